@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +14,21 @@ from mlx_llama.core.models.config import LlamaConfig
 
 from . import runtime
 from .pages import PAGE, PageLayout, Pages, Row, dequantise, pieces, quantise
+
+
+class Tables(NamedTuple):
+    """Cosines and sines of positions, float32 [positions, D/2], and where kernels read them."""
+
+    cosines: np.ndarray
+    sines: np.ndarray
+    addresses: tuple[int, int]
+    row_bytes: int
+
+    @classmethod
+    def of(cls, config: LlamaConfig, count: int, capacity: int) -> Tables:
+        """The tables of the first `count` positions."""
+        cosines, sines = map(np.ascontiguousarray, rope.tables(config, 0, count, capacity))
+        return cls(cosines, sines, (cosines.ctypes.data, sines.ctypes.data), cosines.strides[0])
 
 
 class Cache(Positions):
@@ -28,19 +45,16 @@ class Cache(Positions):
         self.dtype, self.device, self.bits = dtype, device, bits
         self.pages = Pages(layout)
         self.page_rows = [Row() for _ in range(rows)]
-        self.tables: tuple[np.ndarray, np.ndarray] | None = None  # cosines and sines, float32 [positions, D/2]
+        self.tables: Tables | None = None  # of all positions of any row; None where they depend on a row's length
 
-    def reset(self, row: int | None = None) -> None:
-        """Empty a row and free its storage; None: all rows."""
-        if row is None:
-            self.lengths, self.allocated = [0] * self.rows, [0] * self.rows
-            self.page_rows = [Row() for _ in range(self.rows)]
+    def _free(self, rows: Sequence[int], is_all: bool) -> None:
+        if is_all:
+            self.page_rows = [Row() for _ in rows]
             self.pages, self.tables = Pages(self.pages.layout), None
             return
-        self.check_row(row)
-        self.lengths[row] = self.allocated[row] = 0
-        former, self.page_rows[row] = self.page_rows[row], Row()
-        self.pages.drop(former.pages)
+        for row in rows:
+            former, self.page_rows[row] = self.page_rows[row], Row()
+            self.pages.drop(former.pages)
 
     @property
     def nbytes(self) -> int:
@@ -68,35 +82,21 @@ class Cache(Positions):
         return [page.memory for row in self.page_rows for page in row.pages]
 
     def view(self, tokens: np.ndarray, index_pos: int | Sequence[int], rows: Sequence[int] | None = None) -> View:
-        """Allocate for `tokens` [B, T] at `index_pos` and store their ids. Raises ContextError."""
         return View(self, tokens, index_pos, rows)
 
-    def recent(self, window: int, rows: Sequence[int] | None = None, lengths: Sequence[int] | None = None) -> np.ndarray:
-        """The last `window` tokens of `rows` (None: all), int32 [B, window], padded with -1 in front.
-
-        lengths: count the first tokens alone, by row; None: the rows' lengths.
-        """
-        rows = range(self.rows) if rows is None else rows
-        ends = [self.lengths[row] for row in rows] if lengths is None else lengths
-        tokens = np.full((len(rows), window), -1, np.int32)
-        for line, row, end in zip(tokens, rows, ends):
-            count = min(window, end)
-            line[window - count:] = self.page_rows[row].tokens(end - count, end)
-        return tokens
+    def _recent(self, window: int, parts: Sequence[tuple[int, int, int]]) -> np.ndarray:
+        recent = np.full((len(parts), window), -1, np.int32)
+        for into, (row, start, end) in zip(recent, parts):
+            into[window - end + start:] = self.page_rows[row].tokens(start, end)
+        return recent
 
     def trim(self, length: int, row: int = 0) -> None:
-        """Keep the first `length` positions of a row. Raises ContextError if it is shorter."""
-        self.check_trim(length, row)
-        self.lengths[row] = length
+        super().trim(length, row)
         self.allocated[row] = min(self.allocated[row], self.storage_for(length))
         self.pages.drop(self.page_rows[row].cut(self.storage_for(length) // PAGE))
 
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Give the empty row `target` the first `length` positions of row `source`: share full pages, copy the last.
-
-        Raises ContextError if the source is shorter or the target not empty.
-        """
-        self.check_copy(source, target, length)
+    def _copy(self, source: int, target: int, length: int) -> None:
+        """Share full pages, and copy the last."""
         self.reset(target)
         full, rest = divmod(length, PAGE)
         shared = self.page_rows[source].pages[:full]
@@ -104,32 +104,19 @@ class Cache(Positions):
         for page in shared:
             page.holders += 1
         self.page_rows[target].append(shared + last)
-        self.allocated[target], self.lengths[target] = self.storage_for(length), length
+        self.allocated[target] = self.storage_for(length)
 
-    def state(self, row: int = 0) -> dict[str, np.ndarray]:
-        """Copy a row: tokens int32 [length]; keys, values float32 [layers, G, length, D]; {} if empty."""
-        self.check_row(row)
-        length, layers = self.lengths[row], range(self.config.num_hidden_layers)
-        if not length:
-            return {}
-        pages = self.page_rows[row].pages
-        keys, values = zip(*(self.read(pages, layer, 0, length) for layer in layers))
+    def _export(self, row: int, length: int) -> dict[str, np.ndarray]:
+        layers = range(self.config.num_hidden_layers)
+        keys, values = zip(*(self.read(self.page_rows[row].pages, layer, 0, length) for layer in layers))
         return {"tokens": self.page_rows[row].tokens(0, length), "keys": np.stack(keys), "values": np.stack(values)}
 
-    def restore(self, state: Mapping[str, np.ndarray], row: int = 0) -> None:
-        """Load the `state` of a row of any backend's cache. Raises ContextError if it does not fit this model."""
-        self.check_state(state, row)
-        self.reset(row)
-        if not state:
-            return
-        length, = np.shape(state["tokens"])
-        self.reserve({row: length})
+    def _load(self, state: Mapping[str, np.ndarray], row: int, length: int) -> None:
         pages = self.page_rows[row].pages
         for page, within, new in pieces(pages, 0, length):
             page.tokens[within] = state["tokens"][new]
         for layer, (keys, values) in enumerate(zip(state["keys"], state["values"])):
             self.write(pages, layer, 0, np.asarray(keys, np.float32), np.asarray(values, np.float32))
-        self.lengths[row] = length
 
     def read(self, pages: Sequence, layer: int, first: int, end: int) -> np.ndarray:
         """Keys and values first .. end - 1 of a layer, float32 [2, G, end - first, D]."""
@@ -154,8 +141,8 @@ class Cache(Positions):
 
     def _grow(self, ends: Mapping[int, int]) -> None:
         end = max(map(self.storage_for, ends.values()))
-        if not rope.length_dependent(self.config) and (self.tables is None or len(self.tables[0]) < end):
-            self.tables = rope.tables(self.config, 0, max(end, super().storage_for(end)), self.capacity)
+        if not rope.length_dependent(self.config) and (self.tables is None or len(self.tables.cosines) < end):
+            self.tables = Tables.of(self.config, max(end, super().storage_for(end)), self.capacity)
         for row, end in ends.items():
             storage = self.storage_for(end)
             self.page_rows[row].append([self.pages.take() for _ in range(storage // PAGE - len(self.page_rows[row].pages))])
@@ -183,23 +170,32 @@ class View(CallView):
                  rows: Sequence[int] | None = None):
         super().__init__(cache, *tokens.shape, index_pos, rows)
         self.layout = cache.pages.layout
-        self.tables = self._make_tables()  # cosines and sines of the new positions, float32 [B, T, D/2] each
+        self._shared = cache.tables  # another call may replace the cache's
         for span, ids in zip(self.spans, tokens):
             cache.store_tokens(span.row, span.start, ids)
         page_rows = [cache.page_rows[span.row] for span in self.spans]
         self.pages = tuple([tuple(row.pages) for row in page_rows])  # by sequence, at the time of the call
         self.page_tables = tuple([(row.table, row.address) for row in page_rows])  # their addresses, where the table is
 
-    def _make_tables(self) -> tuple[np.ndarray, np.ndarray]:
+    @cached_property
+    def tables(self) -> tuple[np.ndarray, np.ndarray]:
+        """Cosines and sines of the new positions, float32 [B, T, D/2] each."""
         if rope.length_dependent(self.config):
             tables = [rope.tables(self.config, span.start, span.count, span.end) for span in self.spans]
             return tuple(np.stack(parts) for parts in zip(*tables))
         if len(self.spans) == 1:
             start, end = self.spans[0].start, self.spans[0].end
-            cosines, sines = self.cache.tables
-            return cosines[None, start:end], sines[None, start:end]
+            return self._shared.cosines[None, start:end], self._shared.sines[None, start:end]
         positions = np.array([span.start for span in self.spans])[:, None] + np.arange(self.count)
-        return tuple(part[positions] for part in self.cache.tables)
+        return self._shared.cosines[positions], self._shared.sines[positions]
+
+    def find_tables(self) -> tuple[int, int]:
+        """Addresses of `tables` for a single sequence, without making them if the cache has them."""
+        if self._shared is None or "tables" in vars(self):
+            cosines, sines = self.tables
+            return cosines.ctypes.data, sines.ctypes.data
+        (cosines, sines), at = self._shared.addresses, self.spans[0].start * self._shared.row_bytes
+        return cosines + at, sines + at
 
     def append(self, layer: int, key: np.ndarray, value: np.ndarray) -> None:
         """Store a layer's new rows. key, value: float32 [B, G, T, D]."""
@@ -217,5 +213,5 @@ class View(CallView):
                          for span, pages in zip(self.spans, self.pages)])
 
     def mask(self, window: int | None = None) -> list[np.ndarray | None]:
-        """By sequence, the mask over the `stored` rows: bool [T, end - first_visible], True if visible; None: all are."""
+        """As in CallView, without "causal"."""
         return [span.visible(window) for span in self.spans]

@@ -21,7 +21,6 @@ DISTRIBUTIONS = ("numpy", "llvmlite")
 
 
 def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
-    """This backend here. packages: versions of those `DISTRIBUTIONS` that are installed."""
     memory = machine.free_memory()
     try:
         target, reason = compilation.find_target()
@@ -30,36 +29,37 @@ def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
     if target is None:
         reason = f"no compiled kernels, which are several times faster: {reason}"
         return BackendFacts("cpu", True, reason, packages, False, "NumPy", (), memory, "free")
-    device = f"compiled kernels for {target.name}, {_describe_prefetch(target)}"
-    return BackendFacts("cpu", True, "", packages, False, device, (), memory, "free", kernels=target.name)
+    return BackendFacts("cpu", True, "", packages, False, f"compiled kernels for {target.name}, {_describe_prefetch(target)}", (),
+                        memory, "free", kernels=target.name)
 
 
 def _describe_prefetch(target: Target) -> str:
-    """Describe the prefetches and their origin."""
+    """The choice of prefetches and its origin."""
     from .kernels.target import find_host, find_prefetches
 
     processor = find_host().cpu
     origin = f"measured on {processor}" if find_prefetches(processor, target.name)[1] else f"not measured on {processor}"
     distances = " and ".join(str(distance) for _, distance in target.prefetch("any"))
     choice = f"prefetching {distances} bytes ahead" if distances else "without prefetching"
-    if exceptions := len(target.prefetches) - 1:
-        choice += f", but for {exceptions} kind{'s' * (exceptions > 1)} of weights"
-    return f"{choice} ({origin})"
+    own = len(target.prefetches) - 1
+    return choice + (f", but for {own} kind{'s' * (own > 1)} of weights" if own else "") + f" ({origin})"
 
 
 def plan_weights(tensors: Iterable[Tensor | AffineWeight], stored: str, facts: BackendFacts,
                  exceeds_float16: bool = False) -> WeightsPlan:
-    """Plan the weights for this machine's device. stored: the checkpoint's dtype."""
     tensors = list(tensors)
     low_bit = any(isinstance(weight, AffineWeight) for weight in tensors)
     operand = "" if not low_bit else "16-bit integers" if facts.kernels else "float32"
-    # NumPy reads the mapped file, whose pages count as used memory meanwhile.
+    # NumPy reads a mapped file, whose pages count as taken while they are used.
     nbytes = weights_nbytes(tensors, "float32", False) if facts.kernels else sum(tensor.nbytes for tensor in tensors)
     return WeightsPlan("float32", operand, nbytes)
 
 
 def weights_nbytes(tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu: bool) -> int:
-    """Bytes of all weights in panels, at their stored width. The embedding of an untied model stays in the mapped file."""
+    """Bytes of all weights once packed in panels, at their stored width, whatever the activations' dtype.
+
+    An embedding that is not the head too stays in the mapped file.
+    """
     from .kernels import panels
 
     tensors = list(tensors)

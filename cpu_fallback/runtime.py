@@ -1,4 +1,4 @@
-"""The device under NumPy. It computes synchronously, so `launch` and `read` never wait."""
+"""The device under NumPy: it computes at once, so `launch` and `read` have nothing to wait for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mlx_llama.core.backends.defaults import bandwidth, primitives  # noqa: F401
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.errors import BackendError, OutOfMemoryError
 from mlx_llama.core.system import machine
@@ -32,7 +33,6 @@ def pick_device(device: str | None = None) -> str:
 
 
 def device_name(device: str) -> str:
-    """Name of the device in receipts."""
     target, _ = compilation.find_target()
     return f"CPU, compiled for {target.name}" if target else "NumPy on the CPU"
 
@@ -48,59 +48,38 @@ def pick_dtype(dtype: str, stored: str, device: str, exceeds_float16: bool = Fal
 
 
 def dtype_name(dtype: np.dtype) -> str:
-    """The dtype as "float32", "float16" or "bfloat16"."""
     return dtype.name
 
 
 def launch(*arrays: np.ndarray) -> None:
-    """Submit the arrays' work to the device without waiting; NumPy has done it already."""
+    """Submit the arrays' work to the device without waiting: NumPy has already done it."""
 
 
 def read(token: np.ndarray) -> int:
-    """The token int32 [1, 1] as an int."""
     return int(token[0, 0])
 
 
 def read_all(*tokens: np.ndarray) -> list[int]:
-    """The tokens of one or more int32 [1, T] or [B, 1], in order, as ints."""
     return [token for array in tokens for token in array.ravel().tolist()]
 
 
 def to_numpy(array: np.ndarray) -> np.ndarray:
-    """A float32 or integer copy on the host. For logits, probes and saved state, never while decoding."""
     return np.array(array, dtype=np.float32 if array.dtype.kind == "f" else array.dtype)
 
 
 def peak_memory(device: str) -> int:
-    """Peak of the process's memory in bytes; 0: unknown."""
     return machine.peak_memory()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True if an error says that the host is out of memory."""
     return isinstance(error, (MemoryError, OutOfMemoryError))
 
 
 def free_memory(device: str) -> int | None:
-    """Bytes of free memory on the device; None: unknown."""
     return machine.free_memory()
 
 
-def bandwidth(device: str) -> float | None:
-    """Measured bandwidth of the device's memory in bytes per second; None: it uses the host's memory."""
-    return None
-
-
-def primitives(*arrays: np.ndarray) -> int | None:
-    """Operations in the unevaluated graph of `arrays`, which stays unevaluated; None: arrays have no graph."""
-    return None
-
-
 def measure_kernels(threads: int | None, save: bool, advance: Callable[[str], None]) -> dict[str, Any] | None:
-    """Measure candidates for the kernels of decoding (kernels/candidates.py); None: this backend has none.
-
-    threads: None for the default; save: enter the best in the table that ships. Raises BackendError, OSError.
-    """
     target, reason = compilation.find_target()
     if target is None:
         raise BackendError(f"no compiled kernels to measure: {reason}")

@@ -8,30 +8,24 @@ from collections.abc import Sequence
 import numpy as np
 
 from mlx_llama.core.backends.interface import Masks
-from mlx_llama.core.backends.logprobs import count_logprobs, pack
+from mlx_llama.core.backends.logprobs import pack
 from mlx_llama.core.generation import rng
 from mlx_llama.core.generation.options import GenerationOptions
+from mlx_llama.core.generation.sampling import BatchOptions, Kind
 
 Bias = tuple[np.ndarray, np.ndarray]
 
 
-class SamplingBatch:
+class SamplingBatch(BatchOptions):
     """Samples one token per row and call, each by its own options. Stateless: the caller passes the recent tokens.
 
     Order of transformers: bias and penalties, temperature, top-k, top-p, min-p; then argmax of logits plus Gumbel noise
     (core.generation.rng), a sample of their softmax. All in float32. A row draws as it would alone.
-
-    options: by row; window: recent tokens that any row looks at; kind: the features that any row uses; logprobs: likeliest
-    tokens to report beside each one (core.backends.logprobs), None for tokens alone.
     """
 
     def __init__(self, options: Sequence[GenerationOptions], device: str = "cpu"):
-        self.options = tuple(options)
-        self._windows = [o.repetition_context_size if _penalises(o) else 0 for o in self.options]
-        self.window = max(self._windows, default=0)
-        self.logprobs = count_logprobs(self.options)
-        self.kind = tuple(any(map(uses, self.options)) for uses in _FEATURES)
-        self._is_plain = not any(self.kind) and self.logprobs is None  # greedy: the largest logit
+        super().__init__(options, device)
+        self._is_plain = self.kind == Kind()  # greedy: the largest logit
         self._biases = [_make_bias(o) for o in self.options]
 
     def __call__(self, logits: np.ndarray, positions: Sequence[int], recent: np.ndarray | None = None,
@@ -43,7 +37,10 @@ class SamplingBatch:
         gives the tokens that grammars allow.
         """
         if masks is None and self._is_plain:
-            return np.array([[_choose(row)] for row in logits], np.int32)
+            tokens = np.empty((len(logits), 1), np.int32)
+            for row, scores in enumerate(logits):
+                tokens[row, 0] = _choose(scores)
+            return tokens
         scores = logits if masks is None else _mask(logits, masks())
         rows = zip(scores, self.options, self._biases, self._seen(recent), positions, strict=True)
         with np.errstate(over="ignore", invalid="ignore"):  # -1 tells of them
@@ -57,23 +54,13 @@ class SamplingBatch:
 
     def _seen(self, recent: np.ndarray | None) -> list[np.ndarray | None]:
         """By row, the recent tokens of its own window; None if it penalises none."""
-        return [recent[row, recent.shape[1] - window:] if window else None for row, window in enumerate(self._windows)]
+        return [recent[row, recent.shape[1] - window:] if window else None for row, window in enumerate(self.windows)]
 
 
 def _mask(logits: np.ndarray, masks: np.ndarray) -> np.ndarray:
     """Logits float32 [B, V], -inf where a grammar forbids a token. masks: int32 [B, ceil(V / 32)]."""
     allowed = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little", count=logits.shape[1])
     return np.where(allowed, logits, np.float32(-np.inf))
-
-
-def _penalises(o: GenerationOptions) -> bool:
-    return o.repetition_penalty != 1 or o.presence_penalty != 0 or o.frequency_penalty != 0
-
-
-_FEATURES = (
-    lambda o: bool(o.logit_bias), lambda o: _penalises(o) and o.repetition_context_size > 0, lambda o: o.temperature > 0,
-    lambda o: o.temperature > 0 and o.top_k > 0, lambda o: o.temperature > 0 and o.top_p < 1,
-    lambda o: o.temperature > 0 and o.min_p > 0)
 
 
 def _make_bias(o: GenerationOptions) -> Bias | None:
@@ -98,7 +85,7 @@ def _draw(logits: np.ndarray, options: GenerationOptions, bias: Bias | None, rec
 def _choose(scores: np.ndarray) -> int:
     """The index of the largest score; -1 if it is not finite. NaN counts as the largest."""
     best = int(scores.argmax())
-    return best if math.isfinite(scores[best]) else -1
+    return best if math.isfinite(scores.item(best)) else -1
 
 
 def _process(scores: np.ndarray, o: GenerationOptions, bias: Bias | None, recent: np.ndarray | None) -> np.ndarray:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mlx_llama.core.backends.weights import refuse_formats
+from mlx_llama.core.backends.weights import BaseWeights, refuse_formats
 from mlx_llama.core.errors import OutOfMemoryError
-from mlx_llama.core.files.checkpoint import Checkpoint
+from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
-from mlx_llama.core.llama import Embedding, Linear, RMSNorm
 from mlx_llama.core.system import progress
 
-from . import ops
+from . import ops, runtime
 from .kernels.compilation import Compilation
 from .quantized import QuantizedMatrix
 
@@ -25,25 +25,28 @@ if TYPE_CHECKING:
 READ_AHEAD = 16  # slabs of a few megabytes that the system reads from the disk in advance
 
 
-class Weights:
-    """Layers made from a checkpoint's tensors, by name."""
+class Weights(BaseWeights):
+    """Layers of NumPy arrays or panels."""
+
+    ops, runtime = ops, runtime
 
     def __init__(self, checkpoint: Checkpoint, compilation: Compilation | None = None):
         """Pack all panels. compilation: options of the compiled path, None for NumPy. Raises OutOfMemoryError."""
-        self.config, self.tensors, self.adapters = checkpoint.config, checkpoint.tensors, checkpoint.adapters
+        super().__init__(checkpoint)
         self.code, self._panels = None, {}  # machine code of the compiled path
         self.rank = 0  # maximum rows of an adapter's first matrix in panels
         if compilation:
             self._compile(compilation)
 
-    def linear(self, *names: str) -> Linear:
-        """Concatenate the rows of the modules' matrices, and their biases if there are any."""
-        parts = tuple(self._panels[name] if self.code else self._map(name) for name in names)
-        biases = [self._vector(f"{name}.bias") for name in names if f"{name}.bias" in self.tensors]
-        return Linear(ops, parts[0] if len(parts) == 1 else parts, np.concatenate(biases) if biases else None, self._adapt(names))
+    def _matrix(self, names: Sequence[str]) -> ops.Matrix | tuple[ops.Matrix, ...]:
+        parts = self._parts(names)
+        return parts[0] if len(parts) == 1 else parts
+
+    def _parts(self, names: Sequence[str]) -> tuple[ops.Matrix, ...]:
+        return tuple(self._panels[name] if self.code else self._table(name) for name in names)
 
     def _adapt(self, names: Sequence[str]) -> ops.Adapters | None:
-        """Additions of the adapters to the modules' product, by number; None: there are none."""
+        """Additions of the adapters to the modules' product, by number; None: nothing."""
         rows = [self.tensors[f"{name}.weight"].shape[0] for name in names]
         pairs = {number: pair for number, adapter in enumerate(self.adapters, 1) if (pair := adapter.fuse(names, rows))}
         if not pairs:
@@ -61,30 +64,26 @@ class Weights:
         fill = self.code.fill[ADAPTER, ""]
         return pack_array(a, fill), tuple(pack_array(b[first:last], fill) for first, last in zip(starts, starts[1:]))
 
-    def stack(self, names: Sequence[str]) -> ops.Stack:
-        """The matrices of all experts, by number. Raises CheckpointError if compiled kernels find several formats."""
-        stack = tuple(self._panels[name] if self.code else self._map(name) for name in names)
-        if self.code and (other := next((matrix for matrix in stack if matrix.plan.layout != stack[0].plan.layout), None)):
-            raise refuse_formats(other.plan.tensor.name)
+    def _stack(self, names: Sequence[str]) -> ops.Stack:
+        stack = self._parts(names)
+        if self.code and len({panels.plan.layout for panels in stack}) > 1:
+            raise refuse_formats([f"{name}.weight" for name in names], [panels.plan.layout for panels in stack], operator.eq)
         return stack
 
-    def norm(self, name: str | None) -> RMSNorm | None:
-        """The norm `name`; None for None."""
-        return name and RMSNorm(ops, self._vector(f"{name}.weight") + np.float32(self.config.norm_offset), self.config.rms_norm_eps)
+    def _norm(self, key: str) -> np.ndarray:
+        return self._vector([key]) + np.float32(self.config.norm_offset)
 
-    def embedding(self, name: str) -> Embedding:
-        """The embedding, memory-mapped: rows are widened when they are looked up."""
-        return Embedding(ops, self._map(name))
+    def _vector(self, keys: Sequence[str]) -> np.ndarray:
+        return np.concatenate([self._read(self.tensors[key]) for key in keys])
 
-    def _vector(self, name: str) -> np.ndarray:
-        stored = self.tensors[name]
+    def _read(self, stored: Tensor) -> np.ndarray:
         stored.check_file()
         values = stored.float32()
         stored.release()  # the huge page that holds it
         return values
 
-    def _map(self, name: str) -> ops.Matrix:
-        """The stored matrix, memory-mapped; copied if unaligned."""
+    def _table(self, name: str) -> ops.Matrix:
+        """The stored matrix, memory-mapped; rows are widened when they are looked up. Copied if unaligned."""
         stored = self.tensors[f"{name}.weight"]
         stored.check_file()
         return QuantizedMatrix(stored) if isinstance(stored, AffineWeight) else np.require(stored.bits, requirements="A")

@@ -20,7 +20,6 @@ BFLOAT16_CAPABILITY = 8.0  # compute capability of the first NVIDIA GPUs with bf
 
 
 def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
-    """This backend here. packages: versions of those `DISTRIBUTIONS` that are installed."""
     reason = ""
     if gpus.seen is False:
         reason = gpus.absence
@@ -40,7 +39,6 @@ def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
 
 def plan_weights(tensors: Iterable[Tensor | AffineWeight], stored: str, facts: BackendFacts,
                  exceeds_float16: bool = False) -> WeightsPlan:
-    """The weights on this machine's device. stored: the checkpoint's dtype."""
     tensors = list(tensors)
     has_dtype = stored != "bfloat16" or facts.has_bfloat16
     dtype = stored if has_dtype else "float32" if exceeds_float16 else "float16"

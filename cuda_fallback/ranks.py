@@ -1,4 +1,4 @@
-"""Tensor parallelism by torch.distributed: sums and gathers between processes, and the layers that need them.
+"""Tensor parallelism by torch.distributed: sums and gathers between processes, and draws from a shared vocabulary.
 
 On a GPU they are NCCL's operations, which a CUDA graph captures; on the CPU device gloo's. All processes queue the same
 operations in the same order.
@@ -9,41 +9,33 @@ from __future__ import annotations
 import atexit
 import datetime
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
-from mlx_llama.core.backends.interface import Masks, Probe
-from mlx_llama.core.backends.shards import HEAD_PROBES, Span
+from mlx_llama.core.backends import shards
+from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.errors import BackendError
-from mlx_llama.core.llama import Embedding
 
-from . import runtime
-from .kernels.draw import IS_RANDOM, SEED_HIGH, SEED_LOW, Kind, gumbel, gumbel_table, process, to_signed
 from .sampling import SamplingBatch
 
 _SECONDS = 60  # of a collective operation on the CPU device, far more than a forward's share takes
 
 
 class Ranks:
-    """The processes of a run. rank: of this one; size: their number. sent: bytes of arrays that were summed or gathered, as
-    this process gave them; of a captured step counted once, when it is captured."""
+    """The processes of a run, as core.backends.shards has them."""
 
     def __init__(self, group: dist.ProcessGroup | None = None):
         self.group, self.rank, self.size, self.sent = group, dist.get_rank(group), dist.get_world_size(group), 0
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of all processes' x, of any shape. x is overwritten."""
         self.sent += x.nbytes
         x = x.contiguous()
         dist.all_reduce(x, group=self.group)
         return x
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """All processes' x, which have one shape, in the order of ranks: [size, *x.shape]."""
         self.sent += x.nbytes
         parts = x.new_empty((self.size, *x.shape))
         if x.is_cuda:
@@ -52,8 +44,16 @@ class Ranks:
             dist.all_gather(list(parts), x.contiguous(), group=self.group)
         return parts
 
+    def concatenate(self, x: torch.Tensor, axis: int, widths: Sequence[int] | None = None) -> torch.Tensor:
+        if widths:
+            x = torch.nn.functional.pad(x, (0, max(widths) - x.shape[-1]))
+        parts = list(self.gather(x))
+        return torch.cat([part[..., :width] for part, width in zip(parts, widths)] if widths else parts, dim=axis)
+
+    def select(self, condition: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.where(condition, x, 0)
+
     def sum_integers(self, values: Sequence[int]) -> list[int]:
-        """Sum int32 numbers over all processes, and wait."""
         total = torch.tensor(list(values), dtype=torch.int32)
         dist.all_reduce(total, group=self.group)
         return total.tolist()
@@ -73,39 +73,8 @@ def join() -> Ranks:
     return Ranks()
 
 
-@dataclass(frozen=True)
-class ShareEmbedding(Embedding):
-    """An Embedding with the rows of the tokens `words`, first and last + 1; weight: [last - first + 1, E]."""
-
-    words: Span
-    ranks: Ranks
-
-    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        first, last = self.words
-        own = tokens - first
-        is_here = (own >= 0) & (own < last - first)
-        rows = super().__call__(torch.where(is_here, own, 0))
-        return self.ranks.sum(torch.where(is_here[..., None], rows, 0))
-
-
-class Vocabulary:
-    """The vocabulary over all processes. spans: the tokens of each, first and last + 1. first: this process's."""
-
-    def __init__(self, ranks: Ranks, spans: Sequence[Span]):
-        self.ranks, self.spans = ranks, tuple(spans)
-        self.first = self.spans[ranks.rank][0]
-
-    def gather(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits [..., V] of this process's [..., V']."""
-        widths = [last - first for first, last in self.spans]
-        parts = self.ranks.gather(torch.nn.functional.pad(logits, (0, max(widths) - logits.shape[-1])))
-        return torch.cat([part[..., :width] for part, width in zip(parts, widths)], dim=-1)
-
-    @staticmethod
-    def has_best(kind: Kind) -> bool:
-        """True if each process's best score decides: greedy or plainly sampled rows. Filters, penalties, biases, grammars and
-        log-probabilities need all logits."""
-        return kind == Kind(is_random=kind.is_random)
+class Vocabulary(shards.Vocabulary):
+    """The vocabulary over all processes, and draws from it."""
 
     def choose(self, scores: torch.Tensor) -> torch.Tensor:
         """The token of the largest score in all processes, the first of equals: int32 [B, 1]. scores: float32 [B, V']."""
@@ -117,26 +86,6 @@ class Vocabulary:
     def draw_rows(self, sampling: SamplingBatch, logits: torch.Tensor, positions: Sequence[int],
                   recent: torch.Tensor | None, masks: Masks | None) -> torch.Tensor:
         """`sampling` of this process's logits [B, V']."""
-        if masks is not None or not self.has_best(sampling.kind):
+        if masks is not None or not sampling.kind.needs_best:
             return sampling(self.gather(logits), positions, recent, masks)
-        values = sampling._on_device()
-        scores = process(sampling.kind, values, logits.float(), None)
-        if sampling.kind.is_random:
-            indices = torch.arange(self.first, self.first + scores.shape[1], dtype=torch.int32, device=scores.device)
-            following = runtime._sent(np.array([to_signed(int(one)) for one in positions], np.int32), scores.device)[:, None]
-            seeds = tuple(values.integer(field).int() for field in (SEED_LOW, SEED_HIGH))
-            noise = gumbel(seeds, following, gumbel_table(scores.device), indices)
-            scores = torch.where(values.integer(IS_RANDOM) > 0, scores + noise, scores)
-        return self.choose(scores)
-
-    def gather_probes(self, probe: Probe) -> Callable[[str, torch.Tensor], None]:
-        """`probe` with the heads and logits of all processes."""
-
-        def whole(name: str, array: torch.Tensor) -> None:
-            if name == "logits":
-                array = self.gather(array)
-            elif name.rpartition(".")[2] in HEAD_PROBES:
-                array = torch.cat(list(self.ranks.gather(array)), dim=1)
-            probe(name, array)
-
-        return whole
+        return self.choose(sampling.score(logits.float(), positions, None, self.first))

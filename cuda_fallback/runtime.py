@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 
+from mlx_llama.core.backends.defaults import measure_kernels, primitives  # noqa: F401
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.errors import BackendError, OutOfMemoryError
 from mlx_llama.core.system import machine
@@ -47,7 +46,6 @@ def pick_device(device: str | None = None) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """Name of the device in receipts."""
     return "torch on the CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
@@ -71,7 +69,6 @@ def pick_dtype(dtype: str, stored: str, device: torch.device, exceeds_float16: b
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The dtype as "float32", "float16" or "bfloat16"."""
     return {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}[dtype]
 
 
@@ -91,12 +88,10 @@ def launch(*arrays: torch.Tensor) -> None:
 
 
 def read(token: torch.Tensor) -> int:
-    """Wait for a token int32 [1, 1] and return it as an int."""
     return read_all(token)[0]
 
 
 def read_all(*tokens: torch.Tensor) -> list[int]:
-    """Wait once for tokens int32 [B, T] each, and return them in order, row by row, as ints."""
     arrivals = [vars(part).get("_arrival") for part in tokens]
     if None in arrivals:
         return torch.cat([part.reshape(-1) for part in tokens]).tolist()
@@ -128,23 +123,19 @@ class _Arrival:
 
 
 def to_numpy(array: torch.Tensor) -> np.ndarray:
-    """Copy to the host, as float32 or integers. For logits, probes and saved state, never while decoding."""
     array = array.detach().cpu()
     return (array.float() if array.is_floating_point() else array).numpy().copy()
 
 
 def peak_memory(device: torch.device) -> int:
-    """Peak bytes allocated by torch on the GPU; on the CPU, peak memory of the process (0: unknown)."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else machine.peak_memory()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True if an error says that a device or the host is out of memory."""
     return isinstance(error, (MemoryError, OutOfMemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes of free memory on the device; None: unknown."""
     if device.type != "cuda":
         return machine.free_memory()
     reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # cached by torch for new tensors
@@ -165,13 +156,3 @@ def bandwidth(device: torch.device) -> float | None:
     end.record()
     end.synchronize()
     return 5 * 2 * source.nbytes / (start.elapsed_time(end) / 1e3)
-
-
-def primitives(*arrays: torch.Tensor) -> int | None:
-    """Count the operations in the graph of `arrays`, without evaluating it; None: there is no graph."""
-    return None
-
-
-def measure_kernels(threads: int | None, save: bool, advance: Callable[[str], None]) -> dict[str, Any] | None:
-    """Measure candidates for the kernels of decoding; None: torch and Triton choose their own."""
-    return None

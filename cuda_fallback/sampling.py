@@ -9,6 +9,7 @@ import torch
 
 from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.generation.options import GenerationOptions
+from mlx_llama.core.generation.sampling import BatchOptions
 
 from . import runtime
 from .kernels.draw import (
@@ -17,36 +18,32 @@ from .kernels.draw import (
     SEED_LOW,
     Values,
     choose,
+    count_words,
     gumbel,
     gumbel_table,
-    kind_of,
     mask,
     pack,
     pack_logprobs,
     process,
-    recent_window,
     to_signed,
 )
 
 __all__ = ["SamplingBatch", "gumbel"]
 
 
-class SamplingBatch:
+class SamplingBatch(BatchOptions):
     """Draws one token per row. Each row has options of its own.
 
     The order is transformers': bias and penalties, temperature, top-k, top-p, min-p; then argmax of the logits plus
     core.rng's noise, which draws from their softmax. Everything in float32. A row with temperature 0 takes the argmax after
-    bias and penalties. window: recent tokens that any row looks at. kind: features that any row uses.
+    bias and penalties.
     """
 
     def __init__(self, options: Sequence[GenerationOptions], device: torch.device = torch.device("cpu")):
-        self.options = tuple(options)
-        self.device = device
-        self.window = max(map(recent_window, self.options), default=0)
-        self.kind = kind_of(self.options)
-        self.logprobs = self.kind.logprobs
+        super().__init__(options, device)
         self._values: Values | None = None
-        self._indices: torch.Tensor | None = None
+        self._ids: tuple[int, int] | None = None  # of the last call's tokens, first and last + 1
+        self._indices: torch.Tensor | None = None  # the same, one by one
 
     def __call__(self, logits: torch.Tensor, positions: Sequence[int], recent: torch.Tensor | None = None,
                  masks: Masks | None = None) -> torch.Tensor:
@@ -56,15 +53,22 @@ class SamplingBatch:
         Returns the tokens, int32 [B, 1]; with log-probabilities int32 [B, 2 + 2 logprobs].
         """
         allowed = logits.float() if masks is None else mask(logits.float(), runtime._sent(masks(), self.device))
-        scores = self.processed(allowed, recent)
-        if self.kind.is_random:
-            if self._indices is None or len(self._indices) != scores.shape[1]:
-                self._indices = torch.arange(scores.shape[1], dtype=torch.int32, device=self.device)
-            positions = np.array([to_signed(int(position)) for position in positions], np.int32)
-            seeds = tuple(self._on_device().integer(field).int() for field in (SEED_LOW, SEED_HIGH))
-            noise = gumbel(seeds, runtime._sent(positions, self.device)[:, None], gumbel_table(self.device), self._indices)
-            scores = torch.where(self._on_device().integer(IS_RANDOM) > 0, scores + noise, scores)
-        return choose(scores) if self.logprobs is None else pack_logprobs(choose(scores), logits, self.logprobs)
+        tokens = choose(self.score(allowed, positions, recent))
+        return tokens if self.logprobs is None else pack_logprobs(tokens, logits, self.logprobs)
+
+    def score(self, logits: torch.Tensor, positions: Sequence[int], recent: torch.Tensor | None, first: int = 0) -> torch.Tensor:
+        """`processed` logits float32 [B, V] of the tokens from `first` on, with noise where a row has a temperature."""
+        scores = self.processed(logits, recent)
+        if not self.kind.is_random:
+            return scores
+        ids = first, first + scores.shape[1]
+        if self._ids != ids:
+            self._ids, self._indices = ids, torch.arange(*ids, dtype=torch.int32, device=self.device)
+        positions = np.array([to_signed(int(position)) for position in positions], np.int32)
+        values = self._on_device()
+        seeds = tuple(values.integer(field).int() for field in (SEED_LOW, SEED_HIGH))
+        noise = gumbel(seeds, runtime._sent(positions, self.device)[:, None], gumbel_table(self.device), self._indices)
+        return torch.where(values.integer(IS_RANDOM) > 0, scores + noise, scores)
 
     def processed(self, scores: torch.Tensor, recent: torch.Tensor | None = None) -> torch.Tensor:
         """Scores [B, V] after biases, penalties, temperature and filters; -inf where filtered out."""
@@ -72,7 +76,7 @@ class SamplingBatch:
 
     def _on_device(self) -> Values:
         if self._values is None:
-            words = np.zeros((self.kind.words, len(self.options)), np.int64)
+            words = np.zeros((count_words(self.kind), len(self.options)), np.int64)
             pack(self.options, self.kind, words)
             self._values = Values(runtime._sent(words, self.device))
         return self._values

@@ -8,110 +8,71 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from mlx_llama.core.backends.shards import take_share
-from mlx_llama.core.backends.weights import check_memory, group_runs, refuse_formats
-from mlx_llama.core.errors import OutOfMemoryError
-from mlx_llama.core.files.adapters import stack, stacked_nbytes
+from mlx_llama.core.backends.weights import BaseWeights, check_memory, group_runs, refuse_formats
+from mlx_llama.core.files.adapters import stacked_nbytes
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
-from mlx_llama.core.llama import Embedding, Linear, RMSNorm, SummedLinear
 from mlx_llama.core.system import progress
 
 from . import facts, kernels, ops, runtime
 from .quantized import QuantizedMatrix, QuantizedStack, can_concatenate
-from .ranks import Ranks, ShareEmbedding, Vocabulary
+from .ranks import Ranks, Vocabulary
 
 _BUFFER = 32 << 20  # bytes of a pinned buffer; one is filled while the other is sent
 
 
-class Weights:
-    """A checkpoint's tensors by name, each as the layer that holds it. A tensor is read once, when it is first asked for.
+class Weights(BaseWeights):
+    """Layers of torch's tensors.
 
     dtype: of activations and of weights that are not packed; the argument is a dtype's name or "auto" for the stored one.
-    nbytes: that the weights take on the device. notices: about the dtype. Raises OutOfMemoryError before anything is
-    read where a GPU has less memory free than the weights take; so does each reading that runs out of memory. ranks: the
-    processes that each take a share of the checkpoint, None for all of it here; config and tensors are the share's.
+    Raises OutOfMemoryError before anything is read where a GPU has less memory free than the weights take; so does each
+    reading that runs out of memory.
     """
 
+    ops, runtime, vocabulary_type = ops, runtime, Vocabulary
+
     def __init__(self, checkpoint: Checkpoint, dtype: str, device: torch.device, ranks: Ranks | None = None):
-        self.ranks = ranks
-        self.share = take_share(checkpoint, ranks.rank, ranks.size) if ranks else None
-        checkpoint = self.share.checkpoint if self.share else checkpoint
-        self.config, self.tensors, self.device = checkpoint.config, checkpoint.tensors, device
-        self.adapters = checkpoint.adapters
+        super().__init__(checkpoint, device, ranks)
+        checkpoint = self.checkpoint
         self.dtype = runtime.pick_dtype(dtype, checkpoint.dtype, device, checkpoint.config.exceeds_float16)
         self.nbytes = facts.weights_nbytes(self.tensors.values(), runtime.dtype_name(self.dtype), device.type != "cpu")
         self.nbytes += stacked_nbytes(self.adapters, self.config, self.dtype.itemsize)
         if device.type != "cpu":  # where weights stay mapped
             check_memory(self.nbytes, lambda: runtime.free_memory(device), runtime.device_name(device))
-        self.notices: tuple[str, ...] = ()
         if dtype == "auto" and self.dtype != getattr(torch, checkpoint.dtype):
             self.notices = (f"{runtime.device_name(device)} has no {checkpoint.dtype}: computing in "
                             f"{runtime.dtype_name(self.dtype)}",)
-        self._read: dict[tuple[str, ...], ops.Matrix | tuple[ops.Matrix, ...]] = {}  # by names
+        self._blocks: dict[tuple[str, ...], ops.Matrix | tuple[ops.Matrix, ...]] = {}  # read so far, by names
         self._advance = progress.meter(checkpoint.nbytes)
         self._upload: Callable[[torch.Tensor, torch.Tensor], object] | None = None  # made when it is needed
 
-    @property
-    def vocabulary(self) -> Vocabulary | None:
-        """How the logits of all shares become one answer; None for a head with the whole vocabulary."""
-        return Vocabulary(self.ranks, self.share.vocabulary) if self.share else None
+    def _matrix(self, names: Sequence[str]) -> ops.Matrix | tuple[ops.Matrix, ...]:
+        return self._read([f"{name}.weight" for name in names])
 
-    def linear(self, *names: str) -> Linear:
-        """The modules' matrices as one, rows on rows, and their biases where they have any."""
-        biases = [f"{name}.bias" for name in names if f"{name}.bias" in self.tensors]
-        linear = (ops, self._matrix(*(f"{name}.weight" for name in names)), self._matrix(*biases) if biases else None,
-                  self._adapt(names))
-        return SummedLinear(*linear, ranks=self.ranks) if self.share and names[0] in self.share.summed else Linear(*linear)
+    def _vector(self, keys: Sequence[str]) -> torch.Tensor:
+        return self._read(keys)
 
-    def _adapt(self, names: Sequence[str]) -> ops.Adapters | None:
-        """Additions of the adapters to the modules' product; None: nothing."""
-        shapes = [self.tensors[f"{name}.weight"].shape for name in names]
-        stacked = stack(self.adapters, names, [shape[0] for shape in shapes], shapes[0][1])
-        if stacked is None:
-            return None
-        try:
-            return tuple(torch.from_numpy(part).to(self.device, self.dtype) for part in stacked)
-        except RuntimeError as error:
-            if not runtime.is_out_of_memory(error):
-                raise
-            raise OutOfMemoryError.of(self.nbytes, None, runtime.device_name(self.device)) from None
+    def _norm(self, key: str) -> torch.Tensor:
+        weight, offset = self._read([key]), self.config.norm_offset
+        return (weight.float() + offset).to(weight.dtype) if offset else weight
 
-    def stack(self, names: Sequence[str]) -> ops.Stack:
-        """The matrices of all experts, by number. Raises CheckpointError if they have several formats."""
+    def _pack_adapters(self, a: np.ndarray, b: np.ndarray) -> ops.Adapters:
+        return tuple(torch.from_numpy(part).to(self.device, self.dtype) for part in (a, b))
+
+    def _stack(self, names: Sequence[str]) -> ops.Stack:
         keys = [f"{name}.weight" for name in names]
-        whole = self._matrix(*keys)
+        whole = self._read(keys)
         if isinstance(whole, tuple):
-            first = self.tensors[keys[0]]
-            raise refuse_formats(next(key for key in keys if not can_concatenate(first, self.tensors[key])))
+            raise refuse_formats(keys, [self.tensors[key] for key in keys], can_concatenate)
         return (whole.view(len(names), -1, whole.shape[-1]) if isinstance(whole, torch.Tensor)
                 else QuantizedStack(len(names), whole))
 
-    def norm(self, name: str | None) -> RMSNorm | None:
-        """The norm of that name; None for None."""
-        if name is None:
-            return None
-        weight, offset = self._matrix(f"{name}.weight"), self.config.norm_offset
-        return RMSNorm(ops, (weight.float() + offset).to(weight.dtype) if offset else weight, self.config.rms_norm_eps)
-
-    def embedding(self, name: str) -> Embedding:
-        """The embedding; shares its matrix with a tied head."""
-        weight = self._matrix(f"{name}.weight")
-        if self.share:
-            return ShareEmbedding(ops, weight, self.share.vocabulary[self.ranks.rank], self.ranks)
-        return Embedding(ops, weight)
-
-    def _matrix(self, *names: str) -> ops.Matrix | tuple[ops.Matrix, ...]:
+    def _read(self, keys: Sequence[str]) -> ops.Matrix | tuple[ops.Matrix, ...]:
         """Tensors rows on rows, in as few blocks as their formats allow; of one block, the block."""
-        if names not in self._read:
-            try:
-                blocks = [self._block(run) for run in group_runs((self.tensors[name] for name in names), can_concatenate)]
-            except (MemoryError, RuntimeError) as error:
-                if not runtime.is_out_of_memory(error):
-                    raise
-                raise OutOfMemoryError.of(self.nbytes, None, runtime.device_name(self.device)) from None
-            self._read[names] = blocks[0] if len(blocks) == 1 else tuple(blocks)
-        return self._read[names]
+        if (keys := tuple(keys)) not in self._blocks:
+            blocks = [self._block(run) for run in group_runs((self.tensors[key] for key in keys), can_concatenate)]
+            self._blocks[keys] = blocks[0] if len(blocks) == 1 else tuple(blocks)
+        return self._blocks[keys]
 
     def _block(self, run: Sequence[Tensor | AffineWeight]) -> ops.Matrix:
         for weight in run:

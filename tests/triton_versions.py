@@ -20,7 +20,7 @@ def compile_all() -> int:
     import triton
     from backends.launches import MODELS, build_step, compile_launch, extra_launches, load, recorded
 
-    from cuda_fallback.kernels.draw import Kind
+    from mlx_llama.core.generation.sampling import Kind
 
     models = [load(name) for name in MODELS]
     with torch.inference_mode(), recorded() as launches:

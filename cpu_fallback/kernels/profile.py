@@ -48,8 +48,9 @@ class ClockedTeam:
         self.team, self.threads = team, team.threads
         self.runs: list[Run] = []
 
-    def run(self, program: Program, context: np.ndarray, first: int, last: int) -> None:
+    def run(self, program: Program, context: np.ndarray, first: int = 0, last: int | None = None) -> None:
         """As Team.run."""
+        last = len(program) if last is None else last
         ticks = np.zeros((self.threads, 1 + 2 * (last - first)), np.int64)
         started = time.perf_counter()
         self.team.run(program, context, first, last, ticks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -21,11 +22,12 @@ from .layouts import ROWS
 from .lowering import Mark, Segment, Tokens, Trace, View
 from .program import Code
 from .recipe import expert_tiles
-from .records import CONTEXT
+from .records import CONTEXT, PLACE
 from .team import Team
 from .workspace import CHUNK, HEAD_CHUNK, Buffer, Workspace, pad
 
 PART_WORK = 1e10  # multiplications and additions between two checks for interrupts, about 0.1 s on few cores
+_FIRST_ROW, _TOKENS, _PLACE = CONTEXT["first_row"], CONTEXT["tokens"], struct.Struct(f"{len(PLACE)}q")
 KEPT = 16  # sets of adapters whose programs are kept
 
 Probes = dict[str, list[np.ndarray]]  # values by probe and chunk
@@ -55,6 +57,12 @@ class Runner:
         self.workspace = Workspace(config, code.recipe.activations, threads, code.recipe.cache_bits,
                                    expert_tiles(code.recipe.target)[-1], rank)
         self.context = np.zeros(len(CONTEXT), np.int64)
+        self._words = memoryview(self.context)  # sets a word in half of NumPy's time
+        self._place_words = memoryview(self.workspace.places.array).cast("B")
+        self._logits = self.workspace.logits.array[:1, :config.vocab_size]
+        self._stream, padding = np.split(self.workspace.hidden.array, [config.hidden_size], axis=1)
+        self._padding = padding if padding.size else None
+        self._scored = self._layout = None  # positions that scores are reserved for; the last cache's layout
         self._set("sync", self.workspace.sync.address)
         self._set("places", self.workspace.places.address)
         self._lock = threading.Lock()  # guards workspace and context
@@ -86,9 +94,9 @@ class Runner:
 
     def _find_programs(self, numbers: Iterable[int]) -> Programs:
         """The programs for rows with adapters of these numbers, 0 for none. Lowered at their first use."""
-        adapters = tuple(sorted({number for number in numbers if number}))
-        if not adapters:
+        if not any(numbers):
             return self._base
+        adapters = tuple(sorted({number for number in numbers if number}))
         if adapters not in self._adapted:
             self._adapted[adapters] = self._lower(adapters)
             if len(self._adapted) > KEPT:
@@ -107,7 +115,7 @@ class Runner:
         return weight.shape[1] // self.code.recipe.embedding[0].block, rows.strides[0], rows.ctypes.data
 
     def _set(self, name: str, value: int) -> None:
-        self.context[CONTEXT[name]] = value
+        self._words[CONTEXT[name]] = value
 
     def forward(self, tokens: np.ndarray, view: cache.View, all_positions: bool,
                 probe: Callable | None = None) -> np.ndarray:
@@ -119,15 +127,17 @@ class Runner:
         """
         self._check(tokens, view)
         batch, count = tokens.shape
+        if self._process != os.getpid():
+            self._start_over()
+        if batch == count == 1 and not all_positions and not probe:
+            with self._lock:
+                self._reserve_scores(view.spans[0].end)
+                return self._decode(tokens[0], view)
         results = np.empty((batch, count, self.config.vocab_size), np.float32) if all_positions else np.empty(
             (batch, self.config.vocab_size), np.float32)
         runs: list[Probes] = []
-        if self._process != os.getpid():
-            self._start_over()
         with self._lock:
-            scores = self.workspace.reserve_scores(pad(max(span.end for span in view.spans), GROWTH))
-            for name, value in zip(("scores", "scores_bytes", "scores_head_bytes"), scores):
-                self._set(name, value)
+            self._reserve_scores(max(span.end for span in view.spans))
             if count == 1 and batch > 1:
                 runs.append({})
                 logits, programs = results.reshape(batch, -1), self._find_programs(view.adapters)
@@ -150,6 +160,22 @@ class Runner:
             probe(name, np.stack(parts) if len(parts) == batch else np.moveaxis(parts[0], -2, 0)[..., None, :])
         return results
 
+    def _decode(self, token: np.ndarray, view: cache.View) -> np.ndarray:
+        """Logits float32 [1, V] after a token, int32 [1], alone."""
+        (_, pages), (cosine, sine) = view.page_tables[0], view.find_tables()
+        _PLACE.pack_into(self._place_words, 0, view.spans[0].start, pages, cosine, sine, view.adapters[0])
+        self._start_chunk(token)
+        self._run(self._find_programs(view.adapters).decode, 1, None)
+        return self._logits.copy()
+
+    def _reserve_scores(self, positions: int) -> None:
+        """Tell the machine code where a call over so many positions of a row has scores."""
+        if (positions := pad(positions, GROWTH)) != self._scored:
+            scores = self.workspace.reserve_scores(positions)
+            for name, value in zip(("scores", "scores_bytes", "scores_head_bytes"), scores):
+                self._set(name, value)
+            self._scored = positions
+
     def _start_over(self) -> None:
         """Renew in a forked process what belongs to threads: the team, the lock, an unfinished barrier."""
         self._process, self._lock, self.team = os.getpid(), threading.Lock(), Team(self.code, self.threads)
@@ -158,8 +184,9 @@ class Runner:
     def _check(self, tokens: np.ndarray, view: cache.View) -> None:
         """Raise for a view that the machine code cannot take: see forward."""
         c = self.config
-        if view.config is not c and view.config != c or view.layout != self.workspace.pages:
+        if view.config is not c and view.config != c or view.layout is not self._layout and view.layout != self.workspace.pages:
             raise ContextError("the cache was made by another model: use this model's make_cache")
+        self._layout = view.layout
         batch, count = tokens.shape
         if not batch == len(view.spans) == len(view.pages) == len(view.page_tables):
             raise ValueError(f"{batch} sequences do not fit a view of {len(view.spans)} rows")
@@ -167,6 +194,8 @@ class Runner:
             positions = PAGE * min(len(pages), len(table))
             if span.count != count or span.end > positions:
                 raise ValueError(f"{count} positions from {span.start} on do not fit {positions} positions of pages")
+        if batch == count == 1:
+            return  # find_tables answers
         width = c.table_width
         for table in view.tables:
             if table.shape != (batch, count, width) or table.dtype != np.float32 or not table.flags.c_contiguous:
@@ -177,22 +206,18 @@ class Runner:
         """Tell the machine code where the cache has each of `tokens`, (sequence, index in it)."""
         cosine, sine = (table.ctypes.data for table in view.tables)
         _, count, width = view.tables[0].shape
-        places = self.workspace.places.array
-        if len(tokens) == 1:
-            ((b, t),) = tokens
-            at = 4 * width * (b * count + t)
-            places[0] = view.spans[b].start + t, view.page_tables[b][1], cosine + at, sine + at, view.adapters[b]
-            return
-        places[:len(tokens)] = [
+        self.workspace.places.array[:len(tokens)] = [
             (view.spans[b].start + t, view.page_tables[b][1], cosine + 4 * width * (b * count + t),
              sine + 4 * width * (b * count + t), view.adapters[b]) for b, t in tokens]
 
     def embed(self, tokens: np.ndarray) -> None:
         """Write the embeddings of up to CHUNK tokens, int32 [T], to the stream."""
-        stream, width = self.workspace.hidden, self.config.hidden_size
-        rows = stream.array[:len(tokens), :width]
+        rows = self._stream[:len(tokens)]
         if self._table is None:
-            rows[...] = ops.embed(tokens[None], self._embedding)[0]
+            if len(tokens) == 1 and isinstance(self._embedding, np.ndarray):
+                ops.widen(self._embedding[tokens[0]], rows[0])
+            else:
+                rows[...] = ops.embed(tokens[None], self._embedding)[0]
         elif len(tokens) == 1:
             self._embed_rows(int(tokens[0]), 1, 0)
         else:
@@ -210,13 +235,18 @@ class Runner:
         out = stream.address + first * stream.row_bytes
         self.code.embed(self._table_rows.ctypes.data, count, blocks, out, stream.row_bytes)
 
+    def _start_chunk(self, ids: np.ndarray) -> None:
+        """Embed up to CHUNK tokens, int32 [T]."""
+        self._words[_FIRST_ROW] = 0
+        self.embed(ids)
+        if self._padding is not None:  # an earlier run's infinity may have left NaN there
+            self._padding[:len(ids)] = 0
+
     def _run_chunk(self, programs: Programs, ids: np.ndarray, out: np.ndarray | None, all_positions: bool,
                    probes: Probes | None) -> None:
         """Run up to CHUNK tokens, int32 [T], whose places are set. out: receives their logits, or None."""
         tokens, w, vocab = len(ids), self.workspace, self.config.vocab_size
-        self._set("first_row", 0)
-        self.embed(ids)
-        w.hidden.array[:tokens, self.config.hidden_size:] = 0  # infinity in an earlier run may have left NaN in the padding
+        self._start_chunk(ids)
         if tokens == 1 and out is not None:
             self._run(programs.decode, 1, probes)
             out[0] = w.logits.array[0, :vocab]
@@ -241,9 +271,12 @@ class Runner:
                 out[0] = w.logits.array[size - 1, :vocab]
 
     def _run(self, segment: Segment, tokens: int, probes: Probes | None, parts: int = 1) -> None:
-        self._set("tokens", tokens)
+        self._words[_TOKENS] = tokens
         program = segment.program
         if probes is None:
+            if parts <= 1:
+                self.team.run(program, self.context)
+                return
             parts = max(1, min(len(program), parts))
             bounds = [len(program) * part // parts for part in range(parts + 1)]
             for first, last in zip(bounds, bounds[1:]):

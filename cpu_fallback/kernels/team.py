@@ -6,6 +6,7 @@ a decoded token some tenths of a millisecond. After LINGER polls it sleeps.
 
 from __future__ import annotations
 
+import struct
 import threading
 import weakref
 from collections.abc import Callable
@@ -27,6 +28,7 @@ Call = tuple[int, int, int, int, int, int]  # see _CALL
 # [times_bytes / 8], or 0.
 _CALL = ("walk", "program", "count", "context", "times", "times_bytes")
 _RAN = len(_CALL)
+_HEAD = struct.Struct(f"{_RAN + 1}q")
 _LINE = 8  # words
 _ASLEEP, _READY, _CLAIMED, _RUN = range(4)
 _START, _SERVE = {"box": i64, "threads": i64}, {"box": i64, "thread": i64, "threads": i64}
@@ -55,7 +57,7 @@ class Team:
     def __init__(self, machine: Machine, threads: int):
         self.threads = threads
         self._machine, self._box = machine, _make_box(threads)
-        self._address = self._box.ctypes.data
+        self._address, self._words = self._box.ctypes.data, memoryview(self._box)
         self._events = [threading.Event() for _ in range(threads - 1)]
         ending: list[bool] = []
         for number, event in enumerate(self._events, 1):
@@ -65,12 +67,11 @@ class Team:
 
     def run(self, program: Walkable, context: np.ndarray, *part: Any) -> None:
         """Run the program, or a part of it: see Program.prepare."""
-        box = self._box
-        box[:_RAN] = program.prepare(context, *part)
-        box[_RAN] = 0
-        while not box[_RAN]:
+        words = self._words
+        _HEAD.pack_into(words, 0, *program.prepare(context, *part), 0)
+        while not words[_RAN]:
             for number, event in enumerate(self._events, 1):
-                if box[_LINE * number] == _ASLEEP:
+                if words[_LINE * number] == _ASLEEP:
                     event.set()
             self._machine.start(self._address, self.threads)
 

@@ -25,12 +25,13 @@ import torch
 
 from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.positions import CallView, Span
+from mlx_llama.core.generation.sampling import Kind
 
 from ..cache import Cache
 from ..ranks import Vocabulary
 from ..sampling import SamplingBatch
 from . import first_line
-from .draw import Kind, choose, gumbel_table, mask, pack_logprobs, process
+from .draw import choose, gumbel_table, mask, pack_logprobs, process
 from .state import MAX_ROWS, StateView
 
 KEPT = 24  # graphs per model, one for each bucket of rows and kind of sampling
@@ -107,7 +108,7 @@ class Step:
     def draw(self) -> None:
         """Draw the next tokens from the logits and advance the view's state, uncaptured."""
         view, kind, logits = self.view, self.view.kind, self.logits[:, -1].float()
-        shares = self.vocabulary if self.vocabulary and self.vocabulary.has_best(kind) else None
+        shares = self.vocabulary if self.vocabulary and kind.needs_best else None
         if self.vocabulary and not shares:
             logits = self.vocabulary.gather(logits)
         recent = view.recent(kind.window) if kind.window else None

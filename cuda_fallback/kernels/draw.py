@@ -10,14 +10,13 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from mlx_llama.core.backends.logprobs import count_logprobs
 from mlx_llama.core.generation import rng
 from mlx_llama.core.generation.options import GenerationOptions
+from mlx_llama.core.generation.sampling import Kind, RowNumbers
 
 from .. import runtime
 
@@ -65,33 +64,16 @@ def gumbel_table(device: torch.device) -> torch.Tensor:
         return runtime._sent(rng.gumbel_table(), device)
 
 
-class Kind(NamedTuple):
-    """Features that any row of a batch uses; sizes are powers of two that hold every row's. Key of captured steps.
-
-    is_random: any row has a temperature. top_k: the largest of any row, 0: none. window: recent tokens, 0: none. biases: of
-    any row, 0: none. logprobs: likeliest tokens to report, None: no log-probabilities. has_masks: of grammars.
-    """
-
-    is_random: bool = False
-    top_k: int = 0
-    has_top_p: bool = False
-    has_min_p: bool = False
-    window: int = 0
-    biases: int = 0
-    logprobs: int | None = None
-    has_masks: bool = False
-
-    @property
-    def words(self) -> int:
-        """Words that `SamplingBatch.pack` fills for a row."""
-        return BIASES + 2 * self.biases
+def count_words(kind: Kind) -> int:
+    """Words that `pack` fills for a row."""
+    return BIASES + 2 * kind.biases
 
 
 @dataclass(frozen=True)
 class Values:
     """A batch's options on the device, by row: views of packed words, [B, 1], biases [B, n]."""
 
-    words: torch.Tensor  # int64 [Kind.words, B]
+    words: torch.Tensor  # int64 [count_words, B]
 
     def integer(self, field: int) -> torch.Tensor:
         return self.words[field, :, None]
@@ -108,34 +90,15 @@ class Values:
         return ids.T, values.view(torch.float32)[:, ::2].T
 
 
-def recent_window(o: GenerationOptions) -> int:
-    """Recent tokens that a row's penalties look at."""
-    penalised = o.repetition_penalty != 1 or o.presence_penalty or o.frequency_penalty
-    return o.repetition_context_size if penalised else 0
-
-
-def kind_of(options: Sequence[GenerationOptions]) -> Kind:
-    """Features of a batch of rows with these options."""
-    drawn = [o for o in options if o.temperature > 0]
-    return Kind(
-        bool(drawn), _power_of_two(max((o.top_k for o in drawn), default=0)), any(o.top_p < 1 for o in drawn),
-        any(o.min_p > 0 for o in drawn), _power_of_two(max(map(recent_window, options), default=0)),
-        _power_of_two(max((len(o.logit_bias) for o in options), default=0)), count_logprobs(options))
-
-
 def pack(options: Sequence[GenerationOptions], kind: Kind, words: np.ndarray) -> None:
-    """Write the options of row i to the words [:, i]. words: int64 zeros [kind.words, B or more]."""
+    """Write the options of row i to the words [:, i]. words: int64 zeros [count_words(kind), B or more]."""
     numbers, doubles = words.view(np.float32)[:, ::2], words.view(np.float64)
     for i, o in enumerate(options):
-        words[SEED_LOW:SEED_HIGH + 1, i] = rng.split_seed(o.seed or 0)
-        is_random = o.temperature > 0
-        words[IS_RANDOM, i] = is_random
-        numbers[TEMPERATURE, i] = o.temperature if is_random else 1
-        words[TOP_K, i] = o.top_k if is_random else 0
-        doubles[TOP_P, i] = o.top_p if is_random and o.top_p < 1 else 2  # more than all
-        numbers[MIN_P, i] = math.log(o.min_p) if is_random and o.min_p > 0 else -math.inf
-        numbers[REPETITION:FREQUENCY + 1, i] = o.repetition_penalty, o.presence_penalty, o.frequency_penalty
-        words[WINDOW, i] = recent_window(o)
+        row = RowNumbers.of(o)
+        words[SEED_LOW:SEED_HIGH + 1, i] = row.seed
+        words[IS_RANDOM, i], words[TOP_K, i], words[WINDOW, i] = row.is_random, row.top_k, row.window
+        numbers[TEMPERATURE, i], doubles[TOP_P, i], numbers[MIN_P, i] = row.temperature, row.top_p, row.min_p
+        numbers[REPETITION:FREQUENCY + 1, i] = row.repetition_penalty, row.presence_penalty, row.frequency_penalty
         if o.logit_bias:
             words[BIASES:BIASES + len(o.logit_bias), i] = list(o.logit_bias)
             start = BIASES + kind.biases
@@ -202,8 +165,3 @@ def _penalise(values: Values, scores: torch.Tensor, recent: torch.Tensor) -> tor
     repeated = torch.where(scores > 0, scores / penalty, scores * penalty)
     scores = torch.where(counts > 0, repeated - values.number(PRESENCE), scores)
     return scores - counts * values.number(FREQUENCY)
-
-
-def _power_of_two(count: int) -> int:
-    """The least power of two that is not below `count`; 0 for 0."""
-    return 1 << (count - 1).bit_length() if count else 0

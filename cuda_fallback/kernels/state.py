@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from mlx_llama.core.backends.positions import CACHE_GROUP, Span
+from mlx_llama.core.generation.sampling import Kind
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.ops import View
 
 from ..cache import Cache
 from ..sampling import SamplingBatch
-from .draw import Kind, Values, pack
+from .draw import Values, count_words, pack
 from .storage import Storage, stored_dtype
 
 MAX_ROWS = 32  # of one step
@@ -57,7 +58,7 @@ class StateView(View):
     def __init__(self, config: LlamaConfig, dtype: torch.dtype, device: torch.device, kernels: ModuleType, rows: int = 1,
                  bits: int | None = None, kind: Kind = Kind()):
         self.config, self.dtype, self.kernels, self.rows, self.bits, self.kind = config, dtype, kernels, rows, bits, kind
-        self.state = torch.zeros((WORDS + kind.words, MAX_ROWS), dtype=torch.int64, device=device)
+        self.state = torch.zeros((WORDS + count_words(kind), MAX_ROWS), dtype=torch.int64, device=device)
         self.table_width = config.table_width  # of a position's cosines
         self.tokens = self.state[TOKEN, :rows].view(rows, 1)
         self.next_positions = self.state[NEXT, :rows]
@@ -72,7 +73,7 @@ class StateView(View):
               sampling: SamplingBatch | None = None) -> None:
         """Make `tokens` [B, 1], checked ids, the next to be decoded, at the spans' positions, and note them in the cache."""
         on_device = isinstance(tokens, torch.Tensor)
-        state = new_state(self.kind.words)
+        state = new_state(count_words(self.kind))
         for i, span in enumerate(spans):
             pack_row(state, i, span.start, cache._storage[span.row], cache.tables, 0 if on_device else int(tokens[i][0]),
                      adapter=cache.adapters[span.row])

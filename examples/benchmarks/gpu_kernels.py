@@ -115,7 +115,7 @@ def _noise_is_right() -> bool:
     import torch
 
     from cuda_fallback.kernels import decode
-    from cuda_fallback.kernels.draw import gumbel_table, pack
+    from cuda_fallback.kernels.draw import count_words, gumbel_table, pack
     from cuda_fallback.kernels.state import MAX_ROWS
     from cuda_fallback.sampling import SamplingBatch
     from mlx_llama.core.generation import rng
@@ -123,7 +123,7 @@ def _noise_is_right() -> bool:
 
     seed, position = 2**63 + 12345, 77
     batch = SamplingBatch([resolve({"temperature": 1.0, "seed": seed}).options])
-    words = np.zeros((batch.kind.words, MAX_ROWS), np.int64)
+    words = np.zeros((count_words(batch.kind), MAX_ROWS), np.int64)
     pack(batch.options, batch.kind, words)
     zeros = torch.zeros((1, VOCABULARY), device=DEVICE)
     found = decode.add_noise(zeros, gumbel_table(zeros.device), torch.tensor([position], device=DEVICE),

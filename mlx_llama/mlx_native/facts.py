@@ -21,7 +21,6 @@ INDEX_BITS = {"IQ4_XS": 4}  # bits of an index into the table of codes; other fo
 
 
 def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
-    """This backend here. packages: versions of those `DISTRIBUTIONS` that are installed."""
     free = machine.free_memory()
     if platform.system() == "Darwin":
         if platform.machine() == "arm64":
@@ -43,7 +42,6 @@ def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
 
 def plan_weights(tensors: Iterable[Tensor | AffineWeight], stored: str, facts: BackendFacts,
                  exceeds_float16: bool = False) -> WeightsPlan:
-    """Plan the weights for this machine's device. stored: the checkpoint's dtype."""
     tensors, on_gpu = list(tensors), facts.gpu is not False
     operands = [product_dtype(weight, stored, on_gpu) for weight in tensors if isinstance(weight, AffineWeight)]
     nbytes = sum(tensor_nbytes(tensor, stored, on_gpu, facts.kernels is not None) for tensor in tensors)
@@ -51,19 +49,18 @@ def plan_weights(tensors: Iterable[Tensor | AffineWeight], stored: str, facts: B
 
 
 def weights_nbytes(tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu: bool) -> int:
-    """Bytes of all packed weights. dtype: of the activations."""
     return sum(tensor_nbytes(tensor, dtype, on_gpu) for tensor in tensors)
 
 
 def tensor_nbytes(weight: Tensor | AffineWeight, dtype: str, on_gpu: bool, has_kernel: bool = True) -> int:
-    """Bytes of a packed tensor. dtype: of the activations. has_kernel: as in `keeps_levels`."""
+    """Bytes of a tensor once packed. dtype: of the activations. has_kernel: as in `keeps_levels`."""
     count = math.prod(weight.shape)
     if not isinstance(weight, AffineWeight):
         return count * ITEMSIZE[dtype]
     groups, bits = count // weight.group_size, weight.bits
     if keeps_levels(weight, on_gpu, has_kernel):
         bits = INDEX_BITS.get(weight.format, bits)
-        # A number for each group's sub scale and sub bias, float16 for super scales and super biases.
+        # a number for each group's sub scale and sub bias, and a float16 for each super scale and super bias
         scalings = groups * (2 if SUB_BITS.get(weight.format) == 8 else 1) + count // 256 * 2 * (1 + weight.has_biases)
     else:
         scalings = 2 * groups * ITEMSIZE[product_dtype(weight, dtype, on_gpu)]
@@ -73,17 +70,17 @@ def tensor_nbytes(weight: Tensor | AffineWeight, dtype: str, on_gpu: bool, has_k
 def keeps_levels(weight: AffineWeight, on_gpu: bool, has_kernel: bool = True) -> bool:
     """True if a matrix keeps its two levels of scales, for the kernels of two_level.py.
 
-    MLX's own kernels need a scale and a bias for each group of 32, which would take 0.4 to 1.4 bits more per weight. They do
-    multiply experts, since they choose matrices by number. has_kernel: two_level's kernels run on this GPU.
+    MLX's own kernels want one scale and one bias for each group of 32, which would cost 0.4 to 1.4 bits per weight more.
+    has_kernel: the kernels run on that GPU. Experts are multiplied by MLX's own kernels, which choose matrices by number.
     """
     return on_gpu and has_kernel and weight.two_level and ".experts." not in weight.name
 
 
 def product_dtype(weight: AffineWeight, dtype: str, on_gpu: bool) -> str:
-    """The dtype of a low-bit matrix's products, and of its scales and biases. dtype: of the activations.
+    """The dtype that a low-bit matrix is multiplied in, that of its scales and biases. dtype: of the activations.
 
-    A GPU keeps the activations' dtype if stored scales have it too; its kernels sum 16-bit operands in float32. Otherwise it
-    is float32: on the CPU MLX sums 16-bit operands in 16 bits, 1e-2 off and 8 to 40 times slower.
+    On a GPU it is the activations', if that is the dtype of the stored scales: the kernels sum 16-bit operands in
+    float32. Else float32: on the CPU MLX sums 16-bit operands in 16 bits, 1e-2 off and 8 to 40 times slower.
     """
     return dtype if on_gpu and weight.scale_dtype == dtype else "float32"
 
@@ -94,9 +91,9 @@ def _has_library() -> bool:
 
 
 def _metal_memory() -> int | None:
-    """The maximum that Metal recommends for a process, in bytes.
+    """Bytes that Metal recommends a process to take at most.
 
-    It is the user's setting, else about two thirds of a small Mac's memory and three quarters of a large Mac's.
+    It is the user's setting, else about two thirds of a small Mac's memory and three quarters of a large one's.
     """
     total = machine.free_memory()
     answer = subprocess.run(["sysctl", "-n", "iogpu.wired_limit_mb"], capture_output=True, text=True).stdout.strip()

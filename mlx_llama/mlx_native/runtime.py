@@ -5,12 +5,11 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Callable
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
+from mlx_llama.core.backends.defaults import measure_kernels  # noqa: F401
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.errors import BackendError, OutOfMemoryError
 from mlx_llama.core.system import machine
@@ -40,12 +39,11 @@ def pick_device(device: str | None = None) -> mx.Device:
 
 
 def device_name(device: mx.Device) -> str:
-    """Name of the device in receipts."""
     return "MLX on the CPU" if device.type == mx.cpu else f"MLX on {mx.device_info(device).get('device_name', 'the GPU')}"
 
 
 def runs_ahead(device: mx.Device) -> bool:
-    """True if step n+1 may be launched before token n is read. Always True: MLX evaluates on its own thread."""
+    """True if step n+1 may be launched before token n is read. Always True: MLX evaluates on a thread of its own."""
     return True
 
 
@@ -55,7 +53,6 @@ def pick_dtype(dtype: str, stored: str, device: mx.Device, exceeds_float16: bool
 
 
 def dtype_name(dtype: mx.Dtype) -> str:
-    """The dtype as "float32", "float16" or "bfloat16"."""
     return {mx.float32: "float32", mx.float16: "float16", mx.bfloat16: "bfloat16"}[dtype]
 
 
@@ -65,46 +62,40 @@ def launch(*arrays: mx.array) -> None:
 
 
 def read(token: mx.array) -> int:
-    """Wait for a token int32 [1, 1] and return it as an int."""
     return token.item()
 
 
 def read_all(*tokens: mx.array) -> list[int]:
-    """Wait once for tokens, int32 [1, T] or [B, 1] each, and return them in order as ints."""
     joined = tokens[0] if len(tokens) == 1 else mx.concatenate([array.reshape(1, -1) for array in tokens], axis=1)
     return [token for row in joined.tolist() for token in row]
 
 
 def to_numpy(array: mx.array) -> np.ndarray:
-    """Copy to the host, as float32 or integers. For logits, probes and saved state, never while decoding."""
     return np.array(array.astype(mx.float32) if mx.issubdtype(array.dtype, mx.floating) else array)
 
 
 def peak_memory(device: mx.Device) -> int:
-    """Peak bytes allocated by MLX."""
     return mx.get_peak_memory()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True if an error says that a device or the host is out of memory. MLX reports failed allocations as RuntimeError."""
-    # Of mlx/backend/{metal,cuda}/allocator.cpp.
+    # MLX reports failed allocations as RuntimeError (mlx/backend/{metal,cuda}/allocator.cpp).
     texts = ("malloc]", "unable to allocate", "attempting to allocate", "out of memory")
     return (isinstance(error, (MemoryError, OutOfMemoryError))
             or isinstance(error, RuntimeError) and any(text in str(error).lower() for text in texts))
 
 
 def free_memory(device: mx.Device) -> int | None:
-    """Bytes of free memory on the device; None: unknown."""
     if device.type == mx.cpu:
         free = machine.free_memory()
         return None if free is None else free + mx.get_cache_memory()  # freed arrays that MLX keeps for reuse
     info = mx.device_info(device)
-    limit = info.get("max_recommended_working_set_size", info.get("memory_size"))
-    return None if limit is None else limit - mx.get_active_memory()
+    most = info.get("max_recommended_working_set_size", info.get("memory_size"))
+    return None if most is None else most - mx.get_active_memory()
 
 
 def bandwidth(device: mx.Device) -> float | None:
-    """Measured bandwidth of the device's memory in bytes per second; None: it uses the host's memory."""
+    """Measured bandwidth of the device's memory, bytes per second; None: the device uses the host's memory."""
     if device.type == mx.cpu:
         return None
     with mx.stream(device):
@@ -121,8 +112,3 @@ def primitives(*arrays: mx.array) -> int | None:
     text = io.StringIO()
     mx.export_to_dot(text, *arrays)
     return text.getvalue().count("shape=rectangle")
-
-
-def measure_kernels(threads: int | None, save: bool, advance: Callable[[str], None]) -> dict[str, Any] | None:
-    """Measure candidates for the kernels of decoding; None: MLX chooses its own."""
-    return None

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from mlx_llama.core.backends.interface import Masks
-from mlx_llama.core.generation.options import GenerationOptions
 
 from .kernels.draw import OptionArrays, gumbel, process, sample
 
@@ -21,10 +20,6 @@ class SamplingBatch(OptionArrays):
     core.rng's noise, which draws from their softmax. Everything in float32.
     """
 
-    def __init__(self, options: Sequence[GenerationOptions], device: mx.Device = mx.Device(mx.cpu)):
-        super().__init__(options)
-        self.device = device
-
     def __call__(self, logits: mx.array, positions: Sequence[int], recent: mx.array | None = None,
                  masks: Masks | None = None) -> mx.array:
         """logits: [B, V]; positions: of the tokens to be sampled, by row; recent: int32 [B, window or more], -1 where there
@@ -36,7 +31,7 @@ class SamplingBatch(OptionArrays):
             if masks is not None:
                 mx.async_eval(logits)  # the device works while the host computes the masks
             words = None if masks is None else mx.array(masks())
-            return sample(self.kind, self.logprobs, logits, mx.array([p & 0xFFFFFFFF for p in positions], mx.uint32), recent,
+            return sample(self.kind, logits, mx.array([p & 0xFFFFFFFF for p in positions], mx.uint32), recent,
                           self.arrange(range(len(self.options))), words)
 
     def processed(self, scores: mx.array, recent: mx.array | None = None) -> mx.array:

@@ -8,36 +8,29 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core.backends.shards import take_share
-from mlx_llama.core.backends.weights import check_memory, group_runs, refuse_formats
-from mlx_llama.core.errors import OutOfMemoryError
-from mlx_llama.core.files.adapters import stack, stacked_nbytes
+from mlx_llama.core.backends.weights import BaseWeights, check_memory, group_runs, refuse_formats
+from mlx_llama.core.files.adapters import stacked_nbytes
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
-from mlx_llama.core.llama import Embedding, Linear, RMSNorm, SummedLinear
 from mlx_llama.core.system import progress
 
 from . import facts, ops, quantized, runtime
 from .dense import DenseMatrix
 from .quantized import LowBitMatrix, QuantizedStack, can_concatenate
-from .ranks import Ranks, ShareEmbedding, Vocabulary
+from .ranks import Ranks, Vocabulary
+
+# On Linux MLX's CPU device crashes when memory is short, so check before anything is read.
 
 
-class Weights:
-    """Layers made from a checkpoint's tensors, by name. A tensor is read when its layer is made."""
+class Weights(BaseWeights):
+    """Layers of MLX arrays. A tensor is read when its layer is made; one matrix at a time is in memory twice."""
+
+    ops, runtime, vocabulary_type = ops, runtime, Vocabulary
 
     def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype, device: mx.Device, ranks: Ranks | None = None):
-        """dtype: of activations and unpacked weights. ranks: processes that each take a share of the checkpoint, None: only
-        this process; config and tensors are the share's.
-
-        Raises OutOfMemoryError, here or while tensors are read. One matrix at a time is in memory twice.
-        """
-        self.ranks = ranks
-        self.share = take_share(checkpoint, ranks.rank, ranks.size) if ranks else None
-        checkpoint = self.share.checkpoint if self.share else checkpoint
-        self.config, self.tensors = checkpoint.config, checkpoint.tensors
-        self.adapters = checkpoint.adapters
-        self.dtype, self.device = dtype, device
+        """dtype: of activations and unpacked weights. Raises OutOfMemoryError, here or while tensors are read."""
+        super().__init__(checkpoint, device, ranks)
+        self.dtype = dtype
         low_bit = [tensor for tensor in self.tensors.values() if isinstance(tensor, AffineWeight)]
         self._faults = quantized.find_faults(low_bit, dtype, device)
         self.notices = tuple(f"{name} weights take more memory and time, since their kernels do not work here: {fault}"
@@ -45,71 +38,41 @@ class Weights:
         self.nbytes = sum(facts.tensor_nbytes(tensor, runtime.dtype_name(dtype), quantized.lays_for_gpu(device),
                                               self._has_kernel(tensor)) for tensor in self.tensors.values())
         self.nbytes += stacked_nbytes(self.adapters, self.config, dtype.size)
-        self._blocks: dict[tuple[str, ...], list[mx.array | LowBitMatrix]] = {}  # matrices read so far, by names
-        # On Linux MLX's CPU device crashes when memory is short, so check before anything is read.
+        self._blocks: dict[tuple[str, ...], list[mx.array | LowBitMatrix]] = {}  # read so far, by names
         check_memory(self.nbytes, lambda: _free_memory(device), runtime.device_name(device))
-        self._advance = progress.meter(checkpoint.nbytes)
+        self._advance = progress.meter(self.checkpoint.nbytes)
 
-    @property
-    def vocabulary(self) -> Vocabulary | None:
-        """The vocabulary that the processes share; None for a head with all of it."""
-        return Vocabulary(self.ranks, self.share.vocabulary) if self.share else None
+    def _matrix(self, names: Sequence[str]) -> ops.Matrix | tuple[ops.Matrix, ...]:
+        blocks = [DenseMatrix(block.T) if isinstance(block, mx.array) else block for block in self._blocks_of(*names)]
+        mx.eval([block.columns for block in blocks if isinstance(block, DenseMatrix)])
+        return blocks[0] if len(blocks) == 1 else tuple(blocks)
 
-    def linear(self, *names: str) -> Linear:
-        """Concatenate the rows of the modules' matrices, and their biases if there are any."""
-        biases = [key for name in names if (key := f"{name}.bias") in self.tensors]
-        with self._allocating():
-            blocks = [DenseMatrix(block.T) if isinstance(block, mx.array) else block
-                      for block in self._matrix(*names, for_products=True)]
-            mx.eval([block.columns for block in blocks if isinstance(block, DenseMatrix)])
-            linear = (ops, blocks[0] if len(blocks) == 1 else tuple(blocks), self._vector(*biases) if biases else None,
-                      self._adapt(names))
-            if self.share and names[0] in self.share.summed:
-                return SummedLinear(*linear, ranks=self.ranks)
-            return Linear(*linear)
+    def _table(self, name: str) -> ops.Matrix:
+        (weight,) = self._blocks_of(name, for_products=name == self.config.head_name)
+        return weight
 
-    def _adapt(self, names: Sequence[str]) -> ops.Adapters | None:
-        """Additions of the adapters to the modules' product; None: there are none."""
-        shapes = [self.tensors[f"{name}.weight"].shape for name in names]
-        stacked = stack(self.adapters, names, [shape[0] for shape in shapes], shapes[0][1])
-        if stacked is None:
-            return None
-        pair = tuple(mx.array(np.swapaxes(part, 1, 2)).astype(self.dtype) for part in stacked)
+    def _pack_adapters(self, a: np.ndarray, b: np.ndarray) -> ops.Adapters:
+        pair = tuple(mx.array(np.swapaxes(part, 1, 2)).astype(self.dtype) for part in (a, b))
         mx.eval(pair)
         return pair
 
-    def stack(self, names: Sequence[str]) -> ops.Stack:
-        """The matrices of all experts, by number. Raises CheckpointError if they have several formats."""
+    def _stack(self, names: Sequence[str]) -> ops.Stack:
         keys = [f"{name}.weight" for name in names]
-        with self._allocating():
-            blocks = self._read(*keys)
-            if len(blocks) > 1:
-                first = self.tensors[keys[0]]
-                raise refuse_formats(next(key for key in keys if not can_concatenate(first, self.tensors[key])))
-            whole = blocks[0]
-            return whole.reshape(len(names), -1, whole.shape[-1]) if isinstance(whole, mx.array) else QuantizedStack(
-                len(names), whole)
+        blocks = self._read(*keys)
+        if len(blocks) > 1:
+            raise refuse_formats(keys, [self.tensors[key] for key in keys], can_concatenate)
+        whole = blocks[0]
+        return (whole.reshape(len(names), -1, whole.shape[-1]) if isinstance(whole, mx.array)
+                else QuantizedStack(len(names), whole))
 
-    def norm(self, name: str | None) -> RMSNorm | None:
-        """The norm `name`; None for None."""
-        if name is None:
-            return None
-        with self._allocating():
-            weight = self._vector(f"{name}.weight")
-            if self.config.norm_offset:
-                weight = (weight.astype(mx.float32) + self.config.norm_offset).astype(weight.dtype)
-                mx.eval(weight)
-            return RMSNorm(ops, weight, self.config.rms_norm_eps)
+    def _norm(self, key: str) -> mx.array:
+        weight = self._vector([key])
+        if self.config.norm_offset:
+            weight = (weight.astype(mx.float32) + self.config.norm_offset).astype(weight.dtype)
+            mx.eval(weight)
+        return weight
 
-    def embedding(self, name: str) -> Embedding:
-        """The embedding; a tied head shares its memory."""
-        with self._allocating():
-            (weight,) = self._matrix(name, for_products=name == self.config.head_name)
-            if self.share:
-                return ShareEmbedding(ops, weight, self.share.vocabulary[self.ranks.rank], self.ranks)
-            return Embedding(ops, weight)
-
-    def _matrix(self, *names: str, for_products: bool) -> list[mx.array | LowBitMatrix]:
+    def _blocks_of(self, *names: str, for_products: bool = True) -> list[mx.array | LowBitMatrix]:
         """Concatenate the rows of the matrices, in as few blocks as the formats allow."""
         if names not in self._blocks:
             blocks = self._read(*(f"{name}.weight" for name in names))
@@ -118,7 +81,7 @@ class Weights:
             self._blocks[names] = blocks
         return self._blocks[names]
 
-    def _vector(self, *keys: str) -> mx.array:
+    def _vector(self, keys: Sequence[str]) -> mx.array:
         (vector,) = self._read(*keys)
         return vector
 
@@ -158,14 +121,9 @@ class Weights:
 
     @contextlib.contextmanager
     def _allocating(self) -> Iterator[None]:
-        """Run on the model's device; failed allocations, which MLX reports as RuntimeError, raise OutOfMemoryError."""
-        try:
-            with mx.stream(self.device):
-                yield
-        except (RuntimeError, MemoryError) as error:
-            if not runtime.is_out_of_memory(error):
-                raise
-            raise OutOfMemoryError.of(self.nbytes, None, runtime.device_name(self.device)) from None
+        """As in BaseWeights, on the model's device."""
+        with super()._allocating(), mx.stream(self.device):
+            yield
 
 
 def _free_memory(device: mx.Device) -> int | None:

@@ -107,8 +107,8 @@ def build_step(llama, rows: int, kind):
     """The step of a bucket of rows as a Runner builds it. kind: None for the forward alone."""
     from cuda_fallback.kernels import decode, ops
     from cuda_fallback.kernels.cuda_graph import Step
-    from cuda_fallback.kernels.draw import Kind
     from cuda_fallback.kernels.state import StateView
+    from mlx_llama.core.generation.sampling import Kind
 
     view = StateView(llama.config, llama.dtype, META, decode, rows, llama.cache_bits, kind or Kind())
     return Step(llama.decoder.over(ops), view, kind is not None)

@@ -42,7 +42,7 @@ class Watch(TorchDispatchMode):
 
 
 def kinds():
-    from cuda_fallback.kernels.draw import Kind
+    from mlx_llama.core.generation.sampling import Kind
 
     every = dict(is_random=True, top_k=32, has_top_p=True, has_min_p=True, window=64, biases=4)
     return [None, Kind(), Kind(is_random=True), Kind(window=64), Kind(logprobs=0), Kind(**every),

@@ -171,14 +171,14 @@ NOISY = ((0, 0), (2**64 - 1, 5), (123456789012345, 2**31 - 2))  # seeds and posi
 
 def noise_and_tokens() -> tuple:
     from cuda_fallback.kernels import decode
-    from cuda_fallback.kernels.draw import gumbel_table, pack
+    from cuda_fallback.kernels.draw import count_words, gumbel_table, pack
     from cuda_fallback.kernels.state import MAX_ROWS, NEXT, POSITION, TOKEN
     from cuda_fallback.kernels.storage import Storage
     from cuda_fallback.sampling import SamplingBatch
 
     batch = SamplingBatch([options.resolve(dict(temperature=temperature, seed=seed)).options
                            for temperature in (1.0, 0.0) for seed, _ in NOISY], DEVICE)
-    words = np.zeros((batch.kind.words, MAX_ROWS), np.int64)
+    words = np.zeros((count_words(batch.kind), MAX_ROWS), np.int64)
     pack(batch.options, batch.kind, words)
     positions = torch.tensor([position + 1 for _ in range(2) for _, position in NOISY], device=DEVICE)
     noise = decode.add_noise(torch.zeros((6, 3000), device=DEVICE), gumbel_table(DEVICE), positions,

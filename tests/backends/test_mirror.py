@@ -1,101 +1,67 @@
-"""The three backends have the same files, public names, signatures and errors."""
+"""The three backends implement one interface, and have the same errors."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 from pathlib import Path
 
 import pytest
 from machine import ALL, missing, open_backend
 
+from mlx_llama.core import llama
+from mlx_llama.core.backends import interface
 from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation import options
+from mlx_llama.core.ops import Ops
 
 ROOT = Path(__file__).resolve().parents[2]
 HOMES = {"mlx": ROOT / "mlx_llama/mlx_native", "cpu": ROOT / "cpu_fallback", "cuda": ROOT / "cuda_fallback"}
-FILES = ("facts", "runtime", "ops", "cache", "weights", "sampling", "model")
 
 
-def signature(function: ast.FunctionDef) -> tuple:
-    """Names, kinds and defaults of the parameters, and decorators that change the call."""
-    a = function.args
-    kinds = {"staticmethod", "classmethod", "property"}
-    decorators = tuple(d.id for d in function.decorator_list if isinstance(d, ast.Name) and d.id in kinds)
-    return (tuple(p.arg for p in (*a.posonlyargs, *a.args)), len(a.defaults), tuple(p.arg for p in a.kwonlyargs),
-            bool(a.vararg), bool(a.kwarg), decorators)
+def members(protocol: type) -> dict:
+    """Functions of a Protocol, by name."""
+    return {name: member for name, member in vars(protocol).items()
+            if inspect.isfunction(member) and (not name.startswith("_") or name == "__call__")}
 
 
-def public(file: Path) -> dict[str, tuple]:
-    """Every public function, class, method, field and constant of a file with its signature."""
-    found: dict[str, tuple] = {}
-
-    def visit(body, prefix):
-        for node in body:
-            if isinstance(node, ast.FunctionDef) and (not node.name.startswith("_") or node.name in ("__call__", "__init__")):
-                found[prefix + node.name] = signature(node)
-            elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found[prefix + node.name] = ("class",)
-                visit(node.body, f"{prefix}{node.name}.")
-            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and prefix:
-                found[prefix + node.target.id] = ("field",)
-
-    visit(ast.parse(file.read_text(encoding="utf-8")).body, "")
-    return found
+def parameters(function) -> list[tuple]:
+    return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values() if p.name != "self"]
 
 
-# Packing, uploading and sharing differ by backend; layers call only `linear`, `norm` and `embedding`.
-PRIVATE_WEIGHTS = {"Weights.__init__", "Weights.vocabulary", "Upload", "Upload.__init__", "Upload.__call__"}
+@pytest.mark.parametrize("file, protocol", [("runtime", interface.Runtime), ("facts", interface.Facts)])
+def test_the_modules_are_implemented(backend, file, protocol):
+    """Functions have the names, parameters and defaults of their Protocols; constants are there."""
+    module = importlib.import_module(f"{backend.model.__package__}.{file}")
+    assert len(members(protocol)) >= 3
+    for name, wanted in members(protocol).items():
+        assert parameters(getattr(module, name)) == parameters(wanted), name
+    assert all(hasattr(module, name) for name in protocol.__annotations__)
 
 
-@pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("other", ["cpu", "cuda"])
-def test_same_public_names_and_signatures(file, other):
-    wanted, got = public(HOMES["mlx"] / f"{file}.py"), public(HOMES[other] / f"{file}.py")
-    # Helpers of a backend's own arithmetic may differ; all other names must be in all three.
-    helpers = {"runtime": {"count_each"}, "facts": {"product_dtype", "keeps_levels", "tensor_nbytes"}, "ops": {"widen"},
-               "sampling": {"gumbel"}, "weights": PRIVATE_WEIGHTS,
-               "cache": {"Cache.storage_for", "Cache.nbytes_for", "Cache.new_positions"}, "model": {"Llama.notices", "Llama.load"}}.get(file, set())
-    drop = lambda names: {name: names[name] for name in names if name not in helpers}  # noqa: E731
-    assert drop(got) == drop(wanted)
-    assert len(wanted) >= 3
+@pytest.mark.parametrize("file, name, protocol", [("model", "Llama", interface.Model), ("cache", "Cache", interface.Cache),
+                                                  ("sampling", "SamplingBatch", interface.SamplingBatch),
+                                                  ("weights", "Weights", llama.Weights)])
+def test_the_classes_are_implemented(backend, file, name, protocol):
+    real = getattr(importlib.import_module(f"{backend.model.__package__}.{file}"), name)
+    for member, wanted in members(protocol).items():
+        assert parameters(getattr(real, member)) == parameters(wanted), member
 
 
-VOCABULARIES = ["mlx_llama/mlx_native/ops.py", "cpu_fallback/ops.py", "cpu_fallback/kernels/ops.py", "cuda_fallback/ops.py",
-                "cuda_fallback/kernels/ops.py"]
+@pytest.mark.parametrize("kernels", ["", "kernels."])
+def test_a_vocabulary_has_the_words_of_the_forward(backend, kernels):
+    """With the number of parameters that core.ops gives them; by kernels, too."""
+    if kernels and backend.name == "mlx":
+        pytest.skip("mlx.compile traces the plain words")
+    words = importlib.import_module(f"{backend.model.__package__}.{kernels}ops")
+    for name, wanted in members(Ops).items():
+        spoken = [default for _, _, default in parameters(getattr(words, name))]
+        assert spoken == [default for _, _, default in parameters(wanted)], name
 
 
-@pytest.mark.parametrize("file", VOCABULARIES)
-def test_a_vocabulary_has_the_words_of_the_forward(file):
-    """With the parameters of core.ops; some are imported from the plain vocabulary."""
-    words = {name.removeprefix("Ops."): wanted for name, wanted in public(ROOT / "mlx_llama/core/ops.py").items()
-             if name.startswith("Ops.")}
-    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-    imported = {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "ops" for alias in node.names}
-    spoken = public(ROOT / file)
-    for word, (parameters, *rest) in words.items():
-        assert word in imported or len(spoken[word][0]) == len(parameters) - 1 and spoken[word][1:] == tuple(rest), word
-
-
-def test_every_backend_has_the_same_files():
-    for home in HOMES.values():
-        assert set(FILES) | {"__init__"} <= {path.stem for path in home.glob("*.py")}
-
-
-def test_the_protocols_are_implemented(backend):
-    """Classes have the names and parameters of their Protocols."""
-    from mlx_llama.core.backends import interface as protocols
-
-    for protocol, real in ((protocols.Model, backend.model.Llama), (protocols.Cache, backend.model.Cache),
-                           (protocols.SamplingBatch, backend.sampling.SamplingBatch)):
-        for name, member in vars(protocol).items():
-            if inspect.isfunction(member) and (not name.startswith("_") or name == "__call__"):
-                assert list(inspect.signature(member).parameters) == list(
-                    inspect.signature(getattr(real, name)).parameters), name
-
-
-ALLOWED = {"llama", "ops", "models", "files", "backends.interface", "backends.load_options", "backends.logprobs", "backends.positions", "backends.profile", "backends.shards", "backends.weights", "generation.rng", "generation.options", "errors", "system"}
+ALLOWED = {"llama", "ops", "models", "files", "backends.defaults", "backends.interface", "backends.load_options", "backends.logprobs", "backends.model", "backends.positions", "backends.profile", "backends.shards", "backends.weights", "generation.rng", "generation.options", "generation.sampling", "errors", "system"}
 
 
 @pytest.mark.parametrize("name", HOMES)

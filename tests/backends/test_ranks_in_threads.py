@@ -14,6 +14,7 @@ from making_gguf import make_gguf
 
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation import options
+from mlx_llama.core.generation.sampling import Kind
 
 torch = pytest.importorskip("torch")
 
@@ -49,7 +50,7 @@ class Meeting:
 
 
 class ThreadRanks:
-    """`Ranks` of a thread."""
+    """Sums and gathers of a thread's `Ranks`; the rest is the backend's."""
 
     def __init__(self, meeting: Meeting, rank: int, stack, settle):
         self.meeting, self.rank, self.size, self.stack, self.settle = meeting, rank, meeting.size, stack, settle
@@ -87,13 +88,20 @@ def compare(name: str, path, size: int = 2) -> None:
     if name == "mlx":
         import mlx.core as mx
 
+        from mlx_llama.mlx_native import ranks
+
         stack, settle = mx.stack, lambda x: (mx.eval(x), x)[1]
     else:
+        from cuda_fallback import ranks
+
         stack, settle = torch.stack, lambda x: x
+
+    class Joined(ThreadRanks, ranks.Ranks):
+        pass
 
     def run(rank: int) -> dict:
         with meeting.turn:
-            model = backend.model.Llama.load(checkpoint, "float32", backend.device, ranks=ThreadRanks(meeting, rank, stack, settle))
+            model = backend.model.Llama.load(checkpoint, "float32", backend.device, ranks=Joined(meeting, rank, stack, settle))
             return answers(backend, model)
 
     with ThreadPoolExecutor(size) as pool:
@@ -136,10 +144,10 @@ def test_shares_by_kernels(tmp_path, call):  # noqa: F811
 def measure_noise_of_shares() -> bool:
     """The noise of a share is that part of the whole noise, bit for bit."""
     from cuda_fallback.kernels import decode
-    from cuda_fallback.kernels.draw import Kind, gumbel_table, pack
+    from cuda_fallback.kernels.draw import count_words, gumbel_table, pack
     from cuda_fallback.kernels.state import MAX_ROWS
 
-    words = np.zeros((Kind(True).words, MAX_ROWS), np.int64)
+    words = np.zeros((count_words(Kind(True)), MAX_ROWS), np.int64)
     pack([options.resolve({"temperature": 1.0, "seed": 2**63 + 5}).options] * 2, Kind(True), words)
     words, scores = torch.from_numpy(words).to(DEVICE), torch.zeros((2, 100), device=DEVICE)
     given = gumbel_table(scores.device), torch.tensor([7, 8], device=DEVICE), words

@@ -1,15 +1,16 @@
 """The module interface of a backend: what core calls, and what the three answer with.
 
-A backend is a package with the files facts, runtime, ops, cache, weights, sampling and model, with the same public names
-and signatures in each. The model itself is core.llama, over the backend's ops. "Array" is the backend's own array type.
+A backend is a package with the files facts, runtime, ops, cache, weights, sampling and model; their modules and classes
+implement the Protocols of this file, of core.ops and of core.llama. The model itself is core.llama, over the backend's ops.
+"Array" is the backend's own array type. A docstring that stands here is not repeated there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Callable, Protocol
+from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 import numpy as np
 
@@ -17,7 +18,13 @@ from mlx_llama.core.generation.options import GenerationOptions
 from mlx_llama.core.models.config import LlamaConfig
 
 from ..ops import Probe
+from .load_options import LoadOptions
 from .profile import Profile
+
+if TYPE_CHECKING:
+    from mlx_llama.core.files.quantized import AffineWeight
+    from mlx_llama.core.files.tensor import Tensor
+    from mlx_llama.core.system.gpus import Gpus
 
 Array = Any
 
@@ -45,6 +52,7 @@ class Cache(Protocol):
     def arrays(self) -> list[Array]: ...
     def reserve(self, ends: Mapping[int, int]) -> None: ...
     def check_memory(self, ends: Mapping[int, int]) -> None: ...
+    # Of one call over `tokens` int32 [B, T] from `index_pos` on, which are stored at once. Raises ContextError.
     def view(self, tokens: Array, index_pos: int | Sequence[int], rows: Sequence[int] | None = None) -> Any: ...
     def recent(self, window: int, rows: Sequence[int] | None = None, lengths: Sequence[int] | None = None) -> Array: ...
     def trim(self, length: int, row: int = 0) -> None: ...
@@ -64,6 +72,7 @@ class SamplingBatch(Protocol):
     window: int  # recent tokens that any row looks at
     logprobs: int | None  # likeliest tokens to report beside each token (core.backends.logprobs); None: tokens alone
 
+    def repeat(self, count: int) -> SamplingBatch: ...  # the batch of `count` rows like this batch's only one
     def __call__(self, logits: Array, positions: Sequence[int], recent: Array | None = None,
                  masks: Masks | None = None) -> Array: ...
 
@@ -90,6 +99,48 @@ class Model(Protocol):
                masks: Masks | None = None) -> Array: ...
     def verify(self, tokens: Array, index_pos: int, cache: Cache, sampling: SamplingBatch, *,
                rows: Sequence[int] | None = None) -> Array: ...
+
+
+class Runtime(Protocol):
+    """The device under the arrays: the module runtime.py of a backend."""
+
+    NAME: str
+    LOAD_OPTIONS: LoadOptions
+    SURVIVES_FORK: bool  # a forked process may compute
+    HAS_ONE_THREAD: bool  # all calls are made by one thread
+
+    def has_gpu(self) -> bool: ...
+    def pick_device(self, device: str | None = None) -> Any: ...  # "gpu", "cpu", None for a GPU if there is one; BackendError
+    def device_name(self, device: Any) -> str: ...  # in receipts
+    def runs_ahead(self, device: Any) -> bool: ...  # step n+1 may be launched before token n is read
+    # Of the activations; "auto" is the `stored` one. BackendError for one that the device lacks.
+    def pick_dtype(self, dtype: str, stored: str, device: Any, exceeds_float16: bool = False) -> Any: ...
+    def dtype_name(self, dtype: Any) -> str: ...  # "float32", "float16" or "bfloat16"
+    def launch(self, *arrays: Array) -> None: ...  # submits the arrays' work to the device without waiting
+    def read(self, token: Array) -> int: ...  # waits for int32 [1, 1]
+    def read_all(self, *tokens: Array) -> list[int]: ...  # waits once for int32 [1, T] or [B, 1] each
+    def to_numpy(self, array: Array) -> np.ndarray: ...  # float32 or integers, copied; never while decoding
+    def peak_memory(self, device: Any) -> int: ...  # bytes allocated on the device, or of the process; 0: unknown
+    def is_out_of_memory(self, error: BaseException) -> bool: ...
+    def free_memory(self, device: Any) -> int | None: ...  # bytes; None: unknown
+    def bandwidth(self, device: Any) -> float | None: ...  # bytes per second, measured; None: that of the host's memory
+    def primitives(self, *arrays: Array) -> int | None: ...  # in the arrays' unevaluated graph; None: there is no graph
+    # Measures candidates for the kernels of decoding; save: enters the best in the table that ships. None: there are none.
+    # Raises BackendError, OSError.
+    def measure_kernels(self, threads: int | None, save: bool, advance: Callable[[str], None]) -> dict[str, Any] | None: ...
+
+
+class Facts(Protocol):
+    """The backend as the doctor describes it, without its framework: the module facts.py of a backend."""
+
+    DISTRIBUTIONS: tuple[str, ...]  # packages whose versions it tells
+
+    def describe(self, packages: dict[str, str], gpus: Gpus) -> BackendFacts: ...  # packages: versions of those installed
+    # Dtypes and size on this machine's device. stored: the checkpoint's dtype.
+    def plan_weights(self, tensors: Iterable[Tensor | AffineWeight], stored: str, facts: BackendFacts,
+                     exceeds_float16: bool = False) -> WeightsPlan: ...
+    # Bytes once packed. dtype: of the activations.
+    def weights_nbytes(self, tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu: bool) -> int: ...
 
 
 @dataclass(frozen=True)

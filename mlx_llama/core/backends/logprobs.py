@@ -11,13 +11,11 @@ computed and nothing changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
-from mlx_llama.core.generation.options import GenerationOptions
 
 
 @dataclass(frozen=True)
@@ -26,11 +24,6 @@ class TokenLogprobs:
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-
-
-def count_logprobs(options: Iterable[GenerationOptions]) -> int | None:
-    """The k of a batch of rows; None: no row asks for log-probabilities."""
-    return max((o.logprobs for o in options if o.logprobs is not None), default=None)
 
 
 def pack(tokens: npt.NDArray[np.int32], logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int32]:

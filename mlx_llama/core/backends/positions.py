@@ -32,14 +32,16 @@ def position_nbytes(config: LlamaConfig, itemsize: int, bits: int | None = None)
 
 
 class Positions:
-    """Lengths of a cache's rows; each row holds one sequence.
+    """Lengths of a cache's rows, each of which holds one sequence, and the calls that change rows; base of the backends' caches.
 
-    capacity: maximum positions of a row. position_nbytes: bytes of one position's keys and values in all layers. lengths:
-    positions filled, by row. allocated: positions that the storage has room for, by row; a backend's `_grow` keeps it.
-    adapters: number of the adapter that computes a row, 0 for none.
+    A backend stores keys, values and tokens: `_grow(ends)` allocates for rows to reach these ends and sets `allocated`,
+    `_free(rows, is_all)` drops their storage, `_copy(source, target, length)` fills the empty row `target`, `_export(row,
+    length)` and `_load(state, row, length)` read and write a row's state, and `_recent(window, parts)` reads the tokens
+    start .. end - 1 of each (row, start, end).
     """
 
     def __init__(self, config: LlamaConfig, capacity: int, position_nbytes: int, rows: int = 1):
+        """capacity: maximum positions of a row. position_nbytes: bytes of one position's keys and values in all layers."""
         if capacity < 1:
             raise ContextError(f"a cache cannot have {capacity} positions: ask for at least 1")
         if rows < 1:
@@ -47,9 +49,9 @@ class Positions:
         self.config = config
         self.capacity = capacity
         self.position_nbytes = position_nbytes
-        self.lengths = [0] * rows
-        self.allocated = [0] * rows
-        self.adapters = [0] * rows
+        self.lengths = [0] * rows  # positions filled
+        self.allocated = [0] * rows  # positions that the storage has room for
+        self.adapters = [0] * rows  # number of the adapter that computes a row, 0 for none
 
     @property
     def length(self) -> int:
@@ -65,6 +67,8 @@ class Positions:
         """The rows of a call over `batch` sequences; None: the first ones. Raises ContextError unless they are distinct
         rows of this cache, one per sequence."""
         chosen = list(range(batch)) if rows is None else [int(row) for row in rows]
+        if batch == len(chosen) == 1 and 0 <= chosen[0] < len(self.lengths):  # most steps
+            return chosen
         if len(chosen) != batch:
             raise ContextError(f"a batch of {batch} sequences needs {batch} rows, not {len(chosen)}")
         if len(set(chosen)) != batch:
@@ -122,6 +126,54 @@ class Positions:
         if free is not None and needed > free:
             raise ContextError(f"keys and values of {positions} positions take {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB "
                                f"of memory are free: shorten the prompt, lower --ctx-size, or close other programs")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of allocated keys, values and tokens."""
+        return sum(array.nbytes for array in self.arrays())
+
+    def recent(self, window: int, rows: Sequence[int] | None = None, lengths: Sequence[int] | None = None) -> Any:
+        """The last `window` of the first `lengths` tokens of each row (None: of all), int32 [B, window], -1 in front where
+        there are fewer."""
+        rows = range(self.rows if lengths is None else len(lengths)) if rows is None else rows
+        ends = [self.lengths[row] for row in rows] if lengths is None else lengths
+        return self._recent(window, [(row, max(0, end - window), end) for row, end in zip(rows, ends, strict=True)])
+
+    def reset(self, row: int | None = None) -> None:
+        """Drop a row's positions, None for all rows', and free their storage. Raises ContextError."""
+        if row is not None:
+            self.check_row(row)
+        rows = range(self.rows) if row is None else (row,)
+        for each in rows:
+            self.lengths[each] = self.allocated[each] = 0
+        self._free(rows, row is None)
+
+    def trim(self, length: int, row: int = 0) -> None:
+        """Keep the first `length` positions of a row. Raises ContextError if there are fewer."""
+        self.check_trim(length, row)
+        self.lengths[row] = length
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of row `source` to the empty row `target`. Raises ContextError."""
+        self.check_copy(source, target, length)
+        if length:
+            self._copy(source, target, length)
+            self.lengths[target] = length
+
+    def state(self, row: int = 0) -> dict[str, np.ndarray]:
+        """All positions of a row as NumPy arrays: tokens int32 [n]; keys, values float32 [layers, G, n, D]. {}: none."""
+        self.check_row(row)
+        return self._export(row, self.lengths[row]) if self.lengths[row] else {}
+
+    def restore(self, state: Mapping[str, np.ndarray], row: int = 0) -> None:
+        """Load the `state` of a row of any backend's cache. Raises ContextError if it does not fit this model."""
+        self.check_state(state, row)
+        self.reset(row)
+        if state:
+            length = len(state["tokens"])
+            self.reserve({row: length})
+            self._load(state, row, length)
+            self.lengths[row] = length
 
     def check_trim(self, length: int, row: int) -> None:
         """Raise ContextError unless 0 <= length <= the row's length."""
@@ -188,8 +240,9 @@ class Span:
 class CallView(View):
     """Host-side state of one call on a cache: `count` new positions of each of some rows.
 
-    spans: the new positions, by sequence of the batch. adapters: the rows' numbers of adapters. A context manager: the rows' lengths include the new positions once
-    the block succeeds, and are unchanged if it raises.
+    spans: the new positions, by sequence of the batch. adapters: the rows' numbers of adapters. A context manager: the rows'
+    lengths include the new positions once the block succeeds, and are unchanged if it raises. A backend's views convert
+    `Span.visible` in `_make_mask`.
     """
 
     def __init__(self, cache: Positions, batch: int, count: int, index_pos: int | Sequence[int],
@@ -197,15 +250,23 @@ class CallView(View):
         """Allocate storage in the cache. index_pos: of the first new position, one for all rows or one per row. rows:
         None for the first `batch`. Raises ContextError."""
         chosen = cache.select_rows(batch, rows)
-        starts = [int(start) for start in index_pos] if np.iterable(index_pos) else [int(index_pos)] * batch
+        if type(index_pos) is int:
+            starts = [index_pos] * batch
+        else:
+            starts = [int(start) for start in index_pos] if np.iterable(index_pos) else [int(index_pos)] * batch
         if len(starts) != batch:
             raise ContextError(f"{batch} sequences need {batch} positions or one for all, not {len(starts)}")
+        grows = False
         for row, start in zip(chosen, starts):
             cache.check_continues(row, start, count)
-        self.spans = tuple(Span(row, start, count) for row, start in zip(chosen, starts))
-        self.adapters = tuple(cache.adapters[row] for row in chosen)
-        cache.reserve({span.row: span.end for span in self.spans})
+            grows = grows or start + count > cache.allocated[row]
+        # Lists, since a generator costs a decoded token as much as its work
+        self.spans = tuple([Span(row, start, count) for row, start in zip(chosen, starts)])
+        self.adapters = tuple([cache.adapters[row] for row in chosen])
+        if grows:
+            cache.reserve({span.row: span.end for span in self.spans})
         self.cache, self.config, self.batch, self.count = cache, cache.config, batch, count
+        self._masks: dict[tuple[int, int], Any] = {}  # by start and window
 
     def __enter__(self) -> Any:
         return self
@@ -215,6 +276,20 @@ class CallView(View):
             for span in self.spans:
                 self.cache.lengths[span.row] = span.end
 
+    def mask(self, window: int | None = None) -> list[Any]:
+        """Of each sequence, the `stored` positions that each query sees: bool [T, end - first_visible], "causal", or None
+        for all."""
+        return [self._mask(span, window) for span in self.spans]
+
+    def _mask(self, span: Span, window: int | None) -> Any:
+        if span.count == 1:
+            return None
+        if not window or window >= span.end:
+            return "causal"
+        if (span.start, window) not in self._masks:
+            self._masks[span.start, window] = self._make_mask(span, window)
+        return self._masks[span.start, window]
+
 
 def checked_tokens(tokens: Any, vocab_size: int) -> Any:
     """Check token ids on the host (list or NumPy) and convert them to int32 [B, T]; device arrays are returned unchanged.
@@ -223,13 +298,15 @@ def checked_tokens(tokens: Any, vocab_size: int) -> Any:
     """
     if not isinstance(tokens, (list, tuple, np.ndarray)):
         return tokens
+    if isinstance(tokens, np.ndarray) and tokens.shape == (1, 1) and tokens.dtype == np.int32 and 0 <= tokens[0, 0] < vocab_size:
+        return tokens  # most steps
     try:
         array = np.asarray(tokens)
     except ValueError:
         raise ContextError("all rows of a batch of tokens must have the same length") from None
     if array.ndim != 2 or array.size == 0 or array.dtype.kind not in "iu":
         raise ContextError(f"tokens must be integers of shape [batch, length], not {array.dtype} {list(array.shape)}")
-    low, high = (int(array[0, 0]),) * 2 if array.size == 1 else (int(array.min()), int(array.max()))
+    low, high = int(array.min()), int(array.max())
     if low < 0 or high >= vocab_size:
         raise ContextError(f"token id {low if low < 0 else high} is outside the vocabulary of {vocab_size}")
     return array.astype(np.int32, copy=False)

@@ -1,4 +1,5 @@
-"""Shares of a checkpoint for the processes of a tensor-parallel run (Shoeybi et al. 2019, arXiv 1909.08053).
+"""Shares of a checkpoint for the processes of a tensor-parallel run (Shoeybi et al. 2019, arXiv 1909.08053), and what they do
+with their part of the vocabulary.
 
 Query heads go with their key-value heads; gate and up are split by rows, the matrices behind them, output and down, by columns;
 embedding and head by vocabulary. A share is a checkpoint of a smaller model with the same stream, so a backend's
@@ -9,13 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.parts import column_unit, take_columns, take_rows
 from mlx_llama.core.files.quantized import AffineWeight
+from mlx_llama.core.llama import Embedding
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.ops import Array, Probe
 
 Span = tuple[int, int]
 
@@ -33,6 +38,64 @@ class Share:
     checkpoint: Checkpoint
     vocabulary: tuple[Span, ...]
     summed: frozenset[str]
+
+
+class Ranks(Protocol):
+    """The processes of a run, of a backend's ranks.py. All make the same calls in the same order.
+
+    sent: bytes of arrays that were summed or gathered, as this process passed them; those of a traced or captured step count
+    once.
+    """
+
+    rank: int  # of this process
+    size: int
+    sent: int
+
+    def sum(self, x: Array) -> Array: ...  # of all processes' x, of any shape, which it may overwrite
+    def gather(self, x: Array) -> Array: ...  # all processes' x, of one shape, in the order of ranks: [size, *x.shape]
+    def concatenate(self, x: Array, axis: int, widths: Sequence[int] | None = None) -> Array: ...  # along an axis that may have
+    # another width in each process
+    def select(self, condition: Array, x: Array) -> Array: ...  # x where the condition holds, else 0
+    def sum_integers(self, values: Sequence[int]) -> list[int]: ...  # int32, and wait
+
+
+@dataclass(frozen=True)
+class ShareEmbedding(Embedding):
+    """An Embedding with the rows of the tokens `span`, first and last + 1; weight: [last - first + 1, E]."""
+
+    span: Span
+    ranks: Ranks
+
+    def __call__(self, tokens: Array) -> Array:
+        first, last = self.span
+        local, ranks = tokens - first, self.ranks
+        is_here = (local >= 0) & (local < last - first)
+        rows = super().__call__(ranks.select(is_here, local))
+        return ranks.sum(ranks.select(is_here[..., None], rows))
+
+
+class Vocabulary:
+    """The vocabulary over all processes. spans: the tokens of each, first and last + 1. first: this process's first token."""
+
+    def __init__(self, ranks: Ranks, spans: Sequence[Span]):
+        self.ranks, self.spans = ranks, tuple(spans)
+        self.first = self.spans[ranks.rank][0]
+
+    def gather(self, logits: Array) -> Array:
+        """Logits [..., V] of this process's [..., V']."""
+        return self.ranks.concatenate(logits, -1, [last - first for first, last in self.spans])
+
+    def gather_probes(self, probe: Probe) -> Probe:
+        """`probe` with the heads and logits of all processes."""
+
+        def show(name: str, array: Array) -> None:
+            if name == "logits":
+                array = self.gather(array)
+            elif name.rpartition(".")[2] in HEAD_PROBES:
+                array = self.ranks.concatenate(array, 1)
+            probe(name, array)
+
+        return show
 
 
 def take_share(checkpoint: Checkpoint, rank: int, size: int) -> Share:

@@ -1,14 +1,98 @@
-"""Rules that every backend's weights.py follows: fitting weights into memory, and fusing neighbours."""
+"""BaseWeights: layers from a checkpoint's tensors, for the backends' weights.py, which make their matrices."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import ModuleType
+from typing import Any, ClassVar, TypeVar
 
 from mlx_llama.core.errors import CheckpointError, OutOfMemoryError
+from mlx_llama.core.files.adapters import stack
+from mlx_llama.core.files.checkpoint import Checkpoint
+from mlx_llama.core.llama import Embedding, Linear, RMSNorm, SummedLinear
+from mlx_llama.core.ops import Array, Matrix, Stack
+
+from .shards import Ranks, ShareEmbedding, Vocabulary, take_share
 
 T = TypeVar("T")
+
+
+class BaseWeights:
+    """A checkpoint's tensors by name, each as the layer that holds it. A tensor is read when it is first asked for.
+
+    ranks: the processes that each take a share of the checkpoint, None for all of it here; config, tensors and adapters are
+    the share's. A backend makes `_matrix(names)`, modules' matrices as one, rows on rows; `_vector(keys)`; `_norm(key)`, a
+    norm's weight; `_stack(names)`; and `_pack_adapters(a, b)` of core.files.adapters.stack's arrays.
+    """
+
+    ops: ClassVar[ModuleType]
+    runtime: ClassVar[ModuleType]
+    vocabulary_type: ClassVar[type[Vocabulary]] = Vocabulary
+    notices: tuple[str, ...] = ()  # about the dtype and kernels
+    nbytes = 0  # that the weights take on the device
+
+    def __init__(self, checkpoint: Checkpoint, device: Any = "cpu", ranks: Ranks | None = None):
+        self.device, self.ranks = device, ranks
+        self.share = take_share(checkpoint, ranks.rank, ranks.size) if ranks else None
+        self.checkpoint = self.share.checkpoint if self.share else checkpoint
+        self.config, self.tensors = self.checkpoint.config, self.checkpoint.tensors
+        self.adapters = self.checkpoint.adapters
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """How the logits of all shares become one answer; None for a head with the whole vocabulary."""
+        return self.vocabulary_type(self.ranks, self.share.vocabulary) if self.share else None
+
+    def linear(self, *names: str) -> Linear:
+        """The modules' matrices as one, rows on rows, and their biases where they have any."""
+        biases = [key for name in names if (key := f"{name}.bias") in self.tensors]
+        with self._allocating():
+            layer = self.ops, self._matrix(names), self._vector(biases) if biases else None, self._adapt(names)
+        return SummedLinear(*layer, ranks=self.ranks) if self.share and names[0] in self.share.summed else Linear(*layer)
+
+    def norm(self, name: str | None) -> RMSNorm | None:
+        """The norm of that name; None for None."""
+        if name is None:
+            return None
+        with self._allocating():
+            return RMSNorm(self.ops, self._norm(f"{name}.weight"), self.config.rms_norm_eps)
+
+    def embedding(self, name: str) -> Embedding:
+        """The embedding; a tied head shares its memory."""
+        with self._allocating():
+            weight = self._table(name)
+        return (ShareEmbedding(self.ops, weight, self.share.vocabulary[self.ranks.rank], self.ranks) if self.share
+                else Embedding(self.ops, weight))
+
+    def stack(self, names: Sequence[str]) -> Stack:
+        """The matrices of all experts, by number. Raises CheckpointError if they have several formats."""
+        with self._allocating():
+            return self._stack(names)
+
+    def _table(self, name: str) -> Matrix:
+        """The matrix of an embedding."""
+        return self._matrix((name,))
+
+    def _adapt(self, names: Sequence[str]) -> Any:
+        """Additions of the adapters to the modules' product; None: nothing."""
+        shapes = [self.tensors[f"{name}.weight"].shape for name in names]
+        stacked = stack(self.adapters, names, [shape[0] for shape in shapes], shapes[0][1])
+        return None if stacked is None else self._pack_adapters(*stacked)
+
+    def _pack_adapters(self, a: Array, b: Array) -> Any:
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def _allocating(self) -> Iterator[None]:
+        """Failed allocations, which frameworks report as RuntimeError, raise OutOfMemoryError."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if not self.runtime.is_out_of_memory(error):
+                raise
+            raise OutOfMemoryError.of(self.nbytes, None, self.runtime.device_name(self.device)) from None
 
 
 def check_memory(nbytes: int, free_memory: Callable[[], int | None], device: str) -> None:
@@ -21,9 +105,10 @@ def check_memory(nbytes: int, free_memory: Callable[[], int | None], device: str
         raise OutOfMemoryError.of(nbytes, free, device)
 
 
-def refuse_formats(name: str) -> CheckpointError:
-    """The error for a tensor whose format is not that of the other experts in its layer."""
-    return CheckpointError(f"{name}: has another format than the same matrix of the layer's other experts, which are "
+def refuse_formats(names: Sequence[str], matrices: Sequence[T], can_stack: Callable[[T, T], bool]) -> CheckpointError:
+    """The error for matrices of a layer's experts that cannot all be stacked with the first."""
+    odd = next(name for name, matrix in zip(names, matrices) if not can_stack(matrices[0], matrix))
+    return CheckpointError(f"{odd}: has another format than the same matrix of the layer's other experts, which are "
                            "multiplied together; quantise all of them alike")
 
 

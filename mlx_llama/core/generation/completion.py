@@ -224,6 +224,8 @@ class Writer:
     def _decode(self, token: int) -> str:
         """The text that appears with a token. Ends the answer at a stop string."""
         assert self.decoder is not None
+        if not self.is_finished and not self.stops.stops:
+            return self.decoder.push(token)
         is_end = token in self.eos or token in self.stop_tokens
         text = self.stops.push("" if is_end else self.decoder.push(token))
         if self.is_finished and not self.stops.matched:

@@ -30,10 +30,9 @@ class Device:
              writers: Sequence[Writer], masks: Masks | None = None) -> Array:
         """Launch a step over `tokens` [B, T], which continue the rows; returns the next tokens, int32 [B, 1] on the device,
         or [B, C] with log-probabilities. masks: of rows with a grammar."""
-        starts = [cache.lengths[row] for row in rows]
+        starts = cache.lengths[rows[0]] if len(rows) == 1 else [cache.lengths[row] for row in rows]
         masked = {"masks": masks} if masks else {}
-        sampled = model.step(tokens, starts if len(rows) > 1 else starts[0], cache, sampling, rows=rows, **masked)
-        return self._launch(sampled, writers)
+        return self._launch(model.step(tokens, starts, cache, sampling, rows=rows, **masked), writers)
 
     def step_processed(self, model: Model, tokens: Array, cache: Cache, row: int, sampling: SamplingBatch, writer: Writer,
                        process: Callable[[np.ndarray], np.ndarray], masks: Masks | None = None) -> Array:
@@ -53,8 +52,9 @@ class Device:
     def read(self, tokens: Array, writers: Sequence[Writer]) -> list[int]:
         """Wait for `tokens`, row by row: int32 [B, C] of as many writers, or [1, T] of one."""
         values = [self.backend.read(tokens)] if tokens.shape == (1, 1) else self.backend.read_all(tokens)
+        nbytes = tokens.nbytes // len(writers)
         for writer in writers:
-            writer.count_read(tokens.nbytes // len(writers))
+            writer.count_read(nbytes)
         return values
 
     def read_all(self, tokens: Sequence[Array], writer: Writer) -> list[int]:

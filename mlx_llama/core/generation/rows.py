@@ -72,7 +72,11 @@ class Rows:
 
     def reserve(self, ends: Mapping[int, int]) -> bool:
         """Allocate room for these ends, dropping kept prefixes where memory is short; False if that does not suffice."""
-        if all(end <= self.cache.allocated[row] for row, end in ends.items()):
+        allocated = self.cache.allocated
+        for row, end in ends.items():
+            if end > allocated[row]:
+                break
+        else:
             return True
         while self.make_room(ends):
             try:

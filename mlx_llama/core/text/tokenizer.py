@@ -62,6 +62,7 @@ class Tokenizer(ABC):
     def __init__(self, path: Path, config: LlamaConfig):
         self.path, self._model_vocab = path, config.vocab_size
         self._pieces: dict[int, Piece | None] = {}
+        self.texts: dict[int, str] = {}  # of tokens whose text is the same anywhere but at the start or after an unfinished one
 
     # Encoding
 
@@ -194,6 +195,8 @@ class StreamDecoder:
             TokenizerError: an id outside the model's vocabulary.
         """
         tokenizer = self._tokenizer
+        if self._started and not self._pending and (known := tokenizer.texts.get(token)) is not None:
+            return known
         piece = tokenizer.piece(token)
         if piece is None:
             return ""
@@ -206,6 +209,8 @@ class StreamDecoder:
             return self._drop_space(self._take_pending(final=False), of_bytes=True)
         before = self._drop_space(self._take_pending(final=True), of_bytes=True)
         text = piece.data.decode("utf-8", "replace")
+        if not piece.is_special:
+            tokenizer.texts[token] = text
         if piece.keeps_space:
             self._started = True
         if tokenizer.dropped_space == "run" and not self._started:

@@ -4,90 +4,49 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core.backends.logprobs import count_logprobs
 from mlx_llama.core.generation import rng
 from mlx_llama.core.generation.options import GenerationOptions
+from mlx_llama.core.generation.sampling import BatchOptions, Kind, RowNumbers
 
 
-class Kind(NamedTuple):
-    """Features that any row of a batch uses. Sizes are rounded up to powers of two, 0 for none: top_k, the largest; window,
-    recent tokens of penalties; biases, of all rows."""
+class OptionArrays(BatchOptions):
+    """Options of the rows of a batch, as arrays."""
 
-    random: bool
-    top_k: int
-    top_p: bool
-    min_p: bool
-    window: int
-    biases: int
-
-
-class OptionArrays:
-    """Options of the rows of a batch, as arrays: neutral where a row does without a feature of another, so that each draws
-    what it would draw alone.
-
-    window: recent tokens that any row looks at, 0 for none. kind, logprobs: keys of a trace; they have no row's values.
-    logprobs: as of core.backends.logprobs.count_logprobs.
-    """
-
-    def __init__(self, options: Sequence[GenerationOptions]):
-        self.options = tuple(options)
-        self._windows = [o.repetition_context_size if _penalises(o) else 0 for o in self.options]
-        self.window = max(self._windows, default=0)
-        drawing = [o for o in self.options if o.temperature > 0]
-        self.kind = Kind(random=bool(drawing), top_k=_round_up(max((o.top_k for o in drawing), default=0)),
-                         top_p=any(o.top_p < 1 for o in drawing), min_p=any(o.min_p for o in drawing),
-                         window=_round_up(self.window), biases=_round_up(sum(len(o.logit_bias) for o in self.options)))
-        self.logprobs = count_logprobs(self.options)
+    def __init__(self, options: Sequence[GenerationOptions], device: mx.Device = mx.Device(mx.cpu)):
+        super().__init__(options, device)
         self._arranged: dict[tuple[int, ...], dict[str, mx.array]] = {}
 
     def arrange(self, order: Sequence[int]) -> dict[str, mx.array]:
-        """Values of the options as arrays. order: the row of each sequence; -1 for one that is not to be read."""
+        """Values of the options as arrays [S, *]. order: the row of each sequence; -1 for one that is not to be read."""
         order = tuple(order)
         if order not in self._arranged:
             if len(self._arranged) == 8:  # buffers of a step; orders are forgotten when rows join or leave
                 self._arranged.clear()
-            self._arranged[order] = self._make_values(order)
+            self._arranged[order] = self._make_values([self.options[max(i, 0)] for i in order])
         return self._arranged[order]
 
-    def _make_values(self, order: tuple[int, ...]) -> dict[str, mx.array]:
-        kind, rows = self.kind, [max(i, 0) for i in order]
-        options = [self.options[i] for i in rows]
-        values: dict[str, np.ndarray] = {}
-
-        def add(name: str, of_row: Callable[[GenerationOptions], float], neutral: float, kind: type = np.float32) -> None:
-            # A greedy row neither divides nor filters.
-            column = [of_row(o) if o.temperature > 0 else neutral for o in options]
-            values[name] = np.array(column, kind)[:, None]
-
-        if kind.random:
-            values["seed"] = np.array([rng.split_seed(o.seed or 0) for o in options], np.uint32)
-            add("temperature", lambda o: o.temperature, 1)
-            add("noise", lambda o: 1, 0)
-        if kind.top_k:
-            add("top_k", lambda o: min(o.top_k, 2**31 - 1), 0, np.int32)
-        if kind.top_p:
-            add("top_p", lambda o: o.top_p if o.top_p < 1 else math.inf, math.inf)
-        if kind.min_p:
-            add("min_p", lambda o: math.log(o.min_p) if o.min_p else -math.inf, -math.inf)
-        if kind.window:
-            for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
-                values[name] = np.array([getattr(o, name) for o in options], np.float32)[:, None]
-            values["window"] = np.array([self._windows[i] for i in rows], np.int32)[:, None]
+    def _make_values(self, options: Sequence[GenerationOptions]) -> dict[str, mx.array]:
+        kind, rows = self.kind, [RowNumbers.of(o) for o in options]
+        wanted = ["window", "repetition_penalty", "presence_penalty", "frequency_penalty"] if kind.window else []
+        wanted += [name for name, is_used in (("temperature", kind.is_random), ("top_k", kind.top_k), ("top_p", kind.has_top_p),
+                                              ("min_p", kind.has_min_p)) if is_used]
+        values = {name: mx.array(np.array([getattr(row, name) for row in rows],
+                                          np.int32 if name in ("top_k", "window") else np.float32)[:, None]) for name in wanted}
+        if kind.is_random:
+            values |= {"seed": mx.array(np.array([row.seed for row in rows], np.uint32)), "table": _noise_table(),
+                       "noise": mx.array(np.array([row.is_random for row in rows], np.float32)[:, None])}
         if kind.biases:
-            biases = [(slot, token, bias) for slot, i in enumerate(order) if i >= 0
-                      for token, bias in self.options[i].logit_bias.items()]
-            # Adding -0 changes no number. The rows of `order` may repeat, as in a verification.
-            biases += [(0, 0, -0.0)] * (max(kind.biases, _round_up(len(biases))) - len(biases))
-            for name, column, dtype in zip(("bias_slots", "bias_ids", "bias"), zip(*biases), (np.int32, np.int32, np.float32)):
-                values[name] = np.array(column, dtype)
-        arrays = {name: mx.array(array) for name, array in values.items()}
-        return arrays | {"table": _noise_table()} if kind.random else arrays
+            ids = np.zeros((len(rows), kind.biases), np.int32)
+            biases = np.full(ids.shape, -0.0, np.float32)  # adding -0 changes no number
+            for row, o in enumerate(options):
+                ids[row, :len(o.logit_bias)], biases[row, :len(o.logit_bias)] = list(o.logit_bias), list(o.logit_bias.values())
+            values |= {"bias_ids": mx.array(ids), "bias": mx.array(biases)}
+        return values
 
 
 def gumbel(seed: int | mx.array, position: int | mx.array, table: mx.array, indices: mx.array) -> mx.array:
@@ -119,11 +78,7 @@ def draw(kind: Kind, logits: mx.array, positions: mx.array, recent: mx.array | N
     """Draw on every path, traced or not. logits: [S, V]; positions: uint32 [S], or [] with one row; values: of
     OptionArrays.arrange; recent and the result: as of sampling.SamplingBatch. -1 is in place of a token whose score is not
     finite."""
-    scores = process(kind, logits, recent, values)
-    if kind.random:
-        indices = mx.arange(scores.shape[1], dtype=mx.uint32)
-        noise = gumbel(values["seed"], positions.reshape(-1), values["table"], indices)
-        scores = scores + noise * values["noise"]
+    scores = _score(kind, logits, positions, recent, values)
     best = mx.max(scores, axis=-1, keepdims=True)  # NaN if any is
     return mx.where(mx.abs(best) < math.inf, mx.argmax(scores, axis=-1, keepdims=True).astype(mx.int32), -1)
 
@@ -131,12 +86,19 @@ def draw(kind: Kind, logits: mx.array, positions: mx.array, recent: mx.array | N
 def draw_share(kind: Kind, logits: mx.array, first: int, positions: mx.array, values: dict[str, mx.array]) -> mx.array:
     """The winner of a share of the vocabulary, of `draw` without filters, penalties and biases: int32 [S, 2], the bits of its
     score and its id. logits: [S, V'], of the tokens from `first` on."""
-    scores = process(kind, logits, None, values)
-    if kind.random:
-        indices = mx.arange(first, first + scores.shape[1], dtype=mx.uint32)
-        scores = scores + gumbel(values["seed"], positions.reshape(-1), values["table"], indices) * values["noise"]
+    scores = _score(kind, logits, positions, None, values, first)
     best = mx.argmax(scores, axis=-1, keepdims=True).astype(mx.int32)
     return mx.concatenate([mx.take_along_axis(scores, best, axis=1).view(mx.int32), best + first], axis=1)
+
+
+def _score(kind: Kind, logits: mx.array, positions: mx.array, recent: mx.array | None, values: dict[str, mx.array],
+           first: int = 0) -> mx.array:
+    """Scores of the tokens from `first` on, with noise where a row has a temperature."""
+    scores = process(kind, logits, recent, values)
+    if kind.is_random:
+        indices = mx.arange(first, first + scores.shape[1], dtype=mx.uint32)
+        scores = scores + gumbel(values["seed"], positions.reshape(-1), values["table"], indices) * values["noise"]
+    return scores
 
 
 def choose_winner(pairs: mx.array) -> mx.array:
@@ -145,11 +107,11 @@ def choose_winner(pairs: mx.array) -> mx.array:
     return mx.take_along_axis(pairs[..., 1:], winner, axis=0)[0]
 
 
-def sample(kind: Kind, count: int | None, logits: mx.array, positions: mx.array, recent: mx.array | None,
-           values: dict[str, mx.array], words: mx.array | None = None) -> mx.array:
-    """`draw` behind a `mask` of `words`, None for no grammar; with `count` log-probabilities as of `pack`, None for none."""
+def sample(kind: Kind, logits: mx.array, positions: mx.array, recent: mx.array | None, values: dict[str, mx.array],
+           words: mx.array | None = None) -> mx.array:
+    """`draw` behind a `mask` of `words`, None for no grammar; with the kind's log-probabilities as of `pack`."""
     tokens = draw(kind, logits if words is None else mask(logits, words), positions, recent, values)
-    return tokens if count is None else pack(tokens, logits, count)
+    return tokens if kind.logprobs is None else pack(tokens, logits, kind.logprobs)
 
 
 def mask(logits: mx.array, words: mx.array) -> mx.array:
@@ -172,16 +134,16 @@ def process(kind: Kind, logits: mx.array, recent: mx.array | None, values: dict[
     """sampling.SamplingBatch.processed of arrays alone."""
     scores = logits.astype(mx.float32)
     if kind.biases:
-        scores = scores.at[values["bias_slots"], values["bias_ids"]].add(values["bias"])
+        scores = scores.at[mx.arange(len(scores))[:, None], values["bias_ids"]].add(values["bias"])
     if kind.window:
         scores = _penalise(scores, recent, values)
-    if kind.random:
+    if kind.is_random:
         scores = scores / values["temperature"]
     if kind.top_k:
         scores = _keep_likeliest(scores, min(kind.top_k, scores.shape[1]), values["top_k"])
-    if kind.top_p:
+    if kind.has_top_p:
         scores = _keep_nucleus(scores, values["top_p"])
-    if kind.min_p:
+    if kind.has_min_p:
         scores = mx.where(scores < scores.max(axis=-1, keepdims=True) + values["min_p"], -math.inf, scores)
     return scores
 
@@ -211,15 +173,6 @@ def _penalise(scores: mx.array, recent: mx.array, values: dict[str, mx.array]) -
     repeated = mx.where(scores > 0, scores / penalty, scores * penalty)
     scores = mx.where(counts > 0, repeated - values["presence_penalty"], scores)
     return scores - counts * values["frequency_penalty"]
-
-
-def _penalises(options: GenerationOptions) -> bool:
-    return bool(options.repetition_penalty != 1 or options.presence_penalty or options.frequency_penalty)
-
-
-def _round_up(count: int) -> int:
-    """The next power of two; 0 for 0."""
-    return 1 << (count - 1).bit_length() if count else 0
 
 
 @functools.lru_cache(maxsize=1)

@@ -12,9 +12,10 @@ import numpy as np
 
 from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.positions import CallView
+from mlx_llama.core.generation.sampling import Kind
 
 from .buffers import Buffer, Buffers
-from .draw import Kind, OptionArrays, sample
+from .draw import OptionArrays, sample
 from .packing import Packing
 
 CLEAR_EVERY = 256  # steps after which MLX frees the memory that it keeps for reuse; outgrown rows leave gigabytes
@@ -61,8 +62,8 @@ class Runner:
         following = []
         for buffer, order, token in work:
             adapters = _adapters(cache, buffer)
-            step = self._find(("step", len(order), cache.packing.bits, sampling.kind, sampling.logprobs, adapters is None),
-                              lambda: partial(self._step, sampling.kind, sampling.logprobs, cache.packing))
+            step = self._find(("step", len(order), cache.packing.bits, sampling.kind, adapters is None),
+                              lambda: partial(self._step, sampling.kind, cache.packing))
             drawn, buffer.tokens, buffer.keys, buffer.values = step(
                 sampling.arrange(order), token, _positions(cache, buffer), buffer.tokens, buffer.keys, buffer.values,
                 cache.tables(buffer.length), adapters)
@@ -83,22 +84,22 @@ class Runner:
         mx.async_eval([logits for logits, *_ in forwards])
         words, drawn = masks(), []
         for (_, order, _), arrays in zip(work, forwards):
-            draw_next = self._find(("draw", len(order), sampling.kind, sampling.logprobs),
-                                   lambda: partial(self._draw_next, sampling.kind, sampling.logprobs))
+            draw_next = self._find(("draw", len(order), sampling.kind),
+                                   lambda: partial(self._draw_next, sampling.kind))
             drawn.append(draw_next(*arrays, sampling.arrange(order), mx.array(words[np.maximum(order, 0)])))
         return drawn
 
-    def _step(self, kind: Kind, logprobs: int | None, packing: Packing, values: dict[str, mx.array], token: mx.array,
-              position: mx.array, *state) -> tuple:
-        """Forward and sampling as one unit, of arrays alone after the first three."""
+    def _step(self, kind: Kind, packing: Packing, values: dict[str, mx.array], token: mx.array, position: mx.array,
+              *state) -> tuple:
+        """Forward and sampling as one unit, of arrays alone after the first two."""
         logits, recent, *state = self.advance(kind.window, packing, token, position, *state)
-        return self._draw_next(kind, logprobs, logits, position, recent, values), *state
+        return self._draw_next(kind, logits, position, recent, values), *state
 
-    def _draw_next(self, kind: Kind, logprobs: int | None, logits: mx.array, position: mx.array, recent: mx.array | None,
+    def _draw_next(self, kind: Kind, logits: mx.array, position: mx.array, recent: mx.array | None,
                    values: dict[str, mx.array], words: mx.array | None = None) -> mx.array:
         """Sample the tokens after `position`, int32 [S], or [] with one slot."""
-        following = (position + 1).astype(mx.uint32) if kind.random else position
-        return self.sample(kind, logprobs, logits, following, recent, values, words)
+        following = (position + 1).astype(mx.uint32) if kind.is_random else position
+        return self.sample(kind, logits, following, recent, values, words)
 
     def _find(self, key: tuple, make: Callable[[], Callable]) -> Callable:
         """The function of a key, made and compiled at its first use. Only the bits of `packing` differ within a model."""

@@ -12,12 +12,13 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from mlx_llama.core.backends.logprobs import count_logprobs, pack
+from mlx_llama.core.backends.logprobs import pack
 from mlx_llama.core.backends.positions import CallView, Positions, checked_tokens
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.generation import rng
 from mlx_llama.core.generation.options import resolve
 from mlx_llama.core.generation.request import Request
+from mlx_llama.core.generation.sampling import Kind
 from mlx_llama.core.generation.scheduler import Scheduler
 
 VOCABULARY = 50
@@ -143,7 +144,7 @@ class ToySampling:
         self.options = tuple(options)
         self.windows = [o.repetition_context_size if o.presence_penalty else 0 for o in self.options]
         self.window = max(self.windows)
-        self.logprobs = count_logprobs(self.options)
+        self.logprobs = Kind.of(self.options).logprobs
 
     def draw(self, row, logits, position, recent, mask=None):
         options, scores = self.options[row], logits.astype(np.float64)

@@ -1,0 +1,18 @@
+"""Functions of interface.Runtime for backends that have nothing to tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def bandwidth(device: Any) -> float | None:
+    return None
+
+
+def primitives(*arrays: Any) -> int | None:
+    return None
+
+
+def measure_kernels(threads: int | None, save: bool, advance: Callable[[str], None]) -> dict[str, Any] | None:
+    return None

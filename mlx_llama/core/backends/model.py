@@ -1,0 +1,116 @@
+"""BaseLlama: what the backends' models share, which is all that needs no array operation of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any, ClassVar
+
+from mlx_llama.core.errors import ContextError
+from mlx_llama.core.llama import Decoder
+from mlx_llama.core.models.config import LlamaConfig
+
+from .interface import Array, Cache, Masks, Probe, SamplingBatch
+
+
+class BaseLlama:
+    """A Llama over a backend's ops. Immutable once loaded.
+
+    A backend gives `ops` and `cache_type`, and computes `_forward` and `_step` (as `forward` and `step`, without gathering
+    shares of the vocabulary), within `_call`.
+    """
+
+    ops: ClassVar[ModuleType]
+    cache_type: ClassVar[type]
+    verify_width = 16  # positions that `verify` takes for little more than a step costs; an estimate
+    prefill_width = 1 << 16  # most prompt tokens of a call that Ctrl-C does not wait long for; parts are computed one by one
+
+    def __init__(self, config: LlamaConfig, weights: Any, dtype: Any, device: Any = "cpu", notices: tuple[str, ...] = (),
+                 cache_bits: int | None = None):
+        """Take all weights from `weights`, a backend's."""
+        self.config, self.dtype, self.device, self.cache_bits = config, dtype, device, cache_bits
+        self.adapters = tuple(adapter.name for adapter in weights.adapters)
+        self.decoder = Decoder.build(self.ops, weights)
+        self._notices = notices
+        self._vocabulary = weights.vocabulary  # None: the head computes all logits
+        self._runner: Any = None  # of decoded tokens; None: a step is a forward
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Lines about precision and compilation."""
+        return self._notices
+
+    @property
+    def is_batch_invariant(self) -> bool:
+        """True if a row has the same bits whatever else is in the batch, and with any chunks."""
+        return False
+
+    def make_cache(self, capacity: int, rows: int = 1) -> Cache:
+        """An empty cache for `rows` sequences of at most `capacity` positions each. Raises ContextError below 1."""
+        cache = self.cache_type(self.config, capacity, self.dtype, self.device, rows, self.cache_bits)
+        cache.adapters = [min(1, len(self.adapters))] * rows
+        return cache
+
+    def forward(self, tokens: Array, index_pos: int | Sequence[int], cache: Cache, *, rows: Sequence[int] | None = None,
+                all_positions: bool = False, probe: Probe | None = None) -> Array:
+        """Logits after `tokens`, whose keys and values are appended to rows of the cache.
+
+        tokens: ids [B, T] (list, NumPy or this backend's array); index_pos: position of the first, equal to the row's length,
+        one for all or one per row; rows: of the cache, one per sequence (None: the first B). Returns logits [B, V] of the last
+        position, with `all_positions` [B, T, V]. Calls probe(name, array) at every checkpoint of the model, with all
+        positions. Raises ContextError if the tokens do not continue the rows or do not fit. A failed call leaves the cache as
+        it was.
+        """
+        return self._call(self._forward_whole, tokens, index_pos, cache, rows, all_positions, probe)
+
+    def step(self, tokens: Array, index_pos: int | Sequence[int], cache: Cache, sampling: SamplingBatch, *,
+             rows: Sequence[int] | None = None, masks: Masks | None = None) -> Array:
+        """The next token of each row, int32 [B, 1], still on the device: forward over `tokens` [B, T] and sampling as one unit.
+
+        tokens: on the host, or the array that the last step over these rows returned; the others as in `forward`. masks: gives
+        the tokens that grammars allow. Log-probabilities stand beside the tokens if `sampling` has them, int32 [B, C].
+        Raises ContextError as `forward`.
+        """
+        return self._call(self._step, tokens, index_pos, cache, sampling, rows, masks)
+
+    def sample(self, logits: Array, cache: Cache, sampling: SamplingBatch, *, rows: Sequence[int] | None = None,
+               masks: Masks | None = None) -> Array:
+        """The next token of each row as `step` returns it. logits: [B, V] after the rows' last positions, also NumPy's."""
+        return self._call(self._draw, logits, cache, sampling, rows, masks)
+
+    def verify(self, tokens: Array, index_pos: int, cache: Cache, sampling: SamplingBatch, *,
+               rows: Sequence[int] | None = None) -> Array:
+        """The token after each of `tokens` [1, T], int32 [1, T], still on the device: forward and T samplings as one unit.
+
+        Each is drawn as `step` would draw it there, with its position's noise and the recent tokens up to it. Unless the model
+        is batch-invariant, products round as a prompt's. Raises ContextError as `step`, and for several sequences.
+        """
+        return self._call(self._verify, tokens, index_pos, cache, sampling, rows)
+
+    def _call(self, function: Callable[..., Array], *arguments: Any) -> Array:
+        """Call a function as the device needs it."""
+        return function(*arguments)
+
+    def _forward_whole(self, *arguments: Any) -> Array:
+        """`_forward`, with the logits of all processes."""
+        logits = self._forward(*arguments)
+        return self._vocabulary.gather(logits) if self._vocabulary else logits
+
+    def _draw(self, logits: Array, cache: Cache, sampling: SamplingBatch, rows: Sequence[int] | None, masks: Masks | None,
+              vocabulary: Any = None) -> Array:
+        """As `sample`. vocabulary: of which the logits are this process's share; None for all."""
+        chosen = cache.select_rows(len(logits), rows)
+        recent = cache.recent(sampling.window, chosen) if sampling.window else None
+        draw = partial(vocabulary.draw_rows, sampling) if vocabulary else sampling
+        return draw(logits, [cache.lengths[row] for row in chosen], recent, masks)
+
+    def _verify(self, tokens: Array, index_pos: int, cache: Cache, sampling: SamplingBatch, rows: Sequence[int] | None) -> Array:
+        if len(tokens) != 1:
+            raise ContextError(f"verify continues one sequence, not a batch of {len(tokens)}")
+        (row,) = cache.select_rows(1, rows)
+        logits = self._forward_whole(tokens, index_pos, cache, [row], True, None)[0]
+        count, end = len(logits), cache.lengths[row] + 1
+        lengths, batch = range(end - count, end), sampling.repeat(count)
+        recent = cache.recent(batch.window, [row] * count, lengths) if batch.window else None
+        return batch(logits, lengths, recent).reshape(1, count)
