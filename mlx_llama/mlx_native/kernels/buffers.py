@@ -190,10 +190,10 @@ class Buffers(Positions):
         with mx.stream(self.device):
             buffer = Buffer([parts() for _ in layers], [parts() for _ in layers], mx.zeros((slots, length), mx.int32),
                             [None] * slots)
-            sources = [(number, self.slots[row], self.lengths[row]) for number, row in enumerate(rows) if self.lengths[row]]
+            sources = [(number, slot, self.lengths[row]) for number, row in enumerate(rows) if (slot := self.slots[row])]
             for number, slot, count in sources:
                 buffer.copy(number, slot, count)
-            if any(slot.buffer.slots > 1 for _, slot, _ in sources):
+            if any(count and slot.buffer.slots > 1 for _, slot, count in sources):
                 # A pending slice would hold shared arrays, and their next step would copy them.
                 mx.eval(buffer.arrays())
         return buffer
