@@ -61,6 +61,7 @@ class Runner:
         self._place_words = memoryview(self.workspace.places.array).cast("B")
         self._logits = self.workspace.logits.array[:1, :config.vocab_size]
         self._stream, padding = np.split(self.workspace.hidden.array, [config.hidden_size], axis=1)
+        self._first_row = self._stream[0]
         self._padding = padding if padding.size else None
         self._scored = self._layout = None  # positions that scores are reserved for; the last cache's layout
         self._set("sync", self.workspace.sync.address)
@@ -212,12 +213,10 @@ class Runner:
 
     def embed(self, tokens: np.ndarray) -> None:
         """Write the embeddings of up to CHUNK tokens, int32 [T], to the stream."""
-        rows = self._stream[:len(tokens)]
-        if self._table is None:
-            if len(tokens) == 1 and isinstance(self._embedding, np.ndarray):
-                ops.widen(self._embedding[tokens[0]], rows[0])
-            else:
-                rows[...] = ops.embed(tokens[None], self._embedding)[0]
+        if self._table is None and len(tokens) == 1 and isinstance(self._embedding, np.ndarray):
+            ops.widen(self._embedding[tokens[0]], self._first_row)
+        elif self._table is None:
+            self._stream[:len(tokens)] = ops.embed(tokens[None], self._embedding)[0]
         elif len(tokens) == 1:
             self._embed_rows(int(tokens[0]), 1, 0)
         else:
@@ -225,7 +224,7 @@ class Runner:
                 part = tokens[first:first + ROWS]
                 self._embed_rows(np.resize(part, ROWS).astype(np.int64), len(part), first)
         if self._embedding_factor != 1:
-            rows *= np.float32(self._embedding_factor)
+            self._stream[:len(tokens)] *= np.float32(self._embedding_factor)
 
     def _embed_rows(self, tokens: np.ndarray | int, count: int, first: int) -> None:
         """Write the embeddings of `count` tokens to the stream from row `first` on. tokens: [16], or the only token."""
