@@ -42,46 +42,44 @@ class Cache(Positions):
         """bits: 8 to store keys and values as int8 codes, 16 as float16, None as `dtype`."""
         layout = PageLayout.of(config, bits)
         super().__init__(config, capacity, layout.tokens // PAGE, rows)
-        self.dtype = dtype
-        self.device = device
-        self.bits = bits
-        self._pages = Pages(layout)
-        self._rows = [Row() for _ in range(rows)]
+        self.dtype, self.device, self.bits = dtype, device, bits
+        self.pages = Pages(layout)
+        self.page_rows = [Row() for _ in range(rows)]
         self.tables: Tables | None = None  # of all positions of any row; None where they depend on a row's length
 
     def _free(self, rows: Sequence[int], is_all: bool) -> None:
         if is_all:
-            self._rows = [Row() for _ in rows]
-            self._pages, self.tables = Pages(self._pages.layout), None
+            self.page_rows = [Row() for _ in rows]
+            self.pages, self.tables = Pages(self.pages.layout), None
             return
         for row in rows:
-            former, self._rows[row] = self._rows[row], Row()
-            self._pages.drop(former.pages)
+            former, self.page_rows[row] = self.page_rows[row], Row()
+            self.pages.drop(former.pages)
 
     @property
     def nbytes(self) -> int:
         """Bytes of keys, values and tokens, shared pages once."""
-        return self._pages.nbytes
+        return self.pages.nbytes
 
     def nbytes_for(self, length: int) -> int:
         """Bytes that a row of `length` positions takes."""
-        return self.storage_for(length) // PAGE * self._pages.layout.nbytes
+        return self.storage_for(length) // PAGE * self.pages.layout.nbytes
 
     def storage_for(self, end: int) -> int:
         """Positions to allocate for `end`: whole pages."""
         return -(-end // PAGE) * PAGE
 
     def new_positions(self, row: int, end: int) -> int:
-        """Positions to allocate besides those that the row has."""
+        """Positions to allocate beyond those of the row."""
         return self.storage_for(end) - self.allocated[row]
 
     def free_memory(self) -> int | None:
-        """Bytes free on the device; None: unknown."""
+        """Bytes of free memory on the device; None: unknown."""
         return runtime.free_memory(self.device)
 
     def arrays(self) -> list[np.ndarray]:
         """All state that the next call reads, to launch after a chunk of the prompt."""
-        return [page.memory for row in self._rows for page in row.pages]
+        return [page.memory for row in self.page_rows for page in row.pages]
 
     def view(self, tokens: np.ndarray, index_pos: int | Sequence[int], rows: Sequence[int] | None = None) -> View:
         return View(self, tokens, index_pos, rows)
@@ -89,105 +87,102 @@ class Cache(Positions):
     def _recent(self, window: int, parts: Sequence[tuple[int, int, int]]) -> np.ndarray:
         recent = np.full((len(parts), window), -1, np.int32)
         for into, (row, start, end) in zip(recent, parts):
-            into[window - end + start:] = self._rows[row].tokens(start, end)
+            into[window - end + start:] = self.page_rows[row].tokens(start, end)
         return recent
 
     def trim(self, length: int, row: int = 0) -> None:
         super().trim(length, row)
         self.allocated[row] = min(self.allocated[row], self.storage_for(length))
-        self._pages.drop(self._rows[row].cut(self.storage_for(length) // PAGE))
+        self.pages.drop(self.page_rows[row].cut(self.storage_for(length) // PAGE))
 
     def _copy(self, source: int, target: int, length: int) -> None:
         """Share full pages, and copy the last."""
         self.reset(target)
         full, rest = divmod(length, PAGE)
-        shared = self._rows[source].pages[:full]
-        last = [self._pages.copy(self._rows[source].pages[full], rest)] if rest else []
+        shared = self.page_rows[source].pages[:full]
+        last = [self.pages.copy(self.page_rows[source].pages[full], rest)] if rest else []
         for page in shared:
             page.holders += 1
-        self._rows[target].append(shared + last)
+        self.page_rows[target].append(shared + last)
         self.allocated[target] = self.storage_for(length)
 
     def _export(self, row: int, length: int) -> dict[str, np.ndarray]:
         layers = range(self.config.num_hidden_layers)
-        keys, values = zip(*(self._read(self._rows[row].pages, layer, 0, length) for layer in layers))
-        return {"tokens": self._rows[row].tokens(0, length), "keys": np.stack(keys), "values": np.stack(values)}
+        keys, values = zip(*(self.read(self.page_rows[row].pages, layer, 0, length) for layer in layers))
+        return {"tokens": self.page_rows[row].tokens(0, length), "keys": np.stack(keys), "values": np.stack(values)}
 
     def _load(self, state: Mapping[str, np.ndarray], row: int, length: int) -> None:
-        pages = self._rows[row].pages
-        for page, slots, new in pieces(pages, 0, length):
-            page.tokens[slots] = state["tokens"][new]
+        pages = self.page_rows[row].pages
+        for page, within, new in pieces(pages, 0, length):
+            page.tokens[within] = state["tokens"][new]
         for layer, (keys, values) in enumerate(zip(state["keys"], state["values"])):
-            self._write(pages, layer, 0, np.asarray(keys, np.float32), np.asarray(values, np.float32))
+            self.write(pages, layer, 0, np.asarray(keys, np.float32), np.asarray(values, np.float32))
 
-    def _read(self, pages: Sequence, layer: int, first: int, end: int) -> np.ndarray:
+    def read(self, pages: Sequence, layer: int, first: int, end: int) -> np.ndarray:
         """Keys and values first .. end - 1 of a layer, float32 [2, G, end - first, D]."""
         size, (start, stop) = self.config.head_dim, (first // PAGE, -(-end // PAGE))
-        slots = slice(first - start * PAGE, end - start * PAGE)
+        within = slice(first - start * PAGE, end - start * PAGE)
         parts = [page.numbers[layer] for page in pages[start:stop]]
-        numbers = (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2))[:, :, slots, :size]
+        numbers = (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2))[:, :, within, :size]
         if self.bits != 8:
             return numbers.astype(np.float32, copy=False)
-        return dequantise(numbers, np.concatenate([page.scales[layer] for page in pages[start:stop]], axis=2)[:, :, slots])
+        return dequantise(numbers, np.concatenate([page.scales[layer] for page in pages[start:stop]], axis=2)[:, :, within])
 
-    def _write(self, pages: Sequence, layer: int, first: int, keys: np.ndarray, values: np.ndarray) -> None:
+    def write(self, pages: Sequence, layer: int, first: int, keys: np.ndarray, values: np.ndarray) -> None:
         """Store keys and values, float32 [G, count, D], from position `first` on."""
         size, end = self.config.head_dim, first + keys.shape[1]
         for part, numbers in enumerate((keys, values)):
             if self.bits == 8:
                 numbers, scales = quantise(numbers)
-            for page, slots, new in pieces(pages, first, end):
-                page.numbers[layer, part, :, slots, :size] = numbers[:, new]
+            for page, within, new in pieces(pages, first, end):
+                page.numbers[layer, part, :, within, :size] = numbers[:, new]
                 if self.bits == 8:
-                    page.scales[layer, part, :, slots] = scales[:, new]
+                    page.scales[layer, part, :, within] = scales[:, new]
 
     def _grow(self, ends: Mapping[int, int]) -> None:
         end = max(map(self.storage_for, ends.values()))
         if not rope.length_dependent(self.config) and (self.tables is None or len(self.tables.cosines) < end):
             self.tables = Tables.of(self.config, max(end, super().storage_for(end)), self.capacity)
         for row, end in ends.items():
-            wanted = self.storage_for(end)
-            self._rows[row].append([self._pages.take() for _ in range(wanted // PAGE - len(self._rows[row].pages))])
-            self.allocated[row] = wanted
+            storage = self.storage_for(end)
+            self.page_rows[row].append([self.pages.take() for _ in range(storage // PAGE - len(self.page_rows[row].pages))])
+            self.allocated[row] = storage
 
-    def _store_tokens(self, row: int, start: int, tokens: np.ndarray) -> None:
-        """Store token ids from `start` on, in pages that no other row holds from now on."""
-        held, end = self._rows[row], start + len(tokens)
-        page = held.pages[start // PAGE]
+    def store_tokens(self, row: int, start: int, tokens: np.ndarray) -> None:
+        """Store token ids from `start` on. Pages that other rows hold are copied first."""
+        storage, end = self.page_rows[row], start + len(tokens)
+        page = storage.pages[start // PAGE]
         if len(tokens) == 1 and page.holders == 1:  # most steps
             page.tokens[start % PAGE] = tokens[0]
             return
         for index in range(start // PAGE, -(-end // PAGE)):
-            if held.pages[index].holders > 1:
-                copied = self._pages.copy(held.pages[index], max(0, start - index * PAGE))
-                self._pages.drop([held.replace(index, copied)])
-        for page, slots, new in pieces(held.pages, start, end):
-            page.tokens[slots] = tokens[new]
+            if storage.pages[index].holders > 1:
+                copied = self.pages.copy(storage.pages[index], max(0, start - index * PAGE))
+                self.pages.drop([storage.replace(index, copied)])
+        for page, within, new in pieces(storage.pages, start, end):
+            page.tokens[within] = tokens[new]
 
 
 class View(CallView):
-    """Access to a cache by one forward: reads stored keys and values, stores new ones.
-
-    pages: of each sequence's row, at the time of the call; page_tables: their addresses, (int64 array, its address).
-    """
+    """Access to a cache by one forward: reads stored keys and values, stores new ones."""
 
     def __init__(self, cache: Cache, tokens: np.ndarray, index_pos: int | Sequence[int],
                  rows: Sequence[int] | None = None):
         super().__init__(cache, *tokens.shape, index_pos, rows)
-        self.layout = cache._pages.layout
+        self.layout = cache.pages.layout
         self._shared = cache.tables  # another call may replace the cache's
         for span, ids in zip(self.spans, tokens):
-            cache._store_tokens(span.row, span.start, ids)
-        held = [cache._rows[span.row] for span in self.spans]
-        self.pages = tuple([tuple(row.pages) for row in held])
-        self.page_tables = tuple([(row.table, row.address) for row in held])
+            cache.store_tokens(span.row, span.start, ids)
+        page_rows = [cache.page_rows[span.row] for span in self.spans]
+        self.pages = tuple([tuple(row.pages) for row in page_rows])  # by sequence, at the time of the call
+        self.page_tables = tuple([(row.table, row.address) for row in page_rows])  # their addresses, where the table is
 
     @cached_property
     def tables(self) -> tuple[np.ndarray, np.ndarray]:
         """Cosines and sines of the new positions, float32 [B, T, D/2] each."""
         if rope.length_dependent(self.config):
-            own = [rope.tables(self.config, span.start, span.count, span.end) for span in self.spans]
-            return tuple(np.stack(parts) for parts in zip(*own))
+            tables = [rope.tables(self.config, span.start, span.count, span.end) for span in self.spans]
+            return tuple(np.stack(parts) for parts in zip(*tables))
         if len(self.spans) == 1:
             start, end = self.spans[0].start, self.spans[0].end
             return self._shared.cosines[None, start:end], self._shared.sines[None, start:end]
@@ -195,7 +190,7 @@ class View(CallView):
         return self._shared.cosines[positions], self._shared.sines[positions]
 
     def find_tables(self) -> tuple[int, int]:
-        """Addresses of `tables` for one sequence, which are not made for a shared one."""
+        """Addresses of `tables` for a single sequence, without making them if the cache has them."""
         if self._shared is None or "tables" in vars(self):
             cosines, sines = self.tables
             return cosines.ctypes.data, sines.ctypes.data
@@ -205,16 +200,16 @@ class View(CallView):
     def append(self, layer: int, key: np.ndarray, value: np.ndarray) -> None:
         """Store a layer's new rows. key, value: float32 [B, G, T, D]."""
         for span, pages, keys, values in zip(self.spans, self.pages, key, value):
-            self.cache._write(pages, layer, span.start, keys, values)
+            self.cache.write(pages, layer, span.start, keys, values)
 
     def stored(self, layer: int, window: int | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
-        """By sequence, a layer's keys and values that the new queries see, [G, end - first_visible, D]; the new rows last."""
-        return [tuple(self.cache._read(pages, layer, span.first_visible(window), span.end))
+        """By sequence, the keys and values that new queries of a layer see, [G, end - first_visible, D]; new rows last."""
+        return [tuple(self.cache.read(pages, layer, span.first_visible(window), span.end))
                 for span, pages in zip(self.spans, self.pages)]
 
     def new_keys(self, layer: int) -> np.ndarray:
         """A layer's keys stored by this call, [B, G, T, D]."""
-        return np.stack([self.cache._read(pages, layer, span.start, span.end)[0]
+        return np.stack([self.cache.read(pages, layer, span.start, span.end)[0]
                          for span, pages in zip(self.spans, self.pages)])
 
     def mask(self, window: int | None = None) -> list[np.ndarray | None]:

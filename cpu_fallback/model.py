@@ -28,7 +28,7 @@ class Llama(BaseLlama):
     """The model over NumPy arrays, or as compiled programs (kernels/runner.py)."""
 
     ops, cache_type = ops, Cache
-    _tile: int | None = None  # tokens that share one pass over the weights; each further tile needs another pass
+    _tile: int | None = None  # tokens that share a pass over the weights
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, options: LoadOptions = LoadOptions(), device: str = "cpu") -> Llama:
@@ -36,7 +36,7 @@ class Llama(BaseLlama):
 
         `compile` False means plain NumPy; True requires compiled kernels. `batch_invariant` requires them too: their rows do
         not depend on each other. `cache_bits` 8 stores keys and values as int8 codes, 16 as float16. Raises BackendError for an
-        option that it cannot honour, OutOfMemoryError.
+        option that is not available here, OutOfMemoryError.
         """
         config, threads, cache_bits = checkpoint.config, options.threads, options.cache_bits
         activations = runtime.pick_dtype(options.dtype, checkpoint.dtype, device)
@@ -85,11 +85,11 @@ class Llama(BaseLlama):
 
     @property
     def prefill_width(self) -> int:
-        # Programs run for so many tokens at a time anyway, and then their progress is seen.
+        # Programs run for this many tokens at a time anyway, and so their progress is seen.
         return self._runner.width if self._runner else super().prefill_width
 
     def profile(self) -> AbstractContextManager[Profile]:
-        """Clock the operations of all calls until the context ends, which completes the profile. The bits stay the same."""
+        """Clock the operations of all calls until the context ends, which completes the profile. Results do not change."""
         if self._runner:
             from .kernels.profile import clock_programs
 

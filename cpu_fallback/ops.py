@@ -113,7 +113,8 @@ def softcap(x: np.ndarray, cap: float) -> np.ndarray:
 
 
 def norm_heads(heads: np.ndarray, query_weight: np.ndarray, key_weight: np.ndarray, spec: LayerSpec) -> np.ndarray:
-    query, key, value = np.split(heads, [spec.heads * spec.head_dim, (spec.heads + spec.key_value_heads) * spec.head_dim], axis=-1)
+    ends = spec.heads * spec.head_dim, (spec.heads + spec.key_value_heads) * spec.head_dim
+    query, key, value = np.split(heads, ends, axis=-1)
     normed = [rms_norm(part.reshape(*part.shape[:-1], -1, len(weight)), weight, spec.eps).reshape(part.shape)
               for part, weight in ((query, query_weight), (key, key_weight))]
     return np.concatenate([*normed, value], axis=-1)

@@ -1,4 +1,4 @@
-"""Pages of a cache: keys, values and tokens of 64 positions, shared between rows by counting who holds them."""
+"""Pages of a cache: keys, values and tokens of 64 positions, shared between rows with a count of holders."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mlx_llama.core.models.config import LlamaConfig
 
 PAGE = 64  # positions
 SPARE_BYTES = 32 << 20  # of free pages kept for the next row
-HUGE_PAGE = 2 << 20  # bytes of the system's
+HUGE_PAGE = 2 << 20  # bytes of a huge page of the system
 
 
 def map_huge(nbytes: int) -> mmap.mmap:
-    """Allocate zeros, on huge pages if available. The mapping is private, since Linux gives shared ones no huge pages."""
+    """Allocate zeros, on huge pages if available. The mapping is private, since Linux has no huge pages for shared ones."""
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, nbytes)
     mapped = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -29,19 +29,25 @@ def map_huge(nbytes: int) -> mmap.mmap:
     return mapped
 
 
+def allocate(nbytes: int, align: int = 64, huge: bool = False) -> np.ndarray:
+    """Allocate zeros, uint8 [nbytes], whose address is a multiple of `align`. huge: on huge pages if available."""
+    raw = np.frombuffer(map_huge(nbytes + align), np.uint8) if huge else np.zeros(nbytes + align, np.uint8)
+    skip = -raw.ctypes.data % align
+    return raw[skip:skip + nbytes]
+
+
 @dataclass(frozen=True)
 class PageLayout:
-    """Layout of a page, in bytes from its start.
+    """Layout of a page.
 
-    Numbers come first, by layer, keys before values, head, position: head_dim float32, with `bits` 16 float16, with 8 int8
-    codes, padded with zeros to `width`. Scales follow in the same order, float16, one per CACHE_GROUP codes; then int32 token
-    ids.
+    Numbers come first, by layer, keys before values, head, position, padded with zeros to `width`. Scales follow in the same
+    order, float16, for each CACHE_GROUP codes; then int32 token ids. Offsets are in bytes.
     """
 
     layers: int
     heads: int
     head_dim: int
-    bits: int | None = None
+    bits: int | None = None  # None: numbers are float32; 16: float16; 8: int8 codes
 
     @classmethod
     def of(cls, config: LlamaConfig, bits: int | None = None) -> PageLayout:
@@ -50,12 +56,12 @@ class PageLayout:
 
     @property
     def width(self) -> int:
-        """Numbers of a head and position, whole vectors of 16."""
+        """Numbers of a head and position, in whole vectors of 16."""
         return -(-self.head_dim // 16) * 16
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the numbers."""
+        """The dtype of the numbers."""
         return np.dtype({None: np.float32, 16: np.float16, 8: np.int8}[self.bits])
 
     @property
@@ -88,25 +94,19 @@ class PageLayout:
 
 
 class Page:
-    """One page. address: of its first byte, on a cache line.
-
-    numbers: float32, float16 or int8 [layers, 2, G, PAGE, width]; scales: float16 [layers, 2, G, PAGE, groups]; tokens: int32
-    [PAGE]. holders: rows that have it.
-    """
+    """One page, at the start of a cache line."""
 
     __slots__ = ("memory", "address", "numbers", "scales", "tokens", "holders")
 
     def __init__(self, layout: PageLayout):
         large = layout.nbytes >= HUGE_PAGE
-        raw = np.frombuffer(map_huge(layout.nbytes), np.uint8) if large else np.zeros(layout.nbytes + 64, np.uint8)
-        skip = -raw.ctypes.data % 64
-        self.memory = raw[skip:skip + layout.nbytes]
+        self.memory = np.frombuffer(map_huge(layout.nbytes), np.uint8) if large else allocate(layout.nbytes)
         self.address = self.memory.ctypes.data
         shape, first, last = (layout.layers, 2, layout.heads, PAGE), layout.numbers(layout.layers, 0), layout.tokens
-        self.numbers = self.memory[:first].view(layout.dtype).reshape(*shape, layout.width)
-        self.scales = self.memory[first:last].view(np.float16).reshape(*shape, layout.groups)
-        self.tokens = self.memory[last:].view(np.int32)
-        self.holders = 0
+        self.numbers = self.memory[:first].view(layout.dtype).reshape(*shape, layout.width)  # [layers, 2, G, PAGE, width]
+        self.scales = self.memory[first:last].view(np.float16).reshape(*shape, layout.groups)  # [layers, 2, G, PAGE, groups]
+        self.tokens = self.memory[last:].view(np.int32)  # [PAGE]
+        self.holders = 0  # number of rows that have the page
 
     def copy_from(self, other: Page, count: int) -> None:
         """Copy the first `count` positions of another page."""
@@ -116,7 +116,7 @@ class Page:
 
 
 class Pages:
-    """The pages of a cache's rows. A page goes back when no row holds it; SPARE_BYTES of such pages are kept."""
+    """The pages of a cache's rows. A page is free when no row holds it; SPARE_BYTES of free pages are kept."""
 
     def __init__(self, layout: PageLayout):
         self.layout = layout
@@ -125,24 +125,24 @@ class Pages:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pages that rows hold, each once."""
+        """Bytes of the pages that rows hold, shared pages once."""
         return self.taken * self.layout.nbytes
 
     def take(self) -> Page:
-        """A page for one row; positions in it are undefined."""
+        """Take a page for one row. Its contents are undefined."""
         page = self._spare.pop() if self._spare else Page(self.layout)
         page.holders = 1
         self.taken += 1
         return page
 
     def copy(self, page: Page, count: int) -> Page:
-        """A page of one row with the first `count` positions of `page`."""
+        """Take a page for one row, and copy the first `count` positions of `page` to it."""
         new = self.take()
         new.copy_from(page, count)
         return new
 
     def drop(self, pages: Iterable[Page]) -> None:
-        """Give up a row's hold. The caller has removed the pages from the row."""
+        """Give back pages that the caller has removed from a row."""
         for page in pages:
             page.holders -= 1
             if not page.holders:
@@ -152,10 +152,7 @@ class Pages:
 
 
 class Row:
-    """Pages of one sequence, in order. table: their addresses, int64, which kernels read at `address`.
-
-    Entries of a table are written once: a change makes another table, since a run may still read the former one.
-    """
+    """Pages of one sequence, in order."""
 
     __slots__ = ("pages", "table", "address")
 
@@ -187,27 +184,28 @@ class Row:
 
     def tokens(self, first: int, end: int) -> np.ndarray:
         """Copy token ids first .. end - 1, int32."""
-        found = [page.tokens[slots] for page, slots, _ in pieces(self.pages, first, end)]
-        return np.concatenate(found) if found else np.zeros(0, np.int32)
+        parts = [page.tokens[within] for page, within, _ in pieces(self.pages, first, end)]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
     def _make_table(self, size: int) -> None:
+        """Make a new table of the pages' addresses, int64. A run may still read the old table, so it does not change."""
         table = np.zeros(size, np.int64)
         table[:len(self.pages)] = [page.address for page in self.pages]
         self.table, self.address = table, table.ctypes.data
 
 
 def pieces(pages: list[Page] | tuple[Page, ...], first: int, end: int) -> Iterator[tuple[Page, slice, slice]]:
-    """Positions first .. end - 1 by page: (page, positions in the page, positions from `first` on)."""
+    """Split positions first .. end - 1 by page: yield (page, positions in the page, the same from `first` on)."""
     at = first
     while at < end:
-        index, slot = divmod(at, PAGE)
-        count = min(PAGE - slot, end - at)
-        yield pages[index], slice(slot, slot + count), slice(at - first, at - first + count)
+        number, start = divmod(at, PAGE)
+        count = min(PAGE - start, end - at)
+        yield pages[number], slice(start, start + count), slice(at - first, at - first + count)
         at += count
 
 
 def quantise(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """x as int8 codes and float16 scales, one per CACHE_GROUP of the last axis. x: float32 [..., D]; scales [..., groups]."""
+    """Quantise float32 [..., D] to int8 codes [..., D] and float16 scales [..., groups], one per CACHE_GROUP of D."""
     size = x.shape[-1]
     padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -size % CACHE_GROUP)]).reshape(*x.shape[:-1], -1, CACHE_GROUP)
     scales = (np.abs(padded).max(axis=-1) / np.float32(127)).astype(np.float16)
@@ -217,5 +215,5 @@ def quantise(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def dequantise(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Codes times scales, float32 [..., D]."""
+    """Multiply codes by scales: float32 [..., D]."""
     return codes * np.repeat(scales.astype(np.float32), CACHE_GROUP, axis=-1)[..., :codes.shape[-1]]

@@ -1,4 +1,4 @@
-"""Products of low-bit matrices in NumPy: dequantise a block of rows at a time, from the file's pages."""
+"""Products of low-bit matrices in NumPy, which dequantise a block of rows at a time from the mapped file."""
 
 from __future__ import annotations
 

@@ -22,22 +22,19 @@ from .quantized import QuantizedMatrix
 if TYPE_CHECKING:
     from .kernels.panels import Arena, Panels, Slab
 
-READ_AHEAD = 16  # slabs of a few megabytes that the system reads from the disk meanwhile
+READ_AHEAD = 16  # slabs of a few megabytes that the system reads from the disk in advance
 
 
 class Weights(BaseWeights):
-    """Layers of NumPy arrays or panels.
-
-    compilation: options of the compiled path, None for NumPy. code: its machine code, None for NumPy. The constructor packs
-    all panels. Raises OutOfMemoryError if they do not fit in memory.
-    """
+    """Layers of NumPy arrays or panels."""
 
     ops, runtime = ops, runtime
 
     def __init__(self, checkpoint: Checkpoint, compilation: Compilation | None = None):
+        """Pack all panels. compilation: options of the compiled path, None for NumPy. Raises OutOfMemoryError."""
         super().__init__(checkpoint)
-        self.code, self._panels = None, {}
-        self.rank = 0  # most rows of an adapter's first matrix in panels
+        self.code, self._panels = None, {}  # machine code of the compiled path
+        self.rank = 0  # maximum rows of an adapter's first matrix in panels
         if compilation:
             self._compile(compilation)
 
@@ -51,10 +48,10 @@ class Weights(BaseWeights):
     def _adapt(self, names: Sequence[str]) -> ops.Adapters | None:
         """Additions of the adapters to the modules' product, by number; None: nothing."""
         rows = [self.tensors[f"{name}.weight"].shape[0] for name in names]
-        found = {number: pair for number, adapter in enumerate(self.adapters, 1) if (pair := adapter.fuse(names, rows))}
-        if not found:
+        pairs = {number: pair for number, adapter in enumerate(self.adapters, 1) if (pair := adapter.fuse(names, rows))}
+        if not pairs:
             return None
-        return {number: self._pack_pair(*pair, rows) for number, pair in found.items()} if self.code else found
+        return {number: self._pack_pair(*pair, rows) for number, pair in pairs.items()} if self.code else pairs
 
     def _pack_pair(self, a: np.ndarray, b: np.ndarray, rows: Sequence[int]) -> tuple[Panels, tuple[Panels, ...]]:
         """Panels of a [R, K], with R padded to a whole block, and of each module's rows of b [N, R]."""
@@ -82,7 +79,7 @@ class Weights(BaseWeights):
     def _read(self, stored: Tensor) -> np.ndarray:
         stored.check_file()
         values = stored.float32()
-        stored.release()  # the huge page around it
+        stored.release()  # the huge page that holds it
         return values
 
     def _table(self, name: str) -> ops.Matrix:
@@ -94,7 +91,8 @@ class Weights(BaseWeights):
     def _compile(self, compilation: Compilation) -> None:
         """Plan all panels and compile their code; map them from the cache, or fill an arena on several threads."""
         from .kernels import panel_files, panels
-        from .kernels.program import Code, Recipe
+        from .kernels.program import Code
+        from .kernels.recipe import Recipe
 
         names = [name.removesuffix(".weight") for name, tensor in self.tensors.items() if len(tensor.shape) == 2]
         embedding = "model.embed_tokens"
@@ -102,7 +100,7 @@ class Weights(BaseWeights):
                   if name != embedding or name == self.config.head_name}
         plans = {name: panels.Plan(tensor, panels.weight_layout(tensor)) for name, tensor in stored.items()}
         kinds = {(plan.layout, plan.source) for plan in plans.values()} | ({(panels.ADAPTER, "")} if self.adapters else set())
-        sources = sorted(kinds, key=lambda one: (one[0].name, one[1]))
+        sources = sorted(kinds, key=lambda kind: (kind[0].name, kind[1]))
         table = self.tensors[f"{embedding}.weight"]
         looked_up = panels.Plan(table, panels.weight_layout(table))
         self.code = Code(Recipe(compilation.target, tuple(sources), compilation.activation_bits, self.config.head_dim,
@@ -141,9 +139,9 @@ class Weights(BaseWeights):
 
 
 def _allocate(nbytes: int) -> Arena:
-    from .kernels.panels import Arena
+    from .kernels.panels import allocate_arena
 
     try:
-        return Arena(nbytes)
+        return allocate_arena(nbytes)
     except (OSError, MemoryError, OverflowError, ValueError):
         raise OutOfMemoryError.of(nbytes) from None

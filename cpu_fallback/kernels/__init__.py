@@ -1,7 +1,14 @@
 """The CPU's compiled path: LLVM vector code written from Python, weights in panels, a forward pass as one program.
 
-compilation: choice of a target; target: instruction sets and the cache of machine code; image: loading it; layouts: weights and
-activations in memory; panels: weights in their layout; emit: LLVM code from Python; arithmetic, embedding: kernels; program: operations as
-data; lowering: the model's forward as programs; workspace: buffers; team: threads; runner: execution. All but `compilation`
-are imported when a model is loaded. Without llvmlite the model runs in NumPy.
+Without llvmlite the model runs in NumPy. All files but `compilation` are imported when a model is loaded.
+
+    compilation               choice of an instruction set
+    target, image             instruction sets, the cache of machine code, and loading it
+    emit                      LLVM code from Python
+    layouts, panels, panel_files, filling     weights and activations in memory; packing weights
+    codes, products, unpacked, packing, norms, rope, paging, attention, routing, embedding     kernels
+    recipe, records, operations, interpreter, program     a forward as data, and the code that executes it
+    lowering, ops, workspace  core's forward as programs, and their buffers
+    team, runner              threads, and the calls of a model
+    candidates, profile       measurements
 """

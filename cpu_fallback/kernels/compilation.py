@@ -17,38 +17,34 @@ VARIABLE = "MLX_LLAMA_CPU_TARGET"
 
 
 def find_target() -> tuple[Target | None, str]:
-    """The best target of this machine, or the one that MLX_LLAMA_CPU_TARGET names; or None and the reason.
+    """The best target of this machine, or the target named by MLX_LLAMA_CPU_TARGET; or None and the reason.
 
     Raises BackendError if the variable names a target that this machine lacks.
     """
-    wanted = os.environ.get(VARIABLE, "")
-    if wanted == "numpy":
+    requested = os.environ.get(VARIABLE, "")
+    if requested == "numpy":
         return None, f"{VARIABLE} asks for it"
     if importlib.util.find_spec("llvmlite") is None:
-        if wanted:
-            raise BackendError(f"{VARIABLE}={wanted} needs the package 'llvmlite', which is not installed: "
+        if requested:
+            raise BackendError(f"{VARIABLE}={requested} needs the package 'llvmlite', which is not installed: "
                                "pip install llvmlite")
         return None, "the package 'llvmlite' is not installed (pip install llvmlite)"
     from . import target
 
     names = target.available()
-    if wanted and wanted not in names:
-        raise BackendError(f"{VARIABLE}={wanted} is unavailable on this machine: choose "
+    if requested and requested not in names:
+        raise BackendError(f"{VARIABLE}={requested} is unavailable on this machine: choose "
                            f"{', '.join([*names, 'numpy'])}, or leave it unset")
     if not names:
         return None, f"there are no kernels for this processor ({platform.machine() or 'unknown'})"
-    return target.build_target(wanted or names[0]), ""
+    return target.build_target(requested or names[0]), ""
 
 
 @dataclass(frozen=True)
 class Compilation:
-    """Options of a compiled model.
-
-    threads: number that run its programs; activation_bits: 8, 16 or 32, against low-bit weights; cache_bits: 8 for int8
-    keys and values, 16 for float16, None for float32.
-    """
+    """Options of a compiled model."""
 
     target: Target
-    threads: int
-    activation_bits: int
-    cache_bits: int | None = None
+    threads: int  # that run its programs
+    activation_bits: int  # 8, 16 or 32, of products with low-bit weights
+    cache_bits: int | None = None  # 8 for int8 keys and values, 16 for float16, None for float32

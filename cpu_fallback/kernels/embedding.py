@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from . import arithmetic, filling
+from . import filling
+from .codes import dequantise, unpack_subs
 from .emit import LANES, Function, Module, f32, i64
 from .layouts import GROUP, LowBitLayout
 from .target import Target
 
-EMBED = {"rows": i64, "count": i64, "blocks": i64, "out": i64, "out_bytes": i64}
+EMBED = {
+    "rows": i64,  # int64 [16], addresses of rows, all of them valid
+    "count": i64,  # of rows to dequantise, 1 to 16
+    "blocks": i64,  # of the layout, of a row
+    "out": i64,  # float32, row t at t * out_bytes
+    "out_bytes": i64,
+}
 
 
 def embed_name(layout: LowBitLayout, format: str) -> str:
@@ -15,26 +22,17 @@ def embed_name(layout: LowBitLayout, format: str) -> str:
 
 
 def embed(module: Module, target: Target, layout: LowBitLayout, format: str) -> Function:
-    """Write the function that dequantises `count` rows, 1 to 16, of `blocks` blocks of the layout each, as the format defines.
-
-    rows: int64 [16], addresses of rows of the GGUF format, all of them valid; out: float32, row t at t * out_bytes. A block
-    of 16 rows is filled as a panel's, then read column by column.
-    """
+    """Write the function that dequantises rows of a GGUF format: it fills a block of a panel, then reads it by column."""
     f = Function(module, embed_name(layout, format), EMBED, public=True)
     block, columns = f.allocate_stack(layout.block_bytes), f.allocate_stack(4 * LANES * GROUP)
     with f.loop(f.blocks) as b:
         filling.fill_block(f, layout, format, f.rows, b, block)
-        scales = arithmetic.Scales(f, layout, block, subs=arithmetic.unpack_subs(f, layout, block))
+        subs = unpack_subs(f, layout, block)
         with f.loop(layout.groups) as g:
-            codes = arithmetic.codes_of(f, target, layout, block, g, 1)
-            for half in range(2):
-                group = arithmetic.scale_group_of(layout, g, half)
-                scale, bias = scales("scales", group), scales("biases", group) if layout.has_biases else None
-                for k in range(4 * half, 4 * half + 4):
-                    for e, weight in enumerate(arithmetic.dequantise(codes.chunk(k), layout, scale, bias)):
-                        f.store(weight, columns, 4 * LANES * (4 * k + e), 4)
+            for column, weight in dequantise(f, target, layout, block, subs, g, 1):
+                f.store(weight, columns, 4 * LANES * column, 4)
             first = (b * layout.groups + g) * (4 * GROUP)
             with f.loop(f.count) as t, f.loop(GROUP) as column:
-                one = f.load(f32, columns + column * (4 * LANES) + t * 4, 0, 4)
-                f.store(one, f.out + t * f.out_bytes + first + column * 4, 0, 4)
+                value = f.load(f32, columns + column * (4 * LANES) + t * 4, 0, 4)
+                f.store(value, f.out + t * f.out_bytes + first + column * 4, 0, 4)
     return f.finish()

@@ -6,9 +6,11 @@ LLVM splits them for narrower registers.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+import numpy as np
 from llvmlite import ir
 
 LANES = 16  # float32 or int32 lanes of a vector: rows of a panel, positions of a block of keys
@@ -49,11 +51,24 @@ def _constant(type_: ir.Type, value: int | float | list) -> ir.Constant:
 
 
 class Module(ir.Module):
-    """LLVM code under construction. known: finished functions by name, to write each once."""
+    """LLVM code under construction."""
 
     def __init__(self, name: str = "mlx_llama"):
         super().__init__(name)
-        self.known: dict[str, Function] = {}
+        self.kernels: dict[tuple, Function] = {}  # written so far, see `kernel`
+
+
+def kernel(write: Callable[..., Function]) -> Callable[..., Function]:
+    """Make write(module, ...) return the function that it wrote to this module before for the same arguments."""
+
+    @functools.wraps(write)
+    def write_once(module: Module, *arguments, **options) -> Function:
+        key = (write, arguments, tuple(sorted(options.items())))
+        if key not in module.kernels:
+            module.kernels[key] = write(module, *arguments, **options)
+        return module.kernels[key]
+
+    return write_once
 
 
 class Value:
@@ -145,8 +160,8 @@ class Value:
         """Broadcast to all lanes of a vector."""
         builder, type_ = self.function.builder, vector(self.type, lanes)
         empty = ir.Constant(type_, ir.Undefined)
-        one = builder.insert_element(empty, self.raw, i32(0))
-        return Value(self.function, builder.shuffle_vector(one, empty, ir.Constant(vector(i32, lanes), [0] * lanes)))
+        first = builder.insert_element(empty, self.raw, i32(0))
+        return Value(self.function, builder.shuffle_vector(first, empty, ir.Constant(vector(i32, lanes), [0] * lanes)))
 
     def extract_lane(self, index: int) -> Value:
         return Value(self.function, self.function.builder.extract_element(self.raw, i32(index)))
@@ -155,10 +170,18 @@ class Value:
         return Value(self.function, self.function.builder.insert_element(self.raw, value.raw, i32(index)))
 
     def shuffle(self, lanes: list[int], other: Value | None = None) -> Value:
-        """Select lanes by number; those of `other` follow this vector's."""
+        """Select lanes by number, counting the lanes of `other` after this vector's."""
         other = self if other is None else other
         mask = ir.Constant(vector(i32, len(lanes)), lanes)
         return Value(self.function, self.function.builder.shuffle_vector(self.raw, other.raw, mask))
+
+
+def concatenate(parts: list[Value]) -> Value:
+    """Concatenate the lanes of 1, 2 or 4 vectors."""
+    while len(parts) > 1:
+        lanes = list(range(2 * parts[0].type.count))
+        parts = [low.shuffle(lanes, high) for low, high in zip(parts[::2], parts[1::2])]
+    return parts[0]
 
 
 class Variable:
@@ -211,6 +234,20 @@ class Function:
     def load(self, type_: ir.Type, address: Value, offset: Value | int = 0, align: int = 1) -> Value:
         return Value(self, self.builder.load(self._pointer(address, offset), align=align, typ=type_))
 
+    def load_word(self, record: Value, index: int) -> Value:
+        """Load word `index`, int64, of a record."""
+        return self.load(i64, record, 8 * index, 8)
+
+    def load_as_float32(self, dtype: str, address: Value, offset: Value | int = 0, lanes: int = LANES) -> Value:
+        """Load `lanes` numbers of a dtype, "float32", "float16" or "bfloat16"."""
+        if dtype == "float32":
+            return self.load(vector(f32, lanes), address, offset, 4)
+        if dtype == "float16":
+            return self.load(vector(f16, lanes), address, offset, 2).widen_half()
+        # bfloat16 is the upper half of a float32.
+        half = self.load(vector(i16, lanes), address, offset, 2)
+        return (half.zero_extend(vector(i32, lanes)) << 16).bitcast(vector(f32, lanes))
+
     def allocate_stack(self, nbytes: int) -> Value:
         """Allocate on the stack; returns the address."""
         with self.builder.goto_entry_block():
@@ -221,7 +258,7 @@ class Function:
         self.builder.store(value.raw, self._pointer(address, offset), align=align)
 
     def prefetch(self, address: Value, nbytes: int, level: int = 2) -> None:
-        """Prefetch cache lines into the cache of this level, 1 or 2; 0: into the first, for one use, past the others."""
+        """Prefetch lines into the cache of a level, 1 or 2; 0: into the first for a single use, bypassing the others."""
         name = "llvm.prefetch.p0"
         flags = [i32(0), i32(4 - level if level else 0), i32(1)]  # to read, locality, data
         declared = self.module.globals.get(name) or ir.Function(
@@ -239,7 +276,7 @@ class Function:
         return Value(self, self.builder.call(function.ir, raws))
 
     def call_address(self, address: Value, types: list[ir.Type], *arguments: Value) -> None:
-        """Call the function at an address, which returns nothing."""
+        """Call the function without a result at an address."""
         callee = self.builder.inttoptr(address.raw, ir.FunctionType(void, types).as_pointer())
         self.builder.call(callee, [value.raw for value in arguments])
 
@@ -261,11 +298,26 @@ class Function:
         suffix = f"v{type_.count}f32" if isinstance(type_, ir.VectorType) else "f32"
         return self.intrinsic(f"llvm.{name}.{suffix}", type_, *arguments)
 
+    def exp(self, x: Value) -> Value:
+        """exp of 16 floats within 2 ulps, by Cephes' polynomial (Moshier, expf.c)."""
+        def real(number: float) -> Value:
+            return self.constant(f32s, float(np.float32(number)))
+
+        x = self.smaller(self.larger(x, -87.0), 88.0)
+        n = self.math("rint", x * real(1.44269504))
+        r = self.fma(n, real(-0.693359375), x)
+        r = self.fma(n, real(2.12194440e-4), r)
+        p = real(1.9875691500e-4)
+        for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+            p = self.fma(p, r, real(c))
+        y = self.fma(p, r * r, r) + real(1.0)
+        return y * ((n.to_int() + 127) << 23).bitcast(f32s)
+
     def reduce_max(self, values: Value) -> Value:
         """The largest lane of a float32 (without NaN) or signed int32 vector."""
         if not _is_float(values.type):
             return self.intrinsic("llvm.vector.reduce.smax.v16i32", i32, values)
-        for lanes in self._halves():  # LLVM's reduction of floats takes one lane after the other
+        for lanes in self._halves():  # LLVM's reduction of floats is sequential
             values = self.larger(*(values.shuffle(half) for half in lanes))
         return values.extract_lane(0)
 
@@ -350,12 +402,12 @@ class Function:
         self.builder.atomic_rmw("xchg", self._pointer(address), self.raw(value, i64), "acq_rel")
 
     def compare_exchange(self, address: Value, expected: int, value: int) -> Value:
-        """Store `value` in an i64 that is `expected`; returns whether it was, i32 1 or 0."""
+        """Store `value` in an i64 if it is `expected`; returns whether it was, i32 1 or 0."""
         pair = self.builder.cmpxchg(self._pointer(address), i64(expected), i64(value), "acq_rel", "acquire")
         return Value(self, self.builder.zext(self.builder.extract_value(pair, 1), i32))
 
     def switch(self, number: Value, cases: list[Callable[[], None]]) -> None:
-        """Run the code that cases[number] writes; none for other numbers."""
+        """Run the code that cases[number] writes; nothing for other numbers."""
         builder = self.builder
         after = builder.append_basic_block()
         choice = builder.switch(number.raw, after)
@@ -370,5 +422,4 @@ class Function:
     def finish(self, result: Value | None = None) -> Function:
         """End the function."""
         self.builder.ret_void() if result is None else self.builder.ret(result.raw)
-        self.module.known[self.ir.name] = self
         return self

@@ -1,4 +1,4 @@
-"""Kernels that fill panels (layouts.py) from rows of a file, as LLVM functions of addresses.
+"""Kernels that fill panels (layouts.py) from rows of a file.
 
 A kernel reads 16 bytes of each of a panel's 16 rows and transposes them to four vectors, whose lanes are the rows. Stores
 are whole cache lines, in order.
@@ -11,10 +11,15 @@ from collections.abc import Callable
 from mlx_llama.core.files.quantized import GGUF_FORMATS, GGUFFormat
 
 from . import layouts
-from .emit import LANES, Function, Module, Value, Variable, i8, i16, i32, i32s, i64, vector
+from .emit import LANES, Function, Module, Value, Variable, i8, i16, i32, i32s, i64, kernel, vector
 from .layouts import FIELDS, GROUP, ROWS, FloatLayout, LowBitLayout
 
-FILL = {"rows": i64, "panels": i64, "blocks": i64, "out": i64, "panel_bytes": i64}
+FILL = {
+    "rows": i64,  # int64 [panels][16], addresses of rows, which hold whole blocks of the layout
+    "panels": i64,
+    "blocks": i64,  # of a panel
+    "out": i64, "panel_bytes": i64,
+}
 _EVERY_BYTE = 0x01010101
 
 
@@ -22,15 +27,13 @@ def fill_name(layout: layouts.Layout, format: str = "") -> str:
     return f"fill_{layout.name}_{format}" if format else f"fill_{layout.name}"
 
 
+@kernel
 def fill(module: Module, layout: layouts.Layout, format: str) -> Function:
-    """Write the function that fills `panels` panels, each of `blocks` blocks, from rows.
+    """Write the function that fills panels from rows.
 
-    format: the GGUF format of the rows; "": numbers, or codes one per byte, which leave out the scales. rows: int64
-    [panels][16], addresses of rows; they hold whole blocks of the layout.
+    format: the GGUF format of the rows; "": numbers, or codes in a byte each, without the scales.
     """
-    if (name := fill_name(layout, format)) in module.known:
-        return module.known[name]
-    f = Function(module, name, FILL, public=True)
+    f = Function(module, fill_name(layout, format), FILL, public=True)
     with f.loop(f.panels) as p, f.loop(f.blocks) as b:
         rows, out = f.rows + p * (8 * LANES), f.out + p * f.panel_bytes + b * layout.block_bytes
         if isinstance(layout, FloatLayout):
@@ -50,9 +53,9 @@ CHECKSUM_BYTES = 512
 
 
 def checksum(module: Module) -> Function:
-    """Write the function that sums `nbytes`, a multiple of 64, from `start`: 512 bytes to `out`.
+    """Write the function that computes the checksum, CHECKSUM_BYTES, of `nbytes`, a multiple of 64.
 
-    Each of 128 words is a polynomial, whose value a change of one byte changes always.
+    It is 128 words; each is a polynomial, which differs whenever a single byte differs.
     """
     f = Function(module, "checksum", CHECKSUM, public=True)
     count = CHECKSUM_BYTES // 64
@@ -67,20 +70,20 @@ def checksum(module: Module) -> Function:
             add(f.start + at, index)
     with f.loop(f.nbytes, whole, 64) as at:
         add(f.start + at, 0)
-    for index, one in enumerate(sums):
-        f.store(one.get(), f.out, 64 * index, 4)
+    for index, total in enumerate(sums):
+        f.store(total.get(), f.out, 64 * index, 4)
     return f.finish()
 
 
 class _Block:
-    """Bytes of 16 rows, `nbytes` from `at` on, loaded when they are first needed."""
+    """Bytes of 16 rows, `nbytes` from `at` on, loaded at their first use."""
 
     def __init__(self, f: Function, rows: Value, at: Value, nbytes: int):
         self.f, self.rows, self.at, self.nbytes = f, rows, at, nbytes
         self._loaded: dict[int, list[Value]] = {}
 
     def word(self, offset: int, first: int = 0) -> Value:
-        """Four bytes of each row, int32 [16]. first: start of the field that they belong to."""
+        """Four bytes of each row, int32 [16]. first: start of their field."""
         start, skip = self._find(offset, first)
         words, (index, shift) = self._load(start), divmod(skip, 4)
         if shift == 0:
@@ -94,7 +97,7 @@ class _Block:
         return word >> 16 if skip % 4 else word
 
     def _find(self, offset: int, first: int = 0) -> tuple[int, int]:
-        """(where to load 16 bytes of the block, position of `offset` in them)."""
+        """(start of 16 bytes to load, position of `offset` in them)."""
         start = min(first + (offset - first) // 16 * 16, self.nbytes - 16)
         return start, offset - start
 
@@ -155,11 +158,11 @@ def _pack_subs(scales: list[Value], biases: list[Value]) -> list[Value]:
 
 
 def _read_codes(block: _Block, file: GGUFFormat, c: int) -> Value:
-    """Codes c .. c + 3 of each row's block (of IQ4 types: indices into the table), one per byte: int32 [16]."""
+    """Codes c .. c + 3 of each row's block, in a byte each: int32 [16]. Codes of IQ4 types are indices into the table."""
     chunk = None
     for field in file.fields:
         if field.run == 0:
-            # spread four bits to the lowest bits of four bytes
+            # Spread four bits to the lowest bits of four bytes.
             part = ((block.word(field.first + c // 32 * 4, field.first) >> c % 32 & 15) * 0x00204081) & _EVERY_BYTE
         else:
             per_run = field.run * 8 // field.width
@@ -190,7 +193,7 @@ def _store_group(f: Function, bits: int, chunks: list[Value], out: Value) -> Non
         f.store(packed, out, 64 * at, 64)
 
 
-# Scales of a file's block by part of the layout's block: values whose low bytes count, int32 [16], one per group. The
+# Scales of a file's block, by part of the layout's block: a value per group, in the low bytes of int32 [16]. The file's
 # structs are in core/files/quantized.py.
 
 _Scales = dict[str, list[Value]]
@@ -208,22 +211,23 @@ def _one_level_biases(block: _Block) -> _Scales:
     return {"scales": [block.half(0)], "biases": [block.half(2)]}
 
 
-def _two_levels(scale: Value, scales: list[Value], minimum: Value | None = None, biases: list[Value] | None = None) -> _Scales:
-    found = {"super_scales": [scale], "scales": scales}
-    # A bias is the minimum negated: its sign bit flips.
-    return found if minimum is None else found | {"super_biases": [minimum ^ 0x8000], "biases": biases}
+def _two_levels(scale: Value, scales: list[Value], minimum: Value | None = None,
+                biases: list[Value] | None = None) -> _Scales:
+    parts = {"super_scales": [scale], "scales": scales}
+    # A bias is the negated minimum: flip its sign bit.
+    return parts if minimum is None else parts | {"super_biases": [minimum ^ 0x8000], "biases": biases}
 
 
 def _q2_k(block: _Block) -> _Scales:
-    pairs = [one for i in range(4) for one in _bytes(block.word(4 * i))]
-    return _two_levels(block.half(80), [one & 15 for one in pairs], block.half(82), [one >> 4 & 15 for one in pairs])
+    pairs = [pair for i in range(4) for pair in _bytes(block.word(4 * i))]
+    return _two_levels(block.half(80), [pair & 15 for pair in pairs], block.half(82), [pair >> 4 & 15 for pair in pairs])
 
 
 def _q3_k(block: _Block) -> _Scales:
     words, scales = [block.word(96 + 4 * i) for i in range(3)], []
     for i in range(4):
         low, high = words[i % 2] >> i // 2 * 4 & 0x0F0F0F0F, words[2] >> 2 * i & 0x03030303
-        scales += [one - 32 for one in _bytes(low | high << 4)]
+        scales += [scale - 32 for scale in _bytes(low | high << 4)]
     return _two_levels(block.half(108), scales)
 
 
@@ -238,7 +242,7 @@ def _q4_k(block: _Block) -> _Scales:
 
 
 def _q6_k(block: _Block) -> _Scales:
-    return _two_levels(block.half(208), [one for i in range(4) for one in _bytes(block.word(192 + 4 * i))])
+    return _two_levels(block.half(208), [scale for i in range(4) for scale in _bytes(block.word(192 + 4 * i))])
 
 
 def _iq4_xs(block: _Block) -> _Scales:

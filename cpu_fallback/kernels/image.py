@@ -1,7 +1,8 @@
-"""Object files of x86-64 loaded without LLVM, whose library takes 0.1 s and 55 MB at each start.
+"""Object files of x86-64, loaded without LLVM.
 
-ELF-64 (System V gABI, chapters 4 and 5; x86-64 psABI, 4.4) of LLVM's large code model, whose only relocation is an address of
-64 bits.
+LLVM's library would take 0.08 s of every start and 57 MB of memory (measured with the packaged model: 0.90 s and 72 MB
+without it), which docs/figures.md (CPU: start) shows beside llama.cpp. LLVM's large code model needs little of ELF-64
+(System V gABI, chapters 4 and 5; x86-64 psABI, 4.4): its only relocation is an address of 64 bits.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ _READ_EXECUTE = 5  # PROT_READ | PROT_EXEC
 
 
 class Image:
-    """Machine code in memory of its own. address: of each function by name."""
+    """Machine code in executable memory."""
 
     def __init__(self, code: bytes, externals: Mapping[str, int]):
-        """code: of an object file. externals: addresses of the functions that it calls.
+        """code: an object file. externals: addresses of the functions that it calls, by name.
 
         Raises:
-            ValueError: not such a file.
+            ValueError: for another kind of file.
             OSError: the system refuses executable memory.
         """
         sections, symbols = _read(code)
@@ -39,18 +40,18 @@ class Image:
         for number, start in starts.items():
             at, length = sections[number][4:6]
             self._memory[start:start + length] = code[at:at + length]
-        found = [base + starts[section] + value if section in starts else externals.get(name)
-                 for name, _, section, value in symbols]
+        addresses = [base + starts[section] + value if section in starts else externals.get(name)
+                     for name, _, section, value in symbols]
         for _, kind, _, _, at, length, _, target, _, _ in sections:
             if kind != _RELA or target not in starts:
                 continue
             for offset, info, addend in _RELOCATION.iter_unpack(code[at:at + length]):
-                address = found[info >> 32]
+                address = addresses[info >> 32]
                 if info & 0xFFFFFFFF != _ADDRESS_64 or address is None:
                     raise ValueError("a relocation of another code model")
                 struct.pack_into("<Q", self._memory, starts[target] + offset, address + addend)
-        self.address = {name: address for (name, kind, _, _), address in zip(symbols, found)
-                        if kind & 15 == _FUNCTION and address}
+        self.address = {name: address for (name, kind, _, _), address in zip(symbols, addresses)
+                        if kind & 15 == _FUNCTION and address}  # of each function by name
         del view
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.mprotect(ctypes.c_void_p(base), ctypes.c_size_t(len(self._memory)), _READ_EXECUTE):
@@ -63,7 +64,7 @@ def _read(code: bytes) -> tuple[list[tuple], list[tuple[str, int, int, int]]]:
         raise ValueError("no object file of x86-64")
     at, count = struct.unpack_from("<Q", code, 40)[0], struct.unpack_from("<H", code, 60)[0]
     sections = list(_SECTION.iter_unpack(code[at:at + count * _SECTION.size]))
-    (table,) = [one for one in sections if one[1] == _SYMTAB]
+    (table,) = [section for section in sections if section[1] == _SYMTAB]
     texts = sections[table[6]][4]
     symbols = []
     for name, kind, _, section, value, _ in _SYMBOL.iter_unpack(code[table[4]:table[4] + table[5]]):

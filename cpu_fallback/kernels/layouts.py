@@ -4,8 +4,8 @@ Weights [N, K] are stored as contiguous panels of 16 rows; the last panel is pad
 blocks along K, padded with zeros to whole blocks, and a kernel reads it sequentially once. Lane r of a vector is row r of
 the panel. Inputs are counted in groups of 32.
 
-Activations are stored in blocks of T tokens, a tile (program.tiles). A block is a sequence of records, one per span of 256
-inputs. An integer layout's record holds the span's codes, their scale and their sums.
+Activations are stored in tiles of T tokens (recipe.tiles). A tile is a sequence of records, one per span of 256 inputs. An
+integer layout's record holds the span's codes, their scale and their sums.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ SPAN = 8  # groups whose activations share a scale, from a row's start; a multip
 SUBS = 12  # bytes of a row's sub scales and biases in 6 bits
 WIDTHS = {"float16": 2, "bfloat16": 2, "float32": 4}  # bytes of a number
 
-# Codes of a group take `bits` vectors of 64 bytes without gaps. By bits per code, the fields of each chunk k (inputs 4 k .. 4 k + 3,
-# one byte each in a 32-bit lane): (vector, lowest bit in its bytes, width, lowest bit in the code). With 6 bits the first
-# six chunks take the low bits of a vector each, and two more the bits that these leave.
+# Codes of a group take `bits` vectors of 64 bytes without gaps. By bits per code, the fields of each chunk k (inputs 4 k ..
+# 4 k + 3, a byte each in a 32-bit lane): (vector, lowest bit in its bytes, width, lowest bit in the code). With 6 bits, six
+# chunks take the low bits of a vector each, and two chunks the remaining bits.
 Field = tuple[int, int, int, int]
 FIELDS: dict[int, tuple[tuple[Field, ...], ...]] = {
     2: tuple(((k % 2, k // 2 * 2, 2, 0),) for k in range(8)),
@@ -69,8 +69,9 @@ class LowBitLayout:
         super bias   the same, if has_biases
         sub scales   [scale groups][16 rows] int8
         sub biases   [scale groups][16 rows] uint8, if has_biases
-        or, with biases and groups of 32, both in 6 bits: 3 vectors [4 groups][16 rows], whose low 6 bits are the scales of groups
-        0 .. 3, those of groups 4 .. 7, the biases of groups 0 .. 3; their upper 2 bits: the biases of groups 4 .. 7, lowest first
+        or, with biases and groups of 32, both in 6 bits: 3 vectors [4 groups][16 rows], whose low 6 bits are the scales of
+        groups 0 .. 3, the scales of groups 4 .. 7, the biases of groups 0 .. 3, and whose upper 2 bits are the biases of
+        groups 4 .. 7, lowest bits first
     and then
         codes        groups x bits x [16 rows] x 4 bytes, see FIELDS
     has_table: the codes are stored as indices into the table of GGUF's IQ4 types (IQ4_VALUES).
@@ -142,7 +143,7 @@ Layout = FloatLayout | LowBitLayout
 
 @dataclass(frozen=True)
 class ActivationLayout:
-    """Activations of T tokens, a record for each span.
+    """A tile of T tokens, a record for each span.
 
     "float": float32 [256 inputs][T].
     "bfloat16": [128 pairs of inputs][T][2], for products with bfloat16 weights.
@@ -190,24 +191,24 @@ def activation_layout(activation_bits: int, dot: str, offset: int = 0) -> Activa
     return ActivationLayout("int8x2" if activation_bits == 16 else "int8", limit, offset)
 
 
-def unpack(layout: ActivationLayout, records: np.ndarray, columns: int, slots: int, tokens: int) -> np.ndarray:
-    """Dequantise packed activations: float32 [tokens, columns]. records: uint8, in blocks of `slots` tokens."""
-    spans, blocks = columns // (SPAN * GROUP), -(-tokens // slots)
-    rows = records[:blocks * spans * layout.record(slots)].reshape(blocks, spans, layout.record(slots))
+def unpack(layout: ActivationLayout, records: np.ndarray, columns: int, size: int, tokens: int) -> np.ndarray:
+    """Dequantise packed activations: float32 [tokens, columns]. records: uint8, in tiles of `size` tokens."""
+    spans, tiles = columns // (SPAN * GROUP), -(-tokens // size)
+    rows = records[:tiles * spans * layout.record(size)].reshape(tiles, spans, layout.record(size))
     if layout.name == "float":
-        x = rows.view(np.float32).reshape(blocks, spans, SPAN * GROUP, slots).transpose(0, 3, 1, 2)
+        x = rows.view(np.float32).reshape(tiles, spans, SPAN * GROUP, size).transpose(0, 3, 1, 2)
         return x.reshape(-1, columns)[:tokens].copy()
-    raw = np.ascontiguousarray(rows[:, :, :SPAN * layout.codes(slots)])
+    raw = np.ascontiguousarray(rows[:, :, :SPAN * layout.codes(size)])
     if layout.name == "bfloat16":
-        x = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(blocks, spans, -1, slots, 2)
+        x = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(tiles, spans, -1, size, 2)
         return x.transpose(0, 3, 1, 2, 4).reshape(-1, columns)[:tokens].copy()
     if layout.name == "int16":
-        codes = raw.view(np.int16).reshape(blocks, spans, SPAN, 8, slots, 4)[..., [0, 2, 1, 3]].astype(np.int32)
+        codes = raw.view(np.int16).reshape(tiles, spans, SPAN, 8, size, 4)[..., [0, 2, 1, 3]].astype(np.int32)
     else:
-        planes = raw.view(np.int8).reshape(blocks, spans, SPAN, -1, 8, slots, 4).astype(np.int32)
+        planes = raw.view(np.int8).reshape(tiles, spans, SPAN, -1, 8, size, 4).astype(np.int32)
         codes = planes[:, :, :, 0] if layout.name == "int8" else 256 * planes[:, :, :, 0] + planes[:, :, :, 1]
-    at = layout.at("scale", slots)
-    scale = np.ascontiguousarray(rows[:, :, at:at + 4 * slots]).view(np.float32)  # [blocks, spans, slots]
-    # Slots beyond the tokens hold anything.
-    x = codes.transpose(0, 4, 1, 2, 3, 5).reshape(blocks * slots, spans, SPAN * GROUP)[:tokens].astype(np.float32)
+    at = layout.at("scale", size)
+    scale = np.ascontiguousarray(rows[:, :, at:at + 4 * size]).view(np.float32)  # [tiles, spans, size]
+    # Values beyond the tokens are undefined.
+    x = codes.transpose(0, 4, 1, 2, 3, 5).reshape(tiles * size, spans, SPAN * GROUP)[:tokens].astype(np.float32)
     return (x * scale.transpose(0, 2, 1).reshape(-1, spans, 1)[:tokens]).reshape(tokens, columns)

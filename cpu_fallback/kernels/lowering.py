@@ -1,7 +1,7 @@
-"""Lowering of the forward to compiled programs: core.llama runs once on symbols, and the words of ops.py append operations.
+"""Lowering of the forward to compiled programs: core.llama runs on symbols, and the words of ops.py append operations.
 
-A symbol stands for float32 rows, one per token, in a buffer of the workspace. Some are evaluated by their reader: packing a
-product's inputs computes a norm or a gate, and a product's reader chooses its output buffer.
+A symbol stands for float32 numbers of each token in a buffer of the workspace. Some symbols are evaluated by their reader:
+packing a product's inputs computes a norm or a gate, and a product's reader chooses its output buffer.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from mlx_llama.core import ops
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
 
-from .arithmetic import panels_at_once
 from .layouts import GROUP, ROWS, SPAN, ActivationLayout, unpack
 from .panels import Panels
-from .program import Code, Program, experts_kind, float_bits, gather_kind, pack_kind, product_kind, split_tokens
+from .products import panels_at_once
+from .program import Code, Program
+from .recipe import split_tokens
+from .records import experts_kind, float_bits, gather_kind, pack_kind, product_kind
 from .workspace import WIDTH, Buffer, Workspace, pad
 
 
 @dataclass(eq=False)
 class Symbol:
-    """Rows computed by a traced program."""
+    """Numbers computed by a traced program."""
 
     trace: Trace
 
@@ -35,28 +37,28 @@ class Tokens(Symbol):
 
 
 @dataclass(eq=False)
-class Rows(Symbol):
-    """Columns at .. at + width of a buffer. heads: number of heads in them, or None."""
+class Columns(Symbol):
+    """Columns at .. at + width - 1 of a buffer."""
 
     buffer: Buffer
     at: int
     width: int
-    heads: int | None = None
+    heads: int | None = None  # number of heads in them
 
     def read(self, tokens: int) -> np.ndarray:
-        """Copy the rows: float32 [tokens, width], or [heads, tokens, width / heads]."""
+        """Copy the numbers: float32 [tokens, width], or [heads, tokens, width / heads]."""
         rows = self.buffer.array[:tokens, self.at:self.at + self.width].copy()
         return rows if self.heads is None else rows.reshape(tokens, self.heads, -1).transpose(1, 0, 2)
 
 
 @dataclass(eq=False)
 class Normed(Symbol):
-    """RMS norm of the stream, computed by packing. packed: (operation, layout) of the packing, None before."""
+    """RMS norm of the stream, computed by packing."""
 
     weight: Buffer
     eps: float
-    packed: tuple[int, ActivationLayout] | None = None
-    marks: list[str] = field(default_factory=list)
+    packed: tuple[int, ActivationLayout] | None = None  # operation and layout of the packing
+    marks: list[str] = field(default_factory=list)  # probes to mark when it is packed
 
 
 @dataclass(eq=False)
@@ -68,19 +70,15 @@ class Gated(Symbol):
 
 @dataclass(eq=False)
 class Product(Symbol):
-    """Matrices times packed activations.
+    """Matrices times packed activations."""
 
-    first: the first operation, of packing; operations: one per matrix; parts: (column, rows) of each; additions: (operation,
-    column) of products that add to it; marks: names of probes to mark after `place`.
-    """
-
-    first: int
-    operations: list[int]
-    parts: list[tuple[int, int]]
-    buffer: Buffer | None = None
+    first: int  # the first operation, of packing
+    operations: list[int]  # of each matrix
+    parts: list[tuple[int, int]]  # (first column, number of columns) of each matrix's output
+    buffer: Buffer | None = None  # where `place` directs it
     accumulates: bool = False
-    marks: list[str] = field(default_factory=list)
-    additions: list[tuple[int, int]] = field(default_factory=list)
+    marks: list[str] = field(default_factory=list)  # probes to mark after `place`
+    additions: list[tuple[int, int]] = field(default_factory=list)  # (operation, column) of products that add to it
 
     @property
     def last(self) -> int:
@@ -88,7 +86,7 @@ class Product(Symbol):
         return max([self.operations[-1], *(operation for operation, _ in self.additions)])
 
     def place(self, buffer: Buffer, accumulate: bool = False) -> None:
-        """Direct the product to `buffer`, or accumulate it there. Raises ValueError if it does not fit or has a buffer."""
+        """Write or accumulate the product to `buffer`. Raises ValueError if it does not fit or already has a buffer."""
         at, rows = self.parts[-1]
         if at + pad(rows, ROWS) > buffer.array.shape[1]:
             raise ValueError(f"products up to column {at + rows} do not fit a buffer {buffer.array.shape}")
@@ -106,14 +104,14 @@ class Product(Symbol):
 
 @dataclass(eq=False)
 class Adjusted(Symbol):
-    """A product times `factor`, behind a norm if there is a weight, within `cap`; computed where it is read."""
+    """A product times `factor`, after a norm if there is a weight; or its softcap. Computed by its reader."""
 
     product: Product
     weight: Buffer | None = None
     eps: float = 0.0
     factor: float = 1.0
     cap: float = 0.0
-    rows: Rows | None = None
+    columns: Columns | None = None  # where `place` wrote it
     marks: list[str] = field(default_factory=list)
 
     @property
@@ -122,40 +120,35 @@ class Adjusted(Symbol):
         return self.product.first
 
     def place(self, buffer: Buffer, accumulate: bool = False) -> None:
-        """Write or accumulate it to `buffer`. Raises ValueError as Product.place, and without a buffer to compute it in."""
+        """Write or accumulate it to `buffer`. Raises ValueError as Product.place, or if Workspace.delta is missing."""
         w = self.trace.workspace
         source = w.delta if accumulate else buffer
         if not len(source.array):
-            raise ValueError("the workspace has no buffer for outputs that are normed or scaled: no layer says that it does so")
+            raise ValueError("the workspace has no buffer for normed or scaled outputs: no LayerSpec asks for it")
         self.product.place(source)
         if self.cap:
             self.trace.program.add("softcap", 1, per_token=True, target=source.address, target_bytes=source.row_bytes,
                                    groups=buffer.array.shape[1] // GROUP, cap=float_bits(self.cap))
-            self.rows = Rows(self.trace, buffer, 0, self.product.parts[0][1])
-            for name in self.marks:
-                self.trace.probe(name, self)
-            return
-        self.trace.program.add(
-            "adjust", 1, per_token=True, delta=source.address, delta_bytes=source.row_bytes,
-            weight=self.weight.address if self.weight else 0, factor=float_bits(self.factor), target=buffer.address,
-            target_bytes=buffer.row_bytes, accumulate=int(accumulate), groups=buffer.array.shape[1] // GROUP,
-            width=float_bits(self.trace.config.hidden_size), eps=float_bits(self.eps), scratch=w.scratch.address)
-        self.rows = Rows(self.trace, buffer, 0, self.product.parts[0][1])
+        else:
+            self.trace.program.add(
+                "adjust", 1, per_token=True, delta=source.address, delta_bytes=source.row_bytes,
+                weight=self.weight.address if self.weight else 0, factor=float_bits(self.factor), target=buffer.address,
+                target_bytes=buffer.row_bytes, accumulate=int(accumulate), groups=buffer.array.shape[1] // GROUP,
+                width=float_bits(self.trace.config.hidden_size), eps=float_bits(self.eps), scratch=w.scratch.address)
+        self.columns = Columns(self.trace, buffer, 0, self.product.parts[0][1])
         for name in self.marks:
             self.trace.probe(name, self)
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A probe of a program: after operation `last` - 1, read(tokens) returns its values, float32 [tokens, ...].
-
-    zeroed: the buffer that operations first .. last - 1 accumulate to; zeroed before them, it shows their sum alone.
-    """
+    """A probe of a program."""
 
     name: str
     first: int
     last: int
-    read: Callable[[int], np.ndarray]
+    read: Callable[[int], np.ndarray]  # after operation last - 1, read(tokens) returns the values, float32 [tokens, ...]
+    # The buffer that operations first .. last - 1 accumulate to. Zeroed before them, it has their sum only.
     zeroed: Buffer | None = None
 
     def shift(self, by: int) -> Mark:
@@ -165,18 +158,19 @@ class Mark:
 
 @dataclass(frozen=True)
 class Segment:
-    """A finished program and its marks in order. moves: buffers whose last row is copied to the first before a run."""
+    """A finished program."""
 
     program: Program
-    marks: tuple[Mark, ...]
-    moves: tuple[Buffer, ...]
+    marks: tuple[Mark, ...]  # in order
+    moves: tuple[Buffer, ...]  # whose last row is copied to the first before a run
 
 
 class View(ops.View):
-    """Stand-in for cache.View while the forward is traced. count: 1 for a decoded token, more for a prompt. adapters: numbers of
-    those that the program's rows may have. is_probed: mark the probes."""
+    """Stand-in for cache.View while the forward is traced."""
 
     def __init__(self, trace: Trace, count: int, adapters: tuple[int, ...] = (), is_probed: bool = True):
+        """count: 1 for a decoded token, more for a prompt. adapters: numbers of those that the rows may have. is_probed:
+        mark the probes."""
         self.trace, self.count, self.adapters = trace, count, adapters
         self.listener = trace.probe if is_probed else None
 
@@ -185,26 +179,23 @@ class View(ops.View):
         if self.listener:
             self.trace.sums.append(f"{layer}.{name}")
 
-    def new_keys(self, layer: int) -> Rows:
+    def new_keys(self, layer: int) -> Columns:
         """The stored keys, in the buffer where they were rotated."""
-        return self.trace.head_rows(self.trace.config.layers[layer])[1]
+        return self.trace.head_columns(self.trace.config.layers[layer])[1]
 
 
 class Trace:
-    """One run of the forward on symbols. decode: for single tokens; products take smaller portions of panels.
-
-    segments: the finished programs; vectors: norms and biases that they point to; embedding: the model's, its rows
-    times embedding_factor.
-    """
+    """A run of the forward on symbols."""
 
     def __init__(self, config: LlamaConfig, code: Code, workspace: Workspace, threads: int, decode: bool):
+        """decode: for single tokens; products take smaller portions of panels."""
         self.config, self.code, self.workspace, self.threads, self.decode = config, code, workspace, threads, decode
         self.program = Program(code, threads)
-        self.segments: list[Segment] = []
-        self.vectors: list[Buffer] = []
+        self.segments: list[Segment] = []  # finished programs
+        self.vectors: list[Buffer] = []  # norms and biases that they point to
         self.embedding: ops.Matrix | None = None
-        self.embedding_factor = 1.0
-        self.stream = Rows(self, workspace.hidden, 0, config.hidden_size)
+        self.embedding_factor = 1.0  # of looked up rows
+        self.stream = Columns(self, workspace.hidden, 0, config.hidden_size)
         self.sums: list[str] = []  # probes of the stream's next sum
         self._marks: list[Mark] = []
         self._moves: list[Buffer] = []
@@ -212,21 +203,21 @@ class Trace:
     # ---- probes and segments
 
     def probe(self, name: str, symbol: Symbol) -> None:
-        """Mark the operation after which `symbol` can be read: the latest for rows, its own for others."""
+        """Mark the operation after which `symbol` can be read: for columns the latest, else the one that computes it."""
         now = len(self.program)
-        if isinstance(symbol, Rows):
+        if isinstance(symbol, Columns):
             self._marks.append(Mark(name, now, now, symbol.read))
         elif isinstance(symbol, Normed) and symbol.packed:
             operation, layout = symbol.packed
             self._marks.append(Mark(name, operation + 1, operation + 1, self._make_reader(layout)))
-        elif isinstance(symbol, Adjusted) and symbol.rows:
-            self._marks.append(Mark(name, now, now, symbol.rows.read))
+        elif isinstance(symbol, Adjusted) and symbol.columns:
+            self._marks.append(Mark(name, now, now, symbol.columns.read))
         elif isinstance(symbol, (Normed, Adjusted)) or symbol.buffer is None:
             symbol.marks.append(name)
         else:
-            (at, rows), last = symbol.parts[0], symbol.last + 1
+            (at, width), last = symbol.parts[0], symbol.last + 1
             first, zeroed = (symbol.operations[0], symbol.buffer) if symbol.accumulates else (last, None)
-            self._marks.append(Mark(name, first, last, Rows(self, symbol.buffer, at, rows).read, zeroed))
+            self._marks.append(Mark(name, first, last, Columns(self, symbol.buffer, at, width).read, zeroed))
 
     def mark_sums(self) -> None:
         """Mark the probes of the sum that was just added."""
@@ -240,8 +231,8 @@ class Trace:
         token_bytes = columns // WIDTH * layout.record(1)
 
         def read(tokens: int) -> np.ndarray:
-            tiles = [unpack(layout, records[first * token_bytes:], columns, slots, count)
-                     for first, count, slots in split_tokens(target, layout, tokens)]
+            tiles = [unpack(layout, records[first * token_bytes:], columns, size, count)
+                     for first, count, size in split_tokens(target, layout, tokens)]
             return np.concatenate(tiles)[:, :width]
 
         return read
@@ -256,14 +247,14 @@ class Trace:
         self.program, self._moves = rest, []
 
     def narrow(self, buffer: Buffer) -> None:
-        """Continue with the last token alone, starting from its row of `buffer`."""
+        """Continue with the last token only, from its row of `buffer`."""
         if not self.decode:
             self.split()
             self.decode = True
         self._moves.append(buffer)
 
     def finish(self, logits: Product | Adjusted, separate_head: bool) -> list[Segment]:
-        """End the trace. separate_head: end a segment before the head, which then runs for HEAD_CHUNK tokens at a time."""
+        """End the trace. separate_head: end a segment before the head, which runs for HEAD_CHUNK tokens at a time."""
         logits.place(self.workspace.logits)
         if separate_head:
             self.split(logits.first)
@@ -279,16 +270,16 @@ class Trace:
         self.vectors.append(buffer)
         return buffer
 
-    def head_rows(self, spec: LayerSpec) -> tuple[Rows, Rows, Rows]:
+    def head_columns(self, spec: LayerSpec) -> tuple[Columns, Columns, Columns]:
         """Queries, keys and values in the workspace, each padded to a multiple of ROWS columns."""
-        at, found = 0, []
+        at, parts = 0, []
         for heads in (spec.heads, spec.key_value_heads, spec.key_value_heads):
-            found.append(Rows(self, self.workspace.qkv, at, heads * spec.head_dim, heads))
+            parts.append(Columns(self, self.workspace.qkv, at, heads * spec.head_dim, heads))
             at += pad(heads * spec.head_dim, ROWS)
-        return tuple(found)
+        return tuple(parts)
 
     def pack(self, x: Symbol, layouts: list[ActivationLayout], of_experts: bool = False) -> Buffer:
-        """Append packing of x in each layout; returns the buffer that it reads. of_experts: in the order of their tiles."""
+        """Append packing of x in each layout; returns the buffer that it reads. of_experts: sorted by experts' tiles."""
         w, b, b_bytes = self.workspace, None, 0
         if isinstance(x, Normed):
             source, a, b = "norm", w.hidden, x.weight
@@ -303,7 +294,7 @@ class Trace:
         groups = a.array.shape[1] // GROUP
         if a.array.shape[1] % WIDTH or b is not None and b.array.shape[-1] < a.array.shape[1]:
             raise ValueError(f"rows of {a.array.shape} and {b and b.array.shape} are not multiples of {WIDTH}")
-        part = max(8, pad(-(-groups // 8), 8))  # at most eight parts, since each repeats a norm's sum of squares
+        part = max(8, pad(-(-groups // 8), 8))  # at most eight parts, since each computes a norm's sum of squares
         width, eps = (self.config.hidden_size, x.eps) if source == "norm" else (1, self.config.rms_norm_eps)
         kind, parts, routed = pack_kind, -(-groups // part), {}
         if of_experts:
@@ -337,7 +328,7 @@ class Trace:
 
     def mix_experts(self, x: Symbol, scores: Product, gate: tuple[Panels, ...], up: tuple[Panels, ...],
                     down: tuple[Panels, ...], spec: ExpertsSpec, activation: str) -> Product:
-        """Append the choice of experts, and their MLPs of x; returns the sum of their outputs."""
+        """Append the choice of experts and their MLPs of x; returns the weighted sum of their outputs."""
         w, r = self.workspace, self.workspace.routing
         scores.place(r.scores)
         self.program.add(
@@ -375,14 +366,14 @@ class Trace:
             out_bytes=out.row_bytes, tiles=self.workspace.routing.tiles.address)
 
     def add_low_rank(self, product: Product, x: Symbol, a: Panels, b: tuple[Panels, ...], adapter: int) -> None:
-        """Append (x @ a.T) @ b.T, which `product` adds to itself in rows with this adapter. b: for each part of the product."""
+        """Append (x @ a.T) @ b.T, added to `product` in rows with this adapter. b: for each part of the product."""
         w, layout = self.workspace, self.code.recipe.activation_layout(a.plan.layout)
         inner = self._multiply_one(a, self.pack(x, [layout]), None, wait=True)
         self.program.amend(inner, out=w.low_rank.address, out_bytes=w.low_rank.row_bytes)
         width = pad(a.plan.rows, GROUP)
         self.program.add("select", 1, per_token=True, target=w.low_rank.address, target_bytes=w.low_rank.row_bytes,
                          groups=width // GROUP, adapter=adapter)
-        packed = self.pack(Rows(self, w.low_rank, 0, width), [layout])
+        packed = self.pack(Columns(self, w.low_rank, 0, width), [layout])
         for part, (at, _) in zip(b, product.parts, strict=True):
             operation = self._multiply_one(part, packed, None, wait=part is b[-1])
             self.program.amend(operation, accumulate=1)

@@ -8,21 +8,20 @@ from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
 
 from .. import ops
 from .layouts import ROWS
-from .lowering import Adjusted, Gated, Normed, Product, Rows, Symbol, Tokens, Trace, View
+from .lowering import Adjusted, Columns, Gated, Normed, Product, Symbol, Tokens, Trace, View
 from .panels import Panels
-from .program import float_bits
+from .records import float_bits
 from .workspace import pad
 
 NO_WINDOW = 1 << 60
 
 
-
-def embed(tokens: Tokens, weight: ops.Matrix) -> Rows:
+def embed(tokens: Tokens, weight: ops.Matrix) -> Columns:
     tokens.trace.embedding = weight
     return tokens.trace.stream
 
 
-def add(x: Rows, delta: Product | Adjusted | None) -> Rows:
+def add(x: Columns, delta: Product | Adjusted | None) -> Columns:
     if delta is not None:
         delta.place(x.buffer, accumulate=True)
         x.trace.mark_sums()
@@ -34,9 +33,9 @@ def rms_norm(x: Product, weight: np.ndarray, eps: float) -> Adjusted:
 
 
 def scale(x: Symbol, factor: float) -> Symbol:
-    if isinstance(x, Rows):
+    if isinstance(x, Columns):
         if len(x.trace.program):
-            raise ValueError("of all rows only the embedding is scaled where it lies")
+            raise ValueError("the stream cannot be scaled in place, except as the embedding")
         x.trace.embedding_factor *= factor
         return x
     adjusted = x if isinstance(x, Adjusted) else Adjusted(x.trace, x)
@@ -48,7 +47,7 @@ def softcap(x: Product, cap: float) -> Adjusted:
     return Adjusted(x.trace, x, cap=cap)
 
 
-def add_rms_norm(x: Rows, delta: Product | Adjusted | None, weight: np.ndarray, eps: float) -> tuple[Rows, Normed]:
+def add_rms_norm(x: Columns, delta: Product | Adjusted | None, weight: np.ndarray, eps: float) -> tuple[Columns, Normed]:
     return add(x, delta), Normed(x.trace, x.trace.copy_vector(weight), eps)
 
 
@@ -63,7 +62,8 @@ def adapt(product: Product, x: Symbol, adapters: ops.Adapters, view: View) -> Pr
     return product
 
 
-def gated_linear(x: Symbol, weight: tuple[Panels, Panels], bias: np.ndarray | None = None, activation: str = "silu") -> Gated:
+def gated_linear(x: Symbol, weight: tuple[Panels, Panels], bias: np.ndarray | None = None,
+                 activation: str = "silu") -> Gated:
     return gate(x.trace.multiply(x, weight, bias), activation)
 
 
@@ -72,17 +72,17 @@ def gate(gate_up: Product, activation: str) -> Gated:
     for operation, (at, rows), buffer in zip(gate_up.operations, gate_up.parts, (w.gate, w.up), strict=True):
         if pad(rows, ROWS) > buffer.array.shape[1]:
             raise ValueError(f"a product of {rows} columns does not fit a buffer {buffer.array.shape}")
-        for each in (operation, *(addition for addition, column in gate_up.additions if column == at)):
-            trace.program.amend(each, out=buffer.address, out_bytes=buffer.row_bytes)
+        for number in (operation, *(addition for addition, column in gate_up.additions if column == at)):
+            trace.program.amend(number, out=buffer.address, out_bytes=buffer.row_bytes)
     return Gated(trace, activation)
 
 
 def experts(x: Symbol, scores: Product, gate: tuple[Panels, ...], up: tuple[Panels, ...], down: tuple[Panels, ...],
-      spec: ExpertsSpec, activation: str = "silu") -> Product:
+            spec: ExpertsSpec, activation: str = "silu") -> Product:
     return x.trace.mix_experts(x, scores, gate, up, down, spec, activation)
 
 
-def norm_heads(heads: Product, query_weight: np.ndarray, key_weight: np.ndarray, spec: LayerSpec) -> Rows:
+def norm_heads(heads: Product, query_weight: np.ndarray, key_weight: np.ndarray, spec: LayerSpec) -> Columns:
     trace = heads.trace
     query, key, _ = _place_heads(heads, spec)
     trace.program.add(
@@ -93,11 +93,11 @@ def norm_heads(heads: Product, query_weight: np.ndarray, key_weight: np.ndarray,
     return query
 
 
-def split_heads(heads: Symbol, spec: LayerSpec) -> tuple[Rows, Rows, Rows]:
+def split_heads(heads: Symbol, spec: LayerSpec) -> tuple[Columns, Columns, Columns]:
     return _place_heads(heads, spec)
 
 
-def rope_and_store(heads: Symbol, view: View, spec: LayerSpec) -> Rows:
+def rope_and_store(heads: Symbol, view: View, spec: LayerSpec) -> Columns:
     query, key, value = _place_heads(heads, spec)
     heads.trace.program.add(
         "rotate", spec.key_value_heads, portion=1 if heads.trace.decode else spec.key_value_heads, per_token=True,
@@ -115,25 +115,25 @@ def _page_offsets(trace: Trace, spec: LayerSpec) -> dict[str, int]:
             "value_scales": pages.scales(i, 1)}
 
 
-def _place_heads(heads: Symbol, spec: LayerSpec) -> tuple[Rows, Rows, Rows]:
-    """The rows of query, key and value; directs their product there if it has no buffer yet."""
-    found = heads.trace.head_rows(spec)
+def _place_heads(heads: Symbol, spec: LayerSpec) -> tuple[Columns, Columns, Columns]:
+    """The columns of query, key and value; directs their product there if it has no buffer."""
+    parts = heads.trace.head_columns(spec)
     if isinstance(heads, Product) and heads.buffer is None:
-        if heads.parts != [(one.at, one.width) for one in found]:
+        if heads.parts != [(part.at, part.width) for part in parts]:
             raise ValueError(f"layer {spec.index}: query, key and value have {heads.parts} rows")
-        heads.place(found[0].buffer)
-    return found
+        heads.place(parts[0].buffer)
+    return parts
 
 
-def attend(query: Rows, view: View, spec: LayerSpec) -> Rows:
+def attend(query: Columns, view: View, spec: LayerSpec) -> Columns:
     out = query.trace.workspace.mixed
     query.trace.program.add(
         "attend", spec.key_value_heads, per_token=True, qkv=query.buffer.address, qkv_bytes=query.buffer.row_bytes,
         shared=spec.heads // spec.key_value_heads, key_heads=spec.key_value_heads, out=out.address, out_bytes=out.row_bytes,
         window=spec.window or NO_WINDOW, scale=float_bits(spec.scale), **_page_offsets(query.trace, spec))
-    return Rows(query.trace, out, 0, spec.heads * spec.head_dim)
+    return Columns(query.trace, out, 0, spec.heads * spec.head_dim)
 
 
-def last_position(x: Rows) -> Rows:
+def last_position(x: Columns) -> Columns:
     x.trace.narrow(x.buffer)
     return x

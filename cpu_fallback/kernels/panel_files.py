@@ -1,9 +1,8 @@
-"""Panels in the cache folder: written once, behind the first load of a file, and mapped by later ones.
+"""Panels in the cache folder: written in the background of a file's first load, mapped by later loads.
 
-A mapping takes no memory of its own, costs no packing, and is shared by processes. Its pages are used in place, if the
-system maps them in huge pages; products are a tenth slower from small ones, so panels are then packed into memory. A file
-is [panels][_TRAILER]: panels come first, on the file's own huge pages. Its checksum is computed anew by each load, which also
-reads the pages in.
+A mapping needs no packing and is shared by processes. It is used in place if the system maps it in huge pages. Products are
+a tenth slower from small pages, so panels are then packed into memory. A file is [panels][_TRAILER]: panels come first,
+where huge pages of the file start. Every load computes the checksum, which also reads the pages.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from . import filling, layouts, panels
 from .panels import Arena, Plan
 
 SUFFIX = ".panels"
-LEAST_BYTES = 64 << 20  # fewer are packed in milliseconds
-_TRAILER = struct.Struct("<24s32sQ32s32s")  # magic, key, bytes of panels, their checksum, SHA-256 of all before
+LEAST_BYTES = 64 << 20  # less is packed in milliseconds
+_TRAILER = struct.Struct("<24s32sQ32s32s")  # magic, key, bytes of panels, their checksum, SHA-256 of these fields
 _MAGIC = b"mlx_llama panels 1"
 _PIECE = 4 << 20  # bytes checked or written at once
-_EXIT_SECONDS = 10.0  # that a process may wait for its writers
+_EXIT_SECONDS = 10.0  # to wait for writers when the process ends
 
 Checksum = Callable[[int, int, int], None]  # filling.checksum, compiled
 
@@ -43,7 +42,7 @@ _is_ending = threading.Event()
 
 
 def find(plans: Iterable[Plan], nbytes: int, checksum: Checksum) -> PanelFile | None:
-    """The cached panels of `plans`, `nbytes` together, whether they exist or not; None if they are not to be cached.
+    """The file for the panels of `plans`, `nbytes` together, which may not exist; None if they are not cached.
 
     Raises OptionsError for a malformed MLX_LLAMA_CACHE_SIZE.
     """
@@ -54,7 +53,7 @@ def find(plans: Iterable[Plan], nbytes: int, checksum: Checksum) -> PanelFile | 
 
 
 def _key(plans: Iterable[Plan]) -> bytes | None:
-    """SHA-256 of all that panels depend on; None if some weights are not in mapped files."""
+    """SHA-256 of everything that panels depend on; None if some weights are not in mapped files."""
     hashed = hashlib.sha256(_hash_sources())
     for plan in plans:
         tensor = plan.tensor
@@ -68,8 +67,9 @@ def _key(plans: Iterable[Plan]) -> bytes | None:
 
 @cache
 def _hash_sources() -> bytes:
-    """Of the code that decides what panels hold."""
-    return hashlib.sha256(b"".join(Path(one.__file__).read_bytes() for one in (filling, layouts, panels, quantized))).digest()
+    """SHA-256 of the code that decides the contents of panels."""
+    modules = (filling, layouts, panels, quantized)
+    return hashlib.sha256(b"".join(Path(module.__file__).read_bytes() for module in modules)).digest()
 
 
 class PanelFile:
@@ -77,10 +77,10 @@ class PanelFile:
 
     def __init__(self, path: Path, key: bytes, nbytes: int, checksum: Checksum):
         self.path, self.key, self.nbytes, self._checksum = path, key, nbytes, checksum
-        self._is_sound = False  # the file, though its pages may be small
+        self._is_sound = False  # the file is valid, though its pages may be small
 
     def open(self, pool: Executor) -> Arena | None:
-        """Map the panels; None unless the file is complete, undamaged, of this key, this user's own and in huge pages."""
+        """Map the panels; None unless the file is complete, sound, of this key, private to this user and in huge pages."""
         try:
             with open_file(self.path) as file:
                 status = os.fstat(file.fileno())
@@ -89,12 +89,12 @@ class PanelFile:
                 file.seek(self.nbytes)
                 trailer = file.read()
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            os.utime(self.path)  # the least recently used goes first
+            os.utime(self.path)  # the least recently used file is removed first
         except (OSError, ValueError):
             return None
         if len(trailer) != _TRAILER.size or trailer != self._trailer(checksum := _TRAILER.unpack(trailer)[3]):
             return None
-        arena = panels.MappedArena(mapped, self.nbytes)
+        arena = Arena(np.frombuffer(mapped, np.uint8)[:self.nbytes])
         machine.prefer_huge_pages(mapped)
         if self._check(mapped, arena, pool) != checksum:
             cache_folder.remove(self.path)
@@ -110,19 +110,18 @@ class PanelFile:
         return [(at, min(_PIECE, self.nbytes - at)) for at in range(0, self.nbytes, _PIECE)]
 
     def _check(self, mapped: mmap.mmap, arena: Arena, pool: Executor) -> bytes:
-        """The checksum of mapped panels, b"" for a file that has become shorter.
+        """The checksum of mapped panels, b"" for a file that was truncated.
 
-        Pages are not read ahead: Linux then reads small ones.
+        Pages are not read ahead, since Linux would read small pages.
         """
-
         advance, sums = progress.meter(self.nbytes), []
 
         def check(piece: tuple[int, int]) -> bytes:
             at, nbytes = piece
             return self._sum(arena, at, nbytes) if machine.read_pages(mapped, at, nbytes) else b""
 
-        for (_, nbytes), one in zip(self._pieces(), pool.map(check, self._pieces())):
-            sums.append(one)
+        for (_, nbytes), checksum in zip(self._pieces(), pool.map(check, self._pieces())):
+            sums.append(checksum)
             advance(nbytes)
         return hashlib.sha256(b"".join(sums)).digest() if all(sums) else b""
 
@@ -132,7 +131,7 @@ class PanelFile:
         return out.tobytes()
 
     def save(self, arena: Arena) -> None:
-        """Write the panels behind; a process that ends meanwhile waits a few seconds, then gives up."""
+        """Write the panels in the background. A process that ends meanwhile waits a few seconds, then gives up."""
         if self._is_sound:
             return
         writer = threading.Thread(target=self._write, args=(arena,), daemon=True)
@@ -167,7 +166,7 @@ class PanelFile:
 
 @atexit.register
 def _end_writers() -> None:
-    """Let writers finish, or remove what they have written."""
+    """Wait for writers; those that take too long remove their files."""
     for writer in list(_writers):
         writer.join(_EXIT_SECONDS)
     _is_ending.set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import mmap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,28 +12,24 @@ import numpy as np
 from mlx_llama.core.files.checkpoint import Tensor
 from mlx_llama.core.files.quantized import AffineWeight, GGUFWeight
 
-from ..pages import HUGE_PAGE, map_huge
+from ..pages import HUGE_PAGE, allocate
 from .layouts import ROWS, WIDTHS, FloatLayout, Layout, LowBitLayout
 
 ADAPTER = FloatLayout("float32")  # of the matrices of low-rank adapters
-_SLAB = 1 << 21  # weights per job
+_SLAB = 1 << 21  # weights that a thread packs at a time
 
 
 class Arena:
-    """One allocation for all panels, on huge pages if available."""
+    """Memory for panels, uint8."""
 
     ALIGN = 64
 
-    def __init__(self, nbytes: int):
-        self._map = map_huge(max(1, nbytes) + HUGE_PAGE)
-        mapped = np.frombuffer(self._map, np.uint8)
-        skip = -mapped.ctypes.data % HUGE_PAGE
-        self.bytes = mapped[skip:skip + nbytes]
-        self.address = self.bytes.ctypes.data
+    def __init__(self, memory: np.ndarray):
+        self.bytes, self.address = memory, memory.ctypes.data
         self._used = 0
 
     def take(self, nbytes: int) -> int:
-        """Allocate `nbytes`; returns their offset in the arena, a multiple of 64. Raises MemoryError if full."""
+        """Allocate `nbytes`; returns their offset in the arena, a multiple of ALIGN. Raises MemoryError if it is full."""
         start = self._used
         self._used = start + -(-nbytes // self.ALIGN) * self.ALIGN
         if self._used > len(self.bytes) + self.ALIGN - 1:
@@ -42,23 +37,9 @@ class Arena:
         return start
 
 
-class SmallArena(Arena):
-    """One allocation of a few pages, where huge ones would be wasted."""
-
-    def __init__(self, nbytes: int):
-        memory = np.zeros(nbytes + self.ALIGN, np.uint8)
-        skip = -memory.ctypes.data % self.ALIGN
-        self.bytes = memory[skip:skip + nbytes]
-        self.address, self._used = self.bytes.ctypes.data, nbytes
-
-
-class MappedArena(Arena):
-    """Panels in the first `nbytes` of a mapped file. They cannot be written."""
-
-    def __init__(self, mapped: mmap.mmap, nbytes: int):
-        self._map, self._used = mapped, 0
-        self.bytes = np.frombuffer(mapped, np.uint8)[:nbytes]
-        self.address = self.bytes.ctypes.data
+def allocate_arena(nbytes: int) -> Arena:
+    """An arena on huge pages if available. Raises MemoryError, OSError, OverflowError or ValueError."""
+    return Arena(allocate(nbytes, HUGE_PAGE, huge=True))
 
 
 @dataclass(frozen=True)
@@ -88,13 +69,13 @@ class Plan:
 
     @property
     def source(self) -> str:
-        """The GGUF format whose blocks the kernel unpacks; "" if it takes numbers, or codes one per byte."""
+        """The GGUF format whose blocks the kernel unpacks; "" if it takes numbers, or codes in a byte each."""
         whole = isinstance(self.tensor, GGUFWeight) and self.tensor.shape[1] == self.columns
         return self.tensor.format if whole else ""
 
     @property
     def direct(self) -> np.ndarray | None:
-        """The file's rows, [N, columns], if the kernel reads them; None if they are unpacked or padded before."""
+        """The file's rows, [N, columns], if the kernel reads them; None if they are unpacked or padded first."""
         if self.source:
             return self.tensor.blocks
         whole = isinstance(self.tensor, Tensor) and self.tensor.shape[1] == self.columns
@@ -143,17 +124,17 @@ class Panels:
 
 
 def pack_array(values: np.ndarray, kernel: Kernel) -> Panels:
-    """Pack float32 values [N, K] in an arena of their own. kernel: fills ADAPTER's layout."""
+    """Pack float32 values [N, K] in their own arena. kernel: fills ADAPTER's layout."""
     tensor = Tensor("an adapter", ADAPTER.dtype, values.shape, np.ascontiguousarray(values))
     plan = Plan(tensor, ADAPTER)
-    packed = Panels(plan, SmallArena(plan.nbytes), 0)
+    packed = Panels(plan, Arena(allocate(plan.nbytes)), 0)
     for slab in packed.slabs():
         slab.fill(kernel)
     return packed
 
 
 def weight_layout(tensor: Tensor | AffineWeight) -> Layout:
-    """The layout of a stored matrix. Every format keeps its width; IQ4 types take 8 bits where rows are not whole blocks."""
+    """The layout of a stored matrix, at its width in the file. IQ4 types take 8 bits if rows are not whole blocks."""
     if isinstance(tensor, Tensor):
         return FloatLayout(tensor.dtype)
     layout = LowBitLayout(tensor.bits, tensor.group_size, tensor.offset, tensor.has_biases, tensor.two_level,
@@ -168,7 +149,7 @@ Kernel = Callable[[int, int, int, int, int], None]  # filling.fill, compiled for
 
 @dataclass(frozen=True)
 class Slab:
-    """Panels first .. last - 1 of a matrix, filled at once by one thread."""
+    """Panels first .. last - 1 of a matrix, which a thread fills together."""
 
     matrix: Panels
     first: int
@@ -182,25 +163,26 @@ class Slab:
 
     @property
     def _rows(self) -> tuple[int, int]:
-        """(first, last + 1) of the matrix's rows, without those that pad the last panel."""
+        """(first, last + 1) of the matrix's rows, without the last panel's padding."""
         return ROWS * self.first, min(ROWS * self.last, self.matrix.plan.rows)
 
     @cached_property
     def file_rows(self) -> tuple[int, int]:
-        """(first, last + 1) of the file's rows that hold the matrix's."""
+        """(first, last + 1) of the rows to read in the file."""
         start, stop = self._rows
         if (order := self.matrix.plan.tensor.order) is None:
             return start, stop
         return int(order[start:stop].min()), int(order[start:stop].max()) + 1
 
     def read_ahead(self) -> None:
-        """Have the system read the file in the background."""
+        """Ask the system to read the file in the background."""
         self.matrix.plan.tensor.read_ahead(*self.file_rows)
 
     def fill(self, kernel: Kernel) -> None:
-        """Fill the panels from the file, and let the file's pages go.
+        """Fill the panels from the file and release the file's pages.
 
-        Raises ValueError for rows that the kernel cannot read, CheckpointError for a file that was truncated meanwhile.
+        Raises ValueError for rows that the kernel cannot read, CheckpointError for a file that was truncated since it was
+        opened.
         """
         matrix, plan, tensor, (start, stop) = self.matrix, self.matrix.plan, self.matrix.plan.tensor, self._rows
         if not 0 <= self.first < self.last <= plan.panels or matrix.start + plan.nbytes > len(matrix.arena.bytes):
@@ -220,7 +202,7 @@ class Slab:
         if plan.direct is None:
             rows = _pad_to(rows, stop - start, plan.columns)
             numbers = np.arange(stop - start)
-        # Columns of a row as the kernel reads it: numbers, codes, or bytes of the file's blocks.
+        # Columns of a row as the kernel reads them: numbers, codes, or bytes of the file's blocks.
         width = WIDTHS[plan.layout.dtype] if isinstance(plan.layout, FloatLayout) else 1
         count = plan.columns // tensor.layout.block_size * tensor.layout.nbytes if plan.source else plan.columns
         if rows.itemsize != width or rows.shape[1] != count or rows.strides[1] != width:
@@ -238,7 +220,7 @@ class Slab:
 
 
 def _scales(layout: LowBitLayout, rows) -> Iterable[tuple[str, np.ndarray, str]]:
-    """Yield (part of a block, its values [n, groups of the row], their stored dtype or "byte")."""
+    """By part of a block: (its name, values [n, groups of the row], their stored dtype or "byte")."""
     kinds = ("scales", "biases")[:1 + layout.has_biases]
     for kind in kinds:
         if layout.two_level:

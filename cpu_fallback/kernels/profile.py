@@ -1,7 +1,7 @@
-"""Profile of compiled programs: the programs that run, by an interpreter that reads the clock after each operation.
+"""Profile of compiled programs, run by an interpreter that reads the clock after each operation.
 
-The seconds of a run are those of its threads, averaged: from a thread's waking to its end by operation, work and waiting at
-the barrier. The rest of the run is waking the threads, and the caller.
+The seconds of a run are averaged over its threads, by operation: work, and waiting at the barrier. The rest of a run is
+spent on waking threads and in the caller.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import numpy as np
 
 from mlx_llama.core.backends.profile import ADAPTERS, ATTENTION, EMBEDDING, EXPERTS, HEAD_NORMS, ROPE, Profile, matrix_parts
 
-from .program import CONTEXT, Code, Part, Program
+from .program import Code, Program
+from .records import CONTEXT
 from .runner import Runner
-from .team import Call, Team
+from .team import Team
 
 WAKING = "waking threads and the caller"
 _CALIBRATION = 0.05  # seconds
@@ -31,43 +32,30 @@ _PACKED = {"norm": "norm, packing", "plain": "packing"}  # else the activation
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a program's operations from `first` on. ticks: int64 [threads, 1 + 2 operations] of
-    program._write_interpreter; seconds: of Team.run."""
+    """A run of a program's operations from `first` on."""
 
     program: Program
     tokens: int
-    ticks: np.ndarray
-    seconds: float
+    ticks: np.ndarray  # int64 [threads, 1 + 2 operations], see interpreter.py
+    seconds: float  # of Team.run
     first: int = 0
 
 
-class Clocked:
-    """A program for a team that writes `ticks`. clocked: address of Code.run_clocked."""
-
-    def __init__(self, program: Program | Part, ticks: np.ndarray, clocked: int):
-        self.program, self.ticks, self.clocked = program, ticks, clocked
-
-    def prepare(self, context: np.ndarray) -> Call:
-        """As Program.prepare."""
-        _, *call, _, _ = self.program.prepare(context)
-        return (self.clocked, *call, self.ticks.ctypes.data, self.ticks.strides[0])
-
-
 class ClockedTeam:
-    """A team that clocks each run of a program."""
+    """A team that clocks its runs."""
 
-    def __init__(self, team: Team, code: Code):
-        self.team, self.threads, self.clocked = team, team.threads, code.compiled.address["run_clocked"]
+    def __init__(self, team: Team):
+        self.team, self.threads = team, team.threads
         self.runs: list[Run] = []
 
-    def run(self, program: Program | Part, context: np.ndarray) -> None:
+    def run(self, program: Program, context: np.ndarray, first: int = 0, last: int | None = None) -> None:
         """As Team.run."""
-        ticks = np.zeros((self.threads, 1 + 2 * len(program)), np.int64)
+        last = len(program) if last is None else last
+        ticks = np.zeros((self.threads, 1 + 2 * (last - first)), np.int64)
         started = time.perf_counter()
-        self.team.run(Clocked(program, ticks, self.clocked), context)
+        self.team.run(program, context, first, last, ticks)
         seconds = time.perf_counter() - started
-        whole, first = (program.program, program.first) if isinstance(program, Part) else (program, 0)
-        self.runs.append(Run(whole, int(context[CONTEXT["tokens"]]), ticks, seconds, first))
+        self.runs.append(Run(program, int(context[CONTEXT["tokens"]]), ticks, seconds, first))
 
 
 @contextmanager
@@ -76,7 +64,7 @@ def clock_programs(runner: Runner, named: list[tuple[str, Any]]) -> Iterator[Pro
     profile = Profile(
         slower=0.0, note="the compiled program as it runs, with a clock read after each operation")
     team, second = runner.team, measure_clock(runner.code)
-    clocked = runner.team = ClockedTeam(team, runner.code)
+    clocked = runner.team = ClockedTeam(team)
 
     def embed(tokens: np.ndarray) -> None:
         started = time.perf_counter()
@@ -95,7 +83,7 @@ def clock_programs(runner: Runner, named: list[tuple[str, Any]]) -> Iterator[Pro
 
 
 def measure_clock(code: Code) -> float:
-    """Ticks of the clock in a second."""
+    """Ticks of the clock per second."""
     def read() -> tuple[float, int]:
         ticks = np.zeros(1, np.int64)
         code.run_clocked(0, 0, 0, 1, np.zeros(len(CONTEXT), np.int64).ctypes.data, ticks.ctypes.data)
@@ -110,7 +98,7 @@ def _add(profile: Profile, run: Run, matrices: dict, second: float) -> None:
     ticks = run.ticks / second
     begun, done, released = ticks[:, :-1:2], ticks[:, 1::2], ticks[:, 2::2]  # seconds [threads, operations]
     spent, waited = (released - begun).mean(axis=0), (released - done).mean(axis=0)
-    described = run.program.describe()
+    described = run.program.operations
     for index in range(spent.size):
         kind, operands = described[run.first + index]
         name, nbytes, flops = _name(run.first + index, described, matrices), 0, 0
@@ -118,10 +106,10 @@ def _add(profile: Profile, run: Run, matrices: dict, second: float) -> None:
             if operands["weights"] in matrices:
                 panels = matrices[operands["weights"]][1]
                 nbytes, flops = panels.nbytes, 2 * run.tokens * math.prod(panels.shape)
-            else:  # an adapter's
+            else:  # of an adapter
                 nbytes = operands["items"] * operands["panel_bytes"]
                 flops = 2 * run.tokens * nbytes // 4
-        elif kind.startswith("experts") and run.tokens == 1:  # of a prompt's experts some are chosen by several tokens
+        elif kind.startswith("experts") and run.tokens == 1:  # several tokens of a prompt may choose an expert
             parts = -(-operands["panels"] // operands["part"])
             nbytes = operands["items"] // parts * operands["panels"] * operands["panel_bytes"]
         profile.add(name, float(spent[index]), float(waited[index]), nbytes, flops)
@@ -132,7 +120,7 @@ def _add(profile: Profile, run: Run, matrices: dict, second: float) -> None:
 
 
 def _name(index: int, described: list[tuple[str, dict[str, int]]], matrices: dict) -> str:
-    """The name of an operation; packing has its product's."""
+    """The name of an operation; packing is named after its product."""
     kind = described[index][0].split()
     if kind[0] in _NAMES:
         return _NAMES[kind[0]]

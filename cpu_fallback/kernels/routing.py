@@ -1,38 +1,49 @@
-"""Kernels of a mixture of experts: the choice of experts, and the order in which rows meet them.
+"""Kernels of a mixture of experts: the choice of experts, and the order of rows by expert.
 
-Each token is used by several experts; such a pair is an assignment, number token * used + place. Rows of the experts' inputs
-and outputs are sorted by expert and lie in tiles: an expert's whole ones, then one with as many slots as the smallest size
-that holds the rest. An expert's matrix is read once for each of its tiles; others are not touched.
+Several experts compute each token; a pair of token and expert is an assignment, number token * used + place. Rows of the
+experts' inputs and outputs are sorted by expert and lie in tiles: full tiles, then the smallest tile that holds the rest. An
+expert's matrix is read once for each of its tiles; other experts are not read.
 """
 
 from __future__ import annotations
 
 import math
 
-from . import arithmetic
 from .emit import LANES, Function, Module, Value, Variable, f32, f32s, i64
 
-# Words of a tile's record. The record before the first tile's has the number of tiles.
-TILE = {name: index for index, name in enumerate(("expert", "row", "count", "slots"))}
+# Words of a tile's record: the first row, rows with a token, and all rows. A first record has the number of tiles.
+TILE = {name: index for index, name in enumerate(("expert", "row", "count", "size"))}
 
-CHOOSE = {"scores": i64, "scores_bytes": i64, "tokens": i64, "experts": i64, "used": i64, "normalises": i64, "chosen": i64,
-          "shares": i64}
-SORT = {"chosen": i64, "assignments": i64, "experts": i64, "counts": i64, "tiles": i64, "order": i64, "rows": i64}
-COMBINE = {"outputs": i64, "outputs_bytes": i64, "rows": i64, "shares": i64, "used": i64, "vectors": i64, "out": i64,
-           "accumulate": i64}
+CHOOSE = {
+    "scores": i64, "scores_bytes": i64,  # float32 [tokens][experts], rows scores_bytes apart
+    "tokens": i64, "experts": i64, "used": i64,
+    "normalises": i64,  # 1: shares are a softmax over the chosen experts; 0: over all
+    "chosen": i64,  # int64 [tokens][used], largest score first
+    "shares": i64,  # float32 [tokens][used]
+}
+SORT = {
+    "chosen": i64,  # int64 [assignments]
+    "assignments": i64, "experts": i64,
+    "counts": i64,  # int64 [experts], scratch
+    "tiles": i64,  # int64 [1 + assignments][4]
+    "order": i64,  # the assignment of each row
+    "rows": i64,  # the row of each assignment
+}
+COMBINE = {
+    "outputs": i64, "outputs_bytes": i64,  # rows of float32 [vectors][16]
+    "rows": i64,  # int64 [used]
+    "shares": i64,  # float32 [used]
+    "used": i64, "vectors": i64, "out": i64, "accumulate": i64,
+}
 
 
-def most_rows(assignments: int, experts: int, full: int) -> int:
-    """Rows that the tiles of so many assignments take at most."""
+def max_rows(assignments: int, experts: int, full: int) -> int:
+    """Maximum number of rows in the tiles of `assignments`. full: rows of a full tile."""
     return min(assignments * 2, assignments + experts * (full - 1)) + full
 
 
 def choose(module: Module, public: bool = False) -> Function:
-    """The `used` experts with the largest scores of each token, the first of equal ones, and their softmax.
-
-    scores: float32 [tokens][experts]; chosen: int64 [tokens][used], largest first; shares: float32 likewise, of all experts'
-    softmax, or if it `normalises` of the chosen ones'.
-    """
+    """Choose the `used` experts with the largest scores of each token, the first among equals, and compute their shares."""
     f = Function(module, "choose_experts", CHOOSE, public=public)
     with f.loop(f.tokens) as token:
         scores, at = f.scores + token * f.scores_bytes, token * f.used
@@ -64,15 +75,11 @@ def choose(module: Module, public: bool = False) -> Function:
 
 
 def _exp(f: Function, x: Value) -> Value:
-    return arithmetic.exp(f, x.splat()).extract_lane(0)
+    return f.exp(x.splat()).extract_lane(0)
 
 
 def sort(module: Module, sizes: tuple[int, ...], public: bool = False) -> Function:
-    """Sort assignments by expert, in tiles of these sizes, powers of two from 1 on.
-
-    chosen: int64 [assignments]; counts: int64 [experts], for the kernel's use; tiles: int64 [1 + assignments][4]; order: the
-    assignment of each row; rows: the row of each assignment.
-    """
+    """Sort assignments by expert, in tiles of these sizes, powers of two from 1 on."""
     f = Function(module, "sort_assignments", SORT, public=public)
     full = sizes[-1]
     with f.loop(f.experts) as expert:
@@ -87,14 +94,14 @@ def sort(module: Module, sizes: tuple[int, ...], public: bool = False) -> Functi
         with f.forever() as break_if:
             break_if(left.get().compare("<=", 0))
             count = left.get().minimum(full)
-            slots = f.constant(i64, full)
-            for size in reversed(sizes[:-1]):
-                slots = count.compare("<=", size).select(f.constant(i64, size), slots)
+            size = f.constant(i64, full)
+            for smaller in reversed(sizes[:-1]):
+                size = count.compare("<=", smaller).select(f.constant(i64, smaller), size)
             number.set(number.get() + 1)
             record = f.tiles + number.get() * (8 * len(TILE))
-            for name, value in (("expert", expert), ("row", row.get()), ("count", count), ("slots", slots)):
+            for name, value in (("expert", expert), ("row", row.get()), ("count", count), ("size", size)):
                 f.store(value, record, 8 * TILE[name], 8)
-            row.set(row.get() + slots)
+            row.set(row.get() + size)
             left.set(left.get() - count)
     f.store(number.get(), f.tiles, 0, 8)
     with f.loop(f.assignments) as i:
@@ -107,10 +114,7 @@ def sort(module: Module, sizes: tuple[int, ...], public: bool = False) -> Functi
 
 
 def combine(module: Module, public: bool = False) -> Function:
-    """out = sum of the shares of one token's rows of `outputs` (+ out, if accumulate), float32 [vectors][16].
-
-    rows: int64 [used]; shares: float32 [used].
-    """
+    """out = sum of shares times a token's rows of `outputs` (+ out, if accumulate), float32 [vectors][16]."""
     f = Function(module, "combine_experts", COMBINE, public=public)
     with f.loop(f.vectors) as i:
         at = i * (4 * LANES)

@@ -20,41 +20,39 @@ from .. import cache, ops
 from ..pages import PAGE
 from .layouts import ROWS
 from .lowering import Mark, Segment, Tokens, Trace, View
-from .program import CONTEXT, PLACE, Code, expert_tiles
+from .program import Code
+from .recipe import expert_tiles
+from .records import CONTEXT, PLACE
 from .team import Team
 from .workspace import CHUNK, HEAD_CHUNK, Buffer, Workspace, pad
 
-PART_WORK = 1e10  # multiplications and additions between two looks at interrupts, about a tenth of a second on few cores
-
+PART_WORK = 1e10  # multiplications and additions between two checks for interrupts, about 0.1 s on few cores
 _FIRST_ROW, _TOKENS, _PLACE = CONTEXT["first_row"], CONTEXT["tokens"], struct.Struct(f"{len(PLACE)}q")
-
 KEPT = 16  # sets of adapters whose programs are kept
 
-Probes = dict[str, list[np.ndarray]]  # each probe's values, chunk by chunk
+Probes = dict[str, list[np.ndarray]]  # values by probe and chunk
 
 
 class Programs(NamedTuple):
-    """A forward lowered three times: for a decoded token (decode), for a prompt with logits of its last position (prompt,
-    last), and for a prompt with logits of all positions (body, head). vectors: that they point to."""
+    """A forward lowered three times."""
 
-    decode: Segment
-    prompt: Segment
-    last: Segment
-    body: Segment
-    head: Segment
-    vectors: list[Buffer]
+    decode: Segment  # for a decoded token
+    prompt: Segment  # for a prompt, ...
+    last: Segment  # ... and logits of its last position
+    body: Segment  # for a prompt, ...
+    head: Segment  # ... and logits of all positions
+    vectors: list[Buffer]  # norms and biases that the programs point to
 
 
 class Runner:
-    """A lowered forward. Thread-safe: a lock serialises runs. A forked process starts new threads.
-
-    forward(tokens, view, all_positions): the decoder over the words of ops.py, lowered for rows without adapters, and for each
-    set of adapters that meet in a call. rank: of the adapters, see Workspace.
-    """
+    """A lowered forward. Thread-safe: a lock serialises runs. A forked process starts new threads."""
 
     width = CHUNK  # prompt tokens per run
 
     def __init__(self, forward: Callable, config: LlamaConfig, code: Code, threads: int, rank: int = 0):
+        """forward(tokens, view, all_positions): the decoder over the words of ops.py. It is lowered for rows without
+        adapters and for each set of adapters that occurs in a call. rank: of the adapters, as in Workspace.
+        """
         self.config, self.code, self.threads, self.team = config, code, threads, Team(code, threads)
         self.workspace = Workspace(config, code.recipe.activations, threads, code.recipe.cache_bits,
                                    expert_tiles(code.recipe.target)[-1], rank)
@@ -76,13 +74,13 @@ class Runner:
                              for name, shape in config.tensor_shapes().items() if ".layers." in name)
 
         self._forward = forward
-        self._adapted: OrderedDict[tuple[int, ...], Programs] = OrderedDict()  # by numbers of adapters, the last used last
+        self._adapted: OrderedDict[tuple[int, ...], Programs] = OrderedDict()  # by numbers of adapters, last used last
         self._base = self._lower(())
         self.decode, self.prompt, self.last, self.body, self.head, _ = self._base
         self._table, self._table_rows = self._find_table(), np.zeros(ROWS, np.int64)
 
     def _lower(self, adapters: tuple[int, ...]) -> Programs:
-        """The programs for rows with these adapters or none."""
+        """Lower the programs for rows with any of these adapters or none."""
         vectors: list[Buffer] = []
 
         def lower(tokens: int, all_positions: bool) -> list[Segment]:
@@ -96,7 +94,7 @@ class Runner:
         return Programs(*lower(1, False), *lower(2, False), *lower(2, True), vectors)
 
     def _find_programs(self, numbers: Iterable[int]) -> Programs:
-        """The programs for rows with these adapters, lowered at their first use; 0 for none."""
+        """The programs for rows with adapters of these numbers, 0 for none. Lowered at their first use."""
         if not any(numbers):
             return self._base
         adapters = tuple(sorted({number for number in numbers if number}))
@@ -108,13 +106,13 @@ class Runner:
         return self._adapted[adapters]
 
     def _find_table(self) -> tuple[int, int, int] | None:
-        """(blocks of a row, bytes of a row, address) of the embedding in the file; None: NumPy looks it up."""
+        """The embedding in the file: (blocks of a row, bytes of a row, address). None: NumPy looks up its rows."""
         if self.code.embed is None:
             return None
         weight = self._embedding.weight
         rows = weight.blocks
         if weight.order is not None or rows.strides[1] != 1:
-            raise ValueError(f"{weight.name}: machine code cannot look up rows in another order or {rows.strides} bytes apart")
+            raise ValueError(f"{weight.name}: machine code cannot look up reordered rows, or rows with strides {rows.strides}")
         return weight.shape[1] // self.code.recipe.embedding[0].block, rows.strides[0], rows.ctypes.data
 
     def _set(self, name: str, value: int) -> None:
@@ -123,8 +121,11 @@ class Runner:
     def forward(self, tokens: np.ndarray, view: cache.View, all_positions: bool,
                 probe: Callable | None = None) -> np.ndarray:
         """Logits float32 [B, V] of the last of `tokens` [B, T], with all_positions [B, T, V]. Stores keys and values in
-        `view`. Single tokens of several rows run together, prompts one after another. probe: as in model.forward. Raises
-        ContextError for another model's cache, ValueError for arrays that the machine code cannot take."""
+        `view`.
+
+        Single tokens of several rows run together, prompts one after another. probe: as in model.forward. Raises
+        ContextError for another model's cache, ValueError for arrays that the machine code cannot take.
+        """
         self._check(tokens, view)
         batch, count = tokens.shape
         if self._process != os.getpid():
@@ -156,7 +157,7 @@ class Runner:
                         out = results[b, begin:end] if all_positions else results[b:b + 1] if end == count else None
                         self._run_chunk(programs, tokens[b, begin:end], out, all_positions, runs[b] if probe else None)
         for name in runs[0] if probe else ():
-            parts = [np.concatenate(found[name], axis=found[name][0].ndim - 2) for found in runs]  # [.., tokens, width]
+            parts = [np.concatenate(run[name], axis=run[name][0].ndim - 2) for run in runs]  # [.., tokens, width]
             probe(name, np.stack(parts) if len(parts) == batch else np.moveaxis(parts[0], -2, 0)[..., None, :])
         return results
 
@@ -177,12 +178,12 @@ class Runner:
             self._scored = positions
 
     def _start_over(self) -> None:
-        """Renew all that threads leave behind in the process that was forked: themselves, a lock, an unfinished barrier."""
+        """Renew in a forked process what belongs to threads: the team, the lock, an unfinished barrier."""
         self._process, self._lock, self.team = os.getpid(), threading.Lock(), Team(self.code, self.threads)
         self.workspace.sync.array.fill(0)
 
     def _check(self, tokens: np.ndarray, view: cache.View) -> None:
-        """Refuse a view that the machine code cannot take: see forward."""
+        """Raise for a view that the machine code cannot take: see forward."""
         c = self.config
         if view.config is not c and view.config != c or view.layout is not self._layout and view.layout != self.workspace.pages:
             raise ContextError("the cache was made by another model: use this model's make_cache")
@@ -191,9 +192,9 @@ class Runner:
         if not batch == len(view.spans) == len(view.pages) == len(view.page_tables):
             raise ValueError(f"{batch} sequences do not fit a view of {len(view.spans)} rows")
         for span, pages, (table, _) in zip(view.spans, view.pages, view.page_tables):
-            room = PAGE * min(len(pages), len(table))
-            if span.count != count or span.end > room:
-                raise ValueError(f"{count} positions from {span.start} on do not fit {room} positions of pages")
+            positions = PAGE * min(len(pages), len(table))
+            if span.count != count or span.end > positions:
+                raise ValueError(f"{count} positions from {span.start} on do not fit {positions} positions of pages")
         if batch == count == 1:
             return  # find_tables answers
         width = c.table_width
@@ -203,7 +204,7 @@ class Runner:
                                  f"not float32 {(batch, count, width)} in C order")
 
     def _place(self, view: cache.View, tokens: list[tuple[int, int]]) -> None:
-        """Tell the machine code where the cache has each of `tokens`, (sequence, number in it)."""
+        """Tell the machine code where the cache has each of `tokens`, (sequence, index in it)."""
         cosine, sine = (table.ctypes.data for table in view.tables)
         _, count, width = view.tables[0].shape
         self.workspace.places.array[:len(tokens)] = [
@@ -226,11 +227,12 @@ class Runner:
             self._stream[:len(tokens)] *= np.float32(self._embedding_factor)
 
     def _embed_rows(self, tokens: np.ndarray | int, count: int, first: int) -> None:
-        """Look up `count` tokens, of [16] or one for all, and write their rows from row `first` of the stream on."""
+        """Write the embeddings of `count` tokens to the stream from row `first` on. tokens: [16], or the only token."""
         blocks, row_bytes, start = self._table
         self._table_rows[:] = start + row_bytes * tokens
         stream = self.workspace.hidden
-        self.code.embed(self._table_rows.ctypes.data, count, blocks, stream.address + first * stream.row_bytes, stream.row_bytes)
+        out = stream.address + first * stream.row_bytes
+        self.code.embed(self._table_rows.ctypes.data, count, blocks, out, stream.row_bytes)
 
     def _start_chunk(self, ids: np.ndarray) -> None:
         """Embed up to CHUNK tokens, int32 [T]."""
@@ -249,7 +251,7 @@ class Runner:
             out[0] = w.logits.array[0, :vocab]
             return
         if not all_positions and probes is None:
-            # An interrupt waits for the operations that were begun: run a prompt in parts.
+            # An interrupt waits for the end of a run: run a prompt in parts.
             self._run(programs.prompt, tokens, None, parts=math.ceil(tokens * self._work / PART_WORK))
             if out is not None:
                 for buffer in (*programs.last.moves, w.places):
@@ -277,14 +279,14 @@ class Runner:
             parts = max(1, min(len(program), parts))
             bounds = [len(program) * part // parts for part in range(parts + 1)]
             for first, last in zip(bounds, bounds[1:]):
-                self.team.run(program.part(first, last), self.context)
+                self.team.run(program, self.context, first, last)
             return
         done = 0
 
         def advance(to: int) -> None:
             nonlocal done
             if to > done:
-                self.team.run(program.part(done, to), self.context)
+                self.team.run(program, self.context, done, to)
                 done = to
 
         for mark in segment.marks:
@@ -293,7 +295,7 @@ class Runner:
         advance(len(program))
 
     def _read_mark(self, mark: Mark, tokens: int, advance: Callable[[int], None]) -> np.ndarray:
-        """Run to the end of a mark and read its values, without effect on later operations."""
+        """Run to a mark's last operation and read its values, without effect on later operations."""
         if mark.zeroed is None:
             advance(mark.last)
             return mark.read(tokens)

@@ -1,19 +1,20 @@
 """Instruction sets of this machine, and machine code for them: compiled once, cached on disk, verified before use.
 
-What is cached is loaded without LLVM.
+Cached code is loaded without LLVM (image.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import json
 import os
 import platform
+import stat
 import struct
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 import llvmlite
 
 from mlx_llama.core.system.cache_folder import cache_folder, is_private
-from mlx_llama.core.system.files import open_file
+from mlx_llama.core.system.files import open_file, write_file
 
 from .image import Image
 
@@ -39,25 +40,25 @@ _FEATURES = {  # required by each target, in LLVM's terms
     "neon": ("neon", "dotprod"),
 }
 _BASE = {"avx512-vnni": "x86-64-v4", "avx512": "x86-64-v4", "avx2": "x86-64-v3", "neon": "generic"}
-_MAGIC = b"mlx_llama compiled 1\n"
+_MAGIC = b"mlx_llama compiled 2\n"
 _CODE_LIMIT = 1 << 26  # bytes of a cached file
 
-# Software prefetches of weights for one or two tokens, by processor (LLVM's name), target and layout ("any": of all others);
-# the results do not depend on them. The command bench measures candidates and writes the best here.
+# Software prefetches of weights for one or two tokens, by processor (LLVM's name), target and layout ("any": all others).
+# Results do not depend on them. The command bench measures candidates and writes the best here.
 PREFETCHES = Path(__file__).with_name("prefetches.json")
-Prefetch = tuple[tuple[int, int], ...]
-# Lines of /proc/cpuinfo that tell one processor from another, on x86-64 and ARM
+Prefetch = tuple[tuple[int, int], ...]  # (level of the cache, or 0 for a single use; bytes ahead)
+# Lines of /proc/cpuinfo that identify a processor, on x86-64 and ARM
 _IDENTITY = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "CPU implementer", "CPU architecture",
              "CPU variant", "CPU part", "CPU revision", "Features")
 
 
 @dataclass(frozen=True)
 class Host:
-    """This machine in LLVM's terms. features: that it has."""
+    """This machine in LLVM's terms."""
 
     cpu: str
     features: tuple[str, ...]
-    missing: tuple[str, ...]
+    missing: tuple[str, ...]  # features that it lacks
     triple: str
 
     @property
@@ -69,7 +70,7 @@ class Host:
 
 @functools.cache
 def find_host() -> Host:
-    """Ask LLVM, or the cache for what LLVM said on a machine with the same /proc/cpuinfo."""
+    """Ask LLVM, unless the cache has its answer for a machine with the same /proc/cpuinfo."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             text = file.read(1 << 16).split("\n\n")[0]
@@ -93,43 +94,38 @@ def _ask_host() -> Host:
 
     try:
         has = llvm.get_host_cpu_features()
-    except RuntimeError:  # a system where LLVM cannot tell
+    except RuntimeError:  # LLVM does not know this system
         has = {}
     names = {on: tuple(sorted(name for name, value in has.items() if value == on)) for on in (True, False)}
     return Host(llvm.get_host_cpu_name(), names[True], names[False], llvm.get_default_triple())
 
 
 def find_prefetches(processor: str, name: str) -> tuple[tuple[tuple[str, Prefetch], ...], bool]:
-    """The prefetches of a target on a processor, by layout, and whether they were measured there (else those of "any")."""
+    """A target's prefetches by layout, and whether they were measured on this processor, else those of "any"."""
     table = json.loads(PREFETCHES.read_text())
     measured = name in table.get(processor, {})
     by_layout = table[processor if measured else "any"][name]
-    return tuple((layout, tuple((level, distance) for level, distance in by_layout[layout])) for layout in by_layout), measured
+    return tuple((layout, tuple(map(tuple, prefetch))) for layout, prefetch in by_layout.items()), measured
 
 
 @dataclass(frozen=True)
 class Target:
-    """A set of vector instructions.
-
-    dot: instruction that sums four products of 8-bit codes and activations into 32 bits: "vnni" (vpdpbusd), "sdot" (NEON),
-    "madd" (16-bit multiply and pair-add). tile: prompt tokens per pass over low-bit weights; float_tile: per pass over float
-    weights; both are limited by the registers. prefetches: by layout ("any": of all others), (level of the cache, or 0 for
-    one use, bytes ahead) of each software prefetch of weights for one or two tokens, none where the hardware prefetcher
-    suffices; tile_prefetch_bytes: distance for more tokens, into the first level, 0: a full tile prefetches the next panel. gfni: one instruction shifts bits within
-    bytes; bf16: one sums two products of bfloat16 numbers into float32.
-    """
+    """A set of vector instructions."""
 
     name: str
     triple: str
     cpu: str
     features: str
+    # The instruction that sums products of 8-bit codes and activations: "vnni" (vpdpbusd) or "sdot" (NEON), four products
+    # each; "madd" (16-bit multiply and pair-add).
     dot: str
-    tile: int
-    float_tile: int
+    tile: int  # prompt tokens per pass over low-bit weights; the registers limit this
+    float_tile: int  # the same over float weights
+    # Software prefetches of weights for one or two tokens, by layout ("any": all others); none where the hardware suffices.
     prefetches: tuple[tuple[str, Prefetch], ...] = (("any", ()),)
-    tile_prefetch_bytes: int = 0
-    gfni: bool = False
-    bf16: bool = False
+    tile_prefetch_bytes: int = 0  # distance for more tokens, into the first level; 0: a full tile prefetches the next panel
+    gfni: bool = False  # an instruction shifts bits within bytes
+    bf16: bool = False  # an instruction sums two products of bfloat16 numbers into float32
 
     @property
     def wide(self) -> bool:
@@ -142,7 +138,7 @@ class Target:
         return known.get(layout_name, known["any"])
 
     def tiles(self, low_bit: bool) -> tuple[int, ...]:
-        """Tokens per pass over low-bit or float weights, smallest first: powers of two, then a prompt's tile."""
+        """Sizes of tiles for low-bit or float weights, in tokens, smallest first: powers of two, then a prompt's tile."""
         full = self.tile if low_bit else self.float_tile
         return (*(tokens for tokens in (1, 2, 4, 8) if tokens < full), full)
 
@@ -156,8 +152,9 @@ class Target:
 
 
 def build_target(name: str, triple: str | None = None, host: bool = True) -> Target:
-    """Build a target by name. host: tune for this processor; False: for any with these instructions, also of another
-    `triple`."""
+    """Build a target by name. host: tune for this processor; False: for any processor with these instructions, also of
+    another `triple`.
+    """
     wide = name.startswith("avx512")
     features = ",".join(f"+{feature}" for feature in _FEATURES[name])
     cpu = _BASE[name]
@@ -174,13 +171,13 @@ def build_target(name: str, triple: str | None = None, host: bool = True) -> Tar
 
 
 def available() -> list[str]:
-    """Names of the targets that this machine can execute, best first."""
+    """Names of the targets that this machine executes, best first."""
     has = find_host().features
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64"):
         return [name for name in NAMES[:3] if set(_FEATURES[name]) <= set(has)]
     if machine in ("arm64", "aarch64"):
-        # LLVM lists the features on Linux alone; every Apple processor has the dot product.
+        # LLVM lists features on Linux only; every Apple processor has the dot product.
         return ["neon"] if sys.platform == "darwin" or "dotprod" in has or "asimddp" in has else []
     return []
 
@@ -191,10 +188,11 @@ def _best() -> str | None:
 
 
 class Compiled:
-    """Loaded machine code. owner: of its memory. address: of each public function by name."""
+    """Loaded machine code."""
 
     def __init__(self, owner: object, address: dict[str, int]):
-        self._owner, self.address = owner, address
+        self._owner = owner  # of the memory
+        self.address = address  # of each public function by name
 
     def function(self, name: str, parameters: int) -> Callable[..., None]:
         """A callable of `parameters` integers; it releases the GIL."""
@@ -206,7 +204,7 @@ class Compiled:
 def compile_module(for_target: Target, key: str, names: list[str], write: Callable[[], ir.Module]) -> Compiled:
     """Load the machine code of `write()`, compiled or from the cache on disk.
 
-    key: all that the code depends on besides this package's sources, the compiler and the target. names: the public
+    key: names all that the code depends on besides this package's sources, the compiler and the target. names: of the public
     functions.
     """
     digest = _digest(for_target, key)
@@ -221,7 +219,7 @@ def compile_module(for_target: Target, key: str, names: list[str], write: Callab
 
 
 def _load(for_target: Target, code: bytes, names: list[str]) -> Compiled:
-    """Load an object file, by LLVM where it is not of Linux on x86-64 or where the system refuses executable memory."""
+    """Load an object file: as an image on x86-64 Linux, by LLVM elsewhere or if the system refuses executable memory."""
     externals = {"mlx_llama_yield": ctypes.cast(_yield_function(), ctypes.c_void_p).value}
     if sys.platform == "linux":
         try:
@@ -241,7 +239,7 @@ def _load(for_target: Target, code: bytes, names: list[str]) -> Compiled:
 
 
 def optimise(for_target: Target, module: ir.Module) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
-    """Run LLVM's passes; returns the module and the machine to emit it for. Inlining and vectorising are done by hand."""
+    """Run LLVM's passes; returns the module and its target machine. The kernels inline and vectorise by themselves."""
     import llvmlite.binding as llvm
 
     module.triple = for_target.triple
@@ -292,8 +290,13 @@ def _digest(for_target: Target, key: str) -> bytes:
     return hashlib.sha256(_hash_sources() + compiler.encode()).digest()
 
 
+def _frame(digest: bytes, code: bytes) -> bytes:
+    """The contents of a cache file."""
+    return _MAGIC + digest + hashlib.sha256(digest + code).digest() + code
+
+
 def _read(file: Path, digest: bytes) -> bytes | None:
-    """The code in a cache file, or None unless it is complete, owned by this user and of this digest."""
+    """Read the code of a cache file; None unless the file is complete, owned by this user and of this digest."""
     try:
         with open_file(file) as stream:
             status = os.fstat(stream.fileno())
@@ -302,36 +305,22 @@ def _read(file: Path, digest: bytes) -> bytes | None:
             content = stream.read()
     except OSError:
         return None
-    head = len(_MAGIC) + 32 + 32 + 8
-    if len(content) < head or not content.startswith(_MAGIC):
-        return None
-    at = len(_MAGIC)
-    made_for, check, length = content[at:at + 32], content[at + 32:at + 64], struct.unpack("<Q", content[at + 64:head])[0]
-    code = content[head:]
-    if made_for != digest or len(code) != length or hashlib.sha256(digest + code).digest() != check:
-        return None
-    return code
+    code = content[len(_frame(digest, b"")):]
+    return code if content == _frame(digest, code) else None
 
 
 def _write(file: Path, digest: bytes, code: bytes) -> None:
-    """Cache the code on disk. A failure costs a later process another compilation."""
-    try:
+    """Cache code on disk. After a failure, later processes compile again."""
+    with contextlib.suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".new-")  # readable and writable by this user only
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(_MAGIC + digest + hashlib.sha256(digest + code).digest() + struct.pack("<Q", len(code)) + code)
-            os.replace(temporary, file)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError:
-        pass
+        if os.path.lexists(file) and not stat.S_ISREG(os.lstat(file).st_mode):
+            file.unlink()  # a pipe or a link
+        write_file(file, _frame(digest, code), is_private=True)
 
 
 @functools.cache
 def _yield_function():
-    """The system call that yields the processor."""
+    """The function of the system that yields the processor."""
     if os.name == "nt":
         return ctypes.WinDLL("kernel32").SwitchToThread
     return ctypes.CDLL(None).sched_yield

@@ -1,7 +1,7 @@
-"""Threads that run one program together, and the machine code that hands it to them.
+"""Threads that run a program together, and the machine code that starts a run.
 
-Between two runs a follower polls for the next one, first spinning, then yielding its core, since waking a sleeping thread
-costs a decoded token some tenths of a millisecond. After LINGER polls it sleeps.
+Between two runs a follower polls for the next, first spinning, then yielding its core, since waking a sleeping thread costs
+a decoded token some tenths of a millisecond. After LINGER polls it sleeps.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from .emit import Function, Module, Value, Variable, i32, i64, void
 
-SPINS = 2000  # polls, some 20 us, before a thread that waits yields the processor
-LINGER = 4000  # polls that yield, some milliseconds on an idle core, before a thread that waits for a run sleeps
-JOIN = 1000  # polls that yield, for a thread that wakes
+SPINS = 2000  # polls, some 20 us, before a waiting thread yields the processor
+LINGER = 4000  # polls that yield, some milliseconds on an idle core, before a follower sleeps
+JOIN = 1000  # polls that yield, to wait for a thread that wakes
 
-# The function that runs a program on one thread, of machine code.
+# Parameters of the machine code that runs a program on one thread.
 WALK = {"program": i64, "count": i64, "thread": i64, "threads": i64, "context": i64, "times": i64}
 Call = tuple[int, int, int, int, int, int]  # see _CALL
 
-# A box: the call, whether it ran, and on cache lines of their own each follower's state. times: address of thread 0's
-# int64 [times_bytes / 8], 0: none.
+# A box: the call, whether it ran, and each follower's state on a cache line of its own. times: address of thread 0's int64
+# [times_bytes / 8], or 0.
 _CALL = ("walk", "program", "count", "context", "times", "times_bytes")
 _RAN = len(_CALL)
 _HEAD = struct.Struct(f"{_RAN + 1}q")
@@ -35,23 +35,23 @@ _START, _SERVE = {"box": i64, "threads": i64}, {"box": i64, "thread": i64, "thre
 
 
 class Walkable(Protocol):
-    """Work for a team: program.Program or a part of one."""
+    """Work for a team, such as a program.Program."""
 
-    def prepare(self, context: np.ndarray) -> Call:
-        """Called once before each run, on the caller's thread; returns the call that each thread makes."""
+    def prepare(self, context: np.ndarray, *part: Any) -> Call:
+        """Prepare a run, on the caller's thread; returns the call that each thread makes. part: see Program.prepare."""
 
 
 class Machine(Protocol):
-    """Compiled functions of `write`."""
+    """The compiled functions that `write` writes."""
 
     start: Callable[[int, int], None]
     serve: Callable[[int, int, int], None]
 
 
 class Team:
-    """Threads that sleep unless they ran lately; the caller's is number 0. The caller serialises runs.
+    """Threads that sleep unless they ran recently; number 0 is the caller's. The caller serialises runs.
 
-    A run is one call of machine code, so that an interrupt (Ctrl-C) is raised before or after it, never amid.
+    A run is a single call of machine code, so that an interrupt (Ctrl-C) is raised before or after it.
     """
 
     def __init__(self, machine: Machine, threads: int):
@@ -65,10 +65,10 @@ class Team:
             threading.Thread(target=_follow, args=arguments, daemon=True).start()
         weakref.finalize(self, _end, self._events, ending)
 
-    def run(self, program: Walkable, context: np.ndarray) -> None:
-        """Run the program; return when it is done."""
+    def run(self, program: Walkable, context: np.ndarray, *part: Any) -> None:
+        """Run the program, or a part of it: see Program.prepare."""
         words = self._words
-        _HEAD.pack_into(words, 0, *program.prepare(context), 0)
+        _HEAD.pack_into(words, 0, *program.prepare(context, *part), 0)
         while not words[_RAN]:
             for number, event in enumerate(self._events, 1):
                 if words[_LINE * number] == _ASLEEP:
@@ -136,7 +136,7 @@ def _write_start(module: Module) -> None:
 
 
 def _write_serve(module: Module) -> None:
-    """Take part in runs as a follower until none came for LINGER polls."""
+    """Take part in runs as a follower, until there was none for LINGER polls."""
     f = Function(module, "serve", _SERVE, public=True)
     state = _state(f, f.thread)
     f.atomic_store(state, _READY)
@@ -168,7 +168,7 @@ def _walk(f: Function, thread: Value) -> None:
 
 
 def wait(f: Function, polls: Variable) -> None:
-    """Pass the time between two polls and count them: SPINS spin, then the processor is yielded."""
+    """Wait between two polls and count them: spin SPINS times, then yield the processor."""
     with f.if_else(polls.get().compare("<", SPINS)) as (spin, yield_):
         with spin:
             _pause(f)
@@ -178,7 +178,7 @@ def wait(f: Function, polls: Variable) -> None:
 
 
 def _pause(f: Function) -> None:
-    """Hint to the processor that this loop spins."""
+    """Tell the processor that this loop spins."""
     if "aarch64" in f.module.triple or "arm64" in f.module.triple:
         f.intrinsic("llvm.aarch64.hint", void, f.constant(i32, 1))
     else:

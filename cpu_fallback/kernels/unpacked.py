@@ -1,45 +1,45 @@
 """Products of low-bit panels with many tokens, for processors with vpdpbusd.
 
-`arithmetic.product` unpacks codes once per tile of tokens. With many tokens that work, and one load of activations per
-product, limit it. Here the codes and scales of PANELS panels and one span are unpacked once, into the L1 cache, for up to
-STRIP tiles, and every activation that is loaded serves all panels. Sums have the order of `arithmetic.product`: the same bits.
+`products.product` unpacks codes for every tile of tokens. With many tokens it is limited by this work, and by a load of
+activations for each product. Here the codes and scales of a span of PANELS panels are unpacked into the L1 cache for up to
+STRIP tiles, and every loaded activation serves all panels. Sums have the order of `products.product`, hence the same bits.
 """
 
 from __future__ import annotations
 
-from . import arithmetic
-from .arithmetic import Scales, codes_of, dot, scale_group_of, unpack_subs
-from .emit import Function, Module, Value, Variable, f32, f32s, i32, i32s, i64
+from .codes import Scales, codes_of, scale_group_of, unpack_subs
+from .emit import Function, Module, Value, Variable, f32, f32s, i32, i32s, i64, kernel
 from .layouts import FIELDS, SPAN, ActivationLayout, Layout, LowBitLayout
+from .products import dot, dot_offset, store_output
 from .target import Target
 
 PANELS = 2
-MIN_TILES = 2  # for which unpacking apart pays
+MIN_TILES = 2  # from which separate unpacking pays
 STRIP = 16  # tiles that share unpacked codes; their sums take 16 KB
 TOKENS = 4  # multiplied at once; with PANELS and two planes of activations, 16 sums
 
 VECTOR = 64  # bytes
-PRODUCT = {"weights": i64, "panel_bytes": i64, "blocks": i64, "x": i64, "x_tile_bytes": i64, "tiles": i64, "out": i64,
-           "out_stride": i64, "bias": i64, "accumulate": i64}
+PRODUCT = {  # as products.PRODUCT, but
+    "weights": i64, "panel_bytes": i64,  # panels, panel_bytes apart, whose outputs and biases are contiguous
+    "blocks": i64,
+    "x": i64, "x_tile_bytes": i64,  # the first tile's first record; tiles are x_tile_bytes apart
+    "tiles": i64,
+    "out": i64, "out_stride": i64, "bias": i64, "accumulate": i64,
+}
 
 
 def applies(target: Target, layout: Layout, x_layout: ActivationLayout) -> bool:
-    """True where this is faster than tile by tile: codes in several fields cost the most to unpack."""
+    """True if this is faster than tile by tile: for codes in several fields, which take the most work to unpack."""
     if target.dot != "vnni" or not isinstance(layout, LowBitLayout) or not x_layout.is_integer:
         return False
     return any(len(fields) > 1 for fields in FIELDS[layout.bits])
 
 
+@kernel
 def product(module: Module, target: Target, layout: LowBitLayout, x_layout: ActivationLayout, panels: int,
             public: bool = False) -> Function:
-    """out[t][16 rows] = panels times x[t] (+ bias) (+ out, if accumulate), for `tiles` full tiles of tokens.
-
-    Parameters as of `arithmetic.product`; weights: `panels` panels, panel_bytes apart, whose outputs are contiguous, as
-    their biases are; x: the first tile's first record, tiles x_tile_bytes apart.
-    """
+    """out[t][16 rows] = panels times x[t] (+ bias) (+ out, if accumulate), for `tiles` full tiles of tokens."""
     name = f"unpacked_product_{layout.name}_{x_layout.name}_{x_layout.offset}_{panels}"
-    if name in module.known:
-        return module.known[name]
     unpack, multiply = _unpack(module, target, layout, panels), _multiply(module, target, layout, x_layout, panels)
     f = Function(module, name, PRODUCT, public=public)
     tile, per_span = target.tile, SPAN // layout.groups
@@ -59,31 +59,27 @@ def product(module: Module, target: Target, layout: LowBitLayout, x_layout: Acti
         with f.loop(count * tile) as t:
             for panel in range(panels):
                 at = out + t * f.out_stride + VECTOR * panel if panel else out + t * f.out_stride
-                total = Variable(f, f.load(f32s, sums, t * (panels * VECTOR) + VECTOR * panel, VECTOR))
-                with f.if_then(f.bias.compare("!=", 0)):
-                    total.set(total.get() + f.load(f32s, f.bias, VECTOR * panel, 4))
-                with f.if_then(f.accumulate.compare("!=", 0)):
-                    total.set(total.get() + f.load(f32s, at, 0, 4))
-                f.store(total.get(), at, 0, 4)
+                store_output(f, f.load(f32s, sums, t * (panels * VECTOR) + VECTOR * panel, VECTOR), at, panel)
     return f.finish()
 
 
 class _Scratch:
-    """Offsets of the parts of an unpacked span: codes [8 groups][8 chunks][panels][16 rows][4 bytes]; scales and biases
-    float32 [8 groups][2 halves][panels][16 rows], of whole groups in the first half; outer scales [panels][16 rows]."""
+    """Offsets of the parts of an unpacked span."""
 
     def __init__(self, layout: LowBitLayout, panels: int):
         self.halves = 2 if layout.group_size == 16 else 1
-        self.codes, self.scales = 0, SPAN * 8 * panels * VECTOR
+        self.codes = 0  # [8 groups][8 chunks][panels][16 rows][4 bytes]
+        # float32 [8 groups][2 halves][panels][16 rows]; scales of whole groups are in the first half
+        self.scales = SPAN * 8 * panels * VECTOR
         self.biases = self.scales + SPAN * 2 * panels * VECTOR
-        self.outer = self.biases + SPAN * 2 * panels * VECTOR
+        self.outer = self.biases + SPAN * 2 * panels * VECTOR  # [panels][16 rows]
         self.nbytes = self.outer + panels * VECTOR
         # Factor out the outer scale unless there are biases, whose outer scales differ.
         self.factors_outer = layout.two_level and not layout.has_biases
 
 
 def _unpack(module: Module, target: Target, layout: LowBitLayout, panels: int) -> Function:
-    """Unpack `blocks` blocks of each panel to `out`, and prefetch the span that follows."""
+    """Unpack `blocks` blocks of each panel to `out`, and prefetch the next span."""
     parts = _Scratch(layout, panels)
     f = Function(module, f"unpack_{layout.name}_{panels}", {"weights": i64, "panel_bytes": i64, "blocks": i64, "out": i64})
     for panel in range(panels):
@@ -115,8 +111,9 @@ def _multiply(module: Module, target: Target, layout: LowBitLayout, x_layout: Ac
     """sums[t][panel][16 rows] += unpacked span times a tile's record. groups: of the span."""
     parts, tile = _Scratch(layout, panels), target.tile
     planes = 2 if x_layout.name == "int8x2" else 1
-    offset = arithmetic.dot_offset(target, layout)
-    f = Function(module, f"multiply_{layout.name}_{x_layout.name}_{panels}", {"span": i64, "x": i64, "tile_bytes": i64, "groups": i64, "sums": i64})
+    offset = dot_offset(target, layout)
+    f = Function(module, f"multiply_{layout.name}_{x_layout.name}_{panels}",
+                 {"span": i64, "x": i64, "tile_bytes": i64, "groups": i64, "sums": i64})
     numbers = range(panels)
     for start in range(0, tile, TOKENS):
         tokens = range(start, start + TOKENS)
@@ -140,8 +137,8 @@ def _multiply(module: Module, target: Target, layout: LowBitLayout, x_layout: Ac
                     chunks = [f.load(i32s, codes, parts.codes + VECTOR * (panels * k + panel), VECTOR) for panel in numbers]
                     for plane, totals in enumerate((high, low)[2 - planes:]):
                         for i, t in enumerate(tokens):
-                            one = f.load(i32, x, 4 * (tile * (8 * plane + k) + t), 4).splat()
-                            totals[i] = [dot(f, target, total, chunk, one) for total, chunk in zip(totals[i], chunks)]
+                            code = f.load(i32, x, 4 * (tile * (8 * plane + k) + t), 4).splat()
+                            totals[i] = [dot(f, target, total, chunk, code) for total, chunk in zip(totals[i], chunks)]
                 at = VECTOR * panels * half
                 scale = [f.load(f32s, scales, parts.scales + at + VECTOR * panel, VECTOR) for panel in numbers]
                 bias = [f.load(f32s, scales, parts.biases + at + VECTOR * panel, VECTOR) for panel in numbers
@@ -150,8 +147,8 @@ def _multiply(module: Module, target: Target, layout: LowBitLayout, x_layout: Ac
                 for i in range(TOKENS):
                     for panel in numbers:
                         product = (high[i][panel] << 8) + low[i][panel] if planes == 2 else low[i][panel]
-                        one = f.fma(product.to_float(), scale[panel], inner[i][panel].get())
-                        inner[i][panel].set(f.fma(bias[panel], plain[i], one) if layout.has_biases else one)
+                        total = f.fma(product.to_float(), scale[panel], inner[i][panel].get())
+                        inner[i][panel].set(f.fma(bias[panel], plain[i], total) if layout.has_biases else total)
         for i, t in enumerate(tokens):
             scale = f.load(f32, f.x, x_layout.at("scale", tile) + 4 * t, 4).splat()
             for panel in numbers:

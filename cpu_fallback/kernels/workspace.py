@@ -7,9 +7,10 @@ import numpy as np
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.spec import LayerSpec
 
-from ..pages import PageLayout
+from ..pages import PageLayout, allocate
 from .layouts import GROUP, ROWS, SPAN, ActivationLayout
-from .routing import TILE, most_rows
+from .records import PLACE
+from .routing import TILE, max_rows
 
 CHUNK = 288  # prompt tokens per run; whole tiles on every target
 HEAD_CHUNK = 48  # tokens whose logits are computed at once; whole tiles on every target
@@ -25,10 +26,7 @@ class Buffer:
     """Zeros aligned to a cache line. address: of the first byte."""
 
     def __init__(self, *shape: int, dtype: type = np.float32):
-        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        raw = np.zeros(nbytes + 64, np.uint8)
-        skip = -raw.ctypes.data % 64
-        self.array = raw[skip:skip + nbytes].view(dtype).reshape(shape)
+        self.array = allocate(int(np.prod(shape)) * np.dtype(dtype).itemsize).view(dtype).reshape(shape)
         self.address = self.array.ctypes.data
 
     @property
@@ -37,51 +35,43 @@ class Buffer:
 
 
 class Routing:
-    """Buffers of a mixture of experts for CHUNK tokens (routing.py). rows: of tiles, at most.
-
-    scores: of the router; outputs: of the experts, by row.
-    """
+    """Buffers of a mixture of experts for CHUNK tokens (routing.py)."""
 
     def __init__(self, config: LlamaConfig, full: int):
-        """full: rows of a whole tile."""
+        """full: rows of a full tile."""
         experts, assignments = config.num_experts, CHUNK * config.num_experts_per_tok
-        self.rows = most_rows(assignments, experts, full)
-        self.scores = Buffer(CHUNK, pad(experts, WIDTH))
+        self.rows = max_rows(assignments, experts, full)  # of tiles
+        self.scores = Buffer(CHUNK, pad(experts, WIDTH))  # of the router
         self.chosen, self.row_of, self.counts, self.order = (
             Buffer(size, dtype=np.int64) for size in (assignments, assignments, experts, self.rows))
         self.shares = Buffer(assignments)
         self.tiles = Buffer(1 + assignments, len(TILE), dtype=np.int64)
-        self.outputs = Buffer(self.rows, pad(config.hidden_size, WIDTH))
+        self.outputs = Buffer(self.rows, pad(config.hidden_size, WIDTH))  # of the experts
 
 
 class Workspace:
-    """Buffers for CHUNK tokens of one model.
-
-    hidden: the stream; qkv: queries, keys and values; mixed: attention's output before its projection; gate, up: the MLP's;
-    logits: of HEAD_CHUNK tokens; activations: packed inputs of the next product, by layout; places: where the cache has
-    each token (program.PLACE); pages: the cache's layout; routing: of experts, None without; low_rank: an adapter's inner
-    products.
-    """
+    """Buffers for CHUNK tokens of one model."""
 
     def __init__(self, config: LlamaConfig, layouts: tuple[ActivationLayout, ...], threads: int,
                  cache_bits: int | None = None, expert_rows: int = 1, rank: int = 0):
-        """expert_rows: of an expert's whole tile. rank: most rows of an adapter's first matrix, 0 without adapters."""
+        """expert_rows: of an expert's full tile. rank: maximum rows of an adapter's first matrix, 0 without adapters."""
         c = config
         self.routing = Routing(config, expert_rows) if c.num_experts else None
         rows = self.routing.rows if self.routing else CHUNK
-        self.pages = PageLayout.of(config, cache_bits)
-        self.places = Buffer(CHUNK, 5, dtype=np.int64)
+        self.pages = PageLayout.of(config, cache_bits)  # the cache's
+        self.places = Buffer(CHUNK, len(PLACE), dtype=np.int64)  # where the cache has each token
         heads, key_heads = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
-        self.hidden = Buffer(CHUNK, pad(c.hidden_size, WIDTH))
-        self.qkv = Buffer(CHUNK, pad(heads, ROWS) + 2 * pad(key_heads, ROWS))
-        self.mixed = Buffer(CHUNK, pad(heads, WIDTH))
+        self.hidden = Buffer(CHUNK, pad(c.hidden_size, WIDTH))  # the stream
+        self.qkv = Buffer(CHUNK, pad(heads, ROWS) + 2 * pad(key_heads, ROWS))  # queries, keys and values
+        self.mixed = Buffer(CHUNK, pad(heads, WIDTH))  # attention's output before its projection
         self.gate, self.up = (Buffer(rows, pad(c.mlp_size, WIDTH)) for _ in range(2))
         self.logits = Buffer(HEAD_CHUNK, pad(c.vocab_size, GROUP))
-        self.low_rank = Buffer(CHUNK if rank else 0, pad(rank, WIDTH))
+        self.low_rank = Buffer(CHUNK if rank else 0, pad(rank, WIDTH))  # an adapter's inner products
         widest = max(pad(width, WIDTH) for width in (c.hidden_size, heads, c.mlp_size, rank))
         spans = max(rows, CHUNK) * widest // WIDTH
+        # Packed inputs of the next product.
         self.activations = {layout: Buffer(spans * layout.record(1), dtype=np.uint8) for layout in layouts}
-        # Outputs of attention and MLP on their way to the stream, where the model norms or scales them.
+        # Outputs of attention and MLP before they are added to the stream, if the model norms or scales them.
         self.delta = Buffer(CHUNK if any(map(_is_adjusted, c.layers)) else 0, pad(c.hidden_size, WIDTH))
         self.scratch = Buffer(threads, 16)
         self.sync = Buffer(16, dtype=np.int64)
@@ -99,5 +89,5 @@ class Workspace:
 
 
 def _is_adjusted(spec: LayerSpec) -> bool:
-    """The layer norms or scales what it adds to the stream."""
+    """True if the layer norms or scales its additions to the stream."""
     return bool(spec.post_attention_norm or spec.post_ffn_norm or spec.residual_multiplier != 1)

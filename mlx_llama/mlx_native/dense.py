@@ -1,4 +1,4 @@
-"""DenseMatrix: a matrix of floating-point numbers, transposed once."""
+"""DenseMatrix: a matrix of floating-point numbers, transposed at load."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import mlx.core as mx
 
 @dataclass(frozen=True)
 class DenseMatrix:
-    """One matrix [N, K], stored as its transpose: every product saves a primitive.
+    """A matrix [N, K], stored as its transpose, which saves a primitive of each product."""
 
-    columns: [K, N]. The matrix's rows lie in memory one after the other, or its columns do.
-    """
-
-    columns: mx.array
+    columns: mx.array  # [K, N], in either order in memory
 
     @property
     def shape(self) -> tuple[int, int]:

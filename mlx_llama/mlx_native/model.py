@@ -25,7 +25,7 @@ from . import ops, runtime
 from .cache import Cache
 from .kernels.draw import sample
 from .kernels.pace import Pace
-from .kernels.rooms import Packing, Parts
+from .kernels.packing import Packing, Parts
 from .kernels.trace import Runner
 from .kernels.view import StepView
 from .kernels.wired import wire
@@ -33,7 +33,7 @@ from .ranks import Ranks
 from .sampling import SamplingBatch
 from .weights import Weights
 
-CHUNK = 64  # tokens of a call from which on MLX's buffer cache is cleared, as the next chunk has other shapes
+CHUNK = 64  # tokens of a call from which MLX's buffer cache is cleared, since the next chunk has other shapes
 
 
 class Llama(BaseLlama):
@@ -52,8 +52,7 @@ class Llama(BaseLlama):
         """Build the model; weights keep their stored width.
 
         `compile`: trace decode steps (None: on a GPU only). ranks: processes that each load a share of the weights and make the
-        same calls; None for a model in this process alone. Raises BackendError for `compile` where it is impossible,
-        OutOfMemoryError.
+        same calls; None: only this process. Raises BackendError if `compile` is not possible here, OutOfMemoryError.
         """
         config = checkpoint.config
         activations = runtime.pick_dtype(options.dtype, checkpoint.dtype, device)
@@ -75,7 +74,7 @@ class Llama(BaseLlama):
     def profile(self) -> AbstractContextManager[Profile]:
         """Clock the operations of all calls until the context ends. Evaluates after each, which breaks the lazy graph.
 
-        Raises BackendError for traced steps, whose operations cannot be told apart.
+        Raises BackendError for traced steps, whose operations cannot be clocked separately.
         """
         if self._runner and self._runner.compile:
             raise BackendError("a traced step cannot be profiled by operation: load the model with `compile=False`")
@@ -102,15 +101,15 @@ class Llama(BaseLlama):
             view.listener = probe
             logits = self.decoder(tokens, view, all_positions or probe is not None)
             # Evaluate the stored tokens with the logits; a pending update could not be evaluated in another thread.
-            (logits,) = mx.depends([logits], [room.tokens for room in view.rooms])
+            (logits,) = mx.depends([logits], [buffer.tokens for buffer in view.buffers])
         return logits if all_positions else logits[:, -1]
 
     def _advance(self, window: int, packing: Packing, token: mx.array, position: mx.array, tokens: mx.array,
                  keys: list[Parts], values: list[Parts], tables: tuple, adapters: mx.array | None) -> tuple:
-        """Forward over `token` [S, 1], of arrays alone: mx.compile traces it. Arguments as in StepView.
+        """Forward over `token` [S, 1], as a function of arrays, which mx.compile traces. Arguments as in StepView.
 
-        Returns the logits [S, V], the recent tokens int32 [S, window], None for window 0, and the tokens, keys and values
-        with the step's own.
+        Returns the logits [S, V], the recent tokens int32 [S, window], None for window 0, and the buffer's tokens, keys and
+        values, updated.
         """
         view = StepView(token, position, tokens, keys, values, tables, packing, adapters)
         logits = self.decoder(token.squeeze(1), view, all_positions=False)
@@ -131,18 +130,18 @@ class Llama(BaseLlama):
         return super()._draw(logits if isinstance(logits, mx.array) else mx.array(logits), *arguments)
 
 
-def _decide_compile(config: LlamaConfig, device: mx.Device, wanted: bool | None) -> tuple[bool, str]:
-    """(True to trace steps, or False and the reason). Raises BackendError if `wanted` is impossible."""
+def _decide_compile(config: LlamaConfig, device: mx.Device, requested: bool | None) -> tuple[bool, str]:
+    """Whether to trace steps, and the reason if not. Raises BackendError if `requested` is not possible."""
     if rope.length_dependent(config):
-        reason = "dynamic rope turns by angles that depend on the length"
-        if wanted:
+        reason = "the angles of dynamic rope depend on the length"
+        if requested:
             raise BackendError(f"`compile`: {reason}, leave it out")
         return False, reason
-    if wanted is False:
+    if requested is False:
         return False, "`compile=False` asks for it"
-    if device.type == mx.cpu and wanted and shutil.which("g++") is None:
-        raise BackendError("`compile`: for its CPU device MLX calls g++, which is not installed: install it, or leave "
+    if device.type == mx.cpu and requested and shutil.which("g++") is None:
+        raise BackendError("`compile`: MLX compiles for its CPU device with g++, which is not installed: install it, or leave "
                            "`compile` out")
-    if device.type == mx.cpu and not wanted:
-        return False, "for its CPU device MLX calls a C++ compiler at the first token, which `compile` asks for"
+    if device.type == mx.cpu and not requested:
+        return False, "on its CPU device MLX would call a C++ compiler at the first token; `compile` asks for it"
     return True, ""

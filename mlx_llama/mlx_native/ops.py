@@ -1,6 +1,6 @@
-"""The vocabulary (core.ops) in MLX, by its fused kernels where it has them.
+"""The vocabulary (core.ops) in MLX, with its fused kernels if it has them.
 
-The stream x is [B, T, E], or [B, E] in a decode step, where an axis of one position would cost primitives.
+The stream x is [B, T, E], or [B, E] in a decode step, since an axis of one position would take primitives.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from mlx_llama.core.ops import add, last_position  # noqa: F401, the same words
 
 from .cache import View
 from .dense import DenseMatrix
-from .kernels.rooms import Parts
+from .kernels.packing import Parts
 from .quantized import LowBitMatrix, QuantizedStack
 
 Matrix = mx.array | DenseMatrix | LowBitMatrix
 Stack = mx.array | QuantizedStack  # matrices [X, N, K] of all experts, by number
 
-SORT_FROM = 64  # products from which sorting the rows by expert pays, as in mlx_lm
+SORT_FROM = 64  # products from which sorting rows by expert pays, as in mlx_lm
 Adapters = tuple[mx.array, mx.array]  # a.T [1 + adapters, K, R] and b.T [1 + adapters, R, N] by number, zeros for none
 
 
@@ -83,7 +83,7 @@ def _multiply_stack(x: mx.array, stack: Stack, chosen: mx.array, is_sorted: bool
 
 
 def adapt(product: mx.array, x: mx.array, adapters: Adapters, view: View) -> mx.array:
-    """As in core.ops. view.adapters: int32 [B], or None where no row has one."""
+    """As in core.ops. view.adapters: int32 [B], None if no row has one."""
     if view.adapters is None:
         return product
     down, up = (part[view.adapters] for part in adapters)
@@ -122,10 +122,10 @@ def split_heads(heads: mx.array, spec: LayerSpec) -> tuple[mx.array, mx.array, m
 
 def rope_and_store(heads: mx.array, view: View, spec: LayerSpec) -> mx.array:
     H, G = spec.heads, spec.key_value_heads
-    turned, value = mx.split(_heads_first(heads, spec), [H + G], axis=1)  # queries and keys by one rotation
+    rotated, value = mx.split(_heads_first(heads, spec), [H + G], axis=1)  # queries and keys together
     if spec.rotates and spec.query_rope is None:
-        turned = rope(turned, _find_angles(view.tables, spec.angles))
-    query, key = mx.split(turned, [H], axis=1)
+        rotated = rope(rotated, _find_angles(view.tables, spec.angles))
+    query, key = mx.split(rotated, [H], axis=1)
     if spec.rotates and spec.query_rope is not None:
         query = rope(query, _find_angles(view.tables, spec.query_angles))
         key = rope(key, _find_angles(view.tables, spec.angles))
@@ -134,10 +134,10 @@ def rope_and_store(heads: mx.array, view: View, spec: LayerSpec) -> mx.array:
 
 
 def attend(query: mx.array, view: View, spec: LayerSpec) -> mx.array:
-    """As in core.ops; returns [B, H D] where the view is flat."""
+    """As in core.ops; returns [B, H D] if the view is flat."""
     B, H, T, D = query.shape
     if T == 1 and mx.default_device().type == mx.cpu:
-        # The CPU has no fused kernel. One position's queries of a key head are rows of one product, without broadcasting.
+        # The CPU has no fused kernel. A position's queries of a key head are rows of a single product, without broadcasting.
         query = query.reshape(B, spec.key_value_heads, -1, D)
     stored, masks = view.stored(spec.index, spec.window), view.mask(spec.window)
     if T < view.count:
@@ -145,8 +145,8 @@ def attend(query: mx.array, view: View, spec: LayerSpec) -> mx.array:
     if len(stored) == 1:
         mixed = attention(query, *stored[0], spec.scale, masks[0], spec.softcap)
     else:
-        mixed = mx.concatenate([attention(own, keys, values, spec.scale, mask, spec.softcap)
-                                for own, (keys, values), mask in zip(mx.split(query, B), stored, masks)])
+        mixed = mx.concatenate([attention(sequence, keys, values, spec.scale, mask, spec.softcap)
+                                for sequence, (keys, values), mask in zip(mx.split(query, B), stored, masks)])
     mixed = mixed if T == 1 else mixed.transpose(0, 2, 1, 3)
     return mixed.reshape(*((B,) if view.flat else (B, T)), H * D)
 
@@ -158,21 +158,21 @@ def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
 def rope(x: mx.array, table: tuple) -> mx.array:
     """Rotate pairs (i, i + R/2) of each head by the angle of its position (Su et al. 2021, in Hugging Face's layout).
 
-    x: [B, H, T, D]; table: cosines and sines of the T positions, float32 [T, 1, R/2] and [T, 2, R/2], or [B, 1, T, *],
-    multiplied in float32, the first of the two sines negated; or, for MLX's fused kernel, the periods (1 / inverse
-    frequency, in tokens per radian) as float32 [R/2], the factor on cosine and sine, and the first position, one or
-    int32 [B]; or such a table for each sequence. R <= D: the other dimensions stay. Returns [B, H, T, D] of x's dtype.
+    x: [B, H, T, D]. table: cosines and sines of the T positions, float32 [T, 1, R/2] and [T, 2, R/2], or [B, 1, T, *],
+    multiplied in float32, with the first of the two sines negated. For MLX's fused kernel: periods (1 / inverse frequency,
+    in tokens per radian), float32 [R/2], the factor on cosine and sine, and the first position, a number or int32 [B]. Or
+    such a table for each sequence. R <= D: the other dimensions do not change. Returns [B, H, T, D] of x's dtype.
     """
     if isinstance(table[0], tuple):
-        return mx.concatenate([rope(x[i:i + 1], one) for i, one in enumerate(table)])
-    rotated = 2 * table[0].shape[-1]
-    if rotated < x.shape[-1]:
-        return mx.concatenate([rope(x[..., :rotated], table), x[..., rotated:]], axis=-1)
+        return mx.concatenate([rope(x[i:i + 1], part) for i, part in enumerate(table)])
+    width = 2 * table[0].shape[-1]
+    if width < x.shape[-1]:
+        return mx.concatenate([rope(x[..., :width], table), x[..., width:]], axis=-1)
     if len(table) == 2:
         cosine, sine = table
         halves = x.reshape(*x.shape[:-1], 2, -1)
-        turned = halves * cosine + halves[..., ::-1, :] * sine  # one fused primitive where it is traced
-        return turned.reshape(x.shape).astype(x.dtype)
+        rotated = halves * cosine + halves[..., ::-1, :] * sine  # a single fused primitive in a trace
+        return rotated.reshape(x.shape).astype(x.dtype)
     periods, factor, index_pos = table
     if factor != 1:
         x = factor * x
@@ -183,9 +183,9 @@ def attention(query: mx.array, keys: Parts, values: Parts, scale: float, mask: m
               cap: float | None = None) -> mx.array:
     """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads (Ainslie et al. 2023).
 
-    query: [B, H, T, D]; keys, values: (numbers [B, G, L, D],), of query's dtype or float16, or codes, scales and biases as in Packing; mask: bool [T, L]
-    or [B, 1, 1, L], True where visible, None for all, "causal" where the last query is at the last key; cap: softcap
-    of the scores. Returns [B, H, T, D].
+    query: [B, H, T, D]; keys, values: Parts of [B, G, L, *], numbers of query's dtype or float16, or codes; mask: bool [T,
+    L] or [B, 1, 1, L], True if visible, None for all, "causal" if the last query is at the last key; cap: softcap of the
+    scores. Returns [B, H, T, D].
     """
     if len(keys) > 1 or cap:
         return _unfused_attention(query, keys, values, scale, mask, cap)
@@ -194,7 +194,7 @@ def attention(query: mx.array, keys: Parts, values: Parts, scale: float, mask: m
 
 def _unfused_attention(query: mx.array, keys: Parts, values: Parts, scale: float, mask: mx.array | str | None,
                        cap: float | None) -> mx.array:
-    """As `attention` where MLX has no fused kernel: over codes, scores and shares in the scales' dtype; with a softcap."""
+    """As `attention`, if MLX has no fused kernel: with a softcap, or over codes, in the dtype of their scales."""
     B, H, T, D = query.shape
     G, L = keys[0].shape[1:3]
     is_packed = len(keys) > 1
@@ -202,7 +202,7 @@ def _unfused_attention(query: mx.array, keys: Parts, values: Parts, scale: float
     x = query.astype(keys[1].dtype if is_packed else query.dtype) * scale
     if padded > D:
         x = mx.pad(x, ((0, 0), (0, 0), (0, 0), (0, padded - D)))
-    # Queries of a key head's group are rows of one product.
+    # Queries of a key head's group are rows of a single product.
     x = x.reshape(B, G, H // G * T, padded)
     if is_packed:
         scores = mx.quantized_matmul(x, *keys, transpose=True, group_size=CACHE_GROUP, bits=8)
@@ -237,9 +237,9 @@ def geglu(gate_up: mx.array) -> mx.array:
 
 
 def _find_angles(tables: tuple, columns: slice) -> tuple:
-    """These columns of the view's tables."""
+    """Select columns of the view's tables."""
     if isinstance(tables[0], tuple):
-        return tuple(_find_angles(one, columns) for one in tables)
+        return tuple(_find_angles(table, columns) for table in tables)
     if tables[0].shape[-1] == columns.stop - columns.start:
         return tables
     count = 2 if len(tables) == 2 else 1  # cosines and sines, or periods
@@ -247,7 +247,7 @@ def _find_angles(tables: tuple, columns: slice) -> tuple:
 
 
 def _heads_first(heads: mx.array, spec: LayerSpec) -> mx.array:
-    """[B, H + 2 G, T, D] of heads [B, T, (H + 2 G) D] or [B, (H + 2 G) D]. One position's heads lie so already."""
+    """Split heads [B, T, (H + 2 G) D] or [B, (H + 2 G) D] to [B, H + 2 G, T, D]. For T = 1 that is a reshape."""
     B, T = heads.shape[0], heads.shape[1] if heads.ndim == 3 else 1
     count = spec.heads + 2 * spec.key_value_heads
     if T == 1:

@@ -1,4 +1,4 @@
-"""Packed low-bit matrices: QuantizedMatrix for mx.quantized_matmul, TwoLevelMatrix for a GPU and files with two levels of scales."""
+"""Packed low-bit matrices: QuantizedMatrix for mx.quantized_matmul, TwoLevelMatrix for two levels of scales on a GPU."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from . import facts, runtime
 from .kernels import two_level
 from .kernels.two_level import SUPER_GROUP, Layout, Parts
 
-HALF_GROUP = 16  # MLX's own kernels have groups of 32, 64 and 128; groups of 16 take two products
+HALF_GROUP = 16  # MLX's kernels have groups of 32, 64 and 128; groups of 16 take two products
 _SLAB = 1 << 20  # weights that a thread repacks at a time
-_BLOCK = 1 << 26  # weights that are dequantised at a time
+_BLOCK = 1 << 26  # weights dequantised at a time
 
 
 def lays_for_gpu(device: mx.Device) -> bool:
-    """True if matrices are packed as for a GPU. Tests force it, to run that packing on the CPU."""
+    """True if matrices are packed for a GPU. Tests force it on the CPU."""
     return device.type == mx.gpu
 
 
 def pack(weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device,
          has_kernel: bool = True) -> QuantizedMatrix | TwoLevelMatrix:
-    """Concatenate the rows of `weights`, which `can_concatenate`; releases their pages.
+    """Concatenate the rows of `weights`, for which `can_concatenate` is true; releases their pages.
 
-    dtype: of the activations. has_kernel: False where `find_faults` found a fault.
+    dtype: of the activations. has_kernel: False if `find_faults` reports a fault.
     """
     kind = TwoLevelMatrix if facts.keeps_levels(weights[0], lays_for_gpu(device), has_kernel) else QuantizedMatrix
     matrix = kind.pack(weights, dtype, device)
@@ -41,7 +41,7 @@ def pack(weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device,
 
 
 def find_faults(weights: Iterable[AffineWeight], dtype: mx.Dtype, device: mx.Device) -> dict[str, str]:
-    """{format with two levels of scales: why its kernels cannot be used}. Tries each on `device`; none on the CPU."""
+    """Try the kernels of each format with two levels of scales; returns faults by format. {} on the CPU, which has none."""
     if device.type != mx.gpu:
         return {}
     layouts = {weight.format: _layout(weight) for weight in weights if weight.two_level}
@@ -52,21 +52,16 @@ def find_faults(weights: Iterable[AffineWeight], dtype: mx.Dtype, device: mx.Dev
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """One low-bit matrix [N, K]: w = scale * code + bias over groups of `group_size` columns.
-
-    packed: uint32 [N, K * bits / 32], each row one stream of codes, low bits first.
-    scalings: pairs of (scales, biases), [N, K / group_size] each, in the dtype of products. One pair; or two for groups of
-    16, over groups of 32: of the even groups of 16, and of the odd.
-    even: bool [K], True in columns of even groups of 16; None with one pair.
-    dtype: of the result of `rows`.
-    """
+    """A low-bit matrix [N, K]: w = scale * code + bias over groups of `group_size` columns."""
 
     bits: int
     group_size: int
-    packed: mx.array
+    packed: mx.array  # uint32 [N, K * bits / 32], each row a stream of codes, low bits first
+    # A pair of (scales, biases), [N, K / group_size] each, in the dtype of products. Groups of 16 have two pairs over groups
+    # of 32: of the even and of the odd groups of 16.
     scalings: tuple[tuple[mx.array, mx.array], ...]
-    even: mx.array | None
-    dtype: mx.Dtype
+    even: mx.array | None  # bool [K], True in columns of even groups of 16; None with a single pair
+    dtype: mx.Dtype  # of the result of `rows`
 
     @classmethod
     def pack(cls, weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device) -> QuantizedMatrix:
@@ -74,13 +69,13 @@ class QuantizedMatrix:
         first = weights[0]
         if isinstance(first, MLXWeight):
             packed, scales, biases = _concatenate(weights)
-            largest = 0.0  # the file's own width holds them
+            largest = 0.0  # they fit the file's width
         else:
             packed, scales, biases = _repack(weights)
             largest = max(np.abs(scales).max(), np.abs(biases).max())
         product = _product_dtype(first, dtype, device, largest)
         if product == mx.float16 and first.has_biases and first.two_level:
-            # Rounded scales err by nothing at the middle code, so that the errors of scales and biases do not add up.
+            # Biases make up for rounded scales at the middle code, so that both errors do not add up.
             biases += (scales - scales.astype(np.float16)) * np.float32((2**first.bits - 1) / 2)
         pairs, even = [(scales, biases)], None
         if first.group_size == HALF_GROUP:
@@ -111,7 +106,8 @@ class QuantizedMatrix:
         wide = x.astype(self.scalings[0][0].dtype)
         if self.even is None:
             return self._product(wide, 0).astype(x.dtype)
-        # Zeros in x make groups of 16 exact: one product for the even groups, with their scales, and one for the odd.
+        # Zeros in x make groups of 16 exact: a product for the even groups with their scales, and another for the odd
+        # groups.
         halves = mx.where(self.even, wide, 0), mx.where(self.even, 0, wide)
         return (self._product(halves[0], 0) + self._product(halves[1], 1)).astype(x.dtype)
 
@@ -128,7 +124,7 @@ class QuantizedMatrix:
 
 @dataclass(frozen=True)
 class QuantizedStack:
-    """`count` low-bit matrices [N, K], rows on rows in one."""
+    """`count` low-bit matrices [N, K], with concatenated rows."""
 
     count: int
     matrix: QuantizedMatrix
@@ -139,8 +135,8 @@ class QuantizedStack:
         return self.matrix.nbytes
 
     def matmul(self, x: mx.array, chosen: mx.array, is_sorted: bool) -> mx.array:
-        """x @ w.T with the matrices of these numbers. x: [..., M, K]; chosen: uint32, broadcast with the axes before M;
-        is_sorted: they never fall. Returns [..., M, N] in x's dtype."""
+        """x @ w.T with the matrices of numbers `chosen`. x: [..., M, K]; chosen: uint32, broadcast with the axes before M;
+        is_sorted: they are in ascending order. Returns [..., M, N] in x's dtype."""
         whole = self.matrix
         wide = x.astype(whole.scalings[0][0].dtype)
         parts = (wide,) if whole.even is None else (mx.where(whole.even, wide, 0), mx.where(whole.even, 0, wide))
@@ -154,17 +150,13 @@ class QuantizedStack:
 
 @dataclass(frozen=True)
 class TwoLevelMatrix:
-    """One low-bit matrix [N, K] as its file stores it: codes, and scales that are products of two numbers, unrounded.
-
-    layout, parts: format and arrays. product: dtype of the dequantised matrix in products of many rows. dtype: of the result
-    of `rows`. has_kernel: multiply few rows by a kernel, which reads each code once and sums in float32; else dequantise.
-    """
+    """A low-bit matrix [N, K] as its file stores it: codes, and scales that are products of two numbers, unrounded."""
 
     layout: Layout
     parts: Parts
-    product: mx.Dtype
-    dtype: mx.Dtype
-    has_kernel: bool
+    product: mx.Dtype  # of the dequantised matrix in products with many rows
+    dtype: mx.Dtype  # of the result of `rows`
+    has_kernel: bool  # multiply few rows by a kernel, which reads each code once and sums in float32; else dequantise
 
     @classmethod
     def pack(cls, weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device) -> TwoLevelMatrix:
@@ -175,14 +167,14 @@ class TwoLevelMatrix:
         subs = np.empty((N, K // layout.group_size), layout.sub_kind)
         supers = np.empty((N, K // SUPER_GROUP, 2 if layout.sub_bits else 1), np.float16)
 
-        def fill(rows: Rows, own: slice) -> float:
+        def fill(rows: Rows, at: slice) -> float:
             codes = np.searchsorted(IQ4_VALUES, rows.codes).astype(np.uint8) if layout.has_table else rows.codes
-            packed[own] = pack_stream(codes, layout.bits)
-            subs[own] = rows.sub_scales
-            supers[own, :, 0] = rows.super_scales
+            packed[at] = pack_stream(codes, layout.bits)
+            subs[at] = rows.sub_scales
+            supers[at, :, 0] = rows.super_scales
             if layout.sub_bits:
-                subs[own] |= rows.sub_biases.astype(layout.sub_kind) << layout.sub_bits
-                supers[own, :, 1] = rows.super_biases
+                subs[at] |= rows.sub_biases.astype(layout.sub_kind) << layout.sub_bits
+                supers[at, :, 1] = rows.super_biases
             biases = 0 if rows.biases is None else np.abs(rows.biases).max()
             return np.abs(rows.scales).max() * 2**first.bits + biases
 
@@ -208,7 +200,7 @@ class TwoLevelMatrix:
         N, K = self.shape
         if x.ndim != 2:
             return self.matmul(x.reshape(-1, K)).reshape(*x.shape[:-1], N)
-        if self.has_kernel and x.shape[0] <= two_level.MOST_ROWS:
+        if self.has_kernel and x.shape[0] <= two_level.MAX_ROWS:
             return two_level.multiply(self.layout, self.parts, x)
         dequantise = two_level.dequantise if self.has_kernel else two_level.dequantise_plainly
         wide, step, blocks = x.astype(self.product), max(1, _BLOCK // K), []
@@ -227,7 +219,7 @@ LowBitMatrix = QuantizedMatrix | TwoLevelMatrix
 
 
 def can_concatenate(first: Tensor | AffineWeight, second: Tensor | AffineWeight) -> bool:
-    """True if the rows of two weights can be concatenated to one array or one low-bit matrix."""
+    """True if the rows of two weights can be concatenated to an array or a low-bit matrix."""
     if not isinstance(first, AffineWeight) or not isinstance(second, AffineWeight):
         return isinstance(first, AffineWeight) == isinstance(second, AffineWeight)
     if type(first) is not type(second):
@@ -242,9 +234,9 @@ def _layout(weight: AffineWeight) -> Layout:
 
 
 def _product_dtype(weight: AffineWeight, dtype: mx.Dtype, device: mx.Device, largest: float) -> mx.Dtype:
-    """The dtype of operands: the planned one, or float32 where float16 would overflow. largest: number that it has to hold.
+    """The dtype of operands: as planned, or float32 if float16 would overflow. largest: the largest magnitude.
 
-    Small numbers need no care: products of float16 numbers and integers are multiples of 2**-24, as float16's smallest are.
+    Small numbers are safe: products of float16 numbers and integers are multiples of 2**-24, float16's smallest number.
     """
     product = getattr(mx, facts.product_dtype(weight, runtime.dtype_name(dtype), lays_for_gpu(device)))
     return product if product != mx.float16 or largest <= np.finfo(np.float16).max else mx.float32
@@ -263,20 +255,20 @@ def _repack(weights: Sequence[AffineWeight]) -> tuple[np.ndarray, np.ndarray, np
     packed = np.empty((N, K * first.bits // 32), np.uint32)
     scales, biases = np.empty((2, N, K // first.group_size), np.float32)
 
-    def fill(rows: Rows, own: slice) -> None:
-        packed[own] = pack_stream(rows.codes, first.bits)
-        scales[own] = rows.scales
+    def fill(rows: Rows, at: slice) -> None:
+        packed[at] = pack_stream(rows.codes, first.bits)
+        scales[at] = rows.scales
         if rows.biases is None:
-            np.multiply(rows.scales, np.float32(-rows.offset), out=biases[own])
+            np.multiply(rows.scales, np.float32(-rows.offset), out=biases[at])
         else:
-            biases[own] = rows.biases
+            biases[at] = rows.biases
 
     _map_slabs(weights, fill)
     return packed, scales, biases
 
 
 def _map_slabs(weights: Sequence[AffineWeight], fill: Callable[[Rows, slice], float | None]) -> list[float | None]:
-    """Call fill(unpacked rows, their rows in the concatenated matrix) on threads; returns its results."""
+    """Call fill(unpacked rows, their slice of the concatenated matrix) on threads; returns the results."""
     step, slabs = max(1, _SLAB // weights[0].shape[1]), []  # (weight, first row, last row + 1, first row of the result)
     for weight, at in zip(weights, np.cumsum([0] + [weight.shape[0] for weight in weights])):
         starts = range(0, weight.shape[0], step)

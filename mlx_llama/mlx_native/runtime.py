@@ -66,7 +66,7 @@ def read(token: mx.array) -> int:
 
 
 def read_all(*tokens: mx.array) -> list[int]:
-    joined = tokens[0] if len(tokens) == 1 else mx.concatenate([each.reshape(1, -1) for each in tokens], axis=1)
+    joined = tokens[0] if len(tokens) == 1 else mx.concatenate([array.reshape(1, -1) for array in tokens], axis=1)
     return [token for row in joined.tolist() for token in row]
 
 
@@ -79,8 +79,10 @@ def peak_memory(device: mx.Device) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    found = ("malloc]", "unable to allocate", "attempting to allocate", "out of memory")
-    return isinstance(error, (MemoryError, OutOfMemoryError)) or isinstance(error, RuntimeError) and any(text in str(error).lower() for text in found)
+    # MLX reports failed allocations as RuntimeError (mlx/backend/{metal,cuda}/allocator.cpp).
+    texts = ("malloc]", "unable to allocate", "attempting to allocate", "out of memory")
+    return (isinstance(error, (MemoryError, OutOfMemoryError))
+            or isinstance(error, RuntimeError) and any(text in str(error).lower() for text in texts))
 
 
 def free_memory(device: mx.Device) -> int | None:

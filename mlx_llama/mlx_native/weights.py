@@ -19,25 +19,22 @@ from .dense import DenseMatrix
 from .quantized import LowBitMatrix, QuantizedStack, can_concatenate
 from .ranks import Ranks, Vocabulary
 
-# On Linux MLX's CPU device crashes where memory is short, so it is checked before anything is read.
+# On Linux MLX's CPU device crashes when memory is short, so check before anything is read.
 
 
 class Weights(BaseWeights):
-    """Layers of MLX arrays.
-
-    dtype: of activations and of unpacked weights. One matrix or block at a time is in memory twice. Raises
-    OutOfMemoryError, before anything is read or while it is read. notices: kernels that cannot be used here.
-    """
+    """Layers of MLX arrays. A tensor is read when its layer is made; one matrix at a time is in memory twice."""
 
     ops, runtime, vocabulary_type = ops, runtime, Vocabulary
 
     def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype, device: mx.Device, ranks: Ranks | None = None):
+        """dtype: of activations and unpacked weights. Raises OutOfMemoryError, here or while tensors are read."""
         super().__init__(checkpoint, device, ranks)
         self.dtype = dtype
         low_bit = [tensor for tensor in self.tensors.values() if isinstance(tensor, AffineWeight)]
         self._faults = quantized.find_faults(low_bit, dtype, device)
-        self.notices = tuple(f"{name} weights take more memory and time than in the file, since the kernels for them cannot be "
-                             f"used here: {fault}" for name, fault in self._faults.items())
+        self.notices = tuple(f"{name} weights take more memory and time, since their kernels do not work here: {fault}"
+                             for name, fault in self._faults.items())
         self.nbytes = sum(facts.tensor_nbytes(tensor, runtime.dtype_name(dtype), quantized.lays_for_gpu(device),
                                               self._has_kernel(tensor)) for tensor in self.tensors.values())
         self.nbytes += stacked_nbytes(self.adapters, self.config, dtype.size)
@@ -76,7 +73,7 @@ class Weights(BaseWeights):
         return weight
 
     def _blocks_of(self, *names: str, for_products: bool = True) -> list[mx.array | LowBitMatrix]:
-        """The matrices, rows on rows, in as few blocks as the formats allow."""
+        """Concatenate the rows of the matrices, in as few blocks as the formats allow."""
         if names not in self._blocks:
             blocks = self._read(*(f"{name}.weight" for name in names))
             if for_products and len(blocks) == 1 and isinstance(blocks[0], mx.array):
@@ -114,7 +111,7 @@ class Weights(BaseWeights):
         return array
 
     def _lay_for_products(self, weight: mx.array) -> mx.array:
-        """The same matrix, column after column in memory on the CPU at float32, where products are then twice as fast."""
+        """On the CPU at float32, store the matrix by columns, which makes products twice as fast."""
         if self.device.type != mx.cpu or self.dtype != mx.float32:
             return weight
         columns = mx.contiguous(weight.T)
@@ -130,9 +127,9 @@ class Weights(BaseWeights):
 
 
 def _free_memory(device: mx.Device) -> int | None:
-    """Bytes that weights may take; None: unknown.
+    """Bytes available to weights; None: unknown.
 
-    Metal's recommended working set is no limit: a model beyond it runs, slowly. Its limit is the machine's memory.
+    Metal runs a model beyond its recommended working set, slowly; the limit is the machine's memory.
     """
     free = runtime.free_memory(device)
     if free is None or device.type == mx.cpu:

@@ -1,4 +1,4 @@
-"""Rows on MLX: shared rooms, what joining and leaving copies, traces, and tokens that do not depend on the company."""
+"""Rows on MLX: shared buffers, what joining and leaving copies, traces, and tokens that do not depend on the company."""
 
 from __future__ import annotations
 
@@ -185,11 +185,11 @@ def test_forty_rows_decode_in_groups(mlx):
     company.step(list(range(40)), 3)
     company.step(list(range(39, -1, -3)), 2)
     company.step(list(range(40)), 2)
-    assert sorted(len(room.members) for room in rooms(company.cache)) == [8, 32]
+    assert sorted(buffer.slots for buffer in company.cache.buffers()) == [8, 32]
 
 
 def test_a_long_row_does_not_make_short_ones_take_its_storage(mlx, monkeypatch):
-    from mlx_llama.mlx_native.kernels import rooms as home
+    from mlx_llama.mlx_native.kernels import buffers as home
 
     monkeypatch.setattr(home, "SMALL", 0)
     company = Company(mlx, loaded(mlx), 6, 2000)
@@ -198,12 +198,12 @@ def test_a_long_row_does_not_make_short_ones_take_its_storage(mlx, monkeypatch):
     company.start(5, ids(1900))
     company.step(list(range(6)), 3)
     cache = company.cache
-    assert sorted(len(room.members) for room in rooms(cache)) == [1, 8]
+    assert sorted(buffer.slots for buffer in cache.buffers()) == [1, 8]
     assert cache.nbytes < 2 * sum(cache.nbytes_for(length) for length in cache.lengths)
     company.step([5, 0], 2)
     monkeypatch.undo()
     company.step(list(range(6)), 2)  # small enough to share
-    assert [len(room.members) for room in rooms(cache)] == [8]
+    assert [buffer.slots for buffer in cache.buffers()] == [8]
 
 
 def test_rows_that_memory_has_no_room_for_side_by_side_decode_one_by_one(mlx, monkeypatch):
@@ -213,12 +213,12 @@ def test_rows_that_memory_has_no_room_for_side_by_side_decode_one_by_one(mlx, mo
         company.start(row, ids(900 + row, seed=row))
     monkeypatch.setattr(mlx.runtime, "free_memory", lambda device: 900_000)
     company.step([0, 1, 2, 3], 3)
-    assert [len(room.members) for room in rooms(company.cache)] == [1] * 4
+    assert [buffer.slots for buffer in company.cache.buffers()] == [1] * 4
     monkeypatch.undo()
     company.step([0, 1, 2, 3], 1)  # the layout stays until a row joins or leaves
     company.reset(3)
     company.step([0, 1, 2], 2)
-    assert [len(room.members) for room in rooms(company.cache)] == [4]
+    assert [buffer.slots for buffer in company.cache.buffers()] == [4]
 
 
 def test_the_kernel_of_gpus_rotates_each_row_at_its_own_position(mlx, monkeypatch):
@@ -391,19 +391,19 @@ def test_masks_and_logprobs_are_traced_once(mlx, monkeypatch):
     assert run(0, logprobs=2) == (2, 4)
 
 
-def test_groups_that_take_turns_stay_in_their_rooms(mlx):
+def test_groups_that_take_turns_stay_in_their_buffers(mlx):
     """Rows with a grammar step apart from the others."""
     company = Company(mlx, loaded(mlx), 6, 600)
     for row in range(5):
         company.start(row, ids(4 + row, seed=row))
     company.step([0, 1, 2], 2)
     company.step([3, 4], 2)
-    layouts = dict(company.cache._layouts)
-    assert len(layouts) == 2
+    steps = dict(company.cache._steps)
+    assert len(steps) == 2
     for _ in range(3):
         company.step([0, 1, 2], 1)
         company.step([3, 4], 2)
-    assert all(company.cache.layout(rows) is layout for rows, layout in layouts.items())
+    assert all(company.cache.step_buffers(rows) is step for rows, step in steps.items())
     company.start(5, ids(9))
     company.step([0, 1, 2, 5], 2)
     company.step([3, 4], 2)
@@ -425,8 +425,6 @@ def test_masks_that_fail_change_no_row(mlx):
 # ---- bytes
 
 
-def rooms(cache) -> list:
-    return list({id(place[0]): place[0] for place in cache._places if place}.values())
 
 
 def settle(cache) -> int:
@@ -459,7 +457,7 @@ def test_joining_and_leaving_copy_no_other_row(compile, mlx):
         mlx.read_all(tokens)
 
     run([0, 1, 2])
-    assert [len(room.members) for room in rooms(cache) if len(room.members) > 1] == [4]
+    assert [buffer.slots for buffer in cache.buffers() if buffer.slots > 1] == [4]
     held = settle(cache)
     mx.reset_peak_memory()
     run([0, 1, 2])
@@ -488,7 +486,7 @@ def test_joining_and_leaving_copy_no_other_row(compile, mlx):
     mx.reset_peak_memory()
     run([0, 1, 2, 4])  # row 3 makes place
     assert mx.get_peak_memory() - held < row_nbytes * 1.1 + 4 * layer
-    kept = list(rooms(cache)[0].keys)  # a second reference makes the next step copy the array
+    kept = list(cache.buffers()[0].keys)  # a second reference makes the next step copy the array
     held = settle(cache)
     mx.reset_peak_memory()
     run([0, 1, 2], 1)
@@ -519,7 +517,7 @@ def test_memory_after_a_thousand_joins_is_that_after_ten(mlx):
     assert sizes[1] - sizes[0] < 100_000, sizes
 
 
-def test_an_empty_row_takes_nothing_and_a_room_shrinks(mlx):
+def test_an_empty_row_takes_nothing_and_a_buffer_shrinks(mlx):
     model = loaded(mlx)
     cache = model.make_cache(2048, 300)
     assert cache.nbytes == 0 and cache.lengths == [0] * 300
@@ -535,7 +533,7 @@ def test_an_empty_row_takes_nothing_and_a_room_shrinks(mlx):
     for row in range(6):
         cache.reset(row)
     assert run([6, 7]) == 2 * one
-    assert run([7]) == 2 * one and [len(room.members) for room in rooms(cache)] == [1, 1]
+    assert run([7]) == 2 * one and [buffer.slots for buffer in cache.buffers()] == [1, 1]
     assert run([6, 7]) == 2 * one
     for row in range(7):
         cache.reset(row)
@@ -556,13 +554,13 @@ def test_a_row_that_fills_its_slot_and_waits_is_not_overwritten(mlx):
     run([0, 1, 2, 3])
     run([1, 2])
     run([0, 1, 2])
-    assert cache.lengths[0] == rooms(cache)[0].length == GROWTH
+    assert cache.lengths[0] == cache.buffers()[0].length == GROWTH
     waiting = [cache.state(row) for row in (0, 3)]
     run([1, 2])
     assert all(same_state(cache.state(row), state) for row, state in zip((0, 3), waiting))
 
 
-def test_rows_that_wait_leave_a_room_that_is_too_large_for_the_others(mlx):
+def test_rows_that_wait_leave_a_buffer_that_is_too_large_for_the_others(mlx):
     model = loaded(mlx)
     cache = model.make_cache(600, 8)
     for row in range(8):
@@ -570,7 +568,7 @@ def test_rows_that_wait_leave_a_room_that_is_too_large_for_the_others(mlx):
 
     def run(rows: list[int]) -> list[int]:
         model.step([[5]] * len(rows), [cache.lengths[row] for row in rows], cache, sampling(mlx, *[{}] * len(rows)), rows=rows)
-        return sorted(len(room.members) for room in rooms(cache))
+        return sorted(buffer.slots for buffer in cache.buffers())
 
     assert run(list(range(8))) == [8]
     waiting = cache.state(5)
@@ -582,7 +580,7 @@ def test_rows_that_wait_leave_a_room_that_is_too_large_for_the_others(mlx):
 # ---- traces
 
 
-def test_one_trace_per_size_of_room(mlx, monkeypatch):
+def test_one_trace_per_size_of_buffer(mlx, monkeypatch):
     from mlx_llama.mlx_native.kernels.view import StepView
 
     seen, original = [], StepView.__init__
@@ -628,7 +626,7 @@ def test_attention_over_codes_is_that_of_mlx_lm(size, masked, mlx):
     from mlx_lm.models.base import quantized_scaled_dot_product_attention
 
     from mlx_llama.mlx_native import ops
-    from mlx_llama.mlx_native.kernels.rooms import Packing
+    from mlx_llama.mlx_native.kernels.packing import Packing
 
     rng = np.random.default_rng(0)
     count = 1 if masked == "rows" else 5

@@ -62,7 +62,7 @@ def test_rows_are_one_step(backend, door, toy):
     lines = [{line["operation"]: line for line in one["operations"]} for one in (alone, three)]
     assert three["n_rows"] == 3 and lines[1][ATTENTION]["nbytes"] == 3 * lines[0][ATTENTION]["nbytes"]
     assert [one["head"]["calls"] for one in lines] == [1, 1] and lines[0]["head"]["nbytes"] == lines[1]["head"]["nbytes"]
-    slots = 4 if backend.name == "mlx" else 3  # its rooms have a power of two
+    slots = 4 if backend.name == "mlx" else 3  # its buffers have a power of two of them
     assert lines[1]["head"]["flops_per_second"] * lines[1]["head"]["us"] == pytest.approx(
         slots * lines[0]["head"]["flops_per_second"] * lines[0]["head"]["us"])
 

@@ -25,7 +25,7 @@ class OptionArrays(BatchOptions):
         """Values of the options as arrays [S, *]. order: the row of each sequence; -1 for one that is not to be read."""
         order = tuple(order)
         if order not in self._arranged:
-            if len(self._arranged) == 8:  # rooms of a step; an order is forgotten when rows join or leave
+            if len(self._arranged) == 8:  # buffers of a step; orders are forgotten when rows join or leave
                 self._arranged.clear()
             self._arranged[order] = self._make_values([self.options[max(i, 0)] for i in order])
         return self._arranged[order]

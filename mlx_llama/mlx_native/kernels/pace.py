@@ -1,7 +1,7 @@
-"""Pace of long prompts: how much work may wait on the device.
+"""Limit of the work queued on the device by long prompts.
 
-MLX queues any amount of work and waits for it inside one call, which Ctrl-C cannot end. So a prompt is handed over in groups
-of layers, and the next group waits until little of the earlier ones is left. The values are those of an unpaced prompt.
+MLX queues any amount of work and waits for it inside a single call, which Ctrl-C cannot end. So a prompt is submitted in
+groups of layers, and the next group waits until most of the earlier work is done. Results do not change.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from mlx_llama.core.models.config import LlamaConfig
 
 QUEUED_SECONDS = 0.25  # of work on the device
 UNLIMITED = 1 << 16  # tokens
-# Products of a second, of a slow device of its kind. MLX's CPU device on Linux was measured; Apple's are estimates.
+# Multiplications per second of a slow device of each kind. MLX's CPU device on Linux was measured; Apple's are estimates.
 SPEEDS = {"gpu": 2e12, "accelerate": 2e11, "cpu": 2e9, "cpu, low-bit": 1e8}
 
 
 class Pace:
-    """Limits the queue of one model. Thread-safe."""
+    """Limits the queue of a model. Thread-safe."""
 
     def __init__(self, config: LlamaConfig, device: mx.Device, is_low_bit: bool = False):
         matrices = [math.prod(shape) for name, shape in config.tensor_shapes().items() if ".layers." in name]
         kind = "gpu" if device.type == mx.gpu else "accelerate" if platform.system() == "Darwin" else "cpu"
-        self.most = QUEUED_SECONDS * SPEEDS["cpu, low-bit" if kind == "cpu" and is_low_bit else kind]
-        # If a single product takes long, only fewer tokens help. Gate and up are one product.
-        self.width = UNLIMITED if kind != "cpu" else max(1, min(UNLIMITED, int(self.most / (4 * max(matrices)))))
+        self.limit = QUEUED_SECONDS * SPEEDS["cpu, low-bit" if kind == "cpu" and is_low_bit else kind]
+        # If a single product takes long, only fewer tokens help. Gate and up are a single product.
+        self.width = UNLIMITED if kind != "cpu" else max(1, min(UNLIMITED, int(self.limit / (4 * max(matrices)))))
         self._layer_work = 2 * sum(matrices) / config.num_hidden_layers  # of a token
-        self._collected = 0.0  # work that was not handed over yet
+        self._collected = 0.0  # work that was not submitted yet
         self._queue: deque[tuple[float, mx.array]] = deque()
         self._lock = threading.Lock()
 
     def __call__(self, x: mx.array, tokens: int) -> None:
-        """Count a layer over `tokens` tokens that begins with `x`. Waits while more work is queued than may be."""
+        """Count a layer over `tokens` tokens that begins with `x`. Waits while more than the limit is queued."""
         with self._lock:
             self._collected += tokens * self._layer_work
-            if self._collected < self.most / 2:
+            if self._collected < self.limit / 2:
                 return
             mx.async_eval(x)
             self._queue.append((self._collected, x))
             self._collected = 0.0
-            while len(self._queue) > 1 and sum(work for work, _ in self._queue) > self.most:
+            while len(self._queue) > 1 and sum(work for work, _ in self._queue) > self.limit:
                 mx.eval(self._queue[0][1])
                 self._queue.popleft()

@@ -1,5 +1,8 @@
-"""Matrices with two levels of scales (GGUF's K types) on MLX's GPU: kernels that read each code once, for a few rows of x and for
-dequantising, and the same in plain operations, which judges the kernels and replaces them on the CPU."""
+"""Matrices with two levels of scales (GGUF's K types) on MLX's GPU.
+
+Kernels read each code once, to multiply a few rows of x or to dequantise. The same in plain operations tests the kernels,
+and replaces them on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,17 @@ import numpy as np
 from mlx_llama.core.files.quantized import IQ4_VALUES
 
 SUPER_GROUP = 256  # weights that share a super scale
-MOST_ROWS = 16  # rows of x for which `multiply` takes less time than dequantising; estimated, not measured on Metal
+MAX_ROWS = 16  # of x for which `multiply` is faster than dequantising; estimated, not measured on Metal
 
 
 class Layout(NamedTuple):
-    """A format: w = scale * (code - offset) + bias over groups of `group_size` columns.
-
-    sub_bits: width of the unsigned sub scale, above which the sub bias lies in the same number; 0 for a signed sub scale
-    and no bias. has_table: the codes are stored as 4-bit indices into IQ4_VALUES.
-    """
+    """A format: w = scale * (code - offset) + bias over groups of `group_size` columns."""
 
     bits: int
     group_size: int
     offset: int
-    sub_bits: int
-    has_table: bool = False
+    sub_bits: int  # of the unsigned sub scale, the low bits of a number whose high bits are the sub bias; 0: signed, no bias
+    has_table: bool = False  # codes are stored as 4-bit indices into IQ4_VALUES
 
     @property
     def sub_kind(self) -> type[np.integer]:
@@ -35,27 +34,23 @@ class Layout(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Arrays of a matrix [N, K], each with the rows first.
+    """Arrays of a matrix [N, K]."""
 
-    packed: uint32 [N, K * bits / 32], each row one stream of codes, low bits first. subs: sub scales and sub biases, int8,
-    uint8 or uint16 [N, K / group_size]. supers: float16 [N, K / 256, 1 or 2], super scales and super biases.
-    """
-
-    packed: mx.array
-    subs: mx.array
-    supers: mx.array
+    packed: mx.array  # uint32 [N, K * bits / 32], each row a stream of codes, low bits first
+    subs: mx.array  # sub scales and sub biases, int8, uint8 or uint16 [N, K / group_size]
+    supers: mx.array  # super scales and super biases, float16 [N, K / 256, 1 or 2]
 
 
-# Bodies of Metal functions; MLX writes the signatures, with the shapes that a body names. Template arguments: T, BITS, GROUP,
-# OFFSET, SUB_BITS, TABLE. A thread takes 32 columns at a time, which are BITS words.
+# Bodies of Metal functions; MLX writes the signatures, with the shapes that a body names. Template arguments: T, BITS,
+# GROUP, OFFSET, SUB_BITS, TABLE. A thread takes 32 columns at a time, which are BITS words.
 _WORDS = """
         uint words[BITS];
         #pragma unroll
         for (int j = 0; j < BITS; j++) words[j] = packed[(n * chunks + chunk) * BITS + j];
 """
 _FOURS = [f"{word:#x}u" for word in IQ4_VALUES.astype(np.uint8).view("<u4")]  # of the table's values
-# A code is masked in place, which leaves it multiplied by a power of two, 1 / `unit`, as in MLX's `qdot`: shifts would wait for
-# the pipe that converts integers to float. Only codes that span two words and indices of a table are shifted.
+# A code is masked in place, which multiplies it by a power of two, 1 / `unit`, as in MLX's `qdot`: shifts would use the pipe
+# that converts integers to float. Only codes that span two words and indices of a table are shifted.
 _UNIT = """
                 const int at = i * BITS, shift = at % 32;
                 const bool is_moved = TABLE || shift + BITS > 32;
@@ -80,7 +75,7 @@ _SCALING = """
             const float scale = float(supers[place]) * (SUB_BITS == 0 ? sub : sub & ((1 << SUB_BITS) - 1));
             const float bias = SUB_BITS == 0 ? 0.0f : float(supers[place + 1]) * (sub >> SUB_BITS);
 """
-# A SIMD group computes four neighbouring outputs of one row of x, so that 32 numbers of x are read once for four rows of w.
+# A SIMD group computes four neighbouring outputs of a row of x, so that 32 numbers of x are read once for four rows of w.
 _MULTIPLY = f"""
     const int K = x_shape[1], N = packed_shape[0], chunks = K / 32;
     const int m = threadgroup_position_in_grid.x;
@@ -152,7 +147,7 @@ def dequantise(layout: Layout, parts: Parts, dtype: mx.Dtype) -> mx.array:
 
 
 def dequantise_plainly(layout: Layout, parts: Parts, dtype: mx.Dtype) -> mx.array:
-    """w by MLX's own operations, with gguf's bits in float32: [N, K] in `dtype`."""
+    """w by MLX's operations, computed in float32 with the bits of gguf's dequantiser: [N, K] in `dtype`."""
     N, K = parts.packed.shape[0], parts.packed.shape[1] * 32 // layout.bits
     ones = mx.ones((N, K // 32))
     offset = 0 if layout.has_table else layout.offset
@@ -182,16 +177,16 @@ def find_fault(layout: Layout, dtype: mx.Dtype) -> str:
     supers = rng.uniform(-1e-4, 1e-4, (N, K // SUPER_GROUP, 2 if layout.sub_bits else 1)).astype(np.float16)
     parts = Parts(mx.array(packed), mx.array(subs), mx.array(supers))
     x = mx.array(rng.standard_normal((M, K)).astype(np.float32)).astype(dtype)
-    judge = dequantise_plainly(layout, parts, mx.float32)
+    plain = dequantise_plainly(layout, parts, mx.float32)
     try:
-        found = [(multiply(layout, parts, x), x.astype(mx.float32) @ judge.T), (dequantise(layout, parts, dtype), judge)]
-        mx.eval(found)
-    except Exception as error:  # Metal's compiler, a driver: any of them must not keep a model from running
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason given'}"
+        results = [(multiply(layout, parts, x), x.astype(mx.float32) @ plain.T), (dequantise(layout, parts, dtype), plain)]
+        mx.eval(results)
+    except Exception as error:  # of Metal's compiler or a driver; the model must run nevertheless
+        return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
     rounding = {mx.float32: 1e-5, mx.float16: 2e-3, mx.bfloat16: 2e-2}[dtype]
-    for got, wanted in found:
-        if not mx.abs(got.astype(mx.float32) - wanted).max().item() <= rounding * mx.abs(wanted).max().item():
-            return "their numbers differ from those of plain operations"
+    for result, expected in results:
+        if not mx.abs(result.astype(mx.float32) - expected).max().item() <= rounding * mx.abs(expected).max().item():
+            return "their results differ from plain operations"
     return ""
 
 

@@ -8,26 +8,25 @@ import mlx.core as mx
 
 from mlx_llama.core.ops import View
 
-from .rooms import Packing, Parts
+from .packing import Packing, Parts
 
 
 class StepView(View):
-    """The words of cache.View over a room's arrays, for one token in each slot.
+    """The words of cache.View over a buffer's arrays, for one token in each slot. Arguments are not changed.
 
-    A Python number would be a key of the trace: mx.compile would trace every token again and keep every trace. So
-    positions are int32 [S], [] for one slot, and attention reads the whole room behind a mask. A larger room is another
-    trace.
-
-    keys, values: Parts [S, G, L, *] per layer, tokens: int32 [S, L]; `token` [S, 1] is stored at `position`.
-    tables: Cache.tables on entry, those of the positions after. adapters: int32 [S], the numbers of the slots' adapters, None
-    where no slot has one. The arrays given stay as they are.
+    mx.compile would trace every token again if positions were Python numbers, which are keys of a trace. So they are int32
+    [S], [] for one slot, and attention reads the whole buffer behind a mask. A larger buffer is another trace.
     """
 
-    flat = True
+    flat = True  # x is [S, E], without an axis of positions
     count = 1
 
     def __init__(self, token: mx.array, position: mx.array, tokens: mx.array, keys: Sequence[Parts],
                  values: Sequence[Parts], tables: tuple, packing: Packing, adapters: mx.array | None = None):
+        """Store `token`, int32 [S, 1], at `position`.
+
+        tokens, keys, values: of the buffer. tables: of Cache.tables. adapters: of the slots, int32 [S], None for none.
+        """
         self.position, self.packing, self.adapters = position, packing, adapters
         self.keys, self.values = list(keys), list(values)
         self._indices: dict[int, mx.array] = {}  # of each slot's position, by last axis
@@ -78,11 +77,11 @@ class StepView(View):
     def _put(self, parts: Parts, new: mx.array) -> Parts:
         packed = self.packing.pack(new)
         if not self.is_single:
-            return tuple([mx.put_along_axis(part, self._find_indices(part), each, axis=2) for part, each in zip(parts, packed)])
-        return tuple([mx.slice_update(part, each, self.position, (2,)) for part, each in zip(parts, packed)])
+            return tuple([mx.put_along_axis(part, self._find_indices(part), x, axis=2) for part, x in zip(parts, packed)])
+        return tuple([mx.slice_update(part, x, self.position, (2,)) for part, x in zip(parts, packed)])
 
     def _find_indices(self, part: mx.array) -> mx.array:
-        """int32 [S, G, 1, *], each slot's position: broadcast once, not for every layer."""
+        """The position of each slot, int32 [S, G, 1, *], broadcast once for all layers."""
         size = part.shape[3]
         if size not in self._indices:
             self._indices[size] = mx.broadcast_to(self.position.reshape(-1, 1, 1, 1), (self.slots, part.shape[1], 1, size))

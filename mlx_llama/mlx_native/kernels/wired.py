@@ -1,4 +1,4 @@
-"""The share of memory that stays resident while models are loaded."""
+"""Wired memory: a share of memory that stays resident while models are loaded."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _wired = {"models": 0, "before": 0}
 
 
 def wire(model: object, device: mx.Device) -> None:
-    """Keep the GPU's memory resident until `model` is dropped; Metal alone does so, since macOS 15.
+    """Keep the GPU's memory resident until `model` is dropped, on Metal from macOS 15 on.
 
-    Else the system may page a large model out between tokens (mlx-lm's `wired_limit`). Half of a small Mac stays free, since one
-    that was wired whole froze.
+    Otherwise the system may page a large model out between tokens (mlx-lm's `wired_limit`). Half of a small Mac's memory
+    stays free; with all of it wired, a Mac froze.
     """
     if device.type != mx.gpu or not mx.metal.is_available():
         return
-    found = mx.device_info()
-    total, recommended = found["memory_size"], found["max_recommended_working_set_size"]
+    info = mx.device_info()
+    total, recommended = info["memory_size"], info["max_recommended_working_set_size"]
     limit = min(recommended, max(total // 2, total - (8 << 30)))
     try:
         before = mx.set_wired_limit(limit)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from cpu_fallback.kernels import arithmetic as kernels, embedding, filling, panels, unpacked
+from cpu_fallback.kernels import attention, embedding, filling, norms, packing, paging, panels, products, rope, unpacked
 from cpu_fallback.kernels.emit import Function, Module, f32
 from cpu_fallback.kernels.layouts import GROUP, ROWS, SPAN, ActivationLayout
-from cpu_fallback.kernels.panels import Arena, Panels, Plan
+from cpu_fallback.kernels.panels import Panels, Plan, allocate_arena
 from cpu_fallback.kernels.target import Target, compile_module
 from cpu_fallback.pages import PAGE, PageLayout
 
@@ -23,14 +23,14 @@ GUARD = 256
 Wanted = tuple  # a kernel: its kind and parameters, such as ("attend", 64)
 _WRITERS: dict[str, Callable[..., Function]] = {
     "product": lambda module, target, layout, x_layout, tokens, several=1:
-        kernels.product(module, target, layout, x_layout, tokens, several, public=True),
+        products.product(module, target, layout, x_layout, tokens, several, public=True),
     "unpacked": lambda module, target, layout, x_layout:
         unpacked.product(module, target, layout, x_layout, unpacked.PANELS, public=True),
-    "pack": lambda module, target, x_layout, source, single: kernels.pack(module, x_layout, source, single, public=True),
-    "sum_of_squares": lambda module, target: kernels.sum_of_squares(module, public=True),
-    "rotate": lambda module, target, head_dim: kernels.rotate(module, head_dim, public=True),
-    "store": lambda module, target, head_dim, bits: kernels.store(module, head_dim, bits, public=True),
-    "attend": lambda module, target, head_dim, bits=None: kernels.attend(module, head_dim, bits, public=True),
+    "pack": lambda module, target, x_layout, source, single: packing.pack(module, x_layout, source, single, public=True),
+    "sum_of_squares": lambda module, target: norms.sum_of_squares(module, public=True),
+    "rotate": lambda module, target, head_dim: rope.rotate(module, head_dim, public=True),
+    "store": lambda module, target, head_dim, bits: paging.store(module, head_dim, bits, public=True),
+    "attend": lambda module, target, head_dim, bits=None: attention.attend(module, head_dim, bits, public=True),
     "fill": lambda module, target, layout, format: filling.fill(module, layout, format),
     "embed": embedding.embed,
 }
@@ -83,7 +83,7 @@ class Library:
     def fill(self, tensor) -> Panels:
         """Pack a matrix."""
         plan = Plan(tensor, panels.weight_layout(tensor))
-        arena = Arena(plan.nbytes)
+        arena = allocate_arena(plan.nbytes)
         arena.bytes[...] = 0xFF
         matrix = Panels(plan, arena, arena.take(plan.nbytes))
         for slab in matrix.slabs():

@@ -15,7 +15,7 @@ from backends.kernels.calls import Library
 from backends.kernels.weights import FLOATS, KINDS, TARGETS, columns, gguf_weight, random_matrix, tensor_of
 from cpu_fallback.kernels import panels
 from cpu_fallback.kernels.layouts import FIELDS, GROUP, ROWS, WIDTHS, FloatLayout, LowBitLayout
-from cpu_fallback.kernels.panels import Arena, Panels, Plan, Slab
+from cpu_fallback.kernels.panels import Panels, Plan, Slab, allocate_arena
 from cpu_fallback.kernels.target import available, build_target
 
 
@@ -143,10 +143,10 @@ def test_panels_outside_the_arena_are_refused():
     tensor = tensor_of(np.zeros((32, 512), np.float32), "float32")
     plan = Plan(tensor, panels.weight_layout(tensor))
     kernel = lambda *_: pytest.fail("called")  # noqa: E731
-    for arena, first, last in ((Arena(plan.nbytes - 64), 0, 2), (Arena(plan.nbytes), 1, 3), (Arena(plan.nbytes), -1, 1)):
+    for arena, first, last in ((allocate_arena(plan.nbytes - 64), 0, 2), (allocate_arena(plan.nbytes), 1, 3), (allocate_arena(plan.nbytes), -1, 1)):
         with pytest.raises(ValueError, match="not all in the arena"):
             Slab(Panels(plan, arena, 0), first, last).fill(kernel)
-    arena = Arena(256)
+    arena = allocate_arena(256)
     assert [arena.take(100), arena.take(100)] == [0, 128] and arena.address % 64 == 0
     with pytest.raises(MemoryError):
         arena.take(64)

@@ -29,7 +29,7 @@ from backends.kernels.weights import (
     tensor_of,
     with_sizes,
 )
-from cpu_fallback.kernels import arithmetic as kernels, layouts, panels, unpacked
+from cpu_fallback.kernels import layouts, panels, products, unpacked
 from cpu_fallback.kernels.layouts import BFLOAT16, FLOAT, GROUP, SPAN, ActivationLayout
 from cpu_fallback.kernels.panels import Panels, Plan
 from cpu_fallback.kernels.target import NAMES, Target, available, build_target
@@ -56,7 +56,7 @@ def x_layout_for(kind: str, bits: int, target: Target) -> ActivationLayout:
 
 
 def x_layout_for_layout(layout: layouts.LowBitLayout, bits: int, target: Target) -> ActivationLayout:
-    return layouts.activation_layout(bits, target.dot, kernels.dot_offset(target, layout))
+    return layouts.activation_layout(bits, target.dot, products.dot_offset(target, layout))
 
 
 def tokens_for(kind: str, bits: int, target: Target) -> list[int]:
@@ -73,7 +73,7 @@ def matrix(kind: str, whole: bool = False) -> Matrix:
 
 def several_panels(target: Target, layout: layouts.Layout) -> list[tuple[int, int]]:
     """(tokens, panels) of each kernel of several panels."""
-    found = [(tokens, kernels.panels_at_once(target, layout, tokens)) for tokens in target.tiles(low_bit=False)]
+    found = [(tokens, products.panels_at_once(target, layout, tokens)) for tokens in target.tiles(low_bit=False)]
     return [(tokens, several) for tokens, several in found if several > 1]
 
 
@@ -188,11 +188,11 @@ def test_bias_and_accumulation(name, kind):
 @pytest.mark.parametrize("kind", FLOATS)
 def test_several_panels_at_once_give_the_same_bits(name, kind):
     rng = np.random.default_rng(4)
-    source = random_matrix(kind, 16 * kernels.PANELS_AT_ONCE * 2 - 3, rng)
+    source = random_matrix(kind, 16 * products.PANELS_AT_ONCE * 2 - 3, rng)
     found = library(name, kind).fill(source.tensor)
     bias = rng.standard_normal(16 * found.plan.panels, np.float32)
     cases = several_panels(build_target(name), found.plan.layout)
-    assert cases[0][0] == 1 and all(kernels.PANELS_AT_ONCE % several == 0 for _, several in cases)
+    assert cases[0][0] == 1 and all(products.PANELS_AT_ONCE % several == 0 for _, several in cases)
     for tokens, several in cases:
         records, before = activations(FLOAT, found, tokens, rng)[0](slice(None)), np.stack([bias] * tokens)
         one = library(name, kind).product(found, FLOAT, records, tokens, bias, before)
@@ -228,12 +228,12 @@ def test_codes_unpacked_once_give_the_same_bits(name, kind, bits):
 def test_bfloat16_times_bfloat16():
     """Against float64; one token and many, several panels and one give the same bits."""
     rng, target = np.random.default_rng(11), build_target(available()[0])
-    source = random_matrix("bfloat16", 16 * kernels.PANELS_AT_ONCE * 2 - 3, rng)
+    source = random_matrix("bfloat16", 16 * products.PANELS_AT_ONCE * 2 - 3, rng)
     layout = panels.weight_layout(source.tensor)
     fill = ("fill", layout, Plan(source.tensor, layout).source)
-    products = [("product", layout, BFLOAT16, *one) for one in ((1,), (3,), *((t,) for t in target.tiles(low_bit=False)[1:]),
+    kernels = [("product", layout, BFLOAT16, *one) for one in ((1,), (3,), *((t,) for t in target.tiles(low_bit=False)[1:]),
                                                                *several_panels(target, layout))]
-    compiled = Library(target, dict.fromkeys([fill, *products]))
+    compiled = Library(target, dict.fromkeys([fill, *kernels]))
     found = compiled.fill(source.tensor)
     columns = filled_columns(found)
     x = rng.standard_normal((16, columns), np.float32).astype(ml_dtypes.bfloat16).astype(np.float32)
@@ -241,7 +241,7 @@ def test_bfloat16_times_bfloat16():
     size = np.abs(x[:, :found.plan.columns]).astype(np.float64) @ pad_like(source.size, found).T
     alone = np.concatenate([compiled.product(found, BFLOAT16, write_bfloat16(x[t:t + 1]), 1) for t in range(16)])
     assert (np.abs(alone - exact) <= size * rounding(found, FLOAT)).all()
-    for _, _, _, tokens, *several in products:
+    for _, _, _, tokens, *several in kernels:
         got = compiled.product(found, BFLOAT16, write_bfloat16(x[:tokens]), tokens, several=several[0] if several else 1)
         np.testing.assert_array_equal(got, alone[:tokens])
 

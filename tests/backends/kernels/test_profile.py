@@ -70,7 +70,7 @@ def test_shares_of_known_ticks():
     #        start, work, barrier, ...
     ticks = [[100, 110, 150, 160, 160, 260, 270],
              [120, 140, 150, 190, 190, 210, 270]]
-    program = SimpleNamespace(describe=lambda: described)
+    program = SimpleNamespace(operations=described)
     profile, matrices = Profile(slower=0.0), {7: ("down", SimpleNamespace(nbytes=60, shape=(4, 5)))}
     compiled._add(profile, compiled.Run(program, 3, np.array(ticks), 2.0), matrices, 100)
     packed, rope, down = (profile.operations[name] for name in ("norm, packing for down", ROPE, "down"))

@@ -1,0 +1,96 @@
+"""The compiled interpreter of programs."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from . import embedding, filling, team
+from .emit import Function, Module, Value, Variable, i64
+from .operations import operations
+from .recipe import Recipe
+from .records import COMMON, CONTEXT, WORDS
+
+
+def write_module(recipe: Recipe) -> Module:
+    """Write the LLVM code for a recipe: fill functions, operations, interpreters, and the functions of a team."""
+    module = Module()
+    module.triple = recipe.target.triple
+    for source in recipe.sources:
+        filling.fill(module, *source)
+    filling.checksum(module)
+    if recipe.embedding:
+        embedding.embed(module, recipe.target, *recipe.embedding)
+    functions = [write(module, name) for name, write in operations(recipe).items()]
+    barrier = _barrier(module)
+    _write_interpreter(module, "run", functions, barrier, clocked=False)
+    _write_interpreter(module, "run_clocked", functions, barrier, clocked=True)
+    team.write(module)
+    return module
+
+
+def _write_interpreter(module: Module, name: str, functions: list[Function], barrier: Function, clocked: bool) -> None:
+    """Write the function that executes a program's records.
+
+    clocked: it also writes the clock to `times`, int64 [1 + 2 count]: at the start, then for each record after its items and
+    after its barrier.
+    """
+    f = Function(module, name, team.WALK, public=True)
+    sync, tokens = (f.load_word(f.context, CONTEXT[name]) for name in ("sync", "tokens"))
+    at = {name: index for index, name in enumerate(COMMON)}
+    if clocked:
+        f.store(_read_clock(f), f.times, 0, 8)
+    with f.loop(f.count) as i:
+        op = f.program + i * (8 * WORDS)
+        items = f.load_word(op, at["items"])
+        items = f.load_word(op, at["per_token"]).compare("!=", 0).select(items * tokens, items)
+        portion, kind, counters = (f.load_word(op, at[name]) for name in ("portion", "kind", "counters"))
+        # A thread starts with its own share of the items, which stays in its caches, then helps the others.
+        with f.loop(f.threads) as turn:
+            owner = (f.thread + turn) % f.threads
+            begin, end = owner * items // f.threads, (owner + 1) * items // f.threads
+            with f.forever() as break_if:
+                lo = begin + f.atomic_add(counters + owner * 64, portion)
+                break_if(lo.compare(">=", end))
+                hi = (lo + portion).minimum(end)
+                f.switch(kind, [lambda function=function: f.call(function, op, lo, hi, f.thread, f.context)
+                                for function in functions])
+        if clocked:
+            f.store(_read_clock(f), f.times, i * 16 + 8, 8)
+        with f.if_then(f.load_word(op, at["wait"]).compare("!=", 0)):
+            f.call(barrier, sync, f.threads)
+        if clocked:
+            f.store(_read_clock(f), f.times, i * 16 + 16, 8)
+    f.finish()
+
+
+def _barrier(module: Module) -> Function:
+    """Wait for all threads. sync: two i64 on cache lines of their own, the number of arrivals and the round.
+
+    On weakly ordered processors (Arm) an operation sees all stores made before the barrier: each arrival releases its
+    thread's stores and acquires those of earlier arrivals; the last arrival starts the new round, which releases all of
+    them.
+    """
+    f = Function(module, "barrier", {"sync": i64, "threads": i64})
+    round_at = f.sync + 64
+    before = f.atomic_load(round_at)
+    arrived = f.atomic_add(f.sync, 1)
+    with f.if_else((arrived + 1).compare("==", f.threads)) as (last, others):
+        with last:
+            f.atomic_store(f.sync, 0)
+            f.atomic_add(round_at, 1)
+        with others:
+            polls = Variable(f, f.constant(i64, 0))
+            with f.forever() as break_if:
+                break_if(f.atomic_load(round_at).compare("!=", before))
+                team.wait(f, polls)
+    return f.finish()
+
+
+def _read_clock(f: Function) -> Value:
+    """Ticks of the processor's constant clock, which profile.py calibrates."""
+    if "aarch64" in f.module.triple or "arm64" in f.module.triple:
+        name = f.module.add_metadata([ir.MetaDataString(f.module, "cntvct_el0")])
+        kind, intrinsic = ir.FunctionType(i64, [ir.MetaDataType()]), "llvm.read_volatile_register.i64"
+        read = f.module.globals.get(intrinsic) or ir.Function(f.module, kind, intrinsic)
+        return Value(f, f.builder.call(read, [name]))
+    return f.intrinsic("llvm.readcyclecounter", i64)

@@ -1,0 +1,273 @@
+"""Products of panels with packed activations.
+
+Every sum has a fixed order, the same for one token and a tile, so results do not depend on threads, on tiles, or on whether
+a position was decoded or part of a prompt. Addresses and counts are i64; the callers check them.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+
+from llvmlite import ir
+
+from . import layouts
+from .codes import Scales, codes_of, dequantise, scale_group_of, unpack_subs
+from .emit import LANES, Function, Module, Value, Variable, bf16, concatenate, f32, f32s, i8, i16, i32, i64, kernel, vector
+from .layouts import GROUP, ActivationLayout, FloatLayout, LowBitLayout
+from .target import Target
+
+CHAIN = 4  # dependent integer products of one token
+PANELS_AT_ONCE = 4  # at most; of float weights for one token
+PRODUCT = {
+    "weights": i64,  # of the panel
+    "x": i64,  # the activations' first record
+    "out": i64,  # float32, token t at t * out_stride bytes
+    "out_stride": i64,
+    "blocks": i64,  # of the panel
+    "bias": i64,  # float32 [16], or 0
+    "accumulate": i64,
+}
+
+
+def panels_at_once(target: Target, layout: layouts.Layout, tokens: int) -> int:
+    """Number of consecutive panels to multiply together, a divisor of PANELS_AT_ONCE."""
+    if not isinstance(layout, FloatLayout):
+        return 1
+    # Independent sums hide the latency of fma; the registers hold `sums` beside the weights. Each panel is a stream from
+    # memory, and two streams are read faster than four.
+    sums, limit = (16, 2) if target.wide else (4, PANELS_AT_ONCE)
+    return max(1, min(limit, sums // tokens))
+
+
+@kernel
+def product(module: Module, target: Target, layout: layouts.Layout, x_layout: ActivationLayout, tokens: int, panels: int = 1,
+            public: bool = False) -> Function:
+    """out[t][16 rows] = panel times x[t] (+ bias) (+ out, if accumulate) for `tokens` tokens.
+
+    panels > 1 (float weights only): multiply this many consecutive panels.
+    """
+    f = Function(module, f"product_{layout.name}_{x_layout.name}_{tokens}x{panels}", PRODUCT, public=public)
+    if isinstance(layout, FloatLayout):
+        sums = (_float_sums if x_layout == layouts.FLOAT else _bfloat16_sums)(f, target, layout, tokens, panels)
+    elif x_layout.name == "float":
+        sums = _dequantised_sums(f, target, layout, tokens)
+    else:
+        sums = _integer_sums(f, target, layout, x_layout, tokens)
+    for panel in range(panels):
+        for t in range(tokens):
+            at = f.out + f.out_stride * t + 64 * panel if t or panel else f.out
+            store_output(f, sums[panel * tokens + t].get(), at, panel)
+    return f.finish()
+
+
+def store_output(f: Function, value: Value, at: Value, panel: int) -> None:
+    """Store a panel's 16 outputs of a token, after adding the bias and the former outputs if the parameters ask for it."""
+    total = Variable(f, value)
+    with f.if_then(f.bias.compare("!=", 0)):
+        total.set(total.get() + f.load(f32s, f.bias, 64 * panel, 4))
+    with f.if_then(f.accumulate.compare("!=", 0)):
+        total.set(total.get() + f.load(f32s, at, 0, 4))
+    f.store(total.get(), at, 0, 4)
+
+
+def _float_sums(f: Function, target: Target, layout: FloatLayout, tokens: int, panels: int) -> list[Variable]:
+    unroll, width = 8, layouts.WIDTHS[layout.dtype] * layouts.ROWS
+    sums = [Variable(f, f.zero(f32s)) for _ in range(tokens * panels)]
+    steps = f.blocks * (GROUP // unroll)
+    panel_bytes = f.blocks * layout.block_bytes
+    with f.loop(steps) as i:
+        weights, x = f.weights + i * (unroll * width), f.x + i * (unroll * 4 * tokens)
+        if tokens > 1:
+            for panel in range(panels):  # of the next panels
+                f.prefetch(weights + panel_bytes * (panels + panel), unroll * width)
+        else:
+            for panel in range(panels):
+                for level, distance in target.prefetch(layout.name):
+                    f.prefetch(weights + (panel_bytes * panel + distance), unroll * width, level)
+        for u in range(unroll):
+            for panel in range(panels):
+                w = f.load_as_float32(layout.dtype, weights + panel_bytes * panel if panel else weights, u * width)
+                for t in range(tokens):
+                    total = sums[panel * tokens + t]
+                    total.set(f.fma(w, f.load(f32, x, 4 * (u * tokens + t), 4).splat(), total.get()))
+    return sums
+
+
+def _bfloat16_sums(f: Function, target: Target, layout: FloatLayout, tokens: int, panels: int) -> list[Variable]:
+    """As _float_sums, with activations in bfloat16: two products per instruction; subnormal numbers count as zero."""
+    unroll, width, pairs = 8, 2 * layouts.ROWS, vector(bf16, 32)
+    sums = [Variable(f, f.zero(f32s)) for _ in range(tokens * panels)]
+    panel_bytes = f.blocks * layout.block_bytes
+    with f.loop(f.blocks * (GROUP // unroll)) as i:
+        weights, x = f.weights + i * (unroll * width), f.x + i * (unroll * 2 * tokens)
+        for panel in range(panels):
+            if tokens > 1:
+                f.prefetch(weights + panel_bytes * (panels + panel), unroll * width)
+            else:
+                for level, distance in target.prefetch(layout.name):
+                    f.prefetch(weights + (panel_bytes * panel + distance), unroll * width, level)
+        for u in range(0, unroll, 2):
+            for panel in range(panels):
+                columns = f.load(vector(i16, 32), weights + panel_bytes * panel if panel else weights, u * width, 2)
+                w = columns.shuffle([16 * half + row for row in range(16) for half in range(2)]).bitcast(pairs)
+                for t in range(tokens):
+                    total = sums[panel * tokens + t]
+                    both = f.load(i32, x, 4 * (u // 2 * tokens + t), 4).splat().bitcast(pairs)
+                    total.set(f.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", f32s, total.get(), w, both))
+    return sums
+
+
+def flips_codes(target: Target, layout: LowBitLayout) -> bool:
+    """True if 128 is subtracted from the codes: NEON's dot product takes signed bytes."""
+    return target.dot == "sdot" and (layout.bits == 8 or layout.has_table)
+
+
+def dot_offset(target: Target, layout: LowBitLayout) -> int:
+    """The offset to subtract from the codes in the dot product."""
+    return layout.offset - 128 if flips_codes(target, layout) else layout.offset
+
+
+def _integer_sums(f: Function, target: Target, layout: LowBitLayout, x_layout: ActivationLayout,
+                  tokens: int) -> list[Variable]:
+    """Integer products within a group; float32 sums over a span, whose activations share a scale, and over the row."""
+    # NEON multiplies a quarter of the rows at a time, whose sums for a tile its registers hold.
+    quarters = 4 if target.dot == "sdot" else 1
+    parts = [range(first, first + LANES // quarters) for first in range(0, LANES, LANES // quarters)]
+    zero = f.zero(vector(f32, LANES // quarters))
+    sums = [[Variable(f, zero) for _ in range(tokens)] for _ in parts]
+    halves = 2 if layout.group_size == 16 else 1
+    flip, offset = flips_codes(target, layout), dot_offset(target, layout)
+    if offset and offset != x_layout.offset:
+        raise ValueError(f"{layout.name} needs activations with sums for the offset {offset}, not {x_layout.offset}")
+    per_span = layouts.SPAN // layout.groups
+    # Factor out the outer scale unless there are biases, whose outer scales differ.
+    factor_outer = layout.two_level and not layout.has_biases
+    with f.loop((f.blocks + (per_span - 1)) // per_span) as span:
+        first, record = f.weights + span * (per_span * layout.block_bytes), f.x + span * x_layout.record(tokens)
+        inner = [[Variable(f, zero) for _ in range(tokens)] for _ in parts]
+
+        def add_group(block: Value, subs: Value, g: Value, span_group: Value, rows: range, inner: list[Variable]) -> None:
+            """g: the group's number in its block; span_group: in the span; inner: the rows' sums by token."""
+            codes, scales = codes_of(f, target, layout, block, g, tokens, rows), Scales(f, layout, block, rows, subs)
+            for half in range(halves):
+                order = codes.order() if halves == 1 else range(4 * half, 4 * half + 4)
+                chunks = [(k, codes.chunk(k) ^ -0x7F7F7F80 if flip else codes.chunk(k)) for k in order]
+
+                def load_sums(part: str, type_: ir.Type) -> list[Value]:
+                    part = part if halves == 1 else part.replace("sum", "half_sums")
+                    at = record + span_group * (4 * halves * tokens) + x_layout.at(part, tokens)
+                    return [f.load(type_, at, 4 * (half * tokens + t), 4).splat(len(rows)) for t in range(tokens)]
+
+                starts = load_sums("offset_sum", i32) if offset else [f.zero(vector(i32, len(rows)))] * tokens
+                scale_group = scale_group_of(layout, g, half)
+                scale = scales.inner("scales", scale_group) if factor_outer else scales("scales", scale_group)
+                products = _products(f, target, x_layout, record + span_group * x_layout.codes(tokens), chunks, starts)
+                for total, product in zip(inner, products):
+                    total.set(f.fma(product.to_float(), scale, total.get()))
+                if layout.has_biases:
+                    bias = scales("biases", scale_group)
+                    for total, x_sum in zip(inner, load_sums("sum", f32)):
+                        total.set(f.fma(bias, x_sum, total.get()))
+
+        with f.loop((f.blocks - span * per_span).minimum(per_span)) as i:
+            block = first + i * layout.block_bytes
+            _prefetch(f, target, block, layout.offsets["codes"], layout, tokens)
+            subs = unpack_subs(f, layout, block)
+            with f.loop(layout.groups) as g:  # a loop: in unrolled code LLVM would reorder the reads
+                codes = block + (g * layout.group_bytes + layout.offsets["codes"])
+                _prefetch(f, target, codes, layout.group_bytes, layout, tokens)
+                for rows, span_sums in zip(parts, inner):
+                    add_group(block, subs, g, i * layout.groups + g, rows, span_sums)
+        for rows, span_sums, totals in zip(parts, inner, sums):
+            outer = Scales(f, layout, first, rows).outer("scales") if factor_outer else None
+            for t in range(tokens):
+                scale = f.load(f32, record, x_layout.at("scale", tokens) + 4 * t, 4).splat(len(rows))
+                totals[t].set(f.fma(span_sums[t].get(), scale if outer is None else scale * outer, totals[t].get()))
+    if quarters == 1:
+        return sums[0]
+    return [Variable(f, concatenate([totals[t].get() for totals in sums])) for t in range(tokens)]
+
+
+def _prefetch(f: Function, target: Target, address: Value, nbytes: int, layout: LowBitLayout, tokens: int) -> None:
+    """Prefetch weights ahead of those at `address`."""
+    if tokens > 2 and target.tile_prefetch_bytes:
+        f.prefetch(address + target.tile_prefetch_bytes, nbytes, level=1)
+    elif tokens == target.tile and not target.tile_prefetch_bytes:
+        f.prefetch(address + f.blocks * layout.block_bytes, nbytes)  # of the next panel
+    elif tokens <= 2:
+        for level, distance in target.prefetch(layout.name):
+            f.prefetch(address + distance, nbytes, level)
+
+
+def _products(f: Function, target: Target, x_layout: ActivationLayout, x: Value, chunks: list[tuple[int, Value]],
+              starts: list[Value]) -> list[Value]:
+    """By token, int32 [rows]: its start plus the sum over chunks (number, codes) of code * activation code.
+
+    Integer sums may have any order: chains of at most CHAIN sums for a single token, which a core overlaps, else one chain
+    per plane.
+    """
+    tokens = len(starts)
+    if target.dot == "madd":
+        products = starts
+        for k, chunk in chunks:
+            for which, codes in enumerate((chunk & 0x00FF00FF, (chunk >> 8) & 0x00FF00FF)):
+                pairs = [f.load(i32, x, 8 * (tokens * k + t) + 4 * which, 4).splat() for t in range(tokens)]
+                products = [total + _multiply_pairs(f, codes, pair) for total, pair in zip(products, pairs)]
+        return products
+
+    def load_code(index: int) -> Value:
+        """Four codes of x in all lanes."""
+        if target.dot == "sdot":  # whose operand is one lane of a register
+            return f.load(vector(i32, 4), x, 16 * (index // 4), 4).shuffle([index % 4] * 4)
+        return f.load(i32, x, 4 * index, 4).splat()
+
+    def add(totals: list[Value], plane: int, chunks: list[tuple[int, Value]]) -> list[Value]:
+        for k, chunk in chunks:
+            at = tokens * (8 * plane + k)
+            totals = [dot(f, target, total, chunk, load_code(at + t)) for t, total in enumerate(totals)]
+        return totals
+
+    if x_layout.name == "int8":
+        return add(starts, 0, chunks)
+    zero = f.zero(starts[0].type)
+    if tokens == 1:
+        totals = []
+        for plane, start in enumerate((zero, starts[0])):
+            chains = [add([zero if at else start], plane, chunks[at:at + CHAIN])[0] for at in range(0, len(chunks), CHAIN)]
+            totals.append(functools.reduce(operator.add, chains))
+        return [(totals[0] << 8) + totals[1]]
+    high, low = [zero] * tokens, starts
+    for chunk in chunks:
+        high, low = add(high, 0, [chunk]), add(low, 1, [chunk])
+    return [(top << 8) + bottom for top, bottom in zip(high, low)]
+
+
+def dot(f: Function, target: Target, sums: Value, codes: Value, x: Value) -> Value:
+    """Add to each lane the four products of unsigned (NEON: signed) codes with signed bytes of x."""
+    bytes_ = vector(i8, 4 * sums.type.count)
+    name = "llvm.x86.avx512.vpdpbusd.512" if target.dot == "vnni" else "llvm.aarch64.neon.sdot.v4i32.v16i8"
+    return f.intrinsic(name, sums.type, sums, codes.bitcast(bytes_), x.bitcast(bytes_))
+
+
+def _multiply_pairs(f: Function, codes: Value, x: Value) -> Value:
+    """The sum of both 16-bit products in every lane; LLVM selects the multiply and pair-add instruction."""
+    halves, wide = vector(i16, 32), vector(i32, 32)
+    products = codes.bitcast(halves).sign_extend(wide) * x.bitcast(halves).sign_extend(wide)
+    return products.shuffle(list(range(0, 32, 2))) + products.shuffle(list(range(1, 32, 2)))
+
+
+def _dequantised_sums(f: Function, target: Target, layout: LowBitLayout, tokens: int) -> list[Variable]:
+    """Products with float32 activations: dequantise every weight."""
+    sums = [Variable(f, f.zero(f32s)) for _ in range(tokens)]
+    group_bytes = layouts.FLOAT.codes(tokens)
+    with f.loop(f.blocks) as i:
+        block = f.weights + i * layout.block_bytes
+        subs = unpack_subs(f, layout, block)
+        with f.loop(layout.groups) as group:
+            x = f.x + (i * layout.groups + group) * group_bytes
+            for column, weight in dequantise(f, target, layout, block, subs, group, tokens):
+                for t in range(tokens):
+                    value = f.load(f32, x, 4 * (column * tokens + t), 4).splat()
+                    sums[t].set(f.fma(weight, value, sums[t].get()))
+    return sums

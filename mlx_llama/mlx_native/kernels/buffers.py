@@ -1,0 +1,322 @@
+"""Where a cache keeps its rows.
+
+Three nouns. A *row* holds the tokens, keys and values of one sequence. A *buffer* is a set of arrays that one graph updates.
+It has *slots*, each for a row. A row alone has a buffer of one slot; rows that decode together share a buffer. A row joins
+by a copy into a slot and leaves by a copy out of it, while other slots stay in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from mlx_llama.core.backends.positions import Positions
+from mlx_llama.core.models import rope
+from mlx_llama.core.models.config import LlamaConfig
+
+from .packing import Packing, Parts
+
+SLOTS = (1, 2, 4, 8, 16, 32)  # of a buffer; a traced step has one of these batches
+SPARE = 4  # a buffer has at most this many times the positions that its rows need, unless it is small
+SMALL = 1 << 27  # bytes of keys and values up to which a buffer may have more
+PATIENCE = 4  # steps with at most a quarter of the slots in use, after which a buffer shrinks
+
+
+class Buffer:
+    """Arrays of some rows."""
+
+    def __init__(self, keys: list[Parts], values: list[Parts], tokens: mx.array, rows: list[int | None]):
+        self.keys, self.values = keys, values  # by layer, Parts of [S, G, L, *]
+        self.tokens = tokens  # int32 [S, L]
+        self.rows = rows  # the row in each slot, None in a free one
+        self.wide_steps = 0  # consecutive steps that used at most a quarter of the slots
+
+    @property
+    def length(self) -> int:
+        """L: positions of a slot."""
+        return self.tokens.shape[1]
+
+    @property
+    def slots(self) -> int:
+        """S: number of slots."""
+        return len(self.rows)
+
+    @property
+    def used(self) -> int:
+        """Number of slots that have a row."""
+        return len(self.rows) - self.rows.count(None)
+
+    def arrays(self) -> list[mx.array]:
+        """All arrays, layer by layer."""
+        return [*(part for parts in (*self.keys, *self.values) for part in parts), self.tokens]
+
+    def copy(self, number: int, source: Slot, length: int) -> None:
+        """Copy the first `length` positions of `source` to slot `number`, lazily."""
+        if length == 0:
+            return
+        to, at = slice(number, number + 1), slice(source.number, source.number + 1)
+        for target, array in zip(self.arrays(), source.buffer.arrays()):
+            if target.ndim == 2:
+                target[to, :length] = array[at, :length]
+            else:
+                target[to, :, :length] = array[at, :, :length]
+
+
+class Slot(NamedTuple):
+    """Where a row lies."""
+
+    buffer: Buffer
+    number: int
+
+
+class StepBuffers:
+    """The buffers of a decode step over `rows`."""
+
+    def __init__(self, rows: tuple[int, ...], buffers: list[Buffer]):
+        index = {row: i for i, row in enumerate(rows)}
+        self.rows, self.buffers = rows, buffers
+        # The sequence in each slot, -1 for none.
+        self.orders = [tuple(index.get(row, -1) for row in buffer.rows) for buffer in buffers]
+        sequences = [i for order in self.orders for i in order]
+        positions = [sequences.index(i) for i in range(len(rows))]
+        self._is_ordered, self._is_full = positions == list(range(len(rows))), len(sequences) == len(rows)
+        self._positions = mx.array(positions, mx.int32)
+        self.result: mx.array | None = None  # of the last step
+        self.drawn: list[mx.array] = []  # its tokens, by buffer
+
+    def collect(self, outputs: list[mx.array]) -> mx.array:
+        """Select the sequences' outputs [B, *]. outputs: [S, *] of all slots, by buffer."""
+        joined = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+        if not self._is_ordered:
+            return mx.take(joined, self._positions, axis=0)
+        return joined if self._is_full else joined[:len(self.rows)]
+
+
+class Buffers(Positions):
+    """A cache's rows and the buffers where they lie. bits: as in Packing."""
+
+    def __init__(self, config: LlamaConfig, capacity: int, dtype: mx.Dtype = mx.float32,
+                 device: mx.Device = mx.Device(mx.cpu), rows: int = 1, bits: int | None = None):
+        # On the CPU MLX sums products of 16-bit scales in 16 bits.
+        self.packing = Packing(bits, config.head_dim, dtype, mx.float32 if device.type == mx.cpu else dtype)
+        heads = 2 * config.num_hidden_layers * config.num_key_value_heads
+        super().__init__(config, capacity, heads * self.packing.nbytes, rows)
+        self.dtype, self.device = dtype, device
+        # mx.fast.rope computes its angles in float32, 1e-3 off at position 100,000. That suffices for 16-bit activations,
+        # but float32 promises the other backends' tokens. The kernel has no factor that depends on the position either.
+        # MLX's CPU device has no such kernel; tables take fewer primitives there at every width.
+        self.tabulated = dtype == mx.float32 or device.type == mx.cpu or bool(config.query_beta)
+        self.slots: list[Slot | None] = [None] * rows  # by row
+        self._tables: dict[int, tuple] = {}  # by length of a buffer
+        self._steps: dict[tuple[int, ...], StepBuffers] = {}  # by rows; no two share a buffer
+
+    def buffers(self) -> list[Buffer]:
+        """All buffers, each once."""
+        return list({id(slot.buffer): slot.buffer for slot in self.slots if slot}.values())
+
+    def buffer_of(self, row: int, end: int) -> Buffer:
+        """The buffer of a row alone, with storage for `end` positions. Takes the row out of a shared buffer."""
+        buffer = self.slots[row].buffer
+        if buffer.slots > 1:
+            self._isolate(row, self.storage_for(end))
+            self.isolate_last(buffer)
+            buffer = self.slots[row].buffer
+        return buffer
+
+    def step_buffers(self, rows: Sequence[int]) -> StepBuffers:
+        """The buffers of a step over `rows`, which have storage for it; rows without a shared buffer join one."""
+        rows = tuple(rows)
+        if rows not in self._steps:
+            step = self._assign(rows)
+            for buffer in step.buffers:
+                self._forget(buffer)
+            self._steps[rows] = step
+        step = self._steps[rows]
+        for buffer, order in zip(step.buffers, step.orders):
+            is_wide = 1 < len(order) >= 4 * (len(order) - order.count(-1))
+            buffer.wide_steps = buffer.wide_steps + 1 if is_wide else 0
+            if buffer.wide_steps > PATIENCE:
+                self._shrink(buffer, rows)
+                return self.step_buffers(rows)
+        return step
+
+    def tables(self, length: int) -> tuple:
+        """Cosines and sines of the first `length` positions, or periods and a factor: see ops.rope."""
+        if length not in self._tables:
+            self._tables[length] = (make_angles(self.config, 0, length, self.capacity) if self.tabulated
+                                    else make_periods(self.config, self.capacity))
+        return self._tables[length]
+
+    def release(self, row: int) -> Buffer | None:
+        """Free a row's slot, and the arrays with the last slot. Returns the buffer, None for a row that has no slot."""
+        if self.slots[row] is None:
+            return None
+        buffer, number = self.slots[row]
+        buffer.rows[number] = None
+        self.slots[row] = None
+        self._forget(buffer)
+        return buffer
+
+    def isolate_last(self, buffer: Buffer) -> None:
+        """If few rows of a buffer are left, give each a buffer of its own, so that each frees what it takes."""
+        if buffer.used <= max(1, buffer.slots // 4):
+            for row in [row for row in buffer.rows if row is not None]:
+                self._isolate(row, self.storage_for(max(self.lengths[row], 1)))
+
+    def drop_tables(self) -> None:
+        """Drop tables of lengths that no buffer has."""
+        lengths = {buffer.length for buffer in self.buffers()}
+        self._tables = {length: table for length, table in self._tables.items() if length in lengths}
+
+    def _grow(self, ends: Mapping[int, int]) -> None:
+        grown = {row: self._copy_rows([row], 1, self.storage_for(end)) for row, end in ends.items()}
+        # Assign at the end: an interrupt before this line changes nothing.
+        for row, buffer in grown.items():
+            self._place(row, buffer, 0)
+        self.drop_tables()
+
+    def _copy_rows(self, rows: list[int], slots: int, length: int) -> Buffer:
+        """Copy rows to a new buffer, in order; the other positions are zeros."""
+        layers = range(self.config.num_hidden_layers)
+        self.tables(length)
+
+        def parts() -> Parts:
+            return tuple(mx.zeros((slots, self.config.num_key_value_heads, length, size), dtype)
+                         for size, dtype in self.packing.parts)
+
+        with mx.stream(self.device):
+            buffer = Buffer([parts() for _ in layers], [parts() for _ in layers], mx.zeros((slots, length), mx.int32),
+                            [None] * slots)
+            sources = [(number, slot, self.lengths[row]) for number, row in enumerate(rows) if (slot := self.slots[row])]
+            for number, slot, count in sources:
+                buffer.copy(number, slot, count)
+            if any(count and slot.buffer.slots > 1 for _, slot, count in sources):
+                # A pending slice would hold shared arrays, and their next step would copy them.
+                mx.eval(buffer.arrays())
+        return buffer
+
+    def _place(self, row: int, buffer: Buffer, number: int) -> None:
+        """Let a row have a slot that its contents were copied to."""
+        self.release(row)
+        self._forget(buffer)
+        buffer.rows[number] = row
+        self.slots[row] = Slot(buffer, number)
+        self.allocated[row] = buffer.length
+
+    def _forget(self, buffer: Buffer) -> None:
+        """Drop the steps that have this buffer."""
+        self._steps = {rows: step for rows, step in self._steps.items() if buffer not in step.buffers}
+
+    def _isolate(self, row: int, length: int) -> None:
+        """Move a row to its own buffer for `length` positions."""
+        self._move([row], 1, length)
+
+    def _assign(self, rows: tuple[int, ...]) -> StepBuffers:
+        """Give `rows` shared buffers; those that share one already stay there."""
+        active = set(rows)
+        shared: list[Buffer] = []
+        joining = []
+        for row in rows:
+            buffer = self.slots[row].buffer
+            if buffer.slots == 1:
+                joining.append(row)
+            elif buffer not in shared:
+                shared.append(buffer)
+        shared.sort(key=lambda buffer: len(active.intersection(buffer.rows)), reverse=True)
+        if len(shared) > 1 and len(rows) <= SLOTS[-1] * 3 // 4:  # few enough for one graph again
+            moved = [row for buffer in shared[1:] for row in buffer.rows if row in active]
+            if self._fits(shared[0], moved, active):
+                joining, shared = joining + moved, shared[:1]
+        # Idle rows whose slot is full have no position that a step may overwrite.
+        for buffer in shared:
+            for row in buffer.rows:
+                if row is not None and row not in active and self.lengths[row] >= buffer.length:
+                    self._isolate(row, self.storage_for(self.lengths[row]))
+        joins: list[tuple[Buffer | None, list[int]]] = [(buffer, []) for buffer in shared]
+        for row in joining:
+            target = next((new for buffer, new in joins if self._fits(buffer, [*new, row], active)), None)
+            if target is None:
+                joins.append((None, [row]))
+            else:
+                target.append(row)
+        for buffer, new in joins:
+            if new and (buffer or len(new) > 1):
+                self._join(buffer, new, active)
+        self.drop_tables()
+        return StepBuffers(rows, list({id(buffer): buffer for buffer in (self.slots[row].buffer for row in rows)}.values()))
+
+    def _fits(self, buffer: Buffer | None, new: list[int], active: set[int]) -> bool:
+        """True if the rows `new` may join a buffer, None for a new one: it has few enough active rows, wastes little memory
+        on short ones, and fits free memory if it becomes larger."""
+        sharing = [row for row in (buffer.rows if buffer else ()) if row in active] + new
+        if len(sharing) > SLOTS[-1]:
+            return False
+        needs = [self.storage_for(self.lengths[row] + 1) for row in sharing]
+        slots = max(buffer.slots if buffer else 1, _round_up_slots(len(sharing)))
+        length = max(*needs, buffer.length if buffer else 0)
+        nbytes = slots * length * self.position_nbytes
+        if slots * length > SPARE * sum(needs) and nbytes > SMALL:
+            return False
+        is_new = len(sharing) > 1 and (buffer is None or slots > buffer.slots or length > buffer.length)
+        free = self.free_memory() if is_new and nbytes >= 1 << 20 else None
+        return free is None or nbytes <= free
+
+    def _join(self, buffer: Buffer | None, new: list[int], active: set[int]) -> None:
+        """Copy rows into free slots, of a new and larger buffer if need be."""
+        staying = [row for row in (buffer.rows if buffer else ()) if row in active]
+        length = max([self.storage_for(self.lengths[row] + 1) for row in new] + ([buffer.length] if buffer else []))
+        slots = _round_up_slots(len(staying) + len(new))
+        if buffer and slots <= buffer.slots and length == buffer.length:
+            free = [number for number, row in enumerate(buffer.rows) if row is None]
+            for row in [row for row in buffer.rows if row is not None and row not in active]:
+                if len(free) < len(new):
+                    free.append(self.slots[row].number)
+                    self._isolate(row, self.storage_for(self.lengths[row]))
+            with mx.stream(self.device):
+                for row, number in zip(new, free):
+                    source = self.slots[row]
+                    buffer.copy(number, source, self.lengths[row])
+                    if source.buffer.slots > 1:
+                        mx.eval(buffer.arrays())
+                    self._place(row, buffer, number)
+            return
+        self._isolate_idle(buffer, active)
+        self._move([*staying, *new], max(slots, buffer.slots if buffer else 0), length)
+
+    def _isolate_idle(self, buffer: Buffer | None, active: Collection[int]) -> None:
+        """Give each row of a buffer that is not active a buffer of its own."""
+        for row in [row for row in (buffer.rows if buffer else ()) if row is not None and row not in active]:
+            self._isolate(row, self.storage_for(max(self.lengths[row], 1)))
+
+    def _shrink(self, buffer: Buffer, rows: tuple[int, ...]) -> None:
+        """Move the rows of a step to a buffer of half as many slots; isolate the others."""
+        active = [row for row in buffer.rows if row in rows]
+        self._isolate_idle(buffer, rows)
+        length = max(self.storage_for(self.lengths[row] + 1) for row in active)
+        self._move(active, max(buffer.slots // 2, 2), length)
+
+    def _move(self, rows: list[int], slots: int, length: int) -> None:
+        """Move rows to a new buffer."""
+        buffer = self._copy_rows(rows, slots, length)
+        for number, row in enumerate(rows):
+            self._place(row, buffer, number)
+
+
+def _round_up_slots(count: int) -> int:
+    """The smallest size of a buffer with `count` slots."""
+    return next(size for size in SLOTS if size >= count)
+
+
+def make_angles(config: LlamaConfig, start: int, count: int, seq_len: int | None = None) -> tuple[mx.array, mx.array]:
+    """Cosines float32 [count, 1, R/2] and sines [count, 2, R/2], as ops.rope takes them; several tables side by side."""
+    cosine, sine = rope.tables(config, start, count, seq_len)
+    return mx.array(cosine[:, None]), mx.array(np.stack([-sine, sine], axis=1))
+
+
+def make_periods(config: LlamaConfig, seq_len: int | None = None) -> tuple[mx.array, float]:
+    """Tokens per radian, float32 [R/2], of several tables one after the other, and the factor on cosine and sine."""
+    tables = [rope.inverse_frequencies(config, seq_len, table) for table in range(len(config.ropes))]
+    return mx.array(np.concatenate([1 / frequencies for frequencies, _ in tables]).astype(np.float32)), tables[0][1]
