@@ -341,11 +341,14 @@ FAULTS = [
 # Patterns of tests that run first, by the beginning of the touched file's name, after the test of the file's own name
 NEAR = {
     "cpu_fallback/kernels/": ["tests/backends/kernels/test_*.py"],
-    "cpu_fallback/": ["tests/backends/test_cache.py", "tests/backends/test_sampling.py", "tests/backends/test_parity.py"],
+    "cpu_fallback/": ["tests/backends/test_cache.py", "tests/backends/kernels/test_rows.py", "tests/backends/test_sampling.py",
+                      "tests/backends/test_parity.py"],
     "cuda_fallback/": ["tests/backends/test_captured_step.py", "tests/backends/test_triton.py",
                        "tests/backends/test_cuda_*.py", "tests/backends/test_sampling.py"],
     "mlx_llama/mlx_native/": ["tests/backends/test_compiled_step.py", "tests/backends/test_mlx_*.py",
                               "tests/backends/test_sampling.py"],
+    "mlx_llama/core/backends/": ["tests/backends/test_cache.py", "tests/backends/test_sampling.py"],
+    "mlx_llama/core/generation/": ["tests/core/generation/test_*.py"],
     "mlx_llama/core/files/": ["tests/core/files/test_*.py"],
     "mlx_llama/core/text/": ["tests/core/text/**/test_*.py"],
     "mlx_llama/server/": ["tests/doors/server/test_*.py"],

@@ -235,7 +235,9 @@ def test_rows_come_and_go_without_touching_others(model):
         (lambda: model.forward(ids(5, seed=9), 20, cache, rows=[0]), [0]),
         (lambda: model.forward(np.concatenate([ids(2, seed=7), ids(2, seed=8)]), [270, 3], cache, rows=[3, 1]), [3, 1]),
         (lambda: cache.trim(11, 0), [0]), (lambda: cache.copy_prefix(3, 2, 260), [2]), (lambda: cache.copy_prefix(0, 4, 11), [4]),
-        (lambda: model.forward(ids(300, seed=5), 260, cache, rows=[2]), [2]), (lambda: cache.reset(3), [3]),
+        (lambda: model.forward(ids(300, seed=5), 260, cache, rows=[2]), [2]),
+        (lambda: cache.trim(100, 2), [2]), (lambda: model.forward(ids(1, seed=4), 100, cache, rows=[2]), [2]),
+        (lambda: cache.reset(3), [3]),
         (lambda: cache.restore(cache.state(2), 3), [3]), (lambda: cache.trim(0, 1), [1]), (lambda: cache.reset(4), [4]),
     ]
     for change, touched in changes:
@@ -245,7 +247,7 @@ def test_rows_come_and_go_without_touching_others(model):
         for row in range(5):
             assert lengths[row] == len(after[row].get("tokens", ()))
             assert row in touched or same_state(before[row], after[row])
-    assert cache.lengths == [11, 0, 560, 560, 0]
+    assert cache.lengths == [11, 0, 101, 101, 0]
     cache.reset()
     assert cache.lengths == [0] * 5 and cache.nbytes == 0
 

@@ -266,6 +266,7 @@ def words(path: Path) -> tuple[dict[str, tuple[float, float]], dict[str, list[st
     both("linear with bias", lambda ops: ops.linear(ffn, down, bias))
     both("linear of blocks", lambda ops: ops.linear(ffn, (down[:3], down[3:]), bias))
     both("gated_linear", lambda ops: ops.gated_linear(x, gate_up))
+    both("gated_linear with bias", lambda ops: ops.gated_linear(x, gate_up, made(len(gate_up), seed=6)))
     both("gated_linear of blocks", lambda ops: ops.gated_linear(x, (gate_up[:9], gate_up[9:]), made(len(gate_up), seed=6)))
     both("add_rms_norm", lambda ops: ops.add_rms_norm(x, delta, block.ffn_norm.weight, 1e-5))
     both("add_rms_norm alone", lambda ops: ops.add_rms_norm(x, None, block.ffn_norm.weight, 1e-5))
@@ -292,14 +293,15 @@ def words(path: Path) -> tuple[dict[str, tuple[float, float]], dict[str, list[st
 def test_each_word_by_kernels_is_torchs(name, call):
     fields = {} if name == "float32" else dict(num_attention_heads=6, num_key_value_heads=2, head_dim=20)
     found, launched = call(words, make_checkpoint(Path(tempfile.mkdtemp()) / name, tokenizer=False, **fields))
-    assert len(found) == 17 + 2 * 3 * 3
+    assert len(found) == 18 + 2 * 3 * 3
     for name, (error, size) in found.items():
         assert error <= 3e-6 * size, (name, error, size)
     assert found["embed 0"][0] == found["split_heads 0"][0] == found["attend False None 1"][0] == 0
     kernels = {name: " ".join(names) for name, names in launched.items() if not name.startswith("attend")}
     assert kernels == {
         "embed": "", "linear": "_multiply", "linear with bias": "_multiply", "linear of blocks": "_multiply _multiply",
-        "gated_linear": "_multiply", "gated_linear of blocks": "_multiply _multiply _gate", "add_rms_norm": "_add_rms_norm",
+        "gated_linear": "_multiply", "gated_linear with bias": "_multiply",
+        "gated_linear of blocks": "_multiply _multiply _gate", "add_rms_norm": "_add_rms_norm",
         "add_rms_norm alone": "_add_rms_norm", "norm_heads": "_norm_heads", "split_heads": "", "last_position": "",
         "rope": "_rotate", "swiglu": "_gate"}
     assert launched["attend True 4"] == ["_store_rotated", "_read_keys", "_attend", "_join"]

@@ -101,6 +101,9 @@ def test_rows_come_and_go_without_touching_others(bits, tmp_path):
     assert all(is_untouched(cache, row, before) for row, before in others.items())
     assert cache.state(3) == {} and cache.nbytes == 4 * per_row
     assert cache.recent(3, [7, 3, 299], [2, 0, 9]).tolist() == [[-1, 3, 4], [-1, -1, -1], [17, 18, 19]]
+    version, tables = cache.versions[7], cache.tables
+    cache.reserve({7: 300})  # as long as row 3 was, so the tables stay
+    assert cache.tables is tables and cache.versions[7] > version  # or a captured step would go on in the old storage
     cache.reset()
     assert cache.nbytes == 0 and not any(cache.lengths) and not any(cache.allocated)
 

@@ -220,12 +220,13 @@ def test_log_probabilities_are_those_of_the_logits(sampler, arrays, backend):
 
     from mlx_llama.core.backends.logprobs import unpack
 
-    rows = [{"temperature": 0.5, "top_k": 3, "logprobs": 4}, {"logit_bias": {3: 50.0}, "logprobs": 0}, {"temperature": 1.0}]
-    raw = np.stack([logits(seed) for seed in range(3)])
+    rows = [{"temperature": 0.5, "top_k": 3, "logprobs": 4}, {"logit_bias": {3: 50.0}, "logprobs": 0}, {"temperature": 1.0},
+            {"temperature": 0.0, "logprobs": 2}]
+    raw = np.stack([logits(seed) for seed in range(4)])
     batch = sampler(*rows)
     assert batch.logprobs == 4 and sampler({}, {"seed": 2}).logprobs is None
-    packed = np.array(backend.read_all(batch(arrays(raw), [5, 6, 7])), np.int32).reshape(3, -1)
-    assert packed.shape == (3, 10)
+    packed = np.array(backend.read_all(batch(arrays(raw), [5, 6, 7, 8])), np.int32).reshape(4, -1)
+    assert packed.shape == (4, 10)
     for row, options in enumerate(rows):
         found = unpack(packed[row].tolist(), options.get("logprobs"))
         plain = sampler(**{**options, "logprobs": None})

@@ -34,13 +34,13 @@ def bound(schema):
         if key in schema:
             schema[key] = [bound(one) for one in schema[key]]
     kinds = schema.get("type", ())
-    if "string" in kinds and "format" not in schema and "enum" not in schema:
-        schema["maxLength"] = max(schema.get("minLength", 0), 12)
+    if "string" in kinds and "enum" not in schema:
+        schema["maxLength"] = max(schema.get("minLength", 0), 40 if "format" in schema else 12)
     if kinds == "array":
         schema |= {"items": bound(schema.get("items", True)), "maxItems": max(schema.get("minItems", 0), 3)}
     if kinds == "object":
         schema["additionalProperties"] = False
-    if kinds in ("number", "integer"):
+    if ("number" in kinds or "integer" in kinds) and "enum" not in schema:  # ["integer", "null"] too
         schema |= {"minimum": -1000, "maximum": 1000, "multipleOf": 1}
     return schema
 

@@ -67,7 +67,7 @@ def test_requests_of_one_step_have_adapters_of_their_own(llm, wanted):
 def test_a_prefix_is_reused_by_the_same_adapter_alone(folders):
     base, adapters = folders
     llm = load(base, backend="cpu", adapters=adapters)
-    reused = [llm.generate(PROMPT, max_tokens=3, adapter=name).reused_tokens for name in ("sea", "sky", "base", "sky", "sea")]
+    reused = [llm.generate(PROMPT, max_tokens=3, adapter=name).reused_tokens for name in ("sea", "base", "sky", "sky", "sea")]
     assert reused[:3] == [0, 0, 0] and min(reused[3:]) >= len(PROMPT) - 1
     again = llm.generate([*PROMPT[:20], 7, 8], max_tokens=3, adapter="sky")  # copies a part of a kept row
     assert again.reused_tokens == 20

@@ -269,6 +269,16 @@ def test_a_part_that_is_no_text_is_the_only_fault_of_its_list(guide):
     assert "messages[0].content" not in faults and faults["messages[1].content"]["constraint"] == "string or array"
 
 
+@pytest.mark.parametrize("item, message", [
+    ({"role": "user"}, "message needs content"), ({"content": "hi"}, "message needs role"),
+    ({"type": "function_call", "call_id": "c", "name": "f"}, "function_call needs arguments"),
+    ({"type": "function_call_output", "output": "x"}, "function_call_output needs call_id"),
+    ({"role": "user", "content": "hi", "output": "x"}, "message has no output")])
+def test_an_input_item_has_the_fields_of_its_type(item, message, guide):
+    done = guide.post("/v1/responses", input=[item])
+    assert done.status_code == 400 and message in done.json()["error"]["message"]
+
+
 def test_values_and_constraints_are_written_as_json(guide):
     faults = told(guide, messages=QUESTION, tools=[{"type": "function", "function": {"name": "a b"}}], store=True, max_tokens={"a": 1})
     assert faults["store"]["constraint"] == "false" and faults["max_tokens"]["value"] == '{"a": 1}'
