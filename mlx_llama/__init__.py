@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .core import errors
     from .core.backends.load_options import LoadOptions
     from .core.backends.logprobs import TokenLogprobs
+    from .core.engine.loop import Loop
     from .core.engine.request import Handle
     from .core.errors import (
         BackendError,
@@ -54,7 +55,7 @@ __version__ = "0.1.0"
 __all__ = [
     "load", "LLM", "Session", "Stream", "Completion", "errors",
     # named by signatures
-    "ChatTemplate", "Defaults", "Engine", "GenerationOptions", "Handle", "Identity", "LoadOptions", "LogitsProcessor",
+    "ChatTemplate", "Defaults", "Engine", "GenerationOptions", "Handle", "Identity", "LoadOptions", "LogitsProcessor", "Loop",
     "OnProgress", "Options", "Prompt", "Resolved", "Schema", "Token", "TokenLogprobs", "Tokenizer", "ToolCall", "ToolDelta", "ToolStream",
     "LlamaError", "BackendError", "CheckpointError", "ConfigError", "ContextError", "NumericalError", "OptionsError",
     "OutOfMemoryError", "SessionError", "TemplateError", "TokenizerError", "TraceError",
@@ -69,6 +70,7 @@ _HOMES = {
     "generation.hooks": ("LogitsProcessor", "OnProgress"),
     "generation.llm": ("LLM", "Prompt", "load"),
     "generation.options": ("Defaults", "GenerationOptions", "Options", "Resolved"),
+    "engine.loop": ("Loop",),
     "engine.request": ("Handle",),
     "generation.schema": ("Schema",),
     "generation.session": ("Session", "Stream"),

@@ -106,6 +106,7 @@ class Scheduler:
     def close(self) -> None:
         """End all requests as interrupted and free the rows."""
         for sequence in [*self.queues.waiting, *self.queues.admitted]:
+            sequence.writer.interrupt()
             self.queues.end(sequence)
         self.steps.forget()
         self.rows.drop_all()
