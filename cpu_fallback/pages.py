@@ -96,7 +96,7 @@ class PageLayout:
 class Page:
     """One page, at the start of a cache line."""
 
-    __slots__ = ("memory", "address", "numbers", "scales", "tokens", "holders")
+    __slots__ = ("address", "holders", "memory", "numbers", "scales", "tokens")
 
     def __init__(self, layout: PageLayout):
         large = layout.nbytes >= HUGE_PAGE
@@ -154,7 +154,7 @@ class Pages:
 class Row:
     """Pages of one sequence, in order."""
 
-    __slots__ = ("pages", "table", "address")
+    __slots__ = ("address", "pages", "table")
 
     def __init__(self) -> None:
         self.pages: list[Page] = []

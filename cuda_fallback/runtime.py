@@ -29,8 +29,8 @@ def _has_kernels(device: int) -> bool:
     for name in torch.cuda.get_arch_list():
         kind, _, number = name.partition("_")
         built = re.match(r"(\d+)(\d)", number)
-        if built and (kind == "compute" and (int(built[1]), int(built[2])) <= (major, minor)
-                      or kind == "sm" and int(built[1]) == major and int(built[2]) <= minor):
+        if built and ((kind == "compute" and (int(built[1]), int(built[2])) <= (major, minor))
+                      or (kind == "sm" and int(built[1]) == major and int(built[2]) <= minor)):
             return True
     return False
 

@@ -101,7 +101,15 @@ def sentencepiece_merges(model: bytes) -> tuple[dict[str, int], list[tuple[str, 
 @functools.cache
 def llama2_json(metaspace: str | None = None) -> str:
     """A tokenizer.json like Llama 2's: normalizer Prepend and Replace, or pre-tokenizer Metaspace(metaspace)."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+    from tokenizers import (
+        AddedToken,
+        Tokenizer,
+        decoders,
+        models,
+        normalizers,
+        pre_tokenizers,
+        processors,
+    )
 
     vocab, merges = sentencepiece_merges(sentencepiece_model())
     fast = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
@@ -122,7 +130,16 @@ def llama2_json(metaspace: str | None = None) -> str:
 @functools.cache
 def byte_level_json(vocab_size: int = 384) -> str:
     """A tokenizer.json like Llama 3's: byte-level BPE, its split pattern, special tokens above the vocabulary."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from tokenizers import (
+        AddedToken,
+        Regex,
+        Tokenizer,
+        decoders,
+        models,
+        pre_tokenizers,
+        processors,
+        trainers,
+    )
 
     fast = Tokenizer(models.BPE(ignore_merges=True))
     fast.pre_tokenizer = pre_tokenizers.Sequence(

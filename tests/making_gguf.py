@@ -13,7 +13,13 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type, TokenType
-from making import CHAT_TEMPLATE, byte_level_json, config_fields, random_tensors, sentencepiece_model
+from making import (
+    CHAT_TEMPLATE,
+    byte_level_json,
+    config_fields,
+    random_tensors,
+    sentencepiece_model,
+)
 
 PLAIN = ("F32", "F16", "BF16")
 QUANTISABLE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # by gguf.quants; other types get random blocks

@@ -36,13 +36,28 @@ PER_AREA = 10
 
 
 class Fault(NamedTuple):
-    """A wrong change of a file. old: text that occurs once in `file`; new: in its place; says: what is wrong now."""
+    """A wrong change of a file."""
 
     area: str
     file: str
-    old: str
+    old: str  # occurs once in `file`, whatever the layout of its lines
     new: str
-    says: str
+    says: str  # the effect
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        """`old` with any white space between its tokens, and with the trailing commas of a formatter."""
+        text = self.old.strip()
+        before, after = self.old.split(text)
+        tokens = re.findall(r"\w+|[^\w\s]", text)
+        spaced = [re.escape(tokens[0])]
+        for last, token in zip(tokens, tokens[1:]):
+            gap = r"\s+" if last.isidentifier() and token.isidentifier() else r",?\s*" if token in ")]}" else r"\s*"
+            spaced.append(gap + re.escape(token))
+        return re.compile(re.escape(before) + "".join(spaced) + re.escape(after))
+
+    def plant(self, text: str) -> str:
+        return self.pattern.sub(lambda _: self.new, text)
 
 
 FAULTS = [
@@ -397,10 +412,10 @@ def check(faults: Sequence[Fault]) -> list[str]:
         target = Path(folder, "patched.py")
         for number, fault in enumerate(faults, 1):
             text = (ROOT / fault.file).read_text(encoding="utf-8")
-            if (count := text.count(fault.old)) != 1 or fault.old == fault.new:
+            if (count := len(fault.pattern.findall(text))) != 1 or fault.old == fault.new:
                 wrong.append(f"{number}: {fault.file} has {count} times {fault.old!r}")
                 continue
-            target.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
+            target.write_text(fault.plant(text), encoding="utf-8")
             try:
                 if fault.file.endswith(".py"):
                     py_compile.compile(str(target), doraise=True)
@@ -429,7 +444,7 @@ class Copy:
         text = path.read_text(encoding="utf-8")
         is_compiled = fault.file.startswith(COMPILED)
         caches = Path(tempfile.mkdtemp(dir=self.caches.parent)) if is_compiled else self.caches
-        self._write(path, text.replace(fault.old, fault.new))
+        self._write(path, fault.plant(text))
         has_run = False
         try:
             for run in runs:

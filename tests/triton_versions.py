@@ -18,7 +18,15 @@ def compile_all() -> int:
     """Compile what the steps of all models launch, each kernel once for each set of types and constants; returns failures."""
     import torch
     import triton
-    from backends.launches import META, MODELS, build_step, compile_launch, extra_launches, load, recorded
+    from backends.launches import (
+        META,
+        MODELS,
+        build_step,
+        compile_launch,
+        extra_launches,
+        load,
+        recorded,
+    )
     from backends.test_machine_code import LOW_BIT, low_bit
 
     from cuda_fallback.kernels import packed

@@ -292,7 +292,7 @@ class Trace:
         else:
             source, a = "plain", x.buffer
         groups = a.array.shape[1] // GROUP
-        if a.array.shape[1] % WIDTH or b is not None and b.array.shape[-1] < a.array.shape[1]:
+        if a.array.shape[1] % WIDTH or (b is not None and b.array.shape[-1] < a.array.shape[1]):
             raise ValueError(f"rows of {a.array.shape} and {b and b.array.shape} are not multiples of {WIDTH}")
         part = max(8, pad(-(-groups // 8), 8))  # at most eight parts, since each computes a norm's sum of squares
         width, eps = (self.config.hidden_size, x.eps) if source == "norm" else (1, self.config.rms_norm_eps)

@@ -5,7 +5,22 @@ from __future__ import annotations
 import numpy as np
 
 from . import layouts
-from .emit import LANES, Function, Module, Value, Variable, f32, f32s, i8, i16, i32, i32s, i64, kernel, vector
+from .emit import (
+    LANES,
+    Function,
+    Module,
+    Value,
+    Variable,
+    f32,
+    f32s,
+    i8,
+    i16,
+    i32,
+    i32s,
+    i64,
+    kernel,
+    vector,
+)
 from .layouts import GROUP, ActivationLayout
 
 PACK = {

@@ -13,7 +13,23 @@ from llvmlite import ir
 
 from . import layouts
 from .codes import Scales, codes_of, dequantise, scale_group_of, unpack_subs
-from .emit import LANES, Function, Module, Value, Variable, bf16, concatenate, f32, f32s, i8, i16, i32, i64, kernel, vector
+from .emit import (
+    LANES,
+    Function,
+    Module,
+    Value,
+    Variable,
+    bf16,
+    concatenate,
+    f32,
+    f32s,
+    i8,
+    i16,
+    i32,
+    i64,
+    kernel,
+    vector,
+)
 from .layouts import GROUP, ActivationLayout, FloatLayout, LowBitLayout
 from .target import Target
 

@@ -15,7 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from mlx_llama.core.backends.profile import ADAPTERS, ATTENTION, EMBEDDING, EXPERTS, HEAD_NORMS, ROPE, Profile, matrix_parts
+from mlx_llama.core.backends.profile import (
+    ADAPTERS,
+    ATTENTION,
+    EMBEDDING,
+    EXPERTS,
+    HEAD_NORMS,
+    ROPE,
+    Profile,
+    matrix_parts,
+)
 
 from .program import Code, Program
 from .records import CONTEXT

@@ -185,7 +185,7 @@ class Runner:
     def _check(self, tokens: np.ndarray, view: cache.View) -> None:
         """Raise for a view that the machine code cannot take: see forward."""
         c = self.config
-        if view.config is not c and view.config != c or view.layout is not self._layout and view.layout != self.workspace.pages:
+        if (view.config is not c and view.config != c) or (view.layout is not self._layout and view.layout != self.workspace.pages):
             raise ContextError("the cache was made by another model: use this model's make_cache")
         self._layout = view.layout
         batch, count = tokens.shape

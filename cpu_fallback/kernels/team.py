@@ -129,9 +129,8 @@ def _write_start(module: Module) -> None:
                     break_if(f.atomic_load(_state(f, number)).compare("!=", _RUN))
                     wait(f, polls)
             f.store(f.constant(i64, 1), f.box, 8 * _RAN, 8)
-        with some:
-            with f.loop(f.threads, 1) as number:
-                f.compare_exchange(_state(f, number), _CLAIMED, _READY)
+        with some, f.loop(f.threads, 1) as number:
+            f.compare_exchange(_state(f, number), _CLAIMED, _READY)
     f.finish()
 
 

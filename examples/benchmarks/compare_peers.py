@@ -39,7 +39,16 @@ from typing import Any
 
 import numpy as np
 from peers_checkpoint import PAIRS, PROGRAMS, agreement, pairs_here, prompt_tokens
-from peers_gguf import CACHE_BITS, LLAMA_BENCH, Busy, LlamaBench, Ours, Peer, reference_logits, token_bytes
+from peers_gguf import (
+    CACHE_BITS,
+    LLAMA_BENCH,
+    Busy,
+    LlamaBench,
+    Ours,
+    Peer,
+    reference_logits,
+    token_bytes,
+)
 from peers_rows import MlxLmRows, OursRows
 
 NAMES = {"ours": "mlx_llama", "peer": "llama.cpp"}

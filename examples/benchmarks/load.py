@@ -107,7 +107,7 @@ class Http:
                 urllib.request.urlopen(request, timeout=60).read()
                 return
             except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
-                if time.monotonic() > end or self.process and self.process.poll() is not None:
+                if time.monotonic() > end or (self.process and self.process.poll() is not None):
                     raise SystemExit(f"error: {self.name} does not answer: {error}") from None
                 time.sleep(0.2)
 

@@ -838,7 +838,7 @@ class Measurement:
                                     ("prefill", 0.8, {"count": shared.prompt})):
             ask(op, limit, **arguments)  # warm
             rates = row[op + "_all"] = []
-            while not rates or len(rates) < ROUNDS and time.perf_counter() < began + part * (until - began):
+            while not rates or (len(rates) < ROUNDS and time.perf_counter() < began + part * (until - began)):
                 answers.append(ask(op, **arguments))
                 rates.append(answers[-1]["rate"])
             row[op] = statistics.median(rates)

@@ -15,7 +15,14 @@ import compare_batches
 import numpy as np
 from peers_checkpoint import prompt_tokens
 from peers_gguf import LLAMA_BENCH, LlamaBench, Peer
-from random_weights import MLXWeight, config_fields, make_config, needed_bytes, random_checkpoint, write_gguf
+from random_weights import (
+    MLXWeight,
+    config_fields,
+    make_config,
+    needed_bytes,
+    random_checkpoint,
+    write_gguf,
+)
 
 DEPTH = 128  # tokens of the prompt before decoding
 BATCHES = (8, 32)  # rows decoded together

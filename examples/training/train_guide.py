@@ -501,8 +501,8 @@ def train(out: Path, args: argparse.Namespace) -> dict:
     if kept.exists():
         state = torch.load(kept, weights_only=True)
         # The rate is constant until the decay begins, so that until then the number of steps may still change.
-        if (state["seed"], state["batch"], state["lr"]) != (args.seed, args.batch, args.lr) or state["steps"] != args.steps and (
-                state["done"] > DECAY * min(state["steps"], args.steps)):
+        if (state["seed"], state["batch"], state["lr"]) != (args.seed, args.batch, args.lr) or (state["steps"] != args.steps and (
+                state["done"] > DECAY * min(state["steps"], args.steps))):
             raise SystemExit(f"error: {kept} is of another run (seed, batch, lr or steps): remove it, or give its values")
         model.load_state_dict(state["model"])
         average.load_state_dict(state["average"])

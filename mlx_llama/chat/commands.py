@@ -190,7 +190,7 @@ def _set(session: Session, argument: str) -> str:
     name = option_name(typed)
     if name not in FIELDS:
         session.resolve(**{name: ""})  # raises, and suggests a name
-    if rest and (rest[0] == "default" or rest[0] == "random" and name == "seed" or rest[0] == "none" and name in NULLABLE):
+    if rest and (rest[0] == "default" or (rest[0] == "random" and name == "seed") or (rest[0] == "none" and name in NULLABLE)):
         session.options.pop(name, None)
     elif rest:
         chosen = session.resolve(**{name: _parse_value(name, rest[0])})

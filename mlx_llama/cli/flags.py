@@ -121,7 +121,7 @@ def add_load_flags(parser: argparse.ArgumentParser, without: Collection[str] = (
     group = parser.add_argument_group("model")
     for name, field in TABLE.items():
         about = field.metadata
-        if not about["is_flag"] or name in without or only and name not in only:
+        if not about["is_flag"] or name in without or (only and name not in only):
             continue
         how: dict[str, Any] = {"metavar": about["metavar"] or "{%s}" % ",".join(map(str, about["choices"]))}
         if about["is_negatable"]:

@@ -8,7 +8,8 @@ model's dtype; norms, softmax and the sums of products accumulate in float32.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from .models.spec import ExpertsSpec, LayerSpec
 

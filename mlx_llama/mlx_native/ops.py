@@ -140,7 +140,7 @@ def attend(query: mx.array, view: View, spec: LayerSpec) -> mx.array:
         # The CPU has no fused kernel. A position's queries of a key head are rows of a single product, without broadcasting.
         query = query.reshape(B, spec.key_value_heads, -1, D)
     stored, masks = view.stored(spec.index, spec.window), view.mask(spec.window)
-    if T < view.count:
+    if view.count > T:
         masks = [mask[-T:] if isinstance(mask, mx.array) else None for mask in masks]  # "causal": the last sees all
     if len(stored) == 1:
         mixed = attention(query, *stored[0], spec.scale, masks[0], spec.softcap)

@@ -82,7 +82,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     # MLX reports failed allocations as RuntimeError (mlx/backend/{metal,cuda}/allocator.cpp).
     texts = ("malloc]", "unable to allocate", "attempting to allocate", "out of memory")
     return (isinstance(error, (MemoryError, OutOfMemoryError))
-            or isinstance(error, RuntimeError) and any(text in str(error).lower() for text in texts))
+            or (isinstance(error, RuntimeError) and any(text in str(error).lower() for text in texts)))
 
 
 def free_memory(device: mx.Device) -> int | None:

@@ -30,7 +30,7 @@ class TransformersReference:
         try:
             self.model = transformers.AutoModelForCausalLM.from_pretrained(
                 path, dtype=torch.float32, local_files_only=True, **folder).eval()
-        except Exception as error:  # noqa: BLE001 (any error: its message says why)
+        except Exception as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise BackendError(f"--reference transformers: it does not read {checkpoint.path}: {reason}") from None
         self.config = checkpoint.config

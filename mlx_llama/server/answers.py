@@ -57,7 +57,7 @@ class Ask:
     reuses: bool = True
     decode_seconds: float | None = None
     ignores_eos: bool = False
-    note: Note = lambda place: None  # noqa: E731
+    note: Note = lambda place: None
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 

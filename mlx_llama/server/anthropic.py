@@ -22,7 +22,15 @@ from .guard import request_id
 from .openai import adapt_thinking, join_parts
 from .replies import Json, check_model, count_prompt, event, reply_stream, reply_whole
 from .schemas import takes
-from .tooling import TOOL_NAME, Reader, are_complete, build_toolbox, check_rule, check_schema, read_answer
+from .tooling import (
+    TOOL_NAME,
+    Reader,
+    are_complete,
+    build_toolbox,
+    check_rule,
+    check_schema,
+    read_answer,
+)
 
 router = APIRouter(tags=["Anthropic"])
 

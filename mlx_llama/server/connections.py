@@ -57,7 +57,7 @@ class Connection(H11Protocol):
     def _watch(self) -> None:
         """Run the timer while a part of a request is there, and the rest is not. uvicorn's own watches idle connections."""
         state = self.conn.their_state
-        is_partial = state is h11.SEND_BODY or state is h11.IDLE and bool(self.conn.trailing_data[0])
+        is_partial = state is h11.SEND_BODY or (state is h11.IDLE and bool(self.conn.trailing_data[0]))
         if is_partial and self._receiving is None:
             self._receiving = self.loop.call_later(self.settings.receive_timeout, self._end_receiving)
         elif not is_partial and self._receiving is not None:

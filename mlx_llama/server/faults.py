@@ -204,7 +204,7 @@ def _path(location: tuple[Any, ...]) -> str:
 
 def shorten(value: Any) -> Any:
     """A value for an error: numbers and short texts as they are, the rest as a short text of JSON."""
-    if value is None or isinstance(value, bool) or isinstance(value, (int, float)) and abs(value) < 2**53:
+    if value is None or isinstance(value, bool) or (isinstance(value, (int, float)) and abs(value) < 2**53):
         return value
     text = value if isinstance(value, str) else json.dumps(_prune(value), ensure_ascii=False, default=str)
     return text if len(text) <= SHOWN else text[:SHOWN - 3] + "..."

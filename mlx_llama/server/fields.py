@@ -237,7 +237,7 @@ def check_values(values: dict[str, Any], kind: type[Parsed], settings: Settings,
     faults: list[Fault] = []
     body: Any = None
     renamed: Mapping[str, str] = getattr(kind, "renamed", {})
-    given = {name: value for name, value in values.items() if value is not None or name in RULES and name in kind.model_fields}
+    given = {name: value for name, value in values.items() if value is not None or (name in RULES and name in kind.model_fields)}
     for theirs, ours in renamed.items():
         if theirs in values and ours in RULES:
             given.setdefault(ours, None)
@@ -300,7 +300,7 @@ def _find_path(value: Any, location: Sequence[str | int]) -> list[str | int] | N
     if not location:
         return []
     head, rest = location[0], location[1:]
-    is_here = isinstance(value, dict) and head in value or isinstance(value, list) and isinstance(head, int) and head < len(value)
+    is_here = (isinstance(value, dict) and head in value) or (isinstance(value, list) and isinstance(head, int) and head < len(value))
     if is_here and (path := _find_path(value[head], rest)) is not None:
         return [head, *path]
     return _find_path(value, rest) if rest and isinstance(head, str) else None

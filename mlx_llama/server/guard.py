@@ -136,7 +136,7 @@ class Guard:
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         path, is_read = scope["path"], scope["method"] in ("GET", "HEAD")
-        if not self._keys or is_read and (path in PUBLIC or path.startswith(PUBLIC_FOLDERS)):
+        if not self._keys or (is_read and (path in PUBLIC or path.startswith(PUBLIC_FOLDERS))):
             return
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = _digest(token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", ""))
@@ -151,7 +151,7 @@ class Guard:
         """Refuse a body that says that it is no JSON. Clients that say nothing mean it, and curl's -d says it is a form."""
         kind, _, rest = headers.get("content-type", "").lower().partition(";")
         charset = rest.partition("charset=")[2].strip(' "')
-        if kind.strip() not in _JSON_TYPES and not kind.strip().endswith("+json") or charset not in ("", "utf-8", "utf8", "us-ascii"):
+        if (kind.strip() not in _JSON_TYPES and not kind.strip().endswith("+json")) or charset not in ("", "utf-8", "utf8", "us-ascii"):
             found = headers["content-type"]
             raise Refusal(415, "unsupported_media_type", message=f"a body of the type {found!r:.100} is not read: send "
                           "application/json in UTF-8")

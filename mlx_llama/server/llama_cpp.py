@@ -177,7 +177,7 @@ _ECHOED = [name for name in LlamaCompletionRequest.model_fields
 
 
 def _plain(value: Any) -> bool:
-    return isinstance(value, str) or isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool))
 
 
 async def with_model(request: Request, work: Callable[[LLM], Result], field: str = "") -> Result:

@@ -22,7 +22,17 @@ from .faults import Refusal
 from .fields import Body, Note, OptionFields, read_body
 from .llama_cpp import describe_model
 from .openai import Message, adapt_messages
-from .replies import Json, check_model, desk_of, dump, reply_stream, reply_whole, served_adapters, served_names, write_ollama
+from .replies import (
+    Json,
+    check_model,
+    desk_of,
+    dump,
+    reply_stream,
+    reply_whole,
+    served_adapters,
+    served_names,
+    write_ollama,
+)
 from .schemas import takes
 from .tooling import FunctionTool, Reader, build_toolbox, check_rule, read_answer
 

@@ -524,7 +524,7 @@ async def complete(request: Request) -> Response:
             for token in batch.tokens:
                 found = logprobs(answers, [token], offsets[batch.index])
                 offsets[batch.index] += len(token.text)
-                if token.text or found and found["tokens"]:
+                if token.text or (found and found["tokens"]):
                     yield piece(batch.index, token.text, None, found)
             if batch.is_last:
                 yield piece(batch.index, "", finish_reason(answers.completions[batch.index]))

@@ -27,7 +27,16 @@ from .kept import KeptResponses
 from .openai import adapt_allowed_tools, adapt_thinking, is_forced, is_rule, join_parts
 from .replies import Json, check_model, count_prompt, event, reply_stream, reply_whole
 from .schemas import takes
-from .tooling import FunctionBody, Piece, Reader, are_complete, build_toolbox, check_rule, check_schema, list_logprobs
+from .tooling import (
+    FunctionBody,
+    Piece,
+    Reader,
+    are_complete,
+    build_toolbox,
+    check_rule,
+    check_schema,
+    list_logprobs,
+)
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -61,8 +70,8 @@ class InputItem(Body):
         missing = [
             name
             for name in needed
-            if getattr(self, name) in (None, "")
-            and name not in ("content", "output", "arguments")
+            if (getattr(self, name) in (None, "")
+            and name not in ("content", "output", "arguments"))
             or getattr(self, name) is None
         ]
         given = {"role", "content", "call_id", "name", "arguments", "output"} & self.model_fields_set
@@ -241,10 +250,10 @@ def _adapt_tools(tools: list[Any], choice: Any, note: Note) -> list[Any]:
             found += _adapt_tools(tool["tools"], choice, note)
         elif kind == "function" and isinstance(tool.get("function"), dict):  # as chat completions write it
             found.append({"type": "function", **tool["function"]})
-        elif kind in (None, "function") or isinstance(choice, dict) and choice.get("type") == kind:
+        elif kind in (None, "function") or (isinstance(choice, dict) and choice.get("type") == kind):
             found.append(tool)
         else:
-            note(f"tools[].{str(kind):.40}")
+            note(f"tools[].{kind!s:.40}")
     return found
 
 
@@ -254,7 +263,7 @@ def _adapt_item(item: Any) -> Any:
         return item
     item = {name: value for name, value in item.items() if value is not None}
     kind = item.get("type", "message")
-    if kind == "reasoning" or kind.endswith("_call") and kind != "function_call":
+    if kind == "reasoning" or (kind.endswith("_call") and kind != "function_call"):
         return None
     if kind == "function_call" and isinstance(item.get("arguments"), dict):
         item["arguments"] = json.dumps(item["arguments"], ensure_ascii=False)
@@ -534,7 +543,7 @@ def fail(refusal: Refusal) -> bytes:
 
 def status_of(completion: Completion, calls: Sequence[ToolCall]) -> str:
     """True if the answer ended by itself, and not within a call."""
-    is_cut = completion.finish_reason in ("length", "context") or calls and not are_complete(calls)
+    is_cut = completion.finish_reason in ("length", "context") or (calls and not are_complete(calls))
     return "incomplete" if is_cut else "completed"
 
 

@@ -13,7 +13,14 @@ from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.schema import Schema
 from mlx_llama.core.generation.tool_use import Toolbox
 from mlx_llama.core.text.thoughts import Thought, ThoughtParser, find_thoughts
-from mlx_llama.core.text.tools import ToolCall, ToolDelta, ToolFormat, ToolParser, find_format, read_tools
+from mlx_llama.core.text.tools import (
+    ToolCall,
+    ToolDelta,
+    ToolFormat,
+    ToolParser,
+    find_format,
+    read_tools,
+)
 
 from .answers import Answers
 from .faults import bad_field

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from making import config_fields, encode_tensor, make_checkpoint, random_tensors, refusal, write_safetensors
+from making import (
+    config_fields,
+    encode_tensor,
+    make_checkpoint,
+    random_tensors,
+    refusal,
+    write_safetensors,
+)
 from making_gguf import add_config, add_sentencepiece
 
 from backends.conftest import relative_error
@@ -275,7 +282,7 @@ def by_kernels(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 @pytest.mark.parametrize("path", [folder, low_bit], ids=["float32", "low-bit"])
-def test_experts_by_tritons_kernels_are_torchs(path, call):  # noqa: F811
+def test_experts_by_tritons_kernels_are_torchs(path, call):
     for got, wanted in call(by_kernels, path()):
         assert relative_error(got, wanted) < 1e-5
 
@@ -302,7 +309,7 @@ def grouped(path: Path, dtype: str) -> tuple[np.ndarray, ...]:
 
 
 @pytest.mark.parametrize("path, dtype", [(low_bit, "float32"), (low_bit, "bfloat16"), (folder, "float16")])
-def test_a_prompts_experts_are_grouped(path, dtype, call):  # noqa: F811
+def test_a_prompts_experts_are_grouped(path, dtype, call):
     prompt, rows, wanted = call(grouped, path(), dtype)
     assert relative_error(prompt, wanted) < {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}[dtype]
     if path is low_bit:  # a dense step takes another kernel
@@ -319,7 +326,7 @@ def rows_of_groups(chosen: np.ndarray, count: int) -> list[tuple[int, list[int]]
 
 
 @pytest.mark.parametrize("T, used, count", [(1, 2, 6), (40, 2, 3), (33, 1, 1), (50, 4, 64)])
-def test_groups_have_each_row_once_with_its_expert(T, used, count, call):  # noqa: F811
+def test_groups_have_each_row_once_with_its_expert(T, used, count, call):
     chosen = np.random.default_rng(0).permuted(np.tile(np.arange(count), (T, 1)), axis=1)[:, :used]
     tiles = call(rows_of_groups, chosen, count)
     assert sorted(row for _, rows in tiles for row in rows) == list(range(T * used))

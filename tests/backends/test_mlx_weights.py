@@ -194,5 +194,5 @@ def test_buffers_are_given_back_after_chunks_and_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(mx, "clear_cache", lambda: calls.append(1))
     llm.generate(list(range(3, 303)), max_tokens=1, prefill_step_size=100)
     assert len(calls) == 3
-    llm.generate([7, 9], max_tokens=600, logit_bias={token: -1000 for token in llm.checkpoint.eos_token_ids})
+    llm.generate([7, 9], max_tokens=600, logit_bias=dict.fromkeys(llm.checkpoint.eos_token_ids, -1000))
     assert len(calls) == 3 + 2

@@ -138,7 +138,7 @@ def test_shares_give_what_the_whole_gives(name, model):
 
 
 @pytest.mark.slow
-def test_shares_by_kernels(tmp_path, call):  # noqa: F811
+def test_shares_by_kernels(tmp_path, call):
     call(compare_by_kernels, make_checkpoint(tmp_path / "toy", tie_word_embeddings=True, num_hidden_layers=1, vocab_size=385))
 
 
@@ -157,5 +157,5 @@ def measure_noise_of_shares() -> bool:
     return bool(torch.equal(torch.cat(parts, dim=1), whole)) and bool(whole.abs().sum() > 1)
 
 
-def test_noise_of_shares_by_kernels(call):  # noqa: F811
+def test_noise_of_shares_by_kernels(call):
     assert call(measure_noise_of_shares)

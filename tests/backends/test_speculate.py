@@ -294,7 +294,7 @@ def test_drafts_that_are_wrong_are_given_up(here, loaded, tmp_path):
     assert notice in done.summary() and f"switched off after {done.speculation_ended} tokens" in done.summary()
     random = np.random.default_rng(0).integers(3, 9, 150).tolist()
     done = loaded()[0].generate(random, max_tokens=90, speculate="prompt", temperature=1.0, seed=2,
-                                logit_bias={token: 12.0 for token in range(3, 9)})
+                                logit_bias=dict.fromkeys(range(3, 9), 12.0))
     assert done.speculation_ended and done.accepted < done.drafted / 2
 
 

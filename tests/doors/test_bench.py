@@ -13,7 +13,12 @@ from backends.evaluations import counted
 from machine import device_of
 from making import make_checkpoint
 
-from mlx_llama.bench import command as bench, host as bench_host, plot as bench_plot, report as bench_report
+from mlx_llama.bench import (
+    command as bench,
+    host as bench_host,
+    plot as bench_plot,
+    report as bench_report,
+)
 from mlx_llama.bench.measure import Case, HostMemory, Row, load, measure, measure_rows
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.files.checkpoint import open_checkpoint
@@ -150,7 +155,7 @@ def test_host(loaded, monkeypatch):
     assert host["host_computes"] == (loaded.backend.name == "cpu" or str(loaded.backend.device) == "cpu")
     line = bench_report.host_line(host)
     if loaded.backend.name == "mlx":
-        assert host["launch_us"] > 0 and 0 < host["thread_us"] and f"{host['primitives']} primitives" in line
+        assert host["launch_us"] > 0 and host["thread_us"] > 0 and f"{host['primitives']} primitives" in line
     else:
         assert host["primitives"] is None and "primitives" not in line
         assert ("computes the step itself" in line) == (host["thread_us"] is None) == host["host_computes"]

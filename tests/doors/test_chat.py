@@ -22,7 +22,13 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from mlx_llama import load
-from mlx_llama.chat import commands as chat_commands, dialogue, repl, terminal as chat_terminal, view as chat_view
+from mlx_llama.chat import (
+    commands as chat_commands,
+    dialogue,
+    repl,
+    terminal as chat_terminal,
+    view as chat_view,
+)
 from mlx_llama.chat.markdown import Blocks, MarkdownView, Rendered
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.errors import LlamaError

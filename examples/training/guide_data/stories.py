@@ -75,7 +75,7 @@ class Cast:
         self.hero = noun(hero or rng.choice(HEROES))
         self.adjective = adjective or rng.choice(ADJECTIVES)
         female = (name in SHE_NAMES if name else
-                  self.hero in SHE_HEROES or self.hero not in HE_HEROES and rng.random() < 0.5)
+                  self.hero in SHE_HEROES or (self.hero not in HE_HEROES and rng.random() < 0.5))
         self.name = name or rng.choice(SHE_NAMES if female else HE_NAMES)
         self.friend = noun(friend or rng.choice([other for other in CREATURES if noun(other) != self.hero]))
         self.friend_name = rng.choice([other for other in names_for(self.friend) if other != self.name])

@@ -51,7 +51,7 @@ def find_family(read: Reader) -> tuple[Family, Reader, bool]:
     """(family, reader of the text model's fields, True for a model of images and text) of a config.json. Raises ConfigError."""
     names, kind = read.get("architectures", None), read.get("model_type", None)
     name = names[0] if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) else None
-    wrapper = next((outer for outer, its_kind in WRAPPERS.items() if name == outer or name is None and kind == its_kind), None)
+    wrapper = next((outer for outer, its_kind in WRAPPERS.items() if name == outer or (name is None and kind == its_kind)), None)
     if wrapper is not None:
         read = Reader(_text_part(read, wrapper), read.source, report=read.report)
         return BY_MODEL_TYPE[read.raw["model_type"]], read, True

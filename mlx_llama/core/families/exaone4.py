@@ -24,7 +24,7 @@ def unrotated(read: Reader, values: dict[str, Any]) -> Layers:
         read.fail("attention.sliding_window", window, f"0, since llama.cpp has windows in models of {_GGUF_LAYERS} layers alone")
     if not (window if read.is_gguf else read.get("sliding_window", 4096)):
         return ()
-    return tuple(i for i in range(count) if window is None or sliding is not None and i not in sliding)
+    return tuple(i for i in range(count) if window is None or (sliding is not None and i not in sliding))
 
 
 def write(config: Any) -> dict[str, Any]:

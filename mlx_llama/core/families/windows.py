@@ -68,7 +68,7 @@ class Windows:
         """Config.json has such windows. default: of `sliding_window`."""
         if self.is_absent:
             return window is None
-        return self.is_free or self.is_switched or layers is None and (window is not None or default is None)
+        return self.is_free or self.is_switched or (layers is None and (window is not None or default is None))
 
     def write(self, window: int | None, slides: list[bool]) -> dict[str, Any]:
         """Config.json's fields. slides: by layer."""

@@ -171,7 +171,7 @@ def stacked_nbytes(adapters: Sequence[Adapter], config: LlamaConfig, itemsize: i
     """Bytes of the `stack`s of all layers."""
     total, known = 0, config.tensor_shapes() if adapters else {}
     for modules in _groups(config) if adapters else ():
-        rank = max((sum(adapter.pairs[name].rank for name in modules if name in adapter.pairs) for adapter in adapters))
+        rank = max(sum(adapter.pairs[name].rank for name in modules if name in adapter.pairs) for adapter in adapters)
         shapes = [known[f"{name}.weight"] for name in modules]
         total += (1 + len(adapters)) * -(-rank // 8) * 8 * (shapes[0][1] + sum(rows for rows, _ in shapes))
     return total * itemsize

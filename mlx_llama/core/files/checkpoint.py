@@ -67,7 +67,12 @@ class Checkpoint:
     @cached_property
     def template(self) -> ChatTemplate | None:
         """The chat template, loaded at first use; None if there is none. Raises TemplateError if it is malformed."""
-        from mlx_llama.core.text.template import ChatTemplate, read_gguf_template, read_template, start_early
+        from mlx_llama.core.text.template import (
+            ChatTemplate,
+            read_gguf_template,
+            read_template,
+            start_early,
+        )
 
         text = (read_template(self.path) if self.gguf_metadata is None
                 else read_gguf_template(self.gguf_metadata, str(self.path)))

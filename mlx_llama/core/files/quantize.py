@@ -87,7 +87,7 @@ def write_mlx(checkpoint: Checkpoint, out: str | os.PathLike, bits: int | None =
             finite.
         ConfigError, TokenizerError, TemplateError: a GGUF source whose rope, tokenizer or template a folder cannot hold.
     """
-    if bits is not None and bits not in BITS or group_size not in GROUP_SIZES:
+    if (bits is not None and bits not in BITS) or group_size not in GROUP_SIZES:
         raise OptionsError(f"`bits` {bits} and `group_size` {group_size}: MLX has {_join(BITS)} bits and groups of "
                            f"{_join(GROUP_SIZES)}")
     config, companions = _read_config(checkpoint), _read_companions(checkpoint)
@@ -168,7 +168,7 @@ class _TensorPlan:
         """True if the stored codes and, unless `rounds_scales`, the scales are those of an affine matrix."""
         return self.is_quantised and all(
             isinstance(tensor, AffineWeight) and (tensor.bits, tensor.group_size) == (self.bits, self.group_size)
-            and (self.rounds_scales or not tensor.two_level and self.dtype in (tensor.scale_dtype, "float32"))
+            and (self.rounds_scales or (not tensor.two_level and self.dtype in (tensor.scale_dtype, "float32")))
             for tensor in self.parts)
 
     def arrays(self, name: str) -> dict[str, tuple[str, tuple[int, ...], int]]:

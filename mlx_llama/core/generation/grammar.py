@@ -290,8 +290,8 @@ def _relax(schema: Any, keywords: set[str]) -> Any:
         return schema
     relaxed: dict[str, Any] = {}
     for name, value in schema.items():
-        is_lost = (name == "uniqueItems" and value is True or name == "format" and isinstance(value, str) and value not in _FORMATS
-                   or name == "pattern" and isinstance(value, str) and re.search(r"\(\?<?[=!]", value))
+        is_lost = ((name == "uniqueItems" and value is True) or (name == "format" and isinstance(value, str) and value not in _FORMATS)
+                   or (name == "pattern" and isinstance(value, str) and re.search(r"\(\?<?[=!]", value)))
         if is_lost or name == "oneOf":
             keywords.add(name)
         if name in ("properties", "$defs", "definitions", "patternProperties") and isinstance(value, dict):

@@ -28,7 +28,12 @@ from mlx_llama.core.errors import ContextError, OptionsError, TemplateError, Tok
 from mlx_llama.core.files.checkpoint import Checkpoint, check_name, open_checkpoint
 from mlx_llama.core.models import rope
 from mlx_llama.core.system import progress
-from mlx_llama.core.text.template import ChatTemplate, encode_messages, load_builtin_template, missing_template
+from mlx_llama.core.text.template import (
+    ChatTemplate,
+    encode_messages,
+    load_builtin_template,
+    missing_template,
+)
 from mlx_llama.core.text.tools import ToolParser, read_tools
 
 from .cache_file import Identity, read_cache, write_cache

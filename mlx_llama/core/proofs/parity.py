@@ -23,7 +23,14 @@ from mlx_llama.core.generation import options
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.models.config import LlamaConfig
 
-from .differences import Agreement, Difference, is_tie, margin, measure_agreement, measure_difference
+from .differences import (
+    Agreement,
+    Difference,
+    is_tie,
+    margin,
+    measure_agreement,
+    measure_difference,
+)
 
 IN_LAYER = ("attention_norm", "query", "key", "value", "query_rope", "key_rope", "attention", "ffn_norm", "ffn", "block")
 LAST = ("norm", "logits")

@@ -23,8 +23,25 @@ from mlx_llama.core.errors import TokenizerError, show
 from mlx_llama.core.models.config import LlamaConfig
 
 from .pre_tokenizers import ADD_BOS, IGNORE_MERGES, PRE_TOKENIZERS, build_pre_tokenizer
-from .sentencepiece_model import BYTE, CONTROL, NORMAL, UNDEFINED, UNKNOWN, UNUSED, USER_DEFINED, build_bpe_model
-from .tokenizer import SPACE, Piece, Tokenizer, byte_alphabet, decode_byte_level, library_faults, parse_byte_token
+from .sentencepiece_model import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNDEFINED,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    build_bpe_model,
+)
+from .tokenizer import (
+    SPACE,
+    Piece,
+    Tokenizer,
+    byte_alphabet,
+    decode_byte_level,
+    library_faults,
+    parse_byte_token,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -295,7 +312,7 @@ class GGUFTokenizer(Tokenizer):
     @functools.cached_property
     def _longest_token(self) -> int:
         # Stripped white space has no tokens, and neither have bytes that the vocabulary lacks.
-        if self._stripping or self.byte_level and not self._id_of.keys() >= byte_alphabet().keys():
+        if self._stripping or (self.byte_level and not self._id_of.keys() >= byte_alphabet().keys()):
             return 0
         added = max((len(text.encode()) for text in self.added_ids), default=0)
         texts = self.tokens if self.byte_level else (text.replace(SPACE, " ").encode() for text in self.tokens)

@@ -18,7 +18,15 @@ from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system.files import read_file, read_json
 
 from .sentencepiece_model import set_space_prefix, user_defined_ids
-from .tokenizer import SPACE, Piece, Tokenizer, byte_alphabet, decode_byte_level, library_faults, parse_byte_token
+from .tokenizer import (
+    SPACE,
+    Piece,
+    Tokenizer,
+    byte_alphabet,
+    decode_byte_level,
+    library_faults,
+    parse_byte_token,
+)
 
 _JSON, _MODEL = "tokenizer.json", "tokenizer.model"
 MOST_BYTES = 1 << 28  # of a file; the largest in use have 40 million
@@ -282,7 +290,7 @@ class _FastTokenizer(_FolderTokenizer):
                  for step in _steps(library.pre_tokenizer, "pretokenizers")]
         normalizers = _steps(library.normalizer, "normalizers")
         keeps += [step["type"] in ("NFC", "Prepend") or
-                  step["type"] == "Replace" and len(step["pattern"].get("String", "")) == len(step["content"]) > 0
+                  (step["type"] == "Replace" and len(step["pattern"].get("String", "")) == len(step["content"]) > 0)
                   for step in normalizers]
         bytes_ = byte_alphabet() if self.byte_level else [f"<0x{byte:02X}>" for byte in range(256)]
         if (

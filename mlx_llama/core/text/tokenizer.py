@@ -152,7 +152,7 @@ class Tokenizer(ABC):
         pieces = [self.piece(token) for token in range(max(self._model_vocab, self.vocab_size))]
         return [
             # Excludes sentencepiece's unknown token, which keeps its space but is not an added token.
-            None if piece is None or piece.is_special or token in specials or piece.keeps_space and token not in added
+            None if piece is None or piece.is_special or token in specials or (piece.keeps_space and token not in added)
             else piece.data
             for token, piece in enumerate(pieces)
         ]
@@ -241,7 +241,7 @@ def library_faults(path: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as e:
-        if not isinstance(e, Exception) and type(e).__name__ != "PanicException" or isinstance(e, (LlamaError, MemoryError)):
+        if (not isinstance(e, Exception) and type(e).__name__ != "PanicException") or isinstance(e, (LlamaError, MemoryError)):
             raise
         raise TokenizerError(
             f"{path}: its tokenizer cannot encode this text ({show(str(e))}); shorten long runs of one character, or fetch "

@@ -11,7 +11,18 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from cpu_fallback.kernels import attention, embedding, filling, norms, packing, paging, panels, products, rope, unpacked
+from cpu_fallback.kernels import (
+    attention,
+    embedding,
+    filling,
+    norms,
+    packing,
+    paging,
+    panels,
+    products,
+    rope,
+    unpacked,
+)
 from cpu_fallback.kernels.emit import Function, Module, f32
 from cpu_fallback.kernels.layouts import GROUP, ROWS, SPAN, ActivationLayout
 from cpu_fallback.kernels.panels import Panels, Plan, allocate_arena

@@ -12,7 +12,15 @@ from gguf.quants import IQ4_NL
 from making_gguf import LOW_BIT, dequantise, random_blocks
 
 from backends.kernels.calls import Library
-from backends.kernels.weights import FLOATS, KINDS, TARGETS, columns, gguf_weight, random_matrix, tensor_of
+from backends.kernels.weights import (
+    FLOATS,
+    KINDS,
+    TARGETS,
+    columns,
+    gguf_weight,
+    random_matrix,
+    tensor_of,
+)
 from cpu_fallback.kernels import panels
 from cpu_fallback.kernels.layouts import FIELDS, GROUP, ROWS, WIDTHS, FloatLayout, LowBitLayout
 from cpu_fallback.kernels.panels import Panels, Plan, Slab, allocate_arena

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from mlx_llama.core.backends import selection as backends
-from mlx_llama.core.backends.load_options import MAX_ROWS, Limits, LoadOptions, default_threads, parse_memory, parse_rows
+from mlx_llama.core.backends.load_options import (
+    MAX_ROWS,
+    Limits,
+    LoadOptions,
+    default_threads,
+    parse_memory,
+    parse_rows,
+)
 from mlx_llama.core.errors import BackendError, OptionsError
 
 

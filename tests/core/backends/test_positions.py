@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 from making import config_fields
 
-from mlx_llama.core.backends.positions import GROWTH, CallView, Positions, Span, checked_tokens, position_nbytes
+from mlx_llama.core.backends.positions import (
+    GROWTH,
+    CallView,
+    Positions,
+    Span,
+    checked_tokens,
+    position_nbytes,
+)
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.models.config import LlamaConfig
 
@@ -32,9 +39,8 @@ def test_a_view_commits_on_success_alone():
     with CallView(cache, 1, 7, 0) as view:
         assert view.spans == (Span(0, 0, 7),) and (view.count, view.batch, cache.length) == (7, 1, 0)
     assert cache.length == 7 and cache.allocated == [GROWTH]
-    with pytest.raises(KeyboardInterrupt):
-        with CallView(cache, 1, 3, 7):
-            raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt), CallView(cache, 1, 3, 7):
+        raise KeyboardInterrupt
     assert cache.lengths == [7]
     for index_pos, count, message in ((6, 1, "index_pos is 6 but the cache holds 7"), (7, 0, "at least one token"),
                                       (7, 994, "1001 positions do not fit the cache's capacity of 1000")):

@@ -47,7 +47,7 @@ def test_any_order_of_claims_and_ends_keeps_the_books(steps, budget):
             best = max((next((i for i, (a, b) in enumerate(zip(tokens, text)) if a != b), min(len(tokens), len(text)))
                         for tokens in known.values()), default=0)
             best = min(best, len(text) - 1)
-            assert reused == best or reused == 0 and best < MIN_COPY or budget
+            assert reused == best or (reused == 0 and best < MIN_COPY) or budget
             assert rows.cache.tokens[row][:reused].tolist() == text[:reused] and rows.cache.lengths[row] == reused
             assert rows.cache.allocated[row] >= len(text)
             fill(rows, row, text)

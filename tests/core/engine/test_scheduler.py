@@ -551,7 +551,7 @@ def test_a_step_that_fails_ends_only_its_requests(runs_ahead, where):
 
     def fault(model, tokens, view):
         bad = [span for span in view.spans if loop.scheduler.cache.tokens[span.row][:12].tolist() == [48] * 12]
-        if where == "prompt" and tokens[0].tolist() == [48] * 12 or where == "step" and bad and bad[0].start >= 16:
+        if (where == "prompt" and tokens[0].tolist() == [48] * 12) or (where == "step" and bad and bad[0].start >= 16):
             failures.append(view.batch)
             raise ToyError("row 2 is bad")
 

@@ -74,7 +74,7 @@ def test_accepted_tokens_depend_on_the_text_alone(drafts, data):
     sampled = []
     for n in range(len(drafts) + 1):
         sampled.append(data.draw(st.integers(0, 3)) if wrong else says[n])
-        wrong = wrong or n < len(drafts) and drafts[n] != says[n]
+        wrong = wrong or (n < len(drafts) and drafts[n] != says[n])
     completion = Completion()
     fresh = Speculation(Fixed(), Writer(completion, eos=frozenset({3}))).accept(drafts, sampled)
     right = next((n for n in range(len(drafts)) if drafts[n] != plain[n]), len(drafts))

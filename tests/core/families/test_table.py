@@ -65,7 +65,7 @@ def test_defaults_are_those_of_transformers_config(name):
     for field, value in FAMILIES[name].defaults.items():
         if field != "sliding_window":  # transformers clears it unless use_sliding_window
             expected = getattr(theirs, field)
-            assert value == expected or value is None and field == "num_key_value_heads", field
+            assert value == expected or (value is None and field == "num_key_value_heads"), field
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if not family.windows.is_absent])

@@ -5,7 +5,14 @@ import json
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from making import config_fields, encode_tensor, make_checkpoint, random_tensors, refusal, write_safetensors
+from making import (
+    config_fields,
+    encode_tensor,
+    make_checkpoint,
+    random_tensors,
+    refusal,
+    write_safetensors,
+)
 
 from mlx_llama.core.errors import ConfigError
 from mlx_llama.core.files.checkpoint import Tensor, open_checkpoint

@@ -13,7 +13,17 @@ import regex
 import torch
 from pydantic import BaseModel
 
-from core.engine.toy import EOS, LETTERS, VOCABULARY, alone, check_rows, letter, make, make_prompts, request
+from core.engine.toy import (
+    EOS,
+    LETTERS,
+    VOCABULARY,
+    alone,
+    check_rows,
+    letter,
+    make,
+    make_prompts,
+    request,
+)
 from mlx_llama import load
 from mlx_llama.core.engine.request import Request
 from mlx_llama.core.errors import OptionsError
@@ -220,7 +230,7 @@ def test_a_pydantic_model_is_parsed(llm):
     people = [llm.generate("x", schema=Person, max_tokens=400, temperature=1.0, seed=seed, logit_bias={}) for seed in range(6)]
     parsed = [one.parsed for one in people if one.finish_reason == "eos"]
     assert parsed and all(isinstance(one, Person) for one in parsed)
-    assert all('{"name": "' == one.text[:10] for one in people)
+    assert all(one.text[:10] == '{"name": "' for one in people)
     assert "schema" in people[0].receipt()["options"] and json.dumps(people[0].receipt())
 
 

@@ -46,7 +46,7 @@ def test_a_bad_line_is_named_with_its_field(line, part):
     with pytest.raises(OptionsError) as error:
         jobs_of({"prompt": "fine", "id": "first"}, "", line)
     text = error.value.args[0]
-    assert text.startswith("in.jsonl: line 3: ") and part in text and "\n" not in text and len(text) < 300 or len(str(line)) > 9999
+    assert (text.startswith("in.jsonl: line 3: ") and part in text and "\n" not in text and len(text) < 300) or len(str(line)) > 9999
 
 
 def test_no_lines():
@@ -185,9 +185,8 @@ def test_a_place_that_cannot_be_written(tmp_path):
     jobs = jobs_of({"prompt": "a"})
     for bad, part in ((tmp_path, "is not a file"), (tmp_path / "no" / "out", "cannot be written: No such"),
                       ("nul\0", "cannot be ")):
-        with pytest.raises(OptionsError, match=part):
-            with Results(bad, jobs):
-                pytest.fail("opened")
+        with pytest.raises(OptionsError, match=part), Results(bad, jobs):
+            pytest.fail("opened")
 
 
 def test_more_results_are_appended_to_a_line_that_another_program_ended(tmp_path):

@@ -9,7 +9,13 @@ import pytest
 from making import make_checkpoint
 
 from mlx_llama import load
-from mlx_llama.core.errors import BackendError, ContextError, NumericalError, OptionsError, TemplateError
+from mlx_llama.core.errors import (
+    BackendError,
+    ContextError,
+    NumericalError,
+    OptionsError,
+    TemplateError,
+)
 from mlx_llama.core.generation import options
 
 

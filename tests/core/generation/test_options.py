@@ -10,7 +10,13 @@ import pytest
 
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation.hooks import NAMES as HOOKS
-from mlx_llama.core.generation.options import FIELDS, GenerationOptions, Options, from_generation_config, resolve
+from mlx_llama.core.generation.options import (
+    FIELDS,
+    GenerationOptions,
+    Options,
+    from_generation_config,
+    resolve,
+)
 
 
 def test_precedence_is_user_then_checkpoint_then_default():

@@ -31,10 +31,9 @@ def test_ctrl_c_is_raised_at_the_end_of_the_outermost_block():
 
 
 def test_an_error_of_the_block_does_not_swallow_ctrl_c():
-    with pytest.raises(KeyboardInterrupt) as caught:
-        with uninterrupted():
-            signal.raise_signal(signal.SIGINT)
-            raise ValueError
+    with pytest.raises(KeyboardInterrupt) as caught, uninterrupted():
+        signal.raise_signal(signal.SIGINT)
+        raise ValueError
     assert isinstance(caught.value.__context__, ValueError)
     with pytest.raises(ValueError), uninterrupted():
         raise ValueError

@@ -9,7 +9,13 @@ import pytest
 import sentencepiece
 import tokenizers
 from hypothesis import assume, given, strategies as st
-from making import CHAT_TEMPLATE, LLAMA3_SPECIALS, byte_level_json, config_fields, sentencepiece_model
+from making import (
+    CHAT_TEMPLATE,
+    LLAMA3_SPECIALS,
+    byte_level_json,
+    config_fields,
+    sentencepiece_model,
+)
 
 from mlx_llama.core.errors import TokenizerError
 from mlx_llama.core.models.config import LlamaConfig

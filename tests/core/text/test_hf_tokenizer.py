@@ -9,7 +9,13 @@ import pytest
 import sentencepiece
 import tokenizers
 from hypothesis import assume, given
-from making import LLAMA3_SPECIALS, byte_level_json, config_fields, make_tokenizer, sentencepiece_model
+from making import (
+    LLAMA3_SPECIALS,
+    byte_level_json,
+    config_fields,
+    make_tokenizer,
+    sentencepiece_model,
+)
 from transformers import AutoTokenizer
 
 from mlx_llama.core.errors import TokenizerError

@@ -5,7 +5,12 @@ import sentencepiece
 from making import sentencepiece_model
 from sentencepiece import sentencepiece_model_pb2 as proto
 
-from mlx_llama.core.text.sentencepiece_model import BYTE, build_bpe_model, set_space_prefix, user_defined_ids
+from mlx_llama.core.text.sentencepiece_model import (
+    BYTE,
+    build_bpe_model,
+    set_space_prefix,
+    user_defined_ids,
+)
 
 TEXTS = ["Hello world", "  two  spaces ", "çà 🦙\n", "x"]
 

@@ -110,7 +110,7 @@ class _Scanner:
                 self._expects = "comma"
                 if self.start is not None and self.end is None:
                     self.end = at + 1
-            self.is_done = self._depth == 0 or self._ends_with_arguments and self.end is not None
+            self.is_done = self._depth == 0 or (self._ends_with_arguments and self.end is not None)
         elif not outermost or character.isspace():
             pass
         elif character == ":":

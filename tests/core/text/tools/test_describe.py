@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Literal, Optional
+from typing import Literal
 
 import pytest
 from pydantic import BaseModel
@@ -70,7 +70,7 @@ class Point(BaseModel):
     x: int = 0
 
 
-def draw(points: list[Point], name: Optional[str] = None) -> str:
+def draw(points: list[Point], name: str | None = None) -> str:
     """Draw.
 
     :param points: the points,
@@ -111,7 +111,7 @@ async def later(a: int):
     """Answer later."""
 
 
-def opaque(x: object, y: "random.Random"):
+def opaque(x: object, y: random.Random):
     """A parameter without a schema."""
 
 

@@ -14,7 +14,16 @@ from mlx_llama.core.errors import OptionsError, TemplateError
 from mlx_llama.core.generation.grammar import Grammars, Rule
 from mlx_llama.core.text.template import ChatTemplate, check_messages, encode_messages
 from mlx_llama.core.text.tools import Tool, ToolParser, find_format, read_tools
-from mlx_llama.core.text.tools.formats import BRIEF, HERMES, IN_SYSTEM, LLAMA3, MISTRAL, MISTRAL_HEADERS, SMOLLM2, SMOLLM3
+from mlx_llama.core.text.tools.formats import (
+    BRIEF,
+    HERMES,
+    IN_SYSTEM,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL_HEADERS,
+    SMOLLM2,
+    SMOLLM3,
+)
 
 from .test_describe import add, weather
 
@@ -150,7 +159,7 @@ def test_enforced_calls_parse_and_fit_their_tool(form, many, model):
         stream = tokenizer.stream(starts_text=not constraint.keeps_space, shown=form.shown_specials(tokenizer))
         parser = ToolParser(form, [tool.name for tool in tools])
         for _ in range(200):
-            if constraint.is_finished or constraint.is_complete and source.random() < 0.5:
+            if constraint.is_finished or (constraint.is_complete and source.random() < 0.5):
                 break
             ids = np.flatnonzero(np.unpackbits(constraint.mask().view(np.uint8), bitorder="little"))
             ids = [int(token) for token in ids if token not in grammars.eos]
