@@ -18,6 +18,7 @@ from mlx_llama.core.system import progress
 from . import ops, runtime
 from .kernels.compilation import Compilation
 from .quantized import QuantizedMatrix
+import itertools
 
 if TYPE_CHECKING:
     from .kernels.panels import Arena, Panels, Slab
@@ -62,7 +63,7 @@ class Weights(BaseWeights):
         a, b = np.pad(a, ((0, rank - len(a)), (0, 0))), np.pad(b, ((0, 0), (0, rank - len(a))))
         starts = np.cumsum([0, *rows])
         fill = self.code.fill[ADAPTER, ""]
-        return pack_array(a, fill), tuple(pack_array(b[first:last], fill) for first, last in zip(starts, starts[1:]))
+        return pack_array(a, fill), tuple(pack_array(b[first:last], fill) for first, last in itertools.pairwise(starts))
 
     def _stack(self, names: Sequence[str]) -> ops.Stack:
         stack = self._parts(names)

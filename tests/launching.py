@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+import contextlib
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -63,10 +64,8 @@ def members(process: subprocess.Popen) -> Sequence[int]:
     import psutil
 
     found = {process.pid} if process.poll() is None else set()
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         found |= {one.pid for one in psutil.Process(process.pid).children(recursive=True)}
-    except psutil.NoSuchProcess:
-        pass
     for one in psutil.pids():
         try:
             if os.getsid(one) == process.pid:
@@ -95,7 +94,5 @@ def find_ranks(process: subprocess.Popen) -> dict[int, int]:
 def end(process: subprocess.Popen) -> None:
     """Kill what is left of a launcher's session."""
     for one in members(process):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(one, signal.SIGKILL)
-        except ProcessLookupError:
-            pass

@@ -29,6 +29,8 @@ from typing import NamedTuple
 
 import pytest
 from platformdirs import user_cache_path
+import itertools
+import contextlib
 
 ROOT = Path(__file__).resolve().parents[1]
 AREAS = ("forward", "cache and rows", "scheduler", "sampling", "files and formats", "text", "server", "commands and REPL")
@@ -51,7 +53,7 @@ class Fault(NamedTuple):
         before, after = self.old.split(text)
         tokens = re.findall(r"\w+|[^\w\s]", text)
         spaced = [re.escape(tokens[0])]
-        for last, token in zip(tokens, tokens[1:]):
+        for last, token in itertools.pairwise(tokens):
             gap = r"\s+" if last.isidentifier() and token.isidentifier() else r",?\s*" if token in ")]}" else r"\s*"
             spaced.append(gap + re.escape(token))
         return re.compile(re.escape(before) + "".join(spaced) + re.escape(after))
@@ -496,10 +498,8 @@ class Copy:
         """Kill the run and what it started. for_good: there is no next one."""
         self.is_stopped |= for_good
         if self.process:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             self.process.wait()
 
 

@@ -25,6 +25,7 @@ from .recipe import expert_tiles
 from .records import CONTEXT, PLACE
 from .team import Team
 from .workspace import CHUNK, HEAD_CHUNK, Buffer, Workspace, pad
+import itertools
 
 PART_WORK = 1e10  # multiplications and additions between two checks for interrupts, about 0.1 s on few cores
 _FIRST_ROW, _TOKENS, _PLACE = CONTEXT["first_row"], CONTEXT["tokens"], struct.Struct(f"{len(PLACE)}q")
@@ -278,7 +279,7 @@ class Runner:
                 return
             parts = max(1, min(len(program), parts))
             bounds = [len(program) * part // parts for part in range(parts + 1)]
-            for first, last in zip(bounds, bounds[1:]):
+            for first, last in itertools.pairwise(bounds):
                 self.team.run(program, self.context, first, last)
             return
         done = 0

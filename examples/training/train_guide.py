@@ -37,6 +37,7 @@ from guide_data import facts, talk
 from guide_data.facts import Fact
 from guide_data.fresh import FRESH
 from guide_data.teacher import ANSWERS, CLASSES, Teacher, class_of, train as train_teacher
+import itertools
 
 HERE = Path(__file__).resolve().parent
 GUIDE = HERE.parents[1] / "mlx_llama" / "guide"
@@ -130,7 +131,7 @@ class Tokens:
             elif role == "user" and cut:
                 places |= {at for at in range(1, len(text)) if cut.random() < 0.1}
             ordered = sorted(places)
-            said = [i for first, last in zip(ordered, ordered[1:]) for i in self.pieces.encode(text[first:last])] if len(
+            said = [i for first, last in itertools.pairwise(ordered) for i in self.pieces.encode(text[first:last])] if len(
                 places) > 2 else list(self.encode(text))
             said.append(self.mark["<|end|>"])
             ids += [self.mark[f"<|{role}|>"], *said]

@@ -123,7 +123,7 @@ def add_load_flags(parser: argparse.ArgumentParser, without: Collection[str] = (
         about = field.metadata
         if not about["is_flag"] or name in without or (only and name not in only):
             continue
-        how: dict[str, Any] = {"metavar": about["metavar"] or "{%s}" % ",".join(map(str, about["choices"]))}
+        how: dict[str, Any] = {"metavar": about["metavar"] or f"{{{','.join(map(str, about['choices']))}}}"}
         if about["is_negatable"]:
             how = {"action": argparse.BooleanOptionalAction}
         elif "bool" in str(field.type):

@@ -19,6 +19,7 @@ from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.proofs.differences import TOP, Difference
 from mlx_llama.core.proofs.parity import IN_LAYER, LAST, Report
 from mlx_llama.core.system.files import write_file
+import itertools
 
 COLUMNS = 64  # most columns of a picture; more positions share them
 
@@ -239,7 +240,7 @@ def position_picture(report: Report) -> str:
     parts = []
     for number, (name, errors) in enumerate(rows.items()):
         parts.append(f'<text x="{left - 6}" y="{number * line + 11}" text-anchor="end">{name}</text>')
-        for column, (start, stop) in enumerate(zip(edges, edges[1:])):
+        for column, (start, stop) in enumerate(itertools.pairwise(edges)):
             value = float(errors[start:stop].max())
             share = 0.0 if value <= 0 else min(max((math.log10(min(value, 1e30)) - low) / (high - low), 0), 1)
             colour = "#c22" if not value <= report.tolerance else f"hsl(215 60% {97 - 45 * share:.0f}%)"

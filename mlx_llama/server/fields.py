@@ -192,7 +192,7 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     except ValueError as error:
         message = f"the body is not JSON: {error}"
         if "recursion" in message:
-            raise Refusal(400, "invalid_json", [Fault("", "depth", "the body is nested too deeply: 200 levels at most")])
+            raise Refusal(400, "invalid_json", [Fault("", "depth", "the body is nested too deeply: 200 levels at most")]) from None
         raise Refusal(400, "invalid_json", [Fault("", "JSON", message)]) from None
     if not isinstance(values, dict):
         raise Refusal(400, "invalid_type", [Fault("", "object", "the body must be a JSON object", None)])

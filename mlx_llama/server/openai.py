@@ -369,7 +369,7 @@ def adapt_messages(messages: list[Any]) -> list[Any]:
             waiting = [other for other in waiting if other != identity]
         if message.get("role") in ("user", "assistant", "tool", "system", "developer"):
             message.setdefault("content", "")
-        if isinstance(parts := message["content"] if "content" in message else None, list):
+        if isinstance(parts := message.get("content"), list):
             message["content"] = [_adapt_part(part) for part in parts]
         adapted.append(message)
     return adapted

@@ -21,6 +21,7 @@ from .faults import Refusal, bad_field
 from .fields import Body, read_body
 from .replies import Json, desk_of
 from .schemas import takes
+import contextlib
 
 router = APIRouter(tags=["page"], include_in_schema=False)
 
@@ -142,10 +143,8 @@ def highlight(code: str, language: str, attributes: str) -> str:
 
     shown = escape(code)
     if language and len(code) <= MOST_CODE:
-        try:
+        with contextlib.suppress(ClassNotFound):
             shown = color(code, get_lexer_by_name(language, stripnl=False), HtmlFormatter(nowrap=True))
-        except ClassNotFound:
-            pass
     return f'<pre class="code" data-language="{escape(language[:40])}"><code>{shown}</code></pre>'
 
 

@@ -19,6 +19,7 @@ from mlx_llama.core.families import FAMILIES as ENTRIES
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import write_gguf
 from mlx_llama.core.generation import options
+import itertools
 
 SIZES = dict(vocab_size=384, hidden_size=72, intermediate_size=92, num_hidden_layers=4, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=256, bos_token_id=1, eos_token_id=2, pad_token_id=0)
@@ -126,7 +127,7 @@ def run(backend, checkpoint, cuts, **settings) -> np.ndarray:
     model = backend.load(checkpoint, "float32", **settings)
     cache = model.make_cache(cuts[-1], len(TOKENS))
     return np.concatenate([backend.runtime.to_numpy(model.forward(TOKENS[:, a:b], a, cache, all_positions=True))
-                           for a, b in zip(cuts, cuts[1:])], axis=1)
+                           for a, b in itertools.pairwise(cuts)], axis=1)
 
 
 @pytest.mark.parametrize("compile", [None, False])

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from machine import missing
+import itertools
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "benchmarks"
 COMMAND = [sys.executable, str(EXAMPLES / "measure_gpu.py"), "--device", "cpu", "--shapes", "tiny"]
@@ -149,7 +150,7 @@ def test_the_table_is_markdown_with_ratios_to_the_fastest_peer(example):
               "rows": [row("ours compiled", 30.0), row("slow", 10.0), row("fast", 20.0), row("broken", None)],
               "interrupted": False}
     tokens = MarkdownIt("js-default").parse(example.table(result))
-    texts = {kind: [after.content for token, after in zip(tokens, tokens[1:]) if token.type == kind]
+    texts = {kind: [after.content for token, after in itertools.pairwise(tokens) if token.type == kind]
              for kind in ("th_open", "td_open")}
     assert texts["th_open"] == list(example.HEADER) and len(texts["td_open"]) == 4 * len(example.HEADER)
     first = dict(zip(example.HEADER, texts["td_open"]))

@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional
 
 from . import talk
+import itertools
 
 OTHERS = ("scope", "small talk")  # classes after the facts
 CLASSES = {name: number for number, name in enumerate((*talk.FACTS, *OTHERS))}
@@ -43,7 +44,7 @@ def ngrams(word: str) -> tuple[str, ...]:
 
 def features(question: str) -> list[str]:
     words = _WORD.findall(question.lower())
-    return [part for word in words for part in ngrams(word)] + [f"{one} {two}" for one, two in zip(words, words[1:])]
+    return [part for word in words for part in ngrams(word)] + [f"{one} {two}" for one, two in itertools.pairwise(words)]
 
 
 class Teacher:

@@ -12,6 +12,7 @@ import platform
 from mlx_llama.core.backends import selection
 from mlx_llama.core.backends.interface import BackendFacts
 from mlx_llama.core.system.gpus import Gpus
+import contextlib
 
 
 def take_stock(gpus: Gpus) -> list[BackendFacts]:
@@ -30,10 +31,8 @@ def _describe(name: str, gpus: Gpus) -> BackendFacts:
 def _versions(distributions: tuple[str, ...]) -> dict[str, str]:
     versions = {}
     for package in distributions:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            pass
     return versions
 
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import time
 from functools import cached_property
+import contextlib
 
 SMI_SECONDS = 0.8  # limit for nvidia-smi, which takes several seconds without its daemon
 
@@ -35,11 +36,9 @@ class Gpus:
         if tool:
             which = ["-i", visible.split(",")[0].strip()] if visible else []
             query = [tool, *which, "--query-gpu=name,memory.free,compute_cap", "--format=csv,noheader,nounits"]
-            try:
+            with contextlib.suppress(OSError):
                 self._process = subprocess.Popen(query, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                                  stderr=subprocess.DEVNULL, text=True)
-            except OSError:
-                pass
 
     @cached_property
     def first(self) -> tuple[str, int, float] | None:

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+import contextlib
 
 MAX_SECONDS = 5.0  # of processor time per rendering; real templates take milliseconds
 MAX_MEMORY = 512 << 20  # bytes; Python and Jinja take about 20 MB
@@ -72,10 +73,8 @@ class TemplateProcess:
         """Start the process unless it runs, without waiting for it. The next request reports an error."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
-                try:
+                with contextlib.suppress(Stopped):
                     self._process = _start()
-                except Stopped:
-                    pass
 
     def stop(self) -> None:
         """End the process."""

@@ -24,6 +24,7 @@ from mlx_llama.core.files.gguf import GGUFFile, part_names
 from mlx_llama.core.files.quantized import GGUFWeight
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.rope import inverse_frequencies
+import itertools
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512}  # rows that a k-quant's blocks of 256 divide
 TOKENS = np.array([[1, 5, 9, 200, 17, 383]])
@@ -432,7 +433,7 @@ def test_a_large_vocabulary_is_read_whole(tmp_path):
     tokens = ["".join(chr(97 + c) for c in rng.integers(0, 26, n)) for n in rng.integers(1, 13, 60_000)]
     for i, odd in enumerate(["", "x" * 255, "x" * 256, "x" * 70_000, "\0" * 20, "", "é🦙"]):
         tokens[1000 * i + 5] = odd
-    merges = [f"{a} {b}" for a, b in zip(tokens, tokens[1:])]
+    merges = [f"{a} {b}" for a, b in itertools.pairwise(tokens)]
 
     def edit(writer):
         writer.add_token_list(tokens)

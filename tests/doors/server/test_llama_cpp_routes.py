@@ -9,6 +9,7 @@ import pytest
 from mlx_llama import load
 
 from .conftest import events
+import itertools
 
 
 def test_completion(guide, llm):
@@ -130,7 +131,7 @@ def test_progress_of_a_long_prompt(endless):
         assert told[:len(found)] == [one for one in told if "prompt_progress" in one]  # before any token
         assert len(found) >= (1 if reused else 2) and found[-1]["processed"] == total
         assert all(one["total"] == total and one["cache"] == reused for one in found)
-        for before, after in zip(found, found[1:]):
+        for before, after in itertools.pairwise(found):
             assert before["processed"] < after["processed"] and before["time_ms"] <= after["time_ms"]
     plain = [json.loads(data) for _, data in events(endless.post("/completion", **asked | {"return_progress": False}).text)]
     assert not any("prompt_progress" in one for one in plain)
