@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -18,7 +19,6 @@ from mlx_llama.core.system import progress
 from . import ops, runtime
 from .kernels.compilation import Compilation
 from .quantized import QuantizedMatrix
-import itertools
 
 if TYPE_CHECKING:
     from .kernels.panels import Arena, Panels, Slab

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -10,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-import contextlib
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent

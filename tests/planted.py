@@ -12,6 +12,8 @@ The tests must pass without a fault. Exits with 1 if a fault is unseen, or if a 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import os
 import py_compile
 import queue
@@ -29,8 +31,6 @@ from typing import NamedTuple
 
 import pytest
 from platformdirs import user_cache_path
-import itertools
-import contextlib
 
 ROOT = Path(__file__).resolve().parents[1]
 AREAS = ("forward", "cache and rows", "scheduler", "sampling", "files and formats", "text", "server", "commands and REPL")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import struct
@@ -25,7 +26,6 @@ from .recipe import expert_tiles
 from .records import CONTEXT, PLACE
 from .team import Team
 from .workspace import CHUNK, HEAD_CHUNK, Buffer, Workspace, pad
-import itertools
 
 PART_WORK = 1e10  # multiplications and additions between two checks for interrupts, about 0.1 s on few cores
 _FIRST_ROW, _TOKENS, _PLACE = CONTEXT["first_row"], CONTEXT["tokens"], struct.Struct(f"{len(PLACE)}q")

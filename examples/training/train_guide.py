@@ -32,12 +32,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the package besi
 # Set before torch is imported: spinning threads make a shared machine ten times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import itertools
+
 import torch
 from guide_data import facts, talk
 from guide_data.facts import Fact
 from guide_data.fresh import FRESH
 from guide_data.teacher import ANSWERS, CLASSES, Teacher, class_of, train as train_teacher
-import itertools
 
 HERE = Path(__file__).resolve().parent
 GUIDE = HERE.parents[1] / "mlx_llama" / "guide"

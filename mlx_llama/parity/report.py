@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import json
 import math
 import os
@@ -19,7 +20,6 @@ from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.proofs.differences import TOP, Difference
 from mlx_llama.core.proofs.parity import IN_LAYER, LAST, Report
 from mlx_llama.core.system.files import write_file
-import itertools
 
 COLUMNS = 64  # most columns of a picture; more positions share them
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from html import escape
 from pathlib import Path
@@ -21,7 +22,6 @@ from .faults import Refusal, bad_field
 from .fields import Body, read_body
 from .replies import Json, desk_of
 from .schemas import takes
-import contextlib
 
 router = APIRouter(tags=["page"], include_in_schema=False)
 

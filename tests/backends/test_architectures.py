@@ -6,6 +6,7 @@ transformers makes a random model of the family and judges it at float32; llama.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import tempfile
 from pathlib import Path
@@ -19,7 +20,6 @@ from mlx_llama.core.families import FAMILIES as ENTRIES
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import write_gguf
 from mlx_llama.core.generation import options
-import itertools
 
 SIZES = dict(vocab_size=384, hidden_size=72, intermediate_size=92, num_hidden_layers=4, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=256, bos_token_id=1, eos_token_id=2, pad_token_id=0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import tempfile
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from backends.conftest import relative_error
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.generation import options
 from mlx_llama.core.models.config import LlamaConfig
-import itertools
 
 SIZES = dict(vocab_size=384, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-5, bos_token_id=1, eos_token_id=2)

@@ -355,7 +355,7 @@ def test_starts_are_measured(tmp_path):
     run("make_random_gguf.py", "tiny", str(tmp_path), "F16")
     (file,) = tmp_path.glob("*.gguf")
     peer = tmp_path / "peer.py"
-    peer.write_text("import sys; assert sys.argv[1:] == ['-m', {!r}, '-p', '9', '-n', '0', '-r', '1', '--no-warmup', '-t', '1']".format(str(file)))
+    peer.write_text(f"import sys; assert sys.argv[1:] == ['-m', {str(file)!r}, '-p', '9', '-n', '0', '-r', '1', '--no-warmup', '-t', '1']")
     _, name, ours, theirs, ratio = run("measure_start.py", str(file), "--prompt", "9", "--rounds", "2", "--threads", "1",
                                        "--peer", f"{sys.executable} {peer}").splitlines()
     assert name == f"{file.name}, warm" and ours.split()[0] == "mlx_llama" and theirs.split()[0] == "llama-bench"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import shutil
@@ -15,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from machine import missing
-import itertools
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "benchmarks"
 COMMAND = [sys.executable, str(EXAMPLES / "measure_gpu.py"), "--device", "cpu", "--shapes", "tiny"]

@@ -7,6 +7,7 @@ arXiv 1503.02531), whose embeddings are initialised from its own.
 """
 
 import functools
+import itertools
 import random
 import re
 import time
@@ -17,7 +18,6 @@ import torch
 from torch.nn import functional
 
 from . import talk
-import itertools
 
 OTHERS = ("scope", "small talk")  # classes after the facts
 CLASSES = {name: number for number, name in enumerate((*talk.FACTS, *OTHERS))}

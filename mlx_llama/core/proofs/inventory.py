@@ -6,13 +6,13 @@ unknown.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import platform
 
 from mlx_llama.core.backends import selection
 from mlx_llama.core.backends.interface import BackendFacts
 from mlx_llama.core.system.gpus import Gpus
-import contextlib
 
 
 def take_stock(gpus: Gpus) -> list[BackendFacts]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import time
 from functools import cached_property
-import contextlib
 
 SMI_SECONDS = 0.8  # limit for nvidia-smi, which takes several seconds without its daemon
 

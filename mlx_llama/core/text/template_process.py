@@ -8,6 +8,7 @@ exceeds a limit. It gets two pipes, no other files and no environment, and impor
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.util
 import json
 import os
@@ -18,7 +19,6 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-import contextlib
 
 MAX_SECONDS = 5.0  # of processor time per rendering; real templates take milliseconds
 MAX_MEMORY = 512 << 20  # bytes; Python and Jinja take about 20 MB

@@ -3,6 +3,7 @@ number of threads, any cut of the prompt and any batch."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import signal
@@ -20,7 +21,6 @@ from backends.kernels.weights import TARGETS
 from cpu_fallback.kernels import compilation, runner, workspace
 from cpu_fallback.kernels.target import available
 from mlx_llama.core.errors import ContextError
-import contextlib
 
 # ---- against NumPy
 

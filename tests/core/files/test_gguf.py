@@ -1,5 +1,6 @@
 """GGUF files written by gguf, against the readers of transformers and gguf; damaged, lying and strange files."""
 
+import itertools
 import math
 import os
 import struct
@@ -24,7 +25,6 @@ from mlx_llama.core.files.gguf import GGUFFile, part_names
 from mlx_llama.core.files.quantized import GGUFWeight
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.rope import inverse_frequencies
-import itertools
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512}  # rows that a k-quant's blocks of 256 divide
 TOKENS = np.array([[1, 5, 9, 200, 17, 383]])

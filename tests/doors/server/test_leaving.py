@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -10,7 +11,6 @@ import httpx
 import pytest
 
 from mlx_llama import load
-import contextlib
 
 LONG = {"prompt": "hello", "max_tokens": 90_000}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -9,7 +10,6 @@ import pytest
 from mlx_llama import load
 
 from .conftest import events
-import itertools
 
 
 def test_completion(guide, llm):
