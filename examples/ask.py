@@ -11,7 +11,7 @@ from mlx_llama import load
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("question", nargs="?", default="Hello, who are you?")
     parser.add_argument("--model", default=None)
     parser.add_argument("--backend", default="auto")

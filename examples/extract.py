@@ -22,7 +22,7 @@ class Person(BaseModel):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("text", nargs="?", default="Ada Lovelace was 36 and lived in London.")
     parser.add_argument("--model", default=None)
     parser.add_argument("--backend", default="auto")

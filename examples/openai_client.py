@@ -13,7 +13,7 @@ from openai import OpenAI
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--url", default="http://127.0.0.1:8080/v1")
     parser.add_argument("--key", default="none", help="the server's --api-key, if it has one")
     given = parser.parse_args()

@@ -26,7 +26,7 @@ def multiply(a: Number, b: Number) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("question", nargs="?", default="What is 12 times 34?")
     parser.add_argument("--model", default=None)
     parser.add_argument("--backend", default="auto")

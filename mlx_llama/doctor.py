@@ -30,7 +30,7 @@ _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 def parser() -> flags.Parser:
     """The command line."""
-    result = flags.Parser("doctor", __doc__.splitlines()[0])
+    result = flags.Parser("doctor", __doc__.split("\n\n")[0])
     model = result.add_mutually_exclusive_group()
     model.add_argument("model", metavar="MODEL", nargs="?", default=None,
                        help="a folder, a .gguf file, or the cached files of a Hugging Face hub id or hub "

@@ -355,7 +355,7 @@ def run(kind: str, first: int, count: int, keep: Path | None) -> collections.Cou
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--count", type=int, default=2000, help="cases of each format (default: 2000)")
     parser.add_argument("--first", type=int, default=0, help="number of the first case (default: 0)")
     parser.add_argument("--format", choices=FORMATS, help="one format only")

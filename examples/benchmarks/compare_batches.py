@@ -105,7 +105,7 @@ def report(records: list[dict[str, Any]], given: argparse.Namespace) -> str:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    result = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    result = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     result.add_argument("files", nargs="+", metavar="FILE.gguf")
     result.add_argument("--llama-batched-bench", metavar="PATH", default=BINARY,
                         help=f"llama.cpp's program (default: {BINARY} on the search path)")

@@ -314,7 +314,7 @@ def report(figures: dict[str, Any], given: argparse.Namespace, states: dict[str,
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    result = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    result = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     result.add_argument("files", nargs="*", metavar="FILE.gguf or FOLDER",
                         help="default: a random checkpoint of 22 layers, made for the run")
     result.add_argument("--threads", type=int, default=cores,

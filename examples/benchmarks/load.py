@@ -245,7 +245,7 @@ def show(clients: int, found: dict[str, list[dict[str, float]]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("model", nargs="?", default=None, help="a .gguf file, or a checkpoint folder")
     parser.add_argument("--servers", nargs="+", default=["ours", "in-process", "llama-server", "llama-cpp-python"],
                         choices=["ours", "in-process", "llama-server", "llama-cpp-python", "mlx", "mlx-lm"])

@@ -151,7 +151,7 @@ def write(folder: Path, shape: str, dtype: str, seed: int) -> None:
 
 def main() -> None:
     """Parse the command line and write the checkpoint."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--dtype", choices=WIDTHS, default="float32")

@@ -133,7 +133,7 @@ def quantise(source: Path, target: Path, kind: str, threads: int = 0) -> None:
 
 def main() -> None:
     """Parse the command line and write the files."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("folder", type=Path)
     parser.add_argument("types", nargs="*", default=["F16"], metavar="type",

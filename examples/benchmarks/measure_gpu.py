@@ -932,7 +932,7 @@ def listed(known: Sequence[str]) -> Callable[[str], list[str]]:
 
 def main() -> int:
     """Parse the command line, measure, show. Returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--shapes", type=listed(list(MODELS)), default=["1.1b", "8b"],
                         help="some of tiny, 1.1b, 8b-4 (4 layers of 8b) and 8b (default: 1.1b,8b)")
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")

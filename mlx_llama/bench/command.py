@@ -39,7 +39,7 @@ PLOT_REACH = 4096  # most tokens on the axis of a picture without --depth
 
 def parser() -> flags.Parser:
     """The command line; -p, -n, -d, -r and -o as in llama-bench, -npp, -ntg and -npl as in llama-batched-bench."""
-    result = flags.Parser("bench", __doc__.splitlines()[0])
+    result = flags.Parser("bench", __doc__.split("\n\n")[0])
     many = dict(action="append", metavar="N[,N...]", default=None)
     result.add_argument("--prompt-tokens", "-p", "-npp", help="prompt lengths (default: 128)", **many)
     result.add_argument("--generate-tokens", "-n", "-ntg", help="tokens to decode (default: 64)", **many)

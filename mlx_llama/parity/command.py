@@ -22,7 +22,7 @@ GUIDE_TRACE = str(Path(__file__).parent.parent / "guide" / "trace.json")
 
 def parser() -> flags.Parser:
     """The command line."""
-    result = flags.Parser("parity", __doc__.splitlines()[0])
+    result = flags.Parser("parity", __doc__.split("\n\n")[0])
     mode = result.add_argument_group("mode (at most one; default: compare backends)").add_mutually_exclusive_group()
     mode.add_argument("--record", metavar="FILE", help="write a golden trace of a float32 NumPy run")
     mode.add_argument("--check", metavar="FILE", nargs="?", const=GUIDE_TRACE,
