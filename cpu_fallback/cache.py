@@ -32,20 +32,29 @@ class Tables(NamedTuple):
 
 
 class Cache(Positions):
-    """Keys and values of all layers for `rows` sequences of up to `capacity` positions, in pages taken by need.
+    """Keys and values of all layers for `rows` sequences of up to `capacity` positions, in pages
+    taken by need.
 
     A prefix that rows share is stored once: a row that writes to a shared page copies it first.
     """
 
-    def __init__(self, config: LlamaConfig, capacity: int, dtype: np.dtype = np.dtype(np.float32), device: str = "cpu",
-                 rows: int = 1, bits: int | None = None):
+    def __init__(
+        self,
+        config: LlamaConfig,
+        capacity: int,
+        dtype: np.dtype = np.dtype(np.float32),
+        device: str = "cpu",
+        rows: int = 1,
+        bits: int | None = None,
+    ):
         """bits: 8 to store keys and values as int8 codes, 16 as float16, None as `dtype`."""
         layout = PageLayout.of(config, bits)
         super().__init__(config, capacity, layout.tokens // PAGE, rows)
         self.dtype, self.device, self.bits = dtype, device, bits
         self.pages = Pages(layout)
         self.page_rows = [Row() for _ in range(rows)]
-        self.tables: Tables | None = None  # of all positions of any row; None where they depend on a row's length
+        # of all positions of any row; None where they depend on a row's length
+        self.tables: Tables | None = None
 
     def _free(self, rows: Sequence[int], is_all: bool) -> None:
         if is_all:
@@ -81,13 +90,15 @@ class Cache(Positions):
         """All state that the next call reads, to launch after a chunk of the prompt."""
         return [page.memory for row in self.page_rows for page in row.pages]
 
-    def view(self, tokens: np.ndarray, index_pos: int | Sequence[int], rows: Sequence[int] | None = None) -> View:
+    def view(
+        self, tokens: np.ndarray, index_pos: int | Sequence[int], rows: Sequence[int] | None = None
+    ) -> View:
         return View(self, tokens, index_pos, rows)
 
     def _recent(self, window: int, parts: Sequence[tuple[int, int, int]]) -> np.ndarray:
         recent = np.full((len(parts), window), -1, np.int32)
         for into, (row, start, end) in zip(recent, parts):
-            into[window - end + start:] = self.page_rows[row].tokens(start, end)
+            into[window - end + start :] = self.page_rows[row].tokens(start, end)
         return recent
 
     def trim(self, length: int, row: int = 0) -> None:
@@ -108,27 +119,44 @@ class Cache(Positions):
 
     def _export(self, row: int, length: int) -> dict[str, np.ndarray]:
         layers = range(self.config.num_hidden_layers)
-        keys, values = zip(*(self.read(self.page_rows[row].pages, layer, 0, length) for layer in layers))
-        return {"tokens": self.page_rows[row].tokens(0, length), "keys": np.stack(keys), "values": np.stack(values)}
+        keys, values = zip(
+            *(self.read(self.page_rows[row].pages, layer, 0, length) for layer in layers)
+        )
+        return {
+            "tokens": self.page_rows[row].tokens(0, length),
+            "keys": np.stack(keys),
+            "values": np.stack(values),
+        }
 
     def _load(self, state: Mapping[str, np.ndarray], row: int, length: int) -> None:
         pages = self.page_rows[row].pages
         for page, within, new in pieces(pages, 0, length):
             page.tokens[within] = state["tokens"][new]
         for layer, (keys, values) in enumerate(zip(state["keys"], state["values"])):
-            self.write(pages, layer, 0, np.asarray(keys, np.float32), np.asarray(values, np.float32))
+            self.write(
+                pages, layer, 0, np.asarray(keys, np.float32), np.asarray(values, np.float32)
+            )
 
     def read(self, pages: Sequence, layer: int, first: int, end: int) -> np.ndarray:
         """Keys and values first .. end - 1 of a layer, float32 [2, G, end - first, D]."""
         size, (start, stop) = self.config.head_dim, (first // PAGE, -(-end // PAGE))
         within = slice(first - start * PAGE, end - start * PAGE)
         parts = [page.numbers[layer] for page in pages[start:stop]]
-        numbers = (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2))[:, :, within, :size]
+        numbers = (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2))[
+            :, :, within, :size
+        ]
         if self.bits != 8:
             return numbers.astype(np.float32, copy=False)
-        return dequantise(numbers, np.concatenate([page.scales[layer] for page in pages[start:stop]], axis=2)[:, :, within])
+        return dequantise(
+            numbers,
+            np.concatenate([page.scales[layer] for page in pages[start:stop]], axis=2)[
+                :, :, within
+            ],
+        )
 
-    def write(self, pages: Sequence, layer: int, first: int, keys: np.ndarray, values: np.ndarray) -> None:
+    def write(
+        self, pages: Sequence, layer: int, first: int, keys: np.ndarray, values: np.ndarray
+    ) -> None:
         """Store keys and values, float32 [G, count, D], from position `first` on."""
         size, end = self.config.head_dim, first + keys.shape[1]
         for part, numbers in enumerate((keys, values)):
@@ -141,11 +169,15 @@ class Cache(Positions):
 
     def _grow(self, ends: Mapping[int, int]) -> None:
         end = max(map(self.storage_for, ends.values()))
-        if not rope.length_dependent(self.config) and (self.tables is None or len(self.tables.cosines) < end):
+        if not rope.length_dependent(self.config) and (
+            self.tables is None or len(self.tables.cosines) < end
+        ):
             self.tables = Tables.of(self.config, max(end, super().storage_for(end)), self.capacity)
         for row, end in ends.items():
             storage = self.storage_for(end)
-            self.page_rows[row].append([self.pages.take() for _ in range(storage // PAGE - len(self.page_rows[row].pages))])
+            self.page_rows[row].append(
+                [self.pages.take() for _ in range(storage // PAGE - len(self.page_rows[row].pages))]
+            )
             self.allocated[row] = storage
 
     def store_tokens(self, row: int, start: int, tokens: np.ndarray) -> None:
@@ -166,22 +198,31 @@ class Cache(Positions):
 class View(CallView):
     """Access to a cache by one forward: reads stored keys and values, stores new ones."""
 
-    def __init__(self, cache: Cache, tokens: np.ndarray, index_pos: int | Sequence[int],
-                 rows: Sequence[int] | None = None):
+    def __init__(
+        self,
+        cache: Cache,
+        tokens: np.ndarray,
+        index_pos: int | Sequence[int],
+        rows: Sequence[int] | None = None,
+    ):
         super().__init__(cache, *tokens.shape, index_pos, rows)
         self.layout = cache.pages.layout
         self._shared = cache.tables  # another call may replace the cache's
         for span, ids in zip(self.spans, tokens):
             cache.store_tokens(span.row, span.start, ids)
         page_rows = [cache.page_rows[span.row] for span in self.spans]
-        self.pages = tuple([tuple(row.pages) for row in page_rows])  # by sequence, at the time of the call
-        self.page_tables = tuple([(row.table, row.address) for row in page_rows])  # their addresses, where the table is
+        # by sequence, at the time of the call
+        self.pages = tuple([tuple(row.pages) for row in page_rows])
+        # their addresses, where the table is
+        self.page_tables = tuple([(row.table, row.address) for row in page_rows])
 
     @cached_property
     def tables(self) -> tuple[np.ndarray, np.ndarray]:
         """Cosines and sines of the new positions, float32 [B, T, D/2] each."""
         if rope.length_dependent(self.config):
-            tables = [rope.tables(self.config, span.start, span.count, span.end) for span in self.spans]
+            tables = [
+                rope.tables(self.config, span.start, span.count, span.end) for span in self.spans
+            ]
             return tuple(np.stack(parts) for parts in zip(*tables))
         if len(self.spans) == 1:
             start, end = self.spans[0].start, self.spans[0].end
@@ -190,7 +231,9 @@ class View(CallView):
         return self._shared.cosines[positions], self._shared.sines[positions]
 
     def find_tables(self) -> tuple[int, int]:
-        """Addresses of `tables` for a single sequence, without making them if the cache has them."""
+        """Addresses of `tables` for a single sequence, without making them if the cache has
+        them.
+        """
         if self._shared is None or "tables" in vars(self):
             cosines, sines = self.tables
             return cosines.ctypes.data, sines.ctypes.data
@@ -203,14 +246,22 @@ class View(CallView):
             self.cache.write(pages, layer, span.start, keys, values)
 
     def stored(self, layer: int, window: int | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
-        """By sequence, the keys and values that new queries of a layer see, [G, end - first_visible, D]; new rows last."""
-        return [tuple(self.cache.read(pages, layer, span.first_visible(window), span.end))
-                for span, pages in zip(self.spans, self.pages)]
+        """By sequence, the keys and values that new queries of a layer see, [G, end -
+        first_visible, D]; new rows last.
+        """
+        return [
+            tuple(self.cache.read(pages, layer, span.first_visible(window), span.end))
+            for span, pages in zip(self.spans, self.pages)
+        ]
 
     def new_keys(self, layer: int) -> np.ndarray:
         """A layer's keys stored by this call, [B, G, T, D]."""
-        return np.stack([self.cache.read(pages, layer, span.start, span.end)[0]
-                         for span, pages in zip(self.spans, self.pages)])
+        return np.stack(
+            [
+                self.cache.read(pages, layer, span.start, span.end)[0]
+                for span, pages in zip(self.spans, self.pages)
+            ]
+        )
 
     def mask(self, window: int | None = None) -> list[np.ndarray | None]:
         """As in CallView, without "causal"."""

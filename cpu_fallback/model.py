@@ -31,26 +31,48 @@ class Llama(BaseLlama):
     _tile: int | None = None  # tokens that share a pass over the weights
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, options: LoadOptions = LoadOptions(), device: str = "cpu") -> Llama:
+    def load(
+        cls, checkpoint: Checkpoint, options: LoadOptions = LoadOptions(), device: str = "cpu"
+    ) -> Llama:
         """Build the model; weights keep their stored width.
 
-        `compile` False means plain NumPy; True requires compiled kernels. `batch_invariant` requires them too: their rows do
-        not depend on each other. `cache_bits` 8 stores keys and values as int8 codes, 16 as float16. Raises BackendError for an
-        option that is not available here, OutOfMemoryError.
+        `compile` False means plain NumPy; True requires compiled kernels. `batch_invariant`
+        requires them too: their rows do not depend on each other. `cache_bits` 8 stores keys and
+        values as int8 codes, 16 as float16. Raises BackendError for an option that is not available
+        here, OutOfMemoryError.
         """
         config, threads, cache_bits = checkpoint.config, options.threads, options.cache_bits
         activations = runtime.pick_dtype(options.dtype, checkpoint.dtype, device)
-        target, reason = (None, "`compile=False` asks for it") if options.compile is False else compilation.find_target()
+        target, reason = (
+            (None, "`compile=False` asks for it")
+            if options.compile is False
+            else compilation.find_target()
+        )
         if target is None and options.compile:
-            raise BackendError(f"`compile`: compiled kernels are unavailable here ({reason}): leave it out")
+            raise BackendError(
+                f"`compile`: compiled kernels are unavailable here ({reason}): leave it out"
+            )
         if target is None and not (threads is options.activation_bits is None):
             flag = "`threads`" if threads is not None else "`activation_bits`"
-            raise BackendError(f"{flag} is for the compiled path, which is unavailable here ({reason}): leave it out")
+            raise BackendError(
+                f"{flag} is for the compiled path, which is unavailable here ({reason}): leave "
+                "it out"
+            )
         if target is None and options.batch_invariant:
-            raise BackendError("`batch_invariant`: plain NumPy's products depend on their shapes, and there are no compiled "
-                               f"kernels ({reason}): leave it out")
+            raise BackendError(
+                "`batch_invariant`: plain NumPy's products depend on their shapes, and there "
+                "are no compiled "
+                f"kernels ({reason}): leave it out"
+            )
         if target is None:
-            return cls(config, Weights(checkpoint), activations, device, (f"plain NumPy: {reason}",), cache_bits)
+            return cls(
+                config,
+                Weights(checkpoint),
+                activations,
+                device,
+                (f"plain NumPy: {reason}",),
+                cache_bits,
+            )
         cores = machine.physical_cores()
         reason = ""
         if threads is None:
@@ -66,13 +88,18 @@ class Llama(BaseLlama):
             parts.append("bfloat16 weights times bfloat16 activations")
         notices = (", ".join(parts),)
         if threads > cores:
-            notices += (f"{threads} threads wait for each other on {cores} cores: `threads` {cores} is faster",)
+            notices += (
+                f"{threads} threads wait for each other on {cores} cores: `threads` {cores} is "
+                "faster",
+            )
         model = cls(config, weights, activations, device, notices, cache_bits)
         model._tile = target.tile if low_bit else target.float_tile
         from .kernels import ops as words
         from .kernels.runner import Runner
 
-        model._runner = Runner(model.decoder.over(words), config, weights.code, threads, weights.rank)
+        model._runner = Runner(
+            model.decoder.over(words), config, weights.code, threads, weights.rank
+        )
         return model
 
     @property
@@ -89,15 +116,26 @@ class Llama(BaseLlama):
         return self._runner.width if self._runner else super().prefill_width
 
     def profile(self) -> AbstractContextManager[Profile]:
-        """Clock the operations of all calls until the context ends, which completes the profile. Results do not change."""
+        """Clock the operations of all calls until the context ends, which completes the profile.
+        Results do not change.
+        """
         if self._runner:
             from .kernels.profile import clock_programs
 
             return clock_programs(self._runner, name_matrices(self))
-        return clock_ops(self, ops, lambda results: None, "plain NumPy, with a clock around each operation")
+        return clock_ops(
+            self, ops, lambda results: None, "plain NumPy, with a clock around each operation"
+        )
 
-    def _forward(self, tokens: np.ndarray, index_pos: int | Sequence[int], cache: Cache, rows: Sequence[int] | None,
-                 all_positions: bool, probe: Probe | None) -> np.ndarray:
+    def _forward(
+        self,
+        tokens: np.ndarray,
+        index_pos: int | Sequence[int],
+        cache: Cache,
+        rows: Sequence[int] | None,
+        all_positions: bool,
+        probe: Probe | None,
+    ) -> np.ndarray:
         tokens = checked_tokens(tokens, self.config.vocab_size)
         with cache.view(tokens, index_pos, rows) as view:
             if self._runner:
@@ -106,6 +144,15 @@ class Llama(BaseLlama):
             logits = self.decoder(tokens, view, all_positions or probe is not None)
         return logits if all_positions else logits[:, -1]
 
-    def _step(self, tokens: np.ndarray, index_pos: int | Sequence[int], cache: Cache, sampling: SamplingBatch,
-              rows: Sequence[int] | None, masks: Masks | None) -> np.ndarray:
-        return self._draw(self._forward(tokens, index_pos, cache, rows, False, None), cache, sampling, rows, masks)
+    def _step(
+        self,
+        tokens: np.ndarray,
+        index_pos: int | Sequence[int],
+        cache: Cache,
+        sampling: SamplingBatch,
+        rows: Sequence[int] | None,
+        masks: Masks | None,
+    ) -> np.ndarray:
+        return self._draw(
+            self._forward(tokens, index_pos, cache, rows, False, None), cache, sampling, rows, masks
+        )

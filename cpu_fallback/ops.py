@@ -1,7 +1,8 @@
-"""The vocabulary (core.ops) in NumPy. kernels/ops.py has the same words for symbols, which become a compiled program.
+"""The vocabulary (core.ops) in NumPy. kernels/ops.py has the same words for symbols, which become a
+compiled program.
 
-A weight matrix is float32, float16, uint16 with bfloat16 bits, or a low-bit QuantizedMatrix. A tuple of matrices stands for
-their rows concatenated.
+A weight matrix is float32, float16, uint16 with bfloat16 bits, or a low-bit QuantizedMatrix. A
+tuple of matrices stands for their rows concatenated.
 """
 
 from __future__ import annotations
@@ -20,20 +21,26 @@ from .quantized import QuantizedMatrix
 
 Matrix = np.ndarray | QuantizedMatrix
 Stack = tuple[Matrix, ...]  # of all experts, by number
-Adapters = Mapping[int, Any]  # by number: (a [R, K], b [N, R]), float32 arrays, or panels for a compiled program
+# by number: (a [R, K], b [N, R]), float32 arrays, or panels for a compiled program
+Adapters = Mapping[int, Any]
 
-BLOCK_BYTES = 1 << 19  # float32 rows widened at a time; they stay in a core's L2 cache until multiplied
+# float32 rows widened at a time; they stay in a core's L2 cache until multiplied
+BLOCK_BYTES = 1 << 19
 
 
 def widen(weight: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Copy a weight of any width as float32, exactly. out: contiguous float32 of the same shape, or None."""
+    """Copy a weight of any width as float32, exactly. out: contiguous float32 of the same shape, or
+    None.
+    """
     if out is None:
         out = np.empty(weight.shape, np.float32)
     if weight.dtype == np.uint16:
-        out[...] = weight.view(ml_dtypes.bfloat16)  # 10 us for 2**17 weights; shifts of integers take 16
+        # 10 us for 2**17 weights; shifts of integers take 16
+        out[...] = weight.view(ml_dtypes.bfloat16)
     elif weight.dtype == np.float16:
-        # A cast by NumPy takes 455 us for 2**17 weights, these integer operations 42. Sign-extend, shift exponent and
-        # mantissa to float32's fields, clear the copies of the sign: 2**-112 of the value, subnormals included.
+        # A cast by NumPy takes 455 us for 2**17 weights, these integer operations 42. Sign-extend,
+        # shift exponent and mantissa to float32's fields, clear the copies of the sign: 2**-112 of
+        # the value, subnormals included.
         bits = out.view(np.int32)
         bits[...] = weight.view(np.int16)
         np.left_shift(bits, 13, out=bits)
@@ -50,19 +57,30 @@ def embed(tokens: np.ndarray, weight: Matrix) -> np.ndarray:
     return weight.rows(tokens) if isinstance(weight, QuantizedMatrix) else widen(weight[tokens])
 
 
-def linear(x: np.ndarray, weight: Matrix | tuple[Matrix, ...], bias: np.ndarray | None = None) -> np.ndarray:
-    """As in core.ops. Widens 16-bit and low-bit weights a block of rows at a time, never the whole matrix."""
+def linear(
+    x: np.ndarray, weight: Matrix | tuple[Matrix, ...], bias: np.ndarray | None = None
+) -> np.ndarray:
+    """As in core.ops. Widens 16-bit and low-bit weights a block of rows at a time, never the whole
+    matrix.
+    """
     rows = x.reshape(-1, x.shape[-1])
     parts = weight if isinstance(weight, tuple) else (weight,)
-    outs = [part.matmul(rows) if isinstance(part, QuantizedMatrix) else _matmul(rows, part) for part in parts]
+    outs = [
+        part.matmul(rows) if isinstance(part, QuantizedMatrix) else _matmul(rows, part)
+        for part in parts
+    ]
     out = outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
     if bias is not None:
         out += bias
     return out.reshape(*x.shape[:-1], out.shape[1])
 
 
-def gated_linear(x: np.ndarray, weight: Matrix | tuple[Matrix, ...], bias: np.ndarray | None = None,
-                 activation: str = "silu") -> np.ndarray:
+def gated_linear(
+    x: np.ndarray,
+    weight: Matrix | tuple[Matrix, ...],
+    bias: np.ndarray | None = None,
+    activation: str = "silu",
+) -> np.ndarray:
     return gate(linear(x, weight, bias), activation)
 
 
@@ -70,8 +88,15 @@ def gate(gate_up: np.ndarray, activation: str) -> np.ndarray:
     return swiglu(gate_up) if activation == "silu" else geglu(gate_up)
 
 
-def experts(x: np.ndarray, scores: np.ndarray, gate: Stack, up: Stack, down: Stack, spec: ExpertsSpec,
-            activation: str = "silu") -> np.ndarray:
+def experts(
+    x: np.ndarray,
+    scores: np.ndarray,
+    gate: Stack,
+    up: Stack,
+    down: Stack,
+    spec: ExpertsSpec,
+    activation: str = "silu",
+) -> np.ndarray:
     rows = x.reshape(-1, x.shape[-1])
     chosen, shares = choose_experts(scores.reshape(len(rows), -1), spec)
     out = np.zeros_like(rows)
@@ -83,8 +108,10 @@ def experts(x: np.ndarray, scores: np.ndarray, gate: Stack, up: Stack, down: Sta
 
 
 def choose_experts(scores: np.ndarray, spec: ExpertsSpec) -> tuple[np.ndarray, np.ndarray]:
-    """The `used` experts with the largest scores, int64 [T, used], and their shares, float32. scores: [T, experts]."""
-    chosen = np.argsort(-scores, axis=-1, kind="stable")[:, :spec.used]
+    """The `used` experts with the largest scores, int64 [T, used], and their shares, float32.
+    scores: [T, experts].
+    """
+    chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : spec.used]
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
     shares = np.take_along_axis(powers, chosen, axis=-1)
     return chosen, shares / (shares if spec.normalises else powers).sum(axis=-1, keepdims=True)
@@ -98,8 +125,9 @@ def adapt(product: np.ndarray, x: np.ndarray, adapters: Adapters, view: View) ->
     return product
 
 
-def add_rms_norm(x: np.ndarray, delta: np.ndarray | None, weight: np.ndarray,
-                 eps: float) -> tuple[np.ndarray, np.ndarray]:
+def add_rms_norm(
+    x: np.ndarray, delta: np.ndarray | None, weight: np.ndarray, eps: float
+) -> tuple[np.ndarray, np.ndarray]:
     total = x if delta is None else x + delta
     return total, rms_norm(total, weight, eps)
 
@@ -112,11 +140,17 @@ def softcap(x: np.ndarray, cap: float) -> np.ndarray:
     return np.tanh(x / np.float32(cap)) * np.float32(cap)
 
 
-def norm_heads(heads: np.ndarray, query_weight: np.ndarray, key_weight: np.ndarray, spec: LayerSpec) -> np.ndarray:
+def norm_heads(
+    heads: np.ndarray, query_weight: np.ndarray, key_weight: np.ndarray, spec: LayerSpec
+) -> np.ndarray:
     ends = spec.heads * spec.head_dim, (spec.heads + spec.key_value_heads) * spec.head_dim
     query, key, value = np.split(heads, ends, axis=-1)
-    normed = [rms_norm(part.reshape(*part.shape[:-1], -1, len(weight)), weight, spec.eps).reshape(part.shape)
-              for part, weight in ((query, query_weight), (key, key_weight))]
+    normed = [
+        rms_norm(part.reshape(*part.shape[:-1], -1, len(weight)), weight, spec.eps).reshape(
+            part.shape
+        )
+        for part, weight in ((query, query_weight), (key, key_weight))
+    ]
     return np.concatenate([*normed, value], axis=-1)
 
 
@@ -124,14 +158,17 @@ def split_heads(heads: np.ndarray, spec: LayerSpec) -> tuple[np.ndarray, np.ndar
     B, T, _ = heads.shape
     H, G = spec.heads, spec.key_value_heads
     parts = heads.reshape(B, T, H + 2 * G, spec.head_dim).transpose(0, 2, 1, 3)
-    return parts[:, :H], parts[:, H:H + G], parts[:, H + G:]
+    return parts[:, :H], parts[:, H : H + G], parts[:, H + G :]
 
 
 def rope_and_store(heads: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray:
     query, key, value = split_heads(heads, spec)
     if spec.rotates:
-        query, key = (rope(part, tuple(table[:, None, :, columns] for table in view.tables))  # the same for all heads
-                      for part, columns in ((query, spec.query_angles), (key, spec.angles)))
+        # the same for all heads
+        query, key = (
+            rope(part, tuple(table[:, None, :, columns] for table in view.tables))
+            for part, columns in ((query, spec.query_angles), (key, spec.angles))
+        )
     view.append(spec.index, key, value)
     return query
 
@@ -139,9 +176,17 @@ def rope_and_store(heads: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray
 def attend(query: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray:
     B, H, T, D = query.shape
     mixed = np.empty((B, T, H, D), np.float32)
-    for b, ((keys, values), mask) in enumerate(zip(view.stored(spec.index, spec.window), view.mask(spec.window))):
-        mixed[b] = attention(query[b:b + 1], keys[None], values[None], spec.scale,
-                             mask if mask is None else mask[-T:], spec.softcap)[0].transpose(1, 0, 2)
+    for b, ((keys, values), mask) in enumerate(
+        zip(view.stored(spec.index, spec.window), view.mask(spec.window))
+    ):
+        mixed[b] = attention(
+            query[b : b + 1],
+            keys[None],
+            values[None],
+            spec.scale,
+            mask if mask is None else mask[-T:],
+            spec.softcap,
+        )[0].transpose(1, 0, 2)
     return mixed.reshape(B, T, H * D)
 
 
@@ -154,12 +199,12 @@ def _matmul(rows: np.ndarray, weight: np.ndarray) -> np.ndarray:
         step = max(1, BLOCK_BYTES // (4 * weight.shape[1]))
         scratch = np.empty((min(step, len(weight)), weight.shape[1]), np.float32)
         for start in range(0, len(weight), step):
-            block = weight[start:start + step]
-            wide = widen(block, scratch[:len(block)])
+            block = weight[start : start + step]
+            wide = widen(block, scratch[: len(block)])
             if len(rows) == 1:
-                np.dot(wide, rows[0], out=out[0, start:start + step])
+                np.dot(wide, rows[0], out=out[0, start : start + step])
             else:
-                out[:, start:start + step] = rows @ wide.T
+                out[:, start : start + step] = rows @ wide.T
     return out
 
 
@@ -169,27 +214,38 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 
 
 def rope(x: np.ndarray, table: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    """Rotate pairs (i, i + R/2) of each head by the angle of its position (Su et al. 2021, in Hugging Face's layout).
+    """Rotate pairs (i, i + R/2) of each head by the angle of its position (Su et al. 2021, in
+    Hugging Face's layout).
 
-    x: float32 [B, H, T, D]; table: cosines and sines of the positions, float32 [T, R/2] or [B, 1, T, R/2], R <= D: the
-    other dimensions stay; returns [B, H, T, D].
+    x: float32 [B, H, T, D]; table: cosines and sines of the positions, float32 [T, R/2] or [B, 1,
+    T, R/2], R <= D: the other dimensions stay; returns [B, H, T, D].
     """
     cosine, sine = table
     half = cosine.shape[-1]
-    first, second, rest = x[..., :half], x[..., half:2 * half], x[..., 2 * half:]
-    return np.concatenate([first * cosine - second * sine, second * cosine + first * sine, rest], axis=-1)
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return np.concatenate(
+        [first * cosine - second * sine, second * cosine + first * sine, rest], axis=-1
+    )
 
 
-def attention(query: np.ndarray, keys: np.ndarray, values: np.ndarray, scale: float,
-              mask: np.ndarray | None = None, cap: float | None = None) -> np.ndarray:
-    """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads (Ainslie et al. 2023).
+def attention(
+    query: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    scale: float,
+    mask: np.ndarray | None = None,
+    cap: float | None = None,
+) -> np.ndarray:
+    """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads (Ainslie et
+    al. 2023).
 
-    query: float32 [B, H, T, D]; keys, values: [B, G, L, D]; mask: bool [T, L], True where visible, None for all;
-    cap: softcap of the scores. Returns [B, H, T, D].
+    query: float32 [B, H, T, D]; keys, values: [B, G, L, D]; mask: bool [T, L], True where visible,
+    None for all; cap: softcap of the scores. Returns [B, H, T, D].
     """
     B, H, T, D = query.shape
     G, L = keys.shape[1:3]
-    grouped = (query * np.float32(scale)).reshape(B, G, H // G * T, D)  # one product per group of heads
+    # one product per group of heads
+    grouped = (query * np.float32(scale)).reshape(B, G, H // G * T, D)
     scores = (grouped @ keys.swapaxes(-1, -2)).reshape(B, G, H // G, T, L)
     if cap:
         scores = softcap(scores, cap)
@@ -202,16 +258,21 @@ def attention(query: np.ndarray, keys: np.ndarray, values: np.ndarray, scale: fl
 
 
 def swiglu(gate_up: np.ndarray) -> np.ndarray:
-    """silu(gate) * up (Shazeer 2020). gate_up: float32 [..., 2 F], the gate first; returns [..., F]."""
+    """silu(gate) * up (Shazeer 2020). gate_up: float32 [..., 2 F], the gate first; returns [...,
+    F].
+    """
     half = gate_up.shape[-1] // 2
     gate, up = gate_up[..., :half], gate_up[..., half:]
-    # exp(-gate) overflows to infinity for large negative gates; gate / infinity is 0, as it should be.
+    # exp(-gate) overflows to infinity for large negative gates; gate / infinity is 0, as it should
+    # be.
     with np.errstate(over="ignore"):
         return gate / (1 + np.exp(-gate)) * up
 
 
 def geglu(gate_up: np.ndarray) -> np.ndarray:
-    """gelu(gate) * up by the tanh approximation (Hendrycks and Gimpel 2016). gate_up: float32 [..., 2 F], the gate first."""
+    """gelu(gate) * up by the tanh approximation (Hendrycks and Gimpel 2016). gate_up: float32 [...,
+    2 F], the gate first.
+    """
     half = gate_up.shape[-1] // 2
     gate, up = gate_up[..., :half], gate_up[..., half:]
     # gate * (1 + tanh(u)) / 2 = gate / (1 + exp(-2 u)); an overflow to infinity gives the right 0.

@@ -1,4 +1,6 @@
-"""Pages of a cache: keys, values and tokens of 64 positions, shared between rows with a count of holders."""
+"""Pages of a cache: keys, values and tokens of 64 positions, shared between rows with a count of
+holders.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ HUGE_PAGE = 2 << 20  # bytes of a huge page of the system
 
 
 def map_huge(nbytes: int) -> mmap.mmap:
-    """Allocate zeros, on huge pages if available. The mapping is private, since Linux has no huge pages for shared ones."""
+    """Allocate zeros, on huge pages if available. The mapping is private, since Linux has no huge
+    pages for shared ones.
+    """
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, nbytes)
     mapped = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -30,18 +34,25 @@ def map_huge(nbytes: int) -> mmap.mmap:
 
 
 def allocate(nbytes: int, align: int = 64, huge: bool = False) -> np.ndarray:
-    """Allocate zeros, uint8 [nbytes], whose address is a multiple of `align`. huge: on huge pages if available."""
-    raw = np.frombuffer(map_huge(nbytes + align), np.uint8) if huge else np.zeros(nbytes + align, np.uint8)
+    """Allocate zeros, uint8 [nbytes], whose address is a multiple of `align`. huge: on huge pages
+    if available.
+    """
+    raw = (
+        np.frombuffer(map_huge(nbytes + align), np.uint8)
+        if huge
+        else np.zeros(nbytes + align, np.uint8)
+    )
     skip = -raw.ctypes.data % align
-    return raw[skip:skip + nbytes]
+    return raw[skip : skip + nbytes]
 
 
 @dataclass(frozen=True)
 class PageLayout:
     """Layout of a page.
 
-    Numbers come first, by layer, keys before values, head, position, padded with zeros to `width`. Scales follow in the same
-    order, float16, for each CACHE_GROUP codes; then int32 token ids. Offsets are in bytes.
+    Numbers come first, by layer, keys before values, head, position, padded with zeros to `width`.
+    Scales follow in the same order, float16, for each CACHE_GROUP codes; then int32 token ids.
+    Offsets are in bytes.
     """
 
     layers: int
@@ -80,7 +91,9 @@ class PageLayout:
 
     def scales(self, layer: int, part: int) -> int:
         """Offset of the scales of a layer's keys or values."""
-        return self.numbers(self.layers, 0) + (2 * layer + part) * self.heads * PAGE * 2 * self.groups
+        return (
+            self.numbers(self.layers, 0) + (2 * layer + part) * self.heads * PAGE * 2 * self.groups
+        )
 
     @property
     def tokens(self) -> int:
@@ -100,11 +113,19 @@ class Page:
 
     def __init__(self, layout: PageLayout):
         large = layout.nbytes >= HUGE_PAGE
-        self.memory = np.frombuffer(map_huge(layout.nbytes), np.uint8) if large else allocate(layout.nbytes)
+        self.memory = (
+            np.frombuffer(map_huge(layout.nbytes), np.uint8) if large else allocate(layout.nbytes)
+        )
         self.address = self.memory.ctypes.data
-        shape, first, last = (layout.layers, 2, layout.heads, PAGE), layout.numbers(layout.layers, 0), layout.tokens
-        self.numbers = self.memory[:first].view(layout.dtype).reshape(*shape, layout.width)  # [layers, 2, G, PAGE, width]
-        self.scales = self.memory[first:last].view(np.float16).reshape(*shape, layout.groups)  # [layers, 2, G, PAGE, groups]
+        shape, first, last = (
+            (layout.layers, 2, layout.heads, PAGE),
+            layout.numbers(layout.layers, 0),
+            layout.tokens,
+        )
+        # [layers, 2, G, PAGE, width]
+        self.numbers = self.memory[:first].view(layout.dtype).reshape(*shape, layout.width)
+        # [layers, 2, G, PAGE, groups]
+        self.scales = self.memory[first:last].view(np.float16).reshape(*shape, layout.groups)
         self.tokens = self.memory[last:].view(np.int32)  # [PAGE]
         self.holders = 0  # number of rows that have the page
 
@@ -116,7 +137,9 @@ class Page:
 
 
 class Pages:
-    """The pages of a cache's rows. A page is free when no row holds it; SPARE_BYTES of free pages are kept."""
+    """The pages of a cache's rows. A page is free when no row holds it; SPARE_BYTES of free pages
+    are kept.
+    """
 
     def __init__(self, layout: PageLayout):
         self.layout = layout
@@ -188,14 +211,20 @@ class Row:
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
     def _make_table(self, size: int) -> None:
-        """Make a new table of the pages' addresses, int64. A run may still read the old table, so it does not change."""
+        """Make a new table of the pages' addresses, int64. A run may still read the old table, so
+        it does not change.
+        """
         table = np.zeros(size, np.int64)
-        table[:len(self.pages)] = [page.address for page in self.pages]
+        table[: len(self.pages)] = [page.address for page in self.pages]
         self.table, self.address = table, table.ctypes.data
 
 
-def pieces(pages: list[Page] | tuple[Page, ...], first: int, end: int) -> Iterator[tuple[Page, slice, slice]]:
-    """Split positions first .. end - 1 by page: yield (page, positions in the page, the same from `first` on)."""
+def pieces(
+    pages: list[Page] | tuple[Page, ...], first: int, end: int
+) -> Iterator[tuple[Page, slice, slice]]:
+    """Split positions first .. end - 1 by page: yield (page, positions in the page, the same from
+    `first` on).
+    """
     at = first
     while at < end:
         number, start = divmod(at, PAGE)
@@ -205,9 +234,13 @@ def pieces(pages: list[Page] | tuple[Page, ...], first: int, end: int) -> Iterat
 
 
 def quantise(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Quantise float32 [..., D] to int8 codes [..., D] and float16 scales [..., groups], one per CACHE_GROUP of D."""
+    """Quantise float32 [..., D] to int8 codes [..., D] and float16 scales [..., groups], one per
+    CACHE_GROUP of D.
+    """
     size = x.shape[-1]
-    padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -size % CACHE_GROUP)]).reshape(*x.shape[:-1], -1, CACHE_GROUP)
+    padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -size % CACHE_GROUP)]).reshape(
+        *x.shape[:-1], -1, CACHE_GROUP
+    )
     scales = (np.abs(padded).max(axis=-1) / np.float32(127)).astype(np.float16)
     wide = scales.astype(np.float32)[..., None]
     codes = np.rint(padded / np.where(wide > 0, wide, np.float32(np.inf)))
@@ -216,4 +249,6 @@ def quantise(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def dequantise(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Multiply codes by scales: float32 [..., D]."""
-    return codes * np.repeat(scales.astype(np.float32), CACHE_GROUP, axis=-1)[..., :codes.shape[-1]]
+    return (
+        codes * np.repeat(scales.astype(np.float32), CACHE_GROUP, axis=-1)[..., : codes.shape[-1]]
+    )

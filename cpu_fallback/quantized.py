@@ -1,4 +1,6 @@
-"""Products of low-bit matrices in NumPy, which dequantise a block of rows at a time from the mapped file."""
+"""Products of low-bit matrices in NumPy, which dequantise a block of rows at a time from the mapped
+file.
+"""
 
 from __future__ import annotations
 

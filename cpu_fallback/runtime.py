@@ -28,7 +28,10 @@ def has_gpu() -> bool:
 def pick_device(device: str | None = None) -> str:
     """The device to run on: "cpu". Raises BackendError for "gpu"."""
     if device == "gpu":
-        raise BackendError("the cpu backend has no GPU: use `backend='mlx'` or `backend='cuda'`, or leave out `device`")
+        raise BackendError(
+            "the cpu backend has no GPU: use `backend='mlx'` or `backend='cuda'`, or leave out "
+            "`device`"
+        )
     return "cpu"
 
 
@@ -38,7 +41,9 @@ def device_name(device: str) -> str:
 
 
 def runs_ahead(device: str) -> bool:
-    """True if step n+1 may be launched before token n is read. Always False: it would delay token n."""
+    """True if step n+1 may be launched before token n is read. Always False: it would delay token
+    n.
+    """
     return False
 
 
@@ -79,7 +84,9 @@ def free_memory(device: str) -> int | None:
     return machine.free_memory()
 
 
-def measure_kernels(threads: int | None, save: bool, advance: Callable[[str], None]) -> dict[str, Any] | None:
+def measure_kernels(
+    threads: int | None, save: bool, advance: Callable[[str], None]
+) -> dict[str, Any] | None:
     target, reason = compilation.find_target()
     if target is None:
         raise BackendError(f"no compiled kernels to measure: {reason}")

@@ -17,10 +17,12 @@ Bias = tuple[np.ndarray, np.ndarray]
 
 
 class SamplingBatch(BatchOptions):
-    """Samples one token per row and call, each by its own options. Stateless: the caller passes the recent tokens.
+    """Samples one token per row and call, each by its own options. Stateless: the caller passes the
+    recent tokens.
 
-    Order of transformers: bias and penalties, temperature, top-k, top-p, min-p; then argmax of logits plus Gumbel noise
-    (core.generation.rng), a sample of their softmax. All in float32. A row draws as it would alone.
+    Order of transformers: bias and penalties, temperature, top-k, top-p, min-p; then argmax of
+    logits plus Gumbel noise (core.generation.rng), a sample of their softmax. All in float32. A row
+    draws as it would alone.
     """
 
     def __init__(self, options: Sequence[GenerationOptions], device: str = "cpu"):
@@ -28,13 +30,18 @@ class SamplingBatch(BatchOptions):
         self._is_plain = self.kind == Kind()  # greedy: the largest logit
         self._biases = [_make_bias(o) for o in self.options]
 
-    def __call__(self, logits: np.ndarray, positions: Sequence[int], recent: np.ndarray | None = None,
-                 masks: Masks | None = None) -> np.ndarray:
-        """Sample a token for each row, int32 [B, 1]; with log-probabilities int32 [B, 2 + 2 logprobs]. -1 is in place of a
-        token whose score is not finite.
+    def __call__(
+        self,
+        logits: np.ndarray,
+        positions: Sequence[int],
+        recent: np.ndarray | None = None,
+        masks: Masks | None = None,
+    ) -> np.ndarray:
+        """Sample a token for each row, int32 [B, 1]; with log-probabilities int32 [B, 2 + 2
+        logprobs]. -1 is in place of a token whose score is not finite.
 
-        logits: float32 [B, V]; positions: of the new tokens; recent: int32 [B, window], padded with -1 in front; masks:
-        gives the tokens that grammars allow.
+        logits: float32 [B, V]; positions: of the new tokens; recent: int32 [B, window], padded with
+        -1 in front; masks: gives the tokens that grammars allow.
         """
         if masks is None and self._is_plain:
             tokens = np.empty((len(logits), 1), np.int32)
@@ -48,27 +55,44 @@ class SamplingBatch(BatchOptions):
             return tokens if self.logprobs is None else pack(tokens, logits, self.logprobs)
 
     def processed(self, scores: np.ndarray, recent: np.ndarray | None = None) -> np.ndarray:
-        """Scores float32 [B, V] after bias, penalties, temperature and filters; -inf where filtered out."""
+        """Scores float32 [B, V] after bias, penalties, temperature and filters; -inf where filtered
+        out.
+        """
         rows = zip(scores, self.options, self._biases, self._seen(recent), strict=True)
         return np.stack([_process(*row) for row in rows])
 
     def _seen(self, recent: np.ndarray | None) -> list[np.ndarray | None]:
         """By row, the recent tokens of its own window; None if it penalises none."""
-        return [recent[row, recent.shape[1] - window:] if window else None for row, window in enumerate(self.windows)]
+        return [
+            recent[row, recent.shape[1] - window :] if window else None
+            for row, window in enumerate(self.windows)
+        ]
 
 
 def _mask(logits: np.ndarray, masks: np.ndarray) -> np.ndarray:
-    """Logits float32 [B, V], -inf where a grammar forbids a token. masks: int32 [B, ceil(V / 32)]."""
+    """Logits float32 [B, V], -inf where a grammar forbids a token. masks: int32 [B, ceil(V /
+    32)].
+    """
     allowed = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little", count=logits.shape[1])
     return np.where(allowed, logits, np.float32(-np.inf))
 
 
 def _make_bias(o: GenerationOptions) -> Bias | None:
     """(token ids int64, biases float32), None without any."""
-    return (np.array(list(o.logit_bias), np.int64), np.array(list(o.logit_bias.values()), np.float32)) if o.logit_bias else None
+    return (
+        (np.array(list(o.logit_bias), np.int64), np.array(list(o.logit_bias.values()), np.float32))
+        if o.logit_bias
+        else None
+    )
 
 
-def _draw(logits: np.ndarray, options: GenerationOptions, bias: Bias | None, recent: np.ndarray | None, position: int) -> int:
+def _draw(
+    logits: np.ndarray,
+    options: GenerationOptions,
+    bias: Bias | None,
+    recent: np.ndarray | None,
+    position: int,
+) -> int:
     """Sample one row. logits: float32 [V]; recent: its own window, int32, or None."""
     scores = _process(logits, options, bias, recent)
     if options.temperature == 0:
@@ -88,8 +112,12 @@ def _choose(scores: np.ndarray) -> int:
     return best if math.isfinite(scores.item(best)) else -1
 
 
-def _process(scores: np.ndarray, o: GenerationOptions, bias: Bias | None, recent: np.ndarray | None) -> np.ndarray:
-    """Scores float32 [V] after bias, penalties, temperature and filters; -inf where filtered out. `scores` stays as it is."""
+def _process(
+    scores: np.ndarray, o: GenerationOptions, bias: Bias | None, recent: np.ndarray | None
+) -> np.ndarray:
+    """Scores float32 [V] after bias, penalties, temperature and filters; -inf where filtered out.
+    `scores` stays as it is.
+    """
     if bias is not None:
         scores = scores.copy()
         scores[bias[0]] += bias[1]
@@ -114,7 +142,8 @@ def _process(scores: np.ndarray, o: GenerationOptions, bias: Bias | None, recent
 
 
 def _penalise(scores: np.ndarray, o: GenerationOptions, recent: np.ndarray) -> np.ndarray:
-    counts = np.bincount(recent + 1, minlength=len(scores) + 1)[1:].astype(np.float32)  # drop the padding
+    # drop the padding
+    counts = np.bincount(recent + 1, minlength=len(scores) + 1)[1:].astype(np.float32)
     penalty = np.float32(o.repetition_penalty)
     repeated = np.where(scores > 0, scores / penalty, scores * penalty)
     scores = np.where(counts > 0, repeated - np.float32(o.presence_penalty), scores)

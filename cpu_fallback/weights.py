@@ -1,4 +1,6 @@
-"""Stored tensors as the layers' matrices: memory-mapped for NumPy, packed in panels for compiled programs."""
+"""Stored tensors as the layers' matrices: memory-mapped for NumPy, packed in panels for compiled
+programs.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Weights(BaseWeights):
     ops, runtime = ops, runtime
 
     def __init__(self, checkpoint: Checkpoint, compilation: Compilation | None = None):
-        """Pack all panels. compilation: options of the compiled path, None for NumPy. Raises OutOfMemoryError."""
+        """Pack all panels. compilation: options of the compiled path, None for NumPy. Raises
+        OutOfMemoryError.
+        """
         super().__init__(checkpoint)
         self.code, self._panels = None, {}  # machine code of the compiled path
         self.rank = 0  # maximum rows of an adapter's first matrix in panels
@@ -49,13 +53,25 @@ class Weights(BaseWeights):
     def _adapt(self, names: Sequence[str]) -> ops.Adapters | None:
         """Additions of the adapters to the modules' product, by number; None: nothing."""
         rows = [self.tensors[f"{name}.weight"].shape[0] for name in names]
-        pairs = {number: pair for number, adapter in enumerate(self.adapters, 1) if (pair := adapter.fuse(names, rows))}
+        pairs = {
+            number: pair
+            for number, adapter in enumerate(self.adapters, 1)
+            if (pair := adapter.fuse(names, rows))
+        }
         if not pairs:
             return None
-        return {number: self._pack_pair(*pair, rows) for number, pair in pairs.items()} if self.code else pairs
+        return (
+            {number: self._pack_pair(*pair, rows) for number, pair in pairs.items()}
+            if self.code
+            else pairs
+        )
 
-    def _pack_pair(self, a: np.ndarray, b: np.ndarray, rows: Sequence[int]) -> tuple[Panels, tuple[Panels, ...]]:
-        """Panels of a [R, K], with R padded to a whole block, and of each module's rows of b [N, R]."""
+    def _pack_pair(
+        self, a: np.ndarray, b: np.ndarray, rows: Sequence[int]
+    ) -> tuple[Panels, tuple[Panels, ...]]:
+        """Panels of a [R, K], with R padded to a whole block, and of each module's rows of b [N,
+        R].
+        """
         from .kernels.panels import ADAPTER, pack_array
 
         rank = -(-len(a) // ADAPTER.block) * ADAPTER.block
@@ -63,12 +79,18 @@ class Weights(BaseWeights):
         a, b = np.pad(a, ((0, rank - len(a)), (0, 0))), np.pad(b, ((0, 0), (0, rank - len(a))))
         starts = np.cumsum([0, *rows])
         fill = self.code.fill[ADAPTER, ""]
-        return pack_array(a, fill), tuple(pack_array(b[first:last], fill) for first, last in itertools.pairwise(starts))
+        return pack_array(a, fill), tuple(
+            pack_array(b[first:last], fill) for first, last in itertools.pairwise(starts)
+        )
 
     def _stack(self, names: Sequence[str]) -> ops.Stack:
         stack = self._parts(names)
         if self.code and len({panels.plan.layout for panels in stack}) > 1:
-            raise refuse_formats([f"{name}.weight" for name in names], [panels.plan.layout for panels in stack], operator.eq)
+            raise refuse_formats(
+                [f"{name}.weight" for name in names],
+                [panels.plan.layout for panels in stack],
+                operator.eq,
+            )
         return stack
 
     def _norm(self, key: str) -> np.ndarray:
@@ -84,38 +106,73 @@ class Weights(BaseWeights):
         return values
 
     def _table(self, name: str) -> ops.Matrix:
-        """The stored matrix, memory-mapped; rows are widened when they are looked up. Copied if unaligned."""
+        """The stored matrix, memory-mapped; rows are widened when they are looked up. Copied if
+        unaligned.
+        """
         stored = self.tensors[f"{name}.weight"]
         stored.check_file()
-        return QuantizedMatrix(stored) if isinstance(stored, AffineWeight) else np.require(stored.bits, requirements="A")
+        return (
+            QuantizedMatrix(stored)
+            if isinstance(stored, AffineWeight)
+            else np.require(stored.bits, requirements="A")
+        )
 
     def _compile(self, compilation: Compilation) -> None:
-        """Plan all panels and compile their code; map them from the cache, or fill an arena on several threads."""
+        """Plan all panels and compile their code; map them from the cache, or fill an arena on
+        several threads.
+        """
         from .kernels import panel_files, panels
         from .kernels.program import Code
         from .kernels.recipe import Recipe
 
-        names = [name.removesuffix(".weight") for name, tensor in self.tensors.items() if len(tensor.shape) == 2]
+        names = [
+            name.removesuffix(".weight")
+            for name, tensor in self.tensors.items()
+            if len(tensor.shape) == 2
+        ]
         embedding = "model.embed_tokens"
-        stored = {name: self.tensors[f"{name}.weight"] for name in names
-                  if name != embedding or name == self.config.head_name}
-        plans = {name: panels.Plan(tensor, panels.weight_layout(tensor)) for name, tensor in stored.items()}
-        kinds = {(plan.layout, plan.source) for plan in plans.values()} | ({(panels.ADAPTER, "")} if self.adapters else set())
+        stored = {
+            name: self.tensors[f"{name}.weight"]
+            for name in names
+            if name != embedding or name == self.config.head_name
+        }
+        plans = {
+            name: panels.Plan(tensor, panels.weight_layout(tensor))
+            for name, tensor in stored.items()
+        }
+        kinds = {(plan.layout, plan.source) for plan in plans.values()} | (
+            {(panels.ADAPTER, "")} if self.adapters else set()
+        )
         sources = sorted(kinds, key=lambda kind: (kind[0].name, kind[1]))
         table = self.tensors[f"{embedding}.weight"]
         looked_up = panels.Plan(table, panels.weight_layout(table))
-        self.code = Code(Recipe(compilation.target, tuple(sources), compilation.activation_bits, self.config.head_dim,
-                                self.config.activation, compilation.cache_bits, self.config.rope.dim,
-                                self.config.attention_softcap, self.config.num_experts > 0,
-                                (looked_up.layout, looked_up.source) if looked_up.source else None))
-        size = sum(-(-plan.nbytes // panels.Arena.ALIGN) * panels.Arena.ALIGN for plan in plans.values())
+        self.code = Code(
+            Recipe(
+                compilation.target,
+                tuple(sources),
+                compilation.activation_bits,
+                self.config.head_dim,
+                self.config.activation,
+                compilation.cache_bits,
+                self.config.rope.dim,
+                self.config.attention_softcap,
+                self.config.num_experts > 0,
+                (looked_up.layout, looked_up.source) if looked_up.source else None,
+            )
+        )
+        size = sum(
+            -(-plan.nbytes // panels.Arena.ALIGN) * panels.Arena.ALIGN for plan in plans.values()
+        )
         file = panel_files.find(plans.values(), size, self.code.checksum)
         pool = ThreadPoolExecutor(compilation.threads)
         try:
             arena = file.open(pool) if file else None
             if is_packed := arena is None:
                 arena = _allocate(size)
-            self._panels = {name: panels.Panels(plan, arena, arena.take(plan.nbytes)) for name, plan in plans.items()}
+            self._panels = {
+                name: panels.Panels(plan, arena, arena.take(plan.nbytes))
+                for name, plan in plans.items()
+            }
             if is_packed:
                 self._fill(pool)
         finally:

@@ -16,18 +16,28 @@ from .kernels.storage import Storage, split_rows
 
 
 class Cache(Positions):
-    """Tokens, keys and values of `rows` sequences of up to `capacity` positions each, allocated by row, in steps.
+    """Tokens, keys and values of `rows` sequences of up to `capacity` positions each, allocated by
+    row, in steps.
 
-    bits: of keys and values, as in storage.stored_dtype. versions: count writes to a row and changes of its storage.
+    bits: of keys and values, as in storage.stored_dtype. versions: count writes to a row and
+    changes of its storage.
     """
 
-    def __init__(self, config: LlamaConfig, capacity: int, dtype: torch.dtype = torch.float32,
-                 device: torch.device = torch.device("cpu"), rows: int = 1, bits: int | None = None):
+    def __init__(
+        self,
+        config: LlamaConfig,
+        capacity: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device = torch.device("cpu"),
+        rows: int = 1,
+        bits: int | None = None,
+    ):
         super().__init__(config, capacity, position_nbytes(config, dtype.itemsize, bits), rows)
         self.dtype, self.device, self.bits = dtype, device, bits
         self.versions = [0] * rows
         self._storage: list[Storage | None] = [None] * rows
-        self.tables: tuple[torch.Tensor, torch.Tensor] | None = None  # cosines and sines of all positions of any row
+        # cosines and sines of all positions of any row
+        self.tables: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def _free(self, rows: Sequence[int], is_all: bool) -> None:
         for row in rows:
@@ -44,14 +54,19 @@ class Cache(Positions):
         """Arrays that the next call depends on, to launch after a chunk of the prompt."""
         return [array for storage in self._storage if storage for array in storage.arrays()]
 
-    def view(self, tokens: torch.Tensor, index_pos: int | Sequence[int], rows: Sequence[int] | None = None) -> View:
+    def view(
+        self,
+        tokens: torch.Tensor,
+        index_pos: int | Sequence[int],
+        rows: Sequence[int] | None = None,
+    ) -> View:
         return View(self, tokens, index_pos, rows)
 
     def _recent(self, window: int, parts: Sequence[tuple[int, int, int]]) -> torch.Tensor:
         recent = torch.full((len(parts), window), -1, dtype=torch.int32, device=self.device)
         for into, (row, start, end) in zip(recent, parts):
             if start < end:
-                into[window - end + start:] = self._storage[row].tokens[start:end]
+                into[window - end + start :] = self._storage[row].tokens[start:end]
         return recent
 
     @torch.inference_mode()
@@ -75,7 +90,9 @@ class Cache(Positions):
                 storage.write(layer, part, 0, runtime._sent(values, self.device)[None])
         self.versions[row] += 1
 
-    def _make_tables(self, start: int, count: int, seq_len: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def _make_tables(
+        self, start: int, count: int, seq_len: int | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         cosines, sines = rope.tables(self.config, start, count, seq_len)
         return runtime._sent(cosines, self.device), runtime._sent(sines, self.device)
 
@@ -83,7 +100,9 @@ class Cache(Positions):
     def _grow(self, ends: Mapping[int, int]) -> None:
         new = {}
         for row, end in ends.items():
-            new[row] = Storage.allocate(self.config, self.storage_for(end), self.dtype, self.bits, self.device)
+            new[row] = Storage.allocate(
+                self.config, self.storage_for(end), self.dtype, self.bits, self.device
+            )
             if self._storage[row] and self.lengths[row]:
                 new[row].copy_from(self._storage[row], self.lengths[row])
         tables, longest = self.tables, max(len(storage.tokens) - 1 for storage in new.values())
@@ -104,17 +123,27 @@ class View(CallView):
     tables: cosines and sines of the new positions, float32 [B, T, D/2].
     """
 
-    def __init__(self, cache: Cache, tokens: torch.Tensor, index_pos: int | Sequence[int], rows: Sequence[int] | None = None):
+    def __init__(
+        self,
+        cache: Cache,
+        tokens: torch.Tensor,
+        index_pos: int | Sequence[int],
+        rows: Sequence[int] | None = None,
+    ):
         super().__init__(cache, *tokens.shape, index_pos, rows)
         self._storage = [cache._storage[span.row] for span in self.spans]
         for span, storage, new in zip(self.spans, self._storage, tokens):
             cache.versions[span.row] += 1
-            storage.tokens[span.start:span.end] = new
+            storage.tokens[span.start : span.end] = new
         if rope.length_dependent(self.config):
             tables = [cache._make_tables(span.start, span.count, span.end) for span in self.spans]
         else:
-            tables = [tuple(part[span.start:span.end] for part in cache.tables) for span in self.spans]
-        self.tables = tuple(part[0][None] if self.batch == 1 else torch.stack(part) for part in zip(*tables))
+            tables = [
+                tuple(part[span.start : span.end] for part in cache.tables) for span in self.spans
+            ]
+        self.tables = tuple(
+            part[0][None] if self.batch == 1 else torch.stack(part) for part in zip(*tables)
+        )
 
     def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store new keys and values of a layer, [B, G, T, D] each."""
@@ -122,9 +151,11 @@ class View(CallView):
             for span, storage, own in zip(self.spans, self._storage, split_rows(new)):
                 storage.write(layer, part, span.start, own)
 
-    def stored(self, layer: int, window: int | None = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Of each sequence, a layer's keys and values that its new queries see: [1, G, end - first_visible, D] each, the
-        new ones last."""
+    def stored(
+        self, layer: int, window: int | None = None
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Of each sequence, a layer's keys and values that its new queries see: [1, G, end -
+        first_visible, D] each, the new ones last."""
         found = []
         for span, storage in zip(self.spans, self._storage):
             first, end = span.first_visible(window), span.end
@@ -132,16 +163,27 @@ class View(CallView):
                 keys, values = storage.layers[layer]
                 found.append((keys[:, :, first:end], values[:, :, first:end]))
             else:
-                found.append(tuple(storage.read(layer, part, first, end, self.cache.dtype)[None] for part in (0, 1)))
+                found.append(
+                    tuple(
+                        storage.read(layer, part, first, end, self.cache.dtype)[None]
+                        for part in (0, 1)
+                    )
+                )
         return found
 
     def new_keys(self, layer: int) -> torch.Tensor:
         """Keys that this call stored in a layer, [B, G, T, D]."""
-        return torch.stack([storage.read(layer, 0, span.start, span.end, self.cache.dtype)
-                            for span, storage in zip(self.spans, self._storage)])
+        return torch.stack(
+            [
+                storage.read(layer, 0, span.start, span.end, self.cache.dtype)
+                for span, storage in zip(self.spans, self._storage)
+            ]
+        )
 
     def _make_mask(self, span: Span, window: int) -> torch.Tensor:
         # Span.visible, computed on the device to avoid a copy from the host.
         rows = torch.arange(span.start, span.end, device=self.cache.device)[:, None]
-        columns = torch.arange(span.first_visible(window), span.end, device=self.cache.device)[None, :]
+        columns = torch.arange(span.first_visible(window), span.end, device=self.cache.device)[
+            None, :
+        ]
         return (columns <= rows) & (columns > rows - window)

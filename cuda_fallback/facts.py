@@ -24,41 +24,91 @@ def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
     if gpus.seen is False:
         reason = gpus.absence
     elif not _torch_has_gpus():
-        reason = "torch is built without CUDA: install the build for GPUs (https://pytorch.org/get-started)"
+        reason = (
+            "torch is built without CUDA: install the build for GPUs "
+            "(https://pytorch.org/get-started)"
+        )
     if reason:
-        return BackendFacts("cuda", True, f"no GPU: {reason}", packages, False, "torch's CPU device", (("device", "cpu"),),
-                            machine.free_memory(), "free")
+        return BackendFacts(
+            "cuda",
+            True,
+            f"no GPU: {reason}",
+            packages,
+            False,
+            "torch's CPU device",
+            (("device", "cpu"),),
+            machine.free_memory(),
+            "free",
+        )
     if gpus.first is None:
-        return BackendFacts("cuda", True, "nvidia-smi does not name the GPU", packages, None, "a GPU, if torch sees one")
+        return BackendFacts(
+            "cuda",
+            True,
+            "nvidia-smi does not name the GPU",
+            packages,
+            None,
+            "a GPU, if torch sees one",
+        )
     name, memory, capability = gpus.first
-    reason = "" if "triton" in packages else "without the package triton decoding is slow: pip install triton"
+    reason = (
+        ""
+        if "triton" in packages
+        else "without the package triton decoding is slow: pip install triton"
+    )
     if capability < KERNELS_CAPABILITY:
-        reason = f"decoding is slow: the kernels need compute capability {KERNELS_CAPABILITY}, and this GPU has {capability}"
-    return BackendFacts("cuda", True, reason, packages, True, name, (), memory, "free", capability >= BFLOAT16_CAPABILITY)
+        reason = (
+            f"decoding is slow: the kernels need compute capability {KERNELS_CAPABILITY}, and this "
+            f"GPU has {capability}"
+        )
+    return BackendFacts(
+        "cuda",
+        True,
+        reason,
+        packages,
+        True,
+        name,
+        (),
+        memory,
+        "free",
+        capability >= BFLOAT16_CAPABILITY,
+    )
 
 
-def plan_weights(tensors: Iterable[Tensor | AffineWeight], stored: str, facts: BackendFacts,
-                 exceeds_float16: bool = False) -> WeightsPlan:
+def plan_weights(
+    tensors: Iterable[Tensor | AffineWeight],
+    stored: str,
+    facts: BackendFacts,
+    exceeds_float16: bool = False,
+) -> WeightsPlan:
     tensors = list(tensors)
     dtype = preferred_dtype(tensors, stored)
     if dtype == "bfloat16" and not facts.has_bfloat16:
         dtype = "float32" if exceeds_float16 else "float16"
     low_bit = any(isinstance(weight, AffineWeight) for weight in tensors)
-    return WeightsPlan(dtype, dtype if low_bit else "", weights_nbytes(tensors, dtype, facts.gpu is not False))
+    return WeightsPlan(
+        dtype, dtype if low_bit else "", weights_nbytes(tensors, dtype, facts.gpu is not False)
+    )
 
 
 def preferred_dtype(tensors: Iterable[Tensor | AffineWeight], stored: str) -> str:
     """The activations' dtype, if the device has it. stored: the checkpoint's dtype.
 
-    GGUF's low-bit weights take bfloat16, in which the supported families were trained and whose range they may need.
+    GGUF's low-bit weights take bfloat16, in which the supported families were trained and whose
+    range they may need.
     """
     return "bfloat16" if any(isinstance(weight, GGUFWeight) for weight in tensors) else stored
 
 
 def weights_nbytes(tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu: bool) -> int:
-    """Bytes of all weights once packed: low-bit ones as in the file, others in `dtype`, the activations'."""
-    return sum(weight.nbytes if isinstance(weight, AffineWeight) else math.prod(weight.shape) * ITEMSIZE[dtype]
-               for weight in tensors)
+    """Bytes of all weights once packed: low-bit ones as in the file, others in `dtype`, the
+    activations'.
+    """
+    return sum(
+        weight.nbytes
+        if isinstance(weight, AffineWeight)
+        else math.prod(weight.shape) * ITEMSIZE[dtype]
+        for weight in tensors
+    )
 
 
 def _torch_has_gpus() -> bool:

@@ -28,19 +28,27 @@ from .weights import Weights
 
 
 class Llama(BaseLlama):
-    """The model over torch's tensors. Decoded tokens run by kernels where those can be (kernels/cuda_graph.py)."""
+    """The model over torch's tensors. Decoded tokens run by kernels where those can be
+    (kernels/cuda_graph.py).
+    """
 
     ops, cache_type = ops, Cache
     _batch_invariant = False  # True: the runner takes prompts, too
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, options: LoadOptions = LoadOptions(), device: torch.device = torch.device("cpu"),
-             ranks: Ranks | None = None) -> Llama:
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        options: LoadOptions = LoadOptions(),
+        device: torch.device = torch.device("cpu"),
+        ranks: Ranks | None = None,
+    ) -> Llama:
         """Build the model; weights keep their stored width.
 
-        `compile`: capture decoded tokens as a CUDA graph, or not (None: if possible). `batch_invariant`: compute prompts, too,
-        by the kernels of decoded tokens, which is slower. ranks: processes that each load a share of the weights and make the
-        same calls; None for a model in this process alone. Raises BackendError for an option that it cannot honour,
+        `compile`: capture decoded tokens as a CUDA graph, or not (None: if possible).
+        `batch_invariant`: compute prompts, too, by the kernels of decoded tokens, which is slower.
+        ranks: processes that each load a share of the weights and make the same calls; None for a
+        model in this process alone. Raises BackendError for an option that it cannot honour,
         OutOfMemoryError.
         """
         cache_bits, batch_invariant = options.cache_bits, bool(options.batch_invariant)
@@ -48,21 +56,33 @@ class Llama(BaseLlama):
             device = torch.device("cuda", torch.cuda.current_device())
         weights = Weights(checkpoint, options.dtype, device, ranks)
         config = weights.config
-        decoding = kernels.plan_decoding(config, weights.dtype, device, options.compile, cache_bits, batch_invariant)
+        decoding = kernels.plan_decoding(
+            config, weights.dtype, device, options.compile, cache_bits, batch_invariant
+        )
         notices = decoding.notices + weights.notices
         if batch_invariant:
-            notices += ("prompts are computed by the kernels of decoded tokens: the same bits with any chunks, and slower",)
+            notices += (
+                "prompts are computed by the kernels of decoded tokens: the same bits with any "
+                "chunks, and slower",
+            )
         model = cls(config, weights, weights.dtype, device, notices, cache_bits)
         if decoding.kernels:
             model._batch_invariant = batch_invariant
 
             def build_view(rows: int, kind: Kind) -> StateView:
-                return StateView(config, model.dtype, device, decoding.kernels, rows, cache_bits, kind)
+                return StateView(
+                    config, model.dtype, device, decoding.kernels, rows, cache_bits, kind
+                )
 
             from .kernels import ops as words
 
-            model._runner = Runner(model.decoder.over(words), build_view, device, Capture(device) if decoding.is_captured else None,
-                                   model._vocabulary)
+            model._runner = Runner(
+                model.decoder.over(words),
+                build_view,
+                device,
+                Capture(device) if decoding.is_captured else None,
+                model._vocabulary,
+            )
         return model
 
     @property
@@ -71,7 +91,8 @@ class Llama(BaseLlama):
 
     @property
     def is_batch_invariant(self) -> bool:
-        # Steps are by kernels, but a prompt's products are torch's, whose sums depend on the number of tokens.
+        # Steps are by kernels, but a prompt's products are torch's, whose sums depend on the number
+        # of tokens.
         return self._batch_invariant
 
     def profile(self) -> contextlib.AbstractContextManager[Profile]:
@@ -80,17 +101,31 @@ class Llama(BaseLlama):
         Raises BackendError for captured steps, whose operations cannot be told apart.
         """
         if self._runner and self._runner.capture:
-            raise BackendError("a captured step cannot be profiled by operation: load the model with `compile=False`")
+            raise BackendError(
+                "a captured step cannot be profiled by operation: load the model with "
+                "`compile=False`"
+            )
         if self.device.type == "cpu":
-            return clock_ops(self, ops, lambda results: None, "torch's own operations, with a clock around each")
-        return clock_ops(self, ops, lambda results: torch.cuda.synchronize(self.device),
-                         "no CUDA graph, and a wait after each operation: shares count, not sums")
+            return clock_ops(
+                self, ops, lambda results: None, "torch's own operations, with a clock around each"
+            )
+        return clock_ops(
+            self,
+            ops,
+            lambda results: torch.cuda.synchronize(self.device),
+            "no CUDA graph, and a wait after each operation: shares count, not sums",
+        )
 
     def _call(self, function: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
-        """Call without gradients, on the model's device. Out of memory is an OutOfMemoryError; the cache is as it was."""
+        """Call without gradients, on the model's device. Out of memory is an OutOfMemoryError; the
+        cache is as it was.
+        """
         on_gpu = self.device.type == "cuda"
         try:
-            with torch.inference_mode(), torch.cuda.device(self.device) if on_gpu else contextlib.nullcontext():
+            with (
+                torch.inference_mode(),
+                torch.cuda.device(self.device) if on_gpu else contextlib.nullcontext(),
+            ):
                 return function(*arguments)
         except RuntimeError as error:
             if not runtime.is_out_of_memory(error):
@@ -100,11 +135,21 @@ class Llama(BaseLlama):
         if on_gpu:
             with contextlib.suppress(RuntimeError):  # after a capture that failed
                 torch.cuda.empty_cache()
-        raise OutOfMemoryError(f"{runtime.device_name(self.device)} is out of memory ({reason}); the conversation is kept: "
-                               "shorten the prompt, lower `prefill_step_size` or `ctx_size`, or close other programs")
+        raise OutOfMemoryError(
+            f"{runtime.device_name(self.device)} is out of memory ({reason}); the conversation "
+            "is kept: "
+            "shorten the prompt, lower `prefill_step_size` or `ctx_size`, or close other programs"
+        )
 
-    def _forward(self, tokens: torch.Tensor, index_pos: int | Sequence[int], cache: Cache, rows: Sequence[int] | None,
-                 all_positions: bool, probe: Probe | None) -> torch.Tensor:
+    def _forward(
+        self,
+        tokens: torch.Tensor,
+        index_pos: int | Sequence[int],
+        cache: Cache,
+        rows: Sequence[int] | None,
+        all_positions: bool,
+        probe: Probe | None,
+    ) -> torch.Tensor:
         if probe and self._vocabulary:
             probe = self._vocabulary.gather_probes(probe)
         tokens = checked_tokens(tokens, self.config.vocab_size)
@@ -114,21 +159,33 @@ class Llama(BaseLlama):
             if not isinstance(tokens, torch.Tensor) or tokens.device != self.device:
                 tokens = runtime._sent(tokens, self.device)
             else:
-                tokens = tokens.clamp(min=0)  # a step runs ahead of -1, which the host has not read yet
+                # a step runs ahead of -1, which the host has not read yet
+                tokens = tokens.clamp(min=0)
             with cache.view(tokens, index_pos, rows) as view:
                 view.listener = probe
                 logits = self.decoder(tokens, view, all_positions or probe is not None)
         return logits if all_positions else logits[:, -1]
 
-    def _step(self, tokens: torch.Tensor, index_pos: int | Sequence[int], cache: Cache, sampling: SamplingBatch,
-              rows: Sequence[int] | None, masks: Masks | None) -> torch.Tensor:
-        """As `step`. Several rows of more than one token are computed one by one, unless all are batch-invariant anyway. masks
-        are called when the forward is queued. Raises ContextError unless there are options for each row, too."""
+    def _step(
+        self,
+        tokens: torch.Tensor,
+        index_pos: int | Sequence[int],
+        cache: Cache,
+        sampling: SamplingBatch,
+        rows: Sequence[int] | None,
+        masks: Masks | None,
+    ) -> torch.Tensor:
+        """As `step`. Several rows of more than one token are computed one by one, unless all are
+        batch-invariant anyway. masks are called when the forward is queued. Raises ContextError
+        unless there are options for each row, too."""
         tokens = checked_tokens(tokens, self.config.vocab_size)
         B, T = tokens.shape
         call = CallView(cache, B, T, index_pos, rows)
         if len(sampling.options) != B:
-            raise ContextError(f"a batch of {B} sequences needs {B} options of sampling, not {len(sampling.options)}")
+            raise ContextError(
+                f"a batch of {B} sequences needs {B} options of sampling, not "
+                f"{len(sampling.options)}"
+            )
         if self._runner and T == 1:
             return self._runner.step(tokens, call, sampling, masks)
         chosen = [span.row for span in call.spans]
@@ -137,12 +194,19 @@ class Llama(BaseLlama):
         else:
             lengths = list(cache.lengths)
             try:
-                logits = torch.cat([self._forward(tokens[i:i + 1], span.start, cache, [span.row], False, None)
-                                    for i, span in enumerate(call.spans)])
+                logits = torch.cat(
+                    [
+                        self._forward(tokens[i : i + 1], span.start, cache, [span.row], False, None)
+                        for i, span in enumerate(call.spans)
+                    ]
+                )
             except BaseException:
                 cache.lengths[:] = lengths
                 raise
         return self._draw(logits, cache, sampling, chosen, masks, self._vocabulary)
 
     def _draw(self, logits: torch.Tensor | np.ndarray, *arguments: Any) -> torch.Tensor:
-        return super()._draw(runtime._sent(logits, self.device) if isinstance(logits, np.ndarray) else logits, *arguments)
+        return super()._draw(
+            runtime._sent(logits, self.device) if isinstance(logits, np.ndarray) else logits,
+            *arguments,
+        )

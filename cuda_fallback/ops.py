@@ -1,4 +1,5 @@
-"""The vocabulary (core.ops) in torch's operations, with Triton's kernels for rotations, gates and experts where those run.
+"""The vocabulary (core.ops) in torch's operations, with Triton's kernels for rotations, gates and
+experts where those run.
 
 kernels/ops.py has the vocabulary of decoded tokens.
 """
@@ -19,14 +20,19 @@ from .quantized import QuantizedMatrix, QuantizedStack
 
 Matrix = torch.Tensor | QuantizedMatrix
 Stack = torch.Tensor | QuantizedStack  # matrices [X, N, K] of all experts
-Adapters = tuple[torch.Tensor, torch.Tensor]  # a [1 + adapters, R, K] and b [1 + adapters, N, R] by number, zeros for none
+# a [1 + adapters, R, K] and b [1 + adapters, N, R] by number, zeros for none
+Adapters = tuple[torch.Tensor, torch.Tensor]
 
 
 def embed(tokens: torch.Tensor, weight: Matrix) -> torch.Tensor:
-    return weight.rows(tokens) if isinstance(weight, QuantizedMatrix) else F.embedding(tokens, weight)
+    return (
+        weight.rows(tokens) if isinstance(weight, QuantizedMatrix) else F.embedding(tokens, weight)
+    )
 
 
-def linear(x: torch.Tensor, weight: Matrix | tuple[Matrix, ...], bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(
+    x: torch.Tensor, weight: Matrix | tuple[Matrix, ...], bias: torch.Tensor | None = None
+) -> torch.Tensor:
     if isinstance(weight, torch.Tensor):
         return F.linear(x, weight, bias)
     if isinstance(weight, QuantizedMatrix):
@@ -36,8 +42,12 @@ def linear(x: torch.Tensor, weight: Matrix | tuple[Matrix, ...], bias: torch.Ten
     return product if bias is None else product + bias
 
 
-def gated_linear(x: torch.Tensor, weight: Matrix | tuple[Matrix, ...], bias: torch.Tensor | None = None,
-                 activation: str = "silu") -> torch.Tensor:
+def gated_linear(
+    x: torch.Tensor,
+    weight: Matrix | tuple[Matrix, ...],
+    bias: torch.Tensor | None = None,
+    activation: str = "silu",
+) -> torch.Tensor:
     return gate(linear(x, weight, bias), activation)
 
 
@@ -45,38 +55,59 @@ def gate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     return swiglu(gate_up) if activation == "silu" else geglu(gate_up)
 
 
-def experts(x: torch.Tensor, scores: torch.Tensor, gate: Stack, up: Stack, down: Stack, spec: ExpertsSpec,
-            activation: str = "silu") -> torch.Tensor:
-    """As in core.ops. Single positions are computed row by row, without waiting for the device. A prompt with few rows per expert takes
-    three grouped products by kernels; any other waits for the experts' counts and multiplies expert by expert."""
+def experts(
+    x: torch.Tensor,
+    scores: torch.Tensor,
+    gate: Stack,
+    up: Stack,
+    down: Stack,
+    spec: ExpertsSpec,
+    activation: str = "silu",
+) -> torch.Tensor:
+    """As in core.ops. Single positions are computed row by row, without waiting for the device. A
+    prompt with few rows per expert takes three grouped products by kernels; any other waits for the
+    experts' counts and multiplies expert by expert."""
     rows = x.reshape(-1, x.shape[-1])
     chosen, shares = choose_experts(scores.reshape(len(rows), -1), spec)
     if x.shape[1] == 1:
         mixed = []
         for row, numbers, share in zip(rows, chosen, shares):
-            gate_up = torch.cat([_multiply_chosen(row[None], stack, numbers) for stack in (gate, up)], dim=-1)
+            gate_up = torch.cat(
+                [_multiply_chosen(row[None], stack, numbers) for stack in (gate, up)], dim=-1
+            )
             hidden = _activate(gate_up, activation)
             mixed.append(share @ _multiply_chosen(hidden, down, numbers).float())
         return torch.stack(mixed).to(x.dtype).view(x.shape)
     by_kernels = kernels.find_kernels(x.device)
-    if by_kernels.decode and chosen.numel() <= by_kernels.packed.MOST_ROWS * spec.count and (
-            x.dtype != torch.float32 or isinstance(gate, QuantizedStack)):
-        return by_kernels.decode.experts(rows, chosen, shares, gate, up, down, activation, is_grouped=True).view(x.shape)
+    if (
+        by_kernels.decode
+        and chosen.numel() <= by_kernels.packed.MOST_ROWS * spec.count
+        and (x.dtype != torch.float32 or isinstance(gate, QuantizedStack))
+    ):
+        return by_kernels.decode.experts(
+            rows, chosen, shares, gate, up, down, activation, is_grouped=True
+        ).view(x.shape)
     out = torch.zeros_like(rows, dtype=torch.float32)
     flat = chosen.reshape(-1)
     order, counts = torch.argsort(flat, stable=True), runtime.count_each(flat, spec.count)
     numbers = torch.arange(spec.count, device=flat.device)
     for expert, pairs in enumerate(order.split(counts)):
         if counts[expert]:
-            number, tokens = numbers[expert:expert + 1], pairs // spec.used  # a new tensor would wait for its copy
-            gate_up = torch.cat([_multiply_expert(rows[tokens], stack, number) for stack in (gate, up)], dim=-1)
+            # a new tensor would wait for its copy
+            number, tokens = numbers[expert : expert + 1], pairs // spec.used
+            gate_up = torch.cat(
+                [_multiply_expert(rows[tokens], stack, number) for stack in (gate, up)], dim=-1
+            )
             outputs = _multiply_expert(_activate(gate_up, activation), down, number)
-            out[tokens] += outputs.float() * shares.reshape(-1)[pairs, None]  # a token has an expert once
+            # a token has an expert once
+            out[tokens] += outputs.float() * shares.reshape(-1)[pairs, None]
     return out.to(x.dtype).view(x.shape)
 
 
 def choose_experts(scores: torch.Tensor, spec: ExpertsSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `used` experts of largest score, int64 [T, used], and their weights, float32. scores: [T, experts]."""
+    """The `used` experts of largest score, int64 [T, used], and their weights, float32. scores: [T,
+    experts].
+    """
     scores = scores.float()
     largest, chosen = torch.topk(scores, spec.used, dim=-1)
     if spec.normalises:
@@ -90,11 +121,17 @@ def _activate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
 
 def _take(stack: Stack, chosen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Matrices by number, int64 [n], as [n, N, K]."""
-    return stack.index_select(0, chosen) if isinstance(stack, torch.Tensor) else stack.dequantize(chosen, dtype)
+    return (
+        stack.index_select(0, chosen)
+        if isinstance(stack, torch.Tensor)
+        else stack.dequantize(chosen, dtype)
+    )
 
 
 def _multiply_chosen(x: torch.Tensor, stack: Stack, chosen: torch.Tensor) -> torch.Tensor:
-    """Multiply row n of x, or its only row, with matrix chosen[n]. x: [n, K] or [1, K]; returns [n, N]."""
+    """Multiply row n of x, or its only row, with matrix chosen[n]. x: [n, K] or [1, K]; returns [n,
+    N].
+    """
     wide = x if x.is_cuda or isinstance(stack, torch.Tensor) else x.float()
     return (_take(stack, chosen, wide.dtype) @ wide[:, :, None])[:, :, 0].to(x.dtype)
 
@@ -113,8 +150,9 @@ def adapt(product: torch.Tensor, x: torch.Tensor, adapters: Adapters, view: View
     return product
 
 
-def add_rms_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor,
-                 eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def add_rms_norm(
+    x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     total = x if delta is None else x + delta
     return total, rms_norm(total, weight, eps)
 
@@ -128,26 +166,38 @@ def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
     return (torch.tanh(x.float() / cap) * cap).to(x.dtype)
 
 
-def norm_heads(heads: torch.Tensor, query_weight: torch.Tensor, key_weight: torch.Tensor, spec: LayerSpec) -> torch.Tensor:
+def norm_heads(
+    heads: torch.Tensor, query_weight: torch.Tensor, key_weight: torch.Tensor, spec: LayerSpec
+) -> torch.Tensor:
     H, G, D = spec.heads, spec.key_value_heads, spec.head_dim
     query, key, value = heads.split((H * D, G * D, G * D), dim=-1)
     if len(query_weight) == D:
         query, key = query.unflatten(-1, (H, D)), key.unflatten(-1, (G, D))
     query, key = rms_norm(query, query_weight, spec.eps), rms_norm(key, key_weight, spec.eps)
-    return torch.cat([query.reshape(*value.shape[:-1], H * D), key.reshape(value.shape), value], dim=-1)
+    return torch.cat(
+        [query.reshape(*value.shape[:-1], H * D), key.reshape(value.shape), value], dim=-1
+    )
 
 
-def split_heads(heads: torch.Tensor, spec: LayerSpec) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def split_heads(
+    heads: torch.Tensor, spec: LayerSpec
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     H, G = spec.heads, spec.key_value_heads
     B, T, _ = heads.shape
-    return heads.view(B, T, H + 2 * G, spec.head_dim).transpose(1, 2).split_with_sizes((H, G, G), dim=1)
+    return (
+        heads.view(B, T, H + 2 * G, spec.head_dim)
+        .transpose(1, 2)
+        .split_with_sizes((H, G, G), dim=1)
+    )
 
 
 def rope_and_store(heads: torch.Tensor, view: View, spec: LayerSpec) -> torch.Tensor:
     query, key, value = split_heads(heads, spec)
     if spec.rotates:
-        query, key = (rope(part, tuple(table[..., columns] for table in view.tables))
-                      for part, columns in ((query, spec.query_angles), (key, spec.angles)))
+        query, key = (
+            rope(part, tuple(table[..., columns] for table in view.tables))
+            for part, columns in ((query, spec.query_angles), (key, spec.angles))
+        )
     view.append(spec.index, key, value)
     return query
 
@@ -155,8 +205,10 @@ def rope_and_store(heads: torch.Tensor, view: View, spec: LayerSpec) -> torch.Te
 def attend(query: torch.Tensor, view: View, spec: LayerSpec) -> torch.Tensor:
     # Sequences have different lengths and separate storage.
     mixed = []
-    for queries, (keys, values), mask in zip(split_rows(query), view.stored(spec.index, spec.window), view.mask(spec.window)):
-        mask = mask[-query.shape[2]:] if isinstance(mask, torch.Tensor) else mask
+    for queries, (keys, values), mask in zip(
+        split_rows(query), view.stored(spec.index, spec.window), view.mask(spec.window)
+    ):
+        mask = mask[-query.shape[2] :] if isinstance(mask, torch.Tensor) else mask
         mixed.append(attention(queries, keys, values, spec.scale, mask, spec.softcap))
     mixed = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
     return mixed.transpose(1, 2).reshape(query.shape[0], -1, spec.heads * spec.head_dim)
@@ -167,10 +219,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def rope(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Rotate pairs (i, i + R/2) of each head by the angle of its position (Su et al. 2021, in Hugging Face's layout).
+    """Rotate pairs (i, i + R/2) of each head by the angle of its position (Su et al. 2021, in
+    Hugging Face's layout).
 
-    x: [B, H, T, D]; table: cosines and sines of the T positions, float32 [T, R/2] or [B, T, R/2], R <= D: other
-    dimensions are copied; returns [B, H, T, D] in x's dtype.
+    x: [B, H, T, D]; table: cosines and sines of the T positions, float32 [T, R/2] or [B, T, R/2], R
+    <= D: other dimensions are copied; returns [B, H, T, D] in x's dtype.
     """
     cosine, sine = table
     if (rotated := 2 * cosine.shape[-1]) < x.shape[-1]:
@@ -179,15 +232,25 @@ def rope(x: torch.Tensor, table: tuple[torch.Tensor, torch.Tensor]) -> torch.Ten
         return by_kernel.rotate(x, cosine, sine)
     cosine, sine = cosine.unsqueeze(-3), sine.unsqueeze(-3)
     first, second = x.float().chunk(2, dim=-1)
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x.dtype)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(
+        x.dtype
+    )
 
 
-def attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float,
-              mask: torch.Tensor | str | None = None, cap: float | None = None) -> torch.Tensor:
-    """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads (Ainslie et al. 2023).
+def attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    mask: torch.Tensor | str | None = None,
+    cap: float | None = None,
+) -> torch.Tensor:
+    """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads (Ainslie et
+    al. 2023).
 
-    query: [B, H, T, D]; keys, values: [B, G, L, D]; mask: bool [T, L], True where visible, None for all, "causal" if the
-    last query is at the last key; cap: softcap of the scores. Returns [B, H, T, D].
+    query: [B, H, T, D]; keys, values: [B, G, L, D]; mask: bool [T, L], True where visible, None for
+    all, "causal" if the last query is at the last key; cap: softcap of the scores. Returns [B, H,
+    T, D].
     """
     T, L = query.shape[2], keys.shape[2]
     if isinstance(mask, str) and T == 1:
@@ -195,37 +258,62 @@ def attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sca
     if cap:
         return _capped_attention(query, keys, values, scale, mask, cap)
     grouped, is_causal = query.shape[1] != keys.shape[1], isinstance(mask, str)
-    if query.is_cuda and (mask is None or is_causal) and query.shape[-1] % 8 == 0 and can_use_flash_attention(
-            SDPAParams(query, keys, values, None, 0.0, False, grouped)):
-        # The public function's causal mask ends at key T, and it may choose cuDNN, which plans again for every length.
-        return torch.ops.aten._scaled_dot_product_flash_attention(query, keys, values, 0.0, is_causal, scale=scale)[0]
+    if (
+        query.is_cuda
+        and (mask is None or is_causal)
+        and query.shape[-1] % 8 == 0
+        and can_use_flash_attention(SDPAParams(query, keys, values, None, 0.0, False, grouped))
+    ):
+        # The public function's causal mask ends at key T, and it may choose cuDNN, which plans
+        # again for every length.
+        return torch.ops.aten._scaled_dot_product_flash_attention(
+            query, keys, values, 0.0, is_causal, scale=scale
+        )[0]
     is_causal = is_causal and T == L
     if is_causal:
         mask = None
     elif isinstance(mask, str):
         mask = torch.ones((T, L), dtype=torch.bool, device=query.device).tril(L - T)
     if grouped and mask is not None:
-        # torch's fused kernels do not take groups with a mask; the unfused kernel would allocate all scores.
-        keys, values = (part.repeat_interleave(query.shape[1] // keys.shape[1], dim=1) for part in (keys, values))
+        # torch's fused kernels do not take groups with a mask; the unfused kernel would allocate
+        # all scores.
+        keys, values = (
+            part.repeat_interleave(query.shape[1] // keys.shape[1], dim=1)
+            for part in (keys, values)
+        )
         grouped = False
-    return F.scaled_dot_product_attention(query, keys, values, mask, is_causal=is_causal, scale=scale, enable_gqa=grouped)
+    return F.scaled_dot_product_attention(
+        query, keys, values, mask, is_causal=is_causal, scale=scale, enable_gqa=grouped
+    )
 
 
-def _capped_attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float,
-                      mask: torch.Tensor | str | None, cap: float) -> torch.Tensor:
-    """`attention` with a softcap, which fused kernels lack. Allocates the scores of 256 queries at a time."""
+def _capped_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    mask: torch.Tensor | str | None,
+    cap: float,
+) -> torch.Tensor:
+    """`attention` with a softcap, which fused kernels lack. Allocates the scores of 256 queries at
+    a time.
+    """
     (_, H, T, _), (G, L) = query.shape, keys.shape[1:3]
     mixed = []
     for first in range(0, T, 256):
-        part = query[:, :, first:first + 256]
+        part = query[:, :, first : first + 256]
         B, _, count, D = part.shape
         grouped = part.reshape(B, G, -1, D)  # queries of a key head as rows of a product
-        scores = softcap((grouped @ keys.transpose(-1, -2)).float() * scale, cap).view(B, H, count, L)
+        scores = softcap((grouped @ keys.transpose(-1, -2)).float() * scale, cap).view(
+            B, H, count, L
+        )
         if isinstance(mask, str):
             last = torch.arange(L - T + first, L - T + first + count, device=query.device)
-            scores = scores.masked_fill(torch.arange(L, device=query.device) > last[:, None], -torch.inf)
+            scores = scores.masked_fill(
+                torch.arange(L, device=query.device) > last[:, None], -torch.inf
+            )
         elif mask is not None:
-            scores = scores.masked_fill(~mask[first:first + 256], -torch.inf)
+            scores = scores.masked_fill(~mask[first : first + 256], -torch.inf)
         weights = torch.softmax(scores, dim=-1).to(values.dtype).view(B, G, -1, L)
         mixed.append((weights @ values).view(part.shape))
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
@@ -240,7 +328,9 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def geglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """gelu(gate) * up by the tanh approximation (Hendrycks and Gimpel 2016). gate_up: [..., 2 F], the gate first."""
+    """gelu(gate) * up by the tanh approximation (Hendrycks and Gimpel 2016). gate_up: [..., 2 F],
+    the gate first.
+    """
     if by_kernel := kernels.find_kernels(gate_up.device).decode:
         return by_kernel.gate(gate_up, "gelu_tanh")
     gate, up = gate_up.chunk(2, dim=-1)

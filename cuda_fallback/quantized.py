@@ -1,19 +1,23 @@
-"""QuantizedMatrix: a packed low-bit matrix, for torch's operations or for Triton's kernels (packed.py).
+"""QuantizedMatrix: a packed low-bit matrix, for torch's operations or for Triton's kernels
+(packed.py).
 
-A code of `bits` bits is split into digits in one or two planes, whose widths divide a byte: 2, 4 and 8 bits are one digit,
-3 is 2 + 1, 5 is 4 + 1, 6 is 4 + 2. For torch's operations a plane is bytes [N, K / P] of P digits: column p * K / P + c is
-digit p, from the low end, of byte c, so that operations are few and long.
+A code of `bits` bits is split into digits in one or two planes, whose widths divide a byte: 2, 4
+and 8 bits are one digit, 3 is 2 + 1, 5 is 4 + 1, 6 is 4 + 2. For torch's operations a plane is
+bytes [N, K / P] of P digits: column p * K / P + c is digit p, from the low end, of byte c, so that
+operations are few and long.
 
-For the kernels a plane is 32-bit words in the order in which a warp's threads multiply them on tensor cores:
+For the kernels a plane is 32-bit words in the order in which a warp's threads multiply them on
+tensor cores:
 
     block      16 rows; threads 4 g to 4 g + 3 have rows g and 8 + g
     unit       4 P columns, P = 32 / width of the low plane; thread 4 g + t has columns 16 s + 4 t to 16 s + 4 t + 3
     word       a thread's columns of a row and unit: digits 2 s and 2 s + 1 of its lower half are columns 16 s + 4 t and
-               16 s + 4 t + 2, those of its upper half the columns after these, so that a shift and a mask unpack two neighbours
+               16 s + 4 t + 2, those of its upper half the columns after these, so that a shift and
+               a mask unpack two neighbours
     16 bytes   a thread's words of two units, of rows g and 8 + g each; a warp's 512 bytes are contiguous
     step       four units; K is padded to whole steps, N to whole blocks. A word of the high plane has the digits of as many
                units as fit, and a thread's words of a step are contiguous.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -33,11 +37,13 @@ from mlx_llama.core.files.quantized import AffineWeight
 
 from . import runtime
 
-PLANES = {2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 8: (8, 0)}  # bits: widths of low and high digit
+# bits: widths of low and high digit
+PLANES = {2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 8: (8, 0)}
 SUPER_GROUP = 256  # weights that share a super scale
 
 _SLAB = 1 << 20  # weights that a thread packs at a time
-# Weights that torch's operations dequantise at a time, in about 17 launches: on a GPU a large block, of 0.3 GB
+# Weights that torch's operations dequantise at a time, in about 17 launches: on a GPU a large
+# block, of 0.3 GB
 _BLOCK = {"cpu": 1 << 19, "cuda": 1 << 24}
 _SCRATCH = 32 << 20  # bytes that a kernel dequantises at a time
 
@@ -52,7 +58,8 @@ def can_concatenate(first: Tensor | AffineWeight, second: Tensor | AffineWeight)
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A low-bit matrix [N, K]: w = scale * (code - offset) + bias over groups of `group_size` columns.
+    """A low-bit matrix [N, K]: w = scale * (code - offset) + bias over groups of `group_size`
+    columns.
 
     With two levels a group's scale is super_scales * scales, and its bias super_biases * biases.
     """
@@ -61,9 +68,13 @@ class QuantizedMatrix:
     bits: int
     group_size: int
     offset: int
-    low: torch.Tensor  # low plane: uint8 [N, K / P] for torch's operations, int32 [blocks * 16, steps * 16] for kernels
-    high: torch.Tensor | None  # high plane: uint8 [N, K / P], or int32 [blocks * 16, steps * 4 * words of a step]
-    scales: torch.Tensor  # [N, K / group_size], float32, float16 or bfloat16 as in the file; two levels: int8
+    # low plane: uint8 [N, K / P] for torch's operations, int32 [blocks * 16, steps * 16] for
+    # kernels
+    low: torch.Tensor
+    # high plane: uint8 [N, K / P], or int32 [blocks * 16, steps * 4 * words of a step]
+    high: torch.Tensor | None
+    # [N, K / group_size], float32, float16 or bfloat16 as in the file; two levels: int8
+    scales: torch.Tensor
     biases: torch.Tensor | None  # the same, two levels: uint8; None for zero
     super_scales: torch.Tensor | None  # float16 [N, K / 256]; None for one level
     super_biases: torch.Tensor | None
@@ -71,9 +82,15 @@ class QuantizedMatrix:
     kernels: ModuleType | None = None  # packed.py; None for torch's operations
 
     @classmethod
-    def pack(cls, weights: Sequence[AffineWeight], dtype: torch.dtype, device: torch.device,
-             kernels: ModuleType | None = None) -> QuantizedMatrix:
-        """Concatenate the rows of `weights`, which `can_concatenate`, on `device`; releases their pages.
+    def pack(
+        cls,
+        weights: Sequence[AffineWeight],
+        dtype: torch.dtype,
+        device: torch.device,
+        kernels: ModuleType | None = None,
+    ) -> QuantizedMatrix:
+        """Concatenate the rows of `weights`, which `can_concatenate`, on `device`; releases their
+        pages.
 
         kernels: packed.py, None for the layout of torch's operations.
         """
@@ -90,7 +107,11 @@ class QuantizedMatrix:
             if not kernels:
                 return empty(K * width // 8, torch.uint8)
             steps = -(-K * widths[0] // 512)
-            return torch.zeros((-(-N // 16) * 16, steps * 16 * width // widths[0]), dtype=torch.int32, device=device)
+            return torch.zeros(
+                (-(-N // 16) * 16, steps * 16 * width // widths[0]),
+                dtype=torch.int32,
+                device=device,
+            )
 
         def scaling(exists: bool, level: torch.dtype) -> torch.Tensor | None:
             kind = level if first.two_level else getattr(torch, first.scale_dtype)
@@ -99,20 +120,37 @@ class QuantizedMatrix:
         def super_scaling(exists: bool) -> torch.Tensor | None:
             return empty(K // SUPER_GROUP, torch.float16) if exists and first.two_level else None
 
-        matrix = cls((N, K), first.bits, first.group_size, first.offset, plane(widths[0]), plane(widths[1]),
-                     scaling(True, torch.int8), scaling(first.has_biases, torch.uint8), super_scaling(True),
-                     super_scaling(first.has_biases), dtype, kernels)
+        matrix = cls(
+            (N, K),
+            first.bits,
+            first.group_size,
+            first.offset,
+            plane(widths[0]),
+            plane(widths[1]),
+            scaling(True, torch.int8),
+            scaling(first.has_biases, torch.uint8),
+            super_scaling(True),
+            super_scaling(first.has_biases),
+            dtype,
+            kernels,
+        )
         at, step = 0, max(1, _SLAB // K)
         # Few threads, since each allocates a slab of codes on the device.
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             for weight in weights:
-                list(pool.map(partial(matrix._fill, weight, at, step), range(0, weight.shape[0], step)))
+                list(
+                    pool.map(
+                        partial(matrix._fill, weight, at, step), range(0, weight.shape[0], step)
+                    )
+                )
                 weight.release()
                 at += weight.shape[0]
         return matrix
 
     def _fill(self, weight: AffineWeight, at: int, step: int, start: int) -> None:
-        """Pack `step` rows of `weight` from row `start` on. at: row of this matrix for row 0 of `weight`."""
+        """Pack `step` rows of `weight` from row `start` on. at: row of this matrix for row 0 of
+        `weight`.
+        """
         stop = min(start + step, weight.shape[0])
         rows, target = weight.rows(start, stop), slice(at + start, at + stop)
         codes = runtime._sent(rows.codes, self.low.device)
@@ -129,41 +167,57 @@ class QuantizedMatrix:
             stored = (rows.sub_scales, rows.sub_biases, rows.super_scales, rows.super_biases)
         else:
             stored = (rows.scales, rows.biases, None, None)
-        for part, values in zip((self.scales, self.biases, self.super_scales, self.super_biases), stored):
+        for part, values in zip(
+            (self.scales, self.biases, self.super_scales, self.super_biases), stored
+        ):
             if part is not None:
                 part[target] = runtime._sent(np.ascontiguousarray(values), part.device)
 
     @property
     def nbytes(self) -> int:
         """Bytes of codes, scales and biases."""
-        parts = (self.low, self.high, self.scales, self.biases, self.super_scales, self.super_biases)
+        parts = (
+            self.low,
+            self.high,
+            self.scales,
+            self.biases,
+            self.super_scales,
+            self.super_biases,
+        )
         return sum(part.nbytes for part in parts if part is not None)
 
     def matmul(self, x: torch.Tensor) -> torch.Tensor:
         """x @ w.T, accumulated in float32. x: [B, T, K] or [T, K]; returns [..., N] in x's dtype.
 
-        A kernel multiplies the packed codes with a few positions of a prompt and with the rows of a step. For more, and without
-        kernels, blocks of rows of w are dequantised in turn: to x's dtype on a GPU, to float32 on the CPU.
+        A kernel multiplies the packed codes with a few positions of a prompt and with the rows of a
+        step. For more, and without kernels, blocks of rows of w are dequantised in turn: to x's
+        dtype on a GPU, to float32 on the CPU.
         """
         N, K = self.shape
         flat = x.reshape(-1, K)
         is_step = x.ndim == 3 and x.shape[1] == 1
-        if self.kernels and len(flat) <= (self.kernels.MAX_ROWS if is_step else self.kernels.MOST_ROWS):
+        if self.kernels and len(flat) <= (
+            self.kernels.MAX_ROWS if is_step else self.kernels.MOST_ROWS
+        ):
             return self.kernels.multiply(self, flat).reshape(*x.shape[:-1], N)
         flat = flat.to(x.dtype if x.is_cuda else torch.float32)
         out = torch.empty((len(flat), N), dtype=flat.dtype, device=x.device)
         step = max(1, (_SCRATCH // flat.itemsize if self.kernels else _BLOCK[x.device.type]) // K)
         for start in range(0, N, step):
             block = self.dequantize(slice(start, min(start + step, N)), flat.dtype)
-            torch.mm(flat, block.T, out=out[:, start:start + step])
+            torch.mm(flat, block.T, out=out[:, start : start + step])
         return out.to(x.dtype).reshape(*x.shape[:-1], N)
 
     def rows(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Rows by index, dequantised. tokens: int32 or int64, any shape; returns [*tokens.shape, K] in `dtype`."""
+        """Rows by index, dequantised. tokens: int32 or int64, any shape; returns [*tokens.shape, K]
+        in `dtype`.
+        """
         return self.dequantize(tokens.reshape(-1), self.dtype).reshape(*tokens.shape, self.shape[1])
 
     def dequantize(self, which: slice | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Rows as [n, K] in `dtype`, computed in float32. which: a slice of them, or int indices [n]."""
+        """Rows as [n, K] in `dtype`, computed in float32. which: a slice of them, or int indices
+        [n].
+        """
         if self.kernels:
             return self.kernels.dequantize(self, which, dtype)
 
@@ -173,7 +227,10 @@ class QuantizedMatrix:
         def scaling(part: torch.Tensor, above: torch.Tensor | None) -> torch.Tensor:
             part = pick(part).float()
             if above is not None:
-                part = part.view(len(part), -1, SUPER_GROUP // self.group_size) * pick(above).float()[:, :, None]
+                part = (
+                    part.view(len(part), -1, SUPER_GROUP // self.group_size)
+                    * pick(above).float()[:, :, None]
+                )
             return part.view(len(part), -1, 1)
 
         low, high = PLANES[self.bits]
@@ -225,14 +282,22 @@ def _pack_bytes(digits: torch.Tensor, width: int) -> torch.Tensor:
 
 def _unpack_bytes(packed: torch.Tensor, width: int) -> torch.Tensor:
     """Unpack bytes [n, columns] to digits uint8 [n, columns 8 / width]."""
-    return torch.cat([(packed >> shift) & ((1 << width) - 1) for shift in range(0, 8, width)], dim=1)
+    return torch.cat(
+        [(packed >> shift) & ((1 << width) - 1) for shift in range(0, 8, width)], dim=1
+    )
 
 
-def _pack_words(digits: torch.Tensor, width: int, low: int, plane: torch.Tensor, start: int) -> None:
-    """Pack digits uint8 [n, K] into rows from `start` on of a plane of words. width: of the digits; low: of the low plane's."""
+def _pack_words(
+    digits: torch.Tensor, width: int, low: int, plane: torch.Tensor, start: int
+) -> None:
+    """Pack digits uint8 [n, K] into rows from `start` on of a plane of words. width: of the digits;
+    low: of the low plane's.
+    """
     n, K = digits.shape
     steps, units = plane.shape[1] * low // (16 * width), low // width  # units to a word
-    digits = F.pad(digits, (0, steps * 512 // low - K)).view(n, steps, 4 // units, units, 8 // low, 4, 2, 2)
+    digits = F.pad(digits, (0, steps * 512 // low - K)).view(
+        n, steps, 4 // units, units, 8 // low, 4, 2, 2
+    )
     words = torch.zeros((n, steps, 4 // units, 4), dtype=torch.int32, device=plane.device)
     for u in range(units):
         for s in range(8 // low):

@@ -1,7 +1,8 @@
-"""Tensor parallelism by torch.distributed: sums and gathers between processes, and draws from a shared vocabulary.
+"""Tensor parallelism by torch.distributed: sums and gathers between processes, and draws from a
+shared vocabulary.
 
-On a GPU they are NCCL's operations, which a CUDA graph captures; on the CPU device gloo's. All processes queue the same
-operations in the same order.
+On a GPU they are NCCL's operations, which a CUDA graph captures; on the CPU device gloo's. All
+processes queue the same operations in the same order.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ class Ranks:
     """The processes of a run, as core.backends.shards has them."""
 
     def __init__(self, group: dist.ProcessGroup | None = None):
-        self.group, self.rank, self.size, self.sent = group, dist.get_rank(group), dist.get_world_size(group), 0
+        self.group, self.rank, self.size, self.sent = (
+            group,
+            dist.get_rank(group),
+            dist.get_world_size(group),
+            0,
+        )
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         self.sent += x.nbytes
@@ -44,11 +50,15 @@ class Ranks:
             dist.all_gather(list(parts), x.contiguous(), group=self.group)
         return parts
 
-    def concatenate(self, x: torch.Tensor, axis: int, widths: Sequence[int] | None = None) -> torch.Tensor:
+    def concatenate(
+        self, x: torch.Tensor, axis: int, widths: Sequence[int] | None = None
+    ) -> torch.Tensor:
         if widths:
             x = torch.nn.functional.pad(x, (0, max(widths) - x.shape[-1]))
         parts = list(self.gather(x))
-        return torch.cat([part[..., :width] for part, width in zip(parts, widths)] if widths else parts, dim=axis)
+        return torch.cat(
+            [part[..., :width] for part, width in zip(parts, widths)] if widths else parts, dim=axis
+        )
 
     def select(self, condition: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return torch.where(condition, x, 0)
@@ -61,7 +71,9 @@ class Ranks:
 
 def join() -> Ranks:
     """Connect with the other processes that torchrun started. Raises BackendError."""
-    kinds = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    kinds = (
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    )
     if torch.cuda.is_available():
         local, count = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
         torch.cuda.set_device(local % count)
@@ -69,7 +81,8 @@ def join() -> Ranks:
         dist.init_process_group(kinds, timeout=datetime.timedelta(seconds=_SECONDS))
     except (RuntimeError, ValueError) as error:
         raise BackendError(f"the processes of torchrun cannot be connected: {error}") from None
-    atexit.register(dist.destroy_process_group)  # gloo's threads may abort a process that ends without it
+    # gloo's threads may abort a process that ends without it
+    atexit.register(dist.destroy_process_group)
     return Ranks()
 
 
@@ -77,14 +90,24 @@ class Vocabulary(shards.Vocabulary):
     """The vocabulary over all processes, and draws from it."""
 
     def choose(self, scores: torch.Tensor) -> torch.Tensor:
-        """The token of the largest score in all processes, the first of equals: int32 [B, 1]. scores: float32 [B, V']."""
+        """The token of the largest score in all processes, the first of equals: int32 [B, 1].
+        scores: float32 [B, V'].
+        """
         score, best = scores.max(dim=-1, keepdim=True)
-        pairs = self.ranks.gather(torch.cat([score.view(torch.int32), best.int() + self.first], dim=1))
+        pairs = self.ranks.gather(
+            torch.cat([score.view(torch.int32), best.int() + self.first], dim=1)
+        )
         winner = pairs[..., :1].contiguous().view(torch.float32).argmax(dim=0, keepdim=True)
         return pairs[..., 1:].gather(0, winner)[0]
 
-    def draw_rows(self, sampling: SamplingBatch, logits: torch.Tensor, positions: Sequence[int],
-                  recent: torch.Tensor | None, masks: Masks | None) -> torch.Tensor:
+    def draw_rows(
+        self,
+        sampling: SamplingBatch,
+        logits: torch.Tensor,
+        positions: Sequence[int],
+        recent: torch.Tensor | None,
+        masks: Masks | None,
+    ) -> torch.Tensor:
         """`sampling` of this process's logits [B, V']."""
         if masks is not None or not sampling.kind.needs_best:
             return sampling(self.gather(logits), positions, recent, masks)

@@ -1,4 +1,6 @@
-"""The torch device. Operations are queued on the GPU when they are called; `read` waits for a token."""
+"""The torch device. Operations are queued on the GPU when they are called; `read` waits for a
+token.
+"""
 
 from __future__ import annotations
 
@@ -19,29 +21,42 @@ HAS_ONE_THREAD = False
 
 
 def has_gpu() -> bool:
-    """True if torch sees an NVIDIA GPU that it has kernels for, or an AMD one by ROCm, which nobody has tried."""
-    return torch.cuda.is_available() and (torch.version.hip is not None or _has_kernels(torch.cuda.current_device()))
+    """True if torch sees an NVIDIA GPU that it has kernels for, or an AMD one by ROCm, which nobody
+    has tried.
+    """
+    return torch.cuda.is_available() and (
+        torch.version.hip is not None or _has_kernels(torch.cuda.current_device())
+    )
 
 
 def _has_kernels(device: int) -> bool:
-    """True if torch was built for this GPU: binaries run on later minor versions, PTX (compute_*) on all later ones."""
+    """True if torch was built for this GPU: binaries run on later minor versions, PTX (compute_*)
+    on all later ones.
+    """
     major, minor = torch.cuda.get_device_capability(device)
     for name in torch.cuda.get_arch_list():
         kind, _, number = name.partition("_")
         built = re.match(r"(\d+)(\d)", number)
-        if built and ((kind == "compute" and (int(built[1]), int(built[2])) <= (major, minor))
-                      or (kind == "sm" and int(built[1]) == major and int(built[2]) <= minor)):
+        if built and (
+            (kind == "compute" and (int(built[1]), int(built[2])) <= (major, minor))
+            or (kind == "sm" and int(built[1]) == major and int(built[2]) <= minor)
+        ):
             return True
     return False
 
 
 def pick_device(device: str | None = None) -> torch.device:
-    """Pick the device: "gpu", "cpu", or None for the GPU. Raises BackendError if there is no GPU."""
+    """Pick the device: "gpu", "cpu", or None for the GPU. Raises BackendError if there is no
+    GPU.
+    """
     if device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise BackendError("torch sees no CUDA GPU here: use `device='cpu'` to run the cuda backend on torch's CPU device, "
-                           "or `backend='cpu'`")
+        raise BackendError(
+            "torch sees no CUDA GPU here: use `device='cpu'` to run the cuda backend on "
+            "torch's CPU device, "
+            "or `backend='cpu'`"
+        )
     return torch.device("cuda", torch.cuda.current_device())
 
 
@@ -50,15 +65,20 @@ def device_name(device: torch.device) -> str:
 
 
 def runs_ahead(device: torch.device) -> bool:
-    """True if step n+1 may be launched before token n is read: on a GPU. On the CPU torch computes eagerly."""
+    """True if step n+1 may be launched before token n is read: on a GPU. On the CPU torch computes
+    eagerly.
+    """
     return device.type != "cpu"
 
 
-def pick_dtype(dtype: str, stored: str, device: torch.device, exceeds_float16: bool = False) -> torch.dtype:
-    """Pick the dtype of activations and weights. dtype: a dtype's name, or "auto" for the `stored` one.
+def pick_dtype(
+    dtype: str, stored: str, device: torch.device, exceeds_float16: bool = False
+) -> torch.dtype:
+    """Pick the dtype of activations and weights. dtype: a dtype's name, or "auto" for the `stored`
+    one.
 
-    "auto" turns a stored bfloat16 into float16 on a GPU without bfloat16, or into float32 for a model that overflows float16.
-    Raises BackendError for "bfloat16" there.
+    "auto" turns a stored bfloat16 into float16 on a GPU without bfloat16, or into float32 for a
+    model that overflows float16. Raises BackendError for "bfloat16" there.
     """
     chosen = getattr(torch, stored if dtype == "auto" else dtype)
     if chosen == torch.bfloat16 and device.type == "cuda" and not _has_bfloat16(device):
@@ -78,7 +98,8 @@ def _has_bfloat16(device: torch.device) -> bool:
 
 
 def launch(*arrays: torch.Tensor) -> None:
-    """Start the copy of `arrays[0]` to pinned memory, if it contains tokens: of all rows, one copy. Does not wait.
+    """Start the copy of `arrays[0]` to pinned memory, if it contains tokens: of all rows, one copy.
+    Does not wait.
 
     The computation itself is queued already: torch queues operations when they are called.
     """
@@ -100,20 +121,30 @@ def read_all(*tokens: torch.Tensor) -> list[int]:
 
 
 def count_each(numbers: torch.Tensor, count: int) -> list[int]:
-    """How often each of 0 .. count - 1 occurs in int64 [n]. Waits for the device: for prompts alone."""
+    """How often each of 0 .. count - 1 occurs in int64 [n]. Waits for the device: for prompts
+    alone.
+    """
     return torch.bincount(numbers, minlength=count).tolist()
 
 
 def _sent(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy a host array to the device; to a GPU through pinned memory, since other copies wait for queued kernels."""
+    """Copy a host array to the device; to a GPU through pinned memory, since other copies wait for
+    queued kernels.
+    """
     tensor = torch.as_tensor(array)
     if tensor.device.type != "cpu":
         return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    return (
+        tensor.pin_memory().to(device, non_blocking=True)
+        if device.type == "cuda"
+        else tensor.to(device)
+    )
 
 
 class _Arrival:
-    """Asynchronous copy of tokens [B, T] from a GPU to pinned memory, and the event that marks its end."""
+    """Asynchronous copy of tokens [B, T] from a GPU to pinned memory, and the event that marks its
+    end.
+    """
 
     def __init__(self, tokens: torch.Tensor):
         self.tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
@@ -128,22 +159,29 @@ def to_numpy(array: torch.Tensor) -> np.ndarray:
 
 
 def peak_memory(device: torch.device) -> int:
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else machine.peak_memory()
+    return (
+        torch.cuda.max_memory_allocated(device) if device.type == "cuda" else machine.peak_memory()
+    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, (MemoryError, OutOfMemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+    return isinstance(
+        error, (MemoryError, OutOfMemoryError, torch.OutOfMemoryError)
+    ) or "can't allocate memory" in str(error)
 
 
 def free_memory(device: torch.device) -> int | None:
     if device.type != "cuda":
         return machine.free_memory()
-    reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # cached by torch for new tensors
+    # cached by torch for new tensors
+    reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + reusable
 
 
 def bandwidth(device: torch.device) -> float | None:
-    """Measured bandwidth of the device's memory, bytes per second; None: the device uses the host's memory."""
+    """Measured bandwidth of the device's memory, bytes per second; None: the device uses the host's
+    memory.
+    """
     if device.type == "cpu":
         return None
     source = torch.empty(1 << 30, dtype=torch.uint8, device=device)

@@ -1,4 +1,6 @@
-"""Logits to tokens: biases, penalties, temperature, filters, Gumbel noise, argmax; on the device, without waiting."""
+"""Logits to tokens: biases, penalties, temperature, filters, Gumbel noise, argmax; on the device,
+without waiting.
+"""
 
 from __future__ import annotations
 
@@ -34,44 +36,73 @@ __all__ = ["SamplingBatch", "gumbel"]
 class SamplingBatch(BatchOptions):
     """Draws one token per row. Each row has options of its own.
 
-    The order is transformers': bias and penalties, temperature, top-k, top-p, min-p; then argmax of the logits plus
-    core.rng's noise, which draws from their softmax. Everything in float32. A row with temperature 0 takes the argmax after
-    bias and penalties.
+    The order is transformers': bias and penalties, temperature, top-k, top-p, min-p; then argmax of
+    the logits plus core.rng's noise, which draws from their softmax. Everything in float32. A row
+    with temperature 0 takes the argmax after bias and penalties.
     """
 
-    def __init__(self, options: Sequence[GenerationOptions], device: torch.device = torch.device("cpu")):
+    def __init__(
+        self, options: Sequence[GenerationOptions], device: torch.device = torch.device("cpu")
+    ):
         super().__init__(options, device)
         self._values: Values | None = None
         self._ids: tuple[int, int] | None = None  # of the last call's tokens, first and last + 1
         self._indices: torch.Tensor | None = None  # the same, one by one
 
-    def __call__(self, logits: torch.Tensor, positions: Sequence[int], recent: torch.Tensor | None = None,
-                 masks: Masks | None = None) -> torch.Tensor:
-        """logits: [B, V]; positions: of the tokens to be sampled, by row; recent: int32 [B, window or more], -1 in front
-        where there are fewer; masks: gives the tokens that grammars allow.
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        positions: Sequence[int],
+        recent: torch.Tensor | None = None,
+        masks: Masks | None = None,
+    ) -> torch.Tensor:
+        """logits: [B, V]; positions: of the tokens to be sampled, by row; recent: int32 [B, window
+        or more], -1 in front where there are fewer; masks: gives the tokens that grammars allow.
 
         Returns the tokens, int32 [B, 1]; with log-probabilities int32 [B, 2 + 2 logprobs].
         """
-        allowed = logits.float() if masks is None else mask(logits.float(), runtime._sent(masks(), self.device))
+        allowed = (
+            logits.float()
+            if masks is None
+            else mask(logits.float(), runtime._sent(masks(), self.device))
+        )
         tokens = choose(self.score(allowed, positions, recent))
         return tokens if self.logprobs is None else pack_logprobs(tokens, logits, self.logprobs)
 
-    def score(self, logits: torch.Tensor, positions: Sequence[int], recent: torch.Tensor | None, first: int = 0) -> torch.Tensor:
-        """`processed` logits float32 [B, V] of the tokens from `first` on, with noise where a row has a temperature."""
+    def score(
+        self,
+        logits: torch.Tensor,
+        positions: Sequence[int],
+        recent: torch.Tensor | None,
+        first: int = 0,
+    ) -> torch.Tensor:
+        """`processed` logits float32 [B, V] of the tokens from `first` on, with noise where a row
+        has a temperature.
+        """
         scores = self.processed(logits, recent)
         if not self.kind.is_random:
             return scores
         ids = first, first + scores.shape[1]
         if self._ids != ids:
-            self._ids, self._indices = ids, torch.arange(*ids, dtype=torch.int32, device=self.device)
+            self._ids, self._indices = (
+                ids,
+                torch.arange(*ids, dtype=torch.int32, device=self.device),
+            )
         positions = np.array([to_signed(int(position)) for position in positions], np.int32)
         values = self._on_device()
         seeds = tuple(values.integer(field).int() for field in (SEED_LOW, SEED_HIGH))
-        noise = gumbel(seeds, runtime._sent(positions, self.device)[:, None], gumbel_table(self.device), self._indices)
+        noise = gumbel(
+            seeds,
+            runtime._sent(positions, self.device)[:, None],
+            gumbel_table(self.device),
+            self._indices,
+        )
         return torch.where(values.integer(IS_RANDOM) > 0, scores + noise, scores)
 
     def processed(self, scores: torch.Tensor, recent: torch.Tensor | None = None) -> torch.Tensor:
-        """Scores [B, V] after biases, penalties, temperature and filters; -inf where filtered out."""
+        """Scores [B, V] after biases, penalties, temperature and filters; -inf where filtered
+        out.
+        """
         return process(self.kind, self._on_device(), scores, recent)
 
     def _on_device(self) -> Values:

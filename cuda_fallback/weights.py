@@ -24,27 +24,37 @@ _BUFFER = 32 << 20  # bytes of a pinned buffer; one is filled while the other is
 class Weights(BaseWeights):
     """Layers of torch's tensors.
 
-    dtype: of activations and of weights that are not packed; the argument is a dtype's name or "auto" for the stored one.
-    Raises OutOfMemoryError before anything is read where a GPU has less memory free than the weights take; so does each
-    reading that runs out of memory.
+    dtype: of activations and of weights that are not packed; the argument is a dtype's name or
+    "auto" for the stored one. Raises OutOfMemoryError before anything is read where a GPU has less
+    memory free than the weights take; so does each reading that runs out of memory.
     """
 
     ops, runtime, vocabulary_type = ops, runtime, Vocabulary
 
-    def __init__(self, checkpoint: Checkpoint, dtype: str, device: torch.device, ranks: Ranks | None = None):
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: str, device: torch.device, ranks: Ranks | None = None
+    ):
         super().__init__(checkpoint, device, ranks)
         checkpoint = self.checkpoint
         preferred = facts.preferred_dtype(self.tensors.values(), checkpoint.dtype)
         self.dtype = runtime.pick_dtype(dtype, preferred, device, checkpoint.config.exceeds_float16)
-        self.nbytes = facts.weights_nbytes(self.tensors.values(), runtime.dtype_name(self.dtype), device.type != "cpu")
+        self.nbytes = facts.weights_nbytes(
+            self.tensors.values(), runtime.dtype_name(self.dtype), device.type != "cpu"
+        )
         self.nbytes += stacked_nbytes(self.adapters, self.config, self.dtype.itemsize)
         if device.type != "cpu":  # where weights stay mapped
-            check_memory(self.nbytes, lambda: runtime.free_memory(device), runtime.device_name(device))
+            check_memory(
+                self.nbytes, lambda: runtime.free_memory(device), runtime.device_name(device)
+            )
         if dtype == "auto" and (chosen := runtime.dtype_name(self.dtype)) != preferred:
-            self.notices = (f"{runtime.device_name(device)} has no {preferred}: computing in {chosen}",)
-        self._blocks: dict[tuple[str, ...], ops.Matrix | tuple[ops.Matrix, ...]] = {}  # read so far, by names
+            self.notices = (
+                f"{runtime.device_name(device)} has no {preferred}: computing in {chosen}",
+            )
+        # read so far, by names
+        self._blocks: dict[tuple[str, ...], ops.Matrix | tuple[ops.Matrix, ...]] = {}
         self._advance = progress.meter(checkpoint.nbytes)
-        self._upload: Callable[[torch.Tensor, torch.Tensor], object] | None = None  # made when it is needed
+        # made when it is needed
+        self._upload: Callable[[torch.Tensor, torch.Tensor], object] | None = None
 
     def _matrix(self, names: Sequence[str]) -> ops.Matrix | tuple[ops.Matrix, ...]:
         return self._read([f"{name}.weight" for name in names])
@@ -64,13 +74,21 @@ class Weights(BaseWeights):
         whole = self._read(keys)
         if isinstance(whole, tuple):
             raise refuse_formats(keys, [self.tensors[key] for key in keys], can_concatenate)
-        return (whole.view(len(names), -1, whole.shape[-1]) if isinstance(whole, torch.Tensor)
-                else QuantizedStack(len(names), whole))
+        return (
+            whole.view(len(names), -1, whole.shape[-1])
+            if isinstance(whole, torch.Tensor)
+            else QuantizedStack(len(names), whole)
+        )
 
     def _read(self, keys: Sequence[str]) -> ops.Matrix | tuple[ops.Matrix, ...]:
-        """Tensors rows on rows, in as few blocks as their formats allow; of one block, the block."""
+        """Tensors rows on rows, in as few blocks as their formats allow; of one block, the
+        block.
+        """
         if (keys := tuple(keys)) not in self._blocks:
-            blocks = [self._block(run) for run in group_runs((self.tensors[key] for key in keys), can_concatenate)]
+            blocks = [
+                self._block(run)
+                for run in group_runs((self.tensors[key] for key in keys), can_concatenate)
+            ]
             self._blocks[keys] = blocks[0] if len(blocks) == 1 else tuple(blocks)
         return self._blocks[keys]
 
@@ -78,14 +96,20 @@ class Weights(BaseWeights):
         for weight in run:
             weight.check_file()
         if isinstance(run[0], AffineWeight):
-            block = QuantizedMatrix.pack(run, self.dtype, self.device, kernels.find_kernels(self.device).packed)
+            block = QuantizedMatrix.pack(
+                run, self.dtype, self.device, kernels.find_kernels(self.device).packed
+            )
         else:
             block = self._dense(run)
         self._advance(sum(weight.nbytes for weight in run))
         return block
 
     def _dense(self, run: Sequence[Tensor]) -> torch.Tensor:
-        if len(run) == 1 and self.device.type == "cpu" and run[0].dtype == runtime.dtype_name(self.dtype):
+        if (
+            len(run) == 1
+            and self.device.type == "cpu"
+            and run[0].dtype == runtime.dtype_name(self.dtype)
+        ):
             return _mapped(run[0])
         if self._upload is None:
             self._upload = torch.Tensor.copy_ if self.device.type == "cpu" else Upload(self.device)
@@ -98,18 +122,20 @@ class Weights(BaseWeights):
 
 
 class Upload:
-    """Copies into tensors of the device, converting; to a GPU through two pinned buffers, so that one part is copied
-    while the next is read from the file."""
+    """Copies into tensors of the device, converting; to a GPU through two pinned buffers, so that
+    one part is copied while the next is read from the file."""
 
     def __init__(self, device: torch.device, nbytes: int = _BUFFER):
         self.on_gpu = device.type == "cuda"
-        self._buffers = [torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.on_gpu) for _ in range(2)]
+        self._buffers = [
+            torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.on_gpu) for _ in range(2)
+        ]
         self._sent: list[torch.cuda.Event | None] = [None, None]
         self._next = 0
 
     def __call__(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """target: contiguous, on the device; source: on the host, of the same shape and any dtype. The copy to a GPU may
-        still run on return, but the source is read."""
+        """target: contiguous, on the device; source: on the host, of the same shape and any dtype.
+        The copy to a GPU may still run on return, but the source is read."""
         target, source = target.view(-1), source.reshape(-1)
         step = self._buffers[0].nbytes // target.itemsize
         for start in range(0, len(target), step):
@@ -117,7 +143,7 @@ class Upload:
             turn, self._next = self._next, 1 - self._next
             if self._sent[turn]:
                 self._sent[turn].synchronize()
-            part = self._buffers[turn][:(stop - start) * target.itemsize].view(target.dtype)
+            part = self._buffers[turn][: (stop - start) * target.itemsize].view(target.dtype)
             part.copy_(source[start:stop])
             target[start:stop].copy_(part, non_blocking=True)
             if self.on_gpu:
@@ -128,6 +154,7 @@ class Upload:
 def _mapped(stored: Tensor) -> torch.Tensor:
     """As it lies in the file; copied only from an unaligned one."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # weights are read only
+        # weights are read only
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         bits = torch.from_numpy(np.require(stored.bits, requirements="A"))
     return bits.view(torch.bfloat16) if stored.dtype == "bfloat16" else bits

@@ -1,6 +1,6 @@
 """Ask one question; the model's chat template makes the prompt.
 
-    python examples/ask.py "Why is the sky blue?" --model DIR_OR_HUB_ID
+python examples/ask.py "Why is the sky blue?" --model DIR_OR_HUB_ID
 """
 
 from __future__ import annotations

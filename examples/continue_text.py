@@ -1,6 +1,6 @@
 """Continue a text, printing each piece as it is generated.
 
-    python examples/continue_text.py "Once upon a time" --model DIR_OR_HUB_ID
+python examples/continue_text.py "Once upon a time" --model DIR_OR_HUB_ID
 """
 
 from __future__ import annotations

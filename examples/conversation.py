@@ -1,6 +1,6 @@
 """Hold a conversation; each turn reuses the common prefix.
 
-    python examples/conversation.py --model DIR_OR_HUB_ID
+python examples/conversation.py --model DIR_OR_HUB_ID
 """
 
 from __future__ import annotations
@@ -17,9 +17,16 @@ def main() -> None:
     given = parser.parse_args()
 
     chat = load(given.model, backend=given.backend).chat(max_tokens=80)
-    for question in ("Hello, who are you?", "Which backends are there?", "How do I load a real model?"):
+    for question in (
+        "Hello, who are you?",
+        "Which backends are there?",
+        "How do I load a real model?",
+    ):
         answer = chat.send(question)
-        print(f"> {question}\n{answer}\n({answer.reused_tokens} of {answer.prompt_tokens} prompt tokens reused)\n")
+        print(
+            f"> {question}\n{answer}\n({answer.reused_tokens} of {answer.prompt_tokens} prompt "
+            "tokens reused)\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Extract a pydantic model from a text: the answer always validates.
 
-    python examples/extract.py "Ada Lovelace was 36 and lived in London." --model DIR_OR_HUB_ID
+python examples/extract.py "Ada Lovelace was 36 and lived in London." --model DIR_OR_HUB_ID
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def main() -> None:
     given = parser.parse_args()
 
     llm = load(given.model, backend=given.backend)
-    question = [{"role": "user", "content": f"Give name, age and town of the person as JSON. {given.text}"}]
+    question = [
+        {"role": "user", "content": f"Give name, age and town of the person as JSON. {given.text}"}
+    ]
     answer = llm.generate(question, schema=Person, max_tokens=200)
     print(answer.parsed or f"cut short ({answer.finish_reason}): {answer}")
 

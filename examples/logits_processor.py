@@ -1,4 +1,5 @@
-"""Change the logits before each token: here only tokens that begin with one letter, by a function in NumPy.
+"""Change the logits before each token: here only tokens that begin with one letter, by a function
+in NumPy.
 
     python examples/logits_processor.py "Once upon a time" --letter s --model DIR_OR_HUB_ID
 """

@@ -1,6 +1,6 @@
 """Read the logits: the likeliest next tokens of a text, and its perplexity.
 
-    python examples/next_token.py "The capital of France is" --model DIR_OR_HUB_ID
+python examples/next_token.py "The capital of France is" --model DIR_OR_HUB_ID
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def main() -> None:
     shifted = logits - logits.max(axis=-1, keepdims=True)
     log_probabilities = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     for token in np.argsort(-log_probabilities[-1])[:5]:
-        print(f"{np.exp(log_probabilities[-1, token]):6.1%}  {llm.tokenizer.decode([int(token)])!r}")
+        print(
+            f"{np.exp(log_probabilities[-1, token]):6.1%}  {llm.tokenizer.decode([int(token)])!r}"
+        )
     surprise = -log_probabilities[np.arange(len(tokens) - 1), tokens[1:]].mean()
     print(f"perplexity of the text: {np.exp(surprise):.2f}")
 

@@ -1,8 +1,8 @@
 """Ask a server of mlx_llama through OpenAI's own client, streaming and not.
 
-    python -m mlx_llama.server                                  # in another terminal
-    pip install openai
-    python examples/openai_client.py --url http://127.0.0.1:8080/v1
+python -m mlx_llama.server                                  # in another terminal
+pip install openai
+python examples/openai_client.py --url http://127.0.0.1:8080/v1
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ def main() -> None:
     answer = client.chat.completions.create(model=model, messages=messages, max_tokens=60)
     print(answer.choices[0].message.content)
 
-    messages += [{"role": "assistant", "content": answer.choices[0].message.content},
-                 {"role": "user", "content": "Tell me a story."}]
-    for chunk in client.chat.completions.create(model=model, messages=messages, max_tokens=60, stream=True):
+    messages += [
+        {"role": "assistant", "content": answer.choices[0].message.content},
+        {"role": "user", "content": "Tell me a story."},
+    ]
+    for chunk in client.chat.completions.create(
+        model=model, messages=messages, max_tokens=60, stream=True
+    ):
         print(chunk.choices[0].delta.content or "", end="", flush=True)
     print()
 

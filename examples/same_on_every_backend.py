@@ -1,6 +1,6 @@
 """Compare backends: the same checkpoint, options and seed give the same tokens at float32.
 
-    python examples/same_on_every_backend.py --model DIR_OR_HUB_ID
+python examples/same_on_every_backend.py --model DIR_OR_HUB_ID
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Let a model call Python functions, and go on with their results.
 
-    python examples/tools.py "What is 12 times 34?" --model DIR_OR_HUB_ID
+python examples/tools.py "What is 12 times 34?" --model DIR_OR_HUB_ID
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ def main() -> None:
     given = parser.parse_args()
 
     llm = load(given.model, backend=given.backend)
-    # The first answer must be a call, so that a small model makes one too; a trained one calls by itself ("auto").
-    chat = llm.chat(tools=[multiply], tool_choice="required", parallel=False, rounds=2, max_tokens=100)
+    # The first answer must be a call, so that a small model makes one too; a trained one calls by
+    # itself ("auto").
+    chat = llm.chat(
+        tools=[multiply], tool_choice="required", parallel=False, rounds=2, max_tokens=100
+    )
     chat.send(given.question)
     for message in chat.messages:
         for call in message.get("tool_calls", ()):

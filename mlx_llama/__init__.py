@@ -10,8 +10,9 @@
     for piece in llm.stream("Once upon"):                  # the same as it comes, a Stream
         print(piece, end="")
 
-Errors derive from LlamaError and stand in mlx_llama.errors; every name of a signature can be imported from here.
-"""
+Errors derive from LlamaError and stand in mlx_llama.errors; every name of a signature can be
+imported from here.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -53,12 +54,45 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "load", "LLM", "Session", "Stream", "Completion", "errors",
+    "load",
+    "LLM",
+    "Session",
+    "Stream",
+    "Completion",
+    "errors",
     # named by signatures
-    "ChatTemplate", "Defaults", "Engine", "GenerationOptions", "Handle", "Identity", "LoadOptions", "LogitsProcessor", "Loop",
-    "OnProgress", "Options", "Prompt", "Resolved", "Schema", "Token", "TokenLogprobs", "Tokenizer", "ToolCall", "ToolDelta", "ToolStream",
-    "LlamaError", "BackendError", "CheckpointError", "ConfigError", "ContextError", "NumericalError", "OptionsError",
-    "OutOfMemoryError", "SessionError", "TemplateError", "TokenizerError", "TraceError",
+    "ChatTemplate",
+    "Defaults",
+    "Engine",
+    "GenerationOptions",
+    "Handle",
+    "Identity",
+    "LoadOptions",
+    "LogitsProcessor",
+    "Loop",
+    "OnProgress",
+    "Options",
+    "Prompt",
+    "Resolved",
+    "Schema",
+    "Token",
+    "TokenLogprobs",
+    "Tokenizer",
+    "ToolCall",
+    "ToolDelta",
+    "ToolStream",
+    "LlamaError",
+    "BackendError",
+    "CheckpointError",
+    "ConfigError",
+    "ContextError",
+    "NumericalError",
+    "OptionsError",
+    "OutOfMemoryError",
+    "SessionError",
+    "TemplateError",
+    "TokenizerError",
+    "TraceError",
 ]
 
 _HOMES = {

@@ -1,4 +1,6 @@
-"""mlx_llama COMMAND ...: run a command, or list them. The same as python -m mlx_llama.COMMAND ..."""
+"""mlx_llama COMMAND ...: run a command, or list them. The same as python -m mlx_llama.COMMAND
+...
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ import sys
 COMMANDS = {
     "chat": "talk to a model in the terminal",
     "generate": "one prompt, one answer on stdout",
-    "server": "a model over HTTP, for clients of OpenAI, Anthropic and llama-server, and in the browser",
+    "server": "a model over HTTP, for clients of OpenAI, Anthropic and "
+    "llama-server, and in the browser",
     "bench": "speed and memory of a model on a backend",
     "quantize": "quantize a model",
     "doctor": "show what this machine can run, and what is wrong with a model",
@@ -22,8 +25,14 @@ COMMANDS = {
 def overview() -> str:
     """The commands, a line each."""
     lines = [f"  mlx_llama {name:<10}{purpose}" for name, purpose in COMMANDS.items()]
-    return "\n".join(["mlx_llama runs Llama-family models. Commands:\n", *lines, "",
-                      "Each takes --help. Without --model they use the small guide model in this package."])
+    return "\n".join(
+        [
+            "mlx_llama runs Llama-family models. Commands:\n",
+            *lines,
+            "",
+            "Each takes --help. Without --model they use the small guide model in this package.",
+        ]
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:

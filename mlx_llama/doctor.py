@@ -1,4 +1,5 @@
-"""python -m mlx_llama.doctor: the backends of this machine, and the faults of a model, without loading it.
+"""python -m mlx_llama.doctor: the backends of this machine, and the faults of a model, without
+loading it.
 
 Exit codes: 0 the model runs here, 1 an error prevents it, 2 the command line is wrong.
 """
@@ -32,17 +33,36 @@ def parser() -> flags.Parser:
     """The command line."""
     result = flags.Parser("doctor", __doc__.split("\n\n")[0])
     model = result.add_mutually_exclusive_group()
-    model.add_argument("model", metavar="MODEL", nargs="?", default=None,
-                       help="a folder, a .gguf file, or the cached files of a Hugging Face hub id or hub "
-                            "id:file.gguf (default: the small guide model in this package)")
-    model.add_argument("--model", metavar="MODEL", dest="named", default=None, help="the same, spelled as in the other commands")
+    model.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        default=None,
+        help="a folder, a .gguf file, or the cached files of a Hugging Face hub id or hub "
+        "id:file.gguf (default: the small guide model in this package)",
+    )
+    model.add_argument(
+        "--model",
+        metavar="MODEL",
+        dest="named",
+        default=None,
+        help="the same, spelled as in the other commands",
+    )
     result.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
-    result.add_argument("--ctx-size", "-c", default=None, metavar="TOKENS",
-                        help="positions that the context must hold (default: the model's limit, or as many as fit)")
+    result.add_argument(
+        "--ctx-size",
+        "-c",
+        default=None,
+        metavar="TOKENS",
+        help="positions that the context must hold (default: the model's limit, or as many as fit)",
+    )
     flags.add_load_flags(result, only=("cache_bits",))
     result.add_argument("--json", action="store_true", help="print everything as one JSON object")
-    result.add_argument("--clear-cache", action="store_true",
-                        help="remove compiled code and packed weights from the cache folder, then exit")
+    result.add_argument(
+        "--clear-cache",
+        action="store_true",
+        help="remove compiled code and packed weights from the cache folder, then exit",
+    )
     return result
 
 
@@ -84,7 +104,9 @@ def as_json(found: Diagnosis) -> dict[str, Any]:
     """Everything as JSON values, with options as flags."""
     facts = found.facts() | {"command": next_command(found)}
     for backend in facts["backends"]:
-        backend["flags"] = [" ".join(spell_options({name: value})) for name, value in backend.pop("options")]
+        backend["flags"] = [
+            " ".join(spell_options({name: value})) for name, value in backend.pop("options")
+        ]
     for finding in facts["findings"]:
         finding["message"] = spell_flags(finding["message"])
     return facts
@@ -108,12 +130,24 @@ def report(found: Diagnosis) -> list[tuple[str, str]]:
     here = found.machine
     title("machine")
     gpu = f", {here['gpu']['name']}" if "gpu" in here else ""
-    lines.append((f"  {here['system']} {here['machine']}, Python {here['python']}, {here['physical_cores']} physical "
-                  f"cores, {format_bytes(here['free_memory_bytes'])} of free memory{gpu}", ""))
+    lines.append(
+        (
+            f"  {here['system']} {here['machine']}, Python {here['python']}, "
+            f"{here['physical_cores']} physical "
+            f"cores, {format_bytes(here['free_memory_bytes'])} of free memory{gpu}",
+            "",
+        )
+    )
     if "cache" in here:
         cache = here["cache"]
-        lines.append((f"  cache {cache['folder']}: {format_bytes(cache['nbytes'])} in {cache['files']} files, at most "
-                      f"{format_bytes(cache['limit_bytes'])}", ""))
+        lines.append(
+            (
+                f"  cache {cache['folder']}: {format_bytes(cache['nbytes'])} in "
+                f"{cache['files']} files, at most "
+                f"{format_bytes(cache['limit_bytes'])}",
+                "",
+            )
+        )
     title("backends")
     for one in found.backends:
         lines.append((_backend(one, one.name == found.auto), "" if one.available else "dim"))
@@ -127,9 +161,18 @@ def report(found: Diagnosis) -> list[tuple[str, str]]:
     if found.findings:
         title("findings")
         for level in _STYLES:
-            lines += [(f"  {level}: {spell_flags(one.message)}", _STYLES[level]) for one in found.findings if one.level == level]
+            lines += [
+                (f"  {level}: {spell_flags(one.message)}", _STYLES[level])
+                for one in found.findings
+                if one.level == level
+            ]
     title("next")
-    lines.append((f"  {next_command(found) or 'correct the errors, then run this again'}", "" if found.ok else "bold"))
+    lines.append(
+        (
+            f"  {next_command(found) or 'correct the errors, then run this again'}",
+            "" if found.ok else "bold",
+        )
+    )
     return lines
 
 
@@ -139,10 +182,18 @@ def _backend(one: BackendFacts, is_auto: bool) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in one.packages.items())
     if not one.available:
         return f"  {one.name:<5} no   {one.reason}" + (f" ({packages})" if packages else "")
-    memory = "memory unknown" if one.memory_bytes is None else f"{format_bytes(one.memory_bytes)} {one.memory_is}"
+    memory = (
+        "memory unknown"
+        if one.memory_bytes is None
+        else f"{format_bytes(one.memory_bytes)} {one.memory_is}"
+    )
     needed = f" with {' '.join(spell_options(dict(one.options)))}" if one.options else ""
     said = f"  {one.name:<5} yes  on {one.device}{needed}, {memory} ({packages})"
-    return said + (f"; {one.reason}" if one.reason else "") + ("; the choice of --backend auto" if is_auto else "")
+    return (
+        said
+        + (f"; {one.reason}" if one.reason else "")
+        + ("; the choice of --backend auto" if is_auto else "")
+    )
 
 
 def _model(found: Diagnosis) -> list[str]:
@@ -152,46 +203,70 @@ def _model(found: Diagnosis) -> list[str]:
         return []
     m = found.model
     lines = [
-        f"{m['architecture']}, {_count(m['parameters'])} parameters: {m['layers']} layers, width {m['hidden_size']}, "
-        f"{m['heads']} heads and {m['key_value_heads']} key-value heads of {m['head_dim']}, feed-forward "
+        f"{m['architecture']}, {_count(m['parameters'])} parameters: {m['layers']} layers, "
+        f"width {m['hidden_size']}, "
+        f"{m['heads']} heads and {m['key_value_heads']} key-value heads of {m['head_dim']}, "
+        "feed-forward "
         f"{m['intermediate_size']}"
-        + (f" of {m['experts']} experts, {m['experts_per_token']} for a token" if m["experts"] else "")
+        + (
+            f" of {m['experts']} experts, {m['experts_per_token']} for a token"
+            if m["experts"]
+            else ""
+        )
         + f", vocabulary {m['vocab_size']}",
         f"context {m['context_length']}"
-        + (f", stretched to {m['longest_context']}" if m["longest_context"] > m["context_length"] else "")
+        + (
+            f", stretched to {m['longest_context']}"
+            if m["longest_context"] > m["context_length"]
+            else ""
+        )
         + (f", sliding window {m['sliding_window']}" if m["sliding_window"] else "")
         + f"; rope {m['rope_type']}, theta {m['rope_theta']:g}"
         + (f", factor {m['rope_factor']:g}" if m["rope_factor"] else "")
         + f"; embedding and head are {'one matrix' if m['tied_embeddings'] else 'two matrices'}",
     ]
-    nbytes = {name.replace("_", " "): format_bytes(size) for name, size in m["cache_bytes_per_token"].items()}
-    lines.append(f"keys and values of a token: {nbytes['32 bits']} in 32 bits, {nbytes['16 bits']} in 16 (--cache-bits 16), "
-                 f"{nbytes['8 bits']} in 8 (--cache-bits 8)")
+    nbytes = {
+        name.replace("_", " "): format_bytes(size)
+        for name, size in m["cache_bytes_per_token"].items()
+    }
+    lines.append(
+        f"keys and values of a token: {nbytes['32 bits']} in 32 bits, {nbytes['16 bits']} in "
+        "16 (--cache-bits 16), "
+        f"{nbytes['8 bits']} in 8 (--cache-bits 8)"
+    )
     if found.groups:
         lines.append(f"weights {format_bytes(m['nbytes'])}")
     for group in found.groups:
         kinds = ", ".join(f"{count} {kind}" for kind, count in group["formats"].items())
-        lines.append(f"  {group['group']:<10}{group['tensors']:>5} tensors {format_bytes(group['nbytes']):>9}  {kinds}")
+        lines.append(
+            f"  {group['group']:<10}{group['tensors']:>5} tensors "
+            f"{format_bytes(group['nbytes']):>9}  {kinds}"
+        )
     return lines
 
 
 def _text(found: Diagnosis) -> list[str]:
     t, lines = found.tokenizer, []
     if t:
+
         def named(one: int) -> str:
             return f"{one} {t['texts'].get(one, '')}".strip()
 
         added = "added" if t["adds_bos"] else "not added"
         starts = "none" if t["bos"] is None else f"{named(t['bos'])}, {added} to texts"
-        lines.append(f"tokenizer {t['kind']}, {t['vocab_size']} tokens; BOS {starts}; ends with "
-                     f"{', '.join(map(named, t['eos'])) or 'nothing'}")
+        lines.append(
+            f"tokenizer {t['kind']}, {t['vocab_size']} tokens; BOS {starts}; ends with "
+            f"{', '.join(map(named, t['eos'])) or 'nothing'}"
+        )
     if found.template:
         lines.append(f"template {found.template['name']}")
     return lines
 
 
 def _threads(found: Diagnosis, fit: Fit) -> str:
-    """The threads that the cpu backend would run, in words; "" for other backends and without compiled kernels."""
+    """The threads that the cpu backend would run, in words; "" for other backends and without
+    compiled kernels.
+    """
     if fit.backend != "cpu" or not any(one.name == "cpu" and one.kernels for one in found.backends):
         return ""
     threads = default_threads(found.model["nbytes"], found.machine["physical_cores"])
@@ -202,12 +277,18 @@ def _fit(fit: Fit, threads: str) -> str:
     from .core.proofs.diagnosis import format_bytes
 
     how = f", low-bit weights times {fit.low_bit}" if fit.low_bit else ""
-    held = "longest context unknown" if fit.longest_context is None else (
-        f"room for {fit.longest_context} positions of one conversation, {fit.tokens} of many")
+    held = (
+        "longest context unknown"
+        if fit.longest_context is None
+        else (f"room for {fit.longest_context} positions of one conversation, {fit.tokens} of many")
+    )
     fits = {True: "fits", False: "does not fit", None: "fits if memory suffices"}[fit.fits]
-    return (f"{fit.backend:<5} {fits}: computes in {fit.computes_in}{how}{threads}; weights {format_bytes(fit.weights_bytes)}, "
-            f"cache {format_bytes(fit.cache_bytes_per_token)} per token"
-            f"{f' in {fit.cache_bits} bits' if fit.cache_bits else ''}, {held}")
+    return (
+        f"{fit.backend:<5} {fits}: computes in {fit.computes_in}{how}{threads}; weights "
+        f"{format_bytes(fit.weights_bytes)}, "
+        f"cache {format_bytes(fit.cache_bytes_per_token)} per token"
+        f"{f' in {fit.cache_bits} bits' if fit.cache_bits else ''}, {held}"
+    )
 
 
 def _count(number: int) -> str:

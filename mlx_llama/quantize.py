@@ -1,4 +1,6 @@
-"""python -m mlx_llama.quantize: write a copy of a model with low-bit weights, for MLX or as a GGUF file."""
+"""python -m mlx_llama.quantize: write a copy of a model with low-bit weights, for MLX or as a GGUF
+file.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,43 @@ GGUF = "gguf:"
 def parser() -> Parser:
     """The command line. Names follow mlx_lm.convert's."""
     result = Parser("quantize", __doc__)
-    result.add_argument("source", metavar="IN", help="a folder, a .gguf file, a Hugging Face hub id, or guide")
-    result.add_argument("out", metavar="OUT", help="the folder, or with --format gguf:... the .gguf file, to write")
-    result.add_argument("--bits", "--q-bits", default=None, metavar="{2,3,4,5,6,8}",
-                        help="bits per weight (default: 4; a quantized GGUF file keeps its own)")
-    result.add_argument("--group-size", "--q-group-size", default=None, metavar="{32,64,128}",
-                        help="weights that share a scale (default: 64; a quantized GGUF file keeps its own)")
-    result.add_argument("--format", default="mlx", metavar="{mlx,gguf:TYPE}",
-                        help="mlx: a folder, for mlx_lm too; gguf: a file, for llama.cpp too, of TYPE Q4_0, IQ4_XS, Q4_K_M, "
-                             "Q5_K_M, Q6_K, Q8_0, F16, BF16 or F32 (default: mlx)")
-    result.add_argument("--merge", default=None, metavar="FOLDER[=SCALE]",
-                        help="merge a LoRA adapter, in the format of PEFT or mlx_lm, optionally with a scale; without "
-                             "--bits and --format a full-width model keeps its width")
+    result.add_argument(
+        "source", metavar="IN", help="a folder, a .gguf file, a Hugging Face hub id, or guide"
+    )
+    result.add_argument(
+        "out", metavar="OUT", help="the folder, or with --format gguf:... the .gguf file, to write"
+    )
+    result.add_argument(
+        "--bits",
+        "--q-bits",
+        default=None,
+        metavar="{2,3,4,5,6,8}",
+        help="bits per weight (default: 4; a quantized GGUF file keeps its own)",
+    )
+    result.add_argument(
+        "--group-size",
+        "--q-group-size",
+        default=None,
+        metavar="{32,64,128}",
+        help="weights that share a scale (default: 64; a quantized GGUF file keeps its own)",
+    )
+    result.add_argument(
+        "--format",
+        default="mlx",
+        metavar="{mlx,gguf:TYPE}",
+        help="mlx: a folder, for mlx_lm too; gguf: a file, for llama.cpp too, of TYPE Q4_0, "
+        "IQ4_XS, "
+        "Q4_K_M, "
+        "Q5_K_M, Q6_K, Q8_0, F16, BF16 or F32 (default: mlx)",
+    )
+    result.add_argument(
+        "--merge",
+        default=None,
+        metavar="FOLDER[=SCALE]",
+        help="merge a LoRA adapter, in the format of PEFT or mlx_lm, optionally with a scale; "
+        "without "
+        "--bits and --format a full-width model keeps its width",
+    )
     result.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
     return result
 
@@ -42,13 +69,18 @@ def main(arguments: list[str]) -> int:
     given = parser().parse_args(arguments)
     scheme = parse_scheme(given.format, given.bits, given.group_size)
     if given.format == "mlx" and given.out.endswith(".gguf"):
-        raise OptionsError(f"{given.out}: --format mlx writes a folder; for a GGUF file add --format gguf:Q4_K_M or gguf:Q8_0")
+        raise OptionsError(
+            f"{given.out}: --format mlx writes a folder; for a GGUF file add --format "
+            "gguf:Q4_K_M or gguf:Q8_0"
+        )
 
     from .core.files import gguf_export, quantize
     from .core.files.checkpoint import merge_adapter, open_checkpoint
     from .core.files.quantized import AffineWeight
 
-    checkpoint = open_checkpoint(given.source, given.revision, [given.merge] if given.merge is not None else ())
+    checkpoint = open_checkpoint(
+        given.source, given.revision, [given.merge] if given.merge is not None else ()
+    )
     is_low_bit = any(isinstance(tensor, AffineWeight) for tensor in checkpoint.tensors.values())
     if checkpoint.adapters:
         (adapter,) = checkpoint.adapters
@@ -57,7 +89,11 @@ def main(arguments: list[str]) -> int:
         cli.say(f"(merging {adapter.name} into {len(adapter.pairs)} matrices{again})")
         if given.format == "mlx" and given.bits is given.group_size is None and not is_low_bit:
             scheme = None, 64  # the base's width
-    keeps = given.bits is given.group_size is None and is_low_bit and checkpoint.gguf_metadata is not None
+    keeps = (
+        given.bits is given.group_size is None
+        and is_low_bit
+        and checkpoint.gguf_metadata is not None
+    )
     with cli.clean_up_when_terminated(), cli.Bar("quantizing"):
         if given.format == "mlx":
             written = quantize.write_mlx(checkpoint, given.out, *scheme, keep=keeps)
@@ -67,26 +103,39 @@ def main(arguments: list[str]) -> int:
         cli.say(f"({notice})")
     ratio = checkpoint.nbytes / written.nbytes
     change = f"{ratio:.1f} times smaller" if ratio >= 1 else f"{1 / ratio:.1f} times larger"
-    cli.say(f"{written.path}: {written.nbytes / 1e6:,.1f} MB of weights, {written.bits_per_weight:.2f} bits each "
-            f"({change} than {checkpoint.name})")
+    cli.say(
+        f"{written.path}: {written.nbytes / 1e6:,.1f} MB of weights, "
+        f"{written.bits_per_weight:.2f} bits each "
+        f"({change} than {checkpoint.name})"
+    )
     return 0
 
 
-def parse_scheme(format: str, bits: str | None, group_size: str | None) -> tuple[int, int] | tuple[str]:
-    """Arguments of write_mlx (bits, group size) or of write_gguf (the type). Raises OptionsError."""
+def parse_scheme(
+    format: str, bits: str | None, group_size: str | None
+) -> tuple[int, int] | tuple[str]:
+    """Arguments of write_mlx (bits, group size) or of write_gguf (the type). Raises
+    OptionsError.
+    """
     from .core.files import gguf_export, quantize
 
     kinds = ["mlx", *(GGUF + name for name in gguf_export.TYPES)]
     if format not in kinds:
-        raise OptionsError(f"--format {format!r:.60}: choose {', '.join(kinds[:-1])} or {kinds[-1]}")
+        raise OptionsError(
+            f"--format {format!r:.60}: choose {', '.join(kinds[:-1])} or {kinds[-1]}"
+        )
     if format != "mlx":
         for flag, value in (("--bits", bits), ("--group-size", group_size)):
             if value is not None:
-                raise OptionsError(f"{flag} {value}: is for --format mlx, and {format} fixes it: leave it out")
+                raise OptionsError(
+                    f"{flag} {value}: is for --format mlx, and {format} fixes it: leave it out"
+                )
         return (format.removeprefix(GGUF),)
     chosen = []
-    for flag, value, default, allowed in (("--bits", bits, 4, quantize.BITS),
-                                          ("--group-size", group_size, 64, quantize.GROUP_SIZES)):
+    for flag, value, default, allowed in (
+        ("--bits", bits, 4, quantize.BITS),
+        ("--group-size", group_size, 64, quantize.GROUP_SIZES),
+    ):
         if value is not None and value not in map(str, allowed):
             raise OptionsError(f"{flag} {value!r:.40}: MLX has {', '.join(map(str, allowed))}")
         chosen.append(default if value is None else int(value))

@@ -1,4 +1,6 @@
-"""Fixtures of all tests. A test with the fixture `backend` runs once per backend; machine.py decides which may skip."""
+"""Fixtures of all tests. A test with the fixture `backend` runs once per backend; machine.py
+decides which may skip.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,22 @@ from making import make_checkpoint
 from mlx_llama.core.backends.selection import Backend
 
 for profile, examples in (("quick", 20), ("full", 300)):
-    settings.register_profile(profile, max_examples=examples, deadline=None, derandomize=True, print_blob=True,
-                              suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+    settings.register_profile(
+        profile,
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
 
 
 def pytest_addoption(parser):
-    parser.addoption("--all", action="store_true", help="also run what tests/slow.txt lists, and more examples of property tests")
+    parser.addoption(
+        "--all",
+        action="store_true",
+        help="also run what tests/slow.txt lists, and more examples of property tests",
+    )
     parser.addoption("--reverse", action="store_true", help="run the tests in reverse order")
 
 
@@ -39,14 +51,22 @@ def pytest_configure(config):
 def slow_tests() -> re.Pattern[str]:
     """Node ids that only `pytest --all` runs; * stands for anything."""
     lines = (Path(__file__).parent / "slow.txt").read_text(encoding="utf-8").splitlines()
-    return re.compile("|".join(re.escape(line).replace(r"\*", ".*") for line in lines if line and not line.startswith("#")))
+    return re.compile(
+        "|".join(
+            re.escape(line).replace(r"\*", ".*")
+            for line in lines
+            if line and not line.startswith("#")
+        )
+    )
 
 
 def pytest_collection_modifyitems(config, items):
     slow = slow_tests()
     runs_all = config.getoption("--all")
     for item in items:
-        has_more_examples = runs_all and getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+        has_more_examples = runs_all and getattr(
+            getattr(item, "obj", None), "is_hypothesis_test", False
+        )
         if has_more_examples or slow.match(item.nodeid.removeprefix("tests/")):
             item.add_marker(pytest.mark.slow)
     if not runs_all:
@@ -74,12 +94,16 @@ def guide_q8(tmp_path_factory) -> Path:
     from mlx_llama.core.files.checkpoint import open_checkpoint
     from mlx_llama.core.files.gguf_export import write_gguf
 
-    return write_gguf(open_checkpoint(), tmp_path_factory.mktemp("guide") / "guide-q8_0.gguf", "Q8_0").path
+    return write_gguf(
+        open_checkpoint(), tmp_path_factory.mktemp("guide") / "guide-q8_0.gguf", "Q8_0"
+    ).path
 
 
 @pytest.fixture
 def full_disk():
-    """full_disk(nbytes): a context in which writing a file beyond `nbytes` fails, as on a full disk."""
+    """full_disk(nbytes): a context in which writing a file beyond `nbytes` fails, as on a full
+    disk.
+    """
     resource = pytest.importorskip("resource", reason="this system limits no file sizes")
 
     @contextmanager
@@ -95,7 +119,9 @@ def full_disk():
 
 
 def pytest_terminal_summary(terminalreporter):
-    terminalreporter.write_line(f"backends required here: {', '.join(sorted(required()))} (python {sys.version.split()[0]})")
+    terminalreporter.write_line(
+        f"backends required here: {', '.join(sorted(required()))} (python {sys.version.split()[0]})"
+    )
     for name in ALL:
         if missing(name):
             terminalreporter.write_line(f"not run here: {name} ({missing(name)})")

@@ -3,10 +3,11 @@
     python tests/fuzz_headers.py --count 100000
     python tests/fuzz_headers.py --format gguf --first 4711 --count 1 --keep /tmp/case    # one case again
 
-Opening a file, its tensors, its tokenizer and its template must succeed or raise a LlamaError, within 5 s of processor
-time and 200 MB of memory. (format, i) seeds case i, so a case is the same on every machine. gguf's own writer and `making`
-build the seed corpus. Exits with 1 after the first case that breaks a rule.
-"""
+Opening a file, its tensors, its tokenizer and its template must succeed or raise a LlamaError,
+within 5 s of processor time and 200 MB of memory. (format, i) seeds case i, so a case is the same
+on every machine. gguf's own writer and `making` build the seed corpus. Exits with 1 after the first
+case that breaks a rule.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -40,29 +41,102 @@ Fields = list[tuple[int, int]]
 FORMATS = ("gguf", "safetensors")
 SECONDS = 5.0  # of processor time for one case; a case takes some milliseconds
 MEMORY = 200 << 20  # bytes beyond what the imports take
-TINY = {"vocab_size": 280, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "max_position_embeddings": 64}  # fmt: skip
+TINY = {
+    "vocab_size": 280,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+}
 NUMBERS = (
-    *range(10), 31, 32, 33, 127, 128, 255, 256, 1 << 15, (1 << 16) - 1, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1,
-    1 << 32, 1 << 40, 1 << 60, (1 << 61) + 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 32, (1 << 64) - 1,
-)  # fmt: skip
+    *range(10),
+    31,
+    32,
+    33,
+    127,
+    128,
+    255,
+    256,
+    1 << 15,
+    (1 << 16) - 1,
+    1 << 16,
+    (1 << 31) - 1,
+    1 << 31,
+    (1 << 32) - 1,
+    1 << 32,
+    1 << 40,
+    1 << 60,
+    (1 << 61) + 1,
+    (1 << 63) - 1,
+    1 << 63,
+    (1 << 64) - 32,
+    (1 << 64) - 1,
+)
 VALUES = (
-    None, True, False, 0, 1, -1, 2, 3, 32, 64, 1 << 31, 1 << 53, 1 << 60, 1 << 64, -(1 << 63), 10**400, 0.5, -0.0,
-    1e308, float("nan"), float("inf"), "", "F32", "F16", "BF16", "U32", "I8", "F64", "llama", "yarn", "linear",
-    "dynamic", "llama3", "\ud800", "x" * 5000,
-    [], [0], [0, 0], [1, 2, 3], [[]], {}, {"a": 1}, "model.safetensors", "../x.safetensors", "/etc/passwd",
-)  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    3,
+    32,
+    64,
+    1 << 31,
+    1 << 53,
+    1 << 60,
+    1 << 64,
+    -(1 << 63),
+    10**400,
+    0.5,
+    -0.0,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    "F32",
+    "F16",
+    "BF16",
+    "U32",
+    "I8",
+    "F64",
+    "llama",
+    "yarn",
+    "linear",
+    "dynamic",
+    "llama3",
+    "\ud800",
+    "x" * 5000,
+    [],
+    [0],
+    [0, 0],
+    [1, 2, 3],
+    [[]],
+    {},
+    {"a": 1},
+    "model.safetensors",
+    "../x.safetensors",
+    "/etc/passwd",
+)
 
 
 class Seed:
     """A model to damage.
 
-    entry: the file or folder to open. headers: {file: bytes of its header}. fields, values: {file: (offset, bytes) of all
-    fields, of the metadata's values}, for GGUF.
+    entry: the file or folder to open. headers: {file: bytes of its header}. fields, values: {file:
+    (offset, bytes) of all fields, of the metadata's values}, for GGUF.
     """
 
     def __init__(
-        self, root: Path, entry: str, headers: dict[str, int], fields: dict[str, Fields], values: dict[str, Fields]
+        self,
+        root: Path,
+        entry: str,
+        headers: dict[str, int],
+        fields: dict[str, Fields],
+        values: dict[str, Fields],
     ):
         self.files = {path.name: path.read_bytes() for path in sorted(root.iterdir())}
         self.entry, self.headers, self.fields, self.values = entry, headers, fields, values
@@ -77,16 +151,34 @@ def gguf_fields(path: Path) -> tuple[int, Fields, Fields]:
         if field.name.startswith("GGUF."):
             continue
         for i, part in enumerate(field.parts):
-            if i < 12 or i > len(field.parts) - 5:  # only the ends of a vocabulary; otherwise it takes most of the damage
+            # only the ends of a vocabulary; otherwise it takes most of the damage
+            if i < 12 or i > len(field.parts) - 5:
                 found.append((at, part.nbytes))
             at += part.nbytes
         values += found[-1:] if field.types else []  # fields of tensors have no types
-    return int(reader.data_offset), *([one for one in fields if one[1]] for fields in (found, values))
+    return int(reader.data_offset), *(
+        [one for one in fields if one[1]] for fields in (found, values)
+    )
 
 
 def small_vocabulary(kind: str):
     def edit(writer: gguf.GGUFWriter) -> None:
-        words = ["▁", *"abcdefgh", "ab", "▁a", "cd", "ef", "gh", "abcd", "efgh", "▁ab", "é", "🦙", "h" * 300, "x"]
+        words = [
+            "▁",
+            *"abcdefgh",
+            "ab",
+            "▁a",
+            "cd",
+            "ef",
+            "gh",
+            "abcd",
+            "efgh",
+            "▁ab",
+            "é",
+            "🦙",
+            "h" * 300,
+            "x",
+        ]
         if kind == "llama":
             bytes_ = [f"<0x{i:02X}>" for i in range(256)]
         else:
@@ -111,7 +203,9 @@ def small_vocabulary(kind: str):
         writer.add_eos_token_id(2)
         writer.add_add_bos_token(True)
         writer.add_chat_template("{% for m in messages %}{{ m['content'] }}{% endfor %}")
-        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN if kind == "llama" else gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_type(
+            gguf.RopeScalingType.YARN if kind == "llama" else gguf.RopeScalingType.LINEAR
+        )
         writer.add_rope_scaling_factor(2.0)
         writer.add_sliding_window(16)
         writer.add_bool("llama.attention.causal", True)
@@ -126,8 +220,17 @@ def gguf_seeds(folder: Path) -> Iterator[Seed]:
     for i, settings in enumerate(
         (
             {"kinds": "Q8_0", "edit": small_vocabulary("llama")},
-            {"kinds": "F16", "edit": small_vocabulary("gpt2"), "attention_bias": True, "tie_word_embeddings": True},
-            {"kinds": "Q4_0", "split": 6, "edit": lambda writer: writer.add_float32("llama.rope.scale_linear", 2.0)},
+            {
+                "kinds": "F16",
+                "edit": small_vocabulary("gpt2"),
+                "attention_bias": True,
+                "tie_word_embeddings": True,
+            },
+            {
+                "kinds": "Q4_0",
+                "split": 6,
+                "edit": lambda writer: writer.add_float32("llama.rope.scale_linear", 2.0),
+            },
         )
     ):
         root = folder / f"gguf{i}"
@@ -135,14 +238,27 @@ def gguf_seeds(folder: Path) -> Iterator[Seed]:
         make_gguf(root / "m.gguf", tokenizer=None, **{**TINY, **settings})
         paths = sorted(root.iterdir())
         described = {path.name: gguf_fields(path) for path in paths}
-        headers, fields, values = ({name: all_[i] for name, all_ in described.items()} for i in range(3))
+        headers, fields, values = (
+            {name: all_[i] for name, all_ in described.items()} for i in range(3)
+        )
         yield Seed(root, paths[0].name, headers, fields, values)
 
 
 def safetensors_seeds(folder: Path) -> Iterator[Seed]:
-    rope = {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}}
+    rope = {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        }
+    }
     for i, settings in enumerate(
-        ({}, {"dtype": "bfloat16", "shards": 2, "attention_bias": True, **rope}, {"tie_word_embeddings": True})
+        (
+            {},
+            {"dtype": "bfloat16", "shards": 2, "attention_bias": True, **rope},
+            {"tie_word_embeddings": True},
+        )
     ):
         root = make_checkpoint(folder / f"safetensors{i}", tokenizer=False, **{**TINY, **settings})
         if i == 2:
@@ -161,7 +277,9 @@ def pack(root: Path) -> None:
     from mlx_llama.core.files.safetensors import SafetensorsFile
 
     file = SafetensorsFile(root / "model.safetensors")
-    tensors = {name: ("F32", file.shape(name), file.tensor(name).bits.tobytes()) for name in file.names}
+    tensors = {
+        name: ("F32", file.shape(name), file.tensor(name).bits.tobytes()) for name in file.names
+    }
     name = "model.layers.0.mlp.up_proj"
     tensors[name + ".weight"] = ("U32", (32, 4), bytes(32 * 4 * 4))
     tensors |= {f"{name}.{part}": ("F32", (32, 1), bytes(32 * 4)) for part in ("scales", "biases")}
@@ -173,13 +291,16 @@ def pack(root: Path) -> None:
 
 def damage_field(raw: bytearray, fields: Fields, rng: random.Random) -> None:
     """Change the number, or a character, of one field."""
-    fields = [(at, size) for at, size in fields if at + size <= len(raw)]  # an earlier change may have truncated the file
+    # an earlier change may have truncated the file
+    fields = [(at, size) for at, size in fields if at + size <= len(raw)]
     if not fields:
         return
     at, size = rng.choice(fields)
     if size in (1, 2, 4, 8):
         old = int.from_bytes(raw[at : at + size], "little")
-        new = rng.choice((*NUMBERS, old + 1, old - 1, old * 2, old ^ 1 << rng.randrange(8 * size), len(raw) - at))
+        new = rng.choice(
+            (*NUMBERS, old + 1, old - 1, old * 2, old ^ 1 << rng.randrange(8 * size), len(raw) - at)
+        )
         raw[at : at + size] = (new % (1 << 8 * size)).to_bytes(size, "little")
     else:
         raw[at + rng.randrange(size)] = rng.randrange(256)
@@ -218,7 +339,9 @@ def damage_json(raw: bytes, rng: random.Random) -> bytes:
     places = []
 
     def visit(node) -> None:
-        for key in node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
+        for key in (
+            node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
+        ):
             places.append((node, key))
             visit(node[key])
 
@@ -228,7 +351,9 @@ def damage_json(raw: bytes, rng: random.Random) -> bytes:
     node, key = rng.choice(places)
     kind = rng.randrange(8)
     if kind == 0 and isinstance(node, dict):
-        node[rng.choice(("", "x", "lm_head.weight", "__metadata__", "\ud800", str(key) + "x"))] = node.pop(key)
+        node[rng.choice(("", "x", "lm_head.weight", "__metadata__", "\ud800", str(key) + "x"))] = (
+            node.pop(key)
+        )
     elif kind == 1:
         del node[key]
     elif kind == 2:
@@ -255,7 +380,8 @@ def damage_json(raw: bytes, rng: random.Random) -> bytes:
 def damage(seed: Seed, rng: random.Random) -> dict[str, bytes]:
     """The files that differ from the seed's."""
     changed: dict[str, bytearray] = {}
-    values_only = rng.random() < 0.5  # only the metadata's values, so that the header is read to its end
+    # only the metadata's values, so that the header is read to its end
+    values_only = rng.random() < 0.5
     for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 5))):
         name = rng.choice(sorted(seed.headers))
         raw = changed.get(name, bytearray(seed.files[name]))
@@ -286,11 +412,16 @@ def open_all(path: Path) -> None:
                 list(value)
         if opened.eos_token_ids and "tokenizer.ggml.model" in opened.gguf_metadata:
             opened.tokenizer.decode(opened.tokenizer.encode("abcd efgh"))
-            assert opened.template is None or opened.template.render([{"role": "user", "content": "hi"}]) is not None
+            assert (
+                opened.template is None
+                or opened.template.render([{"role": "user", "content": "hi"}]) is not None
+            )
 
 
 def limit_memory() -> None:
-    """Make large allocations fail at once, even untouched ones. Linux only; elsewhere the peak shows them."""
+    """Make large allocations fail at once, even untouched ones. Linux only; elsewhere the peak
+    shows them.
+    """
     if sys.platform == "linux":
         import resource
 
@@ -333,7 +464,9 @@ def run(kind: str, first: int, count: int, keep: Path | None) -> collections.Cou
                 outcome = type(e).__name__
                 broken = "\n" in str(e) or len(str(e)) > 2000
                 if broken:
-                    raise SystemExit(f"{kind} case {i}: the message is not one line: {e!r}"[:3000]) from None
+                    raise SystemExit(
+                        f"{kind} case {i}: the message is not one line: {e!r}"[:3000]
+                    ) from None
             except BaseException:
                 traceback.print_exc()
                 raise SystemExit(f"{kind} case {i}: not a LlamaError") from None
@@ -345,19 +478,27 @@ def run(kind: str, first: int, count: int, keep: Path | None) -> collections.Cou
                 raise SystemExit(f"{kind} case {i}: took {took:.1f} s, expected at most {SECONDS}")
             if peak_memory() - before > MEMORY:
                 raise SystemExit(
-                    f"{kind} case {i}: took {(peak_memory() - before) >> 20} MB, expected at most {MEMORY >> 20}"
+                    f"{kind} case {i}: took {(peak_memory() - before) >> 20} MB, expected at "
+                    f"most {MEMORY >> 20}"
                 )
             for file in changed:
                 (place / file).write_bytes(seed.files[file])
     told = ", ".join(f"{n} {outcome}" for outcome, n in outcomes.most_common())
-    print(f"{kind}: {count} cases: {told}; slowest {slowest:.2f} s, memory +{(peak_memory() - before) >> 20} MB")
+    print(
+        f"{kind}: {count} cases: {told}; slowest {slowest:.2f} s, memory "
+        f"+{(peak_memory() - before) >> 20} MB"
+    )
     return outcomes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--count", type=int, default=2000, help="cases of each format (default: 2000)")
-    parser.add_argument("--first", type=int, default=0, help="number of the first case (default: 0)")
+    parser.add_argument(
+        "--count", type=int, default=2000, help="cases of each format (default: 2000)"
+    )
+    parser.add_argument(
+        "--first", type=int, default=0, help="number of the first case (default: 0)"
+    )
     parser.add_argument("--format", choices=FORMATS, help="one format only")
     parser.add_argument("--keep", type=Path, help="a folder to leave the last case's files in")
     given = parser.parse_args()

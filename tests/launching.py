@@ -17,7 +17,9 @@ BIN = Path(sys.executable).parent
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` neighbouring ports that are free, below those that the system hands out."""
+    """The first of `count` neighbouring ports that are free, below those that the system hands
+    out.
+    """
     for port in range(random.randrange(12000, 30000), 60000, count):
         sockets = []
         try:
@@ -33,16 +35,48 @@ def free_ports(count: int) -> int:
 
 
 def launch(backend: str, size: int, *command: str, **options) -> subprocess.Popen:
-    """Start `size` processes of `python COMMAND` in a session of their own, by mlx.launch or torchrun. options: of Popen."""
+    """Start `size` processes of `python COMMAND` in a session of their own, by mlx.launch or
+    torchrun. options: of Popen.
+    """
     if backend == "mlx":
-        starter = [str(BIN / "mlx.launch"), "-n", str(size), "--backend", "ring", "--starting-port", str(free_ports(size)),
-                   "--", sys.executable, *command]
+        starter = [
+            str(BIN / "mlx.launch"),
+            "-n",
+            str(size),
+            "--backend",
+            "ring",
+            "--starting-port",
+            str(free_ports(size)),
+            "--",
+            sys.executable,
+            *command,
+        ]
     else:
-        starter = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size), "--master-addr", "127.0.0.1",
-                   "--master-port", str(free_ports(1)), *command]
+        starter = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            str(size),
+            "--master-addr",
+            "127.0.0.1",
+            "--master-port",
+            str(free_ports(1)),
+            *command,
+        ]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
-    given = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
+    env = {
+        **os.environ,
+        "PYTHONPATH": paths,
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    }
+    given = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    } | options
     return subprocess.Popen(starter, cwd=ROOT, env=env, start_new_session=True, **given)
 
 
@@ -53,7 +87,9 @@ def finish(process: subprocess.Popen, seconds: float = 240) -> tuple[int, str, s
     except subprocess.TimeoutExpired:
         end(process)
         out, error = process.communicate()
-        raise AssertionError(f"still running after {seconds} s: {out[-2000:]} {error[-4000:]}") from None
+        raise AssertionError(
+            f"still running after {seconds} s: {out[-2000:]} {error[-4000:]}"
+        ) from None
     finally:
         end(process)
     return process.returncode, out, error

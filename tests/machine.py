@@ -1,8 +1,8 @@
 """Backends that this machine must have.
 
-A backend listed in the environment variable MLX_LLAMA_REQUIRED_BACKENDS (or, without it, in the file
-tests/required_backends), such as "cpu,mlx,cuda" or "mlx-gpu", may fail but not skip. Others skip with the reason.
-"mlx" and "cuda" mean their CPU devices; "mlx-gpu" and "cuda-gpu" need a GPU.
+A backend listed in the environment variable MLX_LLAMA_REQUIRED_BACKENDS (or, without it, in the
+file tests/required_backends), such as "cpu,mlx,cuda" or "mlx-gpu", may fail but not skip. Others
+skip with the reason. "mlx" and "cuda" mean their CPU devices; "mlx-gpu" and "cuda-gpu" need a GPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def required() -> set[str]:
         listed = file.read_text()
     names = set((listed or "cpu").replace(",", " ").split())
     if names - set(ALL):
-        raise pytest.UsageError(f"MLX_LLAMA_REQUIRED_BACKENDS names {sorted(names - set(ALL))}; known are {ALL}")
+        raise pytest.UsageError(
+            f"MLX_LLAMA_REQUIRED_BACKENDS names {sorted(names - set(ALL))}; known are {ALL}"
+        )
     return names
 
 
@@ -47,7 +49,9 @@ def to_run() -> list[str]:
 
 
 def open_backend(name: str) -> backends.Backend:
-    """Open a backend by its name in tests. Skips with the reason if it is missing and not required."""
+    """Open a backend by its name in tests. Skips with the reason if it is missing and not
+    required.
+    """
     if reason := missing(name):
         if name in required():
             pytest.fail(f"{name} is required here: {reason}")

@@ -1,4 +1,5 @@
-"""Toy models for the tests: ordinary Hugging Face folders, made in milliseconds, the same for the same arguments.
+"""Toy models for the tests: ordinary Hugging Face folders, made in milliseconds, the same for the
+same arguments.
 
 folder = make_checkpoint(tmp_path / "toy", dtype="bfloat16", shards=2, num_key_value_heads=1)
 """
@@ -27,7 +28,6 @@ SENTENCES = (
 )
 
 
-
 def refusal(call: Callable, *args: Any, kind: type[Exception] | None = None) -> str:
     """The one-line message of the error that `call` must raise: a CheckpointError, or `kind`."""
     from mlx_llama.core.errors import CheckpointError
@@ -40,12 +40,17 @@ def refusal(call: Callable, *args: Any, kind: type[Exception] | None = None) -> 
 
 
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{{ '<|' + message['role'] + '|>\n' + message['content'] }}"
-    "{{ eos_token + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+    "{{ bos_token }}{% for message in messages %}{{ '<|' + message['role'] + '|>\n' + "
+    "message['content'] }}"
+    "{{ eos_token + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% "
+    "endif %}"
 )
 
 # https://huggingface.co/meta-llama/Meta-Llama-3-8B/blob/main/tokenizer.json, the split pattern
-LLAMA3_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 LLAMA3_SPECIALS = (
     "<|begin_of_text|>",
     "<|end_of_text|>",
@@ -59,7 +64,9 @@ LLAMA3_SPECIALS = (
 def sentencepiece_model(
     vocab_size: int = 384, user_defined: tuple[str, ...] = (), control: tuple[str, ...] = ()
 ) -> bytes:
-    """A tokenizer.model like Llama 2's: BPE, byte fallback, digits split, identity normalisation, <s> is 1."""
+    """A tokenizer.model like Llama 2's: BPE, byte fallback, digits split, identity normalisation,
+    <s> is 1.
+    """
     import sentencepiece
 
     out = io.BytesIO()
@@ -100,7 +107,9 @@ def sentencepiece_merges(model: bytes) -> tuple[dict[str, int], list[tuple[str, 
 
 @functools.cache
 def llama2_json(metaspace: str | None = None) -> str:
-    """A tokenizer.json like Llama 2's: normalizer Prepend and Replace, or pre-tokenizer Metaspace(metaspace)."""
+    """A tokenizer.json like Llama 2's: normalizer Prepend and Replace, or pre-tokenizer
+    Metaspace(metaspace).
+    """
     from tokenizers import (
         AddedToken,
         Tokenizer,
@@ -112,24 +121,37 @@ def llama2_json(metaspace: str | None = None) -> str:
     )
 
     vocab, merges = sentencepiece_merges(sentencepiece_model())
-    fast = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    fast = Tokenizer(
+        models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
     if metaspace is None:
-        fast.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        fast.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
     else:
         fast.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=metaspace, split=False)
     fast.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     fast.post_processor = processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", 1)]
     )
-    fast.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in ("<unk>", "<s>", "</s>")])
+    fast.add_special_tokens(
+        [AddedToken(token, normalized=False, special=True) for token in ("<unk>", "<s>", "</s>")]
+    )
     return fast.to_str()
 
 
 @functools.cache
 def byte_level_json(vocab_size: int = 384) -> str:
-    """A tokenizer.json like Llama 3's: byte-level BPE, its split pattern, special tokens above the vocabulary."""
+    """A tokenizer.json like Llama 3's: byte-level BPE, its split pattern, special tokens above the
+    vocabulary.
+    """
     from tokenizers import (
         AddedToken,
         Regex,
@@ -152,15 +174,20 @@ def byte_level_json(vocab_size: int = 384) -> str:
     size = vocab_size - len(LLAMA3_SPECIALS)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     fast.train_from_iterator(
-        SENTENCES, trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+        SENTENCES,
+        trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False),
     )
-    fast.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in LLAMA3_SPECIALS])
+    fast.add_special_tokens(
+        [AddedToken(token, normalized=False, special=True) for token in LLAMA3_SPECIALS]
+    )
     bos = LLAMA3_SPECIALS[0]
     fast.post_processor = processors.Sequence(
         [
             processors.ByteLevel(trim_offsets=True),
             processors.TemplateProcessing(
-                single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, fast.token_to_id(bos))]
+                single=f"{bos} $A",
+                pair=f"{bos} $A {bos}:1 $B:1",
+                special_tokens=[(bos, fast.token_to_id(bos))],
             ),
         ]
     )
@@ -168,13 +195,21 @@ def byte_level_json(vocab_size: int = 384) -> str:
 
 
 def make_tokenizer(folder: Path, kind: str = "sentencepiece", **settings: Any) -> Path:
-    """Write tokenizer files into `folder`; `settings` go into tokenizer_config.json (None leaves one out).
+    """Write tokenizer files into `folder`; `settings` go into tokenizer_config.json (None leaves
+    one out).
 
-    kind: "sentencepiece" (tokenizer.model), "llama2" (the same as tokenizer.json), "bytelevel" (Llama 3).
+    kind: "sentencepiece" (tokenizer.model), "llama2" (the same as tokenizer.json), "bytelevel"
+    (Llama 3).
     """
     folder.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = {"chat_template": CHAT_TEMPLATE, "tokenizer_class": "LlamaTokenizer"}
-    config |= {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True, "legacy": False}
+    config |= {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "add_bos_token": True,
+        "legacy": False,
+    }
     if kind == "sentencepiece":
         (folder / "tokenizer.model").write_bytes(sentencepiece_model())
     elif kind == "llama2":
@@ -192,7 +227,9 @@ def make_tokenizer(folder: Path, kind: str = "sentencepiece", **settings: Any) -
 
 
 def config_fields(**fields: Any) -> dict[str, Any]:
-    """A tiny config.json as a dict: 2 layers, width 64, 4 heads of 16 over 2 key-value heads, 384 tokens."""
+    """A tiny config.json as a dict: 2 layers, width 64, 4 heads of 16 over 2 key-value heads, 384
+    tokens.
+    """
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -210,10 +247,19 @@ def config_fields(**fields: Any) -> dict[str, Any]:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    kinds = {"MistralForCausalLM": "mistral", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
-             "MixtralForCausalLM": "mixtral", "Qwen3MoeForCausalLM": "qwen3_moe"}
+    kinds = {
+        "MistralForCausalLM": "mistral",
+        "Qwen2ForCausalLM": "qwen2",
+        "Qwen3ForCausalLM": "qwen3",
+        "MixtralForCausalLM": "mixtral",
+        "Qwen3MoeForCausalLM": "qwen3_moe",
+    }
     architectures = fields.get("architectures")
-    config["model_type"] = kinds.get(architectures[0], "llama") if isinstance(architectures, list) and architectures else "llama"
+    config["model_type"] = (
+        kinds.get(architectures[0], "llama")
+        if isinstance(architectures, list) and architectures
+        else "llama"
+    )
     return config | fields
 
 
@@ -239,7 +285,11 @@ def write_safetensors(path: Path, tensors: dict[str, tuple[str, tuple[int, ...],
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for name, (code, shape, data) in tensors.items():
-        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [start, start + len(data)]}
+        header[name] = {
+            "dtype": code,
+            "shape": list(shape),
+            "data_offsets": [start, start + len(data)],
+        }
         start += len(data)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -268,8 +318,8 @@ def make_checkpoint(
 ) -> Path:
     """Write a random model as a Hugging Face folder; `fields` replace those of `config_fields`.
 
-    tensors: float32 weights in place of random ones. tokenizer: False for none, True for sentencepiece, or a kind of
-    `make_tokenizer`.
+    tensors: float32 weights in place of random ones. tokenizer: False for none, True for
+    sentencepiece, or a kind of `make_tokenizer`.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -277,7 +327,10 @@ def make_checkpoint(
         fields = {"bos_token_id": 379, "eos_token_id": [380, 383]} | fields
     config = config_fields(torch_dtype=dtype, **fields)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    tensors = {name: encode_tensor(x, dtype) for name, x in (tensors or random_tensors(config, seed)).items()}
+    tensors = {
+        name: encode_tensor(x, dtype)
+        for name, x in (tensors or random_tensors(config, seed)).items()
+    }
     if shards == 1:
         write_safetensors(folder / "model.safetensors", tensors)
     else:
@@ -295,8 +348,12 @@ def make_checkpoint(
     return folder
 
 
-def config_checkpoint(config: Any, folder: Path, tensors: dict[str, np.ndarray], dtype: str = "float32") -> Any:
-    """The Checkpoint of a LlamaConfig that no config.json gives. tensors: its weights by name, float32."""
+def config_checkpoint(
+    config: Any, folder: Path, tensors: dict[str, np.ndarray], dtype: str = "float32"
+) -> Any:
+    """The Checkpoint of a LlamaConfig that no config.json gives. tensors: its weights by name,
+    float32.
+    """
     from mlx_llama.core.files.checkpoint import Checkpoint
     from mlx_llama.core.files.fit import select
     from mlx_llama.core.files.folder import find_weights
@@ -304,4 +361,6 @@ def config_checkpoint(config: Any, folder: Path, tensors: dict[str, np.ndarray],
     encoded = {name: encode_tensor(tensors[name], dtype) for name in config.tensor_shapes()}
     write_safetensors(folder / "model.safetensors", encoded)
     selected = select(find_weights(folder), config, folder)
-    return Checkpoint("made", folder, config, selected, {}, sum(tensor.nbytes for tensor in selected.values()))
+    return Checkpoint(
+        "made", folder, config, selected, {}, sum(tensor.nbytes for tensor in selected.values())
+    )

@@ -1,4 +1,6 @@
-"""Random LoRA adapters, written by PEFT and by mlx_lm, and the logits of the models that they adapt."""
+"""Random LoRA adapters, written by PEFT and by mlx_lm, and the logits of the models that they
+adapt.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ def write_peft(base: Path, folder: Path, seed: int = 0, **settings: Any) -> Path
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), LoraConfig(**settings))
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), LoraConfig(**settings)
+    )
     numbers = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         if "lora_" in name:
@@ -24,7 +28,9 @@ def write_peft(base: Path, folder: Path, seed: int = 0, **settings: Any) -> Path
     return folder
 
 
-def peft_logits(base: Path, folder: Path | None, tokens: np.ndarray, merged: bool = False) -> np.ndarray:
+def peft_logits(
+    base: Path, folder: Path | None, tokens: np.ndarray, merged: bool = False
+) -> np.ndarray:
     """Logits float32 [B, T, V] of transformers' model with PEFT's adapter, None for none."""
     import torch
     from peft import PeftModel
@@ -38,8 +44,15 @@ def peft_logits(base: Path, folder: Path | None, tokens: np.ndarray, merged: boo
         return model.eval()(torch.tensor(tokens)).logits.numpy()
 
 
-def write_mlx(base: Path, folder: Path, seed: int = 0, layers: int = 2, keys: tuple[str, ...] = ("self_attn.q_proj", "mlp.down_proj"),
-              rank: int = 4, scale: float = 3.0) -> Path:
+def write_mlx(
+    base: Path,
+    folder: Path,
+    seed: int = 0,
+    layers: int = 2,
+    keys: tuple[str, ...] = ("self_attn.q_proj", "mlp.down_proj"),
+    rank: int = 4,
+    scale: float = 3.0,
+) -> Path:
     """A random adapter of the last layers of the model in `base`, as mlx_lm.lora saves it."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
@@ -51,16 +64,21 @@ def write_mlx(base: Path, folder: Path, seed: int = 0, layers: int = 2, keys: tu
     model.freeze()
     linear_to_lora_layers(model, layers, parameters)
     numbers = np.random.default_rng(seed)
-    random = {name: mx.array(numbers.normal(size=value.shape, scale=0.2).astype(np.float32))
-              for name, value in tree_flatten(model.trainable_parameters())}
+    random = {
+        name: mx.array(numbers.normal(size=value.shape, scale=0.2).astype(np.float32))
+        for name, value in tree_flatten(model.trainable_parameters())
+    }
     folder.mkdir(parents=True)
     mx.save_safetensors(str(folder / "adapters.safetensors"), random)
-    (folder / "adapter_config.json").write_text(json.dumps(
-        {"fine_tune_type": "lora", "num_layers": layers, "lora_parameters": parameters}))
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"fine_tune_type": "lora", "num_layers": layers, "lora_parameters": parameters})
+    )
     return folder
 
 
-def write_random(base: Path, folder: Path, seed: int = 0, rank: int = 8, alpha: float = 4, scale: float = 0.2) -> Path:
+def write_random(
+    base: Path, folder: Path, seed: int = 0, rank: int = 8, alpha: float = 4, scale: float = 0.2
+) -> Path:
     """A random adapter of all projections of the model in `base`, in PEFT's form, without PEFT."""
     from safetensors.numpy import save_file
 
@@ -70,11 +88,17 @@ def write_random(base: Path, folder: Path, seed: int = 0, rank: int = 8, alpha: 
     for name, shape in open_checkpoint(base).config.tensor_shapes().items():
         if ".layers." in name and len(shape) == 2:
             module = f"base_model.model.{name.removesuffix('.weight')}"
-            tensors[f"{module}.lora_A.weight"] = numbers.normal(size=(rank, shape[1]), scale=scale).astype(np.float32)
-            tensors[f"{module}.lora_B.weight"] = numbers.normal(size=(shape[0], rank), scale=scale).astype(np.float32)
+            tensors[f"{module}.lora_A.weight"] = numbers.normal(
+                size=(rank, shape[1]), scale=scale
+            ).astype(np.float32)
+            tensors[f"{module}.lora_B.weight"] = numbers.normal(
+                size=(shape[0], rank), scale=scale
+            ).astype(np.float32)
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": alpha}))
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": alpha})
+    )
     return folder
 
 

@@ -1,7 +1,7 @@
 """Toy GGUF files for the tests, written by gguf's own writer and quantiser.
 
 judge = make_gguf(tmp_path / "toy.gguf", kinds="Q8_0", num_key_value_heads=1)   # {Hugging Face name: float32}
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -22,17 +22,36 @@ from making import (
 )
 
 PLAIN = ("F32", "F16", "BF16")
-QUANTISABLE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # by gguf.quants; other types get random blocks
+# by gguf.quants; other types get random blocks
+QUANTISABLE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 LOW_BIT = (*QUANTISABLE, "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_K", "IQ4_NL", "IQ4_XS")
 # A model of 4 and 6 bits, small enough for Triton's interpreter: fields of make_gguf
 LOW_BIT_MODEL: dict[str, Any] = dict(
-    kinds=lambda name: "Q6_K" if ".v_proj" in name else "Q4_K", tokenizer=None, num_hidden_layers=1, hidden_size=256,
-    intermediate_size=256, num_attention_heads=2, num_key_value_heads=1, head_dim=128, vocab_size=64)
+    kinds=lambda name: "Q6_K" if ".v_proj" in name else "Q4_K",
+    tokenizer=None,
+    num_hidden_layers=1,
+    hidden_size=256,
+    intermediate_size=256,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=128,
+    vocab_size=64,
+)
 # offsets of the blocks' float16 scales (ggml/src/ggml-common.h); Q8_K's is a float32 at byte 0
 HALVES = {
-    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
-    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
-}  # fmt: skip
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+}
 # Scales for weights of about 0.1
 _SCALE = {
     "Q2_K": 0.008,
@@ -59,10 +78,13 @@ def random_blocks(kind: str, rows: int, columns: int, rng: np.random.Generator) 
 
 
 def dequantise(blocks: np.ndarray, kind: str) -> np.ndarray:
-    """Dequantise to float32 [rows, columns] by gguf's reference; Q8_K, which it lacks, by its published struct."""
+    """Dequantise to float32 [rows, columns] by gguf's reference; Q8_K, which it lacks, by its
+    published struct.
+    """
     if kind != "Q8_K":
         return gguf.quants.dequantize(blocks, Type[kind])
-    # ggml/src/ggml-quants.c, dequantize_row_q8_K: struct { float d; int8_t qs[256]; int16_t bsums[16]; }
+    # ggml/src/ggml-quants.c, dequantize_row_q8_K: struct { float d; int8_t qs[256]; int16_t
+    # bsums[16]; }
     block = np.dtype([("d", "<f4"), ("qs", "i1", 256), ("bsums", "<i2", 16)])
     found = np.ascontiguousarray(blocks).view(block)
     return (found["d"][..., None] * found["qs"].astype(np.float32)).reshape(len(blocks), -1)
@@ -80,13 +102,19 @@ def decode(stored: np.ndarray, kind: str) -> np.ndarray:
 
 
 def permute(x: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a query or key projection in llama.cpp's order: conversion/llama.py, LlamaModel.permute."""
-    return x.reshape(heads, 2, x.shape[0] // heads // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+    """Rows of a query or key projection in llama.cpp's order: conversion/llama.py,
+    LlamaModel.permute.
+    """
+    return (
+        x.reshape(heads, 2, x.shape[0] // heads // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+    )
 
 
 def unpermute(x: np.ndarray, heads: int) -> np.ndarray:
     """The inverse: transformers' modeling_gguf_pytorch_utils.py, LlamaTensorProcessor."""
-    return x.reshape(heads, x.shape[0] // heads // 2, 2, *x.shape[1:]).swapaxes(2, 1).reshape(x.shape)
+    return (
+        x.reshape(heads, x.shape[0] // heads // 2, 2, *x.shape[1:]).swapaxes(2, 1).reshape(x.shape)
+    )
 
 
 def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -114,7 +142,13 @@ def add_sentencepiece(writer: gguf.GGUFWriter) -> None:
     sp = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model())
     kinds = []
     for i in range(sp.get_piece_size()):
-        kind = TokenType.UNKNOWN if sp.is_unknown(i) else TokenType.CONTROL if sp.is_control(i) else TokenType.NORMAL
+        kind = (
+            TokenType.UNKNOWN
+            if sp.is_unknown(i)
+            else TokenType.CONTROL
+            if sp.is_control(i)
+            else TokenType.NORMAL
+        )
         kinds.append(TokenType.BYTE if sp.is_byte(i) else kind)
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
@@ -137,7 +171,9 @@ def add_byte_level(writer: gguf.GGUFWriter) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("llama-bpe")
     writer.add_token_list(tokens)
-    writer.add_token_types([TokenType.CONTROL if i in added else TokenType.NORMAL for i in range(len(tokens))])
+    writer.add_token_types(
+        [TokenType.CONTROL if i in added else TokenType.NORMAL for i in range(len(tokens))]
+    )
     writer.add_token_merges(merges)
     writer.add_bos_token_id(379)
     writer.add_eos_token_id(383)
@@ -157,14 +193,17 @@ def make_gguf(
 ) -> dict[str, np.ndarray]:
     """Write a random model; returns its weights dequantised from the file, in Hugging Face order.
 
-    kinds: the type of every matrix, or a function of its Hugging Face name; other tensors are F32. tokenizer:
-    "sentencepiece", "bytelevel" or None. split: tensors per part, 0 for one file. edit: may add to the metadata.
-    tensors: Hugging Face weights in place of random ones. fields: replace those of `config_fields`.
+    kinds: the type of every matrix, or a function of its Hugging Face name; other tensors are F32.
+    tokenizer: "sentencepiece", "bytelevel" or None. split: tensors per part, 0 for one file. edit:
+    may add to the metadata. tensors: Hugging Face weights in place of random ones. fields: replace
+    those of `config_fields`.
     """
     config = config_fields(**fields)
     rng = np.random.default_rng(seed + 1)
     architecture = config["model_type"] if config["model_type"] in ("qwen2", "qwen3") else "llama"
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(
+        gguf.MODEL_ARCH[architecture.upper()], config["num_hidden_layers"]
+    )
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
     add_config(writer, config)
     if tokenizer:
@@ -174,7 +213,11 @@ def make_gguf(
     judge = {}
     for name, values in (tensors or random_tensors(config, seed)).items():
         kind = "F32" if values.ndim == 1 else kinds if isinstance(kinds, str) else kinds(name)
-        permuted = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"} if architecture == "llama" else {}
+        permuted = (
+            {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+            if architecture == "llama"
+            else {}
+        )
         heads = permuted.get(name.split(".")[-2])
         order = (lambda x: permute(x, config[heads])) if heads else (lambda x: x)
         back = (lambda x: unpermute(x, config[heads])) if heads else (lambda x: x)

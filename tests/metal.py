@@ -1,9 +1,10 @@
 """Metal kernels on a machine without Metal.
 
-`exported` lists a function's primitives as MLX would hand them to a GPU, with the Metal source of its kernels (MLX 0.32.4 records
-them without Metal). `metal_kernel` runs that source: compiled as C++, thread by thread. Lanes of a SIMD group run one after the
-other, the last first, so that a sum over the group is complete when lane 0 takes it; other lanes may not use it.
-`compile_as_metal` has clang check that source with Metal's address spaces and without C++ that Metal lacks.
+`exported` lists a function's primitives as MLX would hand them to a GPU, with the Metal source of
+its kernels (MLX 0.32.4 records them without Metal). `metal_kernel` runs that source: compiled as
+C++, thread by thread. Lanes of a SIMD group run one after the other, the last first, so that a sum
+over the group is complete when lane 0 takes it; other lanes may not use it. `compile_as_metal` has
+clang check that source with Metal's address spaces and without C++ that Metal lacks.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ static float simd_sums[64];
 static int simd_call;
 static float simd_sum(float value) { return simd_sums[simd_call++] += value; }
 """
-# For clang and SPIR-V, whose address spaces 1 to 3 are Metal's and whose default is `thread`. float converts to bfloat only
-# explicitly, as in MLX's own type of that name. Metal has no double; its keywords are no names.
+# For clang and SPIR-V, whose address spaces 1 to 3 are Metal's and whose default is `thread`. float
+# converts to bfloat only explicitly, as in MLX's own type of that name. Metal has no double; its
+# keywords are no names.
 _DIALECT = """
 typedef signed char int8_t; typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned uint32_t, uint;
 typedef _Float16 float16_t;
@@ -51,8 +53,11 @@ float simd_sum(float);
 #define thread
 #pragma GCC poison double virtual new delete goto thread_local kernel vertex fragment
 """
-_CLANG = ("clang -x c++ --target=spir64 -std=c++14 -fno-exceptions -fno-rtti -O2 -fno-vectorize -fno-slp-vectorize "
-          "-Werror -Wdouble-promotion -emit-llvm -S -o - -").split()
+_CLANG = (
+    "clang -x c++ --target=spir64 -std=c++14 -fno-exceptions -fno-rtti -O2 -fno-vectorize "
+    "-fno-slp-vectorize "
+    "-Werror -Wdouble-promotion -emit-llvm -S -o - -"
+).split()
 _LAUNCH = """
 extern "C" void launch(void** a, int gx, int gy, int gz, int tx, int ty, int tz) {{
   tx = tx < gx ? tx : gx; ty = ty < gy ? ty : gy; tz = tz < gz ? tz : gz;
@@ -81,21 +86,35 @@ def exported(function: Callable, *arrays: mx.array) -> list[dict]:
 
 
 def metal_kernel(name: str, **settings):
-    """Stands in for mx.fast.metal_kernel: computes at once, what MLX's own record of the call says."""
+    """Stands in for mx.fast.metal_kernel: computes at once, what MLX's own record of the call
+    says.
+    """
     kernel = _metal_kernel(name=name, **settings)
 
     def call(*, inputs, **rest):
-        (record,) = [record for record in exported(lambda *arrays: kernel(inputs=list(arrays), **rest), *inputs)
-                     if record["name"] == "CustomKernel"]
+        (record,) = [
+            record
+            for record in exported(lambda *arrays: kernel(inputs=list(arrays), **rest), *inputs)
+            if record["name"] == "CustomKernel"
+        ]
         _, source, *sizes, shape_infos = record["arguments"][:9]
-        held = [np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array) for array in inputs]
+        held = [
+            np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
+            for array in inputs
+        ]
         pointers = []
         for array, (has_shape, *_) in zip(held, shape_infos):
             pointers += [array.ctypes.data_as(ctypes.c_void_p)]
             if has_shape:
-                pointers.append(ctypes.cast((ctypes.c_int * array.ndim)(*array.shape), ctypes.c_void_p))
-        outputs = [np.zeros(shape, np.uint16 if dtype == mx.bfloat16 else np.array(mx.zeros(1, dtype)).dtype)
-                   for shape, dtype in zip(rest["output_shapes"], rest["output_dtypes"])]
+                pointers.append(
+                    ctypes.cast((ctypes.c_int * array.ndim)(*array.shape), ctypes.c_void_p)
+                )
+        outputs = [
+            np.zeros(
+                shape, np.uint16 if dtype == mx.bfloat16 else np.array(mx.zeros(1, dtype)).dtype
+            )
+            for shape, dtype in zip(rest["output_shapes"], rest["output_dtypes"])
+        ]
         pointers += [array.ctypes.data_as(ctypes.c_void_p) for array in outputs]
         _compile(source)((ctypes.c_void_p * len(pointers))(*pointers), *map(ctypes.c_int, sizes))
         return [mx.array(array).view(dtype) for array, dtype in zip(outputs, rest["output_dtypes"])]
@@ -106,7 +125,9 @@ def metal_kernel(name: str, **settings):
 def compile_as_metal(source: str) -> str:
     """LLVM's code for a kernel as MLX generates it. Raises ValueError with clang's errors."""
     # C++ has no attributes after `template`, and warns of Metal's.
-    done = subprocess.run(_CLANG, input=_DIALECT + re.sub(r"\[\[.*?\]\]", "", source), capture_output=True, text=True)
+    done = subprocess.run(
+        _CLANG, input=_DIALECT + re.sub(r"\[\[.*?\]\]", "", source), capture_output=True, text=True
+    )
     if done.returncode:
         raise ValueError(done.stderr)
     return done.stdout
@@ -114,7 +135,9 @@ def compile_as_metal(source: str) -> str:
 
 @functools.cache
 def _compile(source: str):
-    """The kernel over its whole grid as a C function of pointers, grid and threadgroup. Raises RuntimeError as MLX does."""
+    """The kernel over its whole grid as a C function of pointers, grid and threadgroup. Raises
+    RuntimeError as MLX does.
+    """
     function, _, instance = source.rstrip().rpartition("template [[host_name(")
     instance = re.search(r"decltype\((.*)\) ", instance)[1]
     parameters = re.search(r"\[\[kernel\]\] void \w+\((.*?)\) \{", function, re.S)[1].split(",\n")
@@ -123,9 +146,17 @@ def _compile(source: str):
         kind, name = re.match(r"\s*(.*?)(\w+) \[\[", parameter).groups()
         arguments.append(f"({kind})a[{number}]" if "[[buffer(" in parameter else name)
     folder = Path(tempfile.mkdtemp())
-    (folder / "kernel.cpp").write_text(_PRELUDE + function + _LAUNCH.format(instance=instance, arguments=", ".join(arguments)))
-    done = subprocess.run(["g++", "-std=c++17", "-O2", "-shared", "-fPIC", "-w", "kernel.cpp", "-o", "kernel.so"], cwd=folder,
-                          capture_output=True, text=True)
+    (folder / "kernel.cpp").write_text(
+        _PRELUDE + function + _LAUNCH.format(instance=instance, arguments=", ".join(arguments))
+    )
+    done = subprocess.run(
+        ["g++", "-std=c++17", "-O2", "-shared", "-fPIC", "-w", "kernel.cpp", "-o", "kernel.so"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
     if done.returncode:
-        raise RuntimeError(f"[metal::Device] Unable to build metal library from source\n{done.stderr[-2000:]}")
+        raise RuntimeError(
+            f"[metal::Device] Unable to build metal library from source\n{done.stderr[-2000:]}"
+        )
     return ctypes.CDLL(str(folder / "kernel.so")).launch

@@ -1,4 +1,5 @@
-"""A stand-in for a backend: rows of any lengths; keys, values and logits are a hash of a row's tokens alone.
+"""A stand-in for a backend: rows of any lengths; keys, values and logits are a hash of a row's
+tokens alone.
 
 Tests of doors and proofs plant faults in it: subclass ToyModel and change `mix` or `leak`.
 """
@@ -14,17 +15,38 @@ from mlx_llama.core.backends.positions import CallView
 from mlx_llama.core.models.config import LlamaConfig
 
 LAYERS, HEADS, SIZE, VOCABULARY = 2, 1, 4, 384
-CONFIG = LlamaConfig.from_dict({
-    "model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": LAYERS, "num_attention_heads": 2,
-    "num_key_value_heads": HEADS, "head_dim": SIZE, "vocab_size": VOCABULARY, "max_position_embeddings": 256,
-    "eos_token_id": None, "bos_token_id": None})
+CONFIG = LlamaConfig.from_dict(
+    {
+        "model_type": "llama",
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 2,
+        "num_key_value_heads": HEADS,
+        "head_dim": SIZE,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 256,
+        "eos_token_id": None,
+        "bos_token_id": None,
+    }
+)
 
 
 class ToyCache(RowCache):
     """Keys and values are float32 [2, LAYERS, HEADS, SIZE] for each position."""
 
     def __init__(self, capacity: int, rows: int):
-        super().__init__(CONFIG, capacity, 2 * LAYERS * HEADS * SIZE * 4, rows, np.float32, 2, LAYERS, HEADS, SIZE)
+        super().__init__(
+            CONFIG,
+            capacity,
+            2 * LAYERS * HEADS * SIZE * 4,
+            rows,
+            np.float32,
+            2,
+            LAYERS,
+            HEADS,
+            SIZE,
+        )
 
     def free_memory(self):
         return 1 << 30
@@ -38,7 +60,15 @@ class ToyCache(RowCache):
 
 
 class ToyModel:
-    config, dtype, cache_bits, notices, verify_width, prefill_width, adapters = CONFIG, "float32", None, (), 16, 1 << 16, ()
+    config, dtype, cache_bits, notices, verify_width, prefill_width, adapters = (
+        CONFIG,
+        "float32",
+        None,
+        (),
+        16,
+        1 << 16,
+        (),
+    )
     is_batch_invariant = False
 
     def __init__(self):
@@ -48,14 +78,18 @@ class ToyModel:
         return ToyCache(capacity, rows)
 
     def mix(self, ids: list[int], batch: int, count: int) -> np.random.Generator:
-        """The source of a position's numbers. batch, count: shape of the call, on which nothing may depend."""
+        """The source of a position's numbers. batch, count: shape of the call, on which nothing may
+        depend.
+        """
         return np.random.default_rng(ids)
 
     def forward(self, tokens, index_pos, cache, *, rows=None, all_positions=False, probe=None):
         tokens = np.asarray(tokens)
         batch, count = tokens.shape
         view = CallView(cache, batch, count, index_pos, rows)
-        self.calls.append((tokens.shape, [span.start for span in view.spans], [span.row for span in view.spans]))
+        self.calls.append(
+            (tokens.shape, [span.start for span in view.spans], [span.row for span in view.spans])
+        )
         logits = np.zeros((batch, count, VOCABULARY), np.float32)
         with view:
             for b, span in enumerate(view.spans):
@@ -81,8 +115,13 @@ class ToyBackend:
         self.runs_ahead = runs_ahead
         self.events: list[str] = []
         self.runtime = SimpleNamespace(
-            to_numpy=np.array, dtype_name=str, peak_memory=lambda device: 0, primitives=lambda *arrays: None,
-            free_memory=lambda device: 1 << 30, is_out_of_memory=lambda error: False)
+            to_numpy=np.array,
+            dtype_name=str,
+            peak_memory=lambda device: 0,
+            primitives=lambda *arrays: None,
+            free_memory=lambda device: 1 << 30,
+            is_out_of_memory=lambda error: False,
+        )
 
     def sampling_batch(self, options):
         return SimpleNamespace(options=tuple(options), window=0)

@@ -1,4 +1,6 @@
-"""A model that says what a test wants: each answer is forced by a grammar of one text, special tokens included."""
+"""A model that says what a test wants: each answer is forced by a grammar of one text, special
+tokens included.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +10,47 @@ from dataclasses import replace
 
 from mlx_llama.core.generation.grammar import Rule
 
-SPECIALS = ("[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[INST]", "[/INST]",
-            "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>", "<|im_start|>", "<|im_end|>")
+SPECIALS = (
+    "[TOOL_CALLS]",
+    "[AVAILABLE_TOOLS]",
+    "[/AVAILABLE_TOOLS]",
+    "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]",
+    "[INST]",
+    "[/INST]",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<|python_tag|>",
+    "<|im_start|>",
+    "<|im_end|>",
+)
 
 
 def make_scripted_checkpoint(folder, template: str, **fields):
     """A random model with `template` and the special tokens of all formats of tool calls."""
     from making import make_checkpoint, make_tokenizer
 
-    flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}
+    flags = {
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "single_word": False,
+        "special": True,
+    }
     added = {str(384 + i): {"content": text, **flags} for i, text in enumerate(SPECIALS)}
-    make_checkpoint(folder, tokenizer=False, **{"vocab_size": 400, "max_position_embeddings": 8192} | fields)
+    make_checkpoint(
+        folder, tokenizer=False, **{"vocab_size": 400, "max_position_embeddings": 8192} | fields
+    )
     make_tokenizer(folder, "sentencepiece", added_tokens_decoder=added)
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     return folder
 
 
 class Script:
-    """Answers of `llm` from now on, in the order of its requests. prompts: what they were, as text."""
+    """Answers of `llm` from now on, in the order of its requests. prompts: what they were, as
+    text.
+    """
 
     def __init__(self, llm, *answers: str):
         self.llm, self.left, self.prompts = llm, list(answers), []
@@ -36,11 +61,19 @@ class Script:
         """A handle whose answer is the next text of the script."""
         tokenizer = self.llm.tokenizer
         self.prompts.append(tokenizer.decode(list(request.prompt), skip_special=False))
-        specials = "|".join(re.escape(text) for text in sorted(tokenizer.special_ids, key=len, reverse=True))
+        specials = "|".join(
+            re.escape(text) for text in sorted(tokenizer.special_ids, key=len, reverse=True)
+        )
         parts = [part for part in re.split(f"({specials})", self.left.pop(0)) if part]
-        spelled = [f"<[{tokenizer.special_ids[part]}]>" if part in tokenizer.special_ids else json.dumps(part, ensure_ascii=False)
-                   for part in parts]
-        return self._prepare(replace(request, rule=Rule("tools", "start: " + " ".join(spelled or ['""']))))
+        spelled = [
+            f"<[{tokenizer.special_ids[part]}]>"
+            if part in tokenizer.special_ids
+            else json.dumps(part, ensure_ascii=False)
+            for part in parts
+        ]
+        return self._prepare(
+            replace(request, rule=Rule("tools", "start: " + " ".join(spelled or ['""'])))
+        )
 
     def __enter__(self) -> Script:
         return self
@@ -50,17 +83,30 @@ class Script:
 
 
 def tool_formats() -> dict[str, tuple[str, str]]:
-    """Templates of four families, and how their models write the calls add(a=1, b=2) and then time()."""
+    """Templates of four families, and how their models write the calls add(a=1, b=2) and then
+    time().
+    """
     from pathlib import Path
 
     from core.text.cases import TEMPLATES
 
     folder = Path(__file__).parent / "data" / "tool-templates"
-    add, time = ('{"name": "add", "arguments": {"a": 1, "b": 2}}', '{"name": "time", "arguments": {}}')
+    add, time = (
+        '{"name": "add", "arguments": {"a": 1, "b": 2}}',
+        '{"name": "time", "arguments": {}}',
+    )
     return {
-        "llama-3.1": ((folder / "llama-3.1.jinja").read_text(encoding="utf-8"), f"{add}; {time}".replace("arguments", "parameters")),
-        "mistral-nemo": ((folder / "mistral-nemo.jinja").read_text(encoding="utf-8"), f"[TOOL_CALLS][{add}, {time}]"),
-        "qwen2.5": ((folder / "qwen2.5.jinja").read_text(encoding="utf-8"),
-                    f"<tool_call>\n{add}\n</tool_call>\n<tool_call>\n{time}\n</tool_call>"),
+        "llama-3.1": (
+            (folder / "llama-3.1.jinja").read_text(encoding="utf-8"),
+            f"{add}; {time}".replace("arguments", "parameters"),
+        ),
+        "mistral-nemo": (
+            (folder / "mistral-nemo.jinja").read_text(encoding="utf-8"),
+            f"[TOOL_CALLS][{add}, {time}]",
+        ),
+        "qwen2.5": (
+            (folder / "qwen2.5.jinja").read_text(encoding="utf-8"),
+            f"<tool_call>\n{add}\n</tool_call>\n<tool_call>\n{time}\n</tool_call>",
+        ),
         "smollm2": (TEMPLATES["smollm2"], f"<tool_call>[{add}, {time}]</tool_call>"),
     }

@@ -1,4 +1,6 @@
-"""The files in examples/deploy: well-formed, consistent with each other and with the server's flags and routes."""
+"""The files in examples/deploy: well-formed, consistent with each other and with the server's flags
+and routes.
+"""
 
 from __future__ import annotations
 
@@ -30,29 +32,41 @@ def test_compose():
     services, configs = compose["services"], compose["configs"]
     server = services["server"]
     check_server(server["command"])
-    assert "python\", \"-m\", \"mlx_llama.server" in server["build"]["dockerfile_inline"]
+    assert 'python", "-m", "mlx_llama.server' in server["build"]["dockerfile_inline"]
     assert (FOLDER / server["build"]["context"] / "pyproject.toml").exists()
     assert "/ready" in " ".join(server["healthcheck"]["test"]) and "/ready" in routes()
     for service in services.values():
         assert {one["source"] for one in service.get("configs", [])} <= set(configs)
         assert set(service.get("depends_on", [])) <= set(services)
     haproxy = configs["haproxy"]["content"]
-    assert "uri /ready" in haproxy and "server:8080" in haproxy and "hash-type consistent" in haproxy
+    assert (
+        "uri /ready" in haproxy and "server:8080" in haproxy and "hash-type consistent" in haproxy
+    )
     assert "$" not in haproxy.replace("${", "")  # compose would replace variables
     host = re.search(r"set-header Host (\S+)", haproxy).group(1)
     assert host in server["command"]  # --allowed-host
     scrape = yaml.safe_load(configs["prometheus"]["content"])
-    assert scrape["scrape_configs"][0]["dns_sd_configs"][0]["names"] == ["server"] and "/metrics" in routes()
+    assert (
+        scrape["scrape_configs"][0]["dns_sd_configs"][0]["names"] == ["server"]
+        and "/metrics" in routes()
+    )
 
 
 def test_kubernetes():
-    objects = {one["kind"]: one for one in yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text(encoding="utf-8"))}
+    objects = {
+        one["kind"]: one
+        for one in yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text(encoding="utf-8"))
+    }
     assert set(objects) == {"PersistentVolumeClaim", "Deployment", "Service"}
     for one in objects.values():
         assert one["apiVersion"] and one["metadata"]["name"].startswith("mlx-llama")
     deployment, service = objects["Deployment"]["spec"], objects["Service"]["spec"]
     template = deployment["template"]
-    assert deployment["selector"]["matchLabels"] == template["metadata"]["labels"] == service["selector"]
+    assert (
+        deployment["selector"]["matchLabels"]
+        == template["metadata"]["labels"]
+        == service["selector"]
+    )
     (container,) = template["spec"]["containers"]
     check_server(container["args"])
     ports = {port["name"] for port in container["ports"]}

@@ -1,4 +1,6 @@
-"""The source archive and the wheel: built, checked, installed in an empty environment, and asked a question there."""
+"""The source archive and the wheel: built, checked, installed in an empty environment, and asked a
+question there.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ pytestmark = pytest.mark.slow
 
 
 def run(*command: object, **more) -> str:
-    done = subprocess.run([str(one) for one in command], capture_output=True, text=True, timeout=600, **more)
+    done = subprocess.run(
+        [str(one) for one in command], capture_output=True, text=True, timeout=600, **more
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -28,7 +32,9 @@ def run(*command: object, **more) -> str:
 @pytest.fixture(scope="module")
 def tracked() -> list[str]:
     """Files of the repository, as paths from its root."""
-    done = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True
+    )
     if done.returncode:
         pytest.skip("not a checkout: git does not know which files belong to the package")
     return [name for name in done.stdout.split("\0") if name and (ROOT / name).is_file()]
@@ -36,16 +42,27 @@ def tracked() -> list[str]:
 
 @pytest.fixture(scope="module")
 def built(tracked, tmp_path_factory) -> tuple[Path, Path]:
-    """(archive, wheel), built from a copy of the tracked files: the wheel from the archive, as installers do."""
+    """(archive, wheel), built from a copy of the tracked files: the wheel from the archive, as
+    installers do.
+    """
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
     for name in tracked:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes((ROOT / name).read_bytes())
-    done = subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)],
-                          capture_output=True, text=True, timeout=600, env=os.environ | {"PYTHONDONTWRITEBYTECODE": ""})
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": ""},
+    )
     told = done.stdout + done.stderr
     # MANIFEST.in leaves out compiled files, of which this copy has none.
-    warnings = [line for line in told.splitlines() if "warning" in line.lower() and "'*.py[cod]'" not in line]
+    warnings = [
+        line
+        for line in told.splitlines()
+        if "warning" in line.lower() and "'*.py[cod]'" not in line
+    ]
     assert done.returncode == 0 and not warnings, told
     [archive], [wheel] = out.glob("*.tar.gz"), out.glob("*.whl")
     return archive, wheel
@@ -72,15 +89,27 @@ def test_the_wheel_holds_the_packages_and_their_data(tracked, built):
 
 def test_their_metadata_are_valid(built):
     # twine wraps its lines, so a long path takes the space before the verdict.
-    assert run(sys.executable, "-m", "twine", "--no-color", "check", "--strict", *built).count("PASSED") == 2
+    assert (
+        run(sys.executable, "-m", "twine", "--no-color", "check", "--strict", *built).count(
+            "PASSED"
+        )
+        == 2
+    )
 
 
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory) -> dict:
     """A folder and variables in which Python and pip do not see this checkout."""
     folder = tmp_path_factory.mktemp("outside")
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV", "MLX_LLAMA_", "HF_"))}
-    return {"cwd": folder, "env": env | {"MLX_LLAMA_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "VIRTUAL_ENV", "MLX_LLAMA_", "HF_"))
+    }
+    return {
+        "cwd": folder,
+        "env": env | {"MLX_LLAMA_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"},
+    }
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +119,13 @@ def python(built, outside) -> Path:
     run(sys.executable, "-m", "venv", folder, **outside)
     python = folder / "bin" / "python"
     run(python, "-m", "pip", "install", "--no-deps", built[1], **outside)
-    index = subprocess.run([python, "-m", "pip", "download", "--no-deps", "--dest", folder / "probe", "wheel"],
-                           capture_output=True, text=True, timeout=600, **outside)
+    index = subprocess.run(
+        [python, "-m", "pip", "download", "--no-deps", "--dest", folder / "probe", "wheel"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        **outside,
+    )
     if index.returncode:
         pytest.skip("no package index can be reached, so the dependencies cannot be installed")
     run(python, "-m", "pip", "install", built[1], **outside)
@@ -103,9 +137,17 @@ def python(built, outside) -> Path:
 def test_the_wheel_answers_in_an_empty_environment(python, outside):
     from mlx_llama import load
 
-    places = run(python, "-c", "import mlx_llama, cpu_fallback; print(mlx_llama.__file__); print(cpu_fallback.__file__)", **outside)
+    places = run(
+        python,
+        "-c",
+        "import mlx_llama, cpu_fallback; print(mlx_llama.__file__); print(cpu_fallback.__file__)",
+        **outside,
+    )
     assert all(place.startswith(str(python.parents[1])) for place in places.splitlines())
     wanted = load(backend="cpu").generate([{"role": "user", "content": QUESTION}]).text
-    for command in ([python, "-m", "mlx_llama.generate"], [python.with_name("mlx_llama"), "generate"]):
+    for command in (
+        [python, "-m", "mlx_llama.generate"],
+        [python.with_name("mlx_llama"), "generate"],
+    ):
         assert run(*command, "-p", QUESTION, "--backend", "cpu", **outside).strip() == wanted
     run(python, "-m", "mlx_llama.parity", "--check", "--backends", "cpu", **outside)

@@ -1,4 +1,6 @@
-"""The guide's facts are complete, true to the package, consistent with themselves, and kept apart from the evaluated questions."""
+"""The guide's facts are complete, true to the package, consistent with themselves, and kept apart
+from the evaluated questions.
+"""
 
 import argparse
 import itertools
@@ -28,7 +30,9 @@ EVALUATION = ROOT / "examples" / "training" / "evaluation"
 
 def every_way(line: str) -> set[str]:
     parts = re.split(r"(\[[^\[\]]*\|[^\[\]]*\])", line)
-    choices = [part[1:-1].split("|") if re.fullmatch(r"\[.*\|.*\]", part) else [part] for part in parts]
+    choices = [
+        part[1:-1].split("|") if re.fullmatch(r"\[.*\|.*\]", part) else [part] for part in parts
+    ]
     return {" ".join("".join(way).split()) for way in itertools.product(*choices)}
 
 
@@ -50,12 +54,17 @@ def test_every_flag_has_a_fact_that_names_it_and_its_commands(door):
         if name not in fact.covers:
             assert f"`{door}`" in fact.answer
         rng = random.Random(1)
-        assert any(name in talk.question_about(fact, rng) for _ in range(2000)), f"no question names {name}"
+        assert any(name in talk.question_about(fact, rng) for _ in range(2000)), (
+            f"no question names {name}"
+        )
 
 
 def test_defaults_and_limits_are_those_of_the_options_table():
     assert "`--logprobs LOGPROBS`" in talk.FACTS["--logprobs"].answer
-    assert "(default 0.0: greedy" in fact_of("--temp").answer and "`--top-k K` (default 0: all)" in fact_of("--top-k").answer
+    assert (
+        "(default 0.0: greedy" in fact_of("--temp").answer
+        and "`--top-k K` (default 0: all)" in fact_of("--top-k").answer
+    )
     for name, option in FIELDS.items():
         fact = fact_of(option_flags(name)[0])
         if fact.covers:  # written by hand
@@ -75,7 +84,9 @@ def test_every_command_of_the_shell_and_of_the_repl_has_a_fact():
         assert any(re.search(rf"`/{name}[ `]", told) for name in names if name.isalpha()), command
 
 
-def test_a_new_flag_a_new_command_and_a_new_architecture_are_told_without_anything_written(monkeypatch):
+def test_a_new_flag_a_new_command_and_a_new_architecture_are_told_without_anything_written(
+    monkeypatch,
+):
     parsers = facts.parsers()
     parser = argparse.ArgumentParser()
     parser.add_argument("--frobnicate", metavar="N", help="twists of the flange (default: 3)")
@@ -85,7 +96,10 @@ def test_a_new_flag_a_new_command_and_a_new_architecture_are_told_without_anythi
     monkeypatch.setitem(facts.ARCHITECTURES, "GemmaForCausalLM", FAMILIES["LlamaForCausalLM"])
     monkeypatch.setitem(facts.BY_MODEL_TYPE, "gemma", FAMILIES["LlamaForCausalLM"])
     found = facts.every.__wrapped__()
-    assert found["--frobnicate"].answer == "`--frobnicate N`: Twists of the flange (default: 3). In `chat`."
+    assert (
+        found["--frobnicate"].answer
+        == "`--frobnicate N`: Twists of the flange (default: 3). In `chat`."
+    )
     assert found["/twist"].answer.startswith("`/twist` in the REPL: ")
     assert "`GemmaForCausalLM`" in found["supported"].answer
 
@@ -99,18 +113,31 @@ def test_models_that_do_not_load_are_those_of_no_architecture(monkeypatch):
 
 def test_blanks_for_flags_are_filled_and_unknown_ones_are_errors():
     assert facts.fill_flags("`{usage:--top-k}`: {--top-k} {--port}") == "`--top-k K`: 0 8080"
-    for blank, error in (("{--frobnicate}", KeyError), ("{--host-name}", KeyError), ("{--logit-bias}", ValueError)):
+    for blank, error in (
+        ("{--frobnicate}", KeyError),
+        ("{--host-name}", KeyError),
+        ("{--logit-bias}", ValueError),
+    ):
         with pytest.raises(error):
             facts.fill_flags(blank)
-    assert not any(re.search(r"\{(usage:)?--", fact.answer + fact.more) for fact in talk.FACTS.values())
+    assert not any(
+        re.search(r"\{(usage:)?--", fact.answer + fact.more) for fact in talk.FACTS.values()
+    )
 
 
 def test_a_subject_takes_its_members_with_what_joins_them():
-    found = {"--x": facts.Fact("--x", ask=["a"], more="m"), "y": facts.Fact("y", joins="--x", ask=["b"]),
-             "whole": facts.Fact("whole", members=["--x"])}
+    found = {
+        "--x": facts.Fact("--x", ask=["a"], more="m"),
+        "y": facts.Fact("y", joins="--x", ask=["b"]),
+        "whole": facts.Fact("whole", members=["--x"]),
+    }
     facts.join_facts(found)
     assert list(found) == ["whole"]
-    assert (found["whole"].ask, found["whole"].covers, found["whole"].more) == (["a", "b"], ["--x"], "m")
+    assert (found["whole"].ask, found["whole"].covers, found["whole"].more) == (
+        ["a", "b"],
+        ["--x"],
+        "m",
+    )
     with pytest.raises(KeyError):
         facts.join_facts({"whole": facts.Fact("whole", members=["missing"])})
 
@@ -125,24 +152,41 @@ def test_flags_commands_and_scripts_in_the_answers_exist():
     for fact in talk.FACTS.values():
         for text in (fact.answer, fact.more):
             assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)) <= known, fact.name
-            assert set(re.findall(r"(?<![\w-])-[a-z]{1,3}(?![\w-])", text)) <= known | short, fact.name
+            assert set(re.findall(r"(?<![\w-])-[a-z]{1,3}(?![\w-])", text)) <= known | short, (
+                fact.name
+            )
             assert set(re.findall(r"mlx_llama\.([a-z]+)\b", text)) <= {*DOORS, "load"}, fact.name
             for path in re.findall(r"`((?:examples|mlx_llama|tests)/[\w./]+)`", text):
                 assert (ROOT / path).exists(), f"{fact.name}: {path}"
 
 
 def test_repl_commands_in_the_answers_exist():
-    routes = {"completion", "tokenize", "detokenize", "props", "slots", "docs", "health", "ready", "metrics"}
+    routes = {
+        "completion",
+        "tokenize",
+        "detokenize",
+        "props",
+        "slots",
+        "docs",
+        "health",
+        "ready",
+        "metrics",
+    }
     for fact in talk.FACTS.values():
         for text in (fact.answer, fact.more):
-            assert set(re.findall(r"`/([a-z]+)[ `]", text)) <= {*REPL, *OTHER_NAMES, *routes}, fact.name
+            assert set(re.findall(r"`/([a-z]+)[ `]", text)) <= {*REPL, *OTHER_NAMES, *routes}, (
+                fact.name
+            )
 
 
 def test_figures_of_itself_are_those_of_the_shipped_model():
     config = json.loads((GUIDE / "config.json").read_text())
     size = (GUIDE / "model.safetensors").stat().st_size
-    assert {"parameters": {3: "three", 4: "four"}[round(size / 2e6)],
-                                   "layers": str(config["num_hidden_layers"]), "megabytes": f"{size / 1e6:.0f}"} == facts.GUIDE_FIGURES
+    assert {
+        "parameters": {3: "three", 4: "four"}[round(size / 2e6)],
+        "layers": str(config["num_hidden_layers"]),
+        "megabytes": f"{size / 1e6:.0f}",
+    } == facts.GUIDE_FIGURES
     assert f"number {config['vocab_size']}:" in str(talk.SMALL_TALK)
 
 
@@ -159,15 +203,24 @@ def test_a_question_leads_to_one_fact():
 
 def test_held_out_lines_are_not_trained_in_any_variation():
     for fact in talk.FACTS.values():
-        trained = {talk.normal(way) for line in fact.ask + fact.newcomers for way in every_way(line)}
-        assert not trained & {talk.normal(way) for line in fact.held_out for way in every_way(line)}, fact.name
+        trained = {
+            talk.normal(way) for line in fact.ask + fact.newcomers for way in every_way(line)
+        }
+        assert not trained & {
+            talk.normal(way) for line in fact.held_out for way in every_way(line)
+        }, fact.name
     assert len(talk.SCOPE_HELD_OUT) >= 50 and len(talk.HELD_OUT) >= 500
 
 
 def test_held_out_and_fresh_questions_are_never_drawn():
     rng = random.Random(7)
     kept_out = set(talk.HELD_OUT) | {talk.normal(question) for _, question in fresh.FRESH}
-    drawn = {talk.normal(text) for _ in range(3000) for role, text in talk.conversation(rng) if role == "user"}
+    drawn = {
+        talk.normal(text)
+        for _ in range(3000)
+        for role, text in talk.conversation(rng)
+        if role == "user"
+    }
     drawn |= {talk.normal(talk.one_question(rng)[0][1]) for _ in range(4000)}
     drawn |= {talk.normal(talk.long_question(rng)[0][1]) for _ in range(2000)}
     assert len(drawn) > 6000
@@ -185,15 +238,31 @@ def test_a_held_out_question_is_seen_in_disguise(disguise):
 
 @pytest.mark.parametrize("part", ["", "2"])
 def test_the_judged_questions_were_not_trained_on(part):
-    judged = [json.loads(line) for line in (EVALUATION / f"answers{part}.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert len(judged) == 200 and {one["verdict"] for one in judged} <= {"right", "half", "wrong", "unknown"}
-    questions = [json.loads(line) for line in (EVALUATION / f"questions{part}.jsonl").read_text(encoding="utf-8").splitlines()]
+    judged = [
+        json.loads(line)
+        for line in (EVALUATION / f"answers{part}.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    assert len(judged) == 200 and {one["verdict"] for one in judged} <= {
+        "right",
+        "half",
+        "wrong",
+        "unknown",
+    }
+    questions = [
+        json.loads(line)
+        for line in (EVALUATION / f"questions{part}.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert [one["question"] for one in judged] == [one["question"] for one in questions]
-    trained = {talk.normal(line) for fact in talk.FACTS.values() for line in fact.ask + fact.newcomers}
-    met = [one["question"] for one in questions if talk.normal(one["question"]) in trained]  # by chance, as other writers' lines
+    trained = {
+        talk.normal(line) for fact in talk.FACTS.values() for line in fact.ask + fact.newcomers
+    }
+    # by chance, as other writers' lines
+    met = [one["question"] for one in questions if talk.normal(one["question"]) in trained]
     assert [one["question"] for one in judged if one.get("met")] == met and len(met) <= 20
     verdicts = [one["verdict"] for one in judged if not one.get("met")]
-    assert verdicts.count("right") >= 0.85 * len(verdicts) and verdicts.count("wrong") <= 0.05 * len(verdicts)
+    assert verdicts.count("right") >= 0.85 * len(verdicts) and verdicts.count(
+        "wrong"
+    ) <= 0.05 * len(verdicts)
 
 
 def test_shown_questions_stand_in_the_pages_and_are_not_held_out():
@@ -213,8 +282,15 @@ def test_the_shipped_guide_has_the_same_tokens_everywhere():
     for _ in range(40):
         messages = [{"role": role, "content": text} for role, text in talk.conversation(rng)]
         ids = encode_messages(ours.tokenizer, ours.template, messages)
-        assert ids == theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    for text in ("Once upon", "  two spaces\n\tand a tab", "héllo 😀 日本語", "```python\nx = 1\n```"):
+        assert ids == theirs.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=False
+        )
+    for text in (
+        "Once upon",
+        "  two spaces\n\tand a tab",
+        "héllo 😀 日本語",
+        "```python\nx = 1\n```",
+    ):
         assert ours.tokenizer.encode(text) == theirs(text, add_special_tokens=False)["input_ids"]
         assert ours.tokenizer.decode(ours.tokenizer.encode(text)) == text
 
@@ -224,12 +300,23 @@ def test_the_shipped_guide_has_the_same_tokens_everywhere():
 
 @pytest.mark.slow
 def test_a_stopped_training_goes_on_with_the_same_weights(tmp_path, monkeypatch, capsys):
-    """A training of one layer on small pools of text; it is stopped after the checkpoint of step 50."""
+    """A training of one layer on small pools of text; it is stopped after the checkpoint of step
+    50.
+    """
     pytest.importorskip("transformers")
     import torch
     import train_guide
 
-    args = argparse.Namespace(seed=1, steps=53, batch=256, questions=500, lr=2.5e-3, device="cpu", bfloat16=False, threads=1)
+    args = argparse.Namespace(
+        seed=1,
+        steps=53,
+        batch=256,
+        questions=500,
+        lr=2.5e-3,
+        device="cpu",
+        bfloat16=False,
+        threads=1,
+    )
     monkeypatch.setitem(train_guide.SHAPE, "num_hidden_layers", 1)
     monkeypatch.setattr(train_guide, "POOL", 400)
     batches, threads, taken = train_guide.batches, torch.get_num_threads(), []
@@ -257,4 +344,6 @@ def test_a_stopped_training_goes_on_with_the_same_weights(tmp_path, monkeypatch,
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(False)
     assert "goes on after step 50" in capsys.readouterr().err
-    assert whole.keys() == again.keys() and all(torch.equal(whole[name], again[name]) for name in whole)
+    assert whole.keys() == again.keys() and all(
+        torch.equal(whole[name], again[name]) for name in whole
+    )

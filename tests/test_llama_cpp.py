@@ -1,8 +1,9 @@
-"""Every backend against llama.cpp: the same GGUF file gives the same logits and the same greedy tokens.
+"""Every backend against llama.cpp: the same GGUF file gives the same logits and the same greedy
+tokens.
 
-llama.cpp's own quantiser writes the files. llama.cpp rounds activations to 8 bits for low-bit weights (to the weights' type
-for float16 and bfloat16), so its tolerances are wide. A second comparison, with float64 products of the weights that gguf
-dequantises, is tight.
+llama.cpp's own quantiser writes the files. llama.cpp rounds activations to 8 bits for low-bit
+weights (to the weights' type for float16 and bfloat16), so its tolerances are wide. A second
+comparison, with float64 products of the weights that gguf dequantises, is tight.
 """
 
 from __future__ import annotations
@@ -15,27 +16,44 @@ import pytest
 
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
-llama_cpp = pytest.importorskip("llama_cpp", reason='llama.cpp is the judge here: pip install -e ".[peers]"')
+llama_cpp = pytest.importorskip(
+    "llama_cpp", reason='llama.cpp is the judge here: pip install -e ".[peers]"'
+)
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples/benchmarks"))
 
 import compare_peers  # noqa: E402
 import make_random_gguf  # noqa: E402
 
-# Relative RMS distance from llama.cpp's logits: about 1.5 times the distance of llama.cpp from the float64 product.
+# Relative RMS distance from llama.cpp's logits: about 1.5 times the distance of llama.cpp from the
+# float64 product.
 TOLERANCES = {
-    "F32": 1e-5, "F16": 2e-3, "BF16": 1e-2,
+    "F32": 1e-5,
+    "F16": 2e-3,
+    "BF16": 1e-2,
     **dict.fromkeys(("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL"), 0.03),
     **dict.fromkeys(("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_XS"), 0.04),
 }
-FIELDS = {"model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2,
-          **make_random_gguf.SHAPES["tiny"]}
+FIELDS = {
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    **make_random_gguf.SHAPES["tiny"],
+}
 VARIANTS = {
     "one key-value head": dict(num_key_value_heads=1),
     "as many key-value heads": dict(num_key_value_heads=4),
     "tied head": dict(tie_word_embeddings=True),
     "head size of its own": dict(head_dim=32, num_attention_heads=6, num_key_value_heads=3),
-    "odd sizes": dict(hidden_size=120, intermediate_size=172, num_attention_heads=5, num_key_value_heads=5, head_dim=24,
-                      vocab_size=317),
+    "odd sizes": dict(
+        hidden_size=120,
+        intermediate_size=172,
+        num_attention_heads=5,
+        num_key_value_heads=5,
+        head_dim=24,
+        vocab_size=317,
+    ),
     "other rope base": dict(rope_theta=500000.0),
     "biases": dict(attention_bias=True),
     "frequency factors": dict(),
@@ -61,15 +79,24 @@ def files(tmp_path_factory):
 
 def judge(path: Path) -> llama_cpp.Llama:
     """The model in llama.cpp, its cache and attention in float32."""
-    return llama_cpp.Llama(str(path), n_ctx=256, n_threads=1, n_threads_batch=1, logits_all=True, verbose=False,
-                           type_k=llama_cpp.GGML_TYPE_F32, type_v=llama_cpp.GGML_TYPE_F32, flash_attn=False)
+    return llama_cpp.Llama(
+        str(path),
+        n_ctx=256,
+        n_threads=1,
+        n_threads_batch=1,
+        logits_all=True,
+        verbose=False,
+        type_k=llama_cpp.GGML_TYPE_F32,
+        type_v=llama_cpp.GGML_TYPE_F32,
+        flash_attn=False,
+    )
 
 
 def judge_logits(path: Path) -> np.ndarray:
     """llama.cpp's logits float32 [T, V] after each of TOKENS."""
     model = judge(path)
     model.eval(TOKENS)
-    return model.scores[:len(TOKENS)].copy()
+    return model.scores[: len(TOKENS)].copy()
 
 
 def logits(backend, path: Path, dtype: str) -> np.ndarray:
@@ -77,13 +104,18 @@ def logits(backend, path: Path, dtype: str) -> np.ndarray:
     model = backend.load(open_checkpoint(path), dtype)
     cache, first = model.make_cache(len(TOKENS)), len(TOKENS) - 4
     parts = [model.forward([TOKENS[:first]], 0, cache, all_positions=True)]
-    parts += [model.forward([[token]], first + i, cache, all_positions=True) for i, token in enumerate(TOKENS[first:])]
+    parts += [
+        model.forward([[token]], first + i, cache, all_positions=True)
+        for i, token in enumerate(TOKENS[first:])
+    ]
     return np.concatenate([backend.runtime.to_numpy(part)[0] for part in parts])
 
 
 def distance(found: np.ndarray, expected: np.ndarray) -> float:
     assert found.shape == expected.shape
-    return float(np.sqrt(((found - expected) ** 2).mean() / (expected.astype(np.float64) ** 2).mean()))
+    return float(
+        np.sqrt(((found - expected) ** 2).mean() / (expected.astype(np.float64) ** 2).mean())
+    )
 
 
 @pytest.mark.parametrize("kind", TOLERANCES)
@@ -98,7 +130,13 @@ def test_logits(backend, files, kind):
 def test_logits_at_the_default_width(files, kind):
     from mlx_llama.core.backends.selection import select
 
-    assert distance(logits(select("cpu"), files(kind), "auto"), compare_peers.reference_logits(files(kind), TOKENS)) < 5e-4
+    assert (
+        distance(
+            logits(select("cpu"), files(kind), "auto"),
+            compare_peers.reference_logits(files(kind), TOKENS),
+        )
+        < 5e-4
+    )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -33,14 +33,16 @@ with progress.show_bytes("loading <model>", patience=0):
     for thread in threads: thread.start(); thread.join()
 --
 !{python} -m mlx_llama.generate --model {model!r} --backend cpu -p "Once upon a time" --ignore-chat-template -m 9
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
 def cells(toy):
     """The outputs of each cell, and all messages that the kernel published."""
     sources = CELLS.format(model=str(toy), python=sys.executable).strip().split("\n--\n")
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source) for source in sources]
+    )
     messages = []
 
     class Client(nbclient.NotebookClient):
@@ -62,13 +64,17 @@ def test_streams_are_the_text_and_nothing_else(cells, toy):
     wanted = load(toy, backend="cpu").generate("Once upon a time", max_tokens=9).text
     assert outputs[0] == []
     assert printed(outputs[1]) == printed(outputs[2]) == wanted
-    assert printed(outputs[6]).replace("\r\n", "\n").strip() == wanted.strip()  # a pseudo-terminal ends it with a line break
+    # a pseudo-terminal ends it with a line break
+    assert printed(outputs[6]).replace("\r\n", "\n").strip() == wanted.strip()
 
 
 def test_a_completion_is_its_text_and_a_line_of_figures(cells, toy):
     (output,) = cells[0][3]
     wanted = load(toy, backend="cpu").generate("Once upon a time", max_tokens=9)
-    assert f">{html.escape(wanted.text)}</div>" in output.data["text/html"] and "9 tokens" in output.data["text/html"]
+    assert (
+        f">{html.escape(wanted.text)}</div>" in output.data["text/html"]
+        and "9 tokens" in output.data["text/html"]
+    )
     assert output.data["text/plain"] == repr(wanted)
 
 
@@ -77,9 +83,16 @@ def test_bars_are_drawn_in_the_cell_and_removed(cells):
     for cell in (4, 5):
         (output,) = outputs[cell]
         assert output.output_type == "display_data" and output.data["text/html"] == ""
-    drawn = [text for message in messages if (text := message["content"].get("data", {}).get("text/html", ""))]
+    drawn = [
+        text
+        for message in messages
+        if (text := message["content"].get("data", {}).get("text/html", ""))
+    ]
     assert any('generating <progress value="' in text and 'max="3"' in text for text in drawn)
-    assert any('loading &lt;model&gt; <progress value="100" max="100"></progress> 100%' in text for text in drawn)
+    assert any(
+        'loading &lt;model&gt; <progress value="100" max="100"></progress> 100%' in text
+        for text in drawn
+    )
 
 
 def test_no_output_has_escape_sequences(cells):

@@ -18,14 +18,32 @@ from mlx_llama.core import errors
 ROOT = Path(mlx_llama.__file__).resolve().parents[1]
 FIRST = {"load", "LLM", "Session", "Stream", "Completion", "errors"}
 # What a program calls or reads; parts such as the engine are there to look at.
-CALLED = {"load", "LLM", "Session", "Stream", "ToolStream", "ToolCall", "Handle", "Completion", "Token", "Options",
-          "GenerationOptions", "LoadOptions"}
-ERRORS = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.LlamaError)}
+CALLED = {
+    "load",
+    "LLM",
+    "Session",
+    "Stream",
+    "ToolStream",
+    "ToolCall",
+    "Handle",
+    "Completion",
+    "Token",
+    "Options",
+    "GenerationOptions",
+    "LoadOptions",
+}
+ERRORS = {
+    name
+    for name, value in vars(errors).items()
+    if isinstance(value, type) and issubclass(value, errors.LlamaError)
+}
 
 
 def test_public_names_are_listed_and_there():
     """dir() has those that a user starts from."""
-    assert set(dir(mlx_llama)) == FIRST | {"__version__"} and set(mlx_llama.__all__) >= FIRST | ERRORS
+    assert (
+        set(dir(mlx_llama)) == FIRST | {"__version__"} and set(mlx_llama.__all__) >= FIRST | ERRORS
+    )
     assert len(set(mlx_llama.__all__)) == len(mlx_llama.__all__)
     for name in set(mlx_llama.__all__) - {"Prompt", "errors", "LogitsProcessor", "OnProgress"}:
         assert getattr(mlx_llama, name).__name__ == name
@@ -35,37 +53,74 @@ def test_public_names_are_listed_and_there():
 
 
 def annotations(thing: object) -> list[str]:
-    """Annotations of the public methods, properties and fields of a class, or of a function. Results of the package are not
-    built by users, so __init__ does not count."""
+    """Annotations of the public methods, properties and fields of a class, or of a function.
+    Results of the package are not built by users, so __init__ does not count."""
     if not isinstance(thing, type):
         signature = inspect.signature(thing)
-        return [inspect.formatannotation(part) for part in (
-            signature.return_annotation, *(one.annotation for one in signature.parameters.values()))]
-    members = [getattr(member, "fget", getattr(member, "func", member)) for name, member in vars(thing).items()
-               if not name.startswith("_") or name in ("__iter__", "__next__", "__enter__")]
-    fields = [str(text) for name, text in vars(thing).get("__annotations__", {}).items() if not name.startswith("_")]
-    return fields + [text for member in members if inspect.isfunction(member) for text in annotations(member)]
+        return [
+            inspect.formatannotation(part)
+            for part in (
+                signature.return_annotation,
+                *(one.annotation for one in signature.parameters.values()),
+            )
+        ]
+    members = [
+        getattr(member, "fget", getattr(member, "func", member))
+        for name, member in vars(thing).items()
+        if not name.startswith("_") or name in ("__iter__", "__next__", "__enter__")
+    ]
+    fields = [
+        str(text)
+        for name, text in vars(thing).get("__annotations__", {}).items()
+        if not name.startswith("_")
+    ]
+    return fields + [
+        text for member in members if inspect.isfunction(member) for text in annotations(member)
+    ]
 
 
 def test_what_a_signature_names_is_importable_from_the_package():
-    ours = {name for file in (ROOT / "mlx_llama" / "core").rglob("*.py") for name in re.findall(
-        r"^class (\w+)|^([A-Z]\w+) = \w+(?: \||\[)", file.read_text(encoding="utf-8"), re.M)}
-    ours = {name for pair in ours for name in pair if name} - {"Sequence"}  # here that of collections.abc
-    named = {word for name in CALLED for text in annotations(getattr(mlx_llama, name)) for word in re.findall(r"\w+", text)}
+    ours = {
+        name
+        for file in (ROOT / "mlx_llama" / "core").rglob("*.py")
+        for name in re.findall(
+            r"^class (\w+)|^([A-Z]\w+) = \w+(?: \||\[)", file.read_text(encoding="utf-8"), re.M
+        )
+    }
+    # here that of collections.abc
+    ours = {name for pair in ours for name in pair if name} - {"Sequence"}
+    named = {
+        word
+        for name in CALLED
+        for text in annotations(getattr(mlx_llama, name))
+        for word in re.findall(r"\w+", text)
+    }
     assert {"Handle", "ToolStream", "Options", "Token"} <= named & ours <= set(mlx_llama.__all__)
 
 
 def test_dir_and_completion_import_nothing():
-    code = "import sys, mlx_llama, rlcompleter; dir(mlx_llama); print(sorted(n for n in sys.modules if n.startswith('mlx_llama')))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "['mlx_llama']\n"
+    code = (
+        "import sys, mlx_llama, rlcompleter; dir(mlx_llama); print(sorted(n for n in sys.modules "
+        "if n.startswith('mlx_llama')))"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+        == "['mlx_llama']\n"
+    )
 
 
 def test_help_opens_with_load_and_llm():
     shown = pydoc.plain(pydoc.render_doc(mlx_llama))
     for name in FIRST - {"load", "errors"}:
         assert f"\n    class {name}" in shown, name
-    assert "\n    load(model:" in shown and "Load a model." in shown and "generate(self, prompt:" in shown
-    assert shown.index("llm.ask(") < shown.index("llm.generate(") and shown.index("ask(self, question") < shown.index("generate(self, prompt")
+    assert (
+        "\n    load(model:" in shown
+        and "Load a model." in shown
+        and "generate(self, prompt:" in shown
+    )
+    assert shown.index("llm.ask(") < shown.index("llm.generate(") and shown.index(
+        "ask(self, question"
+    ) < shown.index("generate(self, prompt")
     assert shown.index("load(") < 400 and not any(f"class {name}" in shown for name in ERRORS)
 
 
@@ -89,22 +144,45 @@ llm.generate("x", logits_processor=lambda tokens, logits: logits * 0.5)
 async def show() -> None:
     async for piece in llm.astream("Once", max_tokens=3):
         print(piece + "!")
-"""
-SLIPS = ['llm.generate("x", max_tokenz=3)', 'llm.stream("x", temperature="hot")', 'llm.chat(sytem="x")',
-         'chat.send("x", speculate="maybe")', 'load("x", ctx=5)', 'llm.ask(5)', 'llm.ask("x", logits_processor=5)']
+"""  # noqa: E501
+SLIPS = [
+    'llm.generate("x", max_tokenz=3)',
+    'llm.stream("x", temperature="hot")',
+    'llm.chat(sytem="x")',
+    'chat.send("x", speculate="maybe")',
+    'load("x", ctx=5)',
+    "llm.ask(5)",
+    'llm.ask("x", logits_processor=5)',
+]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed")
 def test_a_type_checker_sees_slips_and_only_these(tmp_path):
     (tmp_path / "snippet.py").write_text(SNIPPET + "\n".join(SLIPS) + "\n")
-    command = [sys.executable, "-m", "mypy", "--config-file=", "--follow-imports=silent", "--cache-dir", str(tmp_path / "cache"),
-               "--no-error-summary", str(tmp_path / "snippet.py")]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--config-file=",
+        "--follow-imports=silent",
+        "--cache-dir",
+        str(tmp_path / "cache"),
+        "--no-error-summary",
+        str(tmp_path / "snippet.py"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
-    found = [line.split("snippet.py:")[1] for line in done.stdout.splitlines() if ": error: " in line]
+    found = [
+        line.split("snippet.py:")[1] for line in done.stdout.splitlines() if ": error: " in line
+    ]
     first = SNIPPET.count("\n") + 1
-    assert [int(line.split(":")[0]) for line in found] == list(range(first, first + len(SLIPS))), done.stdout + done.stderr
-    assert 'Unexpected keyword argument "max_tokenz"' in found[0] and 'did you mean "max_tokens"' in found[0]
+    assert [int(line.split(":")[0]) for line in found] == list(range(first, first + len(SLIPS))), (
+        done.stdout + done.stderr
+    )
+    assert (
+        'Unexpected keyword argument "max_tokenz"' in found[0]
+        and 'did you mean "max_tokens"' in found[0]
+    )
 
 
 def test_the_package_says_that_it_is_typed():

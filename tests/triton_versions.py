@@ -1,6 +1,8 @@
-"""Compile every kernel of the package for 8.0, 8.9 and 9.0 with other versions of Triton: python tests/triton_versions.py 3.2.0 3.5.1 ..
+"""Compile every kernel of the package for 8.0, 8.9 and 9.0 with other versions of Triton: python
+tests/triton_versions.py 3.2.0 3.5.1 ..
 
-Each version is installed in a temporary folder. Needs no GPU. Prints a line for each kernel that fails.
+Each version is installed in a temporary folder. Needs no GPU. Prints a line for each kernel that
+fails.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ TESTS = Path(__file__).parent
 
 
 def compile_all() -> int:
-    """Compile what the steps of all models launch, each kernel once for each set of types and constants; returns failures."""
+    """Compile what the steps of all models launch, each kernel once for each set of types and
+    constants; returns failures.
+    """
     import torch
     import triton
     from backends.launches import (
@@ -40,11 +44,28 @@ def compile_all() -> int:
                     part()
         extra_launches()
         for name in LOW_BIT:
-            for dtype, rows in ((torch.float16, 1), (torch.bfloat16, 1), (torch.bfloat16, packed.MOST_ROWS), (torch.float32, 1)):
-                packed.multiply(low_bit(name, 4096, 4096, dtype), torch.empty((rows, 4096), dtype=dtype, device=META))
+            for dtype, rows in (
+                (torch.float16, 1),
+                (torch.bfloat16, 1),
+                (torch.bfloat16, packed.MOST_ROWS),
+                (torch.float32, 1),
+            ):
+                packed.multiply(
+                    low_bit(name, 4096, 4096, dtype),
+                    torch.empty((rows, 4096), dtype=dtype, device=META),
+                )
             packed.dequantize(low_bit(name, 4096, 4096), slice(0, 8), torch.bfloat16)
-    different = {(launch.kernel.__name__, *(str(part.dtype) if isinstance(part, torch.Tensor) else part for part in launch.arguments),
-                  *launch.options.items()): launch for launch in launches}
+    different = {
+        (
+            launch.kernel.__name__,
+            *(
+                str(part.dtype) if isinstance(part, torch.Tensor) else part
+                for part in launch.arguments
+            ),
+            *launch.options.items(),
+        ): launch
+        for launch in launches
+    }
     failures = 0
     for launch in different.values():
         for capability in (80, 89, 90):
@@ -54,9 +75,17 @@ def compile_all() -> int:
                 failures += 1
                 while error.__cause__:  # the reason
                     error = error.__cause__
-                print(f"{triton.__version__}: {launch.kernel.__name__} for {capability}: {str(error).strip()[-300:]}", flush=True)
+                print(
+                    f"{triton.__version__}: {launch.kernel.__name__} for {capability}: "
+                    f"{str(error).strip()[-300:]}",
+                    flush=True,
+                )
     names = {key[0] for key in different}
-    print(f"triton {triton.__version__}: {len(names)} kernels, {len(different)} variants, {failures} failures", flush=True)
+    print(
+        f"triton {triton.__version__}: {len(names)} kernels, {len(different)} variants, "
+        f"{failures} failures",
+        flush=True,
+    )
     return failures
 
 

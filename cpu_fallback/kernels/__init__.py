@@ -1,6 +1,8 @@
-"""The CPU's compiled path: LLVM vector code written from Python, weights in panels, a forward pass as one program.
+"""The CPU's compiled path: LLVM vector code written from Python, weights in panels, a forward pass
+as one program.
 
-Without llvmlite the model runs in NumPy. All files but `compilation` are imported when a model is loaded.
+Without llvmlite the model runs in NumPy. All files but `compilation` are imported when a model is
+loaded.
 
     compilation               choice of an instruction set
     target, image             instruction sets, the cache of machine code, and loading it
@@ -11,4 +13,4 @@ Without llvmlite the model runs in NumPy. All files but `compilation` are import
     lowering, ops, workspace  core's forward as programs, and their buffers
     team, runner              threads, and the calls of a model
     candidates, profile       measurements
-"""
+"""  # noqa: E501

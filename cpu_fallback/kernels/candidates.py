@@ -1,8 +1,9 @@
 """Candidates for the kernels of decoding, measured on this machine.
 
-A decoded token reads every weight once, so the prefetches of its products decide what share of the memory's bandwidth they
-get. The best distances differ between processors. Candidates give the same bits. Each product runs over panels far larger
-than the caches, on all threads, with candidates in turn.
+A decoded token reads every weight once, so the prefetches of its products decide what share of the
+memory's bandwidth they get. The best distances differ between processors. Candidates give the same
+bits. Each product runs over panels far larger than the caches, on all threads, with candidates in
+turn.
 """
 
 from __future__ import annotations
@@ -31,13 +32,25 @@ COLUMNS = 2048  # of the measured matrices
 NBYTES = 256 << 20  # of their panels
 ROUNDS = 15
 MARGIN = 1.03  # by which a candidate of a format must beat the general candidate
-CANDIDATES: tuple[Prefetch, ...] = ((), ((1, 256),), ((1, 1024),), ((1, 4096),), ((2, 2048),), ((2, 4096),), ((0, 4096),),
-                                    ((0, 6144),), ((1, 1024), (2, 3072)), ((1, 1024), (2, 4096)))
+CANDIDATES: tuple[Prefetch, ...] = (
+    (),
+    ((1, 256),),
+    ((1, 1024),),
+    ((1, 4096),),
+    ((2, 2048),),
+    ((2, 4096),),
+    ((0, 4096),),
+    ((0, 6144),),
+    ((1, 1024), (2, 3072)),
+    ((1, 1024), (2, 4096)),
+)
 _SWEEP = {"weights": i64, "x": i64, "out": i64, "panels": i64, "panel_bytes": i64, "blocks": i64}
 
 
 def layouts_by_format() -> dict[str, Layout]:
-    """The layout of each GGUF format and float dtype; formats with the same layout share an entry."""
+    """The layout of each GGUF format and float dtype; formats with the same layout share an
+    entry.
+    """
     names: dict[Layout, list[str]] = {}
     for name, file in GGUF_FORMATS.items():
         row = np.zeros((1, COLUMNS // file.block_size * file.nbytes), np.uint8)
@@ -48,11 +61,12 @@ def layouts_by_format() -> dict[str, Layout]:
 
 
 def measure(target: Target, threads: int, advance: Callable[[str], None]) -> dict[str, Any]:
-    """Measure bytes per second of every format's product with every candidate (medians of ROUNDS). Choose the best candidate
-    by the geometric mean over formats, and for each format a candidate that beats it by MARGIN.
+    """Measure bytes per second of every format's product with every candidate (medians of ROUNDS).
+    Choose the best candidate by the geometric mean over formats, and for each format a candidate
+    that beats it by MARGIN.
 
-    Candidates are compared within rounds, since the memory of a shared machine changes its speed between rounds. advance is
-    called with each format.
+    Candidates are compared within rounds, since the memory of a shared machine changes its speed
+    between rounds. advance is called with each format.
     """
     arena = allocate_arena(NBYTES)
     arena.bytes[:] = 17
@@ -65,8 +79,16 @@ def measure(target: Target, threads: int, advance: Callable[[str], None]) -> dic
     with ThreadPoolExecutor(threads) as pool:
         for name, layout in by_format.items():
             advance(name)
-            runs = [_Run(dataclasses.replace(target, prefetches=(("any", prefetch),)), layout, arena, pool, threads)
-                    for prefetch in tried]
+            runs = [
+                _Run(
+                    dataclasses.replace(target, prefetches=(("any", prefetch),)),
+                    layout,
+                    arena,
+                    pool,
+                    threads,
+                )
+                for prefetch in tried
+            ]
             rates = np.array([[run() for run in runs] for _ in range(ROUNDS)])
             figures[name] = np.median(rates, axis=0).tolist()
             ratios[name] = rates / rates[:, :1]
@@ -78,18 +100,36 @@ def measure(target: Target, threads: int, advance: Callable[[str], None]) -> dic
         if gains.max() >= MARGIN:
             best_by_format[name] = int(gains.argmax())
     in_use = dict(chosen)
-    return {"processor": processor, "target": target.name, "threads": threads,
-            "candidates": [list(map(list, prefetch)) for prefetch in tried],
-            "formats": figures, "mean": means, "chosen": tried.index(in_use["any"]),
-            "chosen_own": {name: tried.index(in_use[layout.name]) for name, layout in by_format.items() if layout.name in in_use},
-            "best": best, "best_own": best_by_format, "is_measured": is_measured}
+    return {
+        "processor": processor,
+        "target": target.name,
+        "threads": threads,
+        "candidates": [list(map(list, prefetch)) for prefetch in tried],
+        "formats": figures,
+        "mean": means,
+        "chosen": tried.index(in_use["any"]),
+        "chosen_own": {
+            name: tried.index(in_use[layout.name])
+            for name, layout in by_format.items()
+            if layout.name in in_use
+        },
+        "best": best,
+        "best_own": best_by_format,
+        "is_measured": is_measured,
+    }
 
 
 def save(figures: dict[str, Any]) -> str:
-    """Enter the best candidates of `measure` in the table that ships; returns its path. Raises OSError."""
+    """Enter the best candidates of `measure` in the table that ships; returns its path. Raises
+    OSError.
+    """
     table, by_format = json.loads(PREFETCHES.read_text()), layouts_by_format()
-    best = {"any": figures["best"]} | {by_format[name].name: index for name, index in figures["best_own"].items()}
-    table.setdefault(figures["processor"], {})[figures["target"]] = {name: figures["candidates"][best[name]] for name in best}
+    best = {"any": figures["best"]} | {
+        by_format[name].name: index for name, index in figures["best_own"].items()
+    }
+    table.setdefault(figures["processor"], {})[figures["target"]] = {
+        name: figures["candidates"][best[name]] for name in best
+    }
     lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(table[name])}" for name in table)
     write_file(PREFETCHES, f"{{\n{lines}\n}}\n".encode())
     return str(PREFETCHES)
@@ -98,15 +138,20 @@ def save(figures: dict[str, Any]) -> str:
 class _Run:
     """A compiled product over all panels of an arena."""
 
-    def __init__(self, target: Target, layout: Layout, arena: Arena, pool: ThreadPoolExecutor, threads: int):
+    def __init__(
+        self, target: Target, layout: Layout, arena: Arena, pool: ThreadPoolExecutor, threads: int
+    ):
         self.arena, self.pool, self.threads = arena, pool, threads
         self.blocks = COLUMNS // layout.block
         self.panel_bytes = self.blocks * layout.block_bytes
         at_once = products.panels_at_once(target, layout, 1)
-        self.panels = len(arena.bytes) // self.panel_bytes // threads // at_once * at_once  # of a thread
+        # of a thread
+        self.panels = len(arena.bytes) // self.panel_bytes // threads // at_once * at_once
         x_layout = layouts.FLOAT
         if isinstance(layout, LowBitLayout):
-            x_layout = layouts.activation_layout(16, target.dot, products.dot_offset(target, layout))
+            x_layout = layouts.activation_layout(
+                16, target.dot, products.dot_offset(target, layout)
+            )
         self.x = allocate(x_layout.record(1) * (COLUMNS // (layouts.SPAN * layouts.GROUP)))
         self.out = np.zeros((threads, 4096), np.float32)
         module = Module()
@@ -126,5 +171,11 @@ class _Run:
         return self.threads * self.panels * self.panel_bytes / (time.perf_counter() - started)
 
     def _run_part(self, part: int) -> None:
-        self.sweep(self.arena.address + part * self.panels * self.panel_bytes, self.x.ctypes.data,
-                   self.out[part].ctypes.data, self.panels, self.panel_bytes, self.blocks)
+        self.sweep(
+            self.arena.address + part * self.panels * self.panel_bytes,
+            self.x.ctypes.data,
+            self.out[part].ctypes.data,
+            self.panels,
+            self.panel_bytes,
+            self.blocks,
+        )

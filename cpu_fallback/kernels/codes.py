@@ -1,4 +1,6 @@
-"""Codes and scales of low-bit weights, as products and embeddings read them from panels (layouts.LowBitLayout)."""
+"""Codes and scales of low-bit weights, as products and embeddings read them from panels
+(layouts.LowBitLayout).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from .target import Target
 class Codes:
     """Codes of a group: chunk k is int32 [rows], byte e of a lane the code of input 4 k + e."""
 
-    def __init__(self, f: Function, target: Target, layout: LowBitLayout, address: Value, gfni: bool, rows: range):
+    def __init__(
+        self,
+        f: Function,
+        target: Target,
+        layout: LowBitLayout,
+        address: Value,
+        gfni: bool,
+        rows: range,
+    ):
         self.f, self.target, self.address, self.gfni, self.rows = f, target, address, gfni, rows
         self.bits, self.has_table = layout.bits, layout.has_table
         self.loaded: dict[int, Value] = {}
@@ -24,11 +34,17 @@ class Codes:
         result = None
         for at, lowest, width, place in FIELDS[self.bits][k]:
             if at not in self.loaded:
-                self.loaded[at] = self.f.load(vector(i32, len(self.rows)), self.address, 64 * at + 4 * self.rows.start,
-                                              4 * len(self.rows))
+                self.loaded[at] = self.f.load(
+                    vector(i32, len(self.rows)),
+                    self.address,
+                    64 * at + 4 * self.rows.start,
+                    4 * len(self.rows),
+                )
             part = self.loaded[at]
             if width < 8:
-                part = _extract_field(self.f, self.gfni, part, lowest - place, (1 << width) - 1 << place)
+                part = _extract_field(
+                    self.f, self.gfni, part, lowest - place, (1 << width) - 1 << place
+                )
             result = part if result is None else result | part
         return look_up(self.f, self.target, result) if self.has_table else result
 
@@ -37,47 +53,81 @@ class Codes:
         return sorted(range(8), key=lambda k: FIELDS[self.bits][k][-1][0])
 
 
-def codes_of(f: Function, target: Target, layout: LowBitLayout, block: Value, group: Value | int, tokens: int,
-           rows: range = range(LANES)) -> Codes:
+def codes_of(
+    f: Function,
+    target: Target,
+    layout: LowBitLayout,
+    block: Value,
+    group: Value | int,
+    tokens: int,
+    rows: range = range(LANES),
+) -> Codes:
     """Codes of a block's group."""
-    # One or two tokens are limited by memory; fewer instructions help. More tokens are limited by the units that multiply,
-    # which Zen 4 also uses for gfni, but not for shifts.
+    # One or two tokens are limited by memory; fewer instructions help. More tokens are limited by
+    # the units that multiply, which Zen 4 also uses for gfni, but not for shifts.
     gfni = target.gfni and tokens <= 2
-    return Codes(f, target, layout, block + (group * layout.group_bytes + layout.offsets["codes"]), gfni, rows)
+    return Codes(
+        f,
+        target,
+        layout,
+        block + (group * layout.group_bytes + layout.offsets["codes"]),
+        gfni,
+        rows,
+    )
 
 
 def look_up(f: Function, target: Target, indices: Value) -> Value:
-    """Replace each byte of `indices`, int32 [rows], by its value in IQ4_VALUES: one instruction per register."""
+    """Replace each byte of `indices`, int32 [rows], by its value in IQ4_VALUES: one instruction per
+    register.
+    """
     nbytes = 4 * indices.type.count
     width = min(nbytes, {"avx2": 32, "neon": 16}.get(target.name, 64))
-    name = {16: "llvm.x86.ssse3.pshuf.b.128", 32: "llvm.x86.avx2.pshuf.b", 64: "llvm.x86.avx512.pshuf.b.512"}[width]
+    name = {
+        16: "llvm.x86.ssse3.pshuf.b.128",
+        32: "llvm.x86.avx2.pshuf.b",
+        64: "llvm.x86.avx512.pshuf.b.512",
+    }[width]
     if target.name == "neon":
         name = "llvm.aarch64.neon.tbl1.v16i8"
     kind, bytes_ = vector(i8, width), indices.bitcast(vector(i8, nbytes))
-    table = f.constant(kind, [int(value) - 256 * (value > 127) for value in IQ4_VALUES] * (width // 16))
+    table = f.constant(
+        kind, [int(value) - 256 * (value > 127) for value in IQ4_VALUES] * (width // 16)
+    )
     parts = [bytes_.shuffle(list(range(at, at + width))) for at in range(0, nbytes, width)]
-    return concatenate([f.intrinsic(name, kind, table, part) for part in parts]).bitcast(indices.type)
+    return concatenate([f.intrinsic(name, kind, table, part) for part in parts]).bitcast(
+        indices.type
+    )
 
 
 def _extract_field(f: Function, gfni: bool, bytes_: Value, move: int, mask: int) -> Value:
     """Shift every byte of int32 [16] right by `move` bits (left if negative), and mask it."""
     if gfni and move and mask & 1:
-        # One instruction: bit i of the result is the parity of the byte and row 7 - i of a bit matrix. Higher planes use
-        # shifts, which are as fast: their mask and the "or" after it become one instruction.
+        # One instruction: bit i of the result is the parity of the byte and row 7 - i of a bit
+        # matrix. Higher planes use shifts, which are as fast: their mask and the "or" after it
+        # become one instruction.
         rows = [1 << i + move if mask >> i & 1 else 0 for i in reversed(range(8))]
         matrix = f.constant(vector(i8, 64), rows * 8)
-        return f.intrinsic("llvm.x86.vgf2p8affineqb.512", matrix.type, bytes_.bitcast(matrix.type), matrix,
-                           f.constant(i8, 0)).bitcast(i32s)
+        return f.intrinsic(
+            "llvm.x86.vgf2p8affineqb.512",
+            matrix.type,
+            bytes_.bitcast(matrix.type),
+            matrix,
+            f.constant(i8, 0),
+        ).bitcast(i32s)
     shifted = bytes_ >> move if move > 0 else bytes_ << -move if move < 0 else bytes_
     return shifted & mask * 0x01010101
 
 
 def unpack_subs(f: Function, layout: LowBitLayout, block: Value) -> Value:
-    """Address of a block's sub scales, then biases, [scale groups][16 rows] bytes, unpacked on the stack if packed."""
+    """Address of a block's sub scales, then biases, [scale groups][16 rows] bytes, unpacked on the
+    stack if packed.
+    """
     if not layout.packs_subs:
         return block + layout.offsets["scales"]
     out, mask = f.allocate_stack(4 * LANES * 4), 0x3F3F3F3F
-    words = [f.load(i32s, block, layout.offsets["subs"] + 4 * LANES * i, 4 * LANES) for i in range(3)]
+    words = [
+        f.load(i32s, block, layout.offsets["subs"] + 4 * LANES * i, 4 * LANES) for i in range(3)
+    ]
     last = words[0] >> 6 & 0x03030303 | words[1] >> 4 & 0x0C0C0C0C | words[2] >> 2 & 0x30303030
     for i, word in enumerate((*(word & mask for word in words), last)):
         f.store(word, out, 4 * LANES * i, 4 * LANES)
@@ -90,13 +140,21 @@ class Scales:
     subs: unpack_subs of the block; None if only outer scales are read.
     """
 
-    def __init__(self, f: Function, layout: LowBitLayout, block: Value, rows: range = range(LANES),
-                 subs: Value | None = None):
+    def __init__(
+        self,
+        f: Function,
+        layout: LowBitLayout,
+        block: Value,
+        rows: range = range(LANES),
+        subs: Value | None = None,
+    ):
         self.f, self.layout, self.block, self.rows, self.subs = f, layout, block, rows, subs
 
     def _load(self, offset: Value | int) -> Value:
         dtype = self.layout.scale_dtype
-        return self.f.load_as_float32(dtype, self.block, offset + layouts.WIDTHS[dtype] * self.rows.start, len(self.rows))
+        return self.f.load_as_float32(
+            dtype, self.block, offset + layouts.WIDTHS[dtype] * self.rows.start, len(self.rows)
+        )
 
     def outer(self, part: str) -> Value:
         """The rows' super scales or biases of the block; part: "scales" or "biases"."""
@@ -106,7 +164,9 @@ class Scales:
         """The rows' scales or biases of a scale group, without the super level."""
         f, layout, count = self.f, self.layout, len(self.rows)
         if not layout.two_level:
-            return self._load(group * (layouts.WIDTHS[layout.scale_dtype] * LANES) + layout.offsets[part])
+            return self._load(
+                group * (layouts.WIDTHS[layout.scale_dtype] * LANES) + layout.offsets[part]
+            )
         first = self.rows.start + (0 if part == "scales" else layout.scale_groups * LANES)
         sub = f.load(vector(i8, count), self.subs, group * LANES + first, count)
         wide = vector(i32, count)
@@ -125,14 +185,28 @@ def scale_group_of(layout: LowBitLayout, group: Value | int, half: int) -> Value
     return group // (layout.group_size // GROUP)
 
 
-def dequantise(f: Function, target: Target, layout: LowBitLayout, block: Value, subs: Value, group: Value,
-               tokens: int) -> Iterator[tuple[int, Value]]:
-    """Dequantise a group of a block as the file format defines: yield (input, its weights float32 [16 rows])."""
-    codes, scales = codes_of(f, target, layout, block, group, tokens), Scales(f, layout, block, subs=subs)
+def dequantise(
+    f: Function,
+    target: Target,
+    layout: LowBitLayout,
+    block: Value,
+    subs: Value,
+    group: Value,
+    tokens: int,
+) -> Iterator[tuple[int, Value]]:
+    """Dequantise a group of a block as the file format defines: yield (input, its weights float32
+    [16 rows]).
+    """
+    codes, scales = (
+        codes_of(f, target, layout, block, group, tokens),
+        Scales(f, layout, block, subs=subs),
+    )
     for half in range(2):
         if half == 0 or layout.group_size == 16:
             scale = scales("scales", scale_group_of(layout, group, half))
-            bias = scales("biases", scale_group_of(layout, group, half)) if layout.has_biases else None
+            bias = (
+                scales("biases", scale_group_of(layout, group, half)) if layout.has_biases else None
+            )
         for k in range(4 * half, 4 * half + 4):
             chunk = codes.chunk(k)
             for e in range(4):

@@ -1,4 +1,6 @@
-"""Rows of a low-bit embedding, from the file's blocks to float32, as an LLVM function of addresses."""
+"""Rows of a low-bit embedding, from the file's blocks to float32, as an LLVM function of
+addresses.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def embed_name(layout: LowBitLayout, format: str) -> str:
 
 
 def embed(module: Module, target: Target, layout: LowBitLayout, format: str) -> Function:
-    """Write the function that dequantises rows of a GGUF format: it fills a block of a panel, then reads it by column."""
+    """Write the function that dequantises rows of a GGUF format: it fills a block of a panel, then
+    reads it by column.
+    """
     f = Function(module, embed_name(layout, format), EMBED, public=True)
     block, columns = f.allocate_stack(layout.block_bytes), f.allocate_stack(4 * LANES * GROUP)
     with f.loop(f.blocks) as b:

@@ -1,7 +1,7 @@
 """LLVM code from Python: functions, values with operators, loops and mutable variables.
 
-An address is an i64, so that address arithmetic reads like arithmetic. Vectors have 16 lanes of 32 bits on every target;
-LLVM splits them for narrower registers.
+An address is an i64, so that address arithmetic reads like arithmetic. Vectors have 16 lanes of 32
+bits on every target; LLVM splits them for narrower registers.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class Module(ir.Module):
 
 
 def kernel(write: Callable[..., Function]) -> Callable[..., Function]:
-    """Make write(module, ...) return the function that it wrote to this module before for the same arguments."""
+    """Make write(module, ...) return the function that it wrote to this module before for the same
+    arguments.
+    """
 
     @functools.wraps(write)
     def write_once(module: Module, *arguments, **options) -> Function:
@@ -75,7 +77,7 @@ class Value:
     """A number or vector in a function under construction, with + - * / and, for integers, & | ^ << >> // %.
 
     A Python number on the right is a constant of the same type. >>, // and % are unsigned.
-    """
+    """  # noqa: E501
 
     def __init__(self, function: Function, raw: ir.Value):
         self.function = function
@@ -87,19 +89,44 @@ class Value:
 
     def _binary(self, other: Value | int | float, integer: str, floating: str = "") -> Value:
         name = floating if _is_float(self.type) else integer
-        return Value(self.function, getattr(self.function.builder, name)(self.raw, self.function.raw(other, self.type)))
+        return Value(
+            self.function,
+            getattr(self.function.builder, name)(self.raw, self.function.raw(other, self.type)),
+        )
 
-    def __add__(self, other): return self._binary(other, "add", "fadd")
-    def __sub__(self, other): return self._binary(other, "sub", "fsub")
-    def __mul__(self, other): return self._binary(other, "mul", "fmul")
-    def __truediv__(self, other): return self._binary(other, "", "fdiv")
-    def __floordiv__(self, other): return self._binary(other, "udiv")
-    def __mod__(self, other): return self._binary(other, "urem")
-    def __and__(self, other): return self._binary(other, "and_")
-    def __or__(self, other): return self._binary(other, "or_")
-    def __xor__(self, other): return self._binary(other, "xor")
-    def __lshift__(self, other): return self._binary(other, "shl")
-    def __rshift__(self, other): return self._binary(other, "lshr")
+    def __add__(self, other):
+        return self._binary(other, "add", "fadd")
+
+    def __sub__(self, other):
+        return self._binary(other, "sub", "fsub")
+
+    def __mul__(self, other):
+        return self._binary(other, "mul", "fmul")
+
+    def __truediv__(self, other):
+        return self._binary(other, "", "fdiv")
+
+    def __floordiv__(self, other):
+        return self._binary(other, "udiv")
+
+    def __mod__(self, other):
+        return self._binary(other, "urem")
+
+    def __and__(self, other):
+        return self._binary(other, "and_")
+
+    def __or__(self, other):
+        return self._binary(other, "or_")
+
+    def __xor__(self, other):
+        return self._binary(other, "xor")
+
+    def __lshift__(self, other):
+        return self._binary(other, "shl")
+
+    def __rshift__(self, other):
+        return self._binary(other, "lshr")
+
     __radd__, __rmul__ = __add__, __mul__
 
     def arithmetic_shift(self, bits: int) -> Value:
@@ -110,11 +137,16 @@ class Value:
         """Compare as signed integers or ordered floats: "<", "<=", ">", ">=", "==", "!="."""
         builder = self.function.builder
         comparison = builder.fcmp_ordered if _is_float(self.type) else builder.icmp_signed
-        return Value(self.function, comparison(operator, self.raw, self.function.raw(other, self.type)))
+        return Value(
+            self.function, comparison(operator, self.raw, self.function.raw(other, self.type))
+        )
 
     def select(self, yes: Value, no: Value | int | float) -> Value:
         """`yes` where this condition holds, else `no`."""
-        return Value(self.function, self.function.builder.select(self.raw, yes.raw, self.function.raw(no, yes.type)))
+        return Value(
+            self.function,
+            self.function.builder.select(self.raw, yes.raw, self.function.raw(no, yes.type)),
+        )
 
     def minimum(self, other: Value | int) -> Value:
         """The smaller of two signed integers."""
@@ -139,7 +171,9 @@ class Value:
 
     def to_float(self) -> Value:
         """Convert int32 to float32, rounding to nearest."""
-        return self._cast("sitofp", vector(f32, self.type.count) if isinstance(self.type, ir.VectorType) else f32)
+        return self._cast(
+            "sitofp", vector(f32, self.type.count) if isinstance(self.type, ir.VectorType) else f32
+        )
 
     def to_int(self) -> Value:
         """Convert float32 to int32, rounding towards zero."""
@@ -147,11 +181,15 @@ class Value:
 
     def widen_half(self) -> Value:
         """Convert float16 to float32, exactly."""
-        return self._cast("fpext", vector(f32, self.type.count) if isinstance(self.type, ir.VectorType) else f32)
+        return self._cast(
+            "fpext", vector(f32, self.type.count) if isinstance(self.type, ir.VectorType) else f32
+        )
 
     def narrow_half(self) -> Value:
         """Convert float32 to float16, rounding to nearest."""
-        return self._cast("fptrunc", vector(f16, self.type.count) if isinstance(self.type, ir.VectorType) else f16)
+        return self._cast(
+            "fptrunc", vector(f16, self.type.count) if isinstance(self.type, ir.VectorType) else f16
+        )
 
     def _cast(self, name: str, type_: ir.Type) -> Value:
         return Value(self.function, getattr(self.function.builder, name)(self.raw, type_))
@@ -161,13 +199,18 @@ class Value:
         builder, type_ = self.function.builder, vector(self.type, lanes)
         empty = ir.Constant(type_, ir.Undefined)
         first = builder.insert_element(empty, self.raw, i32(0))
-        return Value(self.function, builder.shuffle_vector(first, empty, ir.Constant(vector(i32, lanes), [0] * lanes)))
+        return Value(
+            self.function,
+            builder.shuffle_vector(first, empty, ir.Constant(vector(i32, lanes), [0] * lanes)),
+        )
 
     def extract_lane(self, index: int) -> Value:
         return Value(self.function, self.function.builder.extract_element(self.raw, i32(index)))
 
     def insert_lane(self, index: int, value: Value) -> Value:
-        return Value(self.function, self.function.builder.insert_element(self.raw, value.raw, i32(index)))
+        return Value(
+            self.function, self.function.builder.insert_element(self.raw, value.raw, i32(index))
+        )
 
     def shuffle(self, lanes: list[int], other: Value | None = None) -> Value:
         """Select lanes by number, counting the lanes of `other` after this vector's."""
@@ -202,10 +245,18 @@ class Variable:
 
 
 class Function:
-    """A function under construction. Parameters are attributes: `f.out` of Function(module, "name", {"out": i64})."""
+    """A function under construction. Parameters are attributes: `f.out` of Function(module, "name",
+    {"out": i64}).
+    """
 
-    def __init__(self, module: Module, name: str, parameters: Mapping[str, ir.Type], result: ir.Type = void,
-                 public: bool = False):
+    def __init__(
+        self,
+        module: Module,
+        name: str,
+        parameters: Mapping[str, ir.Type],
+        result: ir.Type = void,
+        public: bool = False,
+    ):
         self.module = module
         self.ir = ir.Function(module, ir.FunctionType(result, list(parameters.values())), name)
         self.ir.attributes.add("nounwind")
@@ -231,14 +282,20 @@ class Function:
     def zero(self, type_: ir.Type) -> Value:
         return self.constant(type_, 0.0 if _is_float(type_) else 0)
 
-    def load(self, type_: ir.Type, address: Value, offset: Value | int = 0, align: int = 1) -> Value:
-        return Value(self, self.builder.load(self._pointer(address, offset), align=align, typ=type_))
+    def load(
+        self, type_: ir.Type, address: Value, offset: Value | int = 0, align: int = 1
+    ) -> Value:
+        return Value(
+            self, self.builder.load(self._pointer(address, offset), align=align, typ=type_)
+        )
 
     def load_word(self, record: Value, index: int) -> Value:
         """Load word `index`, int64, of a record."""
         return self.load(i64, record, 8 * index, 8)
 
-    def load_as_float32(self, dtype: str, address: Value, offset: Value | int = 0, lanes: int = LANES) -> Value:
+    def load_as_float32(
+        self, dtype: str, address: Value, offset: Value | int = 0, lanes: int = LANES
+    ) -> Value:
         """Load `lanes` numbers of a dtype, "float32", "float16" or "bfloat16"."""
         if dtype == "float32":
             return self.load(vector(f32, lanes), address, offset, 4)
@@ -258,11 +315,14 @@ class Function:
         self.builder.store(value.raw, self._pointer(address, offset), align=align)
 
     def prefetch(self, address: Value, nbytes: int, level: int = 2) -> None:
-        """Prefetch lines into the cache of a level, 1 or 2; 0: into the first for a single use, bypassing the others."""
+        """Prefetch lines into the cache of a level, 1 or 2; 0: into the first for a single use,
+        bypassing the others.
+        """
         name = "llvm.prefetch.p0"
         flags = [i32(0), i32(4 - level if level else 0), i32(1)]  # to read, locality, data
         declared = self.module.globals.get(name) or ir.Function(
-            self.module, ir.FunctionType(void, [pointer, i32, i32, i32]), name)
+            self.module, ir.FunctionType(void, [pointer, i32, i32, i32]), name
+        )
         for line in range(0, nbytes, 64):
             self.builder.call(declared, [self._pointer(address, line), *flags])
 
@@ -272,7 +332,10 @@ class Function:
         return self.builder.inttoptr(address.raw, pointer)
 
     def call(self, function: Function, *arguments: Value | int | float) -> Value:
-        raws = [self.raw(value, type_) for value, type_ in zip(arguments, function.ir.function_type.args, strict=True)]
+        raws = [
+            self.raw(value, type_)
+            for value, type_ in zip(arguments, function.ir.function_type.args, strict=True)
+        ]
         return Value(self, self.builder.call(function.ir, raws))
 
     def call_address(self, address: Value, types: list[ir.Type], *arguments: Value) -> None:
@@ -300,6 +363,7 @@ class Function:
 
     def exp(self, x: Value) -> Value:
         """exp of 16 floats within 2 ulps, by Cephes' polynomial (Moshier, expf.c)."""
+
         def real(number: float) -> Value:
             return self.constant(f32s, float(np.float32(number)))
 
@@ -308,7 +372,13 @@ class Function:
         r = self.fma(n, real(-0.693359375), x)
         r = self.fma(n, real(2.12194440e-4), r)
         p = real(1.9875691500e-4)
-        for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        for c in (
+            1.3981999507e-3,
+            8.3334519073e-3,
+            4.1665795894e-2,
+            1.6666665459e-1,
+            5.0000001201e-1,
+        ):
             p = self.fma(p, r, real(c))
         y = self.fma(p, r * r, r) + real(1.0)
         return y * ((n.to_int() + 127) << 23).bitcast(f32s)
@@ -322,7 +392,9 @@ class Function:
         return values.extract_lane(0)
 
     def reduce_sum(self, values: Value) -> Value:
-        """The sum of the lanes. float32 is summed in pairwise halves, the same order on every target."""
+        """The sum of the lanes. float32 is summed in pairwise halves, the same order on every
+        target.
+        """
         if not _is_float(values.type):
             return self.intrinsic("llvm.vector.reduce.add.v16i32", i32, values)
         for low, high in self._halves():
@@ -338,7 +410,9 @@ class Function:
             yield list(range(width)), list(range(width, 2 * width))
 
     def larger(self, a: Value, b: Value | float) -> Value:
-        """The larger of two floats, lane by lane; b if either is NaN. One instruction, unlike llvm.maxnum."""
+        """The larger of two floats, lane by lane; b if either is NaN. One instruction, unlike
+        llvm.maxnum.
+        """
         b = Value(self, self.raw(b, a.type))
         return a.compare(">", b).select(a, b)
 
@@ -393,7 +467,10 @@ class Function:
 
     def atomic_add(self, address: Value, value: Value | int) -> Value:
         """Add to an i64 in memory; returns its former value."""
-        return Value(self, self.builder.atomic_rmw("add", self._pointer(address), self.raw(value, i64), "acq_rel"))
+        return Value(
+            self,
+            self.builder.atomic_rmw("add", self._pointer(address), self.raw(value, i64), "acq_rel"),
+        )
 
     def atomic_load(self, address: Value) -> Value:
         return Value(self, self.builder.load_atomic(self._pointer(address), "acquire", 8, typ=i64))
@@ -403,7 +480,9 @@ class Function:
 
     def compare_exchange(self, address: Value, expected: int, value: int) -> Value:
         """Store `value` in an i64 if it is `expected`; returns whether it was, i32 1 or 0."""
-        pair = self.builder.cmpxchg(self._pointer(address), i64(expected), i64(value), "acq_rel", "acquire")
+        pair = self.builder.cmpxchg(
+            self._pointer(address), i64(expected), i64(value), "acq_rel", "acquire"
+        )
         return Value(self, self.builder.zext(self.builder.extract_value(pair, 1), i32))
 
     def switch(self, number: Value, cases: list[Callable[[], None]]) -> None:

@@ -1,7 +1,7 @@
 """Kernels that fill panels (layouts.py) from rows of a file.
 
-A kernel reads 16 bytes of each of a panel's 16 rows and transposes them to four vectors, whose lanes are the rows. Stores
-are whole cache lines, in order.
+A kernel reads 16 bytes of each of a panel's 16 rows and transposes them to four vectors, whose
+lanes are the rows. Stores are whole cache lines, in order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ FILL = {
     "rows": i64,  # int64 [panels][16], addresses of rows, which hold whole blocks of the layout
     "panels": i64,
     "blocks": i64,  # of a panel
-    "out": i64, "panel_bytes": i64,
+    "out": i64,
+    "panel_bytes": i64,
 }
 _EVERY_BYTE = 0x01010101
 
@@ -43,8 +44,12 @@ def fill(module: Module, layout: layouts.Layout, format: str) -> Function:
         else:
             with f.loop(layout.groups) as g:
                 block = _Block(f, rows, b * layout.block + g * GROUP, GROUP)
-                _store_group(f, layout.bits, [block.word(4 * k) for k in range(8)],
-                             out + g * layout.group_bytes + layout.offsets["codes"])
+                _store_group(
+                    f,
+                    layout.bits,
+                    [block.word(4 * k) for k in range(8)],
+                    out + g * layout.group_bytes + layout.offsets["codes"],
+                )
     return f.finish()
 
 
@@ -106,17 +111,37 @@ class _Block:
         if start not in self._loaded:
             f = self.f
             at = self.at + start if start else self.at
-            parts = [f.load(vector(i32, 4), f.load(i64, self.rows, 8 * row, 8), at) for row in range(ROWS)]
-            # quads[j]: rows j, j + 4, j + 8, j + 12; then a transposition of 4 x 4 words in each quarter
+            parts = [
+                f.load(vector(i32, 4), f.load(i64, self.rows, 8 * row, 8), at)
+                for row in range(ROWS)
+            ]
+            # quads[j]: rows j, j + 4, j + 8, j + 12; then a transposition of 4 x 4 words in each
+            # quarter
             first, every = list(range(8)), list(range(16))
-            quads = [parts[j].shuffle(first, parts[j + 4]).shuffle(every, parts[j + 8].shuffle(first, parts[j + 12]))
-                     for j in range(4)]
+            quads = [
+                parts[j]
+                .shuffle(first, parts[j + 4])
+                .shuffle(every, parts[j + 8].shuffle(first, parts[j + 12]))
+                for j in range(4)
+            ]
             low, high = (
-                [quads[j].shuffle([lane + k for k in range(0, 16, 4) for lane in (a, 16 + a, a + 1, 17 + a)], quads[j + 1])
-                 for j in (0, 2)] for a in (0, 2))
+                [
+                    quads[j].shuffle(
+                        [lane + k for k in range(0, 16, 4) for lane in (a, 16 + a, a + 1, 17 + a)],
+                        quads[j + 1],
+                    )
+                    for j in (0, 2)
+                ]
+                for a in (0, 2)
+            )
             self._loaded[start] = [
-                pair[0].shuffle([lane + k for k in range(0, 16, 4) for lane in (a, a + 1, 16 + a, 17 + a)], pair[1])
-                for pair in (low, high) for a in (0, 2)]
+                pair[0].shuffle(
+                    [lane + k for k in range(0, 16, 4) for lane in (a, a + 1, 16 + a, 17 + a)],
+                    pair[1],
+                )
+                for pair in (low, high)
+                for a in (0, 2)
+            ]
         return self._loaded[start]
 
 
@@ -132,8 +157,12 @@ def _fill_from_floats(f: Function, layout: FloatLayout, rows: Value, b: Value, o
             f.store((word >> 16).truncate(vector(i16)), out, at + 32, 32)
 
 
-def fill_block(f: Function, layout: LowBitLayout, format: str, rows: Value, b: Value, out: Value) -> None:
-    """Fill the panel's block at `out` from block `b` of 16 rows. rows: the address of their addresses."""
+def fill_block(
+    f: Function, layout: LowBitLayout, format: str, rows: Value, b: Value, out: Value
+) -> None:
+    """Fill the panel's block at `out` from block `b` of 16 rows. rows: the address of their
+    addresses.
+    """
     file = GGUF_FORMATS[format]
     per_block, groups = layout.block // file.block_size, file.block_size // GROUP
     for i in range(per_block):
@@ -148,22 +177,35 @@ def fill_block(f: Function, layout: LowBitLayout, format: str, rows: Value, b: V
                 f.store(value, out, layout.offsets[part] + number * ROWS * layout.width(part), 16)
         for g in range(groups):
             chunks = [_read_codes(block, file, c) for c in range(GROUP * g, GROUP * (g + 1), 4)]
-            _store_group(f, layout.bits, chunks, out + (i * groups + g) * layout.group_bytes + layout.offsets["codes"])
+            _store_group(
+                f,
+                layout.bits,
+                chunks,
+                out + (i * groups + g) * layout.group_bytes + layout.offsets["codes"],
+            )
 
 
 def _pack_subs(scales: list[Value], biases: list[Value]) -> list[Value]:
     """Sub scales and biases of eight groups in 6 bits (layouts.LowBitLayout)."""
     vectors = scales[:4], scales[4:], biases[:4]
-    return [low | (high >> 2 * i & 3) << 6 for i, lows in enumerate(vectors) for low, high in zip(lows, biases[4:])]
+    return [
+        low | (high >> 2 * i & 3) << 6
+        for i, lows in enumerate(vectors)
+        for low, high in zip(lows, biases[4:])
+    ]
 
 
 def _read_codes(block: _Block, file: GGUFFormat, c: int) -> Value:
-    """Codes c .. c + 3 of each row's block, in a byte each: int32 [16]. Codes of IQ4 types are indices into the table."""
+    """Codes c .. c + 3 of each row's block, in a byte each: int32 [16]. Codes of IQ4 types are
+    indices into the table.
+    """
     chunk = None
     for field in file.fields:
         if field.run == 0:
             # Spread four bits to the lowest bits of four bytes.
-            part = ((block.word(field.first + c // 32 * 4, field.first) >> c % 32 & 15) * 0x00204081) & _EVERY_BYTE
+            part = (
+                (block.word(field.first + c // 32 * 4, field.first) >> c % 32 & 15) * 0x00204081
+            ) & _EVERY_BYTE
         else:
             per_run = field.run * 8 // field.width
             word = block.word(field.first + c // per_run * field.run + c % field.run, field.first)
@@ -193,8 +235,8 @@ def _store_group(f: Function, bits: int, chunks: list[Value], out: Value) -> Non
         f.store(packed, out, 64 * at, 64)
 
 
-# Scales of a file's block, by part of the layout's block: a value per group, in the low bytes of int32 [16]. The file's
-# structs are in core/files/quantized.py.
+# Scales of a file's block, by part of the layout's block: a value per group, in the low bytes of
+# int32 [16]. The file's structs are in core/files/quantized.py.
 
 _Scales = dict[str, list[Value]]
 
@@ -211,16 +253,27 @@ def _one_level_biases(block: _Block) -> _Scales:
     return {"scales": [block.half(0)], "biases": [block.half(2)]}
 
 
-def _two_levels(scale: Value, scales: list[Value], minimum: Value | None = None,
-                biases: list[Value] | None = None) -> _Scales:
+def _two_levels(
+    scale: Value,
+    scales: list[Value],
+    minimum: Value | None = None,
+    biases: list[Value] | None = None,
+) -> _Scales:
     parts = {"super_scales": [scale], "scales": scales}
     # A bias is the negated minimum: flip its sign bit.
-    return parts if minimum is None else parts | {"super_biases": [minimum ^ 0x8000], "biases": biases}
+    return (
+        parts if minimum is None else parts | {"super_biases": [minimum ^ 0x8000], "biases": biases}
+    )
 
 
 def _q2_k(block: _Block) -> _Scales:
     pairs = [pair for i in range(4) for pair in _bytes(block.word(4 * i))]
-    return _two_levels(block.half(80), [pair & 15 for pair in pairs], block.half(82), [pair >> 4 & 15 for pair in pairs])
+    return _two_levels(
+        block.half(80),
+        [pair & 15 for pair in pairs],
+        block.half(82),
+        [pair >> 4 & 15 for pair in pairs],
+    )
 
 
 def _q3_k(block: _Block) -> _Scales:
@@ -242,16 +295,30 @@ def _q4_k(block: _Block) -> _Scales:
 
 
 def _q6_k(block: _Block) -> _Scales:
-    return _two_levels(block.half(208), [scale for i in range(4) for scale in _bytes(block.word(192 + 4 * i))])
+    return _two_levels(
+        block.half(208), [scale for i in range(4) for scale in _bytes(block.word(192 + 4 * i))]
+    )
 
 
 def _iq4_xs(block: _Block) -> _Scales:
     low, high = block.word(4), block.half(2)
-    return _two_levels(block.half(0), [(low >> 4 * g & 15 | (high >> 2 * g & 3) << 4) - 32 for g in range(8)])
+    return _two_levels(
+        block.half(0), [(low >> 4 * g & 15 | (high >> 2 * g & 3) << 4) - 32 for g in range(8)]
+    )
 
 
 _SCALES: dict[str, Callable[[_Block], _Scales]] = {
-    "Q4_0": _one_level, "Q4_1": _one_level_biases, "Q5_0": _one_level, "Q5_1": _one_level_biases, "Q8_0": _one_level,
-    "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q4_k, "Q6_K": _q6_k,
-    "Q8_K": lambda block: {"scales": [block.word(0)] * 2}, "IQ4_NL": _one_level, "IQ4_XS": _iq4_xs,
+    "Q4_0": _one_level,
+    "Q4_1": _one_level_biases,
+    "Q5_0": _one_level,
+    "Q5_1": _one_level_biases,
+    "Q8_0": _one_level,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q4_k,
+    "Q6_K": _q6_k,
+    "Q8_K": lambda block: {"scales": [block.word(0)] * 2},
+    "IQ4_NL": _one_level,
+    "IQ4_XS": _iq4_xs,
 }

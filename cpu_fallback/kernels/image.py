@@ -1,8 +1,9 @@
 """Object files of x86-64, loaded without LLVM.
 
-LLVM's library would take 0.08 s of every start and 57 MB of memory (measured with the packaged model: 0.90 s and 72 MB
-without it), which docs/figures.md (CPU: start) shows beside llama.cpp. LLVM's large code model needs little of ELF-64
-(System V gABI, chapters 4 and 5; x86-64 psABI, 4.4): its only relocation is an address of 64 bits.
+LLVM's library would take 0.08 s of every start and 57 MB of memory (measured with the packaged
+model: 0.90 s and 72 MB without it), which docs/figures.md (CPU: start) shows beside llama.cpp.
+LLVM's large code model needs little of ELF-64 (System V gABI, chapters 4 and 5; x86-64 psABI, 4.4):
+its only relocation is an address of 64 bits.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import struct
 from collections.abc import Mapping
 
 _IDENTITY, _RELOCATABLE, _X86_64 = b"\x7fELF\x02\x01\x01", 1, 62
-_SECTION, _SYMBOL, _RELOCATION = (struct.Struct(form) for form in ("<IIQQQQIIQQ", "<IBBHQQ", "<QQq"))
+_SECTION, _SYMBOL, _RELOCATION = (
+    struct.Struct(form) for form in ("<IIQQQQIIQQ", "<IBBHQQ", "<QQq")
+)
 _SYMTAB, _RELA, _NOBITS, _ALLOC, _ADDRESS_64, _FUNCTION = 2, 4, 8, 2, 1, 2
 _READ_EXECUTE = 5  # PROT_READ | PROT_EXEC
 
@@ -39,19 +42,24 @@ class Image:
         base = ctypes.addressof(view)
         for number, start in starts.items():
             at, length = sections[number][4:6]
-            self._memory[start:start + length] = code[at:at + length]
-        addresses = [base + starts[section] + value if section in starts else externals.get(name)
-                     for name, _, section, value in symbols]
+            self._memory[start : start + length] = code[at : at + length]
+        addresses = [
+            base + starts[section] + value if section in starts else externals.get(name)
+            for name, _, section, value in symbols
+        ]
         for _, kind, _, _, at, length, _, target, _, _ in sections:
             if kind != _RELA or target not in starts:
                 continue
-            for offset, info, addend in _RELOCATION.iter_unpack(code[at:at + length]):
+            for offset, info, addend in _RELOCATION.iter_unpack(code[at : at + length]):
                 address = addresses[info >> 32]
                 if info & 0xFFFFFFFF != _ADDRESS_64 or address is None:
                     raise ValueError("a relocation of another code model")
                 struct.pack_into("<Q", self._memory, starts[target] + offset, address + addend)
-        self.address = {name: address for (name, kind, _, _), address in zip(symbols, addresses)
-                        if kind & 15 == _FUNCTION and address}  # of each function by name
+        self.address = {
+            name: address
+            for (name, kind, _, _), address in zip(symbols, addresses)
+            if kind & 15 == _FUNCTION and address
+        }  # of each function by name
         del view
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.mprotect(ctypes.c_void_p(base), ctypes.c_size_t(len(self._memory)), _READ_EXECUTE):
@@ -60,14 +68,19 @@ class Image:
 
 def _read(code: bytes) -> tuple[list[tuple], list[tuple[str, int, int, int]]]:
     """Section headers, and (name, kind, section, value) of the symbols. Raises ValueError."""
-    if not code.startswith(_IDENTITY) or struct.unpack_from("<HH", code, 16) != (_RELOCATABLE, _X86_64):
+    if not code.startswith(_IDENTITY) or struct.unpack_from("<HH", code, 16) != (
+        _RELOCATABLE,
+        _X86_64,
+    ):
         raise ValueError("no object file of x86-64")
     at, count = struct.unpack_from("<Q", code, 40)[0], struct.unpack_from("<H", code, 60)[0]
-    sections = list(_SECTION.iter_unpack(code[at:at + count * _SECTION.size]))
+    sections = list(_SECTION.iter_unpack(code[at : at + count * _SECTION.size]))
     (table,) = [section for section in sections if section[1] == _SYMTAB]
     texts = sections[table[6]][4]
     symbols = []
-    for name, kind, _, section, value, _ in _SYMBOL.iter_unpack(code[table[4]:table[4] + table[5]]):
+    for name, kind, _, section, value, _ in _SYMBOL.iter_unpack(
+        code[table[4] : table[4] + table[5]]
+    ):
         start = texts + name
-        symbols.append((code[start:code.index(b"\0", start)].decode(), kind, section, value))
+        symbols.append((code[start : code.index(b"\0", start)].decode(), kind, section, value))
     return sections, symbols

@@ -12,7 +12,9 @@ from .records import COMMON, CONTEXT, WORDS
 
 
 def write_module(recipe: Recipe) -> Module:
-    """Write the LLVM code for a recipe: fill functions, operations, interpreters, and the functions of a team."""
+    """Write the LLVM code for a recipe: fill functions, operations, interpreters, and the functions
+    of a team.
+    """
     module = Module()
     module.triple = recipe.target.triple
     for source in recipe.sources:
@@ -28,11 +30,13 @@ def write_module(recipe: Recipe) -> Module:
     return module
 
 
-def _write_interpreter(module: Module, name: str, functions: list[Function], barrier: Function, clocked: bool) -> None:
+def _write_interpreter(
+    module: Module, name: str, functions: list[Function], barrier: Function, clocked: bool
+) -> None:
     """Write the function that executes a program's records.
 
-    clocked: it also writes the clock to `times`, int64 [1 + 2 count]: at the start, then for each record after its items and
-    after its barrier.
+    clocked: it also writes the clock to `times`, int64 [1 + 2 count]: at the start, then for each
+    record after its items and after its barrier.
     """
     f = Function(module, name, team.WALK, public=True)
     sync, tokens = (f.load_word(f.context, CONTEXT[name]) for name in ("sync", "tokens"))
@@ -43,8 +47,11 @@ def _write_interpreter(module: Module, name: str, functions: list[Function], bar
         op = f.program + i * (8 * WORDS)
         items = f.load_word(op, at["items"])
         items = f.load_word(op, at["per_token"]).compare("!=", 0).select(items * tokens, items)
-        portion, kind, counters = (f.load_word(op, at[name]) for name in ("portion", "kind", "counters"))
-        # A thread starts with its own share of the items, which stays in its caches, then helps the others.
+        portion, kind, counters = (
+            f.load_word(op, at[name]) for name in ("portion", "kind", "counters")
+        )
+        # A thread starts with its own share of the items, which stays in its caches, then helps the
+        # others.
         with f.loop(f.threads) as turn:
             owner = (f.thread + turn) % f.threads
             begin, end = owner * items // f.threads, (owner + 1) * items // f.threads
@@ -52,8 +59,13 @@ def _write_interpreter(module: Module, name: str, functions: list[Function], bar
                 lo = begin + f.atomic_add(counters + owner * 64, portion)
                 break_if(lo.compare(">=", end))
                 hi = (lo + portion).minimum(end)
-                f.switch(kind, [lambda function=function: f.call(function, op, lo, hi, f.thread, f.context)
-                                for function in functions])
+                f.switch(
+                    kind,
+                    [
+                        lambda function=function: f.call(function, op, lo, hi, f.thread, f.context)
+                        for function in functions
+                    ],
+                )
         if clocked:
             f.store(_read_clock(f), f.times, i * 16 + 8, 8)
         with f.if_then(f.load_word(op, at["wait"]).compare("!=", 0)):
@@ -64,11 +76,12 @@ def _write_interpreter(module: Module, name: str, functions: list[Function], bar
 
 
 def _barrier(module: Module) -> Function:
-    """Wait for all threads. sync: two i64 on cache lines of their own, the number of arrivals and the round.
+    """Wait for all threads. sync: two i64 on cache lines of their own, the number of arrivals and
+    the round.
 
-    On weakly ordered processors (Arm) an operation sees all stores made before the barrier: each arrival releases its
-    thread's stores and acquires those of earlier arrivals; the last arrival starts the new round, which releases all of
-    them.
+    On weakly ordered processors (Arm) an operation sees all stores made before the barrier: each
+    arrival releases its thread's stores and acquires those of earlier arrivals; the last arrival
+    starts the new round, which releases all of them.
     """
     f = Function(module, "barrier", {"sync": i64, "threads": i64})
     round_at = f.sync + 64
@@ -90,7 +103,10 @@ def _read_clock(f: Function) -> Value:
     """Ticks of the processor's constant clock, which profile.py calibrates."""
     if "aarch64" in f.module.triple or "arm64" in f.module.triple:
         name = f.module.add_metadata([ir.MetaDataString(f.module, "cntvct_el0")])
-        kind, intrinsic = ir.FunctionType(i64, [ir.MetaDataType()]), "llvm.read_volatile_register.i64"
+        kind, intrinsic = (
+            ir.FunctionType(i64, [ir.MetaDataType()]),
+            "llvm.read_volatile_register.i64",
+        )
         read = f.module.globals.get(intrinsic) or ir.Function(f.module, kind, intrinsic)
         return Value(f, f.builder.call(read, [name]))
     return f.intrinsic("llvm.readcyclecounter", i64)

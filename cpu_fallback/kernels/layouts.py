@@ -1,11 +1,11 @@
 """Memory layouts of weights and activations for the compiled kernels.
 
-Weights [N, K] are stored as contiguous panels of 16 rows; the last panel is padded with zero rows. A panel is a sequence of
-blocks along K, padded with zeros to whole blocks, and a kernel reads it sequentially once. Lane r of a vector is row r of
-the panel. Inputs are counted in groups of 32.
+Weights [N, K] are stored as contiguous panels of 16 rows; the last panel is padded with zero rows.
+A panel is a sequence of blocks along K, padded with zeros to whole blocks, and a kernel reads it
+sequentially once. Lane r of a vector is row r of the panel. Inputs are counted in groups of 32.
 
-Activations are stored in tiles of T tokens (recipe.tiles). A tile is a sequence of records, one per span of 256 inputs. An
-integer layout's record holds the span's codes, their scale and their sums.
+Activations are stored in tiles of T tokens (recipe.tiles). A tile is a sequence of records, one per
+span of 256 inputs. An integer layout's record holds the span's codes, their scale and their sums.
 """
 
 from __future__ import annotations
@@ -17,27 +17,34 @@ import numpy as np
 
 ROWS = 16  # of a panel, one per lane of a vector
 GROUP = 32  # inputs of a group
-SPAN = 8  # groups whose activations share a scale, from a row's start; a multiple of every layout's block
+# groups whose activations share a scale, from a row's start; a multiple of every layout's block
+SPAN = 8
 SUBS = 12  # bytes of a row's sub scales and biases in 6 bits
 WIDTHS = {"float16": 2, "bfloat16": 2, "float32": 4}  # bytes of a number
 
-# Codes of a group take `bits` vectors of 64 bytes without gaps. By bits per code, the fields of each chunk k (inputs 4 k ..
-# 4 k + 3, a byte each in a 32-bit lane): (vector, lowest bit in its bytes, width, lowest bit in the code). With 6 bits, six
-# chunks take the low bits of a vector each, and two chunks the remaining bits.
+# Codes of a group take `bits` vectors of 64 bytes without gaps. By bits per code, the fields of
+# each chunk k (inputs 4 k .. 4 k + 3, a byte each in a 32-bit lane): (vector, lowest bit in its
+# bytes, width, lowest bit in the code). With 6 bits, six chunks take the low bits of a vector each,
+# and two chunks the remaining bits.
 Field = tuple[int, int, int, int]
 FIELDS: dict[int, tuple[tuple[Field, ...], ...]] = {
     2: tuple(((k % 2, k // 2 * 2, 2, 0),) for k in range(8)),
     3: tuple(((0, k, 1, 2), (1 + k % 2, k // 2 * 2, 2, 0)) for k in range(8)),
     4: tuple(((k % 4, k // 4 * 4, 4, 0),) for k in range(8)),
     5: tuple(((0, k, 1, 4), (1 + k % 4, k // 4 * 4, 4, 0)) for k in range(8)),
-    6: (*(((k, 0, 6, 0),) for k in range(6)), *(tuple((first + i, 6, 2, 2 * i) for i in range(3)) for first in (0, 3))),
+    6: (
+        *(((k, 0, 6, 0),) for k in range(6)),
+        *(tuple((first + i, 6, 2, 2 * i) for i in range(3)) for first in (0, 3)),
+    ),
     8: tuple(((k, 0, 8, 0),) for k in range(8)),
 }
 
 
 @dataclass(frozen=True)
 class FloatLayout:
-    """Float weights: a block is 32 inputs, each [16 rows] of `dtype` (float32, float16, bfloat16)."""
+    """Float weights: a block is 32 inputs, each [16 rows] of `dtype` (float32, float16,
+    bfloat16).
+    """
 
     dtype: str
 
@@ -60,8 +67,8 @@ class FloatLayout:
 class LowBitLayout:
     """w = scale * (code - offset) + bias, one scale and bias per row and `group_size` inputs.
 
-    Kernels read a block sequentially, for the hardware prefetcher. A block has no holes but padding to 64 bytes before the
-    codes:
+    Kernels read a block sequentially, for the hardware prefetcher. A block has no holes but padding
+    to 64 bytes before the codes:
         scales       [scale groups][16 rows] of `scale_dtype`
         biases       the same, if has_biases
     or with two levels of scales (256 inputs; scale = super * sub, bias = super bias * sub bias)
@@ -75,7 +82,7 @@ class LowBitLayout:
     and then
         codes        groups x bits x [16 rows] x 4 bytes, see FIELDS
     has_table: the codes are stored as indices into the table of GGUF's IQ4 types (IQ4_VALUES).
-    """
+    """  # noqa: E501
 
     bits: int
     group_size: int
@@ -88,7 +95,7 @@ class LowBitLayout:
     @cached_property
     def name(self) -> str:
         kind = ("two_level" if self.two_level else "one_level") + "_table" * self.has_table
-        return f"{self.bits}bit_g{self.group_size}_o{self.offset}_b{int(self.has_biases)}_{kind}_{self.scale_dtype}"
+        return f"{self.bits}bit_g{self.group_size}_o{self.offset}_b{int(self.has_biases)}_{kind}_{self.scale_dtype}"  # noqa: E501
 
     @cached_property
     def groups(self) -> int:
@@ -122,9 +129,17 @@ class LowBitLayout:
     @cached_property
     def offsets(self) -> dict[str, int]:
         """Byte offset of each part of a block."""
-        kinds = ("scales", "biases")[:1 + self.has_biases]
-        sizes = {f"super_{kind}": self.width(f"super_{kind}") for kind in kinds} if self.two_level else {}
-        sizes |= {"subs": SUBS} if self.packs_subs else {kind: self.scale_groups * self.width(kind) for kind in kinds}
+        kinds = ("scales", "biases")[: 1 + self.has_biases]
+        sizes = (
+            {f"super_{kind}": self.width(f"super_{kind}") for kind in kinds}
+            if self.two_level
+            else {}
+        )
+        sizes |= (
+            {"subs": SUBS}
+            if self.packs_subs
+            else {kind: self.scale_groups * self.width(kind) for kind in kinds}
+        )
         at, parts = 0, {}
         for part, size in sizes.items():
             parts[part] = at
@@ -145,11 +160,11 @@ Layout = FloatLayout | LowBitLayout
 class ActivationLayout:
     """A tile of T tokens, a record for each span.
 
-    "float": float32 [256 inputs][T].
-    "bfloat16": [128 pairs of inputs][T][2], for products with bfloat16 weights.
-    "int8x2", "int8", "int16": codes of the 8 groups, x = scale * code; then int32 offset_sum [8][T] and offset_half_sums
-    [8][2][T] (sums of a group's codes, and of its first and last 16, times -offset), float32 sum [8][T] and half_sums
-    [8][2][T] (the plain sums), float32 scale [T], padded to 256 T bytes. The codes of a group:
+    "float": float32 [256 inputs][T]. "bfloat16": [128 pairs of inputs][T][2], for products with
+    bfloat16 weights. "int8x2", "int8", "int16": codes of the 8 groups, x = scale * code; then int32
+    offset_sum [8][T] and offset_half_sums [8][2][T] (sums of a group's codes, and of its first and
+    last 16, times -offset), float32 sum [8][T] and half_sums [8][2][T] (the plain sums), float32
+    scale [T], padded to 256 T bytes. The codes of a group:
         int8x2: code = 256 * high + low, planes [2][8 chunks][T][4 inputs] int8, high first
         int8:   the same with one plane
         int16:  [8 chunks][T][4 inputs: 0, 2, 1, 3] int16, for the 16-bit multiply and pair-add
@@ -170,7 +185,9 @@ class ActivationLayout:
 
     def codes(self, tokens: int) -> int:
         """Bytes of a group's codes."""
-        return {"float": 128, "bfloat16": 64, "int8x2": 64, "int16": 64, "int8": 32}[self.name] * tokens
+        return {"float": 128, "bfloat16": 64, "int8x2": 64, "int16": 64, "int8": 32}[
+            self.name
+        ] * tokens
 
     def at(self, part: str, tokens: int) -> int:
         """Byte offset of a part in a record."""
@@ -182,7 +199,9 @@ FLOAT, BFLOAT16 = ActivationLayout("float"), ActivationLayout("bfloat16")
 
 
 def activation_layout(activation_bits: int, dot: str, offset: int = 0) -> ActivationLayout:
-    """The layout for products with low-bit weights. activation_bits: 8, 16, 32; dot: the target's; offset: the weights'."""
+    """The layout for products with low-bit weights. activation_bits: 8, 16, 32; dot: the target's;
+    offset: the weights'.
+    """
     if activation_bits == 32:
         return FLOAT
     limit = {8: 127, 16: 32639}[activation_bits]  # 127 * 256 + 127
@@ -191,24 +210,45 @@ def activation_layout(activation_bits: int, dot: str, offset: int = 0) -> Activa
     return ActivationLayout("int8x2" if activation_bits == 16 else "int8", limit, offset)
 
 
-def unpack(layout: ActivationLayout, records: np.ndarray, columns: int, size: int, tokens: int) -> np.ndarray:
-    """Dequantise packed activations: float32 [tokens, columns]. records: uint8, in tiles of `size` tokens."""
+def unpack(
+    layout: ActivationLayout, records: np.ndarray, columns: int, size: int, tokens: int
+) -> np.ndarray:
+    """Dequantise packed activations: float32 [tokens, columns]. records: uint8, in tiles of `size`
+    tokens.
+    """
     spans, tiles = columns // (SPAN * GROUP), -(-tokens // size)
-    rows = records[:tiles * spans * layout.record(size)].reshape(tiles, spans, layout.record(size))
+    rows = records[: tiles * spans * layout.record(size)].reshape(tiles, spans, layout.record(size))
     if layout.name == "float":
         x = rows.view(np.float32).reshape(tiles, spans, SPAN * GROUP, size).transpose(0, 3, 1, 2)
         return x.reshape(-1, columns)[:tokens].copy()
-    raw = np.ascontiguousarray(rows[:, :, :SPAN * layout.codes(size)])
+    raw = np.ascontiguousarray(rows[:, :, : SPAN * layout.codes(size)])
     if layout.name == "bfloat16":
-        x = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(tiles, spans, -1, size, 2)
+        x = (
+            (raw.view(np.uint16).astype(np.uint32) << 16)
+            .view(np.float32)
+            .reshape(tiles, spans, -1, size, 2)
+        )
         return x.transpose(0, 3, 1, 2, 4).reshape(-1, columns)[:tokens].copy()
     if layout.name == "int16":
-        codes = raw.view(np.int16).reshape(tiles, spans, SPAN, 8, size, 4)[..., [0, 2, 1, 3]].astype(np.int32)
+        codes = (
+            raw.view(np.int16)
+            .reshape(tiles, spans, SPAN, 8, size, 4)[..., [0, 2, 1, 3]]
+            .astype(np.int32)
+        )
     else:
         planes = raw.view(np.int8).reshape(tiles, spans, SPAN, -1, 8, size, 4).astype(np.int32)
-        codes = planes[:, :, :, 0] if layout.name == "int8" else 256 * planes[:, :, :, 0] + planes[:, :, :, 1]
+        codes = (
+            planes[:, :, :, 0]
+            if layout.name == "int8"
+            else 256 * planes[:, :, :, 0] + planes[:, :, :, 1]
+        )
     at = layout.at("scale", size)
-    scale = np.ascontiguousarray(rows[:, :, at:at + 4 * size]).view(np.float32)  # [tiles, spans, size]
+    # [tiles, spans, size]
+    scale = np.ascontiguousarray(rows[:, :, at : at + 4 * size]).view(np.float32)
     # Values beyond the tokens are undefined.
-    x = codes.transpose(0, 4, 1, 2, 3, 5).reshape(tiles * size, spans, SPAN * GROUP)[:tokens].astype(np.float32)
+    x = (
+        codes.transpose(0, 4, 1, 2, 3, 5)
+        .reshape(tiles * size, spans, SPAN * GROUP)[:tokens]
+        .astype(np.float32)
+    )
     return (x * scale.transpose(0, 2, 1).reshape(-1, spans, 1)[:tokens]).reshape(tokens, columns)

@@ -1,7 +1,9 @@
-"""Lowering of the forward to compiled programs: core.llama runs on symbols, and the words of ops.py append operations.
+"""Lowering of the forward to compiled programs: core.llama runs on symbols, and the words of ops.py
+append operations.
 
-A symbol stands for float32 numbers of each token in a buffer of the workspace. Some symbols are evaluated by their reader:
-packing a product's inputs computes a norm or a gate, and a product's reader chooses its output buffer.
+A symbol stands for float32 numbers of each token in a buffer of the workspace. Some symbols are
+evaluated by their reader: packing a product's inputs computes a norm or a gate, and a product's
+reader chooses its output buffer.
 """
 
 from __future__ import annotations
@@ -47,8 +49,10 @@ class Columns(Symbol):
 
     def read(self, tokens: int) -> np.ndarray:
         """Copy the numbers: float32 [tokens, width], or [heads, tokens, width / heads]."""
-        rows = self.buffer.array[:tokens, self.at:self.at + self.width].copy()
-        return rows if self.heads is None else rows.reshape(tokens, self.heads, -1).transpose(1, 0, 2)
+        rows = self.buffer.array[:tokens, self.at : self.at + self.width].copy()
+        return (
+            rows if self.heads is None else rows.reshape(tokens, self.heads, -1).transpose(1, 0, 2)
+        )
 
 
 @dataclass(eq=False)
@@ -78,7 +82,8 @@ class Product(Symbol):
     buffer: Buffer | None = None  # where `place` directs it
     accumulates: bool = False
     marks: list[str] = field(default_factory=list)  # probes to mark after `place`
-    additions: list[tuple[int, int]] = field(default_factory=list)  # (operation, column) of products that add to it
+    # (operation, column) of products that add to it
+    additions: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def last(self) -> int:
@@ -86,25 +91,37 @@ class Product(Symbol):
         return max([self.operations[-1], *(operation for operation, _ in self.additions)])
 
     def place(self, buffer: Buffer, accumulate: bool = False) -> None:
-        """Write or accumulate the product to `buffer`. Raises ValueError if it does not fit or already has a buffer."""
+        """Write or accumulate the product to `buffer`. Raises ValueError if it does not fit or
+        already has a buffer.
+        """
         at, rows = self.parts[-1]
         if at + pad(rows, ROWS) > buffer.array.shape[1]:
-            raise ValueError(f"products up to column {at + rows} do not fit a buffer {buffer.array.shape}")
+            raise ValueError(
+                f"products up to column {at + rows} do not fit a buffer {buffer.array.shape}"
+            )
         if self.buffer is not None:
             raise ValueError("the product has a buffer already")
         self.buffer, self.accumulates = buffer, accumulate
         for operation, (at, _) in zip(self.operations, self.parts):
-            self.trace.program.amend(operation, out=buffer.address + 4 * at, out_bytes=buffer.row_bytes,
-                                     accumulate=int(accumulate))
+            self.trace.program.amend(
+                operation,
+                out=buffer.address + 4 * at,
+                out_bytes=buffer.row_bytes,
+                accumulate=int(accumulate),
+            )
         for operation, at in self.additions:
-            self.trace.program.amend(operation, out=buffer.address + 4 * at, out_bytes=buffer.row_bytes)
+            self.trace.program.amend(
+                operation, out=buffer.address + 4 * at, out_bytes=buffer.row_bytes
+            )
         for name in self.marks:
             self.trace.probe(name, self)
 
 
 @dataclass(eq=False)
 class Adjusted(Symbol):
-    """A product times `factor`, after a norm if there is a weight; or its softcap. Computed by its reader."""
+    """A product times `factor`, after a norm if there is a weight; or its softcap. Computed by its
+    reader.
+    """
 
     product: Product
     weight: Buffer | None = None
@@ -120,21 +137,43 @@ class Adjusted(Symbol):
         return self.product.first
 
     def place(self, buffer: Buffer, accumulate: bool = False) -> None:
-        """Write or accumulate it to `buffer`. Raises ValueError as Product.place, or if Workspace.delta is missing."""
+        """Write or accumulate it to `buffer`. Raises ValueError as Product.place, or if
+        Workspace.delta is missing.
+        """
         w = self.trace.workspace
         source = w.delta if accumulate else buffer
         if not len(source.array):
-            raise ValueError("the workspace has no buffer for normed or scaled outputs: no LayerSpec asks for it")
+            raise ValueError(
+                "the workspace has no buffer for normed or scaled outputs: no LayerSpec asks for it"
+            )
         self.product.place(source)
         if self.cap:
-            self.trace.program.add("softcap", 1, per_token=True, target=source.address, target_bytes=source.row_bytes,
-                                   groups=buffer.array.shape[1] // GROUP, cap=float_bits(self.cap))
+            self.trace.program.add(
+                "softcap",
+                1,
+                per_token=True,
+                target=source.address,
+                target_bytes=source.row_bytes,
+                groups=buffer.array.shape[1] // GROUP,
+                cap=float_bits(self.cap),
+            )
         else:
             self.trace.program.add(
-                "adjust", 1, per_token=True, delta=source.address, delta_bytes=source.row_bytes,
-                weight=self.weight.address if self.weight else 0, factor=float_bits(self.factor), target=buffer.address,
-                target_bytes=buffer.row_bytes, accumulate=int(accumulate), groups=buffer.array.shape[1] // GROUP,
-                width=float_bits(self.trace.config.hidden_size), eps=float_bits(self.eps), scratch=w.scratch.address)
+                "adjust",
+                1,
+                per_token=True,
+                delta=source.address,
+                delta_bytes=source.row_bytes,
+                weight=self.weight.address if self.weight else 0,
+                factor=float_bits(self.factor),
+                target=buffer.address,
+                target_bytes=buffer.row_bytes,
+                accumulate=int(accumulate),
+                groups=buffer.array.shape[1] // GROUP,
+                width=float_bits(self.trace.config.hidden_size),
+                eps=float_bits(self.eps),
+                scratch=w.scratch.address,
+            )
         self.columns = Columns(self.trace, buffer, 0, self.product.parts[0][1])
         for name in self.marks:
             self.trace.probe(name, self)
@@ -147,8 +186,10 @@ class Mark:
     name: str
     first: int
     last: int
-    read: Callable[[int], np.ndarray]  # after operation last - 1, read(tokens) returns the values, float32 [tokens, ...]
-    # The buffer that operations first .. last - 1 accumulate to. Zeroed before them, it has their sum only.
+    # after operation last - 1, read(tokens) returns the values, float32 [tokens, ...]
+    read: Callable[[int], np.ndarray]
+    # The buffer that operations first .. last - 1 accumulate to. Zeroed before them, it has their
+    # sum only.
     zeroed: Buffer | None = None
 
     def shift(self, by: int) -> Mark:
@@ -168,9 +209,11 @@ class Segment:
 class View(ops.View):
     """Stand-in for cache.View while the forward is traced."""
 
-    def __init__(self, trace: Trace, count: int, adapters: tuple[int, ...] = (), is_probed: bool = True):
-        """count: 1 for a decoded token, more for a prompt. adapters: numbers of those that the rows may have. is_probed:
-        mark the probes."""
+    def __init__(
+        self, trace: Trace, count: int, adapters: tuple[int, ...] = (), is_probed: bool = True
+    ):
+        """count: 1 for a decoded token, more for a prompt. adapters: numbers of those that the rows
+        may have. is_probed: mark the probes."""
         self.trace, self.count, self.adapters = trace, count, adapters
         self.listener = trace.probe if is_probed else None
 
@@ -187,9 +230,17 @@ class View(ops.View):
 class Trace:
     """A run of the forward on symbols."""
 
-    def __init__(self, config: LlamaConfig, code: Code, workspace: Workspace, threads: int, decode: bool):
+    def __init__(
+        self, config: LlamaConfig, code: Code, workspace: Workspace, threads: int, decode: bool
+    ):
         """decode: for single tokens; products take smaller portions of panels."""
-        self.config, self.code, self.workspace, self.threads, self.decode = config, code, workspace, threads, decode
+        self.config, self.code, self.workspace, self.threads, self.decode = (
+            config,
+            code,
+            workspace,
+            threads,
+            decode,
+        )
         self.program = Program(code, threads)
         self.segments: list[Segment] = []  # finished programs
         self.vectors: list[Buffer] = []  # norms and biases that they point to
@@ -203,7 +254,9 @@ class Trace:
     # ---- probes and segments
 
     def probe(self, name: str, symbol: Symbol) -> None:
-        """Mark the operation after which `symbol` can be read: for columns the latest, else the one that computes it."""
+        """Mark the operation after which `symbol` can be read: for columns the latest, else the one
+        that computes it.
+        """
         now = len(self.program)
         if isinstance(symbol, Columns):
             self._marks.append(Mark(name, now, now, symbol.read))
@@ -216,8 +269,12 @@ class Trace:
             symbol.marks.append(name)
         else:
             (at, width), last = symbol.parts[0], symbol.last + 1
-            first, zeroed = (symbol.operations[0], symbol.buffer) if symbol.accumulates else (last, None)
-            self._marks.append(Mark(name, first, last, Columns(self, symbol.buffer, at, width).read, zeroed))
+            first, zeroed = (
+                (symbol.operations[0], symbol.buffer) if symbol.accumulates else (last, None)
+            )
+            self._marks.append(
+                Mark(name, first, last, Columns(self, symbol.buffer, at, width).read, zeroed)
+            )
 
     def mark_sums(self) -> None:
         """Mark the probes of the sum that was just added."""
@@ -231,8 +288,10 @@ class Trace:
         token_bytes = columns // WIDTH * layout.record(1)
 
         def read(tokens: int) -> np.ndarray:
-            tiles = [unpack(layout, records[first * token_bytes:], columns, size, count)
-                     for first, count, size in split_tokens(target, layout, tokens)]
+            tiles = [
+                unpack(layout, records[first * token_bytes :], columns, size, count)
+                for first, count, size in split_tokens(target, layout, tokens)
+            ]
             return np.concatenate(tiles)[:, :width]
 
         return read
@@ -241,7 +300,9 @@ class Trace:
         """End a segment before operation `at` (None: after the latest)."""
         at = len(self.program) if at is None else at
         rest = self.program.cut(at)
-        marks = sorted((mark for mark in self._marks if mark.last <= at), key=lambda mark: mark.last)
+        marks = sorted(
+            (mark for mark in self._marks if mark.last <= at), key=lambda mark: mark.last
+        )
         self._marks = [mark.shift(at) for mark in self._marks if mark.last > at]
         self.segments.append(Segment(self.program.finish(), tuple(marks), tuple(self._moves)))
         self.program, self._moves = rest, []
@@ -254,7 +315,9 @@ class Trace:
         self._moves.append(buffer)
 
     def finish(self, logits: Product | Adjusted, separate_head: bool) -> list[Segment]:
-        """End the trace. separate_head: end a segment before the head, which runs for HEAD_CHUNK tokens at a time."""
+        """End the trace. separate_head: end a segment before the head, which runs for HEAD_CHUNK
+        tokens at a time.
+        """
         logits.place(self.workspace.logits)
         if separate_head:
             self.split(logits.first)
@@ -266,7 +329,7 @@ class Trace:
     def copy_vector(self, values: np.ndarray) -> Buffer:
         """Copy a norm's weight or a bias, padded with zeros."""
         buffer = Buffer(pad(len(values), WIDTH))
-        buffer.array[:len(values)] = values
+        buffer.array[: len(values)] = values
         self.vectors.append(buffer)
         return buffer
 
@@ -279,7 +342,9 @@ class Trace:
         return tuple(parts)
 
     def pack(self, x: Symbol, layouts: list[ActivationLayout], of_experts: bool = False) -> Buffer:
-        """Append packing of x in each layout; returns the buffer that it reads. of_experts: sorted by experts' tiles."""
+        """Append packing of x in each layout; returns the buffer that it reads. of_experts: sorted
+        by experts' tiles.
+        """
         w, b, b_bytes = self.workspace, None, 0
         if isinstance(x, Normed):
             source, a, b = "norm", w.hidden, x.weight
@@ -293,49 +358,100 @@ class Trace:
             source, a = "plain", x.buffer
         groups = a.array.shape[1] // GROUP
         if a.array.shape[1] % WIDTH or (b is not None and b.array.shape[-1] < a.array.shape[1]):
-            raise ValueError(f"rows of {a.array.shape} and {b and b.array.shape} are not multiples of {WIDTH}")
-        part = max(8, pad(-(-groups // 8), 8))  # at most eight parts, since each computes a norm's sum of squares
-        width, eps = (self.config.hidden_size, x.eps) if source == "norm" else (1, self.config.rms_norm_eps)
+            raise ValueError(
+                f"rows of {a.array.shape} and {b and b.array.shape} are not multiples of {WIDTH}"
+            )
+        # at most eight parts, since each computes a norm's sum of squares
+        part = max(8, pad(-(-groups // 8), 8))
+        width, eps = (
+            (self.config.hidden_size, x.eps) if source == "norm" else (1, self.config.rms_norm_eps)
+        )
         kind, parts, routed = pack_kind, -(-groups // part), {}
         if of_experts:
             r, used = w.routing, self.config.num_experts_per_tok
             kind, parts = gather_kind, parts * used
-            routed = {"tiles": r.tiles.address, "order": r.order.address, "used": used,
-                      "is_sorted": int(isinstance(x, Gated))}
+            routed = {
+                "tiles": r.tiles.address,
+                "order": r.order.address,
+                "used": used,
+                "is_sorted": int(isinstance(x, Gated)),
+            }
         for layout in layouts:
             self.program.add(
-                kind(layout, source), parts, per_token=True, wait=layout is layouts[-1],
-                a=a.address, a_bytes=a.row_bytes, b=b.address if b else a.address, b_bytes=b_bytes, groups=groups, part=part,
-                x=w.activations[layout].address, x_bytes=groups // SPAN * layout.record(1),
-                width=float_bits(width), eps=float_bits(eps), scratch=w.scratch.address, **routed)
+                kind(layout, source),
+                parts,
+                per_token=True,
+                wait=layout is layouts[-1],
+                a=a.address,
+                a_bytes=a.row_bytes,
+                b=b.address if b else a.address,
+                b_bytes=b_bytes,
+                groups=groups,
+                part=part,
+                x=w.activations[layout].address,
+                x_bytes=groups // SPAN * layout.record(1),
+                width=float_bits(width),
+                eps=float_bits(eps),
+                scratch=w.scratch.address,
+                **routed,
+            )
         return a
 
     def multiply(self, x: Symbol, panels: tuple[Panels, ...], bias: np.ndarray | None) -> Product:
-        """Append packing of x and its products with all matrices. bias: float32, concatenated, or None."""
+        """Append packing of x and its products with all matrices. bias: float32, concatenated, or
+        None.
+        """
         first, activation_layout = len(self.program), self.code.recipe.activation_layout
-        packed = self.pack(x, list(dict.fromkeys(activation_layout(matrix.plan.layout) for matrix in panels)))
+        packed = self.pack(
+            x, list(dict.fromkeys(activation_layout(matrix.plan.layout) for matrix in panels))
+        )
         product = Product(self, first, [], [])
         at = row = 0
         for matrix in panels:
             rows = matrix.plan.rows
-            part = None if bias is None else bias[row:row + rows]
-            product.operations.append(self._multiply_one(matrix, packed, part, wait=matrix is panels[-1]))
+            part = None if bias is None else bias[row : row + rows]
+            product.operations.append(
+                self._multiply_one(matrix, packed, part, wait=matrix is panels[-1])
+            )
             product.parts.append((at, rows))
             at, row = at + pad(rows, ROWS), row + rows
         if bias is not None and len(bias) != row:
             raise ValueError(f"a bias of {len(bias)} does not fit matrices of {row} rows")
         return product
 
-    def mix_experts(self, x: Symbol, scores: Product, gate: tuple[Panels, ...], up: tuple[Panels, ...],
-                    down: tuple[Panels, ...], spec: ExpertsSpec, activation: str) -> Product:
-        """Append the choice of experts and their MLPs of x; returns the weighted sum of their outputs."""
+    def mix_experts(
+        self,
+        x: Symbol,
+        scores: Product,
+        gate: tuple[Panels, ...],
+        up: tuple[Panels, ...],
+        down: tuple[Panels, ...],
+        spec: ExpertsSpec,
+        activation: str,
+    ) -> Product:
+        """Append the choice of experts and their MLPs of x; returns the weighted sum of their
+        outputs.
+        """
         w, r = self.workspace, self.workspace.routing
         scores.place(r.scores)
         self.program.add(
-            "route", 1, scores=r.scores.address, scores_bytes=r.scores.row_bytes, experts=spec.count, used=spec.used,
-            normalises=int(spec.normalises), chosen=r.chosen.address, shares=r.shares.address, counts=r.counts.address,
-            tiles=r.tiles.address, order=r.order.address, rows=r.row_of.address)
-        layouts = [self.code.recipe.activation_layout(stack[0].plan.layout) for stack in (gate, up, down)]
+            "route",
+            1,
+            scores=r.scores.address,
+            scores_bytes=r.scores.row_bytes,
+            experts=spec.count,
+            used=spec.used,
+            normalises=int(spec.normalises),
+            chosen=r.chosen.address,
+            shares=r.shares.address,
+            counts=r.counts.address,
+            tiles=r.tiles.address,
+            order=r.order.address,
+            rows=r.row_of.address,
+        )
+        layouts = [
+            self.code.recipe.activation_layout(stack[0].plan.layout) for stack in (gate, up, down)
+        ]
         packed = self.pack(x, list(dict.fromkeys(layouts[:2])), of_experts=True)
         self._multiply_experts(gate, packed, w.gate, wait=False)
         self._multiply_experts(up, packed, w.up)
@@ -343,52 +459,107 @@ class Trace:
         self._multiply_experts(down, packed, r.outputs)
         width = self.config.hidden_size
         operation = self.program.add(
-            "combine", 1, per_token=True, outputs=r.outputs.address, outputs_bytes=r.outputs.row_bytes,
-            rows=r.row_of.address, shares=r.shares.address, used=spec.used, vectors=pad(width, ROWS) // ROWS, out=0,
-            out_bytes=0, accumulate=0)
+            "combine",
+            1,
+            per_token=True,
+            outputs=r.outputs.address,
+            outputs_bytes=r.outputs.row_bytes,
+            rows=r.row_of.address,
+            shares=r.shares.address,
+            used=spec.used,
+            vectors=pad(width, ROWS) // ROWS,
+            out=0,
+            out_bytes=0,
+            accumulate=0,
+        )
         return Product(self, scores.first, [operation], [(0, width)])
 
-    def _multiply_experts(self, stack: tuple[Panels, ...], packed: Buffer, out: Buffer, wait: bool = True) -> None:
+    def _multiply_experts(
+        self, stack: tuple[Panels, ...], packed: Buffer, out: Buffer, wait: bool = True
+    ) -> None:
         plan, used = stack[0].plan, self.config.num_experts_per_tok
         layout, columns = self.code.recipe.activation_layout(plan.layout), packed.array.shape[1]
         if plan.columns > columns or plan.panels * ROWS > out.array.shape[1]:
-            raise ValueError(f"{plan.tensor.name} {plan.tensor.shape} does not fit inputs of {columns}, outputs of "
-                             f"{out.array.shape[1]}")
+            raise ValueError(
+                f"{plan.tensor.name} {plan.tensor.shape} does not fit inputs of {columns}, "
+                "outputs of "
+                f"{out.array.shape[1]}"
+            )
         addresses = Buffer(len(stack), dtype=np.int64)
         addresses.array[:] = [matrix.address for matrix in stack]
         self.vectors.append(addresses)
-        part = min(max(1, (1 << 17) // plan.panel_bytes), -(-plan.panels * used // (2 * self.threads)), plan.panels)
+        part = min(
+            max(1, (1 << 17) // plan.panel_bytes),
+            -(-plan.panels * used // (2 * self.threads)),
+            plan.panels,
+        )
         part = pad(part, panels_at_once(self.code.recipe.target, plan.layout, 1))
         self.program.add(
-            experts_kind(plan.layout), used * -(-plan.panels // part), per_token=True, wait=wait, weights=addresses.address,
-            panel_bytes=plan.panel_bytes, panels=plan.panels, part=part, blocks=plan.blocks,
-            x=self.workspace.activations[layout].address, x_bytes=columns // WIDTH * layout.record(1), out=out.address,
-            out_bytes=out.row_bytes, tiles=self.workspace.routing.tiles.address)
+            experts_kind(plan.layout),
+            used * -(-plan.panels // part),
+            per_token=True,
+            wait=wait,
+            weights=addresses.address,
+            panel_bytes=plan.panel_bytes,
+            panels=plan.panels,
+            part=part,
+            blocks=plan.blocks,
+            x=self.workspace.activations[layout].address,
+            x_bytes=columns // WIDTH * layout.record(1),
+            out=out.address,
+            out_bytes=out.row_bytes,
+            tiles=self.workspace.routing.tiles.address,
+        )
 
-    def add_low_rank(self, product: Product, x: Symbol, a: Panels, b: tuple[Panels, ...], adapter: int) -> None:
-        """Append (x @ a.T) @ b.T, added to `product` in rows with this adapter. b: for each part of the product."""
+    def add_low_rank(
+        self, product: Product, x: Symbol, a: Panels, b: tuple[Panels, ...], adapter: int
+    ) -> None:
+        """Append (x @ a.T) @ b.T, added to `product` in rows with this adapter. b: for each part of
+        the product.
+        """
         w, layout = self.workspace, self.code.recipe.activation_layout(a.plan.layout)
         inner = self._multiply_one(a, self.pack(x, [layout]), None, wait=True)
         self.program.amend(inner, out=w.low_rank.address, out_bytes=w.low_rank.row_bytes)
         width = pad(a.plan.rows, GROUP)
-        self.program.add("select", 1, per_token=True, target=w.low_rank.address, target_bytes=w.low_rank.row_bytes,
-                         groups=width // GROUP, adapter=adapter)
+        self.program.add(
+            "select",
+            1,
+            per_token=True,
+            target=w.low_rank.address,
+            target_bytes=w.low_rank.row_bytes,
+            groups=width // GROUP,
+            adapter=adapter,
+        )
         packed = self.pack(Columns(self, w.low_rank, 0, width), [layout])
         for part, (at, _) in zip(b, product.parts, strict=True):
             operation = self._multiply_one(part, packed, None, wait=part is b[-1])
             self.program.amend(operation, accumulate=1)
             product.additions.append((operation, at))
 
-    def _multiply_one(self, matrix: Panels, packed: Buffer, bias: np.ndarray | None, wait: bool) -> int:
+    def _multiply_one(
+        self, matrix: Panels, packed: Buffer, bias: np.ndarray | None, wait: bool
+    ) -> int:
         plan, layout = matrix.plan, self.code.recipe.activation_layout(matrix.plan.layout)
         columns = packed.array.shape[1]
         if plan.columns > columns:
-            raise ValueError(f"{plan.tensor.name} {plan.tensor.shape} does not fit inputs of {columns}")
+            raise ValueError(
+                f"{plan.tensor.name} {plan.tensor.shape} does not fit inputs of {columns}"
+            )
         portion = max(1, (1 << 16 if self.decode else 1 << 17) // plan.panel_bytes)
         portion = min(portion, max(1, plan.panels // (2 * self.threads)))
         portion = pad(portion, panels_at_once(self.code.recipe.target, plan.layout, 1))
         return self.program.add(
-            product_kind(plan.layout), plan.panels, portion, wait=wait, weights=matrix.address,
-            panel_bytes=plan.panel_bytes, blocks=plan.blocks, x=self.workspace.activations[layout].address,
-            x_bytes=columns // WIDTH * layout.record(1), out=0, out_bytes=0,
-            bias=0 if bias is None else self.copy_vector(bias).address, accumulate=0)
+            product_kind(plan.layout),
+            plan.panels,
+            portion,
+            wait=wait,
+            weights=matrix.address,
+            panel_bytes=plan.panel_bytes,
+            blocks=plan.blocks,
+            x=self.workspace.activations[layout].address,
+            x_bytes=columns // WIDTH * layout.record(1),
+            out=0,
+            out_bytes=0,
+            bias=0 if bias is None else self.copy_vector(bias).address,
+            accumulate=0,
+        )

@@ -5,7 +5,14 @@ from __future__ import annotations
 from .emit import LANES, Function, Module, Value, Variable, f32, f32s, i32, i64, kernel
 from .layouts import GROUP
 
-ADJUST = {"delta": i64, "weight": i64, "factor": f32, "target": i64, "accumulate": i64, "groups": i64}
+ADJUST = {
+    "delta": i64,
+    "weight": i64,
+    "factor": f32,
+    "target": i64,
+    "accumulate": i64,
+    "groups": i64,
+}
 
 
 @kernel
@@ -24,7 +31,9 @@ def sum_of_squares(module: Module, public: bool = False) -> Function:
 @kernel
 def norm_head(module: Module, public: bool = False) -> Function:
     """RMS norm of one head in place. x, weight: float32 [width]."""
-    f = Function(module, "norm_head", {"x": i64, "weight": i64, "width": i64, "eps": f32}, public=public)
+    f = Function(
+        module, "norm_head", {"x": i64, "weight": i64, "width": i64, "eps": f32}, public=public
+    )
     vectorised = f.width // LANES * LANES
     sums, rest = Variable(f, f.zero(f32s)), Variable(f, f.constant(f32, 0.0))
     with f.loop(vectorised, 0, LANES) as d:
@@ -36,7 +45,12 @@ def norm_head(module: Module, public: bool = False) -> Function:
     mean = (f.reduce_sum(sums.get()) + rest.get()) / f.width.truncate(i32).to_float()
     scale = f.constant(f32, 1.0) / f.math("sqrt", mean + f.eps)
     with f.loop(vectorised, 0, LANES) as d:
-        f.store(f.load(f32s, f.x, d * 4, 4) * scale.splat() * f.load(f32s, f.weight, d * 4, 4), f.x, d * 4, 4)
+        f.store(
+            f.load(f32s, f.x, d * 4, 4) * scale.splat() * f.load(f32s, f.weight, d * 4, 4),
+            f.x,
+            d * 4,
+            4,
+        )
     with f.loop(f.width, vectorised) as d:
         f.store(f.load(f32, f.x, d * 4, 4) * scale * f.load(f32, f.weight, d * 4, 4), f.x, d * 4, 4)
     return f.finish()
@@ -44,7 +58,9 @@ def norm_head(module: Module, public: bool = False) -> Function:
 
 @kernel
 def adjust(module: Module, public: bool = False) -> Function:
-    """target = delta * factor (* weight, unless 0) (+ target, if accumulate). All three: float32 [32 groups]."""
+    """target = delta * factor (* weight, unless 0) (+ target, if accumulate). All three: float32
+    [32 groups].
+    """
     f = Function(module, "adjust", ADJUST, public=public)
     with f.loop(f.groups * (GROUP // LANES)) as i:
         at = i * (4 * LANES)

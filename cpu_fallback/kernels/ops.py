@@ -1,4 +1,6 @@
-"""The vocabulary (core.ops) on symbols: each word appends operations to the traced program, or lets its reader do so."""
+"""The vocabulary (core.ops) on symbols: each word appends operations to the traced program, or lets
+its reader do so.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +49,15 @@ def softcap(x: Product, cap: float) -> Adjusted:
     return Adjusted(x.trace, x, cap=cap)
 
 
-def add_rms_norm(x: Columns, delta: Product | Adjusted | None, weight: np.ndarray, eps: float) -> tuple[Columns, Normed]:
+def add_rms_norm(
+    x: Columns, delta: Product | Adjusted | None, weight: np.ndarray, eps: float
+) -> tuple[Columns, Normed]:
     return add(x, delta), Normed(x.trace, x.trace.copy_vector(weight), eps)
 
 
-def linear(x: Symbol, weight: Panels | tuple[Panels, ...], bias: np.ndarray | None = None) -> Product:
+def linear(
+    x: Symbol, weight: Panels | tuple[Panels, ...], bias: np.ndarray | None = None
+) -> Product:
     return x.trace.multiply(x, weight if isinstance(weight, tuple) else (weight,), bias)
 
 
@@ -62,34 +68,64 @@ def adapt(product: Product, x: Symbol, adapters: ops.Adapters, view: View) -> Pr
     return product
 
 
-def gated_linear(x: Symbol, weight: tuple[Panels, Panels], bias: np.ndarray | None = None,
-                 activation: str = "silu") -> Gated:
+def gated_linear(
+    x: Symbol,
+    weight: tuple[Panels, Panels],
+    bias: np.ndarray | None = None,
+    activation: str = "silu",
+) -> Gated:
     return gate(x.trace.multiply(x, weight, bias), activation)
 
 
 def gate(gate_up: Product, activation: str) -> Gated:
     trace, w = gate_up.trace, gate_up.trace.workspace
-    for operation, (at, rows), buffer in zip(gate_up.operations, gate_up.parts, (w.gate, w.up), strict=True):
+    for operation, (at, rows), buffer in zip(
+        gate_up.operations, gate_up.parts, (w.gate, w.up), strict=True
+    ):
         if pad(rows, ROWS) > buffer.array.shape[1]:
-            raise ValueError(f"a product of {rows} columns does not fit a buffer {buffer.array.shape}")
-        for number in (operation, *(addition for addition, column in gate_up.additions if column == at)):
+            raise ValueError(
+                f"a product of {rows} columns does not fit a buffer {buffer.array.shape}"
+            )
+        for number in (
+            operation,
+            *(addition for addition, column in gate_up.additions if column == at),
+        ):
             trace.program.amend(number, out=buffer.address, out_bytes=buffer.row_bytes)
     return Gated(trace, activation)
 
 
-def experts(x: Symbol, scores: Product, gate: tuple[Panels, ...], up: tuple[Panels, ...], down: tuple[Panels, ...],
-            spec: ExpertsSpec, activation: str = "silu") -> Product:
+def experts(
+    x: Symbol,
+    scores: Product,
+    gate: tuple[Panels, ...],
+    up: tuple[Panels, ...],
+    down: tuple[Panels, ...],
+    spec: ExpertsSpec,
+    activation: str = "silu",
+) -> Product:
     return x.trace.mix_experts(x, scores, gate, up, down, spec, activation)
 
 
-def norm_heads(heads: Product, query_weight: np.ndarray, key_weight: np.ndarray, spec: LayerSpec) -> Columns:
+def norm_heads(
+    heads: Product, query_weight: np.ndarray, key_weight: np.ndarray, spec: LayerSpec
+) -> Columns:
     trace = heads.trace
     query, key, _ = _place_heads(heads, spec)
     trace.program.add(
-        "norm_heads", 1, per_token=True, qkv=query.buffer.address, qkv_bytes=query.buffer.row_bytes,
-        heads=query.width // len(query_weight), key_heads=key.width // len(key_weight), query_width=len(query_weight),
-        key_width=len(key_weight), keys_at=4 * key.at, query_weight=trace.copy_vector(query_weight).address,
-        key_weight=trace.copy_vector(key_weight).address, eps=float_bits(spec.eps))
+        "norm_heads",
+        1,
+        per_token=True,
+        qkv=query.buffer.address,
+        qkv_bytes=query.buffer.row_bytes,
+        heads=query.width // len(query_weight),
+        key_heads=key.width // len(key_weight),
+        query_width=len(query_weight),
+        key_width=len(key_weight),
+        keys_at=4 * key.at,
+        query_weight=trace.copy_vector(query_weight).address,
+        key_weight=trace.copy_vector(key_weight).address,
+        eps=float_bits(spec.eps),
+    )
     return query
 
 
@@ -100,19 +136,33 @@ def split_heads(heads: Symbol, spec: LayerSpec) -> tuple[Columns, Columns, Colum
 def rope_and_store(heads: Symbol, view: View, spec: LayerSpec) -> Columns:
     query, key, value = _place_heads(heads, spec)
     heads.trace.program.add(
-        "rotate", spec.key_value_heads, portion=1 if heads.trace.decode else spec.key_value_heads, per_token=True,
-        qkv=query.buffer.address, qkv_bytes=query.buffer.row_bytes, heads=spec.heads,
-        key_heads=spec.key_value_heads, keys_at=4 * key.at, values_at=4 * value.at, rotates=int(spec.rotates),
-        table_at=4 * spec.angles.start, query_table_at=4 * spec.query_angles.start,
-        **_page_offsets(heads.trace, spec))
+        "rotate",
+        spec.key_value_heads,
+        portion=1 if heads.trace.decode else spec.key_value_heads,
+        per_token=True,
+        qkv=query.buffer.address,
+        qkv_bytes=query.buffer.row_bytes,
+        heads=spec.heads,
+        key_heads=spec.key_value_heads,
+        keys_at=4 * key.at,
+        values_at=4 * value.at,
+        rotates=int(spec.rotates),
+        table_at=4 * spec.angles.start,
+        query_table_at=4 * spec.query_angles.start,
+        **_page_offsets(heads.trace, spec),
+    )
     return query
 
 
 def _page_offsets(trace: Trace, spec: LayerSpec) -> dict[str, int]:
     """Offsets of the layer's keys and values in a page, as operands."""
     pages, i = trace.workspace.pages, spec.index
-    return {"page_keys": pages.numbers(i, 0), "page_values": pages.numbers(i, 1), "key_scales": pages.scales(i, 0),
-            "value_scales": pages.scales(i, 1)}
+    return {
+        "page_keys": pages.numbers(i, 0),
+        "page_values": pages.numbers(i, 1),
+        "key_scales": pages.scales(i, 0),
+        "value_scales": pages.scales(i, 1),
+    }
 
 
 def _place_heads(heads: Symbol, spec: LayerSpec) -> tuple[Columns, Columns, Columns]:
@@ -128,9 +178,19 @@ def _place_heads(heads: Symbol, spec: LayerSpec) -> tuple[Columns, Columns, Colu
 def attend(query: Columns, view: View, spec: LayerSpec) -> Columns:
     out = query.trace.workspace.mixed
     query.trace.program.add(
-        "attend", spec.key_value_heads, per_token=True, qkv=query.buffer.address, qkv_bytes=query.buffer.row_bytes,
-        shared=spec.heads // spec.key_value_heads, key_heads=spec.key_value_heads, out=out.address, out_bytes=out.row_bytes,
-        window=spec.window or NO_WINDOW, scale=float_bits(spec.scale), **_page_offsets(query.trace, spec))
+        "attend",
+        spec.key_value_heads,
+        per_token=True,
+        qkv=query.buffer.address,
+        qkv_bytes=query.buffer.row_bytes,
+        shared=spec.heads // spec.key_value_heads,
+        key_heads=spec.key_value_heads,
+        out=out.address,
+        out_bytes=out.row_bytes,
+        window=spec.window or NO_WINDOW,
+        scale=float_bits(spec.scale),
+        **_page_offsets(query.trace, spec),
+    )
     return Columns(query.trace, out, 0, spec.heads * spec.head_dim)
 
 

@@ -1,4 +1,6 @@
-"""Packing of activations: float32 rows to the records that products read (layouts.ActivationLayout)."""
+"""Packing of activations: float32 rows to the records that products read
+(layouts.ActivationLayout).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from .emit import (
 from .layouts import GROUP, ActivationLayout
 
 PACK = {
-    "a": i64, "b": i64,  # float32 [32 groups]
+    "a": i64,
+    "b": i64,  # float32 [32 groups]
     "factor": f32,
     "groups": i64,  # a multiple of SPAN
     "out": i64,  # the first record to write
@@ -34,13 +37,15 @@ PACK = {
 
 
 @kernel
-def pack(module: Module, x_layout: ActivationLayout, source: str, single: bool, public: bool = False) -> Function:
+def pack(
+    module: Module, x_layout: ActivationLayout, source: str, single: bool, public: bool = False
+) -> Function:
     """Pack one token's numbers x into the records of its tile; single: a tile of one token.
 
-    source: "plain" x = a; "norm" x = a * factor * b; "silu" x = silu(a) * b; "gelu_tanh" x = gelu(a) * b, by the tanh
-    approximation.
+    source: "plain" x = a; "norm" x = a * factor * b; "silu" x = silu(a) * b; "gelu_tanh" x =
+    gelu(a) * b, by the tanh approximation.
     """
-    name = f"pack_{source}_{x_layout.name}_{x_layout.limit}_{x_layout.offset}_{'one' if single else 'tile'}"
+    name = f"pack_{source}_{x_layout.name}_{x_layout.limit}_{x_layout.offset}_{'one' if single else 'tile'}"  # noqa: E501
     f = Function(module, name, PACK, public=public)
     tokens, index = (1, f.constant(i64, 0)) if single else (f.size, f.index)
     record = x_layout.record(tokens)
@@ -70,7 +75,9 @@ def pack(module: Module, x_layout: ActivationLayout, source: str, single: bool, 
                     f.store(value, out, 4 * LANES * half, 4)
                     continue
                 for e in range(LANES):
-                    f.store(value.extract_lane(e), out + index * 4, 4 * tokens * (LANES * half + e), 4)
+                    f.store(
+                        value.extract_lane(e), out + index * 4, 4 * tokens * (LANES * half + e), 4
+                    )
         return f.finish()
     if x_layout.name == "bfloat16":
         with f.loop(f.groups) as i:
@@ -78,7 +85,9 @@ def pack(module: Module, x_layout: ActivationLayout, source: str, single: bool, 
             for half, value in enumerate(load_values(i)):
                 pairs = _round_to_bfloat16(f, value).bitcast(vector(i32, LANES // 2))
                 for pair in range(LANES // 2):
-                    f.store(pairs.extract_lane(pair), out, 4 * tokens * (LANES // 2 * half + pair), 4)
+                    f.store(
+                        pairs.extract_lane(pair), out, 4 * tokens * (LANES // 2 * half + pair), 4
+                    )
         return f.finish()
     scratch = f.allocate_stack(4 * GROUP * layouts.SPAN)
     with f.loop(f.groups // layouts.SPAN) as span:
@@ -90,7 +99,9 @@ def pack(module: Module, x_layout: ActivationLayout, source: str, single: bool, 
                 largest.set(size.compare(">", largest.get()).select(size, largest.get()))
         top = f.reduce_max(largest.get()).bitcast(f32)
         usable = top.compare(">", 1e-30)  # keeps limit / top finite; smaller spans become zero
-        inverse = usable.select(f.constant(f32, float(x_layout.limit)) / usable.select(top, 1.0), 0.0)
+        inverse = usable.select(
+            f.constant(f32, float(x_layout.limit)) / usable.select(top, 1.0), 0.0
+        )
         scale = top * float(np.float32(1 / x_layout.limit))
         with f.loop(layouts.SPAN) as i:
             x = [f.load(f32s, scratch, i * (4 * GROUP) + 4 * LANES * half, 4) for half in range(2)]
@@ -106,8 +117,16 @@ def _round_to_bfloat16(f: Function, x: Value) -> Value:
     return x.compare("==", x).select(rounded, 0x7FC0).truncate(vector(i16))
 
 
-def _quantise(f: Function, x_layout: ActivationLayout, x: list[Value], inverse: Value, record: Value, group: Value,
-              index: Value, tokens: Value | int) -> None:
+def _quantise(
+    f: Function,
+    x_layout: ActivationLayout,
+    x: list[Value],
+    inverse: Value,
+    record: Value,
+    group: Value,
+    index: Value,
+    tokens: Value | int,
+) -> None:
     """Quantise one token's group of a span: code = x / scale, rounded. tokens: of the tile."""
     out = record + group * x_layout.codes(tokens)
     codes = [f.math("rint", half * inverse.splat()).to_int() for half in x]
@@ -117,11 +136,18 @@ def _quantise(f: Function, x_layout: ActivationLayout, x: list[Value], inverse: 
         at = record + group * (4 * len(totals) * tokens) + index * 4
         for half, total in enumerate(totals):
             f.store(total.to_float(), at, x_layout.at(name, tokens) + 4 * half * tokens, 4)
-            f.store(total * -x_layout.offset, at, x_layout.at(f"offset_{name}", tokens) + 4 * half * tokens, 4)
+            f.store(
+                total * -x_layout.offset,
+                at,
+                x_layout.at(f"offset_{name}", tokens) + 4 * half * tokens,
+                4,
+            )
 
     if x_layout.name == "int16":
         for half, code in enumerate(codes):
-            swapped = code.truncate(vector(i16)).shuffle([4 * j + e for j in range(4) for e in (0, 2, 1, 3)])
+            swapped = code.truncate(vector(i16)).shuffle(
+                [4 * j + e for j in range(4) for e in (0, 2, 1, 3)]
+            )
             quads = swapped.bitcast(vector(i64, 4))
             for j in range(4):
                 f.store(quads.extract_lane(j), out + index * 8, 8 * tokens * (4 * half + j), 4)
@@ -134,4 +160,9 @@ def _quantise(f: Function, x_layout: ActivationLayout, x: list[Value], inverse: 
         for half, code in enumerate(halves):
             quads = code.truncate(vector(i8)).bitcast(vector(i32, 4))
             for j in range(4):
-                f.store(quads.extract_lane(j), out + index * 4, 4 * tokens * (8 * plane + 4 * half + j), 4)
+                f.store(
+                    quads.extract_lane(j),
+                    out + index * 4,
+                    4 * tokens * (8 * plane + 4 * half + j),
+                    4,
+                )

@@ -7,17 +7,26 @@ from .emit import LANES, Function, Module, Value, f16, f32, f32s, i8, i32s, i64,
 
 
 def page_layout(head_dim: int, cache_bits: int | None) -> PageLayout:
-    """The layout of a head's rows in a page, which does not depend on the numbers of layers and heads."""
+    """The layout of a head's rows in a page, which does not depend on the numbers of layers and
+    heads.
+    """
     return PageLayout(1, 1, head_dim, cache_bits)
 
 
 @kernel
 def store(module: Module, head_dim: int, cache_bits: int | None, public: bool = False) -> Function:
-    """Store one head's row of a key or value in a page. x: float32 [D]; out: float32 [D], with cache_bits 16 float16.
+    """Store one head's row of a key or value in a page. x: float32 [D]; out: float32 [D], with
+    cache_bits 16 float16.
 
-    cache_bits 8: out: int8 codes [D]; scales: float16, one per CACHE_GROUP, the largest magnitude / 127, as pages.quantise.
+    cache_bits 8: out: int8 codes [D]; scales: float16, one per CACHE_GROUP, the largest magnitude /
+    127, as pages.quantise.
     """
-    f = Function(module, f"store_{head_dim}_{cache_bits}", {"x": i64, "out": i64, "scales": i64}, public=public)
+    f = Function(
+        module,
+        f"store_{head_dim}_{cache_bits}",
+        {"x": i64, "out": i64, "scales": i64},
+        public=public,
+    )
     if not cache_bits:
         vectorised = head_dim // LANES * LANES
         for d in range(0, vectorised, LANES):
@@ -30,7 +39,10 @@ def store(module: Module, head_dim: int, cache_bits: int | None, public: bool = 
             f.store(load_part(f, f.x, d, head_dim).narrow_half(), f.out, 2 * d, 2)
         return f.finish()
     for group, first in enumerate(range(0, head_dim, CACHE_GROUP)):
-        x = [load_part(f, f.x, d, head_dim) for d in range(first, min(first + CACHE_GROUP, head_dim), LANES)]
+        x = [
+            load_part(f, f.x, d, head_dim)
+            for d in range(first, min(first + CACHE_GROUP, head_dim), LANES)
+        ]
         # Compare magnitudes as integers, so that NaN reaches the scale.
         largest = f.zero(i32s)
         for value in x:
@@ -42,7 +54,8 @@ def store(module: Module, head_dim: int, cache_bits: int | None, public: bool = 
         for c, value in enumerate(x):
             rounded = f.math("rint", value / divisor)
             code = f.smaller(f.larger(rounded, -127.0), 127.0).to_int()
-            f.store(code.truncate(vector(i8)), f.out, first + LANES * c, 1)  # a page has room for whole vectors
+            # a page has room for whole vectors
+            f.store(code.truncate(vector(i8)), f.out, first + LANES * c, 1)
         f.store(scale, f.scales, 2 * group, 2)
     return f.finish()
 
@@ -59,9 +72,14 @@ def load_part(f: Function, address: Value, d: int, head_dim: int) -> Value:
 
 @kernel
 def widen_rows(module: Module, layout: PageLayout) -> Function:
-    """`count` rows of a page as float32 [count][width], exactly: float16 numbers, or codes times scales."""
-    f = Function(module, f"widen_rows_{layout.head_dim}_{layout.bits}",
-                 {"codes": i64, "scales": i64, "count": i64, "out": i64})
+    """`count` rows of a page as float32 [count][width], exactly: float16 numbers, or codes times
+    scales.
+    """
+    f = Function(
+        module,
+        f"widen_rows_{layout.head_dim}_{layout.bits}",
+        {"codes": i64, "scales": i64, "count": i64, "out": i64},
+    )
     per_group = CACHE_GROUP // LANES
     with f.loop(f.count) as i:
         codes, scales = f.codes + i * layout.row_bytes, f.scales + i * (2 * layout.groups)

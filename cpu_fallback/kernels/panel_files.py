@@ -1,8 +1,10 @@
-"""Panels in the cache folder: written in the background of a file's first load, mapped by later loads.
+"""Panels in the cache folder: written in the background of a file's first load, mapped by later
+loads.
 
-A mapping needs no packing and is shared by processes. It is used in place if the system maps it in huge pages. Products are
-a tenth slower from small pages, so panels are then packed into memory. A file is [panels][_TRAILER]: panels come first,
-where huge pages of the file start. Every load computes the checksum, which also reads the pages.
+A mapping needs no packing and is shared by processes. It is used in place if the system maps it in
+huge pages. Products are a tenth slower from small pages, so panels are then packed into memory. A
+file is [panels][_TRAILER]: panels come first, where huge pages of the file start. Every load
+computes the checksum, which also reads the pages.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from .panels import Arena, Plan
 
 SUFFIX = ".panels"
 LEAST_BYTES = 64 << 20  # less is packed in milliseconds
-_TRAILER = struct.Struct("<24s32sQ32s32s")  # magic, key, bytes of panels, their checksum, SHA-256 of these fields
+# magic, key, bytes of panels, their checksum, SHA-256 of these fields
+_TRAILER = struct.Struct("<24s32sQ32s32s")
 _MAGIC = b"mlx_llama panels 1"
 _PIECE = 4 << 20  # bytes checked or written at once
 _EXIT_SECONDS = 10.0  # to wait for writers when the process ends
@@ -42,11 +45,16 @@ _is_ending = threading.Event()
 
 
 def find(plans: Iterable[Plan], nbytes: int, checksum: Checksum) -> PanelFile | None:
-    """The file for the panels of `plans`, `nbytes` together, which may not exist; None if they are not cached.
+    """The file for the panels of `plans`, `nbytes` together, which may not exist; None if they are
+    not cached.
 
     Raises OptionsError for a malformed MLX_LLAMA_CACHE_SIZE.
     """
-    if nbytes < LEAST_BYTES or not cache_folder.size_limit() or (folder := cache_folder.cache_folder()) is None:
+    if (
+        nbytes < LEAST_BYTES
+        or not cache_folder.size_limit()
+        or (folder := cache_folder.cache_folder()) is None
+    ):
         return None
     key = _key(plans)
     return key and PanelFile(folder / f"{key.hex()[:32]}{SUFFIX}", key, nbytes, checksum)
@@ -59,9 +67,17 @@ def _key(plans: Iterable[Plan]) -> bytes | None:
         tensor = plan.tensor
         if not tensor.pages:
             return None
-        order = None if tensor.order is None else hashlib.sha256(np.ascontiguousarray(tensor.order)).hexdigest()
+        order = (
+            None
+            if tensor.order is None
+            else hashlib.sha256(np.ascontiguousarray(tensor.order)).hexdigest()
+        )
         pages = [(mapped.stamp, offset, nbytes) for mapped, offset, nbytes in tensor.pages]
-        hashed.update(repr((tensor.name, tensor.shape, plan.source, plan.layout, plan.nbytes, order, pages)).encode())
+        hashed.update(
+            repr(
+                (tensor.name, tensor.shape, plan.source, plan.layout, plan.nbytes, order, pages)
+            ).encode()
+        )
     return hashed.digest()
 
 
@@ -69,7 +85,9 @@ def _key(plans: Iterable[Plan]) -> bytes | None:
 def _hash_sources() -> bytes:
     """SHA-256 of the code that decides the contents of panels."""
     modules = (filling, layouts, panels, quantized)
-    return hashlib.sha256(b"".join(Path(module.__file__).read_bytes() for module in modules)).digest()
+    return hashlib.sha256(
+        b"".join(Path(module.__file__).read_bytes() for module in modules)
+    ).digest()
 
 
 class PanelFile:
@@ -80,11 +98,16 @@ class PanelFile:
         self._is_sound = False  # the file is valid, though its pages may be small
 
     def open(self, pool: Executor) -> Arena | None:
-        """Map the panels; None unless the file is complete, sound, of this key, private to this user and in huge pages."""
+        """Map the panels; None unless the file is complete, sound, of this key, private to this
+        user and in huge pages.
+        """
         try:
             with open_file(self.path) as file:
                 status = os.fstat(file.fileno())
-                if not cache_folder.is_private(status) or status.st_size != self.nbytes + _TRAILER.size:
+                if (
+                    not cache_folder.is_private(status)
+                    or status.st_size != self.nbytes + _TRAILER.size
+                ):
                     return None
                 file.seek(self.nbytes)
                 trailer = file.read()
@@ -92,9 +115,11 @@ class PanelFile:
             os.utime(self.path)  # the least recently used file is removed first
         except (OSError, ValueError):
             return None
-        if len(trailer) != _TRAILER.size or trailer != self._trailer(checksum := _TRAILER.unpack(trailer)[3]):
+        if len(trailer) != _TRAILER.size or trailer != self._trailer(
+            checksum := _TRAILER.unpack(trailer)[3]
+        ):
             return None
-        arena = Arena(np.frombuffer(mapped, np.uint8)[:self.nbytes])
+        arena = Arena(np.frombuffer(mapped, np.uint8)[: self.nbytes])
         machine.prefer_huge_pages(mapped)
         if self._check(mapped, arena, pool) != checksum:
             cache_folder.remove(self.path)
@@ -131,7 +156,9 @@ class PanelFile:
         return out.tobytes()
 
     def save(self, arena: Arena) -> None:
-        """Write the panels in the background. A process that ends meanwhile waits a few seconds, then gives up."""
+        """Write the panels in the background. A process that ends meanwhile waits a few seconds,
+        then gives up.
+        """
         if self._is_sound:
             return
         writer = threading.Thread(target=self._write, args=(arena,), daemon=True)
@@ -141,7 +168,9 @@ class PanelFile:
     def _write(self, arena: Arena) -> None:
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not machine.maps_huge_files(self.path.parent) or not cache_folder.make_room(self.nbytes + _TRAILER.size, SUFFIX):
+            if not machine.maps_huge_files(self.path.parent) or not cache_folder.make_room(
+                self.nbytes + _TRAILER.size, SUFFIX
+            ):
                 return
             handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=cache_folder.PARTIAL)
             try:
@@ -151,7 +180,7 @@ class PanelFile:
                         if _is_ending.is_set():
                             raise OSError("the process ends")
                         sums.append(self._sum(arena, at, nbytes))
-                        if file.write(arena.bytes[at:at + nbytes]) != nbytes:
+                        if file.write(arena.bytes[at : at + nbytes]) != nbytes:
                             raise OSError("a short write: the disk is full")
                     file.write(self._trailer(hashlib.sha256(b"".join(sums)).digest()))
                 os.replace(temporary, self.path)

@@ -29,7 +29,9 @@ class Arena:
         self._used = 0
 
     def take(self, nbytes: int) -> int:
-        """Allocate `nbytes`; returns their offset in the arena, a multiple of ALIGN. Raises MemoryError if it is full."""
+        """Allocate `nbytes`; returns their offset in the arena, a multiple of ALIGN. Raises
+        MemoryError if it is full.
+        """
         start = self._used
         self._used = start + -(-nbytes // self.ALIGN) * self.ALIGN
         if self._used > len(self.bytes) + self.ALIGN - 1:
@@ -38,7 +40,9 @@ class Arena:
 
 
 def allocate_arena(nbytes: int) -> Arena:
-    """An arena on huge pages if available. Raises MemoryError, OSError, OverflowError or ValueError."""
+    """An arena on huge pages if available. Raises MemoryError, OSError, OverflowError or
+    ValueError.
+    """
     return Arena(allocate(nbytes, HUGE_PAGE, huge=True))
 
 
@@ -69,13 +73,17 @@ class Plan:
 
     @property
     def source(self) -> str:
-        """The GGUF format whose blocks the kernel unpacks; "" if it takes numbers, or codes in a byte each."""
+        """The GGUF format whose blocks the kernel unpacks; "" if it takes numbers, or codes in a
+        byte each.
+        """
         whole = isinstance(self.tensor, GGUFWeight) and self.tensor.shape[1] == self.columns
         return self.tensor.format if whole else ""
 
     @property
     def direct(self) -> np.ndarray | None:
-        """The file's rows, [N, columns], if the kernel reads them; None if they are unpacked or padded first."""
+        """The file's rows, [N, columns], if the kernel reads them; None if they are unpacked or
+        padded first.
+        """
         if self.source:
             return self.tensor.blocks
         whole = isinstance(self.tensor, Tensor) and self.tensor.shape[1] == self.columns
@@ -120,7 +128,9 @@ class Panels:
     def array(self) -> np.ndarray:
         """View the bytes, uint8 [panels, blocks, block bytes]."""
         plan = self.plan
-        return self.arena.bytes[self.start:self.start + plan.nbytes].reshape(plan.panels, plan.blocks, -1)
+        return self.arena.bytes[self.start : self.start + plan.nbytes].reshape(
+            plan.panels, plan.blocks, -1
+        )
 
 
 def pack_array(values: np.ndarray, kernel: Kernel) -> Panels:
@@ -134,17 +144,30 @@ def pack_array(values: np.ndarray, kernel: Kernel) -> Panels:
 
 
 def weight_layout(tensor: Tensor | AffineWeight) -> Layout:
-    """The layout of a stored matrix, at its width in the file. IQ4 types take 8 bits if rows are not whole blocks."""
+    """The layout of a stored matrix, at its width in the file. IQ4 types take 8 bits if rows are
+    not whole blocks.
+    """
     if isinstance(tensor, Tensor):
         return FloatLayout(tensor.dtype)
-    layout = LowBitLayout(tensor.bits, tensor.group_size, tensor.offset, tensor.has_biases, tensor.two_level,
-                          tensor.scale_dtype)
-    if isinstance(tensor, GGUFWeight) and tensor.layout.table and tensor.shape[1] % layout.block == 0:
+    layout = LowBitLayout(
+        tensor.bits,
+        tensor.group_size,
+        tensor.offset,
+        tensor.has_biases,
+        tensor.two_level,
+        tensor.scale_dtype,
+    )
+    if (
+        isinstance(tensor, GGUFWeight)
+        and tensor.layout.table
+        and tensor.shape[1] % layout.block == 0
+    ):
         return dataclasses.replace(layout, bits=4, has_table=True)
     return layout
 
 
-Kernel = Callable[[int, int, int, int, int], None]  # filling.fill, compiled for a plan's layout and source
+# filling.fill, compiled for a plan's layout and source
+Kernel = Callable[[int, int, int, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -181,12 +204,22 @@ class Slab:
     def fill(self, kernel: Kernel) -> None:
         """Fill the panels from the file and release the file's pages.
 
-        Raises ValueError for rows that the kernel cannot read, CheckpointError for a file that was truncated since it was
-        opened.
+        Raises ValueError for rows that the kernel cannot read, CheckpointError for a file that was
+        truncated since it was opened.
         """
-        matrix, plan, tensor, (start, stop) = self.matrix, self.matrix.plan, self.matrix.plan.tensor, self._rows
-        if not 0 <= self.first < self.last <= plan.panels or matrix.start + plan.nbytes > len(matrix.arena.bytes):
-            raise ValueError(f"{tensor.name}: panels {self.first} to {self.last} of {plan.panels} are not all in the arena")
+        matrix, plan, tensor, (start, stop) = (
+            self.matrix,
+            self.matrix.plan,
+            self.matrix.plan.tensor,
+            self._rows,
+        )
+        if not 0 <= self.first < self.last <= plan.panels or matrix.start + plan.nbytes > len(
+            matrix.arena.bytes
+        ):
+            raise ValueError(
+                f"{tensor.name}: panels {self.first} to {self.last} of {plan.panels} are not "
+                "all in the arena"
+            )
         if tensor.order is not None and not 0 <= self.file_rows[0] < self.file_rows[1] <= plan.rows:
             raise ValueError(f"{tensor.name}: the row order refers to rows outside its {plan.rows}")
         tensor.read(*self.file_rows)
@@ -195,7 +228,11 @@ class Slab:
             rows = plan.direct
             numbers = np.arange(start, stop) if tensor.order is None else tensor.order[start:stop]
         elif isinstance(tensor, Tensor):
-            rows = tensor.stored[start:stop] if tensor.order is None else tensor.stored[tensor.order[start:stop]]
+            rows = (
+                tensor.stored[start:stop]
+                if tensor.order is None
+                else tensor.stored[tensor.order[start:stop]]
+            )
         else:
             scaling = tensor.rows(start, stop)
             rows = scaling.codes
@@ -204,15 +241,27 @@ class Slab:
             numbers = np.arange(stop - start)
         # Columns of a row as the kernel reads them: numbers, codes, or bytes of the file's blocks.
         width = WIDTHS[plan.layout.dtype] if isinstance(plan.layout, FloatLayout) else 1
-        count = plan.columns // tensor.layout.block_size * tensor.layout.nbytes if plan.source else plan.columns
+        count = (
+            plan.columns // tensor.layout.block_size * tensor.layout.nbytes
+            if plan.source
+            else plan.columns
+        )
         if rows.itemsize != width or rows.shape[1] != count or rows.strides[1] != width:
-            raise ValueError(f"{tensor.name}: {plan.layout.name} panels cannot be filled from {rows.dtype} rows of "
-                             f"{rows.shape}, {rows.strides} bytes apart")
+            raise ValueError(
+                f"{tensor.name}: {plan.layout.name} panels cannot be filled from {rows.dtype} "
+                "rows of "
+                f"{rows.shape}, {rows.strides} bytes apart"
+            )
         padding = np.zeros(count * width, np.uint8)  # zero rows have zero scales
         addresses = np.full(ROWS * (self.last - self.first), padding.ctypes.data)
-        addresses[:stop - start] = rows.ctypes.data + numbers * rows.strides[0]
-        kernel(addresses.ctypes.data, self.last - self.first, plan.blocks,
-               matrix.address + self.first * plan.panel_bytes, plan.panel_bytes)
+        addresses[: stop - start] = rows.ctypes.data + numbers * rows.strides[0]
+        kernel(
+            addresses.ctypes.data,
+            self.last - self.first,
+            plan.blocks,
+            matrix.address + self.first * plan.panel_bytes,
+            plan.panel_bytes,
+        )
         if scaling is not None:
             for part, values, dtype in _scales(plan.layout, scaling):
                 _store_scales(matrix, self.first, self.last, part, values, dtype)
@@ -220,8 +269,10 @@ class Slab:
 
 
 def _scales(layout: LowBitLayout, rows) -> Iterable[tuple[str, np.ndarray, str]]:
-    """By part of a block: (its name, values [n, groups of the row], their stored dtype or "byte")."""
-    kinds = ("scales", "biases")[:1 + layout.has_biases]
+    """By part of a block: (its name, values [n, groups of the row], their stored dtype or
+    "byte").
+    """
+    kinds = ("scales", "biases")[: 1 + layout.has_biases]
     for kind in kinds:
         if layout.two_level:
             yield kind, getattr(rows, f"sub_{kind}"), "byte"
@@ -230,13 +281,16 @@ def _scales(layout: LowBitLayout, rows) -> Iterable[tuple[str, np.ndarray, str]]
             yield kind, getattr(rows, kind), layout.scale_dtype
 
 
-def _store_scales(panels: Panels, first: int, last: int, part: str, values: np.ndarray, dtype: str) -> None:
+def _store_scales(
+    panels: Panels, first: int, last: int, part: str, values: np.ndarray, dtype: str
+) -> None:
     """Scatter values [n, groups] to [panel, block, group of the block, 16 rows]."""
     plan, layout = panels.plan, panels.plan.layout
     per_block = 1 if part.startswith("super") else layout.scale_groups
     values = _pad_to(values, ROWS * (last - first), plan.blocks * per_block)
     if dtype == "bfloat16":
-        # The values are exact in bfloat16, the upper half of a float32. A cast by ml_dtypes takes five times as long.
+        # The values are exact in bfloat16, the upper half of a float32. A cast by ml_dtypes takes
+        # five times as long.
         values = (np.asarray(values, np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
     elif dtype != "byte":
         with np.errstate(over="ignore"):  # a file may hold infinite scales
@@ -245,9 +299,12 @@ def _store_scales(panels: Panels, first: int, last: int, part: str, values: np.n
         values = values.view(np.uint8)
     width = 1 if dtype == "byte" else WIDTHS[dtype]
     target = np.ndarray(
-        (last - first, plan.blocks, per_block, ROWS), values.dtype, panels.arena.bytes,
+        (last - first, plan.blocks, per_block, ROWS),
+        values.dtype,
+        panels.arena.bytes,
         panels.start + first * plan.panel_bytes + layout.offsets[part],
-        (plan.panel_bytes, layout.block_bytes, ROWS * width, width))
+        (plan.panel_bytes, layout.block_bytes, ROWS * width, width),
+    )
     target[...] = values.reshape(last - first, ROWS, plan.blocks, per_block).transpose(0, 2, 3, 1)
 
 
@@ -256,5 +313,5 @@ def _pad_to(array: np.ndarray, rows: int, columns: int) -> np.ndarray:
     if array.shape == (rows, columns):
         return np.ascontiguousarray(array)
     padded = np.zeros((rows, columns), array.dtype)
-    padded[:array.shape[0], :array.shape[1]] = array
+    padded[: array.shape[0], : array.shape[1]] = array
     return padded

@@ -1,7 +1,8 @@
 """Products of panels with packed activations.
 
-Every sum has a fixed order, the same for one token and a tile, so results do not depend on threads, on tiles, or on whether
-a position was decoded or part of a prompt. Addresses and counts are i64; the callers check them.
+Every sum has a fixed order, the same for one token and a tile, so results do not depend on threads,
+on tiles, or on whether a position was decoded or part of a prompt. Addresses and counts are i64;
+the callers check them.
 """
 
 from __future__ import annotations
@@ -50,22 +51,33 @@ def panels_at_once(target: Target, layout: layouts.Layout, tokens: int) -> int:
     """Number of consecutive panels to multiply together, a divisor of PANELS_AT_ONCE."""
     if not isinstance(layout, FloatLayout):
         return 1
-    # Independent sums hide the latency of fma; the registers hold `sums` beside the weights. Each panel is a stream from
-    # memory, and two streams are read faster than four.
+    # Independent sums hide the latency of fma; the registers hold `sums` beside the weights. Each
+    # panel is a stream from memory, and two streams are read faster than four.
     sums, limit = (16, 2) if target.wide else (4, PANELS_AT_ONCE)
     return max(1, min(limit, sums // tokens))
 
 
 @kernel
-def product(module: Module, target: Target, layout: layouts.Layout, x_layout: ActivationLayout, tokens: int, panels: int = 1,
-            public: bool = False) -> Function:
+def product(
+    module: Module,
+    target: Target,
+    layout: layouts.Layout,
+    x_layout: ActivationLayout,
+    tokens: int,
+    panels: int = 1,
+    public: bool = False,
+) -> Function:
     """out[t][16 rows] = panel times x[t] (+ bias) (+ out, if accumulate) for `tokens` tokens.
 
     panels > 1 (float weights only): multiply this many consecutive panels.
     """
-    f = Function(module, f"product_{layout.name}_{x_layout.name}_{tokens}x{panels}", PRODUCT, public=public)
+    f = Function(
+        module, f"product_{layout.name}_{x_layout.name}_{tokens}x{panels}", PRODUCT, public=public
+    )
     if isinstance(layout, FloatLayout):
-        sums = (_float_sums if x_layout == layouts.FLOAT else _bfloat16_sums)(f, target, layout, tokens, panels)
+        sums = (_float_sums if x_layout == layouts.FLOAT else _bfloat16_sums)(
+            f, target, layout, tokens, panels
+        )
     elif x_layout.name == "float":
         sums = _dequantised_sums(f, target, layout, tokens)
     else:
@@ -78,7 +90,9 @@ def product(module: Module, target: Target, layout: layouts.Layout, x_layout: Ac
 
 
 def store_output(f: Function, value: Value, at: Value, panel: int) -> None:
-    """Store a panel's 16 outputs of a token, after adding the bias and the former outputs if the parameters ask for it."""
+    """Store a panel's 16 outputs of a token, after adding the bias and the former outputs if the
+    parameters ask for it.
+    """
     total = Variable(f, value)
     with f.if_then(f.bias.compare("!=", 0)):
         total.set(total.get() + f.load(f32s, f.bias, 64 * panel, 4))
@@ -87,7 +101,9 @@ def store_output(f: Function, value: Value, at: Value, panel: int) -> None:
     f.store(total.get(), at, 0, 4)
 
 
-def _float_sums(f: Function, target: Target, layout: FloatLayout, tokens: int, panels: int) -> list[Variable]:
+def _float_sums(
+    f: Function, target: Target, layout: FloatLayout, tokens: int, panels: int
+) -> list[Variable]:
     unroll, width = 8, layouts.WIDTHS[layout.dtype] * layouts.ROWS
     sums = [Variable(f, f.zero(f32s)) for _ in range(tokens * panels)]
     steps = f.blocks * (GROUP // unroll)
@@ -103,15 +119,23 @@ def _float_sums(f: Function, target: Target, layout: FloatLayout, tokens: int, p
                     f.prefetch(weights + (panel_bytes * panel + distance), unroll * width, level)
         for u in range(unroll):
             for panel in range(panels):
-                w = f.load_as_float32(layout.dtype, weights + panel_bytes * panel if panel else weights, u * width)
+                w = f.load_as_float32(
+                    layout.dtype, weights + panel_bytes * panel if panel else weights, u * width
+                )
                 for t in range(tokens):
                     total = sums[panel * tokens + t]
-                    total.set(f.fma(w, f.load(f32, x, 4 * (u * tokens + t), 4).splat(), total.get()))
+                    total.set(
+                        f.fma(w, f.load(f32, x, 4 * (u * tokens + t), 4).splat(), total.get())
+                    )
     return sums
 
 
-def _bfloat16_sums(f: Function, target: Target, layout: FloatLayout, tokens: int, panels: int) -> list[Variable]:
-    """As _float_sums, with activations in bfloat16: two products per instruction; subnormal numbers count as zero."""
+def _bfloat16_sums(
+    f: Function, target: Target, layout: FloatLayout, tokens: int, panels: int
+) -> list[Variable]:
+    """As _float_sums, with activations in bfloat16: two products per instruction; subnormal numbers
+    count as zero.
+    """
     unroll, width, pairs = 8, 2 * layouts.ROWS, vector(bf16, 32)
     sums = [Variable(f, f.zero(f32s)) for _ in range(tokens * panels)]
     panel_bytes = f.blocks * layout.block_bytes
@@ -125,12 +149,21 @@ def _bfloat16_sums(f: Function, target: Target, layout: FloatLayout, tokens: int
                     f.prefetch(weights + (panel_bytes * panel + distance), unroll * width, level)
         for u in range(0, unroll, 2):
             for panel in range(panels):
-                columns = f.load(vector(i16, 32), weights + panel_bytes * panel if panel else weights, u * width, 2)
-                w = columns.shuffle([16 * half + row for row in range(16) for half in range(2)]).bitcast(pairs)
+                columns = f.load(
+                    vector(i16, 32),
+                    weights + panel_bytes * panel if panel else weights,
+                    u * width,
+                    2,
+                )
+                w = columns.shuffle(
+                    [16 * half + row for row in range(16) for half in range(2)]
+                ).bitcast(pairs)
                 for t in range(tokens):
                     total = sums[panel * tokens + t]
                     both = f.load(i32, x, 4 * (u // 2 * tokens + t), 4).splat().bitcast(pairs)
-                    total.set(f.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", f32s, total.get(), w, both))
+                    total.set(
+                        f.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", f32s, total.get(), w, both)
+                    )
     return sums
 
 
@@ -144,41 +177,84 @@ def dot_offset(target: Target, layout: LowBitLayout) -> int:
     return layout.offset - 128 if flips_codes(target, layout) else layout.offset
 
 
-def _integer_sums(f: Function, target: Target, layout: LowBitLayout, x_layout: ActivationLayout,
-                  tokens: int) -> list[Variable]:
-    """Integer products within a group; float32 sums over a span, whose activations share a scale, and over the row."""
+def _integer_sums(
+    f: Function, target: Target, layout: LowBitLayout, x_layout: ActivationLayout, tokens: int
+) -> list[Variable]:
+    """Integer products within a group; float32 sums over a span, whose activations share a scale,
+    and over the row.
+    """
     # NEON multiplies a quarter of the rows at a time, whose sums for a tile its registers hold.
     quarters = 4 if target.dot == "sdot" else 1
-    parts = [range(first, first + LANES // quarters) for first in range(0, LANES, LANES // quarters)]
+    parts = [
+        range(first, first + LANES // quarters) for first in range(0, LANES, LANES // quarters)
+    ]
     zero = f.zero(vector(f32, LANES // quarters))
     sums = [[Variable(f, zero) for _ in range(tokens)] for _ in parts]
     halves = 2 if layout.group_size == 16 else 1
     flip, offset = flips_codes(target, layout), dot_offset(target, layout)
     if offset and offset != x_layout.offset:
-        raise ValueError(f"{layout.name} needs activations with sums for the offset {offset}, not {x_layout.offset}")
+        raise ValueError(
+            f"{layout.name} needs activations with sums for the offset {offset}, not "
+            f"{x_layout.offset}"
+        )
     per_span = layouts.SPAN // layout.groups
     # Factor out the outer scale unless there are biases, whose outer scales differ.
     factor_outer = layout.two_level and not layout.has_biases
     with f.loop((f.blocks + (per_span - 1)) // per_span) as span:
-        first, record = f.weights + span * (per_span * layout.block_bytes), f.x + span * x_layout.record(tokens)
+        first, record = (
+            f.weights + span * (per_span * layout.block_bytes),
+            f.x + span * x_layout.record(tokens),
+        )
         inner = [[Variable(f, zero) for _ in range(tokens)] for _ in parts]
 
-        def add_group(block: Value, subs: Value, g: Value, span_group: Value, rows: range, inner: list[Variable]) -> None:
-            """g: the group's number in its block; span_group: in the span; inner: the rows' sums by token."""
-            codes, scales = codes_of(f, target, layout, block, g, tokens, rows), Scales(f, layout, block, rows, subs)
+        def add_group(
+            block: Value,
+            subs: Value,
+            g: Value,
+            span_group: Value,
+            rows: range,
+            inner: list[Variable],
+        ) -> None:
+            """g: the group's number in its block; span_group: in the span; inner: the rows' sums by
+            token.
+            """
+            codes, scales = (
+                codes_of(f, target, layout, block, g, tokens, rows),
+                Scales(f, layout, block, rows, subs),
+            )
             for half in range(halves):
                 order = codes.order() if halves == 1 else range(4 * half, 4 * half + 4)
-                chunks = [(k, codes.chunk(k) ^ -0x7F7F7F80 if flip else codes.chunk(k)) for k in order]
+                chunks = [
+                    (k, codes.chunk(k) ^ -0x7F7F7F80 if flip else codes.chunk(k)) for k in order
+                ]
 
                 def load_sums(part: str, type_: ir.Type) -> list[Value]:
                     part = part if halves == 1 else part.replace("sum", "half_sums")
                     at = record + span_group * (4 * halves * tokens) + x_layout.at(part, tokens)
-                    return [f.load(type_, at, 4 * (half * tokens + t), 4).splat(len(rows)) for t in range(tokens)]
+                    return [
+                        f.load(type_, at, 4 * (half * tokens + t), 4).splat(len(rows))
+                        for t in range(tokens)
+                    ]
 
-                starts = load_sums("offset_sum", i32) if offset else [f.zero(vector(i32, len(rows)))] * tokens
+                starts = (
+                    load_sums("offset_sum", i32)
+                    if offset
+                    else [f.zero(vector(i32, len(rows)))] * tokens
+                )
                 scale_group = scale_group_of(layout, g, half)
-                scale = scales.inner("scales", scale_group) if factor_outer else scales("scales", scale_group)
-                products = _products(f, target, x_layout, record + span_group * x_layout.codes(tokens), chunks, starts)
+                scale = (
+                    scales.inner("scales", scale_group)
+                    if factor_outer
+                    else scales("scales", scale_group)
+                )
+                products = _products(
+                    f,
+                    target,
+                    x_layout,
+                    record + span_group * x_layout.codes(tokens),
+                    chunks,
+                    starts,
+                )
                 for total, product in zip(inner, products):
                     total.set(f.fma(product.to_float(), scale, total.get()))
                 if layout.has_biases:
@@ -190,7 +266,8 @@ def _integer_sums(f: Function, target: Target, layout: LowBitLayout, x_layout: A
             block = first + i * layout.block_bytes
             _prefetch(f, target, block, layout.offsets["codes"], layout, tokens)
             subs = unpack_subs(f, layout, block)
-            with f.loop(layout.groups) as g:  # a loop: in unrolled code LLVM would reorder the reads
+            # a loop: in unrolled code LLVM would reorder the reads
+            with f.loop(layout.groups) as g:
                 codes = block + (g * layout.group_bytes + layout.offsets["codes"])
                 _prefetch(f, target, codes, layout.group_bytes, layout, tokens)
                 for rows, span_sums in zip(parts, inner):
@@ -198,14 +275,24 @@ def _integer_sums(f: Function, target: Target, layout: LowBitLayout, x_layout: A
         for rows, span_sums, totals in zip(parts, inner, sums):
             outer = Scales(f, layout, first, rows).outer("scales") if factor_outer else None
             for t in range(tokens):
-                scale = f.load(f32, record, x_layout.at("scale", tokens) + 4 * t, 4).splat(len(rows))
-                totals[t].set(f.fma(span_sums[t].get(), scale if outer is None else scale * outer, totals[t].get()))
+                scale = f.load(f32, record, x_layout.at("scale", tokens) + 4 * t, 4).splat(
+                    len(rows)
+                )
+                totals[t].set(
+                    f.fma(
+                        span_sums[t].get(),
+                        scale if outer is None else scale * outer,
+                        totals[t].get(),
+                    )
+                )
     if quarters == 1:
         return sums[0]
     return [Variable(f, concatenate([totals[t].get() for totals in sums])) for t in range(tokens)]
 
 
-def _prefetch(f: Function, target: Target, address: Value, nbytes: int, layout: LowBitLayout, tokens: int) -> None:
+def _prefetch(
+    f: Function, target: Target, address: Value, nbytes: int, layout: LowBitLayout, tokens: int
+) -> None:
     """Prefetch weights ahead of those at `address`."""
     if tokens > 2 and target.tile_prefetch_bytes:
         f.prefetch(address + target.tile_prefetch_bytes, nbytes, level=1)
@@ -216,20 +303,32 @@ def _prefetch(f: Function, target: Target, address: Value, nbytes: int, layout: 
             f.prefetch(address + distance, nbytes, level)
 
 
-def _products(f: Function, target: Target, x_layout: ActivationLayout, x: Value, chunks: list[tuple[int, Value]],
-              starts: list[Value]) -> list[Value]:
-    """By token, int32 [rows]: its start plus the sum over chunks (number, codes) of code * activation code.
+def _products(
+    f: Function,
+    target: Target,
+    x_layout: ActivationLayout,
+    x: Value,
+    chunks: list[tuple[int, Value]],
+    starts: list[Value],
+) -> list[Value]:
+    """By token, int32 [rows]: its start plus the sum over chunks (number, codes) of code *
+    activation code.
 
-    Integer sums may have any order: chains of at most CHAIN sums for a single token, which a core overlaps, else one chain
-    per plane.
+    Integer sums may have any order: chains of at most CHAIN sums for a single token, which a core
+    overlaps, else one chain per plane.
     """
     tokens = len(starts)
     if target.dot == "madd":
         products = starts
         for k, chunk in chunks:
             for which, codes in enumerate((chunk & 0x00FF00FF, (chunk >> 8) & 0x00FF00FF)):
-                pairs = [f.load(i32, x, 8 * (tokens * k + t) + 4 * which, 4).splat() for t in range(tokens)]
-                products = [total + _multiply_pairs(f, codes, pair) for total, pair in zip(products, pairs)]
+                pairs = [
+                    f.load(i32, x, 8 * (tokens * k + t) + 4 * which, 4).splat()
+                    for t in range(tokens)
+                ]
+                products = [
+                    total + _multiply_pairs(f, codes, pair) for total, pair in zip(products, pairs)
+                ]
         return products
 
     def load_code(index: int) -> Value:
@@ -241,7 +340,9 @@ def _products(f: Function, target: Target, x_layout: ActivationLayout, x: Value,
     def add(totals: list[Value], plane: int, chunks: list[tuple[int, Value]]) -> list[Value]:
         for k, chunk in chunks:
             at = tokens * (8 * plane + k)
-            totals = [dot(f, target, total, chunk, load_code(at + t)) for t, total in enumerate(totals)]
+            totals = [
+                dot(f, target, total, chunk, load_code(at + t)) for t, total in enumerate(totals)
+            ]
         return totals
 
     if x_layout.name == "int8":
@@ -250,7 +351,10 @@ def _products(f: Function, target: Target, x_layout: ActivationLayout, x: Value,
     if tokens == 1:
         totals = []
         for plane, start in enumerate((zero, starts[0])):
-            chains = [add([zero if at else start], plane, chunks[at:at + CHAIN])[0] for at in range(0, len(chunks), CHAIN)]
+            chains = [
+                add([zero if at else start], plane, chunks[at : at + CHAIN])[0]
+                for at in range(0, len(chunks), CHAIN)
+            ]
             totals.append(functools.reduce(operator.add, chains))
         return [(totals[0] << 8) + totals[1]]
     high, low = [zero] * tokens, starts
@@ -260,20 +364,30 @@ def _products(f: Function, target: Target, x_layout: ActivationLayout, x: Value,
 
 
 def dot(f: Function, target: Target, sums: Value, codes: Value, x: Value) -> Value:
-    """Add to each lane the four products of unsigned (NEON: signed) codes with signed bytes of x."""
+    """Add to each lane the four products of unsigned (NEON: signed) codes with signed bytes of
+    x.
+    """
     bytes_ = vector(i8, 4 * sums.type.count)
-    name = "llvm.x86.avx512.vpdpbusd.512" if target.dot == "vnni" else "llvm.aarch64.neon.sdot.v4i32.v16i8"
+    name = (
+        "llvm.x86.avx512.vpdpbusd.512"
+        if target.dot == "vnni"
+        else "llvm.aarch64.neon.sdot.v4i32.v16i8"
+    )
     return f.intrinsic(name, sums.type, sums, codes.bitcast(bytes_), x.bitcast(bytes_))
 
 
 def _multiply_pairs(f: Function, codes: Value, x: Value) -> Value:
-    """The sum of both 16-bit products in every lane; LLVM selects the multiply and pair-add instruction."""
+    """The sum of both 16-bit products in every lane; LLVM selects the multiply and pair-add
+    instruction.
+    """
     halves, wide = vector(i16, 32), vector(i32, 32)
     products = codes.bitcast(halves).sign_extend(wide) * x.bitcast(halves).sign_extend(wide)
     return products.shuffle(list(range(0, 32, 2))) + products.shuffle(list(range(1, 32, 2)))
 
 
-def _dequantised_sums(f: Function, target: Target, layout: LowBitLayout, tokens: int) -> list[Variable]:
+def _dequantised_sums(
+    f: Function, target: Target, layout: LowBitLayout, tokens: int
+) -> list[Variable]:
     """Products with float32 activations: dequantise every weight."""
     sums = [Variable(f, f.zero(f32s)) for _ in range(tokens)]
     group_bytes = layouts.FLOAT.codes(tokens)

@@ -1,7 +1,7 @@
 """Profile of compiled programs, run by an interpreter that reads the clock after each operation.
 
-The seconds of a run are averaged over its threads, by operation: work, and waiting at the barrier. The rest of a run is
-spent on waking threads and in the caller.
+The seconds of a run are averaged over its threads, by operation: work, and waiting at the barrier.
+The rest of a run is spent on waking threads and in the caller.
 """
 
 from __future__ import annotations
@@ -33,9 +33,17 @@ from .team import Team
 
 WAKING = "waking threads and the caller"
 _CALIBRATION = 0.05  # seconds
-_NAMES = {"rotate": ROPE, "attend": ATTENTION, "norm_heads": HEAD_NORMS, "adjust": "norm or scale after a product",
-          "experts": EXPERTS, "route": "choice of experts", "gather": "packing for experts", "combine": "sum of experts",
-          "select": ADAPTERS}
+_NAMES = {
+    "rotate": ROPE,
+    "attend": ATTENTION,
+    "norm_heads": HEAD_NORMS,
+    "adjust": "norm or scale after a product",
+    "experts": EXPERTS,
+    "route": "choice of experts",
+    "gather": "packing for experts",
+    "combine": "sum of experts",
+    "select": ADAPTERS,
+}
 _PACKED = {"norm": "norm, packing", "plain": "packing"}  # else the activation
 
 
@@ -57,7 +65,9 @@ class ClockedTeam:
         self.team, self.threads = team, team.threads
         self.runs: list[Run] = []
 
-    def run(self, program: Program, context: np.ndarray, first: int = 0, last: int | None = None) -> None:
+    def run(
+        self, program: Program, context: np.ndarray, first: int = 0, last: int | None = None
+    ) -> None:
         """As Team.run."""
         last = len(program) if last is None else last
         ticks = np.zeros((self.threads, 1 + 2 * (last - first)), np.int64)
@@ -69,9 +79,12 @@ class ClockedTeam:
 
 @contextmanager
 def clock_programs(runner: Runner, named: list[tuple[str, Any]]) -> Iterator[Profile]:
-    """Clock a model's programs until the context ends, which completes the profile. named: name_matrices of the model."""
+    """Clock a model's programs until the context ends, which completes the profile. named:
+    name_matrices of the model.
+    """
     profile = Profile(
-        slower=0.0, note="the compiled program as it runs, with a clock read after each operation")
+        slower=0.0, note="the compiled program as it runs, with a clock read after each operation"
+    )
     team, second = runner.team, measure_clock(runner.code)
     clocked = runner.team = ClockedTeam(team)
 
@@ -86,16 +99,21 @@ def clock_programs(runner: Runner, named: list[tuple[str, Any]]) -> Iterator[Pro
     finally:
         runner.team = team
         del runner.embed
-    matrices = {part.address: (name, part) for name, matrix in named for part in matrix_parts(matrix)}
+    matrices = {
+        part.address: (name, part) for name, matrix in named for part in matrix_parts(matrix)
+    }
     for run in clocked.runs:
         _add(profile, run, matrices, second)
 
 
 def measure_clock(code: Code) -> float:
     """Ticks of the clock per second."""
+
     def read() -> tuple[float, int]:
         ticks = np.zeros(1, np.int64)
-        code.run_clocked(0, 0, 0, 1, np.zeros(len(CONTEXT), np.int64).ctypes.data, ticks.ctypes.data)
+        code.run_clocked(
+            0, 0, 0, 1, np.zeros(len(CONTEXT), np.int64).ctypes.data, ticks.ctypes.data
+        )
         return time.perf_counter(), int(ticks[0])
 
     (before, first), _, (after, last) = read(), time.sleep(_CALIBRATION), read()
@@ -105,7 +123,8 @@ def measure_clock(code: Code) -> float:
 def _add(profile: Profile, run: Run, matrices: dict, second: float) -> None:
     """Add one run to the profile."""
     ticks = run.ticks / second
-    begun, done, released = ticks[:, :-1:2], ticks[:, 1::2], ticks[:, 2::2]  # seconds [threads, operations]
+    # seconds [threads, operations]
+    begun, done, released = ticks[:, :-1:2], ticks[:, 1::2], ticks[:, 2::2]
     spent, waited = (released - begun).mean(axis=0), (released - done).mean(axis=0)
     described = run.program.operations
     for index in range(spent.size):
@@ -118,7 +137,8 @@ def _add(profile: Profile, run: Run, matrices: dict, second: float) -> None:
             else:  # of an adapter
                 nbytes = operands["items"] * operands["panel_bytes"]
                 flops = 2 * run.tokens * nbytes // 4
-        elif kind.startswith("experts") and run.tokens == 1:  # several tokens of a prompt may choose an expert
+        # several tokens of a prompt may choose an expert
+        elif kind.startswith("experts") and run.tokens == 1:
             parts = -(-operands["panels"] // operands["part"])
             nbytes = operands["items"] // parts * operands["panels"] * operands["panel_bytes"]
         profile.add(name, float(spent[index]), float(waited[index]), nbytes, flops)
@@ -137,4 +157,8 @@ def _name(index: int, described: list[tuple[str, dict[str, int]]], matrices: dic
     if product["weights"] not in matrices:
         return ADAPTERS
     name = matrices[product["weights"]][0]
-    return name if kind[0] == "product" else f"{_PACKED.get(kind[1], f'{kind[1]}, packing')} for {name}"
+    return (
+        name
+        if kind[0] == "product"
+        else f"{_PACKED.get(kind[1], f'{kind[1]}, packing')} for {name}"
+    )

@@ -1,10 +1,12 @@
 """A forward pass as data: a list of operations that a compiled interpreter executes on all threads.
 
-An operation is a record: its kind, its number of items, the addresses of its operands. Threads take items from shared
-counters in small portions, so that the others finish a delayed thread's share. A barrier follows, unless the next operation
-is independent. A second record, the context, holds the arguments of a call, such as the number of tokens and where each
-token's row keeps its pages. Tokens are packed and multiplied in tiles: full ones, then the smallest that holds the rest.
-Every tile sums in the same order, so the same records serve a decoded token, a few rows and a prompt, with the same bits.
+An operation is a record: its kind, its number of items, the addresses of its operands. Threads take
+items from shared counters in small portions, so that the others finish a delayed thread's share. A
+barrier follows, unless the next operation is independent. A second record, the context, holds the
+arguments of a call, such as the number of tokens and where each token's row keeps its pages. Tokens
+are packed and multiplied in tiles: full ones, then the smallest that holds the rest. Every tile
+sums in the same order, so the same records serve a decoded token, a few rows and a prompt, with the
+same bits.
 """
 
 from __future__ import annotations
@@ -26,43 +28,78 @@ class Code:
 
     def __init__(self, recipe: Recipe):
         self.recipe = recipe
-        self.kinds = {kind: number for number, kind in enumerate(operations(recipe))}  # numbers of the operations
+        # numbers of the operations
+        self.kinds = {kind: number for number, kind in enumerate(operations(recipe))}
         fills = {source: filling.fill_name(*source) for source in recipe.sources}
         public = ["run", "run_clocked", "start", "serve", "checksum", *fills.values()]
         if recipe.embedding:
             public.append(embedding.embed_name(*recipe.embedding))
-        self.compiled: Compiled = compile_module(recipe.target, repr(recipe), public, lambda: write_module(recipe))
-        self.run_clocked = self.compiled.function("run_clocked", len(team.WALK))  # the interpreter, with a clock
-        self.start, self.serve = self.compiled.function("start", 2), self.compiled.function("serve", 3)  # for a team
-        self.embed = self.compiled.function(public[-1], len(embedding.EMBED)) if recipe.embedding else None
+        self.compiled: Compiled = compile_module(
+            recipe.target, repr(recipe), public, lambda: write_module(recipe)
+        )
+        # the interpreter, with a clock
+        self.run_clocked = self.compiled.function("run_clocked", len(team.WALK))
+        # for a team
+        self.start, self.serve = (
+            self.compiled.function("start", 2),
+            self.compiled.function("serve", 3),
+        )
+        self.embed = (
+            self.compiled.function(public[-1], len(embedding.EMBED)) if recipe.embedding else None
+        )
         self.checksum = self.compiled.function("checksum", len(filling.CHECKSUM))  # of panels
-        self.fill = {source: self.compiled.function(name, len(filling.FILL)) for source, name in fills.items()}
+        self.fill = {
+            source: self.compiled.function(name, len(filling.FILL))
+            for source, name in fills.items()
+        }
 
 
 class Program:
-    """A list of operations. threads: number that run it. Memory at all addresses in it must outlive it."""
+    """A list of operations. threads: number that run it. Memory at all addresses in it must outlive
+    it.
+    """
 
     def __init__(self, code: Code, threads: int):
         self.code, self.threads = code, threads
-        self.operations: list[tuple[str, dict[str, int]]] = []  # kinds, and fields and operands by name
+        # kinds, and fields and operands by name
+        self.operations: list[tuple[str, dict[str, int]]] = []
         self.records: np.ndarray | None = None
         self._context: np.ndarray | None = None  # of the last run of the whole, and its call
         self._whole: team.Call | None = None
 
-    def add(self, kind: str, items: int, portion: int = 1, per_token: bool = False, wait: bool = True,
-            **operands: int) -> int:
-        """Append an operation with all `operands` of its kind; returns its index. wait=False: omit the barrier after it.
+    def add(
+        self,
+        kind: str,
+        items: int,
+        portion: int = 1,
+        per_token: bool = False,
+        wait: bool = True,
+        **operands: int,
+    ) -> int:
+        """Append an operation with all `operands` of its kind; returns its index. wait=False: omit
+        the barrier after it.
 
-        Raises TypeError or ValueError for wrong operands, ValueError for a kind that the code lacks.
+        Raises TypeError or ValueError for wrong operands, ValueError for a kind that the code
+        lacks.
         """
         names = set(FIELDS[kind.split()[0]]) - set(COMMON)
         if set(operands) != names:
             raise TypeError(f"operands of {kind} are {sorted(names)}, not {sorted(operands)}")
         if kind not in self.code.kinds:
-            raise ValueError(f"{kind!r} is not among the compiled operations {sorted(self.code.kinds)}")
-        values = {"kind": self.code.kinds[kind], "items": items, "per_token": int(per_token), "portion": max(1, portion),
-                  "wait": int(wait), "counters": 0} | operands
-        if bad := {name: value for name, value in values.items() if not isinstance(value, int) or value < 0}:
+            raise ValueError(
+                f"{kind!r} is not among the compiled operations {sorted(self.code.kinds)}"
+            )
+        values = {
+            "kind": self.code.kinds[kind],
+            "items": items,
+            "per_token": int(per_token),
+            "portion": max(1, portion),
+            "wait": int(wait),
+            "counters": 0,
+        } | operands
+        if bad := {
+            name: value for name, value in values.items() if not isinstance(value, int) or value < 0
+        }:
             raise ValueError(f"operands of {kind} must be integers from 0 on, not {bad}")
         self.operations.append((kind, values))
         return len(self) - 1
@@ -81,7 +118,9 @@ class Program:
         return rest
 
     def finish(self) -> Program:
-        """Write the records; no operations can follow. Raises ValueError for a product without an output."""
+        """Write the records; no operations can follow. Raises ValueError for a product without an
+        output.
+        """
         self.records = np.zeros((len(self), WORDS), np.int64)
         for record, (kind, values) in zip(self.records, self.operations):
             if values.get("out") == 0:
@@ -90,30 +129,53 @@ class Program:
             for name, value in values.items():
                 record[fields[name]] = value
         self._address = self.records.ctypes.data
-        self._counters = np.zeros((len(self), self.threads, 8), np.int64)  # a cache line for each thread's share
-        self._counter_bytes, self._zeros = memoryview(self._counters).cast("B"), bytes(self._counters.nbytes)
-        self.records[:, COMMON.index("counters")] = (
-            self._counters.ctypes.data + self._counters[0].nbytes * np.arange(len(self)))
+        # a cache line for each thread's share
+        self._counters = np.zeros((len(self), self.threads, 8), np.int64)
+        self._counter_bytes, self._zeros = (
+            memoryview(self._counters).cast("B"),
+            bytes(self._counters.nbytes),
+        )
+        self.records[:, COMMON.index("counters")] = self._counters.ctypes.data + self._counters[
+            0
+        ].nbytes * np.arange(len(self))
         return self
 
-    def prepare(self, context: np.ndarray, first: int = 0, last: int | None = None,
-                ticks: np.ndarray | None = None) -> team.Call:
-        """Reset the counters before a run of operations first .. last - 1 (None: to the end); returns the interpreter's
-        call.
+    def prepare(
+        self,
+        context: np.ndarray,
+        first: int = 0,
+        last: int | None = None,
+        ticks: np.ndarray | None = None,
+    ) -> team.Call:
+        """Reset the counters before a run of operations first .. last - 1 (None: to the end);
+        returns the interpreter's call.
 
-        context: int64 [words of CONTEXT]. ticks: int64 [threads, 1 + 2 operations], where a clocked run writes the clock
-        (see interpreter.py). Raises ValueError for another context, or before `finish`.
+        context: int64 [words of CONTEXT]. ticks: int64 [threads, 1 + 2 operations], where a clocked
+        run writes the clock (see interpreter.py). Raises ValueError for another context, or before
+        `finish`.
         """
         if context is self._context and last is None and ticks is None:
             self._counter_bytes[:] = self._zeros
             return self._whole
         if self.records is None or context.shape != (len(CONTEXT),) or context.dtype != np.int64:
-            raise ValueError(f"a run needs a finished program and a context int64 [{len(CONTEXT)}], "
-                             f"not {context.dtype} {context.shape}")
+            raise ValueError(
+                f"a run needs a finished program and a context int64 [{len(CONTEXT)}], "
+                f"not {context.dtype} {context.shape}"
+            )
         self._counter_bytes[:] = self._zeros
         count = (len(self) if last is None else last) - first
-        name, times = ("run", (0, 0)) if ticks is None else ("run_clocked", (ticks.ctypes.data, ticks.strides[0]))
-        call = (self.code.compiled.address[name], self._address + first * 8 * WORDS, count, context.ctypes.data, *times)
+        name, times = (
+            ("run", (0, 0))
+            if ticks is None
+            else ("run_clocked", (ticks.ctypes.data, ticks.strides[0]))
+        )
+        call = (
+            self.code.compiled.address[name],
+            self._address + first * 8 * WORDS,
+            count,
+            context.ctypes.data,
+            *times,
+        )
         if last is None and ticks is None:
             self._whole, self._context = call, context
         return call

@@ -14,24 +14,36 @@ class Recipe:
     """All that the machine code depends on."""
 
     target: Target
-    sources: tuple[tuple[Layout, str], ...]  # layouts of weights, and the file formats that fill them (filling.fill)
-    activation_bits: int  # of products with low-bit weights; 8: bfloat16 with bfloat16 weights, if the target has it
+    # layouts of weights, and the file formats that fill them (filling.fill)
+    sources: tuple[tuple[Layout, str], ...]
+    # of products with low-bit weights; 8: bfloat16 with bfloat16 weights, if the target has it
+    activation_bits: int
     head_dim: int
     activation: str = "silu"  # of the gate, as in LayerSpec
     cache_bits: int | None = None  # 8 for int8 keys and values, 16 for float16, None for float32
     rotary_dim: int | None = None  # of a head; None for all of it
     softcap: float | None = None  # of attention's scores
     has_experts: bool = False  # a router chooses MLPs
-    embedding: tuple[LowBitLayout, str] | None = None  # like a source; None: NumPy looks up its rows
+    # like a source; None: NumPy looks up its rows
+    embedding: tuple[LowBitLayout, str] | None = None
 
     def activation_layout(self, layout: Layout) -> ActivationLayout:
-        """The layout of activations for a layout of weights. Weights without an offset share that of other weights."""
-        if isinstance(layout, FloatLayout) and layout.dtype == "bfloat16" and self.activation_bits == 8 and self.target.bf16:
+        """The layout of activations for a layout of weights. Weights without an offset share that
+        of other weights.
+        """
+        if (
+            isinstance(layout, FloatLayout)
+            and layout.dtype == "bfloat16"
+            and self.activation_bits == 8
+            and self.target.bf16
+        ):
             return layouts.BFLOAT16
         if isinstance(layout, FloatLayout) or self.activation_bits == 32:
             return layouts.FLOAT
         low_bit = [layout, *(other for other in self.layouts if not isinstance(other, FloatLayout))]
-        offset = next(filter(None, (products.dot_offset(self.target, other) for other in low_bit)), 0)
+        offset = next(
+            filter(None, (products.dot_offset(self.target, other) for other in low_bit)), 0
+        )
         return layouts.activation_layout(self.activation_bits, self.target.dot, offset)
 
     @property
@@ -55,13 +67,24 @@ def tiles(target: Target, x_layout: ActivationLayout) -> tuple[int, ...]:
 
 
 def expert_tiles(target: Target) -> tuple[int, ...]:
-    """Sizes of an expert's tiles in rows, smallest first: powers of two that both low-bit and float weights have."""
-    return tuple(size for size in target.tiles(low_bit=True) if size in target.tiles(low_bit=False) and size in (1, 2, 4, 8))
+    """Sizes of an expert's tiles in rows, smallest first: powers of two that both low-bit and float
+    weights have.
+    """
+    return tuple(
+        size
+        for size in target.tiles(low_bit=True)
+        if size in target.tiles(low_bit=False) and size in (1, 2, 4, 8)
+    )
 
 
-def split_tokens(target: Target, x_layout: ActivationLayout, tokens: int) -> list[tuple[int, int, int]]:
+def split_tokens(
+    target: Target, x_layout: ActivationLayout, tokens: int
+) -> list[tuple[int, int, int]]:
     """By tile of activations, as the machine code packs them: first token, tokens, size."""
     sizes = tiles(target, x_layout)
     starts = range(0, tokens, sizes[-1])
     counts = [min(sizes[-1], tokens - first) for first in starts]
-    return [(first, count, next(size for size in sizes if size >= count)) for first, count in zip(starts, counts)]
+    return [
+        (first, count, next(size for size in sizes if size >= count))
+        for first, count in zip(starts, counts)
+    ]

@@ -1,4 +1,6 @@
-"""Operations of a program as records of WORDS words (int64), which the compiled interpreter reads."""
+"""Operations of a program as records of WORDS words (int64), which the compiled interpreter
+reads.
+"""
 
 from __future__ import annotations
 
@@ -17,61 +19,179 @@ COMMON = (
     "wait",  # whether a barrier follows
     "counters",  # address of the counters of the threads' shares
 )
-# Operands by kind. Addresses are of float32 by default. "X_bytes" is the stride of X in bytes from one token to the next, of
-# x a token's share of its tile.
+# Operands by kind. Addresses are of float32 by default. "X_bytes" is the stride of X in bytes from
+# one token to the next, of x a token's share of its tile.
 _STREAM = ("target", "target_bytes", "groups")  # rows of `groups` groups, changed in place
-_PACKED = ("a", "a_bytes", "b", "b_bytes",  # see packing.pack
-           "groups", "part",  # of a row; of an item
-           "x", "x_bytes",  # the records to write
-           "width", "eps",  # of the norm
-           "scratch")  # a cache line for each thread
+_PACKED = (
+    "a",
+    "a_bytes",
+    "b",
+    "b_bytes",  # see packing.pack
+    "groups",
+    "part",  # of a row; of an item
+    "x",
+    "x_bytes",  # the records to write
+    "width",
+    "eps",  # of the norm
+    "scratch",
+)  # a cache line for each thread
 _CACHED = ("page_keys", "page_values", "key_scales", "value_scales")  # offsets in a page
 OPERANDS = {
     # items: panels. out[token] = panels times x[token] (+ bias) (+ out)
-    "product": ("weights", "panel_bytes", "blocks", "x", "x_bytes", "out", "out_bytes", "bias", "accumulate"),
-    # items: tokens. delta times factor (and weight, after a norm, unless weight is 0) -> target (+ target)
-    "adjust": ("delta", "delta_bytes", "weight", "factor", "target", "target_bytes", "accumulate", "groups", "width", "eps",
-               "scratch"),
+    "product": (
+        "weights",
+        "panel_bytes",
+        "blocks",
+        "x",
+        "x_bytes",
+        "out",
+        "out_bytes",
+        "bias",
+        "accumulate",
+    ),
+    # items: tokens. delta times factor (and weight, after a norm, unless weight is 0) -> target (+
+    # target)
+    "adjust": (
+        "delta",
+        "delta_bytes",
+        "weight",
+        "factor",
+        "target",
+        "target_bytes",
+        "accumulate",
+        "groups",
+        "width",
+        "eps",
+        "scratch",
+    ),
     # items: tokens
     "softcap": (*_STREAM, "cap"),
     # items: tokens. Zeros in the rows of tokens that do not have the adapter of this number
     "select": (*_STREAM, "adapter"),
     # items: parts of a token's groups, by tile, part, token
     "pack": _PACKED,
-    # items: tokens. RMS norm of every head of query and key, in place; a norm of all heads sees one head of their width
-    "norm_heads": ("qkv", "qkv_bytes", "heads", "key_heads", "query_width", "key_width", "keys_at", "query_weight",
-                   "key_weight", "eps"),
-    # items: key heads of tokens. Rotate queries and keys in place if `rotates`, store keys and values in pages of their row
-    "rotate": ("qkv", "qkv_bytes", "heads", "key_heads", "keys_at", "values_at", *_CACHED, "rotates",
-               "table_at", "query_table_at"),  # the layer's angles in a row of the tables
+    # items: tokens. RMS norm of every head of query and key, in place; a norm of all heads sees one
+    # head of their width
+    "norm_heads": (
+        "qkv",
+        "qkv_bytes",
+        "heads",
+        "key_heads",
+        "query_width",
+        "key_width",
+        "keys_at",
+        "query_weight",
+        "key_weight",
+        "eps",
+    ),
+    # items: key heads of tokens. Rotate queries and keys in place if `rotates`, store keys and
+    # values in pages of their row
+    "rotate": (
+        "qkv",
+        "qkv_bytes",
+        "heads",
+        "key_heads",
+        "keys_at",
+        "values_at",
+        *_CACHED,
+        "rotates",
+        "table_at",
+        "query_table_at",
+    ),  # the layer's angles in a row of the tables
     # items: 1. scores -> chosen experts of each token, their shares, tiles of their rows
-    "route": ("scores", "scores_bytes", "experts", "used", "normalises", "chosen", "shares", "counts", "tiles", "order",
-              "rows"),
+    "route": (
+        "scores",
+        "scores_bytes",
+        "experts",
+        "used",
+        "normalises",
+        "chosen",
+        "shares",
+        "counts",
+        "tiles",
+        "order",
+        "rows",
+    ),
     # items: parts of the groups of each tile, for as many tiles as there may be
-    "gather": (*_PACKED, "tiles", "order", "used",
-               "is_sorted"),  # 1: rows of a are the tiles' rows; 0: tokens
-    # items: parts of the panels for each tile, for as many tiles as there may be. out[row] = its expert's panels times x[row]
-    "experts": ("weights",  # address of the addresses of all experts' panels
-                "panel_bytes", "panels", "part", "blocks", "x", "x_bytes", "out", "out_bytes", "tiles"),
+    "gather": (
+        *_PACKED,
+        "tiles",
+        "order",
+        "used",
+        "is_sorted",
+    ),  # 1: rows of a are the tiles' rows; 0: tokens
+    # items: parts of the panels for each tile, for as many tiles as there may be. out[row] = its
+    # expert's panels times x[row]
+    "experts": (
+        "weights",  # address of the addresses of all experts' panels
+        "panel_bytes",
+        "panels",
+        "part",
+        "blocks",
+        "x",
+        "x_bytes",
+        "out",
+        "out_bytes",
+        "tiles",
+    ),
     # items: tokens. The sum of outputs times shares -> out (+ out)
-    "combine": ("outputs", "outputs_bytes", "rows", "shares", "used", "vectors", "out", "out_bytes", "accumulate"),
+    "combine": (
+        "outputs",
+        "outputs_bytes",
+        "rows",
+        "shares",
+        "used",
+        "vectors",
+        "out",
+        "out_bytes",
+        "accumulate",
+    ),
     # items: key heads of tokens
-    "attend": ("qkv", "qkv_bytes", "shared", "key_heads", "out", "out_bytes", *_CACHED, "window", "scale"),
+    "attend": (
+        "qkv",
+        "qkv_bytes",
+        "shared",
+        "key_heads",
+        "out",
+        "out_bytes",
+        *_CACHED,
+        "window",
+        "scale",
+    ),
 }
-FIELDS = {kind: {name: index for index, name in enumerate(COMMON + operands)} for kind, operands in OPERANDS.items()}
+FIELDS = {
+    kind: {name: index for index, name in enumerate(COMMON + operands)}
+    for kind, operands in OPERANDS.items()
+}
 # Arguments of a call.
-CONTEXT = {name: index for index, name in enumerate((
-    "tokens",
-    "first_row",  # of the buffers
-    "places",  # address of the first token's PLACE
-    "scores", "scores_bytes", "scores_head_bytes",  # scratch of attention: of all threads; a thread's; a head's
-    "sync"))}  # of the barrier
+CONTEXT = {
+    name: index
+    for index, name in enumerate(
+        (
+            "tokens",
+            "first_row",  # of the buffers
+            "places",  # address of the first token's PLACE
+            # scratch of attention: of all threads; a thread's; a head's
+            "scores",
+            "scores_bytes",
+            "scores_head_bytes",
+            "sync",
+        )
+    )
+}  # of the barrier
 # Where the cache has a token.
-PLACE = {name: index for index, name in enumerate((
-    "position",
-    "pages",  # address of the row's page table
-    "cosine", "sine",  # addresses of the position's angles
-    "adapter"))}  # number of the row's adapter
+PLACE = {
+    name: index
+    for index, name in enumerate(
+        (
+            "position",
+            "pages",  # address of the row's page table
+            "cosine",
+            "sine",  # addresses of the position's angles
+            "adapter",
+        )
+    )
+}  # number of the row's adapter
 
 
 def product_kind(layout: Layout) -> str:

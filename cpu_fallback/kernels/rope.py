@@ -9,8 +9,12 @@ from .emit import LANES, Function, Module, Value, f32, f32s, i64, kernel
 
 @kernel
 def rotate(module: Module, head_dim: int, public: bool = False) -> Function:
-    """Rotary embedding of one head in place, pairs (i, i + D/2). x: float32 [D]; cosine, sine: [D/2]."""
-    f = Function(module, f"rotate_{head_dim}", {"x": i64, "cosine": i64, "sine": i64}, public=public)
+    """Rotary embedding of one head in place, pairs (i, i + D/2). x: float32 [D]; cosine, sine:
+    [D/2].
+    """
+    f = Function(
+        module, f"rotate_{head_dim}", {"x": i64, "cosine": i64, "sine": i64}, public=public
+    )
     half = head_dim // 2
 
     def rotate_pairs(type_: ir.Type, at: Value | int) -> None:

@@ -1,4 +1,6 @@
-"""Execution of a lowered forward on several threads: chunks of a prompt, decoded tokens of rows, probes."""
+"""Execution of a lowered forward on several threads: chunks of a prompt, decoded tokens of rows,
+probes.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,13 @@ from .records import CONTEXT, PLACE
 from .team import Team
 from .workspace import CHUNK, HEAD_CHUNK, Buffer, Workspace, pad
 
-PART_WORK = 1e10  # multiplications and additions between two checks for interrupts, about 0.1 s on few cores
-_FIRST_ROW, _TOKENS, _PLACE = CONTEXT["first_row"], CONTEXT["tokens"], struct.Struct(f"{len(PLACE)}q")
+# multiplications and additions between two checks for interrupts, about 0.1 s on few cores
+PART_WORK = 1e10
+_FIRST_ROW, _TOKENS, _PLACE = (
+    CONTEXT["first_row"],
+    CONTEXT["tokens"],
+    struct.Struct(f"{len(PLACE)}q"),
+)
 KEPT = 16  # sets of adapters whose programs are kept
 
 Probes = dict[str, list[np.ndarray]]  # values by probe and chunk
@@ -46,36 +53,52 @@ class Programs(NamedTuple):
 
 
 class Runner:
-    """A lowered forward. Thread-safe: a lock serialises runs. A forked process starts new threads."""
+    """A lowered forward. Thread-safe: a lock serialises runs. A forked process starts new
+    threads.
+    """
 
     width = CHUNK  # prompt tokens per run
 
-    def __init__(self, forward: Callable, config: LlamaConfig, code: Code, threads: int, rank: int = 0):
-        """forward(tokens, view, all_positions): the decoder over the words of ops.py. It is lowered for rows without
-        adapters and for each set of adapters that occurs in a call. rank: of the adapters, as in Workspace.
+    def __init__(
+        self, forward: Callable, config: LlamaConfig, code: Code, threads: int, rank: int = 0
+    ):
+        """forward(tokens, view, all_positions): the decoder over the words of ops.py. It is lowered
+        for rows without adapters and for each set of adapters that occurs in a call. rank: of the
+        adapters, as in Workspace.
         """
         self.config, self.code, self.threads, self.team = config, code, threads, Team(code, threads)
-        self.workspace = Workspace(config, code.recipe.activations, threads, code.recipe.cache_bits,
-                                   expert_tiles(code.recipe.target)[-1], rank)
+        self.workspace = Workspace(
+            config,
+            code.recipe.activations,
+            threads,
+            code.recipe.cache_bits,
+            expert_tiles(code.recipe.target)[-1],
+            rank,
+        )
         self.context = np.zeros(len(CONTEXT), np.int64)
         self._words = memoryview(self.context)  # sets a word in half of NumPy's time
         self._place_words = memoryview(self.workspace.places.array).cast("B")
-        self._logits = self.workspace.logits.array[:1, :config.vocab_size]
+        self._logits = self.workspace.logits.array[:1, : config.vocab_size]
         self._stream, padding = np.split(self.workspace.hidden.array, [config.hidden_size], axis=1)
         self._first_row = self._stream[0]
         self._padding = padding if padding.size else None
-        self._scored = self._layout = None  # positions that scores are reserved for; the last cache's layout
+        # positions that scores are reserved for; the last cache's layout
+        self._scored = self._layout = None
         self._set("sync", self.workspace.sync.address)
         self._set("places", self.workspace.places.address)
         self._lock = threading.Lock()  # guards workspace and context
         self._process = os.getpid()
         self._embedding, self._embedding_factor = None, 1.0
         used = config.num_experts_per_tok / config.num_experts if config.num_experts else 1
-        self._work = 2 * sum(math.prod(shape) * (used if ".experts." in name else 1)
-                             for name, shape in config.tensor_shapes().items() if ".layers." in name)
+        self._work = 2 * sum(
+            math.prod(shape) * (used if ".experts." in name else 1)
+            for name, shape in config.tensor_shapes().items()
+            if ".layers." in name
+        )
 
         self._forward = forward
-        self._adapted: OrderedDict[tuple[int, ...], Programs] = OrderedDict()  # by numbers of adapters, last used last
+        # by numbers of adapters, last used last
+        self._adapted: OrderedDict[tuple[int, ...], Programs] = OrderedDict()
         self._base = self._lower(())
         self.decode, self.prompt, self.last, self.body, self.head, _ = self._base
         self._table, self._table_rows = self._find_table(), np.zeros(ROWS, np.int64)
@@ -95,7 +118,9 @@ class Runner:
         return Programs(*lower(1, False), *lower(2, False), *lower(2, True), vectors)
 
     def _find_programs(self, numbers: Iterable[int]) -> Programs:
-        """The programs for rows with adapters of these numbers, 0 for none. Lowered at their first use."""
+        """The programs for rows with adapters of these numbers, 0 for none. Lowered at their first
+        use.
+        """
         if not any(numbers):
             return self._base
         adapters = tuple(sorted({number for number in numbers if number}))
@@ -107,25 +132,40 @@ class Runner:
         return self._adapted[adapters]
 
     def _find_table(self) -> tuple[int, int, int] | None:
-        """The embedding in the file: (blocks of a row, bytes of a row, address). None: NumPy looks up its rows."""
+        """The embedding in the file: (blocks of a row, bytes of a row, address). None: NumPy looks
+        up its rows.
+        """
         if self.code.embed is None:
             return None
         weight = self._embedding.weight
         rows = weight.blocks
         if weight.order is not None or rows.strides[1] != 1:
-            raise ValueError(f"{weight.name}: machine code cannot look up reordered rows, or rows with strides {rows.strides}")
-        return weight.shape[1] // self.code.recipe.embedding[0].block, rows.strides[0], rows.ctypes.data
+            raise ValueError(
+                f"{weight.name}: machine code cannot look up reordered rows, or rows with "
+                f"strides {rows.strides}"
+            )
+        return (
+            weight.shape[1] // self.code.recipe.embedding[0].block,
+            rows.strides[0],
+            rows.ctypes.data,
+        )
 
     def _set(self, name: str, value: int) -> None:
         self._words[CONTEXT[name]] = value
 
-    def forward(self, tokens: np.ndarray, view: cache.View, all_positions: bool,
-                probe: Callable | None = None) -> np.ndarray:
-        """Logits float32 [B, V] of the last of `tokens` [B, T], with all_positions [B, T, V]. Stores keys and values in
-        `view`.
+    def forward(
+        self,
+        tokens: np.ndarray,
+        view: cache.View,
+        all_positions: bool,
+        probe: Callable | None = None,
+    ) -> np.ndarray:
+        """Logits float32 [B, V] of the last of `tokens` [B, T], with all_positions [B, T, V].
+        Stores keys and values in `view`.
 
-        Single tokens of several rows run together, prompts one after another. probe: as in model.forward. Raises
-        ContextError for another model's cache, ValueError for arrays that the machine code cannot take.
+        Single tokens of several rows run together, prompts one after another. probe: as in
+        model.forward. Raises ContextError for another model's cache, ValueError for arrays that the
+        machine code cannot take.
         """
         self._check(tokens, view)
         batch, count = tokens.shape
@@ -135,8 +175,11 @@ class Runner:
             with self._lock:
                 self._reserve_scores(view.spans[0].end)
                 return self._decode(tokens[0], view)
-        results = np.empty((batch, count, self.config.vocab_size), np.float32) if all_positions else np.empty(
-            (batch, self.config.vocab_size), np.float32)
+        results = (
+            np.empty((batch, count, self.config.vocab_size), np.float32)
+            if all_positions
+            else np.empty((batch, self.config.vocab_size), np.float32)
+        )
         runs: list[Probes] = []
         with self._lock:
             self._reserve_scores(max(span.end for span in view.spans))
@@ -146,26 +189,51 @@ class Runner:
                 for begin in range(0, batch, CHUNK):
                     rows = range(begin, min(begin + CHUNK, batch))
                     self._place(view, [(row, 0) for row in rows])
-                    self._run_chunk(programs, tokens[begin:rows.stop, 0], logits[begin:rows.stop], True,
-                                    runs[0] if probe else None)
+                    self._run_chunk(
+                        programs,
+                        tokens[begin : rows.stop, 0],
+                        logits[begin : rows.stop],
+                        True,
+                        runs[0] if probe else None,
+                    )
             else:
                 for b in range(batch):
                     runs.append({})
-                    programs = self._find_programs(view.adapters[b:b + 1])
+                    programs = self._find_programs(view.adapters[b : b + 1])
                     for begin in range(0, count, CHUNK):
                         end = min(begin + CHUNK, count)
                         self._place(view, [(b, token) for token in range(begin, end)])
-                        out = results[b, begin:end] if all_positions else results[b:b + 1] if end == count else None
-                        self._run_chunk(programs, tokens[b, begin:end], out, all_positions, runs[b] if probe else None)
+                        out = (
+                            results[b, begin:end]
+                            if all_positions
+                            else results[b : b + 1]
+                            if end == count
+                            else None
+                        )
+                        self._run_chunk(
+                            programs,
+                            tokens[b, begin:end],
+                            out,
+                            all_positions,
+                            runs[b] if probe else None,
+                        )
         for name in runs[0] if probe else ():
-            parts = [np.concatenate(run[name], axis=run[name][0].ndim - 2) for run in runs]  # [.., tokens, width]
-            probe(name, np.stack(parts) if len(parts) == batch else np.moveaxis(parts[0], -2, 0)[..., None, :])
+            # [.., tokens, width]
+            parts = [np.concatenate(run[name], axis=run[name][0].ndim - 2) for run in runs]
+            probe(
+                name,
+                np.stack(parts)
+                if len(parts) == batch
+                else np.moveaxis(parts[0], -2, 0)[..., None, :],
+            )
         return results
 
     def _decode(self, token: np.ndarray, view: cache.View) -> np.ndarray:
         """Logits float32 [1, V] after a token, int32 [1], alone."""
         (_, pages), (cosine, sine) = view.page_tables[0], view.find_tables()
-        _PLACE.pack_into(self._place_words, 0, view.spans[0].start, pages, cosine, sine, view.adapters[0])
+        _PLACE.pack_into(
+            self._place_words, 0, view.spans[0].start, pages, cosine, sine, view.adapters[0]
+        )
         self._start_chunk(token)
         self._run(self._find_programs(view.adapters).decode, 1, None)
         return self._logits.copy()
@@ -179,14 +247,22 @@ class Runner:
             self._scored = positions
 
     def _start_over(self) -> None:
-        """Renew in a forked process what belongs to threads: the team, the lock, an unfinished barrier."""
-        self._process, self._lock, self.team = os.getpid(), threading.Lock(), Team(self.code, self.threads)
+        """Renew in a forked process what belongs to threads: the team, the lock, an unfinished
+        barrier.
+        """
+        self._process, self._lock, self.team = (
+            os.getpid(),
+            threading.Lock(),
+            Team(self.code, self.threads),
+        )
         self.workspace.sync.array.fill(0)
 
     def _check(self, tokens: np.ndarray, view: cache.View) -> None:
         """Raise for a view that the machine code cannot take: see forward."""
         c = self.config
-        if (view.config is not c and view.config != c) or (view.layout is not self._layout and view.layout != self.workspace.pages):
+        if (view.config is not c and view.config != c) or (
+            view.layout is not self._layout and view.layout != self.workspace.pages
+        ):
             raise ContextError("the cache was made by another model: use this model's make_cache")
         self._layout = view.layout
         batch, count = tokens.shape
@@ -195,40 +271,58 @@ class Runner:
         for span, pages, (table, _) in zip(view.spans, view.pages, view.page_tables):
             positions = PAGE * min(len(pages), len(table))
             if span.count != count or span.end > positions:
-                raise ValueError(f"{count} positions from {span.start} on do not fit {positions} positions of pages")
+                raise ValueError(
+                    f"{count} positions from {span.start} on do not fit {positions} positions "
+                    "of pages"
+                )
         if batch == count == 1:
             return  # find_tables answers
         width = c.table_width
         for table in view.tables:
-            if table.shape != (batch, count, width) or table.dtype != np.float32 or not table.flags.c_contiguous:
-                raise ValueError(f"a rope table {table.dtype} {table.shape}, "
-                                 f"not float32 {(batch, count, width)} in C order")
+            if (
+                table.shape != (batch, count, width)
+                or table.dtype != np.float32
+                or not table.flags.c_contiguous
+            ):
+                raise ValueError(
+                    f"a rope table {table.dtype} {table.shape}, "
+                    f"not float32 {(batch, count, width)} in C order"
+                )
 
     def _place(self, view: cache.View, tokens: list[tuple[int, int]]) -> None:
         """Tell the machine code where the cache has each of `tokens`, (sequence, index in it)."""
         cosine, sine = (table.ctypes.data for table in view.tables)
         _, count, width = view.tables[0].shape
-        self.workspace.places.array[:len(tokens)] = [
-            (view.spans[b].start + t, view.page_tables[b][1], cosine + 4 * width * (b * count + t),
-             sine + 4 * width * (b * count + t), view.adapters[b]) for b, t in tokens]
+        self.workspace.places.array[: len(tokens)] = [
+            (
+                view.spans[b].start + t,
+                view.page_tables[b][1],
+                cosine + 4 * width * (b * count + t),
+                sine + 4 * width * (b * count + t),
+                view.adapters[b],
+            )
+            for b, t in tokens
+        ]
 
     def embed(self, tokens: np.ndarray) -> None:
         """Write the embeddings of up to CHUNK tokens, int32 [T], to the stream."""
         if self._table is None and len(tokens) == 1 and isinstance(self._embedding, np.ndarray):
             ops.widen(self._embedding[tokens[0]], self._first_row)
         elif self._table is None:
-            self._stream[:len(tokens)] = ops.embed(tokens[None], self._embedding)[0]
+            self._stream[: len(tokens)] = ops.embed(tokens[None], self._embedding)[0]
         elif len(tokens) == 1:
             self._embed_rows(int(tokens[0]), 1, 0)
         else:
             for first in range(0, len(tokens), ROWS):
-                part = tokens[first:first + ROWS]
+                part = tokens[first : first + ROWS]
                 self._embed_rows(np.resize(part, ROWS).astype(np.int64), len(part), first)
         if self._embedding_factor != 1:
-            self._stream[:len(tokens)] *= np.float32(self._embedding_factor)
+            self._stream[: len(tokens)] *= np.float32(self._embedding_factor)
 
     def _embed_rows(self, tokens: np.ndarray | int, count: int, first: int) -> None:
-        """Write the embeddings of `count` tokens to the stream from row `first` on. tokens: [16], or the only token."""
+        """Write the embeddings of `count` tokens to the stream from row `first` on. tokens: [16],
+        or the only token.
+        """
         blocks, row_bytes, start = self._table
         self._table_rows[:] = start + row_bytes * tokens
         stream = self.workspace.hidden
@@ -240,11 +334,19 @@ class Runner:
         self._words[_FIRST_ROW] = 0
         self.embed(ids)
         if self._padding is not None:  # an earlier run's infinity may have left NaN there
-            self._padding[:len(ids)] = 0
+            self._padding[: len(ids)] = 0
 
-    def _run_chunk(self, programs: Programs, ids: np.ndarray, out: np.ndarray | None, all_positions: bool,
-                   probes: Probes | None) -> None:
-        """Run up to CHUNK tokens, int32 [T], whose places are set. out: receives their logits, or None."""
+    def _run_chunk(
+        self,
+        programs: Programs,
+        ids: np.ndarray,
+        out: np.ndarray | None,
+        all_positions: bool,
+        probes: Probes | None,
+    ) -> None:
+        """Run up to CHUNK tokens, int32 [T], whose places are set. out: receives their logits, or
+        None.
+        """
         tokens, w, vocab = len(ids), self.workspace, self.config.vocab_size
         self._start_chunk(ids)
         if tokens == 1 and out is not None:
@@ -253,7 +355,9 @@ class Runner:
             return
         if not all_positions and probes is None:
             # An interrupt waits for the end of a run: run a prompt in parts.
-            self._run(programs.prompt, tokens, None, parts=math.ceil(tokens * self._work / PART_WORK))
+            self._run(
+                programs.prompt, tokens, None, parts=math.ceil(tokens * self._work / PART_WORK)
+            )
             if out is not None:
                 for buffer in (*programs.last.moves, w.places):
                     buffer.array[0] = buffer.array[tokens - 1]
@@ -266,7 +370,7 @@ class Runner:
             self._set("first_row", first)
             self._run(programs.head, size, probes)
             if all_positions:
-                out[first:first + size] = w.logits.array[:size, :vocab]
+                out[first : first + size] = w.logits.array[:size, :vocab]
             elif out is not None and first + size == tokens:
                 out[0] = w.logits.array[size - 1, :vocab]
 
@@ -296,7 +400,9 @@ class Runner:
         advance(len(program))
 
     def _read_mark(self, mark: Mark, tokens: int, advance: Callable[[int], None]) -> np.ndarray:
-        """Run to a mark's last operation and read its values, without effect on later operations."""
+        """Run to a mark's last operation and read its values, without effect on later
+        operations.
+        """
         if mark.zeroed is None:
             advance(mark.last)
             return mark.read(tokens)

@@ -1,4 +1,5 @@
-"""Instruction sets of this machine, and machine code for them: compiled once, cached on disk, verified before use.
+"""Instruction sets of this machine, and machine code for them: compiled once, cached on disk,
+verified before use.
 
 Cached code is loaded without LLVM (image.py).
 """
@@ -43,13 +44,26 @@ _BASE = {"avx512-vnni": "x86-64-v4", "avx512": "x86-64-v4", "avx2": "x86-64-v3",
 _MAGIC = b"mlx_llama compiled 2\n"
 _CODE_LIMIT = 1 << 26  # bytes of a cached file
 
-# Software prefetches of weights for one or two tokens, by processor (LLVM's name), target and layout ("any": all others).
-# Results do not depend on them. The command bench measures candidates and writes the best here.
+# Software prefetches of weights for one or two tokens, by processor (LLVM's name), target and
+# layout ("any": all others). Results do not depend on them. The command bench measures candidates
+# and writes the best here.
 PREFETCHES = Path(__file__).with_name("prefetches.json")
 Prefetch = tuple[tuple[int, int], ...]  # (level of the cache, or 0 for a single use; bytes ahead)
 # Lines of /proc/cpuinfo that identify a processor, on x86-64 and ARM
-_IDENTITY = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "CPU implementer", "CPU architecture",
-             "CPU variant", "CPU part", "CPU revision", "Features")
+_IDENTITY = (
+    "vendor_id",
+    "cpu family",
+    "model",
+    "model name",
+    "stepping",
+    "flags",
+    "CPU implementer",
+    "CPU architecture",
+    "CPU variant",
+    "CPU part",
+    "CPU revision",
+    "Features",
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +91,9 @@ def find_host() -> Host:
     except (OSError, ValueError):
         return _ask_host()
     facts = [line for line in text.splitlines() if line.split("\t")[0].strip() in _IDENTITY]
-    digest = hashlib.sha256("\n".join(["host", llvmlite.__version__, platform.machine(), *facts]).encode()).digest()
+    digest = hashlib.sha256(
+        "\n".join(["host", llvmlite.__version__, platform.machine(), *facts]).encode()
+    ).digest()
     folder = cache_folder()
     file = folder and folder / f"{digest.hex()[:32]}.o"
     if file and (known := _read(file, digest)):
@@ -85,7 +101,9 @@ def find_host() -> Host:
         return Host(cpu, tuple(features), tuple(missing), triple)
     host = _ask_host()
     if file:
-        _write(file, digest, json.dumps([host.cpu, host.features, host.missing, host.triple]).encode())
+        _write(
+            file, digest, json.dumps([host.cpu, host.features, host.missing, host.triple]).encode()
+        )
     return host
 
 
@@ -96,16 +114,23 @@ def _ask_host() -> Host:
         has = llvm.get_host_cpu_features()
     except RuntimeError:  # LLVM does not know this system
         has = {}
-    names = {on: tuple(sorted(name for name, value in has.items() if value == on)) for on in (True, False)}
+    names = {
+        on: tuple(sorted(name for name, value in has.items() if value == on))
+        for on in (True, False)
+    }
     return Host(llvm.get_host_cpu_name(), names[True], names[False], llvm.get_default_triple())
 
 
 def find_prefetches(processor: str, name: str) -> tuple[tuple[tuple[str, Prefetch], ...], bool]:
-    """A target's prefetches by layout, and whether they were measured on this processor, else those of "any"."""
+    """A target's prefetches by layout, and whether they were measured on this processor, else those
+    of "any".
+    """
     table = json.loads(PREFETCHES.read_text())
     measured = name in table.get(processor, {})
     by_layout = table[processor if measured else "any"][name]
-    return tuple((layout, tuple(map(tuple, prefetch))) for layout, prefetch in by_layout.items()), measured
+    return tuple(
+        (layout, tuple(map(tuple, prefetch))) for layout, prefetch in by_layout.items()
+    ), measured
 
 
 @dataclass(frozen=True)
@@ -116,14 +141,16 @@ class Target:
     triple: str
     cpu: str
     features: str
-    # The instruction that sums products of 8-bit codes and activations: "vnni" (vpdpbusd) or "sdot" (NEON), four products
-    # each; "madd" (16-bit multiply and pair-add).
+    # The instruction that sums products of 8-bit codes and activations: "vnni" (vpdpbusd) or "sdot"
+    # (NEON), four products each; "madd" (16-bit multiply and pair-add).
     dot: str
     tile: int  # prompt tokens per pass over low-bit weights; the registers limit this
     float_tile: int  # the same over float weights
-    # Software prefetches of weights for one or two tokens, by layout ("any": all others); none where the hardware suffices.
+    # Software prefetches of weights for one or two tokens, by layout ("any": all others); none
+    # where the hardware suffices.
     prefetches: tuple[tuple[str, Prefetch], ...] = (("any", ()),)
-    tile_prefetch_bytes: int = 0  # distance for more tokens, into the first level; 0: a full tile prefetches the next panel
+    # distance for more tokens, into the first level; 0: a full tile prefetches the next panel
+    tile_prefetch_bytes: int = 0
     gfni: bool = False  # an instruction shifts bits within bytes
     bf16: bool = False  # an instruction sums two products of bfloat16 numbers into float32
 
@@ -138,7 +165,9 @@ class Target:
         return known.get(layout_name, known["any"])
 
     def tiles(self, low_bit: bool) -> tuple[int, ...]:
-        """Sizes of tiles for low-bit or float weights, in tokens, smallest first: powers of two, then a prompt's tile."""
+        """Sizes of tiles for low-bit or float weights, in tokens, smallest first: powers of two,
+        then a prompt's tile.
+        """
         full = self.tile if low_bit else self.float_tile
         return (*(tokens for tokens in (1, 2, 4, 8) if tokens < full), full)
 
@@ -148,12 +177,13 @@ class Target:
         llvm.initialize_all_targets()
         llvm.initialize_all_asmprinters()
         return llvm.Target.from_triple(self.triple).create_target_machine(
-            cpu=self.cpu, features=self.features, opt=2, jit=True)
+            cpu=self.cpu, features=self.features, opt=2, jit=True
+        )
 
 
 def build_target(name: str, triple: str | None = None, host: bool = True) -> Target:
-    """Build a target by name. host: tune for this processor; False: for any processor with these instructions, also of
-    another `triple`.
+    """Build a target by name. host: tune for this processor; False: for any processor with these
+    instructions, also of another `triple`.
     """
     wide = name.startswith("avx512")
     features = ",".join(f"+{feature}" for feature in _FEATURES[name])
@@ -166,8 +196,19 @@ def build_target(name: str, triple: str | None = None, host: bool = True) -> Tar
     tile, float_tile = (8, 16) if wide else (4, 6) if name == "avx2" else (4, 4)
     gfni, bf16 = (wide and f"+{name}" in features.split(",") for name in ("gfni", "avx512bf16"))
     prefetches, _ = find_prefetches(find_host().cpu if host else "any", name)
-    return Target(name, triple or find_host().triple, cpu, features, dot, tile, float_tile, prefetches,
-                  4096 if dot == "vnni" else 0, gfni, bf16)
+    return Target(
+        name,
+        triple or find_host().triple,
+        cpu,
+        features,
+        dot,
+        tile,
+        float_tile,
+        prefetches,
+        4096 if dot == "vnni" else 0,
+        gfni,
+        bf16,
+    )
 
 
 def available() -> list[str]:
@@ -201,11 +242,13 @@ class Compiled:
         return call
 
 
-def compile_module(for_target: Target, key: str, names: list[str], write: Callable[[], ir.Module]) -> Compiled:
+def compile_module(
+    for_target: Target, key: str, names: list[str], write: Callable[[], ir.Module]
+) -> Compiled:
     """Load the machine code of `write()`, compiled or from the cache on disk.
 
-    key: names all that the code depends on besides this package's sources, the compiler and the target. names: of the public
-    functions.
+    key: names all that the code depends on besides this package's sources, the compiler and the
+    target. names: of the public functions.
     """
     digest = _digest(for_target, key)
     folder = cache_folder()
@@ -219,7 +262,9 @@ def compile_module(for_target: Target, key: str, names: list[str], write: Callab
 
 
 def _load(for_target: Target, code: bytes, names: list[str]) -> Compiled:
-    """Load an object file: as an image on x86-64 Linux, by LLVM elsewhere or if the system refuses executable memory."""
+    """Load an object file: as an image on x86-64 Linux, by LLVM elsewhere or if the system refuses
+    executable memory.
+    """
     externals = {"mlx_llama_yield": ctypes.cast(_yield_function(), ctypes.c_void_p).value}
     if sys.platform == "linux":
         try:
@@ -231,15 +276,18 @@ def _load(for_target: Target, code: bytes, names: list[str]) -> Compiled:
 
     for name, address in externals.items():
         llvm.add_symbol(name, address)
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(f'target triple = "{for_target.triple}"'),
-                                        for_target.machine())
+    engine = llvm.create_mcjit_compiler(
+        llvm.parse_assembly(f'target triple = "{for_target.triple}"'), for_target.machine()
+    )
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     return Compiled(engine, {name: engine.get_function_address(name) for name in names})
 
 
 def optimise(for_target: Target, module: ir.Module) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
-    """Run LLVM's passes; returns the module and its target machine. The kernels inline and vectorise by themselves."""
+    """Run LLVM's passes; returns the module and its target machine. The kernels inline and
+    vectorise by themselves.
+    """
     import llvmlite.binding as llvm
 
     module.triple = for_target.triple
@@ -249,7 +297,8 @@ def optimise(for_target: Target, module: ir.Module) -> tuple[llvm.ModuleRef, llv
     options = llvm.create_pipeline_tuning_options(speed_level=1)
     builder = llvm.create_pass_builder(machine, options)
     if for_target.dot == "madd":
-        # The default passes reorder a tile's integer sums token by token, which keeps every code in a register.
+        # The default passes reorder a tile's integer sums token by token, which keeps every code in
+        # a register.
         passes = llvm.create_new_module_pass_manager()
         passes.add_sroa_pass()
         passes.add_instruction_combine_pass()
@@ -296,7 +345,9 @@ def _frame(digest: bytes, code: bytes) -> bytes:
 
 
 def _read(file: Path, digest: bytes) -> bytes | None:
-    """Read the code of a cache file; None unless the file is complete, owned by this user and of this digest."""
+    """Read the code of a cache file; None unless the file is complete, owned by this user and of
+    this digest.
+    """
     try:
         with open_file(file) as stream:
             status = os.fstat(stream.fileno())
@@ -305,7 +356,7 @@ def _read(file: Path, digest: bytes) -> bytes | None:
             content = stream.read()
     except OSError:
         return None
-    code = content[len(_frame(digest, b"")):]
+    code = content[len(_frame(digest, b"")) :]
     return code if content == _frame(digest, code) else None
 
 

@@ -1,7 +1,7 @@
 """Threads that run a program together, and the machine code that starts a run.
 
-Between two runs a follower polls for the next, first spinning, then yielding its core, since waking a sleeping thread costs
-a decoded token some tenths of a millisecond. After LINGER polls it sleeps.
+Between two runs a follower polls for the next, first spinning, then yielding its core, since waking
+a sleeping thread costs a decoded token some tenths of a millisecond. After LINGER polls it sleeps.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ JOIN = 1000  # polls that yield, to wait for a thread that wakes
 WALK = {"program": i64, "count": i64, "thread": i64, "threads": i64, "context": i64, "times": i64}
 Call = tuple[int, int, int, int, int, int]  # see _CALL
 
-# A box: the call, whether it ran, and each follower's state on a cache line of its own. times: address of thread 0's int64
-# [times_bytes / 8], or 0.
+# A box: the call, whether it ran, and each follower's state on a cache line of its own. times:
+# address of thread 0's int64 [times_bytes / 8], or 0.
 _CALL = ("walk", "program", "count", "context", "times", "times_bytes")
 _RAN = len(_CALL)
 _HEAD = struct.Struct(f"{_RAN + 1}q")
@@ -38,7 +38,9 @@ class Walkable(Protocol):
     """Work for a team, such as a program.Program."""
 
     def prepare(self, context: np.ndarray, *part: Any) -> Call:
-        """Prepare a run, on the caller's thread; returns the call that each thread makes. part: see Program.prepare."""
+        """Prepare a run, on the caller's thread; returns the call that each thread makes. part: see
+        Program.prepare.
+        """
 
 
 class Machine(Protocol):
@@ -49,9 +51,11 @@ class Machine(Protocol):
 
 
 class Team:
-    """Threads that sleep unless they ran recently; number 0 is the caller's. The caller serialises runs.
+    """Threads that sleep unless they ran recently; number 0 is the caller's. The caller serialises
+    runs.
 
-    A run is a single call of machine code, so that an interrupt (Ctrl-C) is raised before or after it.
+    A run is a single call of machine code, so that an interrupt (Ctrl-C) is raised before or after
+    it.
     """
 
     def __init__(self, machine: Machine, threads: int):
@@ -79,10 +83,17 @@ class Team:
 def _make_box(threads: int) -> np.ndarray:
     words = np.zeros(_LINE * (threads + 1), np.int64)
     skip = -words.ctypes.data // 8 % _LINE
-    return words[skip:skip + _LINE * threads]
+    return words[skip : skip + _LINE * threads]
 
 
-def _follow(serve: Callable, box: np.ndarray, number: int, threads: int, event: threading.Event, ending: list[bool]) -> None:
+def _follow(
+    serve: Callable,
+    box: np.ndarray,
+    number: int,
+    threads: int,
+    event: threading.Event,
+    ending: list[bool],
+) -> None:
     while True:
         event.wait()
         event.clear()
@@ -107,7 +118,9 @@ def write(module: Module) -> None:
 
 
 def _write_start(module: Module) -> None:
-    """Run the box's call on all threads if each follower is ready or becomes so within JOIN polls; else do nothing."""
+    """Run the box's call on all threads if each follower is ready or becomes so within JOIN polls;
+    else do nothing.
+    """
     f = Function(module, "start", _START, public=True)
     claimed = Variable(f, f.constant(i64, 1))
     with f.loop(f.threads, 1) as number:
@@ -117,7 +130,9 @@ def _write_start(module: Module) -> None:
             break_if(is_ready.compare("==", 1))
             break_if(polls.get().compare(">=", SPINS + JOIN))
             wait(f, polls)
-        claimed.set((polls.get().compare("<", SPINS + JOIN)).select(claimed.get() + 1, claimed.get()))
+        claimed.set(
+            (polls.get().compare("<", SPINS + JOIN)).select(claimed.get() + 1, claimed.get())
+        )
     with f.if_else(claimed.get().compare("==", f.threads)) as (all_, some):
         with all_:
             with f.loop(f.threads, 1) as number:
@@ -162,8 +177,19 @@ def _state(f: Function, number: Value) -> Value:
 
 def _walk(f: Function, thread: Value) -> None:
     """Make the box's call as a thread."""
-    walk, program, count, context, times, times_bytes = (f.load(i64, f.box, 8 * index, 8) for index in range(len(_CALL)))
-    f.call_address(walk, list(WALK.values()), program, count, thread, f.threads, context, times + thread * times_bytes)
+    walk, program, count, context, times, times_bytes = (
+        f.load(i64, f.box, 8 * index, 8) for index in range(len(_CALL))
+    )
+    f.call_address(
+        walk,
+        list(WALK.values()),
+        program,
+        count,
+        thread,
+        f.threads,
+        context,
+        times + thread * times_bytes,
+    )
 
 
 def wait(f: Function, polls: Variable) -> None:

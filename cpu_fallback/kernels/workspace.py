@@ -14,7 +14,8 @@ from .routing import TILE, max_rows
 
 CHUNK = 288  # prompt tokens per run; whole tiles on every target
 HEAD_CHUNK = 48  # tokens whose logits are computed at once; whole tiles on every target
-WIDTH = SPAN * GROUP  # rows of floats are padded to a multiple of this, hence to whole blocks of every layout
+# rows of floats are padded to a multiple of this, hence to whole blocks of every layout
+WIDTH = SPAN * GROUP
 
 
 def pad(width: int, to: int) -> int:
@@ -26,7 +27,9 @@ class Buffer:
     """Zeros aligned to a cache line. address: of the first byte."""
 
     def __init__(self, *shape: int, dtype: type = np.float32):
-        self.array = allocate(int(np.prod(shape)) * np.dtype(dtype).itemsize).view(dtype).reshape(shape)
+        self.array = (
+            allocate(int(np.prod(shape)) * np.dtype(dtype).itemsize).view(dtype).reshape(shape)
+        )
         self.address = self.array.ctypes.data
 
     @property
@@ -43,7 +46,8 @@ class Routing:
         self.rows = max_rows(assignments, experts, full)  # of tiles
         self.scores = Buffer(CHUNK, pad(experts, WIDTH))  # of the router
         self.chosen, self.row_of, self.counts, self.order = (
-            Buffer(size, dtype=np.int64) for size in (assignments, assignments, experts, self.rows))
+            Buffer(size, dtype=np.int64) for size in (assignments, assignments, experts, self.rows)
+        )
         self.shares = Buffer(assignments)
         self.tiles = Buffer(1 + assignments, len(TILE), dtype=np.int64)
         self.outputs = Buffer(self.rows, pad(config.hidden_size, WIDTH))  # of the experts
@@ -52,9 +56,18 @@ class Routing:
 class Workspace:
     """Buffers for CHUNK tokens of one model."""
 
-    def __init__(self, config: LlamaConfig, layouts: tuple[ActivationLayout, ...], threads: int,
-                 cache_bits: int | None = None, expert_rows: int = 1, rank: int = 0):
-        """expert_rows: of an expert's full tile. rank: maximum rows of an adapter's first matrix, 0 without adapters."""
+    def __init__(
+        self,
+        config: LlamaConfig,
+        layouts: tuple[ActivationLayout, ...],
+        threads: int,
+        cache_bits: int | None = None,
+        expert_rows: int = 1,
+        rank: int = 0,
+    ):
+        """expert_rows: of an expert's full tile. rank: maximum rows of an adapter's first matrix, 0
+        without adapters.
+        """
         c = config
         self.routing = Routing(config, expert_rows) if c.num_experts else None
         rows = self.routing.rows if self.routing else CHUNK
@@ -62,24 +75,33 @@ class Workspace:
         self.places = Buffer(CHUNK, len(PLACE), dtype=np.int64)  # where the cache has each token
         heads, key_heads = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
         self.hidden = Buffer(CHUNK, pad(c.hidden_size, WIDTH))  # the stream
-        self.qkv = Buffer(CHUNK, pad(heads, ROWS) + 2 * pad(key_heads, ROWS))  # queries, keys and values
+        # queries, keys and values
+        self.qkv = Buffer(CHUNK, pad(heads, ROWS) + 2 * pad(key_heads, ROWS))
         self.mixed = Buffer(CHUNK, pad(heads, WIDTH))  # attention's output before its projection
         self.gate, self.up = (Buffer(rows, pad(c.mlp_size, WIDTH)) for _ in range(2))
         self.logits = Buffer(HEAD_CHUNK, pad(c.vocab_size, GROUP))
-        self.low_rank = Buffer(CHUNK if rank else 0, pad(rank, WIDTH))  # an adapter's inner products
+        # an adapter's inner products
+        self.low_rank = Buffer(CHUNK if rank else 0, pad(rank, WIDTH))
         widest = max(pad(width, WIDTH) for width in (c.hidden_size, heads, c.mlp_size, rank))
         spans = max(rows, CHUNK) * widest // WIDTH
         # Packed inputs of the next product.
-        self.activations = {layout: Buffer(spans * layout.record(1), dtype=np.uint8) for layout in layouts}
-        # Outputs of attention and MLP before they are added to the stream, if the model norms or scales them.
-        self.delta = Buffer(CHUNK if any(map(_is_adjusted, c.layers)) else 0, pad(c.hidden_size, WIDTH))
+        self.activations = {
+            layout: Buffer(spans * layout.record(1), dtype=np.uint8) for layout in layouts
+        }
+        # Outputs of attention and MLP before they are added to the stream, if the model norms or
+        # scales them.
+        self.delta = Buffer(
+            CHUNK if any(map(_is_adjusted, c.layers)) else 0, pad(c.hidden_size, WIDTH)
+        )
         self.scratch = Buffer(threads, 16)
         self.sync = Buffer(16, dtype=np.int64)
         self._scores: np.ndarray | None = None
         self._shared, self._threads = c.num_attention_heads // c.num_key_value_heads, threads
 
     def reserve_scores(self, positions: int) -> tuple[int, int, int]:
-        """Allocate attention scores for `positions`: (address, bytes per thread, bytes per query head of a key head)."""
+        """Allocate attention scores for `positions`: (address, bytes per thread, bytes per query
+        head of a key head).
+        """
         head_bytes = 4 * (pad(positions, 16) + 32)
         thread_bytes = head_bytes * self._shared + 64
         if self._scores is None or self._scores.nbytes < thread_bytes * self._threads:

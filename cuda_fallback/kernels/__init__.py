@@ -1,4 +1,6 @@
-"""Triton's kernels and the CUDA graphs of decoded tokens: whether they run on a device, and why not."""
+"""Triton's kernels and the CUDA graphs of decoded tokens: whether they run on a device, and why
+not.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Kernels(NamedTuple):
 
 
 TRITON = "triton-windows" if sys.platform == "win32" else "triton"  # the package
-_SLOW = "decoding is not captured, and low-bit weights are dequantised for every product, which is slow"
+_SLOW = (
+    "decoding is not captured, and low-bit weights are dequantised for every product, which is slow"
+)
 
 
 @dataclass(frozen=True)
@@ -45,23 +49,39 @@ def find_kernels(device: torch.device) -> Kernels:
         return Kernels()
     # On older GPUs Triton 3.3 cannot compile attention, and later versions spill its registers.
     if torch.version.hip is None and (capability := _capability(device)) < KERNELS_CAPABILITY:
-        return Kernels(notices=(f"{_SLOW}: Triton's kernels need compute capability {KERNELS_CAPABILITY}, and this GPU has "
-                                f"{capability}",))
+        return Kernels(
+            notices=(
+                f"{_SLOW}: Triton's kernels need compute capability {KERNELS_CAPABILITY}, and "
+                "this GPU has "
+                f"{capability}",
+            )
+        )
     try:
         from . import decode, packed
 
         packed.try_out(device)
         decode.try_out(device)
     except Exception as error:  # noqa: BLE001: no triton, no C compiler for its launcher, a GPU it does not know ...
-        return Kernels(notices=(f"{_SLOW}: Triton's kernels do not run here ({first_line(error)}): pip install {TRITON}, and a C "
-                                "compiler",))
+        return Kernels(
+            notices=(
+                f"{_SLOW}: Triton's kernels do not run here ({first_line(error)}): pip install "
+                f"{TRITON}, and a C "
+                "compiler",
+            )
+        )
     return Kernels(decode, packed)
 
 
-def plan_decoding(config: LlamaConfig, dtype: torch.dtype, device: torch.device, compile: bool | None,
-                  cache_bits: int | None = None, batch_invariant: bool = False) -> Decoding:
-    """Choose how a model's tokens are decoded. compile: as a CUDA graph or not (None: if possible). batch_invariant: run prompts by
-    the same kernels.
+def plan_decoding(
+    config: LlamaConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    compile: bool | None,
+    cache_bits: int | None = None,
+    batch_invariant: bool = False,
+) -> Decoding:
+    """Choose how a model's tokens are decoded. compile: as a CUDA graph or not (None: if possible).
+    batch_invariant: run prompts by the same kernels.
 
     Raises BackendError if `compile` or `batch_invariant` cannot be honoured.
     """
@@ -79,7 +99,9 @@ def plan_decoding(config: LlamaConfig, dtype: torch.dtype, device: torch.device,
         raise BackendError(f"`batch_invariant`: {reason}: leave it out, or choose `backend='cpu'`")
     if device.type == "cpu":
         if compile:
-            raise BackendError("`compile`: CUDA graphs are for a GPU, and this is torch's CPU device: leave it out")
+            raise BackendError(
+                "`compile`: CUDA graphs are for a GPU, and this is torch's CPU device: leave it out"
+            )
         return Decoding(decode, False, ())
     if compile and reason:
         raise BackendError(f"`compile`: {reason}: leave it out")

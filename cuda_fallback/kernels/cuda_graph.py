@@ -1,13 +1,15 @@
-"""Decoded tokens as a CUDA graph, captured once for each bucket of rows and kind of sampling, and replayed for any cache.
+"""Decoded tokens as a CUDA graph, captured once for each bucket of rows and kind of sampling, and
+replayed for any cache.
 
-The graph is the model's forward over a StateView, and the sampling. It has no address of a cache: its kernels read each
-row's position, token, options and addresses of keys, values and tables from the state, and the last kernel advances them.
-So the next step needs nothing from the host, and a cache may grow and rows may change without another capture. A bucket
-with fewer rows is padded with rows that write to scratch memory.
-With grammars, forward and sampling are two graphs: the host computes the masks while the device runs the first.
-Without sampling the graph is the forward alone. Consecutive tokens of a prompt are rows that share a row of a cache.
-The sessions of a model, on several threads, share its graphs in turn: a session that follows another sets the state first.
-The first step of a kind runs uncaptured, which compiles its kernels; the second is captured.
+The graph is the model's forward over a StateView, and the sampling. It has no address of a cache:
+its kernels read each row's position, token, options and addresses of keys, values and tables from
+the state, and the last kernel advances them. So the next step needs nothing from the host, and a
+cache may grow and rows may change without another capture. A bucket with fewer rows is padded with
+rows that write to scratch memory. With grammars, forward and sampling are two graphs: the host
+computes the masks while the device runs the first. Without sampling the graph is the forward alone.
+Consecutive tokens of a prompt are rows that share a row of a cache. The sessions of a model, on
+several threads, share its graphs in turn: a session that follows another sets the state first. The
+first step of a kind runs uncaptured, which compiles its kernels; the second is captured.
 """
 
 from __future__ import annotations
@@ -38,12 +40,14 @@ KEPT = 24  # graphs per model
 
 
 class Capture:
-    """CUDA graphs of functions that take and return nothing, with a common pool for intermediate results.
+    """CUDA graphs of functions that take and return nothing, with a common pool for intermediate
+    results.
 
     A replay may overwrite results of other graphs: queue their use before it.
     """
 
-    _lock = threading.Lock()  # of all models: a capture starts by waiting for the device, which ends any other capture
+    # of all models: a capture starts by waiting for the device, which ends any other capture
+    _lock = threading.Lock()
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -53,14 +57,19 @@ class Capture:
         """Capture the work of `function` without running it; returns the replay."""
         with self._lock:
             if self._pool is None:
-                self._pool, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.device)
+                self._pool, self._stream = (
+                    torch.cuda.graph_pool_handle(),
+                    torch.cuda.Stream(self.device),
+                )
             graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
             gc.collect()
             collects = gc.isenabled()
             gc.disable()  # a dead model's graphs must not be destroyed during a capture
             try:
                 # thread_local: other threads may use the device meanwhile
-                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                with torch.cuda.graph(
+                    graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+                ):
                     function()
             finally:
                 torch.cuda.set_stream(current)  # torch does not go back to it when a capture fails
@@ -72,17 +81,25 @@ class Capture:
 class Step:
     """A step of a bucket of rows with a kind of sampling, or the forward alone.
 
-    view: has the state that the graphs read. vocabulary: shared by several processes, which compute a share of the logits each.
+    view: has the state that the graphs read. vocabulary: shared by several processes, which compute
+    a share of the logits each.
     """
 
-    def __init__(self, compute: Callable[..., torch.Tensor], view: StateView, draws: bool = True,
-                 vocabulary: Vocabulary | None = None):
+    def __init__(
+        self,
+        compute: Callable[..., torch.Tensor],
+        view: StateView,
+        draws: bool = True,
+        vocabulary: Vocabulary | None = None,
+    ):
         self.compute, self.view, self.draws, self.vocabulary = compute, view, draws, vocabulary
-        self.parts: list[Callable[[], None]] = [self.work]  # or their graphs' replays; the host computes masks between two
+        # or their graphs' replays; the host computes masks between two
+        self.parts: list[Callable[[], None]] = [self.work]
         if view.kind.has_masks or not draws:
             self.parts = [self.forward, self.draw] if draws else [self.forward]
         self.logits: torch.Tensor | None = None  # [B, 1, V]
-        self.drawn: torch.Tensor | None = None  # tokens int32 [B, 1], or [B, C] with log-probabilities
+        # tokens int32 [B, 1], or [B, C] with log-probabilities
+        self.drawn: torch.Tensor | None = None
         self.is_tried = self.is_captured = False
 
     def run(self, masks: Masks | None = None) -> None:
@@ -110,13 +127,19 @@ class Step:
         if self.vocabulary and not shares:
             logits = self.vocabulary.gather(logits)
         recent = view.recent(kind.window) if kind.window else None
-        scores = process(kind, view.values, mask(logits, view.masks) if kind.has_masks else logits, recent)
+        scores = process(
+            kind, view.values, mask(logits, view.masks) if kind.has_masks else logits, recent
+        )
         if kind.is_random:
             table = gumbel_table(scores.device)
             first = shares.first if shares else 0
-            scores = view.kernels.add_noise(scores, table, view.next_positions, view.values.words, first)
+            scores = view.kernels.add_noise(
+                scores, table, view.next_positions, view.values.words, first
+            )
         tokens = shares.choose(scores) if shares else choose(scores)
-        self.drawn = tokens if kind.logprobs is None else pack_logprobs(tokens, logits, kind.logprobs)
+        self.drawn = (
+            tokens if kind.logprobs is None else pack_logprobs(tokens, logits, kind.logprobs)
+        )
         view.advance(tokens)
 
 
@@ -132,39 +155,74 @@ class _Ready:
     tokens: torch.Tensor
     sampling: SamplingBatch
 
-    def is_for(self, cache: Cache, spans: tuple[Span, ...], tokens: object, sampling: SamplingBatch, kind: Kind) -> bool:
-        is_same = isinstance(tokens, torch.Tensor) and tokens.device == self.tokens.device and self.tokens.is_set_to(tokens)
+    def is_for(
+        self,
+        cache: Cache,
+        spans: tuple[Span, ...],
+        tokens: object,
+        sampling: SamplingBatch,
+        kind: Kind,
+    ) -> bool:
+        is_same = (
+            isinstance(tokens, torch.Tensor)
+            and tokens.device == self.tokens.device
+            and self.tokens.is_set_to(tokens)
+        )
         rows = [span.row for span in spans]
-        return (is_same and self.cache() is cache and self.spans == spans and self.step.view.kind == kind
-                and self.versions == tuple(cache.versions[row] for row in rows)
-                and self.adapters == tuple(cache.adapters[row] for row in rows)
-                and (self.sampling is sampling or self.sampling.options == sampling.options))
+        return (
+            is_same
+            and self.cache() is cache
+            and self.spans == spans
+            and self.step.view.kind == kind
+            and self.versions == tuple(cache.versions[row] for row in rows)
+            and self.adapters == tuple(cache.adapters[row] for row in rows)
+            and (self.sampling is sampling or self.sampling.options == sampling.options)
+        )
 
 
 class Runner:
     """Runs tokens as rows of a model's forward by kernels, as graphs.
 
-    compute: (tokens, view, all_positions) -> logits, the model's decoder. build_view: (rows, kind) -> StateView. capture:
-    None to run steps uncaptured. vocabulary: as in `Step`. notices: about the captures so far.
+    compute: (tokens, view, all_positions) -> logits, the model's decoder. build_view: (rows, kind)
+    -> StateView. capture: None to run steps uncaptured. vocabulary: as in `Step`. notices: about
+    the captures so far.
     """
 
-    def __init__(self, compute: Callable[..., torch.Tensor], build_view: Callable[[int, Kind], StateView],
-                 device: torch.device, capture: Callable[[Callable[[], None]], Callable[[], None]] | None,
-                 vocabulary: Vocabulary | None = None):
-        self.compute, self.build_view, self.device, self.capture = compute, build_view, device, capture
+    def __init__(
+        self,
+        compute: Callable[..., torch.Tensor],
+        build_view: Callable[[int, Kind], StateView],
+        device: torch.device,
+        capture: Callable[[Callable[[], None]], Callable[[], None]] | None,
+        vocabulary: Vocabulary | None = None,
+    ):
+        self.compute, self.build_view, self.device, self.capture = (
+            compute,
+            build_view,
+            device,
+            capture,
+        )
         self.vocabulary = vocabulary
         self.notices: tuple[str, ...] = ()
-        self._steps: OrderedDict[tuple, Step] = OrderedDict()  # by (rows, kind), least recently used first
+        # by (rows, kind), least recently used first
+        self._steps: OrderedDict[tuple, Step] = OrderedDict()
         self._lock = threading.Lock()
         self._ready: _Ready | None = None
         self._stream: torch.cuda.Stream | None = None
 
-    def forward(self, tokens: torch.Tensor, index_pos: int | Sequence[int], cache: Cache, rows: Sequence[int] | None = None,
-                all_positions: bool = False, probe=None) -> torch.Tensor:
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        index_pos: int | Sequence[int],
+        cache: Cache,
+        rows: Sequence[int] | None = None,
+        all_positions: bool = False,
+        probe=None,
+    ) -> torch.Tensor:
         """Logits [B, 1, V] after `tokens` [B, T], checked ids, or with `all_positions` [B, T, V].
 
-        Up to MAX_ROWS tokens are rows of a forward, so a position has the bits of a decoded token. probe: as in the model's
-        forward; called at the end. Raises ContextError.
+        Up to MAX_ROWS tokens are rows of a forward, so a position has the bits of a decoded token.
+        probe: as in the model's forward; called at the end. Raises ContextError.
         """
         B, T = tokens.shape
         logits: list[torch.Tensor] = []
@@ -172,15 +230,19 @@ class Runner:
         with self._lock:
             self._follow_streams()
             with CallView(cache, B, T, index_pos, rows) as call:
-                spans = [Span(span.row, position, 1) for span in call.spans for position in range(span.start, span.end)]
+                spans = [
+                    Span(span.row, position, 1)
+                    for span in call.spans
+                    for position in range(span.start, span.end)
+                ]
                 stride = 1 if all_positions else T  # between positions whose logits are returned
                 for at in range(0, B * T, MAX_ROWS):
-                    part = spans[at:at + MAX_ROWS]
+                    part = spans[at : at + MAX_ROWS]
                     step = self._find_step(len(part), None)
                     if not probe:
                         self._use(step)
                     _count_writes(cache, part)
-                    step.view.point(cache, tokens.reshape(-1, 1)[at:at + MAX_ROWS], part)
+                    step.view.point(cache, tokens.reshape(-1, 1)[at : at + MAX_ROWS], part)
                     if probe:
                         seen: dict[str, torch.Tensor] = {}
                         step.view.listener = seen.__setitem__
@@ -189,16 +251,22 @@ class Runner:
                         finally:
                             step.view.listener = None
                         for name, array in seen.items():
-                            probed.setdefault(name, []).append(array[:len(part)])
+                            probed.setdefault(name, []).append(array[: len(part)])
                     else:
                         step.run()
                         result = step.logits
-                    logits.append(result[(stride - 1 - at) % stride:len(part):stride].clone())
+                    logits.append(result[(stride - 1 - at) % stride : len(part) : stride].clone())
                 for name, parts in probed.items():
                     probe(name, _by_sequence(torch.cat(parts), B, T))
                 return torch.cat(logits).view(B, T // stride, -1)
 
-    def step(self, tokens: torch.Tensor, call: CallView, sampling: SamplingBatch, masks: Masks | None = None) -> torch.Tensor:
+    def step(
+        self,
+        tokens: torch.Tensor,
+        call: CallView,
+        sampling: SamplingBatch,
+        masks: Masks | None = None,
+    ) -> torch.Tensor:
         """As the model's step, for `tokens` [B, 1], checked ids, at the positions of `call`."""
         kind = sampling.kind._replace(has_masks=masks is not None)
         with self._lock:
@@ -211,11 +279,20 @@ class Runner:
                     here = slice(at, at + MAX_ROWS)
                     part = SamplingBatch(sampling.options[here], sampling.device)
                     allowed = once and (lambda here=here: once()[here])
-                    drawn.append(self._step(tokens[here], call.spans[here], call.cache, part, kind, allowed))
+                    drawn.append(
+                        self._step(tokens[here], call.spans[here], call.cache, part, kind, allowed)
+                    )
                 return torch.cat(drawn)
 
-    def _step(self, tokens: torch.Tensor, spans: tuple[Span, ...], cache: Cache, sampling: SamplingBatch, kind: Kind,
-              masks: Masks | None) -> torch.Tensor:
+    def _step(
+        self,
+        tokens: torch.Tensor,
+        spans: tuple[Span, ...],
+        cache: Cache,
+        sampling: SamplingBatch,
+        kind: Kind,
+        masks: Masks | None,
+    ) -> torch.Tensor:
         ready, self._ready = self._ready, None  # the call after an interrupted step sets the state
         if ready and ready.is_for(cache, spans, tokens, sampling, kind):
             step, sampling = ready.step, ready.sampling
@@ -228,17 +305,21 @@ class Runner:
         _count_writes(cache, spans)
         if len(spans) == 1 and kind.logprobs is None:  # the cache keeps it
             (span,) = spans
-            drawn = cache._storage[span.row].tokens[span.end:span.end + 1].view(1, 1)
+            drawn = cache._storage[span.row].tokens[span.end : span.end + 1].view(1, 1)
         else:
-            drawn = step.drawn[:len(spans)].clone()
+            drawn = step.drawn[: len(spans)].clone()
         following = tuple(Span(span.row, span.end, 1) for span in spans)
         versions = tuple(cache.versions[span.row] for span in spans)
         adapters = tuple(cache.adapters[span.row] for span in spans)
-        self._ready = _Ready(step, weakref.ref(cache), versions, following, adapters, drawn[:, :1], sampling)
+        self._ready = _Ready(
+            step, weakref.ref(cache), versions, following, adapters, drawn[:, :1], sampling
+        )
         return drawn
 
     def _follow_streams(self) -> None:
-        """Order this step behind the last, which another thread may have queued on another stream."""
+        """Order this step behind the last, which another thread may have queued on another
+        stream.
+        """
         if self.device.type != "cuda":
             return
         current = torch.cuda.current_stream(self.device)
@@ -251,7 +332,12 @@ class Runner:
         bucket = 1 << (rows - 1).bit_length()
         key = bucket, kind
         if key not in self._steps:
-            self._steps[key] = Step(self.compute, self.build_view(bucket, kind or Kind()), kind is not None, self.vocabulary)
+            self._steps[key] = Step(
+                self.compute,
+                self.build_view(bucket, kind or Kind()),
+                kind is not None,
+                self.vocabulary,
+            )
         self._steps.move_to_end(key)
         while len(self._steps) > KEPT:
             self._steps.popitem(last=False)
@@ -277,7 +363,9 @@ class Runner:
             return
         rows = f" of {step.view.rows} rows" if step.view.rows > 1 else ""
         what = "a decoded token" if step.draws else "a forward"
-        self.notices = (f"{what}{rows} was captured as a CUDA graph in {time.perf_counter() - started:.2f} s",)
+        self.notices = (
+            f"{what}{rows} was captured as a CUDA graph in {time.perf_counter() - started:.2f} s",
+        )
 
 
 def _by_sequence(array: torch.Tensor, B: int, T: int) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Arithmetic of sampling, with the options of each row read from the device's memory.
 
-Every operation treats each row alone and in an order that no other row changes, so a row draws the same bits alone and in
-any batch.
+Every operation treats each row alone and in an order that no other row changes, so a row draws the
+same bits alone and in any batch.
 """
 
 from __future__ import annotations
@@ -20,23 +20,44 @@ from mlx_llama.core.generation.sampling import Kind, RowNumbers
 
 from .. import runtime
 
-# Options of a row as the device reads them: 64-bit words. top-p is a float64, the others are float32 or integers.
-(SEED_LOW, SEED_HIGH, IS_RANDOM, TEMPERATURE, TOP_K, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY, WINDOW,
- BIASES) = range(12)
+# Options of a row as the device reads them: 64-bit words. top-p is a float64, the others are
+# float32 or integers.
+(
+    SEED_LOW,
+    SEED_HIGH,
+    IS_RANDOM,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    MIN_P,
+    REPETITION,
+    PRESENCE,
+    FREQUENCY,
+    WINDOW,
+    BIASES,
+) = range(12)
 _UNIT = 1 << 40  # of probabilities that are summed as integers
 
 
 def to_signed(word: int) -> int:
-    """A 32-bit word as int32 holds it; torch's int32 wraps like unsigned arithmetic, only shifts must be masked."""
+    """A 32-bit word as int32 holds it; torch's int32 wraps like unsigned arithmetic, only shifts
+    must be masked.
+    """
     word &= 0xFFFFFFFF
     return word - (1 << 32) if word >> 31 else word
 
 
-def gumbel(seed: int | tuple[torch.Tensor, torch.Tensor], position: int | torch.Tensor, table: torch.Tensor,
-           indices: torch.Tensor) -> torch.Tensor:
-    """core.rng.gumbel, bit for bit. table: its gumbel_table on the device; indices: int32 arange [V].
+def gumbel(
+    seed: int | tuple[torch.Tensor, torch.Tensor],
+    position: int | torch.Tensor,
+    table: torch.Tensor,
+    indices: torch.Tensor,
+) -> torch.Tensor:
+    """core.rng.gumbel, bit for bit. table: its gumbel_table on the device; indices: int32 arange
+    [V].
 
-    seed, position: ints, or words low and high and positions by row, int32 [B, 1]. Returns float32 [V] or [B, V].
+    seed, position: ints, or words low and high and positions by row, int32 [B, 1]. Returns float32
+    [V] or [B, V].
     """
     if isinstance(seed, int):
         low, high = (torch.full_like(indices[:1], to_signed(word)) for word in rng.split_seed(seed))
@@ -86,34 +107,57 @@ class Values:
 
     def biases(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids int64 and values float32, [B, count] each."""
-        ids, values = self.words[BIASES:BIASES + count], self.words[BIASES + count:BIASES + 2 * count]
+        ids, values = (
+            self.words[BIASES : BIASES + count],
+            self.words[BIASES + count : BIASES + 2 * count],
+        )
         return ids.T, values.view(torch.float32)[:, ::2].T
 
 
 def pack(options: Sequence[GenerationOptions], kind: Kind, words: np.ndarray) -> None:
-    """Write the options of row i to the words [:, i]. words: int64 zeros [count_words(kind), B or more]."""
+    """Write the options of row i to the words [:, i]. words: int64 zeros [count_words(kind), B or
+    more].
+    """
     numbers, doubles = words.view(np.float32)[:, ::2], words.view(np.float64)
     for i, o in enumerate(options):
         row = RowNumbers.of(o)
-        words[SEED_LOW:SEED_HIGH + 1, i] = row.seed
-        words[IS_RANDOM, i], words[TOP_K, i], words[WINDOW, i] = row.is_random, row.top_k, row.window
-        numbers[TEMPERATURE, i], doubles[TOP_P, i], numbers[MIN_P, i] = row.temperature, row.top_p, row.min_p
-        numbers[REPETITION:FREQUENCY + 1, i] = row.repetition_penalty, row.presence_penalty, row.frequency_penalty
+        words[SEED_LOW : SEED_HIGH + 1, i] = row.seed
+        words[IS_RANDOM, i], words[TOP_K, i], words[WINDOW, i] = (
+            row.is_random,
+            row.top_k,
+            row.window,
+        )
+        numbers[TEMPERATURE, i], doubles[TOP_P, i], numbers[MIN_P, i] = (
+            row.temperature,
+            row.top_p,
+            row.min_p,
+        )
+        numbers[REPETITION : FREQUENCY + 1, i] = (
+            row.repetition_penalty,
+            row.presence_penalty,
+            row.frequency_penalty,
+        )
         if o.logit_bias:
-            words[BIASES:BIASES + len(o.logit_bias), i] = list(o.logit_bias)
+            words[BIASES : BIASES + len(o.logit_bias), i] = list(o.logit_bias)
             start = BIASES + kind.biases
-            numbers[start:start + len(o.logit_bias), i] = list(o.logit_bias.values())
+            numbers[start : start + len(o.logit_bias), i] = list(o.logit_bias.values())
 
 
 def mask(logits: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-    """Logits float32 [B, V], -inf where a grammar forbids a token. words: int32 [B, ceil(V / 32)], a bit per token."""
+    """Logits float32 [B, V], -inf where a grammar forbids a token. words: int32 [B, ceil(V / 32)],
+    a bit per token.
+    """
     ids = torch.arange(logits.shape[1], device=logits.device)
     bits = words[:, ids >> 5] >> (ids & 31) & 1
     return torch.where(bits > 0, logits, float("-inf"))
 
 
-def process(kind: Kind, values: Values, scores: torch.Tensor, recent: torch.Tensor | None) -> torch.Tensor:
-    """Scores float32 [B, V] after biases, penalties, temperature and filters; recent: int32 [B, W]."""
+def process(
+    kind: Kind, values: Values, scores: torch.Tensor, recent: torch.Tensor | None
+) -> torch.Tensor:
+    """Scores float32 [B, V] after biases, penalties, temperature and filters; recent: int32 [B,
+    W].
+    """
     if kind.biases:
         # No token has two biases; the ids that pad a row add zero.
         scores = scores.scatter_add(1, *values.biases(kind.biases))
@@ -129,11 +173,14 @@ def process(kind: Kind, values: Values, scores: torch.Tensor, recent: torch.Tens
         scores = scores.masked_fill((scores < least) & (asked > 0), -math.inf)
     if kind.has_top_p:
         ordered = torch.sort(scores, dim=-1, descending=True).values
-        # Summed as integers, whose order does not matter: a GPU adds floats in one that changes from run to run.
+        # Summed as integers, whose order does not matter: a GPU adds floats in one that changes
+        # from run to run.
         shares = ((ordered.double() - ordered[:, :1]).exp() * _UNIT).long()
         sums = shares.cumsum(-1)
         before = sums - shares  # of all likelier tokens; 0 for the first, which stays
-        least = torch.where(before < values.double(TOP_P) * sums[:, -1:], ordered, math.inf).amin(-1, keepdim=True)
+        least = torch.where(before < values.double(TOP_P) * sums[:, -1:], ordered, math.inf).amin(
+            -1, keepdim=True
+        )
         scores = scores.masked_fill(scores < least, -math.inf)
     if kind.has_min_p:
         least = scores.amax(-1, keepdim=True) + values.number(MIN_P)
@@ -142,24 +189,32 @@ def process(kind: Kind, values: Values, scores: torch.Tensor, recent: torch.Tens
 
 
 def choose(scores: torch.Tensor) -> torch.Tensor:
-    """The index of the largest score of each row, int32 [B, 1]; -1 if it is not finite. NaN counts as the largest."""
+    """The index of the largest score of each row, int32 [B, 1]; -1 if it is not finite. NaN counts
+    as the largest.
+    """
     best, tokens = scores.max(dim=-1, keepdim=True)
     return torch.where(best.abs() < math.inf, tokens.int(), -1)
 
 
 def pack_logprobs(tokens: torch.Tensor, logits: torch.Tensor, count: int) -> torch.Tensor:
-    """core.backends.logprobs.pack: tokens int32 [B, 1] with log-probabilities, int32 [B, 2 + 2 count]."""
+    """core.backends.logprobs.pack: tokens int32 [B, 1] with log-probabilities, int32 [B, 2 + 2
+    count].
+    """
     values = torch.log_softmax(logits.float(), dim=-1)
     top, ids = torch.sort(values, dim=-1, descending=True, stable=True)
     chosen, top = values.gather(1, tokens.long().clamp(min=0)), top[:, :count].contiguous()
-    return torch.cat([tokens, chosen.view(torch.int32), ids[:, :count].int(), top.view(torch.int32)], dim=1)
+    return torch.cat(
+        [tokens, chosen.view(torch.int32), ids[:, :count].int(), top.view(torch.int32)], dim=1
+    )
 
 
 def _penalise(values: Values, scores: torch.Tensor, recent: torch.Tensor) -> torch.Tensor:
     width = recent.shape[1]
     age = torch.arange(width, 0, -1, device=scores.device)
     seen = torch.where(age <= values.integer(WINDOW), recent + 1, 0).long()  # 0 falls out
-    counts = torch.zeros((len(scores), scores.shape[1] + 1), dtype=torch.int32, device=scores.device)
+    counts = torch.zeros(
+        (len(scores), scores.shape[1] + 1), dtype=torch.int32, device=scores.device
+    )
     counts = counts.scatter_add(1, seen, torch.ones_like(recent))[:, 1:]
     penalty = values.number(REPETITION)
     repeated = torch.where(scores > 0, scores / penalty, scores * penalty)

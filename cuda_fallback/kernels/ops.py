@@ -1,6 +1,8 @@
-"""The vocabulary (core.ops) by Triton's kernels, for decoded tokens seen through a StateView: x is [rows, 1, E].
+"""The vocabulary (core.ops) by Triton's kernels, for decoded tokens seen through a StateView: x is
+[rows, 1, E].
 
-Importing it needs the package triton. A row's bits do not depend on the others, nor on their number.
+Importing it needs the package triton. A row's bits do not depend on the others, nor on their
+number.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from . import decode
 from .state import StateView
 
 
-def linear(x: torch.Tensor, weight: Matrix | tuple[Matrix, ...], bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(
+    x: torch.Tensor, weight: Matrix | tuple[Matrix, ...], bias: torch.Tensor | None = None
+) -> torch.Tensor:
     if isinstance(weight, torch.Tensor):
         return decode.multiply(x, weight, bias)
     if isinstance(weight, tuple):
@@ -25,8 +29,12 @@ def linear(x: torch.Tensor, weight: Matrix | tuple[Matrix, ...], bias: torch.Ten
     return product if bias is None else product + bias
 
 
-def gated_linear(x: torch.Tensor, weight: Matrix | tuple[Matrix, ...], bias: torch.Tensor | None = None,
-                 activation: str = "silu") -> torch.Tensor:
+def gated_linear(
+    x: torch.Tensor,
+    weight: Matrix | tuple[Matrix, ...],
+    bias: torch.Tensor | None = None,
+    activation: str = "silu",
+) -> torch.Tensor:
     if isinstance(weight, torch.Tensor):
         return decode.multiply_gated(x, weight, bias, activation)
     return gate(linear(x, weight, bias), activation)
@@ -36,19 +44,29 @@ def gate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     return decode.gate(gate_up, activation)
 
 
-def experts(x: torch.Tensor, scores: torch.Tensor, gate: Stack, up: Stack, down: Stack, spec: ExpertsSpec,
-            activation: str = "silu") -> torch.Tensor:
+def experts(
+    x: torch.Tensor,
+    scores: torch.Tensor,
+    gate: Stack,
+    up: Stack,
+    down: Stack,
+    spec: ExpertsSpec,
+    activation: str = "silu",
+) -> torch.Tensor:
     rows = x.reshape(-1, x.shape[-1])
     chosen, shares = plain.choose_experts(scores.reshape(len(rows), -1), spec)
     return decode.experts(rows, chosen, shares, gate, up, down, activation).view(x.shape)
 
 
-def adapt(product: torch.Tensor, x: torch.Tensor, adapters: Adapters, view: StateView) -> torch.Tensor:
+def adapt(
+    product: torch.Tensor, x: torch.Tensor, adapters: Adapters, view: StateView
+) -> torch.Tensor:
     return decode.adapt(view.state, product, x, *adapters)
 
 
-def add_rms_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor,
-                 eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def add_rms_norm(
+    x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     return decode.add_rms_norm(x, delta, weight, eps)
 
 
@@ -56,19 +74,44 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return decode.add_rms_norm(x, None, weight, eps)[1]
 
 
-def norm_heads(heads: torch.Tensor, query_weight: torch.Tensor, key_weight: torch.Tensor, spec: LayerSpec) -> torch.Tensor:
+def norm_heads(
+    heads: torch.Tensor, query_weight: torch.Tensor, key_weight: torch.Tensor, spec: LayerSpec
+) -> torch.Tensor:
     H, G, D = spec.heads, spec.key_value_heads, spec.head_dim
     if len(query_weight) == D:
         return decode.norm_heads(heads, query_weight, key_weight, H, G, D, spec.eps)
     query, key, value = heads.split((H * D, G * D, G * D), dim=-1)
-    return torch.cat([rms_norm(query, query_weight, spec.eps), rms_norm(key, key_weight, spec.eps), value], dim=-1)
+    return torch.cat(
+        [rms_norm(query, query_weight, spec.eps), rms_norm(key, key_weight, spec.eps), value],
+        dim=-1,
+    )
 
 
 def rope_and_store(heads: torch.Tensor, view: StateView, spec: LayerSpec) -> torch.Tensor:
-    return decode.store_rotated(view.state, spec.index, heads, spec.heads, spec.key_value_heads, spec.head_dim, spec.rotates,
-                                view.bits, spec.angles.stop - spec.angles.start, spec.angles.start, spec.query_angles.start,
-                                view.table_width)
+    return decode.store_rotated(
+        view.state,
+        spec.index,
+        heads,
+        spec.heads,
+        spec.key_value_heads,
+        spec.head_dim,
+        spec.rotates,
+        view.bits,
+        spec.angles.stop - spec.angles.start,
+        spec.angles.start,
+        spec.query_angles.start,
+        view.table_width,
+    )
 
 
 def attend(query: torch.Tensor, view: StateView, spec: LayerSpec) -> torch.Tensor:
-    return decode.attend(view.state, spec.index, query, spec.key_value_heads, spec.window, spec.scale, view.bits, spec.softcap)
+    return decode.attend(
+        view.state,
+        spec.index,
+        query,
+        spec.key_value_heads,
+        spec.window,
+        spec.scale,
+        view.bits,
+        spec.softcap,
+    )

@@ -1,14 +1,17 @@
-"""Triton kernels over the packed codes of a QuantizedMatrix. Importing it requires the package triton.
+"""Triton kernels over the packed codes of a QuantizedMatrix. Importing it requires the package
+triton.
 
-`multiply` runs on tensor cores for 1 to 32 rows of x, bound by memory bandwidth. A thread loads sixteen bytes of codes, which
-quantized.py lays out so that a shift and a mask make an operand of two codes: exact integers, plus a constant, in the mantissas
-of 16-bit numbers. A group's products are summed before they are scaled, so no weight is rounded:
+`multiply` runs on tensor cores for 1 to 32 rows of x, bound by memory bandwidth. A thread loads
+sixteen bytes of codes, which quantized.py lays out so that a shift and a mask make an operand of
+two codes: exact integers, plus a constant, in the mantissas of 16-bit numbers. A group's products
+are summed before they are scaled, so no weight is rounded:
 
     sum of w x  =  scale * (sum((code + base) x) - (base + offset) * sum(x))  +  bias * sum(x)        over a group
 
-sum(x) is a product with a constant matrix. A matrix of few rows is also split along K. The order of sums depends on the matrix
-alone, and an instruction's columns are independent: a row of x is bit-identical in every run, whatever else is in the batch.
-"""
+sum(x) is a product with a constant matrix. A matrix of few rows is also split along K. The order of
+sums depends on the matrix alone, and an instruction's columns are independent: a row of x is
+bit-identical in every run, whatever else is in the batch.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -26,26 +29,35 @@ from cuda_fallback.quantized import PLANES, SUPER_GROUP, QuantizedMatrix
 
 from .state import MAX_ROWS  # noqa: F401
 
-MOST_ROWS = 32  # maximum number of a prompt's positions for `multiply`; dequantising is faster for more
+# maximum number of a prompt's positions for `multiply`; dequantising is faster for more
+MOST_ROWS = 32
 
-# Rows of x per program: the columns of a tensor-core instruction; Triton before 3.5 takes two instructions at least
+# Rows of x per program: the columns of a tensor-core instruction; Triton before 3.5 takes two
+# instructions at least
 _LEAST_TILE = 8 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5) else 16
 _MOST_TILE = 32
 IS_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-WARPS = 2  # per program, 16 rows of w each; on capability 9.0, four would take instructions with another order of sums
-PROGRAMS = 1024  # minimum number before K is split: some 130 multiprocessors have room for 8 programs each
+# per program, 16 rows of w each; on capability 9.0, four would take instructions with another order
+# of sums
+WARPS = 2
+# minimum number before K is split: some 130 multiprocessors have room for 8 programs each
+PROGRAMS = 1024
 _UNITS = 16  # per iteration of `_dequantize`, four threads each
 _COLUMNS = 4096  # per program of `_dequantize`: addresses cost as much as 20 weights
 _BLOCK = 1024  # elements per program of `_add_parts`
 
 
 def _helper(function: Callable) -> Callable:
-    """Compile a function that kernels call; the interpreter would spend a millisecond on each call of a compiled function."""
+    """Compile a function that kernels call; the interpreter would spend a millisecond on each call
+    of a compiled function.
+    """
     return function if IS_INTERPRETED.value else triton.jit(function)
 
 
 @_helper
-def _scaling(values, supers, row, group, GROUPS: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr):
+def _scaling(
+    values, supers, row, group, GROUPS: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr
+):
     """Scales or biases of a `group` of each row, float32, of the shape of row + group."""
     scaling = tl.load(values + row * GROUPS + group).to(tl.float32)
     if supers is not None:
@@ -55,15 +67,25 @@ def _scaling(values, supers, row, group, GROUPS: tl.constexpr, GROUP: tl.constex
 
 
 @_helper
-def _factor(values, row, group, i: tl.constexpr, GROUPS: tl.constexpr, EACH: tl.constexpr, KIND: tl.constexpr):
-    """Scales or biases of groups `group` + i, float32 [rows]. values: EACH to a 32-bit word; 1: as stored."""
+def _factor(
+    values,
+    row,
+    group,
+    i: tl.constexpr,
+    GROUPS: tl.constexpr,
+    EACH: tl.constexpr,
+    KIND: tl.constexpr,
+):
+    """Scales or biases of groups `group` + i, float32 [rows]. values: EACH to a 32-bit word; 1: as
+    stored.
+    """
     if EACH == 1:
         return tl.load(values + row * GROUPS + group + i).to(tl.float32)
     word = tl.load(values + row * (GROUPS // EACH) + group // EACH + i // EACH)
     if KIND == "int8":
         return (word << (24 - 8 * (i % EACH)) >> 24).to(tl.float32)
     elif KIND == "uint8":
-        return (word >> (8 * (i % EACH)) & 0xff).to(tl.float32)
+        return (word >> (8 * (i % EACH)) & 0xFF).to(tl.float32)
     elif KIND == "float16":
         return (word >> (16 * (i % EACH))).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     else:
@@ -72,7 +94,9 @@ def _factor(values, row, group, i: tl.constexpr, GROUPS: tl.constexpr, EACH: tl.
 
 @_helper
 def _take(values, i: tl.constexpr, COUNT: tl.constexpr):
-    """values[:, i] of values [R, COUNT, C], COUNT a power of two up to 8, without moving data between threads."""
+    """values[:, i] of values [R, COUNT, C], COUNT a power of two up to 8, without moving data
+    between threads.
+    """
     for half in tl.static_range(3):
         if COUNT >> (half + 1):
             halves = tl.reshape(values, (values.shape[0], 2, COUNT >> (half + 1), values.shape[-1]))
@@ -85,18 +109,30 @@ def _take(values, i: tl.constexpr, COUNT: tl.constexpr):
 
 
 @_helper
-def _operand(word, top, shift: tl.constexpr, above: tl.constexpr, magic, DTYPE: tl.constexpr, BITS: tl.constexpr,
-             PLACE: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr):
+def _operand(
+    word,
+    top,
+    shift: tl.constexpr,
+    above: tl.constexpr,
+    magic,
+    DTYPE: tl.constexpr,
+    BITS: tl.constexpr,
+    PLACE: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+):
     """Unpack 16 codes of each row, two digits of each half of four words: [R, 4] -> [R, 16].
 
-    BITS of each digit, from bits `shift` and `shift` + LOW of the halves, go to bit PLACE of magic's halves, and HIGH bits
-    of top, from bit `above`, above them.
+    BITS of each digit, from bits `shift` and `shift` + LOW of the halves, go to bit PLACE of
+    magic's halves, and HIGH bits of top, from bit `above`, above them.
     """
     MASK: tl.constexpr = ((1 << BITS) - 1) * 0x10001 << PLACE
     BY: tl.constexpr = shift - PLACE
     first = ((word >> BY if BY >= 0 else word << -BY) & MASK) | magic
     second = ((word >> BY + LOW if BY + LOW >= 0 else word << -BY - LOW) & MASK) | magic
-    if HIGH:  # not |, for which the compiler would join the planes before the masks and need another instruction
+    # not |, for which the compiler would join the planes before the masks and need another
+    # instruction
+    if HIGH:
         ABOVE: tl.constexpr = ((1 << HIGH) - 1) * 0x10001 << PLACE + BITS
         UP: tl.constexpr = BITS + PLACE - above
         first ^= (top << UP if UP >= 0 else top >> -UP) & ABOVE
@@ -106,12 +142,17 @@ def _operand(word, top, shift: tl.constexpr, above: tl.constexpr, magic, DTYPE: 
 
 @_helper
 def _join(first, second, DTYPE: tl.constexpr):
-    """Join the numbers in the halves of words [R, 4] and [R, 4] to [R, 16]. float32: the halves are integers."""
+    """Join the numbers in the halves of words [R, 4] and [R, 4] to [R, 16]. float32: the halves are
+    integers.
+    """
     pairs = tl.join(first, second)
     if DTYPE == tl.float32:
         numbers = tl.join(pairs << 16 >> 16, pairs >> 16).to(tl.float32)
     else:
-        numbers = tl.join(pairs.to(tl.int16).to(DTYPE, bitcast=True), (pairs >> 16).to(tl.int16).to(DTYPE, bitcast=True))
+        numbers = tl.join(
+            pairs.to(tl.int16).to(DTYPE, bitcast=True),
+            (pairs >> 16).to(tl.int16).to(DTYPE, bitcast=True),
+        )
     return tl.reshape(numbers, (first.shape[0], 16))
 
 
@@ -126,7 +167,9 @@ def _load_low(plane, block, lane, step, STEPS: tl.constexpr, WARPS: tl.constexpr
 
 
 @_helper
-def _load_high(plane, block, lane, step, STEPS: tl.constexpr, WARPS: tl.constexpr, WORDS: tl.constexpr):
+def _load_high(
+    plane, block, lane, step, STEPS: tl.constexpr, WARPS: tl.constexpr, WORDS: tl.constexpr
+):
     """Words of the high plane: [16 * WARPS rows, WORDS, 4]."""
     at = (block.to(tl.int64) * STEPS + step) * (64 * WORDS) + lane % 32 * (2 * WORDS)
     words = tl.load(plane + at[:, None] + tl.arange(0, 2 * WORDS)[None, :])
@@ -135,23 +178,57 @@ def _load_high(plane, block, lane, step, STEPS: tl.constexpr, WARPS: tl.constexp
 
 
 @triton.jit(do_not_specialize=["M", "tiles"])
-def _multiply(x, chosen, members, low, high, scales, biases, super_scales, super_biases, out, M, tiles, N, rows, K: tl.constexpr,
-              SHARED: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr,
-              SUPER: tl.constexpr, DIGITS: tl.constexpr, STEPS: tl.constexpr, SAMPLES: tl.constexpr, TILE: tl.constexpr,
-              WARPS: tl.constexpr, PART: tl.constexpr, PLACE: tl.constexpr, MAGIC: tl.constexpr, HIGHER: tl.constexpr,
-              MINUS: tl.constexpr, FOLD: tl.constexpr, EACH: tl.constexpr, SCALES: tl.constexpr, BIASES: tl.constexpr):
+def _multiply(
+    x,
+    chosen,
+    members,
+    low,
+    high,
+    scales,
+    biases,
+    super_scales,
+    super_biases,
+    out,
+    M,
+    tiles,
+    N,
+    rows,
+    K: tl.constexpr,
+    SHARED: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    GROUP: tl.constexpr,
+    OFFSET: tl.constexpr,
+    SUPER: tl.constexpr,
+    DIGITS: tl.constexpr,
+    STEPS: tl.constexpr,
+    SAMPLES: tl.constexpr,
+    TILE: tl.constexpr,
+    WARPS: tl.constexpr,
+    PART: tl.constexpr,
+    PLACE: tl.constexpr,
+    MAGIC: tl.constexpr,
+    HIGHER: tl.constexpr,
+    MINUS: tl.constexpr,
+    FOLD: tl.constexpr,
+    EACH: tl.constexpr,
+    SCALES: tl.constexpr,
+    BIASES: tl.constexpr,
+):
     """out[part, m, n] = x[m] @ w[n] over PART steps of each row. x: [M, K]; out: [parts, M, N].
 
-    chosen: int64 [tiles], for x[m // SHARED] @ w[chosen[tile] * N + n], or None. Rows m of a tile: `members` int64
-    [tiles, TILE], -1 for none; or SAMPLES neighbours.
+    chosen: int64 [tiles], for x[m // SHARED] @ w[chosen[tile] * N + n], or None. Rows m of a tile:
+    `members` int64 [tiles, TILE], -1 for none; or SAMPLES neighbours.
     """
     DTYPE: tl.constexpr = x.dtype.element_ty
-    NUMBER: tl.constexpr = tl.float32 if IS_INTERPRETED else DTYPE  # the interpreter would multiply bfloat16's raw bits
+    # the interpreter would multiply bfloat16's raw bits
+    NUMBER: tl.constexpr = tl.float32 if IS_INTERPRETED else DTYPE
     COLUMNS: tl.constexpr = 8 * DIGITS  # of half a step
     TILES: tl.constexpr = COLUMNS // 16  # of half a step
     SPAN: tl.constexpr = GROUP // 16 if GROUP < COLUMNS else TILES  # tiles that share a scale
     GROUPS: tl.constexpr = K // GROUP
-    WORDS: tl.constexpr = DIGITS * HIGH // 8 if HIGH else 1  # of the high plane, of each thread and row
+    # of the high plane, of each thread and row
+    WORDS: tl.constexpr = DIGITS * HIGH // 8 if HIGH else 1
     tile = tl.program_id(0) % tiles  # neighbouring programs read the same rows of w
     column = tl.arange(0, TILE)
     part = tl.program_id(1)
@@ -170,10 +247,12 @@ def _multiply(x, chosen, members, low, high, scales, biases, super_scales, super
     n = row - begin
     row = tl.minimum(row, rows - 1).to(tl.int64)
     block = tl.minimum(block + lane // 32, (rows - 1) // 16)
-    # A zero that the compiler cannot fold: a mask with a constant in a register takes one instruction less.
+    # A zero that the compiler cannot fold: a mask with a constant in a register takes one
+    # instruction less.
     none = row.to(tl.int32)[:, None] >> 31
     magic = tl.broadcast_to(MAGIC | none, (16 * WARPS, 4))
-    # Another zero: the compiler keeps one of an operand's equal registers and copies it for every product.
+    # Another zero: the compiler keeps one of an operand's equal registers and copies it for every
+    # product.
     zero = tl.broadcast_to(rows - row.to(tl.int32)[:, None] >> 31, (16 * WARPS, 4))
     minus = _join(MINUS | tl.broadcast_to(none, (16 * WARPS, 4)), MINUS | zero, DTYPE).to(NUMBER)
     total = tl.zeros((16 * WARPS, TILE), tl.float32)
@@ -188,14 +267,18 @@ def _multiply(x, chosen, members, low, high, scales, biases, super_scales, super
         for p in tl.static_range(2):
             k = (2 * step + p) * COLUMNS + tl.arange(0, COLUMNS)
             if K % (2 * COLUMNS):
-                value = tl.load(x + sample[:, None] * K + k[None, :], mask=(k < K)[None, :], other=0)
+                value = tl.load(
+                    x + sample[:, None] * K + k[None, :], mask=(k < K)[None, :], other=0
+                )
             else:
                 value = tl.load(x + sample[:, None] * K + k[None, :])
             value = tl.reshape(value.to(NUMBER), (TILE, TILES, 16))
             for first in tl.static_range(0, TILES, SPAN):
                 plain = tl.zeros((16 * WARPS, TILE), tl.float32)
                 for i in tl.static_range(first, first + SPAN):
-                    plain = tl.dot(minus, tl.trans(_take(value, i, TILES)), plain, input_precision="ieee")
+                    plain = tl.dot(
+                        minus, tl.trans(_take(value, i, TILES)), plain, input_precision="ieee"
+                    )
                 product = plain
                 for i in tl.static_range(first, first + SPAN):
                     word = _take(words, 2 * p + i // (TILES // 2), 4)
@@ -204,19 +287,50 @@ def _multiply(x, chosen, members, low, high, scales, biases, super_scales, super
                         top = _take(tops, (2 * p + i // (TILES // 2)) * WORDS // 4, WORDS)
                     by = tl.trans(_take(value, i, TILES))
                     if HIGHER:
-                        code = _operand(word, top, i % (TILES // 2) * 2 * LOW, 0, magic, DTYPE, 4, PLACE, LOW, 0)
+                        code = _operand(
+                            word, top, i % (TILES // 2) * 2 * LOW, 0, magic, DTYPE, 4, PLACE, LOW, 0
+                        )
                         product = tl.dot(code.to(NUMBER), by, product, input_precision="ieee")
-                        code = _operand(word, top, i % (TILES // 2) * 2 * LOW + 4, 0, HIGHER | none, DTYPE, 4, PLACE, LOW, 0)
+                        code = _operand(
+                            word,
+                            top,
+                            i % (TILES // 2) * 2 * LOW + 4,
+                            0,
+                            HIGHER | none,
+                            DTYPE,
+                            4,
+                            PLACE,
+                            LOW,
+                            0,
+                        )
                     else:
-                        code = _operand(word, top, i % (TILES // 2) * 2 * LOW, (p * TILES + i) * 2 * HIGH % 16, magic, DTYPE, LOW,
-                                        PLACE, LOW, HIGH)
+                        code = _operand(
+                            word,
+                            top,
+                            i % (TILES // 2) * 2 * LOW,
+                            (p * TILES + i) * 2 * HIGH % 16,
+                            magic,
+                            DTYPE,
+                            LOW,
+                            PLACE,
+                            LOW,
+                            HIGH,
+                        )
                     product = tl.dot(code.to(NUMBER), by, product, input_precision="ieee")
                 if EACH == 1:
                     group = tl.minimum(((2 * step + p) * COLUMNS + first * 16) // GROUP, GROUPS - 1)
                     scale = _factor(scales, row, group, 0, GROUPS, EACH, SCALES)
                 else:
                     group = step * (2 * COLUMNS // GROUP)
-                    scale = _factor(scales, row, group, (p * COLUMNS + first * 16) // GROUP, GROUPS, EACH, SCALES)
+                    scale = _factor(
+                        scales,
+                        row,
+                        group,
+                        (p * COLUMNS + first * 16) // GROUP,
+                        GROUPS,
+                        EACH,
+                        SCALES,
+                    )
                 if super_scales is not None:
                     scaled += scale[:, None] * product
                 else:
@@ -225,7 +339,15 @@ def _multiply(x, chosen, members, low, high, scales, biases, super_scales, super
                     if EACH == 1:
                         bias = _factor(biases, row, group, 0, GROUPS, EACH, BIASES)
                     else:
-                        bias = _factor(biases, row, group, (p * COLUMNS + first * 16) // GROUP, GROUPS, EACH, BIASES)
+                        bias = _factor(
+                            biases,
+                            row,
+                            group,
+                            (p * COLUMNS + first * 16) // GROUP,
+                            GROUPS,
+                            EACH,
+                            BIASES,
+                        )
                     if super_scales is not None:
                         biased += bias[:, None] * plain
                     else:
@@ -237,7 +359,11 @@ def _multiply(x, chosen, members, low, high, scales, biases, super_scales, super
                 total += (tl.load(super_biases + above).to(tl.float32) * FOLD)[:, None] * biased
         words = following
     target = out + (part * M + m)[None, :] * N + n[:, None]
-    tl.store(target, total.to(out.dtype.element_ty), mask=((column < SAMPLES) & (m >= 0) & (m < M))[None, :] & ((n >= 0) & (n < N))[:, None])
+    tl.store(
+        target,
+        total.to(out.dtype.element_ty),
+        mask=((column < SAMPLES) & (m >= 0) & (m < M))[None, :] & ((n >= 0) & (n < N))[:, None],
+    )
 
 
 @triton.jit
@@ -259,22 +385,44 @@ def _place(word, shift: tl.constexpr, place: tl.constexpr, BITS: tl.constexpr):
 
 @_helper
 def _widen(code, half: tl.constexpr, scale, bias, SHIFT: tl.constexpr, OFFSET: tl.constexpr):
-    """Dequantise the codes from bit SHIFT on of a half of words; scale: divided by 2**SHIFT. The float 2**23 + i has the bits i."""
-    number = (code >> 16 * half & 0xffff | 0x4b000000).to(tl.float32, bitcast=True)
+    """Dequantise the codes from bit SHIFT on of a half of words; scale: divided by 2**SHIFT. The
+    float 2**23 + i has the bits i.
+    """
+    number = (code >> 16 * half & 0xFFFF | 0x4B000000).to(tl.float32, bitcast=True)
     value = (number - (8388608 + (OFFSET << SHIFT))) * scale
     return value if bias is None else value + bias
 
 
 @triton.jit
-def _dequantize(rows, low, high, scales, biases, super_scales, super_biases, out, start, K: tl.constexpr,
-                LOW: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr, SUPER: tl.constexpr,
-                DIGITS: tl.constexpr, STEPS: tl.constexpr, PASSES: tl.constexpr, UNITS: tl.constexpr):
-    """out[i] = w[rows[i]], or w[start + i] without `rows`; PASSES times UNITS units per program. out: [n, K].
+def _dequantize(
+    rows,
+    low,
+    high,
+    scales,
+    biases,
+    super_scales,
+    super_biases,
+    out,
+    start,
+    K: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    GROUP: tl.constexpr,
+    OFFSET: tl.constexpr,
+    SUPER: tl.constexpr,
+    DIGITS: tl.constexpr,
+    STEPS: tl.constexpr,
+    PASSES: tl.constexpr,
+    UNITS: tl.constexpr,
+):
+    """out[i] = w[rows[i]], or w[start + i] without `rows`; PASSES times UNITS units per program.
+    out: [n, K].
 
     A thread's addresses differ by constants, which need no instructions.
     """
     SPAN: tl.constexpr = 4 * DIGITS  # columns of a unit
-    PLACE: tl.constexpr = LOW % 8  # of the second of two digits, which saves a shift and leaves room for high digits
+    # of the second of two digits, which saves a shift and leaves room for high digits
+    PLACE: tl.constexpr = LOW % 8
     EACH: tl.constexpr = LOW // HIGH if HIGH else 4  # units to a word of the high plane
     WORDS: tl.constexpr = 4 // EACH
     i = tl.program_id(0).to(tl.int64)
@@ -282,9 +430,19 @@ def _dequantize(rows, low, high, scales, biases, super_scales, super_biases, out
         row = start + i
     else:
         row = tl.load(rows + i).to(tl.int64)
-    unit, t = tl.program_id(1) * (UNITS * PASSES) + tl.arange(0, UNITS)[:, None], tl.arange(0, 4)[None, :]
+    unit, t = (
+        tl.program_id(1) * (UNITS * PASSES) + tl.arange(0, UNITS)[:, None],
+        tl.arange(0, 4)[None, :],
+    )
     column = unit * SPAN + 4 * t
-    low += row // 16 * (STEPS * 256) + row % 8 * 16 + row % 16 // 8 + unit // 2 * 128 + t * 4 + unit % 2 * 2
+    low += (
+        row // 16 * (STEPS * 256)
+        + row % 8 * 16
+        + row % 16 // 8
+        + unit // 2 * 128
+        + t * 4
+        + unit % 2 * 2
+    )
     group = row * (K // GROUP) + column // GROUP
     above = row * (K // SUPER) + column // SUPER
     if HIGH:
@@ -295,11 +453,17 @@ def _dequantize(rows, low, high, scales, biases, super_scales, super_biases, out
         inside = column + p * (UNITS * SPAN) < K
         word = tl.load(low + p * (UNITS * 64), mask=inside, other=0)
         if HIGH:
-            top = tl.load(high + p * (UNITS * 16 * WORDS), mask=inside, other=0) >> unit % EACH * (DIGITS // 2 * HIGH)
+            top = tl.load(high + p * (UNITS * 16 * WORDS), mask=inside, other=0) >> unit % EACH * (
+                DIGITS // 2 * HIGH
+            )
         if super_scales is not None:
-            super_scale = tl.load(super_scales + above + p * (UNITS * SPAN) // SUPER, mask=inside, other=0).to(tl.float32)
+            super_scale = tl.load(
+                super_scales + above + p * (UNITS * SPAN) // SUPER, mask=inside, other=0
+            ).to(tl.float32)
             if biases is not None:
-                super_bias = tl.load(super_biases + above + p * (UNITS * SPAN) // SUPER, mask=inside, other=0).to(tl.float32)
+                super_bias = tl.load(
+                    super_biases + above + p * (UNITS * SPAN) // SUPER, mask=inside, other=0
+                ).to(tl.float32)
         for s in tl.static_range(DIGITS // 4):
             inside = column + p * (UNITS * SPAN) + 16 * s < K
             if 16 * s % GROUP == 0:
@@ -318,13 +482,21 @@ def _dequantize(rows, low, high, scales, biases, super_scales, super_biases, out
                 pair |= _place(top, 2 * s * HIGH, LOW, HIGH)
                 following |= _place(top, 2 * s * HIGH + HIGH, PLACE + LOW, HIGH)
             lower = scale * (1 / (1 << PLACE))
-            even = tl.join(_widen(pair, 0, scale, bias, 0, OFFSET), _widen(following, 0, lower, bias, PLACE, OFFSET))
-            odd = tl.join(_widen(pair, 1, scale, bias, 0, OFFSET), _widen(following, 1, lower, bias, PLACE, OFFSET))
+            even = tl.join(
+                _widen(pair, 0, scale, bias, 0, OFFSET),
+                _widen(following, 0, lower, bias, PLACE, OFFSET),
+            )
+            odd = tl.join(
+                _widen(pair, 1, scale, bias, 0, OFFSET),
+                _widen(following, 1, lower, bias, PLACE, OFFSET),
+            )
             values = tl.reshape(tl.join(even, odd), (UNITS, 4, 4)).to(out.dtype.element_ty)
             tl.store(out + p * (UNITS * SPAN) + 16 * s, values, mask=inside[:, :, None])
 
 
-def run(kernel: triton.JITFunction, grid: tuple[int, ...], *arguments: object, **options: object) -> None:
+def run(
+    kernel: triton.JITFunction, grid: tuple[int, ...], *arguments: object, **options: object
+) -> None:
     """Launch a kernel."""
     kernel[grid](*arguments, **options)
 
@@ -338,16 +510,23 @@ def try_out(device: torch.device) -> None:
 
 
 def multiply(matrix: QuantizedMatrix, x: torch.Tensor) -> torch.Tensor:
-    """x @ w.T from the packed codes, products and sums in float32. x: [M, K]; returns [M, N] in x's dtype."""
+    """x @ w.T from the packed codes, products and sums in float32. x: [M, K]; returns [M, N] in x's
+    dtype.
+    """
     return _launch(matrix, x, None, None, len(x), matrix.shape[0])
 
 
-def multiply_chosen(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tensor, count: int,
-                    groups: Groups | None = None) -> torch.Tensor:
+def multiply_chosen(
+    matrix: QuantizedMatrix,
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    count: int,
+    groups: Groups | None = None,
+) -> torch.Tensor:
     """Multiply each row with some of the `count` matrices [N, K] that `matrix` concatenates.
 
-    chosen: int64 [T, used]; x: [T, K], each row for all of its matrices, or [T used, K]; groups: group_rows(chosen), to read a
-    matrix once for several rows. Returns [T used, N] in x's dtype.
+    chosen: int64 [T, used]; x: [T, K], each row for all of its matrices, or [T used, K]; groups:
+    group_rows(chosen), to read a matrix once for several rows. Returns [T used, N] in x's dtype.
     """
     return _launch(matrix, x, chosen.contiguous(), groups, chosen.numel(), matrix.shape[0] // count)
 
@@ -360,28 +539,42 @@ class Groups(NamedTuple):
 
 
 def group_rows(chosen: torch.Tensor, count: int) -> Groups:
-    """Group products by matrix, without waiting for the device. chosen: int64 [T, used], of `count` matrices."""
+    """Group products by matrix, without waiting for the device. chosen: int64 [T, used], of `count`
+    matrices.
+    """
     flat, width = chosen.reshape(-1), _MOST_TILE
     order = torch.argsort(flat, stable=True)
-    sizes = torch.zeros(count, dtype=torch.int64, device=flat.device).scatter_add_(0, flat, torch.ones_like(flat))
+    sizes = torch.zeros(count, dtype=torch.int64, device=flat.device).scatter_add_(
+        0, flat, torch.ones_like(flat)
+    )
     tiles = (sizes + width - 1) // width
     ends = tiles.cumsum(0)
-    tile = torch.arange(len(flat) // width + min(len(flat), count), device=flat.device)  # some are empty
+    # some are empty
+    tile = torch.arange(len(flat) // width + min(len(flat), count), device=flat.device)
     matrix = torch.searchsorted(ends, tile, right=True).clamp(max=count - 1)
-    place = ((tile - (ends - tiles)[matrix]) * width)[:, None] + torch.arange(width, device=flat.device)
+    place = ((tile - (ends - tiles)[matrix]) * width)[:, None] + torch.arange(
+        width, device=flat.device
+    )
     rows = order[((sizes.cumsum(0) - sizes)[matrix][:, None] + place).clamp(max=len(flat) - 1)]
     return Groups(matrix, torch.where(place < sizes[matrix][:, None], rows, -1))
 
 
 def tile(M: int) -> int:
     """Rows of x per program, for M rows in all."""
-    if IS_INTERPRETED.value:  # NumPy's order of sums depends on the width of a product, unlike that of tensor cores
+    # NumPy's order of sums depends on the width of a product, unlike that of tensor cores
+    if IS_INTERPRETED.value:
         return _MOST_TILE
     return max(_LEAST_TILE, min(_MOST_TILE, triton.next_power_of_2(M)))
 
 
-def _launch(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tensor | None, groups: Groups | None, M: int,
-            N: int) -> torch.Tensor:
+def _launch(
+    matrix: QuantizedMatrix,
+    x: torch.Tensor,
+    chosen: torch.Tensor | None,
+    groups: Groups | None,
+    M: int,
+    N: int,
+) -> torch.Tensor:
     (rows, K), steps = matrix.shape, matrix.low.shape[1] // 16
     width, members = tile(M) if chosen is None else _LEAST_TILE, None
     if matrix.bits < 4:
@@ -391,38 +584,79 @@ def _launch(matrix: QuantizedMatrix, x: torch.Tensor, chosen: torch.Tensor | Non
     if groups:
         chosen, members = groups
         width = samples = min(members.shape[1], 16 if matrix.bits < 4 else _MOST_TILE)
-        chosen, members = chosen.repeat_interleave(members.shape[1] // width), members.view(-1, width)
+        chosen, members = (
+            chosen.repeat_interleave(members.shape[1] // width),
+            members.view(-1, width),
+        )
         tiles = len(chosen)
-    blocks = triton.cdiv(N if chosen is None else N + 15, 16 * WARPS)  # an expert's rows begin anywhere in a block
-    part = steps if groups else triton.cdiv(steps, triton.cdiv(PROGRAMS, blocks))  # a prompt has enough programs
+    # an expert's rows begin anywhere in a block
+    blocks = triton.cdiv(N if chosen is None else N + 15, 16 * WARPS)
+    # a prompt has enough programs
+    part = steps if groups else triton.cdiv(steps, triton.cdiv(PROGRAMS, blocks))
     parts = triton.cdiv(steps, part)
     out = torch.empty((M, N), dtype=x.dtype, device=x.device)
     sums = out if parts == 1 else torch.empty((parts, M, N), dtype=torch.float32, device=x.device)
     each, scalings = _scalings(matrix, steps)
-    run(_multiply, (tiles * blocks, parts), x.contiguous(), chosen, members, matrix.low, matrix.high, *scalings,
-        matrix.super_scales, matrix.super_biases, sums, M, tiles, N, rows, K, M // len(x), *_constants(matrix), SAMPLES=samples,
-        TILE=width, WARPS=WARPS, PART=part, **number_constants(x.dtype, matrix.bits, matrix.offset), EACH=each,
-        SCALES=_name(matrix.scales), BIASES=_name(matrix.biases), num_warps=WARPS, num_stages=1, enable_fp_fusion=True)
+    run(
+        _multiply,
+        (tiles * blocks, parts),
+        x.contiguous(),
+        chosen,
+        members,
+        matrix.low,
+        matrix.high,
+        *scalings,
+        matrix.super_scales,
+        matrix.super_biases,
+        sums,
+        M,
+        tiles,
+        N,
+        rows,
+        K,
+        M // len(x),
+        *_constants(matrix),
+        SAMPLES=samples,
+        TILE=width,
+        WARPS=WARPS,
+        PART=part,
+        **number_constants(x.dtype, matrix.bits, matrix.offset),
+        EACH=each,
+        SCALES=_name(matrix.scales),
+        BIASES=_name(matrix.biases),
+        num_warps=WARPS,
+        num_stages=1,
+        enable_fp_fusion=True,
+    )
     if parts > 1:
         run(_add_parts, (triton.cdiv(M * N, _BLOCK),), sums, out, parts, M * N, _BLOCK, num_warps=4)
     return out
 
 
 def _scalings(matrix: QuantizedMatrix, steps: int) -> tuple[int, list[torch.Tensor | None]]:
-    """(scales per word, scales and biases as int32) if each step has whole words of them, else (1, as stored)."""
+    """(scales per word, scales and biases as int32) if each step has whole words of them, else (1,
+    as stored).
+    """
     groups, each = matrix.scales.shape[1], 4 // matrix.scales.itemsize
-    if groups % each or steps * (512 // PLANES[matrix.bits][0]) != groups * matrix.group_size or groups // steps < each:
+    if (
+        groups % each
+        or steps * (512 // PLANES[matrix.bits][0]) != groups * matrix.group_size
+        or groups // steps < each
+    ):
         return 1, [matrix.scales, matrix.biases]
-    return each, [part if part is None else part.view(torch.int32) for part in (matrix.scales, matrix.biases)]
+    return each, [
+        part if part is None else part.view(torch.int32) for part in (matrix.scales, matrix.biases)
+    ]
 
 
 @functools.cache
 def number_constants(dtype: torch.dtype, bits: int, offset: int) -> dict[str, object]:
     """Constants of `_multiply` for codes of `bits` bits as numbers of `dtype`.
 
-    A half of MAGIC has the bits of BASE, and BASE + code is made by setting the bits from PLACE on: the last 6 bits of the
-    mantissa of 64 are worth 1 to 32. 8 bits exceed bfloat16's mantissa, so two numbers hold four bits each, the second
-    1024 + 16 * code. float32 takes integers. MINUS: -(BASE + offset), twice. FOLD: turns -(BASE + offset) * sum(x) into sum(x).
+    A half of MAGIC has the bits of BASE, and BASE + code is made by setting the bits from PLACE on:
+    the last 6 bits of the mantissa of 64 are worth 1 to 32. 8 bits exceed bfloat16's mantissa, so
+    two numbers hold four bits each, the second 1024 + 16 * code. float32 takes integers. MINUS:
+    -(BASE + offset), twice. FOLD: turns -(BASE + offset) * sum(x) into sum(x).
     """
     place, first, second = {
         torch.float16: (4, 64, 0) if bits < 8 else (0, 1024, 0),
@@ -431,35 +665,73 @@ def number_constants(dtype: torch.dtype, bits: int, offset: int) -> dict[str, ob
     }[dtype]
 
     def twice(number: int) -> int:
-        # NumPy, since a captured step must not make host tensors. These numbers are exact in bfloat16.
+        # NumPy, since a captured step must not make host tensors. These numbers are exact in
+        # bfloat16.
         wide = int(np.float32(number).view(np.uint32))
-        half = {torch.float32: number, torch.float16: int(np.float16(number).view(np.uint16)), torch.bfloat16: wide >> 16}[dtype]
-        word = (half & 0xffff) * 0x10001
+        half = {
+            torch.float32: number,
+            torch.float16: int(np.float16(number).view(np.uint16)),
+            torch.bfloat16: wide >> 16,
+        }[dtype]
+        word = (half & 0xFFFF) * 0x10001
         return word - (1 << 32) if word >> 31 else word
 
     base = first + second
-    return dict(PLACE=place, MAGIC=twice(first), HIGHER=twice(second) if second else 0, MINUS=twice(-base - offset),
-                FOLD=-1 / (base + offset))
+    return dict(
+        PLACE=place,
+        MAGIC=twice(first),
+        HIGHER=twice(second) if second else 0,
+        MINUS=twice(-base - offset),
+        FOLD=-1 / (base + offset),
+    )
 
 
 def _name(part: torch.Tensor | None) -> str:
     return "" if part is None else str(part.dtype).removeprefix("torch.")
 
 
-def dequantize(matrix: QuantizedMatrix, which: slice | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Rows as [n, K] in `dtype`, rounded as by torch's operations. which: a slice, or int indices [n]."""
+def dequantize(
+    matrix: QuantizedMatrix, which: slice | torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Rows as [n, K] in `dtype`, rounded as by torch's operations. which: a slice, or int indices
+    [n].
+    """
     rows, start = (None, which.start) if isinstance(which, slice) else (which.contiguous(), 0)
     n, K = which.stop - which.start if rows is None else len(rows), matrix.shape[1]
     out = torch.empty((n, K), dtype=dtype, device=matrix.low.device)
     units = triton.cdiv(K * PLANES[matrix.bits][0], 128)
     passes = triton.cdiv(min(units, _COLUMNS * PLANES[matrix.bits][0] // 128), _UNITS)
-    run(_dequantize, (n, triton.cdiv(units, _UNITS * passes)), rows, matrix.low, matrix.high, matrix.scales, matrix.biases,
-        matrix.super_scales, matrix.super_biases, out, start, K, *_constants(matrix), PASSES=passes, UNITS=_UNITS, num_warps=_UNITS // 8,
-        enable_fp_fusion=False)
+    run(
+        _dequantize,
+        (n, triton.cdiv(units, _UNITS * passes)),
+        rows,
+        matrix.low,
+        matrix.high,
+        matrix.scales,
+        matrix.biases,
+        matrix.super_scales,
+        matrix.super_biases,
+        out,
+        start,
+        K,
+        *_constants(matrix),
+        PASSES=passes,
+        UNITS=_UNITS,
+        num_warps=_UNITS // 8,
+        enable_fp_fusion=False,
+    )
     return out
 
 
 def _constants(matrix: QuantizedMatrix) -> tuple[int, ...]:
     """LOW, HIGH, GROUP, OFFSET, SUPER, DIGITS, STEPS."""
     low, high = PLANES[matrix.bits]
-    return low, high, matrix.group_size, matrix.offset, SUPER_GROUP, 32 // low, matrix.low.shape[1] // 16
+    return (
+        low,
+        high,
+        matrix.group_size,
+        matrix.offset,
+        SUPER_GROUP,
+        32 // low,
+        matrix.low.shape[1] // 16,
+    )

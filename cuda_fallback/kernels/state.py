@@ -1,4 +1,6 @@
-"""The state of decoded tokens in device memory, by row, and the view of a cache's rows through it."""
+"""The state of decoded tokens in device memory, by row, and the view of a cache's rows through
+it.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,13 @@ from .storage import Storage, stored_dtype
 
 MAX_ROWS = 32  # of one step
 
-# Fields of the state, each int64 [MAX_ROWS]: the token's position, the next position, the token, allocated positions of the
-# row's storage; addresses of its tokens (0: a padding row), keys and values, their scales, and the tables; the number of
-# its adapter, 0 for none. The words of sampling follow.
-POSITION, NEXT, TOKEN, ALLOCATED, TOKENS, NUMBERS, SCALES, COSINES, SINES, ADAPTER, WORDS = range(11)
+# Fields of the state, each int64 [MAX_ROWS]: the token's position, the next position, the token,
+# allocated positions of the row's storage; addresses of its tokens (0: a padding row), keys and
+# values, their scales, and the tables; the number of its adapter, 0 for none. The words of sampling
+# follow.
+POSITION, NEXT, TOKEN, ALLOCATED, TOKENS, NUMBERS, SCALES, COSINES, SINES, ADAPTER, WORDS = range(
+    11
+)
 
 
 def new_state(words: int = 0) -> np.ndarray:
@@ -31,78 +36,146 @@ def new_state(words: int = 0) -> np.ndarray:
     return np.zeros((WORDS + words, MAX_ROWS), np.int64)
 
 
-def pack_row(state: np.ndarray, i: int, position: int, storage: Storage, tables: tuple[torch.Tensor, torch.Tensor],
-             token: int = 0, allocated: int | None = None, adapter: int = 0) -> None:
+def pack_row(
+    state: np.ndarray,
+    i: int,
+    position: int,
+    storage: Storage,
+    tables: tuple[torch.Tensor, torch.Tensor],
+    token: int = 0,
+    allocated: int | None = None,
+    adapter: int = 0,
+) -> None:
     """Set row i of a state on the host to `token` at `position` of a storage, and to an adapter.
 
-    allocated: positions of the storage; 0 for scratch memory of a head's size, to which all heads write.
+    allocated: positions of the storage; 0 for scratch memory of a head's size, to which all heads
+    write.
     """
     is_scratch = allocated == 0
     allocated = len(storage.tokens) - 1 if allocated is None else allocated
-    state[:WORDS, i] = (position, position + 1, token, allocated, 0 if is_scratch else storage.tokens.data_ptr(),
-                        storage.numbers.data_ptr(), 0 if storage.scales is None else storage.scales.data_ptr(),
-                        tables[0].data_ptr(), tables[1].data_ptr(), adapter)
+    state[:WORDS, i] = (
+        position,
+        position + 1,
+        token,
+        allocated,
+        0 if is_scratch else storage.tokens.data_ptr(),
+        storage.numbers.data_ptr(),
+        0 if storage.scales is None else storage.scales.data_ptr(),
+        tables[0].data_ptr(),
+        tables[1].data_ptr(),
+        adapter,
+    )
 
 
 class StateView(View):
-    """The view of decoded tokens, one per row, whose positions, tokens and caches kernels read from `state`.
+    """The view of decoded tokens, one per row, whose positions, tokens and caches kernels read from
+    `state`.
 
-    It has no reference to a cache, so a CUDA graph of its operations serves any rows of any cache. rows: of the batch, with
-    padding. kind: features of the sampling whose options follow the state. kernels: decode.py.
+    It has no reference to a cache, so a CUDA graph of its operations serves any rows of any cache.
+    rows: of the batch, with padding. kind: features of the sampling whose options follow the state.
+    kernels: decode.py.
     """
 
     count = 1
 
-    def __init__(self, config: LlamaConfig, dtype: torch.dtype, device: torch.device, kernels: ModuleType, rows: int = 1,
-                 bits: int | None = None, kind: Kind = Kind()):
-        self.config, self.dtype, self.kernels, self.rows, self.bits, self.kind = config, dtype, kernels, rows, bits, kind
-        self.state = torch.zeros((WORDS + count_words(kind), MAX_ROWS), dtype=torch.int64, device=device)
+    def __init__(
+        self,
+        config: LlamaConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        kernels: ModuleType,
+        rows: int = 1,
+        bits: int | None = None,
+        kind: Kind = Kind(),
+    ):
+        self.config, self.dtype, self.kernels, self.rows, self.bits, self.kind = (
+            config,
+            dtype,
+            kernels,
+            rows,
+            bits,
+            kind,
+        )
+        self.state = torch.zeros(
+            (WORDS + count_words(kind), MAX_ROWS), dtype=torch.int64, device=device
+        )
         self.table_width = config.table_width  # of a position's cosines
         self.tokens = self.state[TOKEN, :rows].view(rows, 1)  # [B, 1], a view, as are the next two
         self.next_positions = self.state[NEXT, :rows]  # [B]
         self.values = Values(self.state[WORDS:, :rows])  # options of sampling
         numbers = torch.zeros(config.head_dim, dtype=stored_dtype(dtype, bits), device=device)
-        scales = torch.zeros(-(-config.head_dim // CACHE_GROUP), dtype=torch.float16, device=device) if bits == 8 else None
+        scales = (
+            torch.zeros(-(-config.head_dim // CACHE_GROUP), dtype=torch.float16, device=device)
+            if bits == 8
+            else None
+        )
         words = -(-config.vocab_size // 32)
-        self.masks = torch.full((rows, words), -1, dtype=torch.int32, device=device) if kind.has_masks else None  # of grammars
+        # of grammars
+        self.masks = (
+            torch.full((rows, words), -1, dtype=torch.int32, device=device)
+            if kind.has_masks
+            else None
+        )
         self._scratch = Storage(numbers, numbers, scales)  # of rows that pad the batch
 
-    def point(self, cache: Cache, tokens: Sequence[Sequence[int]] | torch.Tensor, spans: Sequence[Span],
-              sampling: SamplingBatch | None = None) -> None:
-        """Set the next tokens to `tokens` [B, 1], checked ids, at the spans' positions, and store them in the cache."""
+    def point(
+        self,
+        cache: Cache,
+        tokens: Sequence[Sequence[int]] | torch.Tensor,
+        spans: Sequence[Span],
+        sampling: SamplingBatch | None = None,
+    ) -> None:
+        """Set the next tokens to `tokens` [B, 1], checked ids, at the spans' positions, and store
+        them in the cache.
+        """
         on_device = isinstance(tokens, torch.Tensor)
         state = new_state(count_words(self.kind))
         for i, span in enumerate(spans):
-            pack_row(state, i, span.start, cache._storage[span.row], cache.tables, 0 if on_device else int(tokens[i][0]),
-                     adapter=cache.adapters[span.row])
+            pack_row(
+                state,
+                i,
+                span.start,
+                cache._storage[span.row],
+                cache.tables,
+                0 if on_device else int(tokens[i][0]),
+                adapter=cache.adapters[span.row],
+            )
         for i in range(len(spans), self.rows):
             pack_row(state, i, 0, self._scratch, cache.tables, allocated=0)
         if sampling is not None:
             pack(sampling.options, self.kind, state[WORDS:])
         _upload(state, self.state)
         if on_device:
-            self.tokens[:len(spans)].copy_(tokens.clamp(min=0))  # see `advance`
+            self.tokens[: len(spans)].copy_(tokens.clamp(min=0))  # see `advance`
         self.kernels.note(self.state, self.rows)
 
     def allow(self, masks: np.ndarray) -> None:
         """Set the masks of the first rows, int32 [B, ceil(V / 32)]."""
-        _upload(masks, self.masks[:len(masks)])
+        _upload(masks, self.masks[: len(masks)])
 
     def advance(self, tokens: torch.Tensor) -> None:
-        """Set the next tokens to `tokens`, int32 [B, 1], at the next positions, and store them in the cache."""
+        """Set the next tokens to `tokens`, int32 [B, 1], at the next positions, and store them in
+        the cache.
+        """
         self.kernels.advance(self.state, tokens)
 
     def recent(self, window: int) -> torch.Tensor:
-        """Last `window` tokens of each row, with the present: int32 [B, window], padded with -1 in front."""
+        """Last `window` tokens of each row, with the present: int32 [B, window], padded with -1 in
+        front.
+        """
         return self.kernels.recent(self.state, self.rows, window)
 
     def new_keys(self, layer: int) -> torch.Tensor:
         """A layer's new keys, [B, G, 1, D]."""
         spec = self.config.layers[layer]
-        return self.kernels.read_keys(self.state, layer, self.rows, spec.key_value_heads, spec.head_dim, self.dtype, self.bits)
+        return self.kernels.read_keys(
+            self.state, layer, self.rows, spec.key_value_heads, spec.head_dim, self.dtype, self.bits
+        )
 
 
 def _upload(values: np.ndarray, into: torch.Tensor) -> None:
-    """Copy from the host; through pinned memory to a GPU, where other copies wait for queued kernels."""
+    """Copy from the host; through pinned memory to a GPU, where other copies wait for queued
+    kernels.
+    """
     host = torch.from_numpy(values)
     into.copy_(host.pin_memory() if into.is_cuda else host, non_blocking=True)

@@ -10,26 +10,36 @@ import torch
 from mlx_llama.core.backends.positions import CACHE_GROUP
 from mlx_llama.core.models.config import LlamaConfig
 
-LARGEST_SCALE = 515.0  # of 8-bit codes: 127 times that is finite in float16, in which they are multiplied
+# of 8-bit codes: 127 times that is finite in float16, in which they are multiplied
+LARGEST_SCALE = 515.0
 
 
 @dataclass(frozen=True)
 class Storage:
     """A row's tokens, keys and values."""
 
-    tokens: torch.Tensor  # int32 [allocated + 1]: the step at the last position stores the next token there
+    # int32 [allocated + 1]: the step at the last position stores the next token there
+    tokens: torch.Tensor
     numbers: torch.Tensor  # keys and values, [layers, 2, G, allocated, D], of stored_dtype
     scales: torch.Tensor | None  # of 8-bit codes, float16 [layers, 2, G, allocated, groups]
 
     @classmethod
-    def allocate(cls, config: LlamaConfig, allocated: int, dtype: torch.dtype, bits: int | None,
-                 device: torch.device) -> Storage:
+    def allocate(
+        cls,
+        config: LlamaConfig,
+        allocated: int,
+        dtype: torch.dtype,
+        bits: int | None,
+        device: torch.device,
+    ) -> Storage:
         """Zeros. dtype: of the activations; bits: as in stored_dtype."""
         c = config
         shape = (c.num_hidden_layers, 2, c.num_key_value_heads, allocated)
         numbers = torch.zeros((*shape, c.head_dim), dtype=stored_dtype(dtype, bits), device=device)
         groups = -(-c.head_dim // CACHE_GROUP)
-        scales = torch.zeros((*shape, groups), dtype=torch.float16, device=device) if bits == 8 else None
+        scales = (
+            torch.zeros((*shape, groups), dtype=torch.float16, device=device) if bits == 8 else None
+        )
         return cls(torch.zeros(allocated + 1, dtype=torch.int32, device=device), numbers, scales)
 
     @cached_property
@@ -49,7 +59,9 @@ class Storage:
             self.scales[..., :length, :] = source.scales[..., :length, :]
 
     def write(self, layer: int, part: int, start: int, new: torch.Tensor) -> None:
-        """Store a layer's keys (part 0) or values (1) from position `start` on. new: [1, G, T, D]."""
+        """Store a layer's keys (part 0) or values (1) from position `start` on. new: [1, G, T,
+        D].
+        """
         end = start + new.shape[2]
         if self.scales is None:
             self.layers[layer][part][:, :, start:end] = new
@@ -57,8 +69,12 @@ class Storage:
             target = (layer, part, slice(None), slice(start, end))
             self.numbers[target], self.scales[target] = quantize(new[0])
 
-    def read(self, layers: int | slice, part: int, start: int, end: int, dtype: torch.dtype) -> torch.Tensor:
-        """Keys (part 0) or values (1) of positions `start` .. `end` - 1: [..., G, end - start, D]; a view of numbers of `dtype`."""
+    def read(
+        self, layers: int | slice, part: int, start: int, end: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Keys (part 0) or values (1) of positions `start` .. `end` - 1: [..., G, end - start, D];
+        a view of numbers of `dtype`.
+        """
         source = (layers, part, slice(None), slice(start, end))
         if self.scales is None:
             return self.numbers[source].to(dtype)
@@ -66,9 +82,15 @@ class Storage:
 
 
 def stored_dtype(dtype: torch.dtype, bits: int | None) -> torch.dtype:
-    """The dtype of a cache's numbers. dtype: of the activations. bits: 8 for codes, 16 for float16 in place of float32, None
-    for `dtype`."""
-    return torch.int8 if bits == 8 else torch.float16 if bits == 16 and dtype == torch.float32 else dtype
+    """The dtype of a cache's numbers. dtype: of the activations. bits: 8 for codes, 16 for float16
+    in place of float32, None for `dtype`."""
+    return (
+        torch.int8
+        if bits == 8
+        else torch.float16
+        if bits == 16 and dtype == torch.float32
+        else dtype
+    )
 
 
 def split_rows(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -77,9 +99,13 @@ def split_rows(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def quantize(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes int8 [..., D] and scales float16 [..., groups] of values [..., D], in groups of CACHE_GROUP."""
+    """Codes int8 [..., D] and scales float16 [..., groups] of values [..., D], in groups of
+    CACHE_GROUP.
+    """
     size = values.shape[-1]
-    padded = torch.nn.functional.pad(values.float(), (0, -size % CACHE_GROUP)).unflatten(-1, (-1, CACHE_GROUP))
+    padded = torch.nn.functional.pad(values.float(), (0, -size % CACHE_GROUP)).unflatten(
+        -1, (-1, CACHE_GROUP)
+    )
     scales = (padded.abs().amax(-1) / 127).clamp(max=LARGEST_SCALE).half()
     wide = scales.float()[..., None]
     codes = torch.where(wide > 0, padded / wide, 0).round().clamp(-127, 127).to(torch.int8)
@@ -88,5 +114,5 @@ def quantize(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def dequantize(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The inverse of `quantize`: values [..., D] in `dtype`."""
-    wide = scales.float().repeat_interleave(CACHE_GROUP, dim=-1)[..., :codes.shape[-1]]
+    wide = scales.float().repeat_interleave(CACHE_GROUP, dim=-1)[..., : codes.shape[-1]]
     return (codes.float() * wide).to(dtype)

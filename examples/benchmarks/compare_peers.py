@@ -1,6 +1,6 @@
-"""Compare mlx_llama and its peers in alternating runs over the same files: the cpu backend and llama.cpp over a GGUF
-file (its llama-bench if that is on the search path, else llama-cpp-python), the mlx backend and mlx-lm, the cuda backend and
-transformers over a checkpoint folder.
+"""Compare mlx_llama and its peers in alternating runs over the same files: the cpu backend and
+llama.cpp over a GGUF file (its llama-bench if that is on the search path, else llama-cpp-python),
+the mlx backend and mlx-lm, the cuda backend and transformers over a checkpoint folder.
 
     pip install -e ".[peers]"
     python examples/benchmarks/make_random_gguf.py tinyllama /tmp/models Q4_0
@@ -10,16 +10,17 @@ transformers over a checkpoint folder.
     python examples/benchmarks/compare_peers.py                        # a random checkpoint of 22 layers, made for the run
     python examples/benchmarks/compare_peers.py FOLDER --device gpu
 
-Decoding is bound by memory bandwidth, which varies between minutes on a shared machine. So each program stays loaded in a
-process of its own, and the two answer in turn, one asleep while the other works. A probe measures the bandwidth before
-and after each answer. Ratios are of neighbouring answers, by state of the memory where it has two. Both programs run
-greedily from the same tokens; llama.cpp, torch and the cpu backend on the same number of threads; peers with their
-defaults. llama.cpp's logits stay in its memory. Both warm up untimed. llama-bench is a new process for each answer, decodes
-given tokens and samples none, where mlx_llama's time includes sampling and its scheduler; it runs with flash attention or
-without, whichever it is faster with. A share of the bandwidth counts
-the file's weights but the embedding, and the program's own keys and values up to the depth. peers_gguf.py has the programs
-for GGUF files, peers_checkpoint.py those for folders.
-"""
+Decoding is bound by memory bandwidth, which varies between minutes on a shared machine. So each
+program stays loaded in a process of its own, and the two answer in turn, one asleep while the other
+works. A probe measures the bandwidth before and after each answer. Ratios are of neighbouring
+answers, by state of the memory where it has two. Both programs run greedily from the same tokens;
+llama.cpp, torch and the cpu backend on the same number of threads; peers with their defaults.
+llama.cpp's logits stay in its memory. Both warm up untimed. llama-bench is a new process for each
+answer, decodes given tokens and samples none, where mlx_llama's time includes sampling and its
+scheduler; it runs with flash attention or without, whichever it is faster with. A share of the
+bandwidth counts the file's weights but the embedding, and the program's own keys and values up to
+the depth. peers_gguf.py has the programs for GGUF files, peers_checkpoint.py those for folders.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -60,15 +61,26 @@ def peak_memory() -> int:
     """Peak resident bytes of this process since exec."""
     status = Path("/proc/self/status")
     if status.exists():  # Linux's ru_maxrss includes the parent's peak
-        return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return next(
+            int(line.split()[1]) * 1024
+            for line in status.read_text().splitlines()
+            if line.startswith("VmHWM")
+        )
     from mlx_llama.core.system import machine
 
     return machine.peak_memory()
 
 
 def serve(program: str, path: str, capacity: int, threads: int, setting: Any) -> int:
-    """Run a program's process: load the model, print "loaded", answer each request [method, arguments] by one JSON line."""
-    programs = {"ours": Ours, "peer": Peer, "mlx-rows ours": OursRows, "mlx-rows peer": MlxLmRows} | PROGRAMS
+    """Run a program's process: load the model, print "loaded", answer each request [method,
+    arguments] by one JSON line.
+    """
+    programs = {
+        "ours": Ours,
+        "peer": Peer,
+        "mlx-rows ours": OursRows,
+        "mlx-rows peer": MlxLmRows,
+    } | PROGRAMS
     answers = programs[program](path, capacity, threads, setting)
     print(json.dumps("loaded"), flush=True)
     for line in sys.stdin:
@@ -79,12 +91,18 @@ def serve(program: str, path: str, capacity: int, threads: int, setting: Any) ->
 
 
 class Program:
-    """Handle of a program's process, asleep between requests. setting: the last argument of the program's class."""
+    """Handle of a program's process, asleep between requests. setting: the last argument of the
+    program's class.
+    """
 
     def __init__(self, name: str, path: str, capacity: int, threads: int, setting: Any):
         settings = json.dumps([name, path, capacity, threads, setting])
-        self.process = subprocess.Popen([sys.executable, __file__, "--serve", settings], text=True,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--serve", settings],
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         self.label = f"{name} on {path}"
         self._answer()  # loaded
 
@@ -118,7 +136,9 @@ class Program:
 
 
 class Comparison:
-    """Asks two programs in turn; for each figure, keeps pairs of answers with the bandwidths around them."""
+    """Asks two programs in turn; for each figure, keeps pairs of answers with the bandwidths around
+    them.
+    """
 
     def __init__(self) -> None:
         from mlx_llama.bench.measure import HostMemory
@@ -135,7 +155,9 @@ class Comparison:
         return bandwidth
 
     def alternate(self, asks: dict[str, Any], rounds: int) -> list[dict[str, Any]]:
-        """[{"ours": value, "peer": value, "bandwidth": [before, between, after]}, ...], one per round."""
+        """[{"ours": value, "peer": value, "bandwidth": [before, between, after]}, ...], one per
+        round.
+        """
         pairs, before = [], self.probe()
         for _ in range(rounds):
             pair: dict[str, Any] = {"bandwidth": [before]}
@@ -147,7 +169,9 @@ class Comparison:
         return pairs
 
     def states(self) -> dict[str, tuple[float, float]]:
-        """{name of the memory's state in this run: (lowest, highest bandwidth)}: one state, or fast and slow."""
+        """{name of the memory's state in this run: (lowest, highest bandwidth)}: one state, or fast
+        and slow.
+        """
         low, high = np.percentile(self.bandwidths, [10, 90])
         if high / low < STEADY:
             return {"steady": (0.0, math.inf)}
@@ -156,11 +180,16 @@ class Comparison:
 
 
 def measure(path: str, given: argparse.Namespace, comparison: Comparison) -> dict[str, Any]:
-    """All pairs of one file, by figure: rates in tokens per second, start in seconds, peak in bytes per byte of file.
+    """All pairs of one file, by figure: rates in tokens per second, start in seconds, peak in bytes
+    per byte of file.
 
-    The peer of the rates is llama-bench if given.llama_bench names it, else llama-cpp-python, the one of all others.
+    The peer of the rates is llama-bench if given.llama_bench names it, else llama-cpp-python, the
+    one of all others.
     """
-    size, setting = os.path.getsize(path), [given.activation_bits, given.cache_bits, given.flash_attn]
+    size, setting = (
+        os.path.getsize(path),
+        [given.activation_bits, given.cache_bits, given.flash_attn],
+    )
     capacity = max(*given.depth, given.prompt) + given.generate + 2
     figures: dict[str, Any] = {"file": os.path.basename(path), "bytes": size}
 
@@ -170,14 +199,29 @@ def measure(path: str, given: argparse.Namespace, comparison: Comparison) -> dic
     if given.llama_bench:
         figures["names"] = NAMES | {"peer": LLAMA_BENCH}
     both: dict[str, Any] = {"ours": program("ours", capacity)}
-    both["peer"] = (LlamaBench(given.llama_bench, path, given.threads, *setting[1:]) if given.llama_bench
-                    else program("peer", capacity))
+    both["peer"] = (
+        LlamaBench(given.llama_bench, path, given.threads, *setting[1:])
+        if given.llama_bench
+        else program("peer", capacity)
+    )
     with both["ours"], both["peer"]:
         weights, numbers = token_bytes(path)
-        position = {"ours": both["ours"].ask("position_bytes"), "peer": numbers * CACHE_BITS[given.cache_bits] / 8}
+        position = {
+            "ours": both["ours"].ask("position_bytes"),
+            "peer": numbers * CACHE_BITS[given.cache_bits] / 8,
+        }
 
         def decode(depth: int, repeat: int = 1) -> list[dict[str, Any]]:
-            pairs = rates(both, given.rounds, comparison, given.generate, "decode", depth, given.generate, repeat=repeat)
+            pairs = rates(
+                both,
+                given.rounds,
+                comparison,
+                given.generate,
+                "decode",
+                depth,
+                given.generate,
+                repeat=repeat,
+            )
             for pair in pairs:
                 before, between, after = pair["bandwidth"]
                 for name, probes in {"ours": (before, between), "peer": (between, after)}.items():
@@ -185,7 +229,9 @@ def measure(path: str, given: argparse.Namespace, comparison: Comparison) -> dic
                     pair[f"{name}_share"] = pair[name] * nbytes / statistics.harmonic_mean(probes)
             return pairs
 
-        figures["prompt"] = rates(both, given.rounds, comparison, given.prompt, "prompt", given.prompt)
+        figures["prompt"] = rates(
+            both, given.rounds, comparison, given.prompt, "prompt", given.prompt
+        )
         figures["decode"] = decode(given.prompt)
         for depth in filter(None, given.depth):
             figures[f"deep {depth}"] = decode(depth, DEEP_RUNS)
@@ -205,52 +251,94 @@ def measure(path: str, given: argparse.Namespace, comparison: Comparison) -> dic
                 peaks[name].append(one.ask("peak") / size)
             return seconds
 
-        figures["start"] = comparison.alternate({name: lambda name=name: start(name) for name in NAMES}, given.starts)
+        figures["start"] = comparison.alternate(
+            {name: lambda name=name: start(name) for name in NAMES}, given.starts
+        )
         figures["peak"] = [dict(zip(NAMES, pair)) for pair in zip(*peaks.values())]
     return figures
 
 
-def rates(asked: dict[str, Any], rounds: int, comparison: Comparison, count: int, method: str, *arguments: int,
-          repeat: int = 1) -> list[dict[str, Any]]:
-    """Pairs of rates: `count` divided by a method's seconds, the median of `repeat`. asked: Programs, or a LlamaBench."""
+def rates(
+    asked: dict[str, Any],
+    rounds: int,
+    comparison: Comparison,
+    count: int,
+    method: str,
+    *arguments: int,
+    repeat: int = 1,
+) -> list[dict[str, Any]]:
+    """Pairs of rates: `count` divided by a method's seconds, the median of `repeat`. asked:
+    Programs, or a LlamaBench.
+    """
     for program in asked.values():
         program.warm(method, *arguments)
-    return comparison.alternate({name: lambda program=program: count / program.ask(method, *arguments, repeat=repeat)
-                                 for name, program in asked.items()}, rounds)
+    return comparison.alternate(
+        {
+            name: lambda program=program: count / program.ask(method, *arguments, repeat=repeat)
+            for name, program in asked.items()
+        },
+        rounds,
+    )
 
 
-def measure_folder(path: str, framework: str, given: argparse.Namespace, comparison: Comparison) -> dict[str, Any]:
-    """All pairs of one checkpoint and framework, by figure, as `measure`; build and host in microseconds per step.
+def measure_folder(
+    path: str, framework: str, given: argparse.Namespace, comparison: Comparison
+) -> dict[str, Any]:
+    """All pairs of one checkpoint and framework, by figure, as `measure`; build and host in
+    microseconds per step.
 
     mlx-rows decodes `given.rows` sequences in each step, and its rates are of all of them together.
     """
     has_rows = framework == "mlx-rows"
     rows = given.rows if has_rows else 1
-    capacity = max(*given.depth, given.prompt) + given.generate + (64 if has_rows else 3)  # a step ahead, and those of `host`
+    # a step ahead, and those of `host`
+    capacity = max(*given.depth, given.prompt) + given.generate + (64 if has_rows else 3)
     size = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))
-    figures: dict[str, Any] = {"file": os.path.basename(os.path.abspath(path)), "bytes": size, "names": PAIRS[framework][0]}
-    setting = [given.device, None if framework == "cuda" else given.compile, *([rows] if has_rows else [])]
-    both = {name: Program(f"{framework} {name}", path, capacity, given.threads, setting) for name in NAMES}
+    figures: dict[str, Any] = {
+        "file": os.path.basename(os.path.abspath(path)),
+        "bytes": size,
+        "names": PAIRS[framework][0],
+    }
+    setting = [
+        given.device,
+        None if framework == "cuda" else given.compile,
+        *([rows] if has_rows else []),
+    ]
+    both = {
+        name: Program(f"{framework} {name}", path, capacity, given.threads, setting)
+        for name in NAMES
+    }
     with both["ours"], both["peer"]:
         figures["about"] = both["ours"].ask("about")
         decoded = (given.rounds, comparison, given.generate * rows, "decode")
         if not has_rows:
-            figures["prompt"] = rates(both, given.rounds, comparison, given.prompt, "prompt", given.prompt)
+            figures["prompt"] = rates(
+                both, given.rounds, comparison, given.prompt, "prompt", given.prompt
+            )
         figures["decode"] = rates(both, *decoded, given.prompt, given.generate)
         for depth in filter(None, [] if has_rows else given.depth):
             figures[f"deep {depth}"] = rates(both, *decoded, depth, given.generate)
         answers = [program.ask("tokens", given.prompt, given.generate) for program in both.values()]
-        figures["same_tokens"] = min(agreement(*pair) for pair in zip(*answers)) if has_rows else agreement(*answers)
+        figures["same_tokens"] = (
+            min(agreement(*pair) for pair in zip(*answers)) if has_rows else agreement(*answers)
+        )
         if framework != "cuda":
-            pairs = comparison.alternate({name: lambda program=program: program.ask("host")
-                                          for name, program in both.items()}, min(given.rounds, 3))
+            pairs = comparison.alternate(
+                {
+                    name: lambda program=program: program.ask("host")
+                    for name, program in both.items()
+                },
+                min(given.rounds, 3),
+            )
             for key in ("build", "host", "primitives"):
                 figures[key] = [{name: pair[name][key] for name in NAMES} for pair in pairs]
     return figures
 
 
 def errors(path: str, both: dict[str, Program], count: int) -> dict[str, float]:
-    """Relative RMS error of each program's logits over a prompt of `count` tokens, against the float64 reference."""
+    """Relative RMS error of each program's logits over a prompt of `count` tokens, against the
+    float64 reference.
+    """
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, program in both.items():
@@ -258,13 +346,23 @@ def errors(path: str, both: dict[str, Program], count: int) -> dict[str, float]:
             program.ask("logits", count, file)
             found[name] = np.load(file)
     expected = reference_logits(path, prompt_tokens(count, found["peer"].shape[1]))
-    return {name: float(np.sqrt(((logits - expected) ** 2).mean() / (expected ** 2).mean()))
-            for name, logits in found.items()}
+    return {
+        name: float(np.sqrt(((logits - expected) ** 2).mean() / (expected**2).mean()))
+        for name, logits in found.items()
+    }
 
 
-def summary(pairs: list[dict[str, Any]], low: float = 0.0, high: float = math.inf) -> dict[str, float] | None:
-    """Medians over pairs whose probes lie between two bandwidths: ours, peer, paired ratio, bytes per second, count."""
-    pairs = [pair for pair in pairs if all(low <= bandwidth <= high for bandwidth in pair.get("bandwidth", ()))]
+def summary(
+    pairs: list[dict[str, Any]], low: float = 0.0, high: float = math.inf
+) -> dict[str, float] | None:
+    """Medians over pairs whose probes lie between two bandwidths: ours, peer, paired ratio, bytes
+    per second, count.
+    """
+    pairs = [
+        pair
+        for pair in pairs
+        if all(low <= bandwidth <= high for bandwidth in pair.get("bandwidth", ()))
+    ]
     if not pairs:
         return None
     names = [name for name in (*NAMES, *(f"{name}_share" for name in NAMES)) if name in pairs[0]]
@@ -274,29 +372,45 @@ def summary(pairs: list[dict[str, Any]], low: float = 0.0, high: float = math.in
     return result | {"bandwidth": statistics.median(probes) if probes else 0.0, "pairs": len(pairs)}
 
 
-def report(figures: dict[str, Any], given: argparse.Namespace, states: dict[str, tuple[float, float]]) -> str:
+def report(
+    figures: dict[str, Any], given: argparse.Namespace, states: dict[str, tuple[float, float]]
+) -> str:
     """One file's figures as a table."""
-    rows = {"decode": f"decode after {given.prompt}, tokens/s", "prompt": f"prompt of {given.prompt}, tokens/s",
-            **{f"deep {depth}": f"decode after {depth}, tokens/s" for depth in given.depth},
-            "start": f"start to 1st token of {given.prompt}, s",
-            "peak": "peak memory / file", "error": "relative error of logits", "build": "build a step, us",
-            "host": "build and launch, CPU us", "primitives": "primitives per step"}
+    rows = {
+        "decode": f"decode after {given.prompt}, tokens/s",
+        "prompt": f"prompt of {given.prompt}, tokens/s",
+        **{f"deep {depth}": f"decode after {depth}, tokens/s" for depth in given.depth},
+        "start": f"start to 1st token of {given.prompt}, s",
+        "peak": "peak memory / file",
+        "error": "relative error of logits",
+        "build": "build a step, us",
+        "host": "build and launch, CPU us",
+        "primitives": "primitives per step",
+    }
     names = figures.get("names", NAMES)
     bits = "" if given.activation_bits is None else f", activations of {given.activation_bits} bits"
     bits += "" if given.cache_bits is None else f", keys and values of {given.cache_bits} bits"
-    busy = f", beside {given.busy} busy process{'es' if given.busy > 1 else ''}" if given.busy else ""
+    busy = (
+        f", beside {given.busy} busy process{'es' if given.busy > 1 else ''}" if given.busy else ""
+    )
     how = (figures.get("about") or f"{given.threads} threads each{bits}") + busy
     wide = max(10, *(len(name) + 2 for name in names.values()))
-    lines = [f"{figures['file']}: {figures['bytes'] / 1e9:.2f} GB, {how}",
-             f"{'':30}{names['ours']:>{wide}}{names['peer']:>{wide}}{'ratio':>9}{'GB/s':>6}{'pairs':>6}"
-             f"{'share of GB/s' if 'ours_share' in figures['decode'][0] else '':>16}"]
+    lines = [
+        f"{figures['file']}: {figures['bytes'] / 1e9:.2f} GB, {how}",
+        f"{'':30}{names['ours']:>{wide}}{names['peer']:>{wide}}{'ratio':>9}{'GB/s':>6}{'pairs':>6}"
+        f"{'share of GB/s' if 'ours_share' in figures['decode'][0] else '':>16}",
+    ]
 
     def line(title: str, found: dict[str, float]) -> str:
         digits = ".1e" if title == rows["error"] else ".2f" if found["peer"] < 20 else ".1f"
         bandwidth = f"{found['bandwidth'] / 1e9:6.0f}" if found["bandwidth"] else " " * 6
         both = "".join(f"{found[name]:{wide}{digits}}" for name in NAMES)
-        shares = " / ".join(f"{found[f'{name}_share']:.0%}" for name in NAMES) if "ours_share" in found else ""
-        return f"{title:30}{both}{found['ratio']:8.3g}x{bandwidth}{found['pairs']:6}{shares:>16}".rstrip()
+        shares = (
+            " / ".join(f"{found[f'{name}_share']:.0%}" for name in NAMES)
+            if "ours_share" in found
+            else ""
+        )
+        return f"{title:30}{both}{found['ratio']:8.3g}x{bandwidth}{found['pairs']:6}{shares:>16}".rstrip()  # noqa: E501
 
     for key, title in rows.items():
         if key not in figures:
@@ -307,67 +421,163 @@ def report(figures: dict[str, Any], given: argparse.Namespace, states: dict[str,
                 if found := summary(figures[key], *between):
                     lines.append(line(f"  memory {state}", found))
     if "same_tokens" in figures:
-        lines.append(f"the first {figures['same_tokens']} of {given.generate + 1} decoded tokens are the same")
+        lines.append(
+            f"the first {figures['same_tokens']} of {given.generate + 1} decoded tokens are "
+            "the same"
+        )
     return "\n".join(lines)
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     result = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    result.add_argument("files", nargs="*", metavar="FILE.gguf or FOLDER",
-                        help="default: a random checkpoint of 22 layers, made for the run")
-    result.add_argument("--threads", type=int, default=cores,
-                        help=f"of each program; MLX chooses its own (default here: {cores})")
-    result.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS), metavar="BACKEND",
-                        help="for folders: mlx (against mlx-lm), cuda (against transformers), mlx-rows (several sequences in "
-                        "each step, against mlx-lm's batched generator); default: all")
-    result.add_argument("--rows", type=int, default=8, help="sequences of mlx-rows, 1 to 32 (default: 8)")
-    result.add_argument("--device", choices=("cpu", "gpu"), default=None,
-                        help="for folders (default: a GPU if there is one)")
-    result.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None,
-                        help="for folders: trace mlx_llama's step on mlx as one graph, or do not")
-    result.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32",
-                        help="of the random checkpoint (default: float32; bfloat16 rounds so much that tokens differ)")
-    result.add_argument("--rounds", type=int, default=None,
-                        help="pairs per figure (default: 7, and 3 of the random checkpoint)")
-    result.add_argument("--prompt", type=int, default=128, help="tokens of the prompt (default: 128)")
-    result.add_argument("--generate", type=int, default=32, help="tokens decoded per answer (default: 32)")
-    result.add_argument("--depth", type=int, nargs="+", default=[0], metavar="N",
-                        help="decode at these depths too, such as 4000")
-    result.add_argument("--cache-bits", type=int, choices=[bits for bits in CACHE_BITS if bits],
-                        help="of keys and values in both programs; for GGUF files (default: the programs' own)")
-    result.add_argument("--llama-bench", metavar="PATH", default=None,
-                        help=f"llama.cpp's program as the peer of GGUF files (default: {LLAMA_BENCH} on the search path, "
-                        "without one llama-cpp-python; none: llama-cpp-python)")
-    result.add_argument("--flash-attn", action=argparse.BooleanOptionalAction, default=None,
-                        help="of llama.cpp (default: the faster with llama-bench, llama-cpp-python's own choice; on with "
-                        "--cache-bits 8, which needs it)")
-    result.add_argument("--busy", type=int, default=0, metavar="N", help="run N processes beside both that never pause")
-    result.add_argument("--starts", type=int, default=3, metavar="N",
-                        help="pairs of fresh processes for start and peak memory; 0 leaves them out (default: 3)")
-    result.add_argument("--accuracy", type=int, nargs="?", const=16, default=0, metavar="TOKENS",
-                        help="compare the logits of a prompt (of 16 tokens) with the float64 product")
-    result.add_argument("--activation-bits", type=int, choices=(8, 16, 32), default=None, help="of mlx_llama")
+    result.add_argument(
+        "files",
+        nargs="*",
+        metavar="FILE.gguf or FOLDER",
+        help="default: a random checkpoint of 22 layers, made for the run",
+    )
+    result.add_argument(
+        "--threads",
+        type=int,
+        default=cores,
+        help=f"of each program; MLX chooses its own (default here: {cores})",
+    )
+    result.add_argument(
+        "--pairs",
+        nargs="+",
+        choices=PAIRS,
+        default=list(PAIRS),
+        metavar="BACKEND",
+        help="for folders: mlx (against mlx-lm), cuda (against transformers), mlx-rows (several "
+        "sequences in "
+        "each step, against mlx-lm's batched generator); default: all",
+    )
+    result.add_argument(
+        "--rows", type=int, default=8, help="sequences of mlx-rows, 1 to 32 (default: 8)"
+    )
+    result.add_argument(
+        "--device",
+        choices=("cpu", "gpu"),
+        default=None,
+        help="for folders (default: a GPU if there is one)",
+    )
+    result.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="for folders: trace mlx_llama's step on mlx as one graph, or do not",
+    )
+    result.add_argument(
+        "--dtype",
+        choices=("float32", "float16", "bfloat16"),
+        default="float32",
+        help="of the random checkpoint (default: float32; bfloat16 rounds so much that tokens "
+        "differ)",
+    )
+    result.add_argument(
+        "--rounds",
+        type=int,
+        default=None,
+        help="pairs per figure (default: 7, and 3 of the random checkpoint)",
+    )
+    result.add_argument(
+        "--prompt", type=int, default=128, help="tokens of the prompt (default: 128)"
+    )
+    result.add_argument(
+        "--generate", type=int, default=32, help="tokens decoded per answer (default: 32)"
+    )
+    result.add_argument(
+        "--depth",
+        type=int,
+        nargs="+",
+        default=[0],
+        metavar="N",
+        help="decode at these depths too, such as 4000",
+    )
+    result.add_argument(
+        "--cache-bits",
+        type=int,
+        choices=[bits for bits in CACHE_BITS if bits],
+        help="of keys and values in both programs; for GGUF files (default: the programs' own)",
+    )
+    result.add_argument(
+        "--llama-bench",
+        metavar="PATH",
+        default=None,
+        help=f"llama.cpp's program as the peer of GGUF files (default: {LLAMA_BENCH} on the search "
+        "path, "
+        "without one llama-cpp-python; none: llama-cpp-python)",
+    )
+    result.add_argument(
+        "--flash-attn",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="of llama.cpp (default: the faster with llama-bench, llama-cpp-python's own choice; "
+        "on "
+        "with "
+        "--cache-bits 8, which needs it)",
+    )
+    result.add_argument(
+        "--busy",
+        type=int,
+        default=0,
+        metavar="N",
+        help="run N processes beside both that never pause",
+    )
+    result.add_argument(
+        "--starts",
+        type=int,
+        default=3,
+        metavar="N",
+        help="pairs of fresh processes for start and peak memory; 0 leaves them out (default: 3)",
+    )
+    result.add_argument(
+        "--accuracy",
+        type=int,
+        nargs="?",
+        const=16,
+        default=0,
+        metavar="TOKENS",
+        help="compare the logits of a prompt (of 16 tokens) with the float64 product",
+    )
+    result.add_argument(
+        "--activation-bits", type=int, choices=(8, 16, 32), default=None, help="of mlx_llama"
+    )
     result.add_argument("--json", action="store_true", help="print every pair as JSON")
     result.add_argument("--serve", help=argparse.SUPPRESS)
     return result
 
 
 def find_peers(given: argparse.Namespace) -> None:
-    """Set given.llama_bench to the program's path, or None for llama-cpp-python. Leaves out figures whose package is
-    missing, with a line on stderr. Exits if there is no peer."""
+    """Set given.llama_bench to the program's path, or None for llama-cpp-python. Leaves out figures
+    whose package is missing, with a line on stderr. Exits if there is no peer."""
     asked, given.llama_bench = given.llama_bench, None
     if asked != "none":
         given.llama_bench = shutil.which(asked or LLAMA_BENCH)
         if asked and not given.llama_bench:
-            sys.exit(f"error: {asked}: there is no such program: build {LLAMA_BENCH} from llama.cpp's sources, or leave out "
-                     "--llama-bench")
-    needs = {"llama_cpp": given.starts or given.accuracy or not given.llama_bench, "gguf": given.accuracy}
-    for package in (name for name, needed in needs.items() if needed and importlib.util.find_spec(name) is None):
+            sys.exit(
+                f"error: {asked}: there is no such program: build {LLAMA_BENCH} from "
+                "llama.cpp's sources, or leave out "
+                "--llama-bench"
+            )
+    needs = {
+        "llama_cpp": given.starts or given.accuracy or not given.llama_bench,
+        "gguf": given.accuracy,
+    }
+    for package in (
+        name for name, needed in needs.items() if needed and importlib.util.find_spec(name) is None
+    ):
         if given.accuracy or not given.llama_bench:
             sys.exit(f'error: {package} is not installed: pip install -e ".[peers]"')
-        print('left out: start and peak memory (llama_cpp is not installed: pip install -e ".[peers]")', file=sys.stderr)
+        print(
+            "left out: start and peak memory (llama_cpp is not installed: pip install -e "
+            '".[peers]")',
+            file=sys.stderr,
+        )
         given.starts = 0
 
 
@@ -381,12 +591,19 @@ def main(arguments: list[str]) -> int:
         given.rounds = 7 if given.files else 3
     if not 1 <= given.rows <= 32:
         arguments_parser.error("--rows must be between 1 and 32")
-    if min(given.threads, given.rounds, given.prompt, given.generate) < 1 or min(*given.depth, given.starts, given.busy) < 0:
-        arguments_parser.error("--threads, --rounds, --prompt and --generate must be at least 1, no number negative")
+    if (
+        min(given.threads, given.rounds, given.prompt, given.generate) < 1
+        or min(*given.depth, given.starts, given.busy) < 0
+    ):
+        arguments_parser.error(
+            "--threads, --rounds, --prompt and --generate must be at least 1, no number negative"
+        )
     folders = [path for path in given.files if os.path.isdir(path)]
     files = [path for path in given.files if path not in folders]
     if given.cache_bits == 8 and given.flash_attn is False:
-        arguments_parser.error("--cache-bits 8 needs flash attention in llama.cpp: leave out --no-flash-attn")
+        arguments_parser.error(
+            "--cache-bits 8 needs flash attention in llama.cpp: leave out --no-flash-attn"
+        )
     given.flash_attn = True if given.cache_bits == 8 else given.flash_attn
     if folders and given.cache_bits:
         arguments_parser.error("--cache-bits is for GGUF files: leave it out, or the folders")
@@ -424,8 +641,18 @@ def main(arguments: list[str]) -> int:
                 if isinstance(pairs, list):
                     found = {state: summary(pairs, *between) for state, between in states.items()}
                     result[key] = {"all": summary(pairs), "states": found, "pairs": pairs}
-        facts = {name: getattr(given, name) for name in (
-            "threads", "activation_bits", "cache_bits", "prompt", "generate", "depth", "busy")}
+        facts = {
+            name: getattr(given, name)
+            for name in (
+                "threads",
+                "activation_bits",
+                "cache_bits",
+                "prompt",
+                "generate",
+                "depth",
+                "busy",
+            )
+        }
         print(json.dumps(facts | {"results": results}, indent=1))
     else:
         print("\n\n".join(report(result, given, states) for result in results))

@@ -1,7 +1,7 @@
 """Accuracy and read rates of the cuda backend's Triton kernels on a GPU. For measure_gpu.py.
 
-Sizes are those of an 8B Llama's layers. The judge is the same arithmetic in float64. Timing is of a CUDA graph over
-several matrices in turn, so that no weights are in the GPU's cache.
+Sizes are those of an 8B Llama's layers. The judge is the same arithmetic in float64. Timing is of a
+CUDA graph over several matrices in turn, so that no weights are in the GPU's cache.
 """
 
 from __future__ import annotations
@@ -11,8 +11,13 @@ from typing import Any
 
 import numpy as np
 
-PRODUCTS = {"qkv": (6144, 4096), "out": (4096, 4096), "gate, up": (28672, 4096), "down": (4096, 14336),
-            "head": (128256, 4096)}
+PRODUCTS = {
+    "qkv": (6144, 4096),
+    "out": (4096, 4096),
+    "gate, up": (28672, 4096),
+    "down": (4096, 14336),
+    "head": (128256, 4096),
+}
 HEADS = (32, 8, 128)  # query heads, key heads, width of a head
 LOW_BIT = (4096, 14336)
 LOW_BIT_KINDS, LOW_BIT_ROWS = ("affine 4/64", "Q8_0", "Q4_K", "Q6_K"), (1, 8, 32)
@@ -20,7 +25,8 @@ VOCABULARY = 128256
 ROOM, LENGTH = 6000, 4096  # positions of the caches for accuracy and for timing
 DEVICE = "cuda"
 POSITIONS = (0, 63, 64, 127, 4095, 4096, 5000)
-BOUNDS = {"float32": 2e-5, "float16": 1e-2, "bfloat16": 8e-2}  # largest error over the root mean square
+# largest error over the root mean square
+BOUNDS = {"float32": 2e-5, "float16": 1e-2, "bfloat16": 8e-2}
 APART = 256 << 20  # bytes between two reads of a weight, more than a GPU's cache
 
 
@@ -45,8 +51,10 @@ def check() -> list[dict[str, Any]]:
     with torch.no_grad():
         for name, bound in BOUNDS.items():
             errors = _errors(getattr(torch, name))
-            found += [{"name": f"{kernel} {name}", "error": error, "bound": bound, "ok": error <= bound}
-                      for kernel, error in errors.items()]
+            found += [
+                {"name": f"{kernel} {name}", "error": error, "bound": bound, "ok": error <= bound}
+                for kernel, error in errors.items()
+            ]
         found.append({"name": "noise", "ok": _noise_is_right()})
     return found
 
@@ -66,29 +74,44 @@ def _errors(dtype: Any) -> dict[str, float]:
     total, normed = decode.add_rms_norm(x, delta, weight, 1e-5)
     exact = total.double()
     found["sum"] = _error(total, x.double() + delta.double())
-    found["norm"] = _error(normed, exact / (exact.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double())
+    found["norm"] = _error(
+        normed, exact / (exact.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    )
     for name, (N, K) in PRODUCTS.items():
-        x, weight, bias = _normal((5, K), dtype), _normal((min(N, 2048), K), dtype, K**-0.5), _normal((min(N, 2048),), dtype)
+        x, weight, bias = (
+            _normal((5, K), dtype),
+            _normal((min(N, 2048), K), dtype, K**-0.5),
+            _normal((min(N, 2048),), dtype),
+        )
         right = x.double() @ weight.double().T + bias.double()
         product = decode.multiply(x, weight, bias)
         found[f"product {name}"] = _error(product, right)
         alone = torch.cat([decode.multiply(row, weight, bias) for row in x.split(1)])
-        found[f"product {name} alone"] = 0.0 if torch.equal(alone, product) else 1e300  # the same bits
-        found[f"gated product {name}"] = _error(decode.multiply_gated(x, weight, bias), silu_gated(right))
+        # the same bits
+        found[f"product {name} alone"] = 0.0 if torch.equal(alone, product) else 1e300
+        found[f"gated product {name}"] = _error(
+            decode.multiply_gated(x, weight, bias), silu_gated(right)
+        )
     both = _normal((5, 2 * 14336), dtype)
     found["gate"] = _error(decode.gate(both), silu_gated(both))
     H, G, D = HEADS
-    heads, query_weight, key_weight = (_normal(shape, dtype) for shape in ((1, (H + 2 * G) * D), (D,), (D,)))
+    heads, query_weight, key_weight = (
+        _normal(shape, dtype) for shape in ((1, (H + 2 * G) * D), (D,), (D,))
+    )
     split = heads.double().view(H + 2 * G, D)
     right = split / (split.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    right = torch.cat([right[:H] * query_weight.double(), right[H:H + G] * key_weight.double(), split[H + G:]])
-    found["norm of heads"] = _error(decode.norm_heads(heads, query_weight, key_weight, H, G, D, 1e-5).view_as(right), right)
+    right = torch.cat(
+        [right[:H] * query_weight.double(), right[H : H + G] * key_weight.double(), split[H + G :]]
+    )
+    found["norm of heads"] = _error(
+        decode.norm_heads(heads, query_weight, key_weight, H, G, D, 1e-5).view_as(right), right
+    )
     cosines, sines = torch.rand((2, ROOM, D // 2), device=DEVICE) * 2 - 1
 
     def turned(heads: Any, start: int) -> Any:
         """heads: [..., T, D]."""
         first, second = heads.double().chunk(2, dim=-1)
-        cosine, sine = (part[start:start + heads.shape[-2]].double() for part in (cosines, sines))
+        cosine, sine = (part[start : start + heads.shape[-2]].double() for part in (cosines, sines))
         return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
 
     heads = _normal((1, 7, H, D), dtype).transpose(1, 2)
@@ -100,14 +123,21 @@ def _errors(dtype: Any) -> dict[str, float]:
             heads = _normal((1, (H + 2 * G) * D), dtype)
             query = decode.store_rotated(state, 0, heads, H, G, D)
             split = heads.view(H + 2 * G, 1, D)
-            right = turned(split[:H + G], position)[:, 0]
+            right = turned(split[: H + G], position)[:, 0]
             stored = torch.cat([query[0, :, 0], keys[:, position], values[:, position]])
-            found[f"row {position}"] = _error(stored, torch.cat([right, split[H + G:, 0].double()]))
+            found[f"row {position}"] = _error(
+                stored, torch.cat([right, split[H + G :, 0].double()])
+            )
             first = max(0, position + 1 - window) if window else 0
-            seen = [part[:, first:position + 1].double().repeat_interleave(H // G, 0) for part in (keys, values)]
+            seen = [
+                part[:, first : position + 1].double().repeat_interleave(H // G, 0)
+                for part in (keys, values)
+            ]
             shares = torch.softmax((seen[0] @ query.double()[0].mT)[..., 0] * D**-0.5, dim=-1)
             right = (shares[:, None] @ seen[1]).reshape(1, 1, -1)
-            found[f"attention {position} {window}"] = _error(decode.attend(state, 0, query, G, window, D**-0.5), right)
+            found[f"attention {position} {window}"] = _error(
+                decode.attend(state, 0, query, G, window, D**-0.5), right
+            )
     return found
 
 
@@ -126,26 +156,36 @@ def _noise_is_right() -> bool:
     words = np.zeros((count_words(batch.kind), MAX_ROWS), np.int64)
     pack(batch.options, batch.kind, words)
     zeros = torch.zeros((1, VOCABULARY), device=DEVICE)
-    found = decode.add_noise(zeros, gumbel_table(zeros.device), torch.tensor([position], device=DEVICE),
-                             torch.from_numpy(words).to(DEVICE))
+    found = decode.add_noise(
+        zeros,
+        gumbel_table(zeros.device),
+        torch.tensor([position], device=DEVICE),
+        torch.from_numpy(words).to(DEVICE),
+    )
     return bool(np.array_equal(found[0].cpu().numpy(), rng.gumbel(seed, position, VOCABULARY)))
 
 
 def _row(numbers: Any, position: int, tables: tuple[Any, Any]) -> tuple[Any, Any]:
-    """A cache's row of these keys and values, and a state on the device of a token at `position`."""
+    """A cache's row of these keys and values, and a state on the device of a token at
+    `position`.
+    """
     import torch
 
     from cuda_fallback.kernels.state import new_state, pack_row
     from cuda_fallback.kernels.storage import Storage
 
-    storage = Storage(torch.zeros(numbers.shape[3] + 1, dtype=torch.int32, device=DEVICE), numbers, None)
+    storage = Storage(
+        torch.zeros(numbers.shape[3] + 1, dtype=torch.int32, device=DEVICE), numbers, None
+    )
     state = new_state()
     pack_row(state, 0, position, storage, tables)
     return storage, torch.from_numpy(state).to(DEVICE)
 
 
 def rates() -> dict[str, dict[str, float]]:
-    """Bytes of weights (or keys and values) per second that each kernel reads, and torch's own operation for the same."""
+    """Bytes of weights (or keys and values) per second that each kernel reads, and torch's own
+    operation for the same.
+    """
     import torch
     import torch.nn.functional as F
 
@@ -160,29 +200,42 @@ def rates() -> dict[str, dict[str, float]]:
             weights = [_normal((N, K), torch.bfloat16, K**-0.5) for _ in range(APART // nbytes + 2)]
             x = _normal((1, K), torch.bfloat16)
             ours = decode.multiply_gated if name == "gate, up" else decode.multiply
-            found[name] = {"ours": nbytes / _seconds([lambda w=w: ours(x, w) for w in weights]),
-                           "torch": nbytes / _seconds([lambda w=w: F.linear(x, w) for w in weights])}
+            found[name] = {
+                "ours": nbytes / _seconds([lambda w=w: ours(x, w) for w in weights]),
+                "torch": nbytes / _seconds([lambda w=w: F.linear(x, w) for w in weights]),
+            }
             del weights
         from random_weights import random_weight
 
         for kind in LOW_BIT_KINDS:
             weight = random_weight(kind, *LOW_BIT)
-            matrix = QuantizedMatrix.pack([weight], torch.float16, device, find_kernels(device).packed)
+            matrix = QuantizedMatrix.pack(
+                [weight], torch.float16, device, find_kernels(device).packed
+            )
             copies = [_copied(matrix) for _ in range(APART // matrix.nbytes + 2)]
             for rows in LOW_BIT_ROWS:
                 x = _normal((rows, LOW_BIT[1]), torch.float16)
                 seconds = _seconds([lambda m=m, x=x: m.matmul(x) for m in copies])
-                found[f"{kind}, {rows} rows" if rows > 1 else kind] = {"ours": matrix.nbytes / seconds}
+                found[f"{kind}, {rows} rows" if rows > 1 else kind] = {
+                    "ours": matrix.nbytes / seconds
+                }
             del copies
         H, G, D = HEADS
-        caches = [_normal((1, 2, G, LENGTH, D), torch.bfloat16) for _ in range(APART // (4 * G * LENGTH * D) + 2)]
+        caches = [
+            _normal((1, 2, G, LENGTH, D), torch.bfloat16)
+            for _ in range(APART // (4 * G * LENGTH * D) + 2)
+        ]
         table = torch.zeros((1, D // 2), device=DEVICE)
         states = [_row(numbers, LENGTH - 1, (table, table))[1] for numbers in caches]
         query = _normal((1, H, 1, D), torch.bfloat16)
         nbytes = 4 * G * LENGTH * D
-        ours = [lambda state=state: decode.attend(state, 0, query, G, None, D**-0.5) for state in states]
-        torchs = [lambda kv=kv: F.scaled_dot_product_attention(query, kv[:, 0], kv[:, 1], enable_gqa=True)
-                  for kv in caches]
+        ours = [
+            lambda state=state: decode.attend(state, 0, query, G, None, D**-0.5) for state in states
+        ]
+        torchs = [
+            lambda kv=kv: F.scaled_dot_product_attention(query, kv[:, 0], kv[:, 1], enable_gqa=True)
+            for kv in caches
+        ]
         found["attention"] = {"ours": nbytes / _seconds(ours), "torch": nbytes / _seconds(torchs)}
     return found
 
@@ -192,8 +245,14 @@ def _copied(matrix: Any) -> Any:
 
     import torch
 
-    return dataclasses.replace(matrix, **{field.name: value.clone() for field in dataclasses.fields(matrix)
-                                          if isinstance(value := getattr(matrix, field.name), torch.Tensor)})
+    return dataclasses.replace(
+        matrix,
+        **{
+            field.name: value.clone()
+            for field in dataclasses.fields(matrix)
+            if isinstance(value := getattr(matrix, field.name), torch.Tensor)
+        },
+    )
 
 
 def _seconds(calls: list[Callable[[], Any]]) -> float:

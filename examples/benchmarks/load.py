@@ -1,19 +1,21 @@
-"""Many clients at once: mlx_llama's server, the same scheduler without HTTP, and other servers over the same weights.
+"""Many clients at once: mlx_llama's server, the same scheduler without HTTP, and other servers over
+the same weights.
 
     python examples/benchmarks/make_random_gguf.py tinyllama /tmp/models Q4_0
     python examples/benchmarks/load.py /tmp/models/tinyllama-Q4_0.gguf --clients 1 4 8 16
     python examples/benchmarks/load.py FOLDER --servers mlx mlx-lm            # a checkpoint folder, both on MLX
     python examples/benchmarks/load.py --url http://127.0.0.1:8080            # a server that runs already
 
-Prompts are read at the speed of products of matrices and tokens are written at the speed of memory. Rows of one step
-share the read of the weights, so together they are faster than one after the other until arithmetic is the limit. A
-client feels two times: until its first token, which waits for its own prompt and the rows before it, and between tokens,
-which other clients' prompts interrupt.
+Prompts are read at the speed of products of matrices and tokens are written at the speed of memory.
+Rows of one step share the read of the weights, so together they are faster than one after the other
+until arithmetic is the limit. A client feels two times: until its first token, which waits for its
+own prompt and the rows before it, and between tokens, which other clients' prompts interrupt.
 
-All servers stay loaded and answer in turn, one asleep while the other works, since memory bandwidth varies between
-minutes on a shared machine. Every round has new prompts, the same for each server, so that no prefix is known. Streams
-are read by one thread of asyncio with its own parser: it takes some 20 microseconds a token.
-"""
+All servers stay loaded and answer in turn, one asleep while the other works, since memory bandwidth
+varies between minutes on a shared machine. Every round has new prompts, the same for each server,
+so that no prefix is known. Streams are read by one thread of asyncio with its own parser: it takes
+some 20 microseconds a token.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -39,13 +41,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-WORDS = [first + second for first in "ba ce di fo gu la me ni po ru sa te vi zo".split() for second in "n r s l m t".split()]
+WORDS = [
+    first + second
+    for first in "ba ce di fo gu la me ni po ru sa te vi zo".split()
+    for second in "n r s l m t".split()
+]
 GREEDY = {"temperature": 0, "stream": True}
 
 
 @dataclass
 class Answer:
-    """Times of one streamed answer, in seconds since it was asked for; `tokens` as the server counts them."""
+    """Times of one streamed answer, in seconds since it was asked for; `tokens` as the server
+    counts them.
+    """
 
     times: list[float] = field(default_factory=list)  # of each piece
     tokens: int = 0
@@ -55,8 +63,14 @@ class Answer:
 class Http:
     """A server at a URL."""
 
-    def __init__(self, name: str, url: str, process: subprocess.Popen | None = None, limits: dict[str, Any] | None = None,
-                 model: str | None = None):
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        process: subprocess.Popen | None = None,
+        limits: dict[str, Any] | None = None,
+        model: str | None = None,
+    ):
         self.name, self.url, self.process = name, url, process
         self.limits = limits or {}
         self.model = model
@@ -69,16 +83,25 @@ class Http:
 
     async def _ask(self, prompt: str, tokens: int) -> Answer:
         place = urlsplit(self.url)
-        body = {"prompt": prompt, "max_tokens": tokens, **GREEDY, **self.limits,
-                **({"model": self.model} if self.model else {})}
+        body = {
+            "prompt": prompt,
+            "max_tokens": tokens,
+            **GREEDY,
+            **self.limits,
+            **({"model": self.model} if self.model else {}),
+        }
         raw = json.dumps(body).encode()
         answer, began = Answer(), time.perf_counter()
         reader, writer = await asyncio.open_connection(place.hostname, place.port)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nConnection: close\r\n"
-                     b"Content-Length: %d\r\n\r\n" % (place.netloc.encode(), len(raw)) + raw)
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nConnection: close\r\n"  # noqa: E501
+            b"Content-Length: %d\r\n\r\n" % (place.netloc.encode(), len(raw)) + raw
+        )
         status = await reader.readline()
         if b" 200 " not in status:
-            raise SystemExit(f"error: {self.name}: {status.decode()}{(await reader.read(2000)).decode()}")
+            raise SystemExit(
+                f"error: {self.name}: {status.decode()}{(await reader.read(2000)).decode()}"
+            )
         pieces = 0
         while line := await reader.readline():
             if not line.startswith(b"data: "):
@@ -101,9 +124,16 @@ class Http:
         end = time.monotonic() + seconds
         while True:
             try:
-                ask = {"prompt": "a", "max_tokens": 1, **({"model": self.model} if self.model else {})}
-                request = urllib.request.Request(f"{self.url}/v1/completions", json.dumps(ask).encode(),
-                                                 {"Content-Type": "application/json"})
+                ask = {
+                    "prompt": "a",
+                    "max_tokens": 1,
+                    **({"model": self.model} if self.model else {}),
+                }
+                request = urllib.request.Request(
+                    f"{self.url}/v1/completions",
+                    json.dumps(ask).encode(),
+                    {"Content-Type": "application/json"},
+                )
                 urllib.request.urlopen(request, timeout=60).read()
                 return
             except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
@@ -132,13 +162,27 @@ class InProcess:
         from mlx_llama.core.engine.request import Request
         from mlx_llama.core.generation.options import resolve
 
-        options = resolve({"max_tokens": tokens, "temperature": 0, "logit_bias": dict.fromkeys(self.llm.engine.eos, -1e6)})
+        options = resolve(
+            {
+                "max_tokens": tokens,
+                "temperature": 0,
+                "logit_bias": dict.fromkeys(self.llm.engine.eos, -1e6),
+            }
+        )
         began = time.perf_counter()
-        handles = [self.llm.loop.submit(Request(self.llm.encode(prompt), options)) for prompt in prompts]
+        handles = [
+            self.llm.loop.submit(Request(self.llm.encode(prompt), options)) for prompt in prompts
+        ]
         found = [handle.finish() for handle in handles]
         end = time.perf_counter() - began
-        return [Answer([token.seconds for token in one.tokens], len(one.tokens), min(end, one.tokens[-1].seconds))
-                for one in found]
+        return [
+            Answer(
+                [token.seconds for token in one.tokens],
+                len(one.tokens),
+                min(end, one.tokens[-1].seconds),
+            )
+            for one in found
+        ]
 
     def wait(self, seconds: float) -> None:
         self.run(["a"], 2)
@@ -150,9 +194,19 @@ class InProcess:
 # Servers that this machine has
 
 
-def start(name: str, command: list[str], port: int, model: str | None = None, limits: dict[str, Any] | None = None) -> Http:
-    log = tempfile.NamedTemporaryFile("w", prefix=f"{name.replace(' ', '-')}-", suffix=".log", delete=False)
-    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+def start(
+    name: str,
+    command: list[str],
+    port: int,
+    model: str | None = None,
+    limits: dict[str, Any] | None = None,
+) -> Http:
+    log = tempfile.NamedTemporaryFile(
+        "w", prefix=f"{name.replace(' ', '-')}-", suffix=".log", delete=False
+    )
+    process = subprocess.Popen(
+        command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"HF_HUB_OFFLINE": "1"}
+    )
     return Http(name, f"http://127.0.0.1:{port}", process, limits, model)
 
 
@@ -170,24 +224,82 @@ def open_server(kind: str, model: str, threads: int | None, rows: int) -> Any:
         device = ["--device", "cpu"] if kind == "mlx" else []
         # End tokens of random weights would make answers of different lengths.
         bias = {"logit_bias": end_tokens(model), "stream_options": {"include_usage": True}}
-        return start(f"mlx_llama ({'cpu' if kind == 'ours' else 'mlx'})",
-                     [sys.executable, "-m", "mlx_llama.server", "--model", model, "--backend", "cpu" if kind == "ours" else "mlx",
-                      "--port", str(port), "--parallel", str(rows), "--quiet", *more, *device], port, None, bias)
+        return start(
+            f"mlx_llama ({'cpu' if kind == 'ours' else 'mlx'})",
+            [
+                sys.executable,
+                "-m",
+                "mlx_llama.server",
+                "--model",
+                model,
+                "--backend",
+                "cpu" if kind == "ours" else "mlx",
+                "--port",
+                str(port),
+                "--parallel",
+                str(rows),
+                "--quiet",
+                *more,
+                *device,
+            ],
+            port,
+            None,
+            bias,
+        )
     if kind == "in-process":
         return InProcess(model, threads, rows, "cpu")
     if kind == "llama-server" and shutil.which("llama-server"):
         more = ["-t", str(threads), "-tb", str(threads)] if threads else []
-        return start("llama-server", ["llama-server", "-m", model, "--port", str(port), "-np", str(rows), "-c",
-                                      str(rows * 1024), *more], port, None,
-                     {"ignore_eos": True, "stream_options": {"include_usage": True}})
-    if kind == "llama-cpp-python" and all(map(importlib.util.find_spec, ("llama_cpp", "starlette_context"))):
+        return start(
+            "llama-server",
+            [
+                "llama-server",
+                "-m",
+                model,
+                "--port",
+                str(port),
+                "-np",
+                str(rows),
+                "-c",
+                str(rows * 1024),
+                *more,
+            ],
+            port,
+            None,
+            {"ignore_eos": True, "stream_options": {"include_usage": True}},
+        )
+    if kind == "llama-cpp-python" and all(
+        map(importlib.util.find_spec, ("llama_cpp", "starlette_context"))
+    ):
         more = ["--n_threads", str(threads), "--n_threads_batch", str(threads)] if threads else []
-        return start("llama-cpp-python", [sys.executable, "-m", "llama_cpp.server", "--model", model, "--port", str(port),
-                                          "--n_ctx", "1024", *more], port)
+        return start(
+            "llama-cpp-python",
+            [
+                sys.executable,
+                "-m",
+                "llama_cpp.server",
+                "--model",
+                model,
+                "--port",
+                str(port),
+                "--n_ctx",
+                "1024",
+                *more,
+            ],
+            port,
+        )
     if kind == "mlx-lm" and importlib.util.find_spec("mlx_lm") and Path(model).is_dir():
-        code = "import mlx.core as mx; mx.set_default_device(mx.cpu); from mlx_lm.server import main; main()"
-        return start("mlx_lm.server", [sys.executable, "-c", code, "--model", model, "--port", str(port)], port, model,
-                     {"logit_bias": end_tokens(model), "stream_options": {"include_usage": True}})
+        code = (
+            "import mlx.core as mx; mx.set_default_device(mx.cpu); from mlx_lm.server import main; "
+            "main()"
+        )
+        return start(
+            "mlx_lm.server",
+            [sys.executable, "-c", code, "--model", model, "--port", str(port)],
+            port,
+            model,
+            {"logit_bias": end_tokens(model), "stream_options": {"include_usage": True}},
+        )
     return None
 
 
@@ -208,9 +320,16 @@ def make_prompts(count: int, words: int, seed: int) -> list[str]:
 
 def summarize(answers: Sequence[Answer]) -> dict[str, float]:
     """Figures of one round. Seconds; rates in tokens per second of all clients together."""
-    tokens, seconds = sum(answer.tokens for answer in answers), max(answer.end for answer in answers)
+    tokens, seconds = (
+        sum(answer.tokens for answer in answers),
+        max(answer.end for answer in answers),
+    )
     firsts = [answer.times[0] for answer in answers if answer.times]
-    gaps = [after - before for answer in answers for before, after in zip(answer.times, answer.times[1:])]
+    gaps = [
+        after - before
+        for answer in answers
+        for before, after in zip(answer.times, answer.times[1:])
+    ]
     return {
         "rate": tokens / seconds,
         "first": statistics.median(firsts),
@@ -227,7 +346,9 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def measure(servers: Sequence[Any], clients: int, rounds: int, words: int, tokens: int) -> dict[str, list[dict[str, float]]]:
+def measure(
+    servers: Sequence[Any], clients: int, rounds: int, words: int, tokens: int
+) -> dict[str, list[dict[str, float]]]:
     found: dict[str, list[dict[str, float]]] = {server.name: [] for server in servers}
     for number in range(rounds):
         for i, server in enumerate(servers if number % 2 == 0 else list(servers)[::-1]):
@@ -239,35 +360,53 @@ def measure(servers: Sequence[Any], clients: int, rounds: int, words: int, token
 def show(clients: int, found: dict[str, list[dict[str, float]]]) -> None:
     for name, rounds in found.items():
         middle = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
-        print(f"{clients:>3} clients  {name:<18} {middle['rate']:7.1f} tokens/s, first token {middle['first'] * 1e3:7.1f} ms "
-              f"(95 %: {middle['first_95'] * 1e3:.1f}), between tokens {middle['between'] * 1e3:6.1f} ms "
-              f"(95 %: {middle['between_95'] * 1e3:.1f}), decoding {middle['decode_rate']:.1f} tokens/s", flush=True)
+        print(
+            f"{clients:>3} clients  {name:<18} {middle['rate']:7.1f} tokens/s, first token "
+            f"{middle['first'] * 1e3:7.1f} ms "
+            f"(95 %: {middle['first_95'] * 1e3:.1f}), between tokens "
+            f"{middle['between'] * 1e3:6.1f} ms "
+            f"(95 %: {middle['between_95'] * 1e3:.1f}), decoding {middle['decode_rate']:.1f} "
+            "tokens/s",
+            flush=True,
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("model", nargs="?", default=None, help="a .gguf file, or a checkpoint folder")
-    parser.add_argument("--servers", nargs="+", default=["ours", "in-process", "llama-server", "llama-cpp-python"],
-                        choices=["ours", "in-process", "llama-server", "llama-cpp-python", "mlx", "mlx-lm"])
+    parser.add_argument(
+        "model", nargs="?", default=None, help="a .gguf file, or a checkpoint folder"
+    )
+    parser.add_argument(
+        "--servers",
+        nargs="+",
+        default=["ours", "in-process", "llama-server", "llama-cpp-python"],
+        choices=["ours", "in-process", "llama-server", "llama-cpp-python", "mlx", "mlx-lm"],
+    )
     parser.add_argument("--url", action="append", default=[], help="a server that runs already")
     parser.add_argument("--clients", nargs="+", type=int, default=[1, 4, 8, 16])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--words", type=int, default=60, help="of a prompt")
     parser.add_argument("--tokens", type=int, default=48, help="of an answer")
     parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--rows", type=int, default=None, help="rows, or slots (default: the most clients)")
+    parser.add_argument(
+        "--rows", type=int, default=None, help="rows, or slots (default: the most clients)"
+    )
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     if not given.model and not given.url:
         parser.error("a model or --url is needed")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # close the servers
     rows = given.rows or max(given.clients)
-    opened = [Http(url, url, limits={"stream_options": {"include_usage": True}}) for url in given.url]
+    opened = [
+        Http(url, url, limits={"stream_options": {"include_usage": True}}) for url in given.url
+    ]
     if given.model:
         for kind in given.servers:
             server = open_server(kind, given.model, given.threads, rows)
             if server is None:
-                print(f"{kind}: not installed here, or not for this model: left out", file=sys.stderr)
+                print(
+                    f"{kind}: not installed here, or not for this model: left out", file=sys.stderr
+                )
             else:
                 opened.append(server)
     figures: dict[str, Any] = {"model": given.model, "clients": {}}

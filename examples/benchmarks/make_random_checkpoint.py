@@ -1,10 +1,12 @@
-"""Write a checkpoint of random weights in a real model's shapes, to measure speed without downloading anything.
+"""Write a checkpoint of random weights in a real model's shapes, to measure speed without
+downloading anything.
 
     python examples/benchmarks/make_random_checkpoint.py tinyllama /tmp/tinyllama --dtype float32
     python -m mlx_llama.bench --model /tmp/tinyllama --backend cpu -p 128 -n 64
 
-Speed depends on the weights' shapes and width, not on their values. Llama's folders have no tokenizer: the bench feeds token
-ids. Those of other families have one of made-up pieces, so that quantize can write them as GGUF files.
+Speed depends on the weights' shapes and width, not on their values. Llama's folders have no
+tokenizer: the bench feeds token ids. Those of other families have one of made-up pieces, so that
+quantize can write them as GGUF files.
 """
 
 from __future__ import annotations
@@ -24,72 +26,254 @@ from mlx_llama.core.models.config import LlamaConfig
 
 SHAPES = {
     # rows of 256 and 768: the smallest that every GGUF type can quantise
-    "tiny": dict(hidden_size=256, intermediate_size=768, num_hidden_layers=2, num_attention_heads=4,
-                 num_key_value_heads=2, vocab_size=512, max_position_embeddings=512),
+    "tiny": dict(
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=512,
+        max_position_embeddings=512,
+    ),
     # TinyLlama's depth with small products: shows the cost per token outside them
-    "deep": dict(hidden_size=256, intermediate_size=768, num_hidden_layers=22, num_attention_heads=4,
-                 num_key_value_heads=2, vocab_size=2048, max_position_embeddings=4096),
-    "tinyllama": dict(hidden_size=2048, intermediate_size=5632, num_hidden_layers=22, num_attention_heads=32,
-                      num_key_value_heads=4, vocab_size=32000, max_position_embeddings=2048),
-    "llama-3.2-1b": dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
-                         num_key_value_heads=8, head_dim=64, vocab_size=128256, max_position_embeddings=8192,
-                         rope_theta=500000.0, tie_word_embeddings=True),
-    "llama-3-8b": dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-                       num_key_value_heads=8, vocab_size=128256, max_position_embeddings=8192, rope_theta=500000.0),
+    "deep": dict(
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=22,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=2048,
+        max_position_embeddings=4096,
+    ),
+    "tinyllama": dict(
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=22,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        vocab_size=32000,
+        max_position_embeddings=2048,
+    ),
+    "llama-3.2-1b": dict(
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+        vocab_size=128256,
+        max_position_embeddings=8192,
+        rope_theta=500000.0,
+        tie_word_embeddings=True,
+    ),
+    "llama-3-8b": dict(
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=128256,
+        max_position_embeddings=8192,
+        rope_theta=500000.0,
+    ),
     # One of each family, from its published config.json
-    "qwen2.5-1.5b": dict(model_type="qwen2", hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
-                         num_attention_heads=12, num_key_value_heads=2, vocab_size=151936, max_position_embeddings=32768,
-                         rope_theta=1e6, rms_norm_eps=1e-6, tie_word_embeddings=True),
-    "qwen3-1.7b": dict(model_type="qwen3", hidden_size=2048, intermediate_size=6144, num_hidden_layers=28,
-                       num_attention_heads=16, num_key_value_heads=8, head_dim=128, vocab_size=151936,
-                       max_position_embeddings=40960, rope_theta=1e6, rms_norm_eps=1e-6, tie_word_embeddings=True),
-    "smollm3-3b": dict(model_type="smollm3", hidden_size=2048, intermediate_size=11008, num_hidden_layers=36,
-                       num_attention_heads=16, num_key_value_heads=4, vocab_size=128256, max_position_embeddings=65536,
-                       rope_theta=5e6, rms_norm_eps=1e-6, tie_word_embeddings=True),
-    "granite-3.3-2b": dict(model_type="granite", hidden_size=2048, intermediate_size=8192, num_hidden_layers=40,
-                           num_attention_heads=32, num_key_value_heads=8, vocab_size=49159, max_position_embeddings=131072,
-                           rope_theta=1e7, tie_word_embeddings=True, embedding_multiplier=12.0, residual_multiplier=0.22,
-                           attention_multiplier=0.015625, logits_scaling=8.0),
-    "olmo-2-1b": dict(model_type="olmo2", hidden_size=2048, intermediate_size=8192, num_hidden_layers=16,
-                      num_attention_heads=16, num_key_value_heads=16, vocab_size=100352, max_position_embeddings=4096,
-                      rope_theta=500000.0, rms_norm_eps=1e-6),
-    "phi-4-mini": dict(model_type="phi3", hidden_size=3072, intermediate_size=8192, num_hidden_layers=32,
-                       num_attention_heads=24, num_key_value_heads=8, vocab_size=200064, max_position_embeddings=4096,
-                       rope_theta=10000.0, partial_rotary_factor=0.75, tie_word_embeddings=True),  # in its trained length
-    "gemma-2-2b": dict(model_type="gemma2", hidden_size=2304, intermediate_size=9216, num_hidden_layers=26,
-                       num_attention_heads=8, num_key_value_heads=4, head_dim=256, vocab_size=256000,
-                       max_position_embeddings=8192, rms_norm_eps=1e-6, query_pre_attn_scalar=256, tie_word_embeddings=True),
-    "gemma-3-1b": dict(model_type="gemma3_text", hidden_size=1152, intermediate_size=6912, num_hidden_layers=26,
-                       num_attention_heads=4, num_key_value_heads=1, head_dim=256, vocab_size=262144,
-                       max_position_embeddings=32768, rms_norm_eps=1e-6, query_pre_attn_scalar=256, sliding_window=512,
-                       tie_word_embeddings=True),
-    "ministral-3-3b": dict(model_type="ministral3", hidden_size=3072, intermediate_size=9216, num_hidden_layers=26,
-                           num_attention_heads=32, num_key_value_heads=8, head_dim=128, vocab_size=131072,
-                           max_position_embeddings=262144, tie_word_embeddings=True, rope_parameters=dict(
-                               rope_type="yarn", rope_theta=1e6, factor=16.0, original_max_position_embeddings=16384,
-                               beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1)),
-    # Mixtures of experts: 2 of the 32 layers of Mixtral 8x7B, 6 of the 48 of Qwen3-30B-A3B, and a small one
-    "mixtral-8x7b-2": dict(model_type="mixtral", hidden_size=4096, intermediate_size=14336, num_local_experts=8,
-                           num_experts_per_tok=2, num_hidden_layers=2, num_attention_heads=32, num_key_value_heads=8,
-                           vocab_size=32000, max_position_embeddings=32768, rope_theta=1e6),
-    "qwen3-30b-a3b-6": dict(architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", hidden_size=2048,
-                            intermediate_size=6144, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8,
-                            norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[], num_hidden_layers=6,
-                            num_attention_heads=32, num_key_value_heads=4, head_dim=128, vocab_size=151936,
-                            max_position_embeddings=8192, rope_theta=1e6),
-    "tiny-experts": dict(architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", hidden_size=256, intermediate_size=768,
-                         moe_intermediate_size=256, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True,
-                         decoder_sparse_step=1, mlp_only_layers=[], num_hidden_layers=2, num_attention_heads=4,
-                         num_key_value_heads=2, head_dim=64, vocab_size=512, max_position_embeddings=512),
+    "qwen2.5-1.5b": dict(
+        model_type="qwen2",
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        vocab_size=151936,
+        max_position_embeddings=32768,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+    ),
+    "qwen3-1.7b": dict(
+        model_type="qwen3",
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=151936,
+        max_position_embeddings=40960,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+    ),
+    "smollm3-3b": dict(
+        model_type="smollm3",
+        hidden_size=2048,
+        intermediate_size=11008,
+        num_hidden_layers=36,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        vocab_size=128256,
+        max_position_embeddings=65536,
+        rope_theta=5e6,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+    ),
+    "granite-3.3-2b": dict(
+        model_type="granite",
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=40,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=49159,
+        max_position_embeddings=131072,
+        rope_theta=1e7,
+        tie_word_embeddings=True,
+        embedding_multiplier=12.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.015625,
+        logits_scaling=8.0,
+    ),
+    "olmo-2-1b": dict(
+        model_type="olmo2",
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+        vocab_size=100352,
+        max_position_embeddings=4096,
+        rope_theta=500000.0,
+        rms_norm_eps=1e-6,
+    ),
+    "phi-4-mini": dict(
+        model_type="phi3",
+        hidden_size=3072,
+        intermediate_size=8192,
+        num_hidden_layers=32,
+        num_attention_heads=24,
+        num_key_value_heads=8,
+        vocab_size=200064,
+        max_position_embeddings=4096,
+        # in its trained length
+        rope_theta=10000.0,
+        partial_rotary_factor=0.75,
+        tie_word_embeddings=True,
+    ),
+    "gemma-2-2b": dict(
+        model_type="gemma2",
+        hidden_size=2304,
+        intermediate_size=9216,
+        num_hidden_layers=26,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=256,
+        vocab_size=256000,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-6,
+        query_pre_attn_scalar=256,
+        tie_word_embeddings=True,
+    ),
+    "gemma-3-1b": dict(
+        model_type="gemma3_text",
+        hidden_size=1152,
+        intermediate_size=6912,
+        num_hidden_layers=26,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=256,
+        vocab_size=262144,
+        max_position_embeddings=32768,
+        rms_norm_eps=1e-6,
+        query_pre_attn_scalar=256,
+        sliding_window=512,
+        tie_word_embeddings=True,
+    ),
+    "ministral-3-3b": dict(
+        model_type="ministral3",
+        hidden_size=3072,
+        intermediate_size=9216,
+        num_hidden_layers=26,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=131072,
+        max_position_embeddings=262144,
+        tie_word_embeddings=True,
+        rope_parameters=dict(
+            rope_type="yarn",
+            rope_theta=1e6,
+            factor=16.0,
+            original_max_position_embeddings=16384,
+            beta_fast=32.0,
+            beta_slow=1.0,
+            mscale=1.0,
+            mscale_all_dim=1.0,
+            llama_4_scaling_beta=0.1,
+        ),
+    ),
+    # Mixtures of experts: 2 of the 32 layers of Mixtral 8x7B, 6 of the 48 of Qwen3-30B-A3B, and a
+    # small one
+    "mixtral-8x7b-2": dict(
+        model_type="mixtral",
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        num_hidden_layers=2,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=32000,
+        max_position_embeddings=32768,
+        rope_theta=1e6,
+    ),
+    "qwen3-30b-a3b-6": dict(
+        architectures=["Qwen3MoeForCausalLM"],
+        model_type="qwen3_moe",
+        hidden_size=2048,
+        intermediate_size=6144,
+        moe_intermediate_size=768,
+        num_experts=128,
+        num_experts_per_tok=8,
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        num_hidden_layers=6,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        head_dim=128,
+        vocab_size=151936,
+        max_position_embeddings=8192,
+        rope_theta=1e6,
+    ),
+    "tiny-experts": dict(
+        architectures=["Qwen3MoeForCausalLM"],
+        model_type="qwen3_moe",
+        hidden_size=256,
+        intermediate_size=768,
+        moe_intermediate_size=256,
+        num_experts=4,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        vocab_size=512,
+        max_position_embeddings=512,
+    ),
 }
 WIDTHS = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}
 
 
-def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int) -> Iterator[tuple[str, np.ndarray]]:
+def random_tensors(
+    shapes: Mapping[str, tuple[int, ...]], seed: int
+) -> Iterator[tuple[str, np.ndarray]]:
     """Yield (name, float32 values) of every tensor, one at a time.
 
-    Matrices, and stacks of them, have a standard deviation of 1 / sqrt(row length), which keeps activations near 1 through
-    the layers; norms are around 1.
+    Matrices, and stacks of them, have a standard deviation of 1 / sqrt(row length), which keeps
+    activations near 1 through the layers; norms are around 1.
     """
     rng = np.random.default_rng(seed)
     for name, dims in shapes.items():
@@ -98,28 +282,81 @@ def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int) -> Iterator
 
 
 def write_tokenizer(folder: Path, size: int) -> None:
-    """Write a byte-level tokenizer.json of `size` pieces: specials, 256 bytes, then words of letters, each two others joined."""
+    """Write a byte-level tokenizer.json of `size` pieces: specials, 256 bytes, then words of
+    letters, each two others joined.
+    """
     from tokenizers import pre_tokenizers
 
     specials, letters = ("<unk>", "<s>", "</s>"), string.ascii_lowercase
-    words = ("".join(word) for n in itertools.count(2) for word in itertools.product(letters, repeat=n))
+    words = (
+        "".join(word) for n in itertools.count(2) for word in itertools.product(letters, repeat=n)
+    )
     words = list(itertools.islice(words, size - len(specials) - 256))
     pieces = [*specials, *sorted(pre_tokenizers.ByteLevel.alphabet()), *words]
-    split = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    split = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
+        r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
     fields = {
-        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
-        "added_tokens": [{"id": i, "content": token, "special": True, "normalized": False, "single_word": False, "lstrip": False,
-                          "rstrip": False} for i, token in enumerate(specials)],
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [  # Llama 3's
-            {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False},
-            {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]},
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
-                  "fuse_unk": False, "byte_fallback": False, "ignore_merges": True,
-                  "vocab": {piece: i for i, piece in enumerate(pieces)}, "merges": [[word[:-1], word[-1]] for word in words]},
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "normalizer": None,
+        "post_processor": None,
+        "added_tokens": [
+            {
+                "id": i,
+                "content": token,
+                "special": True,
+                "normalized": False,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+            }
+            for i, token in enumerate(specials)
+        ],
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [  # Llama 3's
+                {
+                    "type": "Split",
+                    "pattern": {"Regex": split},
+                    "behavior": "Isolated",
+                    "invert": False,
+                },
+                {
+                    "type": "ByteLevel",
+                    "add_prefix_space": False,
+                    "trim_offsets": True,
+                    "use_regex": False,
+                },
+            ],
+        },
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": True,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": True,
+            "vocab": {piece: i for i, piece in enumerate(pieces)},
+            "merges": [[word[:-1], word[-1]] for word in words],
+        },
     }
     (folder / "tokenizer.json").write_text(json.dumps(fields), encoding="utf-8")
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
@@ -127,10 +364,17 @@ def write(folder: Path, shape: str, dtype: str, seed: int) -> None:
     """Write config.json and model.safetensors with one tensor in memory at a time."""
     folder.mkdir(parents=True, exist_ok=True)
     kind = SHAPES[shape].get("model_type", "llama")
-    raw = {"architectures": [BY_MODEL_TYPE[kind].name], "model_type": kind, "rms_norm_eps": 1e-5,
-           "torch_dtype": dtype, "bos_token_id": 1, "eos_token_id": 2,
-           "tie_word_embeddings": False,  # mlx-lm's default is true, transformers' false
-           **({} if "gemma" in kind else {"hidden_act": "silu"}), **SHAPES[shape]}
+    raw = {
+        "architectures": [BY_MODEL_TYPE[kind].name],
+        "model_type": kind,
+        "rms_norm_eps": 1e-5,
+        "torch_dtype": dtype,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "tie_word_embeddings": False,  # mlx-lm's default is true, transformers' false
+        **({} if "gemma" in kind else {"hidden_act": "silu"}),
+        **SHAPES[shape],
+    }
     (folder / "config.json").write_text(json.dumps(raw, indent=1))
     if kind != "llama":
         write_tokenizer(folder, raw["vocab_size"])

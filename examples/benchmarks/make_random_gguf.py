@@ -1,11 +1,13 @@
-"""Write GGUF files of random weights in a real model's shapes, quantised by llama.cpp's own quantiser.
+"""Write GGUF files of random weights in a real model's shapes, quantised by llama.cpp's own
+quantiser.
 
     pip install -e ".[peers]"
     python examples/benchmarks/make_random_gguf.py tinyllama /tmp/models F16 Q8_0 Q4_0 Q4_K_M
     python -m mlx_llama.bench --model /tmp/models/tinyllama-Q4_0.gguf --backend cpu -p 128 -n 64
 
-Speed depends on the weights' shapes and width, not on their values. The SentencePiece vocabulary has made-up pieces: any
-text encodes, no answer means anything. llama.cpp permutes query and key rows; random rows need no permutation.
+Speed depends on the weights' shapes and width, not on their values. The SentencePiece vocabulary
+has made-up pieces: any text encodes, no answer means anything. llama.cpp permutes query and key
+rows; random rows need no permutation.
 """
 
 from __future__ import annotations
@@ -28,12 +30,26 @@ from mlx_llama.core.files.gguf_export import write_gguf
 from mlx_llama.core.models.config import LlamaConfig
 
 PLAIN = ("F32", "F16", "BF16")
-QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_NL", "IQ4_XS")
+QUANTISED = (
+    "Q8_0",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q2_K",
+    "Q3_K_M",
+    "Q4_K_M",
+    "Q5_K_M",
+    "Q6_K",
+    "IQ4_NL",
+    "IQ4_XS",
+)
 CONTEXT = 8192  # default of the smallest context length, for measurements at depth
 
 
 def vocabulary(size: int) -> tuple[list[str], list[float], list[int]]:
-    """(pieces, scores, types) of a SentencePiece vocabulary: specials, 256 bytes, then all strings over an alphabet.
+    """(pieces, scores, types) of a SentencePiece vocabulary: specials, 256 bytes, then all strings
+    over an alphabet.
 
     Short strings come first, so each piece can be merged from two others.
     """
@@ -41,8 +57,18 @@ def vocabulary(size: int) -> tuple[list[str], list[float], list[int]]:
 
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     types = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
-    alphabet = "\u2581" + string.ascii_lowercase + string.ascii_uppercase + string.digits + string.punctuation
-    strings = ("".join(letters) for n in itertools.count(1) for letters in itertools.product(alphabet, repeat=n))
+    alphabet = (
+        "\u2581"
+        + string.ascii_lowercase
+        + string.ascii_uppercase
+        + string.digits
+        + string.punctuation
+    )
+    strings = (
+        "".join(letters)
+        for n in itertools.count(1)
+        for letters in itertools.product(alphabet, repeat=n)
+    )
     pieces += itertools.islice(strings, size - len(pieces))
     types += [TokenType.NORMAL] * (size - len(types))
     scores = [0.0 if kind != TokenType.NORMAL else 259.0 - i for i, kind in enumerate(types)]
@@ -50,7 +76,9 @@ def vocabulary(size: int) -> tuple[list[str], list[float], list[int]]:
 
 
 def start_file(path: Path, raw: dict[str, Any], file_type: int) -> Any:
-    """A gguf.GGUFWriter with the metadata of a Llama model. raw: fields of a config.json; file_type: llama.cpp's ftype."""
+    """A gguf.GGUFWriter with the metadata of a Llama model. raw: fields of a config.json;
+    file_type: llama.cpp's ftype.
+    """
     import gguf
 
     config = LlamaConfig.from_dict(raw, "config.json")
@@ -81,8 +109,15 @@ def start_file(path: Path, raw: dict[str, Any], file_type: int) -> Any:
     return file
 
 
-def write(path: Path, raw: dict[str, Any], kind: str, seed: int, frequency_factors: np.ndarray | None = None) -> None:
-    """Write a model of random weights as F32, F16 or BF16, one tensor at a time; vectors are F32 in each.
+def write(
+    path: Path,
+    raw: dict[str, Any],
+    kind: str,
+    seed: int,
+    frequency_factors: np.ndarray | None = None,
+) -> None:
+    """Write a model of random weights as F32, F16 or BF16, one tensor at a time; vectors are F32 in
+    each.
 
     raw: fields of a config.json. frequency_factors: float32 [head_dim / 2] for rope_freqs.weight.
     """
@@ -95,9 +130,13 @@ def write(path: Path, raw: dict[str, Any], kind: str, seed: int, frequency_facto
     for name, dims in config.tensor_shapes().items():
         stored = matrix if len(dims) == 2 else gguf.GGMLQuantizationType.F32
         nbytes = int(np.prod(dims)) * gguf.GGML_QUANT_SIZES[stored][1]
-        file.add_tensor_info(names.get_name(name, (".weight", ".bias")), dims, np.float32, nbytes, stored)
+        file.add_tensor_info(
+            names.get_name(name, (".weight", ".bias")), dims, np.float32, nbytes, stored
+        )
     if frequency_factors is not None:
-        file.add_tensor_info("rope_freqs.weight", frequency_factors.shape, np.float32, frequency_factors.nbytes)
+        file.add_tensor_info(
+            "rope_freqs.weight", frequency_factors.shape, np.float32, frequency_factors.nbytes
+        )
     file.write_header_to_file()
     file.write_kv_data_to_file()
     file.write_ti_data_to_file()
@@ -109,15 +148,24 @@ def write(path: Path, raw: dict[str, Any], kind: str, seed: int, frequency_facto
 
 
 def write_family(path: Path, shape: str, kind: str, seed: int) -> None:
-    """Write a model of another family than Llama as F32, F16 or BF16, by way of a folder, which takes as much again."""
+    """Write a model of another family than Llama as F32, F16 or BF16, by way of a folder, which
+    takes as much again.
+    """
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        make_random_checkpoint.write(Path(folder), shape, {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[kind], seed)
+        make_random_checkpoint.write(
+            Path(folder),
+            shape,
+            {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[kind],
+            seed,
+        )
         path.unlink(missing_ok=True)
         write_gguf(open_checkpoint(folder), path, kind)
 
 
 def quantise(source: Path, target: Path, kind: str, threads: int = 0) -> None:
-    """Quantise the F32, F16 or BF16 file `source` to `target` by llama.cpp; k-quant mixtures choose types per tensor."""
+    """Quantise the F32, F16 or BF16 file `source` to `target` by llama.cpp; k-quant mixtures choose
+    types per tensor.
+    """
     import llama_cpp
 
     silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
@@ -125,7 +173,9 @@ def quantise(source: Path, target: Path, kind: str, threads: int = 0) -> None:
     settings = llama_cpp.llama_model_quantize_default_params()
     settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
     settings.nthread = threads
-    status = llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(settings))
+    status = llama_cpp.llama_model_quantize(
+        str(source).encode(), str(target).encode(), ctypes.byref(settings)
+    )
     llama_cpp.llama_log_set(llama_cpp.llama_log_callback(0), None)
     if status != 0:
         raise SystemExit(f"error: llama.cpp could not quantise {source} to {kind}")
@@ -136,11 +186,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("types", nargs="*", default=["F16"], metavar="type",
-                        help=f"{', '.join(PLAIN + QUANTISED)} or all (default: F16)")
+    parser.add_argument(
+        "types",
+        nargs="*",
+        default=["F16"],
+        metavar="type",
+        help=f"{', '.join(PLAIN + QUANTISED)} or all (default: F16)",
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--context", type=int, default=CONTEXT, metavar="TOKENS",
-                        help=f"least context length in the file, for measurements at depth (default: {CONTEXT})")
+    parser.add_argument(
+        "--context",
+        type=int,
+        default=CONTEXT,
+        metavar="TOKENS",
+        help=f"least context length in the file, for measurements at depth (default: {CONTEXT})",
+    )
     given = parser.parse_args()
     if not 1 <= given.context < 1 << 31:
         parser.error(f"--context {given.context}: must be 1 to {(1 << 31) - 1}")
@@ -150,14 +210,21 @@ def main() -> None:
         parser.error(f"unknown type {unknown[0]}: use {', '.join(PLAIN + QUANTISED)} or all")
     try:
         import gguf  # noqa: F401
+
         if set(kinds) - set(PLAIN):
             import llama_cpp  # noqa: F401
     except ImportError as error:
         sys.exit(f'error: {error.name} is not installed: pip install -e ".[peers]"')
 
     given.folder.mkdir(parents=True, exist_ok=True)
-    raw = {"model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2,
-           **SHAPES[given.shape]}
+    raw = {
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        **SHAPES[given.shape],
+    }
     raw["max_position_embeddings"] = max(given.context, raw["max_position_embeddings"])
     is_family = "model_type" in SHAPES[given.shape]
     paths = {kind: given.folder / f"{given.shape}-{kind}.gguf" for kind in kinds}

@@ -1,22 +1,25 @@
-"""Check and measure this package on a machine with a GPU: one command, no downloads, one Markdown table.
+"""Check and measure this package on a machine with a GPU: one command, no downloads, one Markdown
+table.
 
     python examples/benchmarks/measure_gpu.py                    (NVIDIA with torch; MLX with CUDA or Metal)
     python examples/benchmarks/measure_gpu.py --backends mlx     (a Mac)
     python examples/benchmarks/measure_gpu.py --device cpu --shapes tiny --minutes 4    (all parts on CPUs, to try it)
 
-First checks: kernels, low-bit products and a small model's logits and steps against float32; the same bits in every run;
-the same tokens compiled and not. Then speed at real models' shapes with random weights, in bfloat16, MLX's 4 bits, Q8_0 and
-Q4_K_M: this package and the peers that are installed, each in a process of its own, one after the other: transformers with
-a static cache, eager and compiled; vLLM; mlx-lm's way; llama.cpp, by its llama-bench and llama-batched-bench where
-they are on the search path, else by llama-cpp-python. All decode greedily after the same number of tokens. Decoding reads
-every weight once per token: its rate is a share of the bytes per second that a copy on the device reads and writes. A prompt
-takes 2 operations per weight and token: its rate is a share of a large bfloat16 product's. Rows are sequences that are
-decoded together: their rate is that of all tokens. "ours invariant" computes prompts by the kernels of decoded tokens
-(batch_invariant): the same bits with any chunks, and slower. Of 8b, 4 layers are measured where it does not fit the device.
-Where there are two GPUs, torchrun splits a model over them, which must give the tokens of one process (on CPUs with
---processes 2). A part that fails prints its reason in one line, the others go on, and the exit code is 1. Ctrl-C shows the
-results so far.
-"""
+First checks: kernels, low-bit products and a small model's logits and steps against float32; the
+same bits in every run; the same tokens compiled and not. Then speed at real models' shapes with
+random weights, in bfloat16, MLX's 4 bits, Q8_0 and Q4_K_M: this package and the peers that are
+installed, each in a process of its own, one after the other: transformers with a static cache,
+eager and compiled; vLLM; mlx-lm's way; llama.cpp, by its llama-bench and llama-batched-bench where
+they are on the search path, else by llama-cpp-python. All decode greedily after the same number of
+tokens. Decoding reads every weight once per token: its rate is a share of the bytes per second that
+a copy on the device reads and writes. A prompt takes 2 operations per weight and token: its rate is
+a share of a large bfloat16 product's. Rows are sequences that are decoded together: their rate is
+that of all tokens. "ours invariant" computes prompts by the kernels of decoded tokens
+(batch_invariant): the same bits with any chunks, and slower. Of 8b, 4 layers are measured where it
+does not fit the device. Where there are two GPUs, torchrun splits a model over them, which must
+give the tokens of one process (on CPUs with --processes 2). A part that fails prints its reason in
+one line, the others go on, and the exit code is 1. Ctrl-C shows the results so far.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -63,18 +66,28 @@ from mlx_llama.core.files.quantized import AffineWeight
 
 PACKAGES = {"cuda": "torch", "mlx": "mlx"}
 # {(backend, format): peers}
-PEERS = {("cuda", "bf16"): ("transformers static", "transformers compiled", "vllm"), ("mlx", "bf16"): ("mlx-lm",),
-         ("mlx", "4-bit"): ("mlx-lm",),
-         **{(name, form): ("llama.cpp",) for name in PACKAGES for form in ("q8_0", "q4_k_m")}}
-PEER_PACKAGES = {"transformers": "transformers", "vllm": "vllm", "mlx-lm": "mlx_lm", "llama.cpp": "llama_cpp"}
+PEERS = {
+    ("cuda", "bf16"): ("transformers static", "transformers compiled", "vllm"),
+    ("mlx", "bf16"): ("mlx-lm",),
+    ("mlx", "4-bit"): ("mlx-lm",),
+    **{(name, form): ("llama.cpp",) for name in PACKAGES for form in ("q8_0", "q4_k_m")},
+}
+PEER_PACKAGES = {
+    "transformers": "transformers",
+    "vllm": "vllm",
+    "mlx-lm": "mlx_lm",
+    "llama.cpp": "llama_cpp",
+}
 ROUNDS = 5  # repetitions at most
 PEER_LIMIT = 300  # seconds for a peer to load, or to compile
-# Bounds of errors. Of a product: largest difference over the root mean square of the right results. A result of 4 times
-# that, rounded to bfloat16, is off by 0.016, and a library may round partial sums too. Of a model: norm of all differences
-# over norm of the logits; 16-bit activations are rounded some ten times per layer.
+# Bounds of errors. Of a product: largest difference over the root mean square of the right results.
+# A result of 4 times that, rounded to bfloat16, is off by 0.016, and a library may round partial
+# sums too. Of a model: norm of all differences over norm of the logits; 16-bit activations are
+# rounded some ten times per layer.
 PRODUCT_BOUNDS = {"float32": 2e-5, "float16": 1e-2, "bfloat16": 8e-2}
 LOGIT_BOUNDS = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
-SAME_MODEL = 0.2  # largest difference of a peer's logits, both in 16 bits; above it, the peer runs another model
+# largest difference of a peer's logits, both in 16 bits; above it, the peer runs another model
+SAME_MODEL = 0.2
 
 # Workers: one process per program; requests are lines of JSON
 
@@ -84,9 +97,16 @@ class Clocked:
 
     def __init__(self, backend: Any, model: Any):
         self._model = model
-        self.seconds: dict[str, list[float]] = {name: [] for name in ("step", "launch", "read", "read_all")}
-        watched = {name: self._timed(name, getattr(backend.runtime, name)) for name in ("launch", "read", "read_all")}
-        self.backend = dataclasses.replace(backend, runtime=SimpleNamespace(**vars(backend.runtime) | watched))
+        self.seconds: dict[str, list[float]] = {
+            name: [] for name in ("step", "launch", "read", "read_all")
+        }
+        watched = {
+            name: self._timed(name, getattr(backend.runtime, name))
+            for name in ("launch", "read", "read_all")
+        }
+        self.backend = dataclasses.replace(
+            backend, runtime=SimpleNamespace(**vars(backend.runtime) | watched)
+        )
         self.step = self._timed("step", model.step)
 
     def __getattr__(self, name: str) -> Any:
@@ -113,7 +133,9 @@ class Clocked:
 
 
 def bounded_check(what: str, name: str, error: float, bound: float) -> dict[str, Any]:
-    """A check for the results. Infinity and NaN become the largest float: valid JSON, and above every bound."""
+    """A check for the results. Infinity and NaN become the largest float: valid JSON, and above
+    every bound.
+    """
     error = float(error) if math.isfinite(error) else sys.float_info.max
     return {"what": what, "name": name, "error": error, "bound": bound, "ok": error <= bound}
 
@@ -139,22 +161,33 @@ class Ours(Program):
 
     def op_hello(self) -> dict[str, Any]:
         """Names and versions; the reason for missing low-bit kernels, or ""."""
-        versions = {"python": platform.python_version(), PACKAGES[self.name]: find_version(PACKAGES[self.name])}
+        versions = {
+            "python": platform.python_version(),
+            PACKAGES[self.name]: find_version(PACKAGES[self.name]),
+        }
         notice = ""
         if self.name == "cuda":
             from cuda_fallback.kernels import find_kernels
 
             kernels = find_kernels(self.device)
             versions["triton"] = find_version("triton")
-            notice = "" if kernels.packed else (kernels.notices or ("torch's own operations on the CPU device",))[0]
+            notice = (
+                ""
+                if kernels.packed
+                else (kernels.notices or ("torch's own operations on the CPU device",))[0]
+            )
         return {"device": self.backend.device_name, "versions": versions, "no_kernels": notice}
 
     def op_free_bytes(self) -> dict[str, Any]:
         return {"bytes": self.backend.runtime.free_memory(self.device)}
 
     def op_bounds(self) -> dict[str, float]:
-        """Bytes per second that a copy on the device reads and writes; operations per second of a bfloat16 product."""
-        nbytes, size = (1 << 29, 8192 if self.name == "cuda" else 4096) if self.on_gpu else (1 << 26, 512)
+        """Bytes per second that a copy on the device reads and writes; operations per second of a
+        bfloat16 product.
+        """
+        nbytes, size = (
+            (1 << 29, 8192 if self.name == "cuda" else 4096) if self.on_gpu else (1 << 26, 512)
+        )
         if self.name == "cuda":
             import torch
 
@@ -166,9 +199,16 @@ class Ours(Program):
         else:
             import mlx.core as mx
 
-            source, left = mx.zeros(nbytes // 4, mx.float32), mx.full((size, size), 0.5, mx.bfloat16)
+            source, left = (
+                mx.zeros(nbytes // 4, mx.float32),
+                mx.full((size, size), 0.5, mx.bfloat16),
+            )
             mx.eval(source, left)
-            wait, copy, product = mx.synchronize, lambda: mx.async_eval(source + 1), lambda: mx.async_eval(left @ left.T)
+            wait, copy, product = (
+                mx.synchronize,
+                lambda: mx.async_eval(source + 1),
+                lambda: mx.async_eval(left @ left.T),
+            )
 
         def best(call: Callable, times: int = 5 if self.on_gpu else 1) -> float:
             seconds = []
@@ -188,20 +228,27 @@ class Ours(Program):
 
     # Proofs
 
-    def product_error(self, judge: AffineWeight, weight: AffineWeight | None = None, dtype: str = "") -> float:
-        """Largest error of this backend's products with `weight` (None: `judge` itself) against judge.float32().
+    def product_error(
+        self, judge: AffineWeight, weight: AffineWeight | None = None, dtype: str = ""
+    ) -> float:
+        """Largest error of this backend's products with `weight` (None: `judge` itself) against
+        judge.float32().
 
-        Relative to the root mean square of the right results; of one token, a few, a prompt's, and of single rows.
-        dtype: of the activations; "" for the format's own.
+        Relative to the root mean square of the right results; of one token, a few, a prompt's, and
+        of single rows. dtype: of the activations; "" for the format's own.
         """
-        dtype = self.backend.runtime.pick_dtype(dtype or judge.dtype, dtype or judge.dtype, self.device)
+        dtype = self.backend.runtime.pick_dtype(
+            dtype or judge.dtype, dtype or judge.dtype, self.device
+        )
         quantized = importlib.import_module(self.backend.model.__package__ + ".quantized")
         if self.name == "cuda":
             import torch
 
             from cuda_fallback.kernels import find_kernels
 
-            matrix = quantized.QuantizedMatrix.pack([weight or judge], dtype, self.device, find_kernels(self.device).packed)
+            matrix = quantized.QuantizedMatrix.pack(
+                [weight or judge], dtype, self.device, find_kernels(self.device).packed
+            )
 
             def array(values: np.ndarray, dtype: Any = None) -> Any:
                 return torch.from_numpy(values).to(self.device, dtype)
@@ -223,7 +270,8 @@ class Ours(Program):
     def op_check_products(self, seconds: float) -> dict[str, Any]:
         """Check every low-bit format; list those skipped for lack of time."""
         until, checks, skipped = time.perf_counter() + seconds, [], []
-        # 264 rows are few enough for a kernel to split K; common formats are also checked with more rows.
+        # 264 rows are few enough for a kernel to split K; common formats are also checked with more
+        # rows.
         jobs = [(kind, 264) for kind in random_weights.low_bit_kinds()]
         jobs[3:3] = [(kind, 2056) for kind, _ in jobs[:3]]
         for kind, rows in jobs:
@@ -231,19 +279,40 @@ class Ours(Program):
                 skipped.append(kind)
                 continue
             weight = random_weight(kind, rows, 7168 if self.on_gpu else 512)
-            checks.append(bounded_check("low-bit products", f"{kind} x{rows}", self.product_error(weight),
-                                        PRODUCT_BOUNDS[weight.dtype]))
-        return {"checks": checks, "left_out": f"no time left for {', '.join(skipped)}" if skipped else ""}
+            checks.append(
+                bounded_check(
+                    "low-bit products",
+                    f"{kind} x{rows}",
+                    self.product_error(weight),
+                    PRODUCT_BOUNDS[weight.dtype],
+                )
+            )
+        return {
+            "checks": checks,
+            "left_out": f"no time left for {', '.join(skipped)}" if skipped else "",
+        }
 
     def logits(self, model: Any, tokens: Sequence[int]) -> np.ndarray:
-        """Logits float32 [T, V]: all but 8 tokens as a prompt, the rest one by one, as in decoding."""
+        """Logits float32 [T, V]: all but 8 tokens as a prompt, the rest one by one, as in
+        decoding.
+        """
         cache, start = model.make_cache(len(tokens)), len(tokens) - 8
-        parts = [np.array([part], np.int32) for part in (tokens[:start], *([token] for token in tokens[start:]))]
-        return np.concatenate([self.to_numpy(model.forward(part, cache.length, cache, all_positions=True))[0]
-                               for part in parts])
+        parts = [
+            np.array([part], np.int32)
+            for part in (tokens[:start], *([token] for token in tokens[start:]))
+        ]
+        return np.concatenate(
+            [
+                self.to_numpy(model.forward(part, cache.length, cache, all_positions=True))[0]
+                for part in parts
+            ]
+        )
 
-    def logit_error(self, checkpoint: Checkpoint, dtype: str, judge: Checkpoint | None = None) -> tuple[float, bool, float]:
-        """(relative error of the logits, True if a second run gives the same bits, the error that the dtype allows).
+    def logit_error(
+        self, checkpoint: Checkpoint, dtype: str, judge: Checkpoint | None = None
+    ) -> tuple[float, bool, float]:
+        """(relative error of the logits, True if a second run gives the same bits, the error that
+        the dtype allows).
 
         The judge is the cpu backend at float32, of the checkpoint `judge` (None: the same).
         """
@@ -251,7 +320,9 @@ class Ours(Program):
 
         tokens = prompt_tokens(48, checkpoint.config.vocab_size)
         exact = select("cpu").load(judge or checkpoint, "float32", compile=False)
-        right = exact.forward(np.array([tokens], np.int32), 0, exact.make_cache(len(tokens)), all_positions=True)[0]
+        right = exact.forward(
+            np.array([tokens], np.int32), 0, exact.make_cache(len(tokens)), all_positions=True
+        )[0]
         model = self.backend.load(checkpoint, dtype)
         first, second = self.logits(model, tokens), self.logits(model, tokens)
         bound = LOGIT_BOUNDS[self.backend.runtime.dtype_name(model.dtype)]
@@ -262,23 +333,31 @@ class Ours(Program):
         checkpoint, checks = random_checkpoint("tiny", form), []
         for dtype in ("float32", "auto"):
             error, same, bound = self.logit_error(checkpoint, dtype)
-            checks += [bounded_check("logits", f"{form} {dtype}", error, bound),
-                       {"what": "same bits", "name": f"{form} {dtype}", "ok": same}]
+            checks += [
+                bounded_check("logits", f"{form} {dtype}", error, bound),
+                {"what": "same bits", "name": f"{form} {dtype}", "ok": same},
+            ]
         return {"checks": checks}
 
     def op_check_kernels(self) -> dict[str, Any]:
         """Check the cuda backend's kernels of a step, and measure their read rates."""
         import gpu_kernels
 
-        return {"checks": [{"what": "kernels", **check} for check in gpu_kernels.check()], "rates": gpu_kernels.rates()}
+        return {
+            "checks": [{"what": "kernels", **check} for check in gpu_kernels.check()],
+            "rates": gpu_kernels.rates(),
+        }
 
     def op_check_tokens(self, form: str, dtype: str) -> dict[str, Any]:
-        """Sample tokens of the tiny model in two runs, and compiled: `left_out` is the reason on a backend that does not
-        compile. And compare the cached keys and values with the cpu backend's at float32 for the same tokens."""
+        """Sample tokens of the tiny model in two runs, and compiled: `left_out` is the reason on a
+        backend that does not compile. And compare the cached keys and values with the cpu backend's
+        at float32 for the same tokens."""
         from mlx_llama.core.backends.selection import select
 
         def sample(model: Any) -> tuple[list[int], dict[str, np.ndarray]]:
-            completion, cache, _ = self._run(model, prompt_tokens(20, model.config.vocab_size), 24, temperature=0.8)
+            completion, cache, _ = self._run(
+                model, prompt_tokens(20, model.config.vocab_size), 24, temperature=0.8
+            )
             return list(completion.tokens), cache.state()
 
         checkpoint, label, refused = random_checkpoint("tiny", form), f"{form} {dtype}", ""
@@ -289,7 +368,9 @@ class Ours(Program):
             model = self.backend.load(checkpoint, dtype, compile=True)
             is_same = sample(model)[0] == plain
             refused = self._uncaptured(model)
-            checks.append({"what": "same tokens", "name": f"{label} compiled", "ok": is_same and not refused})
+            checks.append(
+                {"what": "same tokens", "name": f"{label} compiled", "ok": is_same and not refused}
+            )
         except BackendError as error:
             refused = str(error)
         exact = select("cpu").load(checkpoint, "float32", compile=False)
@@ -297,35 +378,57 @@ class Ours(Program):
         exact.forward(state["tokens"][None], 0, cache)
         right = cache.state()
         error = max(relative(state[part], right[part]) for part in ("keys", "values"))
-        checks.append(bounded_check("steps", label, error, LOGIT_BOUNDS[self.backend.runtime.dtype_name(models[0].dtype)]))
+        checks.append(
+            bounded_check(
+                "steps",
+                label,
+                error,
+                LOGIT_BOUNDS[self.backend.runtime.dtype_name(models[0].dtype)],
+            )
+        )
         return {"checks": checks, "left_out": refused}
 
     def _uncaptured(self, model: Any) -> str:
         """The reason that a model does not decode by a captured graph as asked, or ""."""
-        if self.name != "cuda" or any("captured as a CUDA graph" in notice for notice in model.notices):
+        if self.name != "cuda" or any(
+            "captured as a CUDA graph" in notice for notice in model.notices
+        ):
             return ""
         return "; ".join(model.notices) or "no step was captured"
 
     # Speed
 
-    def op_load(self, shape: str, form: str, compile: bool, batch_invariant: bool = False) -> dict[str, Any]:
-        """Load a model. Returns the bytes of its weights (read: of those that a token reads) and some logits after a short
-        prompt; or the reason in `refused`."""
+    def op_load(
+        self, shape: str, form: str, compile: bool, batch_invariant: bool = False
+    ) -> dict[str, Any]:
+        """Load a model. Returns the bytes of its weights (read: of those that a token reads) and
+        some logits after a short prompt; or the reason in `refused`."""
         started = time.perf_counter()
         checkpoint, self.compile = random_checkpoint(shape, form), compile
         self._reset_peak()
         try:
-            self.model = self.backend.load(checkpoint, "auto", compile=compile, batch_invariant=batch_invariant)
+            self.model = self.backend.load(
+                checkpoint, "auto", compile=compile, batch_invariant=batch_invariant
+            )
         except BackendError as error:
             return {"refused": str(error)}
         self.nbytes = checkpoint.nbytes
         peak = self._peak(0)
         tokens = prompt_tokens(16, checkpoint.config.vocab_size)
-        logits = self.to_numpy(self.model.forward(np.array([tokens], np.int32), 0, self.model.make_cache(16)))[0]
+        logits = self.to_numpy(
+            self.model.forward(np.array([tokens], np.int32), 0, self.model.make_cache(16))
+        )[0]
         if not np.isfinite(logits).all():
-            raise ArithmeticError(f"{int((~np.isfinite(logits)).sum())} of {logits.size} logits are not finite")
-        return {"nbytes": self.nbytes, "seconds": time.perf_counter() - started, "logits": logits[:1000].tolist(),
-                "peak": peak, "read": self.nbytes - checkpoint.tensors["model.embed_tokens.weight"].nbytes}
+            raise ArithmeticError(
+                f"{int((~np.isfinite(logits)).sum())} of {logits.size} logits are not finite"
+            )
+        return {
+            "nbytes": self.nbytes,
+            "seconds": time.perf_counter() - started,
+            "logits": logits[:1000].tolist(),
+            "peak": peak,
+            "read": self.nbytes - checkpoint.tensors["model.embed_tokens.weight"].nbytes,
+        }
 
     def op_unload(self) -> dict[str, Any]:
         """Release the model's memory."""
@@ -341,7 +444,9 @@ class Ours(Program):
             torch.cuda.empty_cache()
         return {}
 
-    def _run(self, model: Any, tokens: list[int], count: int, **asked: Any) -> tuple[Any, Any, Clocked]:
+    def _run(
+        self, model: Any, tokens: list[int], count: int, **asked: Any
+    ) -> tuple[Any, Any, Clocked]:
         """(completion of `count` tokens, cache, clocks)."""
         from mlx_llama.core.engine.loop import Loop
         from mlx_llama.core.engine.request import Request
@@ -350,7 +455,11 @@ class Ours(Program):
         clocked = Clocked(self.backend, model)
         loop = Loop(clocked.backend, clocked, None, frozenset(), len(tokens) + count, max_rows=1)
         resolved = options.resolve({"max_tokens": count, "temperature": 0.0, "seed": 7, **asked})
-        return loop.submit(Request(tokens, resolved, wants_text=False)).finish(), loop.scheduler.cache, clocked
+        return (
+            loop.submit(Request(tokens, resolved, wants_text=False)).finish(),
+            loop.scheduler.cache,
+            clocked,
+        )
 
     def _require_captured(self) -> None:
         if self.compile and (reason := self._uncaptured(self.model)):
@@ -358,22 +467,32 @@ class Ours(Program):
 
     def op_decode(self, depth: int, count: int) -> dict[str, Any]:
         self._reset_peak()
-        completion, cache, clocked = self._run(self.model, prompt_tokens(depth, self.model.config.vocab_size), count + 1)
+        completion, cache, clocked = self._run(
+            self.model, prompt_tokens(depth, self.model.config.vocab_size), count + 1
+        )
         if count > 2:
             self._require_captured()
-        return {"rate": completion.decode_tps, "host": clocked.host_seconds(),
-                "waits": clocked.waits() / len(completion.tokens), "peak": self._peak(cache.nbytes)}
+        return {
+            "rate": completion.decode_tps,
+            "host": clocked.host_seconds(),
+            "waits": clocked.waits() / len(completion.tokens),
+            "peak": self._peak(cache.nbytes),
+        }
 
     def op_prefill(self, count: int) -> dict[str, Any]:
         self._reset_peak()
-        completion, cache, _ = self._run(self.model, prompt_tokens(count, self.model.config.vocab_size), 1)
+        completion, cache, _ = self._run(
+            self.model, prompt_tokens(count, self.model.config.vocab_size), 1
+        )
         return {"rate": completion.prompt_tps, "peak": self._peak(cache.nbytes)}
 
     def op_rows(self, depth: int, count: int, batch: int) -> dict[str, Any]:
         from mlx_llama.bench import loop
 
         cache = self.model.make_cache(depth + count + 4, batch)
-        tokens = loop.prefill(self.backend, self.model, cache, {0: prompt_tokens(depth, self.model.config.vocab_size)})
+        tokens = loop.prefill(
+            self.backend, self.model, cache, {0: prompt_tokens(depth, self.model.config.vocab_size)}
+        )
         for row in range(1, batch):
             cache.copy_prefix(0, row, depth)
         steps = loop.decode(self.backend, self.model, cache, tokens * batch, count + 3)
@@ -394,7 +513,11 @@ class Ours(Program):
         draw, cache = self.backend.sampling_batch([GREEDY]), self.model.make_cache(64)
         token = self.model.step(np.array([[1, 2, 3]], np.int32), 0, cache, draw)
         mx.eval(token, cache.arrays())
-        return {"count": self.backend.runtime.primitives(self.model.step(token, 3, cache, draw), *cache.arrays())}
+        return {
+            "count": self.backend.runtime.primitives(
+                self.model.step(token, 3, cache, draw), *cache.arrays()
+            )
+        }
 
     def _reset_peak(self) -> None:
         if self.name == "mlx":
@@ -407,13 +530,21 @@ class Ours(Program):
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def _peak(self, cache_bytes: int) -> float | None:
-        """Peak bytes allocated per byte of weights and cache; None on torch's CPU device, which has no counter."""
+        """Peak bytes allocated per byte of weights and cache; None on torch's CPU device, which has
+        no counter.
+        """
         if self.name == "cuda" and not self.on_gpu:
             return None
         return self.backend.runtime.peak_memory(self.device) / (self.nbytes + cache_bytes)
 
 
-PROGRAMS = {"ours": Ours, "transformers": Transformers, "vllm": VLLM, "mlx-lm": MLXLM, "llama.cpp": LlamaCpp}
+PROGRAMS = {
+    "ours": Ours,
+    "transformers": Transformers,
+    "vllm": VLLM,
+    "mlx-lm": MLXLM,
+    "llama.cpp": LlamaCpp,
+}
 
 
 def find_version(package: str) -> str:
@@ -425,7 +556,11 @@ def find_version(package: str) -> str:
 def one_line(error: BaseException) -> str:
     """An exception's message in one line."""
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:300] if not isinstance(error, BackendError) else text[:300]
+    return (
+        f"{type(error).__name__}: {text}"[:300]
+        if not isinstance(error, BackendError)
+        else text[:300]
+    )
 
 
 def serve(name: str, side: str, device: str) -> None:
@@ -447,8 +582,9 @@ def serve(name: str, side: str, device: str) -> None:
 
 
 def serve_processes(folder: str, name: str, device: str, count: str) -> None:
-    """Decode `count` greedy tokens with the model in `folder`, in one process or in each of a launcher's, and print a JSON
-    object: tokens at float32, and tokens per second at the stored width."""
+    """Decode `count` greedy tokens with the model in `folder`, in one process or in each of a
+    launcher's, and print a JSON object: tokens at float32, and tokens per second at the stored
+    width."""
     from mlx_llama.core.backends.following import follow_leader
 
     if follow_leader():
@@ -464,9 +600,15 @@ def serve_processes(folder: str, name: str, device: str, count: str) -> None:
     for dtype in ("float32", "auto"):
         loop = Loop(backend, backend.load(checkpoint, dtype), None, frozenset(), 512)
         for _ in range(3):  # compile, capture, replay
-            request = Request(prompt_tokens(64, checkpoint.config.vocab_size), options, wants_text=False)
+            request = Request(
+                prompt_tokens(64, checkpoint.config.vocab_size), options, wants_text=False
+            )
             completion = loop.submit(request).finish()
-        answer |= {"tokens": list(map(int, completion.tokens))} if dtype == "float32" else {"rate": completion.decode_tps}
+        answer |= (
+            {"tokens": list(map(int, completion.tokens))}
+            if dtype == "float32"
+            else {"rate": completion.decode_tps}
+        )
         del loop
         gc.collect()
     print(json.dumps(answer))
@@ -493,21 +635,31 @@ class Worker:
 
     def __init__(self, name: str, side: str, device: str):
         self.log, self.is_late = tempfile.TemporaryFile(), False
-        # On shared cores, threads of one operation wait longer than they work. MLX reads the other at its first product.
+        # On shared cores, threads of one operation wait longer than they work. MLX reads the other
+        # at its first product.
         settings = {"MLX_ENABLE_TF32": "0", **({"OMP_NUM_THREADS": "1"} if device == "cpu" else {})}
         self.process = subprocess.Popen(
-            [sys.executable, os.path.abspath(__file__), "--worker", name, side, device], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=self.log, encoding="utf-8", start_new_session=True, env=os.environ | settings)
+            [sys.executable, os.path.abspath(__file__), "--worker", name, side, device],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            encoding="utf-8",
+            start_new_session=True,
+            env=os.environ | settings,
+        )
 
     def ask(self, op: str, arguments: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The answer. Raises PartError and ends the process: an error may leave a GPU's context unusable."""
+        """The answer. Raises PartError and ends the process: an error may leave a GPU's context
+        unusable.
+        """
 
         def stop() -> None:
             self.is_late = True
             self.close()
 
         timer = threading.Timer(max(seconds, 0.1), stop)
-        timer.daemon = True  # else Python waits for it at exit where Ctrl-C comes before the finally
+        # else Python waits for it at exit where Ctrl-C comes before the finally
+        timer.daemon = True
         try:
             timer.start()
             print(json.dumps([op, arguments]), file=self.process.stdin, flush=True)
@@ -540,14 +692,18 @@ class Worker:
 
 
 class Slot(NamedTuple):
-    """A part's time: starts nothing new after `soft`, is killed at `hard` (time.perf_counter's seconds)."""
+    """A part's time: starts nothing new after `soft`, is killed at `hard` (time.perf_counter's
+    seconds).
+    """
 
     soft: float
     hard: float
 
 
 class Side(NamedTuple):
-    """A line of the table ("ours compiled", "mlx-lm" ...), the program that runs it, and its options."""
+    """A line of the table ("ours compiled", "mlx-lm" ...), the program that runs it, and its
+    options.
+    """
 
     variant: str
     program: str
@@ -559,8 +715,8 @@ class Side(NamedTuple):
 class Shared:
     """State that the sides of one model share.
 
-    count, prompt: tokens to decode and of the prompt; is_fitted: they fit the time. bounds: of op_bounds. read: bytes of
-    weights that a token reads, 0 if unknown. logits: some, by program.
+    count, prompt: tokens to decode and of the prompt; is_fitted: they fit the time. bounds: of
+    op_bounds. read: bytes of weights that a token reads, 0 if unknown. logits: some, by program.
     """
 
     model: tuple[str, str, str]  # backend, shape, form
@@ -576,15 +732,31 @@ class Measurement:
     """Runs all parts in turn; `result` is printed by --json."""
 
     def __init__(self, given: argparse.Namespace, backends: list[str], explicit: bool):
-        self.given, self.explicit, self.backends, self.on_gpu = given, explicit, backends, given.device == "gpu"
+        self.given, self.explicit, self.backends, self.on_gpu = (
+            given,
+            explicit,
+            backends,
+            given.device == "gpu",
+        )
         self.started = time.perf_counter()
         self.end = self.started + 60 * given.minutes - min(3, 6 * given.minutes)
         self.weights = 0.0  # of the remaining parts, which share the time
         self.workers: dict[tuple[str, str], Worker] = {}
         self.result: dict[str, Any] = {
-            "device": given.device, "shapes": given.shapes, "depth": DEPTH, "machine": {}, "bounds": {}, "checks": [],
-            "kernel_rates": {}, "rows": [], "processes": [], "left_out": [], "failed": [], "interrupted": False,
-            "seconds": 0.0}
+            "device": given.device,
+            "shapes": given.shapes,
+            "depth": DEPTH,
+            "machine": {},
+            "bounds": {},
+            "checks": [],
+            "kernel_rates": {},
+            "rows": [],
+            "processes": [],
+            "left_out": [],
+            "failed": [],
+            "interrupted": False,
+            "seconds": 0.0,
+        }
 
     def run(self) -> None:
         plan = [(name, self.parts(name)) for name in self.backends]
@@ -597,7 +769,11 @@ class Measurement:
                     self.leave_out(label, str(error))
                 except Exception as error:  # noqa: BLE001: a fault in this file must not end the other parts
                     is_known = isinstance(error, PartError)
-                    reason, trace = (str(error), error.trace) if is_known else (one_line(error), traceback.format_exc())
+                    reason, trace = (
+                        (str(error), error.trace)
+                        if is_known
+                        else (one_line(error), traceback.format_exc())
+                    )
                     if number or self.explicit:
                         self.fail(label, reason, trace)
                     else:
@@ -626,22 +802,47 @@ class Measurement:
         tokens = [("bf16", "float32"), ("bf16", "auto"), ("4-bit", "auto"), ("q8_0", "auto")]
         if name == "mlx" and not self.on_gpu:
             tokens = tokens[:2]  # MLX's CPU device calls a C++ compiler for every kernel
-        parts: list[tuple[float, str, Callable[[Slot], Any]]] = [(1, name, lambda slot: self.open(name, slot))]
+        parts: list[tuple[float, str, Callable[[Slot], Any]]] = [
+            (1, name, lambda slot: self.open(name, slot))
+        ]
         if name == "cuda" and self.on_gpu:
             parts.append((2, f"{name} kernels", lambda slot: self.kernels(name, slot)))
         parts += [
-            (4 if self.on_gpu else 2, f"{name} low-bit products",
-             lambda slot: self.prove(name, "products", slot, seconds=slot.soft - time.perf_counter())),
-            (1, f"{name} logits", lambda slot: [self.prove(name, "logits", slot, form=form) for form in FORMATS]),
-            (1, f"{name} tokens",
-             lambda slot: [self.prove(name, "tokens", slot, form=form, dtype=dtype) for form, dtype in tokens])]
+            (
+                4 if self.on_gpu else 2,
+                f"{name} low-bit products",
+                lambda slot: self.prove(
+                    name, "products", slot, seconds=slot.soft - time.perf_counter()
+                ),
+            ),
+            (
+                1,
+                f"{name} logits",
+                lambda slot: [self.prove(name, "logits", slot, form=form) for form in FORMATS],
+            ),
+            (
+                1,
+                f"{name} tokens",
+                lambda slot: [
+                    self.prove(name, "tokens", slot, form=form, dtype=dtype)
+                    for form, dtype in tokens
+                ],
+            ),
+        ]
         if name == "cuda" and self.given.processes != 1:
             parts.append((2, f"{name} processes", lambda slot: self.processes(name, slot)))
         for shape in self.given.shapes:
             for form in FORMATS:
-                weight = {"tiny": 1, "1.1b": 2, "8b-4": 2, "8b": 4}[shape] * (2 if form == "bf16" else 1)
-                parts.append((weight, f"{name} {shape} {form}",
-                              lambda slot, shape=shape, form=form: self.measure(name, shape, form, slot)))
+                weight = {"tiny": 1, "1.1b": 2, "8b-4": 2, "8b": 4}[shape] * (
+                    2 if form == "bf16" else 1
+                )
+                parts.append(
+                    (
+                        weight,
+                        f"{name} {shape} {form}",
+                        lambda slot, shape=shape, form=form: self.measure(name, shape, form, slot),
+                    )
+                )
         return parts
 
     def fail(self, part: str, reason: str, trace: str = "") -> None:
@@ -653,7 +854,9 @@ class Measurement:
             say(f"{part}: left out: {reason}")
             self.result["left_out"].append({"part": part, "reason": reason})
 
-    def ask(self, name: str, side: str, slot: Slot, op: str, limit: float = math.inf, **arguments: Any) -> dict[str, Any]:
+    def ask(
+        self, name: str, side: str, slot: Slot, op: str, limit: float = math.inf, **arguments: Any
+    ) -> dict[str, Any]:
         """Raises PartError."""
         if time.perf_counter() > self.end:
             raise NoTime("no time left")
@@ -685,10 +888,17 @@ class Measurement:
                 self.leave_out(f"{name} beside {peer}", reason)
             else:
                 has_bench = peer == "llama.cpp" and shutil.which(LLAMA_BENCH)
-                machine["versions"][peer] = LLAMA_BENCH if has_bench else find_version(PEER_PACKAGES[peer])
-        say(f"{name}: {machine['device']}, {', '.join(f'{key} {value}' for key, value in machine['versions'].items())}")
+                machine["versions"][peer] = (
+                    LLAMA_BENCH if has_bench else find_version(PEER_PACKAGES[peer])
+                )
+        say(
+            f"{name}: {machine['device']}, "
+            f"{', '.join(f'{key} {value}' for key, value in machine['versions'].items())}"
+        )
         if machine["no_kernels"] and self.on_gpu:
-            (self.fail if self.explicit else self.leave_out)(f"{name} kernels", machine["no_kernels"])
+            (self.fail if self.explicit else self.leave_out)(
+                f"{name} kernels", machine["no_kernels"]
+            )
 
     def find_missing(self, peer: str) -> str:
         """Reason why a peer cannot run here, or ""."""
@@ -697,15 +907,25 @@ class Measurement:
         package = PEER_PACKAGES[peer]
         if importlib.util.find_spec(package) or (peer == "llama.cpp" and shutil.which(LLAMA_BENCH)):
             return ""
-        return f"the package {package} is not installed" + (f", nor {LLAMA_BENCH}" if peer == "llama.cpp" else "")
+        return f"the package {package} is not installed" + (
+            f", nor {LLAMA_BENCH}" if peer == "llama.cpp" else ""
+        )
 
     def check(self, name: str, checks: list[dict[str, Any]]) -> None:
         """Add checks to the results; those that fail make the part fail."""
         for what in dict.fromkeys(check["what"] for check in checks):
             some = [check for check in checks if check["what"] == what]
             self.result["checks"] += [{"backend": name, **check} for check in some]
-            bad = [check["name"] + (f": {check['error']:.2g}, allowed {check['bound']:.2g}" if "error" in check else "")
-                   for check in some if not check["ok"]]
+            bad = [
+                check["name"]
+                + (
+                    f": {check['error']:.2g}, allowed {check['bound']:.2g}"
+                    if "error" in check
+                    else ""
+                )
+                for check in some
+                if not check["ok"]
+            ]
             if bad:
                 self.fail(f"{name} {what}", "; ".join(bad))
             say(f"{name} {what}: {len(some) - len(bad)} of {len(some)} as they should be")
@@ -715,7 +935,9 @@ class Measurement:
         answer = self.ask(name, "ours", slot, f"check_{part}", **arguments)
         self.check(name, answer["checks"])
         if answer.get("left_out"):
-            self.leave_out(f"{name} {'compiled step' if part == 'tokens' else part}", answer["left_out"])
+            self.leave_out(
+                f"{name} {'compiled step' if part == 'tokens' else part}", answer["left_out"]
+            )
         return answer
 
     def kernels(self, name: str, slot: Slot) -> None:
@@ -723,28 +945,65 @@ class Measurement:
             self.result["kernel_rates"][name] = self.prove(name, "kernels", slot)["rates"]
 
     def processes(self, name: str, slot: Slot) -> None:
-        """A model over several processes, a GPU each: the same tokens as in one, and the rate of both."""
+        """A model over several processes, a GPU each: the same tokens as in one, and the rate of
+        both.
+        """
         size = self.given.processes or 2
         if self.on_gpu:
             import torch
 
             if (there := torch.cuda.device_count()) < size:
-                return self.leave_out(f"{name} processes", f"there is {there} GPU, and each process needs one")
+                return self.leave_out(
+                    f"{name} processes", f"there is {there} GPU, and each process needs one"
+                )
         shape = next((shape for shape in ("1.1b", "tiny") if shape in self.given.shapes), "tiny")
         with tempfile.TemporaryDirectory() as folder:
             write(Path(folder), {"1.1b": "tinyllama"}.get(shape, shape), "float32", 0)
-            run = [os.path.abspath(__file__), "--processes-worker", folder, name, self.given.device,
-                   str(self.given.generate)]
-            starter = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
-            alone, together = (self.run_processes([*prefix, *run], slot) for prefix in ([sys.executable], starter))
-        self.check(name, [{"what": "same tokens", "name": f"{size} processes", "ok": alone["tokens"] == together["tokens"]}])
-        self.result["processes"].append({"backend": name, "shape": shape, "size": size, "rate": together["rate"],
-                                         "alone": alone["rate"]})
+            run = [
+                os.path.abspath(__file__),
+                "--processes-worker",
+                folder,
+                name,
+                self.given.device,
+                str(self.given.generate),
+            ]
+            starter = [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node",
+                str(size),
+            ]
+            alone, together = (
+                self.run_processes([*prefix, *run], slot) for prefix in ([sys.executable], starter)
+            )
+        self.check(
+            name,
+            [
+                {
+                    "what": "same tokens",
+                    "name": f"{size} processes",
+                    "ok": alone["tokens"] == together["tokens"],
+                }
+            ],
+        )
+        self.result["processes"].append(
+            {
+                "backend": name,
+                "shape": shape,
+                "size": size,
+                "rate": together["rate"],
+                "alone": alone["rate"],
+            }
+        )
 
     def run_processes(self, command: list[str], slot: Slot) -> dict[str, Any]:
         """The JSON object that a command prints. Raises PartError."""
         pipe = subprocess.PIPE
-        process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+        )
         try:
             out, errors = process.communicate(timeout=max(1, slot.hard - time.perf_counter()))
         except subprocess.TimeoutExpired:
@@ -761,7 +1020,10 @@ class Measurement:
         """Measure one model: ours compiled and not, then its peers."""
         config, label = make_config(shape), f"{name} {shape} {form}"
         prompt = min(self.given.prompt, config.max_position_embeddings - 1)
-        need, free = random_weights.needed_bytes(shape, form, prompt), self.ask(name, "ours", slot, "free_bytes")["bytes"]
+        need, free = (
+            random_weights.needed_bytes(shape, form, prompt),
+            self.ask(name, "ours", slot, "free_bytes")["bytes"],
+        )
         if free is not None and need > free:
             self.leave_out(label, f"it takes {need / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
             if shape == "8b" and "8b-4" not in self.given.shapes:
@@ -770,7 +1032,10 @@ class Measurement:
         bounds = self.ask(name, "ours", slot, "bounds")
         self.result["bounds"].setdefault(name, []).append(bounds)
         count = min(self.given.generate, config.max_position_embeddings - DEPTH - 1)
-        shared, sides = Shared((name, shape, form), count, prompt, bounds), self.sides(name, shape, form)
+        shared, sides = (
+            Shared((name, shape, form), count, prompt, bounds),
+            self.sides(name, shape, form),
+        )
         for number, side in enumerate(sides):
             now = time.perf_counter()
             if number and slot.soft - now < 1:
@@ -779,7 +1044,9 @@ class Measurement:
             is_ours = side.program == "ours"
             with tempfile.TemporaryDirectory() as folder:
                 try:
-                    self.measure_side(side, shared, now + (slot.soft - now) / (len(sides) - number), slot, folder)
+                    self.measure_side(
+                        side, shared, now + (slot.soft - now) / (len(sides) - number), slot, folder
+                    )
                 except PartError as error:  # of a peer, no fault of this package
                     if is_ours and not isinstance(error, NoTime):
                         self.fail(f"{label} {side.variant}", str(error), error.trace)
@@ -789,8 +1056,15 @@ class Measurement:
                     worker.close()
         ours = shared.logits.pop("ours", None)
         if ours is not None:  # a peer may compute another model
-            self.check(name, [bounded_check("peers' logits", f"{label} {program}", relative(logits, ours), SAME_MODEL)
-                              for program, logits in shared.logits.items()])
+            self.check(
+                name,
+                [
+                    bounded_check(
+                        "peers' logits", f"{label} {program}", relative(logits, ours), SAME_MODEL
+                    )
+                    for program, logits in shared.logits.items()
+                ],
+            )
 
     def sides(self, name: str, shape: str, form: str) -> list[Side]:
         """The lines of a model in the table."""
@@ -799,12 +1073,20 @@ class Measurement:
             sides = sides[1:]  # as the tokens in `parts`
         if name == "cuda":
             sides.append(Side("ours invariant", "ours", True, {"batch_invariant": True}))
-        peers = [Side(peer, peer.split()[0], "compiled" in peer) for peer in PEERS.get((name, form), ())]
+        peers = [
+            Side(peer, peer.split()[0], "compiled" in peer) for peer in PEERS.get((name, form), ())
+        ]
         if not self.on_gpu:  # where torch.compile takes a minute, and so does mlx-lm in 4 bits
-            peers = [peer for peer in peers if not peer.compile and (peer.program, form) != ("mlx-lm", "4-bit")]
+            peers = [
+                peer
+                for peer in peers
+                if not peer.compile and (peer.program, form) != ("mlx-lm", "4-bit")
+            ]
         return sides + [peer for peer in peers if not self.find_missing(peer.program)]
 
-    def measure_side(self, side: Side, shared: Shared, until: float, slot: Slot, folder: str) -> None:
+    def measure_side(
+        self, side: Side, shared: Shared, until: float, slot: Slot, folder: str
+    ) -> None:
         """Add a line to the table: a few runs of each kind until `until`, one run in any case."""
         (name, shape, form), label = shared.model, " ".join((*shared.model, side.variant))
         began, is_ours = time.perf_counter(), side.program == "ours"
@@ -821,8 +1103,13 @@ class Measurement:
         if "logits" in loaded:
             shared.logits.setdefault(side.program, np.array(loaded["logits"]))
         shared.read = loaded.get("read", shared.read)
-        row: dict[str, Any] = {"backend": name, "shape": shape, "form": form, "side": side.variant,
-                               **dict.fromkeys(key for key, _ in COLUMNS.values())}
+        row: dict[str, Any] = {
+            "backend": name,
+            "shape": shape,
+            "form": form,
+            "side": side.variant,
+            **dict.fromkeys(key for key, _ in COLUMNS.values()),
+        }
         self.result["rows"].append(row)
         if name == "mlx" and side.program != "llama.cpp":
             row["operations"] = ask("operations")["count"]
@@ -831,26 +1118,37 @@ class Measurement:
             rate, share = ask("decode", count=8, depth=8)["rate"], (until - began) / 12
             shared.count = max(8, min(shared.count, int(rate * share)))
             least = min(256, shared.prompt)
-            shared.prompt = max(least, min(shared.prompt, int(ask("prefill", count=least)["rate"] * share)))
+            shared.prompt = max(
+                least, min(shared.prompt, int(ask("prefill", count=least)["rate"] * share))
+            )
             shared.is_fitted = True
         answers: list[dict[str, Any]] = [loaded]
-        for op, part, arguments in (("decode", 0.5, {"depth": DEPTH, "count": shared.count}),
-                                    ("prefill", 0.8, {"count": shared.prompt})):
+        for op, part, arguments in (
+            ("decode", 0.5, {"depth": DEPTH, "count": shared.count}),
+            ("prefill", 0.8, {"count": shared.prompt}),
+        ):
             ask(op, limit, **arguments)  # warm
             rates = row[op + "_all"] = []
-            while not rates or (len(rates) < ROUNDS and time.perf_counter() < began + part * (until - began)):
+            while not rates or (
+                len(rates) < ROUNDS and time.perf_counter() < began + part * (until - began)
+            ):
                 answers.append(ask(op, **arguments))
                 rates.append(answers[-1]["rate"])
             row[op] = statistics.median(rates)
-        row["decode_share"] = row["decode"] * shared.read / shared.bounds["copy"] if shared.read else None
+        row["decode_share"] = (
+            row["decode"] * shared.read / shared.bounds["copy"] if shared.read else None
+        )
         operations = 2 * random_weights.prompt_weights(make_config(shape))
         row["prefill_share"] = row["prefill"] * operations / shared.bounds["product"]
         for key in ("host", "waits"):
             row[key] = statistics.median(values) if (values := present(answers, key)) else None
         row["peak"] = max(present(answers, "peak"), default=None)
-        if not (side.program == "transformers" and side.compile):  # which would compile anew for each number of rows
+        # which would compile anew for each number of rows
+        if not (side.program == "transformers" and side.compile):
             for batch in BATCHES:
-                row[f"{batch} rows"] = ask("rows", depth=DEPTH, count=min(BATCH_COUNT, shared.count), batch=batch)["rate"]
+                row[f"{batch} rows"] = ask(
+                    "rows", depth=DEPTH, count=min(BATCH_COUNT, shared.count), batch=batch
+                )["rate"]
         if is_ours:
             ask("unload")
         say(markdown_row(row, {}))
@@ -861,10 +1159,17 @@ def present(answers: list[dict[str, Any]], key: str) -> list[float]:
 
 
 # {title: (key in a row, format)}
-COLUMNS = {"decode, tokens/s": ("decode", ".1f"), "of a copy": ("decode_share", ".0%"),
-           **{f"{batch} rows": (f"{batch} rows", ".1f") for batch in BATCHES},
-           "prompt, tokens/s": ("prefill", ".1f"), "of a product": ("prefill_share", ".0%"), "host us": ("host", ".0f"),
-           "waits": ("waits", ".4g"), "peak": ("peak", ".2f"), "operations": ("operations", "d")}
+COLUMNS = {
+    "decode, tokens/s": ("decode", ".1f"),
+    "of a copy": ("decode_share", ".0%"),
+    **{f"{batch} rows": (f"{batch} rows", ".1f") for batch in BATCHES},
+    "prompt, tokens/s": ("prefill", ".1f"),
+    "of a product": ("prefill_share", ".0%"),
+    "host us": ("host", ".0f"),
+    "waits": ("waits", ".4g"),
+    "peak": ("peak", ".2f"),
+    "operations": ("operations", "d"),
+}
 RATES = ("decode", *(f"{batch} rows" for batch in BATCHES), "prefill")
 HEADER = ("model", "program", *COLUMNS)
 
@@ -883,15 +1188,23 @@ def markdown_row(row: dict[str, Any], best: dict[str, float]) -> str:
 
 def table(result: dict[str, Any]) -> str:
     """The results in Markdown: devices and checks, one table, and the parts that are not in it."""
-    lines = [f"{name}: {machine['device']}; " + ", ".join(f"{key} {value}" for key, value in machine["versions"].items())
-             for name, machine in result["machine"].items()]
+    lines = [
+        f"{name}: {machine['device']}; "
+        + ", ".join(f"{key} {value}" for key, value in machine["versions"].items())
+        for name, machine in result["machine"].items()
+    ]
     for name, bounds in result["bounds"].items():
         copy, product = (statistics.median(present(bounds, key)) for key in ("copy", "product"))
-        lines.append(f"{name}: a copy reads and writes {copy / 1e9:.0f} GB/s, a bfloat16 product does "
-                     f"{product / 1e12:.3g} TFLOP/s")
+        lines.append(
+            f"{name}: a copy reads and writes {copy / 1e9:.0f} GB/s, a bfloat16 product does "
+            f"{product / 1e12:.3g} TFLOP/s"
+        )
     for name, kernels in result["kernel_rates"].items():
-        rates = (f"{kernel} {rate['ours'] / 1e9:.0f}" + (f" ({rate['torch'] / 1e9:.0f})" if "torch" in rate else "")
-                 for kernel, rate in kernels.items())
+        rates = (
+            f"{kernel} {rate['ours'] / 1e9:.0f}"
+            + (f" ({rate['torch'] / 1e9:.0f})" if "torch" in rate else "")
+            for kernel, rate in kernels.items()
+        )
         lines.append(f"{name} kernels read, GB/s (torch's own): " + ", ".join(rates))
     groups: dict[str, list[dict[str, Any]]] = {}
     for check in result["checks"]:
@@ -900,21 +1213,41 @@ def table(result: dict[str, Any]) -> str:
         line = f"{title}: {sum(check['ok'] for check in checks)} of {len(checks)} right"
         if judged := [check for check in checks if "error" in check]:
             worst = max(judged, key=lambda check: check["error"] / check["bound"])
-            line += f"; nearest to its bound: {worst['name']}, {worst['error']:.2g} of {worst['bound']:.2g}"
+            line += (
+                f"; nearest to its bound: {worst['name']}, {worst['error']:.2g} of "
+                f"{worst['bound']:.2g}"
+            )
         lines.append(line)
-    lines += [f"{run['backend']} {run['shape']} float32 weights: {run['size']} processes decode {run['rate']:.1f} tokens/s, "
-              f"one {run['alone']:.1f}" for run in result["processes"]]
-    lines += [f"{title} {entry['part']}: {entry['reason']}"
-              for title, key in (("FAILED", "failed"), ("left out:", "left_out")) for entry in result[key]]
-    lines.append(f"{result['seconds']:.0f} s" + (", interrupted" if result["interrupted"] else "")
-                 + "; in parentheses: ratios to the fastest peer of the same model")
+    lines += [
+        f"{run['backend']} {run['shape']} float32 weights: {run['size']} processes decode "
+        f"{run['rate']:.1f} tokens/s, "
+        f"one {run['alone']:.1f}"
+        for run in result["processes"]
+    ]
+    lines += [
+        f"{title} {entry['part']}: {entry['reason']}"
+        for title, key in (("FAILED", "failed"), ("left out:", "left_out"))
+        for entry in result[key]
+    ]
+    lines.append(
+        f"{result['seconds']:.0f} s"
+        + (", interrupted" if result["interrupted"] else "")
+        + "; in parentheses: ratios to the fastest peer of the same model"
+    )
     lines = [f"- {line}" for line in lines]
     if result["rows"]:
         lines += ["", f"| {' | '.join(HEADER)} |", "|---" * len(HEADER) + "|"]
     for row in result["rows"]:
-        peers = [peer for peer in result["rows"] if not peer["side"].startswith("ours") and row["side"].startswith("ours")
-                 and all(peer[key] == row[key] for key in ("backend", "shape", "form"))]
-        lines.append(markdown_row(row, {key: max(rates) for key in RATES if (rates := present(peers, key))}))
+        peers = [
+            peer
+            for peer in result["rows"]
+            if not peer["side"].startswith("ours")
+            and row["side"].startswith("ours")
+            and all(peer[key] == row[key] for key in ("backend", "shape", "form"))
+        ]
+        lines.append(
+            markdown_row(row, {key: max(rates) for key in RATES if (rates := present(peers, key))})
+        )
     return "\n".join(lines)
 
 
@@ -924,7 +1257,9 @@ def listed(known: Sequence[str]) -> Callable[[str], list[str]]:
     def parse(text: str) -> list[str]:
         names = [name.strip() for name in text.split(",") if name.strip()]
         if not names or not set(names) <= set(known):
-            raise argparse.ArgumentTypeError(f"{text!r}: some of {','.join(known)}, separated by commas")
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: some of {','.join(known)}, separated by commas"
+            )
         return list(dict.fromkeys(names))
 
     return parse
@@ -933,16 +1268,32 @@ def listed(known: Sequence[str]) -> Callable[[str], list[str]]:
 def main() -> int:
     """Parse the command line, measure, show. Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--shapes", type=listed(list(MODELS)), default=["1.1b", "8b"],
-                        help="some of tiny, 1.1b, 8b-4 (4 layers of 8b) and 8b (default: 1.1b,8b)")
+    parser.add_argument(
+        "--shapes",
+        type=listed(list(MODELS)),
+        default=["1.1b", "8b"],
+        help="some of tiny, 1.1b, 8b-4 (4 layers of 8b) and 8b (default: 1.1b,8b)",
+    )
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
-    parser.add_argument("--backends", type=listed(list(PACKAGES)),
-                        help="some of cuda, mlx; a named one must be installed (default: all that are)")
-    parser.add_argument("--prompt", type=int, help="tokens of the long prompt (default: 2048, on CPUs 128)")
+    parser.add_argument(
+        "--backends",
+        type=listed(list(PACKAGES)),
+        help="some of cuda, mlx; a named one must be installed (default: all that are)",
+    )
+    parser.add_argument(
+        "--prompt", type=int, help="tokens of the long prompt (default: 2048, on CPUs 128)"
+    )
     parser.add_argument("--generate", type=int, help="tokens to decode (default: 128, on CPUs 32)")
-    parser.add_argument("--processes", type=int,
-                        help="torch processes of one model, a GPU each; 1: none of it (default: 2 where there are 2 GPUs)")
-    parser.add_argument("--minutes", type=float, default=20.0, help="for the whole command (default: 20)")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        help="torch processes of one model, a GPU each; 1: none of it (default: 2 where there are "
+        "2 "
+        "GPUs)",
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=20.0, help="for the whole command (default: 20)"
+    )
     parser.add_argument("--json", action="store_true", help="print all results as one JSON object")
     given = parser.parse_args()
     numbers = (given.prompt, given.generate, given.processes, given.minutes)

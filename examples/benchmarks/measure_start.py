@@ -1,14 +1,18 @@
-"""Time and memory from the start of a process to the first token after a prompt, beside llama.cpp's llama-bench.
+"""Time and memory from the start of a process to the first token after a prompt, beside llama.cpp's
+llama-bench.
 
-    python examples/benchmarks/make_random_gguf.py tinyllama /tmp/models Q4_0
-    python examples/benchmarks/measure_start.py /tmp/models/tinyllama-Q4_0.gguf --peer "$(which llama-bench)" [--cold]
+    python examples/benchmarks/make_random_gguf.py tinyllama /tmp/models Q4_0 python
+    examples/benchmarks/measure_start.py /tmp/models/tinyllama-Q4_0.gguf --peer "$(which
+    llama-bench)" [--cold]
 
-Processes run in turn and begin from nothing: imports, the file's header, the tokenizer, the weights, the prompt. Times end
-with the process. mlx_llama's generates one token from a prompt of ids; llama-bench reads a prompt of as many tokens without
-a warm-up. A first run of each, not counted, fills caches: mlx_llama's machine code and packed weights
-(MLX_LLAMA_CACHE_SIZE=0 keeps none of these), and the libraries' pages. --cold evicts the file and all packed weights from
-the page cache before each run (a hypervisor may still have them). Peaks are divided by the file's size: "resident" counts
-mapped pages of files, which are the page cache's; "anonymous" leaves them out and is sampled every 20 ms.
+Processes run in turn and begin from nothing: imports, the file's header, the tokenizer, the
+weights, the prompt. Times end with the process. mlx_llama's generates one token from a prompt of
+ids; llama-bench reads a prompt of as many tokens without a warm-up. A first run of each, not
+counted, fills caches: mlx_llama's machine code and packed weights (MLX_LLAMA_CACHE_SIZE=0 keeps
+none of these), and the libraries' pages. --cold evicts the file and all packed weights from the
+page cache before each run (a hypervisor may still have them). Peaks are divided by the file's size:
+"resident" counts mapped pages of files, which are the page cache's; "anonymous" leaves them out and
+is sampled every 20 ms.
 """
 
 from __future__ import annotations
@@ -63,7 +67,9 @@ class Sampler(threading.Thread):
     def run(self) -> None:
         while not self.ended.wait(0.02):
             try:
-                self.peak = max(self.peak, 1024 * int(self.status.read_text().split("RssAnon:")[1].split()[0]))
+                self.peak = max(
+                    self.peak, 1024 * int(self.status.read_text().split("RssAnon:")[1].split()[0])
+                )
             except (OSError, IndexError):  # it just ended
                 pass
 
@@ -80,24 +86,44 @@ def run(command: list[str]) -> tuple[float, int, int]:
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             output.seek(0)
-            sys.exit(f"error: {shlex.join(command[:3])} ... ended with {process.returncode}:\n{output.read().decode()}")
+            sys.exit(
+                f"error: {shlex.join(command[:3])} ... ended with "
+                f"{process.returncode}:\n{output.read().decode()}"
+            )
     return seconds, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024), sampler.peak
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=".gguf files")
-    parser.add_argument("--peer", default=None, metavar="COMMAND", help="llama-bench, with options if needed")
+    parser.add_argument(
+        "--peer", default=None, metavar="COMMAND", help="llama-bench, with options if needed"
+    )
     parser.add_argument("--prompt", type=int, default=128, help="tokens (%(default)s)")
-    parser.add_argument("--threads", type=int, default=None, help="of both programs (each program's default)")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each program, in turn (%(default)s)")
+    parser.add_argument(
+        "--threads", type=int, default=None, help="of both programs (each program's default)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="runs of each program, in turn (%(default)s)"
+    )
     parser.add_argument("--cold", action="store_true", help="evict the file before each run")
     given = parser.parse_args()
     if given.cold and not hasattr(os, "posix_fadvise"):
         parser.error("--cold needs posix_fadvise, which this system lacks")
     print(f"{'':24}{'seconds':>16}{'resident / file':>18}{'anonymous / file':>18}")
     for path in given.files:
-        commands = {"mlx_llama": [sys.executable, "-c", OURS, str(path), str(given.prompt), str(given.threads or 0)]}
+        commands = {
+            "mlx_llama": [
+                sys.executable,
+                "-c",
+                OURS,
+                str(path),
+                str(given.prompt),
+                str(given.threads or 0),
+            ]
+        }
         if given.peer:
             threads = ["-t", str(given.threads)] if given.threads else []
             options = ["-p", str(given.prompt), "-n", "0", "-r", "1", "--no-warmup", *threads]
@@ -114,12 +140,21 @@ def main() -> None:
         for name, rows in results.items():
             seconds, resident, anonymous = zip(*rows)
             medians[name] = statistics.median(seconds)
-            print(f"  {name:14}{medians[name]:8.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
-                  f"{max(resident) / size:16.2f}{max(anonymous) / size:18.2f}", flush=True)
+            print(
+                f"  {name:14}{medians[name]:8.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
+                f"{max(resident) / size:16.2f}{max(anonymous) / size:18.2f}",
+                flush=True,
+            )
         if given.peer:
-            ratios = [ours[0] / peer[0] for ours, peer in zip(results["mlx_llama"], results["llama-bench"])]
-            print(f"  ratio of neighbours {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
-                  flush=True)
+            ratios = [
+                ours[0] / peer[0]
+                for ours, peer in zip(results["mlx_llama"], results["llama-bench"])
+            ]
+            print(
+                f"  ratio of neighbours {statistics.median(ratios):.2f} ({min(ratios):.2f} to "
+                f"{max(ratios):.2f})",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""The cost of a tick without the model: scheduling, streaming decode of text and stop strings for all rows.
+"""The cost of a tick without the model: scheduling, streaming decode of text and stop strings for
+all rows.
 
     python examples/benchmarks/measure_ticks.py [--rows 1,8,32] [--ticks 2000] [--json]
 
-The model is a stub that answers at once with tokens of the guide's vocabulary, so that the time of a tick is the
-host's own. A step of a real model takes milliseconds; what the host needs beside it bounds the tokens per second of
-small models on fast devices. Figures: median and 90th percentile of a tick, in microseconds, with text and stop
-strings, and with token ids alone.
+The model is a stub that answers at once with tokens of the guide's vocabulary, so that the time of
+a tick is the host's own. A step of a real model takes milliseconds; what the host needs beside it
+bounds the tokens per second of small models on fast devices. Figures: median and 90th percentile of
+a tick, in microseconds, with text and stop strings, and with token ids alone.
 """
 
 from __future__ import annotations
@@ -54,7 +55,15 @@ class StubCache(Positions):
 class StubModel:
     """The next tokens come from a list."""
 
-    verify_width, prefill_width, notices, dtype, cache_bits, adapters, is_batch_invariant = 8, 1 << 16, (), "float32", None, (), False
+    verify_width, prefill_width, notices, dtype, cache_bits, adapters, is_batch_invariant = (
+        8,
+        1 << 16,
+        (),
+        "float32",
+        None,
+        (),
+        False,
+    )
 
     def __init__(self, config, rows: int):
         self.config = config
@@ -71,24 +80,44 @@ class StubModel:
     def step(self, tokens, index_pos, cache, sampling, *, rows=None):
         with CallView(cache, *tokens.shape, index_pos, rows):
             self.count += 1
-        return self.drawn[self.count % 512, :len(tokens)]
+        return self.drawn[self.count % 512, : len(tokens)]
 
 
 def make_loop(rows: int, runs_ahead: bool, context: int) -> Loop:
     """A scheduler whose model costs nothing."""
     checkpoint = open_checkpoint()
-    runtime = SimpleNamespace(free_memory=lambda device: None, dtype_name=str, is_out_of_memory=lambda error: False)
-    backend = SimpleNamespace(name="stub", device=None, device_name="stub", runtime=runtime, runs_ahead=runs_ahead,
-                              sampling_batch=tuple, launch=lambda *arrays: None, read=lambda token: int(token[0, 0]),
-                              read_all=lambda *tokens: np.concatenate(tokens)[:, 0].tolist())
-    return Loop(backend, StubModel(checkpoint.config, rows), checkpoint.tokenizer, frozenset(), context, max_rows=rows)
+    runtime = SimpleNamespace(
+        free_memory=lambda device: None, dtype_name=str, is_out_of_memory=lambda error: False
+    )
+    backend = SimpleNamespace(
+        name="stub",
+        device=None,
+        device_name="stub",
+        runtime=runtime,
+        runs_ahead=runs_ahead,
+        sampling_batch=tuple,
+        launch=lambda *arrays: None,
+        read=lambda token: int(token[0, 0]),
+        read_all=lambda *tokens: np.concatenate(tokens)[:, 0].tolist(),
+    )
+    return Loop(
+        backend,
+        StubModel(checkpoint.config, rows),
+        checkpoint.tokenizer,
+        frozenset(),
+        context,
+        max_rows=rows,
+    )
 
 
 def measure(rows: int, ticks: int, wants_text: bool, runs_ahead: bool) -> dict[str, float]:
     """Microseconds per tick with `rows` running requests."""
     loop = make_loop(rows, runs_ahead, PROMPT + rows + ticks + 100)
     given = {"max_tokens": 2**31, "temperature": 0.0, **({"stop": STOPS} if wants_text else {})}
-    handles = [loop.submit(Request([5 + row] * PROMPT, resolve(given), wants_text=wants_text)) for row in range(rows)]
+    handles = [
+        loop.submit(Request([5 + row] * PROMPT, resolve(given), wants_text=wants_text))
+        for row in range(rows)
+    ]
     while len(loop.scheduler.queues.running) < rows:
         loop.tick()
     seconds = []
@@ -107,15 +136,27 @@ def main() -> None:
     parser.add_argument("--ticks", type=int, default=2000, help="ticks to measure")
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args()
-    found = [{"rows": rows, "text": wants_text, "runs_ahead": runs_ahead, **measure(rows, given.ticks, wants_text, runs_ahead)}
-             for rows in map(int, given.rows.split(",")) for wants_text in (True, False) for runs_ahead in (False, True)]
+    found = [
+        {
+            "rows": rows,
+            "text": wants_text,
+            "runs_ahead": runs_ahead,
+            **measure(rows, given.ticks, wants_text, runs_ahead),
+        }
+        for rows in map(int, given.rows.split(","))
+        for wants_text in (True, False)
+        for runs_ahead in (False, True)
+    ]
     if given.json:
         print(json.dumps(found))
         return
     print("rows  text  runs ahead  median us  90% us")
     for one in found:
-        print(f"{one['rows']:4d}  {'yes' if one['text'] else 'no ':4s}  {'yes' if one['runs_ahead'] else 'no ':10s}"
-              f"  {one['median']:9.1f}  {one['90%']:6.1f}")
+        print(
+            f"{one['rows']:4d}  {'yes' if one['text'] else 'no ':4s}  "
+            f"{'yes' if one['runs_ahead'] else 'no ':10s}"
+            f"  {one['median']:9.1f}  {one['90%']:6.1f}"
+        )
 
 
 if __name__ == "__main__":

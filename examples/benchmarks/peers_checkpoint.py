@@ -1,5 +1,5 @@
-"""Programs of compare_peers.py for checkpoint folders: mlx-lm and transformers through their public code, and mlx_llama on
-the same framework. compare_peers.py runs each in a process of its own:
+"""Programs of compare_peers.py for checkpoint folders: mlx-lm and transformers through their public
+code, and mlx_llama on the same framework. compare_peers.py runs each in a process of its own:
 
     python examples/benchmarks/compare_peers.py FOLDER
 """
@@ -22,7 +22,11 @@ WARM = 4  # first tokens without host figures, as in mlx_llama.bench.host
 PAIRS = {
     "mlx": ({"ours": "mlx_llama/mlx", "peer": "mlx-lm"}, "mlx_lm", "pip install mlx-lm"),
     "mlx-rows": ({"ours": "mlx_llama/mlx", "peer": "mlx-lm"}, "mlx_lm", "pip install mlx-lm"),
-    "cuda": ({"ours": "mlx_llama/cuda", "peer": "transformers"}, "transformers", "pip install transformers"),
+    "cuda": (
+        {"ours": "mlx_llama/cuda", "peer": "transformers"},
+        "transformers",
+        "pip install transformers",
+    ),
 }
 
 
@@ -37,18 +41,28 @@ class Decoding:
     _decoded: Callable[[int, int], tuple[float, list[Any]]]
 
     def decode(self, depth: int, count: int) -> float:
-        """Seconds for `count` tokens decoded after `depth` + 1 others, of each row if there are several."""
+        """Seconds for `count` tokens decoded after `depth` + 1 others, of each row if there are
+        several.
+        """
         return self._decoded(depth, count)[0]
 
     def tokens(self, depth: int, count: int) -> list[Any]:
-        """The tokens that `decode` decodes, and the one before them, by row if there are several."""
+        """The tokens that `decode` decodes, and the one before them, by row if there are
+        several.
+        """
         return self._decoded(depth, count)[1]
 
 
-def measure_host(step: Callable[[], Any], launch: Callable[[Any], Any], read: Callable[[], Any], skipped: int,
-                 count: int) -> dict[str, float]:
-    """build and host (processor time of the calling thread, without waiting) in microseconds per step, and MLX's primitives:
-    medians of `count` steps after `skipped`. step: builds and returns arrays, launch: launches them, read: waits."""
+def measure_host(
+    step: Callable[[], Any],
+    launch: Callable[[Any], Any],
+    read: Callable[[], Any],
+    skipped: int,
+    count: int,
+) -> dict[str, float]:
+    """build and host (processor time of the calling thread, without waiting) in microseconds per
+    step, and MLX's primitives: medians of `count` steps after `skipped`. step: builds and returns
+    arrays, launch: launches them, read: waits."""
     from mlx_llama.mlx_native.runtime import primitives
 
     builds, processor, graph = [], [], 0
@@ -74,16 +88,21 @@ class Engined(Decoding):
         from mlx_llama.core.engine.loop import Loop
 
         self.model, self.vocabulary = model, model.config.vocab_size
-        # No end tokens: every run is full. Prompts start cold, decoding from a prefix that a row of the other one holds.
-        self.cold, self.warm = (Loop(backend, model, None, frozenset(), capacity, max_rows=1, kept_rows=kept)
-                                for kept in (0, 2))
+        # No end tokens: every run is full. Prompts start cold, decoding from a prefix that a row of
+        # the other one holds.
+        self.cold, self.warm = (
+            Loop(backend, model, None, frozenset(), capacity, max_rows=1, kept_rows=kept)
+            for kept in (0, 2)
+        )
 
     def _run(self, loop: Any, tokens: list[int], count: int, ahead: int = 0) -> Any:
         """The completion after `count` tokens of an answer limited to `count` + `ahead`."""
         from mlx_llama.core.engine.request import Request
         from mlx_llama.core.generation import options
 
-        resolved = options.resolve({"max_tokens": count + ahead, "temperature": 0.0, "prefill_step_size": CHUNK})
+        resolved = options.resolve(
+            {"max_tokens": count + ahead, "temperature": 0.0, "prefill_step_size": CHUNK}
+        )
         handle = loop.submit(Request(tokens, resolved, wants_text=False))
         for number, _ in enumerate(handle.tokens(), 1):
             if number == count:
@@ -97,7 +116,9 @@ class Engined(Decoding):
 
     def _decoded(self, depth: int, count: int) -> tuple[float, list[int]]:
         # Peers launch one token more than they return; launch as many here.
-        completion = self._run(self.warm, prompt_tokens(depth + 1, self.vocabulary), count + 1, ahead=1)
+        completion = self._run(
+            self.warm, prompt_tokens(depth + 1, self.vocabulary), count + 1, ahead=1
+        )
         return completion.decode_seconds, completion.tokens
 
 
@@ -113,8 +134,16 @@ class Ours(Engined):
 
         self._set_threads(threads)
         device, compile = setting
-        backend = select(self.backend, device or ("gpu" if select(self.backend, "cpu").runtime.has_gpu() else "cpu"))
-        self.loaded = load(open_checkpoint(path), backend, "auto", **({} if compile is None else {"compile": compile}))
+        backend = select(
+            self.backend,
+            device or ("gpu" if select(self.backend, "cpu").runtime.has_gpu() else "cpu"),
+        )
+        self.loaded = load(
+            open_checkpoint(path),
+            backend,
+            "auto",
+            **({} if compile is None else {"compile": compile}),
+        )
         super().__init__(backend, self.loaded.model, capacity)
 
     def _set_threads(self, threads: int) -> None:
@@ -130,11 +159,17 @@ class OursMlx(Ours):
     backend = "mlx"
 
     def host(self) -> dict[str, float]:
-        """build and host (processor time) in microseconds per token, and primitives, by mlx_llama.bench.host."""
+        """build and host (processor time) in microseconds per token, and primitives, by
+        mlx_llama.bench.host.
+        """
         from mlx_llama.bench import host
 
         found = host.measure_host(self.loaded, self.warm.context)
-        return {"build": found["step_us"], "host": found["thread_us"], "primitives": found["primitives"]}
+        return {
+            "build": found["step_us"],
+            "host": found["thread_us"],
+            "primitives": found["primitives"],
+        }
 
 
 class OursTorch(Ours):
@@ -153,7 +188,8 @@ class MlxLm(Decoding):
         import mlx.core as mx
 
         gpu = mx.is_available(mx.gpu) and setting[0] != "cpu"
-        mx.set_default_device(mx.gpu if gpu else mx.cpu)  # importing mlx_lm makes a stream on this device
+        # importing mlx_lm makes a stream on this device
+        mx.set_default_device(mx.gpu if gpu else mx.cpu)
         from mlx_lm.generate import generate_step
         from mlx_lm.models import cache
         from mlx_lm.utils import load_model
@@ -164,8 +200,13 @@ class MlxLm(Decoding):
         self.cache = cache.make_prompt_cache(self.model)
 
     def _generate(self, tokens: list[int], count: int) -> Any:
-        return self.generate_step(self.mx.array(tokens), self.model, max_tokens=count, prompt_cache=self.cache,
-                                  prefill_step_size=CHUNK)
+        return self.generate_step(
+            self.mx.array(tokens),
+            self.model,
+            max_tokens=count,
+            prompt_cache=self.cache,
+            prefill_step_size=CHUNK,
+        )
 
     def prompt(self, count: int) -> float:
         """Seconds for a prompt of `count` tokens and the first token after it."""
@@ -192,7 +233,9 @@ class MlxLm(Decoding):
         return ended - started, found
 
     def host(self) -> dict[str, float]:
-        """As OursMlx.host: generate_step's own lines with clocks between, no step launched ahead."""
+        """As OursMlx.host: generate_step's own lines with clocks between, no step launched
+        ahead.
+        """
         from mlx_llama.bench.host import PROMPT, TOKENS
 
         mx, cache = self.mx, self.caches.make_prompt_cache(self.model)
@@ -209,7 +252,9 @@ class MlxLm(Decoding):
 
 
 class Transformers(Decoding):
-    """transformers' eager forward with its DynamicCache, a token at a time, as `generate` does by default."""
+    """transformers' eager forward with its DynamicCache, a token at a time, as `generate` does by
+    default.
+    """
 
     def __init__(self, path: str, capacity: int, threads: int, setting: list[Any]):
         import torch
@@ -230,7 +275,9 @@ class Transformers(Decoding):
     def _next(self, tokens: list[int]) -> int:
         """The token after `tokens`, which are appended to the cache."""
         ids = self.torch.tensor([tokens], device=self.device)
-        output = self.model(input_ids=ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        output = self.model(
+            input_ids=ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1
+        )
         return output.logits[:, -1].float().argmax(dim=-1).item()
 
     def prompt(self, count: int) -> float:
@@ -257,11 +304,18 @@ class Transformers(Decoding):
             return time.perf_counter() - started, found
 
 
-PROGRAMS = {"mlx ours": OursMlx, "mlx peer": MlxLm, "cuda ours": OursTorch, "cuda peer": Transformers}
+PROGRAMS = {
+    "mlx ours": OursMlx,
+    "mlx peer": MlxLm,
+    "cuda ours": OursTorch,
+    "cuda peer": Transformers,
+}
 
 
 def pairs_here(wanted: list[str]) -> tuple[list[str], list[str]]:
-    """(frameworks of `wanted` whose two programs are installed, a line with the reason for each other)"""
+    """(frameworks of `wanted` whose two programs are installed, a line with the reason for each
+    other)
+    """
     from mlx_llama.core.backends import selection as backend
 
     here, reasons = [], []
@@ -279,4 +333,6 @@ def pairs_here(wanted: list[str]) -> tuple[list[str], list[str]]:
 
 def agreement(one: list[int], other: list[int]) -> int:
     """Length of the common prefix of two answers, in tokens."""
-    return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+    return next(
+        (i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other))
+    )

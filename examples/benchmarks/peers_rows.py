@@ -1,8 +1,10 @@
-"""Programs of compare_peers.py that decode several sequences in each step: mlx_llama on MLX and mlx-lm's batched generator.
+"""Programs of compare_peers.py that decode several sequences in each step: mlx_llama on MLX and
+mlx-lm's batched generator.
 
     python examples/benchmarks/compare_peers.py FOLDER --pairs mlx-rows --rows 8
 
-Each row has a prompt of its own length. Both programs decode greedily, one step ahead of the token that is read.
+Each row has a prompt of its own length. Both programs decode greedily, one step ahead of the token
+that is read.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ def prompts(depth: int, rows: int, vocabulary: int) -> list[list[int]]:
 
 
 class OursRows(Decoding):
-    """mlx_llama's model and cache, without the loop. setting: [device or None, compile or None, rows]."""
+    """mlx_llama's model and cache, without the loop. setting: [device or None, compile or None,
+    rows].
+    """
 
     def __init__(self, path: str, capacity: int, threads: int, setting: list[Any]):
         from mlx_llama.core.backends.selection import select
@@ -32,14 +36,21 @@ class OursRows(Decoding):
 
         device, compile, self.rows = setting
         self.backend = select("mlx", device)
-        self.model = self.backend.load(open_checkpoint(path), **({} if compile is None else {"compile": compile}))
+        self.model = self.backend.load(
+            open_checkpoint(path), **({} if compile is None else {"compile": compile})
+        )
         self.vocabulary = self.model.config.vocab_size
         self.cache = self.model.make_cache(capacity, self.rows)
-        self.sampling = self.backend.sampling_batch([resolve({"temperature": 0.0}).options] * self.rows)
+        self.sampling = self.backend.sampling_batch(
+            [resolve({"temperature": 0.0}).options] * self.rows
+        )
 
     def about(self) -> str:
         """Device and dtype, for the report."""
-        return f"{self.backend.device_name}, {self.backend.runtime.dtype_name(self.model.dtype)}, {self.rows} rows"
+        return (
+            f"{self.backend.device_name}, {self.backend.runtime.dtype_name(self.model.dtype)}, "
+            f"{self.rows} rows"
+        )
 
     def _prefill(self, depth: int) -> np.ndarray:
         """Store the prompts but for their last tokens, which are returned, int32 [B, 1]."""
@@ -47,7 +58,7 @@ class OursRows(Decoding):
         for row, prompt in enumerate(prompts(depth, self.rows, self.vocabulary)):
             self.cache.trim(0, row)
             for start in range(0, len(prompt) - 1, CHUNK):
-                part = prompt[start:min(start + CHUNK, len(prompt) - 1)]
+                part = prompt[start : min(start + CHUNK, len(prompt) - 1)]
                 self.model.forward([part], start, self.cache, rows=[row])
             lasts.append(prompt[-1:])
         self.backend.launch(*self.cache.arrays())
@@ -78,7 +89,13 @@ class OursRows(Decoding):
             tokens = self._step(tokens)
             return (tokens,)
 
-        return measure_host(step, lambda arrays: self.backend.launch(*arrays), lambda: self.backend.read_all(tokens), WARM, TOKENS)
+        return measure_host(
+            step,
+            lambda arrays: self.backend.launch(*arrays),
+            lambda: self.backend.read_all(tokens),
+            WARM,
+            TOKENS,
+        )
 
 
 class MlxLmRows(Decoding):
@@ -97,8 +114,13 @@ class MlxLmRows(Decoding):
     def _decoded(self, depth: int, count: int) -> tuple[float, list[list[int]]]:
         from mlx_lm.generate import BatchGenerator
 
-        generator = BatchGenerator(self.model, max_tokens=count + 3, completion_batch_size=self.rows,
-                                   prefill_batch_size=self.rows, prefill_step_size=CHUNK)
+        generator = BatchGenerator(
+            self.model,
+            max_tokens=count + 3,
+            completion_batch_size=self.rows,
+            prefill_batch_size=self.rows,
+            prefill_step_size=CHUNK,
+        )
         names = generator.insert(prompts(depth, self.rows, self.vocabulary))
         found: dict[int, list[int]] = {name: [] for name in names}
         started = 0.0
@@ -109,15 +131,22 @@ class MlxLmRows(Decoding):
                 started = started or time.perf_counter()
         ended = time.perf_counter()
         generator.close()
-        return ended - started, [found[name][:count + 1] for name in names]
+        return ended - started, [found[name][: count + 1] for name in names]
 
     def host(self) -> dict[str, float]:
-        """As OursRows.host: the lines of mlx-lm's GenerationBatch._step with clocks between, no step launched ahead."""
+        """As OursRows.host: the lines of mlx-lm's GenerationBatch._step with clocks between, no
+        step launched ahead.
+        """
         from mlx_lm.models.cache import BatchKVCache
 
         mx = self.mx
         cache = [BatchKVCache([0] * self.rows) for _ in self.model.layers]
-        mx.eval(self.model(mx.array([prompt[:2] for prompt in prompts(2, self.rows, self.vocabulary)]), cache=cache))
+        mx.eval(
+            self.model(
+                mx.array([prompt[:2] for prompt in prompts(2, self.rows, self.vocabulary)]),
+                cache=cache,
+            )
+        )
         inputs = mx.array([5] * self.rows)
 
         def step() -> tuple[Any, ...]:

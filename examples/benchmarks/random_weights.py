@@ -1,4 +1,6 @@
-"""Models of random weights in memory for measure_gpu.py, at real models' shapes, and as files for llama.cpp."""
+"""Models of random weights in memory for measure_gpu.py, at real models' shapes, and as files for
+llama.cpp.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,30 @@ from mlx_llama.core.models.config import LlamaConfig
 
 _NAMES = FAMILIES["LlamaForCausalLM"].names
 FEW_LAYERS = 4  # of a model that does not fit
-MODELS = {"tiny": SHAPES["tiny"], "1.1b": SHAPES["tinyllama"], "8b": SHAPES["llama-3-8b"],
-          "8b-4": SHAPES["llama-3-8b"] | {"num_hidden_layers": FEW_LAYERS}}  # by --shapes
-FORMATS = {"bf16": 2.0, "4-bit": 0.5 + 4 / 64, "q8_0": 34 / 32, "q4_k_m": 0.62}  # bytes per weight, about
+MODELS = {
+    "tiny": SHAPES["tiny"],
+    "1.1b": SHAPES["tinyllama"],
+    "8b": SHAPES["llama-3-8b"],
+    "8b-4": SHAPES["llama-3-8b"] | {"num_hidden_layers": FEW_LAYERS},
+}  # by --shapes
+# bytes per weight, about
+FORMATS = {"bf16": 2.0, "4-bit": 0.5 + 4 / 64, "q8_0": 34 / 32, "q4_k_m": 0.62}
 
 # offsets of the float16 scales in GGUF blocks
-_HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
-           "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,)}
+_HALVES = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+}
 _MINIMUM = 7.5  # of Q4_K's two scales, the second over the first: codes of 0 to 15 around 0
 
 
@@ -45,15 +64,20 @@ def block_size(kind: str) -> int:
     return 1 if kind == "bf16" else int(kind.partition("/")[2])
 
 
-def random_blocks(kind: str, count: int, rng: np.random.Generator, spread: float) -> list[np.ndarray]:
-    """Arrays [count, ...] of a matrix's parts: random codes, and scales that give its weights a deviation of `spread`."""
+def random_blocks(
+    kind: str, count: int, rng: np.random.Generator, spread: float
+) -> list[np.ndarray]:
+    """Arrays [count, ...] of a matrix's parts: random codes, and scales that give its weights a
+    deviation of `spread`.
+    """
     if kind == "bf16":
         return [bfloat16_bits(rng.standard_normal(count, np.float32) * spread)]
     factors = rng.uniform(0.5, 1.5, count).astype(np.float32)
     if kind not in GGUF_FORMATS:
         bits, group = map(int, kind.removeprefix("affine ").split("/"))
         words = rng.integers(0, 1 << 32, (count, group * bits // 32), np.uint32)
-        scales = factors * (spread * 12**0.5 / 2**bits)  # a deviation of 2**bits / sqrt(12) is that of uniform codes
+        # a deviation of 2**bits / sqrt(12) is that of uniform codes
+        scales = factors * (spread * 12**0.5 / 2**bits)
         return [words, bfloat16_bits(scales), bfloat16_bits(-scales * (2**bits - 1) / 2)]
     blocks = rng.integers(0, 256, (count, GGUF_FORMATS[kind].nbytes), np.uint8)
 
@@ -62,7 +86,7 @@ def random_blocks(kind: str, count: int, rng: np.random.Generator, spread: float
             blocks[:, :4] = scales[:, None].view(np.uint8)
         for at in _HALVES.get(kind, ()):
             factor = _MINIMUM if (kind, at) == ("Q4_K", 2) else 1
-            blocks[:, at:at + 2] = (factor * scales).astype(np.float16)[:, None].view(np.uint8)
+            blocks[:, at : at + 2] = (factor * scales).astype(np.float16)[:, None].view(np.uint8)
 
     sample = blocks[:256].copy()
     scale(sample, factors[:256] * 2**-10)
@@ -71,7 +95,9 @@ def random_blocks(kind: str, count: int, rng: np.random.Generator, spread: float
     return [blocks]
 
 
-def assemble(kind: str, name: str, dims: tuple[int, int], parts: list[np.ndarray]) -> Tensor | AffineWeight:
+def assemble(
+    kind: str, name: str, dims: tuple[int, int], parts: list[np.ndarray]
+) -> Tensor | AffineWeight:
     """A matrix of the parts that random_blocks gives."""
     parts = [part.reshape(dims[0], -1) for part in parts]
     if kind == "bf16":
@@ -84,20 +110,29 @@ def assemble(kind: str, name: str, dims: tuple[int, int], parts: list[np.ndarray
 def random_weight(kind: str, rows: int, columns: int) -> AffineWeight:
     """A low-bit matrix, the same in every process."""
     rng = np.random.default_rng(sum(kind.encode()))
-    return assemble(kind, kind, (rows, columns), random_blocks(kind, rows * columns // block_size(kind), rng, 0.02))
+    return assemble(
+        kind,
+        kind,
+        (rows, columns),
+        random_blocks(kind, rows * columns // block_size(kind), rng, 0.02),
+    )
 
 
 class Pool:
-    """Random blocks for all matrices of a kind, which are views at different offsets: 8 billion take a second, not minutes.
+    """Random blocks for all matrices of a kind, which are views at different offsets: 8 billion
+    take a second, not minutes.
 
-    The blocks repeat until the `longest` matrix fits, after an odd number, so that rows of a matrix differ.
+    The blocks repeat until the `longest` matrix fits, after an odd number, so that rows of a matrix
+    differ.
     """
 
     def __init__(self, kind: str, longest: int, rng: np.random.Generator, spread: float):
         self.kind, self.size, self.taken = kind, block_size(kind), 0
         self.period = min(1 << 22, longest) // self.size | 1
-        self.parts = [np.resize(part, (longest // self.size + self.period, *part.shape[1:]))
-                      for part in random_blocks(kind, self.period, rng, spread)]
+        self.parts = [
+            np.resize(part, (longest // self.size + self.period, *part.shape[1:]))
+            for part in random_blocks(kind, self.period, rng, spread)
+        ]
         for part in self.parts:
             part.flags.writeable = False
 
@@ -106,13 +141,27 @@ class Pool:
         step = 64 if self.size == 1 else 8
         start = self.taken * 4099 % (self.period // step) * step
         self.taken += 1
-        return assemble(self.kind, name, dims, [part[start:start + math.prod(dims) // self.size] for part in self.parts])
+        return assemble(
+            self.kind,
+            name,
+            dims,
+            [part[start : start + math.prod(dims) // self.size] for part in self.parts],
+        )
 
 
 def config_fields(shape: str) -> dict[str, Any]:
     """The fields of a model's config.json."""
-    return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5,
-            "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False, **MODELS[shape]}
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "tie_word_embeddings": False,
+        **MODELS[shape],
+    }
 
 
 def make_config(shape: str) -> LlamaConfig:
@@ -123,7 +172,8 @@ def make_config(shape: str) -> LlamaConfig:
 def random_checkpoint(shape: str, form: str) -> Checkpoint:
     """A checkpoint in memory, the same in every process. form: one of `FORMATS`.
 
-    Weights have a standard deviation of 1 / sqrt(hidden_size), so that activations stay finite through all layers.
+    Weights have a standard deviation of 1 / sqrt(hidden_size), so that activations stay finite
+    through all layers.
     """
     config, rng = make_config(shape), np.random.default_rng(0)
     shapes, kinds = config.tensor_shapes(), {"bf16": "bf16", "4-bit": "affine 4/64"}
@@ -132,15 +182,28 @@ def random_checkpoint(shape: str, form: str) -> Checkpoint:
     for name, dims in shapes.items():
         if len(dims) == 1:
             values = (1 + 0.1 * rng.standard_normal(dims)).astype(np.float32)
-            tensors[name] = (Tensor(name, "bfloat16", dims, bfloat16_bits(values)) if form in kinds
-                             else Tensor(name, "float32", dims, values))
+            tensors[name] = (
+                Tensor(name, "bfloat16", dims, bfloat16_bits(values))
+                if form in kinds
+                else Tensor(name, "float32", dims, values)
+            )
             continue
-        kind = kinds.get(form) or choose_type(_NAMES.gguf(name), dims, form.upper(), config, "llama")
+        kind = kinds.get(form) or choose_type(
+            _NAMES.gguf(name), dims, form.upper(), config, "llama"
+        )
         if kind not in pools:
-            pools[kind] = Pool(kind, max(map(math.prod, shapes.values())), rng, config.hidden_size**-0.5)
+            pools[kind] = Pool(
+                kind, max(map(math.prod, shapes.values())), rng, config.hidden_size**-0.5
+            )
         tensors[name] = pools[kind].take(name, dims)
-    return Checkpoint(f"random {shape} {form}", Path("random"), config, tensors, {},
-                      sum(tensor.nbytes for tensor in tensors.values()))
+    return Checkpoint(
+        f"random {shape} {form}",
+        Path("random"),
+        config,
+        tensors,
+        {},
+        sum(tensor.nbytes for tensor in tensors.values()),
+    )
 
 
 def write_gguf(path: Path, shape: str, form: str) -> None:
@@ -159,28 +222,49 @@ def write_gguf(path: Path, shape: str, form: str) -> None:
     for name, weight in checkpoint.tensors.items():
         values = weight.blocks if isinstance(weight, GGUFWeight) else weight.float32()
         is_permuted = _NAMES.is_permuted(name)
-        file.write_tensor_data(values[np.argsort(row_order(len(values), config.head_dim))] if is_permuted else values)
+        file.write_tensor_data(
+            values[np.argsort(row_order(len(values), config.head_dim))] if is_permuted else values
+        )
     file.close()
 
 
 def low_bit_kinds() -> list[str]:
     """All low-bit formats that this package reads, the common ones first."""
     first = ["affine 4/64", "Q8_0", "Q4_K", "Q6_K", "Q4_0"]
-    return list(dict.fromkeys([*first, *GGUF_FORMATS, *(f"affine {bits}/{group}" for bits in (2, 3, 4, 5, 6, 8)
-                                                        for group in (32, 64, 128))]))
+    return list(
+        dict.fromkeys(
+            [
+                *first,
+                *GGUF_FORMATS,
+                *(
+                    f"affine {bits}/{group}"
+                    for bits in (2, 3, 4, 5, 6, 8)
+                    for group in (32, 64, 128)
+                ),
+            ]
+        )
+    )
 
 
 def prompt_weights(config: LlamaConfig) -> int:
-    """Weights multiplied per token of a prompt: only its last token is projected to the vocabulary."""
-    return sum(math.prod(dims) for name, dims in config.tensor_shapes().items()
-               if name.startswith("model.layers.") and len(dims) == 2)
+    """Weights multiplied per token of a prompt: only its last token is projected to the
+    vocabulary.
+    """
+    return sum(
+        math.prod(dims)
+        for name, dims in config.tensor_shapes().items()
+        if name.startswith("model.layers.") and len(dims) == 2
+    )
 
 
 def needed_bytes(shape: str, form: str, prompt: int) -> int:
-    """Approximate bytes of a model on its device: weights, and a prompt's keys, values and widest activations."""
+    """Approximate bytes of a model on its device: weights, and a prompt's keys, values and widest
+    activations.
+    """
     config = make_config(shape)
     counts = [math.prod(dims) for dims in config.tensor_shapes().values()]
-    weights, block = sum(counts) * FORMATS[form], max(counts) * FORMATS[form]  # the pool may lie in the same memory
+    # the pool may lie in the same memory
+    weights, block = sum(counts) * FORMATS[form], max(counts) * FORMATS[form]
     kept = 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * prompt
     # Low-bit formats are unpacked in slabs of rows; scales of 16 bits may become float32.
     widest = 12 * prompt * config.intermediate_size

@@ -7,12 +7,14 @@
     python examples/training/train_guide.py --judge examples/training/evaluation/questions.jsonl
     python examples/training/train_guide.py --card              # the card again, after the answers were judged
 
-Needs `pip install -e ".[train]"` (torch, transformers, sentencepiece) and no downloads: `guide_data/` contains the facts
-and the questions for them, and asks the package's parsers for its flags; a seeded generator draws an endless stream of
-conversations from them. The same seed, steps and thread count give the same text and vocabulary on all machines, and the
-same weights on the same machine. A run that was stopped goes on from its last checkpoint (`--work`) with the same result.
+Needs `pip install -e ".[train]"` (torch, transformers, sentencepiece) and no downloads:
+`guide_data/` contains the facts and the questions for them, and asks the package's parsers for its
+flags; a seeded generator draws an endless stream of conversations from them. The same seed, steps
+and thread count give the same text and vocabulary on all machines, and the same weights on the same
+machine. A run that was stopped goes on from its last checkpoint (`--work`) with the same result.
 
-The result is an ordinary Hugging Face folder. To change the guide's facts, edit `guide_data/*.txt` and run this again.
+The result is an ordinary Hugging Face folder. To change the guide's facts, edit `guide_data/*.txt`
+and run this again.
 """
 
 import argparse
@@ -28,7 +30,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the package beside this script tells its own flags
+# the package beside this script tells its own flags
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 # Set before torch is imported: spinning threads make a shared machine ten times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -45,34 +48,48 @@ GUIDE = HERE.parents[1] / "mlx_llama" / "guide"
 
 CONTEXT = 512
 VOCABULARY = 8192
-PARTS = (0.0, 0.4, 0.7, 0.93)  # shares of the steps after which the training's parts begin, each with the rows of its own shares
-PART = 100_000  # pools from this number on have the rows of the second part, from twice it on those of the third, and so on
+# shares of the steps after which the training's parts begin, each with the rows of its own shares
+PARTS = (0.0, 0.4, 0.7, 0.93)
+# pools from this number on have the rows of the second part, from twice it on those of the third,
+# and so on
+PART = 100_000
 EMBEDDING_RATE = 1.5  # of embedding and norms, in that of the matrices
 DECAY = 0.5  # share of the steps after which the learning rate falls, linearly
 POOL = 6000  # rows that are sorted by length together
-# Shares of the rows in the parts of the training: names, words and numbers to repeat; of the rest, mixtures of two questions,
-# questions with a situation, and rows after turns on other subjects; and of what a question teaches, doubt.
+# Shares of the rows in the parts of the training: names, words and numbers to repeat; of the rest,
+# mixtures of two questions, questions with a situation, and rows after turns on other subjects; and
+# of what a question teaches, doubt.
 COPIES, MIXED = (0.06, 0.06, 0.20, 0.12), (0.0, 0.4, 0.4, 0.4)
 LONG, TURNS = (0.08, 0.08, 0.12, 0.12), (0.15, 0.20, 0.25, 0.25)
 DOUBTED = (0.0, 0.0, 0.25, 0.18)
-# Share of the rows: questions that the README, the pages and the examples show, which are tried first.
+# Share of the rows: questions that the README, the pages and the examples show, which are tried
+# first.
 SHOWN = (0.0, 0.0, 0.0, 0.02)
 TEACHER_WEIGHT = 0.5  # of the teacher's probabilities in the targets; the rest is the right answer
 INSTRUCTED = 0.1  # share of the rows of one question that have a system prompt
 BEGIN = 4  # tokens that choose the answer
 ASKED = 600  # held-out questions that the score asks
 SHAPE = dict(
-    vocab_size=VOCABULARY, hidden_size=256, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2,
-    head_dim=32, intermediate_size=512, max_position_embeddings=CONTEXT, rms_norm_eps=1e-5, tie_word_embeddings=True,
+    vocab_size=VOCABULARY,
+    hidden_size=256,
+    num_hidden_layers=4,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    head_dim=32,
+    intermediate_size=512,
+    max_position_embeddings=CONTEXT,
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=True,
     initializer_range=0.04,
 )
 
-# The chat format puts a mark before and after each text, without spaces or newlines. Marks are control symbols, which
-# sentencepiece never encodes from a user's text.
+# The chat format puts a mark before and after each text, without spaces or newlines. Marks are
+# control symbols, which sentencepiece never encodes from a user's text.
 MARKS = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
 TEMPLATE = (
     "{{ bos_token }}"
-    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% "
+    "endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
@@ -97,10 +114,19 @@ def train_vocabulary(out: Path, seed: int) -> None:
     sample += [talk.raw_text(rng) for _ in range(1000)]
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(line for text in sample for line in text.split("\n") if line),
-        model_prefix=str(out / "tokenizer"), model_type="bpe", vocab_size=VOCABULARY, byte_fallback=True,
-        control_symbols=MARKS, character_coverage=1.0, num_threads=1, minloglevel=2, split_digits=True,
+        model_prefix=str(out / "tokenizer"),
+        model_type="bpe",
+        vocab_size=VOCABULARY,
+        byte_fallback=True,
+        control_symbols=MARKS,
+        character_coverage=1.0,
+        num_threads=1,
+        minloglevel=2,
+        split_digits=True,
         # Keep the text byte for byte, and make pieces independent of the text before them.
-        normalization_rule_name="identity", add_dummy_prefix=False, remove_extra_whitespaces=False,
+        normalization_rule_name="identity",
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
     )
     (out / "tokenizer.vocab").unlink()
 
@@ -111,29 +137,51 @@ class Tokens:
     def __init__(self, folder: Path):
         import sentencepiece
 
-        self.pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+        self.pieces = sentencepiece.SentencePieceProcessor(
+            model_file=str(folder / "tokenizer.model")
+        )
         self.bos, self.eos = self.pieces.bos_id(), self.pieces.eos_id()
         self.mark = {mark: self.pieces.piece_to_id(mark) for mark in MARKS}
-        self.encode = functools.lru_cache(4096)(lambda text: tuple(self.pieces.encode(text)))  # answers come again and again
+        # answers come again and again
+        self.encode = functools.lru_cache(4096)(lambda text: tuple(self.pieces.encode(text)))
         self.doubt = self.encode(talk.DOUBT)[0]
 
-    def chat(self, messages: list[tuple[str, str]], cut: random.Random | None = None, alike: str = "") -> tuple[list[int], list[bool]]:
-        """Encode a conversation. Only the assistant's tokens are learned; users' texts contain deliberate noise.
+    def chat(
+        self, messages: list[tuple[str, str]], cut: random.Random | None = None, alike: str = ""
+    ) -> tuple[list[int], list[bool]]:
+        """Encode a conversation. Only the assistant's tokens are learned; users' texts contain
+        deliberate noise.
 
-        cut: users' texts are cut at random places before they are encoded, so that words are known by their parts. With
-        `alike`, that text is cut instead, at the same places wherever it stands, so that it is repeated piece by piece.
+        cut: users' texts are cut at random places before they are encoded, so that words are known
+        by their parts. With `alike`, that text is cut instead, at the same places wherever it
+        stands, so that it is repeated piece by piece.
         """
         ids, learn = [self.bos], [False]
-        shared = [at for at in range(len(alike)) if cut.random() < (0.3 if at else 0.5)] if alike and cut else []
+        shared = (
+            [at for at in range(len(alike)) if cut.random() < (0.3 if at else 0.5)]
+            if alike and cut
+            else []
+        )
         for role, text in messages:
             places = {0, len(text)}
             if shared:
-                places |= {found.start() + at for found in re.finditer(re.escape(alike), text) for at in shared}
+                places |= {
+                    found.start() + at
+                    for found in re.finditer(re.escape(alike), text)
+                    for at in shared
+                }
             elif role == "user" and cut:
                 places |= {at for at in range(1, len(text)) if cut.random() < 0.1}
             ordered = sorted(places)
-            said = [i for first, last in itertools.pairwise(ordered) for i in self.pieces.encode(text[first:last])] if len(
-                places) > 2 else list(self.encode(text))
+            said = (
+                [
+                    i
+                    for first, last in itertools.pairwise(ordered)
+                    for i in self.pieces.encode(text[first:last])
+                ]
+                if len(places) > 2
+                else list(self.encode(text))
+            )
             said.append(self.mark["<|end|>"])
             ids += [self.mark[f"<|{role}|>"], *said]
             learn += [False] + [role == "assistant"] * len(said)
@@ -144,12 +192,15 @@ class Tokens:
         return ids, [False] + [True] * (len(ids) - 1)
 
     def blurred(self, ids: list[int], learn: list[bool], rng: random.Random) -> list[int]:
-        """Replace 6 % of the pieces that are not learned by others, so that no single word decides the meaning."""
+        """Replace 6 % of the pieces that are not learned by others, so that no single word decides
+        the meaning.
+        """
         fixed = {self.bos, *self.mark.values()}
         first = max(fixed) + 1
         return [
             (self.pieces.unk_id() if rng.random() < 0.5 else rng.randrange(first, VOCABULARY))
-            if not on and i not in fixed and rng.random() < 0.06 else i
+            if not on and i not in fixed and rng.random() < 0.06
+            else i
             for i, on in zip(ids, learn)
         ]
 
@@ -157,7 +208,8 @@ class Tokens:
 class Asked(NamedTuple):
     """A question whose answer the teacher helps to choose.
 
-    first: place in the ids where the answer begins; fact: number of the right answer, -1 where the teacher alone decides.
+    first: place in the ids where the answer begins; fact: number of the right answer, -1 where the
+    teacher alone decides.
     """
 
     first: int
@@ -174,7 +226,9 @@ class Row(NamedTuple):
 
 
 def cut_short(answer: str, rng: random.Random) -> str:
-    """Cut half of the longer answers after their first sentence, as if they had been stopped: fewer tokens for each question."""
+    """Cut half of the longer answers after their first sentence, as if they had been stopped: fewer
+    tokens for each question.
+    """
     sentence = re.split(r"(?<=[.:]) ", answer, maxsplit=1)[0]
     return sentence if len(sentence) > 40 and rng.random() < 0.5 else answer
 
@@ -190,8 +244,8 @@ def draw_row(tokens: Tokens, rng: random.Random, part: int, teacher: Teacher) ->
     if kind < 0.025:
         ids, learn = tokens.chat(talk.conversation(rng))
         return Row(tokens.blurred(ids, learn, rng), learn)
-    # Answers are memorised soon; choosing the right one takes longer. Most rows are therefore one question
-    # and the start of its answer, which is many times cheaper.
+    # Answers are memorised soon; choosing the right one takes longer. Most rows are therefore one
+    # question and the start of its answer, which is many times cheaper.
     mixed = rng.random() < MIXED[part]
     if mixed:  # ambiguous to the teacher too, so that its uncertainty is distilled
         question = talk.mixed_question(rng)
@@ -201,12 +255,15 @@ def draw_row(tokens: Tokens, rng: random.Random, part: int, teacher: Teacher) ->
     else:
         chat = talk.long_question(rng) if rng.random() < LONG[part] else talk.one_question(rng)
     cut = rng if rng.random() < 0.1 else None
-    # Turns on other subjects and system prompts, with which the question must be answered as if it was asked alone.
+    # Turns on other subjects and system prompts, with which the question must be answered as if it
+    # was asked alone.
     if rng.random() < TURNS[part]:
         chat = [*talk.earlier(rng, rng.choice((1, 1, 1, 2, 2, 3))), *chat]
     known = [class_of(text) for role, text in chat if role == "assistant"]
     asked = [text for role, text in chat if role == "user"]
-    chat = [(role, cut_short(text, rng) if role == "assistant" else text) for role, text in chat[:-1]] + chat[-1:]
+    chat = [
+        (role, cut_short(text, rng) if role == "assistant" else text) for role, text in chat[:-1]
+    ] + chat[-1:]
     if rng.random() < INSTRUCTED:
         chat = [("system", rng.choice(talk.SYSTEM)), *chat]
     ids, said = tokens.chat(chat, cut)
@@ -216,23 +273,36 @@ def draw_row(tokens: Tokens, rng: random.Random, part: int, teacher: Teacher) ->
         ends[-1] = len(ids)
     last = len(begin) - 1
     # The teacher helps with all answers but small talk, which is learned in the last turn alone.
-    helped = tuple(Asked(*found) for found in zip(begin, [*known[:last], -1] if mixed else known, asked)
-                   if found[1] != CLASSES["small talk"])
+    helped = tuple(
+        Asked(*found)
+        for found in zip(begin, [*known[:last], -1] if mixed else known, asked)
+        if found[1] != CLASSES["small talk"]
+    )
     taught = {begin[last], *(one.first for one in helped)}
-    learn = [any(first <= at < end and first in taught for first, end in zip(begin, ends)) for at in range(ends[last])]
+    learn = [
+        any(first <= at < end and first in taught for first, end in zip(begin, ends))
+        for at in range(ends[last])
+    ]
     return Row(tokens.blurred(ids[: ends[last]], learn, rng), learn, helped)
 
 
-def batches(tokens: Tokens, teacher: Teacher, seed: int, size: int, pool: int = 0, begin: int = 0) -> Iterator[
-        tuple[torch.Tensor, torch.Tensor, list[Row], tuple[int, int]]]:
-    """Yield batches of about `size` tokens without end: ids [B, T] and targets [B, T], -100 for tokens not learned; rows.
+def batches(
+    tokens: Tokens, teacher: Teacher, seed: int, size: int, pool: int = 0, begin: int = 0
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[Row], tuple[int, int]]]:
+    """Yield batches of about `size` tokens without end: ids [B, T] and targets [B, T], -100 for
+    tokens not learned; rows.
 
-    A row is one conversation. Rows of similar length of a pool share a batch, which keeps padding small. pool, begin: first
-    pool and first batch in it; the last part of each batch says where to go on.
+    A row is one conversation. Rows of similar length of a pool share a batch, which keeps padding
+    small. pool, begin: first pool and first batch in it; the last part of each batch says where to
+    go on.
     """
     while True:
         rng = random.Random(f"{seed} text {pool}")
-        rows = [row for row in (draw_row(tokens, rng, pool // PART, teacher) for _ in range(POOL)) if len(row.ids) <= CONTEXT]
+        rows = [
+            row
+            for row in (draw_row(tokens, rng, pool // PART, teacher) for _ in range(POOL))
+            if len(row.ids) <= CONTEXT
+        ]
         rows.sort(key=lambda row: len(row.ids))
         groups, group = [], []
         for row in rows:
@@ -247,7 +317,9 @@ def batches(tokens: Tokens, teacher: Teacher, seed: int, size: int, pool: int = 
             targets = torch.full((len(group), length), -100)
             for row, (ids, learn, _) in enumerate(group):
                 inputs[row, : len(ids)] = torch.tensor(ids)
-                targets[row, : len(ids) - 1] = torch.tensor([i if on else -100 for i, on in zip(ids[1:], learn[1:])])
+                targets[row, : len(ids) - 1] = torch.tensor(
+                    [i if on else -100 for i, on in zip(ids[1:], learn[1:])]
+                )
             yield inputs, targets, group, (pool, number)
         pool, begin = pool + 1, 0
 
@@ -258,7 +330,8 @@ def batches(tokens: Tokens, teacher: Teacher, seed: int, size: int, pool: int = 
 class Muon(torch.optim.Optimizer):
     """The Muon optimizer (Keller Jordan, 2024), with torch's constants, in float32 or bfloat16.
 
-    torch's own computes in bfloat16 alone, which took 60 times as long on a processor without bfloat16 products (AMD Zen 3).
+    torch's own computes in bfloat16 alone, which took 60 times as long on a processor without
+    bfloat16 products (AMD Zen 3).
     """
 
     def __init__(self, weights, lr: float, dtype: torch.dtype):
@@ -276,17 +349,23 @@ class Muon(torch.optim.Optimizer):
                 x = (x / x.norm().clamp(min=1e-7)).to(self.dtype)
                 for _ in range(5):
                     gram = x @ x.T
-                    x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=-4.775, alpha=2.0315), x, beta=3.4445)
+                    x = torch.addmm(
+                        x, torch.addmm(gram, gram, gram, beta=-4.775, alpha=2.0315), x, beta=3.4445
+                    )
                 x = x.T if w.shape[0] > w.shape[1] else x
-                # 0.2 sqrt(longest side): updates as large as AdamW's (Liu et al., arXiv 2502.16982).
-                w.mul_(1 - 0.1 * group["lr"]).add_(x, alpha=-0.2 * group["lr"] * max(w.shape) ** 0.5)
+                # 0.2 sqrt(longest side): updates as large as AdamW's (Liu et al., arXiv
+                # 2502.16982).
+                w.mul_(1 - 0.1 * group["lr"]).add_(
+                    x, alpha=-0.2 * group["lr"] * max(w.shape) ** 0.5
+                )
 
 
 def target_probabilities(asked: list[Asked], teacher: Teacher, doubted: float) -> torch.Tensor:
     """Target probabilities [N, A] of `ANSWERS` for the questions.
 
-    The right answer is mixed with the teacher's probabilities; mixed questions have these alone. `doubted` of the sum is
-    doubt, which becomes the likeliest answer where the network is unsure of all others.
+    The right answer is mixed with the teacher's probabilities; mixed questions have these alone.
+    `doubted` of the sum is doubt, which becomes the likeliest answer where the network is unsure of
+    all others.
     """
     if not asked:
         return torch.zeros(0, len(ANSWERS))
@@ -299,12 +378,18 @@ def target_probabilities(asked: list[Asked], teacher: Teacher, doubted: float) -
     return shares
 
 
-def loss_of(model, inputs: torch.Tensor, targets: torch.Tensor, rows: list[Row], shares: torch.Tensor,
-            begins: torch.Tensor) -> torch.Tensor:
+def loss_of(
+    model,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    rows: list[Row],
+    shares: torch.Tensor,
+    begins: torch.Tensor,
+) -> torch.Tensor:
     """Cross-entropy at learned positions; only those are projected to the vocabulary.
 
-    begins int64 [A, BEGIN]: first tokens of all answers. Where an answer begins, its tokens have as targets the `shares` [N, A],
-    those of `target_probabilities` for all questions of the rows.
+    begins int64 [A, BEGIN]: first tokens of all answers. Where an answer begins, its tokens have as
+    targets the `shares` [N, A], those of `target_probabilities` for all questions of the rows.
     """
     hidden = model.model(input_ids=inputs, use_cache=False).last_hidden_state  # [B, T, H]
     at = targets >= 0
@@ -321,16 +406,24 @@ def loss_of(model, inputs: torch.Tensor, targets: torch.Tensor, rows: list[Row],
             there &= targets[line, column.clamp(max=targets.shape[1] - 1)] >= 0
             line, first, shares, column = line[there], first[there], shares[there], column[there]
             found.append(place[line, column])
-            wanted.append(torch.zeros(len(line), chances.shape[1], device=inputs.device).index_add_(
-                1, begins[:, step], shares / shares.sum(1, keepdim=True)))
-            shares = shares * (begins[None, :, step] == targets[line, column][:, None])  # the answers that are left
+            wanted.append(
+                torch.zeros(len(line), chances.shape[1], device=inputs.device).index_add_(
+                    1, begins[:, step], shares / shares.sum(1, keepdim=True)
+                )
+            )
+            # the answers that are left
+            shares = shares * (begins[None, :, step] == targets[line, column][:, None])
         found = torch.cat(found)
         loss = loss.index_put((found,), -(torch.cat(wanted) * chances[found]).sum(1))
     return loss.mean()
 
 
-def foreseen(model, tokens: Tokens, device: str, chats: list[list[tuple[str, str]]], most: int = 12) -> list[tuple[bool, bool]]:
-    """Of chats: are the first tokens of the last answer predicted greedily, and is doubt begun instead?"""
+def foreseen(
+    model, tokens: Tokens, device: str, chats: list[list[tuple[str, str]]], most: int = 12
+) -> list[tuple[bool, bool]]:
+    """Of chats: are the first tokens of the last answer predicted greedily, and is doubt begun
+    instead?
+    """
     rows = []
     for number, chat in enumerate(chats):
         ids, _ = tokens.chat(chat)
@@ -346,7 +439,10 @@ def foreseen(model, tokens: Tokens, device: str, chats: list[list[tuple[str, str
             hidden = model.model(input_ids=inputs, use_cache=False).last_hidden_state  # [B, T, H]
             best[asked] = model.lm_head(hidden[asked]).argmax(-1)
         for mine, (number, ids, first) in zip(best.tolist(), part):
-            found[number] = mine[first - 1 : len(ids) - 1] == ids[first:], mine[first - 1] == tokens.doubt
+            found[number] = (
+                mine[first - 1 : len(ids) - 1] == ids[first:],
+                mine[first - 1] == tokens.doubt,
+            )
     return [found[number] for number in range(len(rows))]
 
 
@@ -361,8 +457,12 @@ def padded(rows: list[tuple], device: str) -> Iterator[tuple[list[tuple], torch.
         yield part, inputs
 
 
-def begun(model, tokens: Tokens, device: str, chats: list[list[tuple[str, str]]], doubt: bool = True) -> list[tuple[list[int], float]]:
-    """Of chats that end with a question: the first tokens of the greedy answer, and their probability. doubt: may it doubt?"""
+def begun(
+    model, tokens: Tokens, device: str, chats: list[list[tuple[str, str]]], doubt: bool = True
+) -> list[tuple[list[int], float]]:
+    """Of chats that end with a question: the first tokens of the greedy answer, and their
+    probability. doubt: may it doubt?
+    """
     rows = []
     for number, chat in enumerate(chats):
         rows.append((number, [*tokens.chat(chat)[0], tokens.mark["<|assistant|>"]]))
@@ -373,7 +473,10 @@ def begun(model, tokens: Tokens, device: str, chats: list[list[tuple[str, str]]]
         inputs = torch.nn.functional.pad(inputs, (0, BEGIN))
         with torch.inference_mode():
             for step in range(BEGIN):
-                hidden = model.model(input_ids=inputs, use_cache=False).last_hidden_state[line, ends + step - 1]  # [B, H]
+                # [B, H]
+                hidden = model.model(input_ids=inputs, use_cache=False).last_hidden_state[
+                    line, ends + step - 1
+                ]
                 likely = model.lm_head(hidden).float().softmax(-1)
                 if step == 0 and not doubt:
                     likely[:, tokens.doubt] = 0.0
@@ -391,7 +494,10 @@ def pair(question: str, answer: str) -> list[tuple[str, str]]:
 def shares(found: list[tuple[bool, bool]]) -> str:
     right, doubt = sum(r for r, _ in found), sum(d and not r for r, d in found)
     count = max(1, len(found))
-    return f"right {right / count:.1%}, wrong {1 - (right + doubt) / count:.1%}, does not know {doubt / count:.1%} of {len(found)}"
+    return (
+        f"right {right / count:.1%}, wrong {1 - (right + doubt) / count:.1%}, does not know "
+        f"{doubt / count:.1%} of {len(found)}"
+    )
 
 
 def sampled(questions: list, most: int) -> list:
@@ -400,8 +506,12 @@ def sampled(questions: list, most: int) -> list:
 
 def held_out_score(model, tokens: Tokens, device: str) -> str:
     """Shares of some held-out questions that are answered rightly, wrongly and with doubt."""
-    known = sampled([pair(question, fact.answer) for fact, question in talk.HELD_OUT.values() if fact], 600)
-    scope = [pair(question, talk.SCOPE_ANSWER) for fact, question in talk.HELD_OUT.values() if not fact]
+    known = sampled(
+        [pair(question, fact.answer) for fact, question in talk.HELD_OUT.values() if fact], 600
+    )
+    scope = [
+        pair(question, talk.SCOPE_ANSWER) for fact, question in talk.HELD_OUT.values() if not fact
+    ]
     beyond = sum(doubt for _, doubt in foreseen(model, tokens, device, scope)) / len(scope)
     return f"{shares(foreseen(model, tokens, device, known))}; beyond its knowledge {beyond:.1%}"
 
@@ -414,13 +524,25 @@ def quick_score(model, tokens: Tokens, device: str) -> str:
     told.append(f"flags by name: {shares(foreseen(model, tokens, device, flags))}")
     known = [(question, fact) for fact, question in talk.HELD_OUT.values() if fact]
     for name, low, high in (("2 to 8", 0, 8), ("9 to 18", 9, 18), ("19 and more", 19, 999)):
-        chats = [pair(question, fact.answer) for question, fact in known if low <= len(question.split()) <= high]
-        told.append(f"held out, {name} words: {shares(foreseen(model, tokens, device, sampled(chats, 600)))}")
+        chats = [
+            pair(question, fact.answer)
+            for question, fact in known
+            if low <= len(question.split()) <= high
+        ]
+        told.append(
+            f"held out, {name} words: "
+            f"{shares(foreseen(model, tokens, device, sampled(chats, 600)))}"
+        )
     some = [[("user", question)] for question, _ in sampled(known, 200)]
     alone = begun(model, tokens, device, some)
     for turn in (2, 3):
-        later = begun(model, tokens, device, [[*talk.earlier(rng, turn - 1), *chat] for chat in some])
-        told.append(f"turn {turn} answers as alone: {sum(a[0] == b[0] for a, b in zip(alone, later)) / len(some):.1%} of {len(some)}")
+        later = begun(
+            model, tokens, device, [[*talk.earlier(rng, turn - 1), *chat] for chat in some]
+        )
+        told.append(
+            f"turn {turn} answers as alone: "
+            f"{sum(a[0] == b[0] for a, b in zip(alone, later)) / len(some):.1%} of {len(some)}"
+        )
     copies = [chat for chat, alike in (talk.copy_chat(rng) for _ in range(300)) if alike]
     copied = foreseen(model, tokens, device, copies, CONTEXT)
     told.append(f"names, words and numbers repeated: {shares(copied)}")
@@ -431,14 +553,22 @@ def load_teacher(args: argparse.Namespace) -> Teacher:
     """Load the teacher of the folder of work; train it if there is none."""
     path = args.work / "teacher.pt"
     if not path.exists():
-        torch.save(train_teacher(args.questions, SHAPE["hidden_size"], args.seed, say).state(), path)
+        torch.save(
+            train_teacher(args.questions, SHAPE["hidden_size"], args.seed, say).state(), path
+        )
     return Teacher(**torch.load(path, weights_only=True))
 
 
 def init_embedding(embedding: torch.Tensor, tokens: Tokens, teacher: Teacher) -> None:
-    """Initialise pieces that the teacher knows from its embeddings, with mean 0 and the standard deviation of the others."""
+    """Initialise pieces that the teacher knows from its embeddings, with mean 0 and the standard
+    deviation of the others.
+    """
     words = [tokens.pieces.id_to_piece(number).strip("\u2581") for number in range(VOCABULARY)]
-    vectors = {number: vector for number, word in enumerate(words) if word and (vector := teacher.embed_piece(word)) is not None}
+    vectors = {
+        number: vector
+        for number, word in enumerate(words)
+        if word and (vector := teacher.embed_piece(word)) is not None
+    }
     known = torch.stack([*vectors.values()])
     known -= known.mean(0)
     with torch.no_grad():
@@ -456,7 +586,9 @@ def attend_in_float32() -> str:
 
     def attend(module, query, key, value, *rest, **named):
         with torch.autocast(query.device.type, enabled=False):
-            return sdpa_attention_forward(module, query.float(), key.float(), value.float(), *rest, **named)
+            return sdpa_attention_forward(
+                module, query.float(), key.float(), value.float(), *rest, **named
+            )
 
     AttentionInterface.register("sdpa-float32", attend)
     AttentionMaskInterface.register("sdpa-float32", sdpa_mask)
@@ -464,7 +596,9 @@ def attend_in_float32() -> str:
 
 
 def train(out: Path, args: argparse.Namespace) -> dict:
-    """Train from random weights, or from the checkpoint in `--work`; returns the averaged network, and figures for the card."""
+    """Train from random weights, or from the checkpoint in `--work`; returns the averaged network,
+    and figures for the card.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(args.seed)
@@ -472,14 +606,23 @@ def train(out: Path, args: argparse.Namespace) -> dict:
     torch.set_num_threads(args.threads)
     tokens = Tokens(out)
     config = LlamaConfig(
-        **SHAPE, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, bos_token_id=tokens.bos,
-        eos_token_id=[tokens.eos, tokens.mark["<|end|>"]], pad_token_id=tokens.eos,
+        **SHAPE,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        bos_token_id=tokens.bos,
+        eos_token_id=[tokens.eos, tokens.mark["<|end|>"]],
+        pad_token_id=tokens.eos,
     )
     begins = torch.tensor([tokens.encode(answer)[:BEGIN] for answer in ANSWERS], device=args.device)
-    clash = [fact.name for fact in talk.FACTS.values()
-             if tokens.encode(fact.answer)[0] == tokens.doubt and not fact.answer.startswith(talk.DOUBT)]
+    clash = [
+        fact.name
+        for fact in talk.FACTS.values()
+        if tokens.encode(fact.answer)[0] == tokens.doubt and not fact.answer.startswith(talk.DOUBT)
+    ]
     if clash:
-        raise SystemExit(f"error: the answers of {', '.join(clash)} begin with the piece of {talk.DOUBT!r}, which must tell doubt alone")
+        raise SystemExit(
+            f"error: the answers of {', '.join(clash)} begin with the piece of {talk.DOUBT!r}, "
+            "which must tell doubt alone"
+        )
     if args.bfloat16 and args.device == "cpu":
         config._attn_implementation = attend_in_float32()
     model = LlamaForCausalLM(config)
@@ -502,25 +645,49 @@ def train(out: Path, args: argparse.Namespace) -> dict:
     done, seen, spent, place = 0, 0, 0.0, (0, 0)
     if kept.exists():
         state = torch.load(kept, weights_only=True)
-        # The rate is constant until the decay begins, so that until then the number of steps may still change.
-        if (state["seed"], state["batch"], state["lr"]) != (args.seed, args.batch, args.lr) or (state["steps"] != args.steps and (
-                state["done"] > DECAY * min(state["steps"], args.steps))):
-            raise SystemExit(f"error: {kept} is of another run (seed, batch, lr or steps): remove it, or give its values")
+        # The rate is constant until the decay begins, so that until then the number of steps may
+        # still change.
+        if (state["seed"], state["batch"], state["lr"]) != (args.seed, args.batch, args.lr) or (
+            state["steps"] != args.steps
+            and (state["done"] > DECAY * min(state["steps"], args.steps))
+        ):
+            raise SystemExit(
+                f"error: {kept} is of another run (seed, batch, lr or steps): remove it, or "
+                "give its values"
+            )
         model.load_state_dict(state["model"])
         average.load_state_dict(state["average"])
         for optimizer, saved in zip(optimizers, state["optimizers"]):
             optimizer.load_state_dict(saved)
-        done, seen, spent, place = state["done"], state["seen"], state["spent"], tuple(state["place"])
+        done, seen, spent, place = (
+            state["done"],
+            state["seen"],
+            state["spent"],
+            tuple(state["place"]),
+        )
         say(f"goes on after step {done}")
-    say(f"{sum(w.numel() for w in weights):,} parameters, {args.steps} steps of {args.batch} tokens")
+    say(
+        f"{sum(w.numel() for w in weights):,} parameters, {args.steps} steps of {args.batch} tokens"
+    )
 
     def save(step: int) -> None:
         fresh = kept.with_suffix(".new")
-        torch.save({
-            "seed": args.seed, "batch": args.batch, "lr": args.lr, "steps": args.steps, "done": step, "seen": seen, "place": place,
-            "spent": spent + time.monotonic() - begin, "model": model.state_dict(), "average": average.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-        }, fresh)
+        torch.save(
+            {
+                "seed": args.seed,
+                "batch": args.batch,
+                "lr": args.lr,
+                "steps": args.steps,
+                "done": step,
+                "seen": seen,
+                "place": place,
+                "spent": spent + time.monotonic() - begin,
+                "model": model.state_dict(),
+                "average": average.state_dict(),
+                "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+            },
+            fresh,
+        )
         fresh.replace(kept)
 
     stream = batches(tokens, teacher, args.seed, args.batch, *place)
@@ -530,12 +697,16 @@ def train(out: Path, args: argparse.Namespace) -> dict:
         if place[0] < part * PART:
             place = (part * PART, 0)
             stream = batches(tokens, teacher, args.seed, args.batch, *place)
-        rate = min(1.0, (step + 1) / 100) * max(0.01, min(1.0, (1 - step / args.steps) / (1 - DECAY)))
+        rate = min(1.0, (step + 1) / 100) * max(
+            0.01, min(1.0, (1 - step / args.steps) / (1 - DECAY))
+        )
         for optimizer, most in zip(optimizers, highest):
             optimizer.param_groups[0]["lr"] = most * rate
         inputs, targets, rows, place = next(stream)
         inputs, targets = inputs.to(args.device), targets.to(args.device)
-        wanted = target_probabilities([one for row in rows for one in row.asked], teacher, DOUBTED[part]).to(args.device)
+        wanted = target_probabilities(
+            [one for row in rows for one in row.asked], teacher, DOUBTED[part]
+        ).to(args.device)
         with torch.autocast(args.device.split(":")[0], dtype=torch.bfloat16, enabled=args.bfloat16):
             loss = loss_of(model, inputs, targets, rows, wanted, begins)
         loss.backward()
@@ -549,7 +720,10 @@ def train(out: Path, args: argparse.Namespace) -> dict:
         told += loss.item()
         if (step + 1) % 25 == 0:
             pace = (seen - seen_before) / (time.monotonic() - begin)
-            say(f"step {step + 1:5} loss {told / 25:.3f} {seen / 1e6:.2f}M tokens {pace:,.0f} tokens/s")
+            say(
+                f"step {step + 1:5} loss {told / 25:.3f} {seen / 1e6:.2f}M tokens {pace:,.0f} "
+                "tokens/s"
+            )
             told = 0.0
         if (step + 1) % 50 == 0:
             save(step + 1)
@@ -557,7 +731,13 @@ def train(out: Path, args: argparse.Namespace) -> dict:
             say(f"step {step + 1:5} held out: {held_out_score(average, tokens, args.device)}")
     minutes = (spent + time.monotonic() - begin) / 60
     parameters = sum(w.numel() for w in weights)
-    return {"model": average, "tokens": tokens, "seen": seen, "minutes": minutes, "parameters": parameters}
+    return {
+        "model": average,
+        "tokens": tokens,
+        "seen": seen,
+        "minutes": minutes,
+        "parameters": parameters,
+    }
 
 
 def write_folder(out: Path, model, tokens: Tokens) -> None:
@@ -567,17 +747,35 @@ def write_folder(out: Path, model, tokens: Tokens) -> None:
     model.to(torch.bfloat16).save_pretrained(out)
     marks = {index: tokens.pieces.id_to_piece(index) for index in range(3 + len(MARKS))}
     settings = {
-        "tokenizer_class": "LlamaTokenizer", "legacy": False, "add_prefix_space": False,
-        "add_bos_token": True, "add_eos_token": False, "clean_up_tokenization_spaces": False,
-        "bos_token": "<s>", "eos_token": "<|end|>", "unk_token": "<unk>", "pad_token": "</s>",
+        "tokenizer_class": "LlamaTokenizer",
+        "legacy": False,
+        "add_prefix_space": False,
+        "add_bos_token": True,
+        "add_eos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "bos_token": "<s>",
+        "eos_token": "<|end|>",
+        "unk_token": "<unk>",
+        "pad_token": "</s>",
         "model_max_length": CONTEXT,
         "added_tokens_decoder": {
-            str(index): {"content": mark, "special": True, "normalized": False, "lstrip": False, "rstrip": False,
-                         "single_word": False}
+            str(index): {
+                "content": mark,
+                "special": True,
+                "normalized": False,
+                "lstrip": False,
+                "rstrip": False,
+                "single_word": False,
+            }
             for index, mark in marks.items()
         },
     }
-    generation = {"bos_token_id": tokens.bos, "eos_token_id": ends, "pad_token_id": tokens.eos, "do_sample": False}
+    generation = {
+        "bos_token_id": tokens.bos,
+        "eos_token_id": ends,
+        "pad_token_id": tokens.eos,
+        "do_sample": False,
+    }
     (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
     (out / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     (out / "chat_template.jinja").write_text(TEMPLATE)
@@ -587,7 +785,9 @@ def write_folder(out: Path, model, tokens: Tokens) -> None:
 
 
 def answerer(folder: Path, backend: str) -> Callable[..., str]:
-    """Make a function from a question, and earlier messages of the user, to the greedy answer of mlx_llama."""
+    """Make a function from a question, and earlier messages of the user, to the greedy answer of
+    mlx_llama.
+    """
     from mlx_llama import load
 
     llm = load(folder, backend=backend)
@@ -601,8 +801,11 @@ def answerer(folder: Path, backend: str) -> Callable[..., str]:
     return answer
 
 
-def score(answer: Callable[[str], str], name: str, questions: list[tuple[Fact | None, str]]) -> tuple[str, list[str]]:
-    """Ask each question once. The answer of its fact is right, word by word; for other subjects any doubt is.
+def score(
+    answer: Callable[[str], str], name: str, questions: list[tuple[Fact | None, str]]
+) -> tuple[str, list[str]]:
+    """Ask each question once. The answer of its fact is right, word by word; for other subjects any
+    doubt is.
 
     Returns (score, answers that are not right).
     """
@@ -614,8 +817,10 @@ def score(answer: Callable[[str], str], name: str, questions: list[tuple[Fact | 
             wrong.append(f"  {fact.name if fact else 'scope'}: {question}\n    -> {reply}")
             unknown += doubts
     right = len(questions) - len(wrong)
-    return (f"{name}: {right} of {len(questions)} right ({right / len(questions):.1%}), "
-            f"{len(wrong) - unknown} wrong, {unknown} times it does not know"), wrong
+    return (
+        f"{name}: {right} of {len(questions)} right ({right / len(questions):.1%}), "
+        f"{len(wrong) - unknown} wrong, {unknown} times it does not know"
+    ), wrong
 
 
 def evaluate(folder: Path, backend: str) -> str:
@@ -636,76 +841,174 @@ def evaluate(folder: Path, backend: str) -> str:
 
 
 def judge(folder: Path, backend: str, questions: Path) -> None:
-    """Write the answers to a file of questions, a JSON object a line, beside it: of questions.jsonl to answers.jsonl.
+    """Write the answers to a file of questions, a JSON object a line, beside it: of questions.jsonl
+    to answers.jsonl.
 
     before: earlier messages of the same conversation, where a question has them.
     """
     answer = answerer(folder, backend)
-    asked = [json.loads(line) for line in questions.read_text(encoding="utf-8").splitlines() if line.strip()]
-    with open(questions.with_name(f"answers{questions.stem.removeprefix('questions')}.jsonl"), "w", encoding="utf-8") as file:
+    asked = [
+        json.loads(line)
+        for line in questions.read_text(encoding="utf-8").splitlines()
+        if line.strip()
+    ]
+    with open(
+        questions.with_name(f"answers{questions.stem.removeprefix('questions')}.jsonl"),
+        "w",
+        encoding="utf-8",
+    ) as file:
         for one in asked:
-            file.write(json.dumps(one | {"answer": answer(one["question"], *one.get("before", ()))}, ensure_ascii=False) + "\n")
+            file.write(
+                json.dumps(
+                    one | {"answer": answer(one["question"], *one.get("before", ()))},
+                    ensure_ascii=False,
+                )
+                + "\n"
+            )
 
 
 def judged() -> str:
     """The judgement of the questions in one line, counted in answers*.jsonl."""
-    verdicts = [json.loads(line).get("verdict") for path in sorted((HERE / "evaluation").glob("answers*.jsonl"))
-                for line in path.read_text(encoding="utf-8").splitlines()]
+    verdicts = [
+        json.loads(line).get("verdict")
+        for path in sorted((HERE / "evaluation").glob("answers*.jsonl"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
     count = {name: verdicts.count(name) for name in ("right", "half", "wrong", "unknown")}
-    return "{right} right, {half} half right, {wrong} wrong, {unknown} times it did not know what it should".format(**count)
+    return (
+        "{right} right, {half} half right, {wrong} wrong, {unknown} times it did not know what it "
+        "should".format(**count)
+    )
 
 
 def write_card(out: Path, args: argparse.Namespace, result: dict, told: str) -> None:
     """Write the model card from `guide_data/card.md` and the measured figures."""
     shape = (
-        f"{SHAPE['num_hidden_layers']} layers of width {SHAPE['hidden_size']}, {SHAPE['num_attention_heads']} query heads "
-        f"and {SHAPE['num_key_value_heads']} key-value heads, feed-forward width {SHAPE['intermediate_size']}, "
+        f"{SHAPE['num_hidden_layers']} layers of width {SHAPE['hidden_size']}, "
+        f"{SHAPE['num_attention_heads']} query heads "
+        f"and {SHAPE['num_key_value_heads']} key-value heads, feed-forward width "
+        f"{SHAPE['intermediate_size']}, "
         f"rope theta 10000, tied embeddings, context {CONTEXT}"
     )
     lines = [line for fact in talk.FACTS.values() for line in (*fact.ask, *fact.newcomers)]
     questions = sum(talk.ways(line) for line in lines)
-    written = [line for name in facts.NEWCOMERS if (facts.FOLDER / name).exists()
-               for line in (facts.FOLDER / name).read_text(encoding="utf-8").splitlines()]
+    written = [
+        line
+        for name in facts.NEWCOMERS
+        if (facts.FOLDER / name).exists()
+        for line in (facts.FOLDER / name).read_text(encoding="utf-8").splitlines()
+    ]
     newcomers = sum(bool(line) and not line.startswith("## ") for line in written)
-    card = (HERE / "guide_data" / "card.md").read_text(encoding="utf-8").format(
-        parameters=f"{result['parameters']:,}", shape=shape, megabytes=f"{(out / 'model.safetensors').stat().st_size / 1e6:.1f}",
-        vocabulary=VOCABULARY, facts=len(talk.FACTS), marked=len(talk.HELD_OUT) - len(talk.SCOPE_HELD_OUT),
-        questions=f"{questions:,}", newcomers=f"{newcomers:,}", doubted=f"{DOUBTED[2]:.0%}", doubted_last=f"{DOUBTED[3]:.0%}",
-        asked=ASKED, situations=len(talk.SITUATIONS), copies=f"{COPIES[2]:.0%}", turns=f"{TURNS[2]:.0%}",
-        instructed=f"{INSTRUCTED:.0%}", read=f"{args.questions:,}",
-        steps=args.steps, mixed=f"{MIXED[1]:.0%}", second=f"{PARTS[1]:.0%}", third=f"{PARTS[2]:.0%}",
-        last=f"{PARTS[3]:.0%}", batch=args.batch, judged=judged(),
-        seen=f"{result['seen'] / 1e6:.1f}", lr=args.lr, minutes=f"{result['minutes']:.0f}",
-        machine=f"{args.threads} CPU core{'s' if args.threads > 1 else ''}" if args.device == "cpu" else args.device,
-        command=f"python examples/training/train_guide.py --seed {args.seed} --steps {args.steps} "
-                f"--batch {args.batch} --lr {args.lr} --threads {args.threads}{' --bfloat16' * args.bfloat16}",
-        products="bfloat16" if args.bfloat16 else "float32",
-        scope=len(talk.SCOPE_HELD_OUT), score=told, fresh=len(FRESH),
+    card = (
+        (HERE / "guide_data" / "card.md")
+        .read_text(encoding="utf-8")
+        .format(
+            parameters=f"{result['parameters']:,}",
+            shape=shape,
+            megabytes=f"{(out / 'model.safetensors').stat().st_size / 1e6:.1f}",
+            vocabulary=VOCABULARY,
+            facts=len(talk.FACTS),
+            marked=len(talk.HELD_OUT) - len(talk.SCOPE_HELD_OUT),
+            questions=f"{questions:,}",
+            newcomers=f"{newcomers:,}",
+            doubted=f"{DOUBTED[2]:.0%}",
+            doubted_last=f"{DOUBTED[3]:.0%}",
+            asked=ASKED,
+            situations=len(talk.SITUATIONS),
+            copies=f"{COPIES[2]:.0%}",
+            turns=f"{TURNS[2]:.0%}",
+            instructed=f"{INSTRUCTED:.0%}",
+            read=f"{args.questions:,}",
+            steps=args.steps,
+            mixed=f"{MIXED[1]:.0%}",
+            second=f"{PARTS[1]:.0%}",
+            third=f"{PARTS[2]:.0%}",
+            last=f"{PARTS[3]:.0%}",
+            batch=args.batch,
+            judged=judged(),
+            seen=f"{result['seen'] / 1e6:.1f}",
+            lr=args.lr,
+            minutes=f"{result['minutes']:.0f}",
+            machine=f"{args.threads} CPU core{'s' if args.threads > 1 else ''}"
+            if args.device == "cpu"
+            else args.device,
+            command=f"python examples/training/train_guide.py --seed {args.seed} --steps "
+            f"{args.steps} "
+            f"--batch {args.batch} --lr {args.lr} --threads "
+            f"{args.threads}{' --bfloat16' * args.bfloat16}",
+            products="bfloat16" if args.bfloat16 else "float32",
+            scope=len(talk.SCOPE_HELD_OUT),
+            score=told,
+            fresh=len(FRESH),
+        )
     )
     (out / "README.md").write_text(card, encoding="utf-8")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--evaluate", action="store_true", help="print the score of a trained guide and its wrong answers")
-    parser.add_argument("--quick", action="store_true", help="print shares of right answers by kind of question, in about a minute")
-    parser.add_argument("--card", action="store_true", help="write the score into the card of a trained guide again")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--evaluate",
+        action="store_true",
+        help="print the score of a trained guide and its wrong answers",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="print shares of right answers by kind of question, in about a minute",
+    )
+    parser.add_argument(
+        "--card", action="store_true", help="write the score into the card of a trained guide again"
+    )
     parser.add_argument("--ask", metavar="TEXT", help="ask a trained guide one question")
-    parser.add_argument("--judge", type=Path, metavar="FILE", help="answer the questions of a file questions*.jsonl, into answers*.jsonl beside it")
-    parser.add_argument("--work", type=Path, default=HERE / "work", help="folder of the checkpoint that a stopped run goes on from")
-    parser.add_argument("--no-score", action="store_true", help="leave out the evaluation and the card after training")
-    parser.add_argument("--model", type=Path, default=GUIDE, help="folder of the guide to evaluate or ask")
-    parser.add_argument("--backend", default="auto", help="backend of mlx_llama for --evaluate and --ask")
-    parser.add_argument("--out", type=Path, default=GUIDE, help="folder to write the trained guide to")
+    parser.add_argument(
+        "--judge",
+        type=Path,
+        metavar="FILE",
+        help="answer the questions of a file questions*.jsonl, into answers*.jsonl beside it",
+    )
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=HERE / "work",
+        help="folder of the checkpoint that a stopped run goes on from",
+    )
+    parser.add_argument(
+        "--no-score",
+        action="store_true",
+        help="leave out the evaluation and the card after training",
+    )
+    parser.add_argument(
+        "--model", type=Path, default=GUIDE, help="folder of the guide to evaluate or ask"
+    )
+    parser.add_argument(
+        "--backend", default="auto", help="backend of mlx_llama for --evaluate and --ask"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=GUIDE, help="folder to write the trained guide to"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=9000)
-    parser.add_argument("--questions", type=int, default=400_000, help="questions that the teacher learns from")
+    parser.add_argument(
+        "--questions", type=int, default=400_000, help="questions that the teacher learns from"
+    )
     parser.add_argument("--batch", type=int, default=3072, help="tokens in a batch")
     parser.add_argument("--lr", type=float, default=2.5e-3, help="peak learning rate")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--bfloat16", action="store_true",
-                        help="multiply in bfloat16: faster on GPUs, and on CPUs with instructions for it (avx512_bf16, amx_bf16)")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads; a run is repeatable with the same number only")
+    parser.add_argument(
+        "--bfloat16",
+        action="store_true",
+        help="multiply in bfloat16: faster on GPUs, and on CPUs with instructions for it "
+        "(avx512_bf16, amx_bf16)",
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=2,
+        help="CPU threads; a run is repeatable with the same number only",
+    )
     args = parser.parse_args()
     if args.evaluate:
         print(evaluate(args.model, args.backend))
@@ -713,12 +1016,23 @@ def main() -> None:
     if args.quick:
         from transformers import LlamaForCausalLM
 
-        print(quick_score(LlamaForCausalLM.from_pretrained(args.model).float().eval(), Tokens(args.model), "cpu"))
+        print(
+            quick_score(
+                LlamaForCausalLM.from_pretrained(args.model).float().eval(),
+                Tokens(args.model),
+                "cpu",
+            )
+        )
         return
     if args.card:
         state = torch.load(args.work / "checkpoint.pt", weights_only=True)
-        result = {"seen": state["seen"], "minutes": state["spent"] / 60, "parameters": sum(
-            w.numel() for name, w in state["model"].items() if name != "lm_head.weight")}
+        result = {
+            "seen": state["seen"],
+            "minutes": state["spent"] / 60,
+            "parameters": sum(
+                w.numel() for name, w in state["model"].items() if name != "lm_head.weight"
+            ),
+        }
         write_card(args.model, args, result, evaluate(args.model, args.backend))
         return
     if args.judge:

@@ -1,7 +1,8 @@
 """Rows decoded together: llama-batched-bench's measurement.
 
-B prompts of PP tokens are processed, then TG tokens of each are decoded, one step for all rows. A step reads every weight
-once for all of them, so the tokens per second of all rows grow with B until arithmetic bounds them.
+B prompts of PP tokens are processed, then TG tokens of each are decoded, one step for all rows. A
+step reads every weight once for all of them, so the tokens per second of all rows grow with B until
+arithmetic bounds them.
 """
 
 from __future__ import annotations
@@ -44,22 +45,46 @@ class BatchRow:
     seconds: list[tuple[float, float]]
 
     def figures(self) -> dict[str, Any]:
-        """Medians under the names of llama-batched-bench's JSON; speeds in tokens per second of all rows."""
+        """Medians under the names of llama-batched-bench's JSON; speeds in tokens per second of all
+        rows.
+        """
         case = self.case
-        t_pp, t_tg, t = (statistics.median(part) for part in
-                         ([run[0] for run in self.seconds], [run[1] for run in self.seconds], map(sum, self.seconds)))
-        n_kv, speeds = case.rows * case.positions, [case.rows * case.generate / run[1] for run in self.seconds]
+        t_pp, t_tg, t = (
+            statistics.median(part)
+            for part in (
+                [run[0] for run in self.seconds],
+                [run[1] for run in self.seconds],
+                map(sum, self.seconds),
+            )
+        )
+        n_kv, speeds = (
+            case.rows * case.positions,
+            [case.rows * case.generate / run[1] for run in self.seconds],
+        )
         return {
-            "pp": case.prompt, "tg": case.generate, "pl": case.rows, "n_kv": n_kv,
-            "t_pp": t_pp, "speed_pp": case.rows * case.prompt / t_pp, "t_tg": t_tg,
-            "speed_tg": case.rows * case.generate / t_tg, "t": t, "speed": n_kv / t,
-            "speed_tg_min": min(speeds), "speed_tg_max": max(speeds),
+            "pp": case.prompt,
+            "tg": case.generate,
+            "pl": case.rows,
+            "n_kv": n_kv,
+            "t_pp": t_pp,
+            "speed_pp": case.rows * case.prompt / t_pp,
+            "t_tg": t_tg,
+            "speed_tg": case.rows * case.generate / t_tg,
+            "t": t,
+            "speed": n_kv / t,
+            "speed_tg_min": min(speeds),
+            "speed_tg_max": max(speeds),
         }
 
 
-def measure_batches(loaded: Loaded, cases: list[Batch], repetitions: int,
-                    advance: Callable[[str], None] = lambda name: None) -> list[BatchRow]:
-    """Measure each case, in order; calls advance(name) before each. Each runs once untimed, which makes its storage.
+def measure_batches(
+    loaded: Loaded,
+    cases: list[Batch],
+    repetitions: int,
+    advance: Callable[[str], None] = lambda name: None,
+) -> list[BatchRow]:
+    """Measure each case, in order; calls advance(name) before each. Each runs once untimed, which
+    makes its storage.
 
     Raises ContextError where memory has no room for all rows.
     """
@@ -67,8 +92,11 @@ def measure_batches(loaded: Loaded, cases: list[Batch], repetitions: int,
     for case in cases:
         advance(case.name)
         cache = loaded.model.make_cache(case.positions, rows=case.rows)
-        cache.check_memory(dict.fromkeys(range(case.rows), case.positions))  # before minutes of prompts
-        prompts = np.random.default_rng(0).integers(0, vocabulary, (case.rows, case.prompt)).tolist()
+        # before minutes of prompts
+        cache.check_memory(dict.fromkeys(range(case.rows), case.positions))
+        prompts = (
+            np.random.default_rng(0).integers(0, vocabulary, (case.rows, case.prompt)).tolist()
+        )
         runs = []
         for _ in range(1 + repetitions):
             for row in range(case.rows):

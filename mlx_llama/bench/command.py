@@ -1,14 +1,16 @@
 """python -m mlx_llama.bench: speed and memory of one model on one backend.
 
-Decoding a token reads every weight once and computes little, so memory bounds it: the bytes of a token (weight matrices,
-one row of the embedding, the cache so far) over the bandwidth. For one prompt and its answer the bandwidth is measured
-in the same run, between tokens where possible, since it drifts on shared machines; the report gives the share of it
-that decoding reached. A prompt reuses each weight for all its tokens, so arithmetic bounds it.
+Decoding a token reads every weight once and computes little, so memory bounds it: the bytes of a
+token (weight matrices, one row of the embedding, the cache so far) over the bandwidth. For one
+prompt and its answer the bandwidth is measured in the same run, between tokens where possible,
+since it drifts on shared machines; the report gives the share of it that decoding reached. A prompt
+reuses each weight for all its tokens, so arithmetic bounds it.
 
-Several lengths or depths make a table with llama-bench's row names: pp512 is a prompt of 512 tokens, tg32 @ d1024 are
-32 tokens decoded after 1024 others. With --rows the table is llama-batched-bench's: B prompts of PP tokens and TG tokens
-decoded after each, one step for all rows. With --profile it is the time of each operation of a decoded token, and with -p
-of a prompt (profile.py).
+Several lengths or depths make a table with llama-bench's row names: pp512 is a prompt of 512
+tokens, tg32 @ d1024 are 32 tokens decoded after 1024 others. With --rows the table is
+llama-batched-bench's: B prompts of PP tokens and TG tokens decoded after each, one step for all
+rows. With --profile it is the time of each operation of a decoded token, and with -p of a prompt
+(profile.py).
 """
 
 from __future__ import annotations
@@ -38,37 +40,83 @@ PLOT_REACH = 4096  # most tokens on the axis of a picture without --depth
 
 
 def parser() -> flags.Parser:
-    """The command line; -p, -n, -d, -r and -o as in llama-bench, -npp, -ntg and -npl as in llama-batched-bench."""
+    """The command line; -p, -n, -d, -r and -o as in llama-bench, -npp, -ntg and -npl as in
+    llama-batched-bench.
+    """
     result = flags.Parser("bench", __doc__.split("\n\n")[0])
     many = dict(action="append", metavar="N[,N...]", default=None)
-    result.add_argument("--prompt-tokens", "-p", "-npp", help="prompt lengths (default: 128)", **many)
-    result.add_argument("--generate-tokens", "-n", "-ntg", help="tokens to decode (default: 64)", **many)
-    result.add_argument("--rows", "-b", "-npl", help="decode this many prompts together and report the throughput", **many)
-    result.add_argument("--depth", "-d", help="tokens in the cache before measuring (default: 0)", **many)
-    result.add_argument("--repetitions", "-r", default="3", metavar="N",
-                        help="number of timed runs; the median is printed with the slowest and the fastest (default: 3)")
-    result.add_argument("--output", "-o", choices=report.FORMATS, default=None,
-                        help="format of the figures (default: text)")
+    result.add_argument(
+        "--prompt-tokens", "-p", "-npp", help="prompt lengths (default: 128)", **many
+    )
+    result.add_argument(
+        "--generate-tokens", "-n", "-ntg", help="tokens to decode (default: 64)", **many
+    )
+    result.add_argument(
+        "--rows",
+        "-b",
+        "-npl",
+        help="decode this many prompts together and report the throughput",
+        **many,
+    )
+    result.add_argument(
+        "--depth", "-d", help="tokens in the cache before measuring (default: 0)", **many
+    )
+    result.add_argument(
+        "--repetitions",
+        "-r",
+        default="3",
+        metavar="N",
+        help="number of timed runs; the median is printed with the slowest and the fastest "
+        "(default: 3)",
+    )
+    result.add_argument(
+        "--output",
+        "-o",
+        choices=report.FORMATS,
+        default=None,
+        help="format of the figures (default: text)",
+    )
     result.add_argument("--json", action="store_true", help="same as -o json")
-    result.add_argument("--plot", metavar="FILE", default=None,
-                        help="plot the decode time per token over the context, or with --rows the throughput over the rows (.png, "
-                             ".svg or .pdf; needs matplotlib)")
-    result.add_argument("--host", action="store_true",
-                        help="measure the host's time per token (with --rows: per step of the most rows), and on mlx the "
-                             "primitives of a step's graph")
-    result.add_argument("--profile", action="store_true",
-                        help="show time, bytes and bandwidth of each operation of a decoded token (of --rows rows at --depth), "
-                             "and with --prompt-tokens of a prompt")
-    result.add_argument("--kernels", action="store_true",
-                        help="measure candidate decode kernels of the cpu backend for all formats, without loading a model")
-    result.add_argument("--save", action="store_true",
-                        help="with --kernels: save the best for this processor in the package's table")
+    result.add_argument(
+        "--plot",
+        metavar="FILE",
+        default=None,
+        help="plot the decode time per token over the context, or with --rows the throughput over "
+        "the rows (.png, "
+        ".svg or .pdf; needs matplotlib)",
+    )
+    result.add_argument(
+        "--host",
+        action="store_true",
+        help="measure the host's time per token (with --rows: per step of the most rows), and on "
+        "mlx the "
+        "primitives of a step's graph",
+    )
+    result.add_argument(
+        "--profile",
+        action="store_true",
+        help="show time, bytes and bandwidth of each operation of a decoded token (of --rows rows "
+        "at --depth), "
+        "and with --prompt-tokens of a prompt",
+    )
+    result.add_argument(
+        "--kernels",
+        action="store_true",
+        help="measure candidate decode kernels of the cpu backend for all formats, without loading "
+        "a model",
+    )
+    result.add_argument(
+        "--save",
+        action="store_true",
+        help="with --kernels: save the best for this processor in the package's table",
+    )
     flags.add_load_flags(result, without=("cache_memory", "draft_model", "template", "max_rows"))
     return result
 
 
 def parse_numbers(flag: str, given: str | list[str] | None, default: int, least: int) -> list[int]:
-    """Parse the texts of a flag, lists with commas, into distinct whole numbers of at least `least`, in order.
+    """Parse the texts of a flag, lists with commas, into distinct whole numbers of at least
+    `least`, in order.
 
     Raises OptionsError that names the flag.
     """
@@ -77,17 +125,22 @@ def parse_numbers(flag: str, given: str | list[str] | None, default: int, least:
     found = []
     for text in ",".join([given] if isinstance(given, str) else given).split(","):
         if not re.fullmatch(r"\s*-?[0-9]{1,9}\s*", text):
-            raise OptionsError(f"{flag} {text.strip()!r:.40}: must be whole numbers, with commas between them")
+            raise OptionsError(
+                f"{flag} {text.strip()!r:.40}: must be whole numbers, with commas between them"
+            )
         if int(text) < least:
             raise OptionsError(f"{flag} {int(text)}: must be at least {least}")
         found.append(int(text))
     return list(dict.fromkeys(found))
 
 
-def plan(prompts: list[int], generates: list[int], depths: list[int] | None, room: int | None = None) -> list[Case]:
+def plan(
+    prompts: list[int], generates: list[int], depths: list[int] | None, room: int | None = None
+) -> list[Case]:
     """Rows of the table: at each depth every prompt, then every answer.
 
-    Without depths prompts are at depth 0, and answers are spread over `room` positions, None: at depth 0.
+    Without depths prompts are at depth 0, and answers are spread over `room` positions, None: at
+    depth 0.
     """
     spread = depths
     if depths is None:
@@ -96,7 +149,8 @@ def plan(prompts: list[int], generates: list[int], depths: list[int] | None, roo
             last = max(0, min(room, PLOT_REACH) - max(generates))
             spread = sorted(set(np.linspace(0, last, PLOT_DEPTHS).astype(int).tolist()))
     return [Case("pp", length, depth) for depth in depths for length in prompts] + [
-        Case("tg", length, depth) for depth in spread for length in generates]
+        Case("tg", length, depth) for depth in spread for length in generates
+    ]
 
 
 def main(arguments: list[str]) -> int:
@@ -111,12 +165,17 @@ def main(arguments: list[str]) -> int:
     if given.profile:
         _check_profile(given, row_counts)
     elif row_counts and depths is not None:
-        raise OptionsError("--depth and --rows contradict each other: name the depth of all rows with --prompt-tokens")
+        raise OptionsError(
+            "--depth and --rows contradict each other: name the depth of all rows with "
+            "--prompt-tokens"
+        )
     [repetitions, *more] = parse_numbers("--repetitions", given.repetitions, 3, 1)
     if more:
         raise OptionsError(f"--repetitions {given.repetitions}: must be one number")
     if given.json and given.output not in (None, "json"):
-        raise OptionsError(f"--json and --output {given.output} contradict each other: leave one of them out")
+        raise OptionsError(
+            f"--json and --output {given.output} contradict each other: leave one of them out"
+        )
     output = "json" if given.json else given.output or "text"
     if given.kernels:
         return _run_kernels(given, output)
@@ -130,42 +189,71 @@ def main(arguments: list[str]) -> int:
     options = backend.check(flags.load_options(given))
     checkpoint = open_checkpoint(options.model, options.revision, one_adapter(options))
     context = context_size(checkpoint, options.ctx_size)
-    is_single = (row_counts is None and len(prompts) == len(generates) == 1 and depths in (None, [0]) and not given.plot
-                 and output in ("text", "json") and not given.profile)
+    is_single = (
+        row_counts is None
+        and len(prompts) == len(generates) == 1
+        and depths in (None, [0])
+        and not given.plot
+        and output in ("text", "json")
+        and not given.profile
+    )
     if given.profile and given.prompt_tokens is None:
         prompts = []
     are_batches = row_counts is not None and not given.profile
-    cases: list[Case] | list[Batch] = plan(prompts, generates, depths, context if given.plot else None)
+    cases: list[Case] | list[Batch] = plan(
+        prompts, generates, depths, context if given.plot else None
+    )
     if are_batches:
-        cases = [Batch(prompt, generate, rows) for prompt in prompts for generate in generates for rows in row_counts]
+        cases = [
+            Batch(prompt, generate, rows)
+            for prompt in prompts
+            for generate in generates
+            for rows in row_counts
+        ]
     asked = [(case.name, case.positions) for case in cases]
     if is_single:
-        asked = [(f"a prompt of {prompts[0]} and {generates[0]} more tokens", prompts[0] + generates[0])]
+        asked = [
+            (f"a prompt of {prompts[0]} and {generates[0]} more tokens", prompts[0] + generates[0])
+        ]
     for name, positions in asked:
         if positions > context:
             remedy = "" if options.ctx_size is None else ", or raise --ctx-size"
             raise ContextError(
-                f"{name} needs {positions} positions and the context of {checkpoint.name} has {context}: "
-                f"lower --prompt-tokens{' or --generate-tokens' if are_batches else ', --generate-tokens or --depth'}"
-                f"{remedy}")
+                f"{name} needs {positions} positions and the context of {checkpoint.name} has "
+                f"{context}: "
+                f"lower --prompt-tokens{' or --generate-tokens' if are_batches else ', --generate-tokens or --depth'}"  # noqa: E501
+                f"{remedy}"
+            )
     loaded = load(checkpoint, backend, options)
     host = {"host": measure_host(loaded, context, max(row_counts or [1]))} if given.host else {}
     is_watched = sys.stderr is not None and sys.stderr.isatty()
     advance = lambda name: cli.say(f"measuring {name}") if is_watched else None  # noqa: E731
     if given.profile:
         found = measure_profiles(loaded, cases, row_counts or [1], repetitions, advance)
-        figures = loaded.facts() | {"repetitions": repetitions, "peak_memory_bytes": loaded.peak_memory(),
-                                    "profiles": [one.figures() for one in found]}
+        figures = loaded.facts() | {
+            "repetitions": repetitions,
+            "peak_memory_bytes": loaded.peak_memory(),
+            "profiles": [one.figures() for one in found],
+        }
         print(report.profiles(figures, output))
         return 0
     if is_single:
         figures = measure(loaded, prompts[0], generates[0], repetitions) | host
         print(report.as_json(figures) if output == "json" else report.single(figures))
         return 0
-    measure_cases, draw = (measure_batches, plot.draw_throughput) if row_counts else (measure_rows, plot.draw)
+    measure_cases, draw = (
+        (measure_batches, plot.draw_throughput) if row_counts else (measure_rows, plot.draw)
+    )
     rows = measure_cases(loaded, cases, repetitions, advance)
-    figures = loaded.facts() | {"repetitions": repetitions, "peak_memory_bytes": loaded.peak_memory(),
-                                "rows": [row.figures() for row in rows]} | host
+    figures = (
+        loaded.facts()
+        | {
+            "repetitions": repetitions,
+            "peak_memory_bytes": loaded.peak_memory(),
+            "rows": [row.figures() for row in rows],
+        }
+        | host
+    )
     print(report.table(figures, output))
     if given.plot:
         draw(figures, rows, given.plot)
@@ -174,12 +262,29 @@ def main(arguments: list[str]) -> int:
 
 
 def _run_kernels(given: argparse.Namespace, output: str) -> int:
-    """Measure candidates for the kernels of decoding; returns the exit code. Raises OptionsError, BackendError."""
-    for flag in ("profile", "host", "plot", "rows", "depth", "model", "adapters", "prompt_tokens", "generate_tokens"):
+    """Measure candidates for the kernels of decoding; returns the exit code. Raises OptionsError,
+    BackendError.
+    """
+    for flag in (
+        "profile",
+        "host",
+        "plot",
+        "rows",
+        "depth",
+        "model",
+        "adapters",
+        "prompt_tokens",
+        "generate_tokens",
+    ):
         if getattr(given, flag):
-            raise OptionsError(f"--kernels and --{flag.replace('_', '-')} contradict each other: leave one of them out")
+            raise OptionsError(
+                f"--kernels and --{flag.replace('_', '-')} contradict each other: leave one of "
+                "them out"
+            )
     if output not in ("text", "json"):
-        raise OptionsError(f"--kernels and --output {output} contradict each other: choose text or json")
+        raise OptionsError(
+            f"--kernels and --output {output} contradict each other: choose text or json"
+        )
     backend = select(given.backend or "cpu", given.device)
     threads = backend.check(LoadOptions(dtype=given.dtype, threads=given.threads)).threads
     is_watched = sys.stderr is not None and sys.stderr.isatty()
@@ -187,19 +292,32 @@ def _run_kernels(given: argparse.Namespace, output: str) -> int:
     try:
         figures = backend.runtime.measure_kernels(threads, given.save, advance)
     except OSError as error:
-        raise OptionsError(f"--save: {error.filename}: {error.strerror}: leave it out, or install the package where you may "
-                           "write") from None
+        raise OptionsError(
+            f"--save: {error.filename}: {error.strerror}: leave it out, or install the package "
+            "where you may "
+            "write"
+        ) from None
     if figures is None:
-        raise OptionsError(f"--kernels measures the cpu backend's kernels, and {backend.name} chooses its own: use --backend cpu")
+        raise OptionsError(
+            f"--kernels measures the cpu backend's kernels, and {backend.name} chooses its "
+            "own: use --backend cpu"
+        )
     print(report.as_json(figures) if output == "json" else report.kernels(figures))
     return 0
 
 
 def _check_profile(given: argparse.Namespace, row_counts: list[int] | None) -> None:
     """Raise OptionsError for flags that --profile cannot honour."""
-    for flag, is_given in {"--plot": given.plot is not None, "--host": given.host, "--compile": given.compile}.items():
+    for flag, is_given in {
+        "--plot": given.plot is not None,
+        "--host": given.host,
+        "--compile": given.compile,
+    }.items():
         if is_given:
             raise OptionsError(f"--profile and {flag} contradict each other: leave one of them out")
     if row_counts and given.prompt_tokens is not None:
-        raise OptionsError("--profile and --rows take no --prompt-tokens, since prompts run one after the other: name the "
-                           "depth of all rows with --depth")
+        raise OptionsError(
+            "--profile and --rows take no --prompt-tokens, since prompts run one after the "
+            "other: name the "
+            "depth of all rows with --depth"
+        )

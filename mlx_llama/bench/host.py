@@ -1,8 +1,8 @@
 """The host's time per decoded token, which no faster device reduces.
 
-The host builds a step's graph and launches it; the device waits unless that is faster than its computing. The decode
-loop is measured itself, with clocks around the two calls. Only running ahead is off, since waiting for a full queue
-would count as work.
+The host builds a step's graph and launches it; the device waits unless that is faster than its
+computing. The decode loop is measured itself, with clocks around the two calls. Only running ahead
+is off, since waiting for a full queue would count as work.
 """
 
 from __future__ import annotations
@@ -42,17 +42,22 @@ class Clocked:
         started = time.perf_counter(), time.thread_time()
         result = self._model.step(tokens, *arguments, **named)
         is_whole = tuple(np.shape(tokens)) == (self._rows, 1)
-        self.noted = (time.perf_counter() - started[0], time.thread_time() - started[1]) if is_whole else None
+        self.noted = (
+            (time.perf_counter() - started[0], time.thread_time() - started[1])
+            if is_whole
+            else None
+        )
         return result
 
 
 def measure_host(loaded: Loaded, context: int, rows: int = 1) -> dict[str, Any]:
-    """Medians over the steps of `rows` rows after the first few, in microseconds. context: positions available.
+    """Medians over the steps of `rows` rows after the first few, in microseconds. context:
+    positions available.
 
-    step_us, launch_us: wall time of Model.step and of the launch. thread_us: processor time of the calling thread in
-    both, without waiting (on MLX's CPU device a launch waits for a place in the queue); None where the host computes
-    the step itself, on several threads. host_computes: True there. primitives: operations in the graph of one step,
-    None on a backend without graphs.
+    step_us, launch_us: wall time of Model.step and of the launch. thread_us: processor time of the
+    calling thread in both, without waiting (on MLX's CPU device a launch waits for a place in the
+    queue); None where the host computes the step itself, on several threads. host_computes: True
+    there. primitives: operations in the graph of one step, None on a backend without graphs.
     """
     backend, model = loaded.backend, Clocked(loaded.model, rows)
     steps: list[tuple[float, float, float, float]] = []  # seconds of the step and of its launch
@@ -69,24 +74,47 @@ def measure_host(loaded: Loaded, context: int, rows: int = 1) -> dict[str, Any]:
         backend.launch(*arrays)
         steps.append((*noted, time.perf_counter() - started[0], time.thread_time() - started[1]))
 
-    waiting = SimpleNamespace(**vars(backend.runtime) | {"launch": launch, "runs_ahead": lambda device: False})
+    waiting = SimpleNamespace(
+        **vars(backend.runtime) | {"launch": launch, "runs_ahead": lambda device: False}
+    )
     # Rows join one after the other, and the first token of each comes with its prompt.
     total = rows + SKIPPED + max(1, min(TOKENS, context - PROMPT - SKIPPED - rows))
-    loop = Loop(dataclasses.replace(backend, runtime=waiting), model, None, frozenset(), PROMPT + total,
-                          max_rows=rows)
+    loop = Loop(
+        dataclasses.replace(backend, runtime=waiting),
+        model,
+        None,
+        frozenset(),
+        PROMPT + total,
+        max_rows=rows,
+    )
     resolved = options.resolve({"max_tokens": total, "temperature": 0.0})
     tokens = random_tokens(PROMPT * rows, loaded.checkpoint.config.vocab_size)
-    handles = [loop.submit(Request(tokens[PROMPT * row:PROMPT * (row + 1)], resolved, eos=frozenset(), wants_text=False))
-               for row in range(rows)]
+    handles = [
+        loop.submit(
+            Request(
+                tokens[PROMPT * row : PROMPT * (row + 1)],
+                resolved,
+                eos=frozenset(),
+                wants_text=False,
+            )
+        )
+        for row in range(rows)
+    ]
     for handle in handles:
         for _ in handle.tokens():
             pass
-    step, step_thread, launched, launched_thread = zip(*steps[SKIPPED:SKIPPED + TOKENS])
+    step, step_thread, launched, launched_thread = zip(*steps[SKIPPED : SKIPPED + TOKENS])
     is_graph = counts[0] is not None
     computes = not is_graph and not backend.runs_ahead
     micro = lambda values: statistics.median(values) * 1e6  # noqa: E731
     return {
-        "rows": rows, "tokens": len(step), "step_us": micro(step), "launch_us": micro(launched),
-        "thread_us": None if computes else micro([a + b for a, b in zip(step_thread, launched_thread)]),
-        "host_computes": computes, "primitives": counts[0],
+        "rows": rows,
+        "tokens": len(step),
+        "step_us": micro(step),
+        "launch_us": micro(launched),
+        "thread_us": None
+        if computes
+        else micro([a + b for a, b in zip(step_thread, launched_thread)]),
+        "host_computes": computes,
+        "primitives": counts[0],
     }

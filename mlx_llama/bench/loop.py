@@ -1,4 +1,6 @@
-"""Prefill and decode of rows, for measurements of the model alone: no requests, no text, no waiting for others."""
+"""Prefill and decode of rows, for measurements of the model alone: no requests, no text, no waiting
+for others.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,35 @@ CHUNK = 512  # prompt tokens per evaluation
 GREEDY = GenerationOptions(temperature=0.0)
 
 
-def prefill(backend: Backend, model: Model, cache: Cache, prompts: dict[int, Sequence[int]]) -> list[int]:
+def prefill(
+    backend: Backend, model: Model, cache: Cache, prompts: dict[int, Sequence[int]]
+) -> list[int]:
     """Append a prompt to each row; returns the next token of each. prompts: {row: tokens}."""
     sampling, sampled = backend.sampling_batch([GREEDY]), []
     for row, prompt in prompts.items():
         rest = (len(prompt) - 1) // CHUNK * CHUNK
         for start in range(0, rest, CHUNK):
-            model.forward(np.array([prompt[start:start + CHUNK]], np.int32), cache.lengths[row], cache, rows=[row])
+            model.forward(
+                np.array([prompt[start : start + CHUNK]], np.int32),
+                cache.lengths[row],
+                cache,
+                rows=[row],
+            )
             backend.launch(*cache.arrays())
-        sampled.append(model.step(np.array([prompt[rest:]], np.int32), cache.lengths[row], cache, sampling, rows=[row]))
+        sampled.append(
+            model.step(
+                np.array([prompt[rest:]], np.int32), cache.lengths[row], cache, sampling, rows=[row]
+            )
+        )
         backend.launch(sampled[-1])
     return backend.read_all(*sampled)
 
 
-def decode(backend: Backend, model: Model, cache: Cache, tokens: Sequence[int], count: int) -> Iterator[list[int]]:
-    """Decode `count` tokens of the first rows after `tokens`, one of each row; yields the rows' tokens after each step.
+def decode(
+    backend: Backend, model: Model, cache: Cache, tokens: Sequence[int], count: int
+) -> Iterator[list[int]]:
+    """Decode `count` tokens of the first rows after `tokens`, one of each row; yields the rows'
+    tokens after each step.
 
     A device that works by itself receives step n+1 before step n is read, as in generation.
     """
@@ -36,8 +52,10 @@ def decode(backend: Backend, model: Model, cache: Cache, tokens: Sequence[int], 
     sampling, unread = backend.sampling_batch([GREEDY] * len(rows)), None
     current = np.array(tokens, np.int32)[:, None]
     for _ in range(count):
-        starts = cache.lengths[:len(rows)]
-        sampled = model.step(current, starts if len(rows) > 1 else starts[0], cache, sampling, rows=rows)
+        starts = cache.lengths[: len(rows)]
+        sampled = model.step(
+            current, starts if len(rows) > 1 else starts[0], cache, sampling, rows=rows
+        )
         backend.launch(sampled)
         if backend.runs_ahead:
             if unread is not None:

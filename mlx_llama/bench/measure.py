@@ -1,4 +1,6 @@
-"""Measurements of `python -m mlx_llama.bench`: one prompt and its answer, or rows of lengths and depths."""
+"""Measurements of `python -m mlx_llama.bench`: one prompt and its answer, or rows of lengths and
+depths.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +30,30 @@ from .loop import decode, prefill
 
 
 class HostMemory:
-    """Memory bandwidth of all cores together, by passes over `nbytes`, far more than the caches hold."""
+    """Memory bandwidth of all cores together, by passes over `nbytes`, far more than the caches
+    hold.
+    """
 
     def __init__(self, nbytes: int = 256 << 20):
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
         self.whole = np.ones(nbytes // 4, np.float32)
         self.parts = np.array_split(self.whole, cores)
         self.pool = ThreadPoolExecutor(cores)
         # A BLAS with its own threads reads faster alone; one without needs ours.
-        ways = (lambda: np.dot(self.whole, self.whole),
-                lambda: list(self.pool.map(lambda part: np.dot(part, part), self.parts)))
+        ways = (
+            lambda: np.dot(self.whole, self.whole),
+            lambda: list(self.pool.map(lambda part: np.dot(part, part), self.parts)),
+        )
         self.read = max(ways, key=lambda way: max(self._rate(way) for _ in range(4)))
 
     def bandwidth(self) -> float:
-        """Bytes per second: the best of a few passes, since the first one after other work misses cached page tables."""
+        """Bytes per second: the best of a few passes, since the first one after other work misses
+        cached page tables.
+        """
         return max(self._rate(self.read) for _ in range(4))
 
     def _rate(self, read: Callable[[], object]) -> float:
@@ -50,12 +62,14 @@ class HostMemory:
         return self.whole.nbytes / (time.perf_counter() - started)
 
 
-def bytes_per_token(checkpoint: Checkpoint, model: Model, position: int, width: int | None = None) -> int:
-    """Bytes that decoding the token at `position` reads: every matrix, of experts those that a token uses, one row of the
-    embedding, keys and values.
+def bytes_per_token(
+    checkpoint: Checkpoint, model: Model, position: int, width: int | None = None
+) -> int:
+    """Bytes that decoding the token at `position` reads: every matrix, of experts those that a
+    token uses, one row of the embedding, keys and values.
 
-    Low-bit weights count their bytes in the file. width: bytes per value of the other tensors on a backend that
-    converts them while loading; None: as in the file.
+    Low-bit weights count their bytes in the file. width: bytes per value of the other tensors on a
+    backend that converts them while loading; None: as in the file.
     """
     c, needed = checkpoint.config, 0
     for name, tensor in checkpoint.tensors.items():
@@ -101,9 +115,15 @@ class Loaded:
     def facts(self) -> dict[str, Any]:
         """Model, backend, device and notices, by name."""
         return {
-            "model": self.checkpoint.name, "backend": self.backend.name, "device": self.backend.device_name,
-            "dtype": self.dtype, "cache_bits": self.model.cache_bits, "stored": describe_formats(self.checkpoint),
-            "weights_bytes": self.checkpoint.nbytes, "load_seconds": self.seconds, "notices": list(map(spell_flags, self.model.notices)),
+            "model": self.checkpoint.name,
+            "backend": self.backend.name,
+            "device": self.backend.device_name,
+            "dtype": self.dtype,
+            "cache_bits": self.model.cache_bits,
+            "stored": describe_formats(self.checkpoint),
+            "weights_bytes": self.checkpoint.nbytes,
+            "load_seconds": self.seconds,
+            "notices": list(map(spell_flags, self.model.notices)),
         }
 
     def peak_memory(self) -> int:
@@ -120,10 +140,17 @@ def load(checkpoint: Checkpoint, backend: Backend, options: LoadOptions = LoadOp
 
 
 def measure(loaded: Loaded, prompt: int, generate: int, repetitions: int) -> dict[str, Any]:
-    """Time a prompt and its answer. Returns the figures by name: seconds, tokens per second, bytes, shares."""
+    """Time a prompt and its answer. Returns the figures by name: seconds, tokens per second, bytes,
+    shares.
+    """
     checkpoint, backend, model = loaded.checkpoint, loaded.backend, loaded.model
     tokens = random_tokens(prompt, checkpoint.config.vocab_size)
-    request = Request(tokens, options.resolve({"max_tokens": generate, "temperature": 0.0}), eos=frozenset(), wants_text=False)
+    request = Request(
+        tokens,
+        options.resolve({"max_tokens": generate, "temperature": 0.0}),
+        eos=frozenset(),
+        wants_text=False,
+    )
     width = None if backend.name == "cpu" else ITEMSIZE[loaded.dtype]
     needed = bytes_per_token(checkpoint, model, prompt + generate // 2, width)
 
@@ -132,8 +159,8 @@ def measure(loaded: Loaded, prompt: int, generate: int, repetitions: int) -> dic
         loop = Loop(backend, model, None, frozenset(), prompt + generate, max_rows=1)
         handle, bandwidths = loop.submit(request), []
         for count, _ in enumerate(handle.tokens()):
-            # Probe memory between tokens where nothing runs ahead: its speed drifts within a run. The scheduler does not
-            # count its consumer's time.
+            # Probe memory between tokens where nothing runs ahead: its speed drifts within a run.
+            # The scheduler does not count its consumer's time.
             if probe and not backend.runs_ahead and count % 8 == 0:
                 bandwidths.append(probe())
         return handle.completion, bandwidths
@@ -141,7 +168,11 @@ def measure(loaded: Loaded, prompt: int, generate: int, repetitions: int) -> dic
     once()  # first use of every shape: page faults, kernels to compile
     peak = loaded.peak_memory()  # before the bandwidth probe takes memory of its own
     device_bandwidth = backend.runtime.bandwidth(backend.device)
-    probe = HostMemory().bandwidth if device_bandwidth is None else lambda: backend.runtime.bandwidth(backend.device)
+    probe = (
+        HostMemory().bandwidth
+        if device_bandwidth is None
+        else lambda: backend.runtime.bandwidth(backend.device)
+    )
     runs = []
     for _ in range(repetitions):
         before = probe()
@@ -149,11 +180,16 @@ def measure(loaded: Loaded, prompt: int, generate: int, repetitions: int) -> dic
         runs.append((completion, statistics.harmonic_mean([before, *between, probe()])))
     median = lambda values: statistics.median(list(values))  # noqa: E731
     return loaded.facts() | {
-        "prompt": prompt, "generate": generate, "repetitions": repetitions,
+        "prompt": prompt,
+        "generate": generate,
+        "repetitions": repetitions,
         "prompt_tps": median(run.prompt_tps for run, _ in runs),
         "first_token_seconds": median(run.prefill_seconds for run, _ in runs),
         "decode_tps": median(run.decode_tps for run, _ in runs),
-        "decode_tps_range": [min(run.decode_tps for run, _ in runs), max(run.decode_tps for run, _ in runs)],
+        "decode_tps_range": [
+            min(run.decode_tps for run, _ in runs),
+            max(run.decode_tps for run, _ in runs),
+        ],
         "evaluations_per_token": median(run.evaluations_per_token for run, _ in runs),
         "launches_per_token": median(run.launches / len(run.tokens) for run, _ in runs),
         "read_bytes_per_token": median(run.bytes_per_token for run, _ in runs),
@@ -166,7 +202,9 @@ def measure(loaded: Loaded, prompt: int, generate: int, repetitions: int) -> dic
 
 @dataclass(frozen=True)
 class Case:
-    """A test of llama-bench: "pp", a prompt of `length` tokens, or "tg", `length` decoded tokens, after `depth` others."""
+    """A test of llama-bench: "pp", a prompt of `length` tokens, or "tg", `length` decoded tokens,
+    after `depth` others.
+    """
 
     kind: str
     length: int
@@ -185,7 +223,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """A case and its repetitions. per_token: seconds of each token, or of the whole prompt, for each repetition."""
+    """A case and its repetitions. per_token: seconds of each token, or of the whole prompt, for
+    each repetition.
+    """
 
     case: Case
     per_token: list[list[float]]
@@ -195,19 +235,28 @@ class Row:
         seconds = [sum(run) for run in self.per_token]
         rates = [self.case.length / taken for taken in seconds]
         return {
-            "test": self.case.name, "n_prompt": self.case.length if self.case.kind == "pp" else 0,
-            "n_gen": self.case.length if self.case.kind == "tg" else 0, "n_depth": self.case.depth,
-            "tps": statistics.median(rates), "tps_min": min(rates), "tps_max": max(rates),
-            "seconds": statistics.median(seconds), "samples_tps": rates,
+            "test": self.case.name,
+            "n_prompt": self.case.length if self.case.kind == "pp" else 0,
+            "n_gen": self.case.length if self.case.kind == "tg" else 0,
+            "n_depth": self.case.depth,
+            "tps": statistics.median(rates),
+            "tps_min": min(rates),
+            "tps_max": max(rates),
+            "seconds": statistics.median(seconds),
+            "samples_tps": rates,
         }
 
 
-def measure_rows(loaded: Loaded, cases: list[Case], repetitions: int,
-                 advance: Callable[[str], None] = lambda name: None) -> list[Row]:
+def measure_rows(
+    loaded: Loaded,
+    cases: list[Case],
+    repetitions: int,
+    advance: Callable[[str], None] = lambda name: None,
+) -> list[Row]:
     """Measure a row per case, in their order; calls advance(name) before each.
 
-    Each case runs once untimed. Storage is then as large as the case needs and no larger: attention over storage of a
-    fixed shape, as in MLX's traced step, pays for all of it.
+    Each case runs once untimed. Storage is then as large as the case needs and no larger: attention
+    over storage of a fixed shape, as in MLX's traced step, pays for all of it.
     """
     most = max(case.positions for case in cases)
     tokens = random_tokens(most, loaded.checkpoint.config.vocab_size)
@@ -219,7 +268,9 @@ def measure_rows(loaded: Loaded, cases: list[Case], repetitions: int,
             cache = loaded.model.make_cache(most)
         _fill(loaded, tokens, cache, case.depth)
         reached = case.positions
-        rows[case] = Row(case, [_run(loaded, tokens, cache, case) for _ in range(1 + repetitions)][1:])
+        rows[case] = Row(
+            case, [_run(loaded, tokens, cache, case) for _ in range(1 + repetitions)][1:]
+        )
     return [rows[case] for case in cases]
 
 
@@ -228,14 +279,16 @@ def _fill(loaded: Loaded, tokens: list[int], cache: Cache, depth: int) -> None:
     cache.trim(min(depth, cache.length))
     if cache.length < depth:
         # Reads a token, so that the device is idle when the clock starts.
-        prefill(loaded.backend, loaded.model, cache, {0: tokens[cache.length:depth]})
+        prefill(loaded.backend, loaded.model, cache, {0: tokens[cache.length : depth]})
 
 
 def _run(loaded: Loaded, tokens: list[int], cache: Cache, case: Case) -> list[float]:
-    """Seconds of each token, or of the whole prompt, after the depth; leaves the cache at the depth."""
+    """Seconds of each token, or of the whole prompt, after the depth; leaves the cache at the
+    depth.
+    """
     backend, model, ends = loaded.backend, loaded.model, [time.perf_counter()]
     if case.kind == "pp":
-        prefill(backend, model, cache, {0: tokens[case.depth:case.positions]})
+        prefill(backend, model, cache, {0: tokens[case.depth : case.positions]})
         ends.append(time.perf_counter())
     else:
         for _ in decode(backend, model, cache, [tokens[case.depth]], case.length):

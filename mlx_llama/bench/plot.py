@@ -1,4 +1,6 @@
-"""The bench's pictures: decode time per token over the tokens in the cache, and throughput over the rows."""
+"""The bench's pictures: decode time per token over the tokens in the cache, and throughput over the
+rows.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +24,28 @@ POINTS = 40  # at most, along the axis; with fewer tokens per point the machine'
 
 
 def check(file: str) -> None:
-    """Raises OptionsError without matplotlib, for another ending of `file`, and for a folder that is missing."""
+    """Raises OptionsError without matplotlib, for another ending of `file`, and for a folder that
+    is missing.
+    """
     path = Path(os.path.expanduser(file))
     if path.suffix.lower() not in ENDINGS:
-        raise OptionsError(f"--plot {file}: the name must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
+        raise OptionsError(
+            f"--plot {file}: the name must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}"
+        )
     if not path.parent.is_dir():
         raise OptionsError(f"--plot {file}: there is no folder {path.parent}: make it first")
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise OptionsError(f"--plot {file}: cannot be written: choose another name")
     if importlib.util.find_spec("matplotlib") is None:
-        raise OptionsError("--plot needs the package 'matplotlib', which is not installed: pip install matplotlib")
+        raise OptionsError(
+            "--plot needs the package 'matplotlib', which is not installed: pip install matplotlib"
+        )
 
 
 def curve(rows: list[Row]) -> np.ndarray:
-    """Points [points, 4] of the decode rows: tokens in the cache; milliseconds per token: 10th percentile, median, 90th."""
+    """Points [points, 4] of the decode rows: tokens in the cache; milliseconds per token: 10th
+    percentile, median, 90th.
+    """
     rows = [row for row in rows if row.case.kind == "tg"]
     span = max(row.case.positions for row in rows) - min(row.case.depth for row in rows)
     points = []
@@ -44,18 +54,26 @@ def curve(rows: list[Row]) -> np.ndarray:
         milliseconds = 1e3 * np.array(row.per_token)  # [repetitions, tokens]
         positions = row.case.depth + np.arange(row.case.length)
         for chosen in np.array_split(np.arange(row.case.length), min(count, row.case.length)):
-            points.append((positions[chosen].mean(), *np.percentile(milliseconds[:, chosen], (10, 50, 90))))
+            points.append(
+                (positions[chosen].mean(), *np.percentile(milliseconds[:, chosen], (10, 50, 90)))
+            )
     return np.array(sorted(points))
 
 
 def draw(figures: dict[str, Any], rows: list[Row], file: str) -> None:
-    """Write decode times to `file`, a .png of 1200 by 750 pixels. Raises OptionsError if that fails."""
+    """Write decode times to `file`, a .png of 1200 by 750 pixels. Raises OptionsError if that
+    fails.
+    """
     from matplotlib.ticker import MaxNLocator
 
     positions, low, median, high = curve(rows).T
     figure, axes = _canvas(figures)
-    axes.fill_between(positions, low, high, color=COLOR, alpha=0.18, linewidth=0, label="10th to 90th percentile")
-    axes.plot(positions, median, color=COLOR, linewidth=1.8, marker="o", markersize=3.5, label="median")
+    axes.fill_between(
+        positions, low, high, color=COLOR, alpha=0.18, linewidth=0, label="10th to 90th percentile"
+    )
+    axes.plot(
+        positions, median, color=COLOR, linewidth=1.8, marker="o", markersize=3.5, label="median"
+    )
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1.15 * high.max())
     axes.set_xlabel("context: tokens already in the cache")
@@ -74,12 +92,33 @@ def draw_throughput(figures: dict[str, Any], rows: list[BatchRow], file: str) ->
     for (prompt, generate), found in series.items():
         counts = [one["pl"] for one in found]
         label = f"{generate} tokens after {prompt}"
-        [line] = axes.plot(counts, [one["speed_tg"] for one in found], linewidth=1.8, marker="o", markersize=4,
-                           color=COLOR if len(series) == 1 else None, label=label)
-        axes.fill_between(counts, [one["speed_tg_min"] for one in found], [one["speed_tg_max"] for one in found],
-                          color=line.get_color(), alpha=0.18, linewidth=0)
-        axes.plot(counts, [one["speed_tg"] / one["pl"] for one in found], linewidth=1.2, linestyle=":", marker="o",
-                  markersize=2.5, color=line.get_color(), label=f"{label}, each row")
+        [line] = axes.plot(
+            counts,
+            [one["speed_tg"] for one in found],
+            linewidth=1.8,
+            marker="o",
+            markersize=4,
+            color=COLOR if len(series) == 1 else None,
+            label=label,
+        )
+        axes.fill_between(
+            counts,
+            [one["speed_tg_min"] for one in found],
+            [one["speed_tg_max"] for one in found],
+            color=line.get_color(),
+            alpha=0.18,
+            linewidth=0,
+        )
+        axes.plot(
+            counts,
+            [one["speed_tg"] / one["pl"] for one in found],
+            linewidth=1.2,
+            linestyle=":",
+            marker="o",
+            markersize=2.5,
+            color=line.get_color(),
+            label=f"{label}, each row",
+        )
     ticks = sorted({row.case.rows for row in rows})
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(tick) for tick in ticks], minor=False)
@@ -98,8 +137,11 @@ def _canvas(figures: dict[str, Any]) -> tuple[Any, Any]:
     figure = Figure(figsize=(8, 5), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     # Escape dollar signs, which begin a formula.
-    axes.set_title(f"{os.path.basename(figures['model'])}, {figures['stored']} weights\n{figures['backend']}: "
-                   f"{figures['device']}, {figures['dtype']}".replace("$", r"\$"), fontsize=11)
+    axes.set_title(
+        f"{os.path.basename(figures['model'])}, {figures['stored']} weights\n{figures['backend']}: "
+        f"{figures['device']}, {figures['dtype']}".replace("$", r"\$"),
+        fontsize=11,
+    )
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes

@@ -1,4 +1,6 @@
-"""Profile of a decoded token or a prompt by operation: time, bytes, share of the bandwidth, and the time lost between."""
+"""Profile of a decoded token or a prompt by operation: time, bytes, share of the bandwidth, and the
+time lost between.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ SAMPLING, HOST = "sampling", "host: loop, bookkeeping"
 class Profiled:
     """A case of `rows` rows and its profile over `count` steps or prompts, which took `seconds`.
 
-    bandwidth: bytes per second, measured before and after; kv_nbytes: of keys and values that attention read, None for a
-    prompt.
+    bandwidth: bytes per second, measured before and after; kv_nbytes: of keys and values that
+    attention read, None for a prompt.
     """
 
     case: Case
@@ -35,45 +37,76 @@ class Profiled:
     kv_nbytes: int | None
 
     def figures(self) -> dict[str, Any]:
-        """Figures of a step or prompt by name: times in microseconds, rates in bytes per second, shares of the time."""
+        """Figures of a step or prompt by name: times in microseconds, rates in bytes per second,
+        shares of the time.
+        """
         named, slower = [], self.profile.slower
         for name, spent in self.profile.operations.items():
             nbytes = self.kv_nbytes if name == ATTENTION else spent.nbytes
-            named.append(self._line(name, spent.seconds) | {
-                "calls": spent.calls / self.count,
-                "waiting_us": None if slower is None else spent.waiting / self.count * 1e6,
-                "nbytes": nbytes / self.count if nbytes else None,
-                "bytes_per_second": nbytes / spent.seconds if nbytes else None,
-                "bandwidth_share": nbytes / spent.seconds / self.bandwidth if nbytes else None,
-                "flops_per_second": spent.flops / spent.seconds if spent.flops else None})
+            named.append(
+                self._line(name, spent.seconds)
+                | {
+                    "calls": spent.calls / self.count,
+                    "waiting_us": None if slower is None else spent.waiting / self.count * 1e6,
+                    "nbytes": nbytes / self.count if nbytes else None,
+                    "bytes_per_second": nbytes / spent.seconds if nbytes else None,
+                    "bandwidth_share": nbytes / spent.seconds / self.bandwidth if nbytes else None,
+                    "flops_per_second": spent.flops / spent.seconds if spent.flops else None,
+                }
+            )
         nbytes = sum(one["nbytes"] or 0 for one in named)
         rate = nbytes * self.count / self.seconds
         waiting = sum(spent.waiting for spent in self.profile.operations.values())
         lost = [self._line(reason, seconds) for reason, seconds in self.profile.lost.items()]
-        known = sum(spent.seconds for spent in self.profile.operations.values()) + sum(self.profile.lost.values())
+        known = sum(spent.seconds for spent in self.profile.operations.values()) + sum(
+            self.profile.lost.values()
+        )
         return {
-            "test": self.case.name, "n_prompt": self.case.length if self.case.kind == "pp" else 0,
-            "n_gen": self.case.length if self.case.kind == "tg" else 0, "n_depth": self.case.depth, "n_rows": self.rows,
-            "us": self.seconds / self.count * 1e6, "bandwidth": self.bandwidth, "nbytes": nbytes, "bytes_per_second": rate,
-            "bandwidth_share": rate / self.bandwidth, "note": self.profile.note, "operations": named,
+            "test": self.case.name,
+            "n_prompt": self.case.length if self.case.kind == "pp" else 0,
+            "n_gen": self.case.length if self.case.kind == "tg" else 0,
+            "n_depth": self.case.depth,
+            "n_rows": self.rows,
+            "us": self.seconds / self.count * 1e6,
+            "bandwidth": self.bandwidth,
+            "nbytes": nbytes,
+            "bytes_per_second": rate,
+            "bandwidth_share": rate / self.bandwidth,
+            "note": self.profile.note,
+            "operations": named,
             "between": [*lost, self._line(HOST, self.seconds - known)],
             "slower_us": None if slower is None else slower / self.count * 1e6,
             "barriers_us": None if slower is None else (waiting - slower) / self.count * 1e6,
         }
 
     def _line(self, name: str, seconds: float) -> dict[str, Any]:
-        return {"operation": name, "us": seconds / self.count * 1e6, "share": seconds / self.seconds}
+        return {
+            "operation": name,
+            "us": seconds / self.count * 1e6,
+            "share": seconds / self.seconds,
+        }
 
 
-def measure_profiles(loaded: Loaded, cases: list[Case], row_counts: list[int], repetitions: int,
-                     advance: Callable[[str], None] = lambda name: None) -> list[Profiled]:
-    """Profile each case with each number of rows; calls advance(name) before each. Of the repetitions, after one without a
-    profile, the one of the median time is kept. A case's depth is that of all rows.
+def measure_profiles(
+    loaded: Loaded,
+    cases: list[Case],
+    row_counts: list[int],
+    repetitions: int,
+    advance: Callable[[str], None] = lambda name: None,
+) -> list[Profiled]:
+    """Profile each case with each number of rows; calls advance(name) before each. Of the
+    repetitions, after one without a profile, the one of the median time is kept. A case's depth is
+    that of all rows.
 
-    Raises ContextError where memory has no room for all rows, BackendError where the model cannot be profiled.
+    Raises ContextError where memory has no room for all rows, BackendError where the model cannot
+    be profiled.
     """
     runtime, device, found = loaded.backend.runtime, loaded.backend.device, []
-    probe = HostMemory().bandwidth if runtime.bandwidth(device) is None else lambda: runtime.bandwidth(device)
+    probe = (
+        HostMemory().bandwidth
+        if runtime.bandwidth(device) is None
+        else lambda: runtime.bandwidth(device)
+    )
     for case in cases:
         for rows in row_counts:
             advance(case.name)
@@ -90,14 +123,22 @@ def _run(loaded: Loaded, cache: Any, case: Case, rows: int, probe: Callable[[], 
     for row in range(rows):
         cache.trim(min(case.depth, cache.lengths[row]), row)
         if cache.lengths[row] < case.depth:
-            prefill(loaded.backend, loaded.model, cache, {row: tokens[cache.lengths[row]:case.depth]})
+            prefill(
+                loaded.backend, loaded.model, cache, {row: tokens[cache.lengths[row] : case.depth]}
+            )
     before, sampled = probe(), [0.0]
-    backend = dataclasses.replace(loaded.backend, sampling=SimpleNamespace(
-        SamplingBatch=lambda *given: _ClockedSampling(loaded.backend.sampling.SamplingBatch(*given), sampled)))
+    backend = dataclasses.replace(
+        loaded.backend,
+        sampling=SimpleNamespace(
+            SamplingBatch=lambda *given: _ClockedSampling(
+                loaded.backend.sampling.SamplingBatch(*given), sampled
+            )
+        ),
+    )
     with loaded.model.profile() as profile:
         started = time.perf_counter()
         if case.kind == "pp":
-            prefill(backend, loaded.model, cache, {0: tokens[case.depth:case.positions]})
+            prefill(backend, loaded.model, cache, {0: tokens[case.depth : case.positions]})
         else:
             for _ in decode(backend, loaded.model, cache, [tokens[case.depth]] * rows, case.length):
                 pass
@@ -110,13 +151,19 @@ def _run(loaded: Loaded, cache: Any, case: Case, rows: int, probe: Callable[[], 
     kv_nbytes = None
     if case.kind == "tg":
         kv_nbytes = rows * sum(_kv_nbytes(loaded, cache, case.depth + n + 1) for n in range(count))
-    return Profiled(case, rows, count, seconds, statistics.harmonic_mean([before, probe()]), profile, kv_nbytes)
+    return Profiled(
+        case, rows, count, seconds, statistics.harmonic_mean([before, probe()]), profile, kv_nbytes
+    )
 
 
 def _kv_nbytes(loaded: Loaded, cache: Any, length: int) -> int:
     """Bytes of keys and values that a token at the end of `length` positions reads."""
     layers = loaded.checkpoint.config.layers
-    return sum(min(length, spec.window or length) for spec in layers) * cache.position_nbytes // len(layers)
+    return (
+        sum(min(length, spec.window or length) for spec in layers)
+        * cache.position_nbytes
+        // len(layers)
+    )
 
 
 class _ClockedSampling:

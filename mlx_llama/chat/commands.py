@@ -1,4 +1,6 @@
-"""The REPL's commands, lines that begin with a slash. They know the session and not the terminal."""
+"""The REPL's commands, lines that begin with a slash. They know the session and not the
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -61,12 +63,15 @@ class Recall:
     answer: str
 
 
-Outcome = str | Stream | Draft | Switch | Recall  # a message to print, an answer to show, or work for the dialogue
+# a message to print, an answer to show, or work for the dialogue
+Outcome = str | Stream | Draft | Switch | Recall
 
 
 @dataclass(frozen=True)
 class Command:
-    """run: takes the session and the text after the name. argument: as in /help, in brackets if it is optional."""
+    """run: takes the session and the text after the name. argument: as in /help, in brackets if it
+    is optional.
+    """
 
     run: Callable[[Session, str], Outcome]
     argument: str
@@ -84,7 +89,11 @@ def run(session: Session, line: str) -> Outcome:
     name = OTHER_NAMES.get(name, name)
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, 1)
-        hint = f"did you mean /{near[0]}?" if near else "/help lists them; // begins a text with a slash"
+        hint = (
+            f"did you mean /{near[0]}?"
+            if near
+            else "/help lists them; // begins a text with a slash"
+        )
         raise CommandError(f"there is no command {'/' + name!r:.60} ({hint})")
     command = COMMANDS[name]
     if argument and not command.argument:
@@ -107,7 +116,9 @@ def option_name(text: str) -> str:
 
 
 def spell(text: str) -> str:
-    """Spell options in a message: of a request by the names that /set takes, of loading as flags."""
+    """Spell options in a message: of a request by the names that /set takes, of loading as
+    flags.
+    """
     return spell_flags(re.sub(rf"`({'|'.join(FIELDS)})`", r"\1", text))
 
 
@@ -143,7 +154,11 @@ def _resume(session: Session, argument: str) -> Stream:
 
 def _undo(session: Session, argument: str) -> str:
     question = session.undo()[0]["content"]
-    left = f"{len(session.messages)} messages left" if session.messages else "the conversation is empty"
+    left = (
+        f"{len(session.messages)} messages left"
+        if session.messages
+        else "the conversation is empty"
+    )
     return f"(took back {shorten(question)!r} and its answer; {left})"
 
 
@@ -154,7 +169,10 @@ def _edit(session: Session, argument: str) -> Outcome:
 def _model(session: Session, argument: str) -> Outcome:
     if argument:
         return Switch(os.path.expanduser(unquote(argument)))
-    return f"model: {session.model}, on {session.engine.backend.name} ({session.engine.backend.device_name})"
+    return (
+        f"model: {session.model}, on {session.engine.backend.name} "
+        f"({session.engine.backend.device_name})"
+    )
 
 
 def shorten(text: str) -> str:
@@ -171,13 +189,17 @@ def _clear(session: Session, argument: str) -> str:
 def _regen(session: Session, argument: str) -> Stream:
     stream = session.regenerate()
     if session.is_repeating:
-        stream.completion.notices.append("these options give the same answer again: see /set temperature and /set seed")
+        stream.completion.notices.append(
+            "these options give the same answer again: see /set temperature and /set seed"
+        )
     return stream
 
 
 def _system(session: Session, argument: str) -> str:
     if not argument:
-        return f"system prompt: {session.system}" if session.system else "(there is no system prompt)"
+        return (
+            f"system prompt: {session.system}" if session.system else "(there is no system prompt)"
+        )
     session.system = None if argument == "none" else argument
     return "(no system prompt from here on)" if session.system is None else "(system prompt set)"
 
@@ -185,12 +207,19 @@ def _system(session: Session, argument: str) -> str:
 def _set(session: Session, argument: str) -> str:
     if not argument:
         origins = session.resolve().origins
-        return "\n".join(f"  {name:<24} {option_value(session, name) or '-':<12} {origins[name]}" for name in FIELDS)
+        return "\n".join(
+            f"  {name:<24} {option_value(session, name) or '-':<12} {origins[name]}"
+            for name in FIELDS
+        )
     typed, *rest = argument.split(maxsplit=1)
     name = option_name(typed)
     if name not in FIELDS:
         session.resolve(**{name: ""})  # raises, and suggests a name
-    if rest and (rest[0] == "default" or (rest[0] == "random" and name == "seed") or (rest[0] == "none" and name in NULLABLE)):
+    if rest and (
+        rest[0] == "default"
+        or (rest[0] == "random" and name == "seed")
+        or (rest[0] == "none" and name in NULLABLE)
+    ):
         session.options.pop(name, None)
     elif rest:
         chosen = session.resolve(**{name: _parse_value(name, rest[0])})
@@ -206,8 +235,14 @@ def _parse_value(name: str, text: str) -> Any:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise OptionsError(f"option `{name}`: {text!r:.60} is not a list of words: {str(error).lower()}") from None
-    return words if name == "logit_bias" else [word.replace(r"\n", "\n").replace(r"\t", "\t") for word in words]
+        raise OptionsError(
+            f"option `{name}`: {text!r:.60} is not a list of words: {str(error).lower()}"
+        ) from None
+    return (
+        words
+        if name == "logit_bias"
+        else [word.replace(r"\n", "\n").replace(r"\t", "\t") for word in words]
+    )
 
 
 def _escape(text: str) -> str:
@@ -215,12 +250,20 @@ def _escape(text: str) -> str:
 
 
 def _save(session: Session, argument: str) -> str:
-    name = argument.removesuffix(CACHE_FLAG).rstrip() if argument.endswith(" " + CACHE_FLAG) else argument
+    name = (
+        argument.removesuffix(CACHE_FLAG).rstrip()
+        if argument.endswith(" " + CACHE_FLAG)
+        else argument
+    )
     path, cache = file_path(name), name != argument
     if os.path.lexists(path) and not _is_saved_session(path):
-        raise SessionError(f"{path}: exists already and is not a saved session: choose another name")
+        raise SessionError(
+            f"{path}: exists already and is not a saved session: choose another name"
+        )
     session.save(path, cache)
-    return f"(saved {len(session.messages)} messages to {path}" + (f", their cache to {cache_path(path)})" if cache else ")")
+    return f"(saved {len(session.messages)} messages to {path}" + (
+        f", their cache to {cache_path(path)})" if cache else ")"
+    )
 
 
 def _is_saved_session(path: str) -> bool:
@@ -234,20 +277,34 @@ def _is_saved_session(path: str) -> bool:
 def _load(session: Session, argument: str) -> Outcome:
     path = _require_file(file_path(argument))
     notices = session.load(path)
-    rest = [f"{len(session.messages)} messages", *(["a system prompt"] if session.system else []),
-            *(f"{name} = {option_value(session, name)}" for name in session.options)]
-    message = "\n".join([f"(loaded {', '.join(rest)})", *(f"({spell(notice)})" for notice in notices)])
-    return Recall(message, session.last_question, session.messages[-1]["content"]) if session.messages else message
+    rest = [
+        f"{len(session.messages)} messages",
+        *(["a system prompt"] if session.system else []),
+        *(f"{name} = {option_value(session, name)}" for name in session.options),
+    ]
+    message = "\n".join(
+        [f"(loaded {', '.join(rest)})", *(f"({spell(notice)})" for notice in notices)]
+    )
+    return (
+        Recall(message, session.last_question, session.messages[-1]["content"])
+        if session.messages
+        else message
+    )
 
 
 def _stats(session: Session, argument: str) -> str:
     count = len(session.cached_tokens)
     nbytes = session.loop.scheduler.cache.nbytes_for(count)
-    dropped = f", the oldest {session.dropped} no longer seen by the model" if session.dropped else ""
-    notes = "".join(f"\nnote: {notice}" for notice in session.engine.model.notices)  # a summary lists them itself
-    return (f"{spell(session.last.summary() if session.last else f'no answer yet{notes}')}\n"
-            f"context: {count} of {session.engine.context} tokens cached, {nbytes / 2**20:.2f} MiB\n"
-            f"conversation: {len(session.messages)} messages{dropped}")
+    dropped = (
+        f", the oldest {session.dropped} no longer seen by the model" if session.dropped else ""
+    )
+    # a summary lists them itself
+    notes = "".join(f"\nnote: {notice}" for notice in session.engine.model.notices)
+    return (
+        f"{spell(session.last.summary() if session.last else f'no answer yet{notes}')}\n"
+        f"context: {count} of {session.engine.context} tokens cached, {nbytes / 2**20:.2f} MiB\n"
+        f"conversation: {len(session.messages)} messages{dropped}"
+    )
 
 
 def _read(session: Session, argument: str) -> Stream:
@@ -294,9 +351,15 @@ COMMANDS = {
     "clear": Command(_clear, "", "start a new conversation; keep the system prompt and options"),
     "system": Command(_system, "[TEXT]", "show or set the system prompt; none: remove it"),
     "set": Command(_set, "[OPTION [VALUE]]", "show or set an option; the value default resets it"),
-    "model": Command(_model, "[NAME]", "show the model, or load another one and keep the conversation"),
-    "save": Command(_save, "FILE [--cache]", "save the conversation; --cache: with its keys and values"),
-    "load": Command(_load, "FILE", "continue a saved conversation, from its cache if that was saved"),
+    "model": Command(
+        _model, "[NAME]", "show the model, or load another one and keep the conversation"
+    ),
+    "save": Command(
+        _save, "FILE [--cache]", "save the conversation; --cache: with its keys and values"
+    ),
+    "load": Command(
+        _load, "FILE", "continue a saved conversation, from its cache if that was saved"
+    ),
     "stats": Command(_stats, "", "speed, prefix reuse, evaluations per token; use of the context"),
     "read": Command(_read, "FILE", "send the text of a file as a message"),
     "exit": Command(_exit, "", "leave; also /bye and /quit"),

@@ -27,8 +27,8 @@ PROGRESS_SECONDS = 0.25  # between two looks at the progress of a prompt
 class Interrupt:
     """Ctrl-C during an answer.
 
-    After the first piece it asks to stop at the next piece, so that no step is cut short. Before it, and at a second
-    Ctrl-C, it raises KeyboardInterrupt, since the next piece may take long.
+    After the first piece it asks to stop at the next piece, so that no step is cut short. Before
+    it, and at a second Ctrl-C, it raises KeyboardInterrupt, since the next piece may take long.
     """
 
     def __init__(self):
@@ -51,7 +51,9 @@ class Interrupt:
 
 
 class Progress:
-    """Tells a view the progress of a prompt, from a thread of its own, until the first piece is there."""
+    """Tells a view the progress of a prompt, from a thread of its own, until the first piece is
+    there.
+    """
 
     def __init__(self, stream: Stream, view: View):
         self._stream, self._view = stream, view
@@ -80,13 +82,19 @@ class Progress:
 class Chat:
     """Takes the user's lines and shows the answers of a session.
 
-    load: loads a model by its name, for /model; None: it is fixed. say: prints a line for the user. edit: lets the user
-    change a text, None for one that stays; None where there is no editor. recall: shows a question and its answer, None:
-    not here.
+    load: loads a model by its name, for /model; None: it is fixed. say: prints a line for the user.
+    edit: lets the user change a text, None for one that stays; None where there is no editor.
+    recall: shows a question and its answer, None: not here.
     """
 
-    def __init__(self, session: Session, view: Callable[[], View] = Plain, stats: bool = False, debug: bool = False,
-                 load: Callable[[str], LLM] | None = None):
+    def __init__(
+        self,
+        session: Session,
+        view: Callable[[], View] = Plain,
+        stats: bool = False,
+        debug: bool = False,
+        load: Callable[[str], LLM] | None = None,
+    ):
         self.session = session
         self.view = view
         self.stats = stats
@@ -98,7 +106,9 @@ class Chat:
         self.recall: Callable[[str, str], None] | None = None
 
     def take(self, text: str) -> None:
-        """Handle a message or a command. Raises LlamaError, with the conversation unchanged, and commands.Leave."""
+        """Handle a message or a command. Raises LlamaError, with the conversation unchanged, and
+        commands.Leave.
+        """
         outcome: commands.Outcome
         if commands.is_command(text):
             outcome = commands.run(self.session, text)
@@ -127,7 +137,9 @@ class Chat:
             self.show(self.session.edit(edited))
 
     def _switch(self, name: str) -> None:
-        """Load a model and go on with it. Both are in memory until it is loaded; whatever fails keeps the old one."""
+        """Load a model and go on with it. Both are in memory until it is loaded; whatever fails
+        keeps the old one.
+        """
         if self.load is None:
             raise commands.CommandError("/model: this chat keeps its model")
         try:
@@ -141,7 +153,9 @@ class Chat:
         self.say(f"{describe_model(llm)}\n({len(session.messages)} messages are kept)")
 
     def show(self, stream: Stream) -> None:
-        """Show an answer as it comes. Ctrl-C keeps the shown text in the conversation and raises KeyboardInterrupt."""
+        """Show an answer as it comes. Ctrl-C keeps the shown text in the conversation and raises
+        KeyboardInterrupt.
+        """
         completion = stream.completion
         for notice in completion.notices:
             self.say(f"({commands.spell(notice)})")
@@ -175,15 +189,21 @@ class Chat:
         """Print one line about an error, after `place`; with --debug its traceback."""
         if self.debug:
             traceback.print_exception(error)
-        unexpected = "" if isinstance(error, LlamaError) else f"{type(error).__name__} (--debug shows the traceback): "
+        unexpected = (
+            ""
+            if isinstance(error, LlamaError)
+            else f"{type(error).__name__} (--debug shows the traceback): "
+        )
         self.say(f"error: {place}{unexpected}{commands.spell(str(error))}")
 
 
 def describe_model(llm: LLM) -> str:
     """Model, backend and context in a line."""
     width = llm.backend.runtime.dtype_name(llm.model.dtype)
-    return (f"{llm.checkpoint.name} on {llm.backend.name} ({llm.backend.device_name}, {width}), "
-            f"context {llm.engine.context} tokens")
+    return (
+        f"{llm.checkpoint.name} on {llm.backend.name} ({llm.backend.device_name}, {width}), "
+        f"context {llm.engine.context} tokens"
+    )
 
 
 def describe_end(completion: Completion, engine: Engine) -> Iterator[str]:
@@ -191,10 +211,16 @@ def describe_end(completion: Completion, engine: Engine) -> Iterator[str]:
     if completion.finish_reason == "interrupted":
         yield "stopped"
     elif completion.finish_reason == "length":
-        yield f"cut off after {len(completion.tokens)} tokens: /resume continues it, /set max_tokens allows more"
+        yield (
+            f"cut off after {len(completion.tokens)} tokens: /resume continues it, /set max_tokens "
+            "allows more"
+        )
     elif completion.finish_reason == "context":
-        yield (f"cut off because the context of {engine.context} tokens is full: /resume continues without the oldest "
-               "messages, /clear starts a new conversation"
-               f"{engine.suggest_context()}")
+        yield (
+            f"cut off because the context of {engine.context} tokens is full: /resume "
+            "continues without the oldest "
+            "messages, /clear starts a new conversation"
+            f"{engine.suggest_context()}"
+        )
     elif not completion.text:
         yield "the model ended its answer without a text"

@@ -29,9 +29,11 @@ _FRAMES_PER_SECOND = 15
 
 
 class Blocks:
-    """Cuts streamed Markdown between top-level blocks; finished blocks and `rest` together are the text.
+    """Cuts streamed Markdown between top-level blocks; finished blocks and `rest` together are the
+    text.
 
-    Decides on whole lines. In doubt it does not cut: a list, a code fence or indented text stays in one piece.
+    Decides on whole lines. In doubt it does not cut: a list, a code fence or indented text stays in
+    one piece.
     """
 
     def __init__(self):
@@ -47,7 +49,7 @@ class Blocks:
         self.rest += piece
         blocks = []
         while (end := self.rest.find("\n", self._scanned) + 1) > 0:
-            line = self.rest[self._scanned:end]
+            line = self.rest[self._scanned : end]
             if self._begins_block(line):
                 blocks.append(self._cut(self._scanned))
                 end = len(line)
@@ -59,8 +61,14 @@ class Blocks:
 
     def _begins_block(self, line: str) -> bool:
         blank, self._is_blank = self._is_blank, not self._fence and not line.strip()
-        return (blank and not self._is_blank and not line[0].isspace() and not (self._has_list and _ITEM.match(line))
-                and not self._is_doubtful and bool(self.rest[:self._scanned].strip()))
+        return (
+            blank
+            and not self._is_blank
+            and not line[0].isspace()
+            and not (self._has_list and _ITEM.match(line))
+            and not self._is_doubtful
+            and bool(self.rest[: self._scanned].strip())
+        )
 
     def _ends_block(self, line: str) -> bool:
         """Track a line's fence and list markers; True at the closing fence of a top-level block."""
@@ -100,7 +108,9 @@ class _Table(markdown.TableElement):
 
 
 class _Markdown(markdown.Markdown):
-    """rich's Markdown with the parts that rich omits: HTML, addresses of images and references, line breaks."""
+    """rich's Markdown with the parts that rich omits: HTML, addresses of images and references,
+    line breaks.
+    """
 
     elements = {**markdown.Markdown.elements, "table_open": _Table}
     parser = MarkdownIt("commonmark", {"html": False})
@@ -121,7 +131,9 @@ class _Markdown(markdown.Markdown):
 
 
 class Rendered:
-    """Markdown for the terminal, without control characters. `tail`: only the last lines that fit the screen."""
+    """Markdown for the terminal, without control characters. `tail`: only the last lines that fit
+    the screen.
+    """
 
     def __init__(self, text: str, gap: bool = False, tail: bool = False):
         self.text = show_controls(text)
@@ -133,7 +145,7 @@ class Rendered:
         if self.gap:
             lines.insert(0, [])
         if self.tail:
-            lines = lines[-max(1, console.height - 2):]
+            lines = lines[-max(1, console.height - 2) :]
         for line in lines:
             yield from line
             yield Segment.line()
@@ -146,7 +158,10 @@ class Rendered:
             is_complete = False
         else:
             # rich omits columns on a narrow screen, the parser whole sentences in deep nesting.
-            is_complete = sum(_count_letters(segment.text) for line in lines for segment in line) >= shown.letters
+            is_complete = (
+                sum(_count_letters(segment.text) for line in lines for segment in line)
+                >= shown.letters
+            )
         if not is_complete:
             lines = console.render_lines(Text(self.text.strip("\n")), options, pad=False)
         lines = [_trim(line) for line in lines]
@@ -197,7 +212,13 @@ class Frame:
             lines = self.console.render_lines(content, pad=False) if content else []
             self._widths = [Segment.get_line_length(line) for line in lines]
             for line in lines:
-                self.console.print(*(Text(text, style or "") for text, style, _ in line), sep="", overflow="ignore", no_wrap=True, crop=False)
+                self.console.print(
+                    *(Text(text, style or "") for text, style, _ in line),
+                    sep="",
+                    overflow="ignore",
+                    no_wrap=True,
+                    crop=False,
+                )
 
     def erase(self) -> None:
         """Erase the lines, in as many rows as a terminal of the present width wraps them into."""

@@ -1,5 +1,5 @@
-"""python -m mlx_llama.chat: talk with a model. A REPL in a terminal, where /help lists the commands; from a pipe a script of one
-message or command per line."""
+"""python -m mlx_llama.chat: talk with a model. A REPL in a terminal, where /help lists the
+commands; from a pipe a script of one message or command per line."""
 
 from __future__ import annotations
 
@@ -23,10 +23,19 @@ if TYPE_CHECKING:
 def parser() -> flags.Parser:
     """The command line. Names follow mlx_lm.chat's."""
     result = flags.Parser("chat", __doc__)
-    result.add_argument("--system-prompt", "-sys", default=None, help="instructions before the conversation")
-    result.add_argument("--prompt-cache", metavar="FILE", default=None,
-                        help="start from the keys and values in this file if it exists, and save them to it at the end")
-    result.add_argument("--stats", action="store_true", help="print speed and counts after each answer on stderr")
+    result.add_argument(
+        "--system-prompt", "-sys", default=None, help="instructions before the conversation"
+    )
+    result.add_argument(
+        "--prompt-cache",
+        metavar="FILE",
+        default=None,
+        help="start from the keys and values in this file if it exists, and save them to it at the "
+        "end",
+    )
+    result.add_argument(
+        "--stats", action="store_true", help="print speed and counts after each answer on stderr"
+    )
     flags.add_load_flags(result)
     flags.add_generation_flags(result)
     return result
@@ -43,7 +52,10 @@ def main(arguments: list[str]) -> int:
     from .dialogue import Chat, describe_model
 
     is_typed = sys.stdin is not None and sys.stdin.isatty()
-    screen = next((stream for stream in (sys.stderr, sys.stdout) if stream is not None and stream.isatty()), None)
+    screen = next(
+        (stream for stream in (sys.stderr, sys.stdout) if stream is not None and stream.isatty()),
+        None,
+    )
     if is_typed and screen and given.model:
         cli.say(f"loading {given.model} ...")
 
@@ -54,11 +66,17 @@ def main(arguments: list[str]) -> int:
             return load_model(replace(options, **other))
 
     def load_another(name: str) -> LLM:
-        # Revision, template, draft model and adapters belong to the first model; the other flags are the user's wishes.
+        # Revision, template, draft model and adapters belong to the first model; the other flags
+        # are the user's wishes.
         return load(model=name, revision=None, template=None, draft_model=None, adapters=None)
 
     llm = load()
-    chat = Chat(llm.chat(given.system_prompt, **wanted), stats=given.stats, debug=given.debug, load=load_another)
+    chat = Chat(
+        llm.chat(given.system_prompt, **wanted),
+        stats=given.stats,
+        debug=given.debug,
+        load=load_another,
+    )
     if given.prompt_cache is not None and os.path.lexists(os.path.expanduser(given.prompt_cache)):
         cli.say(f"({llm.load_cache(given.prompt_cache)} tokens from {given.prompt_cache})")
     greeting = describe_model(llm)
@@ -70,14 +88,20 @@ def main(arguments: list[str]) -> int:
 
 
 def _save_cache(chat: Chat, path: str) -> None:
-    """Save the keys and values. Not those of another model: the next start with these flags would refuse them."""
+    """Save the keys and values. Not those of another model: the next start with these flags would
+    refuse them.
+    """
     from mlx_llama.core.generation.cache_file import write_cache
 
     session = chat.session
     if chat.has_switched or session.identify_cache is None:
         cli.say(f"({path} is not saved: /model chose another model)")
     else:
-        write_cache(path, session.loop.export(None, session.adapter), session.identify_cache(session.adapter))
+        write_cache(
+            path,
+            session.loop.export(None, session.adapter),
+            session.identify_cache(session.adapter),
+        )
 
 
 def _talk(chat: Chat, greeting: str, is_typed: bool, screen: TextIO | None) -> int:

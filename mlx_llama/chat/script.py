@@ -14,7 +14,8 @@ from .dialogue import Chat
 def run(chat: Chat) -> int:
     """Run messages and commands from standard input, one per line; returns the exit code.
 
-    A line that fails does not stop the others, but the code is 2. Raises LlamaError for bytes that are not UTF-8.
+    A line that fails does not stop the others, but the code is 2. Raises LlamaError for bytes that
+    are not UTF-8.
     """
     code = 0
     for number, text in read_messages():
@@ -29,14 +30,19 @@ def run(chat: Chat) -> int:
 
 
 def read_messages() -> Iterator[tuple[int, str]]:
-    """(line number, text) of each message; a backslash at a line's end continues it. Raises LlamaError."""
+    """(line number, text) of each message; a backslash at a line's end continues it. Raises
+    LlamaError.
+    """
     parts: list[str] = []
     for number, line in enumerate(sys.stdin.buffer if sys.stdin else (), 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            raise LlamaError(f"standard input, line {number}: is not UTF-8 (byte {error.start}: {error.reason}): "
-                             f"convert it, for example with iconv -t UTF-8") from None
+            raise LlamaError(
+                f"standard input, line {number}: is not UTF-8 (byte {error.start}: "
+                f"{error.reason}): "
+                f"convert it, for example with iconv -t UTF-8"
+            ) from None
         parts.append(text.removesuffix("\\"))
         if not text.endswith("\\"):
             message, parts = "\n".join(parts), []

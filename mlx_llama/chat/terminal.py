@@ -34,8 +34,11 @@ from .view import Plain, View, is_dumb, wraps_anew
 
 PROMPT, EDIT = ">>> ", "edit> "
 # Words that leave other programs, or ask them for help, and the command that does it here.
-HABITS = {**dict.fromkeys(("exit", "exit()", "quit", "quit()", "bye", "q", ":q"), "exit"),
-          **dict.fromkeys(("help", "help()", "h", "?"), "help"), **dict.fromkeys(("clear", "reset", "r"), "clear")}
+HABITS = {
+    **dict.fromkeys(("exit", "exit()", "quit", "quit()", "bye", "q", ":q"), "exit"),
+    **dict.fromkeys(("help", "help()", "h", "?"), "help"),
+    **dict.fromkeys(("clear", "reset", "r"), "clear"),
+}
 
 
 class Prompt(Protocol):
@@ -57,7 +60,10 @@ def talk(chat: Chat, screen: TextIO) -> int:
                 text = prompt.prompt([("class:prompt", PROMPT)]).rstrip()
                 if text.lower() in HABITS:
                     name = HABITS[text.lower()]
-                    chat.say(f"(/{name}: {COMMANDS[name].help}; a space before {text} sends it to the model)")
+                    chat.say(
+                        f"(/{name}: {COMMANDS[name].help}; a space before {text} sends it to "
+                        "the model)"
+                    )
                 elif text.strip():
                     _take(chat, text)
                     print(file=screen, flush=True)
@@ -79,7 +85,9 @@ def _take(chat: Chat, text: str) -> None:
 
 
 def _edit(prompt: Prompt, text: str) -> str | None:
-    """`text` as the user changed it; None if it is the same or nothing, or was left by Ctrl-C or Ctrl-D."""
+    """`text` as the user changed it; None if it is the same or nothing, or was left by Ctrl-C or
+    Ctrl-D.
+    """
     try:
         edited = prompt.prompt([("class:prompt", EDIT)], default=text).rstrip()
     except (EOFError, KeyboardInterrupt):
@@ -88,7 +96,9 @@ def _edit(prompt: Prompt, text: str) -> str | None:
 
 
 def _recall(chat: Chat, question: str, answer: str) -> None:
-    """Show an exchange as it stood on the screen; nothing of it on a standard output that is no terminal."""
+    """Show an exchange as it stood on the screen; nothing of it on a standard output that is no
+    terminal.
+    """
     chat.say(PROMPT + show_controls(question))
     if not sys.stdout.isatty():
         chat.say(show_controls(answer))
@@ -98,7 +108,9 @@ def _recall(chat: Chat, question: str, answer: str) -> None:
 
 
 def say(text: str) -> None:
-    """Print lines for the user on stderr; on a terminal wrapped between words, columns of a list kept."""
+    """Print lines for the user on stderr; on a terminal wrapped between words, columns of a list
+    kept.
+    """
     if sys.stderr is None or not sys.stderr.isatty():
         cli.show(text)
         return
@@ -107,8 +119,8 @@ def say(text: str) -> None:
 
 
 def wrap(line: str, width: int) -> list[str]:
-    """Cut a line between words, each part at most `width` cells; later parts of an indented line stand under its last column,
-    or behind the first one's indent where that is too narrow."""
+    """Cut a line between words, each part at most `width` cells; later parts of an indented line
+    stand under its last column, or behind the first one's indent where that is too narrow."""
     if cell_len(line) <= width:
         return [line]
     margin = len(line) - len(line.lstrip())
@@ -118,24 +130,33 @@ def wrap(line: str, width: int) -> list[str]:
         indent, line = margin + 2, " " * margin + re.sub("  +", "  ", line.strip())
     console = Console(width=width)
     first = Text(line).wrap(console, width)[0].plain
-    later = Text(line[len(first):].lstrip()).wrap(console, width - indent)
+    later = Text(line[len(first) :].lstrip()).wrap(console, width - indent)
     return [first.rstrip(), *(" " * indent + part.plain.rstrip() for part in later)]
 
 
 class LinePrompt:
-    """Reads lines where the terminal knows no escape sequences. A backslash at a line's end continues it."""
+    """Reads lines where the terminal knows no escape sequences. A backslash at a line's end
+    continues it.
+    """
 
     def __init__(self, screen: TextIO):
         self.screen = screen
 
     def prompt(self, message: Any, *, default: str = "") -> str:
-        """A text of the user. message: as prompt_toolkit takes it. default: shown, since it cannot be edited."""
+        """A text of the user. message: as prompt_toolkit takes it. default: shown, since it cannot
+        be edited.
+        """
         if default:
             say(f"(the message was: {default})")
         lines: list[str] = []
         while not lines or lines[-1].endswith("\\"):
             lines = [line.removesuffix("\\") for line in lines]
-            print("... " if lines else "".join(text for _, text in message), end="", file=self.screen, flush=True)
+            print(
+                "... " if lines else "".join(text for _, text in message),
+                end="",
+                file=self.screen,
+                flush=True,
+            )
             line = sys.stdin.buffer.readline().decode("utf-8", "replace")
             if not line:
                 raise EOFError
@@ -154,33 +175,52 @@ def _choose_view() -> View:
 def make_prompt(chat: Chat, screen: TextIO) -> PromptSession[str]:
     """The line editor."""
     prompt: PromptSession[str] = PromptSession(
-        output=create_output(screen), history=History(history_path()), multiline=True,
-        prompt_continuation=lambda width, number, is_wrapped: "" if is_wrapped else "... ", key_bindings=_bind_keys(), completer=CommandCompleter(chat),
-        complete_while_typing=True, reserve_space_for_menu=6, enable_suspend=True, enable_open_in_editor=True,
-        style=Style.from_dict({"prompt": "bold ansigreen"}))
+        output=create_output(screen),
+        history=History(history_path()),
+        multiline=True,
+        prompt_continuation=lambda width, number, is_wrapped: "" if is_wrapped else "... ",
+        key_bindings=_bind_keys(),
+        completer=CommandCompleter(chat),
+        complete_while_typing=True,
+        reserve_space_for_menu=6,
+        enable_suspend=True,
+        enable_open_in_editor=True,
+        style=Style.from_dict({"prompt": "bold ansigreen"}),
+    )
     if wraps_anew():
         _follow_wrapping(prompt)
     return prompt
 
 
 def _follow_wrapping(prompt: PromptSession[str]) -> None:
-    """Erase the rows that a terminal made of the editor's when it became narrower; prompt_toolkit counts its own."""
+    """Erase the rows that a terminal made of the editor's when it became narrower; prompt_toolkit
+    counts its own.
+    """
     app, renderer, erase = prompt.app, prompt.app.renderer, prompt.app.renderer.erase
 
     def erase_wrapped(leave_alternate_screen: bool = True) -> None:
         if shown := renderer.last_rendered_screen:
             width = renderer.output.get_size().columns
             cursor = shown.get_cursor_position(app.layout.current_window)
-            rows = [max((x + 1 for x, char in shown.data_buffer[y].items() if char.char.strip()), default=0)
-                    for y in range(cursor.y)]
-            renderer.output.cursor_up(sum((cells - 1) // width for cells in rows if cells) + max(0, cursor.x - 1) // width)
+            rows = [
+                max(
+                    (x + 1 for x, char in shown.data_buffer[y].items() if char.char.strip()),
+                    default=0,
+                )
+                for y in range(cursor.y)
+            ]
+            renderer.output.cursor_up(
+                sum((cells - 1) // width for cells in rows if cells) + max(0, cursor.x - 1) // width
+            )
         erase(leave_alternate_screen)
 
     renderer.erase = erase_wrapped  # type: ignore[method-assign]
 
 
 def _bind_keys() -> KeyBindings:
-    """Enter sends, Alt-Enter and a trailing backslash begin a line, Tab completes, Ctrl-C clears."""
+    """Enter sends, Alt-Enter and a trailing backslash begin a line, Tab completes, Ctrl-C
+    clears.
+    """
     keys = KeyBindings()
 
     @keys.add("enter", filter=~is_searching)
@@ -198,7 +238,11 @@ def _bind_keys() -> KeyBindings:
     def _(event: KeyPressEvent) -> None:
         # prompt_toolkit loses its own Tab while it computes completions, as fast typists notice.
         buffer = event.current_buffer
-        found = list(buffer.completer.get_completions(buffer.document, CompleteEvent(completion_requested=True)))
+        found = list(
+            buffer.completer.get_completions(
+                buffer.document, CompleteEvent(completion_requested=True)
+            )
+        )
         if buffer.complete_state:
             buffer.complete_next()
         elif len(found) == 1:
@@ -221,13 +265,17 @@ def _bind_keys() -> KeyBindings:
 
 
 class CommandCompleter(Completer):
-    """Completes commands, options and values after /set, files after /save, /load, /read and /model."""
+    """Completes commands, options and values after /set, files after /save, /load, /read and
+    /model.
+    """
 
     def __init__(self, chat: Chat):
         self.chat = chat
         self.paths = PathCompleter(expanduser=True)
 
-    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+    def get_completions(
+        self, document: Document, complete_event: CompleteEvent
+    ) -> Iterable[Completion]:
         """Completions at the cursor."""
         text = document.text_before_cursor
         if not text.startswith("/") or "\n" in text:
@@ -235,13 +283,24 @@ class CommandCompleter(Completer):
         name, space, rest = text[1:].partition(" ")
         if not space:
             # A space before the argument, so that the next Tab completes it.
-            yield from _matching(name, {command + " " * bool(about.argument): about.help for command, about in COMMANDS.items()})
+            yield from _matching(
+                name,
+                {
+                    command + " " * bool(about.argument): about.help
+                    for command, about in COMMANDS.items()
+                },
+            )
         elif name == "set":
             option, space, value = rest.lstrip().partition(" ")
             if not space:
-                yield from _matching(option, {name + " ": field.description for name, field in FIELDS.items()})
+                yield from _matching(
+                    option, {name + " ": field.description for name, field in FIELDS.items()}
+                )
             elif (option := option_name(option)) in FIELDS:
-                values = {option_value(self.chat.session, option): "current value", "default": "reset the option"}
+                values = {
+                    option_value(self.chat.session, option): "current value",
+                    "default": "reset the option",
+                }
                 yield from _matching(value, {word: about for word, about in values.items() if word})
         elif COMMANDS.get(name) and COMMANDS[name].argument.startswith(("FILE", "[NAME")):
             yield from self.paths.get_completions(Document(rest.lstrip()), complete_event)
@@ -250,7 +309,9 @@ class CommandCompleter(Completer):
 def _matching(start: str, words: dict[str, str]) -> Iterator[Completion]:
     for word, about in words.items():
         if word.startswith(start):
-            yield Completion(word, start_position=-len(start), display=word.rstrip(), display_meta=about)
+            yield Completion(
+                word, start_position=-len(start), display=word.rstrip(), display_meta=about
+            )
 
 
 def history_path() -> Path:
@@ -263,7 +324,9 @@ def history_path() -> Path:
 
 
 class History(FileHistory):
-    """Lines in a file that only its owner can read. Without one: this run's lines, and one message to the user."""
+    """Lines in a file that only its owner can read. Without one: this run's lines, and one message
+    to the user.
+    """
 
     def __init__(self, path: Path):
         super().__init__(str(path))

@@ -19,7 +19,9 @@ def is_dumb() -> bool:
 
 
 def wraps_anew() -> bool:
-    """True for a terminal that wraps the lines on the screen again when its width changes, as all but xterm do."""
+    """True for a terminal that wraps the lines on the screen again when its width changes, as all
+    but xterm do.
+    """
     return "XTERM_VERSION" not in os.environ or "TMUX" in os.environ
 
 
@@ -33,13 +35,16 @@ class View(Protocol):
 
     def __enter__(self) -> View: ...
     def begin(self, text: str) -> None: ...  # shown before, which the pieces go on from
-    def wait(self, done: int, total: int) -> None: ...  # tokens of the prompt so far, before the first piece
+    # tokens of the prompt so far, before the first piece
+    def wait(self, done: int, total: int) -> None: ...
     def push(self, piece: str) -> None: ...
     def __exit__(self, *error: object) -> None: ...
 
 
 class Plain:
-    """The plain text with a newline at its end. clean: replace control characters by visible symbols."""
+    """The plain text with a newline at its end. clean: replace control characters by visible
+    symbols.
+    """
 
     def __init__(self, clean: bool = False):
         self.clean = clean

@@ -1,7 +1,7 @@
 """Parts that all commands share.
 
-running: errors in one line, exit codes, robust standard streams. flags: made from core's tables of options. spelling:
-options in core's messages as flags. progress: a bar on a terminal.
+running: errors in one line, exit codes, robust standard streams. flags: made from core's tables of
+options. spelling: options in core's messages as flags. progress: a bar on a terminal.
 """
 
 from __future__ import annotations

@@ -19,11 +19,25 @@ from .spelling import FLAGS, flag_of
 
 # Flags of llama.cpp, vLLM and mlx-lm -> those with the same purpose here.
 FOREIGN_FLAGS = {
-    "-m": "--model", "-hf": "--model", "--hf-repo": "--model", "-hfr": "--model", "-md": "--draft-model", "-t": "--threads",
-    "-ngl": "--device", "--n-gpu-layers": "--device", "--gpu-layers": "--device", "--max-model-len": "--ctx-size",
-    "--lora-modules": "--adapters", "--lora-scaled": "--adapters", "-ctk": "--cache-bits", "--cache-type-k": "--cache-bits",
-    "--kv-cache-dtype": "--cache-bits", "--max-new-tokens": "--max-tokens", "--max-num-seqs": "--max-rows",
-    "--extra-eos-token": "--stop-token-ids", "--hf-path": "--model",
+    "-m": "--model",
+    "-hf": "--model",
+    "--hf-repo": "--model",
+    "-hfr": "--model",
+    "-md": "--draft-model",
+    "-t": "--threads",
+    "-ngl": "--device",
+    "--n-gpu-layers": "--device",
+    "--gpu-layers": "--device",
+    "--max-model-len": "--ctx-size",
+    "--lora-modules": "--adapters",
+    "--lora-scaled": "--adapters",
+    "-ctk": "--cache-bits",
+    "--cache-type-k": "--cache-bits",
+    "--kv-cache-dtype": "--cache-bits",
+    "--max-new-tokens": "--max-tokens",
+    "--max-num-seqs": "--max-rows",
+    "--extra-eos-token": "--stop-token-ids",
+    "--hf-path": "--model",
 }
 # -1 as llama.cpp's flags mean it: no limit; a new one each time.
 _MINUS_ONE = {"max_tokens": str(2**31), "seed": None, "repetition_context_size": "65536"}
@@ -32,10 +46,14 @@ _UNSET = {"ctx_size": "0", "threads": "-1"}
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that raises OptionsError, so that every command prints errors in the same one line; suggests known flags."""
+    """argparse that raises OptionsError, so that every command prints errors in the same one line;
+    suggests known flags.
+    """
 
     def __init__(self, command: str = "", description: str = ""):
-        super().__init__(prog=f"python -m mlx_llama.{command}", description=description, allow_abbrev=False)
+        super().__init__(
+            prog=f"python -m mlx_llama.{command}", description=description, allow_abbrev=False
+        )
         self.add_argument("--debug", action="store_true", help="show tracebacks")
 
     def parse_known_args(self, args=None, namespace=None):
@@ -43,10 +61,17 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(self._arguments, namespace)
 
     def error(self, message: str) -> NoReturn:
-        unknown = [argument.partition("=")[0] for argument in self._arguments if self._is_unknown(argument)]
+        unknown = [
+            argument.partition("=")[0] for argument in self._arguments if self._is_unknown(argument)
+        ]
         suggestions = {name: near for name in unknown if (near := self._suggest(name))}
         if suggestions:
-            raise OptionsError("; ".join(f"there is no flag {name} (did you mean {near}?)" for name, near in suggestions.items()))
+            raise OptionsError(
+                "; ".join(
+                    f"there is no flag {name} (did you mean {near}?)"
+                    for name, near in suggestions.items()
+                )
+            )
         raise OptionsError(f"{message} (see --help)")
 
     def _is_unknown(self, argument: str) -> bool:
@@ -59,13 +84,18 @@ class Parser(argparse.ArgumentParser):
         """The flag that may have been meant, "" for none."""
         if FOREIGN_FLAGS.get(flag) in self._option_string_actions:
             return FOREIGN_FLAGS[flag]
-        return next(iter(difflib.get_close_matches(flag.replace("_", "-"), self._option_string_actions, 1)), "")
+        return next(
+            iter(difflib.get_close_matches(flag.replace("_", "-"), self._option_string_actions, 1)),
+            "",
+        )
 
 
 def flags_of(name: str, aliases: Collection[str]) -> list[str]:
     """All flags of an option, the preferred one first."""
     plain = [] if name in FLAGS else [name]
-    spelled = [("-" if len(alias) < 3 else "--") + alias.replace("_", "-") for alias in (*plain, *aliases)]
+    spelled = [
+        ("-" if len(alias) < 3 else "--") + alias.replace("_", "-") for alias in (*plain, *aliases)
+    ]
     extra = ["--temperature"] if name == "temperature" else []
     return list(dict.fromkeys([flag_of(name), *spelled, *extra]))
 
@@ -77,24 +107,40 @@ def option_flags(name: str) -> list[str]:
 
 
 def add_generation_flags(parser: argparse.ArgumentParser) -> None:
-    """Add a flag per option. Values stay text until they are checked, which reports all bad ones at once."""
+    """Add a flag per option. Values stay text until they are checked, which reports all bad ones at
+    once.
+    """
     group = parser.add_argument_group("generation options")
     for name, field in FIELDS.items():
         repeats = name in ("stop", "stop_token_ids", "logit_bias")
         default = f" (default: {field.default})" if field.default not in (None, (), {}) else ""
-        group.add_argument(*option_flags(name), dest=f"option:{name}", default=argparse.SUPPRESS,
-                           action="append" if repeats else "store", metavar=name.split("_")[-1].upper(),
-                           help=(field.description + field.json_schema_extra["flag_help"]).replace("%", "%%") + default)
+        group.add_argument(
+            *option_flags(name),
+            dest=f"option:{name}",
+            default=argparse.SUPPRESS,
+            action="append" if repeats else "store",
+            metavar=name.split("_")[-1].upper(),
+            help=(field.description + field.json_schema_extra["flag_help"]).replace("%", "%%")
+            + default,
+        )
 
 
 def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Values of the flags of `add_generation_flags` on the command line, by option name. Reads files of schema and grammar.
+    """Values of the flags of `add_generation_flags` on the command line, by option name. Reads
+    files of schema and grammar.
 
     Raises OptionsError for a file that cannot be read.
     """
-    given = {name.removeprefix("option:"): value for name, value in vars(arguments).items() if name.startswith("option:")}
+    given = {
+        name.removeprefix("option:"): value
+        for name, value in vars(arguments).items()
+        if name.startswith("option:")
+    }
     if re.search(r"[/\\]|\.gguf$", given.get("max_tokens", "")):
-        raise OptionsError(f"-m {given['max_tokens']!r:.200}: is --max-tokens here, a number: did you mean --model?")
+        raise OptionsError(
+            f"-m {given['max_tokens']!r:.200}: is --max-tokens here, a number: did you mean "
+            "--model?"
+        )
     for name in ("schema", "grammar"):
         if name in given:
             given[name] = _read_file(name, given[name])
@@ -105,47 +151,80 @@ def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _read_file(name: str, value: str) -> str:
-    """The text of a file. `value` itself if it is text: a schema starts with a brace, a grammar has rules."""
-    if value.lstrip().startswith("{") if name == "schema" else re.search(r"\bstart\s*:|\broot\s*::=", value):
+    """The text of a file. `value` itself if it is text: a schema starts with a brace, a grammar has
+    rules.
+    """
+    if (
+        value.lstrip().startswith("{")
+        if name == "schema"
+        else re.search(r"\bstart\s*:|\broot\s*::=", value)
+    ):
         return value
     try:
         with open(os.path.expanduser(value), encoding="utf-8") as file:
-            return file.read(max(MAX_CHARACTERS, MAX_GRAMMAR) + 1)  # longer ones are refused by their length
+            # longer ones are refused by their length
+            return file.read(max(MAX_CHARACTERS, MAX_GRAMMAR) + 1)
     except (OSError, ValueError) as error:
-        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", None) or error
-        raise OptionsError(f"option `{name}`: the file {value!r:.200} cannot be read ({reason}): check its name") from None
+        reason = (
+            "it is not UTF-8"
+            if isinstance(error, UnicodeDecodeError)
+            else getattr(error, "strerror", None) or error
+        )
+        raise OptionsError(
+            f"option `{name}`: the file {value!r:.200} cannot be read ({reason}): check its name"
+        ) from None
 
 
-def add_load_flags(parser: argparse.ArgumentParser, without: Collection[str] = ("max_rows",), only: Collection[str] = ()) -> None:
-    """Add flags for load options, all but `without`, or `only` some. Values stay text until Limits.check."""
+def add_load_flags(
+    parser: argparse.ArgumentParser,
+    without: Collection[str] = ("max_rows",),
+    only: Collection[str] = (),
+) -> None:
+    """Add flags for load options, all but `without`, or `only` some. Values stay text until
+    Limits.check.
+    """
     group = parser.add_argument_group("model")
     for name, field in TABLE.items():
         about = field.metadata
         if not about["is_flag"] or name in without or (only and name not in only):
             continue
-        how: dict[str, Any] = {"metavar": about["metavar"] or f"{{{','.join(map(str, about['choices']))}}}"}
+        how: dict[str, Any] = {
+            "metavar": about["metavar"] or f"{{{','.join(map(str, about['choices']))}}}"
+        }
         if about["is_negatable"]:
             how = {"action": argparse.BooleanOptionalAction}
         elif "bool" in str(field.type):
             how = {"action": "store_true"}
         elif name == "adapters":
             how["action"] = "append"
-        group.add_argument(*flags_of(name, about["aliases"]), dest=name, default=field.default,
-                           help=about["help"] + about["flag_help"], **how)
+        group.add_argument(
+            *flags_of(name, about["aliases"]),
+            dest=name,
+            default=field.default,
+            help=about["help"] + about["flag_help"],
+            **how,
+        )
 
 
-def parse_number(flag: str, text: str | None, least: float, most: float, is_whole: bool = True) -> Any:
+def parse_number(
+    flag: str, text: str | None, least: float, most: float, is_whole: bool = True
+) -> Any:
     """A flag's number, None without the flag. Raises OptionsError."""
     try:
         value = text if text is None else int(text) if is_whole else float(text)
     except ValueError:
         value = most + 1
     if text is not None and not (text.isascii() and "_" not in text and least <= value <= most):
-        raise OptionsError(f"{flag} {text!r:.40}: must be a {'whole ' if is_whole else ''}number, {least:.9g} to {most:.9g}")
+        raise OptionsError(
+            f"{flag} {text!r:.40}: must be a {'whole ' if is_whole else ''}number, {least:.9g} "
+            f"to {most:.9g}"
+        )
     return value
 
 
 def load_options(arguments: argparse.Namespace) -> LoadOptions:
     """The load options on a command line; those without a flag have their defaults."""
     given = {name: value for name, value in vars(arguments).items() if name in TABLE}
-    return LoadOptions(**given | {name: None for name, unset in _UNSET.items() if given.get(name) == unset})
+    return LoadOptions(
+        **given | {name: None for name, unset in _UNSET.items() if given.get(name) == unset}
+    )

@@ -50,8 +50,14 @@ class Bar:
             TimeRemainingColumn,
         )
 
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            DownloadColumn(),
+            TimeRemainingColumn(),
+        )
         shown = self._stack.enter_context(
-            Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False))
+            Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
+        )
         task = shown.add_task(self.label, total=total)
         return lambda done: shown.update(task, completed=done, refresh=True)

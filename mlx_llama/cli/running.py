@@ -1,6 +1,7 @@
 """Run a command: errors in one line, exit codes, robust standard streams.
 
-Exit codes: 0 done, 2 a user error (one line on stderr), 130 interrupted, 143 terminated, 1 anything else.
+Exit codes: 0 done, 2 a user error (one line on stderr), 130 interrupted, 143 terminated, 1 anything
+else.
 """
 
 from __future__ import annotations
@@ -23,12 +24,17 @@ MOST_TEXT = 1 << 28  # characters of a file
 
 
 def run(main: Callable[[list[str]], int | None], arguments: list[str] | None = None) -> int:
-    """Call a command's `main`; turn errors into a line and an exit code. `--debug` shows the traceback."""
+    """Call a command's `main`; turn errors into a line and an exit code. `--debug` shows the
+    traceback.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):
-        # A model may write any character: UTF-8 into a file or pipe, an escape where a terminal cannot show it.
+        # A model may write any character: UTF-8 into a file or pipe, an escape where a terminal
+        # cannot show it.
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace", **({} if stream.isatty() else {"encoding": "utf-8"}))
+            stream.reconfigure(
+                errors="backslashreplace", **({} if stream.isatty() else {"encoding": "utf-8"})
+            )
     if sys.stdout is None:
         say("error: standard output is closed: open it to receive the answer")
         return 2
@@ -47,7 +53,7 @@ def run(main: Callable[[list[str]], int | None], arguments: list[str] | None = N
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has gone (`| head`). Redirect stdout, or Python complains again when it closes it.
+        # The reader has gone (`| head`). Redirect stdout, or Python complains again when it closes it.  # noqa: E501
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
@@ -64,7 +70,9 @@ def say(text: str) -> None:
 
 
 def show(text: str) -> None:
-    """Print a line on stderr, apart from the answer, without control characters; an error in one short line."""
+    """Print a line on stderr, apart from the answer, without control characters; an error in one
+    short line.
+    """
     if sys.stderr is not None:
         text = shorten(" ".join(text.split("\n")), 4000) if text.startswith("error: ") else text
         print(show_controls(text), file=sys.stderr, flush=True)
@@ -72,12 +80,16 @@ def show(text: str) -> None:
 
 @contextmanager
 def clean_up_when_terminated() -> Iterator[None]:
-    """Have SIGTERM end the work inside as an exception would, so that it removes what it has half written; exit code 143."""
+    """Have SIGTERM end the work inside as an exception would, so that it removes what it has half
+    written; exit code 143.
+    """
+
     def end(number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_IGN)  # another must not interrupt the removal
         raise SystemExit(128 + number)
 
-    if threading.current_thread() is not threading.main_thread():  # called from Python: signals are the caller's
+    # called from Python: signals are the caller's
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.signal(signal.SIGTERM, end)
@@ -88,7 +100,9 @@ def clean_up_when_terminated() -> Iterator[None]:
 
 
 def read_text(path: str) -> str:
-    """The text of a file, or of standard input for "-". Raises LlamaError if it is unreadable, too long or not UTF-8."""
+    """The text of a file, or of standard input for "-". Raises LlamaError if it is unreadable, too
+    long or not UTF-8.
+    """
     try:
         if path == "-":
             if sys.stdin is None:
@@ -101,7 +115,10 @@ def read_text(path: str) -> str:
         return text
     except UnicodeDecodeError as error:
         name = "standard input" if path == "-" else path
-        raise LlamaError(f"{name}: is not UTF-8 (byte {error.start}: {error.reason}): convert it, for example with "
-                         f"iconv -t UTF-8") from None
+        raise LlamaError(
+            f"{name}: is not UTF-8 (byte {error.start}: {error.reason}): convert it, for "
+            "example with "
+            f"iconv -t UTF-8"
+        ) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise LlamaError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from None

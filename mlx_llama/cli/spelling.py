@@ -21,7 +21,9 @@ def flag_of(name: str) -> str:
 
 
 def spell_flags(text: str) -> str:
-    """Replace names of options by flags: "`device='cpu'`" by "--device cpu", "`compile=False`" by "--no-compile"."""
+    """Replace names of options by flags: "`device='cpu'`" by "--device cpu", "`compile=False`" by
+    "--no-compile".
+    """
 
     def spell(match: re.Match[str]) -> str:
         flag, value = flag_of(match[1]), match[2]
@@ -33,7 +35,9 @@ def spell_flags(text: str) -> str:
 
 
 def spell_options(options: Mapping[str, Any]) -> list[str]:
-    """The words of a command line for options by name; None is left out, a tuple repeats its flag."""
+    """The words of a command line for options by name; None is left out, a tuple repeats its
+    flag.
+    """
     words: list[str] = []
     for name, value in options.items():
         flag = flag_of(name)
@@ -47,4 +51,6 @@ def spell_options(options: Mapping[str, Any]) -> list[str]:
 
 def spell_command(command: str, words: Sequence[str], options: Mapping[str, Any]) -> str:
     """A command line for a shell; options as for `spell_options`."""
-    return " ".join(["python -m mlx_llama." + command, *map(shlex.quote, [*words, *spell_options(options)])])
+    return " ".join(
+        ["python -m mlx_llama." + command, *map(shlex.quote, [*words, *spell_options(options)])]
+    )

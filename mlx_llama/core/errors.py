@@ -1,7 +1,7 @@
 """Errors for users. A message states the value, the expected value and the remedy.
 
-Messages name options in backticks, as in Python: "`ctx_size` 0: ...", "choose `device='cpu'`". Commands spell them as flags
-(cli.spelling).
+Messages name options in backticks, as in Python: "`ctx_size` 0: ...", "choose `device='cpu'`".
+Commands spell them as flags (cli.spelling).
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ _NAME = re.compile(r"`([a-z][a-z_]*(?:=[^`]*)?)`")
 
 
 def plain(text: str) -> str:
-    """The text of an error or a notice without backticks, where options are fields by their own names."""
+    """The text of an error or a notice without backticks, where options are fields by their own
+    names.
+    """
     return _NAME.sub(r"\1", text)
 
 
 class LlamaError(Exception):
-    """Base of errors that users can cause or fix. Commands print them in one line and exit with 2."""
+    """Base of errors that users can cause or fix. Commands print them in one line and exit with
+    2.
+    """
 
 
 class ConfigError(LlamaError):
@@ -50,15 +54,24 @@ class OutOfMemoryError(BackendError):
     """The weights or the arrays of a step exceed the memory of the device."""
 
     @classmethod
-    def of(cls, needed: int, free: int | None = None, device: str = "this machine") -> OutOfMemoryError:
-        """Make the error for weights of `needed` bytes on a device with `free` bytes of memory (None: unknown)."""
+    def of(
+        cls, needed: int, free: int | None = None, device: str = "this machine"
+    ) -> OutOfMemoryError:
+        """Make the error for weights of `needed` bytes on a device with `free` bytes of memory
+        (None: unknown).
+        """
         has = "does not give that much memory" if free is None else f"has {free / 1e9:.2f} GB free"
-        return cls(f"the weights take {needed / 1e9:.2f} GB, and {device} {has}: choose a smaller model, quantize it "
-                   "(python -m mlx_llama.quantize), or close other programs")
+        return cls(
+            f"the weights take {needed / 1e9:.2f} GB, and {device} {has}: choose a smaller "
+            "model, quantize it "
+            "(python -m mlx_llama.quantize), or close other programs"
+        )
 
 
 class NumericalError(LlamaError):
-    """The model's logits are not finite: a damaged weight, or activations that overflow their dtype."""
+    """The model's logits are not finite: a damaged weight, or activations that overflow their
+    dtype.
+    """
 
 
 class ContextError(LlamaError):

@@ -1,7 +1,9 @@
-"""The Llama (Touvron et al. 2023, arXiv 2302.13971; Llama 2, arXiv 2307.09288): layers and forward, for every backend.
+"""The Llama (Touvron et al. 2023, arXiv 2302.13971; Llama 2, arXiv 2307.09288): layers and forward,
+for every backend.
 
-Each layer holds its weights and the backend's `ops` (ops.py), which it is built with. The stream x is [B, T, E] in the model's
-dtype. What a forward stores and who listens to its probes is the view's affair.
+Each layer holds its weights and the backend's `ops` (ops.py), which it is built with. The stream x
+is [B, T, E] in the model's dtype. What a forward stores and who listens to its probes is the view's
+affair.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Linear:
-    """weight: [N, K], or a tuple of its blocks of rows; bias: [N] or None; adapters: that some rows add, or None."""
+    """weight: [N, K], or a tuple of its blocks of rows; bias: [N] or None; adapters: that some rows
+    add, or None.
+    """
 
     ops: Ops
     weight: Matrix
@@ -42,7 +46,9 @@ class Linear:
 
 @dataclass(frozen=True)
 class SummedLinear(Linear):
-    """A Linear with some columns of its matrix: the sum of all processes' products is the whole. ranks: with their `sum`."""
+    """A Linear with some columns of its matrix: the sum of all processes' products is the whole.
+    ranks: with their `sum`.
+    """
 
     ranks: Any = None
 
@@ -77,8 +83,8 @@ class Unnormed:
 
 @dataclass(frozen=True)
 class Attention:
-    """Grouped-query attention over the cache. qkv: the three projections as one matrix [(H + 2 G) D, E]; out: [E, H D];
-    query_norm, key_norm: [D] or None."""
+    """Grouped-query attention over the cache. qkv: the three projections as one matrix [(H + 2 G)
+    D, E]; out: [E, H D]; query_norm, key_norm: [D] or None."""
 
     ops: Ops
     spec: LayerSpec
@@ -88,7 +94,9 @@ class Attention:
     key_norm: RMSNorm | None = None
 
     def __call__(self, x: Array, view: View, last_only: bool = False) -> Array:
-        """x: [B, T, E]. last_only: the output of the last position alone; all keys and values are stored."""
+        """x: [B, T, E]. last_only: the output of the last position alone; all keys and values are
+        stored.
+        """
         ops, spec = self.ops, self.spec
         heads = self.qkv(x, view)
         if self.query_norm is not None:
@@ -103,7 +111,9 @@ class Attention:
 
 @dataclass(frozen=True)
 class MLP:
-    """A gated MLP (Shazeer 2020). gate_up: both projections as one matrix [2 F, E]; down: [E, F]."""
+    """A gated MLP (Shazeer 2020). gate_up: both projections as one matrix [2 F, E]; down: [E,
+    F].
+    """
 
     ops: Ops
     gate_up: Linear
@@ -121,7 +131,9 @@ class MLP:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts in place of an MLP. router: [experts, E]; gate, up: [F, E] of each expert; down: [E, F]."""
+    """A mixture of experts in place of an MLP. router: [experts, E]; gate, up: [F, E] of each
+    expert; down: [E, F].
+    """
 
     ops: Ops
     spec: ExpertsSpec
@@ -132,7 +144,9 @@ class Experts:
     activation: str = "silu"
 
     def __call__(self, x: Array, view: View) -> Array:
-        return self.ops.experts(x, self.router(x, view), self.gate, self.up, self.down, self.spec, self.activation)
+        return self.ops.experts(
+            x, self.router(x, view), self.gate, self.up, self.down, self.spec, self.activation
+        )
 
 
 @dataclass(frozen=True)
@@ -147,8 +161,12 @@ class Block:
     post_attention_norm: RMSNorm | None = None
     post_ffn_norm: RMSNorm | None = None
 
-    def __call__(self, x: Array, delta: Array | None, view: View, last_only: bool = False) -> tuple[Array, Array]:
-        """x: the stream [B, T, E]; delta: its pending addition, None for zero. Returns both anew: the next norm adds them."""
+    def __call__(
+        self, x: Array, delta: Array | None, view: View, last_only: bool = False
+    ) -> tuple[Array, Array]:
+        """x: the stream [B, T, E]; delta: its pending addition, None for zero. Returns both anew:
+        the next norm adds them.
+        """
         i = self.attention.spec.index
         x, normed = self.attention_norm(x, delta)
         view.probe("attention_norm", normed, i)
@@ -173,7 +191,9 @@ class Block:
 
 
 class Weights(Protocol):
-    """A checkpoint's tensors by module name, each as the layer that holds it (weights.py of a backend)."""
+    """A checkpoint's tensors by module name, each as the layer that holds it (weights.py of a
+    backend).
+    """
 
     config: LlamaConfig
 
@@ -198,16 +218,23 @@ class Decoder:
     def build(cls, ops: Ops, weights: Weights) -> Decoder:
         """Take all weights from `weights`."""
         config = weights.config
-        return cls(ops, config, weights.embedding("model.embed_tokens"),
-                   tuple(build_block(ops, spec, weights) for spec in config.layers), weights.norm("model.norm"),
-                   weights.linear(config.head_name))
+        return cls(
+            ops,
+            config,
+            weights.embedding("model.embed_tokens"),
+            tuple(build_block(ops, spec, weights) for spec in config.layers),
+            weights.norm("model.norm"),
+            weights.linear(config.head_name),
+        )
 
     def over(self, ops: Ops) -> Decoder:
         """The same layers and weights over another implementation of the vocabulary."""
         return _replace_ops(self, ops)
 
     def __call__(self, tokens: Array, view: View, all_positions: bool) -> Array:
-        """Logits [B, T, V] after `tokens` [B, T]; [B, 1, V] of the last position without `all_positions`."""
+        """Logits [B, T, V] after `tokens` [B, T]; [B, 1, V] of the last position without
+        `all_positions`.
+        """
         ops, c = self.ops, self.config
         x, delta = self.embedding(tokens), None
         if c.embedding_multiplier != 1:
@@ -230,15 +257,35 @@ class Decoder:
 
 def build_block(ops: Ops, spec: LayerSpec, weights: Weights) -> Block:
     """The layer that `spec` describes."""
-    attention = Attention(ops, spec, weights.linear(*spec.qkv), weights.linear(spec.out), weights.norm(spec.query_norm),
-                          weights.norm(spec.key_norm))
+    attention = Attention(
+        ops,
+        spec,
+        weights.linear(*spec.qkv),
+        weights.linear(spec.out),
+        weights.norm(spec.query_norm),
+        weights.norm(spec.key_norm),
+    )
     if experts := spec.experts:
-        mlp = Experts(ops, experts, weights.linear(experts.router), weights.stack(experts.gate), weights.stack(experts.up),
-                      weights.stack(experts.down), spec.activation)
+        mlp = Experts(
+            ops,
+            experts,
+            weights.linear(experts.router),
+            weights.stack(experts.gate),
+            weights.stack(experts.up),
+            weights.stack(experts.down),
+            spec.activation,
+        )
     else:
         mlp = MLP(ops, weights.linear(*spec.gate_up), weights.linear(spec.down), spec.activation)
-    return Block(ops, weights.norm(spec.attention_norm) or Unnormed(ops), attention, weights.norm(spec.ffn_norm) or Unnormed(ops),
-                 mlp, weights.norm(spec.post_attention_norm), weights.norm(spec.post_ffn_norm))
+    return Block(
+        ops,
+        weights.norm(spec.attention_norm) or Unnormed(ops),
+        attention,
+        weights.norm(spec.ffn_norm) or Unnormed(ops),
+        mlp,
+        weights.norm(spec.post_attention_norm),
+        weights.norm(spec.post_ffn_norm),
+    )
 
 
 def _replace_ops(part: Any, ops: Ops) -> Any:
@@ -247,5 +294,12 @@ def _replace_ops(part: Any, ops: Ops) -> Any:
         return tuple(_replace_ops(block, ops) for block in part)
     if not is_dataclass(part) or not hasattr(part, "ops"):
         return part
-    return replace(part, ops=ops, **{field.name: _replace_ops(getattr(part, field.name), ops)
-                                     for field in fields(part) if field.name != "ops"})
+    return replace(
+        part,
+        ops=ops,
+        **{
+            field.name: _replace_ops(getattr(part, field.name), ops)
+            for field in fields(part)
+            if field.name != "ops"
+        },
+    )

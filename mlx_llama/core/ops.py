@@ -1,8 +1,10 @@
-"""The vocabulary that the forward (llama.py) is written in: a backend's `ops`, one word per operation.
+"""The vocabulary that the forward (llama.py) is written in: a backend's `ops`, one word per
+operation.
 
-A vocabulary may have several implementations of one word: plain arrays, kernels, symbols that are lowered to a program. All give the
-same numbers up to rounding. Shapes: B sequences, T new positions of each, E the stream's width, H query heads and G key heads of D
-numbers, F the MLP's width, V tokens. An implementation may leave out the axis T of a single position. Arrays are float, in the
+A vocabulary may have several implementations of one word: plain arrays, kernels, symbols that are
+lowered to a program. All give the same numbers up to rounding. Shapes: B sequences, T new positions
+of each, E the stream's width, H query heads and G key heads of D numbers, F the MLP's width, V
+tokens. An implementation may leave out the axis T of a single position. Arrays are float, in the
 model's dtype; norms, softmax and the sums of products accumulate in float32.
 """
 
@@ -22,7 +24,8 @@ Stack = Any  # matrices [N, K] of all experts, by number
 class View:
     """One forward's view of a cache; base of the backends' views.
 
-    count: new positions of each sequence. listener: called with the name and array of each probe, or None.
+    count: new positions of each sequence. listener: called with the name and array of each probe,
+    or None.
     """
 
     count: int
@@ -58,31 +61,52 @@ class Ops(Protocol):
         """Rows of the embedding. tokens: int32 [B, T]; weight: [V, E]; returns [B, T, E]."""
 
     def linear(self, x: Array, weight: Matrix, bias: Array | None = None) -> Array:
-        """x @ weight.T + bias. x: [..., K]; weight: [N, K], never widened as a whole; bias: [N]; returns [..., N]."""
+        """x @ weight.T + bias. x: [..., K]; weight: [N, K], never widened as a whole; bias: [N];
+        returns [..., N].
+        """
 
-    def gated_linear(self, x: Array, weight: Matrix, bias: Array | None = None, activation: str = "silu") -> Array:
-        """gate(linear(x, weight, bias), activation). weight: [2 F, K], the gate's rows first; returns [..., F]."""
+    def gated_linear(
+        self, x: Array, weight: Matrix, bias: Array | None = None, activation: str = "silu"
+    ) -> Array:
+        """gate(linear(x, weight, bias), activation). weight: [2 F, K], the gate's rows first;
+        returns [..., F].
+        """
 
     def gate(self, gate_up: Array, activation: str) -> Array:
-        """activation(gate) * up (Shazeer 2020). gate_up: [..., 2 F], the gate first; activation: "silu", or "gelu_tanh"
-        (Hendrycks and Gimpel 2016); returns [..., F]."""
+        """activation(gate) * up (Shazeer 2020). gate_up: [..., 2 F], the gate first; activation:
+        "silu", or "gelu_tanh" (Hendrycks and Gimpel 2016); returns [..., F]."""
 
-    def experts(self, x: Array, scores: Array, gate: Stack, up: Stack, down: Stack, spec: ExpertsSpec,
-                activation: str = "silu") -> Array:
-        """The outputs of each token's experts, gated MLPs, summed by their shares (Shazeer et al. 2017).
+    def experts(
+        self,
+        x: Array,
+        scores: Array,
+        gate: Stack,
+        up: Stack,
+        down: Stack,
+        spec: ExpertsSpec,
+        activation: str = "silu",
+    ) -> Array:
+        """The outputs of each token's experts, gated MLPs, summed by their shares (Shazeer et al.
+        2017).
 
-        x: [B, T, E]; scores: of the router, [B, T, experts]; gate, up: [F, E] of each expert, down: [E, F]. A token's shares are
-        the softmax of the scores, of all experts or, if the spec normalises them, of the chosen ones. Returns [B, T, E].
+        x: [B, T, E]; scores: of the router, [B, T, experts]; gate, up: [F, E] of each expert, down:
+        [E, F]. A token's shares are the softmax of the scores, of all experts or, if the spec
+        normalises them, of the chosen ones. Returns [B, T, E].
         """
 
     def adapt(self, product: Array, x: Array, adapters: Any, view: View) -> Array:
         """Add (x @ a.T) @ b.T to each row's product, by the row's adapter (LoRA, Hu et al. 2021).
 
-        product: [B, T, N], which it may change; x: [B, T, K]; view: with the number of each row's adapter.
+        product: [B, T, N], which it may change; x: [B, T, K]; view: with the number of each row's
+        adapter.
         """
 
-    def add_rms_norm(self, x: Array, delta: Array | None, weight: Array, eps: float) -> tuple[Array, Array]:
-        """(x + delta, its RMS norm times weight). x, delta: [..., E], delta None for zero; weight: [E]."""
+    def add_rms_norm(
+        self, x: Array, delta: Array | None, weight: Array, eps: float
+    ) -> tuple[Array, Array]:
+        """(x + delta, its RMS norm times weight). x, delta: [..., E], delta None for zero; weight:
+        [E].
+        """
 
     def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
         """x / sqrt(mean(x**2) + eps) * weight over the last axis (Zhang and Sennrich 2019)."""
@@ -96,8 +120,11 @@ class Ops(Protocol):
     def softcap(self, x: Array, cap: float) -> Array:
         """cap * tanh(x / cap), which keeps x within cap (Gemma 2). x: any shape."""
 
-    def norm_heads(self, heads: Array, query_weight: Array, key_weight: Array, spec: LayerSpec) -> Array:
-        """RMS norms of queries and keys. heads: [B, T, (H + 2 G) D]: queries, keys, values; returns the same shape.
+    def norm_heads(
+        self, heads: Array, query_weight: Array, key_weight: Array, spec: LayerSpec
+    ) -> Array:
+        """RMS norms of queries and keys. heads: [B, T, (H + 2 G) D]: queries, keys, values; returns
+        the same shape.
 
         Weights: [D] for a norm of each head (Qwen3), [H D] and [G D] for one of all heads (OLMo 2).
         """
@@ -106,19 +133,23 @@ class Ops(Protocol):
         """Query [B, H, T, D], key and value [B, G, T, D] of heads [B, T, (H + 2 G) D]."""
 
     def rope_and_store(self, heads: Array, view: View, spec: LayerSpec) -> Array:
-        """Rotate queries and keys (Su et al. 2021, in Hugging Face's layout), store keys and values in the view.
+        """Rotate queries and keys (Su et al. 2021, in Hugging Face's layout), store keys and values
+        in the view.
 
         heads: [B, T, (H + 2 G) D]; returns the queries [B, H, T, D].
         """
 
     def attend(self, query: Array, view: View, spec: LayerSpec) -> Array:
-        """Attention to the view's keys and values; each key head serves H / G query heads (Ainslie et al. 2023).
+        """Attention to the view's keys and values; each key head serves H / G query heads (Ainslie
+        et al. 2023).
 
         query: [B, H, T, D], of all new positions or of the last one; returns [B, T, H D].
         """
 
     def last_position(self, x: Array) -> Array:
-        """The last position alone. x: [B, T, E] or [B, H, T, D]; returns [B, 1, E] or [B, H, 1, D]."""
+        """The last position alone. x: [B, T, E] or [B, H, T, D]; returns [B, 1, E] or [B, H, 1,
+        D].
+        """
 
 
 # Words of all arrays that have + and slices

@@ -18,11 +18,22 @@ from .kernels.packing import Parts
 
 
 class Cache(Buffers):
-    """Keys and values of all layers and the tokens, by row; kernels/buffers.py decides where a row lies."""
+    """Keys and values of all layers and the tokens, by row; kernels/buffers.py decides where a row
+    lies.
+    """
 
-    def __init__(self, config: LlamaConfig, capacity: int, dtype: mx.Dtype = mx.float32,
-                 device: mx.Device = mx.Device(mx.cpu), rows: int = 1, bits: int | None = None):
-        """bits: 8 to store keys and values as codes of a byte, 16 in two bytes, None for `dtype`."""
+    def __init__(
+        self,
+        config: LlamaConfig,
+        capacity: int,
+        dtype: mx.Dtype = mx.float32,
+        device: mx.Device = mx.Device(mx.cpu),
+        rows: int = 1,
+        bits: int | None = None,
+    ):
+        """bits: 8 to store keys and values as codes of a byte, 16 in two bytes, None for
+        `dtype`.
+        """
         super().__init__(config, capacity, dtype, device, rows, bits)
         self.pace: Pace | None = None  # of long prompts
 
@@ -41,7 +52,9 @@ class Cache(Buffers):
         """Arrays that the next call depends on, to launch after a chunk of the prompt."""
         return [array for buffer in self.buffers() for array in buffer.arrays()]
 
-    def view(self, tokens: mx.array, index_pos: int | Sequence[int], rows: Sequence[int] | None = None) -> View:
+    def view(
+        self, tokens: mx.array, index_pos: int | Sequence[int], rows: Sequence[int] | None = None
+    ) -> View:
         return View(self, tokens, index_pos, rows)
 
     def _recent(self, window: int, parts: Sequence[tuple[int, int, int]]) -> mx.array:
@@ -51,7 +64,7 @@ class Cache(Buffers):
                 recent.append(mx.full((1, window), -1, mx.int32))
                 continue
             buffer, number = self.slots[row]
-            tokens = buffer.tokens[number:number + 1, start:end]
+            tokens = buffer.tokens[number : number + 1, start:end]
             recent.append(mx.pad(tokens, ((0, 0), (window - end + start, 0)), constant_values=-1))
         return recent[0] if len(recent) == 1 else mx.concatenate(recent)
 
@@ -68,11 +81,16 @@ class Cache(Buffers):
         buffer, number = self.slots[row]
 
         def unpack(parts: Parts) -> np.ndarray:
-            return runtime.to_numpy(self.packing.unpack(tuple(part[number, :, :length] for part in parts)))
+            return runtime.to_numpy(
+                self.packing.unpack(tuple(part[number, :, :length] for part in parts))
+            )
 
         with mx.stream(self.device):
-            return {"tokens": runtime.to_numpy(buffer.tokens[number, :length]),
-                    "keys": np.stack([*map(unpack, buffer.keys)]), "values": np.stack([*map(unpack, buffer.values)])}
+            return {
+                "tokens": runtime.to_numpy(buffer.tokens[number, :length]),
+                "keys": np.stack([*map(unpack, buffer.keys)]),
+                "values": np.stack([*map(unpack, buffer.values)]),
+            }
 
     def _load(self, state: Mapping[str, np.ndarray], row: int, length: int) -> None:
         with mx.stream(self.device):
@@ -80,7 +98,9 @@ class Cache(Buffers):
             buffer.tokens[:, :length] = mx.array(state["tokens"])
             for stored, layers in ((buffer.keys, state["keys"]), (buffer.values, state["values"])):
                 for parts, numbers in zip(stored, layers):
-                    for part, new in zip(parts, self.packing.pack(mx.array(numbers).astype(self.dtype))):
+                    for part, new in zip(
+                        parts, self.packing.pack(mx.array(numbers).astype(self.dtype))
+                    ):
                         part[:, :, :length] = new
             mx.eval(buffer.arrays())
 
@@ -90,14 +110,25 @@ class View(CallView):
 
     flat = False  # x is [B, T, E], with an axis of positions
 
-    def __init__(self, cache: Cache, tokens: mx.array, index_pos: int | Sequence[int], rows: Sequence[int] | None = None):
+    def __init__(
+        self,
+        cache: Cache,
+        tokens: mx.array,
+        index_pos: int | Sequence[int],
+        rows: Sequence[int] | None = None,
+    ):
         super().__init__(cache, *tokens.shape, index_pos, rows)
-        self.adapters = mx.array(self.adapters, mx.int32) if any(self.adapters) else None  # [B]; None: no row has one
+        # [B]; None: no row has one
+        self.adapters = mx.array(self.adapters, mx.int32) if any(self.adapters) else None
         self.buffers = [cache.buffer_of(span.row, span.end) for span in self.spans]
-        tables = [self._find_tables(span.start, span.end, buffer) for span, buffer in zip(self.spans, self.buffers)]
-        self.tables = tables[0] if len(tables) == 1 else _stack_tables(tables)  # of the new positions, for ops.rope
+        tables = [
+            self._find_tables(span.start, span.end, buffer)
+            for span, buffer in zip(self.spans, self.buffers)
+        ]
+        # of the new positions, for ops.rope
+        self.tables = tables[0] if len(tables) == 1 else _stack_tables(tables)
         for i, (span, buffer) in enumerate(zip(self.spans, self.buffers)):
-            buffer.tokens[:, span.start:span.end] = tokens[i:i + 1]
+            buffer.tokens[:, span.start : span.end] = tokens[i : i + 1]
 
     def append(self, layer: int, key: mx.array, value: mx.array) -> None:
         """Store new rows [B, G, T, D] of a layer."""
@@ -107,18 +138,31 @@ class View(CallView):
             for part, packed in enumerate(self.cache.packing.pack(new)):
                 for i, (span, buffer) in enumerate(zip(self.spans, self.buffers)):
                     stored = getattr(buffer, name)[layer][part]
-                    stored[:, :, span.start:span.end] = packed if self.batch == 1 else packed[i:i + 1]
+                    stored[:, :, span.start : span.end] = (
+                        packed if self.batch == 1 else packed[i : i + 1]
+                    )
 
     def stored(self, layer: int, window: int | None = None) -> list[tuple[Parts, Parts]]:
-        """By sequence, the keys and values that new queries of a layer see: Parts of [1, G, end - first_visible, *]; new last."""
+        """By sequence, the keys and values that new queries of a layer see: Parts of [1, G, end -
+        first_visible, *]; new last.
+        """
         visible = [slice(span.first_visible(window), span.end) for span in self.spans]
-        return [tuple(tuple(part[:, :, seen] for part in parts[layer]) for parts in (buffer.keys, buffer.values))
-                for seen, buffer in zip(visible, self.buffers)]
+        return [
+            tuple(
+                tuple(part[:, :, seen] for part in parts[layer])
+                for parts in (buffer.keys, buffer.values)
+            )
+            for seen, buffer in zip(visible, self.buffers)
+        ]
 
     def new_keys(self, layer: int) -> mx.array:
         """A layer's keys stored by this call, [B, G, T, D]."""
-        keys = [self.cache.packing.unpack(tuple(part[:, :, span.start:span.end] for part in buffer.keys[layer]))
-                for span, buffer in zip(self.spans, self.buffers)]
+        keys = [
+            self.cache.packing.unpack(
+                tuple(part[:, :, span.start : span.end] for part in buffer.keys[layer])
+            )
+            for span, buffer in zip(self.spans, self.buffers)
+        ]
         return mx.concatenate(keys)
 
     def _make_mask(self, span: Span, window: int) -> mx.array:
@@ -127,13 +171,21 @@ class View(CallView):
     def _find_tables(self, start: int, end: int, buffer: Buffer) -> tuple:
         dynamic = rope.length_dependent(self.config)
         if self.cache.tabulated:
-            return (make_angles(self.config, start, self.count, end) if dynamic
-                    else tuple(part[start:end] for part in self.cache.tables(buffer.length)))
-        return (*(make_periods(self.config, end) if dynamic else self.cache.tables(buffer.length)), start)
+            return (
+                make_angles(self.config, start, self.count, end)
+                if dynamic
+                else tuple(part[start:end] for part in self.cache.tables(buffer.length))
+            )
+        return (
+            *(make_periods(self.config, end) if dynamic else self.cache.tables(buffer.length)),
+            start,
+        )
 
 
 def _stack_tables(tables: list[tuple]) -> tuple:
-    """Stack the tables of several sequences: cosines and sines [B, 1, T, 1 or 2, D/2]; periods stay separate."""
+    """Stack the tables of several sequences: cosines and sines [B, 1, T, 1 or 2, D/2]; periods stay
+    separate.
+    """
     if len(tables[0]) == 2:
         return tuple(mx.stack(parts)[:, None] for parts in zip(*tables))
     return tuple(tables)

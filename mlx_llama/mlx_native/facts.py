@@ -16,7 +16,8 @@ from mlx_llama.core.system import machine
 from mlx_llama.core.system.gpus import Gpus
 
 DISTRIBUTIONS = ("mlx", "mlx-metal", "mlx-cpu", "mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
-SUB_BITS = {"Q2_K": 4, "Q4_K": 8, "Q5_K": 8}  # bits for a sub scale, and for the sub bias beside it; other formats have none
+# bits for a sub scale, and for the sub bias beside it; other formats have none
+SUB_BITS = {"Q2_K": 4, "Q4_K": 8, "Q5_K": 8}
 INDEX_BITS = {"IQ4_XS": 4}  # bits of an index into the table of codes; other formats have none
 
 
@@ -25,26 +26,66 @@ def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
     if platform.system() == "Darwin":
         if platform.machine() == "arm64":
             memory = _metal_memory()
-            return BackendFacts("mlx", True, "", packages, True, "the GPU, through Metal", (), memory, "an estimate",
-                                kernels="metal")
-        return BackendFacts("mlx", True, "Metal needs Apple silicon", packages, False, "the CPU", (), free, "free")
+            return BackendFacts(
+                "mlx",
+                True,
+                "",
+                packages,
+                True,
+                "the GPU, through Metal",
+                (),
+                memory,
+                "an estimate",
+                kernels="metal",
+            )
+        return BackendFacts(
+            "mlx", True, "Metal needs Apple silicon", packages, False, "the CPU", (), free, "free"
+        )
     if not any(name.startswith("mlx-") for name in packages) and not _has_library():
-        return BackendFacts("mlx", False, "backend 'mlx' lacks its library, which the package 'mlx' alone does not "
-                            "bring here: pip install 'mlx[cpu]' (or 'mlx[cuda13]' for NVIDIA GPUs)", packages)
+        return BackendFacts(
+            "mlx",
+            False,
+            "backend 'mlx' lacks its library, which the package 'mlx' alone does not "
+            "bring here: pip install 'mlx[cpu]' (or 'mlx[cuda13]' for NVIDIA GPUs)",
+            packages,
+        )
     if any(name.startswith("mlx-cuda") for name in packages):
         if gpus.seen is False:
-            return BackendFacts("mlx", True, gpus.absence, packages, False, "the CPU", (), free, "free")
+            return BackendFacts(
+                "mlx", True, gpus.absence, packages, False, "the CPU", (), free, "free"
+            )
         name, memory = gpus.first[:2] if gpus.first else ("a GPU", None)
-        return BackendFacts("mlx", True, "", packages, gpus.seen, name, (), memory, "free" if memory else "")
-    return BackendFacts("mlx", True, "no GPU: Metal needs Apple silicon, CUDA the package mlx[cuda13]", packages, False,
-                        "the CPU", (), free, "free")
+        return BackendFacts(
+            "mlx", True, "", packages, gpus.seen, name, (), memory, "free" if memory else ""
+        )
+    return BackendFacts(
+        "mlx",
+        True,
+        "no GPU: Metal needs Apple silicon, CUDA the package mlx[cuda13]",
+        packages,
+        False,
+        "the CPU",
+        (),
+        free,
+        "free",
+    )
 
 
-def plan_weights(tensors: Iterable[Tensor | AffineWeight], stored: str, facts: BackendFacts,
-                 exceeds_float16: bool = False) -> WeightsPlan:
+def plan_weights(
+    tensors: Iterable[Tensor | AffineWeight],
+    stored: str,
+    facts: BackendFacts,
+    exceeds_float16: bool = False,
+) -> WeightsPlan:
     tensors, on_gpu = list(tensors), facts.gpu is not False
-    operands = [product_dtype(weight, stored, on_gpu) for weight in tensors if isinstance(weight, AffineWeight)]
-    nbytes = sum(tensor_nbytes(tensor, stored, on_gpu, facts.kernels is not None) for tensor in tensors)
+    operands = [
+        product_dtype(weight, stored, on_gpu)
+        for weight in tensors
+        if isinstance(weight, AffineWeight)
+    ]
+    nbytes = sum(
+        tensor_nbytes(tensor, stored, on_gpu, facts.kernels is not None) for tensor in tensors
+    )
     return WeightsPlan(stored, " or ".join(dict.fromkeys(operands)), nbytes)
 
 
@@ -52,16 +93,23 @@ def weights_nbytes(tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu:
     return sum(tensor_nbytes(tensor, dtype, on_gpu) for tensor in tensors)
 
 
-def tensor_nbytes(weight: Tensor | AffineWeight, dtype: str, on_gpu: bool, has_kernel: bool = True) -> int:
-    """Bytes of a tensor once packed. dtype: of the activations. has_kernel: as in `keeps_levels`."""
+def tensor_nbytes(
+    weight: Tensor | AffineWeight, dtype: str, on_gpu: bool, has_kernel: bool = True
+) -> int:
+    """Bytes of a tensor once packed. dtype: of the activations. has_kernel: as in
+    `keeps_levels`.
+    """
     count = math.prod(weight.shape)
     if not isinstance(weight, AffineWeight):
         return count * ITEMSIZE[dtype]
     groups, bits = count // weight.group_size, weight.bits
     if keeps_levels(weight, on_gpu, has_kernel):
         bits = INDEX_BITS.get(weight.format, bits)
-        # a number for each group's sub scale and sub bias, and a float16 for each super scale and super bias
-        scalings = groups * (2 if SUB_BITS.get(weight.format) == 8 else 1) + count // 256 * 2 * (1 + weight.has_biases)
+        # a number for each group's sub scale and sub bias, and a float16 for each super scale and
+        # super bias
+        scalings = groups * (2 if SUB_BITS.get(weight.format) == 8 else 1) + count // 256 * 2 * (
+            1 + weight.has_biases
+        )
     else:
         scalings = 2 * groups * ITEMSIZE[product_dtype(weight, dtype, on_gpu)]
     return count * bits // 8 + scalings
@@ -70,33 +118,41 @@ def tensor_nbytes(weight: Tensor | AffineWeight, dtype: str, on_gpu: bool, has_k
 def keeps_levels(weight: AffineWeight, on_gpu: bool, has_kernel: bool = True) -> bool:
     """True if a matrix keeps its two levels of scales, for the kernels of two_level.py.
 
-    MLX's own kernels want one scale and one bias for each group of 32, which would cost 0.4 to 1.4 bits per weight more.
-    has_kernel: the kernels run on that GPU. Experts are multiplied by MLX's own kernels, which choose matrices by number.
+    MLX's own kernels want one scale and one bias for each group of 32, which would cost 0.4 to 1.4
+    bits per weight more. has_kernel: the kernels run on that GPU. Experts are multiplied by MLX's
+    own kernels, which choose matrices by number.
     """
     return on_gpu and has_kernel and weight.two_level and ".experts." not in weight.name
 
 
 def product_dtype(weight: AffineWeight, dtype: str, on_gpu: bool) -> str:
-    """The dtype that a low-bit matrix is multiplied in, that of its scales and biases. dtype: of the activations.
+    """The dtype that a low-bit matrix is multiplied in, that of its scales and biases. dtype: of
+    the activations.
 
-    On a GPU it is the activations', if that is the dtype of the stored scales: the kernels sum 16-bit operands in
-    float32. Else float32: on the CPU MLX sums 16-bit operands in 16 bits, 1e-2 off and 8 to 40 times slower.
+    On a GPU it is the activations', if that is the dtype of the stored scales: the kernels sum
+    16-bit operands in float32. Else float32: on the CPU MLX sums 16-bit operands in 16 bits, 1e-2
+    off and 8 to 40 times slower.
     """
     return dtype if on_gpu and weight.scale_dtype == dtype else "float32"
 
 
 def _has_library() -> bool:
     spec = importlib.util.find_spec("mlx")
-    return any(any(Path(folder).glob("lib/libmlx*")) for folder in spec.submodule_search_locations or ())
+    return any(
+        any(Path(folder).glob("lib/libmlx*")) for folder in spec.submodule_search_locations or ()
+    )
 
 
 def _metal_memory() -> int | None:
     """Bytes that Metal recommends a process to take at most.
 
-    It is the user's setting, else about two thirds of a small Mac's memory and three quarters of a large one's.
+    It is the user's setting, else about two thirds of a small Mac's memory and three quarters of a
+    large one's.
     """
     total = machine.free_memory()
-    answer = subprocess.run(["sysctl", "-n", "iogpu.wired_limit_mb"], capture_output=True, text=True).stdout.strip()
+    answer = subprocess.run(
+        ["sysctl", "-n", "iogpu.wired_limit_mb"], capture_output=True, text=True
+    ).stdout.strip()
     if answer.isdigit() and int(answer) > 0:
         return int(answer) << 20
     return None if total is None else total * 3 // 4 if total >= 36 << 30 else total * 2 // 3

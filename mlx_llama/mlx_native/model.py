@@ -33,7 +33,8 @@ from .ranks import Ranks
 from .sampling import SamplingBatch
 from .weights import Weights
 
-CHUNK = 64  # tokens of a call from which MLX's buffer cache is cleared, since the next chunk has other shapes
+# tokens of a call from which MLX's buffer cache is cleared, since the next chunk has other shapes
+CHUNK = 64
 
 
 class Llama(BaseLlama):
@@ -41,29 +42,51 @@ class Llama(BaseLlama):
 
     ops, cache_type = ops, Cache
 
-    def __init__(self, config: LlamaConfig, weights: Weights, dtype: mx.Dtype, device: mx.Device = mx.Device(mx.cpu),
-                 notices: tuple[str, ...] = (), cache_bits: int | None = None):
+    def __init__(
+        self,
+        config: LlamaConfig,
+        weights: Weights,
+        dtype: mx.Dtype,
+        device: mx.Device = mx.Device(mx.cpu),
+        notices: tuple[str, ...] = (),
+        cache_bits: int | None = None,
+    ):
         super().__init__(config, weights, dtype, device, notices, cache_bits)
         self._pace = Pace(config, device)
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, options: LoadOptions = LoadOptions(), device: mx.Device = mx.Device(mx.cpu),
-             ranks: Ranks | None = None) -> Llama:
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        options: LoadOptions = LoadOptions(),
+        device: mx.Device = mx.Device(mx.cpu),
+        ranks: Ranks | None = None,
+    ) -> Llama:
         """Build the model; weights keep their stored width.
 
-        `compile`: trace decode steps (None: on a GPU only). ranks: processes that each load a share of the weights and make the
-        same calls; None: only this process. Raises BackendError if `compile` is not possible here, OutOfMemoryError.
+        `compile`: trace decode steps (None: on a GPU only). ranks: processes that each load a share
+        of the weights and make the same calls; None: only this process. Raises BackendError if
+        `compile` is not possible here, OutOfMemoryError.
         """
         config = checkpoint.config
         activations = runtime.pick_dtype(options.dtype, checkpoint.dtype, device)
         compile, reason = _decide_compile(config, device, options.compile)
         weights = Weights(checkpoint, activations, device, ranks)
         notices = (f"decoding is not compiled: {reason}",) if reason else ()
-        model = cls(weights.config, weights, activations, device, (*notices, *weights.notices), options.cache_bits)
+        model = cls(
+            weights.config,
+            weights,
+            activations,
+            device,
+            (*notices, *weights.notices),
+            options.cache_bits,
+        )
         low_bit = any(isinstance(tensor, AffineWeight) for tensor in checkpoint.tensors.values())
         model._pace = Pace(config, device, low_bit)
         if not rope.length_dependent(config):
-            model._runner = Runner(model._advance, compile, model._vocabulary.sample if ranks else sample)
+            model._runner = Runner(
+                model._advance, compile, model._vocabulary.sample if ranks else sample
+            )
         wire(model, device)
         return model
 
@@ -72,14 +95,22 @@ class Llama(BaseLlama):
         return self._pace.width
 
     def profile(self) -> AbstractContextManager[Profile]:
-        """Clock the operations of all calls until the context ends. Evaluates after each, which breaks the lazy graph.
+        """Clock the operations of all calls until the context ends. Evaluates after each, which
+        breaks the lazy graph.
 
         Raises BackendError for traced steps, whose operations cannot be clocked separately.
         """
         if self._runner and self._runner.compile:
-            raise BackendError("a traced step cannot be profiled by operation: load the model with `compile=False`")
-        return clock_ops(self, ops, mx.eval, "an evaluation after each operation, which breaks the lazy graph: shares count, "
-                         "not sums. Keys and values are stored when attention reads them")
+            raise BackendError(
+                "a traced step cannot be profiled by operation: load the model with `compile=False`"
+            )
+        return clock_ops(
+            self,
+            ops,
+            mx.eval,
+            "an evaluation after each operation, which breaks the lazy graph: shares count, "
+            "not sums. Keys and values are stored when attention reads them",
+        )
 
     def make_cache(self, capacity: int, rows: int = 1) -> Cache:
         cache = super().make_cache(capacity, rows)
@@ -90,8 +121,15 @@ class Llama(BaseLlama):
         with mx.stream(self.device):
             return function(*arguments)
 
-    def _forward(self, tokens: mx.array, index_pos: int | Sequence[int], cache: Cache, rows: Sequence[int] | None,
-                 all_positions: bool, probe: Probe | None) -> mx.array:
+    def _forward(
+        self,
+        tokens: mx.array,
+        index_pos: int | Sequence[int],
+        cache: Cache,
+        rows: Sequence[int] | None,
+        all_positions: bool,
+        probe: Probe | None,
+    ) -> mx.array:
         if probe and self._vocabulary:
             probe = self._vocabulary.gather_probes(probe)
         tokens = mx.array(checked_tokens(tokens, self.config.vocab_size))
@@ -100,25 +138,45 @@ class Llama(BaseLlama):
         with cache.view(tokens, index_pos, rows) as view:
             view.listener = probe
             logits = self.decoder(tokens, view, all_positions or probe is not None)
-            # Evaluate the stored tokens with the logits; a pending update could not be evaluated in another thread.
+            # Evaluate the stored tokens with the logits; a pending update could not be evaluated in
+            # another thread.
             (logits,) = mx.depends([logits], [buffer.tokens for buffer in view.buffers])
         return logits if all_positions else logits[:, -1]
 
-    def _advance(self, window: int, packing: Packing, token: mx.array, position: mx.array, tokens: mx.array,
-                 keys: list[Parts], values: list[Parts], tables: tuple, adapters: mx.array | None) -> tuple:
-        """Forward over `token` [S, 1], as a function of arrays, which mx.compile traces. Arguments as in StepView.
+    def _advance(
+        self,
+        window: int,
+        packing: Packing,
+        token: mx.array,
+        position: mx.array,
+        tokens: mx.array,
+        keys: list[Parts],
+        values: list[Parts],
+        tables: tuple,
+        adapters: mx.array | None,
+    ) -> tuple:
+        """Forward over `token` [S, 1], as a function of arrays, which mx.compile traces. Arguments
+        as in StepView.
 
-        Returns the logits [S, V], the recent tokens int32 [S, window], None for window 0, and the buffer's tokens, keys and
-        values, updated.
+        Returns the logits [S, V], the recent tokens int32 [S, window], None for window 0, and the
+        buffer's tokens, keys and values, updated.
         """
         view = StepView(token, position, tokens, keys, values, tables, packing, adapters)
         logits = self.decoder(token.squeeze(1), view, all_positions=False)
-        # Launching the logits launches the stored tokens too; unevaluated updates would grow the graph.
+        # Launching the logits launches the stored tokens too; unevaluated updates would grow the
+        # graph.
         (logits,) = mx.depends([logits], [view.tokens])
         return logits, view.recent(window) if window else None, view.tokens, view.keys, view.values
 
-    def _step(self, tokens: mx.array, index_pos: int | Sequence[int], cache: Cache, sampling: SamplingBatch,
-              rows: Sequence[int] | None, masks: Masks | None) -> mx.array:
+    def _step(
+        self,
+        tokens: mx.array,
+        index_pos: int | Sequence[int],
+        cache: Cache,
+        sampling: SamplingBatch,
+        rows: Sequence[int] | None,
+        masks: Masks | None,
+    ) -> mx.array:
         """As `step`. Rows of a step over one token each are computed together."""
         tokens = checked_tokens(tokens, self.config.vocab_size)
         if self._runner and tokens.shape[1] == 1:
@@ -127,11 +185,17 @@ class Llama(BaseLlama):
         return self._draw(logits, cache, sampling, rows, masks, self._vocabulary)
 
     def _draw(self, logits: mx.array | np.ndarray, *arguments: Any) -> mx.array:
-        return super()._draw(logits if isinstance(logits, mx.array) else mx.array(logits), *arguments)
+        return super()._draw(
+            logits if isinstance(logits, mx.array) else mx.array(logits), *arguments
+        )
 
 
-def _decide_compile(config: LlamaConfig, device: mx.Device, requested: bool | None) -> tuple[bool, str]:
-    """Whether to trace steps, and the reason if not. Raises BackendError if `requested` is not possible."""
+def _decide_compile(
+    config: LlamaConfig, device: mx.Device, requested: bool | None
+) -> tuple[bool, str]:
+    """Whether to trace steps, and the reason if not. Raises BackendError if `requested` is not
+    possible.
+    """
     if rope.length_dependent(config):
         reason = "the angles of dynamic rope depend on the length"
         if requested:
@@ -140,8 +204,15 @@ def _decide_compile(config: LlamaConfig, device: mx.Device, requested: bool | No
     if requested is False:
         return False, "`compile=False` asks for it"
     if device.type == mx.cpu and requested and shutil.which("g++") is None:
-        raise BackendError("`compile`: MLX compiles for its CPU device with g++, which is not installed: install it, or leave "
-                           "`compile` out")
+        raise BackendError(
+            "`compile`: MLX compiles for its CPU device with g++, which is not installed: "
+            "install it, or leave "
+            "`compile` out"
+        )
     if device.type == mx.cpu and not requested:
-        return False, "on its CPU device MLX would call a C++ compiler at the first token; `compile` asks for it"
+        return (
+            False,
+            "on its CPU device MLX would call a C++ compiler at the first token; `compile` "
+            "asks for it",
+        )
     return True, ""

@@ -1,6 +1,7 @@
 """The vocabulary (core.ops) in MLX, with its fused kernels if it has them.
 
-The stream x is [B, T, E], or [B, E] in a decode step, since an axis of one position would take primitives.
+The stream x is [B, T, E], or [B, E] in a decode step, since an axis of one position would take
+primitives.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ Matrix = mx.array | DenseMatrix | LowBitMatrix
 Stack = mx.array | QuantizedStack  # matrices [X, N, K] of all experts, by number
 
 SORT_FROM = 64  # products from which sorting rows by expert pays, as in mlx_lm
-Adapters = tuple[mx.array, mx.array]  # a.T [1 + adapters, K, R] and b.T [1 + adapters, R, N] by number, zeros for none
+# a.T [1 + adapters, K, R] and b.T [1 + adapters, R, N] by number, zeros for none
+Adapters = tuple[mx.array, mx.array]
 
 
 def embed(tokens: mx.array, weight: mx.array | LowBitMatrix) -> mx.array:
     return weight.rows(tokens) if isinstance(weight, LowBitMatrix) else weight[tokens]
 
 
-def linear(x: mx.array, weight: Matrix | tuple[Matrix, ...], bias: mx.array | None = None) -> mx.array:
+def linear(
+    x: mx.array, weight: Matrix | tuple[Matrix, ...], bias: mx.array | None = None
+) -> mx.array:
     if isinstance(weight, mx.array):
         weight = DenseMatrix(weight.T)
     if isinstance(weight, DenseMatrix):
@@ -41,8 +45,12 @@ def linear(x: mx.array, weight: Matrix | tuple[Matrix, ...], bias: mx.array | No
     return product if bias is None else product + bias
 
 
-def gated_linear(x: mx.array, weight: Matrix | tuple[Matrix, ...], bias: mx.array | None = None,
-                 activation: str = "silu") -> mx.array:
+def gated_linear(
+    x: mx.array,
+    weight: Matrix | tuple[Matrix, ...],
+    bias: mx.array | None = None,
+    activation: str = "silu",
+) -> mx.array:
     return gate(linear(x, weight, bias), activation)
 
 
@@ -50,14 +58,23 @@ def gate(gate_up: mx.array, activation: str) -> mx.array:
     return swiglu(gate_up) if activation == "silu" else geglu(gate_up)
 
 
-def experts(x: mx.array, scores: mx.array, gate: Stack, up: Stack, down: Stack, spec: ExpertsSpec,
-            activation: str = "silu") -> mx.array:
+def experts(
+    x: mx.array,
+    scores: mx.array,
+    gate: Stack,
+    up: Stack,
+    down: Stack,
+    spec: ExpertsSpec,
+    activation: str = "silu",
+) -> mx.array:
     chosen, shares = choose_experts(scores.reshape(-1, spec.count), spec)
     rows, is_sorted = x.reshape(-1, 1, 1, x.shape[-1]), chosen.size >= SORT_FROM
     if is_sorted:
         order = mx.argsort(chosen.reshape(-1))
         rows, chosen = rows[order // spec.used, 0], chosen.reshape(-1)[order]
-    gate_up = mx.concatenate([_multiply_stack(rows, stack, chosen, is_sorted) for stack in (gate, up)], axis=-1)
+    gate_up = mx.concatenate(
+        [_multiply_stack(rows, stack, chosen, is_sorted) for stack in (gate, up)], axis=-1
+    )
     hidden = swiglu(gate_up) if activation == "silu" else geglu(gate_up)
     outputs = _multiply_stack(hidden, down, chosen, is_sorted)
     if is_sorted:
@@ -67,16 +84,20 @@ def experts(x: mx.array, scores: mx.array, gate: Stack, up: Stack, down: Stack, 
 
 
 def choose_experts(scores: mx.array, spec: ExpertsSpec) -> tuple[mx.array, mx.array]:
-    """The `used` experts with the largest scores, uint32 [T, used], and their shares, float32. scores: [T, experts]."""
+    """The `used` experts with the largest scores, uint32 [T, used], and their shares, float32.
+    scores: [T, experts].
+    """
     scores = scores.astype(mx.float32)
-    chosen = mx.argpartition(-scores, kth=spec.used - 1, axis=-1)[..., :spec.used]
+    chosen = mx.argpartition(-scores, kth=spec.used - 1, axis=-1)[..., : spec.used]
     if spec.normalises:
         return chosen, mx.softmax(mx.take_along_axis(scores, chosen, axis=-1), axis=-1)
     return chosen, mx.take_along_axis(mx.softmax(scores, axis=-1), chosen, axis=-1)
 
 
 def _multiply_stack(x: mx.array, stack: Stack, chosen: mx.array, is_sorted: bool) -> mx.array:
-    """x @ w.T with the matrices of these numbers. x: [..., M, K]; chosen: broadcast with the axes before M."""
+    """x @ w.T with the matrices of these numbers. x: [..., M, K]; chosen: broadcast with the axes
+    before M.
+    """
     if isinstance(stack, QuantizedStack):
         return stack.matmul(x, chosen, is_sorted)
     return mx.gather_mm(x, stack.swapaxes(-1, -2), rhs_indices=chosen, sorted_indices=is_sorted)
@@ -91,7 +112,9 @@ def adapt(product: mx.array, x: mx.array, adapters: Adapters, view: View) -> mx.
     return product + (rows @ down @ up).reshape(product.shape)
 
 
-def add_rms_norm(x: mx.array, delta: mx.array | None, weight: mx.array, eps: float) -> tuple[mx.array, mx.array]:
+def add_rms_norm(
+    x: mx.array, delta: mx.array | None, weight: mx.array, eps: float
+) -> tuple[mx.array, mx.array]:
     total = x if delta is None else x + delta
     return total, rms_norm(total, weight, eps)
 
@@ -104,7 +127,9 @@ def softcap(x: mx.array, cap: float) -> mx.array:
     return mx.tanh(x / cap) * cap
 
 
-def norm_heads(heads: mx.array, query_weight: mx.array, key_weight: mx.array, spec: LayerSpec) -> mx.array:
+def norm_heads(
+    heads: mx.array, query_weight: mx.array, key_weight: mx.array, spec: LayerSpec
+) -> mx.array:
     H, G, D = spec.heads, spec.key_value_heads, spec.head_dim
     shape, parts, axis, unit = heads.shape, heads, -1, D
     if query_weight.size == D:
@@ -117,12 +142,13 @@ def norm_heads(heads: mx.array, query_weight: mx.array, key_weight: mx.array, sp
 def split_heads(heads: mx.array, spec: LayerSpec) -> tuple[mx.array, mx.array, mx.array]:
     H, G = spec.heads, spec.key_value_heads
     parts = _heads_first(heads, spec)
-    return parts[:, :H], parts[:, H:H + G], parts[:, H + G:]
+    return parts[:, :H], parts[:, H : H + G], parts[:, H + G :]
 
 
 def rope_and_store(heads: mx.array, view: View, spec: LayerSpec) -> mx.array:
     H, G = spec.heads, spec.key_value_heads
-    rotated, value = mx.split(_heads_first(heads, spec), [H + G], axis=1)  # queries and keys together
+    # queries and keys together
+    rotated, value = mx.split(_heads_first(heads, spec), [H + G], axis=1)
     if spec.rotates and spec.query_rope is None:
         rotated = rope(rotated, _find_angles(view.tables, spec.angles))
     query, key = mx.split(rotated, [H], axis=1)
@@ -137,16 +163,22 @@ def attend(query: mx.array, view: View, spec: LayerSpec) -> mx.array:
     """As in core.ops; returns [B, H D] if the view is flat."""
     B, H, T, D = query.shape
     if T == 1 and mx.default_device().type == mx.cpu:
-        # The CPU has no fused kernel. A position's queries of a key head are rows of a single product, without broadcasting.
+        # The CPU has no fused kernel. A position's queries of a key head are rows of a single
+        # product, without broadcasting.
         query = query.reshape(B, spec.key_value_heads, -1, D)
     stored, masks = view.stored(spec.index, spec.window), view.mask(spec.window)
     if view.count > T:
-        masks = [mask[-T:] if isinstance(mask, mx.array) else None for mask in masks]  # "causal": the last sees all
+        # "causal": the last sees all
+        masks = [mask[-T:] if isinstance(mask, mx.array) else None for mask in masks]
     if len(stored) == 1:
         mixed = attention(query, *stored[0], spec.scale, masks[0], spec.softcap)
     else:
-        mixed = mx.concatenate([attention(sequence, keys, values, spec.scale, mask, spec.softcap)
-                                for sequence, (keys, values), mask in zip(mx.split(query, B), stored, masks)])
+        mixed = mx.concatenate(
+            [
+                attention(sequence, keys, values, spec.scale, mask, spec.softcap)
+                for sequence, (keys, values), mask in zip(mx.split(query, B), stored, masks)
+            ]
+        )
     mixed = mixed if T == 1 else mixed.transpose(0, 2, 1, 3)
     return mixed.reshape(*((B,) if view.flat else (B, T)), H * D)
 
@@ -156,45 +188,65 @@ def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
 
 
 def rope(x: mx.array, table: tuple) -> mx.array:
-    """Rotate pairs (i, i + R/2) of each head by the angle of its position (Su et al. 2021, in Hugging Face's layout).
+    """Rotate pairs (i, i + R/2) of each head by the angle of its position (Su et al. 2021, in
+    Hugging Face's layout).
 
-    x: [B, H, T, D]. table: cosines and sines of the T positions, float32 [T, 1, R/2] and [T, 2, R/2], or [B, 1, T, *],
-    multiplied in float32, with the first of the two sines negated. For MLX's fused kernel: periods (1 / inverse frequency,
-    in tokens per radian), float32 [R/2], the factor on cosine and sine, and the first position, a number or int32 [B]. Or
-    such a table for each sequence. R <= D: the other dimensions do not change. Returns [B, H, T, D] of x's dtype.
+    x: [B, H, T, D]. table: cosines and sines of the T positions, float32 [T, 1, R/2] and [T, 2,
+    R/2], or [B, 1, T, *], multiplied in float32, with the first of the two sines negated. For MLX's
+    fused kernel: periods (1 / inverse frequency, in tokens per radian), float32 [R/2], the factor
+    on cosine and sine, and the first position, a number or int32 [B]. Or such a table for each
+    sequence. R <= D: the other dimensions do not change. Returns [B, H, T, D] of x's dtype.
     """
     if isinstance(table[0], tuple):
-        return mx.concatenate([rope(x[i:i + 1], part) for i, part in enumerate(table)])
+        return mx.concatenate([rope(x[i : i + 1], part) for i, part in enumerate(table)])
     width = 2 * table[0].shape[-1]
     if width < x.shape[-1]:
         return mx.concatenate([rope(x[..., :width], table), x[..., width:]], axis=-1)
     if len(table) == 2:
         cosine, sine = table
         halves = x.reshape(*x.shape[:-1], 2, -1)
-        rotated = halves * cosine + halves[..., ::-1, :] * sine  # a single fused primitive in a trace
+        # a single fused primitive in a trace
+        rotated = halves * cosine + halves[..., ::-1, :] * sine
         return rotated.reshape(x.shape).astype(x.dtype)
     periods, factor, index_pos = table
     if factor != 1:
         x = factor * x
-    return mx.fast.rope(x, x.shape[-1], traditional=False, base=None, scale=1.0, offset=index_pos, freqs=periods)
+    return mx.fast.rope(
+        x, x.shape[-1], traditional=False, base=None, scale=1.0, offset=index_pos, freqs=periods
+    )
 
 
-def attention(query: mx.array, keys: Parts, values: Parts, scale: float, mask: mx.array | str | None = None,
-              cap: float | None = None) -> mx.array:
-    """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads (Ainslie et al. 2023).
+def attention(
+    query: mx.array,
+    keys: Parts,
+    values: Parts,
+    scale: float,
+    mask: mx.array | str | None = None,
+    cap: float | None = None,
+) -> mx.array:
+    """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads (Ainslie et
+    al. 2023).
 
-    query: [B, H, T, D]; keys, values: Parts of [B, G, L, *], numbers of query's dtype or float16, or codes; mask: bool [T,
-    L] or [B, 1, 1, L], True if visible, None for all, "causal" if the last query is at the last key; cap: softcap of the
-    scores. Returns [B, H, T, D].
+    query: [B, H, T, D]; keys, values: Parts of [B, G, L, *], numbers of query's dtype or float16,
+    or codes; mask: bool [T, L] or [B, 1, 1, L], True if visible, None for all, "causal" if the last
+    query is at the last key; cap: softcap of the scores. Returns [B, H, T, D].
     """
     if len(keys) > 1 or cap:
         return _unfused_attention(query, keys, values, scale, mask, cap)
     return mx.fast.scaled_dot_product_attention(query, keys[0], values[0], scale=scale, mask=mask)
 
 
-def _unfused_attention(query: mx.array, keys: Parts, values: Parts, scale: float, mask: mx.array | str | None,
-                       cap: float | None) -> mx.array:
-    """As `attention`, if MLX has no fused kernel: with a softcap, or over codes, in the dtype of their scales."""
+def _unfused_attention(
+    query: mx.array,
+    keys: Parts,
+    values: Parts,
+    scale: float,
+    mask: mx.array | str | None,
+    cap: float | None,
+) -> mx.array:
+    """As `attention`, if MLX has no fused kernel: with a softcap, or over codes, in the dtype of
+    their scales.
+    """
     B, H, T, D = query.shape
     G, L = keys[0].shape[1:3]
     is_packed = len(keys) > 1
@@ -217,7 +269,9 @@ def _unfused_attention(query: mx.array, keys: Parts, values: Parts, scale: float
         scores = mx.where(mask[:, None] if mask.ndim == 4 else mask, scores, -math.inf)
     shares = mx.softmax(scores, axis=-1, precise=True).reshape(B, G, H // G * T, L)
     if is_packed:
-        mixed = mx.quantized_matmul(shares, *values, transpose=False, group_size=CACHE_GROUP, bits=8)
+        mixed = mx.quantized_matmul(
+            shares, *values, transpose=False, group_size=CACHE_GROUP, bits=8
+        )
     else:
         mixed = shares @ values[0]
     return mixed.reshape(B, H, T, padded)[..., :D].astype(query.dtype)
@@ -230,7 +284,9 @@ def swiglu(gate_up: mx.array) -> mx.array:
 
 
 def geglu(gate_up: mx.array) -> mx.array:
-    """gelu(gate) * up by the tanh approximation (Hendrycks and Gimpel 2016). gate_up: [..., 2 F], the gate first."""
+    """gelu(gate) * up by the tanh approximation (Hendrycks and Gimpel 2016). gate_up: [..., 2 F],
+    the gate first.
+    """
     gate, up = mx.split(gate_up, 2, axis=-1)
     # gate * (1 + tanh(u)) / 2 = gate * sigmoid(2 u)
     return gate * mx.sigmoid(1.5957691216 * (gate + 0.044715 * gate * gate * gate)) * up
@@ -247,7 +303,9 @@ def _find_angles(tables: tuple, columns: slice) -> tuple:
 
 
 def _heads_first(heads: mx.array, spec: LayerSpec) -> mx.array:
-    """Split heads [B, T, (H + 2 G) D] or [B, (H + 2 G) D] to [B, H + 2 G, T, D]. For T = 1 that is a reshape."""
+    """Split heads [B, T, (H + 2 G) D] or [B, (H + 2 G) D] to [B, H + 2 G, T, D]. For T = 1 that is
+    a reshape.
+    """
     B, T = heads.shape[0], heads.shape[1] if heads.ndim == 3 else 1
     count = spec.heads + 2 * spec.key_value_heads
     if T == 1:

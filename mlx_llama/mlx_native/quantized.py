@@ -1,4 +1,6 @@
-"""Packed low-bit matrices: QuantizedMatrix for mx.quantized_matmul, TwoLevelMatrix for two levels of scales on a GPU."""
+"""Packed low-bit matrices: QuantizedMatrix for mx.quantized_matmul, TwoLevelMatrix for two levels
+of scales on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +29,30 @@ def lays_for_gpu(device: mx.Device) -> bool:
     return device.type == mx.gpu
 
 
-def pack(weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device,
-         has_kernel: bool = True) -> QuantizedMatrix | TwoLevelMatrix:
+def pack(
+    weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device, has_kernel: bool = True
+) -> QuantizedMatrix | TwoLevelMatrix:
     """Concatenate the rows of `weights`, for which `can_concatenate` is true; releases their pages.
 
     dtype: of the activations. has_kernel: False if `find_faults` reports a fault.
     """
-    kind = TwoLevelMatrix if facts.keeps_levels(weights[0], lays_for_gpu(device), has_kernel) else QuantizedMatrix
+    kind = (
+        TwoLevelMatrix
+        if facts.keeps_levels(weights[0], lays_for_gpu(device), has_kernel)
+        else QuantizedMatrix
+    )
     matrix = kind.pack(weights, dtype, device)
     for weight in weights:
         weight.release()
     return matrix
 
 
-def find_faults(weights: Iterable[AffineWeight], dtype: mx.Dtype, device: mx.Device) -> dict[str, str]:
-    """Try the kernels of each format with two levels of scales; returns faults by format. {} on the CPU, which has none."""
+def find_faults(
+    weights: Iterable[AffineWeight], dtype: mx.Dtype, device: mx.Device
+) -> dict[str, str]:
+    """Try the kernels of each format with two levels of scales; returns faults by format. {} on the
+    CPU, which has none.
+    """
     if device.type != mx.gpu:
         return {}
     layouts = {weight.format: _layout(weight) for weight in weights if weight.two_level}
@@ -57,14 +68,16 @@ class QuantizedMatrix:
     bits: int
     group_size: int
     packed: mx.array  # uint32 [N, K * bits / 32], each row a stream of codes, low bits first
-    # A pair of (scales, biases), [N, K / group_size] each, in the dtype of products. Groups of 16 have two pairs over groups
-    # of 32: of the even and of the odd groups of 16.
+    # A pair of (scales, biases), [N, K / group_size] each, in the dtype of products. Groups of 16
+    # have two pairs over groups of 32: of the even and of the odd groups of 16.
     scalings: tuple[tuple[mx.array, mx.array], ...]
     even: mx.array | None  # bool [K], True in columns of even groups of 16; None with a single pair
     dtype: mx.Dtype  # of the result of `rows`
 
     @classmethod
-    def pack(cls, weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device) -> QuantizedMatrix:
+    def pack(
+        cls, weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device
+    ) -> QuantizedMatrix:
         """Concatenate the rows of `weights`. dtype: of the activations."""
         first = weights[0]
         if isinstance(first, MLXWeight):
@@ -75,19 +88,29 @@ class QuantizedMatrix:
             largest = max(np.abs(scales).max(), np.abs(biases).max())
         product = _product_dtype(first, dtype, device, largest)
         if product == mx.float16 and first.has_biases and first.two_level:
-            # Biases make up for rounded scales at the middle code, so that both errors do not add up.
+            # Biases make up for rounded scales at the middle code, so that both errors do not add
+            # up.
             biases += (scales - scales.astype(np.float16)) * np.float32((2**first.bits - 1) / 2)
         pairs, even = [(scales, biases)], None
         if first.group_size == HALF_GROUP:
-            pairs = [tuple(np.ascontiguousarray(part[:, i::2]) for part in (scales, biases)) for i in (0, 1)]
+            pairs = [
+                tuple(np.ascontiguousarray(part[:, i::2]) for part in (scales, biases))
+                for i in (0, 1)
+            ]
             even = mx.arange(first.shape[1]) // HALF_GROUP % 2 == 0
 
         def scaling(values: np.ndarray) -> mx.array:
             array = mx.array(values)
             return (array.view(mx.bfloat16) if array.dtype == mx.uint16 else array).astype(product)
 
-        matrix = cls(first.bits, max(first.group_size, 2 * HALF_GROUP), mx.array(packed),
-                     tuple((scaling(s), scaling(b)) for s, b in pairs), even, dtype)
+        matrix = cls(
+            first.bits,
+            max(first.group_size, 2 * HALF_GROUP),
+            mx.array(packed),
+            tuple((scaling(s), scaling(b)) for s, b in pairs),
+            even,
+            dtype,
+        )
         mx.eval(matrix.packed, matrix.scalings, even)
         return matrix
 
@@ -106,20 +129,27 @@ class QuantizedMatrix:
         wide = x.astype(self.scalings[0][0].dtype)
         if self.even is None:
             return self._product(wide, 0).astype(x.dtype)
-        # Zeros in x make groups of 16 exact: a product for the even groups with their scales, and another for the odd
-        # groups.
+        # Zeros in x make groups of 16 exact: a product for the even groups with their scales, and
+        # another for the odd groups.
         halves = mx.where(self.even, wide, 0), mx.where(self.even, 0, wide)
         return (self._product(halves[0], 0) + self._product(halves[1], 1)).astype(x.dtype)
 
     def rows(self, tokens: mx.array) -> mx.array:
-        """Rows by index, dequantised in float32. tokens: int32 [B, T]; returns [B, T, K] in `dtype`."""
+        """Rows by index, dequantised in float32. tokens: int32 [B, T]; returns [B, T, K] in
+        `dtype`.
+        """
         packed = self.packed[tokens]
         pairs = [tuple(part[tokens].astype(mx.float32) for part in pair) for pair in self.scalings]
-        rows = [mx.dequantize(packed, *pair, group_size=self.group_size, bits=self.bits) for pair in pairs]
+        rows = [
+            mx.dequantize(packed, *pair, group_size=self.group_size, bits=self.bits)
+            for pair in pairs
+        ]
         return (rows[0] if self.even is None else mx.where(self.even, *rows)).astype(self.dtype)
 
     def _product(self, x: mx.array, i: int) -> mx.array:
-        return mx.quantized_matmul(x, self.packed, *self.scalings[i], group_size=self.group_size, bits=self.bits)
+        return mx.quantized_matmul(
+            x, self.packed, *self.scalings[i], group_size=self.group_size, bits=self.bits
+        )
 
 
 @dataclass(frozen=True)
@@ -135,31 +165,54 @@ class QuantizedStack:
         return self.matrix.nbytes
 
     def matmul(self, x: mx.array, chosen: mx.array, is_sorted: bool) -> mx.array:
-        """x @ w.T with the matrices of numbers `chosen`. x: [..., M, K]; chosen: uint32, broadcast with the axes before M;
-        is_sorted: they are in ascending order. Returns [..., M, N] in x's dtype."""
+        """x @ w.T with the matrices of numbers `chosen`. x: [..., M, K]; chosen: uint32, broadcast
+        with the axes before M; is_sorted: they are in ascending order. Returns [..., M, N] in x's
+        dtype."""
         whole = self.matrix
         wide = x.astype(whole.scalings[0][0].dtype)
-        parts = (wide,) if whole.even is None else (mx.where(whole.even, wide, 0), mx.where(whole.even, 0, wide))
-        packed, *scalings = (part.reshape(self.count, -1, part.shape[-1])
-                             for part in (whole.packed, *(part for pair in whole.scalings for part in pair)))
-        products = [mx.gather_qmm(part, packed, scalings[2 * i], scalings[2 * i + 1], rhs_indices=chosen, transpose=True,
-                                  group_size=whole.group_size, bits=whole.bits, sorted_indices=is_sorted)
-                    for i, part in enumerate(parts)]
+        parts = (
+            (wide,)
+            if whole.even is None
+            else (mx.where(whole.even, wide, 0), mx.where(whole.even, 0, wide))
+        )
+        packed, *scalings = (
+            part.reshape(self.count, -1, part.shape[-1])
+            for part in (whole.packed, *(part for pair in whole.scalings for part in pair))
+        )
+        products = [
+            mx.gather_qmm(
+                part,
+                packed,
+                scalings[2 * i],
+                scalings[2 * i + 1],
+                rhs_indices=chosen,
+                transpose=True,
+                group_size=whole.group_size,
+                bits=whole.bits,
+                sorted_indices=is_sorted,
+            )
+            for i, part in enumerate(parts)
+        ]
         return (products[0] if len(products) == 1 else products[0] + products[1]).astype(x.dtype)
 
 
 @dataclass(frozen=True)
 class TwoLevelMatrix:
-    """A low-bit matrix [N, K] as its file stores it: codes, and scales that are products of two numbers, unrounded."""
+    """A low-bit matrix [N, K] as its file stores it: codes, and scales that are products of two
+    numbers, unrounded.
+    """
 
     layout: Layout
     parts: Parts
     product: mx.Dtype  # of the dequantised matrix in products with many rows
     dtype: mx.Dtype  # of the result of `rows`
-    has_kernel: bool  # multiply few rows by a kernel, which reads each code once and sums in float32; else dequantise
+    # multiply few rows by a kernel, which reads each code once and sums in float32; else dequantise
+    has_kernel: bool
 
     @classmethod
-    def pack(cls, weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device) -> TwoLevelMatrix:
+    def pack(
+        cls, weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device
+    ) -> TwoLevelMatrix:
         """Concatenate the rows of `weights`. dtype: of the activations."""
         first, layout, has_kernel = weights[0], _layout(weights[0]), device.type == mx.gpu
         N, K = sum(weight.shape[0] for weight in weights), first.shape[1]
@@ -168,7 +221,11 @@ class TwoLevelMatrix:
         supers = np.empty((N, K // SUPER_GROUP, 2 if layout.sub_bits else 1), np.float16)
 
         def fill(rows: Rows, at: slice) -> float:
-            codes = np.searchsorted(IQ4_VALUES, rows.codes).astype(np.uint8) if layout.has_table else rows.codes
+            codes = (
+                np.searchsorted(IQ4_VALUES, rows.codes).astype(np.uint8)
+                if layout.has_table
+                else rows.codes
+            )
             packed[at] = pack_stream(codes, layout.bits)
             subs[at] = rows.sub_scales
             supers[at, :, 0] = rows.super_scales
@@ -205,14 +262,22 @@ class TwoLevelMatrix:
         dequantise = two_level.dequantise if self.has_kernel else two_level.dequantise_plainly
         wide, step, blocks = x.astype(self.product), max(1, _BLOCK // K), []
         for start in range(0, N, step):
-            block = Parts(*(part[start:start + step] for part in self.parts)) if step < N else self.parts
+            block = (
+                Parts(*(part[start : start + step] for part in self.parts))
+                if step < N
+                else self.parts
+            )
             blocks.append(wide @ dequantise(self.layout, block, self.product).T)
         return (blocks[0] if len(blocks) == 1 else mx.concatenate(blocks, axis=-1)).astype(x.dtype)
 
     def rows(self, tokens: mx.array) -> mx.array:
-        """Rows by index, dequantised in float32. tokens: int32 [B, T]; returns [B, T, K] in `dtype`."""
+        """Rows by index, dequantised in float32. tokens: int32 [B, T]; returns [B, T, K] in
+        `dtype`.
+        """
         parts = Parts(*(part[tokens.reshape(-1)] for part in self.parts))
-        return two_level.dequantise_plainly(self.layout, parts, self.dtype).reshape(*tokens.shape, self.shape[1])
+        return two_level.dequantise_plainly(self.layout, parts, self.dtype).reshape(
+            *tokens.shape, self.shape[1]
+        )
 
 
 LowBitMatrix = QuantizedMatrix | TwoLevelMatrix
@@ -229,16 +294,27 @@ def can_concatenate(first: Tensor | AffineWeight, second: Tensor | AffineWeight)
 
 
 def _layout(weight: AffineWeight) -> Layout:
-    bits, sub_bits = facts.INDEX_BITS.get(weight.format, weight.bits), facts.SUB_BITS.get(weight.format, 0)
-    return Layout(bits, weight.group_size, weight.offset, sub_bits, weight.format in facts.INDEX_BITS)
+    bits, sub_bits = (
+        facts.INDEX_BITS.get(weight.format, weight.bits),
+        facts.SUB_BITS.get(weight.format, 0),
+    )
+    return Layout(
+        bits, weight.group_size, weight.offset, sub_bits, weight.format in facts.INDEX_BITS
+    )
 
 
-def _product_dtype(weight: AffineWeight, dtype: mx.Dtype, device: mx.Device, largest: float) -> mx.Dtype:
-    """The dtype of operands: as planned, or float32 if float16 would overflow. largest: the largest magnitude.
+def _product_dtype(
+    weight: AffineWeight, dtype: mx.Dtype, device: mx.Device, largest: float
+) -> mx.Dtype:
+    """The dtype of operands: as planned, or float32 if float16 would overflow. largest: the largest
+    magnitude.
 
-    Small numbers are safe: products of float16 numbers and integers are multiples of 2**-24, float16's smallest number.
+    Small numbers are safe: products of float16 numbers and integers are multiples of 2**-24,
+    float16's smallest number.
     """
-    product = getattr(mx, facts.product_dtype(weight, runtime.dtype_name(dtype), lays_for_gpu(device)))
+    product = getattr(
+        mx, facts.product_dtype(weight, runtime.dtype_name(dtype), lays_for_gpu(device))
+    )
     return product if product != mx.float16 or largest <= np.finfo(np.float16).max else mx.float32
 
 
@@ -249,7 +325,9 @@ def _concatenate(weights: Sequence[MLXWeight]) -> tuple[np.ndarray, np.ndarray, 
 
 
 def _repack(weights: Sequence[AffineWeight]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Repack for MLX: codes uint32 [N, K * bits / 32], scales and biases float32 [N, K / group_size]."""
+    """Repack for MLX: codes uint32 [N, K * bits / 32], scales and biases float32 [N, K /
+    group_size].
+    """
     first, K = weights[0], weights[0].shape[1]
     N = sum(weight.shape[0] for weight in weights)
     packed = np.empty((N, K * first.bits // 32), np.uint32)
@@ -267,12 +345,19 @@ def _repack(weights: Sequence[AffineWeight]) -> tuple[np.ndarray, np.ndarray, np
     return packed, scales, biases
 
 
-def _map_slabs(weights: Sequence[AffineWeight], fill: Callable[[Rows, slice], float | None]) -> list[float | None]:
-    """Call fill(unpacked rows, their slice of the concatenated matrix) on threads; returns the results."""
-    step, slabs = max(1, _SLAB // weights[0].shape[1]), []  # (weight, first row, last row + 1, first row of the result)
+def _map_slabs(
+    weights: Sequence[AffineWeight], fill: Callable[[Rows, slice], float | None]
+) -> list[float | None]:
+    """Call fill(unpacked rows, their slice of the concatenated matrix) on threads; returns the
+    results.
+    """
+    # (weight, first row, last row + 1, first row of the result)
+    step, slabs = max(1, _SLAB // weights[0].shape[1]), []
     for weight, at in zip(weights, np.cumsum([0] + [weight.shape[0] for weight in weights])):
         starts = range(0, weight.shape[0], step)
-        slabs += [(weight, start, min(start + step, weight.shape[0]), at + start) for start in starts]
+        slabs += [
+            (weight, start, min(start + step, weight.shape[0]), at + start) for start in starts
+        ]
 
     def run(slab: tuple[AffineWeight, int, int, int]) -> float | None:
         weight, start, stop, at = slab

@@ -1,7 +1,8 @@
-"""Tensor parallelism by mx.distributed: sums and gathers between processes, and draws from a shared vocabulary.
+"""Tensor parallelism by mx.distributed: sums and gathers between processes, and draws from a shared
+vocabulary.
 
-Collective operations are primitives of the lazy graph, so mx.compile traces them. All processes build and launch the same
-graphs in the same order.
+Collective operations are primitives of the lazy graph, so mx.compile traces them. All processes
+build and launch the same graphs in the same order.
 """
 
 from __future__ import annotations
@@ -41,14 +42,19 @@ class Ranks:
         if widths:
             x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, max(widths) - x.shape[-1])])
         parts = list(self.gather(x))
-        return mx.concatenate([part[..., :width] for part, width in zip(parts, widths)] if widths else parts, axis=axis)
+        return mx.concatenate(
+            [part[..., :width] for part, width in zip(parts, widths)] if widths else parts,
+            axis=axis,
+        )
 
     def select(self, condition: mx.array, x: mx.array) -> mx.array:
         return mx.where(condition, x, 0).astype(x.dtype)
 
     def sum_integers(self, values: Sequence[int]) -> list[int]:
         with mx.stream(mx.cpu):
-            return mx.distributed.all_sum(mx.array(list(values), mx.int32), group=self.group).tolist()
+            return mx.distributed.all_sum(
+                mx.array(list(values), mx.int32), group=self.group
+            ).tolist()
 
 
 def join() -> Ranks:
@@ -60,27 +66,46 @@ def join() -> Ranks:
         except (RuntimeError, ValueError) as error:
             # The ring gives up after some seconds, and another process may take longer to start.
             if "connect" not in str(error) or time.monotonic() > last:
-                raise BackendError(f"the processes of mlx.launch cannot be connected: {error}") from None
+                raise BackendError(
+                    f"the processes of mlx.launch cannot be connected: {error}"
+                ) from None
             time.sleep(0.2)
 
 
 class Vocabulary(shards.Vocabulary):
     """The vocabulary over all processes, and draws from it."""
 
-    def sample(self, kind: Kind, logits: mx.array, positions: mx.array, recent: mx.array | None, values: dict[str, mx.array],
-               words: mx.array | None = None) -> mx.array:
+    def sample(
+        self,
+        kind: Kind,
+        logits: mx.array,
+        positions: mx.array,
+        recent: mx.array | None,
+        values: dict[str, mx.array],
+        words: mx.array | None = None,
+    ) -> mx.array:
         """draw.sample of this process's logits [S, V']."""
         if words is None and kind.needs_best:
-            return choose_winner(self.ranks.gather(draw_share(kind, logits, self.first, positions, values)))
+            return choose_winner(
+                self.ranks.gather(draw_share(kind, logits, self.first, positions, values))
+            )
         return sample(kind, self.gather(logits), positions, recent, values, words)
 
-    def draw_rows(self, sampling: SamplingBatch, logits: mx.array, positions: Sequence[int], recent: mx.array | None,
-                  masks: Masks | None) -> mx.array:
+    def draw_rows(
+        self,
+        sampling: SamplingBatch,
+        logits: mx.array,
+        positions: Sequence[int],
+        recent: mx.array | None,
+        masks: Masks | None,
+    ) -> mx.array:
         """`sampling` of this process's logits [B, V']."""
         if masks is not None:
             return sampling(self.gather(logits), positions, recent, masks)
         following = mx.array(np.array(positions, np.int64).astype(np.uint32))
-        return self.sample(sampling.kind, logits, following, recent, sampling.arrange(range(len(positions))))
+        return self.sample(
+            sampling.kind, logits, following, recent, sampling.arrange(range(len(positions)))
+        )
 
     def gather_probes(self, probe: Probe) -> Probe:
         def evaluate(name: str, array: mx.array) -> None:

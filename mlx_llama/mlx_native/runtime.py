@@ -26,29 +26,43 @@ def has_gpu() -> bool:
 
 
 def pick_device(device: str | None = None) -> mx.Device:
-    """Pick the device: "gpu", "cpu", or None for a GPU if there is one. Raises BackendError if "gpu" is missing.
+    """Pick the device: "gpu", "cpu", or None for a GPU if there is one. Raises BackendError if
+    "gpu" is missing.
 
-    Sets MLX_ENABLE_TF32 to 0 unless it is set. Newer GPUs would round float32 products to TF32, with 10 bits of
-    mantissa. MLX reads the variable at the first product of a process, so set it before loading.
+    Sets MLX_ENABLE_TF32 to 0 unless it is set. Newer GPUs would round float32 products to TF32,
+    with 10 bits of mantissa. MLX reads the variable at the first product of a process, so set it
+    before loading.
     """
     os.environ.setdefault("MLX_ENABLE_TF32", "0")
     if device == "gpu" and not has_gpu():
-        raise BackendError("MLX has no GPU here (Metal needs Apple silicon, CUDA the package mlx[cuda13]): "
-                           "use `device='cpu'`, or leave it out")
+        raise BackendError(
+            "MLX has no GPU here (Metal needs Apple silicon, CUDA the package mlx[cuda13]): "
+            "use `device='cpu'`, or leave it out"
+        )
     return mx.Device(mx.gpu if device != "cpu" and has_gpu() else mx.cpu)
 
 
 def device_name(device: mx.Device) -> str:
-    return "MLX on the CPU" if device.type == mx.cpu else f"MLX on {mx.device_info(device).get('device_name', 'the GPU')}"
+    return (
+        "MLX on the CPU"
+        if device.type == mx.cpu
+        else f"MLX on {mx.device_info(device).get('device_name', 'the GPU')}"
+    )
 
 
 def runs_ahead(device: mx.Device) -> bool:
-    """True if step n+1 may be launched before token n is read. Always True: MLX evaluates on a thread of its own."""
+    """True if step n+1 may be launched before token n is read. Always True: MLX evaluates on a
+    thread of its own.
+    """
     return True
 
 
-def pick_dtype(dtype: str, stored: str, device: mx.Device, exceeds_float16: bool = False) -> mx.Dtype:
-    """Pick the dtype of activations and weights. dtype: a dtype's name, or "auto" for the `stored` one."""
+def pick_dtype(
+    dtype: str, stored: str, device: mx.Device, exceeds_float16: bool = False
+) -> mx.Dtype:
+    """Pick the dtype of activations and weights. dtype: a dtype's name, or "auto" for the `stored`
+    one.
+    """
     return getattr(mx, stored if dtype == "auto" else dtype)
 
 
@@ -66,7 +80,11 @@ def read(token: mx.array) -> int:
 
 
 def read_all(*tokens: mx.array) -> list[int]:
-    joined = tokens[0] if len(tokens) == 1 else mx.concatenate([array.reshape(1, -1) for array in tokens], axis=1)
+    joined = (
+        tokens[0]
+        if len(tokens) == 1
+        else mx.concatenate([array.reshape(1, -1) for array in tokens], axis=1)
+    )
     return [token for row in joined.tolist() for token in row]
 
 
@@ -81,21 +99,25 @@ def peak_memory(device: mx.Device) -> int:
 def is_out_of_memory(error: BaseException) -> bool:
     # MLX reports failed allocations as RuntimeError (mlx/backend/{metal,cuda}/allocator.cpp).
     texts = ("malloc]", "unable to allocate", "attempting to allocate", "out of memory")
-    return (isinstance(error, (MemoryError, OutOfMemoryError))
-            or (isinstance(error, RuntimeError) and any(text in str(error).lower() for text in texts)))
+    return isinstance(error, (MemoryError, OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and any(text in str(error).lower() for text in texts)
+    )
 
 
 def free_memory(device: mx.Device) -> int | None:
     if device.type == mx.cpu:
         free = machine.free_memory()
-        return None if free is None else free + mx.get_cache_memory()  # freed arrays that MLX keeps for reuse
+        # freed arrays that MLX keeps for reuse
+        return None if free is None else free + mx.get_cache_memory()
     info = mx.device_info(device)
     most = info.get("max_recommended_working_set_size", info.get("memory_size"))
     return None if most is None else most - mx.get_active_memory()
 
 
 def bandwidth(device: mx.Device) -> float | None:
-    """Measured bandwidth of the device's memory, bytes per second; None: the device uses the host's memory."""
+    """Measured bandwidth of the device's memory, bytes per second; None: the device uses the host's
+    memory.
+    """
     if device.type == mx.cpu:
         return None
     with mx.stream(device):
@@ -108,7 +130,9 @@ def bandwidth(device: mx.Device) -> float | None:
 
 
 def primitives(*arrays: mx.array) -> int | None:
-    """Count the operations in the graph of `arrays`, without evaluating it; None: there is no graph."""
+    """Count the operations in the graph of `arrays`, without evaluating it; None: there is no
+    graph.
+    """
     text = io.StringIO()
     mx.export_to_dot(text, *arrays)
     return text.getvalue().count("shape=rectangle")

@@ -16,14 +16,19 @@ __all__ = ["SamplingBatch", "gumbel"]
 class SamplingBatch(OptionArrays):
     """Draws one token per row. It has no state: the recent tokens are an argument.
 
-    The order is transformers': bias and penalties, temperature, top-k, top-p, min-p; then argmax of the logits plus
-    core.rng's noise, which draws from their softmax. Everything in float32.
+    The order is transformers': bias and penalties, temperature, top-k, top-p, min-p; then argmax of
+    the logits plus core.rng's noise, which draws from their softmax. Everything in float32.
     """
 
-    def __call__(self, logits: mx.array, positions: Sequence[int], recent: mx.array | None = None,
-                 masks: Masks | None = None) -> mx.array:
-        """logits: [B, V]; positions: of the tokens to be sampled, by row; recent: int32 [B, window or more], -1 where there
-        is none; masks: gives the tokens that grammars allow.
+    def __call__(
+        self,
+        logits: mx.array,
+        positions: Sequence[int],
+        recent: mx.array | None = None,
+        masks: Masks | None = None,
+    ) -> mx.array:
+        """logits: [B, V]; positions: of the tokens to be sampled, by row; recent: int32 [B, window
+        or more], -1 where there is none; masks: gives the tokens that grammars allow.
 
         Returns the tokens, int32 [B, 1]; with log-probabilities int32 [B, 2 + 2 logprobs].
         """
@@ -31,9 +36,17 @@ class SamplingBatch(OptionArrays):
             if masks is not None:
                 mx.async_eval(logits)  # the device works while the host computes the masks
             words = None if masks is None else mx.array(masks())
-            return sample(self.kind, logits, mx.array([p & 0xFFFFFFFF for p in positions], mx.uint32), recent,
-                          self.arrange(range(len(self.options))), words)
+            return sample(
+                self.kind,
+                logits,
+                mx.array([p & 0xFFFFFFFF for p in positions], mx.uint32),
+                recent,
+                self.arrange(range(len(self.options))),
+                words,
+            )
 
     def processed(self, scores: mx.array, recent: mx.array | None = None) -> mx.array:
-        """Scores float32 [B, V] after bias, penalties, temperature and filters; -inf where filtered out."""
+        """Scores float32 [B, V] after bias, penalties, temperature and filters; -inf where filtered
+        out.
+        """
         return process(self.kind, scores, recent, self.arrange(range(len(self.options))))

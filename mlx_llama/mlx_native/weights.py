@@ -1,4 +1,6 @@
-"""Stored tensors as the layers' matrices, copied to the device: at the activations' width, or packed at their own."""
+"""Stored tensors as the layers' matrices, copied to the device: at the activations' width, or
+packed at their own.
+"""
 
 from __future__ import annotations
 
@@ -23,27 +25,47 @@ from .ranks import Ranks, Vocabulary
 
 
 class Weights(BaseWeights):
-    """Layers of MLX arrays. A tensor is read when its layer is made; one matrix at a time is in memory twice."""
+    """Layers of MLX arrays. A tensor is read when its layer is made; one matrix at a time is in
+    memory twice.
+    """
 
     ops, runtime, vocabulary_type = ops, runtime, Vocabulary
 
-    def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype, device: mx.Device, ranks: Ranks | None = None):
-        """dtype: of activations and unpacked weights. Raises OutOfMemoryError, here or while tensors are read."""
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: mx.Dtype, device: mx.Device, ranks: Ranks | None = None
+    ):
+        """dtype: of activations and unpacked weights. Raises OutOfMemoryError, here or while
+        tensors are read.
+        """
         super().__init__(checkpoint, device, ranks)
         self.dtype = dtype
         low_bit = [tensor for tensor in self.tensors.values() if isinstance(tensor, AffineWeight)]
         self._faults = quantized.find_faults(low_bit, dtype, device)
-        self.notices = tuple(f"{name} weights take more memory and time, since their kernels do not work here: {fault}"
-                             for name, fault in self._faults.items())
-        self.nbytes = sum(facts.tensor_nbytes(tensor, runtime.dtype_name(dtype), quantized.lays_for_gpu(device),
-                                              self._has_kernel(tensor)) for tensor in self.tensors.values())
+        self.notices = tuple(
+            f"{name} weights take more memory and time, since their kernels do not work here: "
+            f"{fault}"
+            for name, fault in self._faults.items()
+        )
+        self.nbytes = sum(
+            facts.tensor_nbytes(
+                tensor,
+                runtime.dtype_name(dtype),
+                quantized.lays_for_gpu(device),
+                self._has_kernel(tensor),
+            )
+            for tensor in self.tensors.values()
+        )
         self.nbytes += stacked_nbytes(self.adapters, self.config, dtype.size)
-        self._blocks: dict[tuple[str, ...], list[mx.array | LowBitMatrix]] = {}  # read so far, by names
+        # read so far, by names
+        self._blocks: dict[tuple[str, ...], list[mx.array | LowBitMatrix]] = {}
         check_memory(self.nbytes, lambda: _free_memory(device), runtime.device_name(device))
         self._advance = progress.meter(self.checkpoint.nbytes)
 
     def _matrix(self, names: Sequence[str]) -> ops.Matrix | tuple[ops.Matrix, ...]:
-        blocks = [DenseMatrix(block.T) if isinstance(block, mx.array) else block for block in self._blocks_of(*names)]
+        blocks = [
+            DenseMatrix(block.T) if isinstance(block, mx.array) else block
+            for block in self._blocks_of(*names)
+        ]
         mx.eval([block.columns for block in blocks if isinstance(block, DenseMatrix)])
         return blocks[0] if len(blocks) == 1 else tuple(blocks)
 
@@ -62,8 +84,11 @@ class Weights(BaseWeights):
         if len(blocks) > 1:
             raise refuse_formats(keys, [self.tensors[key] for key in keys], can_concatenate)
         whole = blocks[0]
-        return (whole.reshape(len(names), -1, whole.shape[-1]) if isinstance(whole, mx.array)
-                else QuantizedStack(len(names), whole))
+        return (
+            whole.reshape(len(names), -1, whole.shape[-1])
+            if isinstance(whole, mx.array)
+            else QuantizedStack(len(names), whole)
+        )
 
     def _norm(self, key: str) -> mx.array:
         weight = self._vector([key])
@@ -91,7 +116,11 @@ class Weights(BaseWeights):
             for tensor in run:
                 tensor.check_file()
             is_low_bit, has_kernel = isinstance(run[0], AffineWeight), self._has_kernel(run[0])
-            blocks.append(quantized.pack(run, self.dtype, self.device, has_kernel) if is_low_bit else self._copy(run))
+            blocks.append(
+                quantized.pack(run, self.dtype, self.device, has_kernel)
+                if is_low_bit
+                else self._copy(run)
+            )
             self._advance(sum(tensor.nbytes for tensor in run))
         return blocks
 
@@ -111,7 +140,9 @@ class Weights(BaseWeights):
         return array
 
     def _lay_for_products(self, weight: mx.array) -> mx.array:
-        """On the CPU at float32, store the matrix by columns, which makes products twice as fast."""
+        """On the CPU at float32, store the matrix by columns, which makes products twice as
+        fast.
+        """
         if self.device.type != mx.cpu or self.dtype != mx.float32:
             return weight
         columns = mx.contiguous(weight.T)
@@ -129,7 +160,8 @@ class Weights(BaseWeights):
 def _free_memory(device: mx.Device) -> int | None:
     """Bytes available to weights; None: unknown.
 
-    Metal runs a model beyond its recommended working set, slowly; the limit is the machine's memory.
+    Metal runs a model beyond its recommended working set, slowly; the limit is the machine's
+    memory.
     """
     free = runtime.free_memory(device)
     if free is None or device.type == mx.cpu:

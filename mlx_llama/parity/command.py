@@ -1,7 +1,9 @@
-"""python -m mlx_llama.parity: does this machine compute what the others compute, and if not, where does it begin?
+"""python -m mlx_llama.parity: does this machine compute what the others compute, and if not, where
+does it begin?
 
-The same tokens run through several backends, most as a prompt, the last ones one by one, and are compared with a float32
-NumPy run at every probe of the model. The exit code is 0 within the dtype's tolerance and 1 outside.
+The same tokens run through several backends, most as a prompt, the last ones one by one, and are
+compared with a float32 NumPy run at every probe of the model. The exit code is 0 within the dtype's
+tolerance and 1 outside.
 """
 
 from __future__ import annotations
@@ -23,42 +25,121 @@ GUIDE_TRACE = str(Path(__file__).parent.parent / "guide" / "trace.json")
 def parser() -> flags.Parser:
     """The command line."""
     result = flags.Parser("parity", __doc__.split("\n\n")[0])
-    mode = result.add_argument_group("mode (at most one; default: compare backends)").add_mutually_exclusive_group()
-    mode.add_argument("--record", metavar="FILE", help="write a golden trace of a float32 NumPy run")
-    mode.add_argument("--check", metavar="FILE", nargs="?", const=GUIDE_TRACE,
-                      help="check the backends against a golden trace (default: the guide model's)")
-    mode.add_argument("--verify-cache", action="store_true", help="compare every way of filling the cache with a cold run")
-    mode.add_argument("--batch", metavar="ROWS", nargs="?", const=",".join(map(str, SIZES)), default=None,
-                      help="compare rows computed alone with the same rows in batches of these sizes (default: "
-                           f"{','.join(map(str, SIZES))})")
-    mode.add_argument("--repeat", metavar="N", default=None, help="run the same request N times in this process and N times "
-                                                                  "in fresh ones, and compare the bits")
-    mode.add_argument("--perplexity", metavar="FILE", help="measure the perplexity of a text (- reads standard input) on each backend")
+    mode = result.add_argument_group(
+        "mode (at most one; default: compare backends)"
+    ).add_mutually_exclusive_group()
+    mode.add_argument(
+        "--record", metavar="FILE", help="write a golden trace of a float32 NumPy run"
+    )
+    mode.add_argument(
+        "--check",
+        metavar="FILE",
+        nargs="?",
+        const=GUIDE_TRACE,
+        help="check the backends against a golden trace (default: the guide model's)",
+    )
+    mode.add_argument(
+        "--verify-cache",
+        action="store_true",
+        help="compare every way of filling the cache with a cold run",
+    )
+    mode.add_argument(
+        "--batch",
+        metavar="ROWS",
+        nargs="?",
+        const=",".join(map(str, SIZES)),
+        default=None,
+        help="compare rows computed alone with the same rows in batches of these sizes (default: "
+        f"{','.join(map(str, SIZES))})",
+    )
+    mode.add_argument(
+        "--repeat",
+        metavar="N",
+        default=None,
+        help="run the same request N times in this process and N times "
+        "in fresh ones, and compare the bits",
+    )
+    mode.add_argument(
+        "--perplexity",
+        metavar="FILE",
+        help="measure the perplexity of a text (- reads standard input) on each backend",
+    )
     result.add_argument("--prompt", "-p", default=None, help="text to run (default: two sentences)")
-    result.add_argument("--tokens", "-n", default=None, metavar="N", help=f"number of tokens to run (default: {TOKENS})")
-    result.add_argument("--reference", choices=("numpy", "transformers"), default=None,
-                        help="reference: NumPy at float32 (the default) or transformers at float32")
-    result.add_argument("--html", metavar="FILE", default=None, help="write the comparison as an HTML page with plots")
+    result.add_argument(
+        "--tokens",
+        "-n",
+        default=None,
+        metavar="N",
+        help=f"number of tokens to run (default: {TOKENS})",
+    )
+    result.add_argument(
+        "--reference",
+        choices=("numpy", "transformers"),
+        default=None,
+        help="reference: NumPy at float32 (the default) or transformers at float32",
+    )
+    result.add_argument(
+        "--html",
+        metavar="FILE",
+        default=None,
+        help="write the comparison as an HTML page with plots",
+    )
     result.add_argument("--json", action="store_true", help="print everything as one JSON object")
-    result.add_argument("--ctx-size", "-c", default=None, metavar="TOKENS", help="window of a perplexity (default: the "
-                                                                                f"context, at most {WINDOW})")
-    result.add_argument("--stride", default=None, metavar="TOKENS", help="distance between windows (default: half a window)")
+    result.add_argument(
+        "--ctx-size",
+        "-c",
+        default=None,
+        metavar="TOKENS",
+        help=f"window of a perplexity (default: the context, at most {WINDOW})",
+    )
+    result.add_argument(
+        "--stride",
+        default=None,
+        metavar="TOKENS",
+        help="distance between windows (default: half a window)",
+    )
     result.add_argument("--digest", action="store_true", help=argparse.SUPPRESS)
-    result.add_argument("--backends", default=None, metavar="LIST",
-                        help="backends to run, of mlx,cpu,cuda (default: all that are installed)")
-    flags.add_load_flags(result, only=("model", "revision", "device", "dtype", "compile", "cache_bits", "batch_invariant",
-                                       "adapters"))
+    result.add_argument(
+        "--backends",
+        default=None,
+        metavar="LIST",
+        help="backends to run, of mlx,cpu,cuda (default: all that are installed)",
+    )
+    flags.add_load_flags(
+        result,
+        only=(
+            "model",
+            "revision",
+            "device",
+            "dtype",
+            "compile",
+            "cache_bits",
+            "batch_invariant",
+            "adapters",
+        ),
+    )
     return result
 
 
 ONLY_FOR = {  # modes that take a flag; the others refuse it
-    "html": ("compare",), "reference": ("compare",), "ctx_size": ("perplexity",), "stride": ("perplexity",),
+    "html": ("compare",),
+    "reference": ("compare",),
+    "ctx_size": ("perplexity",),
+    "stride": ("perplexity",),
     "prompt": ("compare", "record", "verify_cache", "batch", "repeat", "digest"),
     "tokens": ("compare", "record", "verify_cache", "batch", "repeat", "digest"),
     "backends": ("compare", "check", "verify_cache", "batch", "repeat", "digest", "perplexity"),
     "compile": ("compare", "check", "verify_cache", "batch", "repeat", "digest", "perplexity"),
     "cache_bits": ("compare", "check", "verify_cache", "batch", "repeat", "digest", "perplexity"),
-    "batch_invariant": ("compare", "check", "verify_cache", "batch", "repeat", "digest", "perplexity"),
+    "batch_invariant": (
+        "compare",
+        "check",
+        "verify_cache",
+        "batch",
+        "repeat",
+        "digest",
+        "perplexity",
+    ),
     "adapters": ("compare", "verify_cache", "batch", "repeat", "digest", "perplexity"),
     "json": ("compare", "check", "verify_cache", "batch", "repeat", "perplexity"),
 }
@@ -67,11 +148,17 @@ ONLY_FOR = {  # modes that take a flag; the others refuse it
 def main(arguments: list[str]) -> int:
     """Run the door; returns the exit code. Raises LlamaError."""
     given = parser().parse_args(arguments)
-    mode = next((name for name in MODES if name != "compare" and getattr(given, name) not in (None, False)), "compare")
+    mode = next(
+        (name for name in MODES if name != "compare" and getattr(given, name) not in (None, False)),
+        "compare",
+    )
     for name, modes in ONLY_FOR.items():
         if getattr(given, name) not in (None, False) and mode not in modes:
-            raise OptionsError(f"`{name}` has no meaning with `{mode}`: leave it out" if mode != "compare" else
-                               f"`{name}` is for `perplexity`: leave it out")
+            raise OptionsError(
+                f"`{name}` has no meaning with `{mode}`: leave it out"
+                if mode != "compare"
+                else f"`{name}` is for `perplexity`: leave it out"
+            )
     if mode == "record" and full_dtype(given.dtype) not in ("auto", "float32"):
         raise OptionsError(f"--dtype {given.dtype}: a trace is recorded at float32: leave it out")
     if mode == "record":

@@ -19,12 +19,18 @@ from mlx_llama.core.proofs import parity
 TOKENS = 64
 DECODED = 16  # most tokens that run one by one
 STEPS = 24  # greedy tokens to decode
-TEXT = ("The lighthouse keeper counted the ships that passed in the night, and wrote each one down: three from the north, two "
-        "with red sails, and one that carried no light at all. In the morning he read the list aloud to his cat. ")
+TEXT = (
+    "The lighthouse keeper counted the ships that passed in the night, and wrote each one "
+    "down: three from the north, two "
+    "with red sails, and one that carried no light at all. In the morning he read the list "
+    "aloud to his cat. "
+)
 
 
 class Job:
-    """The parts that all modes share. Raises LlamaError for what is wrong with them, before any model is loaded."""
+    """The parts that all modes share. Raises LlamaError for what is wrong with them, before any
+    model is loaded.
+    """
 
     def __init__(self, given: argparse.Namespace):
         self.given = given
@@ -33,7 +39,9 @@ class Job:
         for backend in self.opened:
             backend.check(self.options)
         self.checkpoint = open_checkpoint(given.model, given.revision, one_adapter(self.options))
-        self.is_low_bit = any(isinstance(weight, AffineWeight) for weight in self.checkpoint.tensors.values())
+        self.is_low_bit = any(
+            isinstance(weight, AffineWeight) for weight in self.checkpoint.tensors.values()
+        )
         self.made_for = self.checkpoint.config.max_position_embeddings
 
     def load(self, backend: backends.Backend) -> LLM:
@@ -42,12 +50,25 @@ class Job:
 
     def load_reference(self) -> LLM:
         """The float32 NumPy model that all are compared with."""
-        return self._load(backends.select("cpu"), "NumPy at float32", LoadOptions(dtype="float32", compile=False), is_whole=True)
+        return self._load(
+            backends.select("cpu"),
+            "NumPy at float32",
+            LoadOptions(dtype="float32", compile=False),
+            is_whole=True,
+        )
 
-    def _load(self, backend: backends.Backend, name: str, options: LoadOptions, is_whole: bool = False) -> LLM:
+    def _load(
+        self, backend: backends.Backend, name: str, options: LoadOptions, is_whole: bool = False
+    ) -> LLM:
         cli.say(f"running {self.checkpoint.name} on {name}")
         model = backend.build(self.checkpoint, backend.check(options), is_whole)
-        return LLM(self.checkpoint, backend, model, self.checkpoint.template, context_size(self.checkpoint, None))
+        return LLM(
+            self.checkpoint,
+            backend,
+            model,
+            self.checkpoint.template,
+            context_size(self.checkpoint, None),
+        )
 
     def tokens(self) -> tuple[list[int], int]:
         """(ids, how many of them run one by one). Raises OptionsError, ContextError."""
@@ -56,15 +77,21 @@ class Job:
         if given.prompt is not None:
             tokens = tokenizer.encode(given.prompt, add_bos=True)
             if len(tokens) < 2:
-                raise ContextError(f"--prompt: {len(tokens)} token is too few, at least 2 are compared: give a longer text")
+                raise ContextError(
+                    f"--prompt: {len(tokens)} token is too few, at least 2 are compared: give "
+                    "a longer text"
+                )
             tokens = tokens[:count]
         else:
             count = count or min(TOKENS, self.made_for)
             text = tokenizer.encode(TEXT, add_bos=True)
             tokens = (text * (count // len(text) + 1))[:count]
         if len(tokens) > self.made_for:
-            raise ContextError(f"--prompt: {len(tokens)} tokens do not fit the context of {self.made_for}: give --tokens to "
-                               "run fewer")
+            raise ContextError(
+                f"--prompt: {len(tokens)} tokens do not fit the context of {self.made_for}: "
+                "give --tokens to "
+                "run fewer"
+            )
         return tokens, min(DECODED, len(tokens) // 2)
 
     def steps(self, prompt: list[int]) -> int:
@@ -79,14 +106,18 @@ class Job:
 
 
 def open_backends(names: str | None, device: str | None) -> list[backends.Backend]:
-    """The backends of --backends, or all that are installed, on their GPU if there is one; of a launcher's processes its own.
+    """The backends of --backends, or all that are installed, on their GPU if there is one; of a
+    launcher's processes its own.
 
     Raises BackendError, OptionsError.
     """
     if names is not None:
         wanted = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
         if not wanted or not set(wanted) <= set(backends.PACKAGES):
-            raise OptionsError(f"--backends {names!r:.60}: must be some of {', '.join(backends.PACKAGES)}, with commas")
+            raise OptionsError(
+                f"--backends {names!r:.60}: must be some of {', '.join(backends.PACKAGES)}, "
+                "with commas"
+            )
         if wanted == ["cpu"]:
             return [backends.select("cpu", device)]  # refuses a GPU
         return [_open(name, device) for name in wanted]

@@ -35,16 +35,31 @@ def compare(job: Job) -> int:
 
         cli.say(f"running {job.checkpoint.name} on transformers")
         peer = TransformersReference(job.checkpoint)
-        wanted, greedy, logits, name = peer.collect(tokens, decoded), peer.greedy(prompt, steps), peer.logits, peer.name
+        wanted, greedy, logits, name = (
+            peer.collect(tokens, decoded),
+            peer.greedy(prompt, steps),
+            peer.logits,
+            peer.name,
+        )
     else:
         llm = job.load_reference()
-        wanted, greedy = parity.collect(llm.backend, llm.model, tokens, decoded), parity.greedy(llm, prompt, steps)
+        wanted, greedy = (
+            parity.collect(llm.backend, llm.model, tokens, decoded),
+            parity.greedy(llm, prompt, steps),
+        )
         logits, name = (lambda ids: llm.logits(ids)[-1]), "NumPy at float32"
     found = []
     for backend in job.opened:
         run = job.load(backend)
-        one = parity.compare(backend.name, backend.device_name, parity.dtype_of(run), job.tolerance(run),
-                             parity.collect(backend, run.model, tokens, decoded), wanted, job.checkpoint.config)
+        one = parity.compare(
+            backend.name,
+            backend.device_name,
+            parity.dtype_of(run),
+            job.tolerance(run),
+            parity.collect(backend, run.model, tokens, decoded),
+            wanted,
+            job.checkpoint.config,
+        )
         one.decoded = parity.compare_decoded(run, prompt, greedy, one.tolerance, logits)
         found.append(one)
         parity.free(run)
@@ -63,11 +78,19 @@ def record(job: Job) -> int:
     """A golden trace of the reference run."""
     tokens, decoded = job.tokens()
     prompt, llm = tokens[:-decoded], job.load_reference()
-    made = trace.record(job.checkpoint, tokens, decoded, parity.collect(llm.backend, llm.model, tokens, decoded),
-                        parity.greedy(llm, prompt, job.steps(prompt)))
+    made = trace.record(
+        job.checkpoint,
+        tokens,
+        decoded,
+        parity.collect(llm.backend, llm.model, tokens, decoded),
+        parity.greedy(llm, prompt, job.steps(prompt)),
+    )
     made.save(job.given.record)
-    print(f"{job.given.record}: {len(tokens)} tokens, {len(made.sketches)} probes, {Path(job.given.record).stat().st_size} "
-          f"bytes")
+    print(
+        f"{job.given.record}: {len(tokens)} tokens, {len(made.sketches)} probes, "
+        f"{Path(job.given.record).stat().st_size} "
+        f"bytes"
+    )
     return 0
 
 
@@ -75,40 +98,78 @@ def check(job: Job) -> int:
     """Each backend against a golden trace."""
     golden = trace.load(job.given.check)
     trace.require_same(golden, job.checkpoint, job.given.check)
-    prompt, rows = golden.tokens[:-golden.decoded], []
+    prompt, rows = golden.tokens[: -golden.decoded], []
     for backend in job.opened:
         llm = job.load(backend)
         tolerance = job.tolerance(llm)
         probes = parity.collect(backend, llm.model, golden.tokens, golden.decoded)
         greedy = parity.greedy(llm, prompt, len(golden.greedy)) if golden.greedy else []
-        found = trace.check(golden, probes, greedy, tolerance, parity.probe_names(job.checkpoint.config))
+        found = trace.check(
+            golden, probes, greedy, tolerance, parity.probe_names(job.checkpoint.config)
+        )
         tie, at, bad = True, found.first_greedy, found.first_bad
         if at is not None:
-            tie = is_tie(llm.logits(prompt + golden.greedy[:at])[-1], golden.greedy[at], greedy[at], tolerance)
-        rows.append({"backend": backend.name, "device": backend.device_name, "dtype": parity.dtype_of(llm),
-                     "tolerance": tolerance, "worst": max(float(values.max()) for values in found.errors.values()),
-                     "first_bad": bad, "position": None if bad is None else int(found.errors[bad].argmax()),
-                     "first_greedy_difference": at, "near_tie": tie,
-                     "within": bad is None and tie, "probes": len(found.errors)})
+            tie = is_tie(
+                llm.logits(prompt + golden.greedy[:at])[-1],
+                golden.greedy[at],
+                greedy[at],
+                tolerance,
+            )
+        rows.append(
+            {
+                "backend": backend.name,
+                "device": backend.device_name,
+                "dtype": parity.dtype_of(llm),
+                "tolerance": tolerance,
+                "worst": max(float(values.max()) for values in found.errors.values()),
+                "first_bad": bad,
+                "position": None if bad is None else int(found.errors[bad].argmax()),
+                "first_greedy_difference": at,
+                "near_tie": tie,
+                "within": bad is None and tie,
+                "probes": len(found.errors),
+            }
+        )
         parity.free(llm)
     facts = job.facts(trace=job.given.check, recorded_from=golden.model, tokens=len(golden.tokens))
-    return _finish(job, facts, rows, ("backend", "device", "dtype", "worst", "tolerance"), report.describe_check)
+    return _finish(
+        job,
+        facts,
+        rows,
+        ("backend", "device", "dtype", "worst", "tolerance"),
+        report.describe_check,
+    )
 
 
 def verify_cache(job: Job) -> int:
     """Every way of filling a cache against a cold run, on each backend."""
     tokens, _ = job.tokens()
     if len(tokens) < cache_ways.MIN_TOKENS:
-        raise OptionsError(f"--verify-cache needs at least {cache_ways.MIN_TOKENS} tokens, there are {len(tokens)}: give a "
-                           "longer --prompt")
-    tokens, rows = tokens[:job.made_for - 8], []
+        raise OptionsError(
+            f"--verify-cache needs at least {cache_ways.MIN_TOKENS} tokens, there are "
+            f"{len(tokens)}: give a "
+            "longer --prompt"
+        )
+    tokens, rows = tokens[: job.made_for - 8], []
     for backend in job.opened:
         llm = job.load(backend)
-        rows += [{"backend": backend.name, "dtype": parity.dtype_of(llm), **way.report(), "tolerance": way.tolerance}
-                 for way in cache_ways.compare_ways(llm, tokens, job.tolerance(llm))]
+        rows += [
+            {
+                "backend": backend.name,
+                "dtype": parity.dtype_of(llm),
+                **way.report(),
+                "tolerance": way.tolerance,
+            }
+            for way in cache_ways.compare_ways(llm, tokens, job.tolerance(llm))
+        ]
         parity.free(llm)
-    return _finish(job, job.facts(tokens=len(tokens)), rows, ("backend", "dtype", "way", "relative", "tolerance"),
-                   report.describe_way)
+    return _finish(
+        job,
+        job.facts(tokens=len(tokens)),
+        rows,
+        ("backend", "dtype", "way", "relative", "tolerance"),
+        report.describe_way,
+    )
 
 
 def batch(job: Job) -> int:
@@ -116,22 +177,47 @@ def batch(job: Job) -> int:
     sizes = parse_sizes(job.given.batch)
     tokens, _ = job.tokens()
     if min(len(tokens), job.made_for - batches.STEPS - 1) < batches.MIN_TOKENS:
-        raise OptionsError(f"--batch needs at least {batches.MIN_TOKENS} tokens and room for {batches.STEPS + 1} more: give a "
-                           "longer --prompt, or a model with a larger context")
+        raise OptionsError(
+            f"--batch needs at least {batches.MIN_TOKENS} tokens and room for "
+            f"{batches.STEPS + 1} more: give a "
+            "longer --prompt, or a model with a larger context"
+        )
     prompts, rows = batches.make_prompts(tokens, max(sizes), job.made_for), []
     is_watched = sys.stderr is not None and sys.stderr.isatty()
     for backend in job.opened:
         llm = job.load(backend)
         promise = batches.promise_of(llm.model, parity.dtype_of(llm))
-        rows += [{"backend": backend.name, "device": backend.device_name, "dtype": parity.dtype_of(llm), **one.report(),
-                  "tolerance": one.tolerance}
-                 for one in batches.compare_companies(llm.backend, llm.model, prompts, promise, job.tolerance(llm), sizes,
-                                                      lambda name: cli.say(f"comparing {name}") if is_watched else None)]
+        rows += [
+            {
+                "backend": backend.name,
+                "device": backend.device_name,
+                "dtype": parity.dtype_of(llm),
+                **one.report(),
+                "tolerance": one.tolerance,
+            }
+            for one in batches.compare_companies(
+                llm.backend,
+                llm.model,
+                prompts,
+                promise,
+                job.tolerance(llm),
+                sizes,
+                lambda name: cli.say(f"comparing {name}") if is_watched else None,
+            )
+        ]
         parity.free(llm)
-    facts = job.facts(prompts=len(prompts), prompt_tokens=f"{min(map(len, prompts))} to {max(map(len, prompts))}",
-                      decoded=batches.STEPS + 1)
-    code = _finish(job, facts, rows, ("backend", "dtype", "rows", "start", "same_tokens", "same_bits", "relative", "promise"),
-                   report.describe_company)
+    facts = job.facts(
+        prompts=len(prompts),
+        prompt_tokens=f"{min(map(len, prompts))} to {max(map(len, prompts))}",
+        decoded=batches.STEPS + 1,
+    )
+    code = _finish(
+        job,
+        facts,
+        rows,
+        ("backend", "dtype", "rows", "start", "same_tokens", "same_bits", "relative", "promise"),
+        report.describe_company,
+    )
     if not job.given.json:
         for line in report.batch_verdicts(rows):
             print(line)
@@ -148,27 +234,58 @@ def repeat(job: Job) -> int:
     """The same bits in every run, in this process and in fresh ones."""
     count = parse_number("--repeat", job.given.repeat, 2, 1000)
     if current():
-        raise OptionsError("--repeat starts processes of its own, which mlx.launch and torchrun do not connect: start without "
-                           "the launcher")
+        raise OptionsError(
+            "--repeat starts processes of its own, which mlx.launch and torchrun do not "
+            "connect: start without "
+            "the launcher"
+        )
     tokens, decoded = job.tokens()
     rows = []
     for backend in job.opened:
         llm = job.load(backend)
-        runs, dtype = [parity.digest(llm, tokens, decoded) for _ in range(count)], parity.dtype_of(llm)
+        runs, dtype = (
+            [parity.digest(llm, tokens, decoded) for _ in range(count)],
+            parity.dtype_of(llm),
+        )
         parity.free(llm)
         runs += [fresh_digest(job, backend) for _ in range(count)]
         first = parity.first_difference(runs)
         at, name = first or (None, None)
-        rows.append({"backend": backend.name, "device": backend.device_name, "dtype": dtype, "runs": 2 * count,
-                     "first_difference": name, "run": None if at is None else at + 1,
-                     "in_a_fresh_process": None if at is None else at >= count, "within": first is None})
-    return _finish(job, job.facts(tokens=len(tokens)), rows, ("backend", "device", "dtype", "runs"), report.describe_repeat)
+        rows.append(
+            {
+                "backend": backend.name,
+                "device": backend.device_name,
+                "dtype": dtype,
+                "runs": 2 * count,
+                "first_difference": name,
+                "run": None if at is None else at + 1,
+                "in_a_fresh_process": None if at is None else at >= count,
+                "within": first is None,
+            }
+        )
+    return _finish(
+        job,
+        job.facts(tokens=len(tokens)),
+        rows,
+        ("backend", "device", "dtype", "runs"),
+        report.describe_repeat,
+    )
 
 
 def fresh_digest(job: Job, backend: Backend) -> dict[str, str]:
     """The digest of a process of its own. Raises BackendError if it fails."""
-    names = ("model", "revision", "prompt", "tokens", "dtype", "cache_bits", "batch_invariant", "adapters", "compile",
-             *(["device"] if backend.name != "cpu" else []))
+    names = (
+        "model",
+        "revision",
+        "prompt",
+        "tokens",
+        "dtype",
+        "cache_bits",
+        "batch_invariant",
+        "adapters",
+        "compile",
+        *(["device"] if backend.name != "cpu" else []),
+    )
     options = {name: getattr(job.given, name) for name in names}
     command = [sys.executable, "-m", "mlx_llama.parity", "--digest", "--backends", backend.name]
     done = subprocess.run([*command, *spell_options(options)], capture_output=True, text=True)
@@ -189,28 +306,59 @@ def perplexity(job: Job) -> int:
     """Perplexity of a text, on each backend."""
     text = cli.read_text(job.given.perplexity)
     tokens = job.checkpoint.tokenizer.encode(text, add_bos=True)
-    window = parse_number("--ctx-size", job.given.ctx_size, 2, job.made_for) or min(WINDOW, job.made_for)
-    stride = parse_number("--stride", job.given.stride, 1, max(1, window - 1)) or max(1, window // 2)
+    window = parse_number("--ctx-size", job.given.ctx_size, 2, job.made_for) or min(
+        WINDOW, job.made_for
+    )
+    stride = parse_number("--stride", job.given.stride, 1, max(1, window - 1)) or max(
+        1, window // 2
+    )
     if len(tokens) < 2:
-        raise ContextError(f"{job.given.perplexity}: has {len(tokens)} tokens, a perplexity needs at least 2: give a longer "
-                           "text")
+        raise ContextError(
+            f"{job.given.perplexity}: has {len(tokens)} tokens, a perplexity needs at least 2: "
+            "give a longer "
+            "text"
+        )
     rows = []
     for backend in job.opened:
         llm = job.load(backend)
         found = measure_perplexity(llm, tokens, window, stride)
-        rows.append({"backend": backend.name, "device": backend.device_name, "dtype": parity.dtype_of(llm),
-                     "perplexity": found.value, "nll": found.nll, "within": True})
+        rows.append(
+            {
+                "backend": backend.name,
+                "device": backend.device_name,
+                "dtype": parity.dtype_of(llm),
+                "perplexity": found.value,
+                "nll": found.nll,
+                "within": True,
+            }
+        )
         parity.free(llm)
-    facts = job.facts(text=job.given.perplexity, tokens=len(tokens), window=window, stride=stride,
-                      stored=report.stored_formats(job.checkpoint))
-    return _finish(job, facts, rows, ("backend", "device", "dtype", "perplexity", "nll"), lambda row: "")
+    facts = job.facts(
+        text=job.given.perplexity,
+        tokens=len(tokens),
+        window=window,
+        stride=stride,
+        stored=report.stored_formats(job.checkpoint),
+    )
+    return _finish(
+        job, facts, rows, ("backend", "device", "dtype", "perplexity", "nll"), lambda row: ""
+    )
 
 
-def _finish(job: Job, facts: dict, rows: list[dict], columns: tuple[str, ...], remark: Callable[[dict], str]) -> int:
+def _finish(
+    job: Job, facts: dict, rows: list[dict], columns: tuple[str, ...], remark: Callable[[dict], str]
+) -> int:
     report.show_rows(job.given.json, facts, rows, columns, remark)
     return 0 if all(row["within"] for row in rows) else 1
 
 
 MODES: dict[str, Callable[[Job], int]] = {
-    "record": record, "check": check, "verify_cache": verify_cache, "batch": batch, "repeat": repeat, "perplexity": perplexity,
-    "digest": digest, "compare": compare}
+    "record": record,
+    "check": check,
+    "verify_cache": verify_cache,
+    "batch": batch,
+    "repeat": repeat,
+    "perplexity": perplexity,
+    "digest": digest,
+    "compare": compare,
+}

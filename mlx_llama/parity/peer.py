@@ -18,8 +18,11 @@ class TransformersReference:
         """Raises BackendError if transformers is not installed or does not read the checkpoint."""
         for package in ("torch", "transformers"):
             if importlib.util.find_spec(package) is None:
-                raise BackendError(f"--reference transformers needs the package {package}, which is not installed: pip install "
-                                   f"{package}, or leave it out")
+                raise BackendError(
+                    f"--reference transformers needs the package {package}, which is not "
+                    "installed: pip install "
+                    f"{package}, or leave it out"
+                )
         import torch
         import transformers
 
@@ -29,15 +32,20 @@ class TransformersReference:
         path = checkpoint.path.parent if folder else checkpoint.path
         try:
             self.model = transformers.AutoModelForCausalLM.from_pretrained(
-                path, dtype=torch.float32, local_files_only=True, **folder).eval()
+                path, dtype=torch.float32, local_files_only=True, **folder
+            ).eval()
         except Exception as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise BackendError(f"--reference transformers: it does not read {checkpoint.path}: {reason}") from None
+            raise BackendError(
+                f"--reference transformers: it does not read {checkpoint.path}: {reason}"
+            ) from None
         self.config = checkpoint.config
         self.name = f"transformers {transformers.__version__}"
 
     def collect(self, tokens: list[int], decoded: int) -> dict[str, np.ndarray]:
-        """As parity.collect, without queries and keys after rope: transformers has no module for them."""
+        """As parity.collect, without queries and keys after rope: transformers has no module for
+        them.
+        """
         import torch
 
         parts: dict[str, list[np.ndarray]] = {}
@@ -47,23 +55,36 @@ class TransformersReference:
                 out = out[0] if isinstance(out, tuple) else out
                 values = out.detach().float().numpy()[0]
                 parts.setdefault(name, []).append(values.reshape(len(values), -1))
+
             return hook
 
         inner, hooks = self.model.model, []
-        watched = {"embedding": inner.embed_tokens, "norm": inner.norm, "logits": self.model.lm_head}
+        watched = {
+            "embedding": inner.embed_tokens,
+            "norm": inner.norm,
+            "logits": self.model.lm_head,
+        }
         for i, layer in enumerate(inner.layers):
-            attention = layer.self_attn  # queries and keys as they are rotated: behind their norms, where it has any
-            watched |= {f"{i}.attention_norm": layer.input_layernorm,
-                        f"{i}.query": getattr(attention, "q_norm", attention.q_proj),
-                        f"{i}.key": getattr(attention, "k_norm", attention.k_proj), f"{i}.value": layer.self_attn.v_proj,
-                        f"{i}.attention": layer.self_attn, f"{i}.ffn_norm": layer.post_attention_layernorm,
-                        f"{i}.ffn": layer.mlp, f"{i}.block": layer}
+            # queries and keys as they are rotated: behind their norms, where it has any
+            attention = layer.self_attn
+            watched |= {
+                f"{i}.attention_norm": layer.input_layernorm,
+                f"{i}.query": getattr(attention, "q_norm", attention.q_proj),
+                f"{i}.key": getattr(attention, "k_norm", attention.k_proj),
+                f"{i}.value": layer.self_attn.v_proj,
+                f"{i}.attention": layer.self_attn,
+                f"{i}.ffn_norm": layer.post_attention_layernorm,
+                f"{i}.ffn": layer.mlp,
+                f"{i}.block": layer,
+            }
         try:
             hooks = [module.register_forward_hook(keep(name)) for name, module in watched.items()]
             cache, start = None, len(tokens) - decoded
             with torch.no_grad():
                 for at, end in ((0, start), *((i, i + 1) for i in range(start, len(tokens)))):
-                    cache = self.model(torch.tensor([tokens[at:end]]), past_key_values=cache, use_cache=True).past_key_values
+                    cache = self.model(
+                        torch.tensor([tokens[at:end]]), past_key_values=cache, use_cache=True
+                    ).past_key_values
         finally:
             for hook in hooks:
                 hook.remove()

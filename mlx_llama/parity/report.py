@@ -34,52 +34,90 @@ def group_by_kind(report: Report) -> dict[str, list[Difference]]:
 
 
 def show(facts: dict[str, Any], reports: list[Report]) -> None:
-    """Print a table for each backend: a line for each kind of probe, with the worst of its layers."""
+    """Print a table for each backend: a line for each kind of probe, with the worst of its
+    layers.
+    """
     from rich.table import Table
 
     console = _console()
-    console.print(f"{facts['model']}: {len(facts['tokens'])} tokens, the last {facts['decoded']} one by one, against "
-                  f"{facts['reference']}", soft_wrap=True)
+    console.print(
+        f"{facts['model']}: {len(facts['tokens'])} tokens, the last {facts['decoded']} one by "
+        "one, against "
+        f"{facts['reference']}",
+        soft_wrap=True,
+    )
     for report in reports:
-        table = Table(title=f"{report.backend} ({report.device}, {report.dtype})", title_justify="left")
-        for name in ("probe", "max abs", "mean abs", "relative", "worst position", "cosine", "where"):
+        table = Table(
+            title=f"{report.backend} ({report.device}, {report.dtype})", title_justify="left"
+        )
+        for name in (
+            "probe",
+            "max abs",
+            "mean abs",
+            "relative",
+            "worst position",
+            "cosine",
+            "where",
+        ):
             table.add_column(name, justify="left" if name in ("probe", "where") else "right")
         for kind, found in group_by_kind(report).items():
             worst = max(found, key=lambda one: one.peak)
             mark = "" if worst.peak <= report.tolerance else " !"
-            table.add_row(kind + mark, f"{max(one.max_abs for one in found):.2g}",
-                          f"{np.mean([one.mean_abs for one in found]):.2g}", f"{max(one.relative for one in found):.2g}",
-                          f"{worst.peak:.2g}", f"{min(one.cosine for one in found):.8f}",
-                          f"{worst.name} at {worst.worst}")
+            table.add_row(
+                kind + mark,
+                f"{max(one.max_abs for one in found):.2g}",
+                f"{np.mean([one.mean_abs for one in found]):.2g}",
+                f"{max(one.relative for one in found):.2g}",
+                f"{worst.peak:.2g}",
+                f"{min(one.cosine for one in found):.8f}",
+                f"{worst.name} at {worst.worst}",
+            )
         console.print(table)
         for line in (*logits_lines(report), f"[bold]{report.verdict()}[/bold]"):
             console.print(line, soft_wrap=True)
         if report.missing:
-            console.print(f"not in the reference: {len(report.missing)} probes ({_kinds_of(report.missing)})", soft_wrap=True)
+            console.print(
+                f"not in the reference: {len(report.missing)} probes ({_kinds_of(report.missing)})",
+                soft_wrap=True,
+            )
 
 
 def logits_lines(report: Report) -> list[str]:
     """Findings about the logits and the decoded tokens, a line each."""
     a, lines = report.agreement, []
-    lines.append(f"logits: KL divergence {a.kl_mean:.2g} nats on average, {a.kl_max:.2g} at most; top-{TOP} agreement "
-                 f"{a.top:.1%}")
+    lines.append(
+        f"logits: KL divergence {a.kl_mean:.2g} nats on average, {a.kl_max:.2g} at most; "
+        f"top-{TOP} agreement "
+        f"{a.top:.1%}"
+    )
     if a.first is None:
         lines.append("the likeliest token is the same at every position")
     else:
-        lines.append(f"the likeliest token first differs at position {a.first}: {a.choices[0]} (margin {a.margins[0]:.3g}) in "
-                     f"the reference, {a.choices[1]} (margin {a.margins[1]:.3g}) here")
+        lines.append(
+            f"the likeliest token first differs at position {a.first}: {a.choices[0]} (margin "
+            f"{a.margins[0]:.3g}) in "
+            f"the reference, {a.choices[1]} (margin {a.margins[1]:.3g}) here"
+        )
     if (d := report.decoded) is not None:
         if d.first is None:
             lines.append(f"decoded by the engine: all {len(d.tokens)} greedy tokens are the same")
         else:
-            lines.append(f"decoded by the engine: greedy tokens differ from token {d.first} on, where the margins are "
-                         f"{d.margins[0]:.3g} and {d.margins[1]:.3g}: "
-                         + ("a near-tie that rounding turned" if d.is_tie else "no tie"))
+            lines.append(
+                f"decoded by the engine: greedy tokens differ from token {d.first} on, where "
+                "the margins are "
+                f"{d.margins[0]:.3g} and {d.margins[1]:.3g}: "
+                + ("a near-tie that rounding turned" if d.is_tie else "no tie")
+            )
     return lines
 
 
-def show_rows(as_json: bool, facts: dict[str, Any], rows: list[dict[str, Any]], columns: tuple[str, ...],
-              remark: Callable[[dict[str, Any]], str]) -> None:
+def show_rows(
+    as_json: bool,
+    facts: dict[str, Any],
+    rows: list[dict[str, Any]],
+    columns: tuple[str, ...],
+    remark: Callable[[dict[str, Any]], str],
+) -> None:
     """Print a table with a line for each row, or one JSON object."""
     if as_json:
         print(json.dumps(facts | {"rows": rows}))
@@ -92,7 +130,12 @@ def show_rows(as_json: bool, facts: dict[str, Any], rows: list[dict[str, Any]], 
     for name in columns:
         table.add_column(name, justify="left" if isinstance(rows[0][name], str) else "right")
     for row in rows:
-        table.add_row(*(f"{row[name]:.6g}" if isinstance(row[name], float) else str(row[name]) for name in columns))
+        table.add_row(
+            *(
+                f"{row[name]:.6g}" if isinstance(row[name], float) else str(row[name])
+                for name in columns
+            )
+        )
     console.print(table)
     for row in rows:
         if text := remark(row):
@@ -103,48 +146,83 @@ def describe_check(row: dict[str, Any]) -> str:
     """A check against a trace, in a line."""
     start = f"{row['backend']}: "
     if row["first_bad"] is not None:
-        return start + f"OUTSIDE: first at probe {row['first_bad']}, worst at position {row['position']}"
+        return (
+            start
+            + f"OUTSIDE: first at probe {row['first_bad']}, worst at position {row['position']}"
+        )
     if row["first_greedy_difference"] is None:
-        return start + f"within {row['tolerance']:g} at {row['probes']} probes, and the same greedy tokens"
+        return (
+            start
+            + f"within {row['tolerance']:g} at {row['probes']} probes, and the same greedy tokens"
+        )
     place = f"greedy tokens differ from token {row['first_greedy_difference']} on"
-    return start + (f"within {row['tolerance']:g}; {place}, a near-tie that rounding turned" if row["near_tie"]
-                    else f"OUTSIDE: every probe agrees, but {place}: the decode step computes something else")
+    return start + (
+        f"within {row['tolerance']:g}; {place}, a near-tie that rounding turned"
+        if row["near_tie"]
+        else f"OUTSIDE: every probe agrees, but {place}: the decode step computes something else"
+    )
 
 
 def describe_way(row: dict[str, Any]) -> str:
     """A way of filling the cache that is outside the tolerance, in a line; "" for one within."""
-    return "" if row["within"] else (f"OUTSIDE: {row['backend']}, {row['way']}: relative error {row['relative']:.2g}, allowed "
-                                     f"{row['tolerance']:g}")
+    return (
+        ""
+        if row["within"]
+        else (
+            f"OUTSIDE: {row['backend']}, {row['way']}: relative error {row['relative']:.2g}, "
+            "allowed "
+            f"{row['tolerance']:g}"
+        )
+    )
 
 
 def describe_company(row: dict[str, Any]) -> str:
     """A batch that broke its promise, in a line; "" for one that kept it."""
     if row["within"]:
         return ""
-    promise = {"bits": "the same bits", "tokens": f"the same tokens, and numbers within {row['tolerance']:g},",
-               "tolerance": f"numbers within {row['tolerance']:g}"}[row["promise"]]
-    return (f"OUTSIDE: {row['backend']}, {row['rows']} rows, {row['start']}: {promise} are promised; the same tokens in "
-            f"{row['same_tokens']}, the same bits in {row['same_bits']}, relative difference {row['relative']:.2g}")
+    promise = {
+        "bits": "the same bits",
+        "tokens": f"the same tokens, and numbers within {row['tolerance']:g},",
+        "tolerance": f"numbers within {row['tolerance']:g}",
+    }[row["promise"]]
+    return (
+        f"OUTSIDE: {row['backend']}, {row['rows']} rows, {row['start']}: {promise} are "
+        "promised; the same tokens in "
+        f"{row['same_tokens']}, the same bits in {row['same_bits']}, relative difference "
+        f"{row['relative']:.2g}"
+    )
 
 
 def batch_verdicts(rows: list[dict[str, Any]]) -> list[str]:
     """A line for each backend whose promises are all kept."""
-    kept = {"bits": "a row's tokens and bits do not depend on its company",
-            "tokens": "a row's tokens do not depend on its company",
-            "tolerance": "a row's numbers stay within {:g} whatever else is in the batch, and its tokens but for near-ties"}
+    kept = {
+        "bits": "a row's tokens and bits do not depend on its company",
+        "tokens": "a row's tokens do not depend on its company",
+        "tolerance": "a row's numbers stay within {:g} whatever else is in "
+        "the batch, and its tokens but "
+        "for near-ties",
+    }
     found: dict[str, str] = {}
     for row in rows:
         if all(one["within"] for one in rows if one["backend"] == row["backend"]):
-            found[row["backend"]] = f"{row['backend']}: {kept[row['promise']].format(row['tolerance'])}"
+            found[row["backend"]] = (
+                f"{row['backend']}: {kept[row['promise']].format(row['tolerance'])}"
+            )
     return list(found.values())
 
 
 def describe_repeat(row: dict[str, Any]) -> str:
     """The bits of all runs, in a line."""
     if row["within"]:
-        return f"{row['backend']}: the same bits in {row['runs']} runs, half of them in fresh processes"
+        return (
+            f"{row['backend']}: the same bits in {row['runs']} runs, half of them in fresh "
+            "processes"
+        )
     where = "a fresh process" if row["in_a_fresh_process"] else "this process"
-    return f"OUTSIDE: {row['backend']}: run {row['run']}, in {where}, differs first at {row['first_difference']}"
+    return (
+        f"OUTSIDE: {row['backend']}: run {row['run']}, in {where}, differs first at "
+        f"{row['first_difference']}"
+    )
 
 
 def stored_formats(checkpoint: Checkpoint) -> str:
@@ -160,30 +238,46 @@ def stored_formats(checkpoint: Checkpoint) -> str:
 # The page
 
 
-def write_page(path: str | os.PathLike, facts: dict[str, Any], reports: list[Report], config: LlamaConfig) -> None:
+def write_page(
+    path: str | os.PathLike, facts: dict[str, Any], reports: list[Report], config: LlamaConfig
+) -> None:
     """Write one self-contained HTML file. Raises OptionsError."""
-    parts = [f"<h1>{html.escape(facts['model'])}</h1>",
-             f"<p>{len(facts['tokens'])} tokens, the last {facts['decoded']} one by one, against "
-             f"{html.escape(facts['reference'])}. Errors are norms of differences over norms.</p>"]
+    parts = [
+        f"<h1>{html.escape(facts['model'])}</h1>",
+        f"<p>{len(facts['tokens'])} tokens, the last {facts['decoded']} one by one, against "
+        f"{html.escape(facts['reference'])}. Errors are norms of differences over norms.</p>",
+    ]
     for report in reports:
         state = "within" if report.is_within else "outside"
-        parts.append(f'<h2>{html.escape(report.backend)} <small>{html.escape(report.device)}, {report.dtype}</small></h2>'
-                     f'<p class="{state}">{html.escape(report.verdict())}</p>')
+        parts.append(
+            f"<h2>{html.escape(report.backend)} <small>{html.escape(report.device)}, "
+            f"{report.dtype}</small></h2>"
+            f'<p class="{state}">{html.escape(report.verdict())}</p>'
+        )
         parts += [f"<p>{html.escape(line)}</p>" for line in logits_lines(report)]
         parts.append(depth_picture(report, config))
         parts.append(position_picture(report))
         rows = "".join(
             f"<tr{'' if one.peak <= report.tolerance else ' class=outside'}><td>{one.name}</td><td>{one.max_abs:.3g}</td>"
             f"<td>{one.mean_abs:.3g}</td><td>{one.relative:.3g}</td><td>{one.peak:.3g}</td><td>{one.worst}</td>"
-            f"<td>{one.cosine:.9f}</td></tr>" for one in report.differences)
-        parts.append("<details><summary>every probe</summary><table><tr><th>probe</th><th>max abs</th><th>mean abs</th>"
-                     "<th>relative</th><th>worst position's</th><th>at</th><th>cosine</th></tr>"
-                     f"{rows}</table></details>")
-    page = _PAGE.replace("TITLE", html.escape(f"parity of {facts['model']}")).replace("BODY", "\n".join(parts))
+            f"<td>{one.cosine:.9f}</td></tr>"
+            for one in report.differences
+        )
+        parts.append(
+            "<details><summary>every probe</summary><table><tr><th>probe</th><th>max "
+            "abs</th><th>mean abs</th>"
+            "<th>relative</th><th>worst position's</th><th>at</th><th>cosine</th></tr>"
+            f"{rows}</table></details>"
+        )
+    page = _PAGE.replace("TITLE", html.escape(f"parity of {facts['model']}")).replace(
+        "BODY", "\n".join(parts)
+    )
     try:
         write_file(Path(path).expanduser(), page.encode())
     except (OSError, ValueError, RuntimeError) as error:
-        raise OptionsError(f"--html {path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+        raise OptionsError(
+            f"--html {path}: cannot be written: {getattr(error, 'strerror', None) or error}"
+        ) from None
 
 
 def depth_picture(report: Report, config: LlamaConfig) -> str:
@@ -206,25 +300,46 @@ def depth_picture(report: Report, config: LlamaConfig) -> str:
         return left + (layer + 0.5) * (width - left - 150) / layers
 
     def level(value: float, look: str) -> str:
-        return f'<line x1="{left}" x2="{width - 150}" y1="{y(value):.1f}" y2="{y(value):.1f}" {look}/>'
+        return (
+            f'<line x1="{left}" x2="{width - 150}" y1="{y(value):.1f}" y2="{y(value):.1f}" {look}/>'
+        )
 
     parts = []
     for power in range(low, high + 1):
-        parts.append(level(10.0**power, 'stroke="#e4e4e4"') +
-                     f'<text x="{left - 6}" y="{y(10.0**power) + 4:.1f}" text-anchor="end">1e{power}</text>')
+        parts.append(
+            level(10.0**power, 'stroke="#e4e4e4"')
+            + f'<text x="{left - 6}" y="{y(10.0**power) + 4:.1f}" '
+            f'text-anchor="end">1e{power}</text>'
+        )
     parts.append(level(report.tolerance, 'stroke="#c22" stroke-dasharray="5 4"'))
     for number, (kind, found) in enumerate(series.items()):
         colour = f"hsl({number * 36} 65% 45%)"
-        points = " ".join(f"{x(int(one.name.split('.')[0])):.1f},{y(one.peak):.1f}" for one in found)
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
-        parts += [f'<circle cx="{x(int(one.name.split(".")[0])):.1f}" cy="{y(one.peak):.1f}" r="2.5" '
-                  f'fill="{colour}"><title>{one.name}: {one.peak:.3g}</title></circle>' for one in found]
-        parts.append(f'<text x="{width - 140}" y="{top + 12 + 16 * number}" fill="{colour}">{kind}</text>')
+        points = " ".join(
+            f"{x(int(one.name.split('.')[0])):.1f},{y(one.peak):.1f}" for one in found
+        )
+        parts.append(
+            f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+        )
+        parts += [
+            f'<circle cx="{x(int(one.name.split(".")[0])):.1f}" cy="{y(one.peak):.1f}" r="2.5" '
+            f'fill="{colour}"><title>{one.name}: {one.peak:.3g}</title></circle>'
+            for one in found
+        ]
+        parts.append(
+            f'<text x="{width - 140}" y="{top + 12 + 16 * number}" fill="{colour}">{kind}</text>'
+        )
     for layer in sorted({*range(0, layers, max(1, layers // 8)), layers - 1}):
-        parts.append(f'<text x="{x(layer):.1f}" y="{height - 22}" text-anchor="middle">{layer}</text>')
-    parts.append(f'<text x="{(left + width - 150) / 2}" y="{height - 4}" text-anchor="middle">layer (dashed: the '
-                 "tolerance)</text>")
-    return _figure(width, height, "error over depth", parts, "worst position's relative error, over depth")
+        parts.append(
+            f'<text x="{x(layer):.1f}" y="{height - 22}" text-anchor="middle">{layer}</text>'
+        )
+    parts.append(
+        f'<text x="{(left + width - 150) / 2}" y="{height - 4}" text-anchor="middle">layer '
+        "(dashed: the "
+        "tolerance)</text>"
+    )
+    return _figure(
+        width, height, "error over depth", parts, "worst position's relative error, over depth"
+    )
 
 
 def position_picture(report: Report) -> str:
@@ -239,23 +354,40 @@ def position_picture(report: Report) -> str:
     low, high = math.log10(report.tolerance) - 4, math.log10(report.tolerance) + 1
     parts = []
     for number, (name, errors) in enumerate(rows.items()):
-        parts.append(f'<text x="{left - 6}" y="{number * line + 11}" text-anchor="end">{name}</text>')
+        parts.append(
+            f'<text x="{left - 6}" y="{number * line + 11}" text-anchor="end">{name}</text>'
+        )
         for column, (start, stop) in enumerate(itertools.pairwise(edges)):
             value = float(errors[start:stop].max())
-            share = 0.0 if value <= 0 else min(max((math.log10(min(value, 1e30)) - low) / (high - low), 0), 1)
-            colour = "#c22" if not value <= report.tolerance else f"hsl(215 60% {97 - 45 * share:.0f}%)"
-            parts.append(f'<rect x="{left + column * cell}" y="{number * line}" width="{cell}" height="{line}" '
-                         f'fill="{colour}"><title>{name}, position {start}: {value:.3g}</title></rect>')
+            share = (
+                0.0
+                if value <= 0
+                else min(max((math.log10(min(value, 1e30)) - low) / (high - low), 0), 1)
+            )
+            colour = (
+                "#c22" if not value <= report.tolerance else f"hsl(215 60% {97 - 45 * share:.0f}%)"
+            )
+            parts.append(
+                f'<rect x="{left + column * cell}" y="{number * line}" width="{cell}" height="{line}" '
+                f'fill="{colour}"><title>{name}, position {start}: {value:.3g}</title></rect>'
+            )
     width, height = left + cell * (len(edges) - 1) + 10, line * len(rows) + 24
     for column in range(0, len(edges) - 1, max(1, (len(edges) - 1) // 8)):
         parts.append(f'<text x="{left + column * cell}" y="{height - 8}">{edges[column]}</text>')
-    return _figure(width, height, "error over position", parts,
-                   "the worst probe of each layer, over positions: darker is a larger error, red is outside")
+    return _figure(
+        width,
+        height,
+        "error over position",
+        parts,
+        "the worst probe of each layer, over positions: darker is a larger error, red is outside",
+    )
 
 
 def _figure(width: int, height: int, title: str, parts: list[str], caption: str) -> str:
-    return (f'<figure><svg viewBox="0 0 {width} {height}" role="img" font-family="system-ui, sans-serif" font-size="11" '
-            f'fill="#444"><title>{title}</title>{"".join(parts)}</svg><figcaption>{caption}</figcaption></figure>')
+    return (
+        f'<figure><svg viewBox="0 0 {width} {height}" role="img" font-family="system-ui, sans-serif" font-size="11" '
+        f'fill="#444"><title>{title}</title>{"".join(parts)}</svg><figcaption>{caption}</figcaption></figure>'
+    )
 
 
 _PAGE = """<!doctype html>

@@ -1,4 +1,6 @@
-"""Answers of the scheduler for the event loop: admitted, streamed, cut off by time or by the client's leaving, counted."""
+"""Answers of the scheduler for the event loop: admitted, streamed, cut off by time or by the
+client's leaving, counted.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +46,11 @@ PREPARING, COMPILING = 8, 2  # threads that encode prompts, and those that compi
 class Ask:
     """One prompt and its options, whatever the API.
 
-    prompt: a text to continue, messages for the template, or token ids. field: of the body that the prompt came from.
-    options: by their names in the table; those that are missing come from the server, the checkpoint and the table. toolbox:
-    what the model may call. reuses, decode_seconds: see Request. ignores_eos: go on after end tokens.
-    note: tells what is passed over. variables: of the chat template, such as enable_thinking.
+    prompt: a text to continue, messages for the template, or token ids. field: of the body that the
+    prompt came from. options: by their names in the table; those that are missing come from the
+    server, the checkpoint and the table. toolbox: what the model may call. reuses, decode_seconds:
+    see Request. ignores_eos: go on after end tokens. note: tells what is passed over. variables: of
+    the chat template, such as enable_thinking.
     """
 
     prompt: Any
@@ -71,7 +74,9 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class Batch:
-    """New tokens of one answer. is_last: the answer is complete with them. processed: tokens of its prompt so far."""
+    """New tokens of one answer. is_last: the answer is complete with them. processed: tokens of its
+    prompt so far.
+    """
 
     index: int
     tokens: Sequence[Token]
@@ -84,7 +89,9 @@ class Batch:
 
 
 class Answers:
-    """Answers to one HTTP request, one per Ask, computed side by side. Leave it by `close`, which ends what still runs."""
+    """Answers to one HTTP request, one per Ask, computed side by side. Leave it by `close`, which
+    ends what still runs.
+    """
 
     def __init__(self, desk: Desk, llm: LLM, seconds: float):
         self._desk, self.llm, self.settings = desk, llm, desk.settings
@@ -94,8 +101,13 @@ class Answers:
         self._handles: list[Any] = []
         self._failure: Failure | None = None
         self.began = time.monotonic()
-        self._timer = self._loop.call_later(seconds, self.stop, Failure(
-            504, "timeout", f"the request took longer than {seconds:g} seconds (--timeout)"))
+        self._timer = self._loop.call_later(
+            seconds,
+            self.stop,
+            Failure(
+                504, "timeout", f"the request took longer than {seconds:g} seconds (--timeout)"
+            ),
+        )
         self.prompts: list[list[int]] = []
         self.is_closed = False
 
@@ -109,7 +121,9 @@ class Answers:
         return [handle.slot for handle in self._handles]
 
     def submit(self, asks: Sequence[Ask]) -> None:
-        """Encode the prompts and queue the requests. Runs outside the event loop. Raises Refusal."""
+        """Encode the prompts and queue the requests. Runs outside the event loop. Raises
+        Refusal.
+        """
         requests = [prepare(self.llm, ask, self._desk.settings) for ask in asks]
         for request in requests:
             self.prompts.append(list(request.prompt))
@@ -126,7 +140,8 @@ class Answers:
                 handle.cancel()
 
     def _notify(self) -> None:
-        # In the scheduler's thread. One wake-up is enough for all tokens that come before it is served.
+        # In the scheduler's thread. One wake-up is enough for all tokens that come before it is
+        # served.
         if not self._is_told:
             self._is_told = True
             try:
@@ -162,11 +177,13 @@ class Answers:
                 handle = self._handles[i]
                 is_last = handle.done  # before the tokens: none may come between
                 completion = handle.completion
-                tokens = completion.tokens[shown[i]:]
+                tokens = completion.tokens[shown[i] :]
                 if self._failure is not None:
                     raise self._failure
                 if is_last and completion.finish_reason in ("error", "interrupted"):
-                    raise Failure(500, "generation_failed", completion.error or "the answer was interrupted")
+                    raise Failure(
+                        500, "generation_failed", completion.error or "the answer was interrupted"
+                    )
                 if tokens or is_last:
                     now = time.monotonic()
                     metrics.observe_tokens(len(tokens), now - last[i], is_first=not shown[i])
@@ -188,7 +205,9 @@ class Answers:
         return self.completions
 
     def close(self, outcome: str) -> None:
-        """End what still runs, and free its place. Later calls change nothing. outcome: for the metrics."""
+        """End what still runs, and free its place. Later calls change nothing. outcome: for the
+        metrics.
+        """
         if self.is_closed:
             return
         self.is_closed = True
@@ -208,7 +227,10 @@ class Desk:
         self._rows = 0  # of the model when it was last there
         self._durations: deque[float] = deque(maxlen=32)
         # Compiling a schema may take seconds: those who ask without one need not wait for it.
-        self._plain, self._ruled = anyio.CapacityLimiter(PREPARING), anyio.CapacityLimiter(COMPILING)
+        self._plain, self._ruled = (
+            anyio.CapacityLimiter(PREPARING),
+            anyio.CapacityLimiter(COMPILING),
+        )
         self.loop = asyncio.get_running_loop()
         self.is_draining = False
 
@@ -239,19 +261,33 @@ class Desk:
 
     def _check_room(self, asks: Sequence[Ask]) -> None:
         if self.is_draining:
-            raise Refusal(503, "shutting_down", message="the server is shutting down", headers={"Retry-After": "5"})
+            raise Refusal(
+                503,
+                "shutting_down",
+                message="the server is shutting down",
+                headers={"Retry-After": "5"},
+            )
         self._rows = rows = self.keeper.llm.loop.max_rows if self.keeper.llm else self._rows
         most = rows + self.settings.queue
         if rows and len(asks) > most:
             field = "n" if all(ask.prompt is asks[0].prompt for ask in asks) else asks[0].field
-            raise bad_field(field, f"at most {most} answers", f"{field}: asks for {len(asks)} answers, and this server computes "
-                            f"{rows} at once and lets {self.settings.queue} wait (--max-rows, --queue)")
+            raise bad_field(
+                field,
+                f"at most {most} answers",
+                f"{field}: asks for {len(asks)} answers, and this server computes "
+                f"{rows} at once and lets {self.settings.queue} wait (--max-rows, --queue)",
+            )
         if rows and self.active + len(asks) > most:
             mean = sum(self._durations) / len(self._durations) if self._durations else 1.0
             wait = min(60, max(1, math.ceil(mean * self.settings.queue / rows / 2)))
             self.metrics.requests.labels("busy").inc()
-            raise Refusal(503, "queue_full", message=f"{self.active} requests are running or waiting, at most {most} are "
-                          f"taken: come again in {wait} seconds", headers={"Retry-After": str(wait)})
+            raise Refusal(
+                503,
+                "queue_full",
+                message=f"{self.active} requests are running or waiting, at most {most} are "
+                f"taken: come again in {wait} seconds",
+                headers={"Retry-After": str(wait)},
+            )
 
     # Checks of requests
 
@@ -259,10 +295,14 @@ class Desk:
     def names(self) -> list[str]:
         """Names of the model, the preferred one first."""
         aliases = (self.settings.alias or "").split(",")
-        return list(dict.fromkeys(name for name in (*aliases, self.keeper.name) if name)) or ["default"]
+        return list(dict.fromkeys(name for name in (*aliases, self.keeper.name) if name)) or [
+            "default"
+        ]
 
     def choose_name(self, name: str | None) -> str:
-        """The model's or the adapter's name as the answer gives it. Raises Refusal for another model's."""
+        """The model's or the adapter's name as the answer gives it. Raises Refusal for another
+        model's.
+        """
         if not self.keeper.name:
             self.keeper.require()  # its name is not known yet
         names = self.names
@@ -273,8 +313,12 @@ class Desk:
         if not self.settings.is_strict and not self.keeper.adapters:
             return names[0]
         names = [*names, *self.keeper.adapters]
-        refusal = bad_field("model", f"one of {', '.join([*names, 'default'])}",
-                            f"model: there is no model {name!r:.100} here: this server has {', '.join(names)}", name)
+        refusal = bad_field(
+            "model",
+            f"one of {', '.join([*names, 'default'])}",
+            f"model: there is no model {name!r:.100} here: this server has {', '.join(names)}",
+            name,
+        )
         refusal.status, refusal.code = 404, "model_not_found"
         raise refusal
 
@@ -284,14 +328,20 @@ class Desk:
         return _plain_name(name) in names
 
     async def find_faults(self, name: Any, given: Mapping[str, Any]) -> list[Fault]:
-        """Faults that only the model shows: its name, and options, each alone. Values of a wrong type are skipped."""
+        """Faults that only the model shows: its name, and options, each alone. Values of a wrong
+        type are skipped.
+        """
         faults: list[Fault] = []
         if isinstance(name, str) and self.keeper.name:
             try:
                 self.choose_name(name)
             except Refusal as refusal:
                 faults += refusal.faults
-        names = [name for name in (*RULES, "logit_bias", "speculate", "adapter") if given.get(name) is not None]
+        names = [
+            name
+            for name in (*RULES, "logit_bias", "speculate", "adapter")
+            if given.get(name) is not None
+        ]
         if not names or self.keeper.llm is None:
             return faults
         llm = await self.keeper.enter()
@@ -334,11 +384,14 @@ class Desk:
 
 
 def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Request:
-    """The request for the scheduler. Encodes the prompt and resolves the options. Raises Refusal with every fault.
+    """The request for the scheduler. Encodes the prompt and resolves the options. Raises Refusal
+    with every fault.
 
     fits: check that the prompt leaves room for an answer.
     """
-    given = {"adapter": BASE} | merge_options(settings.options, ask.options, bool(ask.toolbox.forced))
+    given = {"adapter": BASE} | merge_options(
+        settings.options, ask.options, bool(ask.toolbox.forced)
+    )
     if ask.toolbox.forced:
         given["stop"] = ()  # a stop string would cut the call that must be made
     if ask.ignores_eos:
@@ -352,7 +405,9 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
     except OptionsError as error:
         raise refuse(error, ask.field, llm, given) from None
     is_chat = _is_chat(ask.prompt)
-    faults = check_options(llm, resolved.options, given, settings, starts_text=is_chat, note=ask.note)
+    faults = check_options(
+        llm, resolved.options, given, settings, starts_text=is_chat, note=ask.note
+    )
     prompt = ToolPrompt([])
 
     def check_count(count: int) -> None:
@@ -366,23 +421,36 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
             template = find_template(llm)
             if llm.template is None:
                 ask.note("chat_template: chatml")
-            prompt = encode_with_tools(llm.tokenizer, template, messages, ask.toolbox, resolved.options.schema, check_count,
-                                       _pick_variables(template.source, ask, settings))
+            prompt = encode_with_tools(
+                llm.tokenizer,
+                template,
+                messages,
+                ask.toolbox,
+                resolved.options.schema,
+                check_count,
+                _pick_variables(template.source, ask, settings),
+            )
             if thoughts := find_thoughts(template.source):
                 prompt = replace(prompt, shown=prompt.shown | thoughts.special_ids(llm.tokenizer))
                 has_rule = prompt.rule or Rule.of(resolved.options)
-                if has_rule and thoughts.is_open(llm.tokenizer, prompt.tokens):  # the rule is the answer's
+                # the rule is the answer's
+                if has_rule and thoughts.is_open(llm.tokenizer, prompt.tokens):
                     closed = llm.tokenizer.encode(f"\n{thoughts.end}\n\n", add_bos=False)
                     prompt = replace(prompt, tokens=[*prompt.tokens, *closed])
             if beginning:
-                prompt = replace(prompt, tokens=[*prompt.tokens, *llm.tokenizer.encode(beginning, add_bos=False)])
+                prompt = replace(
+                    prompt, tokens=[*prompt.tokens, *llm.tokenizer.encode(beginning, add_bos=False)]
+                )
         elif isinstance(ask.prompt, str):
             check_count(llm.tokenizer.count_at_least(ask.prompt))
             prompt = ToolPrompt(_encode_text(llm, ask.prompt))
         else:
             prompt = ToolPrompt(llm.encode(ask.prompt, check_count))
-        if prompt.rule and not any(fault.field in RULES for fault in faults):  # it has the schema in it
-            llm.engine.grammars.compile(prompt.rule, starts_text=is_chat, seconds=settings.compile_seconds)
+        # it has the schema in it
+        if prompt.rule and not any(fault.field in RULES for fault in faults):
+            llm.engine.grammars.compile(
+                prompt.rule, starts_text=is_chat, seconds=settings.compile_seconds
+            )
     except LlamaError as error:
         found = _describe(error, ask.field, llm, {**given, ask.field: ask.prompt})
         faults += [found] * (found.field not in {fault.field for fault in faults})
@@ -393,8 +461,16 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
         faults += refusal.faults
     if faults:
         raise Refusal(400, "invalid_value", faults)
-    return Request(prompt.tokens, resolved, starts_text=is_chat, compile_seconds=settings.compile_seconds, rule=prompt.rule,
-                   shown=prompt.shown, reuses=ask.reuses, decode_seconds=ask.decode_seconds)
+    return Request(
+        prompt.tokens,
+        resolved,
+        starts_text=is_chat,
+        compile_seconds=settings.compile_seconds,
+        rule=prompt.rule,
+        shown=prompt.shown,
+        reuses=ask.reuses,
+        decode_seconds=ask.decode_seconds,
+    )
 
 
 def find_template(llm: LLM) -> ChatTemplate:
@@ -407,21 +483,37 @@ def _is_chat(prompt: Any) -> bool:
 
 
 def _encode_text(llm: LLM, text: str) -> list[int]:
-    """Token ids of a text to continue, special tokens read as such and one BOS, so that a rendered template is its chat."""
+    """Token ids of a text to continue, special tokens read as such and one BOS, so that a rendered
+    template is its chat.
+    """
     tokens = llm.tokenizer.encode(text, add_bos=True, parse_special=True)
     return tokens[1:] if tokens[:2] == [llm.tokenizer.bos_id] * 2 else tokens
 
 
-_RENDERING = ("messages", "tools", "documents", "add_generation_prompt", "check_count", "tokenizer", "template", "bos_token",
-              "eos_token")
+_RENDERING = (
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "check_count",
+    "tokenizer",
+    "template",
+    "bos_token",
+    "eos_token",
+)
 
 
 def _pick_variables(source: str, ask: Ask, settings: Settings) -> dict[str, Any]:
     """Variables of a request that the template's source mentions; others are told."""
-    wanted = {**({"enable_thinking": False} if settings.reasoning == "off" else {}), **ask.variables}
+    wanted = {
+        **({"enable_thinking": False} if settings.reasoning == "off" else {}),
+        **ask.variables,
+    }
     if "enable_thinking" in wanted:  # Granite's and DeepSeek's word
         wanted.setdefault("thinking", wanted["enable_thinking"])
-    known = {name: value for name, value in wanted.items() if name in source and name not in _RENDERING}
+    known = {
+        name: value for name, value in wanted.items() if name in source and name not in _RENDERING
+    }
     for name in ask.variables:
         if name not in known and not (name == "enable_thinking" and "thinking" in known):
             ask.note(f"chat_template_kwargs.{name}")
@@ -430,40 +522,63 @@ def _pick_variables(source: str, ask: Ask, settings: Settings) -> dict[str, Any]
 
 def _build_schema(options: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     schema = options.get("schema")
-    built = {"schema": Schema.of(schema, is_lenient=not settings.is_strict)} if isinstance(schema, (dict, bool)) else {}
+    built = (
+        {"schema": Schema.of(schema, is_lenient=not settings.is_strict)}
+        if isinstance(schema, (dict, bool))
+        else {}
+    )
     return {**options, **built}
 
 
 def _split_beginning(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
-    """The conversation, and the beginning of the answer: the text of a last message of the assistant. Leading system
-    messages are joined, since many templates take one."""
+    """The conversation, and the beginning of the answer: the text of a last message of the
+    assistant. Leading system messages are joined, since many templates take one."""
     systems = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
-    rest = list(messages[len(systems):])
+    rest = list(messages[len(systems) :])
     if len(systems) > 1:
-        systems = [{"role": "system", "content": "\n\n".join(message["content"] for message in systems)}]
+        systems = [
+            {"role": "system", "content": "\n\n".join(message["content"] for message in systems)}
+        ]
     continues = len(rest) > 1 and rest[-1]["role"] == "assistant" and not rest[-1].get("tool_calls")
     return [*systems, *(rest[:-1] if continues else rest)], rest[-1]["content"] if continues else ""
 
 
-def merge_options(ours: Mapping[str, Any], theirs: Mapping[str, Any], has_rule: bool = False) -> dict[str, Any]:
-    """The server's options and a request's, which win: its rule replaces the server's, and a null lifts it.
+def merge_options(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], has_rule: bool = False
+) -> dict[str, Any]:
+    """The server's options and a request's, which win: its rule replaces the server's, and a null
+    lifts it.
 
     has_rule: the request has a rule beside its options.
     """
     replaces = has_rule or any(theirs.get(name) is not None for name in RULES)
-    kept = {name: value for name, value in ours.items() if name not in theirs and not (replaces and name in RULES)}
+    kept = {
+        name: value
+        for name, value in ours.items()
+        if name not in theirs and not (replaces and name in RULES)
+    }
     return {**kept, **{name: value for name, value in theirs.items() if value is not None}}
 
 
-def check_options(llm: LLM, options: GenerationOptions, given: Mapping[str, Any], settings: Settings,
-                  starts_text: bool = True, note: Note = lambda place: None) -> list[Fault]:
-    """Faults of options that only the model shows. given: the values, for the faults. note: told of relaxed keywords."""
+def check_options(
+    llm: LLM,
+    options: GenerationOptions,
+    given: Mapping[str, Any],
+    settings: Settings,
+    starts_text: bool = True,
+    note: Note = lambda place: None,
+) -> list[Fault]:
+    """Faults of options that only the model shows. given: the values, for the faults. note: told of
+    relaxed keywords.
+    """
     errors: list[LlamaError] = []
     llm.engine.check_options(options, errors.append)
     try:
         if rule := Rule.of(options):
             # With a limit of time: later calls find it compiled.
-            constraint = llm.engine.grammars.compile(rule, starts_text=starts_text, seconds=settings.compile_seconds)
+            constraint = llm.engine.grammars.compile(
+                rule, starts_text=starts_text, seconds=settings.compile_seconds
+            )
             if constraint.relaxed:
                 note(f"schema: {constraint.relaxed}")
     except LlamaError as error:
@@ -476,21 +591,36 @@ def _plain_name(name: str) -> str:
 
 
 def _has_rule(ask: Ask) -> bool:
-    return bool(ask.toolbox.forced) or any(ask.options.get(name) is not None for name in ("schema", "regex", "grammar"))
+    return bool(ask.toolbox.forced) or any(
+        ask.options.get(name) is not None for name in ("schema", "regex", "grammar")
+    )
 
 
-def refuse(error: LlamaError, field: str, llm: LLM | None = None, given: Mapping[str, Any] | None = None) -> Refusal:
-    """A 400 for an error of core. field: of the request, if the error names none. given: values by field."""
+def refuse(
+    error: LlamaError, field: str, llm: LLM | None = None, given: Mapping[str, Any] | None = None
+) -> Refusal:
+    """A 400 for an error of core. field: of the request, if the error names none. given: values by
+    field.
+    """
     return Refusal(400, "invalid_value", [_describe(error, field, llm, given or {})])
 
 
-_CONSTRAINTS = {"schema": "a schema that can be enforced", "regex": "a regular expression that can be enforced",
-                "grammar": "a grammar that can be enforced", "logit_bias": "token ids of the vocabulary",
-                "stop_token_ids": "token ids of the vocabulary",
-                "speculate": "a draft model that is loaded", "tools": "tools that the model can call",
-                "tool_choice": "auto, none, required or a tool's name"}
-_KINDS = {"TemplateError": "a conversation that the chat template takes", "TokenizerError": "a text that can be encoded",
-          "ContextError": "a prompt that fits the model", "SessionError": "a saved cache of this model"}
+_CONSTRAINTS = {
+    "schema": "a schema that can be enforced",
+    "regex": "a regular expression that can be enforced",
+    "grammar": "a grammar that can be enforced",
+    "logit_bias": "token ids of the vocabulary",
+    "stop_token_ids": "token ids of the vocabulary",
+    "speculate": "a draft model that is loaded",
+    "tools": "tools that the model can call",
+    "tool_choice": "auto, none, required or a tool's name",
+}
+_KINDS = {
+    "TemplateError": "a conversation that the chat template takes",
+    "TokenizerError": "a text that can be encoded",
+    "ContextError": "a prompt that fits the model",
+    "SessionError": "a saved cache of this model",
+}
 
 
 def _describe(error: LlamaError, field: str, llm: LLM | None, given: Mapping[str, Any]) -> Fault:
@@ -503,27 +633,43 @@ def _describe(error: LlamaError, field: str, llm: LLM | None, given: Mapping[str
         if os.path.exists(path):  # clients need not know where the model lies
             text = text.replace(path, os.path.basename(path.rstrip("/\\")))
     found = re.match(r"(?:option )?(\w+): ", text)
-    if isinstance(error, OptionsError) and found and (found[1] in FIELDS or found[1] in _CONSTRAINTS):
-        field, text = found[1], f"{found[1]}: {text[found.end():]}"
+    if (
+        isinstance(error, OptionsError)
+        and found
+        and (found[1] in FIELDS or found[1] in _CONSTRAINTS)
+    ):
+        field, text = found[1], f"{found[1]}: {text[found.end() :]}"
     elif field != "messages":
         text = re.sub(r"^messages\[\d+\]", field, text)
     constraint = _CONSTRAINTS.get(field) or _KINDS.get(type(error).__name__, "a valid value")
     return Fault(field, constraint, text, shorten(given.get(field)))
 
 
-def _refuse_context(llm: LLM, ask: Ask, count: int, error: ContextError | None, bound: str = "") -> Refusal:
+def _refuse_context(
+    llm: LLM, ask: Ask, count: int, error: ContextError | None, bound: str = ""
+) -> Refusal:
     context = llm.engine.context
     if count >= context:
-        message = (f"the prompt has {bound}{count} tokens and the context holds {context}, answer included: shorten the prompt"
-                   f"{plain(llm.engine.suggest_context())}")
-        return Refusal(400, "context_length_exceeded", [Fault(ask.field, f"< {context} tokens", message)],
-                       n_prompt_tokens=count, n_ctx=context)
+        message = (
+            f"the prompt has {bound}{count} tokens and the context holds {context}, answer "
+            "included: shorten the prompt"
+            f"{plain(llm.engine.suggest_context())}"
+        )
+        return Refusal(
+            400,
+            "context_length_exceeded",
+            [Fault(ask.field, f"< {context} tokens", message)],
+            n_prompt_tokens=count,
+            n_ctx=context,
+        )
     assert error
     return refuse(error, ask.field, llm, {ask.field: ask.prompt})
 
 
 async def until_gone(request: HttpRequest, work: Awaitable[Result]) -> Result:
-    """Await `work`, and cancel it when the client leaves. Raises Refusal 499, which goes nowhere but into the log."""
+    """Await `work`, and cancel it when the client leaves. Raises Refusal 499, which goes nowhere
+    but into the log.
+    """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_wait_gone(request))
     try:

@@ -51,7 +51,9 @@ class ToolUse(Body):
     id: str = Field(max_length=4096)
     name: str = Field(max_length=128)
     input: dict[str, Any]
-    cache_control: dict[str, Any] | None = Field(None, description="has no effect: every prefix is known")
+    cache_control: dict[str, Any] | None = Field(
+        None, description="has no effect: every prefix is known"
+    )
     caller: dict[str, Any] | None = Field(None, description="has no effect")
 
 
@@ -62,7 +64,9 @@ class ToolResult(Body):
     tool_use_id: str = Field(max_length=4096)
     content: str | list[TextBlock] = ""
     is_error: bool | None = Field(None, description="has no effect: the content says it")
-    cache_control: dict[str, Any] | None = Field(None, description="has no effect: every prefix is known")
+    cache_control: dict[str, Any] | None = Field(
+        None, description="has no effect: every prefix is known"
+    )
 
 
 class AnthropicMessage(Body):
@@ -73,8 +77,14 @@ class AnthropicMessage(Body):
 
     @model_validator(mode="after")
     def _check_blocks(self):
-        foreign = {"assistant": ("tool_result",), "user": ("tool_use",), "system": ("tool_use", "tool_result")}[self.role]
-        if not isinstance(self.content, str) and any(block.type in foreign for block in self.content):
+        foreign = {
+            "assistant": ("tool_result",),
+            "user": ("tool_use",),
+            "system": ("tool_use", "tool_result"),
+        }[self.role]
+        if not isinstance(self.content, str) and any(
+            block.type in foreign for block in self.content
+        ):
             raise ValueError(f"a message of the {self.role} has no {' and no '.join(foreign)}")
         return self
 
@@ -82,11 +92,25 @@ class AnthropicMessage(Body):
         """The messages as templates take them: results of calls are messages of their own."""
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
-        results = [{"role": "tool", "content": join_parts(block.content), "tool_call_id": block.tool_use_id}
-                   for block in self.content if isinstance(block, ToolResult)]
+        results = [
+            {
+                "role": "tool",
+                "content": join_parts(block.content),
+                "tool_call_id": block.tool_use_id,
+            }
+            for block in self.content
+            if isinstance(block, ToolResult)
+        ]
         text = join_parts([block for block in self.content if isinstance(block, TextBlock)])
-        calls = [{"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
-                 for block in self.content if isinstance(block, ToolUse)]
+        calls = [
+            {
+                "id": block.id,
+                "type": "function",
+                "function": {"name": block.name, "arguments": block.input},
+            }
+            for block in self.content
+            if isinstance(block, ToolUse)
+        ]
         if calls:
             return [{"role": self.role, "content": text, "tool_calls": calls}]
         return [*results, *([{"role": self.role, "content": text}] if text or not results else [])]
@@ -99,8 +123,12 @@ class AnthropicTool(Body):
     name: str = Field(pattern=TOOL_NAME)
     description: str = Field("", max_length=1 << 18)
     input_schema: dict[str, Any]
-    cache_control: dict[str, Any] | None = Field(None, description="has no effect: every prefix is known")
-    strict: bool | None = Field(None, description="has no effect: a required call always fits its schema")
+    cache_control: dict[str, Any] | None = Field(
+        None, description="has no effect: every prefix is known"
+    )
+    strict: bool | None = Field(
+        None, description="has no effect: a required call always fits its schema"
+    )
 
 
 class AnthropicChoice(Body):
@@ -144,28 +172,64 @@ class OutputConfig(Body):
 class Conversation(Body):
     """Fields that both routes take."""
 
-    noted: ClassVar = frozenset({
-        "thinking", "metadata", "service_tier", "speed", "cache_control", "system.citations", "system.cache_control",
-        "messages.content.cache_control", "messages.content.citations", "messages.content.caller", "messages.content.is_error",
-        "messages.content.content.cache_control", "messages.content.content.citations", "tools.cache_control", "tools.strict"})
-    refused: ClassVar[Mapping[str, str]] = {"thread": "conversations are not kept: send the messages"}
+    noted: ClassVar = frozenset(
+        {
+            "thinking",
+            "metadata",
+            "service_tier",
+            "speed",
+            "cache_control",
+            "system.citations",
+            "system.cache_control",
+            "messages.content.cache_control",
+            "messages.content.citations",
+            "messages.content.caller",
+            "messages.content.is_error",
+            "messages.content.content.cache_control",
+            "messages.content.content.citations",
+            "tools.cache_control",
+            "tools.strict",
+        }
+    )
+    refused: ClassVar[Mapping[str, str]] = {
+        "thread": "conversations are not kept: send the messages"
+    }
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
         super().adapt(values, note)
         adapt_thinking(values, note)
         if "thread" in values:  # clients with threads read this and send the messages
-            raise Refusal(400, "unsupported", [Fault("thread", "unsupported", "thread: conversations are not kept: send the messages")],
-                          details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]})
+            raise Refusal(
+                400,
+                "unsupported",
+                [
+                    Fault(
+                        "thread",
+                        "unsupported",
+                        "thread: conversations are not kept: send the messages",
+                    )
+                ],
+                details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
+            )
         config = values.get("output_config", {})
         if (form := values.pop("output_format", None)) is not None and isinstance(config, dict):
             values["output_config"] = {"format": form, **config}
         tools, choice = values.get("tools"), values.get("tool_choice")
         named = choice.get("name") if isinstance(choice, dict) else None
         if isinstance(tools, list):
-            is_ours = [not isinstance(tool, dict) or tool.get("type") in (None, "custom") or tool.get("name") == named for tool in tools]
+            is_ours = [
+                not isinstance(tool, dict)
+                or tool.get("type") in (None, "custom")
+                or tool.get("name") == named
+                for tool in tools
+            ]
             values["tools"] = [tool for tool, kept in zip(tools, is_ours, strict=True) if kept]
-            for kind in {str(tool["type"])[:40] for tool, kept in zip(tools, is_ours, strict=True) if not kept}:
+            for kind in {
+                str(tool["type"])[:40]
+                for tool, kept in zip(tools, is_ours, strict=True)
+                if not kept
+            }:
                 note(f"tools[].{kind}")  # run by the API's own servers
         if isinstance(messages := values.get("messages"), list):
             values["messages"] = [_adapt_message(message, note) for message in messages]
@@ -176,24 +240,43 @@ class Conversation(Body):
     thinking: Thinking | None = None
     tools: list[AnthropicTool] = []
     tool_choice: AnthropicChoice = Field(
-        AnthropicChoice(type="auto"), description="a call that is required does not end at stop sequences")
+        AnthropicChoice(type="auto"),
+        description="a call that is required does not end at stop sequences",
+    )
     output_config: OutputConfig = OutputConfig()
-    cache_control: dict[str, Any] | None = Field(None, description="has no effect: every prefix is known")
+    cache_control: dict[str, Any] | None = Field(
+        None, description="has no effect: every prefix is known"
+    )
     speed: Literal["standard"] = "standard"
-    chat_template_kwargs: dict[str, Any] = Field({}, description="variables of the chat template, such as enable_thinking")
+    chat_template_kwargs: dict[str, Any] = Field(
+        {}, description="variables of the chat template, such as enable_thinking"
+    )
 
     def toolbox(self) -> Toolbox:
         """The tools. Raises Refusal."""
-        choice = {"any": "required", "tool": self.tool_choice.name or ""}.get(self.tool_choice.type, self.tool_choice.type)
-        described = [{"type": "function", "function": {"name": tool.name, "description": tool.description,
-                                                       "parameters": tool.input_schema}} for tool in self.tools]
+        choice = {"any": "required", "tool": self.tool_choice.name or ""}.get(
+            self.tool_choice.type, self.tool_choice.type
+        )
+        described = [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": tool.input_schema,
+                },
+            }
+            for tool in self.tools
+        ]
         return build_toolbox(described, choice, not self.tool_choice.disable_parallel_tool_use)
 
     def plain(self) -> list[dict[str, Any]]:
         """The conversation as templates take it. Raises Refusal."""
         system = join_parts(self.system)
-        return [*([{"role": "system", "content": system}] if system else []),
-                *(one for message in self.messages for one in message.plain())]
+        return [
+            *([{"role": "system", "content": system}] if system else []),
+            *(one for message in self.messages for one in message.plain()),
+        ]
 
 
 class MessagesRequest(OptionFields, Conversation):
@@ -211,12 +294,28 @@ class MessagesRequest(OptionFields, Conversation):
     def check_together(cls, given: Mapping[str, Any]) -> list[Fault]:
         faults = super().check_together(given)
         if "logprobs" in given:
-            faults.append(Fault("logprobs", "unsupported", "logprobs: this API's answers have no place for them: ask "
-                                "/v1/chat/completions", shorten(given["logprobs"])))
+            faults.append(
+                Fault(
+                    "logprobs",
+                    "unsupported",
+                    "logprobs: this API's answers have no place for them: ask /v1/chat/completions",
+                    shorten(given["logprobs"]),
+                )
+            )
         config = given.get("output_config")
-        if isinstance(config, dict) and config.get("format") and (rules := [name for name in RULES if name in given]):
-            faults.append(Fault("output_config", "one rule of an answer", "output_config: an answer has one "
-                                f"rule, and {rules[0]} is given too", shorten(config["format"])))
+        if (
+            isinstance(config, dict)
+            and config.get("format")
+            and (rules := [name for name in RULES if name in given])
+        ):
+            faults.append(
+                Fault(
+                    "output_config",
+                    "one rule of an answer",
+                    f"output_config: an answer has one rule, and {rules[0]} is given too",
+                    shorten(config["format"]),
+                )
+            )
         return faults
 
     def given_options(self) -> dict[str, Any]:
@@ -232,7 +331,9 @@ class MessagesRequest(OptionFields, Conversation):
 
 
 def _adapt_message(message: Any, note: Note) -> Any:
-    """A message without earlier thoughts and what the API's own servers did, documents of text as text."""
+    """A message without earlier thoughts and what the API's own servers did, documents of text as
+    text.
+    """
     if not isinstance(message, dict) or not isinstance(blocks := message.get("content"), list):
         return message
     kept = []
@@ -242,7 +343,11 @@ def _adapt_message(message: Any, note: Note) -> Any:
         if isinstance(source, dict) and source.get("type") == "text":
             title = f"{block['title']}\n" if block.get("title") else ""
             kept.append({"type": "text", "text": f"{title}{source.get('data', '')}\n"})
-        elif kind in ("thinking", "redacted_thinking") or str(kind).endswith("_tool_result") or kind == "server_tool_use":
+        elif (
+            kind in ("thinking", "redacted_thinking")
+            or str(kind).endswith("_tool_result")
+            or kind == "server_tool_use"
+        ):
             note(f"messages[].content[].{kind:.40}")
         else:
             kept.append(block)
@@ -257,16 +362,31 @@ async def messages(request: Request) -> Response:
     box, options = body.toolbox(), body.given_options()
     check_rule(box, options, "output_config.format" if body.output_config.format else "")
     asks = [Ask(body.plain(), "messages", options, box, variables=body.chat_template_kwargs)]
-    made = {"id": f"msg_{request_id(request)}", "type": "message", "role": "assistant", "model": name}
+    made = {
+        "id": f"msg_{request_id(request)}",
+        "type": "message",
+        "role": "assistant",
+        "model": name,
+    }
 
     def whole(answers: Answers) -> dict[str, Any]:
         completion = answers.completions[0]
         text, calls, thought, _ = read_answer(answers, 0, box)
-        content: list[dict[str, Any]] = [{"type": "thinking", "thinking": thought, "signature": ""}] if thought else []
+        content: list[dict[str, Any]] = (
+            [{"type": "thinking", "thinking": thought, "signature": ""}] if thought else []
+        )
         content += [{"type": "text", "text": text}] if text or not calls else []
-        content += [{"type": "tool_use", "id": call.id, "name": call.name, "input": read_values(call)} for call in calls]
-        return {**made, "content": content, "stop_reason": stop_reason(completion, calls),
-                "stop_sequence": stop_sequence(completion), "usage": write_usage(completion)}
+        content += [
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": read_values(call)}
+            for call in calls
+        ]
+        return {
+            **made,
+            "content": content,
+            "stop_reason": stop_reason(completion, calls),
+            "stop_sequence": stop_sequence(completion),
+            "usage": write_usage(completion),
+        }
 
     async def events(answers: Answers) -> AsyncIterator[bytes]:
         completion = answers.completions[0]
@@ -275,8 +395,13 @@ async def messages(request: Request) -> Response:
         async for batch in answers.batches():
             if not begun:  # by now the reused tokens are known
                 begun = True
-                empty: dict[str, Any] = {**made, "content": [], "stop_reason": None, "stop_sequence": None,
-                         "usage": write_usage(completion) | {"output_tokens": 0}}
+                empty: dict[str, Any] = {
+                    **made,
+                    "content": [],
+                    "stop_reason": None,
+                    "stop_sequence": None,
+                    "usage": write_usage(completion) | {"output_tokens": 0},
+                }
                 yield named({"type": "message_start", "message": empty})
                 yield named({"type": "ping"})
             pieces = [piece for token in batch.tokens for piece in reader.push(token.text)]
@@ -293,21 +418,39 @@ async def messages(request: Request) -> Response:
                 else:
                     change = {"type": "input_json_delta", "partial_json": piece.arguments}
                     if piece.name is not None:
-                        block = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}}
+                        block = {
+                            "type": "tool_use",
+                            "id": piece.id,
+                            "name": piece.name,
+                            "input": {},
+                        }
                 if block is not None:
                     if kind:
                         yield named({"type": "content_block_stop", "index": index})
                     index, kind = index + 1, block["type"]
-                    yield named({"type": "content_block_start", "index": index, "content_block": block})
+                    yield named(
+                        {"type": "content_block_start", "index": index, "content_block": block}
+                    )
                 if not isinstance(piece, ToolDelta) or piece.arguments:
                     yield named({"type": "content_block_delta", "index": index, "delta": change})
         if not kind:  # an answer without text is an empty block
             index = 0
-            yield named({"type": "content_block_start", "index": index, "content_block": {"type": "text", "text": ""}})
+            yield named(
+                {
+                    "type": "content_block_start",
+                    "index": index,
+                    "content_block": {"type": "text", "text": ""},
+                }
+            )
         yield named({"type": "content_block_stop", "index": index})
         reason = stop_reason(completion, reader.calls)
-        yield named({"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": stop_sequence(completion)},
-                     "usage": write_usage(completion)})
+        yield named(
+            {
+                "type": "message_delta",
+                "delta": {"stop_reason": reason, "stop_sequence": stop_sequence(completion)},
+                "usage": write_usage(completion),
+            }
+        )
         yield named({"type": "message_stop"})
 
     if body.stream:
@@ -337,8 +480,12 @@ def stop_reason(completion: Completion, calls: Sequence[ToolCall] = ()) -> str:
     """Anthropic's word for the end of an answer."""
     if are_complete(calls) and completion.finish_reason in ("eos", "stop"):
         return "tool_use"
-    return {"eos": "end_turn", "stop": "stop_sequence", "length": "max_tokens",
-            "context": "model_context_window_exceeded"}.get(completion.finish_reason, "end_turn")
+    return {
+        "eos": "end_turn",
+        "stop": "stop_sequence",
+        "length": "max_tokens",
+        "context": "model_context_window_exceeded",
+    }.get(completion.finish_reason, "end_turn")
 
 
 def stop_sequence(completion: Completion) -> str | None:
@@ -348,8 +495,12 @@ def stop_sequence(completion: Completion) -> str | None:
 
 def write_usage(completion: Completion) -> dict[str, int]:
     """Anthropic's usage: reused tokens are not among the input's."""
-    return {"input_tokens": completion.prompt_tokens - completion.reused_tokens, "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": completion.reused_tokens, "output_tokens": len(completion.tokens)}
+    return {
+        "input_tokens": completion.prompt_tokens - completion.reused_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": completion.reused_tokens,
+        "output_tokens": len(completion.tokens),
+    }
 
 
 class CountRequest(Conversation):
@@ -361,5 +512,17 @@ async def count_tokens(request: Request) -> Response:
     """The tokens of a prompt, as the model sees it."""
     body = await read_body(request, CountRequest)
     check_model(request, body.model)
-    return Json({"input_tokens": await count_prompt(request, Ask(
-        body.plain(), "messages", {}, body.toolbox(), variables=body.chat_template_kwargs))})
+    return Json(
+        {
+            "input_tokens": await count_prompt(
+                request,
+                Ask(
+                    body.plain(),
+                    "messages",
+                    {},
+                    body.toolbox(),
+                    variables=body.chat_template_kwargs,
+                ),
+            )
+        }
+    )

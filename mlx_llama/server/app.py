@@ -26,11 +26,17 @@ from .replies import reply_refusal
 from .schemas import write_openapi
 from .settings import Settings
 
-ABOUT = "One Llama-family model over HTTP. Generation options come from one table, which the commands and Python share."
+ABOUT = (
+    "One Llama-family model over HTTP. Generation options come from one table, which the commands "
+    "and Python share."
+)
 
 
-def make_app(settings: Settings, load: Callable[[], LLM], on_failure: Callable[[], None] = lambda: None) -> FastAPI:
-    """Build the application. load: makes the model, in a thread, when the server has started; on_failure: it raised.
+def make_app(
+    settings: Settings, load: Callable[[], LLM], on_failure: Callable[[], None] = lambda: None
+) -> FastAPI:
+    """Build the application. load: makes the model, in a thread, when the server has started;
+    on_failure: it raised.
 
     `app.state` holds the settings, the desk and the time of the start.
     """
@@ -41,8 +47,12 @@ def make_app(settings: Settings, load: Callable[[], LLM], on_failure: Callable[[
         # Streams end by themselves: Desk.stop_all ends what runs too long after SIGTERM.
         AppStatus.disable_automatic_graceful_drain()
         app.state.started = time.time()
-        app.state.keeper = Keeper(load, settings.idle_unload, on_failure,
-                                  lambda llm: llama_cpp.describe_model(llm, settings))
+        app.state.keeper = Keeper(
+            load,
+            settings.idle_unload,
+            on_failure,
+            lambda llm: llama_cpp.describe_model(llm, settings),
+        )
         app.state.desk = Desk(settings, app.state.keeper, metrics)
         app.state.jobs = jobs.Jobs(settings)
         app.state.kept_responses = KeptResponses()
@@ -52,7 +62,14 @@ def make_app(settings: Settings, load: Callable[[], LLM], on_failure: Callable[[
         app.state.desk.stop_all()
         app.state.keeper.close()
 
-    app = FastAPI(title="mlx_llama", version=__version__, description=ABOUT, lifespan=live, redoc_url=None, docs_url=None)
+    app = FastAPI(
+        title="mlx_llama",
+        version=__version__,
+        description=ABOUT,
+        lifespan=live,
+        redoc_url=None,
+        docs_url=None,
+    )
     app.state.settings = settings
     for part in (openai, responses, anthropic, llama_cpp, ollama, jobs, operations, docs, page):
         app.include_router(part.router)
@@ -65,9 +82,13 @@ def make_app(settings: Settings, load: Callable[[], LLM], on_failure: Callable[[
     @app.exception_handler(HTTPException)
     async def refuse_http(request: Request, error: HTTPException) -> Response:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "refused")
-        text = {404: f"there is nothing at {request.url.path:.200}: GET /docs lists the routes",
-                405: f"{request.url.path:.200} does not take {request.method:.20}"}.get(error.status_code, str(error.detail))
-        return reply_refusal(request, Refusal(error.status_code, code, message=text, headers=error.headers))
+        text = {
+            404: f"there is nothing at {request.url.path:.200}: GET /docs lists the routes",
+            405: f"{request.url.path:.200} does not take {request.method:.20}",
+        }.get(error.status_code, str(error.detail))
+        return reply_refusal(
+            request, Refusal(error.status_code, code, message=text, headers=error.headers)
+        )
 
     app.add_middleware(Guard, settings=settings, metrics=metrics)
     return app

@@ -1,4 +1,6 @@
-"""python -m mlx_llama.server: one model over HTTP, for clients of OpenAI, Anthropic, llama-server, and a browser."""
+"""python -m mlx_llama.server: one model over HTTP, for clients of OpenAI, Anthropic, llama-server,
+and a browser.
+"""
 
 from __future__ import annotations
 
@@ -30,51 +32,146 @@ def parser() -> flags.Parser:
     default = Settings()
     group = result.add_argument_group("server")
     group.add_argument(
-        "--host", default=default.host, help=f"address to listen at (default: {default.host}, this machine only)"
+        "--host",
+        default=default.host,
+        help=f"address to listen at (default: {default.host}, this machine only)",
     )
-    group.add_argument("--port", default=str(default.port), help=f"0 picks a free one (default: {default.port})")
-    group.add_argument("--alias", "-a", default=None, metavar="NAME", help="name of the model in requests and answers")
+    group.add_argument(
+        "--port", default=str(default.port), help=f"0 picks a free one (default: {default.port})"
+    )
+    group.add_argument(
+        "--alias",
+        "-a",
+        default=None,
+        metavar="NAME",
+        help="name of the model in requests and answers",
+    )
     group.add_argument(
         "--api-key",
         action="append",
         default=[],
         metavar="KEY",
-        help="keys that clients must send, separated by commas. Other users of this machine can see them: prefer "
+        help="keys that clients must send, separated by commas. Other users of this machine can "
+        "see "
+        "them: prefer "
         f"--api-key-file or the variable {KEY_VARIABLE}",
     )
-    group.add_argument("--api-key-file", default=None, metavar="FILE", help="file of keys, one per line")
-    group.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN",
-                       help="origin whose pages may send requests, such as https://example.org; * for all; repeat it for more")
-    group.add_argument("--allowed-host", action="append", default=[], metavar="NAME",
-                       help="host name that clients may use, besides localhost and the address")
-    group.add_argument("--ssl-key-file", "--ssl-keyfile", default=None, metavar="FILE", help="private key, for https")
-    group.add_argument("--ssl-cert-file", "--ssl-certfile", default=None, metavar="FILE", help="certificate, for https")
-    group.add_argument("--timeout", "-to", default=f"{default.timeout:g}", metavar="SECONDS",
-                       help=f"maximum time of a request, including its wait in the queue (default: {default.timeout:g})")
-    group.add_argument("--queue", default=str(default.queue), metavar="N",
-                       help=f"maximum number of requests that wait for a row; more get 503 (default: {default.queue})")
-    group.add_argument("--max-connections", default=str(default.max_connections), metavar="N",
-                       help=f"maximum number of open connections; more get 503 (default: {default.max_connections})")
-    group.add_argument("--max-body", default=str(default.max_body), metavar="SIZE",
-                       help="maximum size of a request body, such as 8MB (default: 8MiB)")
-    group.add_argument("--shutdown-seconds", default=f"{default.shutdown_seconds:g}", metavar="SECONDS",
-                       help=f"time that running requests get after SIGTERM (default: {default.shutdown_seconds:g})")
-    group.add_argument("--idle-unload", default=None, metavar="MINUTES",
-                       help="free the model's memory after this time without a request; the next request loads it again")
     group.add_argument(
-        "--slots", action=argparse.BooleanOptionalAction, default=True, help="serve GET /slots (default: yes)"
+        "--api-key-file", default=None, metavar="FILE", help="file of keys, one per line"
     )
-    group.add_argument("--slot-save-path", default=None, metavar="FOLDER",
-                       help="allow POST /slots/0?action=save and restore, with files in this folder")
-    group.add_argument("--metrics", action=argparse.BooleanOptionalAction, default=True,
-                       help="serve GET /metrics (default: yes)")
-    group.add_argument("--page", "--webui", action=argparse.BooleanOptionalAction, default=True,
-                       help="serve the web page at / (default: yes)")
-    group.add_argument("--log-prompts", action="store_true", help="log prompts, and show them in GET /slots")
-    group.add_argument("--reasoning", choices=("auto", "off", "raw"), default="auto", help="thoughts of reasoning models: split off "
-                       "the answer's text (auto), not asked for where the template has a switch (off), or left in the text (raw)")
-    group.add_argument("--strict", action="store_true", help="refuse unknown fields and model names, which are passed over and told "
-                       "in the header x-mlx-llama-noted otherwise")
+    group.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="origin whose pages may send requests, such as https://example.org; * for all; repeat "
+        "it for more",
+    )
+    group.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="host name that clients may use, besides localhost and the address",
+    )
+    group.add_argument(
+        "--ssl-key-file",
+        "--ssl-keyfile",
+        default=None,
+        metavar="FILE",
+        help="private key, for https",
+    )
+    group.add_argument(
+        "--ssl-cert-file",
+        "--ssl-certfile",
+        default=None,
+        metavar="FILE",
+        help="certificate, for https",
+    )
+    group.add_argument(
+        "--timeout",
+        "-to",
+        default=f"{default.timeout:g}",
+        metavar="SECONDS",
+        help="maximum time of a request, including its wait in the queue (default: "
+        f"{default.timeout:g})",
+    )
+    group.add_argument(
+        "--queue",
+        default=str(default.queue),
+        metavar="N",
+        help="maximum number of requests that wait for a row; more get 503 (default: "
+        f"{default.queue})",
+    )
+    group.add_argument(
+        "--max-connections",
+        default=str(default.max_connections),
+        metavar="N",
+        help="maximum number of open connections; more get 503 (default: "
+        f"{default.max_connections})",
+    )
+    group.add_argument(
+        "--max-body",
+        default=str(default.max_body),
+        metavar="SIZE",
+        help="maximum size of a request body, such as 8MB (default: 8MiB)",
+    )
+    group.add_argument(
+        "--shutdown-seconds",
+        default=f"{default.shutdown_seconds:g}",
+        metavar="SECONDS",
+        help="time that running requests get after SIGTERM (default: "
+        f"{default.shutdown_seconds:g})",
+    )
+    group.add_argument(
+        "--idle-unload",
+        default=None,
+        metavar="MINUTES",
+        help="free the model's memory after this time without a request; the next request loads it "
+        "again",
+    )
+    group.add_argument(
+        "--slots",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="serve GET /slots (default: yes)",
+    )
+    group.add_argument(
+        "--slot-save-path",
+        default=None,
+        metavar="FOLDER",
+        help="allow POST /slots/0?action=save and restore, with files in this folder",
+    )
+    group.add_argument(
+        "--metrics",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="serve GET /metrics (default: yes)",
+    )
+    group.add_argument(
+        "--page",
+        "--webui",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="serve the web page at / (default: yes)",
+    )
+    group.add_argument(
+        "--log-prompts", action="store_true", help="log prompts, and show them in GET /slots"
+    )
+    group.add_argument(
+        "--reasoning",
+        choices=("auto", "off", "raw"),
+        default="auto",
+        help="thoughts of reasoning models: split off "
+        "the answer's text (auto), not asked for where the template has a switch (off), or "
+        "left in the text (raw)",
+    )
+    group.add_argument(
+        "--strict",
+        action="store_true",
+        help="refuse unknown fields and model names, which are passed over and told "
+        "in the header x-mlx-llama-noted otherwise",
+    )
     group.add_argument("--quiet", action="store_true", help="log warnings only")
     group.add_argument("--debug", action="store_true", help="show tracebacks")
     flags.add_load_flags(result, without=())
@@ -86,8 +183,11 @@ def main(arguments: list[str]) -> int:
     """Run the door until it is told to end; returns the exit code. Raises LlamaError."""
     given = parser().parse_args(arguments)
     settings = make_settings(given)
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s",
-                        level=logging.WARNING if given.quiet else logging.INFO)
+    logging.basicConfig(
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(message)s",
+        level=logging.WARNING if given.quiet else logging.INFO,
+    )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     from mlx_llama.core.generation.llm import check_load, load_model
 
@@ -99,7 +199,9 @@ def main(arguments: list[str]) -> int:
     def load_checked() -> LLM:
         llm = load_model(options)
         if settings.alias in llm.model.adapters:
-            raise OptionsError(f"--alias {settings.alias}: an adapter has that name: choose another one")
+            raise OptionsError(
+                f"--alias {settings.alias}: an adapter has that name: choose another one"
+            )
         checked = validate(settings.options)
         llm.engine.check_options(checked)
         llm.engine.check_rule(checked)
@@ -113,14 +215,25 @@ def make_settings(given: argparse.Namespace) -> Settings:
     wanted = flags.given_flags(given)
     checked = validate(wanted)  # before loading the model
     if "logprobs" in wanted:
-        raise OptionsError("--logprobs: each request asks for its own (logprobs, top_logprobs, n_probs): leave it out")
+        raise OptionsError(
+            "--logprobs: each request asks for its own (logprobs, top_logprobs, n_probs): "
+            "leave it out"
+        )
     parse_rows(given.max_rows)
     for origin in given.cors_origin:
-        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+/?", origin, re.ASCII):
-            raise OptionsError(f"--cors-origin {origin!r:.100}: must be an origin as browsers send it, such as "
-                               "https://example.org, or *")
+        if origin != "*" and not re.fullmatch(
+            r"[a-z][a-z0-9+.-]*://[^/?#@\s]+/?", origin, re.ASCII
+        ):
+            raise OptionsError(
+                f"--cors-origin {origin!r:.100}: must be an origin as browsers send it, such as "
+                "https://example.org, or *"
+            )
     defaults = Settings()
-    idle = None if given.idle_unload is None else 60 * parse_number("--idle-unload", given.idle_unload, 0.001, 1e6, False)
+    idle = (
+        None
+        if given.idle_unload is None
+        else 60 * parse_number("--idle-unload", given.idle_unload, 0.001, 1e6, False)
+    )
     if given.slot_save_path is not None and not os.path.isdir(given.slot_save_path):
         raise OptionsError(f"--slot-save-path {given.slot_save_path}: is no folder")
     if (given.ssl_key_file is None) != (given.ssl_cert_file is None):

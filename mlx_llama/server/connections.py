@@ -1,4 +1,6 @@
-"""Connections: their number, the size of their headers, and the time that a client may take to send a request."""
+"""Connections: their number, the size of their headers, and the time that a client may take to send
+a request.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,23 @@ from uvicorn.server import ServerState
 
 from .faults import Refusal, write_openai
 
-CROWDED = "is_crowded"  # in the state of a request: its connection is one too many, so the guard refuses it
+# in the state of a request: its connection is one too many, so the guard refuses it
+CROWDED = "is_crowded"
 SPARE = 32  # connections beyond the limit that are told so; more are closed at once
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, bounded in time: from a request's first byte, or the connection, to the request's last."""
+    """uvicorn's connection, bounded in time: from a request's first byte, or the connection, to the
+    request's last.
+    """
 
-    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any],
-                 _loop: asyncio.AbstractEventLoop | None = None):
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ):
         super().__init__(config, server_state, app_state, _loop)
         self.settings = config.app.state.settings  # type: ignore[union-attr]
         self._receiving: asyncio.TimerHandle | None = None
@@ -55,11 +65,17 @@ class Connection(H11Protocol):
         self._watch()
 
     def _watch(self) -> None:
-        """Run the timer while a part of a request is there, and the rest is not. uvicorn's own watches idle connections."""
+        """Run the timer while a part of a request is there, and the rest is not. uvicorn's own
+        watches idle connections.
+        """
         state = self.conn.their_state
-        is_partial = state is h11.SEND_BODY or (state is h11.IDLE and bool(self.conn.trailing_data[0]))
+        is_partial = state is h11.SEND_BODY or (
+            state is h11.IDLE and bool(self.conn.trailing_data[0])
+        )
         if is_partial and self._receiving is None:
-            self._receiving = self.loop.call_later(self.settings.receive_timeout, self._end_receiving)
+            self._receiving = self.loop.call_later(
+                self.settings.receive_timeout, self._end_receiving
+            )
         elif not is_partial and self._receiving is not None:
             self._receiving.cancel()
             self._receiving = None
@@ -68,14 +84,24 @@ class Connection(H11Protocol):
         if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
             self.transport.close()  # it never asked
             return
-        self._refuse(Refusal(408, "request_too_slow", message="the request took longer than "
-                             f"{self.settings.receive_timeout:g} seconds to arrive"))
+        self._refuse(
+            Refusal(
+                408,
+                "request_too_slow",
+                message="the request took longer than "
+                f"{self.settings.receive_timeout:g} seconds to arrive",
+            )
+        )
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP."""
         most = self.settings.max_header
         if len(self.conn.trailing_data[0]) > most:
-            self._refuse(Refusal(431, "headers_too_large", message=f"the headers are larger than {most} bytes"))
+            self._refuse(
+                Refusal(
+                    431, "headers_too_large", message=f"the headers are larger than {most} bytes"
+                )
+            )
         else:
             self._refuse(Refusal(400, "invalid_http", message="this is no HTTP request"))
 
@@ -83,9 +109,16 @@ class Connection(H11Protocol):
         """Answer in the application's place, unless it has begun to, and close."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps(write_openai(refusal)).encode()
-            headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
-            start = h11.Response(status_code=refusal.status, headers=list(headers.items()),
-                                 reason=HTTPStatus(refusal.status).phrase.encode())
+            headers = {
+                "Content-Type": "application/json",
+                "Content-Length": str(len(body)),
+                "Connection": "close",
+            }
+            start = h11.Response(
+                status_code=refusal.status,
+                headers=list(headers.items()),
+                reason=HTTPStatus(refusal.status).phrase.encode(),
+            )
             for event in (start, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         if self.cycle is not None:

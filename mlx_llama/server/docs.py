@@ -17,20 +17,28 @@ router = APIRouter(include_in_schema=False)
 @router.get("/docs")
 async def docs(request: Request) -> Response:
     """Routes and their fields."""
-    return Response(write_docs(request.app.openapi()), headers=HEADERS | {"Content-Type": KINDS[".html"]})
+    return Response(
+        write_docs(request.app.openapi()), headers=HEADERS | {"Content-Type": KINDS[".html"]}
+    )
 
 
 def write_docs(document: dict[str, Any]) -> str:
     """HTML of an OpenAPI document."""
-    parts = [f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-             f"<title>{escape(document['info']['title'])}: routes</title><link rel=stylesheet href=/page/style.css>"
-             f"<body class=docs><main><h1>Routes</h1><p>{escape(document['info']['description'])} "
-             "<a href=/openapi.json>openapi.json</a></p>"]
+    parts = [
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport "
+        "content='width=device-width'>"
+        f"<title>{escape(document['info']['title'])}: routes</title><link rel=stylesheet "
+        "href=/page/style.css>"
+        f"<body class=docs><main><h1>Routes</h1><p>{escape(document['info']['description'])} "
+        "<a href=/openapi.json>openapi.json</a></p>"
+    ]
     schemas = document["components"]["schemas"]
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            parts.append(f"<h2>{method.upper()} <code>{escape(path)}</code></h2>"
-                         f"<p>{escape(operation.get('description', ''))}</p>")
+            parts.append(
+                f"<h2>{method.upper()} <code>{escape(path)}</code></h2>"
+                f"<p>{escape(operation.get('description', ''))}</p>"
+            )
             body = operation.get("requestBody")
             if body:
                 name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
@@ -41,11 +49,27 @@ def write_docs(document: dict[str, Any]) -> str:
 def _write_fields(schema: dict[str, Any]) -> str:
     rows = []
     for name, field in schema.get("properties", {}).items():
-        limits = [f"{sign} {field[key]}" for key, sign in (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"),
-                                                            ("exclusiveMaximum", "<")) if key in field]
-        default = "required" if name in schema.get("required", ()) else f"{field['default']!r}" if "default" in field else ""
-        rows.append(f"<tr><td><code>{escape(name)}</code><td>{escape(_write_type(field))}<td>{escape(', '.join(limits))}"
-                    f"<td>{escape(default)}<td>{escape(field.get('description', ''))}")
+        limits = [
+            f"{sign} {field[key]}"
+            for key, sign in (
+                ("minimum", "≥"),
+                ("exclusiveMinimum", ">"),
+                ("maximum", "≤"),
+                ("exclusiveMaximum", "<"),
+            )
+            if key in field
+        ]
+        default = (
+            "required"
+            if name in schema.get("required", ())
+            else f"{field['default']!r}"
+            if "default" in field
+            else ""
+        )
+        rows.append(
+            f"<tr><td><code>{escape(name)}</code><td>{escape(_write_type(field))}<td>{escape(', '.join(limits))}"  # noqa: E501
+            f"<td>{escape(default)}<td>{escape(field.get('description', ''))}"
+        )
     return f"<table><tr><th>field<th>type<th>limits<th>default<th>{''.join(rows)}</table>"
 
 

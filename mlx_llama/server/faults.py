@@ -1,6 +1,7 @@
 """Refusals in one shape: status, code, and every fault of the request with its field.
 
-An API writes a refusal in its own envelope (OpenAI's `error`, Anthropic's `type: error`); `errors` is beside it in both.
+An API writes a refusal in its own envelope (OpenAI's `error`, Anthropic's `type: error`); `errors`
+is beside it in both.
 """
 
 from __future__ import annotations
@@ -29,8 +30,15 @@ class Fault:
 class Refusal(Exception):
     """A request that is not served; `status`, `code` and `headers` are HTTP's."""
 
-    def __init__(self, status: int, code: str, faults: Iterable[Fault] = (), message: str = "",
-                 headers: Mapping[str, str] | None = None, **extras: Any):
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        faults: Iterable[Fault] = (),
+        message: str = "",
+        headers: Mapping[str, str] | None = None,
+        **extras: Any,
+    ):
         self.status, self.code, self.faults = status, code, list(faults)
         self.headers = dict(headers or {})
         self.extras = extras  # further fields of the error object
@@ -59,25 +67,57 @@ def client_gone() -> Refusal:
     return Refusal(499, "client_gone", message="the client left")
 
 
-_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-          405: "invalid_request_error", 408: "timeout_error", 413: "request_too_large", 415: "invalid_request_error",
-          429: "rate_limit_error", 499: "client_closed_request", 503: "overloaded_error", 504: "timeout_error"}
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    499: "client_closed_request",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 def write_openai(refusal: Refusal) -> dict[str, Any]:
     """The body of an error as OpenAI's clients read it."""
-    kind = "api_error" if refusal.status == 500 else _TYPES.get(refusal.status, "invalid_request_error")
-    kind = {"not_found_error": "invalid_request_error", "overloaded_error": "server_error"}.get(kind, kind)
+    kind = (
+        "api_error"
+        if refusal.status == 500
+        else _TYPES.get(refusal.status, "invalid_request_error")
+    )
+    kind = {"not_found_error": "invalid_request_error", "overloaded_error": "server_error"}.get(
+        kind, kind
+    )
     param = refusal.faults[0].field or None if refusal.faults else None
-    return {"error": {"message": refusal.message, "type": kind, "param": param, "code": refusal.code, **refusal.extras},
-            "errors": [asdict(fault) for fault in refusal.faults]}
+    return {
+        "error": {
+            "message": refusal.message,
+            "type": kind,
+            "param": param,
+            "code": refusal.code,
+            **refusal.extras,
+        },
+        "errors": [asdict(fault) for fault in refusal.faults],
+    }
 
 
 def write_anthropic(refusal: Refusal) -> dict[str, Any]:
     """The body of an error as Anthropic's clients read it."""
-    kind = "api_error" if refusal.status == 500 else _TYPES.get(refusal.status, "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": refusal.message, "code": refusal.code, **refusal.extras},
-            "errors": [asdict(fault) for fault in refusal.faults]}
+    kind = (
+        "api_error"
+        if refusal.status == 500
+        else _TYPES.get(refusal.status, "invalid_request_error")
+    )
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": refusal.message, "code": refusal.code, **refusal.extras},
+        "errors": [asdict(fault) for fault in refusal.faults],
+    }
 
 
 def write_ollama(refusal: Refusal) -> dict[str, Any]:
@@ -87,25 +127,48 @@ def write_ollama(refusal: Refusal) -> dict[str, Any]:
 
 # pydantic's errors -> faults
 
-_BOUNDS = {"greater_than_equal": (">=", "ge"), "greater_than": (">", "gt"), "less_than_equal": ("<=", "le"),
-           "less_than": ("<", "lt")}
-_LENGTHS = {"too_long": ("at most", "max_length"), "too_short": ("at least", "min_length"),
-            "string_too_long": ("at most", "max_length"), "string_too_short": ("at least", "min_length")}
-_TYPE_NAMES = {"int": "integer", "float": "number", "bool": "boolean", "string": "string", "list": "array",
-               "dict": "object", "model": "object", "tuple": "array", "none": "null"}
+_BOUNDS = {
+    "greater_than_equal": (">=", "ge"),
+    "greater_than": (">", "gt"),
+    "less_than_equal": ("<=", "le"),
+    "less_than": ("<", "lt"),
+}
+_LENGTHS = {
+    "too_long": ("at most", "max_length"),
+    "too_short": ("at least", "min_length"),
+    "string_too_long": ("at most", "max_length"),
+    "string_too_short": ("at least", "min_length"),
+}
+_TYPE_NAMES = {
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+    "string": "string",
+    "list": "array",
+    "dict": "object",
+    "model": "object",
+    "tuple": "array",
+    "none": "null",
+}
 _JSON_WORDS = {"True": "true", "False": "false", "None": "null"}
 MOST_LOOKED_AT = 1000  # errors, for those of a union's branches
 
 
-def collect_faults(errors: Iterable[Mapping[str, Any]], known: Iterable[str], refused: Mapping[str, str]) -> list[Fault]:
+def collect_faults(
+    errors: Iterable[Mapping[str, Any]], known: Iterable[str], refused: Mapping[str, str]
+) -> list[Fault]:
     """One fault per field from pydantic's errors, MOST_FAULTS at most and one that counts the rest.
 
-    known: names of the fields, for "did you mean". refused: fields that the API defines and this server does not do, with the
-    reason ("" for none).
+    known: names of the fields, for "did you mean". refused: fields that the API defines and this
+    server does not do, with the reason ("" for none).
     """
     found = [(_path(error["loc"]), error) for error in errors]
     # A union's branch of another type is no fault where a deeper one shows which branch was meant.
-    within = {field[:match.start()] for field, _ in found[:MOST_LOOKED_AT] for match in re.finditer(r"[.\[]", field)}
+    within = {
+        field[: match.start()]
+        for field, _ in found[:MOST_LOOKED_AT]
+        for match in re.finditer(r"[.\[]", field)
+    }
     faults: dict[str, Fault] = {}
     rest = set()
     for field, error in found:
@@ -127,26 +190,46 @@ def collect_faults(errors: Iterable[Mapping[str, Any]], known: Iterable[str], re
                 names = dict.fromkeys([*other.constraint.split(" or "), constraint])
                 joined = " or ".join(names)
                 faults[field] = Fault(field, joined, f"{field}: must be {joined}", other.value)
-    more = [Fault("", f"at most {MOST_FAULTS} faults", f"and faults of {len(rest)} more fields")] if rest else []
+    more = (
+        [Fault("", f"at most {MOST_FAULTS} faults", f"and faults of {len(rest)} more fields")]
+        if rest
+        else []
+    )
     return [*faults.values(), *more]
 
 
 def rename_fault(fault: Fault, names: Mapping[str, str]) -> Fault:
-    """The fault with the name that the request used. names: of options in the table -> of places in the request."""
+    """The fault with the name that the request used. names: of options in the table -> of places in
+    the request.
+    """
     head = re.split(r"[.\[]", fault.field)[0]
     if head not in names:
         return fault
-    return replace(fault, field=names[head] + fault.field[len(head):], message=fault.message.replace(head, names[head], 1))
+    return replace(
+        fault,
+        field=names[head] + fault.field[len(head) :],
+        message=fault.message.replace(head, names[head], 1),
+    )
 
 
-def _describe_foreign(field: str, value: Any, known: Iterable[str], refused: Mapping[str, str]) -> Fault:
+def _describe_foreign(
+    field: str, value: Any, known: Iterable[str], refused: Mapping[str, str]
+) -> Fault:
     if field in refused:
         reason = refused[field]
-        return Fault(field, "unsupported", f"{field}: is not supported by this server" + (f": {reason}" if reason else ""),
-                     shorten(value))
+        return Fault(
+            field,
+            "unsupported",
+            f"{field}: is not supported by this server" + (f": {reason}" if reason else ""),
+            shorten(value),
+        )
     near = difflib.get_close_matches(field, known, 1)
-    return Fault(field, "unknown", f"{field}: there is no such field" +
-                 (f" (did you mean {near[0]}?)" if near else ""), shorten(value))
+    return Fault(
+        field,
+        "unknown",
+        f"{field}: there is no such field" + (f" (did you mean {near[0]}?)" if near else ""),
+        shorten(value),
+    )
 
 
 def _describe(error: Mapping[str, Any]) -> tuple[str, str]:
@@ -173,7 +256,10 @@ def _describe(error: Mapping[str, Any]) -> tuple[str, str]:
     if kind == "extra_forbidden":
         return "unknown", "there is no such field"
     if kind == "union_tag_invalid":
-        return f"one of {context['expected_tags']}", f"{context['discriminator']} must be one of {context['expected_tags']}"
+        return (
+            f"one of {context['expected_tags']}",
+            f"{context['discriminator']} must be one of {context['expected_tags']}",
+        )
     base = kind.removesuffix("_type")
     if kind.endswith("_type") and base in _TYPE_NAMES:
         return _TYPE_NAMES[base], f"must be {_article(_TYPE_NAMES[base])}"
@@ -187,12 +273,15 @@ def _article(name: str) -> str:
 
 
 _BRANCH = re.compile(
-    r"(str|int|float|bool|none|dict|list|constrained-\w+|function-\w+|literal|model|tuple|[A-Z]\w*)(\[.*\])?", re.S
+    r"(str|int|float|bool|none|dict|list|constrained-\w+|function-\w+|literal|model|tuple|[A-Z]\w*)(\[.*\])?",
+    re.S,
 )
 
 
 def _path(location: tuple[Any, ...]) -> str:
-    """messages[0].content: a place in the body, without the names of a union's branches and a mapping's "[key]"."""
+    """messages[0].content: a place in the body, without the names of a union's branches and a
+    mapping's "[key]".
+    """
     parts = []
     for i, part in enumerate(location):
         if isinstance(part, int):
@@ -203,11 +292,21 @@ def _path(location: tuple[Any, ...]) -> str:
 
 
 def shorten(value: Any) -> Any:
-    """A value for an error: numbers and short texts as they are, the rest as a short text of JSON."""
-    if value is None or isinstance(value, bool) or (isinstance(value, (int, float)) and abs(value) < 2**53):
+    """A value for an error: numbers and short texts as they are, the rest as a short text of
+    JSON.
+    """
+    if (
+        value is None
+        or isinstance(value, bool)
+        or (isinstance(value, (int, float)) and abs(value) < 2**53)
+    ):
         return value
-    text = value if isinstance(value, str) else json.dumps(_prune(value), ensure_ascii=False, default=str)
-    return text if len(text) <= SHOWN else text[:SHOWN - 3] + "..."
+    text = (
+        value
+        if isinstance(value, str)
+        else json.dumps(_prune(value), ensure_ascii=False, default=str)
+    )
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
 
 
 def _prune(value: Any, depth: int = 4) -> Any:
@@ -215,7 +314,11 @@ def _prune(value: Any, depth: int = 4) -> Any:
     if isinstance(value, str):
         return value[:SHOWN]
     if isinstance(value, dict):
-        return {str(key)[:SHOWN]: _prune(value[key], depth - 1) for key in list(value)[:20]} if depth else {}
+        return (
+            {str(key)[:SHOWN]: _prune(value[key], depth - 1) for key in list(value)[:20]}
+            if depth
+            else {}
+        )
     if isinstance(value, (list, tuple)):
         return [_prune(one, depth - 1) for one in value[:40]] if depth else []
     return value

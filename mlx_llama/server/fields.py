@@ -1,4 +1,6 @@
-"""Bodies of requests: read, checked field by field, every fault collected. Generation options come from core's one table."""
+"""Bodies of requests: read, checked field by field, every fault collected. Generation options come
+from core's one table.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from .faults import MOST_FAULTS, Fault, Refusal, client_gone, collect_faults, re
 from .settings import Settings
 
 MOST_BIASES = 4096  # entries of logit_bias
-MOST_VALUES = 1 << 15  # of a body, token ids apart: each may be a fault, which takes some microseconds to find
+# of a body, token ids apart: each may be a fault, which takes some microseconds to find
+MOST_VALUES = 1 << 15
 RULES = ("schema", "regex", "grammar")  # options of which an answer has one
 ENDLESS = 2**31  # tokens: more than any context holds
 Note = Callable[[str], None]  # tells a place in the body that was passed over
@@ -26,10 +29,11 @@ TokenIds = Annotated[list[int], Field(fail_fast=True)]  # may be long: the first
 
 
 class Dialect:
-    """How an API's requests are read. A field that is null counts as left out, but a null of RULES lifts the server's rule.
+    """How an API's requests are read. A field that is null counts as left out, but a null of RULES
+    lifts the server's rule.
 
-    Fields that no class lists, and values of `noted` fields that do not fit, cannot change what a client reads as the
-    answer: they are passed over and told, or refused with --strict.
+    Fields that no class lists, and values of `noted` fields that do not fit, cannot change what a
+    client reads as the answer: they are passed over and told, or refused with --strict.
     """
 
     # Names of the API -> names of the options table; both are taken, and the API's wins.
@@ -43,55 +47,85 @@ class Dialect:
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
-        """Rewrite other spellings of what this server does, in place. values: not null, their types may be wrong."""
+        """Rewrite other spellings of what this server does, in place. values: not null, their types
+        may be wrong.
+        """
 
     @classmethod
     def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
-        """Faults of fields that contradict each other. values: not null, their types may be wrong."""
+        """Faults of fields that contradict each other. values: not null, their types may be
+        wrong.
+        """
         return []
 
 
 class Body(Dialect, BaseModel):
     """A JSON object of a request."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, serialize_by_alias=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, frozen=True, serialize_by_alias=True
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, value):
-        return {name: found for name, found in value.items() if found is not None} if isinstance(value, dict) else value
+        return (
+            {name: found for name, found in value.items() if found is not None}
+            if isinstance(value, dict)
+            else value
+        )
 
 
 with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", 'Field name "schema"')  # it shadows BaseModel.schema, long deprecated
+    # it shadows BaseModel.schema, long deprecated
+    warnings.filterwarnings("ignore", 'Field name "schema"')
 
     class _TableFields(GenerationOptions):
         """The options table with types that JSON has."""
 
         schema: dict[str, Any] | bool | None = Field(  # type: ignore[assignment]
-            None, description=FIELDS["schema"].description, json_schema_extra=FIELDS["schema"].json_schema_extra)
+            None,
+            description=FIELDS["schema"].description,
+            json_schema_extra=FIELDS["schema"].json_schema_extra,
+        )
 
 
 class OptionFields(Dialect, _TableFields):
-    """The options table as fields of a request. JSON's types are kept apart: no "0.5" for 0.5, no true for 1."""
+    """The options table as fields of a request. JSON's types are kept apart: no "0.5" for 0.5, no
+    true for 1.
+    """
 
     model_config = Body.model_config
     renamed: ClassVar[Mapping[str, str]] = {
-        "n_predict": "max_tokens", "repeat_penalty": "repetition_penalty", "repeat_last_n": "repetition_context_size",
-        "guided_json": "schema", "guided_regex": "regex", "guided_grammar": "grammar"}
+        "n_predict": "max_tokens",
+        "repeat_penalty": "repetition_penalty",
+        "repeat_last_n": "repetition_context_size",
+        "guided_json": "schema",
+        "guided_regex": "regex",
+        "guided_grammar": "grammar",
+    }
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
         """Values by which peers switch an option off."""
         super().adapt(values, note)
-        for name, off in (("max_tokens", ENDLESS), ("top_k", 0), ("repetition_context_size", 65536), ("seed", None)):
+        for name, off in (
+            ("max_tokens", ENDLESS),
+            ("top_k", 0),
+            ("repetition_context_size", 65536),
+            ("seed", None),
+        ):
             if _is_number(value := values.get(name)) and value == -1:
                 values[name] = off
         if _is_number(values.get("top_p")) and values["top_p"] == 0:
             values["top_p"] = 1e-6  # the likeliest token
         if _is_number(heat := values.get("temperature")) and 0 < heat < 1e-4:
             values["temperature"] = 0
-        if isinstance(seed := values.get("seed"), int) and not isinstance(seed, bool) and not 0 <= seed < 2**64:
+        if (
+            isinstance(seed := values.get("seed"), int)
+            and not isinstance(seed, bool)
+            and not 0 <= seed < 2**64
+        ):
             note("seed")
             values["seed"] = seed % 2**64
         if isinstance(stop := values.get("stop"), list):
@@ -115,12 +149,22 @@ class OptionFields(Dialect, _TableFields):
     def _refuse_bool(cls, value, info):
         # Strict types refuse it where a number is due. JSON's 5.0 is a whole number.
         is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
-        return int(value) if is_whole and cls.model_fields[info.field_name].annotation in (int, int | None) else value
+        return (
+            int(value)
+            if is_whole and cls.model_fields[info.field_name].annotation in (int, int | None)
+            else value
+        )
 
     @field_validator("stop", mode="before")
     @classmethod
     def _list_one_stop(cls, value):
-        return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+        return (
+            (value,)
+            if isinstance(value, str)
+            else tuple(value)
+            if isinstance(value, list)
+            else value
+        )
 
     @field_validator("stop_token_ids", mode="before")
     @classmethod
@@ -134,7 +178,10 @@ class OptionFields(Dialect, _TableFields):
             raise ValueError("must be an object of token ids and biases")
         if len(value) > MOST_BIASES:
             raise ValueError(f"must have at most {MOST_BIASES} entries")
-        if foreign := next((key for key in value if not (key.isdecimal() and key.isascii() and len(key) < 16)), None):
+        if foreign := next(
+            (key for key in value if not (key.isdecimal() and key.isascii() and len(key) < 16)),
+            None,
+        ):
             raise ValueError(f"must have token ids as keys, not {foreign!r:.40}")
         return {int(key): bias for key, bias in value.items()}
 
@@ -157,8 +204,8 @@ Parsed = TypeVar("Parsed", bound=BaseModel)
 async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
     """Read and check a request's body. Raises Refusal with every fault.
 
-    Leaves in the request's scope `names`, of options -> of the places in this body that set them, and `noted`, places
-    that were passed over.
+    Leaves in the request's scope `names`, of options -> of the places in this body that set them,
+    and `noted`, places that were passed over.
     """
     try:
         raw = await request.body()
@@ -168,14 +215,23 @@ async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
     values = parse_object(raw)
     names = request.scope["names"] = name_options(values, kind)
     if switch := next((name for name in _SWITCHES if values.get(name) is not None), None):
-        names |= dict.fromkeys(("chat_template_kwargs.enable_thinking", "chat_template_kwargs.reasoning_effort"), switch)
+        names |= dict.fromkeys(
+            ("chat_template_kwargs.enable_thinking", "chat_template_kwargs.reasoning_effort"),
+            switch,
+        )
     try:
         return check_values(values, kind, settings, lambda place: note(request, place))
     except Refusal as refusal:
         # Checks that need the model: of the fields that have no fault so far.
         faulty = {re.split(r"[.\[]", fault.field)[0] for fault in refusal.faults}
-        given = {name: _look_up(values, place) for name, place in names.items() if place.split(".")[0] not in faulty}
-        found = await desk.find_faults(values.get("model") if "model" in kind.model_fields else None, given)
+        given = {
+            name: _look_up(values, place)
+            for name, place in names.items()
+            if place.split(".")[0] not in faulty
+        }
+        found = await desk.find_faults(
+            values.get("model") if "model" in kind.model_fields else None, given
+        )
         refusal.add([rename_fault(fault, names) for fault in found][:MOST_FAULTS])
         raise
 
@@ -192,13 +248,32 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     except ValueError as error:
         message = f"the body is not JSON: {error}"
         if "recursion" in message:
-            raise Refusal(400, "invalid_json", [Fault("", "depth", "the body is nested too deeply: 200 levels at most")]) from None
+            raise Refusal(
+                400,
+                "invalid_json",
+                [Fault("", "depth", "the body is nested too deeply: 200 levels at most")],
+            ) from None
         raise Refusal(400, "invalid_json", [Fault("", "JSON", message)]) from None
     if not isinstance(values, dict):
-        raise Refusal(400, "invalid_type", [Fault("", "object", "the body must be a JSON object", None)])
-    if _is_large([value for name, value in values.items() if name not in ("prompt", "tokens")], MOST_VALUES - len(values)):
-        raise Refusal(400, "invalid_value", [Fault("", f"at most {MOST_VALUES} values", "the body has more than "
-                                                   f"{MOST_VALUES} values, those of prompt and tokens not counted")])
+        raise Refusal(
+            400, "invalid_type", [Fault("", "object", "the body must be a JSON object", None)]
+        )
+    if _is_large(
+        [value for name, value in values.items() if name not in ("prompt", "tokens")],
+        MOST_VALUES - len(values),
+    ):
+        raise Refusal(
+            400,
+            "invalid_value",
+            [
+                Fault(
+                    "",
+                    f"at most {MOST_VALUES} values",
+                    "the body has more than "
+                    f"{MOST_VALUES} values, those of prompt and tokens not counted",
+                )
+            ],
+        )
     return values
 
 
@@ -209,7 +284,11 @@ def _is_large(values: list[Any], most: int) -> bool:
     while waiting and most >= 0:
         inner = waiting.pop()
         most -= len(inner)
-        waiting += [list(one.values()) if isinstance(one, dict) else one for one in inner if isinstance(one, (dict, list))]
+        waiting += [
+            list(one.values()) if isinstance(one, dict) else one
+            for one in inner
+            if isinstance(one, (dict, list))
+        ]
     return most < 0
 
 
@@ -221,8 +300,10 @@ def name_options(values: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, 
             ours[name].append(theirs)
     for name, places in getattr(kind, "places", {}).items():
         ours[name] += places
-    found = {name: next((place for place in places if _look_up(values, place) is not None), None)
-             for name, places in ours.items()}
+    found = {
+        name: next((place for place in places if _look_up(values, place) is not None), None)
+        for name, places in ours.items()
+    }
     return {name: place for name, place in found.items() if place is not None}
 
 
@@ -232,19 +313,32 @@ def _look_up(values: Any, place: str) -> Any:
     return values
 
 
-def check_values(values: dict[str, Any], kind: type[Parsed], settings: Settings, note: Note = lambda place: None) -> Parsed:
+def check_values(
+    values: dict[str, Any], kind: type[Parsed], settings: Settings, note: Note = lambda place: None
+) -> Parsed:
     """Check a JSON object, which is changed. Raises Refusal with every fault."""
     faults: list[Fault] = []
     body: Any = None
     renamed: Mapping[str, str] = getattr(kind, "renamed", {})
-    given = {name: value for name, value in values.items() if value is not None or (name in RULES and name in kind.model_fields)}
+    given = {
+        name: value
+        for name, value in values.items()
+        if value is not None or (name in RULES and name in kind.model_fields)
+    }
     for theirs, ours in renamed.items():
         if theirs in values and ours in RULES:
             given.setdefault(ours, None)
         if values.get(theirs) is not None:
             value = given.pop(theirs)
             if settings.is_strict and given.get(ours) not in (None, value):
-                faults.append(Fault(theirs, "one value", f"{theirs}: contradicts {ours}; give one of them", shorten(value)))
+                faults.append(
+                    Fault(
+                        theirs,
+                        "one value",
+                        f"{theirs}: contradicts {ours}; give one of them",
+                        shorten(value),
+                    )
+                )
             elif given.get(ours) not in (None, value):
                 note(ours)
             given[ours] = value
@@ -261,21 +355,32 @@ def check_values(values: dict[str, Any], kind: type[Parsed], settings: Settings,
                 continue
             known = [*kind.model_fields, *renamed]
             # Name the field as the request does.
-            back = {ours: theirs for theirs, ours in renamed.items() if values.get(theirs) is not None}
-            faults += [rename_fault(fault, back) for fault in collect_faults(errors, known, getattr(kind, "refused", {}))]
+            back = {
+                ours: theirs for theirs, ours in renamed.items() if values.get(theirs) is not None
+            }
+            faults += [
+                rename_fault(fault, back)
+                for fault in collect_faults(errors, known, getattr(kind, "refused", {}))
+            ]
         break
     faults += _check_limits(given, settings)
     if issubclass(kind, Dialect):
         known = {fault.field for fault in faults}
-        together = kind.check_together({name: value for name, value in given.items() if value is not None})
+        together = kind.check_together(
+            {name: value for name, value in given.items() if value is not None}
+        )
         faults += [fault for fault in together if fault.field not in known]
     if faults:
         raise Refusal(400, _code(faults), faults)
     return body
 
 
-def _pass_over(given: dict[str, Any], errors: Sequence[Mapping[str, Any]], kind: type[BaseModel]) -> list[str]:
-    """Remove unknown fields and faulty values of `noted` ones from a body. Returns their places, as a[].b."""
+def _pass_over(
+    given: dict[str, Any], errors: Sequence[Mapping[str, Any]], kind: type[BaseModel]
+) -> list[str]:
+    """Remove unknown fields and faulty values of `noted` ones from a body. Returns their places, as
+    a[].b.
+    """
     refused, noted = getattr(kind, "refused", {}), getattr(kind, "noted", ())
     paths: dict[tuple[str | int, ...], None] = {}
     for error in errors:
@@ -284,7 +389,11 @@ def _pass_over(given: dict[str, Any], errors: Sequence[Mapping[str, Any]], kind:
             paths[tuple(path)] = None
         elif path is not None or error["type"] == "missing":
             path = path or _find_path(given, error["loc"][:-1]) or []
-            lengths = (n for n in range(len(path), 0, -1) if ".".join(p for p in path[:n] if isinstance(p, str)) in noted)
+            lengths = (
+                n
+                for n in range(len(path), 0, -1)
+                if ".".join(p for p in path[:n] if isinstance(p, str)) in noted
+            )
             if length := next(lengths, 0):
                 paths[tuple(path[:length])] = None
     for path in sorted(paths, key=lambda path: [str(part).zfill(6) for part in path], reverse=True):
@@ -292,15 +401,22 @@ def _pass_over(given: dict[str, Any], errors: Sequence[Mapping[str, Any]], kind:
         for part in path[:-1]:
             owner = owner[part]
         del owner[path[-1]]
-    return ["".join("[]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") for path in paths]
+    return [
+        "".join("[]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+        for path in paths
+    ]
 
 
 def _find_path(value: Any, location: Sequence[str | int]) -> list[str | int] | None:
-    """The keys and indices of pydantic's location, without the names of a union's branches; None: there is no such place."""
+    """The keys and indices of pydantic's location, without the names of a union's branches; None:
+    there is no such place.
+    """
     if not location:
         return []
     head, rest = location[0], location[1:]
-    is_here = (isinstance(value, dict) and head in value) or (isinstance(value, list) and isinstance(head, int) and head < len(value))
+    is_here = (isinstance(value, dict) and head in value) or (
+        isinstance(value, list) and isinstance(head, int) and head < len(value)
+    )
     if is_here and (path := _find_path(value[head], rest)) is not None:
         return [head, *path]
     return _find_path(value, rest) if rest and isinstance(head, str) else None
@@ -308,22 +424,41 @@ def _find_path(value: Any, location: Sequence[str | int]) -> list[str | int] | N
 
 def _code(faults: list[Fault]) -> str:
     constraint = faults[0].constraint
-    return {"required": "missing_required_parameter", "unknown": "unknown_parameter",
-            "unsupported": "unsupported_parameter"}.get(constraint, "invalid_value")
+    return {
+        "required": "missing_required_parameter",
+        "unknown": "unknown_parameter",
+        "unsupported": "unsupported_parameter",
+    }.get(constraint, "invalid_value")
 
 
 def _check_limits(given: Mapping[str, Any], settings: Settings) -> list[Fault]:
     """Faults against the server's own limits, which no schema states."""
     faults = []
-    for name, most in (("messages", settings.max_messages), ("input", settings.max_messages),
-                       ("stop", settings.max_stops), ("stop_sequences", settings.max_stops)):
+    for name, most in (
+        ("messages", settings.max_messages),
+        ("input", settings.max_messages),
+        ("stop", settings.max_stops),
+        ("stop_sequences", settings.max_stops),
+    ):
         value = given.get(name)
         if isinstance(value, list) and len(value) > most:
-            faults.append(Fault(name, f"at most {most} items", f"{name}: has {len(value)} items, at most {most} are taken"))
+            faults.append(
+                Fault(
+                    name,
+                    f"at most {most} items",
+                    f"{name}: has {len(value)} items, at most {most} are taken",
+                )
+            )
         if name.startswith("stop"):
             texts = value if isinstance(value, list) else [value]
             longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
             if longest > settings.max_stop_length:
-                faults.append(Fault(name, f"at most {settings.max_stop_length} characters",
-                                    f"{name}: a text of {longest} characters, at most {settings.max_stop_length} are taken"))
+                faults.append(
+                    Fault(
+                        name,
+                        f"at most {settings.max_stop_length} characters",
+                        f"{name}: a text of {longest} characters, at most "
+                        f"{settings.max_stop_length} are taken",
+                    )
+                )
     return faults

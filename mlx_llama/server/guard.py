@@ -1,4 +1,6 @@
-"""Before a request reaches a route: its id, host, origin, key and size. After it: one line in the log."""
+"""Before a request reaches a route: its id, host, origin, key and size. After it: one line in the
+log.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from .settings import Settings
 
 log = logging.getLogger("mlx_llama.server")
 
-PUBLIC = {"/", "/health", "/v1/health", "/live", "/ready", "/favicon.ico"}  # without a key: they tell nothing of the model
+# without a key: they tell nothing of the model
+PUBLIC = {"/", "/health", "/v1/health", "/live", "/ready", "/favicon.ico"}
 PUBLIC_FOLDERS = ("/page/",)
 
 
@@ -50,7 +53,8 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 marked = MutableHeaders(scope=message)
-                marked["X-Request-Id"] = marked["Request-Id"] = identity  # OpenAI's name and Anthropic's
+                # OpenAI's name and Anthropic's
+                marked["X-Request-Id"] = marked["Request-Id"] = identity
                 marked["X-Content-Type-Options"] = "nosniff"
                 if places := scope.get("noted"):
                     marked["X-Mlx-Llama-Noted"] = _join_places(places)
@@ -63,7 +67,9 @@ class Guard:
             self._check_host(headers)
             self._check_origin(scope, headers)
             if scope["method"] == "OPTIONS":
-                await Response(status_code=204, headers=_answer_preflight(headers))(scope, receive, send_marked)
+                await Response(status_code=204, headers=_answer_preflight(headers))(
+                    scope, receive, send_marked
+                )
                 return
             self._check_key(scope, headers)
             if scope["method"] == "POST":
@@ -75,7 +81,9 @@ class Guard:
             if status == 0:
                 scope["refusal"] = refusal
                 body = errors_for(scope["path"])(refusal)
-                await Json(body, refusal.status, headers=refusal.headers)(scope, receive, send_marked)
+                await Json(body, refusal.status, headers=refusal.headers)(
+                    scope, receive, send_marked
+                )
         except Exception:
             log.exception("%s failed", identity)
             if status == 0:
@@ -89,26 +97,47 @@ class Guard:
 
     def _check_room(self, scope: Scope) -> None:
         if scope.get("state", {}).get(CROWDED):
-            raise Refusal(503, "too_many_connections", message=f"{self.settings.max_connections} connections are open, and more "
-                          "are not taken (--max-connections): come again", headers={"Retry-After": "1", "Connection": "close"})
+            raise Refusal(
+                503,
+                "too_many_connections",
+                message=f"{self.settings.max_connections} connections are open, and more "
+                "are not taken (--max-connections): come again",
+                headers={"Retry-After": "1", "Connection": "close"},
+            )
 
     # Access
 
     def _check_host(self, headers: Headers) -> None:
-        """Refuse names that are not ours: a foreign page may point its own name at this address (DNS rebinding)."""
+        """Refuse names that are not ours: a foreign page may point its own name at this address
+        (DNS rebinding).
+        """
         host = _host_name(headers.get("host", ""))
-        allowed = {"localhost", "host.docker.internal", self.settings.host.lower(), *(name.lower() for name in self.settings.allowed_hosts)}
+        allowed = {
+            "localhost",
+            "host.docker.internal",
+            self.settings.host.lower(),
+            *(name.lower() for name in self.settings.allowed_hosts),
+        }
         if host in allowed or host.endswith(".local") or _is_address(host):
             return
-        raise Refusal(403, "host_not_allowed", message=f"this server does not answer to the host {host!r:.100}: use "
-                      "localhost or its address, or start it with --allowed-host")
+        raise Refusal(
+            403,
+            "host_not_allowed",
+            message=f"this server does not answer to the host {host!r:.100}: use "
+            "localhost or its address, or start it with --allowed-host",
+        )
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
         """Refuse pages of other sites, which a browser names in Origin."""
         origin = headers.get("origin")
         if origin is None:
-            if headers.get("sec-fetch-site") in ("cross-site", "same-site") and scope["path"] not in PUBLIC:
-                raise Refusal(403, "origin_not_allowed", message="this server answers no other site's page")
+            if (
+                headers.get("sec-fetch-site") in ("cross-site", "same-site")
+                and scope["path"] not in PUBLIC
+            ):
+                raise Refusal(
+                    403, "origin_not_allowed", message="this server answers no other site's page"
+                )
             return
         if origin in self.settings.cors_origins or "*" in self.settings.cors_origins:
             return
@@ -117,13 +146,21 @@ class Guard:
         if self._is_local_app(origin):
             return
         scope["origin_refused"] = True
-        raise Refusal(403, "origin_not_allowed", message=f"this server answers no page of {origin!r:.100}: start it with "
-                      "--cors-origin ORIGIN, or with --api-key where the page is a program of this machine")
+        raise Refusal(
+            403,
+            "origin_not_allowed",
+            message=f"this server answers no page of {origin!r:.100}: start it with "
+            "--cors-origin ORIGIN, or with --api-key where the page is a program of this machine",
+        )
 
     def _is_local_app(self, origin: str) -> bool:
-        """True for programs of this machine that are written as pages. A key keeps pages of strangers out."""
+        """True for programs of this machine that are written as pages. A key keeps pages of
+        strangers out.
+        """
         parts = urlsplit(origin)
-        return bool(self._keys) and (parts.scheme in _APP_SCHEMES or parts.hostname in ("localhost", "127.0.0.1", "::1"))
+        return bool(self._keys) and (
+            parts.scheme in _APP_SCHEMES or parts.hostname in ("localhost", "127.0.0.1", "::1")
+        )
 
     def _cors(self, headers: Headers, is_refused: bool) -> dict[str, str]:
         origin = headers.get("origin")
@@ -131,40 +168,66 @@ class Guard:
         # A refusal tells any page the remedy in the browser's console, and nothing else.
         if origin is None or not (is_listed or is_refused or self._is_local_app(origin)):
             return {}
-        return {"Access-Control-Allow-Origin": origin, "Vary": "Origin",
-                "Access-Control-Expose-Headers": "X-Request-Id, X-Mlx-Llama-Noted, Retry-After"}
+        return {
+            "Access-Control-Allow-Origin": origin,
+            "Vary": "Origin",
+            "Access-Control-Expose-Headers": "X-Request-Id, X-Mlx-Llama-Noted, Retry-After",
+        }
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         path, is_read = scope["path"], scope["method"] in ("GET", "HEAD")
         if not self._keys or (is_read and (path in PUBLIC or path.startswith(PUBLIC_FOLDERS))):
             return
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = _digest(token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", ""))
+        given = _digest(
+            token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        )
         # Compare with all keys, so that the time tells nothing about which one is near.
         if not max([hmac.compare_digest(given, key) for key in self._keys]):
-            raise Refusal(401, "invalid_api_key", message="an API key is needed: send the header Authorization: Bearer KEY",
-                          headers={"WWW-Authenticate": "Bearer"})
+            raise Refusal(
+                401,
+                "invalid_api_key",
+                message="an API key is needed: send the header Authorization: Bearer KEY",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
 
     # Bodies
 
     def _check_type(self, headers: Headers) -> None:
-        """Refuse a body that says that it is no JSON. Clients that say nothing mean it, and curl's -d says it is a form."""
+        """Refuse a body that says that it is no JSON. Clients that say nothing mean it, and curl's
+        -d says it is a form.
+        """
         kind, _, rest = headers.get("content-type", "").lower().partition(";")
         charset = rest.partition("charset=")[2].strip(' "')
-        if (kind.strip() not in _JSON_TYPES and not kind.strip().endswith("+json")) or charset not in ("", "utf-8", "utf8", "us-ascii"):
+        if (
+            kind.strip() not in _JSON_TYPES and not kind.strip().endswith("+json")
+        ) or charset not in ("", "utf-8", "utf8", "us-ascii"):
             found = headers["content-type"]
-            raise Refusal(415, "unsupported_media_type", message=f"a body of the type {found!r:.100} is not read: send "
-                          "application/json in UTF-8")
+            raise Refusal(
+                415,
+                "unsupported_media_type",
+                message=f"a body of the type {found!r:.100} is not read: send "
+                "application/json in UTF-8",
+            )
         if headers.get("content-encoding", "identity").lower() != "identity":
-            raise Refusal(415, "unsupported_media_type", message="compressed bodies are not read: leave out Content-Encoding")
+            raise Refusal(
+                415,
+                "unsupported_media_type",
+                message="compressed bodies are not read: leave out Content-Encoding",
+            )
 
     def _limit(self, headers: Headers, receive: Receive) -> Receive:
         """Refuse a body beyond the limit, announced or not."""
         most, taken = self.settings.max_body, 0
         refusal = Refusal(
-            413, "body_too_large", [Fault("", f"at most {most} bytes", f"the body is larger than {most} bytes")]
+            413,
+            "body_too_large",
+            [Fault("", f"at most {most} bytes", f"the body is larger than {most} bytes")],
         )
-        if headers.get("content-length", "0").isdecimal() and int(headers.get("content-length", "0")) > most:
+        if (
+            headers.get("content-length", "0").isdecimal()
+            and int(headers.get("content-length", "0")) > most
+        ):
             raise refusal
 
         async def receive_limited() -> Message:
@@ -180,7 +243,8 @@ class Guard:
     # The log
 
     def _write_line(self, scope: Scope, identity: str, status: int, seconds: float) -> None:
-        answers = scope.pop("answers", None)  # an idle connection keeps its scope, and would keep the model
+        # an idle connection keeps its scope, and would keep the model
+        answers = scope.pop("answers", None)
         receipt = write_receipt(answers, self.settings) if answers else ""
         path = scope["path"].encode("unicode_escape").decode()[:200]
         if refusal := scope.pop("refusal", None):
@@ -188,34 +252,67 @@ class Guard:
             receipt += f" {refusal.code} {fields}".rstrip().encode("unicode_escape").decode()
         if places := scope.pop("noted", None):
             receipt += f" noted={_join_places(places)}"
-        log.info("%s %s %s %d %.0fms%s", identity, scope["method"], path, status, seconds * 1e3, receipt)
+        log.info(
+            "%s %s %s %d %.0fms%s", identity, scope["method"], path, status, seconds * 1e3, receipt
+        )
 
 
 def _join_places(places: Iterable[str]) -> str:
     """Places of a body as a header's value."""
-    return ", ".join(places)[:1024].encode("ascii", "backslashreplace").decode().replace("\r", "").replace("\n", "")
+    return (
+        ", ".join(places)[:1024]
+        .encode("ascii", "backslashreplace")
+        .decode()
+        .replace("\r", "")
+        .replace("\n", "")
+    )
 
 
 def write_receipt(answers: Answers, settings: Settings) -> str:
     """The part of a log line that tells of answers."""
     receipt = ""
     for completion in answers.completions:
-        receipt += (f" prompt={completion.prompt_tokens} reused={completion.reused_tokens} "
-                    f"tokens={len(completion.tokens)} tps={completion.decode_tps:.1f} end={completion.finish_reason}")
+        receipt += (
+            f" prompt={completion.prompt_tokens} reused={completion.reused_tokens} "
+            f"tokens={len(completion.tokens)} tps={completion.decode_tps:.1f} "
+            f"end={completion.finish_reason}"
+        )
     if settings.logs_prompts:
-        receipt += f" prompts={[answers.llm.tokenizer.decode(prompt) for prompt in answers.prompts]!r}"
+        receipt += (
+            f" prompts={[answers.llm.tokenizer.decode(prompt) for prompt in answers.prompts]!r}"
+        )
     return receipt
 
 
 def _answer_preflight(headers: Headers) -> dict[str, str]:
     """Headers that allow what the page asks for; its origin was checked."""
     asked = headers.get("access-control-request-headers", "")
-    return {"Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS", "Access-Control-Max-Age": "600",
-            "Access-Control-Allow-Headers": asked if re.fullmatch(r"[\w, -]{1,4096}", asked, re.ASCII) else _USUAL_HEADERS}
+    return {
+        "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
+        "Access-Control-Max-Age": "600",
+        "Access-Control-Allow-Headers": asked
+        if re.fullmatch(r"[\w, -]{1,4096}", asked, re.ASCII)
+        else _USUAL_HEADERS,
+    }
 
 
-_APP_SCHEMES = ("app", "tauri", "vscode-webview", "file", "chrome-extension", "moz-extension", "safari-web-extension")
-_JSON_TYPES = {"", "application/json", "text/json", "text/plain", "application/x-www-form-urlencoded", "application/octet-stream"}
+_APP_SCHEMES = (
+    "app",
+    "tauri",
+    "vscode-webview",
+    "file",
+    "chrome-extension",
+    "moz-extension",
+    "safari-web-extension",
+)
+_JSON_TYPES = {
+    "",
+    "application/json",
+    "text/json",
+    "text/plain",
+    "application/x-www-form-urlencoded",
+    "application/octet-stream",
+}
 _USUAL_HEADERS = "Authorization, Content-Type, X-Api-Key, Last-Event-Id"
 
 

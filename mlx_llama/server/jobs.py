@@ -28,7 +28,8 @@ from .tooling import list_logprobs
 
 router = APIRouter(tags=["jobs"])
 
-MOST_EVENTS = 500_000  # of all jobs; each takes some 300 bytes, and so does each likeliest token that one tells
+# of all jobs; each takes some 300 bytes, and so does each likeliest token that one tells
+MOST_EVENTS = 500_000
 _REASONS = {"eos": "EOS", "stop": "STOP_SEQUENCE", "length": "MAX_TOKENS", "context": "MAX_TOKENS"}
 
 
@@ -42,7 +43,13 @@ class JobRequest(OptionFields):
     @classmethod
     def check_together(cls, given: Mapping[str, Any]) -> list[Fault]:
         if "prompt" in given and "messages" in given:
-            return [Fault("messages", "one of prompt and messages", "messages: either prompt or messages is taken, not both")]
+            return [
+                Fault(
+                    "messages",
+                    "one of prompt and messages",
+                    "messages: either prompt or messages is taken, not both",
+                )
+            ]
         if not {"prompt", "messages"} & set(given):
             return [Fault("prompt", "required", "prompt: either prompt or messages is required")]
         return []
@@ -99,8 +106,13 @@ class Job:
             self.answers = self.task = None
             decode = completion.decode_seconds or time.monotonic() - began
             self.is_over, self.ended = True, time.monotonic()
-            self.add("end", tokens_out=len(completion.tokens), decode_time_ms=round(decode * 1e3, 3), stop_reason=reason,
-                     **({"error": error} if error and reason == "ERROR" else {}))
+            self.add(
+                "end",
+                tokens_out=len(completion.tokens),
+                decode_time_ms=round(decode * 1e3, 3),
+                stop_reason=reason,
+                **({"error": error} if error and reason == "ERROR" else {}),
+            )
             log.info("job %s %s%s", self.identity, reason, write_receipt(answers, answers.settings))
 
     async def follow(self, first: int) -> AsyncIterator[tuple[int, str, dict[str, Any]]]:
@@ -121,21 +133,37 @@ class Jobs:
 
     def __init__(self, settings: Settings):
         self._settings = settings
-        self._start = secrets.token_hex(4)  # part of each id: a later server knows that an id is not its own
+        # part of each id: a later server knows that an id is not its own
+        self._start = secrets.token_hex(4)
         self._jobs: dict[str, Job] = {}
 
     def make_room(self) -> None:
         """Forget old jobs that have ended. Raises Refusal if no place is left."""
         now = time.monotonic()
-        for job in [job for job in self._jobs.values() if job.is_over and now - job.ended > self._settings.job_seconds]:
+        for job in [
+            job
+            for job in self._jobs.values()
+            if job.is_over and now - job.ended > self._settings.job_seconds
+        ]:
             del self._jobs[job.identity]
-        while len(self._jobs) >= self._settings.max_jobs or sum(job.size for job in self._jobs.values()) > MOST_EVENTS:
-            oldest = min((job for job in self._jobs.values() if job.is_over), key=lambda job: job.ended, default=None)
+        while (
+            len(self._jobs) >= self._settings.max_jobs
+            or sum(job.size for job in self._jobs.values()) > MOST_EVENTS
+        ):
+            oldest = min(
+                (job for job in self._jobs.values() if job.is_over),
+                key=lambda job: job.ended,
+                default=None,
+            )
             if oldest is None and len(self._jobs) < self._settings.max_jobs:
                 break  # running ones are bounded by the queue
             if oldest is None:
-                raise Refusal(503, "too_many_jobs", message=f"{len(self._jobs)} jobs are running: come again later",
-                              headers={"Retry-After": "5"})
+                raise Refusal(
+                    503,
+                    "too_many_jobs",
+                    message=f"{len(self._jobs)} jobs are running: come again later",
+                    headers={"Retry-After": "5"},
+                )
             del self._jobs[oldest.identity]
 
     def add(self, answers: Answers, identity: str) -> Job:
@@ -150,15 +178,28 @@ class Jobs:
         if identity in self._jobs:
             return self._jobs[identity]
         if identity.startswith(f"{self._start}-"):
-            reason = f"it ended more than {self._settings.job_seconds:g} seconds ago and was forgotten, or never was"
+            reason = (
+                f"it ended more than {self._settings.job_seconds:g} seconds ago and was forgotten, "
+                "or never was"
+            )
         elif re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]{16}", identity):
-            reason = "it is none of this server's; if the server has been started anew since, its jobs ended with it"
+            reason = (
+                "it is none of this server's; if the server has been started anew since, its jobs "
+                "ended with it"
+            )
         else:
             reason = "no server gives such an id"
         raise Refusal(
             404,
             "job_not_found",
-            [Fault("job_id", "a job of this server", f"there is no job {identity:.100}: {reason}", identity[:200])],
+            [
+                Fault(
+                    "job_id",
+                    "a job of this server",
+                    f"there is no job {identity:.100}: {reason}",
+                    identity[:200],
+                )
+            ],
         )
 
 
@@ -169,33 +210,54 @@ async def make_job(request: Request) -> Response:
     check_model(request, body.model)
     jobs: Jobs = request.app.state.jobs
     jobs.make_room()
-    prompt = body.prompt if body.messages is None else [message.plain() for message in body.messages]
+    prompt = (
+        body.prompt if body.messages is None else [message.plain() for message in body.messages]
+    )
     name = "prompt" if body.messages is None else "messages"
     answers = await submit(request, [Ask(prompt, name, body.given_options())])
     del request.scope["answers"]  # the log has the receipt when the job ends
     job = jobs.add(answers, request_id(request))
     stream = f"/v1/jobs/{job.identity}/stream"
-    return Json({"job_id": job.identity, "sse_url": stream, "jsonl_url": f"{stream}?format=jsonl"}, 201)
+    return Json(
+        {"job_id": job.identity, "sse_url": stream, "jsonl_url": f"{stream}?format=jsonl"}, 201
+    )
 
 
 @router.get("/v1/jobs/{job_id}/stream")
 async def stream_job(request: Request, job_id: str) -> Response:
-    """Events of a job: server-sent, or one JSON object a line for Accept: application/x-ndjson or ?format=jsonl.
+    """Events of a job: server-sent, or one JSON object a line for Accept: application/x-ndjson or
+    ?format=jsonl.
 
     The header Last-Event-ID (or ?last_event_id=) goes on after that event.
     """
     job = request.app.state.jobs.find(job_id)
     last = request.headers.get("last-event-id") or request.query_params.get("last_event_id") or "-1"
     if not last.lstrip("-").isdecimal() or not last.isascii() or len(last) > 12 or int(last) < -1:
-        raise Refusal(400, "invalid_value", [Fault("Last-Event-ID", "a number", "Last-Event-ID: must be an event's number",
-                                                   last[:200])])
+        raise Refusal(
+            400,
+            "invalid_value",
+            [
+                Fault(
+                    "Last-Event-ID",
+                    "a number",
+                    "Last-Event-ID: must be an event's number",
+                    last[:200],
+                )
+            ],
+        )
     first = int(last) + 1
     settings = desk_of(request).settings
-    if request.query_params.get("format") == "jsonl" or "application/x-ndjson" in request.headers.get("accept", ""):
+    if request.query_params.get(
+        "format"
+    ) == "jsonl" or "application/x-ndjson" in request.headers.get("accept", ""):
         return StreamingResponse(
-            _lines(job, first), media_type="application/x-ndjson", headers={"Cache-Control": "no-store"}
+            _lines(job, first),
+            media_type="application/x-ndjson",
+            headers={"Cache-Control": "no-store"},
         )
-    return EventSourceResponse(_events(job, first), ping=PING_SECONDS, sep="\n", send_timeout=settings.send_timeout)
+    return EventSourceResponse(
+        _events(job, first), ping=PING_SECONDS, sep="\n", send_timeout=settings.send_timeout
+    )
 
 
 async def _events(job: Job, first: int) -> AsyncIterator[bytes]:

@@ -1,4 +1,6 @@
-"""The model of a server: loaded in the background, given back when idle, loaded again at the next request."""
+"""The model of a server: loaded in the background, given back when idle, loaded again at the next
+request.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,18 @@ State = Literal["loading", "ready", "idle", "failed", "closed"]
 class Keeper:
     """Holds one model for the event loop that calls `start`.
 
-    load: makes the model, in a thread of its own. idle: after so many seconds without use the model is dropped; None:
-    never. on_failure: called in the event loop if the first load fails; `error` is set by then. describe_model: what `facts`
-    tell while the model is idle.
+    load: makes the model, in a thread of its own. idle: after so many seconds without use the model
+    is dropped; None: never. on_failure: called in the event loop if the first load fails; `error`
+    is set by then. describe_model: what `facts` tell while the model is idle.
     """
 
-    def __init__(self, load: Callable[[], LLM], idle: float | None = None, on_failure: Callable[[], None] = lambda: None,
-                 describe_model: Callable[[LLM], dict[str, Any]] = lambda llm: {}):
+    def __init__(
+        self,
+        load: Callable[[], LLM],
+        idle: float | None = None,
+        on_failure: Callable[[], None] = lambda: None,
+        describe_model: Callable[[LLM], dict[str, Any]] = lambda llm: {},
+    ):
         self._load = load
         self._idle = idle
         self._on_failure = on_failure
@@ -117,24 +124,46 @@ class Keeper:
         return self._set_asides + (self._llm.loop.set_asides if self._llm else 0)
 
     def require(self) -> LLM:
-        """The model. Raises Refusal while it is loaded, while it is given back, and after a failure."""
+        """The model. Raises Refusal while it is loaded, while it is given back, and after a
+        failure.
+        """
         if self._llm is None:
             raise self._refuse()
         return self._llm
 
     def _refuse(self) -> Refusal:
         if self.error is not None:
-            reason = plain(str(self.error)) if isinstance(self.error, LlamaError) else type(self.error).__name__
+            reason = (
+                plain(str(self.error))
+                if isinstance(self.error, LlamaError)
+                else type(self.error).__name__
+            )
             return Refusal(503, "model_failed", message=f"the model could not be loaded: {reason}")
         if self.state == "closed":
-            return Refusal(503, "shutting_down", message="the server is shutting down", headers={"Retry-After": "5"})
+            return Refusal(
+                503,
+                "shutting_down",
+                message="the server is shutting down",
+                headers={"Retry-After": "5"},
+            )
         if self.state == "idle":
-            return Refusal(503, "model_idle", message="the model's memory was given back; the next request for an answer loads "
-                           "it again")
-        return Refusal(503, "model_loading", message="the model is being loaded: ask /ready", headers={"Retry-After": "1"})
+            return Refusal(
+                503,
+                "model_idle",
+                message="the model's memory was given back; the next request for an answer loads "
+                "it again",
+            )
+        return Refusal(
+            503,
+            "model_loading",
+            message="the model is being loaded: ask /ready",
+            headers={"Retry-After": "1"},
+        )
 
     async def enter(self) -> LLM:
-        """Begin to use the model; `leave` ends it. Loads a model that was given back. Raises Refusal."""
+        """Begin to use the model; `leave` ends it. Loads a model that was given back. Raises
+        Refusal.
+        """
         self._users += 1
         try:
             if self.state == "idle":
@@ -170,7 +199,12 @@ class Keeper:
     def describe(self) -> dict[str, Any]:
         """State and progress, for clients."""
         share = self.done / self.total if self.total else float(self.state == "ready")
-        return {"state": self.state, "done": self.done, "total": self.total, "progress": round(share, 4)}
+        return {
+            "state": self.state,
+            "done": self.done,
+            "total": self.total,
+            "progress": round(share, 4),
+        }
 
     def close(self) -> None:
         """Drop the model for good."""

@@ -1,4 +1,6 @@
-"""Responses that are kept for `previous_response_id` and item references: in memory, bounded in number, size and time."""
+"""Responses that are kept for `previous_response_id` and item references: in memory, bounded in
+number, size and time.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ MOST_RESPONSES, MOST_CHARACTERS, SECONDS = 256, 16 << 20, 3600.0
 
 @dataclass(frozen=True)
 class Kept:
-    """A response, and the items of its conversation as an input may have them, its own output last."""
+    """A response, and the items of its conversation as an input may have them, its own output
+    last.
+    """
 
     response: dict[str, Any]
     items: Sequence[dict[str, Any]]
@@ -41,9 +45,17 @@ class KeptResponses:
         """A response. Raises Refusal for one that is not kept, or no longer."""
         self._clean()
         if name not in self._kept:
-            refusal = bad_field(field, "a response that is kept", f"{field}: {name!r:.100} is not kept here: the newest "
-                                f"{MOST_RESPONSES} are, for an hour; send the conversation as input", name)
-            refusal.status, refusal.code = (404 if field == "response_id" else 400), "previous_response_not_found"
+            refusal = bad_field(
+                field,
+                "a response that is kept",
+                f"{field}: {name!r:.100} is not kept here: the newest "
+                f"{MOST_RESPONSES} are, for an hour; send the conversation as input",
+                name,
+            )
+            refusal.status, refusal.code = (
+                (404 if field == "response_id" else 400),
+                "previous_response_not_found",
+            )
             raise refusal
         return self._kept[name]
 
@@ -54,7 +66,12 @@ class KeptResponses:
             for item in kept.items:
                 if item.get("id") == name:
                     return item
-        raise bad_field("input", "an item that is kept", f"input: the item {name!r:.100} is not kept here: send it whole", name)
+        raise bad_field(
+            "input",
+            "an item that is kept",
+            f"input: the item {name!r:.100} is not kept here: send it whole",
+            name,
+        )
 
     def drop(self, name: str) -> None:
         """Forget a response."""
@@ -73,8 +90,12 @@ class KeptResponses:
 def _as_input(item: dict[str, Any]) -> dict[str, Any] | None:
     """An item of an output as an input has it; None for thoughts."""
     if item["type"] == "message":
-        return {"type": "message", "role": "assistant", "id": item["id"], "content": [
-            {"type": "output_text", "text": part["text"]} for part in item["content"]]}
+        return {
+            "type": "message",
+            "role": "assistant",
+            "id": item["id"],
+            "content": [{"type": "output_text", "text": part["text"]} for part in item["content"]],
+        }
     if item["type"] == "function_call":
         return {name: item[name] for name in ("type", "id", "call_id", "name", "arguments")}
     return None

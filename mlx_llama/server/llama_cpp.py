@@ -58,49 +58,126 @@ class PromptObject(Body):
 
 
 # llama-server's own default lists; both name every sampler there is.
-_SAMPLERS = (["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
-             ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"])
+_SAMPLERS = (
+    ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+    ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+)
 
 
 class LlamaCompletionRequest(OptionFields):
-    """POST /completion. Without a value an option has the server's default, which is not llama-server's."""
+    """POST /completion. Without a value an option has the server's default, which is not
+    llama-server's.
+    """
 
-    renamed: ClassVar = OptionFields.renamed | {"json_schema": "schema", "n_probs": "logprobs", "n": "n_cmpl"}
+    renamed: ClassVar = OptionFields.renamed | {
+        "json_schema": "schema",
+        "n_probs": "logprobs",
+        "n": "n_cmpl",
+    }
     # Samplers that do not exist here, and hints
-    noted: ClassVar = frozenset({
-        "min_keep", "n_indent", "n_discard", "n_cache_reuse", "n_keep", "post_sampling_probs", "grammar_lazy", "grammar_triggers",
-        "preserved_tokens", "reasoning_format", "top_n_sigma", "adaptive_target", "adaptive_decay", "dynatemp_range",
-        "dynatemp_exponent", "typical_p", "xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base", "dry_allowed_length",
-        "dry_penalty_last_n", "dry_sequence_breakers", "mirostat", "mirostat_tau", "mirostat_eta", "samplers", "id_slot"})
+    noted: ClassVar = frozenset(
+        {
+            "min_keep",
+            "n_indent",
+            "n_discard",
+            "n_cache_reuse",
+            "n_keep",
+            "post_sampling_probs",
+            "grammar_lazy",
+            "grammar_triggers",
+            "preserved_tokens",
+            "reasoning_format",
+            "top_n_sigma",
+            "adaptive_target",
+            "adaptive_decay",
+            "dynatemp_range",
+            "dynatemp_exponent",
+            "typical_p",
+            "xtc_probability",
+            "xtc_threshold",
+            "dry_multiplier",
+            "dry_base",
+            "dry_allowed_length",
+            "dry_penalty_last_n",
+            "dry_sequence_breakers",
+            "mirostat",
+            "mirostat_tau",
+            "mirostat_eta",
+            "samplers",
+            "id_slot",
+        }
+    )
     refused: ClassVar = dict.fromkeys(("multimodal_data", "nodes"), "")
 
     prompt: str | PromptObject | list[str | int | PromptObject | list[str | int]] = Field(
-        description="a text, token ids, both mixed, or a list of these")
-    max_tokens: int = Field(-1, ge=-1, le=2**31,
-                            description="maximum number of tokens to generate; -1: as many as the context holds")
-    seed: int = Field(-1, ge=-1, lt=2**64, description="seed of the random numbers; -1: a new one each time")
+        description="a text, token ids, both mixed, or a list of these"
+    )
+    max_tokens: int = Field(
+        -1,
+        ge=-1,
+        le=2**31,
+        description="maximum number of tokens to generate; -1: as many as the context holds",
+    )
+    seed: int = Field(
+        -1, ge=-1, lt=2**64, description="seed of the random numbers; -1: a new one each time"
+    )
     repetition_context_size: int = Field(
-        20, ge=-1, le=65536, description="recent tokens that the three penalties look at; -1: as many as the context holds")
+        20,
+        ge=-1,
+        le=65536,
+        description="recent tokens that the three penalties look at; "
+        "-1: as many as the context holds",
+    )
     grammar: str | None = Field(None, description='GBNF or Lark that the answer follows; "": none')
-    n_cmpl: int = Field(1, ge=1, le=16, description="answers to each prompt; with a seed, answer i draws with seed + i")
+    n_cmpl: int = Field(
+        1,
+        ge=1,
+        le=16,
+        description="answers to each prompt; with a seed, answer i draws with seed + i",
+    )
     stream: bool = False
-    sse_ping_interval: int = Field(PING_SECONDS, ge=-1, le=86400, description="seconds of silence before a comment in a "
-                                   "stream; 0 or -1: none")
+    sse_ping_interval: int = Field(
+        PING_SECONDS,
+        ge=-1,
+        le=86400,
+        description="seconds of silence before a comment in a stream; 0 or -1: none",
+    )
     model: str | None = Field(None, max_length=512)
-    t_max_predict_ms: int = Field(0, ge=0, le=2**31, description="milliseconds after the first token, after which an answer "
-                                  "with a line break ends; 0: any")
-    return_progress: bool = Field(False, description="tell in a stream how much of the prompt is processed")
-    cache_prompt: bool = Field(True, description="use known prefixes; false: compute the whole prompt")
+    t_max_predict_ms: int = Field(
+        0,
+        ge=0,
+        le=2**31,
+        description="milliseconds after the first token, after which an answer "
+        "with a line break ends; 0: any",
+    )
+    return_progress: bool = Field(
+        False, description="tell in a stream how much of the prompt is processed"
+    )
+    cache_prompt: bool = Field(
+        True, description="use known prefixes; false: compute the whole prompt"
+    )
     ignore_eos: bool = Field(False, description="go on after end tokens")
     return_tokens: bool = False
     timings_per_token: bool = False
-    response_fields: list[str] = Field([], max_length=64, description="fields of the answer, as a/b within objects")
-    id_slot: int = Field(-1, ge=-1, description="a row of the server, which is free to take another: the answer is the same")
+    response_fields: list[str] = Field(
+        [], max_length=64, description="fields of the answer, as a/b within objects"
+    )
+    id_slot: int = Field(
+        -1,
+        ge=-1,
+        description="a row of the server, which is free to take another: the answer is the same",
+    )
     n_keep: int = Field(0, ge=-1, description="has no effect: a text that fills the context ends")
     logit_bias: dict[int | str, float] = Field(  # type: ignore[assignment]
-        {}, description="of token ids or of a text's tokens; also a list of [id or text, bias or false]")
-    samplers: list[str] = Field(_SAMPLERS[0], description="llama-server's default lists only; the order here is penalties, "
-                                "temperature, top_k, top_p, min_p")
+        {},
+        description="of token ids or of a text's tokens; also a list "
+        "of [id or text, bias or false]",
+    )
+    samplers: list[str] = Field(
+        _SAMPLERS[0],
+        description="llama-server's default lists only; the order here is penalties, "
+        "temperature, top_k, top_p, min_p",
+    )
     # Values that switch off what does not exist here
     min_keep: Literal[0] = 0
     n_indent: Literal[0] = 0
@@ -125,8 +202,9 @@ class LlamaCompletionRequest(OptionFields):
     dry_base: float = Field(1.75, description="has no effect without dry_multiplier")
     dry_allowed_length: int = Field(2, description="has no effect without dry_multiplier")
     dry_penalty_last_n: int = Field(-1, description="has no effect without dry_multiplier")
-    dry_sequence_breakers: list[str] = Field(["\n", ":", '"', "*"], max_length=64,
-                                             description="has no effect without dry_multiplier")
+    dry_sequence_breakers: list[str] = Field(
+        ["\n", ":", '"', "*"], max_length=64, description="has no effect without dry_multiplier"
+    )
     mirostat: Literal[0] = 0
     mirostat_tau: float = Field(5, description="has no effect without mirostat")
     mirostat_eta: float = Field(0.1, description="has no effect without mirostat")
@@ -140,7 +218,10 @@ class LlamaCompletionRequest(OptionFields):
     @classmethod
     def _check_samplers(cls, value):
         if value not in _SAMPLERS:
-            raise ValueError(f"{json.dumps(_SAMPLERS[0])} or {json.dumps(_SAMPLERS[1])}: the order of samplers is fixed")
+            raise ValueError(
+                f"{json.dumps(_SAMPLERS[0])} or {json.dumps(_SAMPLERS[1])}: the order of "
+                "samplers is fixed"
+            )
         return value
 
     @field_validator("logit_bias", mode="before")
@@ -172,8 +253,12 @@ class LlamaCompletionRequest(OptionFields):
 
 
 # Fields of a body that are no options of the table and that generation_settings repeats.
-_ECHOED = [name for name in LlamaCompletionRequest.model_fields
-           if name not in FIELDS and name not in ("prompt", "model", "response_fields", "sse_ping_interval")]
+_ECHOED = [
+    name
+    for name in LlamaCompletionRequest.model_fields
+    if name not in FIELDS
+    and name not in ("prompt", "model", "response_fields", "sse_ping_interval")
+]
 
 
 def _plain(value: Any) -> bool:
@@ -198,12 +283,18 @@ def join_mixed(llm: LLM, prompt: Any) -> Any:
         return prompt
     ids: list[int] = []
     for one in prompt:
-        ids += llm.tokenizer.encode(one, add_bos=not ids, parse_special=True) if isinstance(one, str) else [one]
+        ids += (
+            llm.tokenizer.encode(one, add_bos=not ids, parse_special=True)
+            if isinstance(one, str)
+            else [one]
+        )
     return ids
 
 
 def bias_tokens(llm: LLM, biases: Mapping[int | str, float]) -> dict[int, float]:
-    """Biases of token ids: a text's bias is that of each of its tokens, and biases of one token add up."""
+    """Biases of token ids: a text's bias is that of each of its tokens, and biases of one token add
+    up.
+    """
     found: dict[int, float] = {}
     for key, bias in biases.items():
         for token in [key] if isinstance(key, int) else llm.tokenizer.encode(key, add_bos=False):
@@ -223,11 +314,17 @@ def _read_options(body: LlamaCompletionRequest) -> dict[str, Any]:
     return options
 
 
-def _settle(llm: LLM, body: LlamaCompletionRequest, prompts: list[Any], options: dict[str, Any]) -> list[Any]:
+def _settle(
+    llm: LLM, body: LlamaCompletionRequest, prompts: list[Any], options: dict[str, Any]
+) -> list[Any]:
     """The prompts, and `options` changed: everything that needs the model. Raises Refusal."""
     if body.id_slot >= llm.loop.max_rows:
-        raise bad_field("id_slot", f"< {llm.loop.max_rows}", f"id_slot: there are {llm.loop.max_rows} rows, the "
-                        "first is 0", body.id_slot)
+        raise bad_field(
+            "id_slot",
+            f"< {llm.loop.max_rows}",
+            f"id_slot: there are {llm.loop.max_rows} rows, the first is 0",
+            body.id_slot,
+        )
     if options.get("repetition_context_size") == -1:
         options["repetition_context_size"] = min(llm.engine.context, 65536)
     if biases := options.get("logit_bias"):
@@ -243,28 +340,47 @@ async def completion(request: Request) -> Response:
     most = desk_of(request).settings.max_choices
     prompts = _split(body.prompt, most)
     if len(prompts) * body.n_cmpl > most:
-        raise bad_field("n_cmpl", f"at most {most} answers",
-                        f"n_cmpl: {len(prompts)} prompts of {body.n_cmpl} answers each, at most {most} are taken", body.n_cmpl)
+        raise bad_field(
+            "n_cmpl",
+            f"at most {most} answers",
+            f"n_cmpl: {len(prompts)} prompts of {body.n_cmpl} answers each, at most {most} are "
+            "taken",
+            body.n_cmpl,
+        )
     options = _read_options(body)
     prompts = await with_model(request, lambda llm: _settle(llm, body, prompts, options), "prompt")
     seconds = body.t_max_predict_ms / 1e3 or None
-    asks = [replace(ask, reuses=body.cache_prompt, decode_seconds=seconds, ignores_eos=body.ignore_eos)
-            for ask in choices_of(options, prompts, "prompt", body.n_cmpl)]
+    asks = [
+        replace(ask, reuses=body.cache_prompt, decode_seconds=seconds, ignores_eos=body.ignore_eos)
+        for ask in choices_of(options, prompts, "prompt", body.n_cmpl)
+    ]
 
     def last(answers: Answers, i: int, content: str | None = None) -> dict[str, Any]:
-        """The whole receipt. content: None for that of the answer, "" after a stream, which has told the tokens before."""
+        """The whole receipt. content: None for that of the answer, "" after a stream, which has
+        told the tokens before.
+        """
         found = answers.completions[i]
         prompt = asks[i].prompt
         told = found.tokens if content is None else []
-        full = {"index": i, "content": found.text if content is None else content,
-                "tokens": list(map(int, told)) if body.return_tokens else [],
-                "id_slot": answers.slots[i], "stop": True, "model": name, "tokens_predicted": len(found.tokens),
-                "tokens_evaluated": found.prompt_tokens, "generation_settings": write_settings(found.options, body),
-                "prompt": prompt if isinstance(prompt, str) else answers.llm.tokenizer.decode(prompt),
-                "has_new_line": "\n" in found.text, "truncated": False,
-                "stop_type": _STOP_TYPES.get(found.finish_reason, "none"), "stopping_word": found.stop if isinstance(found.stop, str) else "",
-                "tokens_cached": found.prompt_tokens + len(found.tokens), "timings": write_timings(found),
-                **_write_probabilities(answers.llm, body.logprobs, told)}
+        full = {
+            "index": i,
+            "content": found.text if content is None else content,
+            "tokens": list(map(int, told)) if body.return_tokens else [],
+            "id_slot": answers.slots[i],
+            "stop": True,
+            "model": name,
+            "tokens_predicted": len(found.tokens),
+            "tokens_evaluated": found.prompt_tokens,
+            "generation_settings": write_settings(found.options, body),
+            "prompt": prompt if isinstance(prompt, str) else answers.llm.tokenizer.decode(prompt),
+            "has_new_line": "\n" in found.text,
+            "truncated": False,
+            "stop_type": _STOP_TYPES.get(found.finish_reason, "none"),
+            "stopping_word": found.stop if isinstance(found.stop, str) else "",
+            "tokens_cached": found.prompt_tokens + len(found.tokens),
+            "timings": write_timings(found),
+            **_write_probabilities(answers.llm, body.logprobs, told),
+        }
         return _pick(full, body.response_fields)
 
     def whole(answers: Answers) -> Any:
@@ -277,18 +393,39 @@ async def completion(request: Request) -> Response:
             found = answers.completions[batch.index]
             if body.return_progress and batch.processed > processed[batch.index]:
                 processed[batch.index] = batch.processed
-                yield event({"index": batch.index, "content": "", "tokens": [], "stop": False, "id_slot": answers.slots[batch.index],
-                             "tokens_predicted": 0, "tokens_evaluated": found.prompt_tokens, "prompt_progress": {
-                                 "total": found.prompt_tokens, "cache": found.reused_tokens, "processed": batch.processed,
-                                 "time_ms": round(found.prefill_seconds * 1e3)}})
+                yield event(
+                    {
+                        "index": batch.index,
+                        "content": "",
+                        "tokens": [],
+                        "stop": False,
+                        "id_slot": answers.slots[batch.index],
+                        "tokens_predicted": 0,
+                        "tokens_evaluated": found.prompt_tokens,
+                        "prompt_progress": {
+                            "total": found.prompt_tokens,
+                            "cache": found.reused_tokens,
+                            "processed": batch.processed,
+                            "time_ms": round(found.prefill_seconds * 1e3),
+                        },
+                    }
+                )
             for token in batch.tokens:
                 counts[batch.index] += 1
                 if token.text or body.return_tokens:
-                    yield event({"index": batch.index, "content": token.text, "tokens": [int(token)], "stop": False,
-                                 "id_slot": answers.slots[batch.index], "tokens_predicted": counts[batch.index],
-                                 "tokens_evaluated": found.prompt_tokens,
-                                 **_write_probabilities(answers.llm, body.logprobs, [token]),
-                                 **({"timings": write_timings(found)} if body.timings_per_token else {})})
+                    yield event(
+                        {
+                            "index": batch.index,
+                            "content": token.text,
+                            "tokens": [int(token)],
+                            "stop": False,
+                            "id_slot": answers.slots[batch.index],
+                            "tokens_predicted": counts[batch.index],
+                            "tokens_evaluated": found.prompt_tokens,
+                            **_write_probabilities(answers.llm, body.logprobs, [token]),
+                            **({"timings": write_timings(found)} if body.timings_per_token else {}),
+                        }
+                    )
             if batch.is_last:
                 yield event(last(answers, batch.index, ""))
 
@@ -299,30 +436,55 @@ async def completion(request: Request) -> Response:
 
 def _write_probabilities(llm: LLM, count: int | None, tokens: Several[Token]) -> dict[str, Any]:
     """completion_probabilities, where n_probs asks for them; end tokens are left out."""
-    found = [
-        {"id": int(token), **write_token(llm, token, token.logprobs.logprob), "top_logprobs": [
-            {"id": other, **write_token(llm, other, value)} for other, value in token.logprobs.top]}
-        for token in tokens if token.logprobs is not None and token not in llm.engine.eos
-    ] if count else []
+    found = (
+        [
+            {
+                "id": int(token),
+                **write_token(llm, token, token.logprobs.logprob),
+                "top_logprobs": [
+                    {"id": other, **write_token(llm, other, value)}
+                    for other, value in token.logprobs.top
+                ],
+            }
+            for token in tokens
+            if token.logprobs is not None and token not in llm.engine.eos
+        ]
+        if count
+        else []
+    )
     return {"completion_probabilities": found} if found else {}
 
 
 def _split(prompt: Any, most: int) -> list[Any]:
-    """One prompt, or several. A list with an id in it is one prompt; a list of texts and lists is several."""
+    """One prompt, or several. A list with an id in it is one prompt; a list of texts and lists is
+    several.
+    """
     if isinstance(prompt, list):
         prompt = [one.prompt_string if isinstance(one, PromptObject) else one for one in prompt]
     elif isinstance(prompt, PromptObject):
         prompt = prompt.prompt_string
-    if isinstance(prompt, list) and prompt and all(_plain(one) for one in prompt) and any(
-            not isinstance(one, str) for one in prompt):
+    if (
+        isinstance(prompt, list)
+        and prompt
+        and all(_plain(one) for one in prompt)
+        and any(not isinstance(one, str) for one in prompt)
+    ):
         return [prompt]
-    if isinstance(prompt, list) and prompt and any(not isinstance(one, (str, list)) for one in prompt):
-        raise bad_field("prompt", "one prompt or several", "prompt: mixes token ids and lists", prompt)
+    if (
+        isinstance(prompt, list)
+        and prompt
+        and any(not isinstance(one, (str, list)) for one in prompt)
+    ):
+        raise bad_field(
+            "prompt", "one prompt or several", "prompt: mixes token ids and lists", prompt
+        )
     return split_prompts(prompt, most)
 
 
 def _pick(full: dict[str, Any], names: Several[str]) -> dict[str, Any]:
-    """The fields that `names` list; a/b is the field b of the object a. Unknown ones are left out, as llama-server does."""
+    """The fields that `names` list; a/b is the field b of the object a. Unknown ones are left out,
+    as llama-server does.
+    """
     if not names:
         return full
     picked = {}
@@ -335,16 +497,24 @@ def _pick(full: dict[str, Any], names: Several[str]) -> dict[str, Any]:
     return picked
 
 
-def write_settings(options: Mapping[str, Any], body: LlamaCompletionRequest | None = None) -> dict[str, Any]:
+def write_settings(
+    options: Mapping[str, Any], body: LlamaCompletionRequest | None = None
+) -> dict[str, Any]:
     """Options in force, by our names and llama-server's. body: None for the defaults."""
     bias = [[token, value] for token, value in options["logit_bias"].items()]
     fields = LlamaCompletionRequest.model_fields
-    return {**{name: options[name] for name in FIELDS},  # in the order of the table
-            "logit_bias": bias, "stop": list(options["stop"]), "grammar": options["grammar"] or "",
-            "n_predict": -1 if options["max_tokens"] >= ENDLESS else options["max_tokens"],
-            "repeat_penalty": options["repetition_penalty"], "repeat_last_n": options["repetition_context_size"],
-            "json_schema": options["schema"], "n_probs": options["logprobs"] or 0,
-            **{name: getattr(body, name) if body else fields[name].get_default() for name in _ECHOED}}
+    return {
+        **{name: options[name] for name in FIELDS},  # in the order of the table
+        "logit_bias": bias,
+        "stop": list(options["stop"]),
+        "grammar": options["grammar"] or "",
+        "n_predict": -1 if options["max_tokens"] >= ENDLESS else options["max_tokens"],
+        "repeat_penalty": options["repetition_penalty"],
+        "repeat_last_n": options["repetition_context_size"],
+        "json_schema": options["schema"],
+        "n_probs": options["logprobs"] or 0,
+        **{name: getattr(body, name) if body else fields[name].get_default() for name in _ECHOED},
+    }
 
 
 # Text and tokens
@@ -369,7 +539,9 @@ async def tokenize(request: Request) -> Response:
     def work(llm: LLM) -> list[Any]:
         tokenizer = llm.tokenizer
         ids = tokenizer.encode(
-            body.content, add_bos=body.add_special and bool(body.content), parse_special=body.parse_special
+            body.content,
+            add_bos=body.add_special and bool(body.content),
+            parse_special=body.parse_special,
         )
         return [{"id": one, "piece": _piece(llm, one)} for one in ids] if body.with_pieces else ids
 
@@ -396,8 +568,13 @@ class DetokenizeRequest(Body):
 async def detokenize(request: Request) -> Response:
     """The text of token ids."""
     body = await read_body(request, DetokenizeRequest)
-    return Json({"content": await with_model(request, lambda llm: llm.tokenizer.decode(body.tokens, skip_special=False),
-                                             "tokens")})
+    return Json(
+        {
+            "content": await with_model(
+                request, lambda llm: llm.tokenizer.decode(body.tokens, skip_special=False), "tokens"
+            )
+        }
+    )
 
 
 class TemplateRequest(Body):
@@ -429,7 +606,9 @@ async def apply_template(request: Request) -> Response:
 
 @router.get("/props")
 async def props(request: Request) -> Response:
-    """The model, its context, its template and the options in force without others. An idle model stays idle."""
+    """The model, its context, its template and the options in force without others. An idle model
+    stays idle.
+    """
     desk = desk_of(request)
     facts, is_idle = desk.keeper.facts, desk.keeper.state == "idle"
     if not is_idle:
@@ -461,9 +640,11 @@ def describe_model(llm: LLM, settings: Settings) -> dict[str, Any]:
 
 @router.get("/slots")
 async def slots(request: Request) -> Response:
-    """Slots, as many as requests may run, and their state. ?fail_on_no_slot=1: 503 if all are taken.
+    """Slots, as many as requests may run, and their state. ?fail_on_no_slot=1: 503 if all are
+    taken.
 
-    An idle slot has the number of tokens of its last prompt and answer. Texts are shown with --log-prompts only.
+    An idle slot has the number of tokens of its last prompt and answer. Texts are shown with
+    --log-prompts only.
     """
     desk = desk_of(request)
     if not desk.settings.serves_slots:
@@ -472,21 +653,41 @@ async def slots(request: Request) -> Response:
     scheduler = llm.loop.scheduler
     running = {sequence.slot: sequence for sequence in scheduler.queues.admitted}
     if request.query_params.get("fail_on_no_slot") and len(running) >= scheduler.max_rows:
-        raise Refusal(503, "no_slot", [Fault("fail_on_no_slot", "a free slot", "all slots are taken")])
+        raise Refusal(
+            503, "no_slot", [Fault("fail_on_no_slot", "a free slot", "all slots are taken")]
+        )
     shown = llm.tokenizer.decode if desk.settings.logs_prompts else None
-    return Json([{"id": slot, "n_ctx": llm.engine.context, "is_processing": slot in running, "n_tokens": len(text),
-                  **(_describe_running(running[slot], shown) if slot in running else {})}
-                 for slot, text in enumerate(scheduler.slots.texts)])
+    return Json(
+        [
+            {
+                "id": slot,
+                "n_ctx": llm.engine.context,
+                "is_processing": slot in running,
+                "n_tokens": len(text),
+                **(_describe_running(running[slot], shown) if slot in running else {}),
+            }
+            for slot, text in enumerate(scheduler.slots.texts)
+        ]
+    )
 
 
-def _describe_running(sequence: Sequence, decode: Callable[[list[int]], str] | None) -> dict[str, Any]:
+def _describe_running(
+    sequence: Sequence, decode: Callable[[list[int]], str] | None
+) -> dict[str, Any]:
     """State of a running request; with `decode` its text."""
     length, text = sequence.prompt_length, list(sequence.tokens)
     shown = {"prompt": decode(text[:length]), "generated": decode(text[length:])} if decode else {}
-    return {"id_task": sequence.number, "speculative": sequence.speculation.kind != "none", "n_prompt_tokens": length,
-            "n_prompt_tokens_cache": sequence.writer.completion.reused_tokens,
-            "params": sequence.options.model_dump(exclude={"stop"}),
-            "next_token": [{"has_next_token": True, "n_remain": sequence.left, "n_decoded": len(text) - length}], **shown}
+    return {
+        "id_task": sequence.number,
+        "speculative": sequence.speculation.kind != "none",
+        "n_prompt_tokens": length,
+        "n_prompt_tokens_cache": sequence.writer.completion.reused_tokens,
+        "params": sequence.options.model_dump(exclude={"stop"}),
+        "next_token": [
+            {"has_next_token": True, "n_remain": sequence.left, "n_decoded": len(text) - length}
+        ],
+        **shown,
+    }
 
 
 class SlotRequest(Body):
@@ -497,17 +698,24 @@ class SlotRequest(Body):
 
 @router.post("/slots/{slot}", **takes(SlotRequest))
 async def change_slot(request: Request, slot: str) -> Response:
-    """Save what the cache holds of a slot's last prompt and answer (?action=save), restore a saved one (?action=restore),
-    or forget it (?action=erase, without a body).
+    """Save what the cache holds of a slot's last prompt and answer (?action=save), restore a saved
+    one (?action=restore), or forget it (?action=erase, without a body).
 
     Prompts that begin with a restored text start from it, in any slot.
     """
     settings = desk_of(request).settings
     action = request.query_params.get("action")
     if action not in ("save", "restore", "erase"):
-        raise bad_field("action", "one of save, restore, erase", "action: must be save, restore or erase", action)
+        raise bad_field(
+            "action",
+            "one of save, restore, erase",
+            "action: must be save, restore or erase",
+            action,
+        )
     if action != "erase" and settings.slot_folder is None:
-        raise Refusal(404, "not_found", message="caches are not saved: start the server with --slot-save-path")
+        raise Refusal(
+            404, "not_found", message="caches are not saved: start the server with --slot-save-path"
+        )
     if not settings.serves_slots:
         raise Refusal(404, "not_found", message="slots are off: start the server with --slots")
     name = "" if action == "erase" else (await read_body(request, SlotRequest)).filename
@@ -515,7 +723,10 @@ async def change_slot(request: Request, slot: str) -> Response:
     def work(llm: LLM) -> dict[str, Any]:
         number = _find_slot(llm, slot)
         if action == "erase":
-            return {"id_slot": number, "n_erased": llm.loop.erase(llm.loop.scheduler.slots.texts[number])}
+            return {
+                "id_slot": number,
+                "n_erased": llm.loop.erase(llm.loop.scheduler.slots.texts[number]),
+            }
         began = time.perf_counter()
         change = _save_slot if action == "save" else _restore_slot
         found = change(llm, number, _find_file(settings.slot_folder, name))
@@ -528,7 +739,9 @@ async def change_slot(request: Request, slot: str) -> Response:
 def _find_slot(llm: LLM, slot: str) -> int:
     last = llm.loop.max_rows - 1
     if not (slot.isascii() and slot.isdecimal() and len(slot) < 10 and int(slot) <= last):
-        raise bad_field("slot", f"0 to {last}", f"slot: must be a number, 0 to {last} (--max-rows)", slot)
+        raise bad_field(
+            "slot", f"0 to {last}", f"slot: must be a number, 0 to {last} (--max-rows)", slot
+        )
     return int(slot)
 
 
@@ -536,7 +749,9 @@ def _find_file(folder: str | None, name: str) -> Path:
     """A file of the folder; a link must not lead out of it."""
     file = Path(folder or "", name)
     if file.resolve().parent != file.parent.resolve():
-        raise bad_field("filename", "a file of --slot-save-path", "filename: is a link out of the folder", name)
+        raise bad_field(
+            "filename", "a file of --slot-save-path", "filename: is a link out of the folder", name
+        )
     return file
 
 
@@ -544,15 +759,25 @@ def _save_slot(llm: LLM, slot: int, file: Path) -> dict[str, Any]:
     text = llm.loop.scheduler.slots.texts[slot]
     state = llm.loop.export(text) if text else {}
     if not state:
-        raise bad_field("slot", "a slot with a cache", f"slot: the cache holds nothing of slot {slot}; its memory was wanted, or "
-                        "it had no request yet", slot)
+        raise bad_field(
+            "slot",
+            "a slot with a cache",
+            f"slot: the cache holds nothing of slot {slot}; its memory was wanted, or "
+            "it had no request yet",
+            slot,
+        )
     write_cache(file, state, llm.identify_cache(0))
     return {"n_saved": len(state["tokens"]), "n_written": file.stat().st_size}
 
 
 def _restore_slot(llm: LLM, slot: int, file: Path) -> dict[str, Any]:
     if any(sequence.slot == slot for sequence in llm.loop.scheduler.queues.running):
-        raise bad_field("slot", "an idle slot", f"slot: a request runs in slot {slot}: wait for its end, or take another", slot)
+        raise bad_field(
+            "slot",
+            "an idle slot",
+            f"slot: a request runs in slot {slot}: wait for its end, or take another",
+            slot,
+        )
     state = read_cache(file, llm.identify_cache(0))
     tokens = state["tokens"].tolist()
     llm.loop.install(state)

@@ -12,28 +12,54 @@ _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
 
 class Metrics:
-    """Counters of requests and tokens. Their registry is the server's own, so that several fit one process."""
+    """Counters of requests and tokens. Their registry is the server's own, so that several fit one
+    process.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
-            "mlx_llama_requests", "requests to the model by outcome", ["outcome"], registry=self.registry
+            "mlx_llama_requests",
+            "requests to the model by outcome",
+            ["outcome"],
+            registry=self.registry,
         )
-        self.http = Counter("mlx_llama_http_responses", "responses by status", ["status"], registry=self.registry)
-        self.prompt_tokens = Counter("mlx_llama_prompt_tokens", "tokens of prompts", registry=self.registry)
-        self.reused_tokens = Counter("mlx_llama_prompt_tokens_reused", "tokens of prompts that were in the cache",
-                                     registry=self.registry)
+        self.http = Counter(
+            "mlx_llama_http_responses", "responses by status", ["status"], registry=self.registry
+        )
+        self.prompt_tokens = Counter(
+            "mlx_llama_prompt_tokens", "tokens of prompts", registry=self.registry
+        )
+        self.reused_tokens = Counter(
+            "mlx_llama_prompt_tokens_reused",
+            "tokens of prompts that were in the cache",
+            registry=self.registry,
+        )
         self.prefix_hits = Counter(
-            "mlx_llama_prefix_hits", "requests whose prompt began in the cache", registry=self.registry
+            "mlx_llama_prefix_hits",
+            "requests whose prompt began in the cache",
+            registry=self.registry,
         )
-        self.generated_tokens = Counter("mlx_llama_generated_tokens", "tokens generated", registry=self.registry)
-        self.first_token = Histogram("mlx_llama_first_token_seconds", "from a request to its first token", buckets=_SECONDS,
-                                     registry=self.registry)
-        self.between_tokens = Histogram("mlx_llama_between_tokens_seconds", "from a token to the next", buckets=_SECONDS,
-                                        registry=self.registry)
+        self.generated_tokens = Counter(
+            "mlx_llama_generated_tokens", "tokens generated", registry=self.registry
+        )
+        self.first_token = Histogram(
+            "mlx_llama_first_token_seconds",
+            "from a request to its first token",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.between_tokens = Histogram(
+            "mlx_llama_between_tokens_seconds",
+            "from a token to the next",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
 
     def observe_tokens(self, count: int, seconds: float, is_first: bool) -> None:
-        """Count new tokens of an answer, `seconds` after the previous ones or, for the first, after the request."""
+        """Count new tokens of an answer, `seconds` after the previous ones or, for the first, after
+        the request.
+        """
         if not count:
             return
         self.generated_tokens.inc(count)
@@ -56,8 +82,11 @@ class _Scrape:
         desk = self._desk
         yield _gauge("active", "requests running or waiting", desk.active)
         yield _gauge("ready", "1 if the model is loaded", desk.keeper.state == "ready")
-        yield CounterMetricFamily("mlx_llama_set_asides", "requests set aside while memory was short, and computed again later",
-                                  value=desk.keeper.set_asides)
+        yield CounterMetricFamily(
+            "mlx_llama_set_asides",
+            "requests set aside while memory was short, and computed again later",
+            value=desk.keeper.set_asides,
+        )
         llm = desk.keeper.llm
         if llm is None:
             return
@@ -67,7 +96,9 @@ class _Scrape:
         yield _gauge("queue", "requests that wait for a row", len(scheduler.queues.waiting))
         yield _gauge("cache_bytes", "bytes of keys and values", scheduler.cache.nbytes)
         if scheduler.rows.budget is not None:
-            yield _gauge("cache_budget_bytes", "bytes that keys and values may take", scheduler.rows.budget)
+            yield _gauge(
+                "cache_budget_bytes", "bytes that keys and values may take", scheduler.rows.budget
+            )
 
 
 def _gauge(name: str, about: str, value: float) -> GaugeMetricFamily:

@@ -39,19 +39,27 @@ from .tooling import FunctionTool, Reader, build_toolbox, check_rule, read_answe
 router = APIRouter(prefix="/api", tags=["Ollama"])
 
 # Names in `options` that differ from the options table's
-_OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty", "repeat_last_n": "repetition_context_size"}
+_OPTIONS = {
+    "num_predict": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "repeat_last_n": "repetition_context_size",
+}
 _IMAGES = "models here read text only"
 
 
 class OllamaFields(OptionFields):
     """Fields of both ways to generate; those of `options` stand beside the others."""
 
-    noted: ClassVar = frozenset({"messages.thinking", "messages.tool_calls.function.index", "tools.function.strict"})
+    noted: ClassVar = frozenset(
+        {"messages.thinking", "messages.tool_calls.function.index", "tools.function.strict"}
+    )
     refused: ClassVar[Mapping[str, str]] = {"images": _IMAGES}
 
     model: str | None = Field(None, max_length=512)
     stream: bool = True
-    chat_template_kwargs: dict[str, Any] = Field({}, description="variables of the chat template; think sets enable_thinking")
+    chat_template_kwargs: dict[str, Any] = Field(
+        {}, description="variables of the chat template; think sets enable_thinking"
+    )
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
@@ -61,7 +69,8 @@ class OllamaFields(OptionFields):
                 if ours not in cls.model_fields:
                     note(f"options.{name}")
                 elif value is not None:
-                    values[ours] = -1 if ours == "max_tokens" and value == -2 else value  # both: as the context holds
+                    # both: as the context holds
+                    values[ours] = -1 if ours == "max_tokens" and value == -2 else value
         if (form := values.pop("format", None)) not in (None, ""):
             values["schema"] = {"type": "object"} if form == "json" else form
         if not values.get("images", True):
@@ -92,7 +101,10 @@ class OllamaChat(OllamaFields):
 class OllamaGenerate(OllamaFields):
     """POST /api/generate."""
 
-    refused: ClassVar[Mapping[str, str]] = {"images": _IMAGES, "suffix": "the model continues a text"}
+    refused: ClassVar[Mapping[str, str]] = {
+        "images": _IMAGES,
+        "suffix": "the model continues a text",
+    }
 
     prompt: str = ""
     system: str = ""
@@ -111,10 +123,16 @@ def _write_end(answers: Answers) -> dict[str, Any]:
     """The receipt in the last line of an answer."""
     completion = answers.completions[0]
     reason = "length" if completion.finish_reason in ("length", "context") else "stop"
-    return {"done": True, "done_reason": reason, "total_duration": int((time.monotonic() - answers.began) * 1e9),
-            "load_duration": 0, "prompt_eval_count": completion.prompt_tokens,
-            "prompt_eval_duration": int(completion.prefill_seconds * 1e9), "eval_count": len(completion.tokens),
-            "eval_duration": int(completion.decode_seconds * 1e9)}
+    return {
+        "done": True,
+        "done_reason": reason,
+        "total_duration": int((time.monotonic() - answers.began) * 1e9),
+        "load_duration": 0,
+        "prompt_eval_count": completion.prompt_tokens,
+        "prompt_eval_duration": int(completion.prefill_seconds * 1e9),
+        "eval_count": len(completion.tokens),
+        "eval_duration": int(completion.decode_seconds * 1e9),
+    }
 
 
 def fail(refusal: Refusal) -> bytes:
@@ -122,20 +140,38 @@ def fail(refusal: Refusal) -> bytes:
     return dump(write_ollama(refusal)) + b"\n"
 
 
-async def _reply(request: Request, body: OllamaFields, asks: Sequence[Ask], box: Toolbox, field: str) -> Response:
+async def _reply(
+    request: Request, body: OllamaFields, asks: Sequence[Ask], box: Toolbox, field: str
+) -> Response:
     """Answer whole or line by line. field: "message" or "response", where the text goes."""
     name = check_model(request, body.model)
 
-    def line(text: str, calls: Sequence[Any] = (), thought: str = "", **more: Any) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, **({"thinking": thought} if thought else {})}
+    def line(
+        text: str, calls: Sequence[Any] = (), thought: str = "", **more: Any
+    ) -> dict[str, Any]:
+        message = {
+            "role": "assistant",
+            "content": text,
+            **({"thinking": thought} if thought else {}),
+        }
         if calls:
-            message["tool_calls"] = [{"function": {"name": call.name, "arguments": call.values()}} for call in calls]
-        return {"model": name, "created_at": _now(), field: message if field == "message" else text,
-                **({"thinking": thought} if thought and field != "message" else {}), "done": False, **more}
+            message["tool_calls"] = [
+                {"function": {"name": call.name, "arguments": call.values()}} for call in calls
+            ]
+        return {
+            "model": name,
+            "created_at": _now(),
+            field: message if field == "message" else text,
+            **({"thinking": thought} if thought and field != "message" else {}),
+            "done": False,
+            **more,
+        }
 
     def whole(answers: Answers) -> dict[str, Any]:
         text, calls, thought, _ = read_answer(answers, 0, box)
-        return line(text, [call for call in calls if call.is_complete], thought, **_write_end(answers))
+        return line(
+            text, [call for call in calls if call.is_complete], thought, **_write_end(answers)
+        )
 
     async def lines(answers: Answers) -> AsyncIterator[bytes]:
         reader, told = Reader(answers, 0, box), 0
@@ -161,10 +197,24 @@ async def _reply(request: Request, body: OllamaFields, asks: Sequence[Ask], box:
 async def chat(request: Request) -> Response:
     """Answer a conversation."""
     body = await read_body(request, OllamaChat)
-    box, options = build_toolbox([tool.function.described() for tool in body.tools], "auto", True), body.given_options()
+    box, options = (
+        build_toolbox([tool.function.described() for tool in body.tools], "auto", True),
+        body.given_options(),
+    )
     check_rule(box, options, "format")
-    asks = [Ask([message.plain() for message in body.messages], "messages", options, box,
-                variables=body.chat_template_kwargs)] if body.messages else []
+    asks = (
+        [
+            Ask(
+                [message.plain() for message in body.messages],
+                "messages",
+                options,
+                box,
+                variables=body.chat_template_kwargs,
+            )
+        ]
+        if body.messages
+        else []
+    )
     return await _reply(request, body, asks, box, "message")
 
 
@@ -189,8 +239,14 @@ def _facts(request: Request) -> dict[str, Any]:
 def _describe(request: Request) -> dict[str, Any]:
     llm, path = desk_of(request).keeper.llm, str(_facts(request).get("model_path", ""))
     family = llm.model.config.architecture.removesuffix("ForCausalLM").lower() if llm else ""
-    return {"format": "gguf" if path.endswith(".gguf") else "safetensors", "family": family, "families": [family],
-            "parameter_size": "", "quantization_level": "", "parent_model": ""}
+    return {
+        "format": "gguf" if path.endswith(".gguf") else "safetensors",
+        "family": family,
+        "families": [family],
+        "parameter_size": "",
+        "quantization_level": "",
+        "parent_model": "",
+    }
 
 
 @router.get("/tags")
@@ -201,9 +257,19 @@ async def tags(request: Request) -> Response:
     details = _describe(request)
     path = Path(str(_facts(request).get("model_path", "")))
     size = path.stat().st_size if path.is_file() else 0
-    models = [{"name": _tag(name), "model": _tag(name), "modified_at": started, "expires_at": "2318-01-01T00:00:00Z",
-               "size": size, "size_vram": 0, "digest": "", "details": details}
-              for name in (*served_names(request), *served_adapters(request))]
+    models = [
+        {
+            "name": _tag(name),
+            "model": _tag(name),
+            "modified_at": started,
+            "expires_at": "2318-01-01T00:00:00Z",
+            "size": size,
+            "size_vram": 0,
+            "digest": "",
+            "details": details,
+        }
+        for name in (*served_names(request), *served_adapters(request))
+    ]
     return Json({"models": models})
 
 
@@ -222,9 +288,20 @@ async def show(request: Request) -> Response:
     check_model(request, body.model)
     facts = _facts(request)
     template, details = str(facts.get("chat_template", "")), _describe(request)
-    info = {"general.architecture": details["family"], f"{details['family']}.context_length": facts.get("n_ctx_train")}
-    return Json({"modelfile": "", "parameters": "", "template": template, "details": details, "model_info": info,
-                 "capabilities": ["completion", *(["tools"] if "tools" in template else [])]})
+    info = {
+        "general.architecture": details["family"],
+        f"{details['family']}.context_length": facts.get("n_ctx_train"),
+    }
+    return Json(
+        {
+            "modelfile": "",
+            "parameters": "",
+            "template": template,
+            "details": details,
+            "model_info": info,
+            "capabilities": ["completion", *(["tools"] if "tools" in template else [])],
+        }
+    )
 
 
 @router.get("/version")
@@ -236,6 +313,9 @@ async def version() -> Response:
 @router.post("/{route}", include_in_schema=False)
 async def missing(route: str) -> Response:
     """Routes that would change which models there are, and those for embeddings."""
-    reason = "this server computes no embeddings" if route.startswith("embed") else (
-        "this server has the one model that it was started with: start it again with --model")
+    reason = (
+        "this server computes no embeddings"
+        if route.startswith("embed")
+        else ("this server has the one model that it was started with: start it again with --model")
+    )
     return Json({"error": reason}, 501 if route.startswith("embed") else 400)

@@ -71,7 +71,9 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str = Field("", max_length=256, description="for templates that show it")
-    reasoning_content: str = Field("", description="of an assistant's message, for templates that show it")
+    reasoning_content: str = Field(
+        "", description="of an assistant's message, for templates that show it"
+    )
     tool_calls: list[Call] = Field([], max_length=128)
     tool_call_id: str = Field("", max_length=4096)
     refusal: Literal[""] = ""  # assistants' messages come back with these, empty
@@ -97,7 +99,9 @@ class Message(Body):
             plain["tool_calls"] = [call.model_dump(exclude={"index"}) for call in self.tool_calls]
         if role == "tool":
             plain["tool_call_id"] = self.tool_call_id
-        return plain | {name: found for name in ("name", "reasoning_content") if (found := getattr(self, name))}
+        return plain | {
+            name: found for name in ("name", "reasoning_content") if (found := getattr(self, name))
+        }
 
 
 def join_parts(content: Any) -> str:
@@ -115,19 +119,41 @@ class StreamOptions(Body):
 class CommonFields(OptionFields):
     """Fields of both kinds of completion."""
 
-    noted: ClassVar = frozenset({"user", "stream_options", "best_of", "store", "service_tier", "metadata", "safety_identifier",
-                                 "prompt_cache_key", "parallel_tool_calls", "messages.refusal", "messages.annotations",
-                                 "messages.name", "messages.reasoning_content", "messages.tool_calls.type",
-                                 "tools.function.strict"})
+    noted: ClassVar = frozenset(
+        {
+            "user",
+            "stream_options",
+            "best_of",
+            "store",
+            "service_tier",
+            "metadata",
+            "safety_identifier",
+            "prompt_cache_key",
+            "parallel_tool_calls",
+            "messages.refusal",
+            "messages.annotations",
+            "messages.name",
+            "messages.reasoning_content",
+            "messages.tool_calls.type",
+            "tools.function.strict",
+        }
+    )
 
     model: str | None = Field(None, max_length=512)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    n: int = Field(1, ge=1, le=16, description="answers to each prompt; with a seed, answer i draws with seed + i")
+    n: int = Field(
+        1,
+        ge=1,
+        le=16,
+        description="answers to each prompt; with a seed, answer i draws with seed + i",
+    )
     user: str | None = Field(None, max_length=512, description="has no effect")
 
     ignore_eos: bool = Field(False, description="go on after end tokens")
-    cache_prompt: bool = Field(True, description="use known prefixes; false: compute the whole prompt")
+    cache_prompt: bool = Field(
+        True, description="use known prefixes; false: compute the whole prompt"
+    )
 
     def apply(self, ask: Ask) -> Ask:
         """The ask as these fields have it."""
@@ -142,43 +168,66 @@ class CommonFields(OptionFields):
     @classmethod
     def check_together(cls, given: Mapping[str, Any]) -> list[Fault]:
         if "stream_options" in given and given.get("stream", False) is False:
-            return [Fault("stream_options", "only with stream: true", "stream_options: only with stream: true",
-                          shorten(given["stream_options"]))]
+            return [
+                Fault(
+                    "stream_options",
+                    "only with stream: true",
+                    "stream_options: only with stream: true",
+                    shorten(given["stream_options"]),
+                )
+            ]
         return []
 
 
 class ChatRequest(CommonFields):
     """POST /v1/chat/completions."""
 
-    renamed: ClassVar = OptionFields.renamed | {"max_completion_tokens": "max_tokens", "n_probs": "top_logprobs"}
+    renamed: ClassVar = OptionFields.renamed | {
+        "max_completion_tokens": "max_tokens",
+        "n_probs": "top_logprobs",
+    }
     places: ClassVar[Mapping[str, Sequence[str]]] = {
-        "schema": ("response_format.json_schema.schema", "response_format.schema"), "logprobs": ("top_logprobs",)}
+        "schema": ("response_format.json_schema.schema", "response_format.schema"),
+        "logprobs": ("top_logprobs",),
+    }
     refused: ClassVar = {"audio": ""}
 
     messages: list[Message] = Field(min_length=1)
     logprobs: bool = Field(False, description="tell the log-probability of each token")  # type: ignore[assignment]
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="likeliest tokens told at each position")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="likeliest tokens told at each position"
+    )
     response_format: ResponseFormat = ResponseFormat.model_validate({"type": "text"})
     tools: list[FunctionTool] = []
     tool_choice: Literal["none", "auto", "required"] | NamedChoice = Field(
-        "auto", description="a call that is required does not end at stop strings")
+        "auto", description="a call that is required does not end at stop strings"
+    )
     parallel_tool_calls: bool = True
-    chat_template_kwargs: dict[str, Any] = Field({}, description="variables of the chat template, such as enable_thinking")
+    chat_template_kwargs: dict[str, Any] = Field(
+        {}, description="variables of the chat template, such as enable_thinking"
+    )
     modalities: list[Literal["text"]] = ["text"]
     store: Literal[False] = Field(False, description="answers are not kept")
     service_tier: Literal["auto", "default"] = "auto"
     metadata: dict[str, str] = Field({}, max_length=16, description="has no effect without store")
     safety_identifier: str | None = Field(None, max_length=512, description="has no effect")
-    prompt_cache_key: str | None = Field(None, max_length=512, description="has no effect: every prefix is known")
+    prompt_cache_key: str | None = Field(
+        None, max_length=512, description="has no effect: every prefix is known"
+    )
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
         super().adapt(values, note)
         adapt_thinking(values, note)
         if (functions := values.pop("functions", None)) and isinstance(functions, list):
-            values.setdefault("tools", [{"type": "function", "function": function} for function in functions])
+            values.setdefault(
+                "tools", [{"type": "function", "function": function} for function in functions]
+            )
         if (choice := values.pop("function_call", None)) is not None:
-            values.setdefault("tool_choice", {"type": "function", "function": choice} if isinstance(choice, dict) else choice)
+            values.setdefault(
+                "tool_choice",
+                {"type": "function", "function": choice} if isinstance(choice, dict) else choice,
+            )
         if values.get("tool_choice") == "any":  # Mistral's word
             values["tool_choice"] = "required"
         adapt_allowed_tools(values)
@@ -200,12 +249,28 @@ class ChatRequest(CommonFields):
     def check_together(cls, given: Mapping[str, Any]) -> list[Fault]:
         faults = super().check_together(given)
         if "top_logprobs" in given and given.get("logprobs", False) is False:
-            faults.append(Fault("top_logprobs", "only with logprobs: true", "top_logprobs: only with logprobs: true",
-                                shorten(given["top_logprobs"])))
+            faults.append(
+                Fault(
+                    "top_logprobs",
+                    "only with logprobs: true",
+                    "top_logprobs: only with logprobs: true",
+                    shorten(given["top_logprobs"]),
+                )
+            )
         form = given.get("response_format")
-        if isinstance(form, dict) and form.get("type") != "text" and (rules := [name for name in RULES if name in given]):
-            faults.append(Fault("response_format", "one rule of an answer", "response_format: an answer has one rule, and "
-                                f"{rules[0]} is given too", shorten(form)))
+        if (
+            isinstance(form, dict)
+            and form.get("type") != "text"
+            and (rules := [name for name in RULES if name in given])
+        ):
+            faults.append(
+                Fault(
+                    "response_format",
+                    "one rule of an answer",
+                    f"response_format: an answer has one rule, and {rules[0]} is given too",
+                    shorten(form),
+                )
+            )
         return faults
 
     def given_options(self) -> dict[str, Any]:
@@ -214,14 +279,20 @@ class ChatRequest(CommonFields):
         if self.logprobs:
             options["logprobs"] = self.top_logprobs or 0
         if "response_format" in self.model_fields_set and self.response_format.type == "text":
-            options = {**dict.fromkeys(RULES), **options}  # no rule, whatever the server's options say
+            # no rule, whatever the server's options say
+            options = {**dict.fromkeys(RULES), **options}
         return options | self.response_format.options()
 
     def toolbox(self) -> Toolbox:
         """The tools. Raises Refusal."""
-        choice = self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.function.name
-        return build_toolbox([tool.function.described() for tool in self.tools], choice, self.parallel_tool_calls)
-
+        choice = (
+            self.tool_choice
+            if isinstance(self.tool_choice, str)
+            else self.tool_choice.function.name
+        )
+        return build_toolbox(
+            [tool.function.described() for tool in self.tools], choice, self.parallel_tool_calls
+        )
 
 
 @router.post("/v1/chat/completions", **takes(ChatRequest))
@@ -233,17 +304,27 @@ async def chat(request: Request) -> Response:
     messages = [message.plain() for message in body.messages]
     box, options = body.toolbox(), body.given_options()
     check_rule(box, options, "response_format" if body.response_format.options() else "")
-    asks = [replace(body.apply(ask), variables=body.chat_template_kwargs)
-            for ask in choices_of(options, [messages], "messages", body.n, box)]
-    made = {"id": f"chatcmpl-{request_id(request)}", "created": int(time.time()), "model": name,
-            "system_fingerprint": FINGERPRINT}
+    asks = [
+        replace(body.apply(ask), variables=body.chat_template_kwargs)
+        for ask in choices_of(options, [messages], "messages", body.n, box)
+    ]
+    made = {
+        "id": f"chatcmpl-{request_id(request)}",
+        "created": int(time.time()),
+        "model": name,
+        "system_fingerprint": FINGERPRINT,
+    }
 
     def whole(answers: Answers) -> dict[str, Any]:
         choices, thought_tokens = [], 0
         for i, completion in enumerate(answers.completions):
             text, calls, thought, count = read_answer(answers, i, box)
             thought_tokens += count
-            message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+            message: dict[str, Any] = {
+                "role": "assistant",
+                "content": text if text or not calls else None,
+                "refusal": None,
+            }
             if thought:
                 message["reasoning_content"] = thought
             if calls:
@@ -252,17 +333,34 @@ async def chat(request: Request) -> Response:
                 {
                     "index": i,
                     "message": message,
-                    "logprobs": write_logprobs(answers.llm, completion.tokens) if body.logprobs else None,
+                    "logprobs": write_logprobs(answers.llm, completion.tokens)
+                    if body.logprobs
+                    else None,
                     "finish_reason": finish_reason(completion, calls),
                 }
             )
-        return {**made, "object": "chat.completion", "choices": choices, "usage": write_usage(answers, thought_tokens),
-                "timings": write_timings(answers.completions[0])}
+        return {
+            **made,
+            "object": "chat.completion",
+            "choices": choices,
+            "usage": write_usage(answers, thought_tokens),
+            "timings": write_timings(answers.completions[0]),
+        }
 
-    def delta(i: int, content: dict[str, Any], reason: str | None = None, logprobs: Any = None) -> bytes:
+    def delta(
+        i: int, content: dict[str, Any], reason: str | None = None, logprobs: Any = None
+    ) -> bytes:
         usage = {"usage": None} if body.stream_options.include_usage else {}
-        return event({**made, "object": "chat.completion.chunk", **usage, "choices": [
-            {"index": i, "delta": content, "logprobs": logprobs, "finish_reason": reason}]})
+        return event(
+            {
+                **made,
+                "object": "chat.completion.chunk",
+                **usage,
+                "choices": [
+                    {"index": i, "delta": content, "logprobs": logprobs, "finish_reason": reason}
+                ],
+            }
+        )
 
     async def events(answers: Answers) -> AsyncIterator[bytes]:
         for i in range(body.n):
@@ -274,7 +372,8 @@ async def chat(request: Request) -> Response:
                 told = readers[i].push(token.text)
                 logprobs = write_logprobs(answers.llm, [token]) if body.logprobs else None
                 if logprobs and logprobs["content"] and not told:
-                    told = [""]  # a token without a text of its own has a log-probability all the same
+                    # a token without a text of its own has a log-probability all the same
+                    told = [""]
                 for piece in told:
                     yield delta(i, write_piece(piece), None, logprobs)
                     logprobs = None
@@ -284,8 +383,15 @@ async def chat(request: Request) -> Response:
                 yield delta(i, {}, finish_reason(answers.completions[i], readers[i].calls))
         if body.stream_options.include_usage:
             usage = write_usage(answers, sum(reader.thought_tokens for reader in readers))
-            yield event({**made, "object": "chat.completion.chunk", "choices": [], "usage": usage,
-                         "timings": write_timings(answers.completions[0])})
+            yield event(
+                {
+                    **made,
+                    "object": "chat.completion.chunk",
+                    "choices": [],
+                    "usage": usage,
+                    "timings": write_timings(answers.completions[0]),
+                }
+            )
         yield DONE
 
     if body.stream:
@@ -333,7 +439,11 @@ def adapt_thinking(values: dict[str, Any], note: Note) -> None:
 def adapt_allowed_tools(values: dict[str, Any]) -> None:
     """Offer the tools alone that a tool_choice of the type allowed_tools lists."""
     choice, tools = values.get("tool_choice"), values.get("tools")
-    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools" or not isinstance(tools, list):
+    if (
+        not isinstance(choice, dict)
+        or choice.get("type") != "allowed_tools"
+        or not isinstance(tools, list)
+    ):
         return
     allowed = choice.get("allowed_tools", choice)
     if isinstance(allowed, dict) and isinstance(allowed.get("tools"), list):
@@ -348,8 +458,8 @@ def _tool_name(tool: Any) -> Any:
 
 
 def adapt_messages(messages: list[Any]) -> list[Any]:
-    """Messages with what older and other clients leave out or spell in another way: ids of calls, arguments as objects,
-    the role function, contents that are null."""
+    """Messages with what older and other clients leave out or spell in another way: ids of calls,
+    arguments as objects, the role function, contents that are null."""
     adapted: list[Any] = []
     waiting: list[str] = []  # ids of calls without a result
     for number, message in enumerate(messages):
@@ -360,12 +470,16 @@ def adapt_messages(messages: list[Any]) -> list[Any]:
         if isinstance(call := message.pop("function_call", None), dict):
             message.setdefault("tool_calls", [{"type": "function", "function": call}])
         if isinstance(calls := message.get("tool_calls"), list):
-            message["tool_calls"] = [_adapt_call(call, f"call_{number}_{i}") for i, call in enumerate(calls)]
+            message["tool_calls"] = [
+                _adapt_call(call, f"call_{number}_{i}") for i, call in enumerate(calls)
+            ]
             waiting = [call["id"] for call in message["tool_calls"] if isinstance(call, dict)]
         if message.get("role") == "function":
             message["role"] = "tool"
         if message.get("role") == "tool":
-            identity = message.setdefault("tool_call_id", waiting[0] if waiting else f"call_{number}")
+            identity = message.setdefault(
+                "tool_call_id", waiting[0] if waiting else f"call_{number}"
+            )
             waiting = [other for other in waiting if other != identity]
         if message.get("role") in ("user", "assistant", "tool", "system", "developer"):
             message.setdefault("content", "")
@@ -399,8 +513,14 @@ def _adapt_part(part: Any) -> Any:
     """A part of text, whichever API it comes from."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
-    is_text = isinstance(part, dict) and part.get("type") in ("input_text", "output_text", "refusal")
-    return {**part, "type": "text", "text": part.get("text", part.get("refusal"))} if is_text else part
+    is_text = isinstance(part, dict) and part.get("type") in (
+        "input_text",
+        "output_text",
+        "refusal",
+    )
+    return (
+        {**part, "type": "text", "text": part.get("text", part.get("refusal"))} if is_text else part
+    )
 
 
 def write_piece(piece: Piece) -> dict[str, Any]:
@@ -411,7 +531,11 @@ def write_piece(piece: Piece) -> dict[str, Any]:
         return {"content": piece}
     begun = {"id": piece.id, "type": "function"} if piece.id else {}
     name = {"name": piece.name} if piece.name else {}
-    return {"tool_calls": [{"index": piece.index, **begun, "function": {**name, "arguments": piece.arguments}}]}
+    return {
+        "tool_calls": [
+            {"index": piece.index, **begun, "function": {**name, "arguments": piece.arguments}}
+        ]
+    }
 
 
 def fail(refusal: Refusal) -> bytes:
@@ -443,17 +567,34 @@ class CompletionRequest(CommonFields):
 
 def split_prompts(prompt: Any, most: int) -> list[Any]:
     """The prompts of a field that takes one or several. Raises Refusal."""
-    prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)) else [prompt]
+    prompts = (
+        prompt
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list))
+        else [prompt]
+    )
     if len(prompts) > most:
-        raise Refusal(400, "invalid_value", [Fault("prompt", f"at most {most} prompts",
-                                                   f"prompt: has {len(prompts)} prompts, at most {most} are taken")])
+        raise Refusal(
+            400,
+            "invalid_value",
+            [
+                Fault(
+                    "prompt",
+                    f"at most {most} prompts",
+                    f"prompt: has {len(prompts)} prompts, at most {most} are taken",
+                )
+            ],
+        )
     if any(isinstance(one, list) and not one for one in prompts):
-        raise Refusal(400, "invalid_value", [Fault("prompt", "at least 1 token", "prompt: has no token")])
+        raise Refusal(
+            400, "invalid_value", [Fault("prompt", "at least 1 token", "prompt: has no token")]
+        )
     return prompts
 
 
 def spell_token(entry: Mapping[str, Any]) -> str:
-    """A token's text; bytes that are no characters as bytes:\\xe2\\x82, so that two of them are two keys."""
+    """A token's text; bytes that are no characters as bytes:\\xe2\\x82, so that two of them are two
+    keys.
+    """
     data = bytes(entry["bytes"])
     try:
         return data.decode()
@@ -477,13 +618,19 @@ async def complete(request: Request) -> Response:
                 Fault(
                     "n",
                     f"at most {settings.max_choices} answers",
-                    f"n: {len(prompts)} prompts of {body.n} answers each, at most {settings.max_choices} are taken",
+                    f"n: {len(prompts)} prompts of {body.n} answers each, at most "
+                    f"{settings.max_choices} are taken",
                 )
             ],
         )
     asks = [body.apply(ask) for ask in choices_of(body.given_options(), prompts, "prompt", body.n)]
-    made = {"id": f"cmpl-{request_id(request)}", "object": "text_completion", "created": int(time.time()), "model": name,
-            "system_fingerprint": FINGERPRINT}
+    made = {
+        "id": f"cmpl-{request_id(request)}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": name,
+        "system_fingerprint": FINGERPRINT,
+    }
 
     def opening(answers: Answers, i: int) -> str:
         if not body.echo:
@@ -492,10 +639,21 @@ async def complete(request: Request) -> Response:
         return prompt if isinstance(prompt, str) else answers.llm.tokenizer.decode(prompt)
 
     def whole(answers: Answers) -> dict[str, Any]:
-        choices = [{"index": i, "text": opening(answers, i) + completion.text,
-                    "logprobs": logprobs(answers, completion.tokens, len(opening(answers, i))),
-                    "finish_reason": finish_reason(completion)} for i, completion in enumerate(answers.completions)]
-        return {**made, "choices": choices, "usage": write_usage(answers), "timings": write_timings(answers.completions[0])}
+        choices = [
+            {
+                "index": i,
+                "text": opening(answers, i) + completion.text,
+                "logprobs": logprobs(answers, completion.tokens, len(opening(answers, i))),
+                "finish_reason": finish_reason(completion),
+            }
+            for i, completion in enumerate(answers.completions)
+        ]
+        return {
+            **made,
+            "choices": choices,
+            "usage": write_usage(answers),
+            "timings": write_timings(answers.completions[0]),
+        }
 
     def logprobs(answers: Answers, tokens: Sequence[Token], offset: int) -> dict[str, Any] | None:
         """The older form: lists side by side, the likeliest as an object."""
@@ -506,14 +664,30 @@ async def complete(request: Request) -> Response:
         for token in tokens:
             offsets.append(offset)
             offset += len(token.text)
-        told = [token.logprobs is not None and token not in answers.llm.engine.eos for token in tokens]
-        return {"tokens": [spell_token(one) for one in found], "token_logprobs": [one["logprob"] for one in found],
-                "top_logprobs": [{spell_token(other): other["logprob"] for other in one["top_logprobs"]} for one in found],
-                "text_offset": list(itertools.compress(offsets, told))}
+        told = [
+            token.logprobs is not None and token not in answers.llm.engine.eos for token in tokens
+        ]
+        return {
+            "tokens": [spell_token(one) for one in found],
+            "token_logprobs": [one["logprob"] for one in found],
+            "top_logprobs": [
+                {spell_token(other): other["logprob"] for other in one["top_logprobs"]}
+                for one in found
+            ],
+            "text_offset": list(itertools.compress(offsets, told)),
+        }
 
-    def piece(i: int, text: str, reason: str | None = None, found: dict[str, Any] | None = None) -> bytes:
+    def piece(
+        i: int, text: str, reason: str | None = None, found: dict[str, Any] | None = None
+    ) -> bytes:
         usage = {"usage": None} if body.stream_options.include_usage else {}
-        return event({**made, **usage, "choices": [{"index": i, "text": text, "logprobs": found, "finish_reason": reason}]})
+        return event(
+            {
+                **made,
+                **usage,
+                "choices": [{"index": i, "text": text, "logprobs": found, "finish_reason": reason}],
+            }
+        )
 
     async def events(answers: Answers) -> AsyncIterator[bytes]:
         for i in range(len(asks)):
@@ -542,20 +716,43 @@ async def complete(request: Request) -> Response:
 async def models(request: Request) -> Response:
     """The model of this server, and its adapters."""
     llm = desk_of(request).keeper.llm
-    meta = None if llm is None else {"n_vocab": llm.model.config.vocab_size, "n_ctx": llm.engine.context,
-                                     "n_ctx_train": llm.model.config.max_position_embeddings}
-    return Json({"object": "list", "data": [_model(request, name) | {"meta": meta} for name in (
-        *served_names(request), *served_adapters(request))]})
+    meta = (
+        None
+        if llm is None
+        else {
+            "n_vocab": llm.model.config.vocab_size,
+            "n_ctx": llm.engine.context,
+            "n_ctx_train": llm.model.config.max_position_embeddings,
+        }
+    )
+    return Json(
+        {
+            "object": "list",
+            "data": [
+                _model(request, name) | {"meta": meta}
+                for name in (*served_names(request), *served_adapters(request))
+            ],
+        }
+    )
 
 
 @router.get("/v1/models/{name:path}")
 async def model(request: Request, name: str) -> Response:
     """One model by its name."""
     if not desk_of(request).is_name(name):
-        raise Refusal(404, "model_not_found", message=f"there is no model {name!r:.100} here: this server has "
-                      f"{', '.join((*served_names(request), *served_adapters(request)))}")
+        raise Refusal(
+            404,
+            "model_not_found",
+            message=f"there is no model {name!r:.100} here: this server has "
+            f"{', '.join((*served_names(request), *served_adapters(request)))}",
+        )
     return Json(_model(request, check_model(request, name)))
 
 
 def _model(request: Request, name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": int(request.app.state.started), "owned_by": "mlx_llama"}
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(request.app.state.started),
+        "owned_by": "mlx_llama",
+    }

@@ -60,7 +60,9 @@ async def loading_progress(request: Request) -> Response:
                 return
             await asyncio.sleep(POLL_SECONDS)
 
-    return EventSourceResponse(events(), sep="\n", send_timeout=desk_of(request).settings.send_timeout)
+    return EventSourceResponse(
+        events(), sep="\n", send_timeout=desk_of(request).settings.send_timeout
+    )
 
 
 @router.get("/metrics")
@@ -68,4 +70,7 @@ async def metrics(request: Request) -> Response:
     """Figures for Prometheus."""
     if not desk_of(request).settings.serves_metrics:
         raise Refusal(404, "not_found", message="metrics are off: start the server with --metrics")
-    return Response(generate_latest(desk_of(request).metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    return Response(
+        generate_latest(desk_of(request).metrics.registry),
+        headers={"Content-Type": CONTENT_TYPE_LATEST},
+    )

@@ -1,4 +1,6 @@
-"""The web page: its files, Markdown rendered for it, session files checked for it. Nothing is fetched from elsewhere."""
+"""The web page: its files, Markdown rendered for it, session files checked for it. Nothing is
+fetched from elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,18 @@ from .schemas import takes
 router = APIRouter(tags=["page"], include_in_schema=False)
 
 FOLDER = Path(__file__).parent / "page"
-KINDS = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8",
-         ".svg": "image/svg+xml"}
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
 MOST_TEXT = 1 << 20  # characters rendered at once
 MOST_CODE = 50_000  # characters of a highlighted block
 
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; "
+    "style-src 'self'; img-src 'self'; "
     "connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types page",
@@ -116,7 +123,9 @@ async def render(request: Request) -> Response:
 def _markdown() -> Any:
     from markdown_it import MarkdownIt
 
-    markdown = MarkdownIt("commonmark", {"html": False, "highlight": highlight}).enable(["table", "strikethrough"])
+    markdown = MarkdownIt("commonmark", {"html": False, "highlight": highlight}).enable(
+        ["table", "strikethrough"]
+    )
     # A picture would be fetched from wherever the model says.
     markdown.disable("image")
 
@@ -144,7 +153,9 @@ def highlight(code: str, language: str, attributes: str) -> str:
     shown = escape(code)
     if language and len(code) <= MOST_CODE:
         with contextlib.suppress(ClassNotFound):
-            shown = color(code, get_lexer_by_name(language, stripnl=False), HtmlFormatter(nowrap=True))
+            shown = color(
+                code, get_lexer_by_name(language, stripnl=False), HtmlFormatter(nowrap=True)
+            )
     return f'<pre class="code" data-language="{escape(language[:40])}"><code>{shown}</code></pre>'
 
 
@@ -162,10 +173,16 @@ async def check_session(request: Request) -> Response:
     """The content of a REPL's session file, checked as the REPL checks it."""
     body = await read_body(request, SessionRequest)
     try:
-        saved = await anyio.to_thread.run_sync(lambda: parse_session(body.text.encode("utf-8", "replace"), "the file"))
+        saved = await anyio.to_thread.run_sync(
+            lambda: parse_session(body.text.encode("utf-8", "replace"), "the file")
+        )
     except LlamaError as error:
         raise refuse(error, "text") from None
     if any(message.role == "tool" for message in saved.messages):
-        raise bad_field("text", "a conversation without tools", "text: this conversation has tool calls, which the page cannot "
-                        "show: load it in the REPL (/load FILE) or from Python")
+        raise bad_field(
+            "text",
+            "a conversation without tools",
+            "text: this conversation has tool calls, which the page cannot "
+            "show: load it in the REPL (/load FILE) or from Python",
+        )
     return Json(saved.model_dump(mode="json"))

@@ -30,7 +30,9 @@ NEVER = 1 << 20  # seconds, longer than any request lasts
 
 def dump(value: Any) -> bytes:
     """JSON in one line of UTF-8."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode(
+        "utf-8", "replace"
+    )
 
 
 class Json(Response):
@@ -44,8 +46,11 @@ class Json(Response):
 
 def event(value: Any, name: str | None = None, number: int | str | None = None) -> bytes:
     """A server-sent event with JSON."""
-    return (b"" if name is None else b"event: %s\n" % name.encode()) + (b"" if number is None else b"id: %s\n" % str(
-        number).encode()) + b"data: %s\n\n" % dump(value)
+    return (
+        (b"" if name is None else b"event: %s\n" % name.encode())
+        + (b"" if number is None else b"id: %s\n" % str(number).encode())
+        + b"data: %s\n\n" % dump(value)
+    )
 
 
 DONE = b"data: [DONE]\n\n"
@@ -77,7 +82,9 @@ async def submit(request: Request, asks: Sequence[Ask]) -> Answers:
     try:
         answers = await until_gone(request, desk_of(request).answer(asks))
     except Refusal as refusal:
-        refusal.faults = [rename_fault(fault, request.scope.get("names", {})) for fault in refusal.faults]
+        refusal.faults = [
+            rename_fault(fault, request.scope.get("names", {})) for fault in refusal.faults
+        ]
         raise
     request.scope["answers"] = answers  # for the log
     return answers
@@ -88,7 +95,9 @@ def _with_notes(request: Request, ask: Ask) -> Ask:
     return replace(ask, note=lambda place: note(request, names.get(place, place)))
 
 
-async def reply_whole(request: Request, asks: Sequence[Ask], write: Callable[[Answers], Any]) -> Response:
+async def reply_whole(
+    request: Request, asks: Sequence[Ask], write: Callable[[Answers], Any]
+) -> Response:
     """Wait for all answers and write them. Raises Refusal."""
     answers = await submit(request, asks)
     outcome = "gone"
@@ -103,10 +112,16 @@ async def reply_whole(request: Request, asks: Sequence[Ask], write: Callable[[An
         answers.close(outcome)
 
 
-async def reply_stream(request: Request, asks: Sequence[Ask], write: Callable[[Answers], AsyncIterator[bytes]],
-                       write_failure: Callable[[Refusal], bytes], ping: int = PING_SECONDS,
-                       media_type: str = "text/event-stream") -> Response:
-    """Stream the events of `write`, which reads `answers.batches()`. Raises Refusal before the first.
+async def reply_stream(
+    request: Request,
+    asks: Sequence[Ask],
+    write: Callable[[Answers], AsyncIterator[bytes]],
+    write_failure: Callable[[Refusal], bytes],
+    ping: int = PING_SECONDS,
+    media_type: str = "text/event-stream",
+) -> Response:
+    """Stream the events of `write`, which reads `answers.batches()`. Raises Refusal before the
+    first.
 
     ping: seconds of silence before a comment; 0 or less: none.
     """
@@ -117,13 +132,26 @@ async def reply_stream(request: Request, asks: Sequence[Ask], write: Callable[[A
 class Stream(EventSourceResponse):
     """Events of answers that end with the connection, however that ends."""
 
-    def __init__(self, request: Request, answers: Answers, events: AsyncIterator[bytes],
-                 write_failure: Callable[[Refusal], bytes], ping: int, media_type: str):
+    def __init__(
+        self,
+        request: Request,
+        answers: Answers,
+        events: AsyncIterator[bytes],
+        write_failure: Callable[[Refusal], bytes],
+        ping: int,
+        media_type: str,
+    ):
         settings = desk_of(request).settings
         self._answers, self._events, self._write_failure = answers, events, write_failure
         self._outcome = "gone"
-        super().__init__(self._run(), media_type=media_type, ping=ping if ping > 0 else NEVER, sep="\n", send_timeout=settings.send_timeout,
-                         ping_message_factory=lambda: ServerSentEvent(comment="waiting", sep="\n"))
+        super().__init__(
+            self._run(),
+            media_type=media_type,
+            ping=ping if ping > 0 else NEVER,
+            sep="\n",
+            send_timeout=settings.send_timeout,
+            ping_message_factory=lambda: ServerSentEvent(comment="waiting", sep="\n"),
+        )
 
     async def _run(self) -> AsyncIterator[bytes]:
         try:
@@ -161,7 +189,8 @@ def served_adapters(request: Request) -> tuple[str, ...]:
 
 
 def check_model(request: Request, name: str | None) -> str:
-    """The name of the model, or of one of its adapters, as the answer gives it. Raises Refusal for another model's.
+    """The name of the model, or of one of its adapters, as the answer gives it. Raises Refusal for
+    another model's.
 
     Leaves `adapter` in the request's scope: the one that the name asks for.
     """
@@ -179,7 +208,9 @@ async def count_prompt(request: Request, ask: Ask) -> int:
     desk, ask = desk_of(request), _with_notes(request, ask)
     llm = await desk.keeper.enter()
     try:
-        return await anyio.to_thread.run_sync(lambda: len(prepare(llm, ask, desk.settings, fits=False).prompt))
+        return await anyio.to_thread.run_sync(
+            lambda: len(prepare(llm, ask, desk.settings, fits=False).prompt)
+        )
     finally:
         desk.keeper.leave()
 
@@ -189,12 +220,19 @@ def write_usage(answers: Answers, thought_tokens: int = 0) -> dict[str, Any]:
     completions = answers.completions
     prompts: dict[tuple[int, ...], Completion] = {}
     for prompt, completion in zip(answers.prompts, completions, strict=True):
-        prompts.setdefault(tuple(prompt), completion)  # the later ones reuse what the first computed
+        # the later ones reuse what the first computed
+        prompts.setdefault(tuple(prompt), completion)
     read = sum(completion.prompt_tokens for completion in prompts.values())
     written = sum(len(completion.tokens) for completion in completions)
-    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written,
-            "prompt_tokens_details": {"cached_tokens": sum(one.reused_tokens for one in prompts.values())},
-            "completion_tokens_details": {"reasoning_tokens": thought_tokens}}
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": read + written,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(one.reused_tokens for one in prompts.values())
+        },
+        "completion_tokens_details": {"reasoning_tokens": thought_tokens},
+    }
 
 
 def write_timings(completion: Completion) -> dict[str, Any]:
@@ -218,9 +256,22 @@ def _divide(amount: float, count: int) -> float:
     return round(amount / count, 3) if count else 0.0
 
 
-def choices_of(options: Mapping[str, Any], prompts: Sequence[Any], field: str, count: int,
-               toolbox: Toolbox = Toolbox()) -> list[Ask]:
+def choices_of(
+    options: Mapping[str, Any],
+    prompts: Sequence[Any],
+    field: str,
+    count: int,
+    toolbox: Toolbox = Toolbox(),
+) -> list[Ask]:
     """`count` asks per prompt. With a seed, choice i of a prompt draws with seed + i."""
     seed = options.get("seed")
-    return [Ask(prompt, field, {**options, "seed": (seed + i) % 2**64} if seed is not None else dict(options), toolbox)
-            for prompt in prompts for i in range(count)]
+    return [
+        Ask(
+            prompt,
+            field,
+            {**options, "seed": (seed + i) % 2**64} if seed is not None else dict(options),
+            toolbox,
+        )
+        for prompt in prompts
+        for i in range(count)
+    ]

@@ -65,16 +65,28 @@ class InputItem(Body):
 
     @model_validator(mode="after")
     def _check_type(self):
-        needed = {"message": ("role", "content"), "function_call": ("call_id", "name", "arguments"),
-                  "function_call_output": ("call_id", "output"), "item_reference": ()}[self.type]
+        needed = {
+            "message": ("role", "content"),
+            "function_call": ("call_id", "name", "arguments"),
+            "function_call_output": ("call_id", "output"),
+            "item_reference": (),
+        }[self.type]
         missing = [
             name
             for name in needed
-            if (getattr(self, name) in (None, "")
-            and name not in ("content", "output", "arguments"))
+            if (
+                getattr(self, name) in (None, "") and name not in ("content", "output", "arguments")
+            )
             or getattr(self, name) is None
         ]
-        given = {"role", "content", "call_id", "name", "arguments", "output"} & self.model_fields_set
+        given = {
+            "role",
+            "content",
+            "call_id",
+            "name",
+            "arguments",
+            "output",
+        } & self.model_fields_set
         if missing:
             raise ValueError(f"{self.type} needs {', '.join(missing)}")
         if given - set(needed):
@@ -104,7 +116,8 @@ class TextFormat(Body):
         if self.type == "text":
             return {}
         schema = {"type": "object"} if self.schema_ is None else self.schema_
-        return {"schema": Schema.of(schema) if self.strict else schema}  # strict: nothing is relaxed
+        # strict: nothing is relaxed
+        return {"schema": Schema.of(schema) if self.strict else schema}
 
 
 class TextConfig(Body):
@@ -116,8 +129,16 @@ class TextConfig(Body):
     def as_dict(self) -> dict[str, Any]:
         """The echo of a response."""
         form = self.format
-        named = {"name": form.name, "description": form.description or None, "schema": form.schema_, "strict": form.strict}
-        return {"format": {"type": form.type, **(named if form.type == "json_schema" else {})}, "verbosity": self.verbosity}
+        named = {
+            "name": form.name,
+            "description": form.description or None,
+            "schema": form.schema_,
+            "strict": form.strict,
+        }
+        return {
+            "format": {"type": form.type, **(named if form.type == "json_schema" else {})},
+            "verbosity": self.verbosity,
+        }
 
 
 class Reasoning(Body):
@@ -142,15 +163,36 @@ class ResponsesChoice(Body):
 class ResponsesRequest(OptionFields):
     """POST /v1/responses."""
 
-    renamed: ClassVar = OptionFields.renamed | {"max_output_tokens": "max_tokens", "json_schema": "schema"}
+    renamed: ClassVar = OptionFields.renamed | {
+        "max_output_tokens": "max_tokens",
+        "json_schema": "schema",
+    }
     places: ClassVar[Mapping[str, Sequence[str]]] = {"schema": ("text.format.schema",)}
-    noted: ClassVar = frozenset({
-        "reasoning", "store", "truncation", "include", "service_tier", "metadata", "user", "safety_identifier",
-        "prompt_cache_key", "text.verbosity", "parallel_tool_calls", "top_logprobs", "input.content.annotations", "input.content.logprobs",
-        "input.status", "input.id", "tools.strict"})
+    noted: ClassVar = frozenset(
+        {
+            "reasoning",
+            "store",
+            "truncation",
+            "include",
+            "service_tier",
+            "metadata",
+            "user",
+            "safety_identifier",
+            "prompt_cache_key",
+            "text.verbosity",
+            "parallel_tool_calls",
+            "top_logprobs",
+            "input.content.annotations",
+            "input.content.logprobs",
+            "input.status",
+            "input.id",
+            "tools.strict",
+        }
+    )
     refused: ClassVar[Mapping[str, str]] = {
         "conversation": "use previous_response_id, or send the conversation as input",
-        "prompt": "prompts are not kept: send instructions and input"}
+        "prompt": "prompts are not kept: send instructions and input",
+    }
 
     input: str | list[InputItem] = Field(min_length=1)
     instructions: str = ""
@@ -159,22 +201,33 @@ class ResponsesRequest(OptionFields):
     text: TextConfig = TextConfig()
     tools: list[ResponsesTool] = []
     tool_choice: Literal["none", "auto", "required"] | ResponsesChoice = Field(
-        "auto", description="a call that is required does not end at stop strings")
+        "auto", description="a call that is required does not end at stop strings"
+    )
     parallel_tool_calls: bool = True
     background: Literal[False] = False
     reasoning: Reasoning = Reasoning()
-    chat_template_kwargs: dict[str, Any] = Field({}, description="variables of the chat template, such as enable_thinking")
-    previous_response_id: str | None = Field(None, max_length=512, description="go on from this response, which is kept in memory "
-                                             "for an hour; instructions are not taken over")
+    chat_template_kwargs: dict[str, Any] = Field(
+        {}, description="variables of the chat template, such as enable_thinking"
+    )
+    previous_response_id: str | None = Field(
+        None,
+        max_length=512,
+        description="go on from this response, which is kept in memory "
+        "for an hour; instructions are not taken over",
+    )
     store: bool = Field(True, description="keep the response for previous_response_id")
     truncation: Literal["disabled"] = "disabled"
     include: list[Literal["message.output_text.logprobs"]] = []
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="likeliest tokens told at each position")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="likeliest tokens told at each position"
+    )
     service_tier: Literal["auto", "default"] = "auto"
     metadata: dict[str, str] = Field({}, max_length=16, description="comes back with the answer")
     user: str | None = Field(None, max_length=512, description="has no effect")
     safety_identifier: str | None = Field(None, max_length=512, description="has no effect")
-    prompt_cache_key: str | None = Field(None, max_length=512, description="has no effect: every prefix is known")
+    prompt_cache_key: str | None = Field(
+        None, max_length=512, description="has no effect: every prefix is known"
+    )
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
@@ -186,10 +239,16 @@ class ResponsesRequest(OptionFields):
         if values.get("tool_choice") == "none" and not values.get("tools"):
             del values["tool_choice"]
         text = values.get("text")
-        if is_forced(values.get("tool_choice")) and isinstance(text, dict) and is_rule(text.get("format")):
+        if (
+            is_forced(values.get("tool_choice"))
+            and isinstance(text, dict)
+            and is_rule(text.get("format"))
+        ):
             values["text"] = {name: value for name, value in text.items() if name != "format"}
             note("text.format")
-        if "message.output_text.logprobs" not in (values.get("include") or ()) and values.pop("top_logprobs", None):
+        if "message.output_text.logprobs" not in (values.get("include") or ()) and values.pop(
+            "top_logprobs", None
+        ):
             note("top_logprobs")
         if isinstance(items := values.get("input"), list):
             values["input"] = [item for item in map(_adapt_item, items) if item is not None]
@@ -198,59 +257,101 @@ class ResponsesRequest(OptionFields):
 
     @model_validator(mode="after")
     def _check_options(self):
-        if self.text.format.options() and any(getattr(self, name) is not None for name in ("schema", "regex", "grammar")):
-            raise ValueError("text: an answer has one rule, and schema, regex or grammar is given too")
+        if self.text.format.options() and any(
+            getattr(self, name) is not None for name in ("schema", "regex", "grammar")
+        ):
+            raise ValueError(
+                "text: an answer has one rule, and schema, regex or grammar is given too"
+            )
         if self.top_logprobs is not None and not self.include:
             raise ValueError('top_logprobs: only with include: ["message.output_text.logprobs"]')
         return self
 
     def items(self, kept: KeptResponses) -> list[InputItem]:
         """The conversation: what is kept of it, and the input. Raises Refusal."""
-        earlier = kept.get(self.previous_response_id, "previous_response_id").items if self.previous_response_id else ()
-        told = [InputItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
-        return [*map(InputItem.model_validate, earlier),
-                *(InputItem.model_validate(kept.find_item(item.id)) if item.type == "item_reference" else item for item in told)]
+        earlier = (
+            kept.get(self.previous_response_id, "previous_response_id").items
+            if self.previous_response_id
+            else ()
+        )
+        told = (
+            [InputItem(role="user", content=self.input)]
+            if isinstance(self.input, str)
+            else self.input
+        )
+        return [
+            *map(InputItem.model_validate, earlier),
+            *(
+                InputItem.model_validate(kept.find_item(item.id))
+                if item.type == "item_reference"
+                else item
+                for item in told
+            ),
+        ]
 
     def plain(self, conversation: Sequence[InputItem]) -> list[dict[str, Any]]:
         """The conversation as templates take it."""
         items: list[dict[str, Any]] = []
         for item in conversation:
             if item.type == "function_call":
-                call = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
-                if items and items[-1]["role"] == "assistant":  # one message of the assistant has text and calls
+                call = {
+                    "id": item.call_id,
+                    "type": "function",
+                    "function": {"name": item.name, "arguments": item.arguments},
+                }
+                # one message of the assistant has text and calls
+                if items and items[-1]["role"] == "assistant":
                     items[-1].setdefault("tool_calls", []).append(call)
                 else:
                     items.append({"role": "assistant", "content": "", "tool_calls": [call]})
             elif item.type == "function_call_output":
-                items.append({"role": "tool", "content": join_parts(item.output), "tool_call_id": item.call_id})
+                items.append(
+                    {
+                        "role": "tool",
+                        "content": join_parts(item.output),
+                        "tool_call_id": item.call_id,
+                    }
+                )
             else:
                 role = "system" if item.role == "developer" else item.role
                 items.append({"role": role, "content": join_parts(item.content)})
-        return [*([{"role": "system", "content": self.instructions}] if self.instructions else []), *items]
+        return [
+            *([{"role": "system", "content": self.instructions}] if self.instructions else []),
+            *items,
+        ]
 
     def given_options(self) -> dict[str, Any]:
         logprobs = {"logprobs": self.top_logprobs or 0} if self.include else {}
         form = self.text.format
-        lifted = dict.fromkeys(RULES) if "format" in self.text.model_fields_set and form.type == "text" else {}
+        lifted = (
+            dict.fromkeys(RULES)
+            if "format" in self.text.model_fields_set and form.type == "text"
+            else {}
+        )
         return logprobs | lifted | super().given_options() | form.options()
 
     def toolbox(self) -> Toolbox:
         """The tools. Raises Refusal."""
         choice = self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.name
-        return build_toolbox([tool.described() for tool in self.tools], choice, self.parallel_tool_calls)
+        return build_toolbox(
+            [tool.described() for tool in self.tools], choice, self.parallel_tool_calls
+        )
 
 
 def _adapt_tools(tools: list[Any], choice: Any, note: Note) -> list[Any]:
-    """The functions among tools, those of namespaces included. Tools that the API's own servers run are left out, unless
-    one of them must be called."""
+    """The functions among tools, those of namespaces included. Tools that the API's own servers run
+    are left out, unless one of them must be called."""
     found: list[Any] = []
     for tool in tools:
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind == "namespace" and isinstance(tool.get("tools"), list):
             found += _adapt_tools(tool["tools"], choice, note)
-        elif kind == "function" and isinstance(tool.get("function"), dict):  # as chat completions write it
+        # as chat completions write it
+        elif kind == "function" and isinstance(tool.get("function"), dict):
             found.append({"type": "function", **tool["function"]})
-        elif kind in (None, "function") or (isinstance(choice, dict) and choice.get("type") == kind):
+        elif kind in (None, "function") or (
+            isinstance(choice, dict) and choice.get("type") == kind
+        ):
             found.append(tool)
         else:
             note(f"tools[].{kind!s:.40}")
@@ -269,8 +370,12 @@ def _adapt_item(item: Any) -> Any:
         item["arguments"] = json.dumps(item["arguments"], ensure_ascii=False)
     for name in ("content", "output"):
         if isinstance(parts := item.get(name), list):
-            item[name] = [{**part, "type": "input_text", "text": part.get("text", part.get("refusal"))}
-                          if isinstance(part, dict) and part.get("type") in ("text", "refusal") else part for part in parts]
+            item[name] = [
+                {**part, "type": "input_text", "text": part.get("text", part.get("refusal"))}
+                if isinstance(part, dict) and part.get("type") in ("text", "refusal")
+                else part
+                for part in parts
+            ]
     return item
 
 
@@ -284,10 +389,14 @@ async def respond(request: Request) -> Response:
     check_rule(box, options, "text.format" if body.text.format.options() else "")
     kept: KeptResponses = request.app.state.kept_responses
     conversation = body.items(kept)
-    asks = [Ask(body.plain(conversation), "input", options, box, variables=body.chat_template_kwargs)]
+    asks = [
+        Ask(body.plain(conversation), "input", options, box, variables=body.chat_template_kwargs)
+    ]
     identity, created = request_id(request), int(time.time())
 
-    def response(answers: Answers, status: str, output: list[Any], thought_tokens: int = 0) -> dict[str, Any]:
+    def response(
+        answers: Answers, status: str, output: list[Any], thought_tokens: int = 0
+    ) -> dict[str, Any]:
         completion = answers.completions[0]
         options = completion.options
         is_over = status not in ("in_progress", "queued")
@@ -301,7 +410,9 @@ async def respond(request: Request) -> Response:
             "error": None,
             "incomplete_details": reason,
             "instructions": body.instructions or None,
-            "max_output_tokens": None if options.get("max_tokens") == ENDLESS else options.get("max_tokens"),
+            "max_output_tokens": None
+            if options.get("max_tokens") == ENDLESS
+            else options.get("max_tokens"),
             "model": name,
             "output": output,
             "parallel_tool_calls": box.many,
@@ -310,7 +421,9 @@ async def respond(request: Request) -> Response:
             "store": body.store,
             "temperature": options.get("temperature"),
             "text": body.text.as_dict(),
-            "tool_choice": body.tool_choice if isinstance(body.tool_choice, str) else body.tool_choice.model_dump(),
+            "tool_choice": body.tool_choice
+            if isinstance(body.tool_choice, str)
+            else body.tool_choice.model_dump(),
             "tools": [tool.model_dump() for tool in body.tools],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": options.get("top_p"),
@@ -325,11 +438,18 @@ async def respond(request: Request) -> Response:
         writer = OutputWriter(answers, box, identity)
         for _ in [*writer.push(completion.tokens), *writer.finish(completion)]:
             pass
-        return keep(response(answers, status_of(completion, writer.calls), writer.output, writer.thought_tokens))
+        return keep(
+            response(
+                answers, status_of(completion, writer.calls), writer.output, writer.thought_tokens
+            )
+        )
 
     def keep(made: dict[str, Any]) -> dict[str, Any]:
         if body.store:
-            kept.put(made, [item.model_dump(exclude_none=True, exclude_unset=True) for item in conversation])
+            kept.put(
+                made,
+                [item.model_dump(exclude_none=True, exclude_unset=True) for item in conversation],
+            )
         return made
 
     async def events(answers: Answers) -> AsyncIterator[bytes]:
@@ -352,7 +472,10 @@ async def respond(request: Request) -> Response:
         for kind, fields in writer.finish(completion):
             yield told(kind, **fields)
         status = status_of(completion, writer.calls)
-        yield told(f"response.{status}", response=keep(response(answers, status, writer.output, writer.thought_tokens)))
+        yield told(
+            f"response.{status}",
+            response=keep(response(answers, status, writer.output, writer.thought_tokens)),
+        )
 
     if body.stream:
         return await reply_stream(request, asks, events, fail)
@@ -382,8 +505,16 @@ async def count_input(request: Request) -> Response:
     """The tokens of an input, as the model sees it."""
     body = await read_body(request, InputTokensRequest)
     check_model(request, body.model)
-    counted = await count_prompt(request, Ask(
-        body.plain(body.items(request.app.state.kept_responses)), "input", {}, body.toolbox(), variables=body.chat_template_kwargs))
+    counted = await count_prompt(
+        request,
+        Ask(
+            body.plain(body.items(request.app.state.kept_responses)),
+            "input",
+            {},
+            body.toolbox(),
+            variables=body.chat_template_kwargs,
+        ),
+    )
     return Json({"object": "response.input_tokens", "input_tokens": counted})
 
 
@@ -391,7 +522,8 @@ Event = tuple[str, dict[str, Any]]  # its kind and fields
 
 
 class OutputWriter:
-    """Items of an answer from its tokens: thoughts, messages and calls. output: those that have ended.
+    """Items of an answer from its tokens: thoughts, messages and calls. output: those that have
+    ended.
 
     Each method returns the events of a stream.
     """
@@ -405,7 +537,8 @@ class OutputWriter:
         self._thought: str | None = None  # of the open item
         self._text: str | None = None  # of the open message
         self._logprobs: list[dict[str, Any]] = []  # of the open message
-        self._waiting: list[tuple[str, list[dict[str, Any]]]] = []  # texts of tokens since the last piece, their logprobs
+        # texts of tokens since the last piece, their logprobs
+        self._waiting: list[tuple[str, list[dict[str, Any]]]] = []
         self._call: ToolCall | None = None  # the open call
 
     @property
@@ -445,7 +578,10 @@ class OutputWriter:
             self._waiting = []
             if self._thought is None:
                 self._thought = ""
-                yield "response.output_item.added", {"output_index": len(self.output), "item": self._write_thought("in_progress")}
+                yield (
+                    "response.output_item.added",
+                    {"output_index": len(self.output), "item": self._write_thought("in_progress")},
+                )
             self._thought += piece.text
             yield "response.reasoning_text.delta", {**self._place_thought(), "delta": piece.text}
             return
@@ -465,11 +601,19 @@ class OutputWriter:
             begun = _write_call(self._call, "in_progress") | {"arguments": ""}
             yield "response.output_item.added", {"output_index": len(self.output), "item": begun}
         if piece.arguments and self._call:
-            yield "response.function_call_arguments.delta", {
-                "item_id": f"fc_{self._call.id}", "output_index": len(self.output), "delta": piece.arguments}
+            yield (
+                "response.function_call_arguments.delta",
+                {
+                    "item_id": f"fc_{self._call.id}",
+                    "output_index": len(self.output),
+                    "delta": piece.arguments,
+                },
+            )
 
     def _take_logprobs(self, characters: int) -> list[dict[str, Any]]:
-        """Log-probabilities of the newest tokens with so many characters; older ones wrote the end of a call."""
+        """Log-probabilities of the newest tokens with so many characters; older ones wrote the end
+        of a call.
+        """
         start = len(self._waiting)
         while start and (characters > 0 or not self._waiting[start - 1][0]):
             start -= 1
@@ -480,7 +624,10 @@ class OutputWriter:
 
     def _open_text(self) -> Iterator[Event]:
         self._text, self._logprobs = "", []
-        yield "response.output_item.added", {"output_index": len(self.output), "item": self._write_message("in_progress", [])}
+        yield (
+            "response.output_item.added",
+            {"output_index": len(self.output), "item": self._write_message("in_progress", [])},
+        )
         yield "response.content_part.added", {**self._place(), "part": _write_part("", [])}
 
     def _end(self, status: str) -> Iterator[Event]:
@@ -492,14 +639,24 @@ class OutputWriter:
             yield from self._close(done)
         if self._text is not None:
             part = _write_part(self._text, self._logprobs)
-            yield "response.output_text.done", {**self._place(), "text": self._text, "logprobs": self._logprobs}
+            yield (
+                "response.output_text.done",
+                {**self._place(), "text": self._text, "logprobs": self._logprobs},
+            )
             yield "response.content_part.done", {**self._place(), "part": part}
             yield from self._close(self._write_message(status, [part]))
         if self._call is not None:
             call = self._call
             done = _write_call(call, "completed" if call.is_complete else "incomplete")
-            yield "response.function_call_arguments.done", {"item_id": done["id"], "output_index": len(self.output),
-                                                            "name": call.name, "arguments": call.arguments}
+            yield (
+                "response.function_call_arguments.done",
+                {
+                    "item_id": done["id"],
+                    "output_index": len(self.output),
+                    "name": call.name,
+                    "arguments": call.arguments,
+                },
+            )
             yield from self._close(done)
         self._text = self._call = None
 
@@ -508,12 +665,21 @@ class OutputWriter:
         self.output.append(item)
 
     def _place_thought(self) -> dict[str, Any]:
-        return {"item_id": f"rs_{self._identity}_{len(self.output)}", "output_index": len(self.output), "content_index": 0}
+        return {
+            "item_id": f"rs_{self._identity}_{len(self.output)}",
+            "output_index": len(self.output),
+            "content_index": 0,
+        }
 
     def _write_thought(self, status: str) -> dict[str, Any]:
         content = [{"type": "reasoning_text", "text": self._thought}] if self._thought else []
-        return {"type": "reasoning", "id": f"rs_{self._identity}_{len(self.output)}", "summary": [], "content": content,
-                "status": status}
+        return {
+            "type": "reasoning",
+            "id": f"rs_{self._identity}_{len(self.output)}",
+            "summary": [],
+            "content": content,
+            "status": status,
+        }
 
     def _place(self) -> dict[str, Any]:
         return {"item_id": self._message_id, "output_index": len(self.output), "content_index": 0}
@@ -523,7 +689,13 @@ class OutputWriter:
         return f"msg_{self._identity}" + (f"_{len(self.output)}" if self.output else "")
 
     def _write_message(self, status: str, content: list[Any]) -> dict[str, Any]:
-        return {"type": "message", "id": self._message_id, "status": status, "role": "assistant", "content": content}
+        return {
+            "type": "message",
+            "id": self._message_id,
+            "status": status,
+            "role": "assistant",
+            "content": content,
+        }
 
 
 def _write_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -531,25 +703,48 @@ def _write_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _write_call(call: ToolCall, status: str) -> dict[str, Any]:
-    return {"type": "function_call", "id": f"fc_{call.id}", "call_id": call.id, "name": call.name,
-            "arguments": call.arguments, "status": status}
+    return {
+        "type": "function_call",
+        "id": f"fc_{call.id}",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+        "status": status,
+    }
 
 
 def fail(refusal: Refusal) -> bytes:
     """An error within a stream."""
-    return event({"type": "error", "code": refusal.code, "message": refusal.message, "param": None, "sequence_number": 0},
-                 "error")
+    return event(
+        {
+            "type": "error",
+            "code": refusal.code,
+            "message": refusal.message,
+            "param": None,
+            "sequence_number": 0,
+        },
+        "error",
+    )
 
 
 def status_of(completion: Completion, calls: Sequence[ToolCall]) -> str:
     """True if the answer ended by itself, and not within a call."""
-    is_cut = completion.finish_reason in ("length", "context") or (calls and not are_complete(calls))
+    is_cut = completion.finish_reason in ("length", "context") or (
+        calls and not are_complete(calls)
+    )
     return "incomplete" if is_cut else "completed"
 
 
 def write_usage(completion: Completion, thought_tokens: int) -> dict[str, Any]:
     """The usage of a response."""
     read, written = completion.prompt_tokens, len(completion.tokens)
-    return {"input_tokens": read, "input_tokens_details": {"cached_tokens": completion.reused_tokens,
-                                                           "cache_write_tokens": 0},
-            "output_tokens": written, "output_tokens_details": {"reasoning_tokens": thought_tokens}, "total_tokens": read + written}
+    return {
+        "input_tokens": read,
+        "input_tokens_details": {
+            "cached_tokens": completion.reused_tokens,
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": written,
+        "output_tokens_details": {"reasoning_tokens": thought_tokens},
+        "total_tokens": read + written,
+    }

@@ -1,4 +1,6 @@
-"""The OpenAPI document: bodies from the pydantic models that check them, so from the one options table."""
+"""The OpenAPI document: bodies from the pydantic models that check them, so from the one options
+table.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,24 @@ def takes(body: type[BaseModel]) -> dict[str, Any]:
     return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
 
 
-_FAULT = {"type": "object", "required": ["field", "constraint", "message"], "properties": {
-    "field": {"type": "string"}, "constraint": {"type": "string"}, "message": {"type": "string"}, "value": {}}}
-_REFUSAL = {"type": "object", "required": ["error", "errors"], "properties": {
-    "error": {"type": "object", "required": ["message", "type"]},
-    "errors": {"type": "array", "items": {"$ref": "#/components/schemas/Fault"}}}}
+_FAULT = {
+    "type": "object",
+    "required": ["field", "constraint", "message"],
+    "properties": {
+        "field": {"type": "string"},
+        "constraint": {"type": "string"},
+        "message": {"type": "string"},
+        "value": {},
+    },
+}
+_REFUSAL = {
+    "type": "object",
+    "required": ["error", "errors"],
+    "properties": {
+        "error": {"type": "object", "required": ["message", "type"]},
+        "errors": {"type": "array", "items": {"$ref": "#/components/schemas/Fault"}},
+    },
+}
 
 
 # Descriptions for JSON where the table's do not suffice.
@@ -45,7 +60,9 @@ def _put_words(schema: dict[str, Any]) -> None:
 
 
 def _add_names(schema: dict[str, Any], names: Mapping[str, str]) -> None:
-    """Add the API's own names of fields to a body's schema; one of a pair suffices where the field is required."""
+    """Add the API's own names of fields to a body's schema; one of a pair suffices where the field
+    is required.
+    """
     properties = schema["properties"]
     for theirs, ours in names.items():
         text = f"{properties[ours].get('description', '')} (also: {ours})".strip()
@@ -55,8 +72,12 @@ def _add_names(schema: dict[str, Any], names: Mapping[str, str]) -> None:
 def write_openapi(app: FastAPI) -> dict[str, Any]:
     """The document, made once."""
     if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        _, definitions = models_json_schema([(body, "validation") for body in _BODIES], ref_template=_REFS)
+        document = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
+        _, definitions = models_json_schema(
+            [(body, "validation") for body in _BODIES], ref_template=_REFS
+        )
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         schemas.update(definitions.get("$defs", {}), Fault=_FAULT, Refusal=_REFUSAL)
         for body in _BODIES:
@@ -64,8 +85,10 @@ def write_openapi(app: FastAPI) -> dict[str, Any]:
             _add_names(schemas[body.__name__], getattr(body, "renamed", {}))
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
-        refused = {"description": "refused: every fault of the request", "content": {
-            "application/json": {"schema": {"$ref": "#/components/schemas/Refusal"}}}}
+        refused = {
+            "description": "refused: every fault of the request",
+            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Refusal"}}},
+        }
         for path in document["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)

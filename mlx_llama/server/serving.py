@@ -23,7 +23,9 @@ SPARE_SECONDS = 5  # after --shutdown-seconds, to tell the clients
 
 
 class Server(uvicorn.Server):
-    """uvicorn that refuses new requests at the first signal and ends running ones after a grace. A second ends at once."""
+    """uvicorn that refuses new requests at the first signal and ends running ones after a grace. A
+    second ends at once.
+    """
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, grace: float):
         super().__init__(config)
@@ -41,9 +43,16 @@ class Server(uvicorn.Server):
             self.force_exit = True
 
 
-def serve(settings: Settings, load: Callable[[], LLM], listening: socket.socket, key_file: str | None = None,
-          certificate_file: str | None = None) -> int:
-    """Serve until a signal; returns the exit code. Raises LlamaError if the model cannot be loaded."""
+def serve(
+    settings: Settings,
+    load: Callable[[], LLM],
+    listening: socket.socket,
+    key_file: str | None = None,
+    certificate_file: str | None = None,
+) -> int:
+    """Serve until a signal; returns the exit code. Raises LlamaError if the model cannot be
+    loaded.
+    """
     servers: list[Server] = []
 
     def end() -> None:
@@ -55,12 +64,16 @@ def serve(settings: Settings, load: Callable[[], LLM], listening: socket.socket,
         config.load()
     except OSError as error:
         raise LlamaError(
-            f"--ssl-key-file {key_file}, --ssl-cert-file {certificate_file}: cannot be used ({error})"
+            f"--ssl-key-file {key_file}, --ssl-cert-file {certificate_file}: cannot be used "
+            f"({error})"
         ) from None
     servers.append(Server(config, app, settings.shutdown_seconds))
     cli.say(describe(settings, listening.getsockname()[1], certificate_file is not None))
     if not settings.api_keys and not listening.getsockname()[0].startswith(("127.", "::1")):
-        cli.say("warning: other machines can reach this server, and it asks for no key: --api-key-file sets one")
+        cli.say(
+            "warning: other machines can reach this server, and it asks for no key: "
+            "--api-key-file sets one"
+        )
     servers[0].run(sockets=[listening])
     failure = app.state.keeper.error
     if failure is not None:
@@ -68,28 +81,45 @@ def serve(settings: Settings, load: Callable[[], LLM], listening: socket.socket,
     return 0
 
 
-def make_config(app: FastAPI, settings: Settings, key_file: str | None = None,
-                certificate_file: str | None = None) -> uvicorn.Config:
+def make_config(
+    app: FastAPI,
+    settings: Settings,
+    key_file: str | None = None,
+    certificate_file: str | None = None,
+) -> uvicorn.Config:
     """uvicorn's settings."""
-    return uvicorn.Config(app, http=Connection, log_config=None, access_log=False, server_header=False, ws="none",
-                          h11_max_incomplete_event_size=settings.max_header,
-                          timeout_graceful_shutdown=int(settings.shutdown_seconds + SPARE_SECONDS),
-                          ssl_keyfile=key_file, ssl_certfile=certificate_file)
+    return uvicorn.Config(
+        app,
+        http=Connection,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ws="none",
+        h11_max_incomplete_event_size=settings.max_header,
+        timeout_graceful_shutdown=int(settings.shutdown_seconds + SPARE_SECONDS),
+        ssl_keyfile=key_file,
+        ssl_certfile=certificate_file,
+    )
 
 
 def bind(settings: Settings) -> socket.socket:
     """A listening socket. Raises LlamaError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port of a killed server is free at once
+        # a port of a killed server is free at once
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen(BACKLOG)  # early connections wait
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise LlamaError(f"--host {settings.host} --port {settings.port}: cannot listen there ({reason}): choose another "
-                         "--port, or 0 for a free one") from None
+        raise LlamaError(
+            f"--host {settings.host} --port {settings.port}: cannot listen there ({reason}): "
+            "choose another "
+            "--port, or 0 for a free one"
+        ) from None
     return listening
 
 

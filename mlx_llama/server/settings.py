@@ -27,7 +27,8 @@ class Settings:
     receive_timeout: float = 60.0  # until a request has arrived, headers and body
     send_timeout: float = 60.0  # until a client takes the next piece
     shutdown_seconds: float = 30.0  # that running requests have after SIGTERM
-    idle_unload: float | None = None  # seconds without a request until the model's memory is given back
+    # seconds without a request until the model's memory is given back
+    idle_unload: float | None = None
 
     max_connections: int = 200  # fits macOS's 256 open files of a process
     max_header: int = 32 << 10
@@ -45,5 +46,6 @@ class Settings:
     serves_metrics: bool = True
     serves_page: bool = True
     logs_prompts: bool = False
-    reasoning: Literal["auto", "off", "raw"] = "auto"  # thoughts: split off; not asked for; left in the text
+    # thoughts: split off; not asked for; left in the text
+    reasoning: Literal["auto", "off", "raw"] = "auto"
     is_strict: bool = False  # refuse what would be passed over

@@ -1,4 +1,6 @@
-"""Tools, formats and log-probabilities as OpenAI's APIs write them; answers taken apart into text and calls."""
+"""Tools, formats and log-probabilities as OpenAI's APIs write them; answers taken apart into text
+and calls.
+"""
 
 from __future__ import annotations
 
@@ -37,24 +39,36 @@ def build_toolbox(described: Sequence[Mapping[str, Any]], choice: str, many: boo
         raise bad_field("tools", "tools", str(error)) from None
     names = [tool.name for tool in tools]
     if choice not in ("none", "auto") and not tools:
-        raise bad_field("tool_choice", "tools", "tool_choice: there is no tool to call: give tools", choice)
+        raise bad_field(
+            "tool_choice", "tools", "tool_choice: there is no tool to call: give tools", choice
+        )
     if choice not in ("none", "auto", "required", *names):
         raise bad_field(
-            "tool_choice", f"one of {', '.join(names)}", f"tool_choice: there is no tool {choice!r:.100}", choice
+            "tool_choice",
+            f"one of {', '.join(names)}",
+            f"tool_choice: there is no tool {choice!r:.100}",
+            choice,
         )
     return Toolbox(tools, choice, many and choice not in names)
 
 
 def check_rule(box: Toolbox, options: Mapping[str, Any], form: str) -> None:
-    """Refuse a rule for the text of an answer that must be a call. form: the field that gave the schema, "" for schema.
+    """Refuse a rule for the text of an answer that must be a call. form: the field that gave the
+    schema, "" for schema.
 
     Raises Refusal.
     """
-    given = next((name for name in ("schema", "regex", "grammar") if options.get(name) is not None), None)
+    given = next(
+        (name for name in ("schema", "regex", "grammar") if options.get(name) is not None), None
+    )
     if box.forced and given:
         field = form or given
-        raise bad_field(field, "tool_choice auto or none", f"{field}: an answer that must be a call has no text to fit it: leave "
-                        "it out, or choose tool_choice auto")
+        raise bad_field(
+            field,
+            "tool_choice auto or none",
+            f"{field}: an answer that must be a call has no text to fit it: leave "
+            "it out, or choose tool_choice auto",
+        )
 
 
 Piece = str | Thought | ToolDelta
@@ -63,8 +77,8 @@ Piece = str | Thought | ToolDelta
 class Reader:
     """Takes the streamed text of one answer apart: thoughts, text, calls.
 
-    An answer that must be a call has no text: the beginning of a call that was cut is dropped. thought_tokens: tokens that
-    were thoughts.
+    An answer that must be a call has no text: the beginning of a call that was cut is dropped.
+    thought_tokens: tokens that were thoughts.
     """
 
     def __init__(self, answers: Answers, index: int, toolbox: Toolbox):
@@ -80,8 +94,16 @@ class Reader:
     @staticmethod
     def _find_thoughts(answers: Answers, index: int) -> ThoughtParser | None:
         llm = answers.llm
-        form = find_thoughts(llm.template.source) if llm.template and answers.settings.reasoning != "raw" else None
-        return ThoughtParser(form, form.is_open(llm.tokenizer, answers.prompts[index])) if form else None
+        form = (
+            find_thoughts(llm.template.source)
+            if llm.template and answers.settings.reasoning != "raw"
+            else None
+        )
+        return (
+            ThoughtParser(form, form.is_open(llm.tokenizer, answers.prompts[index]))
+            if form
+            else None
+        )
 
     @property
     def may_think(self) -> bool:
@@ -104,7 +126,9 @@ class Reader:
         if self.parser is None:
             return [*pieces, text] if text else pieces
         found = self.parser.push(text) + (self.parser.finish() if is_last else [])
-        return pieces + ([piece for piece in found if not isinstance(piece, str)] if self._is_forced else found)
+        return pieces + (
+            [piece for piece in found if not isinstance(piece, str)] if self._is_forced else found
+        )
 
 
 def tool_format(llm: LLM) -> ToolFormat:
@@ -124,13 +148,21 @@ class Parts(NamedTuple):
 def read_answer(answers: Answers, index: int, toolbox: Toolbox) -> Parts:
     """Thoughts, text and calls of a whole answer."""
     reader, completion = Reader(answers, index, toolbox), answers.completions[index]
-    pieces = [piece for token in completion.tokens for piece in reader.push(token.text)] + reader.push("", is_last=True)
-    return Parts("".join(piece for piece in pieces if isinstance(piece, str)), reader.calls,
-                 "".join(piece.text for piece in pieces if isinstance(piece, Thought)), reader.thought_tokens)
+    pieces = [
+        piece for token in completion.tokens for piece in reader.push(token.text)
+    ] + reader.push("", is_last=True)
+    return Parts(
+        "".join(piece for piece in pieces if isinstance(piece, str)),
+        reader.calls,
+        "".join(piece.text for piece in pieces if isinstance(piece, Thought)),
+        reader.thought_tokens,
+    )
 
 
 def are_complete(calls: Sequence[ToolCall]) -> bool:
-    """True if there are calls and all of them may be made: none was cut by a stop string or a limit."""
+    """True if there are calls and all of them may be made: none was cut by a stop string or a
+    limit.
+    """
     return bool(calls) and all(call.is_complete for call in calls)
 
 
@@ -149,13 +181,23 @@ class FunctionBody(Body):
 
     name: str = Field(pattern=TOOL_NAME)
     description: str = Field("", max_length=1 << 18)
-    parameters: dict[str, Any] = Field({"type": "object", "properties": {}}, description="JSON schema of an object")
-    strict: bool | None = Field(None, description="has no effect: a required call always fits its schema")
+    parameters: dict[str, Any] = Field(
+        {"type": "object", "properties": {}}, description="JSON schema of an object"
+    )
+    strict: bool | None = Field(
+        None, description="has no effect: a required call always fits its schema"
+    )
 
     def described(self) -> dict[str, Any]:
         """The tool as core reads it."""
-        return {"type": "function", "function": {"name": self.name, "description": self.description,
-                                                 "parameters": self.parameters}}
+        return {
+            "type": "function",
+            "function": {
+                "name": self.name,
+                "description": self.description,
+                "parameters": self.parameters,
+            },
+        }
 
 
 class FunctionTool(Body):
@@ -213,8 +255,9 @@ class ResponseFormat(Body):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
-    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema",
-                                                  description="of json_object, as llama-server has it")
+    schema_: dict[str, Any] | bool | None = Field(
+        default=None, alias="schema", description="of json_object, as llama-server has it"
+    )
 
     @model_validator(mode="after")
     def _check(self):
@@ -232,7 +275,8 @@ class ResponseFormat(Body):
             return {}
         if self.json_schema is not None:
             form = self.json_schema
-            return {"schema": Schema.of(form.schema_) if form.strict else form.schema_}  # strict: nothing is relaxed
+            # strict: nothing is relaxed
+            return {"schema": Schema.of(form.schema_) if form.strict else form.schema_}
         return {"schema": {"type": "object"} if self.schema_ is None else self.schema_}
 
 
@@ -248,7 +292,11 @@ def write_token(llm: LLM, token: int, logprob: float) -> dict[str, Any]:
     """A token and its log-probability."""
     piece = llm.tokenizer.piece(token)
     data = piece.data if piece else b""
-    return {"token": data.decode("utf-8", "replace"), "logprob": max(logprob, -9999.0), "bytes": list(data)}
+    return {
+        "token": data.decode("utf-8", "replace"),
+        "logprob": max(logprob, -9999.0),
+        "bytes": list(data),
+    }
 
 
 def write_logprobs(llm: LLM, tokens: Sequence[Token]) -> dict[str, Any]:
@@ -258,6 +306,9 @@ def write_logprobs(llm: LLM, tokens: Sequence[Token]) -> dict[str, Any]:
 
 def list_logprobs(llm: LLM, tokens: Sequence[Token]) -> list[dict[str, Any]]:
     """The entries of `write_logprobs`."""
-    return [write_token(llm, token, token.logprobs.logprob) | {
-        "top_logprobs": [write_token(llm, other, value) for other, value in token.logprobs.top]}
-        for token in tokens if token.logprobs is not None and token not in llm.engine.eos]
+    return [
+        write_token(llm, token, token.logprobs.logprob)
+        | {"top_logprobs": [write_token(llm, other, value) for other, value in token.logprobs.top]}
+        for token in tokens
+        if token.logprobs is not None and token not in llm.engine.eos
+    ]

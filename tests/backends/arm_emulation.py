@@ -2,12 +2,14 @@
 
     PYTHONPATH=tests:. pytest -n 0 -p backends.arm_emulation tests/backends/kernels/test_products.py
 
-This process compiles the kernels for Arm and links them into a program that qemu runs. All memory of NumPy's arrays is shared
-with that program, at the same addresses, and a call of a kernel is a message to one of its threads. Everything else is as
-on any machine: the tests, the lowering, the team of threads.
+This process compiles the kernels for Arm and links them into a program that qemu runs. All memory
+of NumPy's arrays is shared with that program, at the same addresses, and a call of a kernel is a
+message to one of its threads. Everything else is as on any machine: the tests, the lowering, the
+team of threads.
 
-MLX_LLAMA_TEST_ARM: qemu's processor and LLVM's, such as "max apple-m1". By default the code uses no instructions but those
-that the target requires, and the processor is one with few others (Armv8.2 with the dot product).
+MLX_LLAMA_TEST_ARM: qemu's processor and LLVM's, such as "max apple-m1". By default the code uses no
+instructions but those that the target requires, and the processor is one with few others (Armv8.2
+with the dot product).
 """
 
 from __future__ import annotations
@@ -42,8 +44,12 @@ PROCESSOR, _, TUNE = os.environ.get("MLX_LLAMA_TEST_ARM", "cortex-a76").partitio
 class _Handler(ctypes.Structure):
     """NumPy's PyDataMem_Handler."""
 
-    _fields_ = [("name", ctypes.c_char * 127), ("version", ctypes.c_uint8), ("context", ctypes.c_void_p),
-                *((name, ctypes.c_void_p) for name in ("malloc", "calloc", "realloc", "free"))]
+    _fields_ = [
+        ("name", ctypes.c_char * 127),
+        ("version", ctypes.c_uint8),
+        ("context", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("malloc", "calloc", "realloc", "free")),
+    ]
 
 
 def share_arrays(folder: Path) -> int:
@@ -61,16 +67,28 @@ def share_arrays(folder: Path) -> int:
     handler = _Handler.from_address(pointer(default, b"mem_handler"))
     if handler.name != b"default_allocator" or handler.version != 1:
         raise RuntimeError(f"NumPy's default allocator is {handler.name} {handler.version}")
-    if not allocator.start(memory, ctypes.c_void_p(ADDRESS), ctypes.c_size_t(SIZE), ctypes.c_void_p(handler.realloc),
-                           ctypes.c_void_p(handler.free)):
+    if not allocator.start(
+        memory,
+        ctypes.c_void_p(ADDRESS),
+        ctypes.c_size_t(SIZE),
+        ctypes.c_void_p(handler.realloc),
+        ctypes.c_void_p(handler.free),
+    ):
         raise OSError(f"no shared memory at {ADDRESS:#x}")
-    for name, function in (("free", "give"), ("realloc", "resize"), ("calloc", "take_zeros"), ("malloc", "take")):
+    for name, function in (
+        ("free", "give"),
+        ("realloc", "resize"),
+        ("calloc", "take_zeros"),
+        ("malloc", "take"),
+    ):
         setattr(handler, name, ctypes.cast(getattr(allocator, function), ctypes.c_void_p).value)
     return memory
 
 
 class FileCopy(np.ndarray):
-    """A file's bytes in shared memory, in place of a machine.FileMap. stamp: as there, of this copy alone."""
+    """A file's bytes in shared memory, in place of a machine.FileMap. stamp: as there, of this copy
+    alone.
+    """
 
     stamp: tuple[int, ...]
 
@@ -94,7 +112,9 @@ class FileCopy(np.ndarray):
 
 
 class Emulated:
-    """target.Compiled in another process: a program of the kernels, run by qemu. calls: of all programs' kernels."""
+    """target.Compiled in another process: a program of the kernels, run by qemu. calls: of all
+    programs' kernels.
+    """
 
     calls = 0
 
@@ -103,14 +123,36 @@ class Emulated:
         folder = Path(self._folder.name)
         (folder / "kernels.o").write_bytes(code)
         table = "".join(f'.quad "{name}"\n' for name in names)
-        (folder / "table.s").write_text(f".section .rodata\n.balign 8\n.globl functions\nfunctions:\n{table}")
+        (folder / "table.s").write_text(
+            f".section .rodata\n.balign 8\n.globl functions\nfunctions:\n{table}"
+        )
         program = folder / "program"
-        subprocess.run([COMPILER, "-O1", "-static", "-pthread", SOURCE, folder / "table.s", folder / "kernels.o", "-o",
-                        program], check=True)
+        subprocess.run(
+            [
+                COMPILER,
+                "-O1",
+                "-static",
+                "-pthread",
+                SOURCE,
+                folder / "table.s",
+                folder / "kernels.o",
+                "-o",
+                program,
+            ],
+            check=True,
+        )
         pairs = [socket.socketpair() for _ in range(CALLERS)]
         passed = [_memory, *(theirs.fileno() for _, theirs in pairs)]
         self._process = subprocess.Popen(
-            [EMULATOR, "-cpu", PROCESSOR, program, *map(str, (_memory, ADDRESS, SIZE, *passed[1:]))], pass_fds=passed)
+            [
+                EMULATOR,
+                "-cpu",
+                PROCESSOR,
+                program,
+                *map(str, (_memory, ADDRESS, SIZE, *passed[1:])),
+            ],
+            pass_fds=passed,
+        )
         self._channels: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
         for ours, theirs in pairs:
             theirs.close()
@@ -130,18 +172,27 @@ class Emulated:
             integers = [one for one in arguments if not isinstance(one, float)]
             floats = [one for one in arguments if isinstance(one, float)] or [0.0]
             if len(arguments) != parameters or len(integers) > 16 or len(floats) > 1:
-                raise TypeError(f"{name} takes {parameters} arguments, at most 16 integers and a float, not {arguments}")
+                raise TypeError(
+                    f"{name} takes {parameters} arguments, at most 16 integers and a float, "
+                    f"not {arguments}"
+                )
             Emulated.calls += 1
             if self._ask(number, integers, floats[0]) is None:
-                raise RuntimeError(f"{name}{arguments} ended its process with status {self._process.wait()}")
+                raise RuntimeError(
+                    f"{name}{arguments} ended its process with status {self._process.wait()}"
+                )
 
         return call
 
     def _ask(self, number: int, integers: Sequence[int] = (), real: float = 0.0) -> int | None:
-        """Call function `number`, or with -1 - number ask for its address there; None: the process ended."""
+        """Call function `number`, or with -1 - number ask for its address there; None: the process
+        ended.
+        """
         channel = self._channels.get()
         try:
-            channel.sendall(struct.pack("<17qfi", number, *integers, *[0] * (16 - len(integers)), real, 0))
+            channel.sendall(
+                struct.pack("<17qfi", number, *integers, *[0] * (16 - len(integers)), real, 0)
+            )
             answer = channel.recv(8, socket.MSG_WAITALL)
         except OSError:
             answer = b""
@@ -150,7 +201,9 @@ class Emulated:
         return struct.unpack("<q", answer)[0] if len(answer) == 8 else None
 
 
-def compile_module(for_target: target.Target, key: str, names: list[str], write: Callable[[], ir.Module]) -> Emulated:
+def compile_module(
+    for_target: target.Target, key: str, names: list[str], write: Callable[[], ir.Module]
+) -> Emulated:
     """As target.compile_module."""
     return Emulated(target.emit_object_code(for_target, write()), names)
 
@@ -165,14 +218,22 @@ def build_target(name: str, triple: str | None = None, host: bool = True) -> tar
 _folder = tempfile.TemporaryDirectory()
 _memory = share_arrays(Path(_folder.name))
 _build_target = target.build_target
-target.available, target.build_target, target.compile_module = lambda: ["neon"], build_target, compile_module
+target.available, target.build_target, target.compile_module = (
+    lambda: ["neon"],
+    build_target,
+    compile_module,
+)
 pages.map_huge = lambda nbytes: np.zeros(nbytes, np.uint8)
 machine.map_file = FileCopy.of
 
 from backends.kernels import calls  # noqa: E402
 
-calls.Library._call = lambda library, function: library._compiled.function(function.ir.name, len(function.parameters))
+calls.Library._call = lambda library, function: library._compiled.function(
+    function.ir.name, len(function.parameters)
+)
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    terminalreporter.write_line(f"{Emulated.calls} calls of NEON kernels on qemu's {PROCESSOR}{' ' if TUNE else ''}{TUNE}")
+    terminalreporter.write_line(
+        f"{Emulated.calls} calls of NEON kernels on qemu's {PROCESSOR}{' ' if TUNE else ''}{TUNE}"
+    )

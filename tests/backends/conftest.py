@@ -8,7 +8,9 @@ from mlx_llama.core.files.checkpoint import open_checkpoint
 
 @pytest.fixture(scope="session")
 def load(backend):
-    """load(folder) -> (model on this test's backend at float32, function from its arrays to NumPy)."""
+    """load(folder) -> (model on this test's backend at float32, function from its arrays to
+    NumPy).
+    """
 
     def loader(folder):
         return backend.load(open_checkpoint(folder), "float32"), backend.runtime.to_numpy

@@ -8,7 +8,9 @@ from collections import Counter
 
 @contextlib.contextmanager
 def counted(backend, monkeypatch):
-    """Yield a Counter of "launch", "wait" and the "bytes" of the arrays waited for while the block runs."""
+    """Yield a Counter of "launch", "wait" and the "bytes" of the arrays waited for while the block
+    runs.
+    """
     count: Counter = Counter()
 
     def counting(kind, owner, name, waits=lambda argument: True):
@@ -29,8 +31,17 @@ def counted(backend, monkeypatch):
         counting("launch", mx, "async_eval")
         for name in ("eval", "synchronize"):
             counting("wait", mx, name)
-        for name in ("item", "tolist", "__array__", "__bool__", "__int__", "__float__", "__index__", "__buffer__",
-                     "__dlpack__"):
+        for name in (
+            "item",
+            "tolist",
+            "__array__",
+            "__bool__",
+            "__int__",
+            "__float__",
+            "__index__",
+            "__buffer__",
+            "__dlpack__",
+        ):
             if hasattr(mx.array, name):
                 counting("wait", mx.array, name)
         yield count
@@ -43,17 +54,37 @@ def counted(backend, monkeypatch):
     class Watch(TorchDispatchMode):
         # Operations wait implicitly if the size of their result depends on the data.
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            masked = function.overloadpacket in (aten.index, aten.index_put, aten.index_put_) and any(
-                index is not None and index.dtype == torch.bool for index in args[1])
-            if masked or function.overloadpacket in (aten.nonzero, aten.masked_select, aten._unique2, aten.equal):
+            masked = function.overloadpacket in (
+                aten.index,
+                aten.index_put,
+                aten.index_put_,
+            ) and any(index is not None and index.dtype == torch.bool for index in args[1])
+            if masked or function.overloadpacket in (
+                aten.nonzero,
+                aten.masked_select,
+                aten._unique2,
+                aten.equal,
+            ):
                 count["wait"] += 1
             if function.overloadpacket is aten.copy_ and args[1].is_cuda and not args[0].is_cuda:
                 count["bytes"] += args[1].nbytes  # asynchronous; an event marks its end
-                count["wait"] += not (args[0].is_pinned() and (*args[2:], *(kwargs or {}).values()) == (True,))
+                count["wait"] += not (
+                    args[0].is_pinned() and (*args[2:], *(kwargs or {}).values()) == (True,)
+                )
             return function(*args, **(kwargs or {}))
 
     on_gpu = backend.device.type == "cuda"
-    for name in ("item", "tolist", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__"):
+    for name in (
+        "item",
+        "tolist",
+        "numpy",
+        "cpu",
+        "__array__",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+    ):
         # Data in host memory needs no second wait.
         counting("wait", torch.Tensor, name, lambda tensor: tensor.is_cuda or not on_gpu)
     if on_gpu:

@@ -1,6 +1,8 @@
-"""Steps on torch's meta device, which has shapes and no numbers, and the machine code of the kernels that they launch.
+"""Steps on torch's meta device, which has shapes and no numbers, and the machine code of the
+kernels that they launch.
 
-Neither needs a GPU. Triton compiles as for a launch: by its own rules from the arguments to a kernel's types and constants.
+Neither needs a GPU. Triton compiles as for a launch: by its own rules from the arguments to a
+kernel's types and constants.
 """
 
 from __future__ import annotations
@@ -43,27 +45,41 @@ class Launch(NamedTuple):
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[Launch]]:
-    """Launches of the package's kernels, which run nothing; all kernels are taken to run on any device."""
+    """Launches of the package's kernels, which run nothing; all kernels are taken to run on any
+    device.
+    """
     from cuda_fallback.kernels import cuda_graph, decode, packed
 
     launches: list[Launch] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed, "run", lambda kernel, grid, *arguments, **options:
-                      launches.append(Launch(kernel, grid, arguments, options)))
+        patch.setattr(
+            packed,
+            "run",
+            lambda kernel, grid, *arguments, **options: launches.append(
+                Launch(kernel, grid, arguments, options)
+            ),
+        )
         patch.setattr(kernels, "find_kernels", lambda device: kernels.Kernels(decode, packed))
-        patch.setattr(cuda_graph, "gumbel_table", lambda device: torch.empty(1 << 13, device=device))
+        patch.setattr(
+            cuda_graph, "gumbel_table", lambda device: torch.empty(1 << 13, device=device)
+        )
         yield launches
 
 
 def on_meta(value: Any, tensors: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> Any:
-    """Weights in nested dataclasses and tuples, moved to the meta device. tensors: those before and after, by their id."""
+    """Weights in nested dataclasses and tuples, moved to the meta device. tensors: those before and
+    after, by their id.
+    """
     if isinstance(value, torch.Tensor):
         return tensors.setdefault(id(value), (value, torch.empty_like(value, device=META)))[1]
     if isinstance(value, tuple):
         parts = [on_meta(part, tensors) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        moved = {field.name: on_meta(getattr(value, field.name), tensors) for field in dataclasses.fields(value)}
+        moved = {
+            field.name: on_meta(getattr(value, field.name), tensors)
+            for field in dataclasses.fields(value)
+        }
         changed = {name: part for name, part in moved.items() if part is not getattr(value, name)}
         return dataclasses.replace(value, **changed) if changed else value
     return value
@@ -72,12 +88,27 @@ def on_meta(value: Any, tensors: dict[int, tuple[torch.Tensor, torch.Tensor]]) -
 MODELS = {  # fields of a config.json
     "dense": dict(dtype="float16", attention_bias=True, mlp_bias=True),
     "low-bit": LOW_BIT_MODEL,
-    "experts": dict(dtype="bfloat16", architectures=["MixtralForCausalLM"], num_local_experts=4, num_experts_per_tok=2),
+    "experts": dict(
+        dtype="bfloat16",
+        architectures=["MixtralForCausalLM"],
+        num_local_experts=4,
+        num_experts_per_tok=2,
+    ),
     "windows and softcaps": dict(dtype="bfloat16"),
     "8 bits": dict(dtype="bfloat16", architectures=["Qwen3ForCausalLM"], head_dim=128),
 }
-GEMMA = dict(norm_placement="both", activation="gelu_tanh", norm_offset=1.0, embedding_multiplier=8.0, sliding_window=4,
-             sliding_layers=(0,), attention_softcap=50.0, logits_softcap=30.0, query_key_norm="head")  # of LlamaConfig
+GEMMA = dict(
+    norm_placement="both",
+    activation="gelu_tanh",
+    norm_offset=1.0,
+    embedding_multiplier=8.0,
+    sliding_window=4,
+    # of LlamaConfig
+    sliding_layers=(0,),
+    attention_softcap=50.0,
+    logits_softcap=30.0,
+    query_key_norm="head",
+)
 
 
 def load(name: str):
@@ -94,10 +125,14 @@ def load(name: str):
             checkpoint = open_checkpoint(folder / "m.gguf")
         elif name == "windows and softcaps":
             config = dataclasses.replace(LlamaConfig.from_dict(config_fields()), **GEMMA)
-            zeros = {key: np.zeros(shape, np.float32) for key, shape in config.tensor_shapes().items()}
+            zeros = {
+                key: np.zeros(shape, np.float32) for key, shape in config.tensor_shapes().items()
+            }
             checkpoint = config_checkpoint(config, folder, zeros, "bfloat16")
         else:
-            checkpoint = open_checkpoint(make_checkpoint(folder / "m", tokenizer=False, **MODELS[name]))
+            checkpoint = open_checkpoint(
+                make_checkpoint(folder / "m", tokenizer=False, **MODELS[name])
+            )
         with recorded():  # weights have the kernels' layouts
             llama = Llama.load(checkpoint, LoadOptions(cache_bits=8 if name == "8 bits" else None))
         llama.decoder = on_meta(llama.decoder, {})
@@ -111,12 +146,16 @@ def build_step(llama, rows: int, kind):
     from cuda_fallback.kernels.state import StateView
     from mlx_llama.core.generation.sampling import Kind
 
-    view = StateView(llama.config, llama.dtype, META, decode, rows, llama.cache_bits, kind or Kind())
+    view = StateView(
+        llama.config, llama.dtype, META, decode, rows, llama.cache_bits, kind or Kind()
+    )
     return Step(llama.decoder.over(ops), view, kind is not None)
 
 
 def extra_launches() -> None:
-    """Launch what no step of MODELS does: kernels of prompts, adapters, notes and narrow numbers."""
+    """Launch what no step of MODELS does: kernels of prompts, adapters, notes and narrow
+    numbers.
+    """
     from cuda_fallback.kernels import decode, packed
     from cuda_fallback.kernels.state import MAX_ROWS
 
@@ -124,10 +163,13 @@ def extra_launches() -> None:
 
     state = torch.empty((16, MAX_ROWS), dtype=torch.int64, device=META)
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
+
         def made(*shape: int, dtype=dtype) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=META)
 
-        decode.rotate(made(1, 8, 3, 64), made(3, 32, dtype=torch.float32), made(3, 32, dtype=torch.float32))
+        decode.rotate(
+            made(1, 8, 3, 64), made(3, 32, dtype=torch.float32), made(3, 32, dtype=torch.float32)
+        )
         decode.adapt(state, made(2, 1, 96), made(2, 1, 64), made(3, 16, 64), made(3, 96, 16))
         decode.gate(made(2, 3, 64), "gelu_tanh")
         for bits in (None, 8, 16):
@@ -135,7 +177,9 @@ def extra_launches() -> None:
             query = decode.store_rotated(state, 0, made(2, 1, 12 * 64), 8, 2, 64, bits=bits)
             decode.attend(state, 0, query, 2, 100, 0.1, bits, 30.0)
     decode.note(state, 2)
-    packed.multiply(low_bit("Q4_0", 16, 32768), torch.empty((1, 32768), dtype=torch.float16, device=META))
+    packed.multiply(
+        low_bit("Q4_0", 16, 32768), torch.empty((1, 32768), dtype=torch.float16, device=META)
+    )
 
 
 class _Driver:
@@ -161,8 +205,10 @@ def compile_launch(launch: Launch, capability: int):
     import triton
 
     triton.runtime.driver.set_active(_Driver(capability))
-    arguments = [torch.empty(0, dtype=part.dtype, device=META) if isinstance(part, torch.Tensor) else part
-                 for part in launch.arguments]
+    arguments = [
+        torch.empty(0, dtype=part.dtype, device=META) if isinstance(part, torch.Tensor) else part
+        for part in launch.arguments
+    ]
     return launch.kernel.warmup(*arguments, grid=launch.grid, **launch.options)
 
 
@@ -175,18 +221,26 @@ def _tools() -> Path:
 
 def has_tools() -> bool:
     """True if Triton came with NVIDIA's assembler and disassembler."""
-    return sys.platform == "linux" and all((_tools() / name).exists() for name in ("ptxas", "nvdisasm", "cuobjdump"))
+    return sys.platform == "linux" and all(
+        (_tools() / name).exists() for name in ("ptxas", "nvdisasm", "cuobjdump")
+    )
 
 
 def disassemble(compiled) -> SimpleNamespace:
-    """Machine code: registers of a thread, bytes that it keeps in memory (stack, local) and instructions of the longest
-    loop; length: instructions in all."""
+    """Machine code: registers of a thread, bytes that it keeps in memory (stack, local) and
+    instructions of the longest loop; length: instructions in all."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
-        texts = [subprocess.run([_tools() / tool, option, file.name], capture_output=True, text=True, check=True).stdout
-                 for tool, option in (("cuobjdump", "-res-usage"), ("nvdisasm", "-c"))]
-    registers, stack, local = (int(re.search(rf"{name}:(\d+)", texts[0])[1]) for name in ("REG", "STACK", "LOCAL"))
+        texts = [
+            subprocess.run(
+                [_tools() / tool, option, file.name], capture_output=True, text=True, check=True
+            ).stdout
+            for tool, option in (("cuobjdump", "-res-usage"), ("nvdisasm", "-c"))
+        ]
+    registers, stack, local = (
+        int(re.search(rf"{name}:(\d+)", texts[0])[1]) for name in ("REG", "STACK", "LOCAL")
+    )
     labels, instructions, loops = {}, [], [[]]
     for line in texts[1].splitlines():
         if label := re.match(r"(\.L_\w+):", line.strip()):
@@ -195,6 +249,12 @@ def disassemble(compiled) -> SimpleNamespace:
             instructions.append(found[1].strip())
             target = re.search(r"^BRA.*`\((\.L_\w+)\)", found[1])
             if target and target[1] in labels:
-                loops.append(instructions[labels[target[1]]:])
-    return SimpleNamespace(registers=registers, stack=stack, local=local, loop=max(loops, key=len), shared=compiled.metadata.shared,
-                           length=sum(not line.startswith("NOP") for line in instructions))
+                loops.append(instructions[labels[target[1]] :])
+    return SimpleNamespace(
+        registers=registers,
+        stack=stack,
+        local=local,
+        loop=max(loops, key=len),
+        shared=compiled.metadata.shared,
+        length=sum(not line.startswith("NOP") for line in instructions),
+    )

@@ -1,6 +1,8 @@
-"""Answers of a model by every way through the scheduler: run by a test in one process, and under a launcher in several.
+"""Answers of a model by every way through the scheduler: run by a test in one process, and under a
+launcher in several.
 
-python rank_cases.py OUT.json BACKEND MODEL ...: the answers of each model, and facts of this process, as JSON.
+python rank_cases.py OUT.json BACKEND MODEL ...: the answers of each model, and facts of this
+process, as JSON.
 """
 
 from __future__ import annotations
@@ -14,8 +16,15 @@ FIRST = "Once upon a time there was a little llama"
 CASES = {
     "greedy": {},
     "sampled": {"temperature": 0.9, "seed": 7},
-    "filtered": {"temperature": 1.1, "seed": 5, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2,
-                 "logit_bias": {17: 1.5, 300: -2.0}},
+    "filtered": {
+        "temperature": 1.1,
+        "seed": 5,
+        "top_k": 40,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "repetition_penalty": 1.2,
+        "logit_bias": {17: 1.5, 300: -2.0},
+    },
     "penalised": {"presence_penalty": 0.5, "frequency_penalty": 0.2},
     "speculated": {"speculate": "prompt"},
     "log-probabilities": {"logprobs": 2},
@@ -33,13 +42,17 @@ def forbid_even(tokens, logits):
 
 
 def run_cases(llm, is_thorough: bool) -> dict:
-    """Tokens by case, of requests in steps of several rows and alone. is_thorough: all cases, prefixes and files."""
+    """Tokens by case, of requests in steps of several rows and alone. is_thorough: all cases,
+    prefixes and files.
+    """
     found = {}
     cases = {name: options for name, options in CASES.items() if is_thorough or name in FEW}
     handles = {name: llm.submit(FIRST, max_tokens=6, **options) for name, options in cases.items()}
     found["together"] = {name: handle.finish().tokens for name, handle in handles.items()}
     found["alone"] = llm.generate(FIRST, max_tokens=6).tokens
-    found["logits"] = [round(float(one), 4) for one in llm.logits(llm.encode(FIRST))[:, ::50].flatten()]
+    found["logits"] = [
+        round(float(one), 4) for one in llm.logits(llm.encode(FIRST))[:, ::50].flatten()
+    ]
     if not is_thorough:
         return found
     longer = llm.generate(FIRST + " who lived on a hill", max_tokens=6)
@@ -61,20 +74,26 @@ def load_case(name: str, backend: str):
     import mlx_llama
 
     path, _, draft = name.partition("|")
-    return mlx_llama.load(path, backend=backend, device="cpu", dtype="float32", draft_model=draft or None)
+    return mlx_llama.load(
+        path, backend=backend, device="cpu", dtype="float32", draft_model=draft or None
+    )
 
 
 def count_weights(model) -> int:
     """Bytes of all matrices of a model, of this process."""
     from mlx_llama.core.backends.profile import matrix_parts, name_matrices
 
-    matrices = {id(part): part for _, matrix in name_matrices(model) for part in matrix_parts(matrix)}
+    matrices = {
+        id(part): part for _, matrix in name_matrices(model) for part in matrix_parts(matrix)
+    }
     matrices[id(model.decoder.embedding.weight)] = model.decoder.embedding.weight
     return sum(part.nbytes for part in matrices.values())
 
 
 def count_sent() -> int:
-    """Bytes that this process has sent over TCP to other ranks by collective operations, as the kernel counts them."""
+    """Bytes that this process has sent over TCP to other ranks by collective operations, as the
+    kernel counts them.
+    """
     import os
     import socket
     import struct
@@ -91,13 +110,16 @@ def count_sent() -> int:
         with one:
             if one.type == socket.SOCK_STREAM and one.getsockname() not in messages:
                 info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                sent, again = struct.unpack_from("QQ", info, 200)  # tcpi_bytes_sent, tcpi_bytes_retrans
+                # tcpi_bytes_sent, tcpi_bytes_retrans
+                sent, again = struct.unpack_from("QQ", info, 200)
                 total += sent - again
     return total
 
 
 def measure_traffic(llm) -> list[int]:
-    """(bytes given to collective operations, bytes sent) of 4 greedy tokens, after those of a prompt."""
+    """(bytes given to collective operations, bytes sent) of 4 greedy tokens, after those of a
+    prompt.
+    """
     from mlx_llama.core.backends import ranks
     from mlx_llama.core.proofs.parity import greedy
 
@@ -115,7 +137,10 @@ def main(out: str, backend: str, *models: str) -> None:
     results = {}
     for name in models:
         llm = load_case(name, backend)
-        results[name] = run_cases(llm, not results) | {"weights": count_weights(llm.model), "size": ranks.current().size}
+        results[name] = run_cases(llm, not results) | {
+            "weights": count_weights(llm.model),
+            "size": ranks.current().size,
+        }
         if len(results) == 1:
             results[name]["traffic"] = measure_traffic(llm)
     Path(out).write_text(json.dumps(results), encoding="utf-8")

@@ -1,7 +1,8 @@
-"""A substitute for CUDA graphs on the CPU: records the operations of a function once and repeats them.
+"""A substitute for CUDA graphs on the CPU: records the operations of a function once and repeats
+them.
 
-Like a graph it keeps the Python numbers, addresses and sizes of the recording. A step that takes its position, token or
-cache from the host is thus wrong when replayed.
+Like a graph it keeps the Python numbers, addresses and sizes of the recording. A step that takes
+its position, token or cache from the host is thus wrong when replayed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class _Recorder(TorchDispatchMode):
 class Recording:
     """Substitute for cuda_graph.Capture, for the work of a Step.
 
-    Records while the state points to another cache: a capture computes nothing, and must not keep addresses of a cache.
+    Records while the state points to another cache: a capture computes nothing, and must not keep
+    addresses of a cache.
 
     launched: names of the kernels of the last recording, in order.
     """
@@ -63,7 +65,9 @@ class Recording:
             packed.run = launch
         view.state.copy_(saved)
         self.recorded += 1
-        self.launched = [one[0].__name__ for one in done if not isinstance(one[0], torch._ops.OpOverload)]
+        self.launched = [
+            one[0].__name__ for one in done if not isinstance(one[0], torch._ops.OpOverload)
+        ]
 
         def replay():
             self.replays += 1
@@ -74,8 +78,13 @@ class Recording:
                 if called._schema.is_mutable:
                     called(*first, **second)
                 elif called.overloadpacket not in (torch.ops.aten.empty, torch.ops.aten.empty_like):
-                    given = {place(one) for one in tree_leaves((first, second)) if isinstance(one, torch.Tensor)}
-                    kept = [one for one in tree_leaves(found) if place(one) not in given]  # others are views
+                    given = {
+                        place(one)
+                        for one in tree_leaves((first, second))
+                        if isinstance(one, torch.Tensor)
+                    }
+                    # others are views
+                    kept = [one for one in tree_leaves(found) if place(one) not in given]
                     if kept:
                         fresh = tree_leaves(called(*first, **second))
                         assert len(fresh) == len(kept)

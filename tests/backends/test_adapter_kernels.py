@@ -20,7 +20,9 @@ from backends.triton_process import DEVICE, HAS_GPU, call, compile_call, computi
 
 
 def adapted(dtype, K: int, N: int, R: int) -> tuple[float, bool]:
-    """Largest error of rows with the adapters 2, 0, 1, 2, relative to the largest value; whether company changes no bit."""
+    """Largest error of rows with the adapters 2, 0, 1, 2, relative to the largest value; whether
+    company changes no bit.
+    """
     from cuda_fallback.kernels import decode
     from cuda_fallback.kernels.state import ADAPTER, new_state
 
@@ -31,29 +33,35 @@ def adapted(dtype, K: int, N: int, R: int) -> tuple[float, bool]:
 
     def run(rows: list[int]) -> torch.Tensor:
         state = new_state()
-        state[ADAPTER, :len(rows)] = [order[row] for row in rows]
-        return decode.adapt(torch.from_numpy(state).to(DEVICE), product[rows].clone(), x[rows], a, b)
+        state[ADAPTER, : len(rows)] = [order[row] for row in rows]
+        return decode.adapt(
+            torch.from_numpy(state).to(DEVICE), product[rows].clone(), x[rows], a, b
+        )
 
     found = run([0, 1, 2, 3])
     wide = product.double()
     for row, adapter in enumerate(order):
         if adapter:
             wide[row] += (x[row].double() @ a[adapter].double().T) @ b[adapter].double().T
-    is_same = all(torch.equal(run([row])[0], found[row]) for row in range(4)) and torch.equal(run([3, 1])[0], found[3])
+    is_same = all(torch.equal(run([row])[0], found[row]) for row in range(4)) and torch.equal(
+        run([3, 1])[0], found[3]
+    )
     assert torch.equal(found[1], product[1])
     return float((found.double() - wide).abs().max() / wide.abs().max()), is_same
 
 
 @pytest.mark.parametrize("shape", [(64, 48, 8), (100, 33, 24), (1500, 70, 40)], ids=str)
-@pytest.mark.parametrize("dtype, bound", [(torch.float32, 3e-6), (torch.float16, 2e-3)], ids=["float32", "float16"])
+@pytest.mark.parametrize(
+    "dtype, bound", [(torch.float32, 3e-6), (torch.float16, 2e-3)], ids=["float32", "float16"]
+)
 def test_rows_add_their_adapters_and_company_changes_no_bit(dtype, bound, shape, call):
     error, is_same = call(adapted, dtype, *shape)
     assert error < bound and is_same
 
 
 def stepped(path: Path, adapters: list[Path]) -> tuple[list, list, list]:
-    """Tokens of three steps of rows with adapters 1, 0, 2, 1 by kernels, captured, together and alone, and by torch's own
-    operations."""
+    """Tokens of three steps of rows with adapters 1, 0, 2, 1 by kernels, captured, together and
+    alone, and by torch's own operations."""
     from backends.recording import Recording
     from backends.test_captured_step import fewer_programs
     from cuda_fallback.model import Llama
@@ -63,7 +71,9 @@ def stepped(path: Path, adapters: list[Path]) -> tuple[list, list, list]:
     found = []
     for by_kernels in (True, False):
         with computing(by_kernels):
-            model = Llama.load(open_checkpoint(path, adapters=adapters), LoadOptions(dtype="float32"), DEVICE)
+            model = Llama.load(
+                open_checkpoint(path, adapters=adapters), LoadOptions(dtype="float32"), DEVICE
+            )
             if by_kernels and not HAS_GPU:
                 fewer_programs()
                 model._runner.capture = Recording(model)
@@ -72,7 +82,9 @@ def stepped(path: Path, adapters: list[Path]) -> tuple[list, list, list]:
                 cache = model.make_cache(32, len(rows))
                 cache.adapters[:] = [order[row] for row in rows]
                 tokens = np.array(prompt * len(rows), np.int32)
-                sampling = SamplingBatch([resolve({"temperature": 0.0}).options] * len(rows), DEVICE)
+                sampling = SamplingBatch(
+                    [resolve({"temperature": 0.0}).options] * len(rows), DEVICE
+                )
                 drawn, steps = tokens[:, -1:], []
                 model.forward(tokens[:, :-1], 0, cache)
                 for at in range(3):
@@ -90,6 +102,8 @@ def stepped(path: Path, adapters: list[Path]) -> tuple[list, list, list]:
 def test_captured_steps_of_rows_with_different_adapters(call):
     folder = Path(tempfile.mkdtemp())
     base = make_checkpoint(folder / "m", tokenizer=False, max_position_embeddings=512)
-    together, alone, plain = call(stepped, base, [write_random(base, folder / name, seed) for seed, name in enumerate("ab")])
+    together, alone, plain = call(
+        stepped, base, [write_random(base, folder / name, seed) for seed, name in enumerate("ab")]
+    )
     assert together == alone == plain
     assert together[0] == together[3] and together[0] != together[1] and together[0] != together[2]

@@ -12,12 +12,24 @@ from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.quantize import write_mlx as quantize
 from mlx_llama.core.generation import options
 
-SIZES = dict(hidden_size=72, intermediate_size=100, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, head_dim=12,
-             vocab_size=203, max_position_embeddings=128)
+SIZES = dict(
+    hidden_size=72,
+    intermediate_size=100,
+    num_hidden_layers=2,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    head_dim=12,
+    vocab_size=203,
+    max_position_embeddings=128,
+)
 TOKENS = np.random.default_rng(0).integers(3, 203, (3, 11))
 ORDERS = ([0, 1, 2], [1, 1, 1], [2, 0, 2])  # adapters of the rows
-WAYS = [(name, compile) for name in to_run() for compile in ((False, True) if name != "cuda" else (None,))
-        if (name, compile) != ("mlx", True)]  # which test_traced_steps has
+WAYS = [
+    (name, compile)
+    for name in to_run()
+    for compile in ((False, True) if name != "cuda" else (None,))
+    if (name, compile) != ("mlx", True)
+]  # which test_traced_steps has
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +37,24 @@ def folders(tmp_path_factory):
     """{name: folder} of a base and of two adapters by PEFT, with the logits of each over TOKENS."""
     folder = tmp_path_factory.mktemp("adapters")
     base = make_checkpoint(folder / "base", tokenizer=True, **SIZES)
-    some = write_peft(base, folder / "some", 1, r=4, lora_alpha=9, target_modules=["q_proj", "v_proj", "down_proj"])
-    every = write_peft(base, folder / "every", 2, r=9, lora_alpha=5, use_rslora=True, target_modules="all-linear",
-                       alpha_pattern={"layers.1.mlp.up_proj": 11})
+    some = write_peft(
+        base,
+        folder / "some",
+        1,
+        r=4,
+        lora_alpha=9,
+        target_modules=["q_proj", "v_proj", "down_proj"],
+    )
+    every = write_peft(
+        base,
+        folder / "every",
+        2,
+        r=9,
+        lora_alpha=5,
+        use_rslora=True,
+        target_modules="all-linear",
+        alpha_pattern={"layers.1.mlp.up_proj": 11},
+    )
     wanted = [peft_logits(base, adapter, TOKENS) for adapter in (None, some, every)]
     return {"base": base, "adapters": [some, every], "wanted": wanted}
 
@@ -45,15 +72,23 @@ def test_attention_beside_experts(name, compile, tmp_path):
     from transformers import MixtralConfig, MixtralForCausalLM
 
     torch.manual_seed(0)
-    base = MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, bos_token_id=1, eos_token_id=2))
+    base = MixtralForCausalLM(
+        MixtralConfig(
+            **SIZES, num_local_experts=4, num_experts_per_tok=2, bos_token_id=1, eos_token_id=2
+        )
+    )
     for weight in base.parameters():
         weight.data = 0.1 * torch.randn(weight.shape)
     base.save_pretrained(tmp_path / "base")
     make_tokenizer(tmp_path / "base")
-    sea = write_peft(tmp_path / "base", tmp_path / "sea", r=4, lora_alpha=8, target_modules=["q_proj", "o_proj"])
+    sea = write_peft(
+        tmp_path / "base", tmp_path / "sea", r=4, lora_alpha=8, target_modules=["q_proj", "o_proj"]
+    )
     backend, model = load(name, compile, {"base": tmp_path / "base", "adapters": [sea]})
     wanted = peft_logits(tmp_path / "base", sea, TOKENS[:1])
-    logits = backend.runtime.to_numpy(model.forward(TOKENS[:1], 0, model.make_cache(64), all_positions=True))
+    logits = backend.runtime.to_numpy(
+        model.forward(TOKENS[:1], 0, model.make_cache(64), all_positions=True)
+    )
     np.testing.assert_allclose(logits, wanted, atol=1e-4 * np.abs(wanted).max())
 
 
@@ -75,13 +110,14 @@ def test_rows_of_one_batch_have_adapters_of_their_own(name, compile, folders):
         for row in range(3):
             cache.trim(6, row)
         for t in range(6, 11):
-            logits = to_numpy(model.forward(TOKENS[:, t:t + 1], t, cache))
+            logits = to_numpy(model.forward(TOKENS[:, t : t + 1], t, cache))
             np.testing.assert_allclose(logits, wanted[:, t], atol=1e-4 * np.abs(wanted).max())
         for row in range(3):
             cache.trim(10, row)
         drawn = to_numpy(model.step(TOKENS[:, 10:], 10, cache, greedy(backend, 3)))
         assert drawn[:, 0].tolist() == wanted[:, 10].argmax(axis=1).tolist()
-        following = to_numpy(model.step(drawn, 11, cache, greedy(backend, 3)))  # goes on where the last step ended
+        # goes on where the last step ended
+        following = to_numpy(model.step(drawn, 11, cache, greedy(backend, 3)))
         alone = []
         for row, adapter in enumerate(order):
             one = model.make_cache(64)
@@ -93,14 +129,18 @@ def test_rows_of_one_batch_have_adapters_of_their_own(name, compile, folders):
 
 @pytest.mark.slow
 def test_traced_steps_take_the_rows_adapters_as_arrays(folders):
-    """MLX's CPU device calls a C++ compiler for a trace: one of three rows serves all orders of adapters."""
+    """MLX's CPU device calls a C++ compiler for a trace: one of three rows serves all orders of
+    adapters.
+    """
     backend, model = load("mlx", True, folders)
     for order in ORDERS:
         cache = model.make_cache(64, 3)
         cache.adapters[:] = order
         model.forward(TOKENS[:, :10], 0, cache)
         drawn = backend.runtime.to_numpy(model.step(TOKENS[:, 10:], 10, cache, greedy(backend, 3)))
-        assert drawn[:, 0].tolist() == [int(folders["wanted"][adapter][row, 10].argmax()) for row, adapter in enumerate(order)]
+        assert drawn[:, 0].tolist() == [
+            int(folders["wanted"][adapter][row, 10].argmax()) for row, adapter in enumerate(order)
+        ]
     assert len(model._runner._functions) == 1
 
 
@@ -113,8 +153,12 @@ def test_rows_without_an_adapter_have_the_bits_of_a_model_without(name, compile,
     for one in (plain, model):
         cache = one.make_cache(64, 3)
         cache.adapters[:] = [0, 0, 0]
-        found.append([backend.runtime.to_numpy(one.forward(TOKENS[:, :10], 0, cache)),
-                      backend.runtime.to_numpy(one.forward(TOKENS[:, 10:], 10, cache))])
+        found.append(
+            [
+                backend.runtime.to_numpy(one.forward(TOKENS[:, :10], 0, cache)),
+                backend.runtime.to_numpy(one.forward(TOKENS[:, 10:], 10, cache)),
+            ]
+        )
     for got, wanted in zip(*found):
         np.testing.assert_array_equal(got, wanted)
 
@@ -147,41 +191,79 @@ def test_several_processes_are_refused(folders, monkeypatch):
 
 @pytest.mark.parametrize("bits", [8, 16])
 def test_company_does_not_change_a_row_s_bits(bits, folders, tmp_path):
-    """Of compiled programs, on low-bit weights: alone, among rows with the same adapter, with another, and without."""
+    """Of compiled programs, on low-bit weights: alone, among rows with the same adapter, with
+    another, and without.
+    """
     low = tmp_path / "low"
-    quantize(open_checkpoint(make_checkpoint(tmp_path / "wide", tokenizer=True, **SIZES | dict(
-        hidden_size=128, intermediate_size=192, head_dim=32, num_attention_heads=4))), low, 4, 64)
-    adapters = [write_random(low, tmp_path / name, seed) for seed, name in enumerate(("one", "two"))]
-    model = open_backend("cpu").load(open_checkpoint(low, adapters=adapters), activation_bits=bits, compile=True)
+    quantize(
+        open_checkpoint(
+            make_checkpoint(
+                tmp_path / "wide",
+                tokenizer=True,
+                **SIZES
+                | dict(hidden_size=128, intermediate_size=192, head_dim=32, num_attention_heads=4),
+            )
+        ),
+        low,
+        4,
+        64,
+    )
+    adapters = [
+        write_random(low, tmp_path / name, seed) for seed, name in enumerate(("one", "two"))
+    ]
+    model = open_backend("cpu").load(
+        open_checkpoint(low, adapters=adapters), activation_bits=bits, compile=True
+    )
     alone = {}
     for adapter in (0, 1, 2):
         cache = model.make_cache(64)
         cache.adapters[0] = adapter
-        alone[adapter] = [model.forward(TOKENS[:1, :10], 0, cache)[0], model.forward(TOKENS[:1, 10:], 10, cache)[0]]
-    assert not np.array_equal(alone[1][1], alone[2][1]) and not np.array_equal(alone[0][1], alone[1][1])
+        alone[adapter] = [
+            model.forward(TOKENS[:1, :10], 0, cache)[0],
+            model.forward(TOKENS[:1, 10:], 10, cache)[0],
+        ]
+    assert not np.array_equal(alone[1][1], alone[2][1]) and not np.array_equal(
+        alone[0][1], alone[1][1]
+    )
     for order in ([0, 1, 2], [2, 2, 1, 0, 1], [1, 1], [1, 0]):
         cache = model.make_cache(64, len(order))
         cache.adapters[:] = order
         rows = np.repeat(TOKENS[:1], len(order), axis=0)
-        for part, logits in enumerate((model.forward(rows[:, :10], 0, cache), model.forward(rows[:, 10:], 10, cache))):
+        for part, logits in enumerate(
+            (model.forward(rows[:, :10], 0, cache), model.forward(rows[:, 10:], 10, cache))
+        ):
             for row, adapter in enumerate(order):
                 np.testing.assert_array_equal(logits[row], alone[adapter][part])
 
 
 @pytest.mark.parametrize("low_bit", [False, True], ids=["full width", "4 bits"])
 def test_mlx_lm_s_adapters(low_bit, tmp_path, backend):
-    wide = make_checkpoint(tmp_path / "wide", tokenizer=True, **SIZES | dict(
-        hidden_size=128, intermediate_size=192, head_dim=32, num_attention_heads=4))
+    wide = make_checkpoint(
+        tmp_path / "wide",
+        tokenizer=True,
+        **SIZES | dict(hidden_size=128, intermediate_size=192, head_dim=32, num_attention_heads=4),
+    )
     base = wide
     if low_bit:
         base = tmp_path / "low"
         quantize(open_checkpoint(wide), base, 4, 64)
     folder = write_mlx(base, tmp_path / "adapter")
     wanted = mlx_logits(base, folder, TOKENS)
-    model = backend.load(open_checkpoint(base, adapters=[folder]), "float32", compile=False if backend.name == "cpu" else None)
-    found = backend.runtime.to_numpy(model.forward(TOKENS, 0, model.make_cache(16, 3), all_positions=True))
+    model = backend.load(
+        open_checkpoint(base, adapters=[folder]),
+        "float32",
+        compile=False if backend.name == "cpu" else None,
+    )
+    found = backend.runtime.to_numpy(
+        model.forward(TOKENS, 0, model.make_cache(16, 3), all_positions=True)
+    )
     np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
     assert np.abs(mlx_logits(base, folder, TOKENS) - found).max() < 1e-3 * np.abs(wanted).max()
     cache = model.make_cache(16, 3)
     cache.adapters[:] = [0, 0, 0]
-    assert np.abs(backend.runtime.to_numpy(model.forward(TOKENS, 0, cache, all_positions=True)) - wanted).max() > 1e-2
+    assert (
+        np.abs(
+            backend.runtime.to_numpy(model.forward(TOKENS, 0, cache, all_positions=True)) - wanted
+        ).max()
+        > 1e-2
+    )

@@ -1,6 +1,8 @@
-"""Every architecture that is Llama with differences, from folders, GGUF files and MLX's low-bit folders.
+"""Every architecture that is Llama with differences, from folders, GGUF files and MLX's low-bit
+folders.
 
-transformers makes a random model of the family and judges it at float32; llama.cpp and mlx-lm judge the other two forms.
+transformers makes a random model of the family and judges it at float32; llama.cpp and mlx-lm judge
+the other two forms.
 """
 
 from __future__ import annotations
@@ -21,55 +23,173 @@ from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import write_gguf
 from mlx_llama.core.generation import options
 
-SIZES = dict(vocab_size=384, hidden_size=72, intermediate_size=92, num_hidden_layers=4, num_attention_heads=4,
-             num_key_value_heads=2, max_position_embeddings=256, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+SIZES = dict(
+    vocab_size=384,
+    hidden_size=72,
+    intermediate_size=92,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+)
 WIDE = dict(hidden_size=256, intermediate_size=192)
-GRANITE = dict(embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.11, logits_scaling=8.0)
+GRANITE = dict(
+    embedding_multiplier=12.0,
+    residual_multiplier=0.22,
+    attention_multiplier=0.11,
+    logits_scaling=8.0,
+)
 LONGROPE = dict(rope_type="longrope", rope_theta=10000.0)  # with factors by the size of a head
 # name: (model type, fields of transformers' config)
 FAMILIES = {
     "SmolLM3": ("smollm3", {}),
-    "SmolLM3, other layers without rotation": ("smollm3", dict(no_rope_layers=[0, 1, 1, 0], tie_word_embeddings=False)),
-    "SmolLM3 with windows": ("smollm3", dict(use_sliding_window=True, sliding_window=7, no_rope_layer_interval=2)),
+    "SmolLM3, other layers without rotation": (
+        "smollm3",
+        dict(no_rope_layers=[0, 1, 1, 0], tie_word_embeddings=False),
+    ),
+    "SmolLM3 with windows": (
+        "smollm3",
+        dict(use_sliding_window=True, sliding_window=7, no_rope_layer_interval=2),
+    ),
     "Granite 3": ("granite", GRANITE),
     "OLMo 2": ("olmo2", dict(num_key_value_heads=4)),
     "OLMo 2, grouped": ("olmo2", {}),
     "OLMo 3": ("olmo3", dict(num_key_value_heads=4, sliding_window=7)),
-    "OLMo 3, long": ("olmo3", dict(sliding_window=7, num_hidden_layers=5, rope_parameters={
-        "full_attention": dict(rope_type="yarn", rope_theta=1e4, factor=8.0, original_max_position_embeddings=32,
-                               beta_fast=32.0, beta_slow=1.0),
-        "sliding_attention": dict(rope_type="default", rope_theta=1e4)})),
-    "OLMo 3, every other": ("olmo3", dict(
-        sliding_window=7, layer_types=["full_attention", "sliding_attention"] * 2)),
-    "EXAONE 4": ("exaone4", dict(head_dim=18, sliding_window=None, layer_types=["full_attention"] * 4)),
+    "OLMo 3, long": (
+        "olmo3",
+        dict(
+            sliding_window=7,
+            num_hidden_layers=5,
+            rope_parameters={
+                "full_attention": dict(
+                    rope_type="yarn",
+                    rope_theta=1e4,
+                    factor=8.0,
+                    original_max_position_embeddings=32,
+                    beta_fast=32.0,
+                    beta_slow=1.0,
+                ),
+                "sliding_attention": dict(rope_type="default", rope_theta=1e4),
+            },
+        ),
+    ),
+    "OLMo 3, every other": (
+        "olmo3",
+        dict(sliding_window=7, layer_types=["full_attention", "sliding_attention"] * 2),
+    ),
+    "EXAONE 4": (
+        "exaone4",
+        dict(head_dim=18, sliding_window=None, layer_types=["full_attention"] * 4),
+    ),
     "EXAONE 4, hybrid": ("exaone4", dict(head_dim=18, sliding_window=7)),
     "Phi-3": ("phi3", {}),
     "Phi-3 with windows": ("phi3", dict(sliding_window=7)),
-    "Phi-3 in a short context": ("phi3", dict(rope_parameters=LONGROPE, original_max_position_embeddings=256,
-                                              max_position_embeddings=1024)),
-    "Phi-4-mini in a long context": ("phi3", dict(rope_parameters=LONGROPE | {"partial_rotary_factor": 0.67},
-                                                  original_max_position_embeddings=16, tie_word_embeddings=True)),
-    "Ministral with windows": ("ministral", dict(head_dim=18, sliding_window=7, layer_types=["sliding_attention", "full_attention"] * 2)),
-    "Ministral 3": ("ministral3", dict(head_dim=18, rope_parameters=dict(
-        rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=8, beta_fast=32.0, beta_slow=1.0,
-        mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.3))),
-    "Gemma 2": ("gemma2", dict(head_dim=18, query_pre_attn_scalar=18, sliding_window=7, attn_logit_softcapping=2.0,
-                               final_logit_softcapping=3.0)),
+    "Phi-3 in a short context": (
+        "phi3",
+        dict(
+            rope_parameters=LONGROPE,
+            original_max_position_embeddings=256,
+            max_position_embeddings=1024,
+        ),
+    ),
+    "Phi-4-mini in a long context": (
+        "phi3",
+        dict(
+            rope_parameters=LONGROPE | {"partial_rotary_factor": 0.67},
+            original_max_position_embeddings=16,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "Ministral with windows": (
+        "ministral",
+        dict(
+            head_dim=18, sliding_window=7, layer_types=["sliding_attention", "full_attention"] * 2
+        ),
+    ),
+    "Ministral 3": (
+        "ministral3",
+        dict(
+            head_dim=18,
+            rope_parameters=dict(
+                rope_type="yarn",
+                rope_theta=1e4,
+                factor=4.0,
+                original_max_position_embeddings=8,
+                beta_fast=32.0,
+                beta_slow=1.0,
+                mscale=1.0,
+                mscale_all_dim=1.0,
+                llama_4_scaling_beta=0.3,
+            ),
+        ),
+    ),
+    "Gemma 2": (
+        "gemma2",
+        dict(
+            head_dim=18,
+            query_pre_attn_scalar=18,
+            sliding_window=7,
+            attn_logit_softcapping=2.0,
+            final_logit_softcapping=3.0,
+        ),
+    ),
     "Gemma 2, windows as long as the text": ("gemma2", dict(head_dim=18, query_pre_attn_scalar=18)),
-    "Gemma 2 without softcaps": ("gemma2", dict(head_dim=18, query_pre_attn_scalar=30, attn_logit_softcapping=None,
-                                                final_logit_softcapping=None, attention_bias=True)),
-    "Gemma 3": ("gemma3_text", dict(head_dim=18, query_pre_attn_scalar=18, sliding_window=7, num_hidden_layers=6)),
-    "Gemma 3, stretched": ("gemma3_text", dict(
-        head_dim=18, query_pre_attn_scalar=18, sliding_window=7, final_logit_softcapping=3.0,
-        layer_types=["sliding_attention", "full_attention"] * 2,
-        rope_parameters={"full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
-                         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}})),
+    "Gemma 2 without softcaps": (
+        "gemma2",
+        dict(
+            head_dim=18,
+            query_pre_attn_scalar=30,
+            attn_logit_softcapping=None,
+            final_logit_softcapping=None,
+            attention_bias=True,
+        ),
+    ),
+    "Gemma 3": (
+        "gemma3_text",
+        dict(head_dim=18, query_pre_attn_scalar=18, sliding_window=7, num_hidden_layers=6),
+    ),
+    "Gemma 3, stretched": (
+        "gemma3_text",
+        dict(
+            head_dim=18,
+            query_pre_attn_scalar=18,
+            sliding_window=7,
+            final_logit_softcapping=3.0,
+            layer_types=["sliding_attention", "full_attention"] * 2,
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        ),
+    ),
     "Mixtral": ("mixtral", dict(num_local_experts=5)),
-    "Mixtral with windows": ("mixtral", dict(num_local_experts=3, num_experts_per_tok=3, sliding_window=7)),
-    "Qwen3-MoE": ("qwen3_moe", dict(head_dim=18, num_experts=11, num_experts_per_tok=4, moe_intermediate_size=96,
-                                    norm_topk_prob=True)),
-    "Qwen3-MoE with shares as they are": ("qwen3_moe", dict(head_dim=18, num_experts=7, num_experts_per_tok=3,
-                                                            moe_intermediate_size=44, norm_topk_prob=False)),
+    "Mixtral with windows": (
+        "mixtral",
+        dict(num_local_experts=3, num_experts_per_tok=3, sliding_window=7),
+    ),
+    "Qwen3-MoE": (
+        "qwen3_moe",
+        dict(
+            head_dim=18,
+            num_experts=11,
+            num_experts_per_tok=4,
+            moe_intermediate_size=96,
+            norm_topk_prob=True,
+        ),
+    ),
+    "Qwen3-MoE with shares as they are": (
+        "qwen3_moe",
+        dict(
+            head_dim=18,
+            num_experts=7,
+            num_experts_per_tok=3,
+            moe_intermediate_size=44,
+            norm_topk_prob=False,
+        ),
+    ),
 }
 TOKENS = np.random.default_rng(1).integers(3, 384, (2, 30)).astype(np.int32)
 
@@ -84,14 +204,20 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
     fields = SIZES | (WIDE if wide else {}) | fields
     if (rope := fields.get("rope_parameters", {})).get("rope_type") == "longrope":
         pairs = int(fields["hidden_size"] // 4 * rope.get("partial_rotary_factor", 1)) // 2
-        factors = {"short_factor": np.linspace(1, 2, pairs).tolist(), "long_factor": np.linspace(2, 9, pairs).tolist()}
+        factors = {
+            "short_factor": np.linspace(1, 2, pairs).tolist(),
+            "long_factor": np.linspace(2, 9, pairs).tolist(),
+        }
         fields["rope_parameters"] = rope | factors
     config = transformers.AutoConfig.for_model(kind, **fields)
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager"
+    ).eval()
     with torch.no_grad():
         for key, value in model.state_dict().items():
-            offset = 0.0 if "norm" not in key or "gemma" in kind else 1.0  # Gemma stores weights less one
+            # Gemma stores weights less one
+            offset = 0.0 if "norm" not in key or "gemma" in kind else 1.0
             # Decided choices of experts, for judges that round inputs.
             spread = 1.0 if key.endswith("mlp.gate.weight") else 0.1
             value.copy_(spread * torch.randn(value.shape) + offset)
@@ -104,10 +230,15 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
     rope = fields["rope_parameters"]
     fields |= {"rope_theta": rope.get("full_attention", rope)["rope_theta"]}
     if rope.get("rope_type") == "longrope":
-        fields["rope_scaling"] = {"type": "longrope"} | {name: rope[name] for name in ("short_factor", "long_factor")}
+        fields["rope_scaling"] = {"type": "longrope"} | {
+            name: rope[name] for name in ("short_factor", "long_factor")
+        }
         fields["partial_rotary_factor"] = rope.get("partial_rotary_factor", 1.0)
     if kind == "exaone4":  # mlx-lm has no defaults here, and letters for the pattern
-        fields |= {"rope_scaling": None, "sliding_window_pattern": "LLLG" if fields["sliding_window"] else None}
+        fields |= {
+            "rope_scaling": None,
+            "sliding_window_pattern": "LLLG" if fields["sliding_window"] else None,
+        }
     if kind == "qwen3_moe":
         fields["num_experts"] = fields.pop("num_local_experts")  # as Qwen's own files spell it
     (folder / "config.json").write_text(json.dumps(fields))
@@ -126,8 +257,13 @@ def run(backend, checkpoint, cuts, **settings) -> np.ndarray:
     """Logits of TOKENS, in chunks, of two rows together."""
     model = backend.load(checkpoint, "float32", **settings)
     cache = model.make_cache(cuts[-1], len(TOKENS))
-    return np.concatenate([backend.runtime.to_numpy(model.forward(TOKENS[:, a:b], a, cache, all_positions=True))
-                           for a, b in itertools.pairwise(cuts)], axis=1)
+    return np.concatenate(
+        [
+            backend.runtime.to_numpy(model.forward(TOKENS[:, a:b], a, cache, all_positions=True))
+            for a, b in itertools.pairwise(cuts)
+        ],
+        axis=1,
+    )
 
 
 @pytest.mark.parametrize("compile", [None, False])
@@ -135,12 +271,19 @@ def run(backend, checkpoint, cuts, **settings) -> np.ndarray:
 def test_logits_are_those_of_transformers(name, compile, backend):
     folder, wanted = made(name)
     for cuts in ((0, 30), (0, 20, 28, 29, 30)):
-        assert relative_error(run(backend, open_checkpoint(folder), cuts, compile=compile), wanted) < 1e-4
+        assert (
+            relative_error(run(backend, open_checkpoint(folder), cuts, compile=compile), wanted)
+            < 1e-4
+        )
 
 
 @pytest.mark.parametrize("compile", [None, False])
-@pytest.mark.parametrize("name", ["SmolLM3 with windows", "Gemma 2", "Phi-4-mini in a long context"])
-def test_logits_with_keys_and_values_in_16_bits_are_near_those_of_transformers(name, compile, backend):
+@pytest.mark.parametrize(
+    "name", ["SmolLM3 with windows", "Gemma 2", "Phi-4-mini in a long context"]
+)
+def test_logits_with_keys_and_values_in_16_bits_are_near_those_of_transformers(
+    name, compile, backend
+):
     folder, wanted = made(name)
     got = run(backend, open_checkpoint(folder), (0, 20, 28, 29, 30), compile=compile, cache_bits=16)
     assert 1e-6 < relative_error(got, wanted) < 1e-3
@@ -150,52 +293,92 @@ def test_logits_with_keys_and_values_in_16_bits_are_near_those_of_transformers(n
 def test_steps_of_rows_choose_the_likeliest(name, backend):
     folder, wanted = made(name)
     # Traced on MLX, too, where its CPU device asks for it.
-    model = backend.load(open_checkpoint(folder), "float32", compile=True if backend.name == "mlx" else None)
+    model = backend.load(
+        open_checkpoint(folder), "float32", compile=True if backend.name == "mlx" else None
+    )
     cache = model.make_cache(40, 2)
     seen = {}
     model.forward(TOKENS[:, :-1], 0, cache, probe=seen.__setitem__)
     assert len(seen) == 3 + 10 * model.config.num_hidden_layers
-    token, sampler = TOKENS[:, -1:], backend.sampling_batch([options.resolve({"temperature": 0}).options] * 2)
+    token, sampler = (
+        TOKENS[:, -1:],
+        backend.sampling_batch([options.resolve({"temperature": 0}).options] * 2),
+    )
     for _ in range(5):
         token = model.step(token, list(cache.lengths), cache, sampler)
     assert [int(cache.state(row)["tokens"][30]) for row in (0, 1)] == list(wanted[:, -1].argmax(-1))
     tokens = np.stack([cache.state(row)["tokens"] for row in (0, 1)])
-    logits = backend.runtime.to_numpy(model.forward(tokens, 0, model.make_cache(40, 2), all_positions=True))
+    logits = backend.runtime.to_numpy(
+        model.forward(tokens, 0, model.make_cache(40, 2), all_positions=True)
+    )
     for row in range(2):
         for at in range(29, 33):
-            assert logits[row, at].max() - logits[row, at, tokens[row, at + 1]] < 1e-3 * np.abs(logits[row, at]).max()
+            assert (
+                logits[row, at].max() - logits[row, at, tokens[row, at + 1]]
+                < 1e-3 * np.abs(logits[row, at]).max()
+            )
 
 
-IN_GGUF = [name for name in FAMILIES if not any(one in name for one in ("other layers", "with", "stretched", "hybrid"))]
-# mlx-lm has no Ministral with layer_types, no windows of Phi-3 and Gemma 2, of longrope the long factors alone, softcaps that
-# no model leaves out, and no ropes of two kinds of layers in one field.
-_NOT_IN_MLX = ("Ministral with windows", "Gemma 2", "Gemma 2 without softcaps", "Gemma 3, stretched", "OLMo 3, long",
-               "Mixtral with windows", "Qwen3-MoE with shares as they are")
+IN_GGUF = [
+    name
+    for name in FAMILIES
+    if not any(one in name for one in ("other layers", "with", "stretched", "hybrid"))
+]
+# mlx-lm has no Ministral with layer_types, no windows of Phi-3 and Gemma 2, of longrope the long
+# factors alone, softcaps that no model leaves out, and no ropes of two kinds of layers in one
+# field.
+_NOT_IN_MLX = (
+    "Ministral with windows",
+    "Gemma 2",
+    "Gemma 2 without softcaps",
+    "Gemma 3, stretched",
+    "OLMo 3, long",
+    "Mixtral with windows",
+    "Qwen3-MoE with shares as they are",
+)
 IN_MLX = [name for name in FAMILIES if not name.startswith("Phi-3 ") and name not in _NOT_IN_MLX]
 
 
 @pytest.mark.parametrize("name", IN_GGUF)
 def test_a_gguf_file_has_the_same_logits(name, backend):
     checkpoint = open_checkpoint(exported(name, "F32"))
-    assert checkpoint.gguf_metadata["general.architecture"] == ENTRIES[checkpoint.config.architecture].gguf
+    assert (
+        checkpoint.gguf_metadata["general.architecture"]
+        == ENTRIES[checkpoint.config.architecture].gguf
+    )
     assert relative_error(run(backend, checkpoint, (0, 20, 29, 30)), made(name)[1]) < 1e-4
 
 
 @pytest.mark.parametrize("format", ["F32", "Q8_0"])
 @pytest.mark.parametrize("name", IN_GGUF)
 def test_llama_cpp_reads_the_file(name, format, backend):
-    # llama.cpp multiplies low-bit weights with 8-bit activations, and looks gelu up in a table of float16.
+    # llama.cpp multiplies low-bit weights with 8-bit activations, and looks gelu up in a table of
+    # float16.
     tolerance = 0.1 if format == "Q8_0" else 1e-3 if "Gemma" in name else 1e-5
-    llama_cpp = pytest.importorskip("llama_cpp", reason='llama.cpp is the judge here: pip install -e ".[peers]"')
+    llama_cpp = pytest.importorskip(
+        "llama_cpp", reason='llama.cpp is the judge here: pip install -e ".[peers]"'
+    )
     path = exported(name, format)
-    judge = llama_cpp.Llama(str(path), n_ctx=32, n_threads=1, logits_all=True, verbose=False, flash_attn=False,
-                            type_k=llama_cpp.GGML_TYPE_F32, type_v=llama_cpp.GGML_TYPE_F32)
+    judge = llama_cpp.Llama(
+        str(path),
+        n_ctx=32,
+        n_threads=1,
+        logits_all=True,
+        verbose=False,
+        flash_attn=False,
+        type_k=llama_cpp.GGML_TYPE_F32,
+        type_v=llama_cpp.GGML_TYPE_F32,
+    )
     judge.eval(TOKENS[0].tolist())
     found = run(backend, open_checkpoint(path), (0, 29, 30))[0]
     wanted = judge.scores[:30]
     if format == "Q8_0" and name.startswith(("Mixtral", "Qwen3-MoE")):
-        # Its rounding changes the choice between experts with nearly the same score, and then that position's logits.
-        assert np.median(np.linalg.norm(found - wanted, axis=-1) / np.linalg.norm(wanted, axis=-1)) < tolerance
+        # Its rounding changes the choice between experts with nearly the same score, and then that
+        # position's logits.
+        assert (
+            np.median(np.linalg.norm(found - wanted, axis=-1) / np.linalg.norm(wanted, axis=-1))
+            < tolerance
+        )
     else:
         assert np.linalg.norm(found - wanted) < tolerance * np.linalg.norm(wanted)
 
@@ -216,30 +399,70 @@ def test_a_low_bit_folder_has_the_logits_of_mlx_lm(name, backend):
 
 
 def with_images(name: str):
-    """transformers' model of images and text, tiny: Gemma 3 from 4B on, Mistral Small 3.1, Ministral 3."""
+    """transformers' model of images and text, tiny: Gemma 3 from 4B on, Mistral Small 3.1,
+    Ministral 3.
+    """
     import transformers
 
-    vision = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
+    vision = dict(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=28,
+        patch_size=14,
+    )
     if name == "gemma3":
         text = dict(SIZES, head_dim=18, sliding_window=7, query_pre_attn_scalar=18)
-        return transformers.Gemma3ForConditionalGeneration(transformers.Gemma3Config(
-            text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=5, boi_token_index=6,
-            eoi_token_index=7))
+        return transformers.Gemma3ForConditionalGeneration(
+            transformers.Gemma3Config(
+                text_config=text,
+                vision_config=vision,
+                mm_tokens_per_image=4,
+                image_token_index=5,
+                boi_token_index=6,
+                eoi_token_index=7,
+            )
+        )
     is_tied = name == "ministral3"  # as Ministral 3 3B is; Mistral Small 3.1 is not
     text = dict(SIZES, head_dim=18, model_type=name, tie_word_embeddings=is_tied)
     if name == "ministral3":
-        text |= dict(rope_parameters=dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16,
-                                          beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0,
-                                          llama_4_scaling_beta=0.1))
-    return transformers.Mistral3ForConditionalGeneration(transformers.Mistral3Config(
-        text_config=text, vision_config=dict(vision, model_type="pixtral", head_dim=8), image_token_index=5,
-        spatial_merge_size=1, tie_word_embeddings=is_tied))
+        text |= dict(
+            rope_parameters=dict(
+                rope_type="yarn",
+                rope_theta=1e4,
+                factor=4.0,
+                original_max_position_embeddings=16,
+                beta_fast=32.0,
+                beta_slow=1.0,
+                mscale=1.0,
+                mscale_all_dim=1.0,
+                llama_4_scaling_beta=0.1,
+            )
+        )
+    return transformers.Mistral3ForConditionalGeneration(
+        transformers.Mistral3Config(
+            text_config=text,
+            vision_config=dict(vision, model_type="pixtral", head_dim=8),
+            image_token_index=5,
+            spatial_merge_size=1,
+            tie_word_embeddings=is_tied,
+        )
+    )
 
 
-@pytest.mark.parametrize("name, architecture", [("gemma3", "Gemma3ForCausalLM"), ("mistral", "MistralForCausalLM"),
-                                                ("ministral3", "Ministral3ForCausalLM")])
+@pytest.mark.parametrize(
+    "name, architecture",
+    [
+        ("gemma3", "Gemma3ForCausalLM"),
+        ("mistral", "MistralForCausalLM"),
+        ("ministral3", "Ministral3ForCausalLM"),
+    ],
+)
 def test_the_text_part_of_a_model_with_images(name, architecture, tmp_path):
-    """Other prefixes of names, and tensors of the other parts; as a folder and as what `quantize` writes of it."""
+    """Other prefixes of names, and tensors of the other parts; as a folder and as what `quantize`
+    writes of it.
+    """
     torch = pytest.importorskip("torch")
 
     from mlx_llama.core.backends.selection import select
@@ -256,5 +479,7 @@ def test_the_text_part_of_a_model_with_images(name, architecture, tmp_path):
         checkpoint = open_checkpoint(folder)
         assert checkpoint.config.is_text_part and checkpoint.config.architecture == architecture
         loaded = select("cpu").load(checkpoint, "float32")
-        found = loaded.forward(np.maximum(TOKENS, 8), 0, loaded.make_cache(30, 2), all_positions=True)
+        found = loaded.forward(
+            np.maximum(TOKENS, 8), 0, loaded.make_cache(30, 2), all_positions=True
+        )
         assert relative_error(found, wanted.numpy()) < 1e-4

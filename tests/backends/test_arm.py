@@ -1,4 +1,6 @@
-"""NEON's machine code, run by qemu-aarch64 (arm_emulation.py): the compiled path's own tests, and the bits of x86's code."""
+"""NEON's machine code, run by qemu-aarch64 (arm_emulation.py): the compiled path's own tests, and
+the bits of x86's code.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,21 @@ from cpu_fallback.kernels import compilation
 from cpu_fallback.kernels.target import available
 
 HOME = Path(__file__).resolve().parents[2]
-KERNELS = [f"tests/backends/kernels/test_{name}.py" for name in ("activations", "products", "panels")]
+KERNELS = [
+    f"tests/backends/kernels/test_{name}.py" for name in ("activations", "products", "panels")
+]
 MODEL, ROWS = "tests/backends/kernels/test_model.py", "tests/backends/kernels/test_rows.py"
 # (logits' name, model, activation bits, cache bits)
-STEPS = [(f"{case}, {bits}, {cache}", case, bits, cache) for case, bits, cache in (
-    ("odd widths", 32, None), ("head 80, a window", 32, 8), ("Q4_K_M", 8, None), ("many formats", 16, 8), ("head 36", 16, 16))]
+STEPS = [
+    (f"{case}, {bits}, {cache}", case, bits, cache)
+    for case, bits, cache in (
+        ("odd widths", 32, None),
+        ("head 80, a window", 32, 8),
+        ("Q4_K_M", 8, None),
+        ("many formats", 16, 8),
+        ("head 36", 16, 16),
+    )
+]
 
 
 def reason_to_skip() -> str:
@@ -30,8 +42,14 @@ def reason_to_skip() -> str:
         return "qemu emulates processes on Linux only"
     if platform.machine() != "x86_64":
         return f"the kernels' own tests run on {platform.machine()} without an emulator"
-    tools = [tool for tool in ("qemu-aarch64", "aarch64-linux-gnu-gcc", "cc") if not shutil.which(tool)]
-    return f"no {', '.join(tools)} (Debian: apt-get install qemu-user gcc gcc-aarch64-linux-gnu)" if tools else ""
+    tools = [
+        tool for tool in ("qemu-aarch64", "aarch64-linux-gnu-gcc", "cc") if not shutil.which(tool)
+    ]
+    return (
+        f"no {', '.join(tools)} (Debian: apt-get install qemu-user gcc gcc-aarch64-linux-gnu)"
+        if tools
+        else ""
+    )
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip())]
@@ -39,25 +57,59 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(reason_to_skip()), reaso
 
 def emulate(*command: str, processor: str = "cortex-a76") -> str:
     """Run Python with the emulation; returns its output."""
-    settings = {"PYTHONPATH": f"{HOME / 'tests'}{os.pathsep}{HOME}", "MLX_LLAMA_TEST_ARM": processor}
-    kept = {name: value for name, value in os.environ.items() if name not in (compilation.VARIABLE, "PYTEST_ADDOPTS")}
-    done = subprocess.run([sys.executable, *command], cwd=HOME, env=kept | settings, capture_output=True, text=True,
-                          timeout=900)
+    settings = {
+        "PYTHONPATH": f"{HOME / 'tests'}{os.pathsep}{HOME}",
+        "MLX_LLAMA_TEST_ARM": processor,
+    }
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in (compilation.VARIABLE, "PYTEST_ADDOPTS")
+    }
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=HOME,
+        env=kept | settings,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-5000:]
     return done.stdout
 
 
-X86_ALONE = [f"--deselect=tests/backends/kernels/test_products.py::{name}"
-             for name in ("test_bfloat16_times_bfloat16", "test_codes_unpacked_once_give_the_same_bits")]
+X86_ALONE = [
+    f"--deselect=tests/backends/kernels/test_products.py::{name}"
+    for name in ("test_bfloat16_times_bfloat16", "test_codes_unpacked_once_give_the_same_bits")
+]
 
 
 def run_tests(*arguments: str, processor: str = "cortex-a76") -> tuple[int, int]:
-    """Run tests of the compiled path in emulation; returns the numbers of tests and of calls to kernels."""
-    text = emulate("-m", "pytest", "--all", "-n", "0", "-x", "-p", "no:cacheprovider", "-p", "backends.arm_emulation", *X86_ALONE,
-                   *arguments, processor=processor)
-    counts = {kind: int(count) for count, kind in re.findall(r"(\d+) (passed|failed|error|skipped)", text)}
+    """Run tests of the compiled path in emulation; returns the numbers of tests and of calls to
+    kernels.
+    """
+    text = emulate(
+        "-m",
+        "pytest",
+        "--all",
+        "-n",
+        "0",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "backends.arm_emulation",
+        *X86_ALONE,
+        *arguments,
+        processor=processor,
+    )
+    counts = {
+        kind: int(count) for count, kind in re.findall(r"(\d+) (passed|failed|error|skipped)", text)
+    }
     assert list(counts) == ["passed"], text
-    return counts["passed"], int(re.search(rf"(\d+) calls of NEON kernels on qemu's {processor}\n", text)[1])
+    return counts["passed"], int(
+        re.search(rf"(\d+) calls of NEON kernels on qemu's {processor}\n", text)[1]
+    )
 
 
 def test_the_kernels_tests():
@@ -68,14 +120,24 @@ def test_the_kernels_tests():
 
 @pytest.mark.parametrize("processor", ["max neoverse-v2", "max apple-m1"])
 def test_products_tuned_for_newer_processors(processor):
-    tests, calls = run_tests(f"{KERNELS[1]}::test_product", "-k", "Q4_K or Q8_0 or IQ4_XS or float16", processor=processor)
+    tests, calls = run_tests(
+        f"{KERNELS[1]}::test_product",
+        "-k",
+        "Q4_K or Q8_0 or IQ4_XS or float16",
+        processor=processor,
+    )
     assert tests > 5 and calls > 100
 
 
 def test_models_on_several_threads():
     """Threads share the memory and the barrier of one emulated program."""
-    tests, calls = run_tests(MODEL, ROWS, "-k", "every_target or threads_or_cuts and odd or in_several_threads and 2 or frees "
-                             "or probes or draws_for_each_row and 3")
+    tests, calls = run_tests(
+        MODEL,
+        ROWS,
+        "-k",
+        "every_target or threads_or_cuts and odd or in_several_threads and 2 or frees "
+        "or probes or draws_for_each_row and 3",
+    )
     assert tests > 8 and calls > 1000
 
 
@@ -90,7 +152,9 @@ np.savez(sys.argv[1], **{name: logits(*step) for name, *step in STEPS})
 
 def logits(case: str, bits: int, cache: int | None) -> np.ndarray:
     """Logits of a prompt, a decoded token and another prompt, on two threads."""
-    return answer(load(case, "auto", threads=2, activation_bits=bits, cache_bits=cache), cuts=(20, 21))[0]
+    return answer(
+        load(case, "auto", threads=2, activation_bits=bits, cache_bits=cache), cuts=(20, 21)
+    )[0]
 
 
 def test_a_forward_has_the_bits_of_x86(tmp_path, monkeypatch):

@@ -29,10 +29,12 @@ def test_growth_is_in_steps_and_keeps_the_contents(model, backend):
     model, to_numpy = model
     cache, sizes = model.make_cache(700), set()
     for start in range(0, 600, 10):
-        got = to_numpy(model.forward(ids(600)[:, start:start + 10], start, cache))
+        got = to_numpy(model.forward(ids(600)[:, start : start + 10], start, cache))
         sizes.add(cache.nbytes)
-    per_position = 2 * 2 * 2 * 16 * 4 + 4  # keys and values, layers, heads, head_dim, float32; a token id
-    steps = range(64, 641, 64) if backend.name == "cpu" else (256, 512, 700)  # the CPU takes pages, and copies none
+    # keys and values, layers, heads, head_dim, float32; a token id
+    per_position = 2 * 2 * 2 * 16 * 4 + 4
+    # the CPU takes pages, and copies none
+    steps = range(64, 641, 64) if backend.name == "cpu" else (256, 512, 700)
     assert sizes == {step * per_position for step in steps}
     fresh = model.make_cache(700)
     assert relative_error(got, to_numpy(model.forward(ids(600), 0, fresh))) < 1e-4
@@ -93,8 +95,12 @@ def test_state_moves_to_any_backend(other, model):
     assert state["tokens"].tolist() == ids(20)[0].tolist()
     assert state["keys"].shape == state["values"].shape == (2, 2, 20, 16)
     restored = model.make_cache(40)
-    moved = target.model.Cache(model.config, 40, target.runtime.pick_dtype("float32", "float32", target.device),
-                               target.device)
+    moved = target.model.Cache(
+        model.config,
+        40,
+        target.runtime.pick_dtype("float32", "float32", target.device),
+        target.device,
+    )
     moved.restore(state)
     restored.restore(moved.state())
     got = to_numpy(model.forward(ids(3, seed=4), 20, restored))
@@ -127,6 +133,7 @@ def test_an_interrupt_while_storage_grows_changes_nothing(model, monkeypatch):
     cache = model.make_cache(600)
     model.forward(ids(250), 0, cache)
     with monkeypatch.context() as patch:
+
         def interrupt(*args):
             raise KeyboardInterrupt
 
@@ -142,41 +149,74 @@ def test_an_interrupt_while_storage_grows_changes_nothing(model, monkeypatch):
 
 
 def test_a_sliding_window_across_a_growth_step(load, tmp_path):
-    folder = make_checkpoint(tmp_path / "m", architectures=["MistralForCausalLM"], sliding_window=31,
-                             max_position_embeddings=1024)
+    folder = make_checkpoint(
+        tmp_path / "m",
+        architectures=["MistralForCausalLM"],
+        sliding_window=31,
+        max_position_embeddings=1024,
+    )
     model, to_numpy = load(folder)
     import torch
     from transformers import AutoModelForCausalLM
 
     with torch.no_grad():
-        wanted = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(
-            torch.from_numpy(ids(300)).long()).logits[:, -1].numpy()
+        wanted = (
+            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(
+                torch.from_numpy(ids(300)).long()
+            )
+            .logits[:, -1]
+            .numpy()
+        )
     cache = model.make_cache(1024)
     for start in (0, 100, 200, 290):
-        model.forward(ids(300)[:, start:{0: 100, 100: 200, 200: 290, 290: 299}[start]], start, cache)
+        model.forward(
+            ids(300)[:, start : {0: 100, 100: 200, 200: 290, 290: 299}[start]], start, cache
+        )
     assert relative_error(to_numpy(model.forward(ids(300)[:, 299:], 299, cache)), wanted) < 1e-4
 
 
 @pytest.mark.parametrize("rope_type", ["default", "llama3"])
 def test_far_positions_are_rotated_alike(rope_type, load, tmp_path):
-    """Angles of thousands of radians leave float32 few digits, so they are computed in float64 for all backends."""
+    """Angles of thousands of radians leave float32 few digits, so they are computed in float64 for
+    all backends.
+    """
     from mlx_llama.core.models import rope
 
-    scaling = None if rope_type == "default" else dict(
-        rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
-    folder = make_checkpoint(tmp_path / "m", max_position_embeddings=131072, rope_theta=500000.0, rope_scaling=scaling)
+    scaling = (
+        None
+        if rope_type == "default"
+        else dict(
+            rope_type="llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=8192,
+        )
+    )
+    folder = make_checkpoint(
+        tmp_path / "m", max_position_embeddings=131072, rope_theta=500000.0, rope_scaling=scaling
+    )
     model, to_numpy = load(folder)
     cache, at, seen = model.make_cache(131072), 100_000, {}
     cache.lengths[0] = at  # zeros in place of the tokens before
-    model.forward(ids(3), at, cache, probe=lambda name, array: seen.__setitem__(name, to_numpy(array)))
+    model.forward(
+        ids(3), at, cache, probe=lambda name, array: seen.__setitem__(name, to_numpy(array))
+    )
     frequencies, factor = rope.inverse_frequencies(model.config)
     turn = np.exp(1j * np.arange(at, at + 3)[:, None] * frequencies) * factor
     before = seen["0.query"][..., :8].astype(np.complex128) + 1j * seen["0.query"][..., 8:]
     after = before * turn
-    assert relative_error(seen["0.query_rope"], np.concatenate([after.real, after.imag], -1).astype(np.float32)) < 1e-6
+    assert (
+        relative_error(
+            seen["0.query_rope"], np.concatenate([after.real, after.imag], -1).astype(np.float32)
+        )
+        < 1e-6
+    )
 
 
-def test_storage_that_does_not_fit_memory_is_refused_before_it_is_made(backend, tmp_path, monkeypatch):
+def test_storage_that_does_not_fit_memory_is_refused_before_it_is_made(
+    backend, tmp_path, monkeypatch
+):
     folder = make_checkpoint(tmp_path / "m", max_position_embeddings=100_000)
     model = backend.load(open_checkpoint(folder), "float32")
     cache = model.make_cache(100_000)
@@ -186,7 +226,10 @@ def test_storage_that_does_not_fit_memory_is_refused_before_it_is_made(backend, 
     model.forward(ids(20), 0, cache)
     before = cache.nbytes
     # Pages are taken besides those that the row has; arrays are made anew.
-    with pytest.raises(ContextError, match=r"of (22528|20544) positions take 0.01 GB, and 0.01 GB of memory are free"):
+    with pytest.raises(
+        ContextError,
+        match=r"of (22528|20544) positions take 0.01 GB, and 0.01 GB of memory are free",
+    ):
         cache.check_memory({0: 20_545})
     cache.check_memory({0: 20_480})
     with pytest.raises(ContextError, match="lower `ctx_size`"):
@@ -194,12 +237,18 @@ def test_storage_that_does_not_fit_memory_is_refused_before_it_is_made(backend, 
     assert (cache.nbytes, cache.length) == (before, 20)
     model.forward(ids(5), 20, cache)  # the cache is still usable
     monkeypatch.undo()
-    with pytest.raises(ContextError, match=r"positions take \d+\.\d\d GB, and \d+\.\d\d GB of memory are free"):
+    with pytest.raises(
+        ContextError, match=r"positions take \d+\.\d\d GB, and \d+\.\d\d GB of memory are free"
+    ):
         model.make_cache(10**12).check_memory({0: 10**12})
 
 
-def test_a_prompt_that_memory_has_no_room_for_is_refused_before_its_first_chunk(backend, tmp_path, monkeypatch):
-    model = backend.load(open_checkpoint(make_checkpoint(tmp_path / "m", max_position_embeddings=100_000)), "float32")
+def test_a_prompt_that_memory_has_no_room_for_is_refused_before_its_first_chunk(
+    backend, tmp_path, monkeypatch
+):
+    model = backend.load(
+        open_checkpoint(make_checkpoint(tmp_path / "m", max_position_embeddings=100_000)), "float32"
+    )
     loop = Loop(backend, model, None, frozenset(), 100_000, cache_memory=10**9)
     monkeypatch.setattr(backend.runtime, "free_memory", lambda device: 2_000_000)
     resolved = resolve({"max_tokens": 3})
@@ -222,7 +271,9 @@ def lengths_and_states(cache):
 
 
 def same_state(one, other) -> bool:
-    return one.keys() == other.keys() and all(one[name].tobytes() == other[name].tobytes() for name in one)
+    return one.keys() == other.keys() and all(
+        one[name].tobytes() == other[name].tobytes() for name in one
+    )
 
 
 def test_rows_come_and_go_without_touching_others(model):
@@ -233,12 +284,22 @@ def test_rows_come_and_go_without_touching_others(model):
         model.forward(ids(length, seed=row), 0, cache, rows=[row])
     changes = [
         (lambda: model.forward(ids(5, seed=9), 20, cache, rows=[0]), [0]),
-        (lambda: model.forward(np.concatenate([ids(2, seed=7), ids(2, seed=8)]), [270, 3], cache, rows=[3, 1]), [3, 1]),
-        (lambda: cache.trim(11, 0), [0]), (lambda: cache.copy_prefix(3, 2, 260), [2]), (lambda: cache.copy_prefix(0, 4, 11), [4]),
+        (
+            lambda: model.forward(
+                np.concatenate([ids(2, seed=7), ids(2, seed=8)]), [270, 3], cache, rows=[3, 1]
+            ),
+            [3, 1],
+        ),
+        (lambda: cache.trim(11, 0), [0]),
+        (lambda: cache.copy_prefix(3, 2, 260), [2]),
+        (lambda: cache.copy_prefix(0, 4, 11), [4]),
         (lambda: model.forward(ids(300, seed=5), 260, cache, rows=[2]), [2]),
-        (lambda: cache.trim(100, 2), [2]), (lambda: model.forward(ids(1, seed=4), 100, cache, rows=[2]), [2]),
+        (lambda: cache.trim(100, 2), [2]),
+        (lambda: model.forward(ids(1, seed=4), 100, cache, rows=[2]), [2]),
         (lambda: cache.reset(3), [3]),
-        (lambda: cache.restore(cache.state(2), 3), [3]), (lambda: cache.trim(0, 1), [1]), (lambda: cache.reset(4), [4]),
+        (lambda: cache.restore(cache.state(2), 3), [3]),
+        (lambda: cache.trim(0, 1), [1]),
+        (lambda: cache.reset(4), [4]),
     ]
     for change, touched in changes:
         _, before = lengths_and_states(cache)
@@ -263,15 +324,29 @@ def test_a_copied_prefix_goes_on_as_its_source(model):
     model.forward(ids(300)[:, :290], 0, fresh)
     assert relative_error(got, to_numpy(model.forward(ids(300)[:, 290:], 290, fresh))) < 1e-5
     assert cache.state(2)["tokens"].tolist() == ids(300)[0].tolist()
-    assert to_numpy(cache.recent(3, [2, 1])).tolist() == [ids(300)[0, -3:].tolist(), ids(4, seed=6)[0, -3:].tolist()]
-    assert to_numpy(cache.recent(3, [2, 1], [2, 300])).tolist() == [[-1, *ids(300)[0, :2].tolist()], ids(300)[0, -3:].tolist()]
+    assert to_numpy(cache.recent(3, [2, 1])).tolist() == [
+        ids(300)[0, -3:].tolist(),
+        ids(4, seed=6)[0, -3:].tolist(),
+    ]
+    assert to_numpy(cache.recent(3, [2, 1], [2, 300])).tolist() == [
+        [-1, *ids(300)[0, :2].tolist()],
+        ids(300)[0, -3:].tolist(),
+    ]
 
 
 def test_a_step_of_rows_gives_each_its_own_token(backend, model):
     """Rows of different lengths, in any order and number, with the tokens that they get alone."""
     model, to_numpy = model
-    options = [resolve({"temperature": 0.0 if i % 2 else 0.9, "seed": i, "repetition_penalty": 1.2 if i == 2 else 1.0}).options
-               for i in range(5)]
+    options = [
+        resolve(
+            {
+                "temperature": 0.0 if i % 2 else 0.9,
+                "seed": i,
+                "repetition_penalty": 1.2 if i == 2 else 1.0,
+            }
+        ).options
+        for i in range(5)
+    ]
     lengths = [20, 3, 255, 60, 1]
     alone = []
     for i, length in enumerate(lengths):
@@ -284,12 +359,24 @@ def test_a_step_of_rows_gives_each_its_own_token(backend, model):
     for order in ([0, 1, 2, 3, 4], [3, 0], [2, 4, 1], [4]):
         cache = model.make_cache(600, 7)
         rows = [6 - i for i in order]
-        first = [backend.read(model.step(ids(lengths[i], seed=i), 0, cache, backend.sampling_batch([options[i]]), rows=[row]))
-                 for i, row in zip(order, rows)]
+        first = [
+            backend.read(
+                model.step(
+                    ids(lengths[i], seed=i),
+                    0,
+                    cache,
+                    backend.sampling_batch([options[i]]),
+                    rows=[row],
+                )
+            )
+            for i, row in zip(order, rows)
+        ]
         found, sampling = [first], backend.sampling_batch([options[i] for i in order])
         tokens = np.array(first, np.int32)[:, None]
         for _ in range(5):
-            tokens = model.step(tokens, [cache.lengths[row] for row in rows], cache, sampling, rows=rows)
+            tokens = model.step(
+                tokens, [cache.lengths[row] for row in rows], cache, sampling, rows=rows
+            )
             assert tuple(tokens.shape) == (len(rows), 1)
             found.append(backend.read_all(tokens))
         for column, i in enumerate(order):

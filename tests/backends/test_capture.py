@@ -1,7 +1,8 @@
-"""Steps need nothing from the host and no memory but the graph's: run on torch's meta device, without kernels and numbers.
+"""Steps need nothing from the host and no memory but the graph's: run on torch's meta device,
+without kernels and numbers.
 
-A CUDA graph cannot contain a wait, a copy from the host or an operation whose result's size depends on numbers. On the meta
-device each of them fails, or shows as an operation between devices.
+A CUDA graph cannot contain a wait, a copy from the host or an operation whose result's size depends
+on numbers. On the meta device each of them fails, or shows as an operation between devices.
 """
 
 from __future__ import annotations
@@ -18,8 +19,22 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 from backends.triton_process import compile_call  # noqa: E402, F401
 
 # On the meta device these compute nothing, so that they do not fail by themselves.
-WAITS = {"_local_scalar_dense", "item", "equal", "is_nonzero", "_assert_async", "nonzero", "bincount", "masked_select", "_unique2",
-         "unique_dim", "unique_consecutive", "pin_memory", "_pin_memory", "record_stream"}
+WAITS = {
+    "_local_scalar_dense",
+    "item",
+    "equal",
+    "is_nonzero",
+    "_assert_async",
+    "nonzero",
+    "bincount",
+    "masked_select",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "pin_memory",
+    "_pin_memory",
+    "record_stream",
+}
 
 
 class Watch(TorchDispatchMode):
@@ -45,12 +60,21 @@ def kinds():
     from mlx_llama.core.generation.sampling import Kind
 
     every = dict(is_random=True, top_k=32, has_top_p=True, has_min_p=True, window=64, biases=4)
-    return [None, Kind(), Kind(is_random=True), Kind(window=64), Kind(logprobs=0), Kind(**every),
-            Kind(**every, logprobs=5, has_masks=True)]
+    return [
+        None,
+        Kind(),
+        Kind(is_random=True),
+        Kind(window=64),
+        Kind(logprobs=0),
+        Kind(**every),
+        Kind(**every, logprobs=5, has_masks=True),
+    ]
 
 
 def check(name: str, fault: str = "") -> tuple[int, dict[str, int], int]:
-    """(operations, faults, launches) of a model's steps, of one row and of several, with all kinds of sampling."""
+    """(operations, faults, launches) of a model's steps, of one row and of several, with all kinds
+    of sampling.
+    """
     from backends.launches import build_step, load, recorded
     from cuda_fallback.kernels import ops
 
@@ -58,7 +82,11 @@ def check(name: str, fault: str = "") -> tuple[int, dict[str, int], int]:
     with torch.inference_mode(), recorded() as launches, pytest.MonkeyPatch.context() as patch:
         if fault:
             patch.setattr(ops, "add", FAULTS[fault])
-            patch.setattr(ops, "attend", lambda query, *given, attend=ops.attend: FAULTS[fault](attend(query, *given)))
+            patch.setattr(
+                ops,
+                "attend",
+                lambda query, *given, attend=ops.attend: FAULTS[fault](attend(query, *given)),
+            )
         for rows in (1, 4, 32):
             for kind in kinds():
                 step = build_step(llama, rows, kind)
@@ -88,7 +116,11 @@ def waiting(x, *given):
     return x
 
 
-FAULTS = {"a tensor of the host": from_the_host, "item": waiting, "nonzero": lambda x, *given: x[x > 0] if x.nonzero() is None else x}
+FAULTS = {
+    "a tensor of the host": from_the_host,
+    "item": waiting,
+    "nonzero": lambda x, *given: x[x > 0] if x.nonzero() is None else x,
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -1,6 +1,8 @@
-"""The torch backend's step by kernels: captured on a GPU if there is one, else recorded in Triton's interpreter.
+"""The torch backend's step by kernels: captured on a GPU if there is one, else recorded in Triton's
+interpreter.
 
-The interpreter must be chosen before triton is imported, so it runs in a process of its own (as in test_triton.py).
+The interpreter must be chosen before triton is imported, so it runs in a process of its own (as in
+test_triton.py).
 """
 
 from __future__ import annotations
@@ -25,14 +27,32 @@ torch = pytest.importorskip("torch")
 
 from backends.triton_process import DEVICE, HAS_GPU, call, compile_call, computing  # noqa: E402, F401
 
-EVERYTHING = dict(temperature=0.9, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.1,
-                  frequency_penalty=0.1, logit_bias={5: 1.0}, seed=3)
-SAMPLING = {"greedy": dict(temperature=0), "noise": dict(temperature=1.0, seed=2**63 + 5), "everything": EVERYTHING}
+EVERYTHING = dict(
+    temperature=0.9,
+    top_k=20,
+    top_p=0.9,
+    min_p=0.01,
+    repetition_penalty=1.2,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    logit_bias={5: 1.0},
+    seed=3,
+)
+SAMPLING = {
+    "greedy": dict(temperature=0),
+    "noise": dict(temperature=1.0, seed=2**63 + 5),
+    "everything": EVERYTHING,
+}
 MODELS = {
     "float32": dict(),
     "float16": dict(dtype="float16"),
     "sliding": dict(architectures=["MistralForCausalLM"], sliding_window=7),
-    "qwen3": dict(architectures=["Qwen3ForCausalLM"], head_dim=20, num_attention_heads=6, num_key_value_heads=2),
+    "qwen3": dict(
+        architectures=["Qwen3ForCausalLM"],
+        head_dim=20,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+    ),
     "low-bit": {},
 }
 
@@ -45,11 +65,15 @@ SHAPES = [(4, 4, 16), (6, 2, 20), (8, 1, 64)]  # heads, key heads, width of a he
 
 def worst(found, wanted) -> float:
     """Largest difference over the largest wanted value."""
-    return float((found.float() - wanted.float()).abs().max() / wanted.float().abs().max().clamp(min=1e-9))
+    return float(
+        (found.float() - wanted.float()).abs().max() / wanted.float().abs().max().clamp(min=1e-9)
+    )
 
 
 def made(*shape: int, dtype=torch.float32, seed: int = 0):
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape, np.float32)).to(DEVICE, dtype)
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape, np.float32)).to(
+        DEVICE, dtype
+    )
 
 
 def rms_normed(x, weight):
@@ -68,7 +92,11 @@ def rows_and_products(dtype) -> dict[str, float]:
 
     found = {}
     for E in (7, 64, 1000):
-        x, delta, weight = made(3, E, dtype=dtype), made(3, E, dtype=dtype, seed=1), made(E, dtype=dtype, seed=2)
+        x, delta, weight = (
+            made(3, E, dtype=dtype),
+            made(3, E, dtype=dtype, seed=1),
+            made(E, dtype=dtype, seed=2),
+        )
         total, normed = decode.add_rms_norm(x, delta, weight, 1e-5)
         found[f"sum {E}"] = worst(total, x + delta)
         found[f"norm {E}"] = worst(normed, rms_normed((x + delta).double(), weight.double()))
@@ -76,17 +104,30 @@ def rows_and_products(dtype) -> dict[str, float]:
         assert same is x
         found[f"norm alone {E}"] = worst(alone, rms_normed(x.double(), weight.double()))
     for N, K in ((1, 16), (7, 100), (130, 1024), (6, 2500)):
-        x, weight, bias = made(3, K, dtype=dtype), made(N, K, dtype=dtype, seed=1), made(N, dtype=dtype, seed=2)
-        found[f"product {N} {K}"] = worst(decode.multiply(x, weight), F.linear(x.double(), weight.double()))
-        found[f"with bias {N} {K}"] = worst(decode.multiply(x, weight, bias),
-                                            F.linear(x.double(), weight.double(), bias.double()))
+        x, weight, bias = (
+            made(3, K, dtype=dtype),
+            made(N, K, dtype=dtype, seed=1),
+            made(N, dtype=dtype, seed=2),
+        )
+        found[f"product {N} {K}"] = worst(
+            decode.multiply(x, weight), F.linear(x.double(), weight.double())
+        )
+        found[f"with bias {N} {K}"] = worst(
+            decode.multiply(x, weight, bias), F.linear(x.double(), weight.double(), bias.double())
+        )
         both = made(2 * N, K, dtype=dtype, seed=3) * 0.1
         wanted = gated(F.linear(x.double(), both.double(), made(2 * N, seed=4).double()))
-        found[f"gated {N} {K}"] = worst(decode.multiply_gated(x, both, made(2 * N, dtype=dtype, seed=4)), wanted)
+        found[f"gated {N} {K}"] = worst(
+            decode.multiply_gated(x, both, made(2 * N, dtype=dtype, seed=4)), wanted
+        )
         gate, up = F.linear(x.double(), both.double()).chunk(2, dim=-1)
-        found[f"gelu {N} {K}"] = worst(decode.multiply_gated(x, both, None, "gelu_tanh"), F.gelu(gate, approximate="tanh") * up)
+        found[f"gelu {N} {K}"] = worst(
+            decode.multiply_gated(x, both, None, "gelu_tanh"), F.gelu(gate, approximate="tanh") * up
+        )
     for shape in ((1, 2, 6), (2, 3, 2600)):
-        found[f"gate {shape}"] = worst(decode.gate(made(*shape, dtype=dtype)), gated(made(*shape).to(dtype).double()))
+        found[f"gate {shape}"] = worst(
+            decode.gate(made(*shape, dtype=dtype)), gated(made(*shape).to(dtype).double())
+        )
     x = made(2, 5, 3, 24, dtype=dtype).transpose(1, 2)
     table = made(5, 12, seed=1), made(5, 12, seed=2)
     with computing(by_kernels=False):
@@ -95,13 +136,23 @@ def rows_and_products(dtype) -> dict[str, float]:
         heads = made(2, 3, (H + 2 * G) * D, dtype=dtype)
         query, key = made(D, dtype=dtype, seed=1), made(D, dtype=dtype, seed=2)
         parts = heads.double().unflatten(-1, (H + 2 * G, D))
-        wanted = torch.cat([rms_normed(parts[:, :, :H], query.double()), rms_normed(parts[:, :, H:H + G], key.double()),
-                            parts[:, :, H + G:]], dim=2)
-        found[f"heads {D}"] = worst(decode.norm_heads(heads, query, key, H, G, D, 1e-5), wanted.flatten(2))
+        wanted = torch.cat(
+            [
+                rms_normed(parts[:, :, :H], query.double()),
+                rms_normed(parts[:, :, H : H + G], key.double()),
+                parts[:, :, H + G :],
+            ],
+            dim=2,
+        )
+        found[f"heads {D}"] = worst(
+            decode.norm_heads(heads, query, key, H, G, D, 1e-5), wanted.flatten(2)
+        )
     return found
 
 
-@pytest.mark.parametrize("dtype, bound", [(torch.float32, 2e-6), (torch.float16, 2e-3)], ids=["float32", "float16"])
+@pytest.mark.parametrize(
+    "dtype, bound", [(torch.float32, 2e-6), (torch.float16, 2e-3)], ids=["float32", "float16"]
+)
 def test_norms_products_gates_and_rotations(dtype, bound, call):
     found = call(rows_and_products, dtype)
     assert len(found) == 31 and max(found.values()) < bound, found
@@ -118,7 +169,9 @@ def device_state(*rows: tuple, words: int = 0):
 
 
 def attended(dtype, H: int, G: int, D: int) -> list[tuple[str, float]]:
-    """Errors of stored rows and of attention over them, at positions at the ends of blocks and pieces."""
+    """Errors of stored rows and of attention over them, at positions at the ends of blocks and
+    pieces.
+    """
     from cuda_fallback import ops
     from cuda_fallback.kernels import decode
     from cuda_fallback.kernels.storage import Storage
@@ -132,7 +185,9 @@ def attended(dtype, H: int, G: int, D: int) -> list[tuple[str, float]]:
         pairs += [((130, 4095), None), ((4199, 4096), None), ((100, 99), 100)]
     for positions, window in pairs:
         tokens = torch.zeros(room + 1, dtype=torch.int32, device=DEVICE)
-        rows = [Storage(tokens, made(2, 2, G, room, D, dtype=dtype, seed=4 + i), None) for i in range(2)]
+        rows = [
+            Storage(tokens, made(2, 2, G, room, D, dtype=dtype, seed=4 + i), None) for i in range(2)
+        ]
         state = device_state(*((position, row, tables) for position, row in zip(positions, rows)))
         before = [row.numbers.clone() for row in rows]
         queries = decode.store_rotated(state, 1, heads, H, G, D)
@@ -142,29 +197,50 @@ def attended(dtype, H: int, G: int, D: int) -> list[tuple[str, float]]:
         for i, (position, row) in enumerate(zip(positions, rows)):
             split, query, (keys, values) = splits[i], queries[i], row.numbers[1]
             with computing(by_kernels=False):
-                turned = ops.rope(split[None, :H + G].float(), (cosines[position:position + 1], sines[position:position + 1]))[0]
+                turned = ops.rope(
+                    split[None, : H + G].float(),
+                    (cosines[position : position + 1], sines[position : position + 1]),
+                )[0]
             found.append(("query", worst(query, turned[:H])))
-            found.append(("key", worst(keys[:, position:position + 1], turned[H:])))
-            assert torch.equal(values[:, position], split[H + G:, 0])
-            assert torch.equal(new[i], keys[:, position:position + 1])
+            found.append(("key", worst(keys[:, position : position + 1], turned[H:])))
+            assert torch.equal(values[:, position], split[H + G :, 0])
+            assert torch.equal(new[i], keys[:, position : position + 1])
             now = row.numbers.clone()
             now[1, :, :, position] = before[i][1, :, :, position]
             assert torch.equal(now, before[i])  # all else is unchanged
             first = max(0, position + 1 - window) if window else 0
-            wanted = ops.attention(query.double()[None], keys.double()[None, :, first:position + 1],
-                                   values.double()[None, :, first:position + 1], D**-0.5)
-            found.append((f"attention {position} {window}", worst(outs[i].view(1, H, 1, D), wanted)))
+            wanted = ops.attention(
+                query.double()[None],
+                keys.double()[None, :, first : position + 1],
+                values.double()[None, :, first : position + 1],
+                D**-0.5,
+            )
+            found.append(
+                (f"attention {position} {window}", worst(outs[i].view(1, H, 1, D), wanted))
+            )
         as_it_is = decode.store_rotated(state, 1, heads, H, G, D, rotates=False)
         for split, query, row, position in zip(splits, as_it_is, rows, positions):
-            assert torch.equal(query, split[:H]) and torch.equal(row.numbers[1, 0, :, position:position + 1], split[H:H + G])
+            assert torch.equal(query, split[:H]) and torch.equal(
+                row.numbers[1, 0, :, position : position + 1], split[H : H + G]
+            )
     return found
 
 
-@pytest.mark.parametrize("dtype, bound, shape", [
-    (torch.float32, 3e-6, SHAPES[0]), (torch.float32, 3e-6, SHAPES[1]), (torch.float16, 3e-3, SHAPES[2])], ids=str)
+@pytest.mark.parametrize(
+    "dtype, bound, shape",
+    [
+        (torch.float32, 3e-6, SHAPES[0]),
+        (torch.float32, 3e-6, SHAPES[1]),
+        (torch.float16, 3e-3, SHAPES[2]),
+    ],
+    ids=str,
+)
 def test_rows_are_stored_and_attended_to(dtype, bound, shape, call):
     found = call(attended, dtype, *shape)
-    assert len(found) == (36 if shape == SHAPES[0] else 18) and max(error for _, error in found) < bound, found
+    assert (
+        len(found) == (36 if shape == SHAPES[0] else 18)
+        and max(error for _, error in found) < bound
+    ), found
 
 
 NOISY = ((0, 0), (2**64 - 1, 5), (123456789012345, 2**31 - 2))  # seeds and positions
@@ -177,22 +253,47 @@ def noise_and_tokens() -> tuple:
     from cuda_fallback.kernels.storage import Storage
     from cuda_fallback.sampling import SamplingBatch
 
-    batch = SamplingBatch([options.resolve(dict(temperature=temperature, seed=seed)).options
-                           for temperature in (1.0, 0.0) for seed, _ in NOISY], DEVICE)
+    batch = SamplingBatch(
+        [
+            options.resolve(dict(temperature=temperature, seed=seed)).options
+            for temperature in (1.0, 0.0)
+            for seed, _ in NOISY
+        ],
+        DEVICE,
+    )
     words = np.zeros((count_words(batch.kind), MAX_ROWS), np.int64)
     pack(batch.options, batch.kind, words)
-    positions = torch.tensor([position + 1 for _ in range(2) for _, position in NOISY], device=DEVICE)
-    noise = decode.add_noise(torch.zeros((6, 3000), device=DEVICE), gumbel_table(DEVICE), positions,
-                             torch.from_numpy(words).to(DEVICE)).cpu().numpy()
+    positions = torch.tensor(
+        [position + 1 for _ in range(2) for _, position in NOISY], device=DEVICE
+    )
+    noise = (
+        decode.add_noise(
+            torch.zeros((6, 3000), device=DEVICE),
+            gumbel_table(DEVICE),
+            positions,
+            torch.from_numpy(words).to(DEVICE),
+        )
+        .cpu()
+        .numpy()
+    )
     table = made(1, 1)
-    rows = [Storage(torch.arange(start, start + 99, dtype=torch.int32, device=DEVICE), table, None) for start in (100, 300)]
+    rows = [
+        Storage(torch.arange(start, start + 99, dtype=torch.int32, device=DEVICE), table, None)
+        for start in (100, 300)
+    ]
     scratch = 0, Storage(table, table, None), (table, table), 0, 0  # pads the batch
     state = device_state((3, rows[0], (table, table), 7), scratch, (1, rows[1], (table, table), 8))
     recent = [decode.recent(state, 3, window).tolist() for window in (2, 4, 7)]
     decode.note(state, 3)
     noted = [row.tokens[:5].tolist() for row in rows]
     decode.advance(state, torch.tensor([[55], [66], [77]], dtype=torch.int32, device=DEVICE))
-    return noise, recent, noted, state[[POSITION, NEXT, TOKEN], :3].tolist(), [row.tokens[:6].tolist() for row in rows]
+    return (
+        noise,
+        recent,
+        noted,
+        state[[POSITION, NEXT, TOKEN], :3].tolist(),
+        [row.tokens[:6].tolist() for row in rows],
+    )
 
 
 def test_noise_recent_tokens_and_the_next_position(call):
@@ -203,7 +304,11 @@ def test_noise_recent_tokens_and_the_next_position(call):
         np.testing.assert_array_equal(got, rng.gumbel(seed, position + 1, 3000))
     assert not noise[3:].any()  # greedy rows
     assert recent[1] == [[100, 101, 102, 103], [-1, -1, -1, -1], [-1, -1, 300, 301]]
-    assert [part[0] for part in recent] == [[102, 103], [100, 101, 102, 103], [-1, -1, -1, 100, 101, 102, 103]]
+    assert [part[0] for part in recent] == [
+        [102, 103],
+        [100, 101, 102, 103],
+        [-1, -1, -1, 100, 101, 102, 103],
+    ]
     assert noted == [[100, 101, 102, 7, 104], [300, 8, 302, 303, 304]]
     assert state == [[4, 0, 2], [5, 1, 3], [55, 0, 77]]
     assert tokens == [[100, 101, 102, 7, 55, 105], [300, 8, 77, 303, 304, 305]]
@@ -213,14 +318,19 @@ def test_noise_recent_tokens_and_the_next_position(call):
 
 
 def by_state(llama, cache, token: int):
-    """A view by kernels of the next position of a cache, and torch's own view of a copy of that cache."""
+    """A view by kernels of the next position of a cache, and torch's own view of a copy of that
+    cache.
+    """
     from cuda_fallback.kernels import decode
     from cuda_fallback.kernels.state import StateView
     from mlx_llama.core.backends.positions import Span
 
     copy = llama.make_cache(cache.capacity)
     copy.restore(cache.state())
-    at, view = cache.length, StateView(llama.config, llama.dtype, DEVICE, decode, bits=llama.cache_bits)
+    at, view = (
+        cache.length,
+        StateView(llama.config, llama.dtype, DEVICE, decode, bits=llama.cache_bits),
+    )
     cache.reserve({0: at + 1})
     view.point(cache, [[token]], [Span(0, at, 1)])
     return view, copy.view(torch.tensor([[token]], device=DEVICE), at)
@@ -240,8 +350,14 @@ def words(path: Path) -> tuple[dict[str, tuple[float, float]], dict[str, list[st
     def both(name: str, word) -> None:
         names = []
         with computing(by_kernels=True), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(packed, "run", lambda kernel, *given, **named: (
-                names.append(kernel.__name__), launch(kernel, *given, **named)))
+            patch.setattr(
+                packed,
+                "run",
+                lambda kernel, *given, **named: (
+                    names.append(kernel.__name__),
+                    launch(kernel, *given, **named),
+                ),
+            )
             one = word(by_kernel)
             launched[name] = list(names)
         with computing(by_kernels=False):
@@ -249,7 +365,10 @@ def words(path: Path) -> tuple[dict[str, tuple[float, float]], dict[str, list[st
         pairs = zip(one, other, strict=True) if isinstance(one, tuple) else [(one, other)]
         for i, (ours, theirs) in enumerate(pairs):
             assert ours.shape == theirs.shape and ours.dtype == theirs.dtype, name
-            found[f"{name} {i}"] = float((ours.double() - theirs.double()).abs().max()), float(theirs.abs().max())
+            found[f"{name} {i}"] = (
+                float((ours.double() - theirs.double()).abs().max()),
+                float(theirs.abs().max()),
+            )
 
     with computing(by_kernels=False):
         llama = loaded(path, False)
@@ -261,19 +380,30 @@ def words(path: Path) -> tuple[dict[str, tuple[float, float]], dict[str, list[st
     H, G, D = spec.heads, spec.key_value_heads, spec.head_dim
     bias, heads = made(64, seed=3), made(1, 1, (H + 2 * G) * D, seed=4)
     ffn = made(1, 1, down.shape[1], seed=5)
-    both("embed", lambda ops: ops.embed(torch.tensor([[7]], device=DEVICE), llama.decoder.embedding.weight))
+    both(
+        "embed",
+        lambda ops: ops.embed(torch.tensor([[7]], device=DEVICE), llama.decoder.embedding.weight),
+    )
     both("linear", lambda ops: ops.linear(ffn, down))
     both("linear with bias", lambda ops: ops.linear(ffn, down, bias))
     both("linear of blocks", lambda ops: ops.linear(ffn, (down[:3], down[3:]), bias))
     both("gated_linear", lambda ops: ops.gated_linear(x, gate_up))
-    both("gated_linear with bias", lambda ops: ops.gated_linear(x, gate_up, made(len(gate_up), seed=6)))
-    both("gated_linear of blocks", lambda ops: ops.gated_linear(x, (gate_up[:9], gate_up[9:]), made(len(gate_up), seed=6)))
+    both(
+        "gated_linear with bias",
+        lambda ops: ops.gated_linear(x, gate_up, made(len(gate_up), seed=6)),
+    )
+    both(
+        "gated_linear of blocks",
+        lambda ops: ops.gated_linear(x, (gate_up[:9], gate_up[9:]), made(len(gate_up), seed=6)),
+    )
     both("add_rms_norm", lambda ops: ops.add_rms_norm(x, delta, block.ffn_norm.weight, 1e-5))
     both("add_rms_norm alone", lambda ops: ops.add_rms_norm(x, None, block.ffn_norm.weight, 1e-5))
     both("norm_heads", lambda ops: ops.norm_heads(heads, made(D, seed=7), made(D, seed=8), spec))
     both("split_heads", lambda ops: ops.split_heads(heads, spec))
     both("last_position", lambda ops: ops.last_position(heads))
-    both("rope", lambda ops: plain.rope(made(2, H, 3, D), (made(3, D // 2), made(3, D // 2, seed=9))))
+    both(
+        "rope", lambda ops: plain.rope(made(2, H, 3, D), (made(3, D // 2), made(3, D // 2, seed=9)))
+    )
     both("swiglu", lambda ops: plain.swiglu(made(2, 3, 30)))
     for rotates in (True, False):
         for window in (None, 4, 100):
@@ -291,19 +421,35 @@ def words(path: Path) -> tuple[dict[str, tuple[float, float]], dict[str, list[st
 
 @pytest.mark.parametrize("name", ["float32", "heads72"])
 def test_each_word_by_kernels_is_torchs(name, call):
-    fields = {} if name == "float32" else dict(num_attention_heads=6, num_key_value_heads=2, head_dim=20)
-    found, launched = call(words, make_checkpoint(Path(tempfile.mkdtemp()) / name, tokenizer=False, **fields))
+    fields = (
+        {} if name == "float32" else dict(num_attention_heads=6, num_key_value_heads=2, head_dim=20)
+    )
+    found, launched = call(
+        words, make_checkpoint(Path(tempfile.mkdtemp()) / name, tokenizer=False, **fields)
+    )
     assert len(found) == 18 + 2 * 3 * 3
     for name, (error, size) in found.items():
         assert error <= 3e-6 * size, (name, error, size)
     assert found["embed 0"][0] == found["split_heads 0"][0] == found["attend False None 1"][0] == 0
-    kernels = {name: " ".join(names) for name, names in launched.items() if not name.startswith("attend")}
+    kernels = {
+        name: " ".join(names) for name, names in launched.items() if not name.startswith("attend")
+    }
     assert kernels == {
-        "embed": "", "linear": "_multiply", "linear with bias": "_multiply", "linear of blocks": "_multiply _multiply",
-        "gated_linear": "_multiply", "gated_linear with bias": "_multiply",
-        "gated_linear of blocks": "_multiply _multiply _gate", "add_rms_norm": "_add_rms_norm",
-        "add_rms_norm alone": "_add_rms_norm", "norm_heads": "_norm_heads", "split_heads": "", "last_position": "",
-        "rope": "_rotate", "swiglu": "_gate"}
+        "embed": "",
+        "linear": "_multiply",
+        "linear with bias": "_multiply",
+        "linear of blocks": "_multiply _multiply",
+        "gated_linear": "_multiply",
+        "gated_linear with bias": "_multiply",
+        "gated_linear of blocks": "_multiply _multiply _gate",
+        "add_rms_norm": "_add_rms_norm",
+        "add_rms_norm alone": "_add_rms_norm",
+        "norm_heads": "_norm_heads",
+        "split_heads": "",
+        "last_position": "",
+        "rope": "_rotate",
+        "swiglu": "_gate",
+    }
     assert launched["attend True 4"] == ["_store_rotated", "_read_keys", "_attend", "_join"]
 
 
@@ -313,7 +459,10 @@ def test_each_word_by_kernels_is_torchs(name, call):
 def sharpened() -> dict[str, np.ndarray]:
     """Weights of the toy with queries and keys three times as large."""
     tensors = random_tensors(config_fields())
-    return {name: 3 * part if "q_proj" in name or "k_proj" in name else part for name, part in tensors.items()}
+    return {
+        name: 3 * part if "q_proj" in name or "k_proj" in name else part
+        for name, part in tensors.items()
+    }
 
 
 def checkpoint(name: str) -> Path:
@@ -335,14 +484,19 @@ def fewer_programs() -> None:
 
 
 def loaded(path: Path, compile: bool = True, dtype: str = "auto", by_kernels: bool = True, **given):
-    """The model. In the interpreter, steps by kernels are recorded instead of captured. given: to Llama.load."""
+    """The model. In the interpreter, steps by kernels are recorded instead of captured. given: to
+    Llama.load.
+    """
     from backends.recording import Recording
     from cuda_fallback.model import Llama
     from mlx_llama.core.files.checkpoint import open_checkpoint
 
     with computing(by_kernels):
-        llama = Llama.load(open_checkpoint(path), LoadOptions(
-            dtype=dtype, compile=compile if HAS_GPU and by_kernels else None, **given), DEVICE)
+        llama = Llama.load(
+            open_checkpoint(path),
+            LoadOptions(dtype=dtype, compile=compile if HAS_GPU and by_kernels else None, **given),
+            DEVICE,
+        )
     assert (llama._runner is not None) is by_kernels
     if by_kernels and not HAS_GPU:
         fewer_programs()
@@ -379,7 +533,9 @@ def plain_and_replayed(path: Path, given: dict, count: int) -> tuple:
     return *found, again
 
 
-@pytest.mark.parametrize("name, case", [*((name, "everything") for name in MODELS), ("float32", "noise")])
+@pytest.mark.parametrize(
+    "name, case", [*((name, "everything") for name in MODELS), ("float32", "noise")]
+)
 def test_replayed_steps_give_the_bits_of_plain_ones_and_the_numbers_of_forward(name, case, call):
     plain, replayed, forward, again = call(plain_and_replayed, checkpoint(name), SAMPLING[case], 6)
     assert (replayed[0], again[0]) == (plain[0], plain[0][:3])
@@ -388,20 +544,37 @@ def test_replayed_steps_give_the_bits_of_plain_ones_and_the_numbers_of_forward(n
     exact = "float16" not in name and name != "low-bit"
     if exact:
         assert plain[0] == forward[0]
-    same = 5 + next((i for i, (one, other) in enumerate(zip(plain[0], forward[0])) if one != other), len(plain[0]) - 1)
+    same = 5 + next(
+        (i for i, (one, other) in enumerate(zip(plain[0], forward[0])) if one != other),
+        len(plain[0]) - 1,
+    )
     assert same > 5
     for part in ("keys", "values"):
-        assert relative_error(plain[1][part][..., :same, :], forward[1][part][..., :same, :]) < (1e-5 if exact else 5e-3)
+        assert relative_error(plain[1][part][..., :same, :], forward[1][part][..., :same, :]) < (
+            1e-5 if exact else 5e-3
+        )
 
 
 def in_turns(path: Path) -> tuple:
-    """Two conversations alone, and alternating by token on one model. They differ in seed, kind and capacity."""
+    """Two conversations alone, and alternating by token on one model. They differ in seed, kind and
+    capacity.
+    """
     one, other = dict(temperature=0.9, seed=1), dict(temperature=0.9, seed=2)
     third = dict(temperature=0)
-    alone = [decoded(loaded(path), 5, given, prompt=prompt)[0] for given, prompt in ((one, 5), (other, 3), (third, 7))]
+    alone = [
+        decoded(loaded(path), 5, given, prompt=prompt)[0]
+        for given, prompt in ((one, 5), (other, 3), (third, 7))
+    ]
     llama, turns = loaded(path), []
     for given, prompt, capacity in ((one, 5, 50), (other, 3, 900), (third, 7, 16)):
-        turns.append([sampler(given), llama.make_cache(capacity), np.arange(3, 3 + prompt, dtype=np.int32)[None] % 60, []])
+        turns.append(
+            [
+                sampler(given),
+                llama.make_cache(capacity),
+                np.arange(3, 3 + prompt, dtype=np.int32)[None] % 60,
+                [],
+            ]
+        )
     with computing(by_kernels=True):
         for _ in range(5):
             for turn in turns:
@@ -450,7 +623,9 @@ def test_conversations_on_threads_do_not_disturb_each_other(call):
 
 
 def life_of_a_cache(path: Path) -> list[tuple]:
-    """Tokens by kernels and by torch's own operations, while the cache grows, is trimmed, written, saved and filled."""
+    """Tokens by kernels and by torch's own operations, while the cache grows, is trimmed, written,
+    saved and filled.
+    """
     found = []
     for by_kernels in (True, False):
         llama, draw, tokens = loaded(path, by_kernels=by_kernels), sampler(dict(temperature=0)), []
@@ -462,7 +637,8 @@ def life_of_a_cache(path: Path) -> list[tuple]:
                 tokens.append(token.item())
 
         with computing(by_kernels):
-            go(5, np.arange(3, 256, dtype=np.int32)[None] % 60)  # from 253 positions over 256, where storage grows
+            # from 253 positions over 256, where storage grows
+            go(5, np.arange(3, 256, dtype=np.int32)[None] % 60)
             cache.trim(250)
             go(2, np.array([[9]], np.int32))
             cache.trim(100)
@@ -471,7 +647,9 @@ def life_of_a_cache(path: Path) -> list[tuple]:
             state = cache.state()
             cache.restore(state)
             go(2, [[8]])
-            verified = llama.verify(np.array([[tokens[-1], 11, 12]], np.int32), cache.length, cache, draw)
+            verified = llama.verify(
+                np.array([[tokens[-1], 11, 12]], np.int32), cache.length, cache, draw
+            )
             cache.trim(cache.length - 2)
             tokens += verified[0].tolist()
             go(2, verified[:, :1])
@@ -490,7 +668,9 @@ def test_growing_trimming_restoring_and_filling_a_cache(call):
 
 
 def conversations(path: Path) -> list:
-    """Two turns each, by kernels, recorded, and by torch's own operations: plain, and with speculation that verifies."""
+    """Two turns each, by kernels, recorded, and by torch's own operations: plain, and with
+    speculation that verifies.
+    """
     from backends.recording import Recording
     from mlx_llama import load
 
@@ -501,10 +681,15 @@ def conversations(path: Path) -> list:
             if by_kernels and not HAS_GPU:
                 fewer_programs()
                 llm.model._runner.capture = Recording(llm.model)
-            for given in (dict(temperature=1.0, seed=1), dict(temperature=0, speculate="prompt", logit_bias={5: 6.0})):
+            for given in (
+                dict(temperature=1.0, seed=1),
+                dict(temperature=0, speculate="prompt", logit_bias={5: 6.0}),
+            ):
                 chat = llm.chat(max_tokens=6, **given)
                 done = [chat.send(text) for text in ("one two", "three")]
-                found.append([(one.tokens, one.text, one.waits, one.read_bytes, one.drafted) for one in done])
+                found.append(
+                    [(one.tokens, one.text, one.waits, one.read_bytes, one.drafted) for one in done]
+                )
     return found
 
 
@@ -523,13 +708,21 @@ def dynamic_rope(path: Path):
 
 
 def test_dynamic_rope_is_stepped_by_forward(call, tmp_path):
-    folder = make_checkpoint(tmp_path / "d", rope_scaling=dict(rope_type="dynamic", factor=4.0), max_position_embeddings=16)
+    folder = make_checkpoint(
+        tmp_path / "d",
+        rope_scaling=dict(rope_type="dynamic", factor=4.0),
+        max_position_embeddings=16,
+    )
     assert call(dynamic_rope, folder) is None
 
 
 # Grammars and log-probabilities
 
-ROWS = [dict(temperature=0, logprobs=2), dict(temperature=1.0, seed=5), dict(EVERYTHING, logprobs=3)]
+ROWS = [
+    dict(temperature=0, logprobs=2),
+    dict(temperature=1.0, seed=5),
+    dict(EVERYTHING, logprobs=3),
+]
 PLAIN = [{name: value for name, value in one.items() if name != "logprobs"} for one in ROWS]
 
 
@@ -552,7 +745,12 @@ def masked_steps(path: Path, given: list[dict], has_masks: bool, most_rows: int)
 
     llama, judge = loaded(path), loaded(path, False)
     batch = SamplingBatch([options.resolve(one).options for one in given], DEVICE)
-    V, capture, found, pairs = llama.config.vocab_size, llama._runner.capture, {"calls": [], "points": 0}, []
+    V, capture, found, pairs = (
+        llama.config.vocab_size,
+        llama._runner.capture,
+        {"calls": [], "points": 0},
+        [],
+    )
     point = StateView.point
 
     def counted(self, *given):
@@ -568,43 +766,64 @@ def masked_steps(path: Path, given: list[dict], has_masks: bool, most_rows: int)
                 model.forward([prompt], 0, cache, rows=[row])
         tokens = np.array([[20], [21], [22]], np.int32)
         for step in range(5):
+
             def masks():
                 found["calls"].append((step, capture.replays if not HAS_GPU else 0))
                 return allowed(step, V)
 
-            lengths, kept = list(caches[0].lengths), np.asarray(tokens.cpu() if step else tokens).copy()
+            lengths, kept = (
+                list(caches[0].lengths),
+                np.asarray(tokens.cpu() if step else tokens).copy(),
+            )
             if has_masks and step == 3:
+
                 def broken():
                     raise ZeroDivisionError
 
                 with pytest.raises(ZeroDivisionError):
                     llama.step(tokens, lengths, caches[0], batch, masks=broken)
                 assert caches[0].lengths == lengths
-            drawn = llama.step(tokens, lengths, caches[0], batch, masks=masks if has_masks else None)
+            drawn = llama.step(
+                tokens, lengths, caches[0], batch, masks=masks if has_masks else None
+            )
             logits = judge.forward(kept, lengths, caches[1])
-            wanted = batch(logits, [length + 1 for length in lengths], caches[1].recent(batch.window),
-                           (lambda: allowed(step, V)) if has_masks else None)
+            wanted = batch(
+                logits,
+                [length + 1 for length in lengths],
+                caches[1].recent(batch.window),
+                (lambda: allowed(step, V)) if has_masks else None,
+            )
             assert drawn.dtype == torch.int32
             pairs.append((drawn, wanted))
             tokens = drawn[:, :1]
-    found["same"] = [torch.equal(drawn, wanted) for drawn, wanted in pairs]  # later replays change no earlier result
-    found["captures"] = [len(step.parts) for key, step in llama._runner._steps.items() if key[1] and step.is_captured]
+    # later replays change no earlier result
+    found["same"] = [torch.equal(drawn, wanted) for drawn, wanted in pairs]
+    found["captures"] = [
+        len(step.parts) for key, step in llama._runner._steps.items() if key[1] and step.is_captured
+    ]
     return found
 
 
-@pytest.mark.parametrize("given, has_masks, most_rows", [
-    (PLAIN, True, 2), (ROWS, True, 32)], ids=["masks, in groups", "both"])
+@pytest.mark.parametrize(
+    "given, has_masks, most_rows",
+    [(PLAIN, True, 2), (ROWS, True, 32)],
+    ids=["masks, in groups", "both"],
+)
 def test_masks_and_log_probabilities_in_replayed_steps(given, has_masks, most_rows, call):
-    """The same bits as from the logits and the sampling apart. Masks are asked for once a step, behind the forward."""
+    """The same bits as from the logits and the sampling apart. Masks are asked for once a step,
+    behind the forward.
+    """
     found = call(masked_steps, checkpoint("float32"), given, has_masks, most_rows)
     groups = 1 if most_rows == 32 else 2
     assert found["same"] == [True] * 5
     assert found["captures"] == groups * [2 if has_masks else 1]
-    if groups == 1:  # once, and again after the failure: a step that goes on needs nothing from the host but masks
+    # once, and again after the failure: a step that goes on needs nothing from the host but masks
+    if groups == 1:
         assert found["points"] == (2 if has_masks else 1)
     if has_masks:
         assert [step for step, _ in found["calls"]] == list(range(5))
-    if has_masks and groups == 1 and not HAS_GPU:  # one graph of each replayed step runs before, and one after
+    # one graph of each replayed step runs before, and one after
+    if has_masks and groups == 1 and not HAS_GPU:
         assert [replays for _, replays in found["calls"]] == [0, 1, 3, 6, 8]
 
 
@@ -613,7 +832,9 @@ def failing(path: Path) -> tuple:
     llama = loaded(path)
 
     def refuse(function):
-        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore lines")
+        raise RuntimeError(
+            "CUDA error: operation not permitted when stream is capturing\nmore lines"
+        )
 
     llama._runner.capture = refuse
     before = llama.notices
@@ -623,11 +844,15 @@ def failing(path: Path) -> tuple:
 def test_a_capture_that_fails_leaves_plain_steps_and_a_notice(call):
     plain, tokens, before, notices = call(failing, checkpoint("float32"))
     assert tokens == plain and before == ()
-    assert notices == ("decoding is not captured: CUDA error: operation not permitted when stream is capturing",)
+    assert notices == (
+        "decoding is not captured: CUDA error: operation not permitted when stream is capturing",
+    )
 
 
 def broken_off(path: Path) -> list:
-    """Interrupt a step at each of its kernels and continue. Returns the tokens, and those of an uninterrupted run."""
+    """Interrupt a step at each of its kernels and continue. Returns the tokens, and those of an
+    uninterrupted run.
+    """
     from cuda_fallback.kernels import packed
 
     wanted, llama = decoded(loaded(path), 6, SAMPLING["noise"])[0], loaded(path, False)
@@ -671,7 +896,10 @@ def prompts(path: Path) -> list[np.ndarray]:
         llama = loaded(path, by_kernels=by_kernels)
         cache = llama.make_cache(20)
         with computing(by_kernels):
-            parts = [llama.forward(np.arange(start, start + 6)[None], start, cache, all_positions=True) for start in (0, 6)]
+            parts = [
+                llama.forward(np.arange(start, start + 6)[None], start, cache, all_positions=True)
+                for start in (0, 6)
+            ]
         found.append(torch.cat(parts, 1).float().cpu().numpy())
     return found
 
@@ -693,19 +921,29 @@ def inside(path: Path, by_kernels: bool) -> tuple[dict, dict]:
     cache = llama.make_cache(300)
     with computing(by_kernels):
         llama.forward(np.arange(3, 12)[None], 0, cache)
-        given = llama.forward([[7]], 9, cache, probe=lambda name, array: seen.__setitem__(name, runtime.to_numpy(array)))
+        given = llama.forward(
+            [[7]],
+            9,
+            cache,
+            probe=lambda name, array: seen.__setitem__(name, runtime.to_numpy(array)),
+        )
     assert given.shape == (1, llama.config.vocab_size) and cache.length == 10
     return seen, cache.state()
 
 
 @pytest.mark.parametrize("name", ["float32", "qwen3"])
 def test_probes_of_a_step_by_kernels_are_those_of_forward(name, call):
-    (seen, state), (wanted, plain) = (call(inside, checkpoint(name), by_kernels) for by_kernels in (True, False))
+    (seen, state), (wanted, plain) = (
+        call(inside, checkpoint(name), by_kernels) for by_kernels in (True, False)
+    )
     assert list(seen) == list(wanted) and len(seen) == 1 + 2 * 10 + 2
     for probe, array in wanted.items():
         assert relative_error(seen[probe], array) < 1e-5, probe
     np.testing.assert_array_equal(state["keys"][1, :, 9:], seen["1.key_rope"][0])
-    assert relative_error(state["keys"], plain["keys"]) < 1e-5 and relative_error(state["values"], plain["values"]) < 1e-5
+    assert (
+        relative_error(state["keys"], plain["keys"]) < 1e-5
+        and relative_error(state["values"], plain["values"]) < 1e-5
+    )
 
 
 def a_step_and_forward(path: Path) -> list:
@@ -737,21 +975,36 @@ def test_forward_of_one_token_gives_the_bits_of_a_replayed_step(call):
         np.testing.assert_array_equal(again[name], part)
 
 
-TURNED = dict(rope=RopeConfig(dim=10), local_rope=RopeConfig(theta=50.0, dim=10), sliding_window=4, sliding_layers=(0,))
+TURNED = dict(
+    rope=RopeConfig(dim=10),
+    local_rope=RopeConfig(theta=50.0, dim=10),
+    sliding_window=4,
+    sliding_layers=(0,),
+)
 ODD = {  # fields of LlamaConfig
     "multipliers, a layer without rotation": dict(
-        embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_multiplier=0.5,
-        unrotated_layers=(1,)),
-    "norms before and after, gelu": dict(norm_placement="both", query_key_norm="head", activation="gelu_tanh"),
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        attention_multiplier=0.2,
+        logits_multiplier=0.5,
+        unrotated_layers=(1,),
+    ),
+    "norms before and after, gelu": dict(
+        norm_placement="both", query_key_norm="head", activation="gelu_tanh"
+    ),
     "norms after": dict(norm_placement="after", query_key_norm="whole"),
-    "softcaps, partial rotation, a rope of windows": dict(attention_softcap=1.5, logits_softcap=2.0, norm_offset=0.5, **TURNED),
+    "softcaps, partial rotation, a rope of windows": dict(
+        attention_softcap=1.5, logits_softcap=2.0, norm_offset=0.5, **TURNED
+    ),
     "partial rotation, codes of 8 bits": TURNED | dict(cache_bits=8),
     "scaled queries": dict(rope=RopeConfig(original_max_position_embeddings=3), query_beta=0.7),
 }
 
 
 def by_each_path(fields: dict) -> list[tuple]:
-    """(tokens, the cache's state) of steps, replayed and by torch's own operations, of a model of `fields`."""
+    """(tokens, the cache's state) of steps, replayed and by torch's own operations, of a model of
+    `fields`.
+    """
     from backends.recording import Recording
     from cuda_fallback.model import Llama
     from mlx_llama.core.models.config import LlamaConfig
@@ -759,8 +1012,10 @@ def by_each_path(fields: dict) -> list[tuple]:
     bits = (fields := dict(fields)).pop("cache_bits", None)
     config = dataclasses.replace(LlamaConfig.from_dict(config_fields()), **fields)
     rng, found = np.random.default_rng(0), []
-    tensors = {name: (0.1 * rng.standard_normal(shape) + ("norm" in name)).astype(np.float32)
-               for name, shape in config.tensor_shapes().items()}
+    tensors = {
+        name: (0.1 * rng.standard_normal(shape) + ("norm" in name)).astype(np.float32)
+        for name, shape in config.tensor_shapes().items()
+    }
     odd = config_checkpoint(config, Path(tempfile.mkdtemp()), tensors)
     for by_kernels in (True, False):
         with computing(by_kernels):
@@ -781,8 +1036,17 @@ def test_differences_of_other_families_are_in_the_replayed_step(name, call):
         assert relative_error(replayed[part], forward[part]) < 1e-5
 
 
-LAYER = ["_add_rms_norm", "_multiply", "_store_rotated", "_attend", "_join", "_multiply", "_add_rms_norm", "_multiply",
-         "_multiply"]
+LAYER = [
+    "_add_rms_norm",
+    "_multiply",
+    "_store_rotated",
+    "_attend",
+    "_join",
+    "_multiply",
+    "_add_rms_norm",
+    "_multiply",
+    "_multiply",
+]
 END = ["_add_rms_norm", "_multiply"]
 
 
@@ -793,11 +1057,14 @@ def launches(path: Path, given: dict) -> list[str]:
 
 
 @pytest.mark.skipif(HAS_GPU, reason="a CUDA graph does not tell")
-@pytest.mark.parametrize("name, case, wanted", [
-    ("float32", "greedy", 2 * LAYER + END + ["_advance"]),
-    ("float32", "everything", 2 * LAYER + END + ["_recent", "_add_noise", "_advance"]),
-    ("qwen3", "greedy", 2 * [*LAYER[:2], "_norm_heads", *LAYER[2:]] + END + ["_advance"]),
-])
+@pytest.mark.parametrize(
+    "name, case, wanted",
+    [
+        ("float32", "greedy", 2 * LAYER + END + ["_advance"]),
+        ("float32", "everything", 2 * LAYER + END + ["_recent", "_add_noise", "_advance"]),
+        ("qwen3", "greedy", 2 * [*LAYER[:2], "_norm_heads", *LAYER[2:]] + END + ["_advance"]),
+    ],
+)
 def test_a_step_launches_no_more_kernels_than_it_needs(name, case, wanted, call):
     assert call(launches, checkpoint(name), SAMPLING[case]) == wanted
 
@@ -811,7 +1078,9 @@ def plant(patch, fault: str) -> None:
     mlp = llama.MLP.__call__
     if fault == "swapped heads":
         for ops in (plain, words):
-            patch.setattr(ops, "attend", lambda query, *rest, attend=ops.attend: attend(query.flip(1), *rest))
+            patch.setattr(
+                ops, "attend", lambda query, *rest, attend=ops.attend: attend(query.flip(1), *rest)
+            )
     elif fault == "no residual":
         patch.setattr(llama.MLP, "__call__", lambda self, x, view: mlp(self, x, view) * 0)
 
@@ -821,8 +1090,8 @@ GIVEN = [9, 41, 3, 17, 28, 50, 11]
 
 
 def faulty(path: Path, fault: str) -> dict[str, tuple]:
-    """Results of each path with a fault: tokens after GIVEN's, one step each, and keys and values of all layers; logits
-    of the same tokens as a prompt."""
+    """Results of each path with a fault: tokens after GIVEN's, one step each, and keys and values
+    of all layers; logits of the same tokens as a prompt."""
     found = {}
     with pytest.MonkeyPatch.context() as patch:
         plant(patch, fault)
@@ -849,7 +1118,9 @@ def test_a_fault_in_the_layers_shows_in_every_path(fault, call):
         assert relative_error(logits, right[path][2]) > 1e-2, path
         # Of the last layer, which depends on the first; the first steps run before the capture.
         for at in range(2, len(GIVEN)):
-            assert relative_error(state["keys"][1, :, at], right[path][1]["keys"][1, :, at]) > 1e-2, (path, at)
+            assert (
+                relative_error(state["keys"][1, :, at], right[path][1]["keys"][1, :, at]) > 1e-2
+            ), (path, at)
         assert logits.argmax(-1).tolist() == tokens  # the prompt has the same fault
     assert wrong["replayed"][0] == wrong["forward"][0]
     for part in ("keys", "values"):
@@ -860,7 +1131,9 @@ def test_a_fault_in_the_layers_shows_in_every_path(fault, call):
 
 
 def judged(examples: str) -> tuple[list[dict], list[dict], dict]:
-    """(found, found with a wrong scale in attention, rates) of examples/benchmarks/gpu_kernels.py, at small sizes."""
+    """(found, found with a wrong scale in attention, rates) of examples/benchmarks/gpu_kernels.py,
+    at small sizes.
+    """
     import sys
 
     from cuda_fallback.kernels import decode
@@ -869,15 +1142,27 @@ def judged(examples: str) -> tuple[list[dict], list[dict], dict]:
     import gpu_kernels
 
     with pytest.MonkeyPatch.context() as patch, computing(by_kernels=True):
-        for name, small in dict(DEVICE=DEVICE.type, PRODUCTS={"out": (20, 48), "gate, up": (10, 40)}, HEADS=(4, 2, 16), APART=0,
-                                LOW_BIT=(2, 256), LOW_BIT_KINDS=("Q4_K",), LOW_BIT_ROWS=(1, 8), POSITIONS=(0, 63, 70),
-                                ROOM=80, LENGTH=70, VOCABULARY=500,
-                                BOUNDS={name: gpu_kernels.BOUNDS[name] for name in ("float32", "float16")}).items():
+        for name, small in dict(
+            DEVICE=DEVICE.type,
+            PRODUCTS={"out": (20, 48), "gate, up": (10, 40)},
+            HEADS=(4, 2, 16),
+            APART=0,
+            LOW_BIT=(2, 256),
+            LOW_BIT_KINDS=("Q4_K",),
+            LOW_BIT_ROWS=(1, 8),
+            POSITIONS=(0, 63, 70),
+            ROOM=80,
+            LENGTH=70,
+            VOCABULARY=500,
+            BOUNDS={name: gpu_kernels.BOUNDS[name] for name in ("float32", "float16")},
+        ).items():
             patch.setattr(gpu_kernels, name, small)
         if not HAS_GPU:
             patch.setattr(decode, "_PIECES", 4)
             patch.setattr(decode, "_PROGRAMS", 4)
-            patch.setattr(gpu_kernels, "_seconds", lambda calls: [call() for call in calls] and 1e-3)
+            patch.setattr(
+                gpu_kernels, "_seconds", lambda calls: [call() for call in calls] and 1e-3
+            )
         found, rates = gpu_kernels.check(), gpu_kernels.rates()
         attend = decode.attend
         patch.setattr(decode, "attend", lambda *given: attend(*given[:-1], 1.2 * given[-1]))
@@ -885,10 +1170,13 @@ def judged(examples: str) -> tuple[list[dict], list[dict], dict]:
 
 
 def test_the_measuring_command_sees_right_and_wrong_kernels(call):
-    found, wrong, rates = call(judged, str(Path(__file__).resolve().parents[2] / "examples/benchmarks"))
+    found, wrong, rates = call(
+        judged, str(Path(__file__).resolve().parents[2] / "examples/benchmarks")
+    )
     assert len(found) == 2 * (2 + 3 * 2 + 3 + 3 + 6) + 1 and all(one["ok"] for one in found), found
     bad = [one["name"] for one in wrong if not one["ok"]]
-    assert bad and all(name.startswith("attention") for name in bad) and len(bad) == 8  # a single position hides the fault
+    # a single position hides the fault
+    assert bad and all(name.startswith("attention") for name in bad) and len(bad) == 8
     assert rates.keys() == {"out", "gate, up", "Q4_K", "Q4_K, 8 rows", "attention"}
     assert all(rate > 0 for one in rates.values() for rate in one.values())
 
@@ -896,9 +1184,11 @@ def test_the_measuring_command_sees_right_and_wrong_kernels(call):
 # The compiler
 
 
-def assembled(name: str, element: str, capability: int, fixed: dict, warps: int) -> tuple[str, int, str]:
-    """One of decode.py's kernels for a GPU of compute capability `capability`: its assembly, bytes of shared memory and the
-    layouts of its tensors over threads."""
+def assembled(
+    name: str, element: str, capability: int, fixed: dict, warps: int
+) -> tuple[str, int, str]:
+    """One of decode.py's kernels for a GPU of compute capability `capability`: its assembly, bytes
+    of shared memory and the layouts of its tensors over threads."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -907,7 +1197,20 @@ def assembled(name: str, element: str, capability: int, fixed: dict, warps: int)
 
     kernel = getattr(decode, name)
     floats = {"cosines", "sines", "scores", "table"}
-    integers = {"M", "N", "H", "T", "G", "V", "layer", "first", "batch_stride", "head_stride", "row_stride", "table_stride"}
+    integers = {
+        "M",
+        "N",
+        "H",
+        "T",
+        "G",
+        "V",
+        "layer",
+        "first",
+        "batch_stride",
+        "head_stride",
+        "row_stride",
+        "table_stride",
+    }
     is_tokens = name in ("_recent", "_advance", "_note")
 
     def kind(argument: str) -> str:
@@ -921,11 +1224,21 @@ def assembled(name: str, element: str, capability: int, fixed: dict, warps: int)
             return "*i32"
         if argument == "eps":
             return "fp32"
-        return "i32" if argument in integers else "*fp32" if argument in floats or name == "_add_noise" else element
+        return (
+            "i32"
+            if argument in integers
+            else "*fp32"
+            if argument in floats or name == "_add_noise"
+            else element
+        )
 
     signature = {one: "constexpr" if one in fixed else kind(one) for one in kernel.arg_names}
     constants = {(i,): fixed[one] for i, one in enumerate(kernel.arg_names) if one in fixed}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, one in enumerate(signature.values()) if one.startswith("*")}
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, one in enumerate(signature.values())
+        if one.startswith("*")
+    }
     source = ASTSource(kernel, signature, constants, aligned)
     found = triton.compile(source, GPUTarget("cuda", capability, 32), {"num_warps": warps})
     layouts = sorted(re.findall(r"#blocked\d* = (.*)", found.asm["ttgir"]))
@@ -933,8 +1246,22 @@ def assembled(name: str, element: str, capability: int, fixed: dict, warps: int)
 
 
 SHARED = 101376  # bytes that the smallest GPUs of 8.0 and newer give a program
-PRODUCT = dict(bias=None, chosen=None, SHARED=1, M=1, K=4096, ACTIVATION="", TILE=1, ROWS=2, COLUMNS=1024)
-STORE = dict(scales=None, D=128, HALF=64, STRIDE=64, OFFSET=0, QUERY=0, BLOCK=64, REST=1, ROTATES=True, BLOCKS=4, GROUP=32)
+PRODUCT = dict(
+    bias=None, chosen=None, SHARED=1, M=1, K=4096, ACTIVATION="", TILE=1, ROWS=2, COLUMNS=1024
+)
+STORE = dict(
+    scales=None,
+    D=128,
+    HALF=64,
+    STRIDE=64,
+    OFFSET=0,
+    QUERY=0,
+    BLOCK=64,
+    REST=1,
+    ROTATES=True,
+    BLOCKS=4,
+    GROUP=32,
+)
 KERNELS = {  # name: (constants, warps, whether it loads 16 bytes at a time)
     "_add_rms_norm": (dict(E=4096, BLOCK=4096), 8, True),
     "_norm_heads": (dict(D=128, BLOCK=128), 1, False),
@@ -945,8 +1272,16 @@ KERNELS = {  # name: (constants, warps, whether it loads 16 bytes at a time)
     "_rotate": (dict(HALF=64, BLOCK=64), 1, False),
     "_store_rotated": (STORE, 1, False),
     "_store_rotated as it is": (STORE | dict(ROTATES=False), 1, False),
-    "_store_rotated a part": (STORE | dict(D=128, HALF=48, REST=32, OFFSET=48, QUERY=0, STRIDE=96), 1, False),
-    "_store_rotated codes": ({name: value for name, value in STORE.items() if name != "scales"}, 1, False),
+    "_store_rotated a part": (
+        STORE | dict(D=128, HALF=48, REST=32, OFFSET=48, QUERY=0, STRIDE=96),
+        1,
+        False,
+    ),
+    "_store_rotated codes": (
+        {name: value for name, value in STORE.items() if name != "scales"},
+        1,
+        False,
+    ),
     "_read_keys": (dict(scales=None, D=128, BLOCK=128, GROUP=32), 1, False),
     "_gate": (dict(F=14336, BLOCK=1024, ACTIVATION="silu"), 4, True),
     "_recent": (dict(WINDOW=20, BLOCK=32), 4, False),
@@ -960,7 +1295,9 @@ KERNELS = {  # name: (constants, warps, whether it loads 16 bytes at a time)
 @pytest.mark.parametrize("name", KERNELS)
 def test_compiled_for_a_gpu(name, element, capability, compile_call):
     fixed, warps, is_wide = KERNELS[name]
-    assembly, shared, _ = compile_call(assembled, name.split()[0], element, capability, fixed, warps)
+    assembly, shared, _ = compile_call(
+        assembled, name.split()[0], element, capability, fixed, warps
+    )
     assert shared <= SHARED
     assert f".target sm_{capability}" in assembly
     assert not is_wide or re.search(r"ld\.global\S*\.v4\.b32", assembly)
@@ -969,7 +1306,9 @@ def test_compiled_for_a_gpu(name, element, capability, compile_call):
 
 @pytest.mark.parametrize("element", ["*bf16", "*fp32"])
 @pytest.mark.parametrize("activation", ["", "silu"])
-def test_threads_share_the_columns_of_a_product_in_the_same_way_for_any_number_of_rows(activation, element, compile_call):
+def test_threads_share_the_columns_of_a_product_in_the_same_way_for_any_number_of_rows(
+    activation, element, compile_call
+):
     """The order of a sum is that of its columns over threads."""
     shared = []
     for tile in (1, 2, 4):

@@ -1,4 +1,6 @@
-"""MLX's traced decode step: bits of the untraced step, one trace per allocation, no copy of the cache, no waits."""
+"""MLX's traced decode step: bits of the untraced step, one trace per allocation, no copy of the
+cache, no waits.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,31 @@ MODELS = {
     "bfloat16": dict(dtype="bfloat16"),
     "sliding": dict(architectures=["MistralForCausalLM"], sliding_window=7),
     "biases": dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
-    "qwen2": dict(architectures=["Qwen2ForCausalLM"], use_sliding_window=True, sliding_window=7, max_window_layers=1),
+    "qwen2": dict(
+        architectures=["Qwen2ForCausalLM"],
+        use_sliding_window=True,
+        sliding_window=7,
+        max_window_layers=1,
+    ),
     "qwen3": dict(architectures=["Qwen3ForCausalLM"], head_dim=24, rms_norm_eps=1e-6),
     # low-bit: groups with a kernel of MLX, groups of 16 by two products, and both in one matrix
     "Q4_0": dict(kinds="Q4_0"),
-    "mixed": dict(kinds=lambda name: {"q_proj": "Q6_K", "down_proj": "Q6_K"}.get(name.split(".")[-2], "Q4_K")),
+    "mixed": dict(
+        kinds=lambda name: {"q_proj": "Q6_K", "down_proj": "Q6_K"}.get(name.split(".")[-2], "Q4_K")
+    ),
 }
 LOW_BIT = ("Q4_0", "mixed")
-EVERYTHING = dict(temperature=0.9, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.1,
-                  frequency_penalty=0.1, logit_bias={5: 1.0}, seed=3)
+EVERYTHING = dict(
+    temperature=0.9,
+    top_k=20,
+    top_p=0.9,
+    min_p=0.01,
+    repetition_penalty=1.2,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    logit_bias={5: 1.0},
+    seed=3,
+)
 SAMPLING = {"greedy": dict(temperature=0), "everything": EVERYTHING}
 
 
@@ -46,10 +64,21 @@ def mlx(request):
 def checkpoint(name: str) -> Path:
     if name in LOW_BIT:
         path = Path(tempfile.mkdtemp()) / f"{name}.gguf"
-        make_gguf(path, tokenizer=None, num_hidden_layers=2, hidden_size=256, intermediate_size=512, num_attention_heads=4,
-                  num_key_value_heads=2, max_position_embeddings=2048, **MODELS[name])
+        make_gguf(
+            path,
+            tokenizer=None,
+            num_hidden_layers=2,
+            hidden_size=256,
+            intermediate_size=512,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=2048,
+            **MODELS[name],
+        )
         return path
-    return make_checkpoint(Path(tempfile.mkdtemp()) / name, max_position_embeddings=2048, **MODELS[name])
+    return make_checkpoint(
+        Path(tempfile.mkdtemp()) / name, max_position_embeddings=2048, **MODELS[name]
+    )
 
 
 def loaded(mlx, name: str, compile: bool):
@@ -60,7 +89,9 @@ def sampler(mlx, **given):
     return mlx.sampling_batch([options.resolve(given).options])
 
 
-def decoded(mlx, model, count: int, prompt: int = 5, capacity: int = 1000, **given) -> tuple[list[int], dict]:
+def decoded(
+    mlx, model, count: int, prompt: int = 5, capacity: int = 1000, **given
+) -> tuple[list[int], dict]:
     """(tokens, the cache's state) of `count` steps after a prompt."""
     import mlx.core as mx
 
@@ -79,29 +110,44 @@ PATHS = ("prompt", "forward", "untraced", "traced")
 
 
 def logits(mlx, model, path: str) -> np.ndarray:
-    """Logits [30, V] after each of `TOKENS`: of one prompt, or token by token after a prompt of one, by forward or by step."""
+    """Logits [30, V] after each of `TOKENS`: of one prompt, or token by token after a prompt of
+    one, by forward or by step.
+    """
     cache, to_numpy = model.make_cache(100), mlx.runtime.to_numpy
     if path == "prompt":
         return to_numpy(model.forward(TOKENS, 0, cache, all_positions=True))[0]
     if path == "forward":
-        return np.concatenate([to_numpy(model.forward(TOKENS[:, i:i + 1], i, cache)) for i in range(TOKENS.shape[1])])
+        return np.concatenate(
+            [
+                to_numpy(model.forward(TOKENS[:, i : i + 1], i, cache))
+                for i in range(TOKENS.shape[1])
+            ]
+        )
     draw = sampler(mlx, temperature=0)
     # A step then returns the logits.
     with mock.patch("mlx_llama.mlx_native.kernels.draw.draw", lambda kind, logits, *_: logits):
-        return np.concatenate([to_numpy(model.step(TOKENS[:, i:i + 1], i, cache, draw)) for i in range(TOKENS.shape[1])])
+        return np.concatenate(
+            [
+                to_numpy(model.step(TOKENS[:, i : i + 1], i, cache, draw))
+                for i in range(TOKENS.shape[1])
+            ]
+        )
 
 
 @functools.cache
 def transformers(folder: Path, rotating: tuple[int, ...] | None = None):
-    """Logits [30, V] of `TOKENS`, in float32. rotating: one number per layer of SmolLM3, 0 for no rotation."""
+    """Logits [30, V] of `TOKENS`, in float32. rotating: one number per layer of SmolLM3, 0 for no
+    rotation.
+    """
     import torch
     import transformers
 
     if rotating is None:
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     else:
-        model = transformers.SmolLM3ForCausalLM.from_pretrained(folder, dtype=torch.float32, no_rope_layers=list(rotating),
-                                                                pad_token_id=0)
+        model = transformers.SmolLM3ForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, no_rope_layers=list(rotating), pad_token_id=0
+        )
     with torch.no_grad():
         return model(torch.from_numpy(TOKENS).long()).logits[0].numpy()
 
@@ -118,7 +164,11 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was(path, mlx, monkeypatch):
     from mlx_llama.mlx_native import ops
 
     model = loaded(mlx, "float32", path == "traced")
-    wanted, cache, draw = logits(mlx, model, path), model.make_cache(100), sampler(mlx, temperature=0)
+    wanted, cache, draw = (
+        logits(mlx, model, path),
+        model.make_cache(100),
+        sampler(mlx, temperature=0),
+    )
     model.forward(TOKENS[:, :20], 0, cache)
     before, count = cache.state(), [0]
     with monkeypatch.context() as patch:
@@ -133,7 +183,7 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was(path, mlx, monkeypatch):
         patch.setattr(ops, "swiglu", fail_in_the_second_layer)
         with pytest.raises(ZeroDivisionError):
             if path in ("prompt", "forward"):
-                model.forward(TOKENS[:, 20:25 if path == "prompt" else 21], 20, cache)
+                model.forward(TOKENS[:, 20 : 25 if path == "prompt" else 21], 20, cache)
             else:
                 loaded(mlx, "float32", path == "traced").step(TOKENS[:, 20:21], 20, cache, draw)
     assert cache.length == 20
@@ -154,12 +204,19 @@ def test_the_bits_are_those_of_the_untraced_step(name, case, mlx):
 
 
 def test_rotating_by_the_kernel_of_gpus(mlx, monkeypatch):
-    """The rotation of GPUs at 16 bits: traced equals untraced, and the CPU's tables agree within rounding."""
+    """The rotation of GPUs at 16 bits: traced equals untraced, and the CPU's tables agree within
+    rounding.
+    """
     from mlx_llama.mlx_native.cache import Cache
 
     state = {}
     for tabulated in (True, False):
-        monkeypatch.setattr(Cache, "tabulated", property(lambda self: tabulated, lambda self, value: None), raising=False)
+        monkeypatch.setattr(
+            Cache,
+            "tabulated",
+            property(lambda self: tabulated, lambda self, value: None),
+            raising=False,
+        )
         plain, state[tabulated] = decoded(mlx, loaded(mlx, "bfloat16", False), 20, temperature=0)
         traced, traced_state = decoded(mlx, loaded(mlx, "bfloat16", True), 20, temperature=0)
         assert traced == plain
@@ -196,9 +253,15 @@ def test_one_trace_per_room(mlx, monkeypatch):
 
 def test_requests_with_other_options_do_not_share_a_step(mlx):
     model = loaded(mlx, "float32", False)
-    for given in (dict(logit_bias={5: 90.0}), dict(logit_bias={7: 90.0}), dict(logit_bias={5: 90.0})):
+    for given in (
+        dict(logit_bias={5: 90.0}),
+        dict(logit_bias={7: 90.0}),
+        dict(logit_bias={5: 90.0}),
+    ):
         assert set(decoded(mlx, model, 3, temperature=0, **given)[0]) == set(given["logit_bias"])
-    free, kept = (decoded(mlx, model, 12, temperature=0, frequency_penalty=penalty)[0] for penalty in (0, 2))
+    free, kept = (
+        decoded(mlx, model, 12, temperature=0, frequency_penalty=penalty)[0] for penalty in (0, 2)
+    )
     assert free != kept
 
 
@@ -223,10 +286,16 @@ def test_reasons_for_no_compilation(toy):
     plain = load(toy, backend="mlx", device="cpu")
     assert any("C++ compiler" in notice for notice in plain.generate("a", max_tokens=2).notices)
     off = load(toy, backend="mlx", device="cpu", compile=False)
-    assert "decoding is not compiled: `compile=False` asks for it" in off.generate("a", max_tokens=2).summary()
+    assert (
+        "decoding is not compiled: `compile=False` asks for it"
+        in off.generate("a", max_tokens=2).summary()
+    )
     assert load(toy, backend="mlx", device="cpu", compile=True).model.notices == ()
-    dynamic = make_checkpoint(Path(tempfile.mkdtemp()) / "d", rope_scaling=dict(rope_type="dynamic", factor=4.0),
-                              max_position_embeddings=16)
+    dynamic = make_checkpoint(
+        Path(tempfile.mkdtemp()) / "d",
+        rope_scaling=dict(rope_type="dynamic", factor=4.0),
+        max_position_embeddings=16,
+    )
     with pytest.raises(BackendError, match="^`compile`: the angles of dynamic rope"):
         load(dynamic, backend="mlx", device="cpu", compile=True)
     assert "dynamic rope" in load(dynamic, backend="mlx", device="cpu").model.notices[0]

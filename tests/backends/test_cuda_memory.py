@@ -31,7 +31,9 @@ def device(request) -> str:
 @pytest.mark.parametrize("shape", [(1,), (16,), (7, 33), (64, 64)], ids=str)
 def test_an_upload_in_parts_equals_the_stored_tensor(shape, stored, kind, device):
     upload = weights.Upload(torch.device(device), nbytes=64)
-    source = torch.from_numpy(np.random.default_rng(0).standard_normal(shape, np.float32)).to(stored)
+    source = torch.from_numpy(np.random.default_rng(0).standard_normal(shape, np.float32)).to(
+        stored
+    )
     for _ in range(2):  # the second upload reuses the buffers
         target = torch.empty(shape, dtype=kind, device=device)
         upload(target, source)
@@ -64,7 +66,10 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_made(tmp_path, 
     with pytest.raises(OutOfMemoryError) as caught:
         model.Llama.load(checkpoint, LoadOptions(dtype="float32"), GPU)
     text = str(caught.value)
-    assert f"take {nbytes / 1e9:.2f} GB" in text and f"a small card has {free / 1e9:.2f} GB free" in text
+    assert (
+        f"take {nbytes / 1e9:.2f} GB" in text
+        and f"a small card has {free / 1e9:.2f} GB free" in text
+    )
     assert "quantise" in text and "\n" not in text
     with pytest.raises(Reached):
         model.Llama.load(checkpoint, LoadOptions(dtype="float16"), GPU)  # half as large
@@ -93,9 +98,16 @@ def test_a_card_too_old_for_bfloat16(monkeypatch):
     assert runtime.pick_dtype("auto", "bfloat16", torch.device("cpu")) == torch.bfloat16
 
 
-@pytest.mark.parametrize("capability, expected, notices", [
-    ((8, 9), torch.bfloat16, ()), ((7, 5), torch.float16, ("a card has no bfloat16: computing in float16",))])
-def test_a_low_bit_gguf_model_computes_in_bfloat16_where_the_card_has_it(capability, expected, notices, guide_q8, monkeypatch):
+@pytest.mark.parametrize(
+    "capability, expected, notices",
+    [
+        ((8, 9), torch.bfloat16, ()),
+        ((7, 5), torch.float16, ("a card has no bfloat16: computing in float16",)),
+    ],
+)
+def test_a_low_bit_gguf_model_computes_in_bfloat16_where_the_card_has_it(
+    capability, expected, notices, guide_q8, monkeypatch
+):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(runtime, "device_name", lambda device: "a card")
     monkeypatch.setattr(runtime, "free_memory", lambda device: None)
@@ -103,8 +115,15 @@ def test_a_low_bit_gguf_model_computes_in_bfloat16_where_the_card_has_it(capabil
     assert (made.dtype, made.notices) == (expected, notices)
 
 
-MESSAGES = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8 GiB"),
-            RuntimeError("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you tried")]
+MESSAGES = [
+    torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8 GiB"
+    ),
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you "
+        "tried"
+    ),
+]
 
 
 @pytest.mark.parametrize("error", [*MESSAGES, MemoryError()], ids=["gpu", "cpu", "numpy"])
@@ -125,10 +144,13 @@ def test_out_of_memory_while_loading_is_the_same_error(name, error, device, requ
 
     monkeypatch.setattr(weights, "_mapped", failing(weights._mapped))
     monkeypatch.setattr(weights.QuantizedMatrix, "pack", failing(weights.QuantizedMatrix.pack))
-    with pytest.raises(OutOfMemoryError, match="^the weights take 0.00 GB, and .* does not give that much memory") as caught:
+    with pytest.raises(
+        OutOfMemoryError, match="^the weights take 0.00 GB, and .* does not give that much memory"
+    ) as caught:
         load(path, backend="cuda", device=device)
     assert "\n" not in str(caught.value) and count == 5
-    assert load(path, backend="cuda", device=device).generate("a", max_tokens=1).tokens  # the memory was freed
+    # the memory was freed
+    assert load(path, backend="cuda", device=device).generate("a", max_tokens=1).tokens
 
 
 def test_other_errors_while_loading_are_not_taken_for_it(device, toy, monkeypatch):
@@ -141,9 +163,14 @@ def test_other_errors_while_loading_are_not_taken_for_it(device, toy, monkeypatc
 
 
 def test_a_tied_head_is_read_once(device, tmp_path):
-    checkpoint = open_checkpoint(make_checkpoint(tmp_path / "m", dtype="float16", tie_word_embeddings=True))
+    checkpoint = open_checkpoint(
+        make_checkpoint(tmp_path / "m", dtype="float16", tie_word_embeddings=True)
+    )
     llama = load(tmp_path / "m", backend="cuda", device=device, dtype="float32").model
-    assert llama.decoder.head.weight is llama.decoder.embedding.weight and llama.decoder.head.weight.dtype == torch.float32
+    assert (
+        llama.decoder.head.weight is llama.decoder.embedding.weight
+        and llama.decoder.head.weight.dtype == torch.float32
+    )
     one = weights.Weights(checkpoint, "float16", llama.device)
     assert one.linear("model.embed_tokens").weight is one.embedding("model.embed_tokens").weight
     assert one.norm(None) is None
@@ -151,7 +178,9 @@ def test_a_tied_head_is_read_once(device, tmp_path):
 
 @pytest.mark.parametrize("error", MESSAGES, ids=["gpu", "cpu"])
 def test_out_of_memory_ends_an_answer_and_leaves_the_session(error, device, toy, monkeypatch):
-    """Fail from each product of a short answer on: one clear error, and a retry gives the right answer."""
+    """Fail from each product of a short answer on: one clear error, and a retry gives the right
+    answer.
+    """
     llm = load(toy, backend="cuda", device=device, dtype="float32", compile=False)
     wanted = [llm.chat().send(text, max_tokens=4, temperature=0).tokens for text in ("one", "two")]
     chat, original, calls, failing = llm.chat(), ops.add_rms_norm, 0, 0
@@ -203,8 +232,19 @@ def test_nothing_waits_in_secret(device, toy):
     """In torch's sync debug mode every wait for the GPU, except reading a token, raises."""
     if device == "cpu":
         pytest.skip("torch computes at once on the CPU: there is nothing to wait for")
-    for options in (dict(temperature=0), dict(temperature=0.9, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2,
-                                              presence_penalty=0.1, logit_bias={5: 1.0}, seed=3)):
+    for options in (
+        dict(temperature=0),
+        dict(
+            temperature=0.9,
+            top_k=20,
+            top_p=0.9,
+            min_p=0.01,
+            repetition_penalty=1.2,
+            presence_penalty=0.1,
+            logit_bias={5: 1.0},
+            seed=3,
+        ),
+    ):
         for compile in (True, False):
             llm = load(toy, backend="cuda", device="gpu", compile=compile)
             chat = llm.chat(**options)
@@ -232,10 +272,23 @@ def test_notices_tell_how_tokens_are_decoded(compile, device, toy):
         assert notices == ["decoding is not captured: `compile=False` asks for it"]
 
 
-@pytest.mark.parametrize("capability, built, wanted", [
-    ((9, 0), ["sm_80", "sm_90"], True), ((8, 9), ["sm_80", "sm_90"], True), ((6, 1), ["sm_75", "sm_80", "compute_90"], False),
-    ((12, 0), ["sm_80", "sm_90"], False), ((12, 0), ["sm_90", "compute_90"], True), ((9, 0), ["sm_90a"], True)])
+@pytest.mark.parametrize(
+    "capability, built, wanted",
+    [
+        ((9, 0), ["sm_80", "sm_90"], True),
+        ((8, 9), ["sm_80", "sm_90"], True),
+        ((6, 1), ["sm_75", "sm_80", "compute_90"], False),
+        ((12, 0), ["sm_80", "sm_90"], False),
+        ((12, 0), ["sm_90", "compute_90"], True),
+        ((9, 0), ["sm_90a"], True),
+    ],
+)
 def test_a_card_that_torch_was_not_built_for_is_not_chosen(capability, built, wanted, monkeypatch):
-    for name, value in (("is_available", True), ("current_device", 0), ("get_device_capability", capability), ("get_arch_list", built)):
+    for name, value in (
+        ("is_available", True),
+        ("current_device", 0),
+        ("get_device_capability", capability),
+        ("get_arch_list", built),
+    ):
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     assert runtime.has_gpu() is wanted

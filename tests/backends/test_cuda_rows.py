@@ -1,4 +1,6 @@
-"""The torch backend's rows: on torch's CPU device by its own operations, and by kernels (see test_captured_step.py)."""
+"""The torch backend's rows: on torch's CPU device by its own operations, and by kernels (see
+test_captured_step.py).
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,25 @@ torch = pytest.importorskip("torch")
 from backends.test_captured_step import fewer_programs, loaded  # noqa: E402
 from backends.triton_process import DEVICE, HAS_GPU, call, compile_call, computing  # noqa: E402, F401
 
-MIXED = [dict(temperature=0), dict(temperature=1.0, seed=2**63 + 5), dict(temperature=0.7, top_k=3, seed=1),
-         dict(temperature=1.3, top_p=0.7, seed=2), dict(temperature=0.9, min_p=0.1, seed=3, logit_bias={5: 1.0, 9: -2.0}),
-         dict(temperature=0, repetition_penalty=1.4, repetition_context_size=3, logit_bias={7: 2.0}),
-         dict(temperature=0.9, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.1,
-              frequency_penalty=0.1, seed=4), dict(temperature=0, presence_penalty=3.0, repetition_context_size=9)]
+MIXED = [
+    dict(temperature=0),
+    dict(temperature=1.0, seed=2**63 + 5),
+    dict(temperature=0.7, top_k=3, seed=1),
+    dict(temperature=1.3, top_p=0.7, seed=2),
+    dict(temperature=0.9, min_p=0.1, seed=3, logit_bias={5: 1.0, 9: -2.0}),
+    dict(temperature=0, repetition_penalty=1.4, repetition_context_size=3, logit_bias={7: 2.0}),
+    dict(
+        temperature=0.9,
+        top_k=20,
+        top_p=0.9,
+        min_p=0.01,
+        repetition_penalty=1.2,
+        presence_penalty=0.1,
+        frequency_penalty=0.1,
+        seed=4,
+    ),
+    dict(temperature=0, presence_penalty=3.0, repetition_context_size=9),
+]
 ALONE = [[3, 4, 5, 6], [7], [11, 12, 13, 14, 15, 16, 17, 18, 19], [9, 3], [21, 22, 23]]  # prompts
 
 
@@ -40,10 +56,22 @@ def batch(*given: dict):
 
 @pytest.fixture(scope="module", params=["float32", "sliding", "qwen3", "dynamic rope"])
 def model(request, tmp_path_factory):
-    fields = {"float32": {}, "sliding": dict(architectures=["MistralForCausalLM"], sliding_window=7),
-              "qwen3": dict(architectures=["Qwen3ForCausalLM"], head_dim=20, num_attention_heads=6, num_key_value_heads=2),
-              "dynamic rope": dict(rope_scaling=dict(rope_type="dynamic", factor=4.0), max_position_embeddings=16)}
-    folder = make_checkpoint(tmp_path_factory.mktemp("rows") / "m", tokenizer=False, **fields[request.param])
+    fields = {
+        "float32": {},
+        "sliding": dict(architectures=["MistralForCausalLM"], sliding_window=7),
+        "qwen3": dict(
+            architectures=["Qwen3ForCausalLM"],
+            head_dim=20,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+        ),
+        "dynamic rope": dict(
+            rope_scaling=dict(rope_type="dynamic", factor=4.0), max_position_embeddings=16
+        ),
+    }
+    folder = make_checkpoint(
+        tmp_path_factory.mktemp("rows") / "m", tokenizer=False, **fields[request.param]
+    )
     return select("cuda", "cpu").load(open_checkpoint(folder), "float32"), folder
 
 
@@ -62,8 +90,10 @@ def contents(cache, row: int) -> tuple:
 
 def is_untouched(cache, row: int, before: tuple) -> bool:
     arrays, length = contents(cache, row)
-    return length == before[1] and all(one[0] == other[0] and torch.equal(one[1], other[1])
-                                       for one, other in zip(arrays, before[0], strict=True))
+    return length == before[1] and all(
+        one[0] == other[0] and torch.equal(one[1], other[1])
+        for one, other in zip(arrays, before[0], strict=True)
+    )
 
 
 @pytest.mark.parametrize("bits", [None, 8, 16])
@@ -83,7 +113,9 @@ def test_rows_come_and_go_without_touching_others(bits, tmp_path):
     model.forward([[5, 6]], 200, cache, rows=[0])
     assert cache.state(0)["tokens"].tolist() == [7, *range(3, 202), 5, 6]
     for name in ("keys", "values"):
-        np.testing.assert_array_equal(cache.state(0)[name][:, :, :200], cache.state(3)[name][:, :, :200])
+        np.testing.assert_array_equal(
+            cache.state(0)[name][:, :, :200], cache.state(3)[name][:, :, :200]
+        )
     cache.restore(cache.state(0), 5)
     for part, array in cache.state(0).items():
         np.testing.assert_array_equal(cache.state(5)[part], array)
@@ -100,10 +132,15 @@ def test_rows_come_and_go_without_touching_others(bits, tmp_path):
         model.forward([[1], [2]], 4, cache, rows=[7, 299])
     assert all(is_untouched(cache, row, before) for row, before in others.items())
     assert cache.state(3) == {} and cache.nbytes == 4 * per_row
-    assert cache.recent(3, [7, 3, 299], [2, 0, 9]).tolist() == [[-1, 3, 4], [-1, -1, -1], [17, 18, 19]]
+    assert cache.recent(3, [7, 3, 299], [2, 0, 9]).tolist() == [
+        [-1, 3, 4],
+        [-1, -1, -1],
+        [17, 18, 19],
+    ]
     version, tables = cache.versions[7], cache.tables
     cache.reserve({7: 300})  # as long as row 3 was, so the tables stay
-    assert cache.tables is tables and cache.versions[7] > version  # or a captured step would go on in the old storage
+    # or a captured step would go on in the old storage
+    assert cache.tables is tables and cache.versions[7] > version
     cache.reset()
     assert cache.nbytes == 0 and not any(cache.lengths) and not any(cache.allocated)
 
@@ -153,25 +190,37 @@ def test_rows_of_different_lengths_are_transformers_rows(model):
     judge = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         for logits, prompt, token in zip(got, ALONE, last):
-            assert relative_error(logits, judge(torch.tensor([prompt + token])).logits[0, -1].numpy()) < 1e-4
-    chunk = model.forward([[1, 2, 3], [4, 5, 6]], [cache.lengths[row] for row in (0, 2)], cache, rows=[0, 2])
+            assert (
+                relative_error(logits, judge(torch.tensor([prompt + token])).logits[0, -1].numpy())
+                < 1e-4
+            )
+    chunk = model.forward(
+        [[1, 2, 3], [4, 5, 6]], [cache.lengths[row] for row in (0, 2)], cache, rows=[0, 2]
+    )
     with torch.no_grad():
-        for logits, text in zip(chunk.numpy(), (ALONE[1] + [31, 1, 2, 3], ALONE[2] + [32, 4, 5, 6])):
+        for logits, text in zip(
+            chunk.numpy(), (ALONE[1] + [31, 1, 2, 3], ALONE[2] + [32, 4, 5, 6])
+        ):
             assert relative_error(logits, judge(torch.tensor([text])).logits[0, -1].numpy()) < 1e-4
 
 
 def in_company(model, count: int, given: list[dict]) -> tuple[list, list]:
-    """Tokens of `count` steps of rows together, in an order that is not the rows', and of each alone."""
+    """Tokens of `count` steps of rows together, in an order that is not the rows', and of each
+    alone.
+    """
     from cuda_fallback import runtime
 
     cache, alone = model.make_cache(64, rows=9), []
-    rows = [8, 0, 5, 2, 7][:len(given)]
+    rows = [8, 0, 5, 2, 7][: len(given)]
     fill(model, cache, rows)
     draw, tokens, together = batch(*given), [[30 + i] for i in range(len(given))], []
     for _ in range(count):
         tokens = model.step(tokens, [cache.lengths[row] for row in rows], cache, draw, rows=rows)
         together.append(tokens[:, 0].tolist())
-        assert runtime.read_all(tokens) == together[-1] and runtime.read_all(tokens, tokens[:1]) == together[-1] + together[-1][:1]
+        assert (
+            runtime.read_all(tokens) == together[-1]
+            and runtime.read_all(tokens, tokens[:1]) == together[-1] + together[-1][:1]
+        )
     for i, one in enumerate(given):
         cache, token, draw = model.make_cache(64), [[30 + i]], batch(one)
         model.forward([ALONE[i]], 0, cache)
@@ -195,8 +244,12 @@ def test_a_row_draws_the_bits_that_it_draws_alone(V):
     rng = np.random.default_rng(V)
     for _ in range(3):
         order = rng.permutation(np.repeat(np.arange(len(MIXED)), 2))
-        logits = torch.from_numpy((3 * rng.standard_normal((len(order), V))).astype(np.float32)).to(DEVICE)
-        recent = torch.from_numpy(rng.integers(-1, 30, (len(order), 20)).astype(np.int32)).to(DEVICE)
+        logits = torch.from_numpy((3 * rng.standard_normal((len(order), V))).astype(np.float32)).to(
+            DEVICE
+        )
+        recent = torch.from_numpy(rng.integers(-1, 30, (len(order), 20)).astype(np.int32)).to(
+            DEVICE
+        )
         positions = rng.integers(1, 1000, len(order)).tolist()
         together = batch(*(MIXED[i] for i in order))
         assert together.window == 20
@@ -204,15 +257,20 @@ def test_a_row_draws_the_bits_that_it_draws_alone(V):
         assert tokens.shape == (len(order), 1) and tokens.dtype == torch.int32
         for row, i in enumerate(order):
             alone = batch(MIXED[i])
-            own = recent[row:row + 1, 20 - alone.window:]
+            own = recent[row : row + 1, 20 - alone.window :]
             if MIXED[i]["temperature"]:
-                wanted = alone.processed(logits[row:row + 1], own)
+                wanted = alone.processed(logits[row : row + 1], own)
                 assert torch.equal(scores[row], wanted[0]), MIXED[i]
-            assert torch.equal(tokens[row:row + 1], alone(logits[row:row + 1], positions[row:row + 1], own)), MIXED[i]
+            assert torch.equal(
+                tokens[row : row + 1], alone(logits[row : row + 1], positions[row : row + 1], own)
+            ), MIXED[i]
 
 
 def test_kinds_are_features_and_not_values():
-    assert batch(MIXED[3]).kind == batch(dict(temperature=0.2, top_p=0.1, seed=77), dict(temperature=0)).kind
+    assert (
+        batch(MIXED[3]).kind
+        == batch(dict(temperature=0.2, top_p=0.1, seed=77), dict(temperature=0)).kind
+    )
     assert batch(*MIXED).kind == batch(*reversed(MIXED)).kind
     assert len({batch(one).kind for one in MIXED}) == len(MIXED)
 
@@ -226,13 +284,33 @@ def kernel_checkpoint(name: str) -> Path:
         path = Path(tempfile.mkdtemp()) / "m.gguf"
         make_gguf(path, max_position_embeddings=512, **LOW_BIT_MODEL)
     elif name == "sliding":
-        path = make_checkpoint(Path(tempfile.mkdtemp()) / "m", num_hidden_layers=1, hidden_size=36, intermediate_size=50,
-                               num_attention_heads=2, num_key_value_heads=1, head_dim=12, vocab_size=67, tokenizer=False,
-                               architectures=["MistralForCausalLM"], sliding_window=19)
+        path = make_checkpoint(
+            Path(tempfile.mkdtemp()) / "m",
+            num_hidden_layers=1,
+            hidden_size=36,
+            intermediate_size=50,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=12,
+            vocab_size=67,
+            tokenizer=False,
+            architectures=["MistralForCausalLM"],
+            sliding_window=19,
+        )
     else:
-        path = make_checkpoint(Path(tempfile.mkdtemp()) / "m", num_hidden_layers=2, hidden_size=36, intermediate_size=50,
-                               num_attention_heads=3, num_key_value_heads=1, head_dim=20, vocab_size=67,
-                               architectures=["Qwen3ForCausalLM"], max_position_embeddings=512, tokenizer=False)
+        path = make_checkpoint(
+            Path(tempfile.mkdtemp()) / "m",
+            num_hidden_layers=2,
+            hidden_size=36,
+            intermediate_size=50,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            head_dim=20,
+            vocab_size=67,
+            architectures=["Qwen3ForCausalLM"],
+            max_position_embeddings=512,
+            tokenizer=False,
+        )
     return path
 
 
@@ -264,11 +342,16 @@ def logits_alone(name: str, i: int) -> list[bytes]:
     model = kernel_model(name)
     cache = model.make_cache(100)
     model.forward([prompt(i)], 0, cache)
-    return [model.forward([[token]], cache.length, cache).numpy().tobytes() for token in conversation(i, COUNT)]
+    return [
+        model.forward([[token]], cache.length, cache).numpy().tobytes()
+        for token in conversation(i, COUNT)
+    ]
 
 
 def check_company(name: str, joins: list[int], order: int) -> int:
-    """Compare the bits of conversations in one cache with each alone. joins: the step before which each one joins."""
+    """Compare the bits of conversations in one cache with each alone. joins: the step before which
+    each one joins.
+    """
     with computing(True):
         model, compared, rng = kernel_model(name), 0, np.random.default_rng(order)
         cache, done = model.make_cache(100, rows=len(joins) + 1), [0] * len(joins)
@@ -280,10 +363,20 @@ def check_company(name: str, joins: list[int], order: int) -> int:
             if not now:
                 continue
             rng.shuffle(now)
-            got = model.forward([[conversation(i, COUNT)[done[i]]] for i in now], [cache.lengths[i + 1] for i in now], cache,
-                                rows=[i + 1 for i in now]).numpy()
+            got = model.forward(
+                [[conversation(i, COUNT)[done[i]]] for i in now],
+                [cache.lengths[i + 1] for i in now],
+                cache,
+                rows=[i + 1 for i in now],
+            ).numpy()
             for i, logits in zip(now, got):
-                assert logits.tobytes() == logits_alone(name, i)[done[i]], (name, joins, order, i, step)
+                assert logits.tobytes() == logits_alone(name, i)[done[i]], (
+                    name,
+                    joins,
+                    order,
+                    i,
+                    step,
+                )
                 compared += 1
                 done[i] += 1
                 if done[i] == COUNT:
@@ -300,14 +393,18 @@ def test_logits_have_the_same_bits_in_any_company(name, call, joins, order):
 
 
 def many_rows(name: str) -> int:
-    """One step of 33 rows, in two groups, the last with one row; the bits of three of them alone."""
+    """One step of 33 rows, in two groups, the last with one row; the bits of three of them
+    alone.
+    """
     with computing(True):
         model = kernel_model(name)
         cache = model.make_cache(100, rows=33)
         for row in range(33):
             if row < 5:
                 model.forward([prompt(row)], 0, cache, rows=[row])
-        got = model.forward([[conversation(row, COUNT)[0]] for row in range(33)], cache.lengths, cache).numpy()
+        got = model.forward(
+            [[conversation(row, COUNT)[0]] for row in range(33)], cache.lengths, cache
+        ).numpy()
         for row in (0, 2, 4):
             assert got[row].tobytes() == logits_alone(name, row)[0], row
         assert cache.lengths == [41, 2, 21, 4, 10] + [1] * 28
@@ -319,11 +416,16 @@ def test_logits_have_the_same_bits_among_many(call):
 
 
 def dense_products(dtype: torch.dtype) -> list[float]:
-    """Largest errors of products of 33 rows, relative to sums of absolute values, once rows in company have the bits of fewer."""
+    """Largest errors of products of 33 rows, relative to sums of absolute values, once rows in
+    company have the bits of fewer.
+    """
     from cuda_fallback.kernels import decode, packed
 
     made, sums, launch = torch.Generator().manual_seed(3), [], packed.run
-    x, w, bias = (torch.randn(shape, generator=made).to(DEVICE, dtype) for shape in ((33, 1, 100), (36, 100), (36,)))
+    x, w, bias = (
+        torch.randn(shape, generator=made).to(DEVICE, dtype)
+        for shape in ((33, 1, 100), (36, 100), (36,))
+    )
 
     def run(kernel, grid, *arguments, **given):
         launch(kernel, grid, *arguments, **given)
@@ -335,15 +437,21 @@ def dense_products(dtype: torch.dtype) -> list[float]:
         product, gated = decode.multiply(x, w, bias), decode.multiply_gated(x, w, bias)
         for rows in (1, 2, 3, 8, 17, 32):
             assert torch.equal(decode.multiply(x[-rows:], w, bias), product[-rows:]), rows
-            assert torch.equal(sums[-1], sums[0][:, -rows:]), rows  # in float32, where another order shows
+            # in float32, where another order shows
+            assert torch.equal(sums[-1], sums[0][:, -rows:]), rows
     x, w, bias = x.double(), w.double(), bias.double()
     wanted, bound = x @ w.T + bias, x.abs() @ w.abs().T + bias.abs()
     gate, up = wanted.chunk(2, dim=-1)
-    errors = [(product - wanted).abs() / bound, (gated - torch.nn.functional.silu(gate) * up).abs() / (bound[..., :18] * bound[..., 18:])]
+    errors = [
+        (product - wanted).abs() / bound,
+        (gated - torch.nn.functional.silu(gate) * up).abs() / (bound[..., :18] * bound[..., 18:]),
+    ]
     return [float(error.max()) for error in errors]
 
 
-@pytest.mark.parametrize("dtype, error", [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype, error", [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)], ids=["float16", "bfloat16"]
+)
 def test_dense_products_have_the_same_bits_in_any_company(dtype, error, call):
     assert max(call(dense_products, dtype)) < error
 
@@ -356,7 +464,9 @@ BATCH_INVARIANT = [("low-bit", None), ("sliding", 8)]
 
 @functools.cache
 def plain_and_invariant(name: str, bits: int | None) -> tuple:
-    """The model as it is by default, and one that promises bits. In the interpreter the latter is recorded, or not."""
+    """The model as it is by default, and one that promises bits. In the interpreter the latter is
+    recorded, or not.
+    """
     path = kernel_checkpoint(name)
     plain = loaded(path, compile=False, cache_bits=bits)
     invariant = loaded(path, compile=bits is None, cache_bits=bits, batch_invariant=True)
@@ -366,21 +476,33 @@ def plain_and_invariant(name: str, bits: int | None) -> tuple:
 
 @functools.cache
 def decoded_text(name: str, bits: int | None) -> tuple[list[bytes], dict]:
-    """Logits of each token of TEXT, decoded one by one in a cache of its own, and the cache's state."""
+    """Logits of each token of TEXT, decoded one by one in a cache of its own, and the cache's
+    state.
+    """
     model, _ = plain_and_invariant(name, bits)
     cache = model.make_cache(len(TEXT))
-    return [model.forward([[token]], cache.length, cache).numpy().tobytes() for token in TEXT], cache.state()
+    return [
+        model.forward([[token]], cache.length, cache).numpy().tobytes() for token in TEXT
+    ], cache.state()
 
 
 def check_chunks(name: str, bits: int | None, events: list[tuple]) -> int:
-    """Rows of a cache read TEXT in chunks; compare each position's bits with the decoded ones. Returns how many."""
+    """Rows of a cache read TEXT in chunks; compare each position's bits with the decoded ones.
+    Returns how many.
+    """
     from cuda_fallback.kernels import decode, packed
 
     _, model = plain_and_invariant(name, bits)
     with computing(True), pytest.MonkeyPatch.context() as patch:
         if not HAS_GPU:  # 16 positions at a time, and few programs
-            for module, constant, few in ((decode, "_TILE", 1), (decode, "_PIECES", 4), (decode, "_PROGRAMS", 4), (decode, "_ROWS", 64),
-                                          (packed, "PROGRAMS", 1), (packed, "WARPS", 4)):
+            for module, constant, few in (
+                (decode, "_TILE", 1),
+                (decode, "_PIECES", 4),
+                (decode, "_PROGRAMS", 4),
+                (decode, "_ROWS", 64),
+                (packed, "PROGRAMS", 1),
+                (packed, "WARPS", 4),
+            ):
                 patch.setattr(module, constant, few)
         (wanted, state), compared = decoded_text(name, bits), 0
         cache = model.make_cache(len(TEXT), rows=3)
@@ -391,8 +513,10 @@ def check_chunks(name: str, bits: int | None, events: list[tuple]) -> int:
                 if not count:
                     continue
                 starts = [cache.lengths[row] for row in rows]
-                tokens = [TEXT[start:start + count] for start in starts]
-                found = model.forward(tokens, starts, cache, rows=rows, all_positions=count % 2 == 0).numpy()
+                tokens = [TEXT[start : start + count] for start in starts]
+                found = model.forward(
+                    tokens, starts, cache, rows=rows, all_positions=count % 2 == 0
+                ).numpy()
                 for start, logits in zip(starts, found.reshape(len(rows), -1, found.shape[-1])):
                     first = start if count % 2 == 0 else start + count - 1
                     for at, one in enumerate(logits, first):
@@ -408,15 +532,24 @@ def check_chunks(name: str, bits: int | None, events: list[tuple]) -> int:
                     cache.copy_prefix(source, target, int(share * cache.lengths[source]))
         for row, length in enumerate(cache.lengths):
             for part, array in cache.state(row).items():
-                np.testing.assert_array_equal(array, state[part][..., :length] if part == "tokens" else state[part][:, :, :length])
+                np.testing.assert_array_equal(
+                    array,
+                    state[part][..., :length] if part == "tokens" else state[part][:, :, :length],
+                )
         return compared
 
 
 ROW, SHARE = st.integers(0, 2), st.sampled_from([0.9, 0.3, 0.64, 1.0])
 EVENTS = st.one_of(
-    st.tuples(st.just("read"), st.lists(ROW, min_size=1, max_size=3, unique=True), st.sampled_from([1, 2, 5, 9])),
+    st.tuples(
+        st.just("read"),
+        st.lists(ROW, min_size=1, max_size=3, unique=True),
+        st.sampled_from([1, 2, 5, 9]),
+    ),
     st.tuples(st.just("read"), ROW.map(lambda row: [row]), st.sampled_from([3, 31, 33])),
-    st.tuples(st.just("trim"), ROW, SHARE), st.tuples(st.just("copy"), ROW, ROW, SHARE))
+    st.tuples(st.just("trim"), ROW, SHARE),
+    st.tuples(st.just("copy"), ROW, ROW, SHARE),
+)
 
 
 @pytest.mark.parametrize("name, bits", BATCH_INVARIANT)
@@ -429,11 +562,19 @@ def test_prompts_in_any_chunks_have_the_bits_of_decoded_tokens(name, bits, call,
 
 
 def steps_over_prompts(name: str) -> dict:
-    """Tokens of prompts in a step, alone and in company, and of a verification; probes of a prompt and of single tokens."""
+    """Tokens of prompts in a step, alone and in company, and of a verification; probes of a prompt
+    and of single tokens.
+    """
     _, model = plain_and_invariant(name, None)
     with computing(True):
-        cache, prompts, draws = model.make_cache(40, rows=4), [TEXT[:5], TEXT[7:12]], [batch(MIXED[1]), batch(MIXED[6])]
-        together = model.step(prompts, [0, 0], cache, batch(MIXED[1], MIXED[6]), rows=[3, 1]).tolist()
+        cache, prompts, draws = (
+            model.make_cache(40, rows=4),
+            [TEXT[:5], TEXT[7:12]],
+            [batch(MIXED[1]), batch(MIXED[6])],
+        )
+        together = model.step(
+            prompts, [0, 0], cache, batch(MIXED[1], MIXED[6]), rows=[3, 1]
+        ).tolist()
         alone, verified, stepped = [], [], []
         for prompt, draw in zip(prompts, draws):
             cache.reset(0)
@@ -447,12 +588,21 @@ def steps_over_prompts(name: str) -> dict:
         for probes, chunk in ((found, 5), (single, 1)):
             cache.reset(0)
             for at in range(0, 5, chunk):
-                model.forward([TEXT[at:at + chunk]], at, cache,
-                              probe=lambda probe, array: probes.setdefault(probe, []).append(array.numpy()))
+                model.forward(
+                    [TEXT[at : at + chunk]],
+                    at,
+                    cache,
+                    probe=lambda probe, array: probes.setdefault(probe, []).append(array.numpy()),
+                )
     with computing(False):
         plain = loaded(kernel_checkpoint(name), by_kernels=False)
         shapes = {}
-        plain.forward([TEXT[:5]], 0, plain.make_cache(5), probe=lambda probe, array: shapes.setdefault(probe, array.shape))
+        plain.forward(
+            [TEXT[:5]],
+            0,
+            plain.make_cache(5),
+            probe=lambda probe, array: shapes.setdefault(probe, array.shape),
+        )
     for probe, shape in shapes.items():
         (array,), parts = found.pop(probe), single[probe]
         assert array.shape == shape, probe
@@ -463,7 +613,11 @@ def steps_over_prompts(name: str) -> dict:
 
 def test_a_prompts_step_its_verification_and_its_probes_are_those_of_decoded_tokens(call):
     found = call(steps_over_prompts, "odd")
-    assert found["together"] == found["alone"] and found["verified"] == found["stepped"] and len(found["stepped"]) == 10
+    assert (
+        found["together"] == found["alone"]
+        and found["verified"] == found["stepped"]
+        and len(found["stepped"]) == 10
+    )
 
 
 def refusals(folders: dict[str, Path]) -> dict[str, str]:
@@ -472,7 +626,9 @@ def refusals(folders: dict[str, Path]) -> dict[str, str]:
     found = {}
     for name, folder in folders.items():
         with computing(name != "no kernels"), pytest.raises(BackendError) as error:
-            Llama.load(open_checkpoint(folder), LoadOptions(dtype="float32", batch_invariant=True), DEVICE)
+            Llama.load(
+                open_checkpoint(folder), LoadOptions(dtype="float32", batch_invariant=True), DEVICE
+            )
         found[name] = str(error.value)
     return found
 
@@ -480,14 +636,23 @@ def refusals(folders: dict[str, Path]) -> dict[str, str]:
 @pytest.mark.skipif(HAS_GPU, reason="its kernels run here")
 def test_bits_are_not_promised_without_kernels(call, tmp_path):
     toy = make_checkpoint(tmp_path / "m", tokenizer=False)
-    dynamic = make_checkpoint(tmp_path / "d", tokenizer=False, rope_scaling=dict(rope_type="dynamic", factor=4.0),
-                              max_position_embeddings=16)
+    dynamic = make_checkpoint(
+        tmp_path / "d",
+        tokenizer=False,
+        rope_scaling=dict(rope_type="dynamic", factor=4.0),
+        max_position_embeddings=16,
+    )
     found = call(refusals, {"no kernels": toy, "dynamic rope": dynamic})
     assert found == {
-        "no kernels": "`batch_invariant`: its kernels are for a GPU, and this is torch's CPU device: leave it out, or choose "
-                      "`backend='cpu'`",
-        "dynamic rope": "`batch_invariant`: dynamic rope turns by angles that depend on the length: leave it out, or choose "
-                        "`backend='cpu'`"}
+        "no kernels": "`batch_invariant`: its kernels are for a GPU, and "
+        "this is torch's CPU device: leave "
+        "it out, or choose "
+        "`backend='cpu'`",
+        "dynamic rope": "`batch_invariant`: dynamic rope turns by angles that "
+        "depend on the length: leave it "
+        "out, or choose "
+        "`backend='cpu'`",
+    }
 
 
 def replayed_rows(path: Path) -> dict:
@@ -506,12 +671,28 @@ def replayed_rows(path: Path) -> dict:
         found["captured alone"] = model._runner.capture.recorded
         points, point = [], type(model._runner.build_view(1, batch({}).kind)).point
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("cuda_fallback.kernels.state.StateView.point",
-                          lambda *given: (len(given) == 5 and points.append(1), point(*given)))  # with sampling: a step's
+            patch.setattr(
+                "cuda_fallback.kernels.state.StateView.point",
+                # with sampling: a step's
+                lambda *given: (len(given) == 5 and points.append(1), point(*given)),
+            )
             cache, drawn = model.make_cache(300, rows=6), {}
             rows = [5, 1, 4, 0]
             # Each: the conversations of a step.
-            plan = [[0, 1], [0, 1], [0, 1], [0, 1, 2], [2, 1, 0], [2], [2], [2, 3], [3], [3], [3], [3]]
+            plan = [
+                [0, 1],
+                [0, 1],
+                [0, 1],
+                [0, 1, 2],
+                [2, 1, 0],
+                [2],
+                [2],
+                [2, 3],
+                [3],
+                [3],
+                [3],
+                [3],
+            ]
             tokens, before = None, None
             for now in plan:
                 for i in now:
@@ -522,7 +703,13 @@ def replayed_rows(path: Path) -> dict:
                     draw = batch(*(MIXED[i] for i in now))
                     tokens = [[drawn[i][-1] if drawn[i] else 30 + i] for i in now]
                 before = now
-                tokens = model.step(tokens, [cache.lengths[rows[i]] for i in now], cache, draw, rows=[rows[i] for i in now])
+                tokens = model.step(
+                    tokens,
+                    [cache.lengths[rows[i]] for i in now],
+                    cache,
+                    draw,
+                    rows=[rows[i] for i in now],
+                )
                 for i, token in zip(now, tokens[:, 0].tolist()):
                     drawn[i].append(token)
         found["points"] = len(points), sum(one != other for one, other in zip(plan, [None, *plan]))
@@ -532,10 +719,20 @@ def replayed_rows(path: Path) -> dict:
                 np.testing.assert_array_equal(cache.state(rows[i])[part], array)
         # Other values of the same kind, and other rows, need no capture.
         count, kinds = model._runner.capture.recorded, set(model._runner._steps)
-        tokens = model.step([[5], [6], [7]], [0, 0, 5], model_cache := three(model), batch(
-            dict(temperature=0.5, top_k=4, seed=9), MIXED[0], MIXED[0]))
-        found["same kind"] = model._runner.capture.recorded - count, set(model._runner._steps) - kinds, model_cache.lengths
-        found["captures"] = {key[0] for key, step in model._runner._steps.items() if step.is_captured}
+        tokens = model.step(
+            [[5], [6], [7]],
+            [0, 0, 5],
+            model_cache := three(model),
+            batch(dict(temperature=0.5, top_k=4, seed=9), MIXED[0], MIXED[0]),
+        )
+        found["same kind"] = (
+            model._runner.capture.recorded - count,
+            set(model._runner._steps) - kinds,
+            model_cache.lengths,
+        )
+        found["captures"] = {
+            key[0] for key, step in model._runner._steps.items() if step.is_captured
+        }
     return found
 
 
@@ -547,8 +744,15 @@ def three(model):
 
 @pytest.mark.skipif(HAS_GPU, reason="a CUDA graph does not tell how often it was captured")
 def test_rows_join_and_leave_replayed_steps(call):
-    found = call(replayed_rows, make_checkpoint(Path(tempfile.mkdtemp()) / "m", tokenizer=False, num_hidden_layers=1,
-                                                max_position_embeddings=512))
+    found = call(
+        replayed_rows,
+        make_checkpoint(
+            Path(tempfile.mkdtemp()) / "m",
+            tokenizer=False,
+            num_hidden_layers=1,
+            max_position_embeddings=512,
+        ),
+    )
     tokens, alone = found["tokens"]
     assert tokens == alone
     points, changes = found["points"]
@@ -562,7 +766,9 @@ def test_rows_join_and_leave_replayed_steps(call):
 
 
 def stored_codes(dtype, G: int, D: int, rotates: bool) -> dict:
-    """Codes, scales, queries and attention by kernels and by torch's own operations, of the last position of each row."""
+    """Codes, scales, queries and attention by kernels and by torch's own operations, of the last
+    position of each row.
+    """
     from backends.test_captured_step import device_state, made, worst
     from cuda_fallback import ops
     from cuda_fallback.kernels import decode
@@ -571,39 +777,54 @@ def stored_codes(dtype, G: int, D: int, rotates: bool) -> dict:
     H, room, found = 2 * G, 300, {}
     tables = tuple(made(2, room, D // 2))
     heads = made(2, 1, (H + 2 * G) * D, dtype=dtype, seed=3)
-    heads[0, :, (H + G) * D:] = 0  # values without a scale
+    heads[0, :, (H + G) * D :] = 0  # values without a scale
     rows = []
     for i in range(2):
         codes, scales = quantize(made(2, 2, G, room, D, seed=i))
-        rows.append(Storage(torch.zeros(room + 1, dtype=torch.int32, device=DEVICE), codes.contiguous(), scales))
-    state, before = device_state((70, rows[0], tables), (299, rows[1], tables)), [row.numbers.clone() for row in rows]
+        rows.append(
+            Storage(
+                torch.zeros(room + 1, dtype=torch.int32, device=DEVICE), codes.contiguous(), scales
+            )
+        )
+    state, before = (
+        device_state((70, rows[0], tables), (299, rows[1], tables)),
+        [row.numbers.clone() for row in rows],
+    )
     query = decode.store_rotated(state, 1, heads, H, G, D, rotates, 8)
     out = decode.attend(state, 1, query, G, None, D**-0.5, 8)
     keys = decode.read_keys(state, 1, 2, G, D, dtype, 8)
     for i, (position, row) in enumerate(zip((70, 299), rows)):
         split = heads[i].view(H + 2 * G, 1, D)
         with computing(by_kernels=False):
-            table = tuple(part[position:position + 1] for part in tables)
-            turned = ops.rope(split[None, :H + G], table)[0] if rotates else split[:H + G]
+            table = tuple(part[position : position + 1] for part in tables)
+            turned = ops.rope(split[None, : H + G], table)[0] if rotates else split[: H + G]
         found[f"query {i}"] = worst(query[i], turned[:H])
-        wanted = torch.stack([turned[H:], split[H + G:]])  # [2, G, 1, D]
+        wanted = torch.stack([turned[H:], split[H + G :]])  # [2, G, 1, D]
         codes, scales = quantize(wanted)
-        new = row.numbers[1, :, :, position:position + 1]
+        new = row.numbers[1, :, :, position : position + 1]
         # Sums of two products may round otherwise, and so a code at the edge between two.
         assert (new.int() - codes.int()).abs().max() <= 1 and (new != codes).float().mean() < 0.02
-        assert worst(row.scales[1, :, :, position:position + 1], scales) < 2e-3
-        assert torch.equal(keys[i], dequantize(new, row.scales[1, :, :, position:position + 1], dtype)[0])
+        assert worst(row.scales[1, :, :, position : position + 1], scales) < 2e-3
+        assert torch.equal(
+            keys[i], dequantize(new, row.scales[1, :, :, position : position + 1], dtype)[0]
+        )
         now = row.numbers.clone()
         now[1, :, :, position] = before[i][1, :, :, position]
         assert torch.equal(now, before[i])
         seen = row.read(1, slice(None), 0, position + 1, torch.float64)[:, None]
-        wanted = ops.attention(query[i:i + 1].double(), *seen, D**-0.5)
+        wanted = ops.attention(query[i : i + 1].double(), *seen, D**-0.5)
         found[f"attention {i}"] = worst(out[i].view(1, H, 1, D), wanted)
     return found
 
 
-@pytest.mark.parametrize("dtype, bound, G, D, rotates", [
-    (torch.float32, 3e-6, 1, 20, True), (torch.float32, 3e-6, 1, 80, False), (torch.float16, 3e-3, 2, 64, True)])
+@pytest.mark.parametrize(
+    "dtype, bound, G, D, rotates",
+    [
+        (torch.float32, 3e-6, 1, 20, True),
+        (torch.float32, 3e-6, 1, 80, False),
+        (torch.float16, 3e-3, 2, 64, True),
+    ],
+)
 def test_codes_are_stored_and_attended_to(dtype, bound, G, D, rotates, call):
     found = call(stored_codes, dtype, G, D, rotates)
     assert len(found) == 4 and max(found.values()) < bound, found
@@ -613,28 +834,47 @@ def test_codes_are_stored_and_attended_to(dtype, bound, G, D, rotates, call):
 def test_codes_are_within_half_a_step(D):
     from cuda_fallback.kernels.storage import dequantize, quantize
 
-    values = torch.from_numpy(np.random.default_rng(D).standard_normal((3, 5, D)).astype(np.float32))
+    values = torch.from_numpy(
+        np.random.default_rng(D).standard_normal((3, 5, D)).astype(np.float32)
+    )
     values[0], values[1, 0] = 0, 1e-9
     codes, scales = quantize(values)
-    assert codes.dtype == torch.int8 and codes.shape == values.shape and scales.shape == (3, 5, -(-D // 32))
+    assert (
+        codes.dtype == torch.int8
+        and codes.shape == values.shape
+        and scales.shape == (3, 5, -(-D // 32))
+    )
     for start in range(0, D, 32):
         part = slice(start, start + 32)
         step = values[..., part].abs().amax(-1, keepdim=True) / 127
-        assert ((dequantize(codes, scales, torch.float32)[..., part] - values[..., part]).abs() <= 0.57 * step + 1e-9).all()
+        assert (
+            (dequantize(codes, scales, torch.float32)[..., part] - values[..., part]).abs()
+            <= 0.57 * step + 1e-9
+        ).all()
 
 
-@pytest.mark.parametrize("fields", [{}, dict(architectures=["MistralForCausalLM"], sliding_window=7),
-                                    dict(rope_scaling=dict(rope_type="dynamic", factor=4.0), max_position_embeddings=16)],
-                         ids=["plain", "sliding", "dynamic rope"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        dict(architectures=["MistralForCausalLM"], sliding_window=7),
+        dict(rope_scaling=dict(rope_type="dynamic", factor=4.0), max_position_embeddings=16),
+    ],
+    ids=["plain", "sliding", "dynamic rope"],
+)
 def test_logits_in_8_bits_are_near_those_of_full_width(fields, tmp_path):
-    checkpoint = open_checkpoint(make_checkpoint(tmp_path / "m", tokenizer=False, head_dim=64, **fields))
-    full, coarse = (select("cuda", "cpu").load(checkpoint, "float32", cache_bits=bits) for bits in (None, 8))
+    checkpoint = open_checkpoint(
+        make_checkpoint(tmp_path / "m", tokenizer=False, head_dim=64, **fields)
+    )
+    full, coarse = (
+        select("cuda", "cpu").load(checkpoint, "float32", cache_bits=bits) for bits in (None, 8)
+    )
     tokens, found = np.random.default_rng(0).integers(3, 380, (1, 40)), []
     for model in (full, coarse):
         cache = model.make_cache(64, rows=2)
         prompt = model.forward(tokens[:, :30], 0, cache, rows=[1], all_positions=True)[0]
         cache.copy_prefix(1, 0, 30)
-        steps = [model.forward(tokens[:, at:at + 1], at, cache) for at in range(30, 40)]
+        steps = [model.forward(tokens[:, at : at + 1], at, cache) for at in range(30, 40)]
         found.append(torch.cat([prompt, *steps]).numpy())
     assert coarse.cache_bits == 8 and 0 < relative_rms(found[1], found[0]) < 1e-2
     assert cache.nbytes == 2 * cache.storage_for(40) * (2 * 2 * 2 * (64 + 2 * 2) + 4)
@@ -649,15 +889,19 @@ def test_logits_in_8_bits_are_near_those_of_full_width(fields, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_logits_in_16_bits(dtype, tmp_path):
-    """float32 activations are stored as float16, rounded as NumPy does; others stay as they are, to the bit."""
+    """float32 activations are stored as float16, rounded as NumPy does; others stay as they are, to
+    the bit.
+    """
     checkpoint = open_checkpoint(make_checkpoint(tmp_path / "m", tokenizer=False, head_dim=20))
-    full, half = (select("cuda", "cpu").load(checkpoint, dtype, cache_bits=bits) for bits in (None, 16))
+    full, half = (
+        select("cuda", "cpu").load(checkpoint, dtype, cache_bits=bits) for bits in (None, 16)
+    )
     tokens, found, caches = np.random.default_rng(0).integers(3, 380, (1, 40)), [], []
     for model in (full, half):
         cache = model.make_cache(64, rows=2)
         prompt = model.forward(tokens[:, :30], 0, cache, rows=[1], all_positions=True)[0]
         cache.copy_prefix(1, 0, 30)
-        steps = [model.forward(tokens[:, at:at + 1], at, cache) for at in range(30, 40)]
+        steps = [model.forward(tokens[:, at : at + 1], at, cache) for at in range(30, 40)]
         found.append(torch.cat([prompt, *steps]).float().numpy())
         caches.append(cache)
     states = [cache.state() for cache in caches]
@@ -665,7 +909,9 @@ def test_logits_in_16_bits(dtype, tmp_path):
     if dtype != "float32":
         np.testing.assert_array_equal(*found)
         return
-    assert 0 < relative_rms(found[1], found[0]) < 1e-3 and caches[1].nbytes < 0.52 * caches[0].nbytes
+    assert (
+        0 < relative_rms(found[1], found[0]) < 1e-3 and caches[1].nbytes < 0.52 * caches[0].nbytes
+    )
     for name in ("keys", "values"):
         rounded = states[0][name][0].astype(np.float16).astype(np.float32)
         np.testing.assert_array_equal(states[1][name][0], rounded)
@@ -676,19 +922,25 @@ def test_logits_in_16_bits(dtype, tmp_path):
 
 
 def in_few_bits(path: Path, bits: int) -> tuple[list, list]:
-    """Logits of steps in company by kernels and by torch's own operations; bits of each row alone by kernels."""
+    """Logits of steps in company by kernels and by torch's own operations; bits of each row alone
+    by kernels.
+    """
     from cuda_fallback.model import Llama
 
     found = []
     for by_kernels in (True, False):
         with computing(by_kernels):
-            model = Llama.load(open_checkpoint(path), LoadOptions(dtype="float32", cache_bits=bits), DEVICE)
+            model = Llama.load(
+                open_checkpoint(path), LoadOptions(dtype="float32", cache_bits=bits), DEVICE
+            )
             if by_kernels and not HAS_GPU:
                 fewer_programs()
             cache, logits = model.make_cache(64, rows=3), []
             fill(model, cache, range(3))
             for token in (5, 6):
-                logits.append(model.forward([[token], [token + 1], [token + 2]], cache.lengths, cache).numpy())
+                logits.append(
+                    model.forward([[token], [token + 1], [token + 2]], cache.lengths, cache).numpy()
+                )
             found.append(logits)
             if by_kernels:
                 assert model._runner
@@ -703,6 +955,10 @@ def in_few_bits(path: Path, bits: int) -> tuple[list, list]:
 
 @pytest.mark.parametrize("bits, error", [(8, 2e-3)])
 def test_steps_in_few_bits_by_kernels_are_those_of_torch(bits, error, call, tmp_path):
-    few, many = call(in_few_bits, make_checkpoint(tmp_path / "m", tokenizer=False, num_hidden_layers=1, head_dim=20), bits)
+    few, many = call(
+        in_few_bits,
+        make_checkpoint(tmp_path / "m", tokenizer=False, num_hidden_layers=1, head_dim=20),
+        bits,
+    )
     for one, other in zip(few, many):
         assert 0 < relative_error(one, other) < error

@@ -21,8 +21,19 @@ def llm(backend, toy):
     return loaded(backend, toy)
 
 
-OPTIONS = [dict(), dict(temperature=0.9, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.1,
-                        logit_bias={5: 1.0}, seed=3)]
+OPTIONS = [
+    dict(),
+    dict(
+        temperature=0.9,
+        top_k=20,
+        top_p=0.9,
+        min_p=0.01,
+        repetition_penalty=1.2,
+        presence_penalty=0.1,
+        logit_bias={5: 1.0},
+        seed=3,
+    ),
+]
 
 
 @pytest.mark.parametrize("compile", [None, True, False])
@@ -32,7 +43,8 @@ def test_one_launch_and_one_wait_per_token(options, compile, toy, backend, monke
     if compile and backend.name == "cuda" and device_of(backend) == "cpu":
         pytest.skip("CUDA graphs are for a GPU")
     llm = loaded(backend, toy, compile=compile)
-    llm.generate("A fox", max_tokens=4, **options)  # the first use builds tables, and traces or captures steps
+    # the first use builds tables, and traces or captures steps
+    llm.generate("A fox", max_tokens=4, **options)
     with counted(backend, monkeypatch) as count:
         completion = llm.generate("Once upon", max_tokens=n, **options)
     assert len(completion.tokens) == n
@@ -40,13 +52,20 @@ def test_one_launch_and_one_wait_per_token(options, compile, toy, backend, monke
     assert completion.launches == n
     assert count["bytes"] == completion.read_bytes == 4 * n
     assert completion.receipt()["bytes_per_token"] == 4
-    assert f"evaluations per token: 1 ({n} launched, {n} read, 4 bytes per token)" in completion.summary()
+    assert (
+        f"evaluations per token: 1 ({n} launched, {n} read, 4 bytes per token)"
+        in completion.summary()
+    )
     if backend.name == "mlx":
         assert count["launch"] == n
 
 
-STRAYS = {"item": lambda x: x.sum().item(), "if": lambda x: 1 if (x.sum() > 0) else 0, "tolist": lambda x: x.tolist(),
-          "float": lambda x: float(x.sum())}
+STRAYS = {
+    "item": lambda x: x.sum().item(),
+    "if": lambda x: 1 if (x.sum() > 0) else 0,
+    "tolist": lambda x: x.tolist(),
+    "float": lambda x: float(x.sum()),
+}
 
 
 @pytest.mark.parametrize("stray", STRAYS)
@@ -73,19 +92,34 @@ def test_the_next_step_is_launched_before_the_token_is_read(llm, backend, monkey
     events: list[str] = []
     for name in ("launch", "read"):
         original = getattr(backend.runtime, name)
-        monkeypatch.setattr(backend.runtime, name,
-                            lambda *a, name=name, original=original: (events.append(name), original(*a))[1])
+        monkeypatch.setattr(
+            backend.runtime,
+            name,
+            lambda *a, name=name, original=original: (events.append(name), original(*a))[1],
+        )
     llm.generate("Once upon", max_tokens=4)
     assert events == ["launch", "launch", "read", "launch", "read", "launch", "read", "read"]
 
 
-WAITING_METHODS = {"item", "tolist", "numpy", "cpu", "eval", "synchronize", "asarray", "array", "to_numpy"}
+WAITING_METHODS = {
+    "item",
+    "tolist",
+    "numpy",
+    "cpu",
+    "eval",
+    "synchronize",
+    "asarray",
+    "array",
+    "to_numpy",
+}
 WAITING_FUNCTIONS = {"str", "print", "bool", "float", "int", "list"}
 
 
 @pytest.mark.parametrize("file", ["ops", "llama"])
 def test_layers_and_ops_call_nothing_that_could_wait(file, backend):
-    """No calls that wait unseen by the counter, such as np.array(x), which reads MLX's memory directly."""
+    """No calls that wait unseen by the counter, such as np.array(x), which reads MLX's memory
+    directly.
+    """
     import ast
     import importlib
     import inspect
@@ -94,7 +128,15 @@ def test_layers_and_ops_call_nothing_that_could_wait(file, backend):
 
     if backend.name == "cpu":
         pytest.skip("NumPy computes at once: there is nothing to wait for")
-    module = llama if file == "llama" else importlib.import_module(backend.model.__name__.replace(".model", ".ops"))
-    calls = [node.func for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.Call)]
+    module = (
+        llama
+        if file == "llama"
+        else importlib.import_module(backend.model.__name__.replace(".model", ".ops"))
+    )
+    calls = [
+        node.func
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Call)
+    ]
     assert not {call.attr for call in calls if isinstance(call, ast.Attribute)} & WAITING_METHODS
     assert not {call.id for call in calls if isinstance(call, ast.Name)} & WAITING_FUNCTIONS

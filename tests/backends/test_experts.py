@@ -1,4 +1,6 @@
-"""A mixture of experts: which weights a token touches, bits in company, files that store experts one by one, refusals."""
+"""A mixture of experts: which weights a token touches, bits in company, files that store experts
+one by one, refusals.
+"""
 
 from __future__ import annotations
 
@@ -53,15 +55,21 @@ def low_bit() -> Path:
 
 
 def unused_experts(backend, path: Path, token: int) -> dict[int, list[int]]:
-    """{layer: experts that a text of this one token does not use}, by the router's weights in float64."""
+    """{layer: experts that a text of this one token does not use}, by the router's weights in
+    float64.
+    """
     model, inputs = backend.load(open_checkpoint(path), "float32"), {}
-    model.forward([[token]], 0, model.make_cache(1), probe=lambda name, array: inputs.__setitem__(
-        name, backend.runtime.to_numpy(array)))
+    model.forward(
+        [[token]],
+        0,
+        model.make_cache(1),
+        probe=lambda name, array: inputs.__setitem__(name, backend.runtime.to_numpy(array)),
+    )
     found = {}
     for spec in model.config.layers:
         router = weights()[f"{spec.experts.router}.weight"].astype(np.float64)
         scores = router @ inputs[f"{spec.index}.ffn_norm"].reshape(-1)
-        found[spec.index] = np.argsort(-scores)[spec.experts.used:].tolist()
+        found[spec.index] = np.argsort(-scores)[spec.experts.used :].tolist()
     return found
 
 
@@ -74,7 +82,9 @@ def test_only_the_chosen_experts_weights_take_part(compile, backend, tmp_path):
         assert len(experts) == 4
         for expert in experts:
             for module in ("w1", "w2", "w3"):
-                poisoned[f"model.layers.{layer}.block_sparse_moe.experts.{expert}.{module}.weight"][:] = np.nan
+                poisoned[f"model.layers.{layer}.block_sparse_moe.experts.{expert}.{module}.weight"][
+                    :
+                ] = np.nan
     results = []
     for path in (folder(), make_checkpoint(tmp_path / "poisoned", tensors=poisoned, **MIXTRAL)):
         model = backend.load(open_checkpoint(path), "float32", compile=compile)
@@ -91,26 +101,38 @@ def test_compiled_rows_have_the_same_bits_in_any_company(path):
     for row in range(3):
         cache, parts = model.make_cache(26), []
         for first, last in ((0, 1), (1, 2), (2, 13), (13, 26)):
-            parts.append(model.forward(TOKENS[row:row + 1, first:last], first, cache, all_positions=True))
-        assert np.concatenate(parts, axis=1).tobytes() == whole[row:row + 1].tobytes()
+            parts.append(
+                model.forward(TOKENS[row : row + 1, first:last], first, cache, all_positions=True)
+            )
+        assert np.concatenate(parts, axis=1).tobytes() == whole[row : row + 1].tobytes()
     cache = model.make_cache(26, 3)
     for at in range(26):
-        stepped = model.forward(TOKENS[:, at:at + 1], at, cache)
+        stepped = model.forward(TOKENS[:, at : at + 1], at, cache)
     assert stepped.tobytes() == whole[:, -1].tobytes()
 
 
 def test_low_bit_steps_of_rows_are_those_of_a_prompt(backend):
-    model = backend.load(open_checkpoint(low_bit()), "float32", compile=True if backend.name == "mlx" else None)
-    cache, sampler = model.make_cache(40, 3), backend.sampling_batch([options.resolve({"temperature": 0}).options] * 3)
+    model = backend.load(
+        open_checkpoint(low_bit()), "float32", compile=True if backend.name == "mlx" else None
+    )
+    cache, sampler = (
+        model.make_cache(40, 3),
+        backend.sampling_batch([options.resolve({"temperature": 0}).options] * 3),
+    )
     model.forward(TOKENS[:, :-1], 0, cache)
     token = TOKENS[:, -1:]
     for _ in range(4):
         token = model.step(token, list(cache.lengths), cache, sampler)
     tokens = np.stack([cache.state(row)["tokens"] for row in range(3)])
-    logits = backend.runtime.to_numpy(model.forward(tokens, 0, model.make_cache(40, 3), all_positions=True))
+    logits = backend.runtime.to_numpy(
+        model.forward(tokens, 0, model.make_cache(40, 3), all_positions=True)
+    )
     for row in range(3):
         for at in range(25, 28):
-            assert logits[row, at].max() - logits[row, at, tokens[row, at + 1]] < 1e-3 * np.abs(logits[row, at]).max()
+            assert (
+                logits[row, at].max() - logits[row, at, tokens[row, at + 1]]
+                < 1e-3 * np.abs(logits[row, at]).max()
+            )
 
 
 @pytest.mark.parametrize("stacked", [False, True], ids=["one by one", "stacks"])
@@ -124,7 +146,10 @@ def test_gguf_files_of_both_ages(stacked, tmp_path):
     add_sentencepiece(writer)
     writer.add_expert_count(6)
     writer.add_expert_used_count(2)
-    names, parts = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2), {"w1": "gate", "w2": "down", "w3": "up"}
+    names, parts = (
+        gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2),
+        {"w1": "gate", "w2": "down", "w3": "up"},
+    )
     heads = {"q_proj": 4, "k_proj": 2}
     for name, values in tensors.items():
         if ".experts." in name:
@@ -135,11 +160,16 @@ def test_gguf_files_of_both_ages(stacked, tmp_path):
                 whole = np.stack([tensors[name.replace(".0.w", f".{i}.w")] for i in range(6)])
                 writer.add_tensor(f"blk.{layer}.ffn_{parts[part]}_exps.weight", whole)
             continue
-        if (count := heads.get(name.split(".")[-2])):
+        if count := heads.get(name.split(".")[-2]):
             values = values.reshape(count, 2, -1, 64).swapaxes(1, 2).reshape(values.shape)
         base, suffix = name.rsplit(".", 1)
         writer.add_tensor(f"{names.get_name(base)}.{suffix}", np.ascontiguousarray(values))
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
         write()
     found = open_checkpoint(tmp_path / "m.gguf")
     assert found.config.architecture == "MixtralForCausalLM"
@@ -147,13 +177,23 @@ def test_gguf_files_of_both_ages(stacked, tmp_path):
         np.testing.assert_array_equal(found.tensors[name].float32(), values)
 
 
-QWEN = dict(architectures=["Qwen3MoeForCausalLM"], num_experts=4, num_experts_per_tok=2, norm_topk_prob=True, head_dim=64,
-            hidden_size=256, moe_intermediate_size=256, vocab_size=384)
+QWEN = dict(
+    architectures=["Qwen3MoeForCausalLM"],
+    num_experts=4,
+    num_experts_per_tok=2,
+    norm_topk_prob=True,
+    head_dim=64,
+    hidden_size=256,
+    moe_intermediate_size=256,
+    vocab_size=384,
+)
 
 
 @functools.cache
 def written(format: str) -> tuple[Path, np.ndarray]:
-    """A GGUF file with stacks of low-bit experts, and transformers' logits for its weights dequantised by gguf."""
+    """A GGUF file with stacks of low-bit experts, and transformers' logits for its weights
+    dequantised by gguf.
+    """
     import gguf
     import torch
     from transformers import AutoModelForCausalLM
@@ -172,7 +212,9 @@ def written(format: str) -> tuple[Path, np.ndarray]:
             whole = gguf.dequantize(stack.data, stack.tensor_type)
             for one, wanted in zip(names, whole, strict=True):
                 np.testing.assert_array_equal(dequantised[f"{one}.weight"], wanted)
-    model = AutoModelForCausalLM.from_pretrained(make_checkpoint(home / "judge", tensors=dequantised, **QWEN), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(
+        make_checkpoint(home / "judge", tensors=dequantised, **QWEN), dtype=torch.float32
+    )
     with torch.no_grad():
         return home / "m.gguf", model(torch.from_numpy(TOKENS).long()).logits.numpy()
 
@@ -182,7 +224,10 @@ def test_low_bit_stacks_of_gguf_files(format, load):
     path, wanted = written(format)
     model, to_numpy = load(path)
     cache = model.make_cache(26, 3)
-    got = [to_numpy(model.forward(TOKENS[:, a:b], a, cache, all_positions=True)) for a, b in ((0, 20), (20, 25), (25, 26))]
+    got = [
+        to_numpy(model.forward(TOKENS[:, a:b], a, cache, all_positions=True))
+        for a, b in ((0, 20), (20, 25), (25, 26))
+    ]
     assert relative_error(np.concatenate(got, axis=1), wanted) < 1e-4
 
 
@@ -197,7 +242,12 @@ def test_experts_of_different_formats_are_refused(backend, tmp_path):
         arrays[name] = encode_tensor(values, "float32")
         if ".experts." in name:
             with mx.stream(mx.cpu):
-                parts = [np.array(one) for one in mx.quantize(mx.array(values), 32, 8 if name == f"{odd}.weight" else 4)]
+                parts = [
+                    np.array(one)
+                    for one in mx.quantize(
+                        mx.array(values), 32, 8 if name == f"{odd}.weight" else 4
+                    )
+                ]
             arrays[name] = ("U32", parts[0].shape, parts[0].tobytes())
             for kind, part in zip(("scales", "biases"), parts[1:]):
                 arrays[name.replace("weight", kind)] = encode_tensor(part, "float32")
@@ -218,15 +268,22 @@ def test_a_stack_beside_its_experts_is_refused(tmp_path):
 
 
 def test_a_stack_of_another_number_of_experts_is_misshaped(tmp_path):
-    tensors = {name: values for name, values in weights().items() if not name.endswith(".w1.weight")}
+    tensors = {
+        name: values for name, values in weights().items() if not name.endswith(".w1.weight")
+    }
     for layer in (0, 1):
-        tensors[f"model.layers.{layer}.block_sparse_moe.switch_mlp.gate_proj.weight"] = np.zeros((5, 96, 64), np.float32)
+        tensors[f"model.layers.{layer}.block_sparse_moe.switch_mlp.gate_proj.weight"] = np.zeros(
+            (5, 96, 64), np.float32
+        )
     path = make_checkpoint(tmp_path / "five", tensors=tensors, **MIXTRAL)
     assert "has shape [5, 96, 64], config.json calls for [96, 64]" in refusal(open_checkpoint, path)
 
 
 def test_experts_are_not_split_over_processes():
-    with pytest.raises(BackendError, match="layers with fused projections or experts are not split over several processes"):
+    with pytest.raises(
+        BackendError,
+        match="layers with fused projections or experts are not split over several processes",
+    ):
         take_share(open_checkpoint(folder()), 0, 2)
 
 
@@ -236,7 +293,8 @@ def test_a_token_reads_the_experts_that_it_uses():
     model = select("cpu").load(open_checkpoint(folder()), "float32")
     experts = 2 * 6 * 3 * 96 * 64  # numbers of 2 layers
     assert bytes_per_token(open_checkpoint(folder()), model, 0) == 4 * (
-        sum(values.size for values in weights().values()) - 383 * 64 - experts * 4 // 6)
+        sum(values.size for values in weights().values()) - 383 * 64 - experts * 4 // 6
+    )
 
 
 def test_the_doctor_counts_the_experts(capsys):
@@ -247,7 +305,9 @@ def test_the_doctor_counts_the_experts(capsys):
 
 
 def test_the_profile_names_the_experts(backend):
-    model = backend.load(open_checkpoint(low_bit()), "float32", compile=None if backend.name == "cpu" else False)
+    model = backend.load(
+        open_checkpoint(low_bit()), "float32", compile=None if backend.name == "cpu" else False
+    )
     cache = model.make_cache(8)
     with model.profile() as profile:
         model.forward([[3, 4, 5, 6]], 0, cache)
@@ -260,7 +320,9 @@ def test_the_profile_names_the_experts(backend):
 
 
 def by_kernels(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
-    """[(by kernels, by torch's own operations)] of a layer's experts, for one row and for three, whose first has its bits."""
+    """[(by kernels, by torch's own operations)] of a layer's experts, for one row and for three,
+    whose first has its bits.
+    """
     import torch
 
     backend, found = select("cuda", None if DEVICE.type == "cuda" else "cpu"), []
@@ -269,7 +331,9 @@ def by_kernels(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
     plain = backend.load(open_checkpoint(path), "float32", compile=False).decoder.blocks[1].mlp
     with computing(by_kernels=True):
         mlp = backend.load(open_checkpoint(path), "float32", compile=False).decoder.blocks[1].mlp
-    x = torch.from_numpy(np.random.default_rng(0).standard_normal((3, 1, 64), np.float32)).to(DEVICE)
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal((3, 1, 64), np.float32)).to(
+        DEVICE
+    )
     with torch.inference_mode():
         for count in (1, 3):
             with computing(by_kernels=True):
@@ -288,19 +352,33 @@ def test_experts_by_tritons_kernels_are_torchs(path, call):
 
 
 def grouped(path: Path, dtype: str) -> tuple[np.ndarray, ...]:
-    """Experts of a prompt by grouped products, by kernels row by row, and by torch's own operations."""
+    """Experts of a prompt by grouped products, by kernels row by row, and by torch's own
+    operations.
+    """
     import torch
 
     from cuda_fallback.kernels import decode, packed
 
     fewer_programs()
     packed._LEAST_TILE = packed._MOST_TILE  # NumPy's sums depend on the width of a product
-    backend, results, experts, asked = select("cuda", None if DEVICE.type == "cuda" else "cpu"), [], decode.experts, []
-    x = torch.from_numpy(np.random.default_rng(0).standard_normal((1, 40, 64), np.float32)).to(DEVICE, getattr(torch, dtype))
+    backend, results, experts, asked = (
+        select("cuda", None if DEVICE.type == "cuda" else "cpu"),
+        [],
+        decode.experts,
+        [],
+    )
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal((1, 40, 64), np.float32)).to(
+        DEVICE, getattr(torch, dtype)
+    )
     for by_kernels, is_grouped in ((True, True), (True, False), (False, False)):
         with pytest.MonkeyPatch.context() as patch, computing(by_kernels):
-            patch.setattr(decode, "experts", lambda *arguments, **named: asked.append(named) or experts(
-                *arguments, is_grouped=is_grouped))
+            patch.setattr(
+                decode,
+                "experts",
+                lambda *arguments, **named: (
+                    asked.append(named) or experts(*arguments, is_grouped=is_grouped)
+                ),
+            )
             layer = backend.load(open_checkpoint(path), dtype, compile=False).decoder.blocks[1].mlp
             with torch.inference_mode():
                 results.append(layer(x, None).float().cpu().numpy())
@@ -308,10 +386,14 @@ def grouped(path: Path, dtype: str) -> tuple[np.ndarray, ...]:
     return tuple(results)
 
 
-@pytest.mark.parametrize("path, dtype", [(low_bit, "float32"), (low_bit, "bfloat16"), (folder, "float16")])
+@pytest.mark.parametrize(
+    "path, dtype", [(low_bit, "float32"), (low_bit, "bfloat16"), (folder, "float16")]
+)
 def test_a_prompts_experts_are_grouped(path, dtype, call):
     prompt, rows, wanted = call(grouped, path(), dtype)
-    assert relative_error(prompt, wanted) < {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}[dtype]
+    assert (
+        relative_error(prompt, wanted) < {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}[dtype]
+    )
     if path is low_bit:  # a dense step takes another kernel
         np.testing.assert_array_equal(prompt, rows)
 
@@ -322,7 +404,9 @@ def rows_of_groups(chosen: np.ndarray, count: int) -> list[tuple[int, list[int]]
     from cuda_fallback.kernels import packed
 
     groups = packed.group_rows(torch.from_numpy(chosen), count)
-    return [(int(matrix), [row for row in rows.tolist() if row >= 0]) for matrix, rows in zip(*groups)]
+    return [
+        (int(matrix), [row for row in rows.tolist() if row >= 0]) for matrix, rows in zip(*groups)
+    ]
 
 
 @pytest.mark.parametrize("T, used, count", [(1, 2, 6), (40, 2, 3), (33, 1, 1), (50, 4, 64)])
@@ -331,4 +415,6 @@ def test_groups_have_each_row_once_with_its_expert(T, used, count, call):
     tiles = call(rows_of_groups, chosen, count)
     assert sorted(row for _, rows in tiles for row in rows) == list(range(T * used))
     assert all(chosen.ravel()[row] == matrix for matrix, rows in tiles for row in rows)
-    assert sum(bool(rows) for _, rows in tiles) == sum(-(-n // 32) for n in np.bincount(chosen.ravel()))
+    assert sum(bool(rows) for _, rows in tiles) == sum(
+        -(-n // 32) for n in np.bincount(chosen.ravel())
+    )

@@ -28,7 +28,10 @@ from mlx_llama.mlx_native import facts as mlx
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_facts_import_no_framework(name):
-    code = f"import sys; import {PACKAGES[name]}.facts; print(sorted({{'mlx.core', 'torch', 'triton'}} & set(sys.modules)))"
+    code = (
+        f"import sys; import {PACKAGES[name]}.facts; print(sorted({{'mlx.core', 'torch', "
+        f"'triton'}} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr
 
@@ -37,8 +40,15 @@ def test_facts_import_no_framework(name):
 def test_packed_weights_take_the_bytes_that_are_foretold(kind, backend, tmp_path):
     """Planned bytes are within 3 % of a loaded model's."""
     path = tmp_path / "m.gguf"
-    make_gguf(path, kinds=kind, hidden_size=512, intermediate_size=1024, vocab_size=4096, head_dim=64,
-              num_attention_heads=8)
+    make_gguf(
+        path,
+        kinds=kind,
+        hidden_size=512,
+        intermediate_size=1024,
+        vocab_size=4096,
+        head_dim=64,
+        num_attention_heads=8,
+    )
     on_gpu = device_of(backend) == "gpu"
     checkpoint, facts = open_checkpoint(path), import_facts(backend.name)
     estimate = facts.weights_nbytes(checkpoint.tensors.values(), checkpoint.dtype, on_gpu)
@@ -52,11 +62,24 @@ def test_packed_weights_take_the_bytes_that_are_foretold(kind, backend, tmp_path
     if backend.name == "mlx":
         held = mx.get_active_memory() - before
     elif backend.name == "cuda":
-        held = sum(_torch_bytes(value, set()) for value in (model.decoder.embedding, model.decoder.blocks, model.decoder.norm, model.decoder.head))
+        held = sum(
+            _torch_bytes(value, set())
+            for value in (
+                model.decoder.embedding,
+                model.decoder.blocks,
+                model.decoder.norm,
+                model.decoder.head,
+            )
+        )
     else:
         matrices = [model.decoder.head.weight]
         for block in model.decoder.blocks:
-            matrices += [*block.attention.qkv.weight, block.attention.out.weight, *block.mlp.gate_up.weight, block.mlp.down.weight]
+            matrices += [
+                *block.attention.qkv.weight,
+                block.attention.out.weight,
+                *block.mlp.gate_up.weight,
+                block.mlp.down.weight,
+            ]
         held = sum(part.nbytes for part in matrices)
     assert 0.97 * estimate <= held <= 1.03 * estimate
 
@@ -70,7 +93,11 @@ def _torch_bytes(value, seen):
         return value.nbytes
     if isinstance(value, (list, tuple)):
         return sum(_torch_bytes(one, seen) for one in value)
-    inner = getattr(value, "__dict__", {}) if type(value).__module__.startswith(("cuda_fallback", "mlx_llama.core.llama")) else {}
+    inner = (
+        getattr(value, "__dict__", {})
+        if type(value).__module__.startswith(("cuda_fallback", "mlx_llama.core.llama"))
+        else {}
+    )
     return sum(_torch_bytes(one, seen) for one in inner.values())
 
 
@@ -78,10 +105,14 @@ def _torch_bytes(value, seen):
 def test_the_plan_names_the_dtypes_of_the_model(kind, backend, tmp_path):
     """The dtypes of activations and of low-bit products, which is that of the scales in MLX."""
     path = tmp_path / "m.gguf"
-    make_gguf(path, kinds=kind, hidden_size=256, intermediate_size=256, head_dim=64, num_hidden_layers=1)
+    make_gguf(
+        path, kinds=kind, hidden_size=256, intermediate_size=256, head_dim=64, num_hidden_layers=1
+    )
     checkpoint, on_gpu = open_checkpoint(path), device_of(backend) == "gpu"
     facts = BackendFacts(backend.name, True, "", {}, on_gpu, kernels="some")
-    plan = import_facts(backend.name).plan_weights(checkpoint.tensors.values(), checkpoint.dtype, facts)
+    plan = import_facts(backend.name).plan_weights(
+        checkpoint.tensors.values(), checkpoint.dtype, facts
+    )
     model = backend.load(checkpoint)
     assert plan.dtype == backend.runtime.dtype_name(model.dtype)
     if backend.name == "mlx":
@@ -92,45 +123,76 @@ def test_the_plan_names_the_dtypes_of_the_model(kind, backend, tmp_path):
 
 def test_a_gpu_without_bfloat16_computes_in_float16(toy):
     old, new = (BackendFacts("cuda", True, "", {}, True, has_bfloat16=has) for has in (False, True))
-    assert [cuda.plan_weights([], "bfloat16", facts).dtype for facts in (old, new)] == ["float16", "bfloat16"]
+    assert [cuda.plan_weights([], "bfloat16", facts).dtype for facts in (old, new)] == [
+        "float16",
+        "bfloat16",
+    ]
 
 
-@pytest.mark.parametrize("name, has_bfloat16, exceeds_float16, expected", [
-    ("cuda", True, False, "bfloat16"), ("cuda", True, True, "bfloat16"), ("cuda", False, False, "float16"),
-    ("cuda", False, True, "float32"), ("mlx", True, False, "float16"), ("mlx", True, True, "bfloat16"), ("cpu", True, True, "float32")])
-def test_the_dtype_that_auto_takes_for_ggufs_low_bit_weights(name, has_bfloat16, exceeds_float16, expected, tmp_path):
+@pytest.mark.parametrize(
+    "name, has_bfloat16, exceeds_float16, expected",
+    [
+        ("cuda", True, False, "bfloat16"),
+        ("cuda", True, True, "bfloat16"),
+        ("cuda", False, False, "float16"),
+        ("cuda", False, True, "float32"),
+        ("mlx", True, False, "float16"),
+        ("mlx", True, True, "bfloat16"),
+        ("cpu", True, True, "float32"),
+    ],
+)
+def test_the_dtype_that_auto_takes_for_ggufs_low_bit_weights(
+    name, has_bfloat16, exceeds_float16, expected, tmp_path
+):
     make_gguf(tmp_path / "m.gguf", kinds="Q8_0", num_hidden_layers=1)
     checkpoint = open_checkpoint(tmp_path / "m.gguf")
     config = SimpleNamespace(exceeds_float16=exceeds_float16)
     stored = type(checkpoint).dtype.fget(SimpleNamespace(tensors=checkpoint.tensors, config=config))
     facts = BackendFacts(name, True, "", {}, True, has_bfloat16=has_bfloat16)
-    assert import_facts(name).plan_weights(checkpoint.tensors.values(), stored, facts, exceeds_float16).dtype == expected
+    assert (
+        import_facts(name)
+        .plan_weights(checkpoint.tensors.values(), stored, facts, exceeds_float16)
+        .dtype
+        == expected
+    )
 
 
 def test_torch_without_cuda_is_told_from_its_version_file(tmp_path, monkeypatch):
-    assert cuda._torch_has_gpus() is (torch.version.cuda is not None or torch.version.hip is not None)
+    assert cuda._torch_has_gpus() is (
+        torch.version.cuda is not None or torch.version.hip is not None
+    )
     fake = tmp_path / "torch"
     fake.mkdir()
     (fake / "__init__.py").write_text("")
-    for text, expected in (("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", True),
-                           ("cuda = None\nhip = '6.4'\n", True), ("cuda: Optional[str] = None\n", False),
-                           ("x = 1", True)):
+    for text, expected in (
+        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", True),
+        ("cuda = None\nhip = '6.4'\n", True),
+        ("cuda: Optional[str] = None\n", False),
+        ("x = 1", True),
+    ):
         (fake / "version.py").write_text(text)
         spec = cuda.importlib.util.spec_from_file_location("torch", fake / "__init__.py")
         monkeypatch.setattr(cuda.importlib.util, "find_spec", lambda name: spec)
         assert cuda._torch_has_gpus() is expected
 
 
-@pytest.mark.parametrize("limit, total, expected", [
-    ("0", 16, 16 * 2 / 3), ("0", 64, 48), ("20480", 32, 20), ("", 8, 16 / 3)])
+@pytest.mark.parametrize(
+    "limit, total, expected",
+    [("0", 16, 16 * 2 / 3), ("0", 64, 48), ("20480", 32, 20), ("", 8, 16 / 3)],
+)
 def test_metals_share_of_a_macs_memory(limit, total, expected, monkeypatch):
     answers = {"iogpu.wired_limit_mb": limit}
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total << 30))
     monkeypatch.setattr(mlx.platform, "system", lambda: "Darwin")
     monkeypatch.setattr(mlx.platform, "machine", lambda: "arm64")
     monkeypatch.setattr(machine.sys, "platform", "darwin")
-    monkeypatch.setattr(subprocess, "run", lambda command, **kw: subprocess.CompletedProcess(
-        command, 0, answers[command[-1]] + "\n", ""))
+    monkeypatch.setattr(
+        subprocess,
+        "run",
+        lambda command, **kw: subprocess.CompletedProcess(
+            command, 0, answers[command[-1]] + "\n", ""
+        ),
+    )
     described = mlx.describe({}, Gpus())
     assert described.gpu is True and described.memory_is == "an estimate"
     assert described.memory_bytes == pytest.approx(expected * (1 << 30), rel=1e-6)
@@ -161,7 +223,7 @@ for path in sys.argv[3:]:  # libraries take what they need with the first
     print(taken() - before)
     backend.runtime.to_numpy(found[-1].forward([[1, 2, 3]], 0, found[-1].make_cache(8)))
     gc.collect()
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -172,23 +234,43 @@ def large(tmp_path_factory):
     def make(kind):
         folder = tmp_path_factory.mktemp(kind)
         for layers, vocabulary in ((1, 2048), (3, 16384)):
-            make_gguf(folder / f"{layers}.gguf", kinds=kind, hidden_size=2048, intermediate_size=6144, num_hidden_layers=layers,
-                      vocab_size=vocabulary, num_attention_heads=32, num_key_value_heads=8, tokenizer=None)
+            make_gguf(
+                folder / f"{layers}.gguf",
+                kinds=kind,
+                hidden_size=2048,
+                intermediate_size=6144,
+                num_hidden_layers=layers,
+                vocab_size=vocabulary,
+                num_attention_heads=32,
+                num_key_value_heads=8,
+                tokenizer=None,
+            )
         return folder / "1.gguf", folder / "3.gguf"
 
     return make
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a process's own memory, through /proc and glibc")
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="a process's own memory, through /proc and glibc"
+)
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q4_0"])
 def test_the_doctors_figure_is_what_a_process_takes(kind, backend, large):
     """Its weights, within 3 % of what loading took by the system's own count."""
     device = device_of(backend)
     if device == "gpu":
-        pytest.skip("the system counts no memory of a GPU; test_packed_weights_take_the_bytes_that_are_foretold does")
+        pytest.skip(
+            "the system counts no memory of a GPU; "
+            "test_packed_weights_take_the_bytes_that_are_foretold does"
+        )
     small, path = large(kind)
     (fit,) = [fit for fit in diagnose(path).fits if fit.backend == backend.name]
-    done = subprocess.run([sys.executable, "-c", LOAD, backend.name, device, small, path], capture_output=True, text=True,
-                          timeout=300, env=os.environ | {"MLX_LLAMA_CACHE_SIZE": "0"})  # no writer, no mapped weights
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, backend.name, device, small, path],
+        capture_output=True,
+        text=True,
+        # no writer, no mapped weights
+        timeout=300,
+        env=os.environ | {"MLX_LLAMA_CACHE_SIZE": "0"},
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert fit.weights_bytes == pytest.approx(int(done.stdout.split()[-1]), rel=0.03)

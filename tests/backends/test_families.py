@@ -1,4 +1,6 @@
-"""Architectures besides Llama from GGUF files and low-bit, against transformers with the same weights."""
+"""Architectures besides Llama from GGUF files and low-bit, against transformers with the same
+weights.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def made(name: str) -> tuple[Path, np.ndarray]:
     weights = make_gguf(home / "m.gguf", kinds=kinds, **fields)
     folder = make_checkpoint(home / "m", tensors=weights, **fields)
     with torch.no_grad():
-        logits = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(torch.from_numpy(TOKENS).long()).logits
+        logits = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(
+            torch.from_numpy(TOKENS).long()
+        ).logits
     return home / "m.gguf", logits.numpy()
 
 
@@ -44,15 +48,27 @@ def test_a_gguf_file_of_the_family(name, load):
     path, wanted = made(name)
     model, to_numpy = load(path)
     cache = model.make_cache(30, len(TOKENS))
-    got = [to_numpy(model.forward(TOKENS[:, a:b], a, cache, all_positions=True)) for a, b in ((0, 20), (20, 29), (29, 30))]
+    got = [
+        to_numpy(model.forward(TOKENS[:, a:b], a, cache, all_positions=True))
+        for a, b in ((0, 20), (20, 29), (29, 30))
+    ]
     assert relative_error(np.concatenate(got, axis=1), wanted) < 1e-4
 
 
-@pytest.mark.parametrize("fields, message", [
-    (dict(**QWEN2, mlp_bias=True), "mlp_bias is True, expected false, since Qwen2ForCausalLM"),
-    (dict(**QWEN2, use_sliding_window=True, sliding_window=7, max_window_layers=-1), "max_window_layers is -1"),
-    (dict(**QWEN3, layer_types=["sliding_attention", "full_attention"]), r"layer_types\[0\] is 'sliding_attention'"),
-])
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        (dict(**QWEN2, mlp_bias=True), "mlp_bias is True, expected false, since Qwen2ForCausalLM"),
+        (
+            dict(**QWEN2, use_sliding_window=True, sliding_window=7, max_window_layers=-1),
+            "max_window_layers is -1",
+        ),
+        (
+            dict(**QWEN3, layer_types=["sliding_attention", "full_attention"]),
+            r"layer_types\[0\] is 'sliding_attention'",
+        ),
+    ],
+)
 def test_features_that_a_family_lacks_are_refused(fields, message):
     from making import config_fields
 

@@ -1,4 +1,6 @@
-"""Processes forked after a model was loaded: they answer alike, or refuse; none of them waits for threads it lacks."""
+"""Processes forked after a model was loaded: they answer alike, or refuse; none of them waits for
+threads it lacks.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from machine import open_backend
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 
-# in_child(f): what f returns in a forked process, or its error. The answer of `model` is `expected`.
+# in_child(f): what f returns in a forked process, or its error. The answer of `model` is
+# `expected`.
 SETUP = """
 import multiprocessing, os, sys, threading, warnings
 import mlx_llama
@@ -46,9 +49,15 @@ def in_child(function):
 @pytest.fixture
 def run(toy):
     """run(backend, script): execute SETUP and the script in a process of its own."""
+
     def start(backend, script: str) -> None:
-        done = subprocess.run([sys.executable, "-c", SETUP + script, backend.name, str(toy)], timeout=200, text=True,
-                              capture_output=True, cwd=Path(__file__).parents[2])
+        done = subprocess.run(
+            [sys.executable, "-c", SETUP + script, backend.name, str(toy)],
+            timeout=200,
+            text=True,
+            capture_output=True,
+            cwd=Path(__file__).parents[2],
+        )
         assert done.returncode == 0, done.stderr
 
     return start
@@ -56,7 +65,9 @@ def run(toy):
 
 def test_a_fork_after_a_load(run, backend):
     """The NumPy backend starts new threads; a framework's own cannot be started again."""
-    run(backend, """
+    run(
+        backend,
+        """
 llm = load()
 expected = ask(llm)
 found = [in_child(lambda: ask(llm)), in_child(lambda: ask(load()))]
@@ -65,20 +76,26 @@ if backend == "cpu":
 else:
     assert all(one.startswith(f"BackendError: the {backend} backend had loaded a model when") for one in found), found
 assert ask(llm) == expected
-""")
+""",  # noqa: E501
+    )
 
 
 def test_a_fork_before_the_first_load(run, backend):
-    run(backend, """
+    run(
+        backend,
+        """
 select(backend, "cpu")
 found = [in_child(lambda: ask(load())) for _ in range(2)]
 assert found == [ask(load())] * 2, found
-""")
+""",
+    )
 
 
 def test_a_fork_while_other_threads_compute(run):
     """Locks that they hold and requests that they serve stay behind."""
-    run(open_backend("cpu"), """
+    run(
+        open_backend("cpu"),
+        """
 llm = load()
 expected = ask(llm)
 llm.loop.start()
@@ -99,26 +116,33 @@ stop.set()
 for thread in threads:
     thread.join()
 llm.loop.close()
-""")
+""",
+    )
 
 
 def test_requests_go_on_in_the_first_process_alone(run):
-    run(open_backend("cpu"), """
+    run(
+        open_backend("cpu"),
+        """
 llm = load()
 answer = llm.stream("Once upon", max_tokens=8, temperature=0)
 first = next(answer)
 found = in_child(lambda: [ask(llm), list(answer)])
 assert found == "SessionError: this request was lost: submit it again", found
 assert first + "".join(answer) == ask(llm) == in_child(lambda: ask(llm))
-""")
+""",
+    )
 
 
 def test_the_kernels_alone(run):
     """Without a scheduler: models and caches in Python."""
-    run(open_backend("cpu"), """
+    run(
+        open_backend("cpu"),
+        """
 llm = load()
 cache = llm.model.make_cache(64)
 step = lambda: llm.model.forward([[1, 2, 3]], 0, llm.model.make_cache(64)).tolist()
 expected = step()
 assert in_child(step) == expected and in_child(step) == step() == expected
-""")
+""",
+    )

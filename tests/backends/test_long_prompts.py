@@ -14,7 +14,8 @@ from making import make_checkpoint
 from transformers import AutoModelForCausalLM
 
 LENGTH = 16_384
-BUDGET = 260e6  # bytes; the scores of all pairs of positions would take 4.3 GB, half of it behind a causal mask
+# bytes; the scores of all pairs of positions would take 4.3 GB, half of it behind a causal mask
+BUDGET = 260e6
 CODE = """
 import sys, time
 import numpy as np
@@ -40,18 +41,28 @@ before = max(machine.peak_memory(), 0 if device == "cpu" else backend.runtime.pe
 print(*answer(tokens))
 after = max(machine.peak_memory(), 0 if device == "cpu" else backend.runtime.peak_memory(backend.device))
 print(after - before)
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return make_checkpoint(tmp_path_factory.mktemp("long") / "m", max_position_embeddings=20_000, num_hidden_layers=1,
-                           hidden_size=64, num_attention_heads=4, num_key_value_heads=1)
+    return make_checkpoint(
+        tmp_path_factory.mktemp("long") / "m",
+        max_position_embeddings=20_000,
+        num_hidden_layers=1,
+        hidden_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+    )
 
 
 def test_memory_grows_with_the_length_only(backend, folder):
-    done = subprocess.run([sys.executable, "-c", CODE, str(folder), backend.name, device_of(backend), str(LENGTH)],
-                          capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, str(folder), backend.name, device_of(backend), str(LENGTH)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     answer, grown = done.stdout.splitlines()
     assert int(grown) < BUDGET
@@ -64,5 +75,7 @@ def reference(folder: str) -> str:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, 384, LENGTH))[None]
     with torch.no_grad():
-        answer = model.generate(tokens, max_new_tokens=2, do_sample=False, eos_token_id=None)[0, LENGTH:]
+        answer = model.generate(tokens, max_new_tokens=2, do_sample=False, eos_token_id=None)[
+            0, LENGTH:
+        ]
     return " ".join(map(str, answer.tolist()))

@@ -1,7 +1,9 @@
-"""Budgets of the kernels' machine code, compiled for GPUs without one: registers, spills, loads, instructions per weight.
+"""Budgets of the kernels' machine code, compiled for GPUs without one: registers, spills, loads,
+instructions per weight.
 
-The counts bound the time: a multiprocessor issues 128 instructions of threads per cycle, and a weight must not take more of
-them than fit into the time that its bytes take (docs/backends.md). Most cases run with --all only.
+The counts bound the time: a multiprocessor issues 128 instructions of threads per cycle, and a
+weight must not take more of them than fit into the time that its bytes take (docs/backends.md).
+Most cases run with --all only.
 """
 
 from __future__ import annotations
@@ -12,17 +14,33 @@ torch = pytest.importorskip("torch")
 
 from backends.triton_process import compile_call  # noqa: E402, F401
 
-# bits, group size, two levels, biases; the most instructions per weight of a program of up to 8, 16 and 32 rows (2 and 3 bits: of 16)
-LOW_BIT = {"Q4_0": ((4, 32, False, False), (2.8, 3.4, 5.2)), "Q4_K": ((4, 32, True, True), (3.9, 5.0, 7.4)),
-           "Q5_K": ((5, 32, True, True), (5.0, 6.1, 8.5)), "Q6_K": ((6, 16, True, False), (4.6, 5.6, 7.9)),
-           "Q3_K": ((3, 16, True, False), (3.95, 5.1, 5.1)), "Q2_K": ((2, 16, True, True), (4.0, 5.5, 5.5)),
-           "Q8_0": ((8, 32, False, False), (3.5, 4.4, 5.8)), "mlx": ((4, 64, False, True), (3.0, 3.6, 5.3))}
+# bits, group size, two levels, biases; the most instructions per weight of a program of up to 8, 16
+# and 32 rows (2 and 3 bits: of 16)
+LOW_BIT = {
+    "Q4_0": ((4, 32, False, False), (2.8, 3.4, 5.2)),
+    "Q4_K": ((4, 32, True, True), (3.9, 5.0, 7.4)),
+    "Q5_K": ((5, 32, True, True), (5.0, 6.1, 8.5)),
+    "Q6_K": ((6, 16, True, False), (4.6, 5.6, 7.9)),
+    "Q3_K": ((3, 16, True, False), (3.95, 5.1, 5.1)),
+    "Q2_K": ((2, 16, True, True), (4.0, 5.5, 5.5)),
+    "Q8_0": ((8, 32, False, False), (3.5, 4.4, 5.8)),
+    "mlx": ((4, 64, False, True), (3.0, 3.6, 5.3)),
+}
 EIGHT_BITS_IN_BFLOAT16 = (4.8, 5.5, 7.0)  # two numbers to a code
 ROWS = (1, 16, 32)
 QUICK = [("Q4_K", 4096, 0, 90, torch.bfloat16)]
-ALL = [(name, K, rows, capability, dtype) for name in LOW_BIT for K, rows, capability, dtype in
-       [*((4096, i, c, torch.float16 if c == 80 else torch.bfloat16) for i in range(3) for c in (80, 89, 90)),
-        *((K, 0, 90, torch.float16) for K in (2048, 4096, 14336))]]
+ALL = [
+    (name, K, rows, capability, dtype)
+    for name in LOW_BIT
+    for K, rows, capability, dtype in [
+        *(
+            (4096, i, c, torch.float16 if c == 80 else torch.bfloat16)
+            for i in range(3)
+            for c in (80, 89, 90)
+        ),
+        *((K, 0, 90, torch.float16) for K in (2048, 4096, 14336)),
+    ]
+]
 
 
 def low_bit(name: str, N: int, K: int, dtype=torch.float16):
@@ -36,12 +54,19 @@ def low_bit(name: str, N: int, K: int, dtype=torch.float16):
         return torch.empty((N, columns), dtype=kind, device="meta") if exists else None
 
     kind = torch.bfloat16 if name == "mlx" else torch.float16
-    return QuantizedMatrix((N, K), bits, group, 0 if has_biases else 1 << (bits - 1), empty(steps * 16, torch.int32),
-                           empty(steps * 16 * high // low, torch.int32, high > 0),
-                           empty(K // group, torch.int8 if two_level else kind),
-                           empty(K // group, torch.uint8 if two_level else kind, has_biases),
-                           empty(K // SUPER_GROUP, torch.float16, two_level),
-                           empty(K // SUPER_GROUP, torch.float16, two_level and has_biases), dtype)
+    return QuantizedMatrix(
+        (N, K),
+        bits,
+        group,
+        0 if has_biases else 1 << (bits - 1),
+        empty(steps * 16, torch.int32),
+        empty(steps * 16 * high // low, torch.int32, high > 0),
+        empty(K // group, torch.int8 if two_level else kind),
+        empty(K // group, torch.uint8 if two_level else kind, has_biases),
+        empty(K // SUPER_GROUP, torch.float16, two_level),
+        empty(K // SUPER_GROUP, torch.float16, two_level and has_biases),
+        dtype,
+    )
 
 
 def product(name: str, K: int, rows: int, capability: int, dtype=torch.float16):
@@ -52,7 +77,9 @@ def product(name: str, K: int, rows: int, capability: int, dtype=torch.float16):
     if not has_tools():
         return None
     with recorded() as launches:
-        packed.multiply(low_bit(name, 28672, K, dtype), torch.empty((rows, K), dtype=dtype, device="meta"))
+        packed.multiply(
+            low_bit(name, 28672, K, dtype), torch.empty((rows, K), dtype=dtype, device="meta")
+        )
     return disassemble(compile_launch(launches[0], capability)), launches[0]["TILE"]
 
 
@@ -67,13 +94,21 @@ def check_product(compile_call, name, K, i, capability, dtype):
         pytest.skip("this Triton has no ptxas, nvdisasm and cuobjdump")
     code, tile = found
     assert code.stack == code.local == 0, code
-    # The same instruction for any number of rows, each of 8 of them and 8 weights of a thread: half (a third) of them with codes.
+    # The same instruction for any number of rows, each of 8 of them and 8 weights of a thread: half
+    # (a third) of them with codes.
     is_split = dtype == torch.bfloat16 and LOW_BIT[name][0][0] == 8
     assert count(code, "HMMA.16816.F32") == count(code, "HMMA") > 0 == count(code, "HGMMA")
-    weights, most = count(code, "HMMA") * 8 * 8 // tile // (2 + is_split), (EIGHT_BITS_IN_BFLOAT16 if is_split else LOW_BIT[name][1])[i]
-    assert count(code, "LDG.E.128") >= weights * LOW_BIT[name][0][0] // 128  # of each thread's bytes, sixteen at a time
+    weights, most = (
+        count(code, "HMMA") * 8 * 8 // tile // (2 + is_split),
+        (EIGHT_BITS_IN_BFLOAT16 if is_split else LOW_BIT[name][1])[i],
+    )
+    # of each thread's bytes, sixteen at a time
+    assert count(code, "LDG.E.128") >= weights * LOW_BIT[name][0][0] // 128
     per_weight = len(code.loop) / weights
-    print(f"{name} K={K} rows={ROWS[i]} {capability} {dtype}: {code.registers} registers, {per_weight:.2f} per weight")
+    print(
+        f"{name} K={K} rows={ROWS[i]} {capability} {dtype}: {code.registers} registers, "
+        f"{per_weight:.2f} per weight"
+    )
     assert code.registers <= 200 and per_weight <= most, (code.registers, per_weight)
 
 
@@ -85,7 +120,9 @@ def dense_product(rows: int, capability: int, dtype=torch.float16):
     if not has_tools():
         return None
     with recorded() as launches:
-        decode.multiply_gated(*(torch.empty((n, 4096), dtype=dtype, device="meta") for n in (rows, 28672)))
+        decode.multiply_gated(
+            *(torch.empty((n, 4096), dtype=dtype, device="meta") for n in (rows, 28672))
+        )
     code, _ = (disassemble(compile_launch(launch, capability)) for launch in launches)
     return code, launches[0]["TILE"]
 
@@ -99,7 +136,9 @@ def test_dense_products_keep_to_their_budgets(rows, most, capability, compile_ca
         pytest.skip("this Triton has no ptxas, nvdisasm and cuobjdump")
     code, tile = found
     assert code.stack == code.local == 0 and code.registers <= 96
-    assert count(code, "HMMA.16816.F32") == count(code, "HMMA") > 0 == count(code, "HGMMA") and count(code, "LDGSTS.E.BYPASS.128")
+    assert count(code, "HMMA.16816.F32") == count(code, "HMMA") > 0 == count(
+        code, "HGMMA"
+    ) and count(code, "LDGSTS.E.BYPASS.128")
     assert len(code.loop) / (count(code, "HMMA") * 8 * 8 // tile) <= most
 
 
@@ -114,17 +153,31 @@ def dequantising(name: str, K: int, capability: int, dtype=torch.bfloat16):
     with recorded() as launches:
         packed.dequantize(low_bit(name, 4096, K), slice(0, 8), dtype)
     (launch,) = launches
-    return disassemble(compile_launch(launch, capability)), launch["PASSES"] * 32 // PLANES[LOW_BIT[name][0][0]][0]
+    return disassemble(compile_launch(launch, capability)), launch["PASSES"] * 32 // PLANES[
+        LOW_BIT[name][0][0]
+    ][0]
 
 
-@pytest.mark.parametrize("name, K, capability", [("Q6_K", 4096, 90), *(pytest.param(name, K, capability, marks=pytest.mark.slow) for
-                         name in LOW_BIT for K, capability in ((4096, 80), (14336, 89)))])
+@pytest.mark.parametrize(
+    "name, K, capability",
+    [
+        ("Q6_K", 4096, 90),
+        *(
+            pytest.param(name, K, capability, marks=pytest.mark.slow)
+            for name in LOW_BIT
+            for K, capability in ((4096, 80), (14336, 89))
+        ),
+    ],
+)
 def test_dequantising_takes_few_instructions(name, K, capability, compile_call):
     found = compile_call(dequantising, name, K, capability)
     if found is None:
         pytest.skip("this Triton has no ptxas, nvdisasm and cuobjdump")
     code, weights = found
-    print(f"{name} K={K} {capability}: {code.registers} registers, {code.length / weights:.2f} per weight")
+    print(
+        f"{name} K={K} {capability}: {code.registers} registers, {code.length / weights:.2f} "
+        "per weight"
+    )
     assert code.stack == code.local == 0 and code.registers <= 40 and code.length / weights <= 12
 
 
@@ -134,6 +187,8 @@ def test_a_product_keeps_to_its_budget(name, K, i, capability, dtype, compile_ca
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, K, i, capability, dtype", [case for case in ALL if case not in QUICK])
+@pytest.mark.parametrize(
+    "name, K, i, capability, dtype", [case for case in ALL if case not in QUICK]
+)
 def test_products_keep_to_their_budgets(name, K, i, capability, dtype, compile_call):
     check_product(compile_call, name, K, i, capability, dtype)

@@ -1,4 +1,6 @@
-"""The machine code of decoded attention, compiled for GPUs without one: nothing in memory but keys and values, short loops."""
+"""The machine code of decoded attention, compiled for GPUs without one: nothing in memory but keys
+and values, short loops.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +23,44 @@ def attention(bits: int, D: int, dtype: str, cap: float | None, capability: int)
         return None
     with recorded() as launches:
         query = torch.empty((2, 8, 1, D), dtype=getattr(torch, dtype), device=META)
-        decode.attend(torch.empty((16, MAX_ROWS), dtype=torch.int64, device=META), 3, query, 2, None, D**-0.5, bits, cap)
+        decode.attend(
+            torch.empty((16, MAX_ROWS), dtype=torch.int64, device=META),
+            3,
+            query,
+            2,
+            None,
+            D**-0.5,
+            bits,
+            cap,
+        )
     found = {}
     for launch in launches:
         code = disassemble(compile_launch(launch, capability))
-        found[launch.kernel.__name__] = dict(stack=code.stack, local=code.local, shared=code.shared, loop=len(code.loop),
-                                             wide=sum(".128" in line for line in code.loop), text="\n".join(code.loop))
+        found[launch.kernel.__name__] = dict(
+            stack=code.stack,
+            local=code.local,
+            shared=code.shared,
+            loop=len(code.loop),
+            wide=sum(".128" in line for line in code.loop),
+            text="\n".join(code.loop),
+        )
     return found
 
 
-# Instructions of a loop of 64 keys, or of 32 float32, for numbers and for codes of 8 bits, by the width of a head.
-BUDGET = {("float16", 16): {64: 260, 128: 360, 80: 420}, ("bfloat16", 16): {64: 260, 128: 360},
-          ("float16", 8): {64: 620, 128: 600}, ("bfloat16", 8): {64: 620, 128: 600}}
+# Instructions of a loop of 64 keys, or of 32 float32, for numbers and for codes of 8 bits, by the
+# width of a head.
+BUDGET = {
+    ("float16", 16): {64: 260, 128: 360, 80: 420},
+    ("bfloat16", 16): {64: 260, 128: 360},
+    ("float16", 8): {64: 620, 128: 600},
+    ("bfloat16", 8): {64: 620, 128: 600},
+}
 
 
 @pytest.mark.parametrize("capability", [80, 89, 90])
-@pytest.mark.parametrize("dtype, bits, D", [(dtype, bits, D) for (dtype, bits), widths in BUDGET.items() for D in widths])
+@pytest.mark.parametrize(
+    "dtype, bits, D", [(dtype, bits, D) for (dtype, bits), widths in BUDGET.items() for D in widths]
+)
 def test_attention_is_short_and_keeps_its_registers(dtype, bits, D, capability, compile_call):
     found = compile_call(attention, bits, D, dtype, None, capability)
     if found is None:
@@ -49,9 +73,17 @@ def test_attention_is_short_and_keeps_its_registers(dtype, bits, D, capability, 
     assert "HMMA" in found[first]["text"]
 
 
-@pytest.mark.parametrize("dtype, bits, D, cap", [
-    ("float32", None, 128, None), ("float32", 8, 128, None), ("float32", None, 256, None), ("float32", 8, 256, None),
-    ("bfloat16", 16, 256, 50.0), ("bfloat16", 8, 256, None)])
+@pytest.mark.parametrize(
+    "dtype, bits, D, cap",
+    [
+        ("float32", None, 128, None),
+        ("float32", 8, 128, None),
+        ("float32", None, 256, None),
+        ("float32", 8, 256, None),
+        ("bfloat16", 16, 256, 50.0),
+        ("bfloat16", 8, 256, None),
+    ],
+)
 def test_attention_fits_the_shared_memory_of_small_gpus(dtype, bits, D, cap, compile_call):
     found = compile_call(attention, bits, D, dtype, cap, 80)
     if found is None:

@@ -18,20 +18,33 @@ from mlx_llama.core.generation import options
 from mlx_llama.core.ops import Ops
 
 ROOT = Path(__file__).resolve().parents[2]
-HOMES = {"mlx": ROOT / "mlx_llama/mlx_native", "cpu": ROOT / "cpu_fallback", "cuda": ROOT / "cuda_fallback"}
+HOMES = {
+    "mlx": ROOT / "mlx_llama/mlx_native",
+    "cpu": ROOT / "cpu_fallback",
+    "cuda": ROOT / "cuda_fallback",
+}
 
 
 def members(protocol: type) -> dict:
     """Functions of a Protocol, by name."""
-    return {name: member for name, member in vars(protocol).items()
-            if inspect.isfunction(member) and (not name.startswith("_") or name == "__call__")}
+    return {
+        name: member
+        for name, member in vars(protocol).items()
+        if inspect.isfunction(member) and (not name.startswith("_") or name == "__call__")
+    }
 
 
 def parameters(function) -> list[tuple]:
-    return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values() if p.name != "self"]
+    return [
+        (p.name, p.kind, p.default)
+        for p in inspect.signature(function).parameters.values()
+        if p.name != "self"
+    ]
 
 
-@pytest.mark.parametrize("file, protocol", [("runtime", interface.Runtime), ("facts", interface.Facts)])
+@pytest.mark.parametrize(
+    "file, protocol", [("runtime", interface.Runtime), ("facts", interface.Facts)]
+)
 def test_the_modules_are_implemented(backend, file, protocol):
     """Functions have the names, parameters and defaults of their Protocols; constants are there."""
     module = importlib.import_module(f"{backend.model.__package__}.{file}")
@@ -41,9 +54,15 @@ def test_the_modules_are_implemented(backend, file, protocol):
     assert all(hasattr(module, name) for name in protocol.__annotations__)
 
 
-@pytest.mark.parametrize("file, name, protocol", [("model", "Llama", interface.Model), ("cache", "Cache", interface.Cache),
-                                                  ("sampling", "SamplingBatch", interface.SamplingBatch),
-                                                  ("weights", "Weights", llama.Weights)])
+@pytest.mark.parametrize(
+    "file, name, protocol",
+    [
+        ("model", "Llama", interface.Model),
+        ("cache", "Cache", interface.Cache),
+        ("sampling", "SamplingBatch", interface.SamplingBatch),
+        ("weights", "Weights", llama.Weights),
+    ],
+)
 def test_the_classes_are_implemented(backend, file, name, protocol):
     real = getattr(importlib.import_module(f"{backend.model.__package__}.{file}"), name)
     for member, wanted in members(protocol).items():
@@ -61,25 +80,58 @@ def test_a_vocabulary_has_the_words_of_the_forward(backend, kernels):
         assert spoken == [default for _, _, default in parameters(wanted)], name
 
 
-ALLOWED = {"llama", "ops", "models", "files", "backends.defaults", "backends.interface", "backends.load_options", "backends.logprobs", "backends.model", "backends.positions", "backends.profile", "backends.shards", "backends.weights", "generation.rng", "generation.options", "generation.sampling", "errors", "system"}
+ALLOWED = {
+    "llama",
+    "ops",
+    "models",
+    "files",
+    "backends.defaults",
+    "backends.interface",
+    "backends.load_options",
+    "backends.logprobs",
+    "backends.model",
+    "backends.positions",
+    "backends.profile",
+    "backends.shards",
+    "backends.weights",
+    "generation.rng",
+    "generation.options",
+    "generation.sampling",
+    "errors",
+    "system",
+}
 
 
 @pytest.mark.parametrize("name", HOMES)
 def test_arrows_point_one_way(name):
-    """A backend imports itself, its framework and neutral core; no other backend, scheduler or door."""
+    """A backend imports itself, its framework and neutral core; no other backend, scheduler or
+    door.
+    """
     own = {"mlx": "mlx_llama.mlx_native", "cpu": "cpu_fallback", "cuda": "cuda_fallback"}
     for path in HOMES[name].rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            modules = [a.name for a in node.names] if isinstance(node, ast.Import) else (
-                [node.module] if isinstance(node, ast.ImportFrom) and node.level == 0 else [])
+            modules = (
+                [a.name for a in node.names]
+                if isinstance(node, ast.Import)
+                else ([node.module] if isinstance(node, ast.ImportFrom) and node.level == 0 else [])
+            )
             for module in modules:
                 if module.startswith("mlx_llama.core"):
-                    found = [module] if module.count(".") > 2 else [f"{module}.{a.name}" for a in node.names]
+                    found = (
+                        [module]
+                        if module.count(".") > 2
+                        else [f"{module}.{a.name}" for a in node.names]
+                    )
                     for full in found:
                         room = full.removeprefix("mlx_llama.core.")
-                        assert any(room == one or room.startswith(one + ".") for one in ALLOWED), (path, full)
+                        assert any(room == one or room.startswith(one + ".") for one in ALLOWED), (
+                            path,
+                            full,
+                        )
                 else:
-                    assert not module.startswith(("mlx_llama", *(v for k, v in own.items() if k != name))), (path, module)
+                    assert not module.startswith(
+                        ("mlx_llama", *(v for k, v in own.items() if k != name))
+                    ), (path, module)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -137,7 +189,9 @@ def misuse(name: str, folder: Path) -> dict[str, str]:
         "copy to itself": lambda: several.copy_prefix(1, 1, 0),
         "copy to nowhere": lambda: several.copy_prefix(1, 7, 0),
         "dtype": lambda: backend.load(checkpoint, "float8"),
-        "threads": lambda: backend.load(checkpoint, threads="many" if name == "cpu" else None, dtype="int4"),
+        "threads": lambda: backend.load(
+            checkpoint, threads="many" if name == "cpu" else None, dtype="int4"
+        ),
     }
     found = {case: refused(call) for case, call in calls.items()}
     assert cache.length == 3 and several.lengths == [0, 0, 0]  # unchanged
@@ -156,4 +210,6 @@ def test_the_same_choice_has_the_same_notice(toy):
             continue
         backend = open_backend(name)
         said = " ".join(backend.load(open_checkpoint(toy), compile=False).notices)
-        assert "`compile=False` asks for it" in said or backend.device_name.startswith("torch on the CPU")
+        assert "`compile=False` asks for it" in said or backend.device_name.startswith(
+            "torch on the CPU"
+        )

@@ -1,4 +1,6 @@
-"""Long prompts on MLX: little work waits on the device, so that Ctrl-C is heard, and no value changes."""
+"""Long prompts on MLX: little work waits on the device, so that Ctrl-C is heard, and no value
+changes.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,16 @@ TOKENS = np.random.default_rng(1).integers(3, 384, (1, 200)).astype(np.int32)
 def llm(request, backend, toy):
     if backend.name != "mlx":
         pytest.skip("the other backends are not lazy")
-    return load(toy, backend="mlx", device=device_of(backend), dtype="float32", cache_bits=request.param)
+    return load(
+        toy, backend="mlx", device=device_of(backend), dtype="float32", cache_bits=request.param
+    )
 
 
 def forward(llm, cache=None):
     """Logits after TOKENS, in chunks of 64."""
     cache = cache or llm.model.make_cache(TOKENS.shape[1])
     for start in range(0, TOKENS.shape[1], 64):
-        logits = llm.model.forward(TOKENS[:, start:start + 64], start, cache)
+        logits = llm.model.forward(TOKENS[:, start : start + 64], start, cache)
         mx.async_eval(*cache.arrays())
     return np.array(logits)
 
@@ -69,15 +73,30 @@ def test_an_interrupt_ends_a_prompt_at_the_next_group(llm, monkeypatch):
 
 
 def test_the_width_of_a_chunk_follows_the_largest_product(monkeypatch):
-    shape = dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=2048, intermediate_size=5632,
-                 num_hidden_layers=22, num_attention_heads=32, num_key_value_heads=4, vocab_size=32000, rms_norm_eps=1e-5,
-                 max_position_embeddings=2048)
+    shape = dict(
+        architectures=["LlamaForCausalLM"],
+        model_type="llama",
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=22,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        vocab_size=32000,
+        rms_norm_eps=1e-5,
+        max_position_embeddings=2048,
+    )
     config = LlamaConfig.from_dict(shape)
     monkeypatch.setattr(pace.platform, "system", lambda: "Linux")
     cpu = mx.Device(mx.cpu)
-    assert pace.Pace(config, cpu).width == 10  # 2 * 2 * 5632 * 2048 * 10 operations take a quarter of a second
+    # 2 * 2 * 5632 * 2048 * 10 operations take a quarter of a second
+    assert pace.Pace(config, cpu).width == 10
     assert pace.Pace(config, cpu, is_low_bit=True).width == 1
-    assert pace.Pace(LlamaConfig.from_dict(shape | {"hidden_size": 64, "intermediate_size": 128}), cpu).width > 4096
+    assert (
+        pace.Pace(
+            LlamaConfig.from_dict(shape | {"hidden_size": 64, "intermediate_size": 128}), cpu
+        ).width
+        > 4096
+    )
     assert pace.Pace(config, mx.Device(mx.gpu)).width == pace.UNLIMITED
     monkeypatch.setattr(pace.platform, "system", lambda: "Darwin")
     assert pace.Pace(config, cpu).width == pace.UNLIMITED

@@ -1,4 +1,6 @@
-"""Rows on MLX: shared buffers, what joining and leaving copies, traces, and tokens that do not depend on the company."""
+"""Rows on MLX: shared buffers, what joining and leaving copies, traces, and tokens that do not
+depend on the company.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ from mlx_llama.core.generation.options import resolve
 MODELS = {
     "plain": dict(),
     "sliding": dict(architectures=["MistralForCausalLM"], sliding_window=7),
-    "qwen2": dict(architectures=["Qwen2ForCausalLM"], use_sliding_window=True, sliding_window=7, max_window_layers=1),
+    "qwen2": dict(
+        architectures=["Qwen2ForCausalLM"],
+        use_sliding_window=True,
+        sliding_window=7,
+        max_window_layers=1,
+    ),
     "qwen3": dict(architectures=["Qwen3ForCausalLM"], head_dim=24, rms_norm_eps=1e-6),
     "Q4_K": dict(kinds="Q4_K"),
     "dynamic": dict(rope_scaling=dict(rope_type="dynamic", factor=4.0)),
@@ -37,21 +44,40 @@ def mlx(request):
 def checkpoint(name: str, length: int = 2048) -> Path:
     if name == "Q4_K":
         path = Path(tempfile.mkdtemp()) / f"{name}.gguf"
-        make_gguf(path, tokenizer=None, num_hidden_layers=2, hidden_size=256, intermediate_size=512, num_attention_heads=4,
-                  num_key_value_heads=2, max_position_embeddings=2048, **MODELS[name])
+        make_gguf(
+            path,
+            tokenizer=None,
+            num_hidden_layers=2,
+            hidden_size=256,
+            intermediate_size=512,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=2048,
+            **MODELS[name],
+        )
         return path
     length = 16 if name == "dynamic" else length
-    return make_checkpoint(Path(tempfile.mkdtemp()) / name, max_position_embeddings=length, **MODELS[name])
+    return make_checkpoint(
+        Path(tempfile.mkdtemp()) / name, max_position_embeddings=length, **MODELS[name]
+    )
 
 
 _LOADED: dict[tuple, object] = {}
 
 
-def loaded(mlx, name: str = "plain", compile: bool | None = None, length: int = 2048, dtype: str = "float32",
-           bits: int | None = None):
+def loaded(
+    mlx,
+    name: str = "plain",
+    compile: bool | None = None,
+    length: int = 2048,
+    dtype: str = "float32",
+    bits: int | None = None,
+):
     key = str(mlx.device), name, compile, length, dtype, bits
     if key not in _LOADED:
-        _LOADED[key] = mlx.load(open_checkpoint(checkpoint(name, length)), dtype, compile=compile, cache_bits=bits)
+        _LOADED[key] = mlx.load(
+            open_checkpoint(checkpoint(name, length)), dtype, compile=compile, cache_bits=bits
+        )
     return _LOADED[key]
 
 
@@ -68,14 +94,22 @@ def prefill(model, cache, row: int, tokens: list[int]) -> None:
 
 
 def same_state(one: dict, other: dict) -> bool:
-    return one.keys() == other.keys() and all(one[name].tobytes() == other[name].tobytes() for name in one)
+    return one.keys() == other.keys() and all(
+        one[name].tobytes() == other[name].tobytes() for name in one
+    )
 
 
 # ---- tokens
 
 
-MIXES = [{}, dict(temperature=0.9), dict(temperature=1.3, top_k=9, seed=2**40), dict(repetition_penalty=1.3, temperature=0.7),
-         dict(temperature=1.0, top_p=0.8, min_p=0.02, logit_bias={7: 2.0}), dict(frequency_penalty=0.4, repetition_context_size=5)]
+MIXES = [
+    {},
+    dict(temperature=0.9),
+    dict(temperature=1.3, top_k=9, seed=2**40),
+    dict(repetition_penalty=1.3, temperature=0.7),
+    dict(temperature=1.0, top_p=0.8, min_p=0.02, logit_bias={7: 2.0}),
+    dict(frequency_penalty=0.4, repetition_context_size=5),
+]
 
 
 class Company:
@@ -111,7 +145,11 @@ class Company:
         self.last[target] = self.last[source]
 
     def step(self, rows: list[int], count: int) -> None:
-        rows = [row for row in rows if row in self.last and self.cache.lengths[row] + count <= self.capacity]
+        rows = [
+            row
+            for row in rows
+            if row in self.last and self.cache.lengths[row] + count <= self.capacity
+        ]
         if not rows:
             return
         batch = sampling(self.mlx, *(self.options[row] for row in rows))
@@ -120,14 +158,19 @@ class Company:
         before = [self.cache.state(row) for row in others]
         found = []
         for _ in range(count):
-            tokens = self.model.step(tokens, [self.cache.lengths[row] for row in rows], self.cache, batch, rows=rows)
+            tokens = self.model.step(
+                tokens, [self.cache.lengths[row] for row in rows], self.cache, batch, rows=rows
+            )
             assert tuple(tokens.shape) == (len(rows), 1)
             self.mlx.launch(tokens)
             found.append(tokens)
         together = [self.mlx.read_all(tokens) for tokens in found]
         assert all(same_state(self.cache.state(row), state) for row, state in zip(others, before))
         for column, row in enumerate(rows):
-            own, token = sampling(self.mlx, self.options[row]), np.array([[self.last[row]]], np.int32)
+            own, token = (
+                sampling(self.mlx, self.options[row]),
+                np.array([[self.last[row]]], np.int32),
+            )
             for step in together:
                 token = self.model.step(token, self.alone[row].length, self.alone[row], own)
                 assert step[column] == self.mlx.read(token), (row, rows)
@@ -137,12 +180,20 @@ class Company:
 
 ROWS = 6
 ROW = st.integers(0, ROWS - 1)
-SCHEDULE = st.lists(st.one_of(
-    st.tuples(st.just("start"), ROW, st.integers(1, 270)), st.tuples(st.just("reset"), ROW),
-    st.tuples(st.just("trim"), ROW, st.floats(0, 1)), st.tuples(st.just("copy"), ROW, ROW, st.floats(0, 1)),
-    st.tuples(st.just("step"), st.permutations(range(ROWS)), st.integers(1, ROWS), st.integers(1, 4)),
-    st.tuples(st.just("step"), st.permutations(range(ROWS)), st.just(ROWS), st.integers(1, 9)),
-), min_size=8, max_size=20)
+SCHEDULE = st.lists(
+    st.one_of(
+        st.tuples(st.just("start"), ROW, st.integers(1, 270)),
+        st.tuples(st.just("reset"), ROW),
+        st.tuples(st.just("trim"), ROW, st.floats(0, 1)),
+        st.tuples(st.just("copy"), ROW, ROW, st.floats(0, 1)),
+        st.tuples(
+            st.just("step"), st.permutations(range(ROWS)), st.integers(1, ROWS), st.integers(1, 4)
+        ),
+        st.tuples(st.just("step"), st.permutations(range(ROWS)), st.just(ROWS), st.integers(1, 9)),
+    ),
+    min_size=8,
+    max_size=20,
+)
 
 
 def play(company: Company, schedule) -> None:
@@ -158,24 +209,46 @@ def play(company: Company, schedule) -> None:
         elif what == "copy" and rest[0] != rest[1] and rest[0] in company.last:
             company.copy(rest[0], rest[1], int(rest[2] * company.cache.lengths[rest[0]]))
         elif what == "step":
-            company.step(list(rest[0])[:rest[1]], rest[2])
+            company.step(list(rest[0])[: rest[1]], rest[2])
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(schedule=SCHEDULE)
 def test_tokens_do_not_depend_on_the_company(name, mlx, schedule):
     model = loaded(mlx, name)
-    play(Company(mlx, model, ROWS, 64 if name == "dynamic" else 600), [
-        (what, rest[0], rest[1] % 40 + 1) if what == "start" and name == "dynamic" else (what, *rest)
-        for what, *rest in schedule])
+    play(
+        Company(mlx, model, ROWS, 64 if name == "dynamic" else 600),
+        [
+            (what, rest[0], rest[1] % 40 + 1)
+            if what == "start" and name == "dynamic"
+            else (what, *rest)
+            for what, *rest in schedule
+        ],
+    )
 
 
 def test_traced_rows_come_and_go(mlx):
     company = Company(mlx, loaded(mlx, "sliding", True), 6, 600)
-    play(company, [("step", range(6), 6, 3), ("start", 4, 254), ("step", range(6), 6, 5), ("start", 3, 9), ("start", 5, 2),
-                   ("step", range(6), 6, 2), ("reset", 0), ("step", [5, 1, 3], 3, 4), ("copy", 4, 0, 0.5), ("trim", 1, 0.5),
-                   ("step", [0, 4, 1], 3, 2), ("step", range(6), 6, 2)])
+    play(
+        company,
+        [
+            ("step", range(6), 6, 3),
+            ("start", 4, 254),
+            ("step", range(6), 6, 5),
+            ("start", 3, 9),
+            ("start", 5, 2),
+            ("step", range(6), 6, 2),
+            ("reset", 0),
+            ("step", [5, 1, 3], 3, 4),
+            ("copy", 4, 0, 0.5),
+            ("trim", 1, 0.5),
+            ("step", [0, 4, 1], 3, 2),
+            ("step", range(6), 6, 2),
+        ],
+    )
 
 
 def test_forty_rows_decode_in_groups(mlx):
@@ -235,13 +308,21 @@ def test_the_kernel_of_gpus_rotates_each_row_at_its_own_position(mlx, monkeypatc
             prefill(model, cache, row, ids(length, seed=row))
         append = StepView.append
         with monkeypatch.context() as patch:
-            patch.setattr(StepView, "append", lambda self, layer, key, value: (
-                append(self, layer, key, value), seen.setdefault(layer, (key, self.new_keys(layer)))))
+            patch.setattr(
+                StepView,
+                "append",
+                lambda self, layer, key, value: (
+                    append(self, layer, key, value),
+                    seen.setdefault(layer, (key, self.new_keys(layer))),
+                ),
+            )
             model.step([[7], [8], [9]], [4, 30, 11], cache, sampling(mlx, {}, {}, {}))
         assert all(mx.array_equal(key, kept) for key, kept in seen.values())
         states[tabulated] = np.array(seen[0][0])[:3]
         for row, length in enumerate((4, 30, 11)):
-            np.testing.assert_array_equal(cache.state(row)["keys"][0, :, length], states[tabulated][row, :, 0])
+            np.testing.assert_array_equal(
+                cache.state(row)["keys"][0, :, length], states[tabulated][row, :, 0]
+            )
     np.testing.assert_allclose(states[True], states[False], atol=1e-5)
 
 
@@ -257,7 +338,7 @@ def test_a_prompt_of_several_rows_is_each_of_them(positions, mlx):
         alone = model.make_cache(100)
         if start:
             prefill(model, alone, 0, ids(start, seed=9))
-        wanted = to_numpy(model.forward(batch[i:i + 1], start, alone, all_positions=True))[0]
+        wanted = to_numpy(model.forward(batch[i : i + 1], start, alone, all_positions=True))[0]
         np.testing.assert_allclose(got[i], wanted, rtol=1e-4, atol=1e-5)
         assert cache.state([2, 0][i])["tokens"].tolist() == alone.state()["tokens"].tolist()
 
@@ -265,16 +346,28 @@ def test_a_prompt_of_several_rows_is_each_of_them(positions, mlx):
 # ---- sampling
 
 
-OPTIONS = st.fixed_dictionaries({}, optional=dict(
-    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]), top_k=st.integers(0, 60), top_p=st.floats(0.05, 1), min_p=st.floats(0, 1),
-    repetition_penalty=st.floats(0.5, 2), presence_penalty=st.floats(-1, 1), frequency_penalty=st.floats(-1, 1),
-    repetition_context_size=st.integers(0, 9), logit_bias=st.dictionaries(st.integers(0, 49), st.floats(-5, 5), max_size=4),
-    seed=st.integers(0, 2**64 - 1)))
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional=dict(
+        temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+        top_k=st.integers(0, 60),
+        top_p=st.floats(0.05, 1),
+        min_p=st.floats(0, 1),
+        repetition_penalty=st.floats(0.5, 2),
+        presence_penalty=st.floats(-1, 1),
+        frequency_penalty=st.floats(-1, 1),
+        repetition_context_size=st.integers(0, 9),
+        logit_bias=st.dictionaries(st.integers(0, 49), st.floats(-5, 5), max_size=4),
+        seed=st.integers(0, 2**64 - 1),
+    ),
+)
 
 
 @given(rows=st.lists(OPTIONS, min_size=1, max_size=6), data=st.data())
 def test_a_row_has_the_scores_and_the_token_that_it_has_alone(mlx, rows, data):
-    """To the bit, at any place in a batch, behind padding, and with a longer history than it looks at."""
+    """To the bit, at any place in a batch, behind padding, and with a longer history than it looks
+    at.
+    """
     import mlx.core as mx
 
     from mlx_llama.mlx_native.kernels.draw import draw, process
@@ -290,13 +383,15 @@ def test_a_row_has_the_scores_and_the_token_that_it_has_alone(mlx, rows, data):
         values, at = batch.arrange(order), [max(i, 0) for i in order]
         logits, recent = mx.array(scores[at]), mx.array(history[at])
         processed = np.array(process(batch.kind, logits, recent, values))
-        drawn = np.array(draw(batch.kind, logits, mx.array(np.array(at, np.uint32) + 5), recent, values))
+        drawn = np.array(
+            draw(batch.kind, logits, mx.array(np.array(at, np.uint32) + 5), recent, values)
+        )
         for slot, i in enumerate(order[:-2]):
             alone = sampling(mlx, rows[i])
-            own = mx.array(history[i:i + 1, 32 - alone.window:]) if alone.window else None
-            wanted = np.array(alone.processed(mx.array(scores[i:i + 1]), own))[0]
+            own = mx.array(history[i : i + 1, 32 - alone.window :]) if alone.window else None
+            wanted = np.array(alone.processed(mx.array(scores[i : i + 1]), own))[0]
             np.testing.assert_array_equal(processed[slot], wanted)
-            assert drawn[slot, 0] == mlx.read(alone(mx.array(scores[i:i + 1]), [i + 5], own))
+            assert drawn[slot, 0] == mlx.read(alone(mx.array(scores[i : i + 1]), [i + 5], own))
 
 
 # ---- masks and log-probabilities
@@ -312,14 +407,20 @@ def allow(batch: int, vocabulary: int, seed: int) -> np.ndarray:
 def words(allowed: np.ndarray) -> np.ndarray:
     """As of core.backends.interface.Masks."""
     spare = np.zeros((len(allowed), -allowed.shape[1] % 32), bool)
-    return np.packbits(np.concatenate([allowed, spare], axis=1), axis=1, bitorder="little").view(np.int32)
+    return np.packbits(np.concatenate([allowed, spare], axis=1), axis=1, bitorder="little").view(
+        np.int32
+    )
 
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("rows", [[0], [4, 1, 3], [2, 0, 1, 3, 4]])
 @pytest.mark.parametrize("compile", [False, True])
-def test_masks_and_logprobs_of_rows_are_those_of_each_alone(compile, rows, masked, mlx, monkeypatch):
-    """NumPy judges log-probabilities, and tokens of greedy rows; a forward and `SamplingBatch` alone judge the others."""
+def test_masks_and_logprobs_of_rows_are_those_of_each_alone(
+    compile, rows, masked, mlx, monkeypatch
+):
+    """NumPy judges log-probabilities, and tokens of greedy rows; a forward and `SamplingBatch`
+    alone judge the others.
+    """
     import mlx.core as mx
 
     model, launched = loaded(mlx, "plain", compile), []
@@ -331,7 +432,11 @@ def test_masks_and_logprobs_of_rows_are_those_of_each_alone(compile, rows, maske
             prefill(model, target, place, ids(4 + row, seed=row))
     batch, tokens = sampling(mlx, *options), np.full((len(rows), 1), 5, np.int32)
     for n in range(6):
-        allowed = allow(len(rows), model.config.vocab_size, n) if masked else np.ones((len(rows), 384), bool)
+        allowed = (
+            allow(len(rows), model.config.vocab_size, n)
+            if masked
+            else np.ones((len(rows), 384), bool)
+        )
 
         def compute():
             assert len(launched) == 1  # the device works meanwhile
@@ -340,16 +445,25 @@ def test_masks_and_logprobs_of_rows_are_those_of_each_alone(compile, rows, maske
         with monkeypatch.context() as patch:
             patch.setattr(mx, "async_eval", lambda *arrays: launched.append(arrays))
             launched.clear()
-            drawn = model.step(tokens, [cache.lengths[row] for row in rows], cache, batch, rows=rows,
-                               masks=compute if masked else None)
+            drawn = model.step(
+                tokens,
+                [cache.lengths[row] for row in rows],
+                cache,
+                batch,
+                rows=rows,
+                masks=compute if masked else None,
+            )
         count = max((each["logprobs"] for each in options if "logprobs" in each), default=None)
         found = mlx.runtime.to_numpy(drawn)
-        assert found.shape == (len(rows), 1 if count is None else 2 + 2 * count) and len(launched) == masked
+        assert (
+            found.shape == (len(rows), 1 if count is None else 2 + 2 * count)
+            and len(launched) == masked
+        )
         for i, own in enumerate(alone):
-            logits = model.forward(tokens[i:i + 1], own.length, own)
+            logits = model.forward(tokens[i : i + 1], own.length, own)
             one = sampling(mlx, options[i])
             recent = own.recent(one.window) if one.window else None
-            wanted = one(logits, [own.length], recent, lambda: words(allowed[i:i + 1]))
+            wanted = one(logits, [own.length], recent, lambda: words(allowed[i : i + 1]))
             assert found[i, 0] == mlx.runtime.to_numpy(wanted)[0, 0]
             assert allowed[i, found[i, 0]]
             raw = np.array(logits, np.float64)[0]
@@ -358,9 +472,17 @@ def test_masks_and_logprobs_of_rows_are_those_of_each_alone(compile, rows, maske
             if count is not None:
                 expected = raw - raw.max() - np.log(np.exp(raw - raw.max()).sum())
                 columns = np.ascontiguousarray(found[i])
-                np.testing.assert_allclose(columns[1:2].view(np.float32), expected[found[i, :1]], atol=1e-5)
-                np.testing.assert_array_equal(columns[2:2 + count], np.argsort(-expected, kind="stable")[:count])
-                np.testing.assert_allclose(columns[2 + count:].view(np.float32), np.sort(expected)[::-1][:count], atol=1e-5)
+                np.testing.assert_allclose(
+                    columns[1:2].view(np.float32), expected[found[i, :1]], atol=1e-5
+                )
+                np.testing.assert_array_equal(
+                    columns[2 : 2 + count], np.argsort(-expected, kind="stable")[:count]
+                )
+                np.testing.assert_allclose(
+                    columns[2 + count :].view(np.float32),
+                    np.sort(expected)[::-1][:count],
+                    atol=1e-5,
+                )
         tokens = np.ascontiguousarray(found[:, :1])
     assert [cache.lengths[row] for row in rows] == [own.length for own in alone]
 
@@ -374,7 +496,9 @@ def test_masks_and_logprobs_are_traced_once(mlx, monkeypatch):
     for row in range(3):
         prefill(model, cache, row, ids(3 + row, seed=row))
     original, drawing = StepView.__init__, draw.draw
-    monkeypatch.setattr(StepView, "__init__", lambda self, *given: (forwards.append(0), original(self, *given))[1])
+    monkeypatch.setattr(
+        StepView, "__init__", lambda self, *given: (forwards.append(0), original(self, *given))[1]
+    )
     monkeypatch.setattr(draw, "draw", lambda *given: (draws.append(0), drawing(*given))[1])
 
     def run(count: int, **given) -> tuple[int, int]:
@@ -419,12 +543,12 @@ def test_masks_that_fail_change_no_row(mlx):
     before = [cache.state(row) for row in range(2)]
     with pytest.raises(ZeroDivisionError):
         model.step([[5]] * 2, cache.lengths[:], cache, sampling(mlx, {}, {}), masks=lambda: 1 / 0)
-    assert cache.lengths == [4, 5] and all(same_state(cache.state(row), state) for row, state in enumerate(before))
+    assert cache.lengths == [4, 5] and all(
+        same_state(cache.state(row), state) for row, state in enumerate(before)
+    )
 
 
 # ---- bytes
-
-
 
 
 def settle(cache) -> int:
@@ -452,7 +576,13 @@ def test_joining_and_leaving_copy_no_other_row(compile, mlx):
     def run(rows: list[int], count: int = 3) -> None:
         tokens = np.full((len(rows), 1), 5, np.int32)
         for _ in range(count):
-            tokens = model.step(tokens, [cache.lengths[row] for row in rows], cache, sampling(mlx, *options[:len(rows)]), rows=rows)
+            tokens = model.step(
+                tokens,
+                [cache.lengths[row] for row in rows],
+                cache,
+                sampling(mlx, *options[: len(rows)]),
+                rows=rows,
+            )
             mlx.launch(tokens)
         mlx.read_all(tokens)
 
@@ -461,7 +591,8 @@ def test_joining_and_leaving_copy_no_other_row(compile, mlx):
     held = settle(cache)
     mx.reset_peak_memory()
     run([0, 1, 2])
-    clean = mx.get_peak_memory() - held  # of steps; a copy of the shared keys of one layer would be 4 * layer
+    # of steps; a copy of the shared keys of one layer would be 4 * layer
+    clean = mx.get_peak_memory() - held
     assert clean < 2 * layer
     mx.reset_peak_memory()
     run([0, 1, 2, 3])  # joins a free slot
@@ -503,8 +634,13 @@ def test_memory_after_a_thousand_joins_is_that_after_ten(mlx):
         cache.reset(row)
         prefill(model, cache, row, ids(3 + i % 20, seed=i % 50))
         rows = [row for row in range(5) if 0 < cache.lengths[row] < 290][:4]
-        tokens = model.step(np.full((len(rows), 1), 7, np.int32), [cache.lengths[row] for row in rows], cache, greedy[len(rows)],
-                            rows=rows)
+        tokens = model.step(
+            np.full((len(rows), 1), 7, np.int32),
+            [cache.lengths[row] for row in rows],
+            cache,
+            greedy[len(rows)],
+            rows=rows,
+        )
         mlx.launch(tokens)
         last = tokens
         if i in (9, 999):
@@ -525,7 +661,13 @@ def test_an_empty_row_takes_nothing_and_a_buffer_shrinks(mlx):
         prefill(model, cache, row, ids(5, seed=row))
 
     def run(rows: list[int]) -> int:
-        model.step([[5]] * len(rows), [cache.lengths[row] for row in rows], cache, sampling(mlx, *[{}] * len(rows)), rows=rows)
+        model.step(
+            [[5]] * len(rows),
+            [cache.lengths[row] for row in rows],
+            cache,
+            sampling(mlx, *[{}] * len(rows)),
+            rows=rows,
+        )
         return cache.nbytes
 
     one = cache.nbytes_for(5) + 4 * GROWTH
@@ -548,8 +690,15 @@ def test_a_row_that_fills_its_slot_and_waits_is_not_overwritten(mlx):
         prefill(model, cache, row, ids(length, seed=row))
 
     def run(rows: list[int]) -> None:
-        mlx.read_all(model.step([[5]] * len(rows), [cache.lengths[row] for row in rows], cache,
-                                sampling(mlx, *[{}] * len(rows)), rows=rows))
+        mlx.read_all(
+            model.step(
+                [[5]] * len(rows),
+                [cache.lengths[row] for row in rows],
+                cache,
+                sampling(mlx, *[{}] * len(rows)),
+                rows=rows,
+            )
+        )
 
     run([0, 1, 2, 3])
     run([1, 2])
@@ -567,7 +716,13 @@ def test_rows_that_wait_leave_a_buffer_that_is_too_large_for_the_others(mlx):
         prefill(model, cache, row, ids(5, seed=row))
 
     def run(rows: list[int]) -> list[int]:
-        model.step([[5]] * len(rows), [cache.lengths[row] for row in rows], cache, sampling(mlx, *[{}] * len(rows)), rows=rows)
+        model.step(
+            [[5]] * len(rows),
+            [cache.lengths[row] for row in rows],
+            cache,
+            sampling(mlx, *[{}] * len(rows)),
+            rows=rows,
+        )
         return sorted(buffer.slots for buffer in cache.buffers())
 
     assert run(list(range(8))) == [8]
@@ -596,10 +751,14 @@ def test_one_trace_per_size_of_buffer(mlx, monkeypatch):
         prefill(model, cache, row, ids(3 + row, seed=row))
 
     def run(rows: list[int], **given) -> None:
-        batch = sampling(mlx, *({name: value + 0.1 * row for name, value in given.items()} for row in rows))
+        batch = sampling(
+            mlx, *({name: value + 0.1 * row for name, value in given.items()} for row in rows)
+        )
         tokens = np.full((len(rows), 1), 5, np.int32)
         for _ in range(3):
-            tokens = model.step(tokens, [cache.lengths[row] for row in rows], cache, batch, rows=rows)
+            tokens = model.step(
+                tokens, [cache.lengths[row] for row in rows], cache, batch, rows=rows
+            )
             mlx.launch(tokens)
 
     run([0, 1, 2])
@@ -631,14 +790,21 @@ def test_attention_over_codes_is_that_of_mlx_lm(size, masked, mlx):
     rng = np.random.default_rng(0)
     count = 1 if masked == "rows" else 5
     packing = Packing(8, size, mx.float32, mx.float32)
-    query, key, value = (mx.array(rng.standard_normal(shape).astype(np.float32))
-                         for shape in ((2, 6, count, size), (2, 3, 40, size), (2, 3, 40, size)))
-    mask = {"window": mx.array(rng.random((count, 40)) < 0.5), "rows": mx.array(rng.random((2, 1, 1, 40)) < 0.5)}.get(masked, masked)
+    query, key, value = (
+        mx.array(rng.standard_normal(shape).astype(np.float32))
+        for shape in ((2, 6, count, size), (2, 3, 40, size), (2, 3, 40, size))
+    )
+    mask = {
+        "window": mx.array(rng.random((count, 40)) < 0.5),
+        "rows": mx.array(rng.random((2, 1, 1, 40)) < 0.5),
+    }.get(masked, masked)
     with mx.stream(mlx.device):
         keys, values = packing.pack(key), packing.pack(value)
         got = np.array(ops.attention(query, keys, values, 0.2, mask))
         spare = ((0, 0), (0, 0), (0, 0), (0, -size % 32))
-        wanted = quantized_scaled_dot_product_attention(mx.pad(query, spare), keys, values, 0.2, mask, 32, 8)[..., :size]
+        wanted = quantized_scaled_dot_product_attention(
+            mx.pad(query, spare), keys, values, 0.2, mask, 32, 8
+        )[..., :size]
         exact = mx.fast.scaled_dot_product_attention(query, key, value, scale=0.2, mask=mask)
         np.testing.assert_allclose(got, np.array(wanted), rtol=1e-4, atol=1e-5)
         assert 0 < np.abs(got - np.array(exact)).max() < 0.03
@@ -647,7 +813,7 @@ def test_attention_over_codes_is_that_of_mlx_lm(size, masked, mlx):
 
 
 def rms(got: np.ndarray, wanted: np.ndarray) -> float:
-    return float(np.sqrt(((got - wanted) ** 2).mean() / (wanted ** 2).mean()))
+    return float(np.sqrt(((got - wanted) ** 2).mean() / (wanted**2).mean()))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -658,14 +824,19 @@ def test_logits_of_eight_bits_are_close(name, dtype, mlx):
     for bits in (None, 8):
         model = loaded(mlx, name, dtype=dtype, bits=bits)
         cache, tokens = model.make_cache(64), [ids(40)]
-        logits = [model.forward([tokens[0][:25]], 0, cache, all_positions=True)[0],
-                  model.forward([tokens[0][25:30]], 25, cache, all_positions=True)[0]]
-        logits += [model.forward([[token]], 30 + i, cache) for i, token in enumerate(tokens[0][30:])]
+        logits = [
+            model.forward([tokens[0][:25]], 0, cache, all_positions=True)[0],
+            model.forward([tokens[0][25:30]], 25, cache, all_positions=True)[0],
+        ]
+        logits += [
+            model.forward([[token]], 30 + i, cache) for i, token in enumerate(tokens[0][30:])
+        ]
         found[bits] = np.concatenate([mlx.runtime.to_numpy(part) for part in logits])
         kept[bits] = cache
     assert 0 < rms(found[8], found[None]) < 1e-2
     scale = 4 if mlx.device.type == mlx.runtime.mx.cpu or dtype == "float32" else 2
-    assert kept[8].position_nbytes == 2 * 2 * 2 * (32 + 2 * scale)  # both, layers, heads of up to 32
+    # both, layers, heads of up to 32
+    assert kept[8].position_nbytes == 2 * 2 * 2 * (32 + 2 * scale)
     assert kept[8].nbytes == kept[8].nbytes_for(40) + 4 * 64
     assert 0 < rms(kept[8].state()["keys"], kept[None].state()["keys"]) < 1e-2
     again = loaded(mlx, name, dtype=dtype, bits=8).make_cache(64)
@@ -675,7 +846,9 @@ def test_logits_of_eight_bits_are_close(name, dtype, mlx):
 
 @pytest.mark.parametrize("name, compile", [("plain", False), ("plain", True), ("dynamic", None)])
 def test_sixteen_bits_are_float16(name, compile, mlx):
-    """float32 activations are stored as MLX rounds them; those of 16 bits stay as they are, to the bit."""
+    """float32 activations are stored as MLX rounds them; those of 16 bits stay as they are, to the
+    bit.
+    """
     for dtype, limits in (("float32", (1e-7, 1e-3)), ("float16", (-1, 0))):
         found, kept = {}, {}
         for bits in (None, 16):
@@ -683,15 +856,21 @@ def test_sixteen_bits_are_float16(name, compile, mlx):
             cache, tokens = model.make_cache(64, 2), ids(40)
             logits = [model.forward([tokens[:30]], 0, cache, all_positions=True, rows=[1])[0]]
             cache.copy_prefix(1, 0, 30)
-            logits += [model.forward([[token]], 30 + i, cache) for i, token in enumerate(tokens[30:])]
+            logits += [
+                model.forward([[token]], 30 + i, cache) for i, token in enumerate(tokens[30:])
+            ]
             found[bits] = np.concatenate([mlx.runtime.to_numpy(part) for part in logits])
             kept[bits] = cache
         assert limits[0] < rms(found[16], found[None]) <= limits[1]
-        assert kept[16].position_nbytes == kept[None].position_nbytes // (2 if dtype == "float32" else 1)
+        assert kept[16].position_nbytes == kept[None].position_nbytes // (
+            2 if dtype == "float32" else 1
+        )
         assert kept[16].nbytes == sum(map(kept[16].nbytes_for, (40, 30))) + 2 * 4 * 64
         states = {bits: cache.state(0) for bits, cache in kept.items()}
         for part in ("keys", "values"):
-            rounded = np.array(mlx.runtime.mx.array(states[None][part][0]).astype(mlx.runtime.mx.float16))
+            rounded = np.array(
+                mlx.runtime.mx.array(states[None][part][0]).astype(mlx.runtime.mx.float16)
+            )
             np.testing.assert_array_equal(states[16][part][0], rounded.astype(np.float32))
         again = loaded(mlx, name, compile, dtype=dtype, bits=16).make_cache(64)
         again.restore(states[16])
@@ -699,11 +878,14 @@ def test_sixteen_bits_are_float16(name, compile, mlx):
 
 
 @pytest.mark.parametrize("name", ["plain", "sliding", "qwen3"])
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(schedule=SCHEDULE)
 def test_tokens_of_eight_bits_do_not_depend_on_the_company(name, mlx, schedule):
     model = loaded(mlx, name, bits=8)
-    play(Company(mlx, model, ROWS, 600), [part for part in schedule if part[0] != "copy"])  # a restored state is packed anew
+    # a restored state is packed anew
+    play(Company(mlx, model, ROWS, 600), [part for part in schedule if part[0] != "copy"])
 
 
 @pytest.mark.parametrize("bits", [8, 16])
@@ -716,7 +898,9 @@ def test_a_traced_step_of_few_bits_is_the_untraced(bits, mlx):
             prefill(model, cache, row, ids(5 + row, seed=row))
         tokens = [[5]] * 3
         for _ in range(8):
-            tokens = model.step(tokens, cache.lengths[:], cache, sampling(mlx, {}, dict(temperature=1.0), {}))
+            tokens = model.step(
+                tokens, cache.lengths[:], cache, sampling(mlx, {}, dict(temperature=1.0), {})
+            )
             mlx.launch(tokens)
         found.append([cache.state(row) for row in range(3)])
     assert all(same_state(*pair) for pair in zip(*found))

@@ -1,5 +1,5 @@
-"""GGUF's K types as MLX's GPU holds them: bytes against the file's, numbers against gguf's dequantiser, and the Metal kernels, run as
-MLX would hand them to Metal (tests/metal.py)."""
+"""GGUF's K types as MLX's GPU holds them: bytes against the file's, numbers against gguf's
+dequantiser, and the Metal kernels, run as MLX would hand them to Metal (tests/metal.py)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from .test_quantized import MIXED, SHAPE
 
 K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 TWO_LEVEL = (*K_TYPES, "IQ4_XS")
-SHAPES = [(11, 256), (24, 2816), (64, 1024)]  # rows that fill no SIMD group, columns that fill no round of its lanes
+# rows that fill no SIMD group, columns that fill no round of its lanes
+SHAPES = [(11, 256), (24, 2816), (64, 1024)]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,11 @@ def kernels(gpu_layout, monkeypatch):
 
 def use_kernels(quantized, monkeypatch):
     pack = quantized.TwoLevelMatrix.pack
-    monkeypatch.setattr(quantized.TwoLevelMatrix, "pack", lambda *args: dataclasses.replace(pack(*args), has_kernel=True))
+    monkeypatch.setattr(
+        quantized.TwoLevelMatrix,
+        "pack",
+        lambda *args: dataclasses.replace(pack(*args), has_kernel=True),
+    )
 
 
 def forget_kernels(monkeypatch):
@@ -68,12 +73,14 @@ def forget_kernels(monkeypatch):
 
 
 def weight(kind: str, rows: int, columns: int, scales=None) -> tuple[GGUFWeight, np.ndarray]:
-    """(a random matrix, its numbers by gguf). scales: makes the float16 scales of `count` blocks."""
+    """(a random matrix, its numbers by gguf). scales: makes the float16 scales of `count`
+    blocks.
+    """
     blocks = random_blocks(kind, rows, columns, np.random.default_rng(rows))
     if scales is not None:
         every = blocks.reshape(rows * columns // 256, -1)
         for at in HALVES[kind]:
-            every[:, at:at + 2] = scales(len(every)).astype(np.float16)[:, None].view(np.uint8)
+            every[:, at : at + 2] = scales(len(every)).astype(np.float16)[:, None].view(np.uint8)
     return GGUFWeight("w", kind, (rows, columns), blocks), dequantise(blocks, kind)
 
 
@@ -100,20 +107,30 @@ def model_file(kind: str) -> Path:
 
 @pytest.mark.parametrize("kind", [*TWO_LEVEL, "Q4_K_M", "Q5_K_M", "Q2_K mix"])
 def test_a_gpu_holds_at_most_1_15_times_the_files_bytes(kind, mlx, gpu_layout):
-    """Of all tensors, embedding and head included, by MLX's own count, which rounds arrays up to a fraction of a page."""
+    """Of all tensors, embedding and head included, by MLX's own count, which rounds arrays up to a
+    fraction of a page.
+    """
     import mlx.core as mx
 
     from mlx_llama.mlx_native import facts
 
     checkpoint = open_checkpoint(model_file(kind))
-    matrices = sum(tensor.nbytes for tensor in checkpoint.tensors.values() if isinstance(tensor, AffineWeight))
+    matrices = sum(
+        tensor.nbytes for tensor in checkpoint.tensors.values() if isinstance(tensor, AffineWeight)
+    )
     gc.collect()
     mx.clear_cache()
     before = mx.get_active_memory()
     model = mlx.load(checkpoint)
     held = mx.get_active_memory() - before
-    weights = [model.decoder.embedding.weight, model.decoder.head.weight, model.decoder.blocks[0].attention.qkv.weight,
-               model.decoder.blocks[0].attention.out.weight, model.decoder.blocks[0].mlp.gate_up.weight, model.decoder.blocks[0].mlp.down.weight]
+    weights = [
+        model.decoder.embedding.weight,
+        model.decoder.head.weight,
+        model.decoder.blocks[0].attention.qkv.weight,
+        model.decoder.blocks[0].attention.out.weight,
+        model.decoder.blocks[0].mlp.gate_up.weight,
+        model.decoder.blocks[0].mlp.down.weight,
+    ]
     weights = [one for each in weights for one in (each if isinstance(each, tuple) else [each])]
     assert sum(one.nbytes for one in weights) <= 1.04 * matrices
     assert held <= 1.15 * matrices
@@ -130,11 +147,21 @@ def test_the_doctor_counts_on_the_kernels_where_there_is_metal(kind, monkeypatch
     monkeypatch.setattr(facts.platform, "machine", lambda: "arm64")
     monkeypatch.setattr(facts, "_metal_memory", lambda: 16 << 30)
     on_mac = facts.describe({"mlx": "0.32.4"}, Gpus())
-    elsewhere = dataclasses.replace(on_mac, kernels=None)  # an NVIDIA GPU, where mx.fast.metal_kernel raises
+    # an NVIDIA GPU, where mx.fast.metal_kernel raises
+    elsewhere = dataclasses.replace(on_mac, kernels=None)
     checkpoint = open_checkpoint(model_file(kind))
-    mac, nvidia = (facts.plan_weights(checkpoint.tensors.values(), "float16", each) for each in (on_mac, elsewhere))
+    mac, nvidia = (
+        facts.plan_weights(checkpoint.tensors.values(), "float16", each)
+        for each in (on_mac, elsewhere)
+    )
     assert mac.low_bit_operand == nvidia.low_bit_operand == "float16"
-    assert mac.nbytes <= 1.05 * checkpoint.nbytes < 1.1 * checkpoint.nbytes < nvidia.nbytes <= 1.25 * checkpoint.nbytes
+    assert (
+        mac.nbytes
+        <= 1.05 * checkpoint.nbytes
+        < 1.1 * checkpoint.nbytes
+        < nvidia.nbytes
+        <= 1.25 * checkpoint.nbytes
+    )
 
 
 # Numbers
@@ -148,7 +175,10 @@ def test_the_layout_has_the_bits_of_gguf(kind, shape, mlx, gpu_layout):
 
     first, second = weight(kind, *shape), weight(kind, shape[0] + 1, shape[1])
     matrix = gpu_layout.pack([first[0], second[0]], mx.float32, mlx.device)
-    assert isinstance(matrix, gpu_layout.TwoLevelMatrix) and matrix.shape == (2 * shape[0] + 1, shape[1])
+    assert isinstance(matrix, gpu_layout.TwoLevelMatrix) and matrix.shape == (
+        2 * shape[0] + 1,
+        shape[1],
+    )
     judge = np.concatenate([first[1], second[1]])
     rows = np.array([[0, 2 * shape[0]], [shape[0], 3]], np.int32)
     np.testing.assert_array_equal(np.array(matrix.rows(mx.array(rows))), judge[rows])
@@ -159,7 +189,9 @@ def test_the_layout_has_the_bits_of_gguf(kind, shape, mlx, gpu_layout):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", TWO_LEVEL)
 def test_the_metal_kernels_read_what_gguf_reads(kind, shape, mlx, kernels):
-    """Of a token, of a few rows and of a prompt. Products round operands to nothing, and results to x's dtype."""
+    """Of a token, of a few rows and of a prompt. Products round operands to nothing, and results to
+    x's dtype.
+    """
     import mlx.core as mx
 
     stored, judge = weight(kind, *shape)
@@ -168,7 +200,10 @@ def test_the_metal_kernels_read_what_gguf_reads(kind, shape, mlx, kernels):
         assert matrix.has_kernel
         for count in (1, 3, 20):
             x = np.random.default_rng(count).standard_normal((count, shape[1])).astype(dtype)
-            assert rms_error(product(matrix, x), x.astype(np.float64) @ judge.T.astype(np.float64)) < bound
+            assert (
+                rms_error(product(matrix, x), x.astype(np.float64) @ judge.T.astype(np.float64))
+                < bound
+            )
     from mlx_llama.mlx_native.kernels import two_level
 
     in_16_bits = two_level.dequantise(matrix.layout, matrix.parts, mx.float16)
@@ -190,14 +225,19 @@ SPREADS = {
 @pytest.mark.parametrize("spread", SPREADS)
 @pytest.mark.parametrize("kind", K_TYPES)
 def test_any_scales_that_a_file_may_hold(kind, spread, mlx, kernels, monkeypatch):
-    """With the kernels, and with MLX's own product instead, whose scales are rounded to 16 bits or kept in 32."""
+    """With the kernels, and with MLX's own product instead, whose scales are rounded to 16 bits or
+    kept in 32.
+    """
     import mlx.core as mx
 
     stored, judge = weight(kind, 24, 512, SPREADS[spread])
     x = np.random.default_rng(3).standard_normal((24, 512)).astype(np.float32)
     wanted = x.astype(np.float64) @ judge.T.astype(np.float64)
     matrix = kernels.pack([stored], mx.float16, mlx.device)
-    assert rms_error(product(matrix, x[:2]), wanted[:2]) < 2e-6 and rms_error(product(matrix, x), wanted) < 2e-6
+    assert (
+        rms_error(product(matrix, x[:2]), wanted[:2]) < 2e-6
+        and rms_error(product(matrix, x), wanted) < 2e-6
+    )
     plain = kernels.pack([stored], mx.float16, mlx.device, has_kernel=False)
     assert isinstance(plain, kernels.QuantizedMatrix)
     assert rms_error(product(as_float32(plain), x), wanted) < 1e-3
@@ -208,11 +248,15 @@ def test_any_scales_that_a_file_may_hold(kind, spread, mlx, kernels, monkeypatch
 
 
 def as_float32(matrix):
-    """A QuantizedMatrix with its scales widened, since MLX's CPU device sums 16-bit products in 16 bits."""
+    """A QuantizedMatrix with its scales widened, since MLX's CPU device sums 16-bit products in 16
+    bits.
+    """
     import mlx.core as mx
 
-    return dataclasses.replace(matrix, scalings=tuple(tuple(part.astype(mx.float32) for part in pair)
-                                                      for pair in matrix.scalings))
+    return dataclasses.replace(
+        matrix,
+        scalings=tuple(tuple(part.astype(mx.float32) for part in pair) for pair in matrix.scalings),
+    )
 
 
 # Metal's dialect
@@ -220,24 +264,33 @@ def as_float32(matrix):
 
 @pytest.fixture
 def sources(mlx, gpu_layout):
-    """A function: (format, dtype, "multiply" or "dequantise") -> Metal source as MLX generates it."""
+    """A function: (format, dtype, "multiply" or "dequantise") -> Metal source as MLX generates
+    it.
+    """
     import mlx.core as mx
 
     from mlx_llama.mlx_native.kernels import two_level
 
     if shutil.which("clang") is None:
-        pytest.skip("clang compiles the Metal source with its address spaces here, and is not installed")
+        pytest.skip(
+            "clang compiles the Metal source with its address spaces here, and is not installed"
+        )
 
     def make(kind: str, dtype: str, kernel: str) -> str:
         matrix = gpu_layout.pack([weight(kind, 11, 256)[0]], mx.float32, mlx.device)
 
         def call(x, *parts):
             parts, kept = two_level.Parts(*parts), getattr(mx, dtype)
-            return (two_level.multiply(matrix.layout, parts, x) if kernel == "multiply"
-                    else two_level.dequantise(matrix.layout, parts, kept))
+            return (
+                two_level.multiply(matrix.layout, parts, x)
+                if kernel == "multiply"
+                else two_level.dequantise(matrix.layout, parts, kept)
+            )
 
         records = metal.exported(call, mx.zeros((2, 256), getattr(mx, dtype)), *matrix.parts)
-        (source,) = [record["arguments"][1] for record in records if record["name"] == "CustomKernel"]
+        (source,) = [
+            record["arguments"][1] for record in records if record["name"] == "CustomKernel"
+        ]
         return source
 
     return make
@@ -245,7 +298,9 @@ def sources(mlx, gpu_layout):
 
 @pytest.mark.parametrize("kind", TWO_LEVEL)
 def test_kernels_are_metal_and_shift_few_codes(kind, sources):
-    """A compiler with Metal's address spaces takes them. Of a weight's operations, shifts wait longest on Apple's GPUs."""
+    """A compiler with Metal's address spaces takes them. Of a weight's operations, shifts wait
+    longest on Apple's GPUs.
+    """
     for dtype in ("float32", "float16", "bfloat16"):
         for kernel, weights in (("multiply", 4 * 32), ("dequantise", 32)):
             code = metal.compile_as_metal(sources(kind, dtype, kernel))
@@ -253,23 +308,28 @@ def test_kernels_are_metal_and_shift_few_codes(kind, sources):
             assert shifts <= weights * (3 if kind == "IQ4_XS" else 0.2)
 
 
-@pytest.mark.parametrize("line, reason", [
-    ("const float16_t* p = supers;", "with an lvalue of type 'device float16_t const"),
-    ("const device int* p = x_shape;", "with an lvalue of type 'constant int const"),
-    ("threadgroup float* p = sums;", "with an lvalue of type 'float"),
-    ("supers[0] = float16_t(0);", "read-only"),
-    ("float y = x[0];", "cannot initialize a variable of type 'float'"),
-    ("out[0] = 1.0f;", "from incompatible type 'float'"),
-    ("float y = 1.0f; y = y * 1.5 + 1;", "increases floating-point precision"),
-    ("double y = 0;", "poisoned"),
-    ("int* p = new int;", "poisoned"),
-    ("try {} catch (...) {}", "exceptions disabled"),
-    ("uint y = 1u << 32;", "shift count"),
-])
+@pytest.mark.parametrize(
+    "line, reason",
+    [
+        ("const float16_t* p = supers;", "with an lvalue of type 'device float16_t const"),
+        ("const device int* p = x_shape;", "with an lvalue of type 'constant int const"),
+        ("threadgroup float* p = sums;", "with an lvalue of type 'float"),
+        ("supers[0] = float16_t(0);", "read-only"),
+        ("float y = x[0];", "cannot initialize a variable of type 'float'"),
+        ("out[0] = 1.0f;", "from incompatible type 'float'"),
+        ("float y = 1.0f; y = y * 1.5 + 1;", "increases floating-point precision"),
+        ("double y = 0;", "poisoned"),
+        ("int* p = new int;", "poisoned"),
+        ("try {} catch (...) {}", "exceptions disabled"),
+        ("uint y = 1u << 32;", "shift count"),
+    ],
+)
 def test_source_that_metal_would_refuse_is_refused(line, reason, sources):
     source = sources("Q4_K", "bfloat16", "multiply")
     with pytest.raises(ValueError, match=reason):
-        metal.compile_as_metal(source.replace("sums[4] = {0, 0, 0, 0};", "sums[4] = {0, 0, 0, 0}; " + line))
+        metal.compile_as_metal(
+            source.replace("sums[4] = {0, 0, 0, 0};", "sums[4] = {0, 0, 0, 0}; " + line)
+        )
 
 
 # Models
@@ -278,37 +338,56 @@ def test_source_that_metal_would_refuse_is_refused(line, reason, sources):
 def logits(mlx, path: Path, dtype: str, length: int = 7) -> np.ndarray:
     tokens = np.random.default_rng(1).integers(3, 384, (1, length)).astype(np.int32)
     model = mlx.load(open_checkpoint(path), dtype)
-    return mlx.runtime.to_numpy(model.forward(tokens, 0, model.make_cache(length), all_positions=True))
+    return mlx.runtime.to_numpy(
+        model.forward(tokens, 0, model.make_cache(length), all_positions=True)
+    )
 
 
 @pytest.mark.parametrize("kind", ["Q6_K", "Q4_K_M", "Q2_K mix", "IQ4_XS"])
 def test_a_models_logits_do_not_depend_on_the_layout(kind, mlx, monkeypatch, request):
-    """The CPU device's own layout is judged by transformers in test_quantized.py. Activations in float16 change more."""
+    """The CPU device's own layout is judged by transformers in test_quantized.py. Activations in
+    float16 change more.
+    """
     path = model_file(kind)
     wanted, in_16_bits = logits(mlx, path, "float32"), logits(mlx, path, "auto")
     request.getfixturevalue("kernels")
     assert rms_error(logits(mlx, path, "float32"), wanted) < 1e-5
-    assert rms_error(logits(mlx, path, "float32", 20)[:, :7], wanted) < 1e-5  # more rows than the kernel takes
-    assert rms_error(logits(mlx, path, "auto"), wanted) <= 1.2 * rms_error(in_16_bits, wanted) + 1e-4
+    # more rows than the kernel takes
+    assert rms_error(logits(mlx, path, "float32", 20)[:, :7], wanted) < 1e-5
+    assert (
+        rms_error(logits(mlx, path, "auto"), wanted) <= 1.2 * rms_error(in_16_bits, wanted) + 1e-4
+    )
 
 
 def test_a_product_is_one_primitive_of_a_decode_step(mlx, kernels, monkeypatch):
-    """As MLX would hand the step to Metal: groups of 16 too read their codes once, and nothing is dequantised but a row."""
+    """As MLX would hand the step to Metal: groups of 16 too read their codes once, and nothing is
+    dequantised but a row.
+    """
     import mlx.core as mx
 
     names = {}
     for kind in ("Q4_0", "Q6_K", "Q4_K"):
         model = mlx.load(open_checkpoint(model_file(kind)))
-        cache, sampling = model.make_cache(64), mlx.sampling_batch([resolve({"temperature": 0}).options])
+        cache, sampling = (
+            model.make_cache(64),
+            mlx.sampling_batch([resolve({"temperature": 0}).options]),
+        )
         model.forward([[1, 2, 3]], 0, cache)
         token = model.step(np.array([[5]], np.int32), 3, cache, sampling)
         mx.eval(token)
         monkeypatch.setattr(mx.fast, "metal_kernel", metal._metal_kernel)
         forget_kernels(monkeypatch)
-        names[kind] = [record["name"] for record in metal.exported(lambda token: model.step(token, 4, cache, sampling), token)]
+        names[kind] = [
+            record["name"]
+            for record in metal.exported(lambda token: model.step(token, 4, cache, sampling), token)
+        ]
         monkeypatch.setattr(mx.fast, "metal_kernel", metal.metal_kernel)
         forget_kernels(monkeypatch)
-    assert names["Q4_0"].count("QuantizedMatmul") == names["Q6_K"].count("CustomKernel") == names["Q4_K"].count("CustomKernel")
+    assert (
+        names["Q4_0"].count("QuantizedMatmul")
+        == names["Q6_K"].count("CustomKernel")
+        == names["Q4_K"].count("CustomKernel")
+    )
     assert "QuantizedMatmul" not in names["Q6_K"] + names["Q4_K"]
     rows = 40  # operations that dequantise the embedding's row
     assert max(len(names["Q6_K"]), len(names["Q4_K"])) <= len(names["Q4_0"]) + rows
@@ -342,8 +421,13 @@ def wrong_numbers(**settings):
     return lambda **arguments: [array * 1.01 for array in kernel(**arguments)]
 
 
-@pytest.mark.parametrize("kernel, reason", [(no_metal, "RuntimeError: [metal_kernel] No Metal back-end."),
-                                            (wrong_numbers, "their results differ from plain operations")])
+@pytest.mark.parametrize(
+    "kernel, reason",
+    [
+        (no_metal, "RuntimeError: [metal_kernel] No Metal back-end."),
+        (wrong_numbers, "their results differ from plain operations"),
+    ],
+)
 def test_kernels_that_fail_their_trial_are_not_used(kernel, reason, mlx, gpu, kernels, monkeypatch):
     import mlx.core as mx
 
@@ -353,7 +437,10 @@ def test_kernels_that_fail_their_trial_are_not_used(kernel, reason, mlx, gpu, ke
     monkeypatch.setattr(weights, "_free_memory", lambda device: None)
     checkpoint = open_checkpoint(model_file("Q4_K_M"))
     found = weights.Weights(checkpoint, mx.float16, gpu)
-    assert found.notices == () and kernels.find_faults(low_bit(checkpoint), mx.float16, mlx.device) == {}
+    assert (
+        found.notices == ()
+        and kernels.find_faults(low_bit(checkpoint), mx.float16, mlx.device) == {}
+    )
     monkeypatch.setattr(mx.fast, "metal_kernel", kernel)
     forget_kernels(monkeypatch)
     found = weights.Weights(checkpoint, mx.float16, gpu)
@@ -361,9 +448,19 @@ def test_kernels_that_fail_their_trial_are_not_used(kernel, reason, mlx, gpu, ke
     assert "Q6_K" in found.notices[0] + found.notices[1]
     matrix = found.linear("model.layers.0.self_attn.o_proj").weight
     assert isinstance(matrix, kernels.QuantizedMatrix) and matrix.scalings[0][0].dtype == mx.float16
-    held = found.linear("lm_head").weight.nbytes + found.embedding("model.embed_tokens").weight.nbytes + matrix.nbytes
-    names = ("lm_head.weight", "model.embed_tokens.weight", "model.layers.0.self_attn.o_proj.weight")
-    assert held == sum(facts.tensor_nbytes(checkpoint.tensors[name], "float16", True, False) for name in names)
+    held = (
+        found.linear("lm_head").weight.nbytes
+        + found.embedding("model.embed_tokens").weight.nbytes
+        + matrix.nbytes
+    )
+    names = (
+        "lm_head.weight",
+        "model.embed_tokens.weight",
+        "model.layers.0.self_attn.o_proj.weight",
+    )
+    assert held == sum(
+        facts.tensor_nbytes(checkpoint.tensors[name], "float16", True, False) for name in names
+    )
 
 
 def low_bit(checkpoint):
@@ -378,6 +475,7 @@ def test_without_kernels_16_bit_scales_are_close_enough(kind, mlx, gpu_layout):
     matrix = gpu_layout.pack([stored], mx.float16, mlx.device, has_kernel=False)
     assert matrix.scalings[0][0].dtype == mx.float16
     found = product(as_float32(matrix), np.eye(2048, dtype=np.float32)).T
-    assert rms_error(found, judge) < 2.15e-4  # 2.1e-4 by rounding scales alone, 2.3e-4 to 2.8e-4 if biases added to it
+    # 2.1e-4 by rounding scales alone, 2.3e-4 to 2.8e-4 if biases added to it
+    assert rms_error(found, judge) < 2.15e-4
     if stored.group_size == 32:
         assert matrix.nbytes <= 1.15 * stored.nbytes

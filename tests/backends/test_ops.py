@@ -1,4 +1,6 @@
-"""Words of the vocabulary (core.ops) on each backend, against torch's and transformers' functions in float64."""
+"""Words of the vocabulary (core.ops) on each backend, against torch's and transformers' functions
+in float64.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ def relative_error(got: np.ndarray, wanted: torch.Tensor | np.ndarray) -> float:
 @pytest.fixture
 def words(backend):
     """(the plain vocabulary, NumPy to the backend's arrays, back)."""
-    convert = {"mlx": lambda x: __import__("mlx.core").core.array(x), "cpu": lambda x: x, "cuda": torch.from_numpy}[backend.name]
+    convert = {
+        "mlx": lambda x: __import__("mlx.core").core.array(x),
+        "cpu": lambda x: x,
+        "cuda": torch.from_numpy,
+    }[backend.name]
     return backend.model.ops, convert, backend.runtime.to_numpy
 
 
@@ -39,8 +45,14 @@ def attention_of_transformers(query, keys, values, scale, mask, cap) -> np.ndarr
     from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
     module = SimpleNamespace(head_dim=D, num_key_value_groups=H // G, training=False)
-    hidden = None if mask is None else torch.where(torch.from_numpy(mask), 0.0, -torch.inf).double()[None, None]
-    mixed, _ = eager_attention_forward(module, wide(query), wide(keys), wide(values), hidden, scaling=scale, softcap=cap)
+    hidden = (
+        None
+        if mask is None
+        else torch.where(torch.from_numpy(mask), 0.0, -torch.inf).double()[None, None]
+    )
+    mixed, _ = eager_attention_forward(
+        module, wide(query), wide(keys), wide(values), hidden, scaling=scale, softcap=cap
+    )
     return mixed.transpose(1, 2).numpy()
 
 
@@ -56,20 +68,33 @@ def test_attention_is_that_of_transformers(T, L, window, cap, words):
     if ops.__name__.startswith("mlx_llama"):
         stored = [(part,) for part in stored]
     got = back(ops.attention(convert(query), *stored, 0.3, convert(mask), cap))
-    assert relative_error(got, attention_of_transformers(query, keys, values, 0.3, mask, cap)) < 2e-6
+    assert (
+        relative_error(got, attention_of_transformers(query, keys, values, 0.3, mask, cap)) < 2e-6
+    )
 
 
 def test_norms_gates_and_caps_are_torchs(words):
     ops, convert, back = words
     x, weight = made(2, 3, 24), made(24)
-    assert relative_error(back(ops.rms_norm(convert(x), convert(weight), 1e-5)), F.rms_norm(wide(x), (24,), wide(weight), 1e-5)) < 1e-6
+    assert (
+        relative_error(
+            back(ops.rms_norm(convert(x), convert(weight), 1e-5)),
+            F.rms_norm(wide(x), (24,), wide(weight), 1e-5),
+        )
+        < 1e-6
+    )
     total, normed = ops.add_rms_norm(convert(x), convert(2 * x), convert(weight), 1e-5)
     assert relative_error(back(normed), F.rms_norm(3 * wide(x), (24,), wide(weight), 1e-5)) < 1e-6
     assert relative_error(back(total), 3 * x) < 1e-6
     gate, up = wide(x).chunk(2, dim=-1)
-    for activation, function in (("silu", F.silu), ("gelu_tanh", lambda x: F.gelu(x, approximate="tanh"))):
+    for activation, function in (
+        ("silu", F.silu),
+        ("gelu_tanh", lambda x: F.gelu(x, approximate="tanh")),
+    ):
         assert relative_error(back(ops.gate(convert(x), activation)), function(gate) * up) < 1e-6
-    assert relative_error(back(ops.softcap(convert(x), 0.7)), 0.7 * torch.tanh(wide(x) / 0.7)) < 1e-6
+    assert (
+        relative_error(back(ops.softcap(convert(x), 0.7)), 0.7 * torch.tanh(wide(x) / 0.7)) < 1e-6
+    )
 
 
 @pytest.mark.parametrize("normalises", [True, False])
@@ -84,7 +109,9 @@ def test_experts_are_chosen_and_weighed_as_in_mixtral(normalises, words):
     wanted, numbers = torch.topk(every, 2)
     wanted = wanted / wanted.sum(-1, keepdim=True) if normalises else wanted
     got, order = np.asarray(back(shares)), np.argsort(-np.asarray(back(shares)), axis=-1)
-    np.testing.assert_array_equal(np.take_along_axis(np.asarray(back(chosen)), order, -1), numbers.numpy())
+    np.testing.assert_array_equal(
+        np.take_along_axis(np.asarray(back(chosen)), order, -1), numbers.numpy()
+    )
     assert relative_error(np.take_along_axis(got, order, -1), wanted.numpy()) < 1e-6
 
 
@@ -98,19 +125,26 @@ def test_a_fault_in_the_forward_shows_in_every_path(backend, toy, monkeypatch):
 
     def prompt() -> np.ndarray:
         model = backend.load(open_checkpoint(toy), "float32")
-        return backend.runtime.to_numpy(model.forward(tokens, 0, model.make_cache(20), all_positions=True))[0]
+        return backend.runtime.to_numpy(
+            model.forward(tokens, 0, model.make_cache(20), all_positions=True)
+        )[0]
 
     sound = prompt()
     norm = llama.RMSNorm.__call__
-    monkeypatch.setattr(llama.RMSNorm, "__call__", lambda self, x, delta=None: norm(
-        llama.RMSNorm(self.ops, self.weight * np.float32(0.5), self.eps), x, delta))
+    monkeypatch.setattr(
+        llama.RMSNorm,
+        "__call__",
+        lambda self, x, delta=None: norm(
+            llama.RMSNorm(self.ops, self.weight * np.float32(0.5), self.eps), x, delta
+        ),
+    )
     wrong = prompt()
     assert relative_error(wrong, sound) > 0.01
     model = backend.load(open_checkpoint(toy), "float32")
     stepped, cache = model.make_cache(20), model.make_cache(20)
     sampling = backend.sampling_batch([resolve({"temperature": 0}).options])
     for i in range(9):
-        logits = backend.runtime.to_numpy(model.forward(tokens[:, i:i + 1], i, cache))
+        logits = backend.runtime.to_numpy(model.forward(tokens[:, i : i + 1], i, cache))
         assert relative_error(logits[0], wrong[i]) < 1e-4
-        drawn = backend.runtime.to_numpy(model.step(tokens[:, i:i + 1], i, stepped, sampling))
+        drawn = backend.runtime.to_numpy(model.step(tokens[:, i : i + 1], i, stepped, sampling))
         assert wrong[i, int(drawn[0, 0])] > wrong[i].max() - 1e-4

@@ -29,11 +29,14 @@ def mostly(kind: str, **others: str):
     return lambda name: others.get(name.split(".")[-2], kind)
 
 
-# Mixes of Q4_K_M and Q5_K_M as in llama.cpp; then types with the same width, group or neither in fusable matrices
+# Mixes of Q4_K_M and Q5_K_M as in llama.cpp; then types with the same width, group or neither in
+# fusable matrices
 MIXED = {
     "Q4_K_M": mostly("Q4_K", v_proj="Q6_K", down_proj="Q6_K", lm_head="Q6_K"),
     "Q5_K_M": mostly("Q5_K", v_proj="Q6_K", down_proj="Q6_K", lm_head="Q6_K"),
-    "Q2_K mix": mostly("Q3_K", q_proj="Q2_K", k_proj="Q2_K", embed_tokens="Q2_K", gate_proj="Q4_K", lm_head="Q6_K"),
+    "Q2_K mix": mostly(
+        "Q3_K", q_proj="Q2_K", k_proj="Q2_K", embed_tokens="Q2_K", gate_proj="Q4_K", lm_head="Q6_K"
+    ),
     "widths": mostly("Q4_0", k_proj="Q4_1", v_proj="Q5_0", up_proj="Q5_1", lm_head="Q8_0"),
     "IQ4": mostly("IQ4_XS", v_proj="Q8_0", k_proj="IQ4_NL", up_proj="IQ4_NL", lm_head="Q6_K"),
     "plain ones": mostly("Q4_0", k_proj="F16", up_proj="F32", embed_tokens="F16", lm_head="BF16"),
@@ -41,17 +44,30 @@ MIXED = {
 
 
 @functools.cache
-def gguf_model(kind: str, layers: int = 1, tied: bool = False) -> tuple[Path, dict[str, np.ndarray]]:
+def gguf_model(
+    kind: str, layers: int = 1, tied: bool = False
+) -> tuple[Path, dict[str, np.ndarray]]:
     """(file, its weights dequantised by gguf, in Hugging Face order)."""
     path = Path(tempfile.mkdtemp()) / f"{kind}.gguf"
-    judge = make_gguf(path, kinds=MIXED.get(kind, kind), num_hidden_layers=layers, tie_word_embeddings=tied, **SHAPE)
+    judge = make_gguf(
+        path,
+        kinds=MIXED.get(kind, kind),
+        num_hidden_layers=layers,
+        tie_word_embeddings=tied,
+        **SHAPE,
+    )
     return path, judge
 
 
 def probes(model, to_numpy, tokens: np.ndarray) -> dict[str, np.ndarray]:
     seen: dict[str, np.ndarray] = {}
-    model.forward(tokens, 0, model.make_cache(tokens.shape[1], len(tokens)), all_positions=True,
-                  probe=lambda name, array: seen.__setitem__(name, to_numpy(array)))
+    model.forward(
+        tokens,
+        0,
+        model.make_cache(tokens.shape[1], len(tokens)),
+        all_positions=True,
+        probe=lambda name, array: seen.__setitem__(name, to_numpy(array)),
+    )
     return seen
 
 
@@ -78,9 +94,16 @@ def test_every_product_is_that_of_the_dequantised_matrix(kind, length, load):
         wanted = wanted.reshape(2, length, heads, HEAD_DIM).transpose(0, 2, 1, 3)
         assert relative_error(seen[f"0.{name}"], wanted) < 5e-6
     if length == 1:  # with one position each query head returns the value of its group
-        mixed = np.repeat(seen["0.value"], HEADS // KV_HEADS, axis=1).reshape(2, 1, HEADS * HEAD_DIM)
-        assert relative_error(seen["0.attention"], product(mixed, f"{layer}self_attn.o_proj.weight")) < 5e-6
-    gate, up = (product(seen["0.ffn_norm"], f"{layer}mlp.{name}_proj.weight") for name in ("gate", "up"))
+        mixed = np.repeat(seen["0.value"], HEADS // KV_HEADS, axis=1).reshape(
+            2, 1, HEADS * HEAD_DIM
+        )
+        assert (
+            relative_error(seen["0.attention"], product(mixed, f"{layer}self_attn.o_proj.weight"))
+            < 5e-6
+        )
+    gate, up = (
+        product(seen["0.ffn_norm"], f"{layer}mlp.{name}_proj.weight") for name in ("gate", "up")
+    )
     wanted = product(gate / (1 + np.exp(-gate)) * up, f"{layer}mlp.down_proj.weight")
     assert relative_error(seen["0.ffn"], wanted) < 5e-6
     assert relative_error(seen["logits"], product(seen["norm"], "lm_head.weight")) < 5e-6
@@ -96,7 +119,10 @@ def transformers_logits(kind: str, tied: bool) -> np.ndarray:
 
     _, judge = gguf_model(kind, 2, tied)
     folder = make_checkpoint(Path(tempfile.mkdtemp()) / "judge", tie_word_embeddings=tied, **SHAPE)
-    write_safetensors(folder / "model.safetensors", {name: encode_tensor(x, "float32") for name, x in judge.items()})
+    write_safetensors(
+        folder / "model.safetensors",
+        {name: encode_tensor(x, "float32") for name, x in judge.items()},
+    )
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         return model(torch.from_numpy(TOKENS).long()).logits.numpy()
@@ -108,9 +134,15 @@ def test_a_gguf_models_logits_are_those_of_transformers(kind, tied, load):
     model, to_numpy = load(gguf_model(kind, 2, tied)[0])
     cache = model.make_cache(TOKENS.shape[1], len(TOKENS))
     first = to_numpy(model.forward(TOKENS[:, :20], 0, cache, all_positions=True))
-    rest = [to_numpy(model.forward(TOKENS[:, i:i + 1], i, cache, all_positions=True)) for i in range(20, TOKENS.shape[1])]
+    rest = [
+        to_numpy(model.forward(TOKENS[:, i : i + 1], i, cache, all_positions=True))
+        for i in range(20, TOKENS.shape[1])
+    ]
     # random codes with large biases make softmax sharp: rounding grows from layer to layer
-    assert relative_error(np.concatenate([first, *rest], axis=1), transformers_logits(kind, tied)) < 1e-3
+    assert (
+        relative_error(np.concatenate([first, *rest], axis=1), transformers_logits(kind, tied))
+        < 1e-3
+    )
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K_M"])
@@ -190,7 +222,9 @@ def mlx_lm_logits(case: str) -> np.ndarray:
 def test_a_converted_models_logits_are_those_of_mlx_lm(case, load):
     pytest.importorskip("mlx.core")
     model, to_numpy = load(converted(case))
-    got = to_numpy(model.forward(TOKENS, 0, model.make_cache(TOKENS.shape[1], len(TOKENS)), all_positions=True))
+    got = to_numpy(
+        model.forward(TOKENS, 0, model.make_cache(TOKENS.shape[1], len(TOKENS)), all_positions=True)
+    )
     assert relative_error(got, mlx_lm_logits(case)) < 1e-4
 
 
@@ -199,8 +233,9 @@ def test_a_converted_model_gives_the_tokens_of_mlx_lm(case, backend):
     mx = pytest.importorskip("mlx.core")
     from mlx_lm.generate import generate_step
 
-    llm = load_llm(converted(case), backend=backend.name, device=device_of(backend),
-                   dtype="float32")
+    llm = load_llm(
+        converted(case), backend=backend.name, device=device_of(backend), dtype="float32"
+    )
     prompt, n = llm.encode("Once upon a time"), 24
     with mx.stream(mx.cpu):
         steps = generate_step(mx.array(prompt), mlx_lm_model(case), max_tokens=n)
@@ -224,8 +259,14 @@ def test_at_its_own_dtype_a_converted_model_rounds_but_its_results(case, roundin
 
 # Memory
 
-WIDE = dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=3, num_attention_heads=16,
-            num_key_value_heads=16, vocab_size=8192)
+WIDE = dict(
+    hidden_size=1024,
+    intermediate_size=4096,
+    num_hidden_layers=3,
+    num_attention_heads=16,
+    num_key_value_heads=16,
+    vocab_size=8192,
+)
 MEASURE = """
 import gc, os, resource, sys
 from mlx_llama.core.backends.selection import select
@@ -249,7 +290,7 @@ gc.collect()
 before = peak()
 model = run(folder)
 print(peak() - before)
-"""
+"""  # noqa: E501
 
 
 @functools.cache
@@ -271,7 +312,9 @@ def wide_model() -> tuple[Path, int]:
             scaling = np.full((shape[0], shape[1] // 64), value, np.float32)
             tensors[name.removesuffix(".weight") + part] = encode_tensor(scaling, "float16")
     write_safetensors(folder / "model.safetensors", tensors)
-    (folder / "config.json").write_text(json.dumps(config | {"quantization": {"bits": 4, "group_size": 64}}))
+    (folder / "config.json").write_text(
+        json.dumps(config | {"quantization": {"bits": 4, "group_size": 64}})
+    )
     return folder, count
 
 
@@ -279,9 +322,15 @@ def test_loading_makes_no_sixteen_bit_copy(backend):
     folder, weights = wide_model()
     device = device_of(backend)
     small = make_checkpoint(Path(tempfile.mkdtemp()) / "small", tokenizer=False)
-    # An empty cache folder: the compiler's own memory is then taken for the small model, before the measurement.
-    run = subprocess.run([sys.executable, "-c", MEASURE, folder, backend.name, device, small], capture_output=True, text=True,
-                         timeout=300, env=os.environ | {"MLX_LLAMA_CACHE": tempfile.mkdtemp()})
+    # An empty cache folder: the compiler's own memory is then taken for the small model, before the
+    # measurement.
+    run = subprocess.run(
+        [sys.executable, "-c", MEASURE, folder, backend.name, device, small],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"MLX_LLAMA_CACHE": tempfile.mkdtemp()},
+    )
     assert run.returncode == 0, run.stderr[-2000:]
     grown = int(run.stdout)
     assert weights * 4 / 8 < grown < weights * 2 * 0.8  # no copy besides the packed weights

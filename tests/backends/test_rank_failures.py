@@ -1,4 +1,6 @@
-"""Processes of a run that end, stall or are interrupted: all others end within ten seconds, with the reason."""
+"""Processes of a run that end, stall or are interrupted: all others end within ten seconds, with
+the reason.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,23 @@ from launching import end, find_ranks, launch
 from machine import missing
 
 LIMIT = 10  # seconds
-ENDLESS = ["-m", "mlx_llama.generate", "--device", "cpu", "--dtype", "float32", "--ignore-chat-template", "-p", "Once upon a time",
-           "--max-tokens", "480", "--logit-bias", "6=-100", "--logit-bias", "2=-100"]
+ENDLESS = [
+    "-m",
+    "mlx_llama.generate",
+    "--device",
+    "cpu",
+    "--dtype",
+    "float32",
+    "--ignore-chat-template",
+    "-p",
+    "Once upon a time",
+    "--max-tokens",
+    "480",
+    "--logit-bias",
+    "6=-100",
+    "--logit-bias",
+    "2=-100",
+]
 
 
 def read_some(process, seconds=180) -> bytes:
@@ -30,7 +47,11 @@ def await_end(pids, seconds) -> list[int]:
     """Those of `pids` that still run after a time."""
     last = time.monotonic() + seconds
     while time.monotonic() < last:
-        pids = [one for one in pids if psutil.pid_exists(one) and psutil.Process(one).status() != psutil.STATUS_ZOMBIE]
+        pids = [
+            one
+            for one in pids
+            if psutil.pid_exists(one) and psutil.Process(one).status() != psutil.STATUS_ZOMBIE
+        ]
         if not pids:
             break
         time.sleep(0.05)
@@ -39,7 +60,9 @@ def await_end(pids, seconds) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["mlx", "cuda"])
-@pytest.mark.parametrize("way, victim, size", [("SIGSTOP", 1, 2), ("SIGKILL", 0, 2), ("SIGINT", 0, 2), ("SIGKILL", 2, 4)])
+@pytest.mark.parametrize(
+    "way, victim, size", [("SIGSTOP", 1, 2), ("SIGKILL", 0, 2), ("SIGINT", 0, 2), ("SIGKILL", 2, 4)]
+)
 def test_all_others_end(backend, way, victim, size, tmp_path):
     if reason := missing(backend):
         pytest.skip(reason)
@@ -47,8 +70,17 @@ def test_all_others_end(backend, way, victim, size, tmp_path):
     if size == 4:
         from making import make_checkpoint
 
-        command += ["--model", str(make_checkpoint(tmp_path / "toy", num_attention_heads=4, num_key_value_heads=4,
-                                                   max_position_embeddings=4096))]
+        command += [
+            "--model",
+            str(
+                make_checkpoint(
+                    tmp_path / "toy",
+                    num_attention_heads=4,
+                    num_key_value_heads=4,
+                    max_position_embeddings=4096,
+                )
+            ),
+        ]
     errors = open(tmp_path / "errors", "w+b")
     process = launch(backend, size, *command, text=False, stderr=errors)
     try:
@@ -70,9 +102,16 @@ def test_all_others_end(backend, way, victim, size, tmp_path):
             time.sleep(0.1)
         if way == "SIGINT":
             # torchrun tells of a process that it did not end itself, in a traceback of its own.
-            assert "error: " not in said and "/mlx_llama/" not in said and "KeyboardInterrupt" not in said, said
+            assert (
+                "error: " not in said
+                and "/mlx_llama/" not in said
+                and "KeyboardInterrupt" not in said
+            ), said
         else:
-            assert f"error: rank {victim} has " + ("been silent" if way == "SIGSTOP" else "ended") in said, said
+            assert (
+                f"error: rank {victim} has " + ("been silent" if way == "SIGSTOP" else "ended")
+                in said
+            ), said
     finally:
         end(process)
         errors.close()

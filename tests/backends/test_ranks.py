@@ -15,15 +15,25 @@ from backends.rank_cases import count_weights, load_case, run_cases
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.quantize import write_mlx
 
-SIZES = {"vocab_size": 385, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 1024}
+SIZES = {
+    "vocab_size": 385,
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 1024,
+}
 
 
 def make_models(folder) -> dict[str, str]:
-    """{description: path} of toy models that two processes can share; "four ..." can be shared by four."""
+    """{description: path} of toy models that two processes can share; "four ..." can be shared by
+    four.
+    """
     plain = make_checkpoint(folder / "plain")
     make_checkpoint(folder / "four tied", tie_word_embeddings=True, **SIZES)
     make_checkpoint(folder / "four qwen3", architectures=["Qwen3ForCausalLM"], **SIZES)
-    make_checkpoint(folder / "biased", attention_bias=True, mlp_bias=True, intermediate_size=90, vocab_size=401)
+    make_checkpoint(
+        folder / "biased", attention_bias=True, mlp_bias=True, intermediate_size=90, vocab_size=401
+    )
     make_gguf(folder / "q4_0.gguf", kinds="Q4_0")
     make_gguf(folder / "four q4_k.gguf", kinds="Q4_K", head_dim=128, **SIZES)
     write_mlx(open_checkpoint(plain), folder / "affine", bits=4, group_size=32)
@@ -37,7 +47,10 @@ def models(tmp_path_factory):
 
 def run(backend, size, models, tmp_path) -> dict:
     out = tmp_path / "out.json"
-    code, stdout, stderr = finish(launch(backend, size, "tests/backends/rank_cases.py", str(out), backend, *models.values()), 400)
+    code, stdout, stderr = finish(
+        launch(backend, size, "tests/backends/rank_cases.py", str(out), backend, *models.values()),
+        400,
+    )
     assert code == 0 and out.exists(), stderr[-3000:]
     assert stdout == ""
     found = json.loads(out.read_text(encoding="utf-8"))
@@ -47,7 +60,9 @@ def run(backend, size, models, tmp_path) -> dict:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend, size", [("mlx", 2), ("cuda", 2), ("mlx", 4)])
 def test_the_same_tokens_as_one_process(backend, size, models, tmp_path):
-    """Greedy, sampled, filtered, drafted, constrained, in batches, from prefixes and files; plain, tied, low-bit, Qwen3."""
+    """Greedy, sampled, filtered, drafted, constrained, in batches, from prefixes and files; plain,
+    tied, low-bit, Qwen3.
+    """
     if reason := missing(backend):
         pytest.skip(reason)
     chosen = {name: path for name, path in models.items() if size == 2 or "four" in name}
@@ -65,7 +80,9 @@ def test_the_same_tokens_as_one_process(backend, size, models, tmp_path):
 
 
 def check_traffic(given, sent, config, backend, size) -> None:
-    """The formula of docs/more-than-one-machine.md, for 4 tokens; sent bytes as the kernel counts them."""
+    """The formula of docs/more-than-one-machine.md, for 4 tokens; sent bytes as the kernel counts
+    them.
+    """
     sums = 4 * (2 * config.num_hidden_layers + 1) * config.hidden_size * 4
     assert given == sums + 4 * 8
     if backend == "mlx" and sys.platform == "linux":

@@ -1,5 +1,5 @@
-"""Shares of a model on threads of one process, whose sums and gathers meet at a barrier: the layers and the sampling of tensor
-parallelism without launchers, by Triton's kernels too."""
+"""Shares of a model on threads of one process, whose sums and gathers meet at a barrier: the layers
+and the sampling of tensor parallelism without launchers, by Triton's kernels too."""
 
 from __future__ import annotations
 
@@ -23,16 +23,33 @@ from backends.test_captured_step import fewer_programs  # noqa: E402
 from backends.triton_process import DEVICE, call, computing  # noqa: E402, F401
 
 PROMPT = [1, 17, 300, 45, 9]
-SAMPLING = {"greedy": {}, "noise": {"temperature": 1.0, "seed": 2**63 + 5},
-            "everything": {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2,
-                           "presence_penalty": 0.1, "logit_bias": {5: 1.0}, "seed": 3, "logprobs": 2}}
+SAMPLING = {
+    "greedy": {},
+    "noise": {"temperature": 1.0, "seed": 2**63 + 5},
+    "everything": {
+        "temperature": 0.9,
+        "top_k": 20,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.1,
+        "logit_bias": {5: 1.0},
+        "seed": 3,
+        "logprobs": 2,
+    },
+}
 
 
 class Meeting:
     """The place where `size` threads exchange arrays, one running at a time."""
 
     def __init__(self, size: int):
-        self.size, self.barrier, self.turn, self.given = size, threading.Barrier(size, timeout=60), threading.Lock(), {}
+        self.size, self.barrier, self.turn, self.given = (
+            size,
+            threading.Barrier(size, timeout=60),
+            threading.Lock(),
+            {},
+        )
 
     def exchange(self, rank: int, value):
         """The values of all threads, in the order of ranks."""
@@ -54,7 +71,13 @@ class ThreadRanks:
     """Sums and gathers of a thread's `Ranks`; the rest is the backend's."""
 
     def __init__(self, meeting: Meeting, rank: int, stack, settle):
-        self.meeting, self.rank, self.size, self.stack, self.settle = meeting, rank, meeting.size, stack, settle
+        self.meeting, self.rank, self.size, self.stack, self.settle = (
+            meeting,
+            rank,
+            meeting.size,
+            stack,
+            settle,
+        )
 
     def sum(self, x):
         return sum(self.meeting.exchange(self.rank, self.settle(x)))
@@ -67,7 +90,10 @@ def answers(backend, model) -> dict:
     """Tokens of rows decoded together, by kind of sampling, and logits."""
     found = {}
     for name, chosen in SAMPLING.items():
-        both = [options.resolve(chosen).options, options.resolve({"seed": 1, "temperature": 0.5} if name == "noise" else {}).options]
+        both = [
+            options.resolve(chosen).options,
+            options.resolve({"seed": 1, "temperature": 0.5} if name == "noise" else {}).options,
+        ]
         sampling, cache, drawn = backend.sampling_batch(both), model.make_cache(64, 2), []
         for row in (0, 1):
             model.forward([PROMPT[row:]], 0, cache, rows=[row])
@@ -78,7 +104,9 @@ def answers(backend, model) -> dict:
             tokens = tokens if tokens.shape[1] == 1 else tokens[:, :1]
         found[name] = drawn
     cache = model.make_cache(64)
-    found["logits"] = backend.runtime.to_numpy(model.forward([PROMPT], 0, cache, all_positions=True))
+    found["logits"] = backend.runtime.to_numpy(
+        model.forward([PROMPT], 0, cache, all_positions=True)
+    )
     found["one more"] = backend.runtime.to_numpy(model.forward([[5]], len(PROMPT), cache))
     return found
 
@@ -102,7 +130,12 @@ def compare(name: str, path, size: int = 2) -> None:
 
     def run(rank: int) -> dict:
         with meeting.turn:
-            model = backend.model.Llama.load(checkpoint, LoadOptions(dtype="float32"), backend.device, ranks=Joined(meeting, rank, stack, settle))
+            model = backend.model.Llama.load(
+                checkpoint,
+                LoadOptions(dtype="float32"),
+                backend.device,
+                ranks=Joined(meeting, rank, stack, settle),
+            )
             return answers(backend, model)
 
     with ThreadPoolExecutor(size) as pool:
@@ -127,8 +160,11 @@ def model(request, tmp_path_factory):
     if request.param == "low-bit":
         make_gguf(folder / "toy.gguf", kinds="Q4_0")
         return folder / "toy.gguf"
-    fields = {"tied": {"tie_word_embeddings": True, "vocab_size": 385}, "biases": {"attention_bias": True, "mlp_bias": True},
-              "qwen3": {"architectures": ["Qwen3ForCausalLM"]}}
+    fields = {
+        "tied": {"tie_word_embeddings": True, "vocab_size": 385},
+        "biases": {"attention_bias": True, "mlp_bias": True},
+        "qwen3": {"architectures": ["Qwen3ForCausalLM"]},
+    }
     return make_checkpoint(folder / "toy", **fields[request.param])
 
 
@@ -139,7 +175,12 @@ def test_shares_give_what_the_whole_gives(name, model):
 
 @pytest.mark.slow
 def test_shares_by_kernels(tmp_path, call):
-    call(compare_by_kernels, make_checkpoint(tmp_path / "toy", tie_word_embeddings=True, num_hidden_layers=1, vocab_size=385))
+    call(
+        compare_by_kernels,
+        make_checkpoint(
+            tmp_path / "toy", tie_word_embeddings=True, num_hidden_layers=1, vocab_size=385
+        ),
+    )
 
 
 def measure_noise_of_shares() -> bool:
@@ -153,7 +194,9 @@ def measure_noise_of_shares() -> bool:
     words, scores = torch.from_numpy(words).to(DEVICE), torch.zeros((2, 100), device=DEVICE)
     given = gumbel_table(scores.device), torch.tensor([7, 8], device=DEVICE), words
     whole = decode.add_noise(scores, *given)
-    parts = [decode.add_noise(scores[:, a:b].contiguous(), *given, a) for a, b in ((0, 33), (33, 100))]
+    parts = [
+        decode.add_noise(scores[:, a:b].contiguous(), *given, a) for a, b in ((0, 33), (33, 100))
+    ]
     return bool(torch.equal(torch.cat(parts, dim=1), whole)) and bool(whole.abs().sum() > 1)
 
 

@@ -1,4 +1,6 @@
-"""Sampling on every backend: filters of transformers, penalties of mlx-lm, the exact noise of core.generation.rng."""
+"""Sampling on every backend: filters of transformers, penalties of mlx-lm, the exact noise of
+core.generation.rng.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def arrays(backend):
 def sampler(backend):
     """Sampling for one row with the given options; `rows`: for several, a dict of options each."""
     return lambda *rows, **options: backend.sampling_batch(
-        [resolve({"seed": 1, **one}).options for one in rows or [options]])
+        [resolve({"seed": 1, **one}).options for one in rows or [options]]
+    )
 
 
 def logits(seed: int = 0) -> np.ndarray:
@@ -38,8 +41,15 @@ def logits(seed: int = 0) -> np.ndarray:
 
 
 FILTERS = [
-    dict(temperature=0.7), dict(top_k=5), dict(top_k=1), dict(top_k=V + 5), dict(top_p=0.9), dict(top_p=0.01),
-    dict(min_p=0.05), dict(min_p=1.0), dict(temperature=1.7, top_k=50, top_p=0.8, min_p=0.02),
+    dict(temperature=0.7),
+    dict(top_k=5),
+    dict(top_k=1),
+    dict(top_k=V + 5),
+    dict(top_p=0.9),
+    dict(top_p=0.01),
+    dict(min_p=0.05),
+    dict(min_p=1.0),
+    dict(temperature=1.7, top_k=50, top_p=0.8, min_p=0.02),
     dict(temperature=0.3, top_k=3, top_p=0.5),
 ]
 
@@ -77,20 +87,35 @@ def test_penalties_and_bias_are_those_of_mlx_lm(sampler, arrays, backend):
     with mx.stream(mx.cpu):
         wanted = mx.array(logits())[None]
         for judge in make_logits_processors(
-                logit_bias=bias, repetition_penalty=1.3, repetition_context_size=6, presence_penalty=0.4,
-                presence_context_size=6, frequency_penalty=0.2, frequency_context_size=6):
+            logit_bias=bias,
+            repetition_penalty=1.3,
+            repetition_context_size=6,
+            presence_penalty=0.4,
+            presence_context_size=6,
+            frequency_penalty=0.2,
+            frequency_context_size=6,
+        ):
             wanted = judge(mx.array(history), wanted)
         wanted = np.array(wanted[0])
-    chosen = sampler(logit_bias=bias, repetition_penalty=1.3, repetition_context_size=6, presence_penalty=0.4,
-                     frequency_penalty=0.2)
+    chosen = sampler(
+        logit_bias=bias,
+        repetition_penalty=1.3,
+        repetition_context_size=6,
+        presence_penalty=0.4,
+        frequency_penalty=0.2,
+    )
     assert chosen.window == 6
-    got = backend.runtime.to_numpy(chosen.processed(arrays(logits()[None]), arrays(history[None, -6:])))[0]
+    got = backend.runtime.to_numpy(
+        chosen.processed(arrays(logits()[None]), arrays(history[None, -6:]))
+    )[0]
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_missing_history_is_no_token(sampler, arrays, backend):
     chosen = sampler(repetition_penalty=2.0, frequency_penalty=1.0, repetition_context_size=4)
-    got = backend.runtime.to_numpy(chosen.processed(arrays(logits()[None]), arrays(np.full((1, 4), -1, np.int32))))
+    got = backend.runtime.to_numpy(
+        chosen.processed(arrays(logits()[None]), arrays(np.full((1, 4), -1, np.int32)))
+    )
     np.testing.assert_array_equal(got[0], logits())
 
 
@@ -102,10 +127,15 @@ def test_noise_is_equal_to_the_bit(seed, position, sampler, arrays, backend):
     gumbel = getattr(importlib.import_module(type(sampler()).__module__), "gumbel", None)
     if gumbel is None:  # NumPy has no noise of its own: check its sampler
         flat = sampler(temperature=1.0, seed=seed)
-        assert backend.read(flat(np.zeros((1, V), np.float32), [position])) == rng.gumbel(seed, position, V).argmax()
+        assert (
+            backend.read(flat(np.zeros((1, V), np.float32), [position]))
+            == rng.gumbel(seed, position, V).argmax()
+        )
         return
     indices = np.arange(V, dtype=np.uint32 if backend.name == "mlx" else np.int32)
-    got = backend.runtime.to_numpy(gumbel(seed, position, arrays(rng.gumbel_table()), arrays(indices)))
+    got = backend.runtime.to_numpy(
+        gumbel(seed, position, arrays(rng.gumbel_table()), arrays(indices))
+    )
     assert got.tobytes() == rng.gumbel(seed, position, V).tobytes()
 
 
@@ -114,17 +144,31 @@ def test_tokens_are_the_definitions(temperature, sampler, arrays, backend):
     """Tokens are the argmax of the processed logits plus the noise of their position."""
     for position in range(1, 20):
         scores = logits(position)
-        wanted = scores if not temperature else scores / np.float32(temperature) + rng.gumbel(1, position, V)
+        wanted = (
+            scores
+            if not temperature
+            else scores / np.float32(temperature) + rng.gumbel(1, position, V)
+        )
         token = sampler(temperature=temperature)(arrays(scores[None]), [position])
         assert tuple(token.shape) == (1, 1)
         assert backend.read(token) == int(np.argmax(wanted))
 
 
-@pytest.mark.parametrize("options", [dict(temperature=1e-4, top_p=1e-6), dict(temperature=1e-4, min_p=1.0),
-                                     dict(temperature=100.0, top_p=0.999999), dict(logit_bias={5: 1e6}, top_p=0.5),
-                                     dict(logit_bias=dict.fromkeys(range(V), -1000000.0), top_p=0.5)], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(temperature=1e-4, top_p=1e-6),
+        dict(temperature=1e-4, min_p=1.0),
+        dict(temperature=100.0, top_p=0.999999),
+        dict(logit_bias={5: 1e6}, top_p=0.5),
+        dict(logit_bias=dict.fromkeys(range(V), -1000000.0), top_p=0.5),
+    ],
+    ids=str,
+)
 def test_the_ends_of_the_ranges_agree(options, sampler, arrays, backend, recwarn):
-    wanted = select("cpu").sampling_batch([resolve({"seed": 1, "temperature": 1.0, **options}).options])
+    wanted = select("cpu").sampling_batch(
+        [resolve({"seed": 1, "temperature": 1.0, **options}).options]
+    )
     ours = sampler(**{"temperature": 1.0, **options})
     for position in range(1, 30):
         scores = logits(position)[None]
@@ -133,10 +177,23 @@ def test_the_ends_of_the_ranges_agree(options, sampler, arrays, backend, recwarn
 
 
 MIXED = [
-    {}, dict(temperature=0.8, seed=3), dict(temperature=1.2, top_k=7, seed=2**63), dict(temperature=0.9, top_p=0.7, min_p=0.01),
-    dict(repetition_penalty=1.4, repetition_context_size=3), dict(logit_bias={5: 30.0, 17: -4.0}),
-    dict(temperature=1.0, top_k=2, top_p=0.9, presence_penalty=0.5, frequency_penalty=0.25, repetition_context_size=6,
-         logit_bias={900: 2.0}, seed=11), dict(temperature=0.5, min_p=0.2, seed=4),
+    {},
+    dict(temperature=0.8, seed=3),
+    dict(temperature=1.2, top_k=7, seed=2**63),
+    dict(temperature=0.9, top_p=0.7, min_p=0.01),
+    dict(repetition_penalty=1.4, repetition_context_size=3),
+    dict(logit_bias={5: 30.0, 17: -4.0}),
+    dict(
+        temperature=1.0,
+        top_k=2,
+        top_p=0.9,
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+        repetition_context_size=6,
+        logit_bias={900: 2.0},
+        seed=11,
+    ),
+    dict(temperature=0.5, min_p=0.2, seed=4),
 ]
 
 
@@ -150,19 +207,24 @@ def test_a_row_draws_what_it_would_draw_alone(order, sampler, arrays, backend):
         positions = [3 + 7 * trial + i for i in range(len(rows))]
         history = np.random.default_rng(trial).integers(0, V, (len(rows), 6)).astype(np.int32)
         history[0, :4] = -1
-        recent = arrays(history[:, 6 - batch.window:]) if batch.window else None
+        recent = arrays(history[:, 6 - batch.window :]) if batch.window else None
         together = batch(arrays(scores), positions, recent)
         assert tuple(together.shape) == (len(rows), 1)
         for i, (options, drawn) in enumerate(zip(rows, backend.read_all(together))):
             alone = sampler(options)
-            own = arrays(history[i:i + 1, 6 - alone.window:]) if alone.window else None
-            assert drawn == backend.read(alone(arrays(scores[i:i + 1]), positions[i:i + 1], own)), (trial, options)
+            own = arrays(history[i : i + 1, 6 - alone.window :]) if alone.window else None
+            assert drawn == backend.read(
+                alone(arrays(scores[i : i + 1]), positions[i : i + 1], own)
+            ), (trial, options)
 
 
 def test_the_kind_of_a_batch_tells_features_and_no_values(sampler):
     assert sampler(dict(temperature=0.5)).kind == sampler(dict(temperature=0.9, seed=8)).kind
     assert sampler(dict(temperature=0.5)).kind != sampler({}).kind
-    assert sampler(dict(top_k=5, temperature=1.0)).kind != sampler(dict(top_p=0.5, temperature=1.0)).kind
+    assert (
+        sampler(dict(top_k=5, temperature=1.0)).kind
+        != sampler(dict(top_p=0.5, temperature=1.0)).kind
+    )
 
 
 # Grammars and log-probabilities
@@ -179,29 +241,58 @@ def masks(*allowed):
     return lambda: words
 
 
-MASKED = [{}, {"temperature": 1.0}, {"temperature": 0.8, "top_k": 5}, {"temperature": 1.3, "top_p": 0.7}, {"temperature": 1.0, "min_p": 0.2},
-          {"temperature": 0.9, "logit_bias": {7: 9.0, 999: 4.0}, "presence_penalty": 1.0, "repetition_penalty": 1.2}]
+MASKED = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 5},
+    {"temperature": 1.3, "top_p": 0.7},
+    {"temperature": 1.0, "min_p": 0.2},
+    {
+        "temperature": 0.9,
+        "logit_bias": {7: 9.0, 999: 4.0},
+        "presence_penalty": 1.0,
+        "repetition_penalty": 1.2,
+    },
+]
 
 
 def test_a_masked_row_draws_as_if_other_tokens_had_no_probability(sampler, arrays, backend):
-    """As from logits of which only the allowed ones are left, and its neighbours draw as they would without it."""
+    """As from logits of which only the allowed ones are left, and its neighbours draw as they would
+    without it.
+    """
     recent = arrays(np.array([[-1] * 17 + [7, 31, 999]], np.int32))
     for options in MASKED:
         for seed in range(8):
-            tokens = np.random.default_rng(seed).choice(V, 1 + seed * 9, replace=False).tolist() + [31, 32, 999]
+            tokens = np.random.default_rng(seed).choice(V, 1 + seed * 9, replace=False).tolist() + [
+                31,
+                32,
+                999,
+            ]
             raw = logits(seed)
             left = np.full(V, -np.inf, np.float32)
             left[tokens] = raw[tokens]
             one = sampler(**options, seed=seed)
             wanted = backend.read(one(arrays(left[None]), [50], recent if one.window else None))
             assert wanted in tokens
-            assert backend.read(one(arrays(raw[None]), [50], recent if one.window else None, masks(tokens))) == wanted
+            assert (
+                backend.read(
+                    one(arrays(raw[None]), [50], recent if one.window else None, masks(tokens))
+                )
+                == wanted
+            )
             free = sampler(temperature=1.0, seed=3)
             alone = backend.read(free(arrays(raw[None]), [9]))
             both = sampler({**options, "seed": seed}, {"temperature": 1.0, "seed": 3})
             twice = arrays(np.stack([raw, raw]))
-            rows = None if not both.window else arrays(np.concatenate([np.array([[-1] * 17 + [7, 31, 999]], np.int32)] * 2))
-            assert backend.read_all(both(twice, [50, 9], rows, masks(tokens, None))) == [wanted, alone]
+            rows = (
+                None
+                if not both.window
+                else arrays(np.concatenate([np.array([[-1] * 17 + [7, 31, 999]], np.int32)] * 2))
+            )
+            assert backend.read_all(both(twice, [50, 9], rows, masks(tokens, None))) == [
+                wanted,
+                alone,
+            ]
 
 
 def test_a_mask_is_computed_once_and_of_one_token_leaves_no_choice(sampler, arrays, backend):
@@ -211,17 +302,25 @@ def test_a_mask_is_computed_once_and_of_one_token_leaves_no_choice(sampler, arra
         calls.append(1)
         return masks([V - 1])()
 
-    assert backend.read(sampler(temperature=2.0)(arrays(logits()[None]), [1], None, once)) == V - 1 and calls == [1]
+    assert backend.read(
+        sampler(temperature=2.0)(arrays(logits()[None]), [1], None, once)
+    ) == V - 1 and calls == [1]
 
 
 def test_log_probabilities_are_those_of_the_logits(sampler, arrays, backend):
-    """Judged by torch, in float64; the same bits alone and beside others, and the same token as without them."""
+    """Judged by torch, in float64; the same bits alone and beside others, and the same token as
+    without them.
+    """
     import torch
 
     from mlx_llama.core.backends.logprobs import unpack
 
-    rows = [{"temperature": 0.5, "top_k": 3, "logprobs": 4}, {"logit_bias": {3: 50.0}, "logprobs": 0}, {"temperature": 1.0},
-            {"temperature": 0.0, "logprobs": 2}]
+    rows = [
+        {"temperature": 0.5, "top_k": 3, "logprobs": 4},
+        {"logit_bias": {3: 50.0}, "logprobs": 0},
+        {"temperature": 1.0},
+        {"temperature": 0.0, "logprobs": 2},
+    ]
     raw = np.stack([logits(seed) for seed in range(4)])
     batch = sampler(*rows)
     assert batch.logprobs == 4 and sampler({}, {"seed": 2}).logprobs is None
@@ -230,15 +329,15 @@ def test_log_probabilities_are_those_of_the_logits(sampler, arrays, backend):
     for row, options in enumerate(rows):
         found = unpack(packed[row].tolist(), options.get("logprobs"))
         plain = sampler(**{**options, "logprobs": None})
-        assert packed[row, 0] == backend.read(plain(arrays(raw[row:row + 1]), [5 + row]))
+        assert packed[row, 0] == backend.read(plain(arrays(raw[row : row + 1]), [5 + row]))
         if found is None:
             continue
         wanted = torch.log_softmax(torch.tensor(raw[row], dtype=torch.float64), 0).numpy()
         assert found.logprob == pytest.approx(wanted[packed[row, 0]], abs=2e-5)
-        ids = np.argsort(-raw[row], kind="stable")[:options["logprobs"]]
+        ids = np.argsort(-raw[row], kind="stable")[: options["logprobs"]]
         assert [token for token, _ in found.top] == ids.tolist()
         assert [value for _, value in found.top] == pytest.approx(wanted[ids], abs=2e-5)
-        alone = backend.read_all(sampler(**options)(arrays(raw[row:row + 1]), [5 + row]))
+        alone = backend.read_all(sampler(**options)(arrays(raw[row : row + 1]), [5 + row]))
         assert unpack(alone, options["logprobs"]) == found
 
 
@@ -251,22 +350,40 @@ def test_among_equals_the_lower_id_comes_first(sampler, arrays, backend):
     assert [token for token, _ in found.top] == [5, 900, 0, 1, 2, 3]
 
 
-DAMAGE = {"NaN": [(3, np.nan)], "infinity": [(3, np.inf)], "minus infinity alone": [(slice(None), -np.inf)],
-          "all NaN": [(slice(None), np.nan)], "NaN and infinities": [(3, np.nan), (5, np.inf), (7, -np.inf)]}
-EVERY_KIND = [dict(), dict(temperature=0.7), dict(temperature=0.7, top_k=5), dict(temperature=0.7, top_p=0.9),
-              dict(temperature=0.7, min_p=0.1), dict(repetition_penalty=1.3, logit_bias={9: 1.0}), dict(logprobs=2),
-              dict(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logprobs=3)]
+DAMAGE = {
+    "NaN": [(3, np.nan)],
+    "infinity": [(3, np.inf)],
+    "minus infinity alone": [(slice(None), -np.inf)],
+    "all NaN": [(slice(None), np.nan)],
+    "NaN and infinities": [(3, np.nan), (5, np.inf), (7, -np.inf)],
+}
+EVERY_KIND = [
+    dict(),
+    dict(temperature=0.7),
+    dict(temperature=0.7, top_k=5),
+    dict(temperature=0.7, top_p=0.9),
+    dict(temperature=0.7, min_p=0.1),
+    dict(repetition_penalty=1.3, logit_bias={9: 1.0}),
+    dict(logprobs=2),
+    dict(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logprobs=3),
+]
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("options", EVERY_KIND, ids=str)
-def test_logits_that_are_not_finite_give_minus_one_and_other_rows_their_tokens(options, damage, sampler, arrays, backend, recwarn):
+def test_logits_that_are_not_finite_give_minus_one_and_other_rows_their_tokens(
+    options, damage, sampler, arrays, backend, recwarn
+):
     rows = np.stack([logits(seed) for seed in range(3)])
     recent = arrays(np.array([[-1, 4], [4, 5], [8, 9]], np.int32))
-    wanted = backend.runtime.to_numpy(sampler(options, options, options)(arrays(rows), [5, 6, 7], recent))
+    wanted = backend.runtime.to_numpy(
+        sampler(options, options, options)(arrays(rows), [5, 6, 7], recent)
+    )
     for place, value in DAMAGE[damage]:
         rows[1, place] = value
-    got = backend.runtime.to_numpy(sampler(options, options, options)(arrays(rows), [5, 6, 7], recent))
+    got = backend.runtime.to_numpy(
+        sampler(options, options, options)(arrays(rows), [5, 6, 7], recent)
+    )
     assert got[1, 0] == -1
     assert (got[[0, 2]] == wanted[[0, 2]]).all() and (wanted[:, 0] >= 0).all()
     assert not recwarn.list
@@ -276,4 +393,6 @@ def test_tokens_that_are_forbidden_are_no_fault(sampler, arrays, backend):
     few = np.full((1, V), -np.inf, np.float32)
     few[0, [3, 8]] = 1.0, 2.0
     for options in EVERY_KIND:
-        assert backend.runtime.to_numpy(sampler(**options)(arrays(few), [5], arrays(np.array([[-1]], np.int32))))[0, 0] in (3, 8)
+        assert backend.runtime.to_numpy(
+            sampler(**options)(arrays(few), [5], arrays(np.array([[-1]], np.int32)))
+        )[0, 0] in (3, 8)

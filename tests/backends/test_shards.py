@@ -13,20 +13,46 @@ from mlx_llama.core.backends.shards import take_share, working_sizes
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
-WIDE = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 512}
-SPLIT = {"q_proj": 0, "k_proj": 0, "v_proj": 0, "o_proj": 1, "gate_proj": 0, "up_proj": 0, "down_proj": 1, "embed_tokens": 0,
-         "lm_head": 0}
+WIDE = {
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 512,
+}
+SPLIT = {
+    "q_proj": 0,
+    "k_proj": 0,
+    "v_proj": 0,
+    "o_proj": 1,
+    "gate_proj": 0,
+    "up_proj": 0,
+    "down_proj": 1,
+    "embed_tokens": 0,
+    "lm_head": 0,
+}
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": True, "vocab_size": 401}, {"attention_bias": True, "mlp_bias": True},
-                                    {"architectures": ["Qwen3ForCausalLM"]}], ids=["plain", "tied", "biases", "qwen3"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"tie_word_embeddings": True, "vocab_size": 401},
+        {"attention_bias": True, "mlp_bias": True},
+        {"architectures": ["Qwen3ForCausalLM"]},
+    ],
+    ids=["plain", "tied", "biases", "qwen3"],
+)
 def test_shares_are_the_whole(fields, size, tmp_path):
     checkpoint = open_checkpoint(make_checkpoint(tmp_path / "toy", **WIDE | fields))
     shares = [take_share(checkpoint, rank, size) for rank in range(size)]
     for name, whole in checkpoint.tensors.items():
         module, part = name.split(".")[-2:]
-        parts = [share.checkpoint.tensors[name].float32() for share in shares if name in share.checkpoint.tensors]
+        parts = [
+            share.checkpoint.tensors[name].float32()
+            for share in shares
+            if name in share.checkpoint.tensors
+        ]
         if module not in SPLIT:
             assert len(parts) == size and all(np.array_equal(one, whole.float32()) for one in parts)
         elif part == "bias" and SPLIT[module]:
@@ -34,18 +60,32 @@ def test_shares_are_the_whole(fields, size, tmp_path):
         else:
             assert np.array_equal(np.concatenate(parts, axis=SPLIT[module]), whole.float32()), name
     for share in shares:
-        assert share.checkpoint.nbytes == sum(tensor.nbytes for tensor in share.checkpoint.tensors.values())
+        assert share.checkpoint.nbytes == sum(
+            tensor.nbytes for tensor in share.checkpoint.tensors.values()
+        )
         assert share.checkpoint.nbytes <= 1.1 / size * checkpoint.nbytes
-        assert share.vocabulary == shares[0].vocabulary and share.vocabulary[-1][1] == checkpoint.config.vocab_size
+        assert (
+            share.vocabulary == shares[0].vocabulary
+            and share.vocabulary[-1][1] == checkpoint.config.vocab_size
+        )
         c = share.checkpoint.config
-        assert {name: t.shape for name, t in share.checkpoint.tensors.items() if "layers" in name and "bias" not in name} == {
-            name: shape for name, shape in c.tensor_shapes().items() if "layers" in name and "bias" not in name}
+        assert {
+            name: t.shape
+            for name, t in share.checkpoint.tensors.items()
+            if "layers" in name and "bias" not in name
+        } == {
+            name: shape
+            for name, shape in c.tensor_shapes().items()
+            if "layers" in name and "bias" not in name
+        }
 
 
 def test_blocks_stay_whole(tmp_path):
     """96 columns of Q4_0 are three blocks: one process has one, the other two."""
     make_gguf(tmp_path / "toy.gguf", kinds="Q4_0")
-    shares = [take_share(open_checkpoint(tmp_path / "toy.gguf"), rank, 2).checkpoint for rank in (0, 1)]
+    shares = [
+        take_share(open_checkpoint(tmp_path / "toy.gguf"), rank, 2).checkpoint for rank in (0, 1)
+    ]
     assert [share.config.intermediate_size for share in shares] == [32, 64]
 
 
@@ -53,22 +93,34 @@ def test_the_numbers_that_work_are_named(tmp_path):
     checkpoint = open_checkpoint(make_checkpoint(tmp_path / "toy", **WIDE))
     assert working_sizes(checkpoint) == [1, 2, 4]
     message = refusal(take_share, checkpoint, 0, 3, kind=BackendError)
-    assert "3 processes" in message and "4 key-value heads" in message and "2 or 4 processes" in message
-    assert "2 processes" in refusal(take_share, open_checkpoint(), 0, 4, kind=BackendError)  # the guide's two heads
+    assert (
+        "3 processes" in message
+        and "4 key-value heads" in message
+        and "2 or 4 processes" in message
+    )
+    # the guide's two heads
+    assert "2 processes" in refusal(take_share, open_checkpoint(), 0, 4, kind=BackendError)
     alone = open_checkpoint(make_checkpoint(tmp_path / "alone", num_key_value_heads=1))
     assert "start one process" in refusal(take_share, alone, 0, 2, kind=BackendError)
 
 
 def test_heads_must_be_whole_blocks(tmp_path):
     """Two heads of 16 are no block of 256."""
-    make_gguf(tmp_path / "toy.gguf", kinds=lambda name: "Q4_K" if "o_proj" in name else "F32", hidden_size=256,
-              num_attention_heads=16, num_key_value_heads=2)
+    make_gguf(
+        tmp_path / "toy.gguf",
+        kinds=lambda name: "Q4_K" if "o_proj" in name else "F32",
+        hidden_size=256,
+        num_attention_heads=16,
+        num_key_value_heads=2,
+    )
     message = refusal(take_share, open_checkpoint(tmp_path / "toy.gguf"), 0, 2, kind=BackendError)
     assert "blocks of 256 weights" in message and "start one process" in message
 
 
 def test_unknown_matrices_are_refused(tmp_path):
     checkpoint = open_checkpoint(make_checkpoint(tmp_path / "toy"))
-    other = dict(checkpoint.tensors) | {"model.layers.0.mlp.router.weight": checkpoint.tensors["model.norm.weight"]}
+    other = dict(checkpoint.tensors) | {
+        "model.layers.0.mlp.router.weight": checkpoint.tensors["model.norm.weight"]
+    }
     changed = dataclasses.replace(checkpoint, tensors=other)
     assert "router" in refusal(take_share, changed, 0, 2, kind=BackendError)

@@ -1,4 +1,6 @@
-"""Speculation changes only the speed: tokens, caches, ends and interrupts are those of plain decoding."""
+"""Speculation changes only the speed: tokens, caches, ends and interrupts are those of plain
+decoding.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +18,59 @@ from mlx_llama.core.files.checkpoint import GUIDE_PATH
 from mlx_llama.core.generation.options import GenerationOptions
 
 REPETITIVE = [5, 6, 7, 8] * 10
-PROMPTS = [[1, 50, 60, 70], [1], [7, 7, 7], REPETITIVE, list(range(3, 60)), [1] + [60] * 30,
-           *(np.random.default_rng(seed).integers(3, 384, size).tolist() for seed, size in enumerate((9, 70)))]
+PROMPTS = [
+    [1, 50, 60, 70],
+    [1],
+    [7, 7, 7],
+    REPETITIVE,
+    list(range(3, 60)),
+    [1] + [60] * 30,
+    *(
+        np.random.default_rng(seed).integers(3, 384, size).tolist()
+        for seed, size in enumerate((9, 70))
+    ),
+]
 VARIANTS = {
-    "plain": {}, "grouped": {"num_key_value_heads": 1}, "tied": {"tie_word_embeddings": True},
+    "plain": {},
+    "grouped": {"num_key_value_heads": 1},
+    "tied": {"tie_word_embeddings": True},
     "window": {"sliding_window": 12, "architectures": ["MistralForCausalLM"]},
-    "llama3": {"rope_scaling": {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                                "original_max_position_embeddings": 64}},
+    "llama3": {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
 }
 SAMPLING = {
     "greedy": {},
     "sampled": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "seed": 7},
-    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.1,
-                  "repetition_context_size": 6, "logit_bias": {60: 0.5}},
-    "both": {"temperature": 0.5, "repetition_penalty": 1.1, "repetition_context_size": 40, "seed": 3},
+    "penalties": {
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.1,
+        "repetition_context_size": 6,
+        "logit_bias": {60: 0.5},
+    },
+    "both": {
+        "temperature": 0.5,
+        "repetition_penalty": 1.1,
+        "repetition_context_size": 40,
+        "seed": 3,
+    },
 }
 
 
 @pytest.fixture(scope="module")
 def here(backend):
-    return {"backend": backend.name, "device": "gpu" if "gpu" in str(backend.device) else "cpu", "dtype": "float32"}
+    return {
+        "backend": backend.name,
+        "device": "gpu" if "gpu" in str(backend.device) else "cpu",
+        "dtype": "float32",
+    }
 
 
 def near(folder, noise, **fields):
@@ -43,9 +78,14 @@ def near(folder, noise, **fields):
     make_checkpoint(folder, **fields)
     config = json.loads((folder / "config.json").read_text())
     shaken = np.random.default_rng(99)
-    tensors = {name: x + np.float32(noise) * shaken.standard_normal(x.shape, dtype=np.float32)
-               for name, x in random_tensors(config).items()}
-    write_safetensors(folder / "model.safetensors", {name: encode_tensor(x, "float32") for name, x in tensors.items()})
+    tensors = {
+        name: x + np.float32(noise) * shaken.standard_normal(x.shape, dtype=np.float32)
+        for name, x in random_tensors(config).items()
+    }
+    write_safetensors(
+        folder / "model.safetensors",
+        {name: encode_tensor(x, "float32") for name, x in tensors.items()},
+    )
     return folder
 
 
@@ -65,8 +105,15 @@ def loaded(here, tmp_path_factory):
     return loader
 
 
-@pytest.mark.parametrize("variant, sampling", [*((variant, "greedy") for variant in VARIANTS), ("plain", "sampled"),
-                                               ("plain", "penalties"), ("window", "both")])
+@pytest.mark.parametrize(
+    "variant, sampling",
+    [
+        *((variant, "greedy") for variant in VARIANTS),
+        ("plain", "sampled"),
+        ("plain", "penalties"),
+        ("window", "both"),
+    ],
+)
 def test_the_tokens_are_those_of_plain_decoding(variant, sampling, loaded):
     plain, drafting = loaded(variant)
     accepted = {"prompt": 0, "model": 0}
@@ -75,7 +122,11 @@ def test_the_tokens_are_those_of_plain_decoding(variant, sampling, loaded):
         wanted = plain.generate(prompt, **options)
         for kind, llm in (("prompt", plain), ("model", drafting)):
             got = llm.generate(prompt, speculate=kind, **options)
-            assert (got.tokens, got.text, got.finish_reason) == (wanted.tokens, wanted.text, wanted.finish_reason)
+            assert (got.tokens, got.text, got.finish_reason) == (
+                wanted.tokens,
+                wanted.text,
+                wanted.finish_reason,
+            )
             assert got.options["speculate"] == kind and got.accepted <= got.drafted
             accepted[kind] += got.accepted
     assert accepted["model"] > 30
@@ -84,12 +135,20 @@ def test_the_tokens_are_those_of_plain_decoding(variant, sampling, loaded):
 
 
 def questions():
-    golden = json.loads((GUIDE_PATH.parents[1] / "tests" / "golden_guide.json").read_text(encoding="utf-8"))
+    golden = json.loads(
+        (GUIDE_PATH.parents[1] / "tests" / "golden_guide.json").read_text(encoding="utf-8")
+    )
     chat = [case["prompt"] for case in golden["greedy"] if case["chat"]]
     again = "What is a KV cache? Answer. What is a KV cache? Answer. What is a KV"
-    return [*([{"role": "user", "content": text}] for text in chat[:8]), again,
-            [{"role": "user", "content": "Tell me a story."}, {"role": "assistant", "content": "Once upon a time."},
-             {"role": "user", "content": "Tell me a story."}]]
+    return [
+        *([{"role": "user", "content": text}] for text in chat[:8]),
+        again,
+        [
+            {"role": "user", "content": "Tell me a story."},
+            {"role": "assistant", "content": "Once upon a time."},
+            {"role": "user", "content": "Tell me a story."},
+        ],
+    ]
 
 
 def test_the_guide_says_the_same(here):
@@ -99,8 +158,10 @@ def test_the_guide_says_the_same(here):
     for prompt in questions():
         for options in ({}, {"temperature": 0.9, "seed": 5}):
             wanted = plain.generate(prompt, max_tokens=80, **options)
-            for got in (plain.generate(prompt, max_tokens=80, speculate="prompt", **options),
-                        drafting.generate(prompt, max_tokens=80, **options)):
+            for got in (
+                plain.generate(prompt, max_tokens=80, speculate="prompt", **options),
+                drafting.generate(prompt, max_tokens=80, **options),
+            ):
                 assert (got.tokens, got.text) == (wanted.tokens, wanted.text)
             assert got.options["speculate"] == "model"
             assert got.accepted == got.drafted or wanted.finish_reason == "eos"
@@ -120,23 +181,31 @@ def test_verify_is_so_many_steps(variant, sampling, backend, loaded):
     for token in text:
         step = np.array([[token]], np.int32)
         wanted += read(model.step(step, one.length, one, sampler))
-    first, second = (model.verify(np.array([part], np.int32), several.length, several, sampler)
-                     for part in (text[:5], text[5:]))
+    first, second = (
+        model.verify(np.array([part], np.int32), several.length, several, sampler)
+        for part in (text[:5], text[5:])
+    )
     assert read(first, second) == wanted and read(first) == wanted[:5]
     assert one.length == several.length
     held, again = one.state(), several.state()
     assert (held["tokens"] == again["tokens"]).all()
-    assert np.abs(held["keys"] - again["keys"]).max() < 1e-4 and np.abs(held["values"] - again["values"]).max() < 1e-4
+    assert (
+        np.abs(held["keys"] - again["keys"]).max() < 1e-4
+        and np.abs(held["values"] - again["values"]).max() < 1e-4
+    )
 
 
 @pytest.mark.parametrize("kind", ["prompt", "model"])
-def test_launches_and_waits_are_counted_as_the_framework_sees_them(kind, backend, loaded, monkeypatch):
+def test_launches_and_waits_are_counted_as_the_framework_sees_them(
+    kind, backend, loaded, monkeypatch
+):
     if backend.name == "cpu":
         pytest.skip("NumPy computes at once: there is nothing to launch or wait for")
     llm = loaded("tied")[kind == "model"]
     llm.generate([9, *REPETITIVE], max_tokens=4, speculate=kind)  # the first use builds tables
     with counted(backend, monkeypatch) as count:
-        done = llm.generate([8, *REPETITIVE], max_tokens=40, speculate=kind)  # no known prefix, whose copy is a wait
+        # no known prefix, whose copy is a wait
+        done = llm.generate([8, *REPETITIVE], max_tokens=40, speculate=kind)
     assert len(done.tokens) == 40 and done.accepted > 15
     assert count["wait"] == done.waits
     if backend.name == "mlx":
@@ -153,12 +222,16 @@ def test_no_step_runs_ahead_where_a_draft_may_follow(backend, loaded, monkeypatc
     llm, _ = loaded("tied")
     done = llm.generate(REPETITIVE, max_tokens=40, speculate="prompt")
     assert done.launches == done.waits  # no launch without a read
-    # The prompt has no repetition to draft from, so its first tokens run ahead as without speculation.
+    # The prompt has no repetition to draft from, so its first tokens run ahead as without
+    # speculation.
     events: list[str] = []
     for name in ("launch", "read"):
         original = getattr(backend.runtime, name)
-        monkeypatch.setattr(backend.runtime, name,
-                            lambda *a, name=name, original=original: (events.append(name), original(*a))[1])
+        monkeypatch.setattr(
+            backend.runtime,
+            name,
+            lambda *a, name=name, original=original: (events.append(name), original(*a))[1],
+        )
     loaded()[0].generate([1, 50, 60, 70], max_tokens=4, speculate="prompt")
     assert events[:3] == ["launch", "launch", "read"]
 
@@ -196,7 +269,7 @@ def test_an_end_token_and_a_stop_string_inside_a_draft_end_there(kind, loaded):
         inside += got.accepted
     text = llm.generate(REPETITIVE, max_tokens=30, speculate="none").text
     for at in range(2, len(text) - 2, 3):
-        stop = text[at:at + 2]
+        stop = text[at : at + 2]
         wanted = llm.generate(REPETITIVE, max_tokens=30, stop=stop, speculate="none")
         got = llm.generate(REPETITIVE, max_tokens=30, stop=stop, speculate=kind)
         assert (got.tokens, got.text, got.stop) == (wanted.tokens, wanted.text, stop)
@@ -219,7 +292,10 @@ def consistent(session):
         loop.call(drafts.trim_guesses)
         known = min(drafts.length, len(drafts.tokens))
         if known:
-            assert loop.call(drafts.cache.state, drafts.row)["tokens"][:known].tolist() == drafts.tokens[:known]
+            assert (
+                loop.call(drafts.cache.state, drafts.row)["tokens"][:known].tolist()
+                == drafts.tokens[:known]
+            )
 
 
 def rendered(llm, session, question):
@@ -238,7 +314,9 @@ def goes_on(llm, session, kind):
 
 @pytest.mark.parametrize("kind", ["prompt", "model"])
 def test_leaving_after_any_token_leaves_a_session_that_goes_on(kind, loaded, monkeypatch):
-    """The consumer closes the stream, or taking a token fails, after each token of a short answer. No drafts remain."""
+    """The consumer closes the stream, or taking a token fails, after each token of a short answer.
+    No drafts remain.
+    """
     llm = loaded("tied")[kind == "model"]
     prompt = rendered(llm, chatting(llm, kind), "hello")
     whole = llm.generate(prompt, max_tokens=14, speculate="none").tokens
@@ -286,27 +364,50 @@ def test_drafts_that_are_wrong_are_given_up(here, loaded, tmp_path):
     main = loaded()[0].checkpoint.path
     llm = load(main, **here, draft_model=make_checkpoint(tmp_path / "other", seed=5))
     done = llm.generate([1, 50, 60], max_tokens=60, temperature=1.5, seed=1)
-    assert done.tokens == llm.generate([1, 50, 60], max_tokens=60, temperature=1.5, seed=1, speculate="none").tokens
+    assert (
+        done.tokens
+        == llm.generate(
+            [1, 50, 60], max_tokens=60, temperature=1.5, seed=1, speculate="none"
+        ).tokens
+    )
     assert 24 <= done.drafted < 40 and done.accepted < 0.3 * done.drafted
     assert 10 < done.speculation_ended < len(done.tokens)
     (notice,) = [notice for notice in done.notices if "switched off" in notice]
-    assert notice.startswith("speculation was switched off: ") and notice.endswith("drafted tokens were right")
-    assert notice in done.summary() and f"switched off after {done.speculation_ended} tokens" in done.summary()
+    assert notice.startswith("speculation was switched off: ") and notice.endswith(
+        "drafted tokens were right"
+    )
+    assert (
+        notice in done.summary()
+        and f"switched off after {done.speculation_ended} tokens" in done.summary()
+    )
     random = np.random.default_rng(0).integers(3, 9, 150).tolist()
-    done = loaded()[0].generate(random, max_tokens=90, speculate="prompt", temperature=1.0, seed=2,
-                                logit_bias=dict.fromkeys(range(3, 9), 12.0))
+    done = loaded()[0].generate(
+        random,
+        max_tokens=90,
+        speculate="prompt",
+        temperature=1.0,
+        seed=2,
+        logit_bias=dict.fromkeys(range(3, 9), 12.0),
+    )
     assert done.speculation_ended and done.accepted < done.drafted / 2
 
 
 def test_dynamic_rope_is_not_speculated_with_and_says_so(here, tmp_path):
-    folder = make_checkpoint(tmp_path / "m", max_position_embeddings=64,
-                             rope_scaling={"rope_type": "dynamic", "factor": 4.0})
+    folder = make_checkpoint(
+        tmp_path / "m",
+        max_position_embeddings=64,
+        rope_scaling={"rope_type": "dynamic", "factor": 4.0},
+    )
     llm = load(folder, **here, ctx_size=256)
     wanted = llm.generate(REPETITIVE, max_tokens=60)
     done = llm.generate(REPETITIVE, max_tokens=60, speculate="prompt")
-    assert done.tokens == wanted.tokens and done.drafted == 0 and done.options["speculate"] == "none"
+    assert (
+        done.tokens == wanted.tokens and done.drafted == 0 and done.options["speculate"] == "none"
+    )
     assert any("dynamic rope" in notice for notice in done.notices)
-    assert not any("dynamic rope turns" in notice and "speculation" in notice for notice in wanted.notices)
+    assert not any(
+        "dynamic rope turns" in notice and "speculation" in notice for notice in wanted.notices
+    )
     # A draft model does not draft past its own maximum positions.
     main = load(make_checkpoint(tmp_path / "main"), **here, draft_model=folder)
     for prompt in (REPETITIVE[:38], REPETITIVE * 2):
@@ -334,8 +435,14 @@ def test_transformers_prompt_lookup_gives_these_tokens(loaded):
     peer = AutoModelForCausalLM.from_pretrained(plain.checkpoint.path, dtype=torch.float32)
     for prompt in PROMPTS[:5]:
         with torch.no_grad():
-            wanted = peer.generate(torch.tensor([prompt]), max_new_tokens=50, do_sample=False, pad_token_id=0,
-                                   eos_token_id=2, prompt_lookup_num_tokens=8)[0, len(prompt):].tolist()
+            wanted = peer.generate(
+                torch.tensor([prompt]),
+                max_new_tokens=50,
+                do_sample=False,
+                pad_token_id=0,
+                eos_token_id=2,
+                prompt_lookup_num_tokens=8,
+            )[0, len(prompt) :].tolist()
         assert plain.generate(prompt, max_tokens=50, speculate="prompt").tokens == wanted
         assert drafting.generate(prompt, max_tokens=50).tokens == wanted
 
@@ -354,4 +461,7 @@ def test_an_end_token_that_was_drafted_is_the_last(loaded):
         got = llm.generate(prompt, max_tokens=30, speculate="prompt")
     finally:
         llm.engine.eos = ends
-    assert (got.tokens, got.finish_reason) == (wanted.tokens, wanted.finish_reason) and end in got.tokens
+    assert (got.tokens, got.finish_reason) == (
+        wanted.tokens,
+        wanted.finish_reason,
+    ) and end in got.tokens

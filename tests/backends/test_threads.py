@@ -1,4 +1,6 @@
-"""Answers asked for from any thread, and models that come and go: the same tokens as from one thread."""
+"""Answers asked for from any thread, and models that come and go: the same tokens as from one
+thread.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,24 @@ def llm(backend, toy):
     return load(toy, backend=backend.name, device=device_of(backend), dtype="float32")
 
 
-@pytest.mark.parametrize("options", [
-    {"max_tokens": 1}, {"max_tokens": 6}, {"max_tokens": 6, "regex": "[a-z ]+"}, {"max_tokens": 6, "prefill_step_size": 16},
-    {"max_tokens": 12, "speculate": "prompt", "logit_bias": {5: 6.0}}, {"max_tokens": 4, "temperature": 1.0, "seed": 3, "logprobs": 2}],
-    ids=lambda options: " ".join(options))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_tokens": 1},
+        {"max_tokens": 6},
+        {"max_tokens": 6, "regex": "[a-z ]+"},
+        {"max_tokens": 6, "prefill_step_size": 16},
+        {"max_tokens": 12, "speculate": "prompt", "logit_bias": {5: 6.0}},
+        {"max_tokens": 4, "temperature": 1.0, "seed": 3, "logprobs": 2},
+    ],
+    ids=lambda options: " ".join(options),
+)
 def test_each_answer_in_another_thread(options, backend, toy, llm):
-    wanted = load(toy, backend=backend.name, device=device_of(backend), dtype="float32").generate(LONG, **options).tokens
+    wanted = (
+        load(toy, backend=backend.name, device=device_of(backend), dtype="float32")
+        .generate(LONG, **options)
+        .tokens
+    )
     assert [elsewhere(llm.generate, LONG, **options).tokens for _ in range(3)] == [wanted] * 3
     longer = elsewhere(llm.generate, [*LONG, *wanted], max_tokens=3)
     assert longer.reused_tokens >= len(LONG)  # the row of another thread
@@ -73,7 +87,12 @@ def test_a_row_filled_in_one_thread_goes_on_in_another(backend, toy):
     cache = model.make_cache(100)
     wanted = backend.runtime.to_numpy(model.forward([[*LONG, 7]], 0, model.make_cache(100)))
     elsewhere(lambda: backend.runtime.to_numpy(model.forward([LONG], 0, cache)))
-    np.testing.assert_allclose(backend.runtime.to_numpy(model.forward([[7]], len(LONG), cache)), wanted, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        backend.runtime.to_numpy(model.forward([[7]], len(LONG), cache)),
+        wanted,
+        rtol=1e-3,
+        atol=1e-4,
+    )
     assert cache.state()["tokens"].tolist() == [*LONG, 7]
 
 
@@ -81,14 +100,22 @@ def test_a_row_filled_in_one_thread_goes_on_in_another(backend, toy):
 def test_a_model_never_runs_with_the_weights_of_the_one_before(count, backend, tmp_path):
     """Two models of one shape in turn, each used in two threads and dropped."""
     if backend.name == "mlx" and device_of(backend) == "cpu":
-        shutil.which("g++") or pytest.skip("for its CPU device MLX compiles with g++, which is not here")
+        shutil.which("g++") or pytest.skip(
+            "for its CPU device MLX compiles with g++, which is not here"
+        )
     paths = [make_checkpoint(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
     wanted = [load(path, backend="cpu").generate(LONG, max_tokens=4).tokens for path in paths]
     assert wanted[0] != wanted[1]
     threads = threading.active_count()
-    for number in range(count if backend.name == "mlx" else 4):  # the others' code is not known by addresses
-        llm = load(paths[number % 2], backend=backend.name, device=device_of(backend), dtype="float32",
-                   compile=backend.name != "cuda" or None)
+    # the others' code is not known by addresses
+    for number in range(count if backend.name == "mlx" else 4):
+        llm = load(
+            paths[number % 2],
+            backend=backend.name,
+            device=device_of(backend),
+            dtype="float32",
+            compile=backend.name != "cuda" or None,
+        )
         assert llm.generate(LONG, max_tokens=4).tokens == wanted[number % 2], number
         assert elsewhere(llm.generate, LONG, max_tokens=4).tokens == wanted[number % 2], number
         del llm

@@ -1,7 +1,9 @@
-"""The Triton kernels against gguf's and MLX's dequantisers: on a GPU if there is one, else in Triton's interpreter.
+"""The Triton kernels against gguf's and MLX's dequantisers: on a GPU if there is one, else in
+Triton's interpreter.
 
-The interpreter runs a kernel on the CPU through NumPy. It must be chosen before triton is imported, so it runs in a process
-of its own. test_machine_code.py has the code that the compiler makes of them.
+The interpreter runs a kernel on the CPU through NumPy. It must be chosen before triton is imported,
+so it runs in a process of its own. test_machine_code.py has the code that the compiler makes of
+them.
 """
 
 from __future__ import annotations
@@ -27,7 +29,12 @@ class Made:
 
     def __init__(self, bits: int, group_size: int, has_biases: bool, shape: tuple[int, int]):
         rng = np.random.default_rng(bits * group_size)
-        self.bits, self.group_size, self.has_biases, self.shape = bits, group_size, has_biases, shape
+        self.bits, self.group_size, self.has_biases, self.shape = (
+            bits,
+            group_size,
+            has_biases,
+            shape,
+        )
         self.offset = 0 if has_biases else 1 << (bits - 1)
         self.two_level, self.scale_dtype = False, "float16"
         groups = (shape[0], shape[1] // group_size)
@@ -37,13 +44,18 @@ class Made:
 
     def rows(self, start: int, stop: int) -> Rows:
         biases = self.biases[start:stop].astype(np.float32) if self.has_biases else None
-        return Rows(self.codes[start:stop], self.scales[start:stop].astype(np.float32), biases, self.offset)
+        return Rows(
+            self.codes[start:stop], self.scales[start:stop].astype(np.float32), biases, self.offset
+        )
 
     def release(self) -> None:
         pass
 
     def float64(self) -> np.ndarray:
-        scales, biases = (np.repeat(part.astype(np.float64), self.group_size, 1) for part in (self.scales, self.biases))
+        scales, biases = (
+            np.repeat(part.astype(np.float64), self.group_size, 1)
+            for part in (self.scales, self.biases)
+        )
         values = scales * (self.codes.astype(np.float64) - self.offset)
         return values + biases if self.has_biases else values
 
@@ -56,14 +68,23 @@ def packed(weights, dtype: str = "float32"):
     return QuantizedMatrix.pack(weights, getattr(torch, dtype), DEVICE, kernels)
 
 
-def multiplied(weights, batches: tuple[int, ...], dtype: str = "float32") -> list[tuple[np.ndarray, np.ndarray]]:
-    """[(x float32 [M, K], its product float32 [M, N])] for M in `batches`; each computed twice, to the same bits."""
+def multiplied(
+    weights, batches: tuple[int, ...], dtype: str = "float32"
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """[(x float32 [M, K], its product float32 [M, N])] for M in `batches`; each computed twice, to
+    the same bits.
+    """
     matrix, results = packed(weights, dtype), []
     for M in batches:
-        x = torch.from_numpy(np.random.default_rng(M).standard_normal((M, matrix.shape[1]), np.float32))
+        x = torch.from_numpy(
+            np.random.default_rng(M).standard_normal((M, matrix.shape[1]), np.float32)
+        )
         x = x.to(DEVICE, matrix.dtype)
         by_kernel = M <= matrix.kernels.MOST_ROWS
-        product, again = matrix.matmul(x), matrix.kernels.multiply(matrix, x) if by_kernel else matrix.matmul(x)
+        product, again = (
+            matrix.matmul(x),
+            matrix.kernels.multiply(matrix, x) if by_kernel else matrix.matmul(x),
+        )
         assert product.dtype == x.dtype and torch.equal(product, again)
         if by_kernel and M > 1:  # a row has the same bits alone
             assert torch.equal(product[-1:], matrix.kernels.multiply(matrix, x[-1:]))
@@ -72,7 +93,9 @@ def multiplied(weights, batches: tuple[int, ...], dtype: str = "float32") -> lis
 
 
 def dequantised(weights, ids: list[int], kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """All rows but the first and the last, and the rows `ids`, as the kernel gives them, float32."""
+    """All rows but the first and the last, and the rows `ids`, as the kernel gives them,
+    float32.
+    """
     matrix = packed(weights)
     N = matrix.shape[0]
     rows = matrix.rows(torch.tensor([ids], dtype=getattr(torch, kind), device=DEVICE))
@@ -80,15 +103,29 @@ def dequantised(weights, ids: list[int], kind: str) -> tuple[np.ndarray, np.ndar
 
 
 def check_products(results, wanted: np.ndarray, bound: float = 1e-6) -> None:
-    """Check errors relative to sums of absolute values, which bound the rounding of products and sums."""
+    """Check errors relative to sums of absolute values, which bound the rounding of products and
+    sums.
+    """
     for x, product in results:
         x, w = x.astype(np.float64), wanted.astype(np.float64)
         assert product.shape == (len(x), len(w))
         assert (np.abs(product - x @ w.T) / (np.abs(x) @ np.abs(w).T)).max() < bound
 
 
-@pytest.mark.parametrize("bits, group_size, has_biases", [  # test_mlx and test_gguf have the common ones
-    (2, 16, True), (2, 128, False), (3, 16, False), (3, 64, True), (5, 16, True), (6, 128, False), (8, 16, False), (8, 128, True)])
+# test_mlx and test_gguf have the common ones
+@pytest.mark.parametrize(
+    "bits, group_size, has_biases",
+    [
+        (2, 16, True),
+        (2, 128, False),
+        (3, 16, False),
+        (3, 64, True),
+        (5, 16, True),
+        (6, 128, False),
+        (8, 16, False),
+        (8, 128, True),
+    ],
+)
 def test_every_width_and_group(bits, group_size, has_biases, call):
     weight = Made(bits, group_size, has_biases, (9, 3 * group_size))
     check_products(call(multiplied, [weight], (1, 3)), weight.float64())
@@ -108,10 +145,18 @@ def test_gguf(kind, call):
 def test_mlx(bits, group_size, call):
     mx = pytest.importorskip("mlx.core")
     with mx.stream(mx.cpu):
-        w = mx.array(np.random.default_rng(0).standard_normal((6, 256), np.float32)).astype(mx.bfloat16)
+        w = mx.array(np.random.default_rng(0).standard_normal((6, 256), np.float32)).astype(
+            mx.bfloat16
+        )
         parts = mx.quantize(w, group_size, bits)
-        judge = np.array(mx.dequantize(parts[0], *(part.astype(mx.float32) for part in parts[1:]), group_size, bits))
-    packed_codes, scales, biases = (np.array(part if i == 0 else part.view(mx.uint16)) for i, part in enumerate(parts))
+        judge = np.array(
+            mx.dequantize(
+                parts[0], *(part.astype(mx.float32) for part in parts[1:]), group_size, bits
+            )
+        )
+    packed_codes, scales, biases = (
+        np.array(part if i == 0 else part.view(mx.uint16)) for i, part in enumerate(parts)
+    )
     weight = MLXWeight("w", bits, group_size, packed_codes, scales, biases)
     check_products(call(multiplied, [weight], (1,)), judge)
     rows, picked = call(dequantised, [weight], [5, 1], "int64")
@@ -124,7 +169,11 @@ def test_every_batch(call):
     check_products(call(multiplied, [weight], (2, 3, 8, 9, 16, 17, 32, 33)), weight.float64())
 
 
-@pytest.mark.parametrize("bits, shape", [(4, (1, 32)), (8, (4, 32)), (3, (3, 992)), (4, (66, 4128)), (3, (2, 32992))], ids=str)
+@pytest.mark.parametrize(
+    "bits, shape",
+    [(4, (1, 32)), (8, (4, 32)), (3, (3, 992)), (4, (66, 4128)), (3, (2, 32992))],
+    ids=str,
+)
 def test_ragged_sizes_and_rows_long_enough_to_be_cut(bits, shape, call):
     weight = Made(bits, 32, True, shape)
     check_products(call(multiplied, [weight], (1,)), weight.float64())
@@ -161,9 +210,19 @@ def test_a_model_of_mixed_formats(call, tmp_path):
     """The kernels agree with torch's own operations, which test_quantized.py tests."""
     others = {"v_proj": "Q6_K", "k_proj": "Q3_K", "o_proj": "Q8_0", "down_proj": "Q5_1"}
     path = tmp_path / "m.gguf"
-    make_gguf(path, kinds=lambda name: others.get(name.split(".")[-2], "Q4_K"), tokenizer=None, num_hidden_layers=1,
-              hidden_size=256, intermediate_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
-              tie_word_embeddings=True, vocab_size=64)
+    make_gguf(
+        path,
+        kinds=lambda name: others.get(name.split(".")[-2], "Q4_K"),
+        tokenizer=None,
+        num_hidden_layers=1,
+        hidden_size=256,
+        intermediate_size=64,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        tie_word_embeddings=True,
+        vocab_size=64,
+    )
     plain = call(logits, path, False)
     # In float32 the kernels' codes have a constant added, which the sums lose again: some bits.
     assert np.abs(call(logits, path, True) - plain).max() < 3e-5 * np.abs(plain).max()

@@ -1,4 +1,6 @@
-"""A weight file that becomes shorter after it was opened: an error, where touching its missing pages kills the process."""
+"""A weight file that becomes shorter after it was opened: an error, where touching its missing
+pages kills the process.
+"""
 
 from __future__ import annotations
 

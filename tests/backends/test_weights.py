@@ -18,26 +18,41 @@ STORED = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 def named_matrices(model) -> dict:
     """The CPU model's matrices by module name."""
-    named = {"model.embed_tokens": model.decoder.embedding.weight, "lm_head": model.decoder.head.weight}
+    named = {
+        "model.embed_tokens": model.decoder.embedding.weight,
+        "lm_head": model.decoder.head.weight,
+    }
     for block in model.decoder.blocks:
         spec = block.attention.spec
-        parts = (*block.attention.qkv.weight, block.attention.out.weight, *block.mlp.gate_up.weight, block.mlp.down.weight)
+        parts = (
+            *block.attention.qkv.weight,
+            block.attention.out.weight,
+            *block.mlp.gate_up.weight,
+            block.mlp.down.weight,
+        )
         named |= dict(zip((*spec.qkv, spec.out, *spec.gate_up, spec.down), parts, strict=True))
     return named
 
 
 @pytest.mark.parametrize("dtype", STORED)
 def test_the_cpu_copies_nothing_but_into_panels(dtype, tmp_path):
-    """NumPy's matrices are the file's pages; compiled, each has one copy in panels, at its stored width, with rows and
-    columns padded to 16 and 32."""
-    checkpoint = open_checkpoint(make_checkpoint(tmp_path / "m", dtype=dtype, vocab_size=389, intermediate_size=100))
+    """NumPy's matrices are the file's pages; compiled, each has one copy in panels, at its stored
+    width, with rows and columns padded to 16 and 32."""
+    checkpoint = open_checkpoint(
+        make_checkpoint(tmp_path / "m", dtype=dtype, vocab_size=389, intermediate_size=100)
+    )
     for name, part in named_matrices(Llama.load(checkpoint, LoadOptions(compile=False))).items():
-        assert np.shares_memory(part, checkpoint.tensors[f"{name}.weight"].bits) and not part.flags.writeable
+        assert (
+            np.shares_memory(part, checkpoint.tensors[f"{name}.weight"].bits)
+            and not part.flags.writeable
+        )
     model = Llama.load(checkpoint)
     if "NumPy" in model.notices[0]:
         return  # it gives the reason
     named = named_matrices(model)
-    assert np.shares_memory(named.pop("model.embed_tokens"), checkpoint.tensors["model.embed_tokens.weight"].bits)
+    assert np.shares_memory(
+        named.pop("model.embed_tokens"), checkpoint.tensors["model.embed_tokens.weight"].bits
+    )
     for name, panels in named.items():
         rows, columns = checkpoint.tensors[f"{name}.weight"].shape
         filled = -(-rows // 16) * 16 * -(-columns // 32) * 32
@@ -53,7 +68,9 @@ def test_widening_is_exact():
     wanted = torch.from_numpy(every).view(torch.float16).float().numpy()
     np.testing.assert_array_equal(ops.widen(every.view(np.float16)), wanted)
     finite = every.view(np.float16)[:, :][np.isfinite(every.view(np.float16))]
-    np.testing.assert_array_equal(ops.widen(finite).view(np.int32), finite.astype(np.float32).view(np.int32))
+    np.testing.assert_array_equal(
+        ops.widen(finite).view(np.int32), finite.astype(np.float32).view(np.int32)
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -61,7 +78,11 @@ def test_widening_is_exact():
 def test_a_sixteen_bit_product_needs_no_widened_matrix(dtype, rows):
     rng = np.random.default_rng(0)
     wide = rng.standard_normal((3001, 1024), np.float32)
-    weight = wide.astype(np.float16) if dtype == "float16" else (wide.view(np.uint32) >> 16).astype(np.uint16)
+    weight = (
+        wide.astype(np.float16)
+        if dtype == "float16"
+        else (wide.view(np.uint32) >> 16).astype(np.uint16)
+    )
     x = rng.standard_normal((1, rows, 1024), np.float32)
     tracemalloc.start()
     got = ops.linear(x, weight)

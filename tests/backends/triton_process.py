@@ -1,6 +1,7 @@
 """Processes for Triton's kernels: fixtures `call` and `compile_call`, and the choice of kernels.
 
-Triton's interpreter, which runs a kernel on the CPU through NumPy, must be chosen before triton is imported.
+Triton's interpreter, which runs a kernel on the CPU through NumPy, must be chosen before triton is
+imported.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 
 @contextlib.contextmanager
 def computing(by_kernels: bool):
-    """Compute every word of ops by Triton's kernels, as on a GPU, or by torch's own operations alone."""
+    """Compute every word of ops by Triton's kernels, as on a GPU, or by torch's own operations
+    alone.
+    """
     from cuda_fallback import kernels
 
     with pytest.MonkeyPatch.context() as patch:

@@ -25,7 +25,9 @@ def run(code: str) -> subprocess.CompletedProcess:
 
 
 def test_import_and_generate_without_mlx_torch_or_transformers(toy):
-    code = BLOCK + f"""
+    code = (
+        BLOCK
+        + f"""
 import mlx_llama, cpu_fallback
 import mlx_llama.chat, mlx_llama.generate, mlx_llama.bench, mlx_llama.quantize, mlx_llama.__main__
 llm = mlx_llama.load({str(toy)!r}, backend="cpu")
@@ -34,18 +36,22 @@ assert len(llm.chat().send("hi", max_tokens=3).tokens) == 3
 assert not {{"mlx", "torch", "transformers"}} & set(sys.modules)
 print("fine")
 """
+    )
     done = run(code)
     assert done.stdout.strip() == "fine", done.stderr
 
 
 @pytest.mark.parametrize("backend, package", [("mlx", "mlx"), ("cuda", "torch")])
 def test_a_backend_that_is_not_installed_says_what_to_install(backend, package, toy):
-    code = BLOCK + f"""
+    code = (
+        BLOCK
+        + f"""
 from mlx_llama.core.backends import selection
 selection.importlib.util.find_spec = lambda name: None
 from mlx_llama import cli, generate
 sys.exit(cli.run(generate.main, ["-p", "hi", "--backend", {backend!r}, "--model", {str(toy)!r}]))
 """
+    )
     done = run(code)
     assert done.returncode == 2 and done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
@@ -53,8 +59,18 @@ sys.exit(cli.run(generate.main, ["-p", "hi", "--backend", {backend!r}, "--model"
 
 
 def test_importing_the_package_imports_nothing_heavy():
-    heavy = ("mlx.core", "torch", "numpy", "pydantic", "jinja2", "tokenizers", "sentencepiece", "huggingface_hub",
-             "prompt_toolkit", "rich")
+    heavy = (
+        "mlx.core",
+        "torch",
+        "numpy",
+        "pydantic",
+        "jinja2",
+        "tokenizers",
+        "sentencepiece",
+        "huggingface_hub",
+        "prompt_toolkit",
+        "rich",
+    )
     done = run(f"import sys, mlx_llama; print(sorted(set({heavy!r}) & set(sys.modules)))")
     assert done.stdout.strip() == "[]", done.stderr
 
@@ -63,7 +79,8 @@ def test_importing_the_package_imports_nothing_heavy():
 
 
 def import_graph(root: Path, packages: tuple[str, ...]) -> dict[str, set[str]]:
-    """Each module's imports among the modules of `packages`, also in functions and under TYPE_CHECKING.
+    """Each module's imports among the modules of `packages`, also in functions and under
+    TYPE_CHECKING.
 
     Frameworks and other packages are there by their first name.
     """
@@ -81,13 +98,17 @@ def import_graph(root: Path, packages: tuple[str, ...]) -> dict[str, set[str]]:
                 found |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 base = importlib.util.resolve_name("." * node.level + (node.module or ""), home)
-                found |= {name if (name := f"{base}.{alias.name}") in files else base for alias in node.names}
+                found |= {
+                    name if (name := f"{base}.{alias.name}") in files else base
+                    for alias in node.names
+                }
         graph[module] = {name if name in files else name.split(".")[0] for name in found} - {module}
     return graph
 
 
 def circles(graph: dict[str, set[str]]) -> set[tuple[str, ...]]:
     """Modules that import each other, directly or through others: the groups, sorted."""
+
     def reachable(start: str) -> set[str]:
         seen, waiting = set(), [start]
         while waiting:
@@ -98,7 +119,10 @@ def circles(graph: dict[str, set[str]]) -> set[tuple[str, ...]]:
         return seen
 
     reach = {module: reachable(module) for module in graph}
-    return {tuple(sorted(other for other in reach[module] if module in reach.get(other, ()))) for module in graph} - {()}
+    return {
+        tuple(sorted(other for other in reach[module] if module in reach.get(other, ())))
+        for module in graph
+    } - {()}
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,7 +144,10 @@ def test_core_imports_no_framework_no_backend_and_no_door():
     assert len(core) > 20
     for module, names in core.items():
         outside = {name for name in names if not is_in(name, ("mlx_llama.core",))}
-        assert not outside & {"mlx", "mlx_lm", "torch", "transformers", *PACKAGES}, (module, outside)
+        assert not outside & {"mlx", "mlx_lm", "torch", "transformers", *PACKAGES}, (
+            module,
+            outside,
+        )
         assert not [name for name in outside if is_in(name, PACKAGES)], (module, outside)
 
 
@@ -129,17 +156,27 @@ def test_backends_import_no_door_and_no_other_backend():
     for module, names in graph.items():
         own = tuple(backend for backend in BACKENDS if is_in(module, (backend,)))
         for name in names if own else ():
-            assert not is_in(name, PACKAGES) or is_in(name, (*own, "mlx_llama.core")), (module, name)
+            assert not is_in(name, PACKAGES) or is_in(name, (*own, "mlx_llama.core")), (
+                module,
+                name,
+            )
 
 
 def test_circles_are_seen_wherever_they_hide(tmp_path):
-    """Two files under TYPE_CHECKING and in a function, three in a ring; a file that imports its package's is no circle."""
+    """Two files under TYPE_CHECKING and in a function, three in a ring; a file that imports its
+    package's is no circle.
+    """
     package = tmp_path / "p"
     package.mkdir()
     for name, text in {
-        "__init__": "", "a": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .b import B",
-        "b": "def f():\n    from p import a", "c": "import p.d", "d": "from . import e", "e": "from p.c import x",
-        "f": "import torch.nn\nfrom . import a", "g": "from p.f import a",
+        "__init__": "",
+        "a": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .b import B",
+        "b": "def f():\n    from p import a",
+        "c": "import p.d",
+        "d": "from . import e",
+        "e": "from p.c import x",
+        "f": "import torch.nn\nfrom . import a",
+        "g": "from p.f import a",
     }.items():
         (package / f"{name}.py").write_text(text)
     graph = import_graph(tmp_path, ("p",))

@@ -1,9 +1,11 @@
-"""Writes this folder's files anew, from an unpacked source distribution of llama-cpp-python and its built package:
+"""Writes this folder's files anew, from an unpacked source distribution of llama-cpp-python and its
+built package:
 
     PYTHONPATH=. python tests/data/make_vocab.py llama_cpp_python-0.3.36/vendor/llama.cpp/models
 
-vocab-llama-cpp.json.xz: {"texts": [text], "vocabularies": {name: what llama.cpp says about it}, "pre": {pre-tokenizer:
-[[id]] of every text}}, the last with deepseek-coder's vocabulary, its tokenizer.ggml.pre overridden.
+vocab-llama-cpp.json.xz: {"texts": [text], "vocabularies": {name: what llama.cpp says about it},
+"pre": {pre-tokenizer: [[id]] of every text}}, the last with deepseek-coder's vocabulary, its
+tokenizer.ggml.pre overridden.
 """
 
 from __future__ import annotations
@@ -18,11 +20,28 @@ from pathlib import Path
 
 NAMES = ("llama-spm", "llama-bpe", "deepseek-coder")
 WORDS = (
-    "Hello world the quick BROWN fox don't I'LL we've it'S They'Re o'clock École ÉCOLE ÉTÉ Straße naïve नमस्ते สวัสดี 你好世界 "
-    "こんにちは 안녕하세요 مرحبا Привет ПРИВЕТ iPhone x=1; f(x) -> {} [] <s> </s> <unk> <|eot_id|> <|im_end|> <0x41> 🦙 👩‍👩‍👧 1234567 "
+    "Hello world the quick BROWN fox don't I'LL we've it'S They'Re o'clock École ÉCOLE ÉTÉ "
+    "Straße naïve नमस्ते สวัสดี 你好世界 "
+    "こんにちは 안녕하세요 مرحبا Привет ПРИВЕТ iPhone x=1; f(x) -> {} [] <s> </s> <unk> <|eot_id|> "
+    "<|im_end|> <0x41> 🦙 👩‍👩‍👧 1234567 "
     "3.14159 ½ ² ٣٤ Ⅷ <|end_of_text|> <｜fim▁begin｜> <｜end▁of▁sentence｜>"
 ).split()
-SPACES = [" ", "  ", "   ", "\n", "\n\n", "\t", " \n", "\r\n", "\u00a0", "\u3000", "\u2003", "\x0b", "\x85", " \t "]
+SPACES = [
+    " ",
+    "  ",
+    "   ",
+    "\n",
+    "\n\n",
+    "\t",
+    " \n",
+    "\r\n",
+    "\u00a0",
+    "\u3000",
+    "\u2003",
+    "\x0b",
+    "\x85",
+    " \t ",
+]
 
 
 def texts(count: int) -> list[str]:
@@ -44,9 +63,13 @@ def texts(count: int) -> list[str]:
             elif kind < 0.7:
                 parts.append("".join(rng.choices("0123456789", k=rng.randint(1, 9))))
             elif kind < 0.8:
-                parts.append("".join(rng.choices("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~", k=rng.randint(1, 5))))
+                parts.append(
+                    "".join(rng.choices("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~", k=rng.randint(1, 5)))
+                )
             else:
-                parts.append("".join(rng.choices(groups[rng.choice(sorted(groups))], k=rng.randint(1, 4))))
+                parts.append(
+                    "".join(rng.choices(groups[rng.choice(sorted(groups))], k=rng.randint(1, 4)))
+                )
             parts.append(" " * rng.randint(0, 1))
         found.append("".join(parts))
     return found
@@ -62,11 +85,16 @@ def main(models: Path) -> None:
     result = {"texts": texts(200), "vocabularies": {}, "pre": {}}
 
     def ids(llama: Llama, special: bool) -> list[list[int]]:
-        return [llama.tokenize(text.encode(), add_bos=False, special=special) for text in result["texts"]]
+        return [
+            llama.tokenize(text.encode(), add_bos=False, special=special)
+            for text in result["texts"]
+        ]
 
     for name in NAMES:
         path = models / f"ggml-vocab-{name}.gguf"
-        (here / f"{path.name}.xz").write_bytes(lzma.compress(path.read_bytes(), preset=9 | lzma.PRESET_EXTREME))
+        (here / f"{path.name}.xz").write_bytes(
+            lzma.compress(path.read_bytes(), preset=9 | lzma.PRESET_EXTREME)
+        )
         for suffix in (".inp", ".out"):
             shutil.copyfile(f"{path}{suffix}", here / (path.name + suffix))
         llama = Llama(str(path), vocab_only=True, verbose=False)
@@ -82,10 +110,17 @@ def main(models: Path) -> None:
         }
     for pre in PRE_TOKENIZERS:
         overrides = {"tokenizer.ggml.pre": pre}
-        llama = Llama(str(models / "ggml-vocab-deepseek-coder.gguf"), vocab_only=True, verbose=False, kv_overrides=overrides)
+        llama = Llama(
+            str(models / "ggml-vocab-deepseek-coder.gguf"),
+            vocab_only=True,
+            verbose=False,
+            kv_overrides=overrides,
+        )
         result["pre"][pre] = ids(llama, False)
     data = json.dumps(result, separators=(",", ":")).encode()
-    (here / "vocab-llama-cpp.json.xz").write_bytes(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
+    (here / "vocab-llama-cpp.json.xz").write_bytes(
+        lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ from mlx_llama import cli
 
 @pytest.fixture(autouse=True)
 def interruptible():
-    """Restore Ctrl-C, here and for child processes: a shell ignores SIGINT in its background jobs."""
+    """Restore Ctrl-C, here and for child processes: a shell ignores SIGINT in its background
+    jobs.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -25,12 +27,16 @@ def interruptible():
 @pytest.fixture(scope="session")
 def roomy(tmp_path_factory):
     """A toy with a large context, so that its answers last until they are stopped."""
-    return make_checkpoint(tmp_path_factory.mktemp("roomy") / "roomy", max_position_embeddings=100_000)
+    return make_checkpoint(
+        tmp_path_factory.mktemp("roomy") / "roomy", max_position_embeddings=100_000
+    )
 
 
 @pytest.fixture
 def door(monkeypatch, capsys):
-    """door(main, *arguments, stdin=b""): run a door in this process; returns .code, .out and .err."""
+    """door(main, *arguments, stdin=b""): run a door in this process; returns .code, .out and
+    .err.
+    """
 
     def run(main, *arguments, stdin: bytes = b""):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
@@ -44,17 +50,34 @@ def door(monkeypatch, capsys):
 
 @pytest.fixture
 def terminal(tmp_path):
-    """terminal(*arguments of python, **environment): run a program in a pseudo-terminal of 80 columns and 24 rows. Its
-    output is in .logfile_read."""
-    pexpect = pytest.importorskip("pexpect", reason="pseudo-terminals need pexpect, which Windows has not")
+    """terminal(*arguments of python, **environment): run a program in a pseudo-terminal of 80
+    columns and 24 rows. Its output is in .logfile_read."""
+    pexpect = pytest.importorskip(
+        "pexpect", reason="pseudo-terminals need pexpect, which Windows has not"
+    )
     started = []
 
     def spawn(*arguments, **environment):
-        env = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
-        env |= {"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", "XDG_STATE_HOME": str(tmp_path / "state")}
-        child = pexpect.spawn(sys.executable, [str(argument) for argument in arguments], env=env | environment,
-                              dimensions=(24, 80), encoding="utf-8", timeout=20,
-                              codec_errors="replace")  # Ctrl-C drops pending output, sometimes half a character
+        env = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("NO_COLOR", "COLUMNS", "LINES")
+        }
+        env |= {
+            "TERM": "xterm-256color",
+            "PROMPT_TOOLKIT_NO_CPR": "1",
+            "XDG_STATE_HOME": str(tmp_path / "state"),
+        }
+        child = pexpect.spawn(
+            sys.executable,
+            [str(argument) for argument in arguments],
+            env=env | environment,
+            dimensions=(24, 80),
+            encoding="utf-8",
+            timeout=20,
+            # Ctrl-C drops pending output, sometimes half a character
+            codec_errors="replace",
+        )
         child.delaybeforesend = 0.02
         child.logfile_read = io.StringIO()
         started.append(child)

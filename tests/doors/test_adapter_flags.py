@@ -16,42 +16,98 @@ from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.parity import command as parity
 
-ASK = ("--backend", "cpu", "-p", "Once upon a time", "--ignore-chat-template", "-m", "8", "--logit-bias", "1=-100",
-       "--logit-bias", "2=-100")
+ASK = (
+    "--backend",
+    "cpu",
+    "-p",
+    "Once upon a time",
+    "--ignore-chat-template",
+    "-m",
+    "8",
+    "--logit-bias",
+    "1=-100",
+    "--logit-bias",
+    "2=-100",
+)
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("adapters")
-    base = make_checkpoint(folder / "toy", hidden_size=64, intermediate_size=128, max_position_embeddings=256)
-    return base, [write_random(base, folder / name, seed) for seed, name in enumerate(("sea", "sky"))]
+    base = make_checkpoint(
+        folder / "toy", hidden_size=64, intermediate_size=128, max_position_embeddings=256
+    )
+    return base, [
+        write_random(base, folder / name, seed) for seed, name in enumerate(("sea", "sky"))
+    ]
 
 
 def text(base, adapters, **options):
-    return load(base, backend="cpu", adapters=adapters).generate("Once upon a time", max_tokens=8,
-                                                                 logit_bias={1: -100, 2: -100}, **options).text
+    return (
+        load(base, backend="cpu", adapters=adapters)
+        .generate("Once upon a time", max_tokens=8, logit_bias={1: -100, 2: -100}, **options)
+        .text
+    )
 
 
 def test_generate_with_an_adapter_and_a_scale(door, folders):
     base, (sea, sky) = folders
-    found = [door(generate.main, "--model", base, *ASK, *flags) for flags in (
-        (), ("--adapter", sea), ("--adapter-path", f"{sea}=0.25"), ("--lora", sea, "--lora", sky, "--use-adapter", "sky"),
-        ("--adapter", sea, "--use-adapter", "base"))]
+    found = [
+        door(generate.main, "--model", base, *ASK, *flags)
+        for flags in (
+            (),
+            ("--adapter", sea),
+            ("--adapter-path", f"{sea}=0.25"),
+            ("--lora", sea, "--lora", sky, "--use-adapter", "sky"),
+            ("--adapter", sea, "--use-adapter", "base"),
+        )
+    ]
     assert [done.code for done in found] == [0] * 5, [done.err for done in found]
-    wanted = [text(base, None), text(base, sea), text(base, f"{sea}=0.25"), text(base, sky), text(base, None)]
+    wanted = [
+        text(base, None),
+        text(base, sea),
+        text(base, f"{sea}=0.25"),
+        text(base, sky),
+        text(base, None),
+    ]
     assert [done.out for done in found] == wanted and len(set(wanted)) == 4
 
 
 def test_lines_of_a_batch_name_their_adapters(door, folders, tmp_path):
     base, adapters = folders
-    lines = [{"prompt": "Once upon a time", "max_tokens": 8, "logit_bias": {"1": -100, "2": -100}, "adapter": name}
-             for name in ("sky", "base", "sea")]
+    lines = [
+        {
+            "prompt": "Once upon a time",
+            "max_tokens": 8,
+            "logit_bias": {"1": -100, "2": -100},
+            "adapter": name,
+        }
+        for name in ("sky", "base", "sea")
+    ]
     (tmp_path / "in").write_text("\n".join(map(json.dumps, lines)))
-    done = door(generate.main, "--model", base, "--backend", "cpu", "--ignore-chat-template", "--prompts", tmp_path / "in",
-                "--output", tmp_path / "out", *(f"--adapter={adapter}" for adapter in adapters))
+    done = door(
+        generate.main,
+        "--model",
+        base,
+        "--backend",
+        "cpu",
+        "--ignore-chat-template",
+        "--prompts",
+        tmp_path / "in",
+        "--output",
+        tmp_path / "out",
+        *(f"--adapter={adapter}" for adapter in adapters),
+    )
     assert done.code == 0, done.err
-    found = {one["index"]: one["text"] for one in map(json.loads, (tmp_path / "out").read_text().splitlines())}
-    assert [found[i] for i in range(3)] == [text(base, adapters[1]), text(base, None), text(base, adapters[0])]
+    found = {
+        one["index"]: one["text"]
+        for one in map(json.loads, (tmp_path / "out").read_text().splitlines())
+    }
+    assert [found[i] for i in range(3)] == [
+        text(base, adapters[1]),
+        text(base, None),
+        text(base, adapters[0]),
+    ]
 
 
 def test_chat_sets_the_adapter(door, folders):
@@ -59,31 +115,84 @@ def test_chat_sets_the_adapter(door, folders):
     flags = ("--model", base, "--backend", "cpu", "-m", "6", "--adapter", sea, "--adapter", sky)
     done = door(chat.main, *flags, stdin=b"/set adapter sky\nhi\n")
     assert done.code == 0, done.err
-    assert done.out.rstrip("\n") == load(base, backend="cpu", adapters=sky).chat().send("hi", max_tokens=6).text.rstrip("\n")
+    assert done.out.rstrip("\n") == load(base, backend="cpu", adapters=sky).chat().send(
+        "hi", max_tokens=6
+    ).text.rstrip("\n")
 
 
 def test_errors_are_one_line(door, folders):
     base, adapters = folders
     for main, flags, wanted in (
-            (generate.main, (*ASK, "--adapter", "nowhere"), "no such folder"),
-            (generate.main, (*ASK, "--use-adapter", "sea"), "none was loaded: load it with --adapters"),
-            (bench.main, ("--backend", "cpu", *(f"--adapter={one}" for one in adapters)), "--adapters: there are 2"),
-            (parity.main, ("--check", "--adapter", adapters[0]), "--adapters has no meaning with --check")):
+        (generate.main, (*ASK, "--adapter", "nowhere"), "no such folder"),
+        (generate.main, (*ASK, "--use-adapter", "sea"), "none was loaded: load it with --adapters"),
+        (
+            bench.main,
+            ("--backend", "cpu", *(f"--adapter={one}" for one in adapters)),
+            "--adapters: there are 2",
+        ),
+        (
+            parity.main,
+            ("--check", "--adapter", adapters[0]),
+            "--adapters has no meaning with --check",
+        ),
+    ):
         done = door(main, "--model", base, *flags)
         assert done.code == 2 and done.err.count("\n") == 1 and wanted in done.err, done.err
 
 
 def test_bench_and_parity_run_the_adapted_model(door, folders):
     base, (sea, _) = folders
-    done = door(bench.main, "--model", base, "--backend", "cpu", "--adapter", sea, "-p", "8", "-n", "4", "-r", "1", "--json")
+    done = door(
+        bench.main,
+        "--model",
+        base,
+        "--backend",
+        "cpu",
+        "--adapter",
+        sea,
+        "-p",
+        "8",
+        "-n",
+        "4",
+        "-r",
+        "1",
+        "--json",
+    )
     assert done.code == 0, done.err
-    done = door(bench.main, "--model", base, "--backend", "cpu", "--adapter", sea, "-n", "4", "-r", "1", "--profile")
+    done = door(
+        bench.main,
+        "--model",
+        base,
+        "--backend",
+        "cpu",
+        "--adapter",
+        sea,
+        "-n",
+        "4",
+        "-r",
+        "1",
+        "--profile",
+    )
     assert done.code == 0 and "adapters" in done.out, done.err
-    done = door(parity.main, "--model", base, "--backends", "cpu,cuda", "--device", "cpu", "--adapter", sea, "--tokens", "12")
+    done = door(
+        parity.main,
+        "--model",
+        base,
+        "--backends",
+        "cpu,cuda",
+        "--device",
+        "cpu",
+        "--adapter",
+        sea,
+        "--tokens",
+        "12",
+    )
     assert done.code == 0, done.out + done.err
 
 
-@pytest.mark.parametrize("flags, is_low_bit", [((), False), (("--bits", "8", "--group-size", "32"), True)])
+@pytest.mark.parametrize(
+    "flags, is_low_bit", [((), False), (("--bits", "8", "--group-size", "32"), True)]
+)
 def test_a_merged_folder_answers_as_the_adapter(flags, is_low_bit, door, folders, tmp_path):
     base, (sea, _) = folders
     done = door(quantize.main, base, tmp_path / "merged", "--merge", f"{sea}=0.5", *flags)
@@ -107,9 +216,22 @@ def test_merging_into_gguf_and_from_a_low_bit_model(door, folders, tmp_path):
     found = load(tmp_path / "m.gguf", backend="cpu", dtype="float32").logits(tokens)
     np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
     assert door(quantize.main, base, tmp_path / "base.gguf", "--format", "gguf:F32").code == 0
-    found = load(tmp_path / "base.gguf", backend="cpu", dtype="float32", adapters=sea).logits(tokens)  # its rows are permuted
+    # its rows are permuted
+    found = load(tmp_path / "base.gguf", backend="cpu", dtype="float32", adapters=sea).logits(
+        tokens
+    )
     np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
     low = door(quantize.main, base, tmp_path / "low", "--bits", "8", "--group-size", "32")
     assert low.code == 0, low.err
-    done = door(quantize.main, tmp_path / "low", tmp_path / "again", "--merge", sea, "--bits", "8", "--group-size", "32")
+    done = door(
+        quantize.main,
+        tmp_path / "low",
+        tmp_path / "again",
+        "--merge",
+        sea,
+        "--bits",
+        "8",
+        "--group-size",
+        "32",
+    )
     assert done.code == 0 and "dequantized and are rounded again" in done.err, done.err

@@ -28,10 +28,10 @@ def tensors(change):
         path = folder / "model.safetensors"
         data = path.read_bytes()
         size = int.from_bytes(data[:8], "little")
-        header = json.loads(data[8:8 + size])
+        header = json.loads(data[8 : 8 + size])
         change(header)
         text = json.dumps(header).encode()
-        path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size:])
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
 
     return damage
 
@@ -70,42 +70,94 @@ def replace_by_device(name):
 DAMAGE = {
     "truncated weights": (truncate, "model.safetensors"),
     "empty weights": (lambda f: (f / "model.safetensors").write_bytes(b""), "model.safetensors"),
-    "corrupt header": (lambda f: (f / "model.safetensors").write_bytes(b"\x08" + b"\0" * 7 + b"not json" + b"\0" * 99),
-                       "model.safetensors"),
-    "huge header": (lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 64), "model.safetensors"),
+    "corrupt header": (
+        lambda f: (f / "model.safetensors").write_bytes(
+            b"\x08" + b"\0" * 7 + b"not json" + b"\0" * 99
+        ),
+        "model.safetensors",
+    ),
+    "huge header": (
+        lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 64),
+        "model.safetensors",
+    ),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors"),
     "missing shard": (missing_shard, "model-00002-of-00002.safetensors"),
-    "missing tensor": (tensors(lambda h: h.__setitem__("other", h.pop("model.norm.weight"))), "model.norm.weight"),
+    "missing tensor": (
+        tensors(lambda h: h.__setitem__("other", h.pop("model.norm.weight"))),
+        "model.norm.weight",
+    ),
     "wrong shape": (config(lambda c: c.__setitem__("intermediate_size", 95)), "mlp"),
     "config not JSON": (lambda f: (f / "config.json").write_text("{"), "config.json"),
     "config missing": (lambda f: (f / "config.json").unlink(), "config.json"),
     "field missing": (config(lambda c: c.pop("hidden_size")), "hidden_size"),
     "field absurd": (config(lambda c: c.__setitem__("num_hidden_layers", -3)), "num_hidden_layers"),
     "field huge": (config(lambda c: c.__setitem__("vocab_size", 10**15)), "vocab_size"),
-    "unknown architecture": (config(lambda c: c.__setitem__("architectures", ["GPT2LMHeadModel"])), "GPT2LMHeadModel"),
-    "unknown rope": (config(lambda c: c.__setitem__("rope_scaling", {"rope_type": "proportional", "factor": 2.0})), "proportional"),
-    "quantised": (config(lambda c: c.__setitem__("quantization", {"bits": 4, "group_size": 64})), "quanti"),
+    "unknown architecture": (
+        config(lambda c: c.__setitem__("architectures", ["GPT2LMHeadModel"])),
+        "GPT2LMHeadModel",
+    ),
+    "unknown rope": (
+        config(
+            lambda c: c.__setitem__("rope_scaling", {"rope_type": "proportional", "factor": 2.0})
+        ),
+        "proportional",
+    ),
+    "quantised": (
+        config(lambda c: c.__setitem__("quantization", {"bits": 4, "group_size": 64})),
+        "quanti",
+    ),
     "tokenizer gone": (lambda f: (f / "tokenizer.model").unlink(), "tokenizer"),
-    "tokenizer corrupt": (lambda f: (f / "tokenizer.model").write_bytes(b"\x0a\xff\xff\xff\xff"), "tokenizer.model"),
+    "tokenizer corrupt": (
+        lambda f: (f / "tokenizer.model").write_bytes(b"\x0a\xff\xff\xff\xff"),
+        "tokenizer.model",
+    ),
     "tokenizer too large": (lambda f: make_checkpoint(f, tokenizer=True, vocab_size=300), "300"),
-    "template loops": (lambda f: (f / "chat_template.jinja").write_text(
-        "{% for a in range(99999999) %}{% for b in range(99999999) %}{% endfor %}{% endfor %}"), "chat_template.jinja"),
-    "template commands the terminal": (lambda f: (f / "chat_template.jinja").write_text(
-        "{{ raise_exception('\x1b[2J\x9b' ~ 'x' * 100000) }}"), "␛[2J\ufffdxxx"),
-    "template escapes": (lambda f: (f / "chat_template.jinja").write_text(
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}"), "chat_template.jinja"),
-    "template malformed": (lambda f: (f / "chat_template.jinja").write_text("{% for %}"), "chat_template.jinja"),
-    "generation config": (lambda f: (f / "generation_config.json").write_text(
-        '{"do_sample": true, "temperature": "hot"}'), "temperature"),
+    "template loops": (
+        lambda f: (f / "chat_template.jinja").write_text(
+            "{% for a in range(99999999) %}{% for b in range(99999999) %}{% endfor %}{% endfor %}"
+        ),
+        "chat_template.jinja",
+    ),
+    "template commands the terminal": (
+        lambda f: (f / "chat_template.jinja").write_text(
+            "{{ raise_exception('\x1b[2J\x9b' ~ 'x' * 100000) }}"
+        ),
+        "␛[2J\ufffdxxx",
+    ),
+    "template escapes": (
+        lambda f: (f / "chat_template.jinja").write_text(
+            "{{ ''.__class__.__mro__[1].__subclasses__() }}"
+        ),
+        "chat_template.jinja",
+    ),
+    "template malformed": (
+        lambda f: (f / "chat_template.jinja").write_text("{% for %}"),
+        "chat_template.jinja",
+    ),
+    "generation config": (
+        lambda f: (f / "generation_config.json").write_text(
+            '{"do_sample": true, "temperature": "hot"}'
+        ),
+        "temperature",
+    ),
     "only pickle": (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "pickle"),
 }
 
 
 if hasattr(os, "mkfifo"):
-    FILES = ("config.json", "generation_config.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja",
-             "model.safetensors")
-    DAMAGE |= {f"{name} {kind}": (replace(name), name) for name in FILES
-               for kind, replace in (("is a pipe", replace_by_pipe), ("is endless", replace_by_device))}
+    FILES = (
+        "config.json",
+        "generation_config.json",
+        "tokenizer.model",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "model.safetensors",
+    )
+    DAMAGE |= {
+        f"{name} {kind}": (replace(name), name)
+        for name in FILES
+        for kind, replace in (("is a pipe", replace_by_pipe), ("is endless", replace_by_device))
+    }
 
 
 @pytest.mark.parametrize("case", DAMAGE)
@@ -113,7 +165,9 @@ def test_one_line_that_names_it(case, tmp_path, capfd):
     damage, name = DAMAGE[case]
     folder = make_checkpoint(tmp_path / "m")
     damage(folder)
-    code = cli.run(generate.main, ["--model", str(folder), "-p", "hi", "-m", "2", "--backend", "cpu"])
+    code = cli.run(
+        generate.main, ["--model", str(folder), "-p", "hi", "-m", "2", "--backend", "cpu"]
+    )
     out, error = capfd.readouterr()
     assert code == 2 and out == ""
     assert error.startswith("error: ") and error.count("\n") == 1 and name in error, error

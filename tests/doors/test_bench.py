@@ -36,19 +36,31 @@ def loaded(backend, toy):
 
 
 def flags(backend) -> list[str]:
-    return ["--backend", backend.name, *([] if backend.name == "cpu" else ["--device", device_of(backend)])]
+    return [
+        "--backend",
+        backend.name,
+        *([] if backend.name == "cpu" else ["--device", device_of(backend)]),
+    ]
 
 
 def test_figures(loaded):
     checkpoint = loaded.checkpoint
     figures = measure(loaded, 20, 8, 2)
     assert figures["evaluations_per_token"] == 1 and figures["weights_bytes"] == checkpoint.nbytes
-    for name in ("prompt_tps", "decode_tps", "first_token_seconds", "load_seconds", "peak_memory_bytes", "bandwidth"):
+    for name in (
+        "prompt_tps",
+        "decode_tps",
+        "first_token_seconds",
+        "load_seconds",
+        "peak_memory_bytes",
+        "bandwidth",
+    ):
         assert figures[name] > 0, name
     # all rows of the embedding but one, and keys and values of 20 + 4 positions, all float32
     assert figures["bytes_per_token"] == checkpoint.nbytes - 383 * 64 * 4 + 2 * 2 * 2 * 16 * 24 * 4
     assert figures["bandwidth_share"] == pytest.approx(
-        figures["decode_tps"] * figures["bytes_per_token"] / figures["bandwidth"], rel=0.5)
+        figures["decode_tps"] * figures["bytes_per_token"] / figures["bandwidth"], rel=0.5
+    )
     assert figures["launches_per_token"] == 1 and figures["read_bytes_per_token"] == 4
     assert "1 per token (1 launched, 1 waited for, 4 bytes read)" in bench_report.single(figures)
 
@@ -87,9 +99,14 @@ def test_a_row_runs_the_steps_of_its_name(case, loaded, monkeypatch):
 def test_storage_grows_with_the_rows_only(loaded, monkeypatch):
     """Measure a row without the storage of a longer one before it."""
     made = []
-    monkeypatch.setattr(loaded.model, "make_cache",
-                        lambda capacity, make=loaded.model.make_cache: made.append(make(capacity)) or made[-1])
-    measure_rows(loaded, [Case("pp", 200), Case("tg", 2), Case("tg", 2, 100), Case("tg", 2, 220)], 1)
+    monkeypatch.setattr(
+        loaded.model,
+        "make_cache",
+        lambda capacity, make=loaded.model.make_cache: made.append(make(capacity)) or made[-1],
+    )
+    measure_rows(
+        loaded, [Case("pp", 200), Case("tg", 2), Case("tg", 2, 100), Case("tg", 2, 220)], 1
+    )
     assert [cache.length for cache in made] == [0, 220]
     assert [Case("tg", 2).name, Case("tg", 2, 220).name] == ["tg2", "tg2 @ d220"]
 
@@ -107,7 +124,18 @@ def shown(door, toy, kind: str, *more: str) -> str:
     return done.out
 
 
-NAMES = ["pp8", "pp12", "pp4", "pp8 @ d40", "pp12 @ d40", "pp4 @ d40", "tg2", "tg3", "tg2 @ d40", "tg3 @ d40"]
+NAMES = [
+    "pp8",
+    "pp12",
+    "pp4",
+    "pp8 @ d40",
+    "pp12 @ d40",
+    "pp4 @ d40",
+    "tg2",
+    "tg3",
+    "tg2 @ d40",
+    "tg3 @ d40",
+]
 
 
 def test_every_format_has_every_row(door, toy, backend):
@@ -119,21 +147,35 @@ def test_every_format_has_every_row(door, toy, backend):
         assert 0.8 * count / row["tps_max"] <= row["seconds"] <= 1.2 * count / row["tps_min"]
     listed = list(csv.DictReader(io.StringIO(shown(door, toy, "csv", "--host", *flags(backend)))))
     assert [row["test"] for row in listed] == NAMES
-    assert {row["backend"] for row in listed} == {backend.name} and all(float(row["tps"]) > 0 for row in listed)
-    assert all(float(row["tps_min"]) <= float(row["tps"]) <= float(row["tps_max"]) for row in listed)
+    assert {row["backend"] for row in listed} == {backend.name} and all(
+        float(row["tps"]) > 0 for row in listed
+    )
+    assert all(
+        float(row["tps_min"]) <= float(row["tps"]) <= float(row["tps_max"]) for row in listed
+    )
     assert all(float(row["host_step_us"]) > 0 for row in listed)
     assert all(row["host_primitives"].isdigit() == (backend.name == "mlx") for row in listed)
     lines = shown(door, toy, "md", *flags(backend)).splitlines()
-    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
-    assert [row[table[0].index("test")] for row in table[2:]] == NAMES and {len(row) for row in table} == {8}
-    assert [line[:12].strip() for line in shown(door, toy, "text", *flags(backend)).splitlines()[2:12]] == NAMES
+    table = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lines
+        if line.startswith("|")
+    ]
+    assert [row[table[0].index("test")] for row in table[2:]] == NAMES and {
+        len(row) for row in table
+    } == {8}
+    assert [
+        line[:12].strip() for line in shown(door, toy, "text", *flags(backend)).splitlines()[2:12]
+    ] == NAMES
 
 
 def test_notices_are_said_once(door, toy):
     for kind in ("text", "md"):
         out = shown(door, toy, kind, "--backend", "cpu", "--threads", "1")
         assert out.count("note: ") == out.count("1 thread") == 1
-    assert json.loads(shown(door, toy, "json", "--backend", "cpu", "--threads", "1"))["notices"] == ["1 thread"]
+    assert json.loads(shown(door, toy, "json", "--backend", "cpu", "--threads", "1"))[
+        "notices"
+    ] == ["1 thread"]
 
 
 def test_one_prompt_and_one_answer_are_reported_as_ever(door, toy):
@@ -147,18 +189,32 @@ def test_one_prompt_and_one_answer_are_reported_as_ever(door, toy):
 
 def test_host(loaded, monkeypatch):
     order, step, read = [], loaded.model.step, loaded.backend.runtime.read
-    monkeypatch.setattr(loaded.model, "step", lambda *rest, **named: (order.append("step"), step(*rest, **named))[1])
-    monkeypatch.setattr(loaded.backend.runtime, "read", lambda token: (order.append("read"), read(token))[1])
+    monkeypatch.setattr(
+        loaded.model, "step", lambda *rest, **named: (order.append("step"), step(*rest, **named))[1]
+    )
+    monkeypatch.setattr(
+        loaded.backend.runtime, "read", lambda token: (order.append("read"), read(token))[1]
+    )
     host = bench_host.measure_host(loaded, 256)
     assert order == ["step", "read"] * (len(order) // 2)  # with a step ahead, launches would wait
     assert host["step_us"] > 0 and host["tokens"] == bench_host.TOKENS
-    assert host["host_computes"] == (loaded.backend.name == "cpu" or str(loaded.backend.device) == "cpu")
+    assert host["host_computes"] == (
+        loaded.backend.name == "cpu" or str(loaded.backend.device) == "cpu"
+    )
     line = bench_report.host_line(host)
     if loaded.backend.name == "mlx":
-        assert host["launch_us"] > 0 and host["thread_us"] > 0 and f"{host['primitives']} primitives" in line
+        assert (
+            host["launch_us"] > 0
+            and host["thread_us"] > 0
+            and f"{host['primitives']} primitives" in line
+        )
     else:
         assert host["primitives"] is None and "primitives" not in line
-        assert ("computes the step itself" in line) == (host["thread_us"] is None) == host["host_computes"]
+        assert (
+            ("computes the step itself" in line)
+            == (host["thread_us"] is None)
+            == host["host_computes"]
+        )
     assert bench_host.measure_host(loaded, 8)["tokens"] == 1  # limited by the context
 
 
@@ -170,14 +226,20 @@ def test_primitives_are_those_of_one_step(tmp_path):
     mx.eval(x)
     found = []  # MLX's own list of the same graph, by its exporter
     function = lambda x: mx.exp(x * x) @ mx.sin(x)  # noqa: E731
-    mx.export_function(lambda part: found.append(part["name"]) if part["type"] == "primitive" else None, function, x)
+    mx.export_function(
+        lambda part: found.append(part["name"]) if part["type"] == "primitive" else None,
+        function,
+        x,
+    )
     assert runtime.primitives(function(x)) == len(found) > 3
     assert runtime.primitives(x) == 0
     # Each layer adds the same number; earlier tokens add none.
     backend = bench.select("mlx", "cpu")
     counts = []
     for layers in (1, 2, 4):
-        checkpoint = open_checkpoint(make_checkpoint(tmp_path / str(layers), num_hidden_layers=layers))
+        checkpoint = open_checkpoint(
+            make_checkpoint(tmp_path / str(layers), num_hidden_layers=layers)
+        )
         counts.append(bench_host.measure_host(load(checkpoint, backend), 16)["primitives"])
     assert counts[2] - counts[1] == 2 * (counts[1] - counts[0]) > 0
     text = io.StringIO()
@@ -196,27 +258,62 @@ def test_plot(door, toy, tmp_path):
     image = pytest.importorskip("PIL.Image")
     pytest.importorskip("matplotlib")
     file = tmp_path / "picture.png"
-    done = door(bench.main, "--model", toy, "--backend", "cpu", "-p", "4", "-n", "6", "-r", "1", "--plot", file)
+    done = door(
+        bench.main,
+        "--model",
+        toy,
+        "--backend",
+        "cpu",
+        "-p",
+        "4",
+        "-n",
+        "6",
+        "-r",
+        "1",
+        "--plot",
+        file,
+    )
     assert done.code == 0 and done.err == f"wrote {file}\n"
     picture = image.open(file)
     assert picture.size == (1200, 750)
     shades = np.asarray(picture.convert("RGB")).reshape(-1, 3)
-    assert (shades == (0x2a, 0x6f, 0x97)).all(axis=1).sum() > 300  # the color of the curve
+    assert (shades == (0x2A, 0x6F, 0x97)).all(axis=1).sum() > 300  # the color of the curve
     # Nine depths, from 0 to the end of the context of 256.
-    assert re.findall(r"^tg6(?: @ d(\d+))?", done.out, re.M) == ["", *(str(250 * i // 8) for i in range(1, 9))]
+    assert re.findall(r"^tg6(?: @ d(\d+))?", done.out, re.M) == [
+        "",
+        *(str(250 * i // 8) for i in range(1, 9)),
+    ]
     for ending in ("svg", "pdf"):
-        assert door(bench.main, "--model", toy, "--backend", "cpu", *"-p 4 -n 6 -d 0,9 -r 1 --plot".split(),
-                    tmp_path / f"picture.{ending}").code == 0
+        assert (
+            door(
+                bench.main,
+                "--model",
+                toy,
+                "--backend",
+                "cpu",
+                *"-p 4 -n 6 -d 0,9 -r 1 --plot".split(),
+                tmp_path / f"picture.{ending}",
+            ).code
+            == 0
+        )
     text = (tmp_path / "picture.svg").read_text(encoding="utf-8")
     assert "<!-- decode time per token (ms) -->" in text and "tokens already in the cache" in text
 
 
 def test_the_curve():
-    rows = [Row(Case("pp", 4), [[1.0]]), Row(Case("tg", 4, 400), [[4e-3] * 4, [5e-3] * 4, [9e-3] * 4]),
-            Row(Case("tg", 100), [[1e-3] * 50 + [2e-3] * 50]), Row(Case("tg", 2, 402), [[1e-3, 2e-3], [3e-3, 9e-3]])]
+    rows = [
+        Row(Case("pp", 4), [[1.0]]),
+        Row(Case("tg", 4, 400), [[4e-3] * 4, [5e-3] * 4, [9e-3] * 4]),
+        Row(Case("tg", 100), [[1e-3] * 50 + [2e-3] * 50]),
+        Row(Case("tg", 2, 402), [[1e-3, 2e-3], [3e-3, 9e-3]]),
+    ]
     curve = bench_plot.curve(rows)
     assert curve[11].tolist()[::2] == pytest.approx([402.5, 2.5])
-    assert len(curve) == 12 and curve[0].tolist() == [4.5, 1.0, 1.0, 1.0] and curve[9].tolist() == [94.5, 2.0, 2.0, 2.0]
+    assert (
+        len(curve) == 12
+        and curve[0].tolist() == [4.5, 1.0, 1.0, 1.0]
+        and curve[9].tolist() == [94.5, 2.0, 2.0, 2.0]
+    )
     assert curve[10].tolist()[:3:2] == [401.5, 5.0] and 4 <= curve[10][1] < 5 < curve[10][3] <= 9
 
 
@@ -249,11 +346,16 @@ def test_impossible_lengths_are_refused_before_loading(arguments, door, toy, mon
 
 def test_lengths_that_just_fit_run(door, toy):
     for arguments in ("-p 200 -n 56", "-p 8 -n 64 -d 192", "-p 8 -n 8 -d 0,192 -c 200"):
-        assert door(bench.main, "--model", toy, "--backend", "cpu", "-r", "1", *arguments.split()).code == 0
+        assert (
+            door(bench.main, "--model", toy, "--backend", "cpu", "-r", "1", *arguments.split()).code
+            == 0
+        )
 
 
 def test_plot_without_its_library(door, toy, monkeypatch, tmp_path):
     monkeypatch.setattr(bench_plot.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(bench, "load", lambda *rest: pytest.fail("loaded"))
     done = door(bench.main, "--model", toy, "--backend", "cpu", "--plot", tmp_path / "x.png")
-    assert done.code == 2 and "pip install matplotlib" in done.err and len(done.err.splitlines()) == 1
+    assert (
+        done.code == 2 and "pip install matplotlib" in done.err and len(done.err.splitlines()) == 1
+    )

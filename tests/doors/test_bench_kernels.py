@@ -36,23 +36,34 @@ def test_every_format_is_measured_and_the_best_saved(table, capsys):
     found = json.loads(capsys.readouterr().out)
     named = {name for names in found["formats"] for name in names.split(", ")}
     assert named == {*GGUF_FORMATS, "F16", "BF16", "F32"}
-    assert all(len(rates) == len(found["candidates"]) and min(rates) > 0 for rates in found["formats"].values())
+    assert all(
+        len(rates) == len(found["candidates"]) and min(rates) > 0
+        for rates in found["formats"].values()
+    )
     wanted = np.exp(np.log(list(found["formats"].values())).mean(0))
     assert found["mean"] == pytest.approx(wanted.tolist())
     # One round: its ratios are those of the figures.
     assert found["best"] == int(np.argmax(wanted))
-    gains = {name: np.array(rates) / rates[found["best"]] for name, rates in found["formats"].items()}
-    own = {name: int(gain.argmax()) for name, gain in gains.items() if gain.max() >= candidates.MARGIN}
+    gains = {
+        name: np.array(rates) / rates[found["best"]] for name, rates in found["formats"].items()
+    }
+    own = {
+        name: int(gain.argmax()) for name, gain in gains.items() if gain.max() >= candidates.MARGIN
+    }
     assert found["best_own"] == own
     after = json.loads(table.read_text())
     processor = llvm.get_host_cpu_name()
     layouts = candidates.layouts_by_format()
-    best = {"any": found["candidates"][found["best"]]} | {layouts[name].name: found["candidates"][one] for name, one in own.items()}
+    best = {"any": found["candidates"][found["best"]]} | {
+        layouts[name].name: found["candidates"][one] for name, one in own.items()
+    }
     assert after == before | {processor: before.get(processor, {}) | {found["target"]: best}}
     targets._best.cache_clear()
     target = targets.build_target(found["target"])
     for name, layout in layouts.items():
-        assert [list(one) for one in target.prefetch(layout.name)] == found["candidates"][own.get(name, found["best"])]
+        assert [list(one) for one in target.prefetch(layout.name)] == found["candidates"][
+            own.get(name, found["best"])
+        ]
 
 
 def test_the_text_names_the_processor_and_the_choice(table, capsys):
@@ -65,15 +76,26 @@ def test_the_text_names_the_processor_and_the_choice(table, capsys):
 def test_prefetches_change_no_bit(monkeypatch):
     prompt, found = list(range(5, 45)), []
     for prefetch in ((), ((1, 1024), (2, 3072)), ((2, 4096),), ((0, 4096),)):
-        monkeypatch.setattr(targets, "find_prefetches", lambda processor, name: ((("any", prefetch),), True))
+        monkeypatch.setattr(
+            targets, "find_prefetches", lambda processor, name: ((("any", prefetch),), True)
+        )
         llm = load(backend="cpu")
-        found.append((llm.logits(prompt).tobytes(), list(llm.generate(prompt, max_tokens=20).tokens)))
+        found.append(
+            (llm.logits(prompt).tobytes(), list(llm.generate(prompt, max_tokens=20).tokens))
+        )
     assert found[1:] == found[:1] * 3
 
 
-@pytest.mark.parametrize("flags, named", [
-    (("--save",), "--save is for --kernels"), ((*FLAGS, "--profile"), "--profile"), ((*FLAGS, "-o", "csv"), "--output csv"),
-    ((*FLAGS, "--model", "x"), "--model"), (("--kernels", "--backend", "mlx", "--device", "cpu"), "use --backend cpu")])
+@pytest.mark.parametrize(
+    "flags, named",
+    [
+        (("--save",), "--save is for --kernels"),
+        ((*FLAGS, "--profile"), "--profile"),
+        ((*FLAGS, "-o", "csv"), "--output csv"),
+        ((*FLAGS, "--model", "x"), "--model"),
+        (("--kernels", "--backend", "mlx", "--device", "cpu"), "use --backend cpu"),
+    ],
+)
 def test_contradictions_are_refused(door, flags, named):
     done = door(bench.main, *flags)
     assert done.code == 2 and named in done.err and done.err.count("\n") == 1 and done.out == ""

@@ -26,7 +26,11 @@ def small_probe(monkeypatch):
 
 
 def flags(backend) -> list[str]:
-    return ["--backend", backend.name, *([] if backend.name == "cpu" else ["--device", device_of(backend)])]
+    return [
+        "--backend",
+        backend.name,
+        *([] if backend.name == "cpu" else ["--device", device_of(backend)]),
+    ]
 
 
 def profiled(door, toy, *arguments: str) -> str:
@@ -46,25 +50,43 @@ def test_a_token_and_a_prompt_on_every_backend(backend, door, toy):
         between = {line["operation"]: line for line in one["between"]}
         assert list(lines)[-1] == "head" and HOST in between
         assert (SAMPLING in between) == (not backend.runs_ahead)
-        assert sum(line["us"] for line in (*lines.values(), *between.values())) == pytest.approx(one["us"])
-        assert sum(line["share"] for line in (*lines.values(), *between.values())) == pytest.approx(1)
-        assert sum(lines[name]["nbytes"] for name in PRODUCTS) == weights - embedding  # float32, whole panels
+        assert sum(line["us"] for line in (*lines.values(), *between.values())) == pytest.approx(
+            one["us"]
+        )
+        assert sum(line["share"] for line in (*lines.values(), *between.values())) == pytest.approx(
+            1
+        )
+        # float32, whole panels
+        assert sum(lines[name]["nbytes"] for name in PRODUCTS) == weights - embedding
         read = lines[ATTENTION]["nbytes"]
         if one["n_gen"]:  # 4 tokens of 2 layers, 2 heads of 16 float32, keys and values
             assert read == (one["n_depth"] + 2.5) * 2 * 2 * 2 * 16 * 4
         assert one["nbytes"] == weights - embedding + (read or 0)
-        assert (one["slower_us"] is None) == (backend.name != "cpu") == (lines["down"]["waiting_us"] is None)
+        assert (
+            (one["slower_us"] is None)
+            == (backend.name != "cpu")
+            == (lines["down"]["waiting_us"] is None)
+        )
 
 
 def test_rows_are_one_step(backend, door, toy):
-    [alone], [three] = (json.loads(profiled(door, toy, f"-b {rows} -n 4 -d 20 -o json", *flags(backend)))["profiles"]
-                        for rows in (1, 3))
+    [alone], [three] = (
+        json.loads(profiled(door, toy, f"-b {rows} -n 4 -d 20 -o json", *flags(backend)))[
+            "profiles"
+        ]
+        for rows in (1, 3)
+    )
     lines = [{line["operation"]: line for line in one["operations"]} for one in (alone, three)]
-    assert three["n_rows"] == 3 and lines[1][ATTENTION]["nbytes"] == 3 * lines[0][ATTENTION]["nbytes"]
-    assert [one["head"]["calls"] for one in lines] == [1, 1] and lines[0]["head"]["nbytes"] == lines[1]["head"]["nbytes"]
+    assert (
+        three["n_rows"] == 3 and lines[1][ATTENTION]["nbytes"] == 3 * lines[0][ATTENTION]["nbytes"]
+    )
+    assert [one["head"]["calls"] for one in lines] == [1, 1] and lines[0]["head"][
+        "nbytes"
+    ] == lines[1]["head"]["nbytes"]
     slots = 4 if backend.name == "mlx" else 3  # its buffers have a power of two of them
     assert lines[1]["head"]["flops_per_second"] * lines[1]["head"]["us"] == pytest.approx(
-        slots * lines[0]["head"]["flops_per_second"] * lines[0]["head"]["us"])
+        slots * lines[0]["head"]["flops_per_second"] * lines[0]["head"]["us"]
+    )
 
 
 def test_a_sliding_window_bounds_what_attention_reads(tmp_path):
@@ -75,22 +97,40 @@ def test_a_sliding_window_bounds_what_attention_reads(tmp_path):
     made = make_checkpoint(tmp_path / "m", architectures=["MistralForCausalLM"], sliding_window=7)
     loaded = load(open_checkpoint(made), select("cpu"), LoadOptions(dtype="float32"))
     [one] = measure_profiles(loaded, [Case("tg", 2, 30)], [1], 1)
-    assert one.figures()["operations"][3]["nbytes"] == 7 * loaded.model.make_cache(1).position_nbytes
+    assert (
+        one.figures()["operations"][3]["nbytes"] == 7 * loaded.model.make_cache(1).position_nbytes
+    )
 
 
 def test_every_format_has_every_operation(door, toy):
     asked = "-p 9 -n 4 --backend cpu --threads 2 -o"
     told = json.loads(profiled(door, toy, asked, "json"))
-    names = [line["operation"] for one in told["profiles"] for line in (*one["operations"], *one["between"])]
+    names = [
+        line["operation"]
+        for one in told["profiles"]
+        for line in (*one["operations"], *one["between"])
+    ]
     assert len(names) == 2 * (12 + 4)
     listed = list(csv.DictReader(io.StringIO(profiled(door, toy, asked, "csv"))))
-    assert [row["operation"] for row in listed] == names and all(float(row["us"]) or row["operation"] for row in listed)
-    table = [[cell.strip() for cell in line.strip("|").split("|")]
-             for line in profiled(door, toy, asked, "md").splitlines() if line.startswith("|")]
-    assert [row[0] for row in table if row[0] not in ("operation", "---")] == names and {len(row) for row in table} == {8}
+    assert [row["operation"] for row in listed] == names and all(
+        float(row["us"]) or row["operation"] for row in listed
+    )
+    table = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in profiled(door, toy, asked, "md").splitlines()
+        if line.startswith("|")
+    ]
+    assert [row[0] for row in table if row[0] not in ("operation", "---")] == names and {
+        len(row) for row in table
+    } == {8}
     text = profiled(door, toy, asked, "text")
     assert all(text.count(f"\n{name}  ") == names.count(name) for name in names)
-    assert "us for slower threads" in text and "note: 2 threads" in text and "Gflop/s" in text and "GB/s" in text
+    assert (
+        "us for slower threads" in text
+        and "note: 2 threads" in text
+        and "Gflop/s" in text
+        and "GB/s" in text
+    )
 
 
 def test_figures_of_known_seconds():
@@ -101,17 +141,36 @@ def test_figures_of_known_seconds():
     figures = Profiled(Case("tg", 4, 7), 2, 4, 4.0, 8e9, profile, 10**9).figures()
     down, attention = figures["operations"]
     assert (down["calls"], down["us"], down["share"], down["waiting_us"]) == (2, 5e5, 0.5, 125e3)
-    assert (down["nbytes"], down["bytes_per_second"], down["bandwidth_share"], down["flops_per_second"]) == (2e9, 4e9, 0.5, 5e8)
-    assert (attention["nbytes"], attention["bytes_per_second"], attention["flops_per_second"]) == (25e7, 1e9, None)
-    assert [(line["operation"], line["us"]) for line in figures["between"]] == [("waking", 125e3), (HOST, 125e3)]
-    assert (figures["us"], figures["nbytes"], figures["bandwidth_share"]) == (1e6, 2.25e9, 9e9 / 4 / 8e9)
+    assert (
+        down["nbytes"],
+        down["bytes_per_second"],
+        down["bandwidth_share"],
+        down["flops_per_second"],
+    ) == (2e9, 4e9, 0.5, 5e8)
+    assert (attention["nbytes"], attention["bytes_per_second"], attention["flops_per_second"]) == (
+        25e7,
+        1e9,
+        None,
+    )
+    assert [(line["operation"], line["us"]) for line in figures["between"]] == [
+        ("waking", 125e3),
+        (HOST, 125e3),
+    ]
+    assert (figures["us"], figures["nbytes"], figures["bandwidth_share"]) == (
+        1e6,
+        2.25e9,
+        9e9 / 4 / 8e9,
+    )
     assert (figures["slower_us"], figures["barriers_us"]) == (62500, 62500)
 
 
 def test_the_lazy_graph_is_said_to_be_broken(door, toy):
     pytest.importorskip("mlx.core")
     out = profiled(door, toy, "-n 4 --backend mlx --device cpu")
-    assert "an evaluation after each operation, which breaks the lazy graph: shares count, not sums" in out
+    assert (
+        "an evaluation after each operation, which breaks the lazy graph: shares count, not sums"
+        in out
+    )
 
 
 def test_a_traced_step_is_not_profiled(toy):
@@ -137,10 +196,16 @@ def test_ops_are_restored(backend, toy):
     assert vars(ops) == before
 
 
-@pytest.mark.parametrize("arguments, part", [
-    ("--plot x.png", "--profile and --plot contradict each other"), ("--host", "--profile and --host contradict each other"),
-    ("--compile", "--profile and --compile contradict each other"), ("-b 2 -p 8", "take no --prompt-tokens"),
-    ("-b 2 -d 250", "tg64 @ d250 needs 314 positions")])
+@pytest.mark.parametrize(
+    "arguments, part",
+    [
+        ("--plot x.png", "--profile and --plot contradict each other"),
+        ("--host", "--profile and --host contradict each other"),
+        ("--compile", "--profile and --compile contradict each other"),
+        ("-b 2 -p 8", "take no --prompt-tokens"),
+        ("-b 2 -d 250", "tg64 @ d250 needs 314 positions"),
+    ],
+)
 def test_flags_that_a_profile_cannot_honour(arguments, part, door, toy, monkeypatch):
     monkeypatch.setattr(bench, "load", lambda *rest, **more: pytest.fail("loaded"))
     done = door(bench.main, "--model", toy, "--backend", "cpu", "--profile", *arguments.split())

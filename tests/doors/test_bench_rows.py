@@ -29,7 +29,12 @@ HEADER = ["PP", "TG", "B", "N_KV", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s", "
 
 
 def loaded(runs_ahead: bool = False) -> Loaded:
-    return Loaded(SimpleNamespace(name="toy", config=CONFIG, nbytes=10**6, tensors={}), ToyBackend(runs_ahead), ToyModel(), 0.5)
+    return Loaded(
+        SimpleNamespace(name="toy", config=CONFIG, nbytes=10**6, tensors={}),
+        ToyBackend(runs_ahead),
+        ToyModel(),
+        0.5,
+    )
 
 
 @pytest.mark.parametrize("line", PUBLISHED.split("\n")[1:-1])
@@ -55,10 +60,17 @@ def test_a_batch_is_one_step_for_all_rows(runs_ahead):
     it = loaded(runs_ahead)
     [row] = measure_batches(it, [Batch(600, 3, 4)], 2)
     once = [((1, 512), [0]), ((1, 88), [512])] * 4 + [((4, 1), [600 + i] * 4) for i in range(3)]
-    assert [(shape, starts) for shape, starts, _ in it.model.calls] == 3 * once  # the first run is not timed
-    assert [rows for _, _, rows in it.model.calls[:8]] == [[row] for row in (0, 0, 1, 1, 2, 2, 3, 3)]
+    # the first run is not timed
+    assert [(shape, starts) for shape, starts, _ in it.model.calls] == 3 * once
+    assert [rows for _, _, rows in it.model.calls[:8]] == [
+        [row] for row in (0, 0, 1, 1, 2, 2, 3, 3)
+    ]
     assert len(row.seconds) == 2 and np.min(row.seconds) > 0
-    steps = ["launch", "launch", "read", "launch", "read", "read"] if runs_ahead else ["launch", "read"] * 3
+    steps = (
+        ["launch", "launch", "read", "launch", "read", "read"]
+        if runs_ahead
+        else ["launch", "read"] * 3
+    )
     assert it.backend.events == 3 * (["launch"] * 8 + ["read"] + steps)
 
 
@@ -92,18 +104,35 @@ def test_a_row_of_lengths_and_depths_runs_the_steps_of_its_name():
     it = loaded()
     measure_rows(it, [Case("pp", 9), Case("tg", 5), Case("tg", 5, 30)], 1)
     assert [(shape[1], starts[0]) for shape, starts, _ in it.model.calls] == [
-        *2 * [(1, i) for i in range(5)], *2 * [(9, 0)], (30, 0), *2 * [(1, 30 + i) for i in range(5)]]
+        *2 * [(1, i) for i in range(5)],
+        *2 * [(9, 0)],
+        (30, 0),
+        *2 * [(1, 30 + i) for i in range(5)],
+    ]
 
 
 def whole(runs_ahead: bool = False, primitives=None) -> Loaded:
     """A stand-in with the modules of a backend."""
     toy = ToyBackend(runs_ahead)
-    runtime = SimpleNamespace(**vars(toy.runtime) | {
-        "launch": toy.launch, "read": toy.read, "read_all": toy.read_all, "runs_ahead": lambda device: toy.runs_ahead,
-        "device_name": str, "bandwidth": lambda device: 1e9, "primitives": lambda *arrays: primitives})
+    runtime = SimpleNamespace(
+        **vars(toy.runtime)
+        | {
+            "launch": toy.launch,
+            "read": toy.read,
+            "read_all": toy.read_all,
+            "runs_ahead": lambda device: toy.runs_ahead,
+            "device_name": str,
+            "bandwidth": lambda device: 1e9,
+            "primitives": lambda *arrays: primitives,
+        }
+    )
     sampling = SimpleNamespace(SamplingBatch=lambda options, device: toy.sampling_batch(options))
-    return Loaded(SimpleNamespace(name="toy", config=CONFIG, nbytes=10**6, tensors={}),
-                  Backend("toy", "toy", runtime, None, sampling), ToyModel(), 0.5)
+    return Loaded(
+        SimpleNamespace(name="toy", config=CONFIG, nbytes=10**6, tensors={}),
+        Backend("toy", "toy", runtime, None, sampling),
+        ToyModel(),
+        0.5,
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8])
@@ -111,7 +140,11 @@ def test_the_hosts_time_of_a_step_of_all_rows(rows):
     it = whole(runs_ahead=True, primitives=7)
     host = measure_host(it, 256, rows)
     steps = [shape for shape, _, _ in it.model.calls if shape == (rows, 1)]
-    assert host["rows"] == rows and host["tokens"] == TOKENS <= len(steps) - SKIPPED and host["primitives"] == 7
+    assert (
+        host["rows"] == rows
+        and host["tokens"] == TOKENS <= len(steps) - SKIPPED
+        and host["primitives"] == 7
+    )
     assert host["step_us"] > 0 and host["launch_us"] > 0 and host["thread_us"] > 0
     line = bench_report.host_line(host)
     assert ("per token" if rows == 1 else f"per step of {rows} rows") in line
@@ -124,7 +157,11 @@ def test_one_prompt_runs_on_the_scheduler_and_from_an_empty_cache():
     figures = measure(it, 20, 8, 3)
     calls = [(shape, starts) for shape, starts, _ in it.model.calls]
     assert calls == 4 * [((1, 20), [0]), *(((1, 1), [20 + i]) for i in range(7))]
-    assert (figures["evaluations_per_token"], figures["launches_per_token"], figures["read_bytes_per_token"]) == (1, 1, 4)
+    assert (
+        figures["evaluations_per_token"],
+        figures["launches_per_token"],
+        figures["read_bytes_per_token"],
+    ) == (1, 1, 4)
     assert figures["bytes_per_token"] == 24 * 2 * 2 * 1 * 4 * 4  # keys and values of 24 positions
 
 
@@ -132,7 +169,9 @@ def test_one_prompt_runs_on_the_scheduler_and_from_an_empty_cache():
 def run(door, toy, monkeypatch):
     """run(*arguments): the bench on the stand-in."""
     monkeypatch.setattr(bench, "load", lambda checkpoint, backend, options: loaded())
-    return lambda *arguments: door(bench.main, "--model", toy, "--backend", "cpu", "-r", "1", *" ".join(arguments).split())
+    return lambda *arguments: door(
+        bench.main, "--model", toy, "--backend", "cpu", "-r", "1", *" ".join(arguments).split()
+    )
 
 
 def test_every_format_has_every_row(run):
@@ -144,8 +183,11 @@ def test_every_format_has_every_row(run):
         assert row["speed_tg"] == pytest.approx(row["pl"] * row["tg"] / row["t_tg"])
     listed = list(csv.DictReader(io.StringIO(run(asked, "csv").out)))
     assert [[int(row[name]) for name in ("pp", "tg", "pl", "n_kv")] for row in listed] == wanted
-    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in run(asked, "md").out.splitlines()
-             if line.startswith("|")]
+    table = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in run(asked, "md").out.splitlines()
+        if line.startswith("|")
+    ]
     assert table[0][3:] == HEADER and [list(map(int, row[3:7])) for row in table[2:]] == wanted
     assert {len(row) for row in table} == {13}
     lines = run(asked, "text").out.splitlines()
@@ -159,14 +201,28 @@ def test_one_number_of_rows_is_a_table_too(run):
 
 
 def test_names_of_both_programs(run):
-    one, other = (json.loads(run(words, "-o json").out)["rows"][0] for words in ("-b 2 -p 8 -n 4", "-npl 2 -npp 8 -ntg 4"))
-    assert [one[name] for name in ("pp", "tg", "pl")] == [other[name] for name in ("pp", "tg", "pl")] == [8, 4, 2]
+    one, other = (
+        json.loads(run(words, "-o json").out)["rows"][0]
+        for words in ("-b 2 -p 8 -n 4", "-npl 2 -npp 8 -ntg 4")
+    )
+    assert (
+        [one[name] for name in ("pp", "tg", "pl")]
+        == [other[name] for name in ("pp", "tg", "pl")]
+        == [8, 4, 2]
+    )
 
 
-@pytest.mark.parametrize("arguments, part", [
-    ("-b 0", "--rows 0: must be at least 1"), ("-b 513", "--rows 513: must be at most 512"), ("-b two", "--rows 'two'"),
-    ("-b 2 -d 0", "--depth and --rows contradict each other"), ("-b 2 -p 200 -n 57", "needs 257 positions"),
-    ("-b 2 -p 200 -n 57", "lower --prompt-tokens or --generate-tokens")])
+@pytest.mark.parametrize(
+    "arguments, part",
+    [
+        ("-b 0", "--rows 0: must be at least 1"),
+        ("-b 513", "--rows 513: must be at most 512"),
+        ("-b two", "--rows 'two'"),
+        ("-b 2 -d 0", "--depth and --rows contradict each other"),
+        ("-b 2 -p 200 -n 57", "needs 257 positions"),
+        ("-b 2 -p 200 -n 57", "lower --prompt-tokens or --generate-tokens"),
+    ],
+)
 def test_rows_that_cannot_be_are_refused_before_loading(arguments, part, run, monkeypatch):
     monkeypatch.setattr(bench, "load", lambda *rest, **more: pytest.fail("loaded"))
     done = run(arguments)
@@ -183,7 +239,14 @@ def test_keys_and_values_in_8_bits_reach_the_model_and_the_title(door, toy, monk
         return it
 
     monkeypatch.setattr(bench, "load", load)
-    done = door(bench.main, "--model", toy, "--backend", "cpu", *"-b 2 -p 4 -n 2 -r 1 --cache-bits 8".split())
+    done = door(
+        bench.main,
+        "--model",
+        toy,
+        "--backend",
+        "cpu",
+        *"-b 2 -p 4 -n 2 -r 1 --cache-bits 8".split(),
+    )
     assert seen == {"cache_bits": 8} and "keys and values in 8 bits" in done.out
 
 
@@ -196,8 +259,10 @@ def test_a_picture_of_the_throughput(run, tmp_path):
     picture = image.open(file)
     assert picture.size == (1200, 750)
     shades = np.asarray(picture.convert("RGB")).reshape(-1, 3)
-    assert (shades == (0x2a, 0x6f, 0x97)).all(axis=1).sum() > 300  # the color of the curve
+    assert (shades == (0x2A, 0x6F, 0x97)).all(axis=1).sum() > 300  # the color of the curve
     assert run("-b 1,2,4 -p 8,12 -n 4 --plot", str(tmp_path / "rows.svg")).code == 0
     text = (tmp_path / "rows.svg").read_text(encoding="utf-8")
-    assert "<!-- rows decoded together -->" in text and "<!-- 4 tokens after 12, each row -->" in text
+    assert (
+        "<!-- rows decoded together -->" in text and "<!-- 4 tokens after 12, each row -->" in text
+    )
     assert all(f"<!-- {rows} -->" in text for rows in (1, 2, 4))

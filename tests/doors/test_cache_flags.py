@@ -1,4 +1,6 @@
-"""--cache-bits, --cache-memory and --max-rows: honoured by the doors that take them, one clear line for bad values."""
+"""--cache-bits, --cache-memory and --max-rows: honoured by the doors that take them, one clear line
+for bad values.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,20 @@ PROMPT = ("-p", "Once upon a time", "-m", "4")
 def models(monkeypatch):
     """The models that were loaded."""
     made, original = [], Backend.build
-    monkeypatch.setattr(Backend, "build", lambda *given, **named: made.append(original(*given, **named)) or made[-1])
+    monkeypatch.setattr(
+        Backend, "build", lambda *given, **named: made.append(original(*given, **named)) or made[-1]
+    )
     return made
 
 
-@pytest.mark.parametrize("main, arguments, stdin", [
-    (generate.main, PROMPT, b""), (chat.main, ("-m", "4"), b"hello\n"),
-    (bench_command.main, ("-p", "4", "-n", "2", "-r", "1", "-o", "md"), b"")])
+@pytest.mark.parametrize(
+    "main, arguments, stdin",
+    [
+        (generate.main, PROMPT, b""),
+        (chat.main, ("-m", "4"), b"hello\n"),
+        (bench_command.main, ("-p", "4", "-n", "2", "-r", "1", "-o", "md"), b""),
+    ],
+)
 def test_bits_reach_the_model(main, arguments, stdin, door, toy, models):
     for given, wanted in (((), None), (("--cache-bits", "8"), 8), (("--kv-bits", "16"), 16)):
         done = door(main, "--model", toy, "--backend", "cpu", *arguments, *given, stdin=stdin)
@@ -35,15 +44,26 @@ def test_bits_reach_the_model(main, arguments, stdin, door, toy, models):
         assert models[-1].cache_bits == wanted
 
 
-@pytest.mark.parametrize("main, arguments", [
-    (generate.main, ("--backend", "cpu", *PROMPT)), (bench_command.main, ("--backend", "cpu", "-p", "4", "-n", "2", "-r", "1")),
-    (parity_command.main, ("--backends", "cpu", "--tokens", "16", "--batch", "2"))])
+@pytest.mark.parametrize(
+    "main, arguments",
+    [
+        (generate.main, ("--backend", "cpu", *PROMPT)),
+        (bench_command.main, ("--backend", "cpu", "-p", "4", "-n", "2", "-r", "1")),
+        (parity_command.main, ("--backends", "cpu", "--tokens", "16", "--batch", "2")),
+    ],
+)
 def test_batch_invariance_reaches_the_model(main, arguments, door, toy, monkeypatch):
     from cpu_fallback.model import Llama
 
     asked, load = [], Llama.load
-    monkeypatch.setattr(Llama, "load", lambda checkpoint, options, *rest: (
-        asked.append(options.batch_invariant), load(checkpoint, replace(options, batch_invariant=False), *rest))[1])
+    monkeypatch.setattr(
+        Llama,
+        "load",
+        lambda checkpoint, options, *rest: (
+            asked.append(options.batch_invariant),
+            load(checkpoint, replace(options, batch_invariant=False), *rest),
+        )[1],
+    )
     for flags in ((), ("--batch-invariant",)):
         done = door(main, "--model", toy, *arguments, *flags)
         assert done.code == 0, done.err
@@ -52,7 +72,19 @@ def test_batch_invariance_reaches_the_model(main, arguments, door, toy, monkeypa
 
 @pytest.mark.parametrize("mode", [(), ("--batch", "2"), ("--verify-cache",), ("--repeat", "2")])
 def test_8_bits_reach_the_models_of_a_comparison_but_the_reference(mode, door, toy, models):
-    done = door(parity_command.main, "--model", toy, "--backends", "cpu", "--tokens", "16", *mode, "--cache-bits", "8", "--json")
+    done = door(
+        parity_command.main,
+        "--model",
+        toy,
+        "--backends",
+        "cpu",
+        "--tokens",
+        "16",
+        *mode,
+        "--cache-bits",
+        "8",
+        "--json",
+    )
     assert done.code == 0, done.out + done.err
     assert [model.cache_bits for model in models] == ([8] if mode else [None, 8])
 
@@ -61,7 +93,9 @@ def test_a_cache_without_memory_for_a_prompt_is_refused_with_the_numbers(door, t
     done = door(generate.main, "--model", toy, "--backend", "cpu", *PROMPT, "--cache-memory", "1kB")
     assert done.code == 2 and done.out == "" and done.err.count("\n") == 1
     assert "tokens take 0." in done.err and "raise --cache-memory" in done.err
-    done = door(chat.main, "--model", toy, "--backend", "cpu", "--cache-memory", "1kB", stdin=b"hello\n")
+    done = door(
+        chat.main, "--model", toy, "--backend", "cpu", "--cache-memory", "1kB", stdin=b"hello\n"
+    )
     assert done.code == 2 and "raise --cache-memory" in done.err
     with pytest.raises(ContextError, match="raise `cache_memory`"):
         load(toy, backend="cpu", cache_memory=1000).generate("Once upon a time")
@@ -72,24 +106,46 @@ def test_a_cache_without_memory_for_a_prompt_is_refused_with_the_numbers(door, t
 
 WRONG = [
     (generate.main, (*PROMPT, "--cache-bits", "4"), "--cache-bits '4': must be 8 or 16"),
-    (generate.main, (*PROMPT, "--cache-memory", "lots"), "--cache-memory 'lots': must be a size such as 2GB"),
+    (
+        generate.main,
+        (*PROMPT, "--cache-memory", "lots"),
+        "--cache-memory 'lots': must be a size such as 2GB",
+    ),
     (chat.main, ("--cache-bits", "32"), "--cache-bits '32': must be 8 or 16"),
     (chat.main, ("--cache-memory", "0"), "--cache-memory '0': must be a size"),
-    (chat.main, ("--max-rows", "2"), "there is no flag --max-rows"),  # a conversation is one request
+    # a conversation is one request
+    (chat.main, ("--max-rows", "2"), "there is no flag --max-rows"),
     (bench_command.main, ("--cache-bits", "x"), "--cache-bits 'x': must be 8 or 16"),
     (bench_command.main, ("--cache-memory", "1GB"), "there is no flag --cache-memory"),
     (parity_command.main, ("--cache-bits", "4"), "--cache-bits '4': must be 8 or 16"),
     (doctor.main, ("--cache-bits", "4"), "--cache-bits '4': must be 8 or 16"),
-    (parity_command.main, ("--record", "x.json", "--batch-invariant"), "--batch-invariant has no meaning with --record")]
+    (
+        parity_command.main,
+        ("--record", "x.json", "--batch-invariant"),
+        "--batch-invariant has no meaning with --record",
+    ),
+]
 
 
 @pytest.mark.parametrize("main, arguments, part", WRONG)
 def test_a_bad_value_is_one_line_before_loading(main, arguments, part, door, models):
     done = door(main, *arguments)
-    assert done.code == 2 and done.out == "" and part in done.err and done.err.count("\n") == 1 and models == []
+    assert (
+        done.code == 2
+        and done.out == ""
+        and part in done.err
+        and done.err.count("\n") == 1
+        and models == []
+    )
 
 
 def test_the_number_of_rows_at_the_door(door, tmp_path, models):
     (tmp_path / "in").write_text(json.dumps({"prompt": "a"}))
-    done = door(generate.main, "--prompts", tmp_path / "in", "-o", tmp_path / "out", "--max-rows", "0")
-    assert done.code == 2 and "--max-rows '0': must be a whole number, 1 to 512" in done.err and models == []
+    done = door(
+        generate.main, "--prompts", tmp_path / "in", "-o", tmp_path / "out", "--max-rows", "0"
+    )
+    assert (
+        done.code == 2
+        and "--max-rows '0': must be a whole number, 1 to 512" in done.err
+        and models == []
+    )

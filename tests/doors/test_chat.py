@@ -77,29 +77,32 @@ def seen(session):
 # Commands
 
 
-@pytest.mark.parametrize("line, words", [
-    ("/hlep", "there is no command '/hlep' (did you mean /help?)"),
-    ("/", "there is no command '/' (/help lists them"),
-    ("/frobnicate \x1b[31m", "'/frobnicate'"),
-    ("/clear all", "/clear takes nothing after it"),
-    ("/save", "/save needs something after it: /save FILE"),
-    ("/load /nowhere/at all", "/nowhere/at all: cannot be read"),
-    ("/load /", "/: is not a file"),
-    ("/load ~nobodyhere/x", "cannot be read"),
-    ("/read a\0b", "is not the name of a file"),
-    ("/read /nowhere", "/nowhere: cannot be read"),
-    ("/save /nowhere/at/all", "/nowhere/at/all: cannot be written"),
-    ("/set temprature 1", "there is no option 'temprature' (did you mean 'temperature'?)"),
-    ("/set temperature hot", "option `temperature`: 'hot' is not allowed"),
-    ("/set temperature -1", "at least 0"),
-    ("/set temperature nan", "option `temperature`"),
-    ("/set top_p 0", "at least 1e-06"),
-    ("/set max_tokens 1.5", "option `max_tokens`"),
-    ("/set logit_bias 999999=1", "outside the vocabulary"),
-    ("/set logit_bias x", "option `logit_bias`"),
-    ("/set stop 'open", "is not a list of words"),
-    ("/set stop ''", "an empty one would end every answer"),
-])
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("/hlep", "there is no command '/hlep' (did you mean /help?)"),
+        ("/", "there is no command '/' (/help lists them"),
+        ("/frobnicate \x1b[31m", "'/frobnicate'"),
+        ("/clear all", "/clear takes nothing after it"),
+        ("/save", "/save needs something after it: /save FILE"),
+        ("/load /nowhere/at all", "/nowhere/at all: cannot be read"),
+        ("/load /", "/: is not a file"),
+        ("/load ~nobodyhere/x", "cannot be read"),
+        ("/read a\0b", "is not the name of a file"),
+        ("/read /nowhere", "/nowhere: cannot be read"),
+        ("/save /nowhere/at/all", "/nowhere/at/all: cannot be written"),
+        ("/set temprature 1", "there is no option 'temprature' (did you mean 'temperature'?)"),
+        ("/set temperature hot", "option `temperature`: 'hot' is not allowed"),
+        ("/set temperature -1", "at least 0"),
+        ("/set temperature nan", "option `temperature`"),
+        ("/set top_p 0", "at least 1e-06"),
+        ("/set max_tokens 1.5", "option `max_tokens`"),
+        ("/set logit_bias 999999=1", "outside the vocabulary"),
+        ("/set logit_bias x", "option `logit_bias`"),
+        ("/set stop 'open", "is not a list of words"),
+        ("/set stop ''", "an empty one would end every answer"),
+    ],
+)
 def test_a_bad_command_is_one_line_and_changes_nothing(session, line, words):
     before = state(session)
     with pytest.raises(LlamaError) as caught:
@@ -111,8 +114,13 @@ def test_a_bad_command_is_one_line_and_changes_nothing(session, line, words):
 
 def test_set_shows_sets_and_resets(session):
     everything = command(session, "/set")
-    assert re.search(r"max_tokens +4 +user", everything) and re.search(r"seed +random +default", everything)
-    assert command(session, "/set temp") == "temperature = 0 (default): softmax temperature; 0 is greedy"
+    assert re.search(r"max_tokens +4 +user", everything) and re.search(
+        r"seed +random +default", everything
+    )
+    assert (
+        command(session, "/set temp")
+        == "temperature = 0 (default): softmax temperature; 0 is greedy"
+    )
     assert command(session, "/set temp 0.7") == "temperature = 0.7 (user)"
     assert session.resolve().options.temperature == 0.7
     assert command(session, "/set --temp default") == "temperature = 0 (default)"
@@ -122,10 +130,15 @@ def test_set_shows_sets_and_resets(session):
     # as it must be typed
     for name in ("speculate", "logprobs", "schema", "regex", "grammar"):
         assert re.search(rf"{name} +none +default", everything)
-        assert command(session, f"/set {name} none") == f"{name} = none ({'user' if name == 'speculate' else 'default'})"
+        assert (
+            command(session, f"/set {name} none")
+            == f"{name} = none ({'user' if name == 'speculate' else 'default'})"
+        )
     assert command(session, "/set regex a+") == "regex = a+ (user)"
     assert command(session, "/set regex none") == "regex = none (default)"
-    assert command(session, '/set schema {"type": "integer"}') == 'schema = {"type": "integer"} (user)'
+    assert (
+        command(session, '/set schema {"type": "integer"}') == 'schema = {"type": "integer"} (user)'
+    )
     command(session, "/set schema default")
     assert command(session, r"/set stop 'a b' \n") == r"stop = 'a b' n (user)"
     assert command(session, r"/set stop '\n\n' User:") == r"stop = '\n\n' User: (user)"
@@ -162,7 +175,10 @@ def test_regen_replaces_the_last_answer(session):
     assert session.messages[:-1] == before[:-1] and session.messages[-1] != before[-1]
 
 
-@pytest.mark.parametrize("change", ["/set max_tokens 5", "/set seed 7", "/set temp 0", "/system Be a llama.", "/continue"])
+@pytest.mark.parametrize(
+    "change",
+    ["/set max_tokens 5", "/set seed 7", "/set temp 0", "/system Be a llama.", "/continue"],
+)
 def test_regen_says_the_same_answer_only_where_it_comes(session, change):
     command(session, "/set temp 1")
     command(session, "/set seed 3")
@@ -187,7 +203,7 @@ def test_continue_of_a_character_that_was_cut(toy_bytes):
     """An answer of the two halves of a character, cut between them."""
     session = toy_bytes.chat(grammar='start: "aé and b"')
     cut = session.send("hello", max_tokens=2).text
-    text = cut + command(session, "/continue").text[len(cut):]
+    text = cut + command(session, "/continue").text[len(cut) :]
     assert session.messages[-1]["content"] == "aé and b" and text.endswith(" and b")
 
 
@@ -200,7 +216,7 @@ def toy_bytes(model):
 
 
 def test_a_complete_answer_does_not_go_on(session):
-    command(session, "/set grammar start: \"yes\"")
+    command(session, '/set grammar start: "yes"')
     session.send("really?")
     before = state(session)
     with pytest.raises(LlamaError, match="is complete"):
@@ -244,8 +260,12 @@ def test_undo_shows_what_was_dropped_again(model):
 @pytest.fixture(scope="module")
 def other(tmp_path_factory):
     """A model with another vocabulary, context and template."""
-    return make_checkpoint(tmp_path_factory.mktemp("other") / "other", tokenizer="bytelevel", hidden_size=48,
-                           max_position_embeddings=300)
+    return make_checkpoint(
+        tmp_path_factory.mktemp("other") / "other",
+        tokenizer="bytelevel",
+        hidden_size=48,
+        max_position_embeddings=300,
+    )
 
 
 def test_another_model_goes_on_with_the_conversation(session, other, capsys):
@@ -255,7 +275,9 @@ def test_another_model_goes_on_with_the_conversation(session, other, capsys):
     assert f"{other} on cpu" in capsys.readouterr().err
     assert state(chat.session)[:3] == state(session)[:3] and chat.session is not session
     chat.take("what is next?")
-    assert all(words in seen(chat.session) for words in ("Be kind.", "once upon a time", "what is next?"))
+    assert all(
+        words in seen(chat.session) for words in ("Be kind.", "once upon a time", "what is next?")
+    )
     chat.take("/continue")
     chat.take("/undo")
     assert len(chat.session.messages) == 4
@@ -320,8 +342,14 @@ def test_stats_have_the_notices_of_the_model(session, monkeypatch):
 
 def test_stats_tell_speed_reuse_and_evaluations(session):
     text = command(session, "/stats")
-    for words in ("tokens/s", "reused", "evaluations per token: 1 ", f"of {session.engine.context} tokens cached", "MiB",
-                  "4 messages"):
+    for words in (
+        "tokens/s",
+        "reused",
+        "evaluations per token: 1 ",
+        f"of {session.engine.context} tokens cached",
+        "MiB",
+        "4 messages",
+    ):
         assert words in text
     assert int(re.search(r"(\d+) reused", text)[1]) > 0
     assert "no answer yet" in command(session, "/clear") + command(session, "/stats")
@@ -359,8 +387,10 @@ def test_completion(session, tmp_path):
     completer = chat_terminal.CommandCompleter(dialogue.Chat(session))
 
     def offered(text):
-        return [text[:len(text) + each.start_position] + each.text
-                for each in completer.get_completions(Document(text), CompleteEvent())]
+        return [
+            text[: len(text) + each.start_position] + each.text
+            for each in completer.get_completions(Document(text), CompleteEvent())
+        ]
 
     # with a space before an argument, where the next Tab completes it
     assert offered("/s") == ["/system ", "/set ", "/save ", "/stats"]
@@ -369,7 +399,9 @@ def test_completion(session, tmp_path):
     assert offered("/set n ") == ["/set n 4", "/set n default"]
     assert offered("/set regex ") == ["/set regex none", "/set regex default"]
     assert offered(f"/read {tmp_path}/no") == [f"/read {tmp_path}/notes.txt"]
-    assert offered("/mo") == ["/model "] and offered(f"/model {tmp_path}/no") == [f"/model {tmp_path}/notes.txt"]
+    assert offered("/mo") == ["/model "] and offered(f"/model {tmp_path}/no") == [
+        f"/model {tmp_path}/notes.txt"
+    ]
     assert offered("hello") == offered("/frob x") == offered("/clear ") == offered("text\n/s") == []
 
 
@@ -378,18 +410,33 @@ def test_completion(session, tmp_path):
 
 def test_a_script_prints_answers_and_nothing_else(toy, model, door, tmp_path):
     saved = tmp_path / "saved.json"
-    lines = ["\ufeffhello", "/system Be kind.", "", "two\\", "lines", "//usr", f"/save {saved}", "/set logit_bias 2=99",
-             "nothing", "/exit", "never"]
+    lines = [
+        "\ufeffhello",
+        "/system Be kind.",
+        "",
+        "two\\",
+        "lines",
+        "//usr",
+        f"/save {saved}",
+        "/set logit_bias 2=99",
+        "nothing",
+        "/exit",
+        "never",
+    ]
     stdin = "\r\n".join(lines).encode()
     result = door(repl.main, "--model", toy, "--backend", "cpu", "-m", "6", "--stats", stdin=stdin)
     session = model.chat(max_tokens=6)
     answers = [session.send("hello").text]
     session.system = "Be kind."
-    answers += [session.send(text).text for text in ("two\nlines", "/usr")] + [""]  # the last begins with the end token
+    # the last begins with the end token
+    answers += [session.send(text).text for text in ("two\nlines", "/usr")] + [""]
     assert result.out == "".join(answer + "\n" for answer in answers)
     messages = json.loads(saved.read_text())["messages"]
     assert [message["content"] for message in messages[::2]] == ["hello", "two\nlines", "/usr"]
-    assert result.err.count("evaluations per token: 1 ") == 4 and "cut off after 6 tokens" in result.err
+    assert (
+        result.err.count("evaluations per token: 1 ") == 4
+        and "cut off after 6 tokens" in result.err
+    )
     assert result.code == 0
 
 
@@ -398,19 +445,26 @@ def test_a_failing_line_is_told_and_the_rest_still_runs(toy, door):
     stdin = f"/frob\n/load /nowhere\n{long}\nhello\\".encode()
     result = door(repl.main, "--model", toy, "--backend", "cpu", "-m", "3", stdin=stdin)
     errors = [line for line in result.err.splitlines() if line.startswith("error: ")]
-    assert [error.partition(":")[2].partition(":")[0] for error in errors] == [" line 1", " line 2", " line 3"]
+    assert [error.partition(":")[2].partition(":")[0] for error in errors] == [
+        " line 1",
+        " line 2",
+        " line 3",
+    ]
     assert "the context holds 256" in errors[2]
     assert result.out.strip() and result.code == 2
 
 
-@pytest.mark.parametrize("arguments, stdin, words", [
-    ([], b"hello\nfine\xff\n", "standard input, line 2: is not UTF-8 (byte 4"),
-    (["--temp", "-1", "--top-p", "2"], b"", "option --temp"),
-    (["--frob"], b"", "there is no flag --frob"),
-    (["--backend", "abacus"], b"", "there is no backend 'abacus'"),
-    (["-sys", "\udcff"], b"hello", "surrogate"),
-    (["--model", "/nowhere"], b"", "/nowhere"),
-])
+@pytest.mark.parametrize(
+    "arguments, stdin, words",
+    [
+        ([], b"hello\nfine\xff\n", "standard input, line 2: is not UTF-8 (byte 4"),
+        (["--temp", "-1", "--top-p", "2"], b"", "option --temp"),
+        (["--frob"], b"", "there is no flag --frob"),
+        (["--backend", "abacus"], b"", "there is no backend 'abacus'"),
+        (["-sys", "\udcff"], b"hello", "surrogate"),
+        (["--model", "/nowhere"], b"", "/nowhere"),
+    ],
+)
 def test_bad_input_is_one_line_and_exit_code_2(toy, door, arguments, stdin, words):
     result = door(repl.main, "--model", toy, "--backend", "cpu", "-m", "2", *arguments, stdin=stdin)
     *_, last = result.err.splitlines()
@@ -424,14 +478,25 @@ def test_a_model_without_template_is_told_before_anything_is_asked(door, tmp_pat
     os.remove(tmp_path / "bare" / "tokenizer_config.json")
     result = door(repl.main, "--model", tmp_path / "bare", "--backend", "cpu", stdin=b"hello\n")
     assert (result.code, result.out) == (2, "")
-    assert "no chat template" in result.err and "--template" in result.err and result.err.count("\n") == 1
+    assert (
+        "no chat template" in result.err
+        and "--template" in result.err
+        and result.err.count("\n") == 1
+    )
 
 
 def test_a_pipe_needs_neither_prompt_toolkit_nor_rich(toy):
-    program = ("import sys; from mlx_llama import cli; from mlx_llama.chat import repl; code = cli.run(repl.main);"
-               "sys.exit(code or sum(name in sys.modules for name in ('rich', 'prompt_toolkit')))")
-    result = subprocess.run([sys.executable, "-c", program, "--model", toy, "--backend", "cpu", "-m", "2"],
-                            input=b"hello\n", capture_output=True, timeout=60)
+    program = (
+        "import sys; from mlx_llama import cli; from mlx_llama.chat import repl; code = "
+        "cli.run(repl.main);"
+        "sys.exit(code or sum(name in sys.modules for name in ('rich', 'prompt_toolkit')))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program, "--model", toy, "--backend", "cpu", "-m", "2"],
+        input=b"hello\n",
+        capture_output=True,
+        timeout=60,
+    )
     assert result.returncode == 0 and result.stdout.strip(), result.stderr
 
 
@@ -444,7 +509,9 @@ def test_ctrl_c_in_a_script_ends_it(roomy, door, monkeypatch):
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(dialogue.Plain, "push", push)
-    result = door(repl.main, "--model", roomy, "--backend", "cpu", "-m", "90000", stdin=b"hello\nagain\n")
+    result = door(
+        repl.main, "--model", roomy, "--backend", "cpu", "-m", "90000", stdin=b"hello\nagain\n"
+    )
     assert result.code == 130 and len(shown) == 3
     assert result.err.splitlines() == ["(stopped)"]
 
@@ -465,16 +532,20 @@ def test_ctrl_c_keeps_the_text_so_far(session):
     stream = session.stream("hi")
     with pytest.raises(KeyboardInterrupt):
         dialogue.Chat(session, View).show(stream)
-    assert session.messages[-2:] == [{"role": "user", "content": "hi"},
-                                     {"role": "assistant", "content": "".join(shown)}]
+    assert session.messages[-2:] == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "".join(shown)},
+    ]
     assert len(shown) == 2
     # An empty cache gives the same next answer.
     session.options["max_tokens"] = 8
     warm = session.send("and then?").text
     cold = copy.copy(session)
     engine = session.engine
-    cold.messages, cold.loop = session.messages[:-2], Loop(engine.backend, engine.model, engine.tokenizer, engine.eos,
-                                                                     engine.context)
+    cold.messages, cold.loop = (
+        session.messages[:-2],
+        Loop(engine.backend, engine.model, engine.tokenizer, engine.eos, engine.context),
+    )
     assert cold.send("and then?").text == warm
 
 
@@ -488,7 +559,10 @@ class Pieces:
         return next(self.pieces)
 
     def cancel(self):
-        self.done, self.completion.finish_reason = True, self.completion.finish_reason or "interrupted"
+        self.done, self.completion.finish_reason = (
+            True,
+            self.completion.finish_reason or "interrupted",
+        )
 
 
 def test_ctrl_c_before_the_first_piece_raises_at_once(session, capsys):
@@ -548,7 +622,18 @@ def test_ctrl_c_during_the_last_step_of_a_script_ends_it(toy, door, monkeypatch)
     # An answer whose last step brings no text
     end = int(load(toy, backend="cpu").chat().send("hello", max_tokens=12).tokens[8])
     monkeypatch.setattr(Writer, "push", push)
-    result = door(repl.main, "--model", toy, "--backend", "cpu", "-m", "12", "--stop-token-ids", end, stdin=b"hello\nagain\n")
+    result = door(
+        repl.main,
+        "--model",
+        toy,
+        "--backend",
+        "cpu",
+        "-m",
+        "12",
+        "--stop-token-ids",
+        end,
+        stdin=b"hello\nagain\n",
+    )
     assert result.code == 130 and result.out.strip() and ends == ["stop"], result.err
 
 
@@ -623,10 +708,41 @@ def test_plain_progress_is_a_line_now_and_then(capsys, monkeypatch):
 
 # Markdown, block by block
 
-LINES = st.sampled_from([
-    "", "", "", "text", "more *text*", "- item", "  below", "1. one", "12) twelve", "   deep", "```", "```python",
-    "~~~", "    indented", "  ```", "- ```", "> quote", "> ```", "# title", "---", "===", "| a | b |", "|---|---|", "<b>",
-    "*", "`x`", "```x``` y", "\t- tab", "+ ", "````", "- - nested"])
+LINES = st.sampled_from(
+    [
+        "",
+        "",
+        "",
+        "text",
+        "more *text*",
+        "- item",
+        "  below",
+        "1. one",
+        "12) twelve",
+        "   deep",
+        "```",
+        "```python",
+        "~~~",
+        "    indented",
+        "  ```",
+        "- ```",
+        "> quote",
+        "> ```",
+        "# title",
+        "---",
+        "===",
+        "| a | b |",
+        "|---|---|",
+        "<b>",
+        "*",
+        "`x`",
+        "```x``` y",
+        "\t- tab",
+        "+ ",
+        "````",
+        "- - nested",
+    ]
+)
 MARKDOWN = st.lists(LINES, max_size=14).map("\n".join)
 PARSER = MarkdownIt("commonmark", {"html": False}).enable("table").disable("reference")
 
@@ -635,12 +751,15 @@ def cut(text, sizes=(1,)):
     blocks, finished, at, turn = Blocks(), [], 0, 0
     while at < len(text):
         size = sizes[turn % len(sizes)]
-        finished += blocks.push(text[at:at + size])
+        finished += blocks.push(text[at : at + size])
         at, turn = at + size, turn + 1
     return finished, blocks.rest
 
 
-@given(MARKDOWN | st.text("-*`~ \n\t\rab1.|#>\u2028", max_size=60), st.lists(st.integers(1, 9), min_size=1, max_size=5))
+@given(
+    MARKDOWN | st.text("-*`~ \n\t\rab1.|#>\u2028", max_size=60),
+    st.lists(st.integers(1, 9), min_size=1, max_size=5),
+)
 def test_blocks_of_any_pieces_are_the_text(text, sizes):
     finished, rest = cut(text, sizes)
     assert "".join(finished) + rest == text
@@ -662,7 +781,10 @@ def test_a_cut_changes_no_meaning(text):
 
 
 def test_blocks_finish_soon():
-    assert cut("one\n\ntwo\n```\na\n\nb\n```\nthree") == (["one\n\n", "two\n```\na\n\nb\n```\n"], "three")
+    assert cut("one\n\ntwo\n```\na\n\nb\n```\nthree") == (
+        ["one\n\n", "two\n```\na\n\nb\n```\n"],
+        "three",
+    )
     assert cut("- a\n\n  more\n\n- b\n\nend\n") == (["- a\n\n  more\n\n- b\n\n"], "end\n")
 
 
@@ -670,8 +792,16 @@ def test_blocks_finish_soon():
 
 
 def console(width=60, height=20):
-    return Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system="truecolor",
-                   highlight=False, legacy_windows=False, _environ={"TERM": "xterm-256color"})
+    return Console(
+        file=io.StringIO(),
+        width=width,
+        height=height,
+        force_terminal=True,
+        color_system="truecolor",
+        highlight=False,
+        legacy_windows=False,
+        _environ={"TERM": "xterm-256color"},
+    )
 
 
 def rendered(text, width=60):
@@ -681,7 +811,9 @@ def rendered(text, width=60):
 
 
 def on_screen(output, height=20):
-    """Final lines of MarkdownView's output, scrolled ones included. Fails for unexpected control sequences."""
+    """Final lines of MarkdownView's output, scrolled ones included. Fails for unexpected control
+    sequences.
+    """
     lines, row = [""], 0
     for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\n|\r|[^\x1b\n\r]+", output):
         if part == "\n":
@@ -699,7 +831,8 @@ def on_screen(output, height=20):
     return [line.rstrip() for line in lines]
 
 
-SAMPLE = """# A title
+SAMPLE = (
+    """# A title
 
 A [link](http://a.b/c?d=1 "t"), [bold red]markup[/], <b>html</b>, ![alt](img.png), :smile:
 a second line with **bold** and `code <x>`
@@ -711,32 +844,52 @@ a second line with **bold** and `code <x>`
   more
 - two
 
-""" + "```python\n" + "\n".join(f"line_{i} = {i}\n" for i in range(30)) + """```
+"""
+    + "```python\n"
+    + "\n".join(f"line_{i} = {i}\n" for i in range(30))
+    + """```
 after
 
 | a | b |
 |---|--:|
-| """ + "verylongword" * 9 + """ | 2 |
+| """
+    + "verylongword" * 9
+    + """ | 2 |
 
 <script>alert(1)</script>
 
 the *end"""
+)
 
 
 def test_markdown_is_rendered_and_nothing_is_left_out():
     shown = plain(rendered(SAMPLE))
-    for words in ("link (http://a.b/c?d=1)", "[bold red]markup[/]", "<b>html</b>", "img.png", ":smile:\n",
-                  "with bold and code <x>\n", "http://ref.example", "• one\n", "• two", "<script>alert(1)</script>",
-                  "the *end"):
+    for words in (
+        "link (http://a.b/c?d=1)",
+        "[bold red]markup[/]",
+        "<b>html</b>",
+        "img.png",
+        ":smile:\n",
+        "with bold and code <x>\n",
+        "http://ref.example",
+        "• one\n",
+        "• two",
+        "<script>alert(1)</script>",
+        "the *end",
+    ):
         assert words in shown, words
     assert "```" not in shown and "**" not in shown
     assert shown.count("verylongword") + len(re.findall("veryl?o?n?g?w?o?r?\n", shown)) >= 8
-    assert re.search(r"\x1b\[[0-9;]*m *def", rendered("```python\ndef f(): pass\n```")), "no colours"
+    assert re.search(r"\x1b\[[0-9;]*m *def", rendered("```python\ndef f(): pass\n```")), (
+        "no colours"
+    )
 
 
 def test_text_from_a_model_is_data():
-    hostile = ("a\x1b[31mb\x07c\x9b2Jd\re\x7f &#27;[2J &#x9b; `\x1b]0;t\x07` [x](http://a.b/\x1b\\)\n\n"
-               "```\n\x1bcode\x08\n```")
+    hostile = (
+        "a\x1b[31mb\x07c\x9b2Jd\re\x7f &#27;[2J &#x9b; `\x1b]0;t\x07` [x](http://a.b/\x1b\\)\n\n"
+        "```\n\x1bcode\x08\n```"
+    )
     for output in (re.sub(r"\x1b\[[0-9;]*m", "", rendered(hostile)), show_controls(hostile)):
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", output), repr(output)
         assert "␛[31mb␇c" in output
@@ -746,7 +899,8 @@ def test_text_from_a_model_is_data():
 @example("|a|b|c|d|e|f|\n|-|-|-|-|-|-|\n|1x|2x|3x|4x|5x|6x|", 3)
 @example("> " * 30 + "deep", 20)
 def test_every_letter_of_any_text_appears(text, width):
-    text = re.sub(r"[&\\\[\]<>`~](?=\w)|python", "", text)  # entities, escapes, addresses, info strings aside
+    # entities, escapes, addresses, info strings aside
+    text = re.sub(r"[&\\\[\]<>`~](?=\w)|python", "", text)
     output = plain(rendered(text, width))
     letters = Counter(filter(str.isalpha, text))
     assert not letters - Counter(output)
@@ -759,13 +913,16 @@ def test_a_streamed_answer_stays_on_the_screen_once(size):
     with view:
         for at in range(0, len(SAMPLE), size):
             view.due = 0.0  # draw every frame
-            view.push(SAMPLE[at:at + size])
+            view.push(SAMPLE[at : at + size])
     lines = on_screen(screen.file.getvalue(), height=12)
     finished, rest = cut(SAMPLE)
     wanted = "\n".join(plain(rendered(block)) for block in [*finished, rest])
     assert [line.strip() for line in "\n".join(lines).strip().splitlines()] == [
-        line.strip() for line in wanted.strip().splitlines()]
-    assert re.findall(r"\x1b\[\?25[hl]", screen.file.getvalue())[-1][-1] == "h", "the cursor stayed hidden"
+        line.strip() for line in wanted.strip().splitlines()
+    ]
+    assert re.findall(r"\x1b\[\?25[hl]", screen.file.getvalue())[-1][-1] == "h", (
+        "the cursor stayed hidden"
+    )
 
 
 def test_a_finished_block_is_shown_once_at_any_moment():
@@ -813,7 +970,11 @@ def test_a_frame_is_erased_in_the_rows_of_a_resized_terminal(width, rows):
 # Lines for the user
 
 
-@given(st.lists(st.text("abc漢-/.", min_size=1, max_size=12), max_size=12), st.integers(30, 90), st.sampled_from(["", "  "]))
+@given(
+    st.lists(st.text("abc漢-/.", min_size=1, max_size=12), max_size=12),
+    st.integers(30, 90),
+    st.sampled_from(["", "  "]),
+)
 def test_lines_wrap_between_words(words, width, margin):
     line = margin + " ".join(words)
     parts = chat_terminal.wrap(line, width)
@@ -824,9 +985,16 @@ def test_lines_wrap_between_words(words, width, margin):
 def test_columns_of_a_list_stay_where_they_fit():
     line = "  /load FILE   continue a saved conversation, from its cache if it was saved"
     assert chat_terminal.wrap(line, 40) == [
-        "  /load FILE   continue a saved", "               conversation, from its", "               cache if it was saved"]
+        "  /load FILE   continue a saved",
+        "               conversation, from its",
+        "               cache if it was saved",
+    ]
     assert chat_terminal.wrap(line, 24) == [
-        "  /load FILE  continue a", "    saved conversation,", "    from its cache if it", "    was saved"]
+        "  /load FILE  continue a",
+        "    saved conversation,",
+        "    from its cache if it",
+        "    was saved",
+    ]
     assert chat_terminal.wrap("word " * 3 + "x" * 30, 20) == ["word word word", "x" * 20, "x" * 10]
     assert chat_terminal.wrap("", 20) == [""]
 
@@ -864,8 +1032,18 @@ def leave(child):
 
 
 def test_a_chat_in_a_terminal(terminal, roomy, tmp_path):
-    child = terminal("-m", "mlx_llama.chat", "--model", roomy, "--backend", "cpu", "-m", "99999",
-                     "--logit-bias", "2=-100")  # token 2 would end the answer
+    child = terminal(
+        "-m",
+        "mlx_llama.chat",
+        "--model",
+        roomy,
+        "--backend",
+        "cpu",
+        "-m",
+        "99999",
+        "--logit-bias",
+        "2=-100",
+    )  # token 2 would end the answer
     child.expect_exact("context 100000 tokens")
     child.expect_exact("Ctrl-D leaves")
     child.expect_exact(PROMPT)
@@ -908,20 +1086,30 @@ def test_a_chat_in_a_terminal(terminal, roomy, tmp_path):
     child.expect_exact(PROMPT)
     assert "xyzzy" not in leave(child)
     messages = json.loads((tmp_path / "saved.json").read_text())["messages"]
-    assert [message["content"] for message in messages[::2]] == ["hello", "second\nline\nthird", "pasted\nlines"]
+    assert [message["content"] for message in messages[::2]] == [
+        "hello",
+        "second\nline\nthird",
+        "pasted\nlines",
+    ]
     assert messages[1]["content"]  # the text before Ctrl-C
 
 
 def test_keys_typed_during_an_answer_wait_for_the_prompt(terminal, toy, tmp_path):
-    child = terminal("-c", PARROT, "--model", toy, "--backend", "cpu", ANSWER="so slow",
-                     PAUSE="0.1")
+    child = terminal(
+        "-c", PARROT, "--model", toy, "--backend", "cpu", ANSWER="so slow", PAUSE="0.1"
+    )
     child.expect_exact(PROMPT)
     child.send("hello\r")
     child.expect_exact("so")
     child.send(f"typed ahead\r/save {tmp_path}/saved.json\r\x04")
     child.read()
     messages = json.loads((tmp_path / "saved.json").read_text())["messages"]
-    assert [message["content"] for message in messages] == ["hello", "so slow", "typed ahead", "so slow"]
+    assert [message["content"] for message in messages] == [
+        "hello",
+        "so slow",
+        "typed ahead",
+        "so slow",
+    ]
 
 
 def test_history_across_runs(terminal, toy, tmp_path):
@@ -945,15 +1133,26 @@ def test_a_user_without_a_home_has_no_history(monkeypatch, capsys):
     monkeypatch.delenv("LOCALAPPDATA", raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     history = terminal.History(terminal.history_path())
-    assert "the history is kept for this run only" in capsys.readouterr().err and history.is_writable
+    assert (
+        "the history is kept for this run only" in capsys.readouterr().err and history.is_writable
+    )
     history.store_string("a line")
     assert list(history.load_history_strings()) == []
 
 
 def test_a_history_that_cannot_be_written_is_told_once(terminal, toy, tmp_path):
     (tmp_path / "file").touch()
-    child = terminal("-m", "mlx_llama.chat", "--model", toy, "--backend", "cpu", "-m", "1",
-                     XDG_STATE_HOME=str(tmp_path / "file"))
+    child = terminal(
+        "-m",
+        "mlx_llama.chat",
+        "--model",
+        toy,
+        "--backend",
+        "cpu",
+        "-m",
+        "1",
+        XDG_STATE_HOME=str(tmp_path / "file"),
+    )
     child.expect_exact("the history is kept for this run only")
     for _ in range(2):
         child.expect_exact(PROMPT)
@@ -965,18 +1164,32 @@ def test_a_history_that_cannot_be_written_is_told_once(terminal, toy, tmp_path):
     child.expect_exact("hello")
 
 
-@pytest.mark.parametrize("environment, markdown", [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+@pytest.mark.parametrize(
+    "environment, markdown", [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
 def test_markdown_in_a_terminal_and_plain_text_on_request(terminal, toy, environment, markdown):
-    child = terminal("-c", PARROT, "--model", toy, "--backend", "cpu", **environment,
-                     ANSWER="some **bold** text\x1b[2J\n\n- item\x07\n\nend.")
+    child = terminal(
+        "-c",
+        PARROT,
+        "--model",
+        toy,
+        "--backend",
+        "cpu",
+        **environment,
+        ANSWER="some **bold** text\x1b[2J\n\n- item\x07\n\nend.",
+    )
     child.expect_exact(PROMPT)
     child.send("hello\r")
     child.expect_exact("end.")
     child.expect_exact(PROMPT)
     output = leave(child)
-    answer = output[output.index("some "):output.rindex("end.")]
+    answer = output[output.index("some ") : output.rindex("end.")]
     assert ("some bold text␛[2J" in plain(answer)) == ("• item␇" in plain(answer)) == markdown
-    assert ("some **bold** text␛[2J" in plain(answer)) == ("- item␇" in plain(answer)) == (not markdown)
+    assert (
+        ("some **bold** text␛[2J" in plain(answer))
+        == ("- item␇" in plain(answer))
+        == (not markdown)
+    )
     assert "\x1b[2J" not in answer and "\x07" not in answer
 
 
@@ -1000,7 +1213,8 @@ def test_commands_in_a_terminal(terminal, toy, tmp_path):
     child.send(", or stay\r")
     child.expect_exact("answer")
     child.expect_exact(PROMPT)
-    for leaving in ("\x03\x03", "\x03\r", "\r"):  # Ctrl-C clears the line, and leaves an empty one; unchanged
+    # Ctrl-C clears the line, and leaves an empty one; unchanged
+    for leaving in ("\x03\x03", "\x03\r", "\r"):
         child.send("/edit\r")
         child.expect_exact("edit> ")
         child.expect_exact("stay")
@@ -1030,7 +1244,9 @@ def test_commands_in_a_terminal(terminal, toy, tmp_path):
 
 
 def test_a_dumb_terminal_gets_no_escape_sequences(terminal, toy):
-    child = terminal("-c", PARROT, "--model", toy, "--backend", "cpu", ANSWER="an *answer*", TERM="dumb")
+    child = terminal(
+        "-c", PARROT, "--model", toy, "--backend", "cpu", ANSWER="an *answer*", TERM="dumb"
+    )
     child.expect_exact(PROMPT)
     child.sendline("/help")
     child.expect_exact("/bye and /quit")
@@ -1059,9 +1275,12 @@ def test_lines_wrap_in_a_narrow_terminal(terminal, toy):
     child.send("/help\r")
     child.expect_exact("// sends a text that begins with /.")
     shown = plain(child.before).split("(Ctrl-D", 1)[-1]
-    lines = shown[shown.index("  /help"):].split("\n")
+    lines = shown[shown.index("  /help") :].split("\n")
     assert max(map(len, lines)) <= 40
-    assert " ".join(lines).split() == chat_commands.COMMANDS["help"].run(None, "").split()[:len(" ".join(lines).split())]
+    assert (
+        " ".join(lines).split()
+        == chat_commands.COMMANDS["help"].run(None, "").split()[: len(" ".join(lines).split())]
+    )
     child.expect_exact(PROMPT)
     leave(child)
 
@@ -1085,21 +1304,55 @@ def test_a_typed_line_is_erased_in_the_rows_of_a_resized_terminal(terminal, toy,
 
 
 def test_a_pipe_gets_no_escape_sequences(toy, door, tmp_path):
-    lines = ["hello", "/set", "/continue", "/undo", "/undo", "/model guide", f"/save {tmp_path}/s.json", f"/load {tmp_path}/s.json",
-             "/edit", "/help"]
-    result = door(repl.main, "--model", toy, "--backend", "cpu", "-m", "3", stdin="\n".join(lines).encode())
+    lines = [
+        "hello",
+        "/set",
+        "/continue",
+        "/undo",
+        "/undo",
+        "/model guide",
+        f"/save {tmp_path}/s.json",
+        f"/load {tmp_path}/s.json",
+        "/edit",
+        "/help",
+    ]
+    result = door(
+        repl.main, "--model", toy, "--backend", "cpu", "-m", "3", stdin="\n".join(lines).encode()
+    )
     assert "\x1b" not in result.out + result.err
-    assert "(loaded 0 messages, max_tokens = 3)" in result.err and "needs the new text" not in result.err
+    assert (
+        "(loaded 0 messages, max_tokens = 3)" in result.err
+        and "needs the new text" not in result.err
+    )
 
 
 def test_edit_in_a_script_needs_its_text(toy, door):
-    result = door(repl.main, "--model", toy, "--backend", "cpu", "-m", "3", stdin=b"hello\n/edit\n/edit ho\n")
-    assert result.err.count("error: ") == 1 and "/edit needs the new text after it here: /edit TEXT" in result.err
+    result = door(
+        repl.main, "--model", toy, "--backend", "cpu", "-m", "3", stdin=b"hello\n/edit\n/edit ho\n"
+    )
+    assert (
+        result.err.count("error: ") == 1
+        and "/edit needs the new text after it here: /edit TEXT" in result.err
+    )
     assert result.out.count("\n") >= 2 and result.code == 2
 
 
 def test_a_prompt_cache_of_another_model_is_not_saved(toy, other, door, tmp_path):
     path = tmp_path / "cache.safetensors"
-    result = door(repl.main, "--model", toy, "--backend", "cpu", "-m", "3", "--prompt-cache", path,
-                  stdin=f"hello\n/model {other}\nhello\n".encode())
-    assert result.code == 0 and "is not saved: /model chose another model" in result.err and not path.exists()
+    result = door(
+        repl.main,
+        "--model",
+        toy,
+        "--backend",
+        "cpu",
+        "-m",
+        "3",
+        "--prompt-cache",
+        path,
+        stdin=f"hello\n/model {other}\nhello\n".encode(),
+    )
+    assert (
+        result.code == 0
+        and "is not saved: /model chose another model" in result.err
+        and not path.exists()
+    )

@@ -22,9 +22,13 @@ def fail(error: BaseException):
     return main
 
 
-@pytest.mark.parametrize("error, code, message", [
-    (LlamaError("two\nlines: use --device cpu"), 2, "error: two lines: use --device cpu\n"), (KeyboardInterrupt(), 130, ""),
-])
+@pytest.mark.parametrize(
+    "error, code, message",
+    [
+        (LlamaError("two\nlines: use --device cpu"), 2, "error: two lines: use --device cpu\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
 def test_an_error_is_one_line_and_a_code(error, code, message, door):
     done = door(fail(error))
     assert (done.code, done.out, done.err) == (code, "", message)
@@ -32,7 +36,11 @@ def test_an_error_is_one_line_and_a_code(error, code, message, door):
 
 def test_an_error_commands_no_terminal_and_is_short(door):
     done = door(fail(LlamaError("\x1b[2J\x9b\r\x07 " + "x" * 1_000_000)))
-    assert done.err.startswith("error: ␛[2J\ufffd␍␇ xxx") and done.err.endswith("xxx...\n") and len(done.err) == 4001
+    assert (
+        done.err.startswith("error: ␛[2J\ufffd␍␇ xxx")
+        and done.err.endswith("xxx...\n")
+        and len(done.err) == 4001
+    )
 
 
 def test_notices_keep_their_lines_and_command_no_terminal(capsys):
@@ -51,13 +59,23 @@ def test_debug_shows_the_traceback_and_other_errors_are_not_caught(door):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is Linux's")
 def test_a_full_disk_is_one_line():
-    code = "import sys; from mlx_llama import cli; sys.exit(cli.run(lambda arguments: print('x' * 9999, flush=True)))"
+    code = (
+        "import sys; from mlx_llama import cli; sys.exit(cli.run(lambda arguments: print('x' * "
+        "9999, flush=True)))"
+    )
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (1, "error: the output cannot be written: No space left on device\n")
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: the output cannot be written: No space left on device\n",
+    )
 
 
-@pytest.mark.parametrize("data, message", [(b"a\xffb", "is not UTF-8 (byte 1: "), (None, "cannot be read: No such file")])
+@pytest.mark.parametrize(
+    "data, message", [(b"a\xffb", "is not UTF-8 (byte 1: "), (None, "cannot be read: No such file")]
+)
 def test_a_text_that_cannot_be_read(data, message, tmp_path):
     file = tmp_path / "text"
     if data is not None:
@@ -106,7 +124,9 @@ def test_work_that_is_soon_done_shows_nothing(terminal):
 
 
 def test_a_pipe_sees_no_progress():
-    done = subprocess.run([sys.executable, "-c", WORK, "0"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", WORK, "0"], capture_output=True, text=True, timeout=60
+    )
     assert (done.stdout, done.stderr) == ("done\n", "")
 
 
@@ -120,17 +140,27 @@ time.sleep(60)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
-@pytest.mark.parametrize("command", [["-m", "mlx_llama", "generate"], *(["-m", f"mlx_llama.{name}"] for name in COMMANDS)])
+@pytest.mark.parametrize(
+    "command",
+    [["-m", "mlx_llama", "generate"], *(["-m", f"mlx_llama.{name}"] for name in COMMANDS)],
+)
 def test_an_interrupt_during_imports_is_130_without_a_traceback(command, tmp_path):
     """A module that every command imports sends the signal."""
     (tmp_path / "pydantic.py").write_text(STOP)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run([sys.executable, *command, "-h"], capture_output=True, text=True, timeout=60,
-                          env={**os.environ, "PYTHONPATH": path})
+    done = subprocess.run(
+        [sys.executable, *command, "-h"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": path},
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-@pytest.mark.parametrize("environment, shown", [({}, True), ({"TERM": "dumb"}, False), ({"JPY_PARENT_PID": "7"}, False)])
+@pytest.mark.parametrize(
+    "environment, shown", [({}, True), ({"TERM": "dumb"}, False), ({"JPY_PARENT_PID": "7"}, False)]
+)
 def test_only_a_terminal_that_moves_its_cursor_gets_a_bar(terminal, environment, shown):
     child = terminal("-c", WORK, "0", **environment)
     child.expect("done")

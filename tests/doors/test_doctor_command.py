@@ -39,7 +39,14 @@ def test_without_a_model_it_describes_the_machine_and_the_guide(door, examined):
     assert facts["command"] == "python -m mlx_llama.chat"
     text = door(doctor.main)
     assert text.code == 0 and text.err == "" and "\x1b" not in text.out
-    for line in ("machine", "backends", "model guide", "runs", "next", "  python -m mlx_llama.chat"):
+    for line in (
+        "machine",
+        "backends",
+        "model guide",
+        "runs",
+        "next",
+        "  python -m mlx_llama.chat",
+    ):
         assert line in text.out.splitlines()
 
 
@@ -51,7 +58,10 @@ def test_text_and_json_say_the_same(toy, door, examined):
     assert f"  {facts['command']}\n" in text
     assert "  keys and values of a token: " in text and "in 8 (--cache-bits 8)\n" in text
     for group in facts["groups"]:
-        assert any(line.split()[:2] == [group["group"], str(group["tensors"])] for line in text.splitlines())
+        assert any(
+            line.split()[:2] == [group["group"], str(group["tensors"])]
+            for line in text.splitlines()
+        )
 
 
 @pytest.mark.parametrize("tokenizer", [True, "bytelevel"])
@@ -93,32 +103,55 @@ def test_damage_that_other_doors_refuse_is_found_without_loading(case, tmp_path,
 def test_it_goes_on_after_the_first(tmp_path, examined):
     """Two bad fields, a missing shard, a truncated one and no tokenizer are five findings."""
     folder = make_checkpoint(tmp_path / "m", shards=3, tokenizer=False)
-    config(lambda c: c.update(rms_norm_eps="tiny", rope_scaling={"rope_type": "proportional", "factor": 2.0}))(folder)
+    config(
+        lambda c: c.update(
+            rms_norm_eps="tiny", rope_scaling={"rope_type": "proportional", "factor": 2.0}
+        )
+    )(folder)
     shards = sorted(folder.glob("*.safetensors"))
     shards[0].unlink()
     shards[1].write_bytes(shards[1].read_bytes()[:-4])
     _, facts = examined(folder)
     found = messages(facts)
     assert len(found) == 5, found
-    for part in ("rms_norm_eps is 'tiny'", "rope_type is 'proportional'", shards[0].name, f"{shards[1].name}: tensor",
-                 "neither tokenizer.json nor tokenizer.model"):
+    for part in (
+        "rms_norm_eps is 'tiny'",
+        "rope_type is 'proportional'",
+        shards[0].name,
+        f"{shards[1].name}: tensor",
+        "neither tokenizer.json nor tokenizer.model",
+    ):
         assert sum(part in one for one in found) == 1, part
 
 
 def test_a_config_of_another_model_names_each_kind_of_tensor_once(tmp_path, examined):
     folder = make_checkpoint(tmp_path / "m")
-    config(lambda c: c.update(intermediate_size=95, num_hidden_layers=1, num_key_value_heads=4))(folder)
+    config(lambda c: c.update(intermediate_size=95, num_hidden_layers=1, num_key_value_heads=4))(
+        folder
+    )
     _, facts = examined(folder)
     found = messages(facts)
     assert sum("has shape" in one for one in found) == 5  # down, gate, up; k, v
     assert sum("is not part of the model" in one for one in found) == 1
-    assert facts["model"]["layers"] == 1 and facts["tokenizer"]["vocab_size"] == 384  # facts are still reported
+    # facts are still reported
+    assert facts["model"]["layers"] == 1 and facts["tokenizer"]["vocab_size"] == 384
 
 
 def test_bad_fields_are_found_one_by_one(tmp_path, examined):
-    bad = {"hidden_size": None, "vocab_size": -1, "num_hidden_layers": "two", "num_attention_heads": 0,
-           "intermediate_size": 1.5, "rms_norm_eps": 7, "tie_word_embeddings": "yes", "hidden_act": "gelu",
-           "rope_theta": "big", "max_position_embeddings": 0, "eos_token_id": "end", "torch_dtype": "int8"}
+    bad = {
+        "hidden_size": None,
+        "vocab_size": -1,
+        "num_hidden_layers": "two",
+        "num_attention_heads": 0,
+        "intermediate_size": 1.5,
+        "rms_norm_eps": 7,
+        "tie_word_embeddings": "yes",
+        "hidden_act": "gelu",
+        "rope_theta": "big",
+        "max_position_embeddings": 0,
+        "eos_token_id": "end",
+        "torch_dtype": "int8",
+    }
     folder = make_checkpoint(tmp_path / "m")
     config(lambda c: c.update(bad))(folder)
     _, facts = examined(folder)
@@ -129,14 +162,29 @@ def test_bad_fields_are_found_one_by_one(tmp_path, examined):
 
 def test_another_architecture_is_one_finding_about_the_config(tmp_path, examined):
     folder = make_checkpoint(tmp_path / "m")
-    config(lambda c: c.update(architectures=["GemmaForCausalLM"], model_type="gemma", hidden_act="gelu"))(folder)
+    config(
+        lambda c: c.update(
+            architectures=["GemmaForCausalLM"], model_type="gemma", hidden_act="gelu"
+        )
+    )(folder)
     _, facts = examined(folder)
-    assert len(messages(facts)) == 1 and "GemmaForCausalLM" in messages(facts)[0] and facts["model"] == {}
+    assert (
+        len(messages(facts)) == 1
+        and "GemmaForCausalLM" in messages(facts)[0]
+        and facts["model"] == {}
+    )
 
 
-@pytest.mark.parametrize("name, found", [
-    ("nowhere", "no such folder"), ("nowhere.gguf", "no such file"), ("toy/never-fetched", "not in the local cache"),
-    ("toy/never-fetched:m.gguf", "not in the local cache"), ("", "no such folder")])
+@pytest.mark.parametrize(
+    "name, found",
+    [
+        ("nowhere", "no such folder"),
+        ("nowhere.gguf", "no such file"),
+        ("toy/never-fetched", "not in the local cache"),
+        ("toy/never-fetched:m.gguf", "not in the local cache"),
+        ("", "no such folder"),
+    ],
+)
 def test_a_model_that_is_not_there(name, found, examined, tmp_path, monkeypatch):
     from huggingface_hub import constants
 
@@ -166,14 +214,16 @@ def test_a_damaged_gguf_file(case, tmp_path, examined):
 
 
 def retype(path, kinds):
-    """Change types of tensors in the header of a GGUF file. kinds: {GGUF's name: GGMLQuantizationType}."""
+    """Change types of tensors in the header of a GGUF file. kinds: {GGUF's name:
+    GGMLQuantizationType}.
+    """
     data = bytearray(path.read_bytes())
     for tensor in gguf.GGUFReader(path).tensors:
         if tensor.name in kinds:
             field = tensor.field
             at = field.offset + sum(int(part.nbytes) for part in field.parts[:4])
-            assert int.from_bytes(data[at:at + 4], "little") == tensor.tensor_type
-            data[at:at + 4] = int(kinds[tensor.name]).to_bytes(4, "little")
+            assert int.from_bytes(data[at : at + 4], "little") == tensor.tensor_type
+            data[at : at + 4] = int(kinds[tensor.name]).to_bytes(4, "little")
     path.write_bytes(data)
 
 
@@ -181,8 +231,14 @@ def test_types_that_are_not_read_are_named_once_each_and_the_rest_described(tmp_
     path = tmp_path / "m.gguf"
     make_gguf(path, kinds="Q8_0", intermediate_size=256, hidden_size=256, head_dim=16)
     kinds = gguf.GGMLQuantizationType
-    retype(path, {"blk.0.ffn_up.weight": kinds.IQ2_XXS, "blk.1.ffn_up.weight": kinds.IQ2_XXS,
-                  "blk.1.ffn_gate.weight": kinds.TQ1_0})
+    retype(
+        path,
+        {
+            "blk.0.ffn_up.weight": kinds.IQ2_XXS,
+            "blk.1.ffn_up.weight": kinds.IQ2_XXS,
+            "blk.1.ffn_gate.weight": kinds.TQ1_0,
+        },
+    )
     code, facts = examined(path)
     assert code == 1 and len(messages(facts)) == 2
     assert "'blk.0.ffn_up.weight' has type IQ2_XXS" in messages(facts)[0]
@@ -195,17 +251,28 @@ def test_a_gguf_field_that_is_wrong_hides_no_other(tmp_path, examined):
     make_gguf(path, tokenizer=None, edit=lambda writer: writer.add_expert_shared_count(8))
     code, facts = examined(path)
     assert code == 1 and len(messages(facts)) == 2
-    assert "llama.expert_shared_count is 8" in messages(facts)[0] and "tokenizer.ggml.model is missing" in messages(facts)[1]
+    assert (
+        "llama.expert_shared_count is 8" in messages(facts)[0]
+        and "tokenizer.ggml.model is missing" in messages(facts)[1]
+    )
 
 
 def test_a_tokenizer_much_smaller_than_the_model_is_a_warning(tmp_path, examined):
     code, facts = examined(make_checkpoint(tmp_path / "small", vocab_size=1000))
-    assert code == 0 and any("384 tokens" in one and "1000 rows" in one for one in messages(facts, "warning"))
+    assert code == 0 and any(
+        "384 tokens" in one and "1000 rows" in one for one in messages(facts, "warning")
+    )
     code, facts = examined(make_checkpoint(tmp_path / "padded", vocab_size=400))
-    assert code == 0 and messages(facts, "warning") == [] and any("padding" in one for one in messages(facts, "note"))
+    assert (
+        code == 0
+        and messages(facts, "warning") == []
+        and any("padding" in one for one in messages(facts, "note"))
+    )
 
 
-def test_a_model_that_does_not_fit_gets_the_command_that_makes_it_smaller(tmp_path, door, examined, monkeypatch):
+def test_a_model_that_does_not_fit_gets_the_command_that_makes_it_smaller(
+    tmp_path, door, examined, monkeypatch
+):
     folder = make_checkpoint(tmp_path / "m", hidden_size=256, intermediate_size=512)
     nbytes = (folder / "model.safetensors").stat().st_size
     monkeypatch.setattr(machine, "free_memory", lambda: nbytes // 3)
@@ -234,22 +301,36 @@ def test_a_context_that_does_not_fit_is_asked_for_shorter(toy, examined, monkeyp
     more = 100 * 64 // 18
     assert messages(facts, "note")[-1].endswith(f"; --cache-bits 8 has room for {min(256, more)}")
     code, facts = examined(toy, "--cache-bits", "8")
-    assert code == 0 and facts["command"].endswith(" --cache-bits 8") and facts["fits"][1]["cache_bits"] == 8
+    assert (
+        code == 0
+        and facts["command"].endswith(" --cache-bits 8")
+        and facts["fits"][1]["cache_bits"] == 8
+    )
     assert "--cache-bits 8 has room" not in str(facts["findings"])
     code, facts = examined(toy, "--cache-bits", "16")
     assert code == 0 and facts["fits"][1]["cache_bits"] == 16
     assert 2 * facts["fits"][1]["cache_bytes_per_token"] == cpu["cache_bytes_per_token"]
-    assert facts["command"].endswith(" --ctx-size 200 --cache-bits 16") and "--cache-bits 8 has room" in str(facts["findings"])
+    assert facts["command"].endswith(
+        " --ctx-size 200 --cache-bits 16"
+    ) and "--cache-bits 8 has room" in str(facts["findings"])
     code, facts = examined(toy, "--ctx-size", "80")
     assert code == 0 and facts["command"].endswith(" --ctx-size 80")
     assert examined(toy, "--ctx-size", "250")[0] == 1
 
 
-@pytest.mark.parametrize("arguments, part", [
-    (["--nope"], "--nope"), (["a", "b"], "unrecognized arguments: b"), (["--ctx-size", "many"], "--ctx-size 'many'"),
-    (["--cache-bits", "4"], "--cache-bits '4': must be 8 or 16"), (["--cache-bits", ""], "--cache-bits ''"),
-    (["--ctx-size", "0"], "--ctx-size 0"), (["--ctx-size", "513"], "takes 1 to 512 positions"),
-    (["--ctx-size"], "--ctx-size")])
+@pytest.mark.parametrize(
+    "arguments, part",
+    [
+        (["--nope"], "--nope"),
+        (["a", "b"], "unrecognized arguments: b"),
+        (["--ctx-size", "many"], "--ctx-size 'many'"),
+        (["--cache-bits", "4"], "--cache-bits '4': must be 8 or 16"),
+        (["--cache-bits", ""], "--cache-bits ''"),
+        (["--ctx-size", "0"], "--ctx-size 0"),
+        (["--ctx-size", "513"], "takes 1 to 512 positions"),
+        (["--ctx-size"], "--ctx-size"),
+    ],
+)
 def test_a_wrong_command_line_is_one_line_and_2(arguments, part, door):
     done = door(doctor.main, *arguments)
     assert done.code == 2 and done.out == "" and done.err.startswith("error: ")
@@ -284,11 +365,19 @@ def test_the_cache_folder_is_shown_and_cleared(door, tmp_path, monkeypatch):
     monkeypatch.setenv("MLX_LLAMA_CACHE_SIZE", "3GB")
     (tmp_path / "a.panels").write_bytes(bytes(5_000_000))
     (tmp_path / "notes.txt").write_bytes(b"")
-    assert f"  cache {tmp_path}: 5.0 MB in 2 files, at most 3.0 GB" in door(doctor.main).out.splitlines()
+    assert (
+        f"  cache {tmp_path}: 5.0 MB in 2 files, at most 3.0 GB"
+        in door(doctor.main).out.splitlines()
+    )
     done = door(doctor.main, "--clear-cache")
-    assert done.out.strip() == f"removed 5.0 MB from {tmp_path}" and [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
+    assert done.out.strip() == f"removed 5.0 MB from {tmp_path}" and [
+        one.name for one in tmp_path.iterdir()
+    ] == ["notes.txt"]
     for words in (["guide"], ["--model", "guide"]):
         refused = door(doctor.main, *words, "--clear-cache")
-        assert refused.code == 2 and "--clear-cache: removes all models' files; leave the model out" in refused.err
+        assert (
+            refused.code == 2
+            and "--clear-cache: removes all models' files; leave the model out" in refused.err
+        )
     monkeypatch.setenv("MLX_LLAMA_CACHE_SIZE", "much")
     assert "MLX_LLAMA_CACHE_SIZE='much': must be a size such as 20GB" in door(doctor.main).out

@@ -15,10 +15,12 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 BENCHMARKS = EXAMPLES / "benchmarks"
-RUN_ELSEWHERE = {"train_guide.py", "peers_checkpoint.py", "peers_rows.py"}  # by tests/doors/test_guide.py and compare_peers.py
+# by tests/doors/test_guide.py and compare_peers.py
+RUN_ELSEWHERE = {"train_guide.py", "peers_checkpoint.py", "peers_rows.py"}
 RUN_ELSEWHERE |= {"peers_gguf.py"}  # by compare_peers.py
 RUN_ELSEWHERE |= {"openai_client.py", "load.py"}  # by tests/doors/server/test_scripts.py
-RUN_ELSEWHERE |= {"measure_gpu.py", "gpu_kernels.py", "peers_gpu.py", "random_weights.py"}  # by tests/doors/test_measure_gpu.py and tests/backends/test_captured_step.py
+# by tests/doors/test_measure_gpu.py and tests/backends/test_captured_step.py
+RUN_ELSEWHERE |= {"measure_gpu.py", "gpu_kernels.py", "peers_gpu.py", "random_weights.py"}
 
 
 HAS_LLAMA_CPP = importlib.util.find_spec("llama_cpp") is not None
@@ -26,7 +28,9 @@ HAS_LLAMA_CPP = importlib.util.find_spec("llama_cpp") is not None
 
 def start(name: str, *arguments: str) -> subprocess.CompletedProcess:
     file = next(EXAMPLES.rglob(name))
-    return subprocess.run([sys.executable, str(file), *arguments], capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        [sys.executable, str(file), *arguments], capture_output=True, text=True, timeout=300
+    )
 
 
 def run(name: str, *arguments: str) -> str:
@@ -88,13 +92,24 @@ def test_make_random_checkpoint(dtype, tmp_path):
     assert str(model.dtype) == f"torch.{dtype}"
 
 
-FAMILIES = ["qwen2.5-1.5b", "qwen3-1.7b", "smollm3-3b", "granite-3.3-2b", "olmo-2-1b", "phi-4-mini", "gemma-2-2b", "gemma-3-1b",
-            "ministral-3-3b"]
+FAMILIES = [
+    "qwen2.5-1.5b",
+    "qwen3-1.7b",
+    "smollm3-3b",
+    "granite-3.3-2b",
+    "olmo-2-1b",
+    "phi-4-mini",
+    "gemma-2-2b",
+    "gemma-3-1b",
+    "ministral-3-3b",
+]
 
 
 @pytest.mark.parametrize("shape", FAMILIES)
 def test_a_random_checkpoint_of_a_family(shape, tmp_path, monkeypatch):
-    """transformers finds each of its tensors, in a smaller size of the same config; llama.cpp's reader the GGUF file's fields."""
+    """transformers finds each of its tensors, in a smaller size of the same config; llama.cpp's
+    reader the GGUF file's fields.
+    """
     import gguf
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -103,14 +118,23 @@ def test_a_random_checkpoint_of_a_family(shape, tmp_path, monkeypatch):
     import make_random_gguf
 
     fields = make_random_checkpoint.SHAPES[shape]
-    small = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                 vocab_size=1000, pad_token_id=0)
+    small = dict(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=1000,
+        pad_token_id=0,
+    )
     monkeypatch.setitem(make_random_checkpoint.SHAPES, shape, fields | small)
     make_random_checkpoint.write(tmp_path / "m", shape, "float32", 0)
     model, told = AutoModelForCausalLM.from_pretrained(tmp_path / "m", output_loading_info=True)
     assert not told["missing_keys"] and not told["unexpected_keys"] and not told["mismatched_keys"]
     assert model.config.model_type == fields["model_type"]
-    assert len(PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "m" / "tokenizer.json"))) == 1000
+    assert (
+        len(PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "m" / "tokenizer.json"))) == 1000
+    )
     make_random_gguf.write_family(tmp_path / "m.gguf", shape, "F16", 0)
     names = gguf.GGUFReader(tmp_path / "m.gguf").fields
     assert len(names["tokenizer.ggml.tokens"].data) == 1000
@@ -122,35 +146,78 @@ def test_make_random_gguf(kind, tmp_path):
 
     done = start("make_random_gguf.py", "tiny", str(tmp_path), kind)
     if kind == "Q4_K_M" and not HAS_LLAMA_CPP:
-        assert done.returncode == 1 and done.stderr == 'error: llama_cpp is not installed: pip install -e ".[peers]"\n'
+        assert (
+            done.returncode == 1
+            and done.stderr == 'error: llama_cpp is not installed: pip install -e ".[peers]"\n'
+        )
         return
     assert done.returncode == 0, done.stderr
     [path] = tmp_path.iterdir()
     kinds = {tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
-    assert path.name == f"tiny-{kind}.gguf" and kinds == ({"F32", "Q4_K", "Q6_K"} if "K" in kind else {"F32", kind})
+    assert path.name == f"tiny-{kind}.gguf" and kinds == (
+        {"F32", "Q4_K", "Q6_K"} if "K" in kind else {"F32", kind}
+    )
 
 
 @pytest.mark.slow
 def test_compare_peers(tmp_path):
     if not HAS_LLAMA_CPP:
         done = start("compare_peers.py", "model.gguf", "--llama-bench", "none")
-        assert done.returncode == 1 and done.stderr == 'error: llama_cpp is not installed: pip install -e ".[peers]"\n'
+        assert (
+            done.returncode == 1
+            and done.stderr == 'error: llama_cpp is not installed: pip install -e ".[peers]"\n'
+        )
         return
     run("make_random_gguf.py", "tiny", str(tmp_path), "F16")
-    asked = [str(tmp_path / "tiny-F16.gguf"), "--rounds", "2", "--prompt", "8", "--generate", "4", "--starts", "1",
-             "--depth", "40", "60", "--accuracy", "4", "--threads", "1", "--llama-bench", "none"]
+    asked = [
+        str(tmp_path / "tiny-F16.gguf"),
+        "--rounds",
+        "2",
+        "--prompt",
+        "8",
+        "--generate",
+        "4",
+        "--starts",
+        "1",
+        "--depth",
+        "40",
+        "60",
+        "--accuracy",
+        "4",
+        "--threads",
+        "1",
+        "--llama-bench",
+        "none",
+    ]
     figures = json.loads(run("compare_peers.py", *asked, "--json"))
     [result] = figures["results"]
-    assert figures["threads"] == 1 and result["bytes"] == (tmp_path / "tiny-F16.gguf").stat().st_size
-    for key, pairs in {"decode": 2, "prompt": 2, "deep 40": 2, "deep 60": 2, "start": 1, "peak": 1, "error": 1}.items():
+    assert (
+        figures["threads"] == 1 and result["bytes"] == (tmp_path / "tiny-F16.gguf").stat().st_size
+    )
+    for key, pairs in {
+        "decode": 2,
+        "prompt": 2,
+        "deep 40": 2,
+        "deep 60": 2,
+        "start": 1,
+        "peak": 1,
+        "error": 1,
+    }.items():
         found = result[key]["all"]
-        assert found["pairs"] == pairs == len(result[key]["pairs"]) and found["ours"] > 0 and found["peer"] > 0, key
+        assert (
+            found["pairs"] == pairs == len(result[key]["pairs"])
+            and found["ours"] > 0
+            and found["peer"] > 0
+        ), key
     error = result["error"]["all"]
     assert error["ours"] < 1e-5 < error["peer"] < 3e-3  # llama.cpp rounds activations to float16
     out = run("compare_peers.py", *asked, "--accuracy", "16", "--cache-bits", "8")
     assert "keys and values of 8 bits" in out
-    [line] = [line.split() for line in out.splitlines() if line.startswith("relative error of logits")]
-    assert all(3e-4 < float(error) < 0.1 for error in line[4:6])  # both programs round keys and values to 8 bits
+    [line] = [
+        line.split() for line in out.splitlines() if line.startswith("relative error of logits")
+    ]
+    # both programs round keys and values to 8 bits
+    assert all(3e-4 < float(error) < 0.1 for error in line[4:6])
 
 
 BENCH = """#!{python}
@@ -174,8 +241,25 @@ def test_compare_peers_with_a_llama_bench_of_known_speed(tmp_path):
     file, program = tmp_path / "tiny-F16.gguf", tmp_path / "bench"
     program.write_text(BENCH.format(python=sys.executable))
     program.chmod(0o755)
-    asked = [str(file), "--llama-bench", str(program), *"--rounds 2 --prompt 8 --generate 4 --threads 1 --starts 0".split()]
-    found = json.loads(run("compare_peers.py", *asked, "--depth", "40", "--cache-bits", "8", "--busy", "1", "--json"))
+    asked = [
+        str(file),
+        "--llama-bench",
+        str(program),
+        *"--rounds 2 --prompt 8 --generate 4 --threads 1 --starts 0".split(),
+    ]
+    found = json.loads(
+        run(
+            "compare_peers.py",
+            *asked,
+            "--depth",
+            "40",
+            "--cache-bits",
+            "8",
+            "--busy",
+            "1",
+            "--json",
+        )
+    )
     assert (found["cache_bits"], found["busy"]) == (8, 1)
     [result] = found["results"]
     for key, speed in {"prompt": 1008, "decode": 1080, "deep 40": 1400}.items():
@@ -194,10 +278,20 @@ def test_compare_peers_with_a_llama_bench_of_known_speed(tmp_path):
     [result] = json.loads(run("compare_peers.py", *asked, "--json"))["results"]
     assert result["decode"]["pairs"][0]["peer"] == pytest.approx(1180)  # flash attention is slower
     out = run("compare_peers.py", *asked)
-    assert "llama-bench" in out and "share of GB/s" in out and re.search(r"^decode after 8, .*% / +\d+%$", out, re.M)
-    for depth, reason in (("60", "no room"), ("45", "ran {'n_threads': 2}, not what was asked for")):
+    assert (
+        "llama-bench" in out
+        and "share of GB/s" in out
+        and re.search(r"^decode after 8, .*% / +\d+%$", out, re.M)
+    )
+    for depth, reason in (
+        ("60", "no room"),
+        ("45", "ran {'n_threads': 2}, not what was asked for"),
+    ):
         done = start("compare_peers.py", *asked, "--depth", depth)
-        assert done.returncode == 1 and done.stderr.splitlines()[-1] == f"error: {program} on {file}: {reason}"
+        assert (
+            done.returncode == 1
+            and done.stderr.splitlines()[-1] == f"error: {program} on {file}: {reason}"
+        )
     done = start("compare_peers.py", str(file), "--llama-bench", str(tmp_path / "none"))
     assert done.returncode == 1 and "there is no such program: build llama-bench" in done.stderr
 
@@ -235,15 +329,29 @@ def test_compare_batches_with_a_program_of_known_speed(tmp_path):
         assert record["runs"]["peer"] == [1000.0 * record["rows"]] * 2
         assert record["ratio"] == pytest.approx(sum(record["runs"]["ours"]) / 2 / record["peer"])
     lines = run("compare_batches.py", *asked).splitlines()
-    assert len(lines) == 4 and lines[-1].split()[:2] == ["tiny-F16.gguf", "3"] and lines[-1].split()[3] == "3000.0"
+    assert (
+        len(lines) == 4
+        and lines[-1].split()[:2] == ["tiny-F16.gguf", "3"]
+        and lines[-1].split()[3] == "3000.0"
+    )
     done = start("compare_batches.py", *asked, "--rows", "4")
-    assert done.returncode == 1 and done.stderr == f"error: {program} on {file} with 4 rows: no room\n"
+    assert (
+        done.returncode == 1 and done.stderr == f"error: {program} on {file} with 4 rows: no room\n"
+    )
     done = start("compare_batches.py", file, "--llama-batched-bench", str(tmp_path / "none"))
-    assert done.returncode == 1 and "there is no such program: build llama-batched-bench" in done.stderr
+    assert (
+        done.returncode == 1
+        and "there is no such program: build llama-batched-bench" in done.stderr
+    )
 
 
-PEERS = [pytest.param(backend, marks=pytest.mark.skipif(not importlib.util.find_spec(package), reason=f"no {package}"))
-         for backend, package in (("mlx", "mlx_lm"), ("cuda", "transformers"))]
+PEERS = [
+    pytest.param(
+        backend,
+        marks=pytest.mark.skipif(not importlib.util.find_spec(package), reason=f"no {package}"),
+    )
+    for backend, package in (("mlx", "mlx_lm"), ("cuda", "transformers"))
+]
 
 
 @pytest.mark.slow
@@ -251,16 +359,35 @@ PEERS = [pytest.param(backend, marks=pytest.mark.skipif(not importlib.util.find_
 def test_compare_peers_on_a_checkpoint(backend, tmp_path):
     folder = tmp_path / "tiny"
     run("make_random_checkpoint.py", "tiny", str(folder))
-    asked = [str(folder), "--pairs", backend, "--device", "cpu", "--threads", "1",
-             *"--rounds 2 --prompt 8 --generate 6 --depth 40".split()]
+    asked = [
+        str(folder),
+        "--pairs",
+        backend,
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+        *"--rounds 2 --prompt 8 --generate 6 --depth 40".split(),
+    ]
     [result] = json.loads(run("compare_peers.py", *asked, "--json"))["results"]
-    assert result["bytes"] == (folder / "model.safetensors").stat().st_size and "float32" in result["about"]
+    assert (
+        result["bytes"] == (folder / "model.safetensors").stat().st_size
+        and "float32" in result["about"]
+    )
     assert result["same_tokens"] == 7
-    keys = {"decode", "prompt", "deep 40"} | ({"build", "host", "primitives"} if backend == "mlx" else set())
-    assert keys == {key for key, found in result.items() if isinstance(found, dict) and "pairs" in found}
+    keys = {"decode", "prompt", "deep 40"} | (
+        {"build", "host", "primitives"} if backend == "mlx" else set()
+    )
+    assert keys == {
+        key for key, found in result.items() if isinstance(found, dict) and "pairs" in found
+    }
     for key in keys:
         found = result[key]["all"]
-        assert found["pairs"] == 2 == len(result[key]["pairs"]) and found["ours"] > 0 and found["peer"] > 0, key
+        assert (
+            found["pairs"] == 2 == len(result[key]["pairs"])
+            and found["ours"] > 0
+            and found["peer"] > 0
+        ), key
     if backend == "mlx":
         assert {pair["peer"] for pair in result["primitives"]["pairs"]} == {graph_of_mlx_lm(folder)}
 
@@ -270,11 +397,21 @@ def test_compare_peers_on_several_rows(tmp_path):
     pytest.importorskip("mlx_lm")
     folder = tmp_path / "tiny"
     run("make_random_checkpoint.py", "tiny", str(folder))
-    asked = [str(folder), "--pairs", "mlx-rows", "--rows", "3", "--device", "cpu", *"--rounds 1 --prompt 12 --generate 6".split()]
+    asked = [
+        str(folder),
+        "--pairs",
+        "mlx-rows",
+        "--rows",
+        "3",
+        "--device",
+        "cpu",
+        *"--rounds 1 --prompt 12 --generate 6".split(),
+    ]
     [result] = json.loads(run("compare_peers.py", *asked, "--json"))["results"]
     assert result["same_tokens"] == 7 and "3 rows" in result["about"]
-    assert {"decode", "build", "host", "primitives"} == {key for key, found in result.items() if isinstance(found, dict)
-                                                         and "pairs" in found}
+    assert {"decode", "build", "host", "primitives"} == {
+        key for key, found in result.items() if isinstance(found, dict) and "pairs" in found
+    }
     assert 0 < result["primitives"]["all"]["ratio"] < 0.55
 
 
@@ -307,13 +444,25 @@ def test_a_peer_that_is_not_installed_is_left_out(monkeypatch, capsys):
     import peers_checkpoint
 
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "mlx_lm" else find(name))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "mlx_lm" else find(name)
+    )
     here, reasons = peers_checkpoint.pairs_here(["mlx"])
-    assert here == [] and len(reasons) == 1 and "mlx_lm is not installed: pip install mlx-lm" in reasons[0]
+    assert (
+        here == []
+        and len(reasons) == 1
+        and "mlx_lm is not installed: pip install mlx-lm" in reasons[0]
+    )
     with pytest.raises(SystemExit, match="no peer is installed"):
         compare_peers.main([str(EXAMPLES), "--pairs", "mlx"])
-    assert capsys.readouterr().err.startswith("left out: mlx_llama/mlx against mlx-lm (mlx_lm is not installed")
-    assert peers_checkpoint.agreement([1, 2, 3], [1, 2, 4]) == 2 == peers_checkpoint.agreement([1, 2], [1, 2, 4])
+    assert capsys.readouterr().err.startswith(
+        "left out: mlx_llama/mlx against mlx-lm (mlx_lm is not installed"
+    )
+    assert (
+        peers_checkpoint.agreement([1, 2, 3], [1, 2, 4])
+        == 2
+        == peers_checkpoint.agreement([1, 2], [1, 2, 4])
+    )
 
 
 def test_the_comparison_keeps_to_one_state_of_the_memory(monkeypatch):
@@ -322,12 +471,18 @@ def test_the_comparison_keeps_to_one_state_of_the_memory(monkeypatch):
 
     comparison = compare_peers.Comparison.__new__(compare_peers.Comparison)
     comparison.bandwidths = [60e9, 40e9, 61e9, 39e9]
-    pairs = [dict(ours=2.0, peer=1.0, bandwidth=[60e9, 61e9, 59e9]), dict(ours=9.0, peer=1.0, bandwidth=[60e9, 38e9, 41e9]),
-             dict(ours=6.0, peer=4.0, bandwidth=[38e9, 40e9, 39e9])]
+    pairs = [
+        dict(ours=2.0, peer=1.0, bandwidth=[60e9, 61e9, 59e9]),
+        dict(ours=9.0, peer=1.0, bandwidth=[60e9, 38e9, 41e9]),
+        dict(ours=6.0, peer=4.0, bandwidth=[38e9, 40e9, 39e9]),
+    ]
     states = comparison.states()
-    assert {name: compare_peers.summary(pairs, *between)["ratio"] for name, between in states.items()} == {
-        "fast": 2.0, "slow": 1.5}
-    assert compare_peers.summary(pairs) == dict(ours=6.0, peer=1.0, ratio=2.0, bandwidth=41e9, pairs=3)
+    assert {
+        name: compare_peers.summary(pairs, *between)["ratio"] for name, between in states.items()
+    } == {"fast": 2.0, "slow": 1.5}
+    assert compare_peers.summary(pairs) == dict(
+        ours=6.0, peer=1.0, ratio=2.0, bandwidth=41e9, pairs=3
+    )
     comparison.bandwidths = [50e9, 55e9, 52e9]
     assert compare_peers.summary(pairs, *comparison.states()["steady"])["pairs"] == 3
 
@@ -340,13 +495,34 @@ def test_the_cost_of_ticks_is_measured():
 
 @pytest.mark.parametrize("kind", ["schema", "regex"])
 def test_the_cost_of_grammars_is_measured(kind):
-    found = json.loads(run("measure_grammar.py", "--kind", kind, "--rows", "3", "--tokens", "6", "--pairs", "1", "--json"))
-    assert (found["kind"], found["rows"]) == (kind, 3) and found["share"] == found["bound"] / found["free"] - 1 > -1
+    found = json.loads(
+        run(
+            "measure_grammar.py",
+            "--kind",
+            kind,
+            "--rows",
+            "3",
+            "--tokens",
+            "6",
+            "--pairs",
+            "1",
+            "--json",
+        )
+    )
+    assert (found["kind"], found["rows"]) == (kind, 3) and found["share"] == found["bound"] / found[
+        "free"
+    ] - 1 > -1
 
 
 def test_prefixes_and_memory_are_measured():
-    first, ten, last = run("measure_prefix.py", "--prefix", "100", "--requests", "20", "--rounds", "2").splitlines()
-    assert re.fullmatch(r"first token after a known prefix of 100: [\d.]+ ms, after a prompt of 1: [\d.]+ ms, ratio [\d.]+", first)
+    first, ten, last = run(
+        "measure_prefix.py", "--prefix", "100", "--requests", "20", "--rounds", "2"
+    ).splitlines()
+    assert re.fullmatch(
+        r"first token after a known prefix of 100: [\d.]+ ms, after a prompt of 1: [\d.]+ ms, "
+        r"ratio [\d.]+",
+        first,
+    )
     assert ten.startswith("after 10 requests: ") and last.startswith("after 20 requests: ")
 
 
@@ -355,28 +531,65 @@ def test_starts_are_measured(tmp_path):
     run("make_random_gguf.py", "tiny", str(tmp_path), "F16")
     (file,) = tmp_path.glob("*.gguf")
     peer = tmp_path / "peer.py"
-    peer.write_text(f"import sys; assert sys.argv[1:] == ['-m', {str(file)!r}, '-p', '9', '-n', '0', '-r', '1', '--no-warmup', '-t', '1']")
-    _, name, ours, theirs, ratio = run("measure_start.py", str(file), "--prompt", "9", "--rounds", "2", "--threads", "1",
-                                       "--peer", f"{sys.executable} {peer}").splitlines()
-    assert name == f"{file.name}, warm" and ours.split()[0] == "mlx_llama" and theirs.split()[0] == "llama-bench"
+    peer.write_text(
+        f"import sys; assert sys.argv[1:] == ['-m', {str(file)!r}, '-p', '9', '-n', '0', '-r', "
+        "'1', '--no-warmup', '-t', '1']"
+    )
+    _, name, ours, theirs, ratio = run(
+        "measure_start.py",
+        str(file),
+        "--prompt",
+        "9",
+        "--rounds",
+        "2",
+        "--threads",
+        "1",
+        "--peer",
+        f"{sys.executable} {peer}",
+    ).splitlines()
+    assert (
+        name == f"{file.name}, warm"
+        and ours.split()[0] == "mlx_llama"
+        and theirs.split()[0] == "llama-bench"
+    )
     assert float(re.search(r"neighbours ([\d.]+) ", ratio)[1]) > 1
 
 
 def test_the_perplexity_of_widths_and_formats_is_measured(guide_q8, monkeypatch):
     """The guide's, of text that it was not taught. The score is torch's cross entropy."""
-    first, full, eight, *formats = run("measure_perplexity.py", str(guide_q8), "--tokens", "400", "--window", "128", "--widths",
-                                       "float32,8-bit keys and values", "--formats", "Q4_0,mlx-8").splitlines()
+    first, full, eight, *formats = run(
+        "measure_perplexity.py",
+        str(guide_q8),
+        "--tokens",
+        "400",
+        "--window",
+        "128",
+        "--widths",
+        "float32,8-bit keys and values",
+        "--formats",
+        "Q4_0,mlx-8",
+    ).splitlines()
     assert first == f"{guide_q8.name}: 384 tokens in windows of 128"
-    found = [float(re.fullmatch(r"[^:]+: [\d.]+ \(([+-][\d.]+) %\)(, \d+ MB)?", line)[1]) for line in (full, eight, *formats)]
-    assert found[0] == 0 < abs(found[1]) < 0.5 and any(line.startswith("Q4_0, mlx_llama") for line in formats)
+    found = [
+        float(re.fullmatch(r"[^:]+: [\d.]+ \(([+-][\d.]+) %\)(, \d+ MB)?", line)[1])
+        for line in (full, eight, *formats)
+    ]
+    assert found[0] == 0 < abs(found[1]) < 0.5 and any(
+        line.startswith("Q4_0, mlx_llama") for line in formats
+    )
 
     import torch
 
     monkeypatch.syspath_prepend(BENCHMARKS)
     from measure_perplexity import score
 
-    logits, tokens = np.random.default_rng(0).normal(size=(9, 50)).astype(np.float32) * 5, list(range(3, 12))
-    wanted = torch.nn.functional.cross_entropy(torch.from_numpy(logits[:-1]), torch.tensor(tokens[1:]), reduction="sum")
+    logits, tokens = (
+        np.random.default_rng(0).normal(size=(9, 50)).astype(np.float32) * 5,
+        list(range(3, 12)),
+    )
+    wanted = torch.nn.functional.cross_entropy(
+        torch.from_numpy(logits[:-1]), torch.tensor(tokens[1:]), reduction="sum"
+    )
     assert score(logits, tokens) == pytest.approx(float(wanted), rel=1e-6)
 
 

@@ -21,25 +21,62 @@ def flags(*words: str) -> dict:
 
 def test_flags_are_the_options():
     assert flags() == {}
-    given = flags("--temp", "0.5", "-m", "9", "--repeat-penalty", "1.1", "--stop", "a", "--stop", "b", "-s", "3",
-                  "--logit-bias", "15=1.5", "--logit-bias", "16-2", "--logit-bias", "17+3", "--logit-bias", "18=-1e2")
+    given = flags(
+        "--temp",
+        "0.5",
+        "-m",
+        "9",
+        "--repeat-penalty",
+        "1.1",
+        "--stop",
+        "a",
+        "--stop",
+        "b",
+        "-s",
+        "3",
+        "--logit-bias",
+        "15=1.5",
+        "--logit-bias",
+        "16-2",
+        "--logit-bias",
+        "17+3",
+        "--logit-bias",
+        "18=-1e2",
+    )
     assert given["temperature"] == "0.5"
     o = resolve(given).options
-    assert (o.temperature, o.max_tokens, o.repetition_penalty, o.stop, o.seed) == (0.5, 9, 1.1, ("a", "b"), 3)
+    assert (o.temperature, o.max_tokens, o.repetition_penalty, o.stop, o.seed) == (
+        0.5,
+        9,
+        1.1,
+        ("a", "b"),
+        3,
+    )
     assert o.logit_bias == {15: 1.5, 16: -2.0, 17: 3.0, 18: -100.0}
     assert flags("-n", "9", "--predict", "8")["max_tokens"] == "8"
 
 
-@pytest.mark.parametrize("words, meant", [
-    (["--temprature", "1"], "there is no flag --temprature (did you mean --temperature?)"),
-    (["--max_tokens=5"], "there is no flag --max_tokens (did you mean --max-tokens?)"),
-    (["-ngl", "99", "--model", "x"], "there is no flag -ngl (did you mean --device?)"),
-    (["-hf", "org/name"], "there is no flag -hf (did you mean --model?)"),
-    (["-t", "4", "--max-model-len", "9"], "there is no flag -t (did you mean --threads?); there is no flag --max-model-len (did "
-     "you mean --ctx-size?)"),
-    (["--zzz"], "unrecognized arguments: --zzz (see --help)"), (["--seed"], "argument --seed/-s: expected one argument (see --help)"),
-    (["-m", "models/llama.gguf"], "-m 'models/llama.gguf': is --max-tokens here, a number: did you mean --model?"),
-    (["-m", "llama.gguf"], "did you mean --model?")])
+@pytest.mark.parametrize(
+    "words, meant",
+    [
+        (["--temprature", "1"], "there is no flag --temprature (did you mean --temperature?)"),
+        (["--max_tokens=5"], "there is no flag --max_tokens (did you mean --max-tokens?)"),
+        (["-ngl", "99", "--model", "x"], "there is no flag -ngl (did you mean --device?)"),
+        (["-hf", "org/name"], "there is no flag -hf (did you mean --model?)"),
+        (
+            ["-t", "4", "--max-model-len", "9"],
+            "there is no flag -t (did you mean --threads?); there is no flag --max-model-len (did "
+            "you mean --ctx-size?)",
+        ),
+        (["--zzz"], "unrecognized arguments: --zzz (see --help)"),
+        (["--seed"], "argument --seed/-s: expected one argument (see --help)"),
+        (
+            ["-m", "models/llama.gguf"],
+            "-m 'models/llama.gguf': is --max-tokens here, a number: did you mean --model?",
+        ),
+        (["-m", "llama.gguf"], "did you mean --model?"),
+    ],
+)
 def test_flags_that_were_meant_are_suggested(words, meant):
     parser = flag_tables.Parser()
     flag_tables.add_load_flags(parser)
@@ -69,7 +106,9 @@ def test_schema_and_grammar_are_files_on_the_command_line_or_text(tmp_path):
     assert flags("--regex", "a+")["regex"] == "a+"
     (tmp_path / "latin").write_bytes(b"\xff")
     for name, reason in (("missing", "No such file"), ("latin", "not UTF-8"), (".", "directory")):
-        with pytest.raises(OptionsError, match=f"option `grammar`: the file .* cannot be read .*{reason}"):
+        with pytest.raises(
+            OptionsError, match=f"option `grammar`: the file .* cannot be read .*{reason}"
+        ):
             flags("--grammar", str(tmp_path / name))
     # A value from elsewhere (HTTP, Python) is never a file's name.
     with pytest.raises(OptionsError, match="valid JSON"):
@@ -82,23 +121,36 @@ def test_load_flags_are_the_parameters_of_load():
 
     parser = flag_tables.Parser()
     flag_tables.add_load_flags(parser, without=())
-    given = parser.parse_args(["--kv-bits", "8", "--cache-memory", "2GB", "-np", "4", "--adapter", "a", "--lora", "b"])
+    given = parser.parse_args(
+        ["--kv-bits", "8", "--cache-memory", "2GB", "-np", "4", "--adapter", "a", "--lora", "b"]
+    )
     options = flag_tables.load_options(given)
-    assert (options.cache_bits, options.cache_memory, options.max_rows, options.adapters) == ("8", "2GB", "4", ["a", "b"])
+    assert (options.cache_bits, options.cache_memory, options.max_rows, options.adapters) == (
+        "8",
+        "2GB",
+        "4",
+        ["a", "b"],
+    )
     assert list(inspect.signature(load).parameters) == list(TABLE)
     assert vars(given).keys() == TABLE.keys() - {"on_progress"} | {"debug"}
     helps = {action.dest: action.help for action in parser._actions}
     for name, field in TABLE.items():
-        assert f"\n    {name}: " in load.__doc__ and field.metadata["help"] in helps.get(name, field.metadata["help"])
+        assert f"\n    {name}: " in load.__doc__ and field.metadata["help"] in helps.get(
+            name, field.metadata["help"]
+        )
 
 
 def test_what_llama_cpp_writes_for_unset_is_unset():
     parser = flag_tables.Parser()
     flag_tables.add_load_flags(parser)
-    assert flag_tables.load_options(parser.parse_args(["-c", "0", "--threads", "-1"])) == LoadOptions()
+    assert (
+        flag_tables.load_options(parser.parse_args(["-c", "0", "--threads", "-1"])) == LoadOptions()
+    )
 
 
 def test_every_option_has_a_flag():
     for name in FIELDS:
         first, *_ = flag_tables.option_flags(name)
-        assert first == flag_of(name) and len(set(flag_tables.option_flags(name))) == len(flag_tables.option_flags(name))
+        assert first == flag_of(name) and len(set(flag_tables.option_flags(name))) == len(
+            flag_tables.option_flags(name)
+        )

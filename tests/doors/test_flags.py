@@ -14,7 +14,9 @@ from mlx_llama.server import command as server
 PROMPT = ("--backend", "cpu", "-p", "Once upon a time", "--ignore-chat-template")
 
 
-@pytest.mark.parametrize("flags", [("--seed", "-1"), ("--threads", "-1"), ("--ctx-size", "0"), ("--repeat-last-n", "-1")])
+@pytest.mark.parametrize(
+    "flags", [("--seed", "-1"), ("--threads", "-1"), ("--ctx-size", "0"), ("--repeat-last-n", "-1")]
+)
 def test_default_values_of_llama_cpp_change_nothing(flags, door, toy):
     plain = door(generate.main, "--model", toy, *PROMPT, "-m", "5")
     done = door(generate.main, "--model", toy, *PROMPT, "-m", "5", *flags)
@@ -22,18 +24,58 @@ def test_default_values_of_llama_cpp_change_nothing(flags, door, toy):
 
 
 def test_no_limit_of_tokens_goes_to_the_end_of_the_context(door, toy):
-    done = door(generate.main, "--model", toy, *PROMPT, "-n", "-1", "--ctx-size", "40", "--jsonl", "--logit-bias", "1=-100",
-                "--logit-bias", "2=-100")
+    done = door(
+        generate.main,
+        "--model",
+        toy,
+        *PROMPT,
+        "-n",
+        "-1",
+        "--ctx-size",
+        "40",
+        "--jsonl",
+        "--logit-bias",
+        "1=-100",
+        "--logit-bias",
+        "2=-100",
+    )
     receipt = json.loads(done.out.splitlines()[-1])["receipt"]
-    assert receipt["finish_reason"] == "context" and receipt["prompt_tokens"] + len(receipt["tokens"]) == 40
+    assert (
+        receipt["finish_reason"] == "context"
+        and receipt["prompt_tokens"] + len(receipt["tokens"]) == 40
+    )
 
 
 def test_a_template_may_be_text(door, toy):
     text = "{% for message in messages %}Q {{ message.content }} A{% endfor %}"
-    done = door(generate.main, "--model", toy, "--backend", "cpu", "-p", "hello", "-m", "5", "--chat-template", text)
-    wanted = load(toy, backend="cpu", template=text).generate([{"role": "user", "content": "hello"}], max_tokens=5)
+    done = door(
+        generate.main,
+        "--model",
+        toy,
+        "--backend",
+        "cpu",
+        "-p",
+        "hello",
+        "-m",
+        "5",
+        "--chat-template",
+        text,
+    )
+    wanted = load(toy, backend="cpu", template=text).generate(
+        [{"role": "user", "content": "hello"}], max_tokens=5
+    )
     assert (done.code, done.out) == (0, wanted.text), done.err
-    done = door(generate.main, "--model", toy, "--backend", "cpu", "-p", "hello", "--chat-template", "{% for %}")
+    done = door(
+        generate.main,
+        "--model",
+        toy,
+        "--backend",
+        "cpu",
+        "-p",
+        "hello",
+        "--chat-template",
+        "{% for %}",
+    )
     assert done.code == 2 and done.err.count("\n") == 1
 
 
@@ -44,7 +86,8 @@ def test_logprobs_of_an_answer_are_printed_beside_it(door, toy):
     assert done.out == wanted.text
     lines = [line for line in done.err.splitlines() if "  of " in line]
     assert [float(line.split("  of ")[0].rsplit(" ", 1)[1]) for line in lines] == [
-        pytest.approx(token.logprobs.logprob, abs=1e-4) for token in wanted.tokens]
+        pytest.approx(token.logprobs.logprob, abs=1e-4) for token in wanted.tokens
+    ]
     assert all(line.count(", ") >= 1 for line in lines)
     assert "  of " not in door(generate.main, "--model", toy, *PROMPT, "-m", "5").err
 
@@ -52,26 +95,43 @@ def test_logprobs_of_an_answer_are_printed_beside_it(door, toy):
 def test_logprobs_of_a_batch_are_in_its_lines(door, toy, tmp_path):
     (tmp_path / "in").write_text('{"prompt": "Once upon a time", "max_tokens": 4}\n')
     for flags in ((), ("--logprobs", "2")):
-        done = door(generate.main, "--model", toy, "--backend", "cpu", "--ignore-chat-template", "--prompts", tmp_path / "in",
-                    "--output", tmp_path / f"out{len(flags)}", *flags)
+        done = door(
+            generate.main,
+            "--model",
+            toy,
+            "--backend",
+            "cpu",
+            "--ignore-chat-template",
+            "--prompts",
+            tmp_path / "in",
+            "--output",
+            tmp_path / f"out{len(flags)}",
+            *flags,
+        )
         assert done.code == 0, done.err
     wanted = load(toy, backend="cpu").generate("Once upon a time", max_tokens=4, logprobs=2)
     assert "logprobs" not in json.loads((tmp_path / "out0").read_text())
     line = json.loads((tmp_path / "out2").read_text())
     assert line["tokens"] == list(wanted.tokens)
-    assert line["logprobs"] == [[token.logprobs.logprob, [list(one) for one in token.logprobs.top]] for token in wanted.tokens]
+    assert line["logprobs"] == [
+        [token.logprobs.logprob, [list(one) for one in token.logprobs.top]]
+        for token in wanted.tokens
+    ]
 
 
 @pytest.mark.parametrize("asked", ["flag", "command"])
 def test_logprobs_of_a_conversation_follow_its_answer(door, toy, asked):
     llm = load(toy, backend="cpu")
     wanted = llm.chat().send("hi", max_tokens=5, logprobs=2)
-    flags, script = (("--logprobs", "2"), b"hi\n") if asked == "flag" else ((), b"/set logprobs 2\nhi\n")
+    flags, script = (
+        (("--logprobs", "2"), b"hi\n") if asked == "flag" else ((), b"/set logprobs 2\nhi\n")
+    )
     done = door(chat.main, "--model", toy, "--backend", "cpu", "-m", "5", *flags, stdin=script)
     assert done.code == 0 and done.out.rstrip("\n") == wanted.text.rstrip("\n")
     lines = [line for line in done.err.splitlines() if "  of " in line]
     assert [float(line.split("  of ")[0].rsplit(" ", 1)[1]) for line in lines] == [
-        pytest.approx(token.logprobs.logprob, abs=1e-4) for token in wanted.tokens]
+        pytest.approx(token.logprobs.logprob, abs=1e-4) for token in wanted.tokens
+    ]
 
 
 def test_logprobs_of_a_server_are_asked_for_by_its_clients():
@@ -80,11 +140,22 @@ def test_logprobs_of_a_server_are_asked_for_by_its_clients():
 
 
 def test_keys_stand_between_commas():
-    assert server.make_settings(server.parser().parse_args(["--api-key", "a,b", "--api-key", "c"])).api_keys == ("a", "b", "c")
+    assert server.make_settings(
+        server.parser().parse_args(["--api-key", "a,b", "--api-key", "c"])
+    ).api_keys == ("a", "b", "c")
 
 
-@pytest.mark.parametrize("origin, is_good", [("https://example.org", True), ("http://localhost:3000/", True), ("*", True),
-                                             ("example.org", False), ("https://example.org/page", False), ("https://", False)])
+@pytest.mark.parametrize(
+    "origin, is_good",
+    [
+        ("https://example.org", True),
+        ("http://localhost:3000/", True),
+        ("*", True),
+        ("example.org", False),
+        ("https://example.org/page", False),
+        ("https://", False),
+    ],
+)
 def test_an_origin_that_no_browser_sends_is_refused(origin, is_good):
     given = server.parser().parse_args(["--cors-origin", origin])
     if is_good:

@@ -15,16 +15,23 @@ from mlx_llama.__main__ import COMMANDS
 
 
 def run_process(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "mlx_llama.generate", *arguments], input=stdin, capture_output=True,
-                          timeout=120)
+    return subprocess.run(
+        [sys.executable, "-m", "mlx_llama.generate", *arguments],
+        input=stdin,
+        capture_output=True,
+        timeout=120,
+    )
 
 
 @pytest.fixture
 def run(door):
     """As run_process, in this process."""
+
     def in_process(*arguments: str, stdin: bytes = b"") -> SimpleNamespace:
         done = door(generate.main, *arguments, stdin=stdin)
-        return SimpleNamespace(returncode=done.code, stdout=done.out.encode(), stderr=done.err.encode())
+        return SimpleNamespace(
+            returncode=done.code, stdout=done.out.encode(), stderr=done.err.encode()
+        )
 
     return in_process
 
@@ -35,7 +42,9 @@ def llm(toy):
 
 
 def test_the_answer_goes_to_stdout_and_nothing_else_does(toy, llm):
-    done = run_process("--model", str(toy), "--backend", "cpu", "-p", "hello", "-m", "12", "--stats")
+    done = run_process(
+        "--model", str(toy), "--backend", "cpu", "-p", "hello", "-m", "12", "--stats"
+    )
     wanted = llm.generate([{"role": "user", "content": "hello"}], max_tokens=12).text
     assert done.returncode == 0 and done.stdout.decode() == wanted
     assert b"evaluations per token: 1 " in done.stderr and b"reused" in done.stderr
@@ -56,38 +65,78 @@ def test_an_answer_does_not_command_the_terminal(toy):
     arguments = ["--model", str(toy), "-p", "hello", "--regex", "\x1b\\[2J"]
     assert run_process(*arguments).stdout == b"\x1b[2J"  # a pipe gets the bytes
     ours, theirs = pty.openpty()
-    subprocess.run([sys.executable, "-m", "mlx_llama.generate", *arguments], stdout=theirs, timeout=120, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "mlx_llama.generate", *arguments],
+        stdout=theirs,
+        timeout=120,
+        check=True,
+    )
     os.close(theirs)
     assert os.read(ours, 999).decode().strip() == "\u241b[2J"
     os.close(ours)
 
 
 def test_jsonl_is_pieces_and_a_receipt(toy, llm, run):
-    done = run("--model", str(toy), "-p", "hello", "-m", "10", "--jsonl", "--temp", "0.7", "--seed", "5")
+    done = run(
+        "--model", str(toy), "-p", "hello", "-m", "10", "--jsonl", "--temp", "0.7", "--seed", "5"
+    )
     *pieces, last = [json.loads(line) for line in done.stdout.decode().splitlines()]
-    wanted = llm.generate([{"role": "user", "content": "hello"}], max_tokens=10, temperature=0.7, seed=5)
+    wanted = llm.generate(
+        [{"role": "user", "content": "hello"}], max_tokens=10, temperature=0.7, seed=5
+    )
     assert "".join(piece["text"] for piece in pieces) == wanted.text
     assert last["receipt"]["tokens"] == wanted.tokens and last["receipt"]["seed"] == 5
     assert last["receipt"]["origins"]["temperature"] == "user"
 
 
-@pytest.mark.parametrize("arguments, stdin, message", [
-    (["-p", "hi", "--temp", "-3", "--top-p", "9", "--seed", "x"], b"", "option --temp: '-3'"),
-    (["-p", "-"], b"\xff\xfeoops", "standard input: is not UTF-8 (byte 0"),
-    ([], b"", "arguments --prompt/-p --prompts is required"), (["-p", "hi", "--nope"], b"", "--nope"),
-    (["-p", "hi", "--backend", "tpu"], b"", "no backend 'tpu'"), (["-p", "hi", "--device", "tpu"], b"", "no device 'tpu'"),
-    (["-p", "hi", "--backend", "cpu", "--device", "gpu"], b"", "the cpu backend has no GPU"),
-    (["-p", "hi", "--backend", "cpu", "--dtype", "float16"], b"", "computes in float32"),
-    (["-p", "hi", "--dtype", "int8"], b"", "--dtype 'int8'"), (["-p", "hi", "--ctx-size", "9999"], b"", "1 to 256"),
-    (["-p", "word " * 500], b"", "the context holds 256"), (["-p", "hi", "--template", "nope"], b"", "nope"),
-    (["-p", "hi", "-sys", "x", "--ignore-chat-template"], b"", "--system-prompt needs a chat template"),
-    (["-p", "hi", "--backend", "cpu", "--threads", "0"], b"", "--threads '0': must be a whole number, 1 to 1024"),
-    (["-p", "hi", "--backend", "cpu", "--threads", "two"], b"", "--threads 'two'"),
-    (["-p", "hi", "--backend", "cpu", "--threads", "99999999999"], b"", "--threads '99999999999'"),
-    (["-p", "hi", "--backend", "cpu", "--activation-bits", "12"], b"", "--activation-bits '12'"),
-    (["-p", "hi", "--backend", "cpu", "--activation-bits", "8", "--dtype", "float32"], b"", "contradict each other"),
-    (["-p", "hi", "--backend", "cpu", "--threads", "0", "--model", "no/such/folder"], b"", "--threads '0'"),
-])
+@pytest.mark.parametrize(
+    "arguments, stdin, message",
+    [
+        (["-p", "hi", "--temp", "-3", "--top-p", "9", "--seed", "x"], b"", "option --temp: '-3'"),
+        (["-p", "-"], b"\xff\xfeoops", "standard input: is not UTF-8 (byte 0"),
+        ([], b"", "arguments --prompt/-p --prompts is required"),
+        (["-p", "hi", "--nope"], b"", "--nope"),
+        (["-p", "hi", "--backend", "tpu"], b"", "no backend 'tpu'"),
+        (["-p", "hi", "--device", "tpu"], b"", "no device 'tpu'"),
+        (["-p", "hi", "--backend", "cpu", "--device", "gpu"], b"", "the cpu backend has no GPU"),
+        (["-p", "hi", "--backend", "cpu", "--dtype", "float16"], b"", "computes in float32"),
+        (["-p", "hi", "--dtype", "int8"], b"", "--dtype 'int8'"),
+        (["-p", "hi", "--ctx-size", "9999"], b"", "1 to 256"),
+        (["-p", "word " * 500], b"", "the context holds 256"),
+        (["-p", "hi", "--template", "nope"], b"", "nope"),
+        (
+            ["-p", "hi", "-sys", "x", "--ignore-chat-template"],
+            b"",
+            "--system-prompt needs a chat template",
+        ),
+        (
+            ["-p", "hi", "--backend", "cpu", "--threads", "0"],
+            b"",
+            "--threads '0': must be a whole number, 1 to 1024",
+        ),
+        (["-p", "hi", "--backend", "cpu", "--threads", "two"], b"", "--threads 'two'"),
+        (
+            ["-p", "hi", "--backend", "cpu", "--threads", "99999999999"],
+            b"",
+            "--threads '99999999999'",
+        ),
+        (
+            ["-p", "hi", "--backend", "cpu", "--activation-bits", "12"],
+            b"",
+            "--activation-bits '12'",
+        ),
+        (
+            ["-p", "hi", "--backend", "cpu", "--activation-bits", "8", "--dtype", "float32"],
+            b"",
+            "contradict each other",
+        ),
+        (
+            ["-p", "hi", "--backend", "cpu", "--threads", "0", "--model", "no/such/folder"],
+            b"",
+            "--threads '0'",
+        ),
+    ],
+)
 def test_a_bad_input_is_one_line_and_exit_code_2(arguments, stdin, message, toy, run):
     done = run("--model", str(toy), *arguments, stdin=stdin)
     error = done.stderr.decode()
@@ -116,19 +165,38 @@ def test_no_gpu_here_says_so(toy, run):
 
 
 def test_a_reader_that_leaves_is_no_error(toy):
-    done = subprocess.run(f"{sys.executable} -m mlx_llama.generate --model {toy} -p hi -m 200 --jsonl | head -1",
-                          shell=True, capture_output=True, timeout=120)
+    done = subprocess.run(
+        f"{sys.executable} -m mlx_llama.generate --model {toy} -p hi -m 200 --jsonl | head -1",
+        shell=True,
+        capture_output=True,
+        timeout=120,
+    )
     assert done.stderr == b"" and json.loads(done.stdout)
 
 
 def test_the_commands_are_listed():
-    done = subprocess.run([sys.executable, "-m", "mlx_llama"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "mlx_llama"], capture_output=True, text=True, timeout=60
+    )
     assert all(f"mlx_llama {name}" in done.stdout for name in COMMANDS)
-    done = subprocess.run([sys.executable, "-m", "mlx_llama", "generate", "--help"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "mlx_llama", "generate", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0 and "--model" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("name, remedy", [("chatt", "did you mean chat?"), ("zzz", "choose one of chat, generate")])
+@pytest.mark.parametrize(
+    "name, remedy", [("chatt", "did you mean chat?"), ("zzz", "choose one of chat, generate")]
+)
 def test_a_command_that_is_unknown_is_one_line(name, remedy):
-    done = subprocess.run([sys.executable, "-m", "mlx_llama", name], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1) and remedy in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-m", "mlx_llama", name], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (
+        2,
+        "",
+        1,
+    ) and remedy in done.stderr

@@ -1,4 +1,6 @@
-"""python -m mlx_llama.generate --prompts: results, their order, what a job that was killed does again; bad input."""
+"""python -m mlx_llama.generate --prompts: results, their order, what a job that was killed does
+again; bad input.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,14 @@ class ToyLLM:
     def __init__(self, given=LoadOptions()):
         self.given = given
         self.backend = ToyBackend()
-        self.loop = Loop(self.backend, ToyModel(self.backend), ToyTokenizer(), frozenset(), 200,
-                                   max_rows=parse_rows(given.max_rows))
+        self.loop = Loop(
+            self.backend,
+            ToyModel(self.backend),
+            ToyTokenizer(),
+            frozenset(),
+            200,
+            max_rows=parse_rows(given.max_rows),
+        )
         self.prompts = []
 
     def require_template(self):
@@ -46,35 +54,66 @@ class ToyLLM:
 def toy_llm(monkeypatch):
     """The models that the door loaded."""
     made = []
-    monkeypatch.setattr(loading, "load_model", lambda options: made.append(ToyLLM(options)) or made[-1])
+    monkeypatch.setattr(
+        loading, "load_model", lambda options: made.append(ToyLLM(options)) or made[-1]
+    )
     return made
 
 
 def write(path, *lines):
-    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines), encoding="utf-8")
+    path.write_text(
+        "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines),
+        encoding="utf-8",
+    )
     return path
 
 
 def results(path):
-    return {line["index"]: line for line in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
+    return {
+        line["index"]: line
+        for line in map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    }
 
 
 def test_a_batch_gives_what_each_request_gives_alone(door, toy_llm, tmp_path):
-    lines = [{"prompt": "one", "id": "a"}, {"prompt": "two", "max_tokens": 3}, {"prompt": "three", "temperature": 0.9, "seed": 5},
-             {"messages": [{"role": "user", "content": "four"}]}]
-    done = door(generate.main, "--prompts", write(tmp_path / "in", *lines), "-o", tmp_path / "out", "-m", "20", "--max-rows", "3",
-                "--cache-memory", "1GB", "--stats")
+    lines = [
+        {"prompt": "one", "id": "a"},
+        {"prompt": "two", "max_tokens": 3},
+        {"prompt": "three", "temperature": 0.9, "seed": 5},
+        {"messages": [{"role": "user", "content": "four"}]},
+    ]
+    done = door(
+        generate.main,
+        "--prompts",
+        write(tmp_path / "in", *lines),
+        "-o",
+        tmp_path / "out",
+        "-m",
+        "20",
+        "--max-rows",
+        "3",
+        "--cache-memory",
+        "1GB",
+        "--stats",
+    )
     assert done.code == 0 and done.out == "" and "4 requests, 63 tokens in " in done.err
     [llm], found = toy_llm, results(tmp_path / "out")
     assert (llm.given.max_rows, llm.given.cache_memory, llm.loop.max_rows) == ("3", "1GB", 3)
-    wanted = [llm.alone("one", max_tokens=20), llm.alone("two", max_tokens=3),
-              llm.alone("three", max_tokens=20, temperature=0.9, seed=5), llm.alone("four", max_tokens=20)]
+    wanted = [
+        llm.alone("one", max_tokens=20),
+        llm.alone("two", max_tokens=3),
+        llm.alone("three", max_tokens=20, temperature=0.9, seed=5),
+        llm.alone("four", max_tokens=20),
+    ]
     for i, one in enumerate(wanted):
         assert found[i]["text"] == one.text and found[i]["completion_tokens"] == len(one.tokens)
-        assert found[i]["finish_reason"] == "length" and found[i]["prompt_tokens"] == one.prompt_tokens
+        assert (
+            found[i]["finish_reason"] == "length" and found[i]["prompt_tokens"] == one.prompt_tokens
+        )
     assert found[0]["id"] == "a" and found[2]["seed"] == 5 and "id" not in found[1]
     assert (3, 1) in llm.backend.calls and max(batch for batch, _ in llm.backend.calls) == 3
-    assert next(iter(map(json.loads, (tmp_path / "out").read_text().splitlines())))["index"] == 1  # the shortest answer
+    # the shortest answer
+    assert next(iter(map(json.loads, (tmp_path / "out").read_text().splitlines())))["index"] == 1
 
 
 def test_the_rest_of_a_batch(door, toy_llm, tmp_path):
@@ -88,26 +127,46 @@ def test_the_rest_of_a_batch(door, toy_llm, tmp_path):
     assert done.code == 0 and "has the results of 4 of 10 requests already" in done.err
     assert len(toy_llm[1].prompts) == 6 and (tmp_path / "out").read_bytes().split(b"\n")[:4] == kept
     assert {i: line["text"] for i, line in results(tmp_path / "out").items()} == {
-        line["index"]: line["text"] for line in map(json.loads, whole.splitlines())}
+        line["index"]: line["text"] for line in map(json.loads, whole.splitlines())
+    }
     done = door(*asked)
-    assert done.code == 0 and "the results of all 10 requests already" in done.err and len(toy_llm) == 2  # nothing is loaded
+    # nothing is loaded
+    assert (
+        done.code == 0
+        and "the results of all 10 requests already" in done.err
+        and len(toy_llm) == 2
+    )
     done = door(*asked, "--seed", "1")
-    assert done.code == 2 and "line 1 is not a result of these prompts, options and model" in done.err
+    assert (
+        done.code == 2 and "line 1 is not a result of these prompts, options and model" in done.err
+    )
 
 
 def test_an_error_of_one_request_is_its_line(door, toy_llm, tmp_path):
-    source = write(tmp_path / "in", {"prompt": "fine"}, {"prompt": "refused"}, {"prompt": "x" * 300}, {"prompt": "too"})
+    source = write(
+        tmp_path / "in",
+        {"prompt": "fine"},
+        {"prompt": "refused"},
+        {"prompt": "x" * 300},
+        {"prompt": "too"},
+    )
     done = door(generate.main, "--prompts", source, "-o", tmp_path / "out", "-m", "4")
     found = results(tmp_path / "out")
     assert done.code == 1 and "error: 2 requests failed: see the field error in" in done.err
-    assert found[1]["error"] == "--ctx-size 1: refused" and "the context holds 200" in found[2]["error"]
+    assert (
+        found[1]["error"] == "--ctx-size 1: refused"
+        and "the context holds 200" in found[2]["error"]
+    )
     assert found[0]["text"] and found[3]["text"]
-    assert door(generate.main, "--prompts", source, "-o", tmp_path / "out", "-m", "4").code == 1  # and nothing is loaded
+    # and nothing is loaded
+    assert door(generate.main, "--prompts", source, "-o", tmp_path / "out", "-m", "4").code == 1
     assert len(toy_llm) == 1
 
 
 def test_ctrl_c_keeps_what_is_finished(door, toy_llm, tmp_path, monkeypatch):
-    source = write(tmp_path / "in", {"prompt": "short", "max_tokens": 2}, {"prompt": "long", "max_tokens": 50})
+    source = write(
+        tmp_path / "in", {"prompt": "short", "max_tokens": 2}, {"prompt": "long", "max_tokens": 50}
+    )
     ticks = []
 
     def tick(self, tick=Loop.tick):
@@ -118,62 +177,149 @@ def test_ctrl_c_keeps_what_is_finished(door, toy_llm, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Loop, "tick", tick)
     done = door(generate.main, "--prompts", source, "-o", tmp_path / "out")
-    assert done.code == 130 and "(stopped after 1 of 2 requests; the same command does the rest)" in done.err
+    assert (
+        done.code == 130
+        and "(stopped after 1 of 2 requests; the same command does the rest)" in done.err
+    )
     assert list(results(tmp_path / "out")) == [0]
     assert door(generate.main, "--prompts", source, "-o", tmp_path / "out").code == 0
     assert list(results(tmp_path / "out")) == [0, 1]
 
 
 def test_prompts_from_standard_input_and_a_system_prompt(door, toy_llm, tmp_path):
-    lines = '{"prompt": "a"}\n{"messages": [{"role": "system", "content": "own"}, {"role": "user", "content": "b"}]}\n' \
-            '{"messages": [{"role": "user", "content": "c"}]}'
-    done = door(generate.main, "--prompts", "-", "-o", tmp_path / "out", "-m", "2", "-sys", "be brief", stdin=lines.encode())
+    lines = (
+        '{"prompt": "a"}\n{"messages": [{"role": "system", "content": "own"}, {"role": "user", '
+        '"content": "b"}]}\n'
+        '{"messages": [{"role": "user", "content": "c"}]}'
+    )
+    done = door(
+        generate.main,
+        "--prompts",
+        "-",
+        "-o",
+        tmp_path / "out",
+        "-m",
+        "2",
+        "-sys",
+        "be brief",
+        stdin=lines.encode(),
+    )
     assert done.code == 0 and len(results(tmp_path / "out")) == 3
     system = {"role": "system", "content": "be brief"}
-    assert toy_llm[0].prompts == [[system, {"role": "user", "content": "a"}],
-                                  [{"role": "system", "content": "own"}, {"role": "user", "content": "b"}],
-                                  [system, {"role": "user", "content": "c"}]]
-    door(generate.main, "--prompts", "-", "-o", tmp_path / "plain", "-m", "2", "--ignore-chat-template", stdin=b'{"prompt": "a"}')
+    assert toy_llm[0].prompts == [
+        [system, {"role": "user", "content": "a"}],
+        [{"role": "system", "content": "own"}, {"role": "user", "content": "b"}],
+        [system, {"role": "user", "content": "c"}],
+    ]
+    door(
+        generate.main,
+        "--prompts",
+        "-",
+        "-o",
+        tmp_path / "plain",
+        "-m",
+        "2",
+        "--ignore-chat-template",
+        stdin=b'{"prompt": "a"}',
+    )
     assert toy_llm[1].prompts == ["a"]
 
 
-@pytest.mark.parametrize("line, arguments, part", [
-    ('{"prompt": "a", "top_p": 2}', [], "in: line 2: option top_p: 2 is not allowed"),
-    ('{"prompt": 1}', [], "in: line 2: field prompt is 1"), ("{", [], "in: line 2: is not JSON"),
-    ('{"prompt": "a"}', ["--jsonl"], "--jsonl is for --prompt"), ('{"prompt": "a"}', ["--temp", "-1"], "option --temp"),
-    ('{"prompt": "a"}', ["--prompt-cache", "x"], "--prompt-cache is for --prompt"), ('{"prompt": "a"}', ["-p", "x"], "not allowed"),
-    ('{"prompt": "a"}', ["-sys", "x", "--ignore-chat-template"], "--system-prompt needs a chat template"),
-    ('{"messages": [{"role": "user", "content": "a"}]}', ["--ignore-chat-template"], "has messages, which need a chat template")])
-def test_a_bad_line_or_flag_is_one_line_before_any_computing(line, arguments, part, door, toy_llm, tmp_path):
+@pytest.mark.parametrize(
+    "line, arguments, part",
+    [
+        ('{"prompt": "a", "top_p": 2}', [], "in: line 2: option top_p: 2 is not allowed"),
+        ('{"prompt": 1}', [], "in: line 2: field prompt is 1"),
+        ("{", [], "in: line 2: is not JSON"),
+        ('{"prompt": "a"}', ["--jsonl"], "--jsonl is for --prompt"),
+        ('{"prompt": "a"}', ["--temp", "-1"], "option --temp"),
+        ('{"prompt": "a"}', ["--prompt-cache", "x"], "--prompt-cache is for --prompt"),
+        ('{"prompt": "a"}', ["-p", "x"], "not allowed"),
+        (
+            '{"prompt": "a"}',
+            ["-sys", "x", "--ignore-chat-template"],
+            "--system-prompt needs a chat template",
+        ),
+        (
+            '{"messages": [{"role": "user", "content": "a"}]}',
+            ["--ignore-chat-template"],
+            "has messages, which need a chat template",
+        ),
+    ],
+)
+def test_a_bad_line_or_flag_is_one_line_before_any_computing(
+    line, arguments, part, door, toy_llm, tmp_path
+):
     source = write(tmp_path / "in", {"prompt": "fine"}, line)
     done = door(generate.main, "--prompts", source, "-o", tmp_path / "out", *arguments)
     assert done.code == 2 and done.out == "" and part in done.err and done.err.count("\n") == 1
     assert toy_llm == [] and not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("arguments, part", [
-    (["-p", "hi", "--output", "x"], "--output is for --prompts"), (["-p", "hi", "--max-rows", "2"], "--max-rows is for --prompts"),
-    (["--prompts", "none", "-o", "x"], "none: cannot be read"), (["--prompts", "none"], "--prompts needs --output FILE"),
-    ([], "one of the arguments --prompt/-p --prompts is required")])
+@pytest.mark.parametrize(
+    "arguments, part",
+    [
+        (["-p", "hi", "--output", "x"], "--output is for --prompts"),
+        (["-p", "hi", "--max-rows", "2"], "--max-rows is for --prompts"),
+        (["--prompts", "none", "-o", "x"], "none: cannot be read"),
+        (["--prompts", "none"], "--prompts needs --output FILE"),
+        ([], "one of the arguments --prompt/-p --prompts is required"),
+    ],
+)
 def test_flags_that_do_not_belong_together(arguments, part, door, toy_llm):
     done = door(generate.main, *arguments)
     assert done.code == 2 and part in done.err and done.err.count("\n") == 1 and toy_llm == []
 
 
 def test_the_models_own_answers(door, toy, tmp_path):
-    source = write(tmp_path / "in", {"prompt": "hello"}, {"prompt": "Once upon a time"}, {"prompt": "Vögel", "max_tokens": 4})
-    done = door(generate.main, "--model", toy, "--backend", "cpu", "--prompts", source, "-o", tmp_path / "out", "-m", "9")
+    source = write(
+        tmp_path / "in",
+        {"prompt": "hello"},
+        {"prompt": "Once upon a time"},
+        {"prompt": "Vögel", "max_tokens": 4},
+    )
+    done = door(
+        generate.main,
+        "--model",
+        toy,
+        "--backend",
+        "cpu",
+        "--prompts",
+        source,
+        "-o",
+        tmp_path / "out",
+        "-m",
+        "9",
+    )
     assert done.code == 0, done.err
     llm, found = load(toy, backend="cpu"), results(tmp_path / "out")
     for i, (prompt, count) in enumerate((("hello", 9), ("Once upon a time", 9), ("Vögel", 4))):
-        assert found[i]["text"] == llm.generate([{"role": "user", "content": prompt}], max_tokens=count).text
+        assert (
+            found[i]["text"]
+            == llm.generate([{"role": "user", "content": prompt}], max_tokens=count).text
+        )
 
 
 def test_a_bar_on_a_terminal(roomy, terminal, tmp_path):
-    source = write(tmp_path / "in", *({"prompt": f"number {i}", "max_tokens": 60} for i in range(40)))
-    child = terminal("-m", "mlx_llama.generate", "--model", roomy, "--backend", "cpu", "--prompts", source, "-o",
-                     tmp_path / "out")
+    source = write(
+        tmp_path / "in", *({"prompt": f"number {i}", "max_tokens": 60} for i in range(40))
+    )
+    child = terminal(
+        "-m",
+        "mlx_llama.generate",
+        "--model",
+        roomy,
+        "--backend",
+        "cpu",
+        "--prompts",
+        source,
+        "-o",
+        tmp_path / "out",
+    )
     child.expect("generating")
     child.expect("/40")
     child.wait()
-    assert child.exitstatus == 0 and SimpleNamespace(**results(tmp_path / "out")[39]).completion_tokens == 60
+    assert (
+        child.exitstatus == 0
+        and SimpleNamespace(**results(tmp_path / "out")[39]).completion_tokens == 60
+    )

@@ -15,7 +15,8 @@ from mlx_llama.chat.commands import CACHE_FLAG
 from mlx_llama.core.files.checkpoint import GUIDE_PATH
 
 ROOT = Path(__file__).resolve().parents[2]
-# Greedy tokens are those of transformers. Sampled ones are from the NumPy path, and equal on all backends.
+# Greedy tokens are those of transformers. Sampled ones are from the NumPy path, and equal on all
+# backends.
 GOLDEN = json.loads((ROOT / "tests" / "golden_guide.json").read_text(encoding="utf-8"))
 
 
@@ -30,7 +31,9 @@ def test_greedy_text_is_the_golden_text(case, llm):
     assert done.tokens == case["tokens"] and done.text == case["text"]
 
 
-@pytest.mark.parametrize("case", GOLDEN["sampled"], ids=lambda case: f"{case['prompt'][:12]}-{case['options']['seed']}")
+@pytest.mark.parametrize(
+    "case", GOLDEN["sampled"], ids=lambda case: f"{case['prompt'][:12]}-{case['options']['seed']}"
+)
 def test_sampled_text_is_the_golden_text(case, llm):
     done = llm.generate(messages(case), max_tokens=60, **case["options"])
     assert done.tokens == case["tokens"] and done.text == case["text"]
@@ -42,20 +45,23 @@ def messages(case):
 
 @pytest.mark.parametrize("case", GOLDEN["greedy"], ids=lambda case: case["prompt"][:20])
 def test_the_golden_tokens_are_those_of_transformers(case):
-    """Also with transformers' tokenizer and template, since it is an ordinary Hugging Face folder."""
+    """Also with transformers' tokenizer and template, since it is an ordinary Hugging Face
+    folder.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(GUIDE_PATH, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(GUIDE_PATH)
     if case["chat"]:
-        inputs = tokenizer.apply_chat_template(messages(case), add_generation_prompt=True, return_tensors="pt",
-                                               return_dict=True)["input_ids"]
+        inputs = tokenizer.apply_chat_template(
+            messages(case), add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )["input_ids"]
     else:
         inputs = tokenizer(case["prompt"], return_tensors="pt")["input_ids"]
     with torch.no_grad():
         out = model.generate(inputs, max_new_tokens=60, do_sample=False, pad_token_id=0)
-    assert out[0, inputs.shape[1]:].tolist() == case["tokens"]
+    assert out[0, inputs.shape[1] :].tolist() == case["tokens"]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +70,9 @@ def eight_bits(backend, guide_q8):
 
 
 def test_at_eight_bits_it_answers_the_same(eight_bits, guide_q8):
-    """Most golden texts are equal, and nearly all golden tokens after their golden prefix. All backends agree."""
+    """Most golden texts are equal, and nearly all golden tokens after their golden prefix. All
+    backends agree.
+    """
     reference = load(guide_q8, backend="cpu", dtype="float32")
     same, agreed, total = 0, 0, 0
     for case in GOLDEN["greedy"]:
@@ -72,7 +80,7 @@ def test_at_eight_bits_it_answers_the_same(eight_bits, guide_q8):
         assert done.tokens == reference.generate(messages(case), max_tokens=60).tokens
         same += done.tokens == case["tokens"]
         prompt = eight_bits.encode(messages(case))
-        likeliest = eight_bits.logits(prompt + case["tokens"][:-1])[len(prompt) - 1:].argmax(-1)
+        likeliest = eight_bits.logits(prompt + case["tokens"][:-1])[len(prompt) - 1 :].argmax(-1)
         agreed, total = agreed + (likeliest == case["tokens"]).sum(), total + len(case["tokens"])
     assert same > len(GOLDEN["greedy"]) / 2 and agreed >= 0.98 * total
 
@@ -80,7 +88,13 @@ def test_at_eight_bits_it_answers_the_same(eight_bits, guide_q8):
 def test_it_is_small_and_has_grouped_heads():
     files = {path.name: path.stat().st_size for path in GUIDE_PATH.iterdir()}
     assert sum(files.values()) <= 16_000_000
-    assert {"config.json", "model.safetensors", "tokenizer.model", "tokenizer_config.json", "README.md"} <= set(files)
+    assert {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.model",
+        "tokenizer_config.json",
+        "README.md",
+    } <= set(files)
     config = load(backend="cpu").model.config
     assert 1 <= config.num_key_value_heads < config.num_attention_heads
     parameters = sum(size for name, size in files.items() if name == "model.safetensors") / 2
@@ -89,7 +103,8 @@ def test_it_is_small_and_has_grouped_heads():
 
 @pytest.mark.slow
 def test_the_card_quotes_the_score_and_the_score_holds(monkeypatch):
-    """The card quotes the output of --evaluate. Off-topic questions of kinds that it never saw are answered as such.
+    """The card quotes the output of --evaluate. Off-topic questions of kinds that it never saw are
+    answered as such.
 
     The questions are answered as one batch, which gives each the answer that it has alone.
     """
@@ -98,11 +113,20 @@ def test_the_card_quotes_the_score_and_the_score_holds(monkeypatch):
     import train_guide
 
     answers: dict[str, str] = {}
-    monkeypatch.setattr(train_guide, "answerer", lambda *given: lambda question: answers.setdefault(question, ""))
+    monkeypatch.setattr(
+        train_guide, "answerer", lambda *given: lambda question: answers.setdefault(question, "")
+    )
     train_guide.evaluate(GUIDE_PATH, "cpu")
-    done = load(backend="cpu").batch([[{"role": "user", "content": question}] for question in answers], max_tokens=256, temperature=0)
+    done = load(backend="cpu").batch(
+        [[{"role": "user", "content": question}] for question in answers],
+        max_tokens=256,
+        temperature=0,
+    )
     answers.update(zip(answers, (one.text for one in done)))
-    told, card = train_guide.evaluate(GUIDE_PATH, "cpu"), (GUIDE_PATH / "README.md").read_text(encoding="utf-8")
+    told, card = (
+        train_guide.evaluate(GUIDE_PATH, "cpu"),
+        (GUIDE_PATH / "README.md").read_text(encoding="utf-8"),
+    )
     shares = [int(right) / int(total) for right, total in re.findall(r"(\d+) of (\d+) right", told)]
     assert len(shares) == 3 and all(share >= least for share, least in zip(shares, (0.5, 0.9, 0.7)))
     for line in told.splitlines():
@@ -116,36 +140,62 @@ def ask():
 
 
 # Names, most of which no list of the training has.
-NAMES = ("Anna", "Wolfgang", "Siobhan", "Priyanka", "Zbigniew", "Oluwaseun", "Xochitl", "Bartholomew", "Kjetil", "Ngozi")
+NAMES = (
+    "Anna",
+    "Wolfgang",
+    "Siobhan",
+    "Priyanka",
+    "Zbigniew",
+    "Oluwaseun",
+    "Xochitl",
+    "Bartholomew",
+    "Kjetil",
+    "Ngozi",
+)
 
 
 def test_it_repeats_names_words_and_numbers(ask):
     said = [(ask(f"My name is {name}."), f"Nice to meet you, {name}!") for name in NAMES]
-    said += [(ask(f"Repeat after me: {text}"), text) for text in ("blue teapot", "4711", "Zugspitze 8848", "tomorrow")]
-    assert sum(wanted in got for got, wanted in said) >= 0.7 * len(said), said  # the card says: most
+    said += [
+        (ask(f"Repeat after me: {text}"), text)
+        for text in ("blue teapot", "4711", "Zugspitze 8848", "tomorrow")
+    ]
+    # the card says: most
+    assert sum(wanted in got for got, wanted in said) >= 0.7 * len(said), said
 
 
 def test_it_says_that_it_does_not_know(ask):
-    for question in ("What is the capital of Bulgaria?", "Who painted the Night Watch?", "How do I bake a cheesecake?",
-                     "What does --frobnicate-layers do?", "Does it support the Commodore 64?"):
+    for question in (
+        "What is the capital of Bulgaria?",
+        "Who painted the Night Watch?",
+        "How do I bake a cheesecake?",
+        "What does --frobnicate-layers do?",
+        "Does it support the Commodore 64?",
+    ):
         assert "do not know" in ask(question), question
 
 
 def test_flags_that_it_names_exist(ask):
-    """Every flag of a parser is explained by its own name, and no answer has a flag that no parser has."""
+    """Every flag of a parser is explained by its own name, and no answer has a flag that no parser
+    has.
+    """
     sys.path.insert(0, str(ROOT / "examples/training"))
     from guide_data import facts
 
     known, flags = facts.known_flags() | {CACHE_FLAG}, list(facts.flags())  # of /save
     answers = {flag: ask(f"What does {flag} do?") for flag in flags}
-    assert all(set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", answer)) <= known for answer in answers.values())
+    assert all(
+        set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", answer)) <= known for answer in answers.values()
+    )
     named = [flag for flag, answer in answers.items() if flag.removeprefix("--no-") in answer]
     assert len(named) >= 0.95 * len(flags), set(flags) - set(named)
 
 
 def test_it_introduces_itself_and_names_real_models(ask):
     assert "mlx_llama" in ask("Who are you?")
-    assert re.search(r"--model \S+/\S+|SmolLM2|Llama-3|TinyLlama|Mistral", ask("How do I load a real model?"))
+    assert re.search(
+        r"--model \S+/\S+|SmolLM2|Llama-3|TinyLlama|Mistral", ask("How do I load a real model?")
+    )
 
 
 def test_a_conversation_reuses_its_cache():

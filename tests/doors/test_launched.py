@@ -24,12 +24,35 @@ def mlx():
 def alone(*command: str, **options) -> subprocess.CompletedProcess:
     """The same command in one process."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, *command], cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, **options)
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        **options,
+    )
 
 
 def test_parity_with_one_process():
-    code, out, error = finish(launch("mlx", 2, "-m", "mlx_llama.parity", "--backends", "mlx", "--device", "cpu", "--dtype",
-                                     "float32", "--tokens", "24", "--json"))
+    code, out, error = finish(
+        launch(
+            "mlx",
+            2,
+            "-m",
+            "mlx_llama.parity",
+            "--backends",
+            "mlx",
+            "--device",
+            "cpu",
+            "--dtype",
+            "float32",
+            "--tokens",
+            "24",
+            "--json",
+        )
+    )
     import json
 
     (report,) = json.loads(out)["backends"]
@@ -37,12 +60,24 @@ def test_parity_with_one_process():
     assert len(report["probes"]) == 1 + 4 * 10 + 2 and report["decoded"]["first_difference"] is None
 
 
-@pytest.mark.parametrize("size, command, said", [
-    (3, ON, "cannot be split evenly over 3 processes: it has 2 key-value heads, 512 hidden units; start 2 processes"),
-    (2, ["--backend", "cpu"], "--backend cpu computes in one process, and mlx.launch started several"),
-    (2, ["--backend", "cuda", "--device", "cpu"], "start with torchrun"),
-    (2, ["--nonsense"], "--nonsense"),
-])
+@pytest.mark.parametrize(
+    "size, command, said",
+    [
+        (
+            3,
+            ON,
+            "cannot be split evenly over 3 processes: it has 2 key-value heads, 512 hidden "
+            "units; start 2 processes",
+        ),
+        (
+            2,
+            ["--backend", "cpu"],
+            "--backend cpu computes in one process, and mlx.launch started several",
+        ),
+        (2, ["--backend", "cuda", "--device", "cpu"], "start with torchrun"),
+        (2, ["--nonsense"], "--nonsense"),
+    ],
+)
 def test_refusals_are_said_once(size, command, said):
     _, out, error = finish(launch("mlx", size, "-m", "mlx_llama.generate", "-p", "Hi", *command))
     errors = [line for line in error.splitlines() if line.startswith("error:")]
@@ -63,7 +98,9 @@ def test_server(tmp_path):
     """Requests together, streams, and an end by SIGTERM."""
     port = free_ports(1)
     with open(tmp_path / "errors", "w+b") as errors:
-        process = launch("mlx", 2, "-m", "mlx_llama.server", "--port", str(port), *ON, stderr=errors)
+        process = launch(
+            "mlx", 2, "-m", "mlx_llama.server", "--port", str(port), *ON, stderr=errors
+        )
         try:
             url, last = f"http://127.0.0.1:{port}", time.monotonic() + 180
             while True:
@@ -72,14 +109,25 @@ def test_server(tmp_path):
                         break
                 except httpx.HTTPError:
                     pass
-                assert time.monotonic() < last and process.poll() is None, errors.seek(0) or errors.read()[-3000:]
+                assert time.monotonic() < last and process.poll() is None, (
+                    errors.seek(0) or errors.read()[-3000:]
+                )
                 time.sleep(0.2)
-            asked = {"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 12, "temperature": 0, "n": 3}
+            asked = {
+                "messages": [{"role": "user", "content": "Who are you?"}],
+                "max_tokens": 12,
+                "temperature": 0,
+                "n": 3,
+            }
             answer = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=120).json()
             texts = {choice["message"]["content"] for choice in answer["choices"]}
-            wanted = alone("-m", "mlx_llama.generate", *ON, "-p", "Who are you?", "--max-tokens", "12").stdout.strip()
+            wanted = alone(
+                "-m", "mlx_llama.generate", *ON, "-p", "Who are you?", "--max-tokens", "12"
+            ).stdout.strip()
             assert texts == {wanted}
-            streamed = httpx.post(f"{url}/v1/chat/completions", json={**asked, "n": 1, "stream": True}, timeout=120).text
+            streamed = httpx.post(
+                f"{url}/v1/chat/completions", json={**asked, "n": 1, "stream": True}, timeout=120
+            ).text
             assert streamed.strip().endswith("data: [DONE]")
             ranks = find_ranks(process)
             os.kill(ranks[0], signal.SIGTERM)

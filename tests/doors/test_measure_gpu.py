@@ -21,10 +21,23 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "benchmarks"
 COMMAND = [sys.executable, str(EXAMPLES / "measure_gpu.py"), "--device", "cpu", "--shapes", "tiny"]
 HERE = [name for name in ("cuda", "mlx") if not missing(name)]
 PROOFS = {"low-bit products", "logits", "same bits", "steps", "same tokens", "peers' logits"}
-LINES = {"cuda": {("bf16", "ours eager"), ("bf16", "transformers static"), ("4-bit", "ours eager"), ("q8_0", "ours eager"),
-                  ("q4_k_m", "ours eager")},
-         "mlx": {("bf16", "ours compiled"), ("bf16", "ours eager"), ("bf16", "mlx-lm"), ("4-bit", "ours eager"),
-                 ("q8_0", "ours eager"), ("q4_k_m", "ours eager")}}
+LINES = {
+    "cuda": {
+        ("bf16", "ours eager"),
+        ("bf16", "transformers static"),
+        ("4-bit", "ours eager"),
+        ("q8_0", "ours eager"),
+        ("q4_k_m", "ours eager"),
+    },
+    "mlx": {
+        ("bf16", "ours compiled"),
+        ("bf16", "ours eager"),
+        ("bf16", "mlx-lm"),
+        ("4-bit", "ours eager"),
+        ("q8_0", "ours eager"),
+        ("q4_k_m", "ours eager"),
+    },
+}
 HAS_LLAMA_CPP = shutil.which("llama-bench") or importlib.util.find_spec("llama_cpp")
 
 pytestmark = pytest.mark.skipif(not HERE, reason="neither torch nor mlx is installed")
@@ -50,12 +63,24 @@ def ours(request, example) -> Iterator:
 
 
 def test_all_of_it_on_cpus():
-    asked = ["--minutes", "4", "--prompt", "32", "--generate", "8", "--backends", ",".join(HERE), "--json"]
+    asked = [
+        "--minutes",
+        "4",
+        "--prompt",
+        "32",
+        "--generate",
+        "8",
+        "--backends",
+        ",".join(HERE),
+        "--json",
+    ]
     done = subprocess.run([*COMMAND, *asked], capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert not result["failed"] and not result["interrupted"] and result["seconds"] < 240
-    assert not [one for one in result["left_out"] if one["reason"].startswith("no time")], done.stderr
+    assert not [one for one in result["left_out"] if one["reason"].startswith("no time")], (
+        done.stderr
+    )
     for name in HERE:
         checks = [one for one in result["checks"] if one["backend"] == name]
         assert {one["what"] for one in checks} == PROOFS and all(one["ok"] for one in checks)
@@ -63,7 +88,9 @@ def test_all_of_it_on_cpus():
         assert len(judged) > 35 and all(0 < one["error"] <= one["bound"] <= 0.2 for one in judged)
         assert all(bound > 0 for one in result["bounds"][name] for bound in one.values())
         rows = {(row["form"], row["side"]): row for row in result["rows"] if row["backend"] == name}
-        lines = LINES[name] | ({(form, "llama.cpp") for form in ("q8_0", "q4_k_m")} if HAS_LLAMA_CPP else set())
+        lines = LINES[name] | (
+            {(form, "llama.cpp") for form in ("q8_0", "q4_k_m")} if HAS_LLAMA_CPP else set()
+        )
         assert rows.keys() - {("bf16", "ours compiled")} == lines - {("bf16", "ours compiled")}
         for (_, side), row in rows.items():
             needed = ["decode", "decode_share", "prefill", "prefill_share", "8 rows"]
@@ -73,7 +100,9 @@ def test_all_of_it_on_cpus():
             assert all(row[field] > 0 for field in needed), row
             assert row["waits"] == (1 if side.startswith("ours") or side == "mlx-lm" else None)
     if "mlx" in HERE:
-        compiled, eager, peer = (rows["bf16", side]["operations"] for side in ("ours compiled", "ours eager", "mlx-lm"))
+        compiled, eager, peer = (
+            rows["bf16", side]["operations"] for side in ("ours compiled", "ours eager", "mlx-lm")
+        )
         assert compiled < eager < peer
 
 
@@ -83,13 +112,21 @@ def test_a_wrong_scale_is_found(example, ours):
     scales[100, 3] += 1 << 7  # double the scale of one group: bfloat16's exponent starts at bit 7
     wrong = type(judge)("wrong", 4, 64, judge.packed, scales, judge.biases)
     for dtype, bound in example.PRODUCT_BOUNDS.items():
-        assert ours.product_error(judge, dtype=dtype) <= bound < ours.product_error(judge, wrong, dtype)
+        assert (
+            ours.product_error(judge, dtype=dtype)
+            <= bound
+            < ours.product_error(judge, wrong, dtype)
+        )
 
     judge = example.random_weight("Q8_0", 264, 512)
     blocks = judge.blocks.copy()
     blocks[7, 0:2] = 0
     wrong = type(judge)("wrong", "Q8_0", judge.shape, blocks)
-    assert ours.product_error(judge) <= example.PRODUCT_BOUNDS["float16"] < ours.product_error(judge, wrong)
+    assert (
+        ours.product_error(judge)
+        <= example.PRODUCT_BOUNDS["float16"]
+        < ours.product_error(judge, wrong)
+    )
 
 
 @pytest.mark.parametrize("form", ["bf16", "4-bit", "q8_0"])
@@ -105,11 +142,18 @@ def test_a_wrong_matrix_in_a_model_is_found(example, ours, form):
 
 def test_random_checkpoints_share_one_block_and_are_the_same_everywhere(example):
     for form, width in example.FORMATS.items():
-        first, second = example.random_checkpoint("tiny", form), example.random_checkpoint("tiny", form)
-        matrices = {name: tensor for name, tensor in first.tensors.items() if len(tensor.shape) == 2}
+        first, second = (
+            example.random_checkpoint("tiny", form),
+            example.random_checkpoint("tiny", form),
+        )
+        matrices = {
+            name: tensor for name, tensor in first.tensors.items() if len(tensor.shape) == 2
+        }
         assert first.nbytes == sum(tensor.nbytes for tensor in first.tensors.values())
         weights = sum(tensor.shape[0] * tensor.shape[1] for tensor in matrices.values())
-        assert sum(tensor.nbytes for tensor in matrices.values()) == pytest.approx(width * weights, rel=0.02)
+        assert sum(tensor.nbytes for tensor in matrices.values()) == pytest.approx(
+            width * weights, rel=0.02
+        )
         dense = {name: tensor.float32() for name, tensor in matrices.items()}
         for name, values in dense.items():
             assert np.array_equal(values, second.tensors[name].float32())
@@ -125,16 +169,23 @@ def test_a_part_that_fails_says_why_and_the_others_go_on(example, monkeypatch, c
         def broken(slot):
             raise ValueError("broken\non purpose")
 
-        return [(1, "opens", reached.append), (1, "breaks", broken),
-                (1, "is lost", lambda slot: self.ask(name, "missing", slot, "hello")),
-                (1, "is slow", lambda slot: self.ask(name, "ours", slot, "hello", limit=0.1)), (1, "works", reached.append)]
+        return [
+            (1, "opens", reached.append),
+            (1, "breaks", broken),
+            (1, "is lost", lambda slot: self.ask(name, "missing", slot, "hello")),
+            (1, "is slow", lambda slot: self.ask(name, "ours", slot, "hello", limit=0.1)),
+            (1, "works", reached.append),
+        ]
 
     monkeypatch.setattr(example.Measurement, "parts", parts)
     monkeypatch.setattr(sys, "argv", ["measure_gpu.py", "--device", "cpu", "--backends", HERE[0]])
     assert example.main() == 1 and len(reached) == 2
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:3] == ["- FAILED breaks: ValueError: broken on purpose",
-                         "- FAILED is lost: KeyError: 'missing'", "- FAILED is slow: did not end within 0 s"]
+    assert lines[:3] == [
+        "- FAILED breaks: ValueError: broken on purpose",
+        "- FAILED is lost: KeyError: 'missing'",
+        "- FAILED is slow: did not end within 0 s",
+    ]
 
 
 def test_the_table_is_markdown_with_ratios_to_the_fastest_peer(example):
@@ -142,25 +193,64 @@ def test_the_table_is_markdown_with_ratios_to_the_fastest_peer(example):
 
     def row(side: str, rate: float | None) -> dict:
         rates = dict.fromkeys(example.RATES, rate)
-        return {"backend": "cuda", "shape": "8b", "form": "q4_k_m", "side": side, "decode_share": 0.5, "prefill_share": None,
-                "host": 1e-3, "waits": 1.0, "peak": 1.234, "operations": None, **rates}
+        return {
+            "backend": "cuda",
+            "shape": "8b",
+            "form": "q4_k_m",
+            "side": side,
+            "decode_share": 0.5,
+            "prefill_share": None,
+            "host": 1e-3,
+            "waits": 1.0,
+            "peak": 1.234,
+            "operations": None,
+            **rates,
+        }
 
-    result = {"machine": {}, "bounds": {}, "checks": [], "kernel_rates": {}, "processes": [],
-              "failed": [{"part": "a", "reason": "b"}], "left_out": [{"part": "c", "reason": "d"}], "seconds": 1.0,
-              "rows": [row("ours compiled", 30.0), row("slow", 10.0), row("fast", 20.0), row("broken", None)],
-              "interrupted": False}
+    result = {
+        "machine": {},
+        "bounds": {},
+        "checks": [],
+        "kernel_rates": {},
+        "processes": [],
+        "failed": [{"part": "a", "reason": "b"}],
+        "left_out": [{"part": "c", "reason": "d"}],
+        "seconds": 1.0,
+        "rows": [
+            row("ours compiled", 30.0),
+            row("slow", 10.0),
+            row("fast", 20.0),
+            row("broken", None),
+        ],
+        "interrupted": False,
+    }
     tokens = MarkdownIt("js-default").parse(example.table(result))
-    texts = {kind: [after.content for token, after in itertools.pairwise(tokens) if token.type == kind]
-             for kind in ("th_open", "td_open")}
-    assert texts["th_open"] == list(example.HEADER) and len(texts["td_open"]) == 4 * len(example.HEADER)
+    texts = {
+        kind: [after.content for token, after in itertools.pairwise(tokens) if token.type == kind]
+        for kind in ("th_open", "td_open")
+    }
+    assert texts["th_open"] == list(example.HEADER) and len(texts["td_open"]) == 4 * len(
+        example.HEADER
+    )
     first = dict(zip(example.HEADER, texts["td_open"]))
-    assert first["model"] == "cuda 8b q4_k_m" and first["32 rows"] == first["8 rows"] == "30.0 (1.50)"
-    assert first["of a copy"] == "50%" and first["host us"] == "1000" and first["operations"] == first["of a product"] == ""
-    assert [token.content for token in tokens if token.type == "inline"][:2] == ["FAILED a: b", "left out: c: d"]
+    assert (
+        first["model"] == "cuda 8b q4_k_m" and first["32 rows"] == first["8 rows"] == "30.0 (1.50)"
+    )
+    assert (
+        first["of a copy"] == "50%"
+        and first["host us"] == "1000"
+        and first["operations"] == first["of a product"] == ""
+    )
+    assert [token.content for token in tokens if token.type == "inline"][:2] == [
+        "FAILED a: b",
+        "left out: c: d",
+    ]
 
 
 def test_llama_cpp_computes_the_same_model(example, tmp_path):
-    """The file that llama.cpp reads has the weights of our checkpoint in memory: its logits, with its 8-bit activations."""
+    """The file that llama.cpp reads has the weights of our checkpoint in memory: its logits, with
+    its 8-bit activations.
+    """
     pytest.importorskip("llama_cpp")
     for form in ("q8_0", "q4_k_m"):
         ours, peer = example.Ours(HERE[0], "cpu"), example.LlamaCpp(HERE[0], "cpu")
@@ -174,10 +264,15 @@ def test_llama_cpp_computes_the_same_model(example, tmp_path):
 
 @pytest.mark.skipif(os.name != "posix", reason="sends the signal of Ctrl-C")
 def test_ctrl_c_prints_the_results_so_far():
-    process = subprocess.Popen([*COMMAND, "--backends", HERE[0], "--json"], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, start_new_session=True,
-                               # background jobs start with SIGINT ignored
-                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    process = subprocess.Popen(
+        [*COMMAND, "--backends", HERE[0], "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # background jobs start with SIGINT ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         for line in process.stderr:
             if "logits: " in line:
@@ -187,11 +282,21 @@ def test_ctrl_c_prints_the_results_so_far():
     finally:
         process.kill()
     result = json.loads(out)
-    assert process.returncode == 130 and result["interrupted"] and result["checks"] and not result["failed"]
+    assert (
+        process.returncode == 130
+        and result["interrupted"]
+        and result["checks"]
+        and not result["failed"]
+    )
 
 
 def test_without_the_device_it_says_so():
-    done = subprocess.run([*COMMAND[:2], "--backends", "cuda", "--minutes", "0.3"], capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [*COMMAND[:2], "--backends", "cuda", "--minutes", "0.3"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
     if missing("cuda-gpu"):
         assert done.returncode == 1 and "\n- FAILED cuda: " in f"\n{done.stdout}"
 
@@ -205,7 +310,9 @@ def test_two_processes(example):
 
     if reason := missing("cuda"):
         pytest.skip(reason)
-    given = argparse.Namespace(device="cpu", shapes=["tiny"], minutes=4.0, processes=2, generate=8, prompt=32)
+    given = argparse.Namespace(
+        device="cpu", shapes=["tiny"], minutes=4.0, processes=2, generate=8, prompt=32
+    )
     measurement = example.Measurement(given, ["cuda"], True)
     measurement.processes("cuda", example.Slot(math.inf, time.perf_counter() + 200))
     (found,) = measurement.result["processes"]

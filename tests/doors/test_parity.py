@@ -28,7 +28,9 @@ LAYERS = 3
 
 @functools.cache
 def model() -> Path:
-    return make_checkpoint(Path(tempfile.mkdtemp()) / "m", num_hidden_layers=LAYERS, max_position_embeddings=256)
+    return make_checkpoint(
+        Path(tempfile.mkdtemp()) / "m", num_hidden_layers=LAYERS, max_position_embeddings=256
+    )
 
 
 @functools.cache
@@ -39,7 +41,16 @@ def low_bit() -> Path:
 
 
 def run(door, *arguments, backends=BACKENDS, expect=0, path=None):
-    done = door(parity.main, "--model", path or model(), "--backends", ",".join(backends), "--device=cpu", *arguments, "--json")
+    done = door(
+        parity.main,
+        "--model",
+        path or model(),
+        "--backends",
+        ",".join(backends),
+        "--device=cpu",
+        *arguments,
+        "--json",
+    )
     assert done.code == expect, done.err
     return json.loads(done.out)
 
@@ -50,12 +61,26 @@ def run(door, *arguments, backends=BACKENDS, expect=0, path=None):
 def test_all_backends_agree(door):
     found = run(door, "--dtype", "float32", "--tokens", "40")
     assert [one["backend"] for one in found["backends"]] == BACKENDS and len(found["tokens"]) == 40
-    names = ["embedding", *(f"{i}.{name}" for i in range(LAYERS) for name in core.IN_LAYER), "norm", "logits"]
+    names = [
+        "embedding",
+        *(f"{i}.{name}" for i in range(LAYERS) for name in core.IN_LAYER),
+        "norm",
+        "logits",
+    ]
     for one in found["backends"]:
-        assert one["within"] and one["first_bad"] is None and one["verdict"] == "within 0.0001" and not one["not_compared"]
+        assert (
+            one["within"]
+            and one["first_bad"] is None
+            and one["verdict"] == "within 0.0001"
+            and not one["not_compared"]
+        )
         assert [probe["probe"] for probe in one["probes"]] == names
-        assert all(probe["worst_relative"] < 1e-5 and probe["cosine"] > 1 - 1e-9 and len(probe["positions"]) == 40
-                   for probe in one["probes"])
+        assert all(
+            probe["worst_relative"] < 1e-5
+            and probe["cosine"] > 1 - 1e-9
+            and len(probe["positions"]) == 40
+            for probe in one["probes"]
+        )
         assert one["decoded"]["first_difference"] is None and len(one["decoded"]["tokens"]) == STEPS
         assert one["logits"]["top5"] == 1 and one["logits"]["kl_max"] < 1e-9
 
@@ -106,6 +131,7 @@ def planted(patch, backend: str, fault: str) -> None:
     rotate = ops.rope
 
     if fault == "rope pairing":  # pairs of neighbours, not of halves
+
         def rope(x, table):
             half = x.shape[-1] // 2
             order = [i // 2 + half * (i % 2) for i in range(2 * half)]
@@ -121,10 +147,14 @@ def planted(patch, backend: str, fault: str) -> None:
             (span,) = self.spans
             if span.start:
                 if backend == "mlx":
-                    self.tables = tuple(part[span.start - 1:span.end - 1] for part in cache.tables(span.end))
+                    self.tables = tuple(
+                        part[span.start - 1 : span.end - 1] for part in cache.tables(span.end)
+                    )
                     return
                 before = rope_tables(cache.config, span.start - 1, span.count)
-                self.tables = tuple(xp.from_numpy(part).reshape(own.shape) for part, own in zip(before, self.tables))
+                self.tables = tuple(
+                    xp.from_numpy(part).reshape(own.shape) for part, own in zip(before, self.tables)
+                )
 
         patch.setattr(cache.View, "__init__", shifted)
     elif fault == "stale row":  # layer 1's value of the last prompt token
@@ -144,16 +174,24 @@ def planted_in_programs(patch, fault: str) -> None:
 
     forward, rotate = runner.Runner.forward, ops.rope_and_store
     if fault == "rope pairing":  # no rotation, since programs have no other pairing
-        patch.setattr(ops, "rope_and_store", lambda heads, view, spec: rotate(heads, view, dataclasses.replace(spec, rotates=False)))
+        patch.setattr(
+            ops,
+            "rope_and_store",
+            lambda heads, view, spec: rotate(heads, view, dataclasses.replace(spec, rotates=False)),
+        )
     elif fault == "offset after the prompt":
+
         def shifted(self, tokens, view, *rest):
             (span,) = view.spans
             if span.start:
-                view.tables = tuple(part[None, span.start - 1:span.end - 1] for part in view.cache.tables)
+                view.tables = tuple(
+                    part[None, span.start - 1 : span.end - 1] for part in view.cache.tables
+                )
             return forward(self, tokens, view, *rest)
 
         patch.setattr(runner.Runner, "forward", shifted)
     elif fault == "stale row":
+
         def stale(self, tokens, view, *rest):
             found = forward(self, tokens, view, *rest)
             if view.spans[0].start == 0:
@@ -165,7 +203,10 @@ def planted_in_programs(patch, fault: str) -> None:
 
 
 PLACES = {  # fault: (first probe that is off, number of last positions with it)
-    "rope pairing": ("0.query_rope", None), "offset after the prompt": ("0.query_rope", 16), "stale row": ("1.attention", 17)}
+    "rope pairing": ("0.query_rope", None),
+    "offset after the prompt": ("0.query_rope", 16),
+    "stale row": ("1.attention", 17),
+}
 
 
 @pytest.mark.parametrize("fault", PLACES)
@@ -196,7 +237,11 @@ def test_a_decode_step_that_computes_something_else_is_found(door, monkeypatch):
 
     def wrong(self, token, index_pos, cache, sampling, *, rows=None):
         found = step(self, token, index_pos, cache, sampling, rows=rows)
-        return (found + 1) % self.config.vocab_size if index_pos == 53 and self._runner is not None else found
+        return (
+            (found + 1) % self.config.vocab_size
+            if index_pos == 53 and self._runner is not None
+            else found
+        )
 
     if not open_cpu()._runner:
         pytest.skip("there are no compiled kernels here: the cpu backend is the reference itself")
@@ -204,7 +249,11 @@ def test_a_decode_step_that_computes_something_else_is_found(door, monkeypatch):
     found = {one["backend"]: one for one in run(door, expect=1)["backends"]}
     one = found.pop("cpu")
     assert all(other["within"] for other in found.values())
-    assert one["first_bad"] is None and one["decoded"]["first_difference"] == 6 and not one["decoded"]["near_tie"]
+    assert (
+        one["first_bad"] is None
+        and one["decoded"]["first_difference"] == 6
+        and not one["decoded"]["near_tie"]
+    )
     assert "the decode step computes something else" in one["verdict"]
 
 
@@ -221,7 +270,9 @@ def test_the_page_is_whole_and_self_contained(door, tmp_path):
     page = tmp_path / "p.html"
     run(door, "--html", page, "--tokens", "100")
     text = page.read_text(encoding="utf-8")
-    assert text.count("<svg") == text.count("</svg>") == 2 * len(BACKENDS) and not re.search(r"https?://|src=|href=", text)
+    assert text.count("<svg") == text.count("</svg>") == 2 * len(BACKENDS) and not re.search(
+        r"https?://|src=|href=", text
+    )
     assert text.count("<polyline") == 10 * len(BACKENDS) and 'class="within"' in text
     import html.parser
 
@@ -259,11 +310,21 @@ def test_a_trace_is_checked_on_every_backend(door, tmp_path):
 def test_a_full_disk_keeps_the_old_file(flag, door, full_disk, tmp_path):
     file = tmp_path / "old.json"
     file.write_text("precious")
-    arguments = ("--model", model(), flag, file, "--tokens", "8", *(("--backends", "cpu") if flag == "--html" else ()))
+    arguments = (
+        "--model",
+        model(),
+        flag,
+        file,
+        "--tokens",
+        "8",
+        *(("--backends", "cpu") if flag == "--html" else ()),
+    )
     with full_disk(4096):
         done = door(parity.main, *arguments)
     assert done.code == 2 and f"{file}: cannot be written: File too large" in done.err
-    assert [path.name for path in tmp_path.iterdir()] == ["old.json"] and file.read_text() == "precious"
+    assert [path.name for path in tmp_path.iterdir()] == [
+        "old.json"
+    ] and file.read_text() == "precious"
     assert door(parity.main, *arguments).code == 0 and file.stat().st_size > 4096
 
 
@@ -277,7 +338,12 @@ def test_a_damaged_trace_is_one_line(door, tmp_path):
     file = tmp_path / "t.json"
     file.write_text("{}")
     done = door(parity.main, "--model", model(), "--check", file, "--backends", "cpu")
-    assert done.code == 2 and done.out == "" and done.err.startswith(f"error: {file}: ") and done.err.count("\n") == 1
+    assert (
+        done.code == 2
+        and done.out == ""
+        and done.err.startswith(f"error: {file}: ")
+        and done.err.count("\n") == 1
+    )
 
 
 # The cache, determinism
@@ -285,7 +351,9 @@ def test_a_damaged_trace_is_one_line(door, tmp_path):
 
 def test_every_way_of_filling_a_cache(door):
     rows = run(door, "--verify-cache", "--dtype", "float32", "--tokens", "40")["rows"]
-    assert len(rows) == 7 * len(BACKENDS) and all(row["within"] and row["relative"] < 1e-5 for row in rows)
+    assert len(rows) == 7 * len(BACKENDS) and all(
+        row["within"] and row["relative"] < 1e-5 for row in rows
+    )
 
 
 def test_the_same_bits_here_and_in_fresh_processes(door):
@@ -298,8 +366,14 @@ def test_the_operation_that_differs_is_named(door, monkeypatch):
 
     original, calls = ops.swiglu, iter(range(10**9))
     monkeypatch.setattr(ops, "swiglu", lambda x: original(x) * (1 + 1e-6 * (next(calls) % 7 == 3)))
-    (row,) = run(door, "--repeat", "2", "--tokens", "12", "--no-compile", backends=["cpu"], expect=1)["rows"]
-    assert row["first_difference"].split(".")[-1] == "ffn" and row["run"] == 2 and not row["in_a_fresh_process"]
+    (row,) = run(
+        door, "--repeat", "2", "--tokens", "12", "--no-compile", backends=["cpu"], expect=1
+    )["rows"]
+    assert (
+        row["first_difference"].split(".")[-1] == "ffn"
+        and row["run"] == 2
+        and not row["in_a_fresh_process"]
+    )
     assert "differs first at" in parity_report.describe_repeat(row)
 
 
@@ -307,38 +381,72 @@ def test_the_operation_that_differs_is_named(door, monkeypatch):
 
 
 def test_a_perplexity_is_the_same_on_every_backend(door, tmp_path):
-    (tmp_path / "t.txt").write_text("Once upon a time there was a little llama who lived on a hill. " * 9)
-    found = run(door, "--perplexity", tmp_path / "t.txt", "--ctx-size", "64", "--stride", "32", "--dtype", "float32")
+    (tmp_path / "t.txt").write_text(
+        "Once upon a time there was a little llama who lived on a hill. " * 9
+    )
+    found = run(
+        door,
+        "--perplexity",
+        tmp_path / "t.txt",
+        "--ctx-size",
+        "64",
+        "--stride",
+        "32",
+        "--dtype",
+        "float32",
+    )
     values = [row["perplexity"] for row in found["rows"]]
-    assert [row["backend"] for row in found["rows"]] == BACKENDS and values == pytest.approx([values[0]] * len(values), rel=1e-5)
-    assert (found["window"], found["stride"], found["stored"]) == (64, 32, "float32") and found["tokens"] > 100
+    assert [row["backend"] for row in found["rows"]] == BACKENDS and values == pytest.approx(
+        [values[0]] * len(values), rel=1e-5
+    )
+    assert (found["window"], found["stride"], found["stored"]) == (64, 32, "float32") and found[
+        "tokens"
+    ] > 100
 
 
 # Bad input
 
 
-@pytest.mark.parametrize("arguments, wanted", [
-    (["--backends", "tpu"], "--backends 'tpu': must be some of mlx, cpu, cuda"),
-    (["--backends", ","], "--backends"),
-    (["--tokens", "1"], "--tokens '1': must be a whole number, 2 to 256"),
-    (["--tokens", "many"], "--tokens 'many'"),
-    (["--prompt", ""], "--prompt: 1 token is too few"),
-    (["--prompt", "a " * 600, "--backends", "cpu"], "do not fit the context of 256: give --tokens"),
-    (["--repeat", "1"], "--repeat '1': must be a whole number, 2 to 1000"),
-    (["--stride", "5"], "--stride is for --perplexity"),
-    (["--verify-cache", "--html", "x.html"], "--html has no meaning with --verify-cache"),
-    (["--check", "x", "--prompt", "p"], "--prompt has no meaning with --check"),
-    (["--record", "/nowhere/x", "--tokens", "4"], "/nowhere/x: cannot be written"),
-    (["--record", "x", "--dtype", "float16"], "a trace is recorded at float32"),
-    (["--html", "/nowhere/x.html", "--backends", "cpu", "--tokens", "4"], "--html /nowhere/x.html: cannot be written"),
-    (["--perplexity", "/nowhere/t.txt"], "/nowhere/t.txt: cannot be read"),
-    (["--perplexity", "-", "--backends", "cpu"], "-: has 1 tokens, a perplexity needs at least 2"),
-    (["--perplexity", "-", "--ctx-size", "10", "--stride", "10"], "--stride '10': must be a whole number, 1 to 9"),
-    (["--perplexity", "-", "--ctx-size", "300"], "--ctx-size '300': must be a whole number, 2 to 256"),
-    (["--verify-cache", "--tokens", "5"], "--verify-cache needs at least 8 tokens"),
-    (["--dtype", "int8"], "--dtype 'int8'"),
-    (["--backends", "cpu", "--device", "gpu"], "the cpu backend has no GPU"),
-])
+@pytest.mark.parametrize(
+    "arguments, wanted",
+    [
+        (["--backends", "tpu"], "--backends 'tpu': must be some of mlx, cpu, cuda"),
+        (["--backends", ","], "--backends"),
+        (["--tokens", "1"], "--tokens '1': must be a whole number, 2 to 256"),
+        (["--tokens", "many"], "--tokens 'many'"),
+        (["--prompt", ""], "--prompt: 1 token is too few"),
+        (
+            ["--prompt", "a " * 600, "--backends", "cpu"],
+            "do not fit the context of 256: give --tokens",
+        ),
+        (["--repeat", "1"], "--repeat '1': must be a whole number, 2 to 1000"),
+        (["--stride", "5"], "--stride is for --perplexity"),
+        (["--verify-cache", "--html", "x.html"], "--html has no meaning with --verify-cache"),
+        (["--check", "x", "--prompt", "p"], "--prompt has no meaning with --check"),
+        (["--record", "/nowhere/x", "--tokens", "4"], "/nowhere/x: cannot be written"),
+        (["--record", "x", "--dtype", "float16"], "a trace is recorded at float32"),
+        (
+            ["--html", "/nowhere/x.html", "--backends", "cpu", "--tokens", "4"],
+            "--html /nowhere/x.html: cannot be written",
+        ),
+        (["--perplexity", "/nowhere/t.txt"], "/nowhere/t.txt: cannot be read"),
+        (
+            ["--perplexity", "-", "--backends", "cpu"],
+            "-: has 1 tokens, a perplexity needs at least 2",
+        ),
+        (
+            ["--perplexity", "-", "--ctx-size", "10", "--stride", "10"],
+            "--stride '10': must be a whole number, 1 to 9",
+        ),
+        (
+            ["--perplexity", "-", "--ctx-size", "300"],
+            "--ctx-size '300': must be a whole number, 2 to 256",
+        ),
+        (["--verify-cache", "--tokens", "5"], "--verify-cache needs at least 8 tokens"),
+        (["--dtype", "int8"], "--dtype 'int8'"),
+        (["--backends", "cpu", "--device", "gpu"], "the cpu backend has no GPU"),
+    ],
+)
 def test_bad_input_gets_one_line(arguments, wanted, door):
     done = door(parity.main, "--model", model(), *arguments)
     lines = [line for line in done.err.splitlines() if not line.startswith(("running", "("))]
@@ -353,7 +461,9 @@ def test_two_modes_at_once_are_refused(door):
 
 def test_the_table_for_people(door):
     done = door(parity.main, "--model", model(), "--backends", "cpu", "--tokens", "20")
-    assert done.code == 0 and "20 tokens, the last 10 one by one, against NumPy at float32" in done.out
+    assert (
+        done.code == 0 and "20 tokens, the last 10 one by one, against NumPy at float32" in done.out
+    )
     assert "all 24 greedy tokens are the same" in done.out and "within 0.0001" in done.out
     assert max(map(len, done.out.splitlines())) <= 110
 
@@ -365,9 +475,14 @@ def test_rows_do_not_depend_on_their_company(door):
     """On every backend: bits where they are promised, tokens at float32 elsewhere."""
     found = run(door, "--batch", "2,3", "--dtype", "float32", "--tokens", "24")
     assert [(row["backend"], row["rows"], row["start"]) for row in found["rows"]] == [
-        (name, rows, start) for name in BACKENDS for rows in (2, 3) for start in STARTS]
+        (name, rows, start) for name in BACKENDS for rows in (2, 3) for start in STARTS
+    ]
     for row in found["rows"]:
-        assert row["within"] and row["same_tokens"] == f"{row['rows']} of {row['rows']}" and row["relative"] < 1e-4
+        assert (
+            row["within"]
+            and row["same_tokens"] == f"{row['rows']} of {row['rows']}"
+            and row["relative"] < 1e-4
+        )
         assert row["promise"] == ("bits" if row["backend"] == "cpu" and kernels() else "tokens")
 
 
@@ -393,8 +508,17 @@ def batch(door, monkeypatch):
 
     def go(model, *arguments, promises_bits=False):
         monkeypatch.setattr(Job, "load", lambda self, backend: Loaded(model, promises_bits))
-        return door(parity.main, "--model", str(globals()["model"]()), "--backends", "cpu", "--dtype", "float32",
-                    "--batch", *arguments)
+        return door(
+            parity.main,
+            "--model",
+            str(globals()["model"]()),
+            "--backends",
+            "cpu",
+            "--dtype",
+            "float32",
+            "--batch",
+            *arguments,
+        )
 
     return go
 
@@ -403,27 +527,50 @@ def test_a_broken_promise_is_exit_code_1_and_named(batch):
     done = batch(Counting(), promises_bits=True)
     assert done.code == 1 and "is_batch" not in done.out
     lines = [line for line in done.out.splitlines() if line.startswith("OUTSIDE: ")]
-    assert len(lines) == len(STARTS) and all(line.startswith("OUTSIDE: cpu, 3 rows, ") for line in lines)
-    assert "the same bits are promised; the same tokens in 3 of 3, the same bits in 0 of 3" in lines[0]
+    assert len(lines) == len(STARTS) and all(
+        line.startswith("OUTSIDE: cpu, 3 rows, ") for line in lines
+    )
+    assert (
+        "the same bits are promised; the same tokens in 3 of 3, the same bits in 0 of 3" in lines[0]
+    )
     assert "do not depend on its company" not in done.out
     assert batch(Counting()).code == 0
 
 
 def test_kept_promises_are_said_in_a_line(batch):
     done = batch(ToyModel(), promises_bits=True)
-    assert done.code == 0 and done.out.splitlines()[-1] == "cpu: a row's tokens and bits do not depend on its company"
+    assert (
+        done.code == 0
+        and done.out.splitlines()[-1] == "cpu: a row's tokens and bits do not depend on its company"
+    )
     table = [line.split("│")[1:-1] for line in done.out.splitlines() if line.startswith("│")]
     assert [[cell.strip() for cell in line][2:7] for line in table] == [
-        [str(rows), start, f"{rows} of {rows}", f"{rows} of {rows}", "0"] for rows in (2, 3, 8, 32) for start in STARTS]
+        [str(rows), start, f"{rows} of {rows}", f"{rows} of {rows}", "0"]
+        for rows in (2, 3, 8, 32)
+        for start in STARTS
+    ]
     done = batch(ToyModel(), "4,2", "--json")
-    assert [row["rows"] for row in json.loads(done.out)["rows"]] == [2] * len(STARTS) + [4] * len(STARTS)
-    assert batch(ToyModel(), "2").out.splitlines()[-1] == "cpu: a row's tokens do not depend on its company"
+    assert [row["rows"] for row in json.loads(done.out)["rows"]] == [2] * len(STARTS) + [4] * len(
+        STARTS
+    )
+    assert (
+        batch(ToyModel(), "2").out.splitlines()[-1]
+        == "cpu: a row's tokens do not depend on its company"
+    )
 
 
-@pytest.mark.parametrize("arguments, part", [
-    (["1"], "--batch '1': must be a whole number, 2 to 256"), (["2,x"], "--batch 'x'"), (["2,,3"], "--batch ''"),
-    (["--tokens", "7"], "--batch needs at least 8 tokens"), (["--html", "x"], "--html has no meaning with --batch"),
-    (["--cache-bits", "4"], "--cache-bits '4': must be 8 or 16"), (["--repeat", "2"], "not allowed with argument")])
+@pytest.mark.parametrize(
+    "arguments, part",
+    [
+        (["1"], "--batch '1': must be a whole number, 2 to 256"),
+        (["2,x"], "--batch 'x'"),
+        (["2,,3"], "--batch ''"),
+        (["--tokens", "7"], "--batch needs at least 8 tokens"),
+        (["--html", "x"], "--html has no meaning with --batch"),
+        (["--cache-bits", "4"], "--cache-bits '4': must be 8 or 16"),
+        (["--repeat", "2"], "not allowed with argument"),
+    ],
+)
 def test_a_batch_that_cannot_be(batch, arguments, part):
     done = batch(None, *arguments)
     assert done.code == 2 and done.out == "" and part in done.err and done.err.count("\n") == 1

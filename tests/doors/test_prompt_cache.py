@@ -1,4 +1,6 @@
-"""Saved keys and values at work: an answer goes on from them as from a cold start, in Python, a session and the doors."""
+"""Saved keys and values at work: an answer goes on from them as from a cold start, in Python, a
+session and the doors.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,12 @@ def test_an_answer_goes_on_from_a_file(make_llm, tmp_path):
     count = again.load_cache(path)
     warm = again.generate(text + " on a hill", max_tokens=20)
     assert warm.tokens == cold.tokens and warm.text == cold.text and cold.reused_tokens == 0
-    assert 5 < warm.reused_tokens <= count == len(first.encode(text)) + 19  # the last token was never stored
-    assert sum(shape[1] for shape, _, _ in again.model.calls) == warm.prompt_tokens - warm.reused_tokens + 19
+    # the last token was never stored
+    assert 5 < warm.reused_tokens <= count == len(first.encode(text)) + 19
+    assert (
+        sum(shape[1] for shape, _, _ in again.model.calls)
+        == warm.prompt_tokens - warm.reused_tokens + 19
+    )
 
 
 def test_files_of_others_change_nothing(make_llm, tmp_path):
@@ -57,7 +63,9 @@ def test_files_of_others_change_nothing(make_llm, tmp_path):
     made.save_cache(tmp_path / "it")
     for cls in (Wide, Narrow):
         other = make_llm(cls)
-        with pytest.raises(SessionError, match="holds keys and values in 'float32', and this run has"):
+        with pytest.raises(
+            SessionError, match="holds keys and values in 'float32', and this run has"
+        ):
             other.load_cache(tmp_path / "it")
         assert other.generate("Once upon a time", max_tokens=5).reused_tokens == 0
     with pytest.raises(SessionError, match="there is nothing to save yet"):
@@ -94,8 +102,12 @@ def test_a_cache_that_does_not_belong_is_a_notice(make_llm, tmp_path):
     talk.save(path, cache=True)
     other = make_llm(Wide).chat()
     [notice] = other.load(path)
-    assert notice.startswith(f"without its cache: {path}.safetensors: holds keys and values in 'float32'")
-    assert other.messages == talk.messages and other.send("and then?", max_tokens=3).reused_tokens == 0
+    assert notice.startswith(
+        f"without its cache: {path}.safetensors: holds keys and values in 'float32'"
+    )
+    assert (
+        other.messages == talk.messages and other.send("and then?", max_tokens=3).reused_tokens == 0
+    )
     (tmp_path / "talk.safetensors").write_bytes(b"oops")
     assert "is not a complete prompt cache" in make_llm().chat().load(path)[0]
     before = path.read_bytes()
@@ -125,11 +137,18 @@ def test_generate_reads_and_writes_a_prompt_cache(door, loaded, make_llm, tmp_pa
     cold = make_llm().generate("Once upon a time there was", max_tokens=10)
     assert "".join(piece["text"] for piece in pieces) == cold.text
     assert last["receipt"]["reused_tokens"] >= len(loaded[0].encode("Once upon a time")) - 1
-    third = door(generate.main, "-p", "Once upon a time there was", *asked, "--jsonl")  # from what the second one saved
-    assert json.loads(third.out.splitlines()[-1])["receipt"]["reused_tokens"] == cold.prompt_tokens - 1
+    # from what the second one saved
+    third = door(generate.main, "-p", "Once upon a time there was", *asked, "--jsonl")
+    assert (
+        json.loads(third.out.splitlines()[-1])["receipt"]["reused_tokens"] == cold.prompt_tokens - 1
+    )
     path.write_bytes(b"precious")
     done = door(generate.main, "-p", "x", *asked)
-    assert done.code == 2 and "is not a complete prompt cache" in done.err and done.err.count("\n") == 1
+    assert (
+        done.code == 2
+        and "is not a complete prompt cache" in done.err
+        and done.err.count("\n") == 1
+    )
     assert path.read_bytes() == b"precious" and done.out == ""
 
 
@@ -142,18 +161,32 @@ def test_chat_reads_and_writes_a_prompt_cache(door, loaded, make_llm, tmp_path):
     count = len(loaded[0].encode([{"role": "user", "content": "hello there"}]))
     assert f"prompt: {count} tokens, {count - 1} reused" in done.err
     before = path.read_bytes()
-    assert door(chat.main, "--prompt-cache", path, stdin=b"/set\n").code == 0  # nothing was said: nothing is saved
+    # nothing was said: nothing is saved
+    assert door(chat.main, "--prompt-cache", path, stdin=b"/set\n").code == 0
     assert path.read_bytes() == before
 
 
 def test_the_repl_saves_and_loads_a_cache(door, loaded, tmp_path):
     path = tmp_path / "a talk"
-    done = door(chat.main, "-m", "8", stdin=f"/save {path} --cache\nhello there\n/save {path} --cache\n".encode())
+    done = door(
+        chat.main,
+        "-m",
+        "8",
+        stdin=f"/save {path} --cache\nhello there\n/save {path} --cache\n".encode(),
+    )
     assert done.code == 2 and "there is nothing to save yet" in done.err  # the first line
     assert f"(saved 2 messages to {path}, their cache to {path}.safetensors)" in done.err
-    done = door(chat.main, "--stats", stdin=f"/load '{path}'\nand then?\n/save '{path}' --cache\n/save {path}\n".encode())
+    done = door(
+        chat.main,
+        "--stats",
+        stdin=f"/load '{path}'\nand then?\n/save '{path}' --cache\n/save {path}\n".encode(),
+    )
     assert done.code == 0, done.err
-    [reused] = [int(line.split(" tokens, ")[1].split()[0]) for line in done.err.splitlines() if line.startswith("prompt: ")]
+    [reused] = [
+        int(line.split(" tokens, ")[1].split()[0])
+        for line in done.err.splitlines()
+        if line.startswith("prompt: ")
+    ]
     assert reused > 10 and f"(saved 4 messages to {path})" in done.err
     assert "/save FILE [--cache]" in door(chat.main, stdin=b"/help\n").err
 

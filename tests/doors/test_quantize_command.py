@@ -15,11 +15,17 @@ from mlx_llama.core.files import hub
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
 
-@pytest.mark.parametrize("arguments, name, bits", [
-    ((), "out", "affine"), (("--bits", "8", "--group-size", "32"), "out", "affine"),
-    (("--format", "gguf:Q8_0"), "out.gguf", "Q8_0"), (("--format", "gguf:Q4_0"), "out.gguf", "Q4_0"),
-    (("--format", "gguf:Q4_K_M"), "out.gguf", "Q5_0"), (("--format", "gguf:Q6_K"), "out.gguf", "Q8_0"),
-])
+@pytest.mark.parametrize(
+    "arguments, name, bits",
+    [
+        ((), "out", "affine"),
+        (("--bits", "8", "--group-size", "32"), "out", "affine"),
+        (("--format", "gguf:Q8_0"), "out.gguf", "Q8_0"),
+        (("--format", "gguf:Q4_0"), "out.gguf", "Q4_0"),
+        (("--format", "gguf:Q4_K_M"), "out.gguf", "Q5_0"),
+        (("--format", "gguf:Q6_K"), "out.gguf", "Q8_0"),
+    ],
+)
 def test_written_models_answer(arguments, name, bits, backend, toy, tmp_path, door):
     out = tmp_path / name
     done = door(quantize.main, toy, out, *arguments)
@@ -27,8 +33,20 @@ def test_written_models_answer(arguments, name, bits, backend, toy, tmp_path, do
     assert f"{out}: " in done.err and "bits each" in done.err and "times smaller" in done.err
     assert open_checkpoint(out).tensors["model.layers.0.self_attn.q_proj.weight"].format == bits
     device = device_of(backend)
-    done = door(generate.main, "--model", out, "--backend", backend.name, "--device", device, "-p", "Once upon",
-                "-m", "5", "--stats")
+    done = door(
+        generate.main,
+        "--model",
+        out,
+        "--backend",
+        backend.name,
+        "--device",
+        device,
+        "-p",
+        "Once upon",
+        "-m",
+        "5",
+        "--stats",
+    )
     assert done.code == 0 and "5 tokens" in done.err, done.err
 
 
@@ -41,8 +59,17 @@ def test_four_bits_in_groups_of_64_are_the_default(toy, tmp_path, door):
 def test_a_quantised_gguf_file_keeps_its_width_unless_told(toy, tmp_path, door):
     assert door(quantize.main, toy, tmp_path / "in.gguf", "--format", "gguf:Q8_0").code == 0
     name = "model.layers.0.self_attn.q_proj.weight"
-    for arguments, bits in (((), (8, 32)), (("--bits", "4"), (4, 64)), (("--group-size", "32"), (4, 32))):
-        done = door(quantize.main, tmp_path / "in.gguf", tmp_path / str(len(arguments)) / str(bits), *arguments)
+    for arguments, bits in (
+        ((), (8, 32)),
+        (("--bits", "4"), (4, 64)),
+        (("--group-size", "32"), (4, 32)),
+    ):
+        done = door(
+            quantize.main,
+            tmp_path / "in.gguf",
+            tmp_path / str(len(arguments)) / str(bits),
+            *arguments,
+        )
         assert done.code == 0 and ("quantised already" in done.err) == bool(arguments), done.err
         weight = open_checkpoint(tmp_path / str(len(arguments)) / str(bits)).tensors[name]
         assert (weight.bits, weight.group_size) == bits
@@ -50,8 +77,11 @@ def test_a_quantised_gguf_file_keeps_its_width_unless_told(toy, tmp_path, door):
 
 def test_matrices_kept_at_full_width_are_named(toy, tmp_path, door):
     done = door(quantize.main, toy, tmp_path / "out")
-    assert ("(2 matrices (such as model.layers.0.mlp.down_proj.weight) are kept at float32: groups of 64 do not divide "
-            "rows of 96)\n") in done.err
+    assert (
+        "(2 matrices (such as model.layers.0.mlp.down_proj.weight) are kept at float32: groups "
+        "of 64 do not divide "
+        "rows of 96)\n"
+    ) in done.err
     done = door(quantize.main, tmp_path / "out", tmp_path / "again", "--group-size", "32")
     assert "is quantised already (affine 4-bit, groups of 64)" in done.err
 
@@ -63,23 +93,42 @@ def test_the_guide_and_hub_ids(toy, tmp_path, door, monkeypatch):
     assert open_checkpoint(tmp_path / "out").tensors
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["IN"], "required: OUT"), (["IN", "OUT", "--bits", "7"], "--bits '7': MLX has 2, 3, 4, 5, 6, 8"),
-    (["IN", "OUT", "--bits", "four"], "--bits 'four'"), (["IN", "OUT", "--group-size", "16"], "MLX has 32, 64, 128"),
-    (["IN", "OUT", "--group-size", "128"], "does not divide the rows of any matrix"),
-    (["IN", "OUT", "--format", "gguf"], "choose mlx, gguf:Q4_0, gguf:IQ4_XS"),
-    (["IN", "OUT", "--format", "gguf:Q5_K"], "'gguf:Q5_K'"), (["IN", "OUT", "--format", "gguf:Q8_0"], "ends in .gguf"),
-    (["IN", "OUT.gguf", "--format", "gguf:Q8_0", "--bits", "8"], "--bits 8: is for --format mlx"),
-    (["IN", "OUT.gguf", "--format", "gguf:Q8_0", "--group-size", "32"], "--group-size 32: is for --format mlx"),
-    (["nothing", "OUT"], "no such folder"), (["IN", "IN"], "exists already"),
-    (["IN", "OUT", "--revision", "x"], "revision"), (["IN", "OUT", "--nope"], "--nope"),
-    (["IN", "IN/config.json/OUT"], "cannot be written"),
-])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["IN"], "required: OUT"),
+        (["IN", "OUT", "--bits", "7"], "--bits '7': MLX has 2, 3, 4, 5, 6, 8"),
+        (["IN", "OUT", "--bits", "four"], "--bits 'four'"),
+        (["IN", "OUT", "--group-size", "16"], "MLX has 32, 64, 128"),
+        (["IN", "OUT", "--group-size", "128"], "does not divide the rows of any matrix"),
+        (["IN", "OUT", "--format", "gguf"], "choose mlx, gguf:Q4_0, gguf:IQ4_XS"),
+        (["IN", "OUT", "--format", "gguf:Q5_K"], "'gguf:Q5_K'"),
+        (["IN", "OUT", "--format", "gguf:Q8_0"], "ends in .gguf"),
+        (
+            ["IN", "OUT.gguf", "--format", "gguf:Q8_0", "--bits", "8"],
+            "--bits 8: is for --format mlx",
+        ),
+        (
+            ["IN", "OUT.gguf", "--format", "gguf:Q8_0", "--group-size", "32"],
+            "--group-size 32: is for --format mlx",
+        ),
+        (["nothing", "OUT"], "no such folder"),
+        (["IN", "IN"], "exists already"),
+        (["IN", "OUT", "--revision", "x"], "revision"),
+        (["IN", "OUT", "--nope"], "--nope"),
+        (["IN", "IN/config.json/OUT"], "cannot be written"),
+    ],
+)
 def test_a_bad_input_is_one_line_and_leaves_nothing(arguments, message, toy, tmp_path, door):
-    arguments = [argument.replace("IN", str(toy)).replace("OUT", str(tmp_path / "out")) for argument in arguments]
+    arguments = [
+        argument.replace("IN", str(toy)).replace("OUT", str(tmp_path / "out"))
+        for argument in arguments
+    ]
     done = door(quantize.main, *arguments)
     assert done.code == 2 and done.out == ""
-    assert done.err.startswith("error: ") and done.err.count("\n") == 1 and message in done.err, done.err
+    assert done.err.startswith("error: ") and done.err.count("\n") == 1 and message in done.err, (
+        done.err
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -99,7 +148,9 @@ def slabs(*_, **__):
 folder.slabs = gguf_export.slabs = slabs
 sys.exit(cli.run(quantize.main, {[str(toy), str(tmp_path / out), *arguments]!r}))
 """
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
         assert child.stdout.readline() == "writing\n"
         assert [path.name.startswith(f".{out}.") for path in tmp_path.iterdir()] == [True]
         child.send_signal(getattr(signals, signal))

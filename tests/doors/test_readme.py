@@ -1,4 +1,6 @@
-"""README.md, CONTRIBUTING.md and docs/: commands, files, flags and links exist; scripts run; the transcript is a real one."""
+"""README.md, CONTRIBUTING.md and docs/: commands, files, flags and links exist; scripts run; the
+transcript is a real one.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ def read(page: Path) -> str:
     return page.read_text(encoding="utf-8")
 
 
-CODE = "".join(read(file) for folder in ("mlx_llama", "cpu_fallback", "cuda_fallback") for file in (ROOT / folder).rglob("*.py"))
+CODE = "".join(
+    read(file)
+    for folder in ("mlx_llama", "cpu_fallback", "cuda_fallback")
+    for file in (ROOT / folder).rglob("*.py")
+)
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -34,13 +40,28 @@ def blocks(page: Path, language: str) -> list[str]:
 
 def commands() -> list[list[str]]:
     """The words of each command line of all pages."""
-    lines = [line for page in PAGES for block in blocks(page, "sh") for line in block.replace("\\\n", "").splitlines()]
-    return [shlex.split(part, comments=True) for line in lines for part in re.split(r" && | \| ", line) if part.strip()]
+    lines = [
+        line
+        for page in PAGES
+        for block in blocks(page, "sh")
+        for line in block.replace("\\\n", "").splitlines()
+    ]
+    return [
+        shlex.split(part, comments=True)
+        for line in lines
+        for part in re.split(r" && | \| ", line)
+        if part.strip()
+    ]
 
 
 @functools.cache
 def help_of(door: str) -> str:
-    return subprocess.run([sys.executable, "-m", f"mlx_llama.{door}", "--help"], capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run(
+        [sys.executable, "-m", f"mlx_llama.{door}", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
 
 
 def source(name: str) -> str:
@@ -56,18 +77,31 @@ def test_the_readme_is_short_and_begins_with_the_first_chat():
 
 @pytest.mark.parametrize("number", [0, 1], ids=["guide", "SmolLM2"])
 def test_the_transcript_is_what_the_chat_answers(number):
-    """But for the terminal's line breaks and Markdown. After a new training of the guide, record the transcript anew."""
+    """But for the terminal's line breaks and Markdown. After a new training of the guide, record
+    the transcript anew.
+    """
     _, *turns = re.split(r"^>>> ", blocks(PAGES[0], "text")[number], flags=re.M)
     asked, wanted = zip(*(turn.split("\n", 1) for turn in turns))
     model = ["--model", str(fetch("smollm2"))] if number else []
-    done = subprocess.run([sys.executable, "-m", "mlx_llama.chat", "--backend", "cpu", *model], input="\n".join(asked),
-                          capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "mlx_llama.chat", "--backend", "cpu", *model],
+        input="\n".join(asked),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.stdout.replace("`", "").split() == " ".join(wanted).split(), done.stderr
 
 
-@pytest.mark.parametrize("page, number", [
-    pytest.param(page, number, id=f"{page.name} {number}") for page in PAGES for number, block in enumerate(blocks(page, "python"))
-    if "http://" not in block])  # those are run by tests/doors/server/test_scripts.py
+@pytest.mark.parametrize(
+    "page, number",
+    [
+        pytest.param(page, number, id=f"{page.name} {number}")
+        for page in PAGES
+        for number, block in enumerate(blocks(page, "python"))
+        if "http://" not in block
+    ],
+)  # those are run by tests/doors/server/test_scripts.py
 def test_scripts_run_as_they_stand(page, number, capsys, tmp_path, monkeypatch):
     """With the guide in place of the hub id, which needs a network."""
     monkeypatch.chdir(tmp_path)
@@ -86,15 +120,23 @@ def test_commands_exist_and_take_their_flags():
     found = set()
     for words in commands():
         module = words[2] if words[0] == "python" and words[1] == "-m" else ""
-        flags = [word.split("=")[0] for word in words if re.fullmatch(r"--?[a-z][a-z-]*(=.*)?", word)]
+        flags = [
+            word.split("=")[0] for word in words if re.fullmatch(r"--?[a-z][a-z-]*(=.*)?", word)
+        ]
         if module.startswith("mlx_llama."):
             door = module.split(".")[1]
             found.add(door)
-            assert not [flag for flag in flags[1:] if not re.search(rf"(?<![\w-]){flag}\b", help_of(door))], words
+            assert not [
+                flag for flag in flags[1:] if not re.search(rf"(?<![\w-]){flag}\b", help_of(door))
+            ], words
         elif words[0] == "python" and words[1].startswith("examples/"):
-            assert not [flag for flag in flags if f'"{flag}"' not in source(Path(words[1]).name)], words
+            assert not [flag for flag in flags if f'"{flag}"' not in source(Path(words[1]).name)], (
+                words
+            )
         else:
-            assert words[0] in ("pip", "pytest", "curl", "cat", "python", "git", "ruff", "brew"), words
+            assert words[0] in ("pip", "pytest", "curl", "cat", "python", "git", "ruff", "brew"), (
+                words
+            )
     assert found == set(DOORS)
 
 
@@ -102,13 +144,29 @@ def test_commands_exist_and_take_their_flags():
 def test_files_flags_and_variables_that_it_names_exist(page):
     text = read(page)
     for name in re.findall(r"`(?:\w+ )?([\w/]+\.py)\b", text):
-        assert any((ROOT / folder / name).exists() for folder in ("", "examples", "examples/benchmarks", "mlx_llama", "cpu_fallback",
-                                                                   "tests", "mlx_llama/core")), name
-    known = "".join(map(help_of, DOORS)) + "".join(map(read, (ROOT / "examples").rglob("*.py"))) + read(ROOT / "pyproject.toml")
+        assert any(
+            (ROOT / folder / name).exists()
+            for folder in (
+                "",
+                "examples",
+                "examples/benchmarks",
+                "mlx_llama",
+                "cpu_fallback",
+                "tests",
+                "mlx_llama/core",
+            )
+        ), name
+    known = (
+        "".join(map(help_of, DOORS))
+        + "".join(map(read, (ROOT / "examples").rglob("*.py")))
+        + read(ROOT / "pyproject.toml")
+    )
     for flag in set(re.findall(FLAG, " ".join(re.findall(r"`([^`\n]+)`", text)))):
         assert flag in known, flag
     for name in set(re.findall(r"MLX_LLAMA_[A-Z_]+", text)):
-        assert f'"{name}"' in CODE + read(ROOT / "tests" / "machine.py") + read(ROOT / "tests" / "real" / "conftest.py"), name
+        assert f'"{name}"' in CODE + read(ROOT / "tests" / "machine.py") + read(
+            ROOT / "tests" / "real" / "conftest.py"
+        ), name
 
 
 @each_page
@@ -119,7 +177,10 @@ def test_links_lead_somewhere(page):
         file, _, anchor = link.partition("#")
         target = page.parent / file if file else page
         assert target.exists(), link
-        titles = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)$", read(target), re.M)]
+        titles = [
+            re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+            for title in re.findall(r"^#+ (.*)$", read(target), re.M)
+        ]
         assert not anchor or anchor in titles, link
 
 
@@ -145,15 +206,20 @@ def test_what_is_supported_is_listed():
 def rows(page: Path, title: str) -> list[list[str]]:
     """Cells of the first table after `title`, without its header."""
     table = re.search(r"^\|.*?(?=^[^|]|\Z)", read(page).split(title)[1], re.M | re.S)[0]
-    return [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.splitlines()[2:]]
+    return [
+        [cell.strip() for cell in line.strip().strip("|").split("|")]
+        for line in table.splitlines()[2:]
+    ]
 
 
 def test_the_tables_of_sizes_and_speeds_agree():
     sizes = {}
     for name, billions, four, eight, mlx, *_ in rows(ROOT / "docs" / "models.md", "## Sizes"):
         sizes[re.sub(r"\(.*\)|\W", "", name).lower()] = float(four)
-        assert float(eight) == pytest.approx(float(billions) * 34 / 32, rel=0.01)  # Q8_0: 34 bytes for 32 weights
-        assert float(mlx) == pytest.approx(float(billions) * 4.5 / 8, rel=0.01)  # 4 bits, and two 16-bit numbers for 64 weights
+        # Q8_0: 34 bytes for 32 weights
+        assert float(eight) == pytest.approx(float(billions) * 34 / 32, rel=0.01)
+        # 4 bits, and two 16-bit numbers for 64 weights
+        assert float(mlx) == pytest.approx(float(billions) * 4.5 / 8, rel=0.01)
     table = rows(PAGES[0], "## Models by memory")
     assert len(table) == 8
     for _, file, gigabytes, *speeds in table:

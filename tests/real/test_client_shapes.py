@@ -1,4 +1,6 @@
-"""Requests as well-known clients send them, against llama-server's recorded answers: what it serves is served here."""
+"""Requests as well-known clients send them, against llama-server's recorded answers: what it serves
+is served here.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ SHAPES = json.loads((Path(__file__).parents[1] / "data/client_shapes.json").read
 REFUSED = {
     "chat: msg: messages []": "there is no question to answer",
     "resp: input []": "there is no question to answer",
-    "comp: echo+logprobs max_tokens 0 (lm-eval)": "llama-server leaves out the prompt's log-probabilities, which are asked for",
+    "comp: echo+logprobs max_tokens 0 "
+    "(lm-eval)": "llama-server leaves out the prompt's log-probabilities, which are asked for",
     "comp: suffix": "llama-server ignores the text that the answer must lead to; /infill takes one",
     "resp: background true": "the client would wait for a response that is not kept",
     "POST from Origin localhost:3000": "pages are served where an API key is set",
@@ -28,7 +31,15 @@ REFUSED = {
 @pytest.fixture(scope="module")
 def server(smollm2, tmp_path_factory):
     names = "SmolLM2-135M-Instruct.Q4_1.gguf"
-    live = Live(tmp_path_factory.mktemp("shapes") / "log", "--model", smollm2, "--alias", names, "--max-tokens", "8")
+    live = Live(
+        tmp_path_factory.mktemp("shapes") / "log",
+        "--model",
+        smollm2,
+        "--alias",
+        names,
+        "--max-tokens",
+        "8",
+    )
     yield live
     live.close()
     assert "Traceback" not in live.text(), live.text()
@@ -37,26 +48,53 @@ def server(smollm2, tmp_path_factory):
 @pytest.mark.parametrize("area", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "rest"])
 def test_what_llama_server_serves_is_served(area, server):
     areas = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
-    shapes = [shape for shape in SHAPES if next((name for name in areas if name in shape["path"]), "rest") == area]
+    shapes = [
+        shape
+        for shape in SHAPES
+        if next((name for name in areas if name in shape["path"]), "rest") == area
+    ]
     assert len(shapes) > 30
     refused = {}
     for shape in shapes:
-        content = base64.b64decode(shape["raw_base64"]) if "raw_base64" in shape else shape.get("raw", "").encode("utf-8", "replace")
-        sent = {"json": shape["body"]} if "body" in shape else {"content": content} if content else {}
-        headers = {name: value.strip() for name, value in shape.get("headers", {}).items()}  # httpx sends no other
+        content = (
+            base64.b64decode(shape["raw_base64"])
+            if "raw_base64" in shape
+            else shape.get("raw", "").encode("utf-8", "replace")
+        )
+        sent = (
+            {"json": shape["body"]} if "body" in shape else {"content": content} if content else {}
+        )
+        # httpx sends no other
+        headers = {name: value.strip() for name, value in shape.get("headers", {}).items()}
         done = server.http.request(shape["method"], shape["path"], headers=headers, **sent)
         assert done.status_code < 500, (shape["name"], done.text)
         if shape["status"] < 300 and done.status_code >= 300:
             refused[shape["name"]] = done.text[:300]
-    assert refused.keys() == {name for name in REFUSED if name in {shape["name"] for shape in shapes}}, refused
+    assert refused.keys() == {
+        name for name in REFUSED if name in {shape["name"] for shape in shapes}
+    }, refused
 
 
 def test_what_is_passed_over_is_told_in_the_answer_and_the_log(server):
     messages = [{"role": "user", "content": "hi", "timestamp": 1}]
-    done = server.post("/v1/chat/completions", model="gpt-4o", messages=messages, store=True, reasoning_effort="low", max_tokens=1)
-    assert set(done.headers["x-mlx-llama-noted"].split(", ")) == {"messages[].timestamp", "reasoning_effort", "store", "model"}
+    done = server.post(
+        "/v1/chat/completions",
+        model="gpt-4o",
+        messages=messages,
+        store=True,
+        reasoning_effort="low",
+        max_tokens=1,
+    )
+    assert set(done.headers["x-mlx-llama-noted"].split(", ")) == {
+        "messages[].timestamp",
+        "reasoning_effort",
+        "store",
+        "model",
+    }
     identity = done.headers["x-request-id"]
-    line = server.wait(lambda: next((line for line in server.text().splitlines() if identity in line), None))
+    line = server.wait(
+        lambda: next((line for line in server.text().splitlines() if identity in line), None)
+    )
     assert "noted=" in line and "reasoning_effort" in line
 
 
@@ -65,7 +103,11 @@ def test_the_beginning_of_an_answer_is_continued(server):
     begun = [question, {"role": "assistant", "content": "The capital of France is"}]
     for path, limit in (("/v1/chat/completions", "max_tokens"), ("/v1/messages", "max_tokens")):
         done = server.post(path, model="x", messages=begun, temperature=0, **{limit: 4}).json()
-        text = done["choices"][0]["message"]["content"] if "choices" in done else done["content"][0]["text"]
+        text = (
+            done["choices"][0]["message"]["content"]
+            if "choices" in done
+            else done["content"][0]["text"]
+        )
         assert text.startswith(" Paris"), text
 
 
@@ -73,8 +115,12 @@ def test_answers_have_no_limit_but_the_context(smollm2, tmp_path):
     server = Live(tmp_path / "log", "--model", smollm2, "--ctx-size", "512")
     try:
         story = [{"role": "user", "content": "Count from 1 to 500, one number a line."}]
-        done = server.post("/v1/chat/completions", messages=story, temperature=0, ignore_eos=True).json()
-        assert done["choices"][0]["finish_reason"] == "length" and done["usage"]["total_tokens"] >= 511
+        done = server.post(
+            "/v1/chat/completions", messages=story, temperature=0, ignore_eos=True
+        ).json()
+        assert (
+            done["choices"][0]["finish_reason"] == "length" and done["usage"]["total_tokens"] >= 511
+        )
     finally:
         server.close()
 
@@ -83,6 +129,8 @@ def test_a_rendered_template_is_its_chat(server):
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     text = server.post("/apply-template", messages=messages).json()["prompt"]
     raw = server.post("/completion", prompt=text, temperature=0, n_predict=8).json()
-    chat = server.post("/v1/chat/completions", messages=messages, temperature=0, max_tokens=8).json()
+    chat = server.post(
+        "/v1/chat/completions", messages=messages, temperature=0, max_tokens=8
+    ).json()
     assert raw["content"] == chat["choices"][0]["message"]["content"]
     assert raw["tokens_evaluated"] == chat["usage"]["prompt_tokens"]

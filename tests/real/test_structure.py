@@ -1,4 +1,6 @@
-"""SmolLM2 and structured output: every answer ends as a valid instance of its schema, every forced call has valid arguments."""
+"""SmolLM2 and structured output: every answer ends as a valid instance of its schema, every forced
+call has valid arguments.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,14 @@ def llm(smollm2):
 
 
 def bound(schema):
-    """The same schema with an end: a small model might never close a string or list of its own accord."""
+    """The same schema with an end: a small model might never close a string or list of its own
+    accord.
+    """
     if isinstance(schema, bool) or not schema:
         return {"type": "boolean"}
-    schema = {key: value for key, value in schema.items() if key not in ("pattern", "patternProperties")}
+    schema = {
+        key: value for key, value in schema.items() if key not in ("pattern", "patternProperties")
+    }
     for key in ("properties", "$defs"):
         if key in schema:
             schema[key] = {name: bound(one) for name, one in schema[key].items()}
@@ -37,10 +43,14 @@ def bound(schema):
     if "string" in kinds and "enum" not in schema:
         schema["maxLength"] = max(schema.get("minLength", 0), 40 if "format" in schema else 12)
     if kinds == "array":
-        schema |= {"items": bound(schema.get("items", True)), "maxItems": max(schema.get("minItems", 0), 3)}
+        schema |= {
+            "items": bound(schema.get("items", True)),
+            "maxItems": max(schema.get("minItems", 0), 3),
+        }
     if kinds == "object":
         schema["additionalProperties"] = False
-    if ("number" in kinds or "integer" in kinds) and "enum" not in schema:  # ["integer", "null"] too
+    # ["integer", "null"] too
+    if ("number" in kinds or "integer" in kinds) and "enum" not in schema:
         schema |= {"minimum": -1000, "maximum": 1000, "multipleOf": 1}
     return schema
 
@@ -54,7 +64,13 @@ def test_schemas(first, count, llm):
         schema = bound(random_schema(random.Random(seed), depth=2))
         text = "Answer with a short JSON value that fits this schema:\n" + json.dumps(schema)
         try:
-            handle = llm.submit([{"role": "user", "content": text}], schema=schema, max_tokens=1500, temperature=0.7, seed=seed)
+            handle = llm.submit(
+                [{"role": "user", "content": text}],
+                schema=schema,
+                max_tokens=1500,
+                temperature=0.7,
+                seed=seed,
+            )
         except OptionsError:  # no instance, or beyond llguidance
             continue
         asked.append((schema, handle))
@@ -78,9 +94,19 @@ def test_forced_calls(template, smollm2):
 
     llm = load(smollm2, backend="cpu", template=str(TEMPLATES / f"{template}.jinja"), ctx_size=4096)
     for city in CITIES:
-        stream = llm.respond([{"role": "user", "content": f"What will the weather be like in {city} tomorrow?"}], [weather],
-                             tool_choice="required", parallel=False, max_tokens=300, temperature=0.0)
+        stream = llm.respond(
+            [{"role": "user", "content": f"What will the weather be like in {city} tomorrow?"}],
+            [weather],
+            tool_choice="required",
+            parallel=False,
+            max_tokens=300,
+            temperature=0.0,
+        )
         stream.finish()
         [call] = stream.calls
         arguments = json.loads(call.arguments)
-        assert call.name == "weather" and set(arguments) <= {"city", "days"} and isinstance(arguments["city"], str)
+        assert (
+            call.name == "weather"
+            and set(arguments) <= {"city", "days"}
+            and isinstance(arguments["city"], str)
+        )

@@ -1,4 +1,6 @@
-"""Real checkpoints against transformers' own GGUF loader, float32: logits, token ids, greedy answers."""
+"""Real checkpoints against transformers' own GGUF loader, float32: logits, token ids, greedy
+answers.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from real.texts import CHATS, GREEDY, LOGITS, make_tokenizer_texts
 
 
 def relative_rms(found: np.ndarray, wanted: np.ndarray) -> float:
-    return float(np.sqrt(((found - wanted).astype(np.float64) ** 2).sum() / (wanted.astype(np.float64) ** 2).sum()))
+    return float(
+        np.sqrt(
+            ((found - wanted).astype(np.float64) ** 2).sum()
+            / (wanted.astype(np.float64) ** 2).sum()
+        )
+    )
 
 
 @pytest.mark.parametrize("number", range(len(LOGITS)))
@@ -54,6 +61,11 @@ def test_token_ids(name, golden):
 @pytest.mark.parametrize("count", [6, ANSWER])
 def test_greedy_answers(name, count, golden, open_real):
     """Texts, and questions through the chat template, computed together."""
-    prompts = [*GREEDY, *([{"role": "user", "content": text}] for text in CHATS[: len(golden.chats)])]
+    prompts = [
+        *GREEDY,
+        *([{"role": "user", "content": text}] for text in CHATS[: len(golden.chats)]),
+    ]
     found = open_real(name).batch(prompts, max_tokens=count, temperature=0.0)
-    assert [done.tokens for done in found] == [wanted[:count] for wanted in golden.greedy + golden.chats]
+    assert [done.tokens for done in found] == [
+        wanted[:count] for wanted in golden.greedy + golden.chats
+    ]

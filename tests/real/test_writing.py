@@ -17,10 +17,19 @@ from real.test_transformers import relative_rms
 from real.texts import LOGITS
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
-# The largest ratio of perplexities, of the copy and of the file. The file's 16 levels lie between those of the coarser formats: see
-# docs/numerics.md.
-FORMATS = {"F32": 1.0001, "F16": 1.001, "BF16": 1.02, "Q8_0": 1.01, "Q6_K": 1.03, "Q5_K_M": 1.2, "Q4_K_M": 1.2, "IQ4_XS": 1.25,
-           "Q4_0": 1.25}
+# The largest ratio of perplexities, of the copy and of the file. The file's 16 levels lie between
+# those of the coarser formats: see docs/numerics.md.
+FORMATS = {
+    "F32": 1.0001,
+    "F16": 1.001,
+    "BF16": 1.02,
+    "Q8_0": 1.01,
+    "Q6_K": 1.03,
+    "Q5_K_M": 1.2,
+    "Q4_K_M": 1.2,
+    "IQ4_XS": 1.25,
+    "Q4_0": 1.25,
+}
 
 
 def perplexity(path: Path) -> float:
@@ -31,13 +40,19 @@ def perplexity(path: Path) -> float:
 @pytest.fixture(scope="module")
 def plain(smollm2, tmp_path_factory):
     """(a copy at full width, the file's perplexity)."""
-    copy = write_gguf(open_checkpoint(smollm2), tmp_path_factory.mktemp("plain") / "F32.gguf", "F32").path
+    copy = write_gguf(
+        open_checkpoint(smollm2), tmp_path_factory.mktemp("plain") / "F32.gguf", "F32"
+    ).path
     return copy, perplexity(smollm2)
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_format(format, plain, tmp_path):
-    copy = plain[0] if format == "F32" else write_gguf(open_checkpoint(plain[0]), tmp_path / "copy.gguf", format).path
+    copy = (
+        plain[0]
+        if format == "F32"
+        else write_gguf(open_checkpoint(plain[0]), tmp_path / "copy.gguf", format).path
+    )
     assert 0.98 < perplexity(copy) / plain[1] < FORMATS[format]
 
 
@@ -50,7 +65,11 @@ def test_a_folder_for_mlx_keeps_the_codes_and_a_file_made_of_it_the_values(smoll
     folder = write_mlx(open_checkpoint(smollm2), tmp_path / "folder", None, keep=True).path
     theirs, _ = load_model(folder)
     theirs.set_dtype(mx.float32)
-    back = load(write_gguf(open_checkpoint(folder), tmp_path / "back.gguf", "F32").path, backend="cpu", dtype="float32")
+    back = load(
+        write_gguf(open_checkpoint(folder), tmp_path / "back.gguf", "F32").path,
+        backend="cpu",
+        dtype="float32",
+    )
     for found in (np.array(theirs(mx.array([golden.ids[1]]))[0]), back.logits(golden.ids[1])):
         assert found.argmax(-1).tolist() == golden.argmax[1]
         assert golden.distance(found, 1) < 1e-3  # scales of 16 bits
@@ -63,7 +82,9 @@ def test_an_adapter_applied_and_merged(smollm2, tmp_path):
     from peft import LoraConfig, get_peft_model
 
     judge = Judge(smollm2)
-    model = get_peft_model(judge.model, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"]))
+    model = get_peft_model(
+        judge.model, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])
+    )
     torch.manual_seed(0)
     for name, weight in model.named_parameters():
         if "lora_B" in name:
@@ -72,9 +93,17 @@ def test_an_adapter_applied_and_merged(smollm2, tmp_path):
     judge.model = model
     ids = read_golden("smollm2").ids[4]
     wanted, without = judge.logits(ids), load(smollm2, backend="cpu", dtype="float32").logits(ids)
-    merged = write_gguf(merge_adapter(open_checkpoint(smollm2, None, [tmp_path / "adapter"])), tmp_path / "merged.gguf", "F32").path
+    merged = write_gguf(
+        merge_adapter(open_checkpoint(smollm2, None, [tmp_path / "adapter"])),
+        tmp_path / "merged.gguf",
+        "F32",
+    ).path
     applied = load(smollm2, backend="cpu", dtype="float32", adapters=tmp_path / "adapter")
     assert relative_rms(without, wanted) > 1e-2
     assert relative_rms(applied.logits(ids), wanted) < 1e-5
-    assert relative_rms(load(merged, backend="cpu", dtype="float32").logits(ids), wanted) < 1e-3  # merged matrices have 16 bits
-    assert applied.generate(LOGITS[1], max_tokens=8, temperature=0.0).tokens == judge.answer(judge.tokenizer(LOGITS[1]).input_ids)[:8]
+    # merged matrices have 16 bits
+    assert relative_rms(load(merged, backend="cpu", dtype="float32").logits(ids), wanted) < 1e-3
+    assert (
+        applied.generate(LOGITS[1], max_tokens=8, temperature=0.0).tokens
+        == judge.answer(judge.tokenizer(LOGITS[1]).input_ids)[:8]
+    )

@@ -1,7 +1,9 @@
-"""Facts that the guide knows: hand-written ones in the *.txt beside this file, and what the package says of itself.
+"""Facts that the guide knows: hand-written ones in the *.txt beside this file, and what the package
+says of itself.
 
-The answer for a flag, its default, limits, aliases and commands comes from the argparse parsers and the table of generation
-options; supported models and formats come from core. A new flag or command has a fact without anything written here.
+The answer for a flag, its default, limits, aliases and commands comes from the argparse parsers and
+the table of generation options; supported models and formats come from core. A new flag or command
+has a fact without anything written here.
 
 The text files hold sections:
 
@@ -16,11 +18,12 @@ The text files hold sections:
     <- fact fact   the reverse: the questions of those facts belong to this one, and flags among them are covered
     question       one a line
 
-`newcomers*.txt` have questions alone, by people who had seen the answers but few or none of the questions above; those of
-`newcomers7.txt` were written from the README, `docs/` and `--help`, before any answer was read.
+`newcomers*.txt` have questions alone, by people who had seen the answers but few or none of the
+questions above; those of `newcomers7.txt` were written from the README, `docs/` and `--help`,
+before any answer was read.
 
-`subjects.txt` joins neighbouring facts to subjects with one answer. In answers `{--top-k}` is a flag's default, `{usage:--top-k}`
-the flag with its argument.
+`subjects.txt` joins neighbouring facts to subjects with one answer. In answers `{--top-k}` is a
+flag's default, `{usage:--top-k}` the flag with its argument.
 
 "[a|b]" is a choice, "[a|]" an option. A name may have several sections: the last answer counts, the questions add up.
 """
@@ -42,24 +45,56 @@ from mlx_llama.core.generation.options import FIELDS
 from mlx_llama.core.models.rope_fields import ROPE_TYPES
 
 FOLDER = Path(__file__).resolve().parent
-GUIDE_FIGURES = {"parameters": "four", "layers": "4", "megabytes": "9"}  # of train_guide.SHAPE, as the guide tells them
-SOURCES = ("concepts.txt", "server.txt", "options.txt", "commands.txt", "topics.txt", "more.txt", "different.txt",
-           "subjects.txt")
-# File of question lines -> times that each line counts. Lines of newcomers7 were written before their facts were chosen, so they are most like users'.
-NEWCOMERS = {"newcomers.txt": 1, "newcomers2.txt": 1, "newcomers3.txt": 1, "newcomers4.txt": 1, "newcomers5.txt": 1, "newcomers6.txt": 1,
-             "newcomers7.txt": 4}
+# of train_guide.SHAPE, as the guide tells them
+GUIDE_FIGURES = {"parameters": "four", "layers": "4", "megabytes": "9"}
+SOURCES = (
+    "concepts.txt",
+    "server.txt",
+    "options.txt",
+    "commands.txt",
+    "topics.txt",
+    "more.txt",
+    "different.txt",
+    "subjects.txt",
+)
+# File of question lines -> times that each line counts. Lines of newcomers7 were written before
+# their facts were chosen, so they are most like users'.
+NEWCOMERS = {
+    "newcomers.txt": 1,
+    "newcomers2.txt": 1,
+    "newcomers3.txt": 1,
+    "newcomers4.txt": 1,
+    "newcomers5.txt": 1,
+    "newcomers6.txt": 1,
+    "newcomers7.txt": 4,
+}
 # Architecture -> how people call its models; one that is not here is called by its own name.
 FAMILIES = {
-    "LlamaForCausalLM": "Llama 1 to 3.3, TinyLlama, Yi, SmolLM2", "MistralForCausalLM": "Mistral", "MinistralForCausalLM": "Ministral",
-    "Ministral3ForCausalLM": "", "MixtralForCausalLM": "Mixtral (mixture of experts)", "Qwen2ForCausalLM": "Qwen2, Qwen2.5", "Qwen3ForCausalLM": "Qwen3",
-    "Qwen3MoeForCausalLM": "Qwen3-MoE (experts too)", "SmolLM3ForCausalLM": "SmolLM3", "GraniteForCausalLM": "Granite 3",
-    "Olmo2ForCausalLM": "OLMo 2", "Olmo3ForCausalLM": "OLMo 3", "Exaone4ForCausalLM": "EXAONE 4", "Phi3ForCausalLM": "Phi-3, Phi-4-mini", "Gemma2ForCausalLM": "Gemma 2",
+    "LlamaForCausalLM": "Llama 1 to 3.3, TinyLlama, Yi, SmolLM2",
+    "MistralForCausalLM": "Mistral",
+    "MinistralForCausalLM": "Ministral",
+    "Ministral3ForCausalLM": "",
+    "MixtralForCausalLM": "Mixtral (mixture of experts)",
+    "Qwen2ForCausalLM": "Qwen2, Qwen2.5",
+    "Qwen3ForCausalLM": "Qwen3",
+    "Qwen3MoeForCausalLM": "Qwen3-MoE (experts too)",
+    "SmolLM3ForCausalLM": "SmolLM3",
+    "GraniteForCausalLM": "Granite 3",
+    "Olmo2ForCausalLM": "OLMo 2",
+    "Olmo3ForCausalLM": "OLMo 3",
+    "Exaone4ForCausalLM": "EXAONE 4",
+    "Phi3ForCausalLM": "Phi-3, Phi-4-mini",
+    "Gemma2ForCausalLM": "Gemma 2",
     "Gemma3ForCausalLM": "Gemma 3 (text)",
 }
 # model_type -> how people call what they ask for in vain.
 MISSING = {
-    "mixtral": "Mixtral and other mixtures of experts", "deepseek_v3": "DeepSeek V3", "gpt_oss": "gpt-oss", "llama4": "Llama 4",
-    "falcon": "Falcon", "cohere": "Command R",
+    "mixtral": "Mixtral and other mixtures of experts",
+    "deepseek_v3": "DeepSeek V3",
+    "gpt_oss": "gpt-oss",
+    "llama4": "Llama 4",
+    "falcon": "Falcon",
+    "cohere": "Command R",
 }
 GENERIC_MORE = "That is all I know of it; `--help` and the README tell more."
 
@@ -68,8 +103,9 @@ GENERIC_MORE = "That is all I know of it; `--help` and the README tell more."
 class Fact:
     """One thing that a user may ask about.
 
-    ask: question lines; newcomers: those of newcomers.txt; topics, deeds: phrases for general questions. joins: the fact whose answer covers this one. members: those that this one's
-    answer covers.
+    ask: question lines; newcomers: those of newcomers.txt; topics, deeds: phrases for general
+    questions. joins: the fact whose answer covers this one. members: those that this one's answer
+    covers.
     """
 
     name: str
@@ -99,7 +135,9 @@ PHRASES = phrases()
 
 
 def read(facts: dict[str, Fact], text: str, newcomers: bool = False) -> None:
-    """Add the sections of a text to `facts`. newcomers: its questions are those of newcomers.txt."""
+    """Add the sections of a text to `facts`. newcomers: its questions are those of
+    newcomers.txt.
+    """
     fact = None
     for line in lines(text):
         mark, _, rest = line.partition(" ")
@@ -150,7 +188,9 @@ def join_facts(facts: dict[str, Fact]) -> None:
 
 @dataclass
 class Flag:
-    """A flag as one or several doors have it. others: doors where it means something else, with their action."""
+    """A flag as one or several doors have it. others: doors where it means something else, with
+    their action.
+    """
 
     name: str
     action: argparse.Action
@@ -160,8 +200,13 @@ class Flag:
 
 @cache
 def parsers() -> dict[str, argparse.ArgumentParser]:
-    homes = {"chat": "mlx_llama.chat.repl"} | {door: f"mlx_llama.{door}.command" for door in ("server", "bench", "parity")}
-    return {door: importlib.import_module(homes.get(door, f"mlx_llama.{door}")).parser() for door in DOORS}
+    homes = {"chat": "mlx_llama.chat.repl"} | {
+        door: f"mlx_llama.{door}.command" for door in ("server", "bench", "parity")
+    }
+    return {
+        door: importlib.import_module(homes.get(door, f"mlx_llama.{door}")).parser()
+        for door in DOORS
+    }
 
 
 @cache
@@ -170,13 +215,18 @@ def flags() -> dict[str, Flag]:
     found: dict[str, Flag] = {}
     for door, parser in parsers().items():
         for action in parser._actions:
-            if not action.option_strings or action.dest == "help" or action.help == argparse.SUPPRESS:
+            if (
+                not action.option_strings
+                or action.dest == "help"
+                or action.help == argparse.SUPPRESS
+            ):
                 continue
             name = next(one for one in action.option_strings if one.startswith("--"))
             if name not in found:
                 found[name] = Flag(name, action, [door])
-            elif (action.nargs == 0) == (found[name].action.nargs == 0) and str(action.metavar)[:1] == str(
-                    found[name].action.metavar)[:1]:
+            elif (action.nargs == 0) == (found[name].action.nargs == 0) and str(action.metavar)[
+                :1
+            ] == str(found[name].action.metavar)[:1]:
                 found[name].doors.append(door)
             else:
                 found[name].others.append((door, action))
@@ -195,17 +245,24 @@ def sentence(text: str) -> str:
 def usage(name: str, action: argparse.Action) -> str:
     if action.nargs == 0:
         return name
-    shown = action.metavar or (f"{{{','.join(map(str, action.choices))}}}" if action.choices else action.dest.upper())
+    shown = action.metavar or (
+        f"{{{','.join(map(str, action.choices))}}}" if action.choices else action.dest.upper()
+    )
     return f"{name} [{shown}]" if action.nargs == "?" else f"{name} {shown}"
 
 
 def fill_flags(text: str) -> str:
-    """The text with defaults and usages of flags in place of `{--flag}` and `{usage:--flag}`; unknown ones are errors."""
+    """The text with defaults and usages of flags in place of `{--flag}` and `{usage:--flag}`;
+    unknown ones are errors.
+    """
+
     def value(match: re.Match) -> str:
         action = flags()[match[2]].action
         if match[1]:
             return usage(match[2], action)
-        default = re.search(r"\bdefault: ([^;,)]+)", (action.help or "").replace("%(default)s", str(action.default)))
+        default = re.search(
+            r"\bdefault: ([^;,)]+)", (action.help or "").replace("%(default)s", str(action.default))
+        )
         if not default:
             raise ValueError(f"the help of {match[2]} names no default, which {text!r} asks for")
         return default[1]
@@ -218,9 +275,16 @@ def describe(flag: Flag, gist: str) -> str:
     action = flag.action
     help = (action.help or "").replace("%%", "%").replace("%(default)s", str(action.default))
     also = [f"`{one}`" for one in action.option_strings if one != flag.name][:3]
-    told = [f"`{usage(flag.name, action)}`" + (f" (or {join(also, 'or')})" if also else "") + ":",
-            *([sentence(gist)] if gist else []), sentence(help), f"In {join([f'`{door}`' for door in flag.doors])}."]
-    told += [f"In `{door}` `{usage(flag.name, other)}`: {sentence(other.help or '')}" for door, other in flag.others]
+    told = [
+        f"`{usage(flag.name, action)}`" + (f" (or {join(also, 'or')})" if also else "") + ":",
+        *([sentence(gist)] if gist else []),
+        sentence(help),
+        f"In {join([f'`{door}`' for door in flag.doors])}.",
+    ]
+    told += [
+        f"In `{door}` `{usage(flag.name, other)}`: {sentence(other.help or '')}"
+        for door, other in flag.others
+    ]
     option = next((name for name in FIELDS if flag.name in option_flags(name)), None)
     if option:
         told.append(f"In the REPL `/set {option}`; `{option}` in Python and HTTP.")
@@ -229,32 +293,61 @@ def describe(flag: Flag, gist: str) -> str:
 
 def describe_models() -> dict[str, str]:
     """Answers about models and formats, from core."""
-    names = join([FAMILIES.get(name, f"`{name}`") for name in ARCHITECTURES if FAMILIES.get(name, name)])
-    missing = [called for kind, called in MISSING.items() if kind not in BY_MODEL_TYPE and kind not in BY_GGUF]
+    names = join(
+        [FAMILIES.get(name, f"`{name}`") for name in ARCHITECTURES if FAMILIES.get(name, name)]
+    )
+    missing = [
+        called
+        for kind, called in MISSING.items()
+        if kind not in BY_MODEL_TYPE and kind not in BY_GGUF
+    ]
     types = join(["F32", "F16", "BF16", *GGUF_FORMATS])
     return {
-        "supported": f"These {len(ARCHITECTURES)} architectures load: {names}, as safetensors, MLX folders or GGUF. Others do "
-                     f"not: {join(missing)}, for example. `doctor NAME` tells of any model on this machine.",
-        "rope_types": f"Rope types that it knows: {join([f'`{kind}`' for kind in ROPE_TYPES])}; any other is refused by name.",
-        "gguf_types": f"GGUF types that it reads: {types}, and mixes such as Q4_K_M. Others, such as IQ2_XXS or IQ3_S, are "
-                      f"named in an error. `quantize --format gguf:TYPE` writes {join(list(FORMATS))}.",
+        "supported": f"These {len(ARCHITECTURES)} architectures load: {names}, as safetensors, MLX "
+        "folders "
+        "or GGUF. Others do "
+        f"not: {join(missing)}, for example. `doctor NAME` tells of any model on this machine.",
+        "rope_types": "Rope types that it knows: "
+        f"{join([f'`{kind}`' for kind in ROPE_TYPES])}; any other "
+        "is "
+        "refused by name.",
+        "gguf_types": f"GGUF types that it reads: {types}, and mixes "
+        "such as Q4_K_M. Others, such as "
+        "IQ2_XXS "
+        "or IQ3_S, are "
+        f"named in an error. `quantize --format gguf:TYPE` writes {join(list(FORMATS))}.",
     }
 
 
 def flag_phrases(flag: Flag) -> list[str]:
-    """How a flag is called: its names with and without dashes. Short names that mean other things elsewhere are left out."""
+    """How a flag is called: its names with and without dashes. Short names that mean other things
+    elsewhere are left out.
+    """
     names = [name for name in flag.action.option_strings if name.startswith("--")]
     short = [name for name in flag.action.option_strings if not name.startswith("--")]
-    elsewhere = [one for other in flags().values() if other.name != flag.name for one in other.action.option_strings]
+    elsewhere = [
+        one
+        for other in flags().values()
+        if other.name != flag.name
+        for one in other.action.option_strings
+    ]
     names += [name for name in short if name not in elsewhere]
-    return names + [name[2:].replace("-", " ") for name in names if name.startswith("--") and "-" in name[2:]]
+    return names + [
+        name[2:].replace("-", " ") for name in names if name.startswith("--") and "-" in name[2:]
+    ]
 
 
 def help_phrases(flag: Flag) -> list[str]:
     """Parts of a flag's help, as someone who has read it may put them."""
-    told = " ; ".join((action.help or "") for action in (flag.action, *(other for _, other in flag.others)))
+    told = " ; ".join(
+        (action.help or "") for action in (flag.action, *(other for _, other in flag.others))
+    )
     parts = [part.strip().lower() for part in re.split(r"[;:()]", told.replace("%%", "%"))]
-    return [part for part in parts if len(part.split()) > 2 and not re.match(r"or |and |repeat |- |more get|default", part)]
+    return [
+        part
+        for part in parts
+        if len(part.split()) > 2 and not re.match(r"or |and |repeat |- |more get|default", part)
+    ]
 
 
 @cache
@@ -274,16 +367,26 @@ def every() -> dict[str, Fact]:
             gist = fact.answer
             fact.answer = describe(flag, gist)
             if fact.more == GENERIC_MORE:
-                fact.more = f"`python -m mlx_llama.{flag.doors[0]} --help` lists the flags beside it."
+                fact.more = (
+                    f"`python -m mlx_llama.{flag.doors[0]} --help` lists the flags beside it."
+                )
     for name, command in REPL.items():
         usage_of = f"/{name} {command.argument}".strip()
         names = [name, *(other for other, meant in OTHER_NAMES.items() if meant == name)]
         written = any(f"`/{one}" in fact.answer for fact in facts.values() for one in names)
         if not written:
-            facts[f"/{name}"] = Fact(f"/{name}", f"`{usage_of}` in the REPL: {sentence(command.help)}", topics=[f"/{name}"])
+            facts[f"/{name}"] = Fact(
+                f"/{name}",
+                f"`{usage_of}` in the REPL: {sentence(command.help)}",
+                topics=[f"/{name}"],
+            )
     for name, purpose in DOORS.items():
         if not any(f"mlx_llama.{name}" in fact.answer for fact in facts.values()):
-            facts[name] = Fact(name, f"`python -m mlx_llama.{name}`: {sentence(purpose)}", topics=[name, f"mlx_llama.{name}"])
+            facts[name] = Fact(
+                name,
+                f"`python -m mlx_llama.{name}`: {sentence(purpose)}",
+                topics=[name, f"mlx_llama.{name}"],
+            )
     for name, answer in describe_models().items():
         facts.setdefault(name, Fact(name)).answer = answer
     for fact in facts.values():
@@ -295,4 +398,9 @@ def every() -> dict[str, Fact]:
 
 def known_flags() -> set[str]:
     """Every spelling of every flag, and --help."""
-    return {"--help", "-h"} | {one for parser in parsers().values() for action in parser._actions for one in action.option_strings}
+    return {"--help", "-h"} | {
+        one
+        for parser in parsers().values()
+        for action in parser._actions
+        for one in action.option_strings
+    }

@@ -1,7 +1,8 @@
-"""Questions written after the table of facts was closed; nothing was ever tuned on them: (name of the fact, question).
+"""Questions written after the table of facts was closed; nothing was ever tuned on them: (name of
+the fact, question).
 
-They are harder than the held-out ones: whole sentences by someone who has not read the table. The model card tells how
-many were answered rightly.
+They are harder than the held-out ones: whole sentences by someone who has not read the table. The
+model card tells how many were answered rightly.
 """
 
 FRESH = (

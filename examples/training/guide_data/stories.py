@@ -26,24 +26,71 @@ Bob George Walter Frank""".split()
 NAMES = SHE_NAMES + HE_NAMES
 
 PLACES = (
-    "at the edge of a dark forest", "in a village by the sea", "on a green hill", "near a quiet lake",
-    "in an old house with a red door", "in a small town", "under a big oak tree", "by a wide river",
-    "in a garden full of roses", "high in the mountains", "on a tiny island", "beside a windmill",
+    "at the edge of a dark forest",
+    "in a village by the sea",
+    "on a green hill",
+    "near a quiet lake",
+    "in an old house with a red door",
+    "in a small town",
+    "under a big oak tree",
+    "by a wide river",
+    "in a garden full of roses",
+    "high in the mountains",
+    "on a tiny island",
+    "beside a windmill",
 )
 TREASURES = (
-    "red ball", "silver bell", "blue scarf", "golden key", "little drum", "paper boat", "wooden flute", "shiny stone",
-    "warm hat", "round mirror", "striped umbrella", "music box",
+    "red ball",
+    "silver bell",
+    "blue scarf",
+    "golden key",
+    "little drum",
+    "paper boat",
+    "wooden flute",
+    "shiny stone",
+    "warm hat",
+    "round mirror",
+    "striped umbrella",
+    "music box",
 )
 HIDING_PLACES = (
-    "under the bridge", "behind the old well", "in an empty nest", "between the roots of a tree", "in the tall grass",
-    "on top of a haystack", "at the bottom of a basket", "beside the sleepy river",
+    "under the bridge",
+    "behind the old well",
+    "in an empty nest",
+    "between the roots of a tree",
+    "in the tall grass",
+    "on top of a haystack",
+    "at the bottom of a basket",
+    "beside the sleepy river",
 )
-FOODS = ("apple pie", "honey cake", "loaf of bread", "pot of soup", "bowl of berries", "pancake", "plum", "cookie")
-SOUNDS = ("a soft tapping", "a strange humming", "a tiny bell", "someone crying", "a gentle song", "a funny whistle")
+FOODS = (
+    "apple pie",
+    "honey cake",
+    "loaf of bread",
+    "pot of soup",
+    "bowl of berries",
+    "pancake",
+    "plum",
+    "cookie",
+)
+SOUNDS = (
+    "a soft tapping",
+    "a strange humming",
+    "a tiny bell",
+    "someone crying",
+    "a gentle song",
+    "a funny whistle",
+)
 FEARS = ("the dark", "deep water", "thunder", "high places", "loud noises", "being alone")
 WISHES = (
-    "see the sea", "touch a cloud", "learn to sing", "find a rainbow", "fly just once", "climb the highest hill",
-    "count all the stars", "dance in the snow",
+    "see the sea",
+    "touch a cloud",
+    "learn to sing",
+    "find a rainbow",
+    "fly just once",
+    "climb the highest hill",
+    "count all the stars",
+    "dance in the snow",
 )
 MORALS = (
     "And from that day on they were the best of friends.",
@@ -70,15 +117,29 @@ def names_for(hero: str) -> list[str]:
 class Cast:
     """Who is in a story; whatever the asker named is kept."""
 
-    def __init__(self, rng: random.Random, hero: str = "", adjective: str = "", name: str = "", friend: str = ""):
+    def __init__(
+        self,
+        rng: random.Random,
+        hero: str = "",
+        adjective: str = "",
+        name: str = "",
+        friend: str = "",
+    ):
         self.rng = rng
         self.hero = noun(hero or rng.choice(HEROES))
         self.adjective = adjective or rng.choice(ADJECTIVES)
-        female = (name in SHE_NAMES if name else
-                  self.hero in SHE_HEROES or (self.hero not in HE_HEROES and rng.random() < 0.5))
+        female = (
+            name in SHE_NAMES
+            if name
+            else self.hero in SHE_HEROES or (self.hero not in HE_HEROES and rng.random() < 0.5)
+        )
         self.name = name or rng.choice(SHE_NAMES if female else HE_NAMES)
-        self.friend = noun(friend or rng.choice([other for other in CREATURES if noun(other) != self.hero]))
-        self.friend_name = rng.choice([other for other in names_for(self.friend) if other != self.name])
+        self.friend = noun(
+            friend or rng.choice([other for other in CREATURES if noun(other) != self.hero])
+        )
+        self.friend_name = rng.choice(
+            [other for other in names_for(self.friend) if other != self.name]
+        )
         self.she, self.her = ("she", "her") if female else ("he", "his")
 
     def pick(self, *choices: str) -> str:
@@ -96,8 +157,13 @@ def opening(c: Cast, raw: bool) -> str:
             f"{c.name} was {who} who lived {place}.",
             f"This is the story of {who} named {c.name}, who lived {place}.",
         )
-    start = c.pick(*["Once upon a time there was"] * 5, *["Once upon a time, there was"] * 2, "There once was",
-                   "Long ago there was", "A long time ago there was")
+    start = c.pick(
+        *["Once upon a time there was"] * 5,
+        *["Once upon a time, there was"] * 2,
+        "There once was",
+        "Long ago there was",
+        "A long time ago there was",
+    )
     return c.pick(
         f"{start} {who} named {c.name}, who lived {place}.",
         f"{start} {who} named {c.name}. {c.she.capitalize()} lived {place}.",
@@ -107,81 +173,146 @@ def opening(c: Cast, raw: bool) -> str:
 
 def lost(c: Cast) -> str:
     thing, spot = c.rng.choice(TREASURES), c.rng.choice(HIDING_PLACES)
-    return " ".join((
-        f"{c.name} had a {thing}, and {c.she} loved it more than anything.",
-        c.pick(f"One morning the {thing} was gone.", f"One day the wind carried the {thing} away.",
-               f"But one windy day {c.she} lost it."),
-        c.pick(f"{c.name} looked everywhere, but {c.she} could not find it.", f"{c.name} searched all day and began to cry."),
-        f"Then {article(c.friend)} named {c.friend_name} came by and said, \"{c.pick('Do not be sad', 'Let me help you', 'We will look together')}.\"",
-        c.pick("Together they searched until the sun went down.", "They walked and walked, side by side."),
-        f"At last they found the {thing} {spot}.",
-        c.pick(f"{c.name} laughed and danced with joy.", f"\"Thank you!\" said {c.name}, and gave {c.friend_name} a big hug."),
-    ))
+    return " ".join(
+        (
+            f"{c.name} had a {thing}, and {c.she} loved it more than anything.",
+            c.pick(
+                f"One morning the {thing} was gone.",
+                f"One day the wind carried the {thing} away.",
+                f"But one windy day {c.she} lost it.",
+            ),
+            c.pick(
+                f"{c.name} looked everywhere, but {c.she} could not find it.",
+                f"{c.name} searched all day and began to cry.",
+            ),
+            f"Then {article(c.friend)} named {c.friend_name} came by and said, "
+            f'"{c.pick("Do not be sad", "Let me help you", "We will look together")}."',
+            c.pick(
+                "Together they searched until the sun went down.",
+                "They walked and walked, side by side.",
+            ),
+            f"At last they found the {thing} {spot}.",
+            c.pick(
+                f"{c.name} laughed and danced with joy.",
+                f'"Thank you!" said {c.name}, and gave {c.friend_name} a big hug.',
+            ),
+        )
+    )
 
 
 def fear(c: Cast) -> str:
     what = c.rng.choice(FEARS)
-    return " ".join((
-        f"{c.name} was afraid of only one thing: {what}.",
-        c.pick("One evening a storm came up, and the path was hard to see.", "One night there was a knock at the door.",
-               "One day a cry for help came from far away."),
-        f"It was {article(c.friend)} named {c.friend_name}, who had lost the way home.",
-        f"{c.pick('Nobody else was there to help', 'Everyone else was asleep', 'There was no time to lose')}, "
-        f"so {c.name} took a lantern and went out.",
-        c.pick(f"{c.her.capitalize()} heart beat fast, but {c.she} took one step, and then another.",
-               f"{c.she.capitalize()} was scared, but {c.she} thought of {c.friend_name} and kept going."),
-        f"When they were safe at home, {c.friend_name} said, \"{c.pick('You are the bravest friend I know', 'How brave you are')}.\"",
-        f"And {c.name} found that {c.she} was not afraid of {what} any more.",
-    ))
+    return " ".join(
+        (
+            f"{c.name} was afraid of only one thing: {what}.",
+            c.pick(
+                "One evening a storm came up, and the path was hard to see.",
+                "One night there was a knock at the door.",
+                "One day a cry for help came from far away.",
+            ),
+            f"It was {article(c.friend)} named {c.friend_name}, who had lost the way home.",
+            f"{c.pick('Nobody else was there to help', 'Everyone else was asleep', 'There was no time to lose')}, "
+            f"so {c.name} took a lantern and went out.",
+            c.pick(
+                f"{c.her.capitalize()} heart beat fast, but {c.she} took one step, and then "
+                "another.",
+                f"{c.she.capitalize()} was scared, but {c.she} thought of {c.friend_name} and "
+                "kept going.",
+            ),
+            f"When they were safe at home, {c.friend_name} said, "
+            f'"{c.pick("You are the bravest friend I know", "How brave you are")}."',
+            f"And {c.name} found that {c.she} was not afraid of {what} any more.",
+        )
+    )
 
 
 def wish(c: Cast) -> str:
     what = c.rng.choice(WISHES)
-    return " ".join((
-        f"{c.name} had one great wish: {c.she} wanted to {what}.",
-        c.pick("Everyone said that it could not be done.", "But nobody knew how to do it.", "Every night it was the last thought before sleep."),
-        f"One day {c.she} met {article(c.friend)} named {c.friend_name}, who was {c.pick('stuck in the mud', 'very tired', 'caught in a thorn bush', 'far from home')}.",
-        c.pick(f"{c.name} stopped and helped at once.", f"{c.name} could not walk past, so {c.she} helped."),
-        f"\"You were kind to me,\" said {c.friend_name}. \"Now let me help you too.\"",
-        c.pick("They set out together the next morning.", "They packed a small bag and left at sunrise."),
-        f"It took {c.pick('three days', 'a whole week', 'a long time')}, but in the end {c.name}'s wish came true.",
-    ))
+    return " ".join(
+        (
+            f"{c.name} had one great wish: {c.she} wanted to {what}.",
+            c.pick(
+                "Everyone said that it could not be done.",
+                "But nobody knew how to do it.",
+                "Every night it was the last thought before sleep.",
+            ),
+            f"One day {c.she} met {article(c.friend)} named {c.friend_name}, who was "
+            f"{c.pick('stuck in the mud', 'very tired', 'caught in a thorn bush', 'far from home')}.",
+            c.pick(
+                f"{c.name} stopped and helped at once.",
+                f"{c.name} could not walk past, so {c.she} helped.",
+            ),
+            f'"You were kind to me," said {c.friend_name}. "Now let me help you too."',
+            c.pick(
+                "They set out together the next morning.",
+                "They packed a small bag and left at sunrise.",
+            ),
+            f"It took {c.pick('three days', 'a whole week', 'a long time')}, but in the end "
+            f"{c.name}'s wish came true.",
+        )
+    )
 
 
 def share(c: Cast) -> str:
     food = c.rng.choice(FOODS)
-    return " ".join((
-        f"One {c.pick('cold', 'rainy', 'snowy', 'sunny')} day {c.name} had {article(food)} for lunch.",
-        f"Just then {article(c.friend)} named {c.friend_name} came along and said, \"{c.pick('I am so hungry', 'I have not eaten all day', 'That smells so good')}.\"",
-        c.pick(f"{c.name} thought about it for a moment.", f"There was not much, and {c.name} was hungry too."),
-        f"\"We can share,\" said {c.name}, and cut it in two.",
-        c.pick("It was only half, but it tasted twice as good.", "They sat in the sun and ate every crumb.",
-               "They talked and laughed until it grew dark."),
-        f"The next day {c.friend_name} came back with a {c.rng.choice(TREASURES)} as a gift.",
-    ))
+    return " ".join(
+        (
+            f"One {c.pick('cold', 'rainy', 'snowy', 'sunny')} day {c.name} had {article(food)} "
+            "for lunch.",
+            f"Just then {article(c.friend)} named {c.friend_name} came along and said, "
+            f'"{c.pick("I am so hungry", "I have not eaten all day", "That smells so good")}."',
+            c.pick(
+                f"{c.name} thought about it for a moment.",
+                f"There was not much, and {c.name} was hungry too.",
+            ),
+            f'"We can share," said {c.name}, and cut it in two.',
+            c.pick(
+                "It was only half, but it tasted twice as good.",
+                "They sat in the sun and ate every crumb.",
+                "They talked and laughed until it grew dark.",
+            ),
+            f"The next day {c.friend_name} came back with a {c.rng.choice(TREASURES)} as a gift.",
+        )
+    )
 
 
 def sound(c: Cast) -> str:
     noise = c.rng.choice(SOUNDS)
-    return " ".join((
-        f"One night {c.name} heard {noise} outside.",
-        c.pick(f"\"Who could that be?\" {c.she} wondered.", f"{c.she.capitalize()} could not sleep, so {c.she} went to look."),
-        f"{c.she.capitalize()} followed it {c.pick('through the garden', 'down the hill', 'along the path', 'past the mill')} and came to {c.pick('an old well', 'a little bridge', 'a hollow tree', 'a small hut')}.",
-        f"There sat {article(c.friend)} named {c.friend_name}, {c.pick('all alone', 'with a sad face', 'holding a tiny light')}.",
-        f"\"I {c.pick('just moved here', 'have lost my way', 'have nobody to play with')},\" said {c.friend_name}.",
-        f"\"Then come with me,\" said {c.name}. \"{c.pick('There is room for two', 'I will make some tea', 'We can play until morning')}.\"",
-    ))
+    return " ".join(
+        (
+            f"One night {c.name} heard {noise} outside.",
+            c.pick(
+                f'"Who could that be?" {c.she} wondered.',
+                f"{c.she.capitalize()} could not sleep, so {c.she} went to look.",
+            ),
+            f"{c.she.capitalize()} followed it "
+            f"{c.pick('through the garden', 'down the hill', 'along the path', 'past the mill')} and came to {c.pick('an old well', 'a little bridge', 'a hollow tree', 'a small hut')}.",
+            f"There sat {article(c.friend)} named {c.friend_name}, "
+            f"{c.pick('all alone', 'with a sad face', 'holding a tiny light')}.",
+            f'"I {c.pick("just moved here", "have lost my way", "have nobody to play with")}," '
+            f"said {c.friend_name}.",
+            f'"Then come with me," said {c.name}. '
+            f'"{c.pick("There is room for two", "I will make some tea", "We can play until morning")}."',
+        )
+    )
 
 
 def slow(c: Cast) -> str:
-    return " ".join((
-        f"Every year there was a great race, and {c.name} wanted to win.",
-        f"A fast {c.friend} named {c.friend_name} laughed and said, \"You are much too slow.\"",
-        f"But {c.name} practised every {c.pick('morning', 'evening', 'day')}, a little more each time.",
-        f"On the day of the race {c.friend_name} ran ahead and then {c.pick('stopped to nap', 'fell into a ditch', 'took the wrong path')}.",
-        c.pick(f"{c.name} could have run past, but {c.she} stopped to help.", f"{c.name} came by and said, \"Come, we will finish together.\""),
-        "So they crossed the line at the same moment, and both of them won.",
-    ))
+    return " ".join(
+        (
+            f"Every year there was a great race, and {c.name} wanted to win.",
+            f'A fast {c.friend} named {c.friend_name} laughed and said, "You are much too slow."',
+            f"But {c.name} practised every {c.pick('morning', 'evening', 'day')}, a little "
+            "more each time.",
+            f"On the day of the race {c.friend_name} ran ahead and then "
+            f"{c.pick('stopped to nap', 'fell into a ditch', 'took the wrong path')}.",
+            c.pick(
+                f"{c.name} could have run past, but {c.she} stopped to help.",
+                f'{c.name} came by and said, "Come, we will finish together."',
+            ),
+            "So they crossed the line at the same moment, and both of them won.",
+        )
+    )
 
 
 PLOTS = (lost, fear, wish, share, sound, slow)
@@ -193,11 +324,25 @@ def story(rng: random.Random, raw: bool = False, **named: str) -> str:
 
 
 REQUESTS = (
-    "tell me a story{about}", "a story{about} please", "write a story{about}", "write me a short story{about}",
-    "can you tell me a story{about}", "i want a story{about}", "tell a story{about}", "another story{about}",
-    "give me a story{about}", "make up a story{about}", "story{about}", "please tell me a little story{about}",
-    "i would like to hear a story{about}", "do you know a story{about}", "a bedtime story{about}",
-    "tell me a fairy tale{about}", "can i have a story{about}", "invent a short story{about}", "read me a story{about}",
+    "tell me a story{about}",
+    "a story{about} please",
+    "write a story{about}",
+    "write me a short story{about}",
+    "can you tell me a story{about}",
+    "i want a story{about}",
+    "tell a story{about}",
+    "another story{about}",
+    "give me a story{about}",
+    "make up a story{about}",
+    "story{about}",
+    "please tell me a little story{about}",
+    "i would like to hear a story{about}",
+    "do you know a story{about}",
+    "a bedtime story{about}",
+    "tell me a fairy tale{about}",
+    "can i have a story{about}",
+    "invent a short story{about}",
+    "read me a story{about}",
 )
 
 

@@ -5,15 +5,21 @@ import re
 from functools import cache
 from pathlib import Path
 
-# Verbs with one irregular form for past and participle; those of NO_PAST have two, which are left alone.
-PAST = dict(pair.split() for pair in """
+# Verbs with one irregular form for past and participle; those of NO_PAST have two, which are left
+# alone.
+PAST = dict(
+    pair.split()
+    for pair in """
 keep kept;hold held;lose lost;leave left;send sent;make made;build built;bring brought;think thought;buy bought;get got;
 have had;tell told;say said;find found;read read;set set;put put;cut cut;hit hit;let let;shut shut;quit quit;split split;
 spend spent;mean meant;understand understood;feel felt;meet met;sit sat;stand stood;win won;pay paid;feed fed;deal dealt;
 teach taught;learn learned;catch caught;lead led;spin spun;hang hung;shoot shot;cost cost;spread spread;stick stuck
-""".replace("\n", "").split(";"))
-NO_PAST = set("""be begin write rewrite break take give go come become do undo redo see know show speak choose forget throw fall run
-shrink grow draw drive overcome hide rise freeze blow override""".split())
+""".replace("\n", "").split(";")
+)
+NO_PAST = set(
+    """be begin write rewrite break take give go come become do undo redo see know show speak choose forget throw fall run
+shrink grow draw drive overcome hide rise freeze blow override""".split()
+)
 DOUBLED = set("begin submit forget commit transmit permit occur prefer refer".split())
 LONGEST = 5  # words of a phrase
 
@@ -26,12 +32,29 @@ def inflect(phrase: str) -> dict[str, str]:
     rest = f" {rest}" if rest else ""
     double = verb in DOUBLED or re.fullmatch(r"[^aeiou]*[aeiou][bdgklmnprt]", verb)
     stem = verb + verb[-1] if double else verb
-    third = "has" if verb == "have" else verb[:-1] + "ies" if re.search(r"[^aeiou]y$", verb) else (
-        verb + "es" if re.search(r"(s|x|z|ch|sh|o)$", verb) else verb + "s")
-    gerund = verb[:-2] + "ying" if verb.endswith("ie") else verb[:-1] + "ing" if re.search(r"[^e]e$", verb) else stem + "ing"
+    third = (
+        "has"
+        if verb == "have"
+        else verb[:-1] + "ies"
+        if re.search(r"[^aeiou]y$", verb)
+        else (verb + "es" if re.search(r"(s|x|z|ch|sh|o)$", verb) else verb + "s")
+    )
+    gerund = (
+        verb[:-2] + "ying"
+        if verb.endswith("ie")
+        else verb[:-1] + "ing"
+        if re.search(r"[^e]e$", verb)
+        else stem + "ing"
+    )
     forms = {"": phrase, "s": third + rest, "ing": gerund + rest}
     if verb not in NO_PAST:
-        regular = verb + "d" if verb.endswith("e") else verb[:-1] + "ied" if re.search(r"[^aeiou]y$", verb) else stem + "ed"
+        regular = (
+            verb + "d"
+            if verb.endswith("e")
+            else verb[:-1] + "ied"
+            if re.search(r"[^aeiou]y$", verb)
+            else stem + "ed"
+        )
         forms["ed"] = PAST.get(verb, regular) + rest
     return forms
 
@@ -55,7 +78,13 @@ def synonyms() -> dict[str, tuple[list[str], ...]]:
         forms: dict[str, list[tuple[str, bool]]] = {}  # form -> (phrase, may be replaced)
         for phrase in rest.split(" | "):
             only_target, phrase = phrase.startswith("~"), phrase.lstrip("~").strip()
-            each = inflect(phrase) if kind == "v" else {"": phrase, "s": plural(phrase)} if kind == "n" else {"": phrase}
+            each = (
+                inflect(phrase)
+                if kind == "v"
+                else {"": phrase, "s": plural(phrase)}
+                if kind == "n"
+                else {"": phrase}
+            )
             for form, text in each.items():
                 forms.setdefault(form, []).append((text, not only_target))
         for group in forms.values():
@@ -75,15 +104,20 @@ def reword(text: str, rng: random.Random) -> str:
         if at >= free and not ticks % 2 and "`" not in word:
             for count in range(min(LONGEST, len(words) - at), 0, -1):
                 # Punctuation within a phrase ends it.
-                if (" ".join(bare[at : at + count]) in known and words[at].lower().startswith(bare[at])
-                        and all(words[i].lower() == bare[i] for i in range(at, at + count - 1))):
+                if (
+                    " ".join(bare[at : at + count]) in known
+                    and words[at].lower().startswith(bare[at])
+                    and all(words[i].lower() == bare[i] for i in range(at, at + count - 1))
+                ):
                     places.append((at, count))
                     free = at + count
                     break
         ticks += word.count("`")
     most = min(3, 1 + len(words) // 8)
-    for at, count in sorted(rng.sample(places, min(len(places), rng.randint(1, most))), reverse=True):
-        first, tail = words[at], words[at + count - 1][len(bare[at + count - 1]):]
+    for at, count in sorted(
+        rng.sample(places, min(len(places), rng.randint(1, most))), reverse=True
+    ):
+        first, tail = words[at], words[at + count - 1][len(bare[at + count - 1]) :]
         new = rng.choice(rng.choice(known[" ".join(bare[at : at + count])]))
         new = new[:1].upper() + new[1:] if first[0].isupper() and len(first) > 1 else new
         words[at : at + count] = [new + tail]

@@ -1,4 +1,5 @@
-"""Messages between rank 0 and the other processes of a run: JSON and arrays over TCP, with a beat every second.
+"""Messages between rank 0 and the other processes of a run: JSON and arrays over TCP, with a beat
+every second.
 
 A process that ends or falls silent is noticed by all others, whatever their main threads wait for.
 """
@@ -17,7 +18,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 BEAT = 1.0  # seconds between signs of life
-SILENCE = 7  # seconds without any, counted while this process itself runs, after which a process is given up
+# seconds without any, counted while this process itself runs, after which a process is given up
+SILENCE = 7
 _LENGTH = struct.Struct("!Q")
 _LONGEST = 1 << 26  # bytes of a message's JSON
 
@@ -26,11 +28,15 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Channel:
-    """One connection. receive: called on a thread of the channel with (message, arrays). lose: called once with the reason
-    when the other side ends or falls silent."""
+    """One connection. receive: called on a thread of the channel with (message, arrays). lose:
+    called once with the reason when the other side ends or falls silent."""
 
-    def __init__(self, connection: socket.socket, receive: Callable[[Message, dict[str, np.ndarray]], object],
-                 lose: Callable[[str], object]):
+    def __init__(
+        self,
+        connection: socket.socket,
+        receive: Callable[[Message, dict[str, np.ndarray]], object],
+        lose: Callable[[str], object],
+    ):
         self._socket, self._receive, self._lose = connection, receive, lose
         self._sending = threading.Lock()
         self._closed = threading.Event()
@@ -77,7 +83,9 @@ class Channel:
                     arrays = {}
                     for name, kind, shape in content["arrays"]:
                         empty = np.empty(shape, np.dtype(kind))
-                        arrays[name] = np.frombuffer(self._take(empty.nbytes), empty.dtype).reshape(shape)
+                        arrays[name] = np.frombuffer(self._take(empty.nbytes), empty.dtype).reshape(
+                            shape
+                        )
                     self._receive(content["message"], arrays)
         except TimeoutError:
             reason = f"has been silent for {SILENCE} s"
@@ -93,7 +101,8 @@ class Channel:
             try:
                 got = self._socket.recv_into(rest)
             except BlockingIOError:
-                # Counted second by second: a process that was stopped itself has not waited meanwhile.
+                # Counted second by second: a process that was stopped itself has not waited
+                # meanwhile.
                 silent += 1
                 if silent == SILENCE:
                     raise TimeoutError from None

@@ -14,5 +14,7 @@ def primitives(*arrays: Any) -> int | None:
     return None
 
 
-def measure_kernels(threads: int | None, save: bool, advance: Callable[[str], None]) -> dict[str, Any] | None:
+def measure_kernels(
+    threads: int | None, save: bool, advance: Callable[[str], None]
+) -> dict[str, Any] | None:
     return None

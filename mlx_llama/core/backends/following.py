@@ -1,4 +1,6 @@
-"""Starts under mlx.launch and torchrun: rank 0 goes on with its command, the others follow it here."""
+"""Starts under mlx.launch and torchrun: rank 0 goes on with its command, the others follow it
+here.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,8 @@ def join() -> World | None:
 
 
 def follow_leader() -> bool:
-    """Join the launcher's processes. On rank 0 and alone: False at once. On others: repeat rank 0's calls until it ends, then
-    True. Raises BackendError."""
+    """Join the launcher's processes. On rank 0 and alone: False at once. On others: repeat rank 0's
+    calls until it ends, then True. Raises BackendError."""
     world = join()
     if world is None or world.rank == 0:
         return False
@@ -79,7 +81,11 @@ class Follower:
                     self._change(change)
                 answer = None if do == "change" else getattr(self, f"_{do}")(message, arrays)
             except Exception as error:  # rank 0 compares it with its own
-                text = str(error) if isinstance(error, LlamaError) else f"{type(error).__name__}: {error}"
+                text = (
+                    str(error)
+                    if isinstance(error, LlamaError)
+                    else f"{type(error).__name__}: {error}"
+                )
                 self.world.answer(number, failed=text, answers=answers)
             else:
                 if answers:
@@ -93,7 +99,9 @@ class Follower:
                 self._launched.clear()
                 gc.collect()
                 machine.trim_memory()
-            self._drawn = {key: tokens for key, tokens in self._drawn.items() if key[0] != change["name"]}
+            self._drawn = {
+                key: tokens for key, tokens in self._drawn.items() if key[0] != change["name"]
+            }
         elif do == "make_cache":
             cache = self._named[change["model"]].make_cache(change["capacity"], change["rows"])
             ranks.ignore_memory(cache)
@@ -106,9 +114,13 @@ class Follower:
     def _load(self, message: Message, arrays: dict) -> None:
         checkpoint = open_checkpoint(message["checkpoint"], message["revision"])
         if ranks.identify(checkpoint) != message["identity"]:
-            raise BackendError(f"{checkpoint.name} is another model here than on rank 0: copy it to every machine")
+            raise BackendError(
+                f"{checkpoint.name} is another model here than on rank 0: copy it to every machine"
+            )
         backend = selection.select(self.world.backend, message["device"])
-        model = backend.model.Llama.load(checkpoint, LoadOptions(**message["options"]), backend.device, ranks=self.world.ranks)
+        model = backend.model.Llama.load(
+            checkpoint, LoadOptions(**message["options"]), backend.device, ranks=self.world.ranks
+        )
         self._named[message["model"]], self._backends[message["model"]] = model, backend
 
     def _forward(self, message: Message, arrays: dict) -> None:
@@ -118,14 +130,26 @@ class Follower:
 
     def _step(self, message: Message, arrays: dict) -> None:
         backend, given = self._find(message)
-        sampled = ranks.step(backend, *given, self._find_sampling(backend, message), self._await_masks if message["masks"] else None)
+        sampled = ranks.step(
+            backend,
+            *given,
+            self._find_sampling(backend, message),
+            self._await_masks if message["masks"] else None,
+        )
         self._drawn[message["cache"], tuple(message["rows"])] = sampled
         self._pace(backend, sampled)
 
     def _sample(self, message: Message, arrays: dict) -> None:
         backend, model = self._backends[message["model"]], self._named[message["model"]]
-        sampled = ranks.sample(backend, model, arrays["logits"], self._named[message["cache"]], message["rows"],
-                               self._find_sampling(backend, message), self._await_masks if message["masks"] else None)
+        sampled = ranks.sample(
+            backend,
+            model,
+            arrays["logits"],
+            self._named[message["cache"]],
+            message["rows"],
+            self._find_sampling(backend, message),
+            self._await_masks if message["masks"] else None,
+        )
         self._drawn[message["cache"], tuple(message["rows"])] = sampled
         self._pace(backend, sampled)
 
@@ -149,7 +173,13 @@ class Follower:
         else:
             tokens = np.array(tokens, np.int32)
         model = message["model"]
-        return self._backends[model], (self._named[model], tokens, message["index_pos"], cache, message["rows"])
+        return self._backends[model], (
+            self._named[model],
+            tokens,
+            message["index_pos"],
+            cache,
+            message["rows"],
+        )
 
     def _find_sampling(self, backend: selection.Backend, message: Message) -> Any:
         """A SamplingBatch, made at its first use."""

@@ -1,8 +1,9 @@
 """The module interface of a backend: what core calls, and what the three answer with.
 
-A backend is a package with the files facts, runtime, ops, cache, weights, sampling and model; their modules and classes
-implement the Protocols of this file, of core.ops and of core.llama. The model itself is core.llama, over the backend's ops.
-"Array" is the backend's own array type. A docstring that stands here is not repeated there.
+A backend is a package with the files facts, runtime, ops, cache, weights, sampling and model; their
+modules and classes implement the Protocols of this file, of core.ops and of core.llama. The model
+itself is core.llama, over the backend's ops. "Array" is the backend's own array type. A docstring
+that stands here is not repeated there.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
 
 Array = Any
 
-# Computes the tokens that grammars allow, int32 [B, ceil(V / 32)] on the host; bit i % 32 of word i // 32 is token i's. A row
-# without a grammar has all bits set. Call it once, after the forward is on its way: the host works while the device does.
+# Computes the tokens that grammars allow, int32 [B, ceil(V / 32)] on the host; bit i % 32 of word i
+# // 32 is token i's. A row without a grammar has all bits set. Call it once, after the forward is
+# on its way: the host works while the device does.
 Masks = Callable[[], np.ndarray]
 
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of a number
@@ -40,7 +42,8 @@ class Cache(Protocol):
 
     lengths: list[int]  # positions filled, by row
     allocated: list[int]  # positions that the storage has room for, by row
-    adapters: list[int]  # number of the adapter that computes a row's positions, 0 for none; the caller sets it
+    # number of the adapter that computes a row's positions, 0 for none; the caller sets it
+    adapters: list[int]
     length: int  # lengths[0], for a cache of one sequence
     rows: int  # number of rows; an empty row takes no storage
     capacity: int  # positions that a row may hold at most; its storage grows towards it in steps
@@ -52,9 +55,14 @@ class Cache(Protocol):
     def arrays(self) -> list[Array]: ...
     def reserve(self, ends: Mapping[int, int]) -> None: ...
     def check_memory(self, ends: Mapping[int, int]) -> None: ...
-    # Of one call over `tokens` int32 [B, T] from `index_pos` on, which are stored at once. Raises ContextError.
-    def view(self, tokens: Array, index_pos: int | Sequence[int], rows: Sequence[int] | None = None) -> Any: ...
-    def recent(self, window: int, rows: Sequence[int] | None = None, lengths: Sequence[int] | None = None) -> Array: ...
+    # Of one call over `tokens` int32 [B, T] from `index_pos` on, which are stored at once. Raises
+    # ContextError.
+    def view(
+        self, tokens: Array, index_pos: int | Sequence[int], rows: Sequence[int] | None = None
+    ) -> Any: ...
+    def recent(
+        self, window: int, rows: Sequence[int] | None = None, lengths: Sequence[int] | None = None
+    ) -> Array: ...
     def trim(self, length: int, row: int = 0) -> None: ...
     def reset(self, row: int | None = None) -> None: ...
     def copy_prefix(self, source: int, target: int, length: int) -> None: ...
@@ -65,16 +73,24 @@ class Cache(Protocol):
 class SamplingBatch(Protocol):
     """Logits to tokens, on the device; each row has options of its own.
 
-    -1 is in place of a token whose score is NaN or infinite, so that the host learns of it from the token it reads anyway.
+    -1 is in place of a token whose score is NaN or infinite, so that the host learns of it from the
+    token it reads anyway.
     """
 
     options: tuple[GenerationOptions, ...]  # by row
     window: int  # recent tokens that any row looks at
-    logprobs: int | None  # likeliest tokens to report beside each token (core.backends.logprobs); None: tokens alone
+    # likeliest tokens to report beside each token (core.backends.logprobs); None: tokens alone
+    logprobs: int | None
 
-    def repeat(self, count: int) -> SamplingBatch: ...  # the batch of `count` rows like this batch's only one
-    def __call__(self, logits: Array, positions: Sequence[int], recent: Array | None = None,
-                 masks: Masks | None = None) -> Array: ...
+    # the batch of `count` rows like this batch's only one
+    def repeat(self, count: int) -> SamplingBatch: ...
+    def __call__(
+        self,
+        logits: Array,
+        positions: Sequence[int],
+        recent: Array | None = None,
+        masks: Masks | None = None,
+    ) -> Array: ...
 
 
 class Model(Protocol):
@@ -85,20 +101,52 @@ class Model(Protocol):
     cache_bits: int | None  # of keys and values; None: the activations' width
     verify_width: int  # positions that `verify` takes at little more than a step's cost
     prefill_width: int  # most prompt tokens of a call that Ctrl-C does not wait long for
-    adapters: tuple[str, ...]  # names of those loaded; a row of a new cache has number 1, the first, or 0 where there is none
+    # names of those loaded; a row of a new cache has number 1, the first, or 0 where there is none
+    adapters: tuple[str, ...]
     notices: tuple[str, ...]  # lines for the user on precision and compilation
-    is_batch_invariant: bool  # a row is bit-identical whatever else is in the batch, and with any chunks
+    # a row is bit-identical whatever else is in the batch, and with any chunks
+    is_batch_invariant: bool
 
     def profile(self) -> AbstractContextManager[Profile]: ...
     def make_cache(self, capacity: int, rows: int = 1) -> Cache: ...
-    def forward(self, tokens: Array, index_pos: int | Sequence[int], cache: Cache, *, rows: Sequence[int] | None = None,
-                all_positions: bool = False, probe: Probe | None = None) -> Array: ...
-    def step(self, tokens: Array, index_pos: int | Sequence[int], cache: Cache, sampling: SamplingBatch, *,
-             rows: Sequence[int] | None = None, masks: Masks | None = None) -> Array: ...
-    def sample(self, logits: Array, cache: Cache, sampling: SamplingBatch, *, rows: Sequence[int] | None = None,
-               masks: Masks | None = None) -> Array: ...
-    def verify(self, tokens: Array, index_pos: int, cache: Cache, sampling: SamplingBatch, *,
-               rows: Sequence[int] | None = None) -> Array: ...
+    def forward(
+        self,
+        tokens: Array,
+        index_pos: int | Sequence[int],
+        cache: Cache,
+        *,
+        rows: Sequence[int] | None = None,
+        all_positions: bool = False,
+        probe: Probe | None = None,
+    ) -> Array: ...
+    def step(
+        self,
+        tokens: Array,
+        index_pos: int | Sequence[int],
+        cache: Cache,
+        sampling: SamplingBatch,
+        *,
+        rows: Sequence[int] | None = None,
+        masks: Masks | None = None,
+    ) -> Array: ...
+    def sample(
+        self,
+        logits: Array,
+        cache: Cache,
+        sampling: SamplingBatch,
+        *,
+        rows: Sequence[int] | None = None,
+        masks: Masks | None = None,
+    ) -> Array: ...
+    def verify(
+        self,
+        tokens: Array,
+        index_pos: int,
+        cache: Cache,
+        sampling: SamplingBatch,
+        *,
+        rows: Sequence[int] | None = None,
+    ) -> Array: ...
 
 
 class Runtime(Protocol):
@@ -110,47 +158,70 @@ class Runtime(Protocol):
     HAS_ONE_THREAD: bool  # all calls are made by one thread
 
     def has_gpu(self) -> bool: ...
-    def pick_device(self, device: str | None = None) -> Any: ...  # "gpu", "cpu", None for a GPU if there is one; BackendError
+    # "gpu", "cpu", None for a GPU if there is one; BackendError
+    def pick_device(self, device: str | None = None) -> Any: ...
     def device_name(self, device: Any) -> str: ...  # in receipts
-    def runs_ahead(self, device: Any) -> bool: ...  # step n+1 may be launched before token n is read
+    # step n+1 may be launched before token n is read
+    def runs_ahead(self, device: Any) -> bool: ...
     # Of the activations; "auto" is the `stored` one. BackendError for one that the device lacks.
-    def pick_dtype(self, dtype: str, stored: str, device: Any, exceeds_float16: bool = False) -> Any: ...
+    def pick_dtype(
+        self, dtype: str, stored: str, device: Any, exceeds_float16: bool = False
+    ) -> Any: ...
     def dtype_name(self, dtype: Any) -> str: ...  # "float32", "float16" or "bfloat16"
-    def launch(self, *arrays: Array) -> None: ...  # submits the arrays' work to the device without waiting
+    # submits the arrays' work to the device without waiting
+    def launch(self, *arrays: Array) -> None: ...
     def read(self, token: Array) -> int: ...  # waits for int32 [1, 1]
-    def read_all(self, *tokens: Array) -> list[int]: ...  # waits once for int32 [1, T] or [B, 1] each
-    def to_numpy(self, array: Array) -> np.ndarray: ...  # float32 or integers, copied; never while decoding
-    def peak_memory(self, device: Any) -> int: ...  # bytes allocated on the device, or of the process; 0: unknown
+    # waits once for int32 [1, T] or [B, 1] each
+    def read_all(self, *tokens: Array) -> list[int]: ...
+    # float32 or integers, copied; never while decoding
+    def to_numpy(self, array: Array) -> np.ndarray: ...
+    # bytes allocated on the device, or of the process; 0: unknown
+    def peak_memory(self, device: Any) -> int: ...
     def is_out_of_memory(self, error: BaseException) -> bool: ...
     def free_memory(self, device: Any) -> int | None: ...  # bytes; None: unknown
-    def bandwidth(self, device: Any) -> float | None: ...  # bytes per second, measured; None: that of the host's memory
-    def primitives(self, *arrays: Array) -> int | None: ...  # in the arrays' unevaluated graph; None: there is no graph
-    # Measures candidates for the kernels of decoding; save: enters the best in the table that ships. None: there are none.
-    # Raises BackendError, OSError.
-    def measure_kernels(self, threads: int | None, save: bool, advance: Callable[[str], None]) -> dict[str, Any] | None: ...
+    # bytes per second, measured; None: that of the host's memory
+    def bandwidth(self, device: Any) -> float | None: ...
+    # in the arrays' unevaluated graph; None: there is no graph
+    def primitives(self, *arrays: Array) -> int | None: ...
+    # Measures candidates for the kernels of decoding; save: enters the best in the table that
+    # ships. None: there are none. Raises BackendError, OSError.
+    def measure_kernels(
+        self, threads: int | None, save: bool, advance: Callable[[str], None]
+    ) -> dict[str, Any] | None: ...
 
 
 class Facts(Protocol):
-    """The backend as the doctor describes it, without its framework: the module facts.py of a backend."""
+    """The backend as the doctor describes it, without its framework: the module facts.py of a
+    backend.
+    """
 
     DISTRIBUTIONS: tuple[str, ...]  # packages whose versions it tells
 
-    def describe(self, packages: dict[str, str], gpus: Gpus) -> BackendFacts: ...  # packages: versions of those installed
+    # packages: versions of those installed
+    def describe(self, packages: dict[str, str], gpus: Gpus) -> BackendFacts: ...
     # Dtypes and size on this machine's device. stored: the checkpoint's dtype.
-    def plan_weights(self, tensors: Iterable[Tensor | AffineWeight], stored: str, facts: BackendFacts,
-                     exceeds_float16: bool = False) -> WeightsPlan: ...
+    def plan_weights(
+        self,
+        tensors: Iterable[Tensor | AffineWeight],
+        stored: str,
+        facts: BackendFacts,
+        exceeds_float16: bool = False,
+    ) -> WeightsPlan: ...
     # Bytes once packed. dtype: of the activations.
-    def weights_nbytes(self, tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu: bool) -> int: ...
+    def weights_nbytes(
+        self, tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu: bool
+    ) -> int: ...
 
 
 @dataclass(frozen=True)
 class BackendFacts:
     """One backend on this machine, described without importing its framework.
 
-    available: it can be chosen. reason: why it cannot, with the remedy, or what it lacks. packages: {name: version}.
-    gpu: it would run on a GPU; None: unknown. device: in words. options: pairs of name and value that `load` needs besides the backend.
-    memory_bytes: that a model may take of the device; None: unknown. memory_is: "free" or "an estimate".
-    has_bfloat16: False on GPUs without its instructions. kernels: target of the compiled kernels, None without them.
+    available: it can be chosen. reason: why it cannot, with the remedy, or what it lacks. packages:
+    {name: version}. gpu: it would run on a GPU; None: unknown. device: in words. options: pairs of
+    name and value that `load` needs besides the backend. memory_bytes: that a model may take of the
+    device; None: unknown. memory_is: "free" or "an estimate". has_bfloat16: False on GPUs without
+    its instructions. kernels: target of the compiled kernels, None without them.
     """
 
     name: str
@@ -170,8 +241,8 @@ class BackendFacts:
 class WeightsPlan:
     """Dtypes and size of a model's weights on a backend, planned without loading them.
 
-    dtype: of the activations. low_bit_operand: dtype that low-bit weights are multiplied in. nbytes: of all weights once
-    packed, which is what the process takes for them after loading.
+    dtype: of the activations. low_bit_operand: dtype that low-bit weights are multiplied in.
+    nbytes: of all weights once packed, which is what the process takes for them after loading.
     """
 
     dtype: str

@@ -1,4 +1,6 @@
-"""The one table of load options: flags, the parameters of `mlx_llama.load` and its documentation are made from it."""
+"""The one table of load options: flags, the parameters of `mlx_llama.load` and its documentation
+are made from it.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,43 @@ from mlx_llama.core.errors import BackendError, OptionsError
 from mlx_llama.core.system.sizes import parse_size
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
-SHORT_DTYPES = {"f32": "float32", "fp32": "float32", "float": "float32", "f16": "float16", "fp16": "float16", "half": "float16",
-                "bf16": "bfloat16"}  # other tools' names
+SHORT_DTYPES = {
+    "f32": "float32",
+    "fp32": "float32",
+    "float": "float32",
+    "f16": "float16",
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+}  # other tools' names
 BYTES_PER_THREAD = 4 << 20  # of weights, at least, for one more thread
 MAX_ROWS = 32  # requests that one step computes, unless the user says otherwise
 MOST_ROWS = 512
 
 
-def _option(default: Any, help: str, *aliases: str, metavar: str = "", choices: Sequence[Any] = (), is_flag: bool = True,
-            is_negatable: bool = False, flag_help: str = "") -> Any:
+def _option(
+    default: Any,
+    help: str,
+    *aliases: str,
+    metavar: str = "",
+    choices: Sequence[Any] = (),
+    is_flag: bool = True,
+    is_negatable: bool = False,
+    flag_help: str = "",
+) -> Any:
     # aliases: other tools' names. flag_help: for the command line only.
-    return field(default=default, metadata={
-        "help": help, "aliases": aliases, "metavar": metavar, "choices": choices, "is_flag": is_flag, "is_negatable": is_negatable,
-        "flag_help": flag_help})
+    return field(
+        default=default,
+        metadata={
+            "help": help,
+            "aliases": aliases,
+            "metavar": metavar,
+            "choices": choices,
+            "is_flag": is_flag,
+            "is_negatable": is_negatable,
+            "flag_help": flag_help,
+        },
+    )
 
 
 @dataclass(frozen=True)
@@ -32,78 +58,157 @@ class LoadOptions:
     """How a model is loaded. Numbers may be text, as on a command line, until `Limits.check`."""
 
     model: str | os.PathLike | None = _option(
-        None, "a folder, a .gguf file, a Hugging Face hub id or hub id:file.gguf (default: the small guide model in this "
-        "package)", metavar="MODEL")
+        None,
+        "a folder, a .gguf file, a Hugging Face hub id or hub id:file.gguf (default: the small "
+        "guide model in this "
+        "package)",
+        metavar="MODEL",
+    )
     backend: str = _option(
-        "auto", "auto: MLX on Apple silicon, CUDA if torch sees a GPU, else the CPU", choices=("auto", "mlx", "cpu", "cuda"))
+        "auto",
+        "auto: MLX on Apple silicon, CUDA if torch sees a GPU, else the CPU",
+        choices=("auto", "mlx", "cpu", "cuda"),
+    )
     device: str | None = _option(
-        None, "run the mlx or cuda backend on this device (default: the GPU, if there is one)", choices=("cpu", "gpu"))
+        None,
+        "run the mlx or cuda backend on this device (default: the GPU, if there is one)",
+        choices=("cpu", "gpu"),
+    )
     dtype: str = _option(
-        "auto", "width of the activations (default: the checkpoint's; float32 on the cpu backend)", choices=DTYPES)
+        "auto",
+        "width of the activations (default: the checkpoint's; float32 on the cpu backend)",
+        choices=DTYPES,
+    )
     _: KW_ONLY
     revision: str | None = _option(None, "branch, tag or commit of a hub id", metavar="REVISION")
     ctx_size: int | None = _option(
-        None, "positions of the context (default: as many as the model was trained for)", "c", "max_kv_size", metavar="TOKENS")
+        None,
+        "positions of the context (default: as many as the model was trained for)",
+        "c",
+        "max_kv_size",
+        metavar="TOKENS",
+    )
     template: str | None = _option(
-        None, "chat template to use instead of the checkpoint's: a name, a file, or Jinja text", "chat_template",
-        "chat_template_file", metavar="NAME_OR_FILE")
+        None,
+        "chat template to use instead of the checkpoint's: a name, a file, or Jinja text",
+        "chat_template",
+        "chat_template_file",
+        metavar="NAME_OR_FILE",
+    )
     threads: int | None = _option(
-        None, "threads of the cpu backend (default: one per physical core, fewer for a small model: one per 4 MB of weights)",
-        metavar="N")
+        None,
+        "threads of the cpu backend (default: one per physical core, fewer for a small model: "
+        "one per 4 MB of weights)",
+        metavar="N",
+    )
     activation_bits: int | None = _option(
-        None, "width of the activations that the cpu backend multiplies with low-bit weights (default: 16; 8 is faster and "
-        "coarser, 32 exact and slower)", choices=(8, 16, 32))
+        None,
+        "width of the activations that the cpu backend multiplies with low-bit weights "
+        "(default: 16; 8 is faster and "
+        "coarser, 32 exact and slower)",
+        choices=(8, 16, 32),
+    )
     compile: bool | None = _option(
-        None, "run a step as one traced graph (mlx) or as compiled kernels (cpu); the tokens are the same (default: yes; no for "
-        "mlx on the CPU, where MLX calls a C++ compiler first)", is_negatable=True)
+        None,
+        "run a step as one traced graph (mlx) or as compiled kernels (cpu); the tokens are the "
+        "same (default: yes; no for "
+        "mlx on the CPU, where MLX calls a C++ compiler first)",
+        is_negatable=True,
+    )
     draft_model: str | os.PathLike | None = _option(
-        None, "a smaller model with the same vocabulary, to guess tokens ahead: the same text, sooner", "model_draft",
-        metavar="MODEL")
+        None,
+        "a smaller model with the same vocabulary, to guess tokens ahead: the same text, sooner",
+        "model_draft",
+        metavar="MODEL",
+    )
     cache_bits: int | None = _option(
-        None, "store keys and values in 8 or 16 bits (default: in the activations' width, 32 on cpu)", "kv_bits",
-        choices=(8, 16))
+        None,
+        "store keys and values in 8 or 16 bits (default: in the activations' width, 32 on cpu)",
+        "kv_bits",
+        choices=(8, 16),
+    )
     cache_memory: int | str | None = _option(
-        None, "memory of all keys and values, in bytes or as a size such as 2GB (default: what is free beside the weights, less "
-        "a reserve)", metavar="SIZE")
+        None,
+        "memory of all keys and values, in bytes or as a size such as 2GB (default: what is "
+        "free beside the weights, less "
+        "a reserve)",
+        metavar="SIZE",
+    )
     max_rows: int | None = _option(
-        None, f"requests computed together in one step (default: {MAX_ROWS})", "parallel", "np", metavar="N")
+        None,
+        f"requests computed together in one step (default: {MAX_ROWS})",
+        "parallel",
+        "np",
+        metavar="N",
+    )
     batch_invariant: bool | None = _option(
-        None, "bit-identical answers whatever else is in the batch, and however the prompt is cut into chunks: prompts are "
-        "slower on cuda, always so on cpu, not available on mlx")
+        None,
+        "bit-identical answers whatever else is in the batch, and however the prompt is cut "
+        "into chunks: prompts are "
+        "slower on cuda, always so on cpu, not available on mlx",
+    )
     adapters: str | os.PathLike | Sequence[str | os.PathLike] | None = _option(
-        None, "LoRA adapters in the format of PEFT or mlx_lm, each FOLDER or FOLDER=SCALE; each request uses one", "adapter",
-        "adapter_path", "lora", metavar="FOLDER[=SCALE]", flag_help="; repeat it for more")
+        None,
+        "LoRA adapters in the format of PEFT or mlx_lm, each FOLDER or FOLDER=SCALE; each "
+        "request uses one",
+        "adapter",
+        "adapter_path",
+        "lora",
+        metavar="FOLDER[=SCALE]",
+        flag_help="; repeat it for more",
+    )
     on_progress: Callable[[int, int], object] | None = _option(
-        None, "f(done, total), bytes of the weights, called while they are loaded, one call at a time", is_flag=False)
+        None,
+        "f(done, total), bytes of the weights, called while they are loaded, one call at a time",
+        is_flag=False,
+    )
 
     def of_model(self) -> dict[str, Any]:
         """The options that decide how the model computes, for another process."""
-        return {name: getattr(self, name) for name in ("dtype", "threads", "activation_bits", "compile", "cache_bits",
-                                                       "batch_invariant")}
+        return {
+            name: getattr(self, name)
+            for name in (
+                "dtype",
+                "threads",
+                "activation_bits",
+                "compile",
+                "cache_bits",
+                "batch_invariant",
+            )
+        }
 
 
 TABLE = {one.name: one for one in fields(LoadOptions)}
 
 
 def default_threads(weights: int, cores: int) -> int:
-    """Threads of the cpu backend unless the user says otherwise: one per physical core, fewer for a small model.
+    """Threads of the cpu backend unless the user says otherwise: one per physical core, fewer for a
+    small model.
 
-    weights: bytes of the checkpoint. Waking a thread for every token costs time, which small weights do not save.
+    weights: bytes of the checkpoint. Waking a thread for every token costs time, which small
+    weights do not save.
     """
     return max(1, min(cores, weights // BYTES_PER_THREAD))
 
 
 def full_dtype(name: str) -> str:
-    """The name of a dtype that other tools shorten: "bf16" is "bfloat16". Other names stay as they are."""
+    """The name of a dtype that other tools shorten: "bf16" is "bfloat16". Other names stay as they
+    are.
+    """
     return SHORT_DTYPES.get(name, name) if isinstance(name, str) else name
 
 
 def parse_memory(value: int | str | None, name: str = "cache_memory") -> int | None:
-    """Bytes of a size such as "2GB", "512MB", "1.5GiB" or a number of bytes; None stays None. Raises OptionsError."""
+    """Bytes of a size such as "2GB", "512MB", "1.5GiB" or a number of bytes; None stays None.
+    Raises OptionsError.
+    """
     if value is None:
         return None
     if not (nbytes := parse_size(str(value))):
-        raise OptionsError(f"`{name}` {value!r:.40}: must be a size such as 2GB, 512MB or 1.5GiB, or a number of bytes")
+        raise OptionsError(
+            f"`{name}` {value!r:.40}: must be a size such as 2GB, 512MB or 1.5GiB, or a number "
+            "of bytes"
+        )
     return nbytes
 
 
@@ -129,46 +234,81 @@ class Limits:
     def check(self, options: LoadOptions) -> LoadOptions:
         """The options with numbers in place of text, and other tools' names of dtypes replaced.
 
-        Raises BackendError and OptionsError for a value outside the limits, an option of another backend and a contradiction.
+        Raises BackendError and OptionsError for a value outside the limits, an option of another
+        backend and a contradiction.
         """
         dtype = full_dtype(options.dtype)
         if dtype not in DTYPES:
             raise BackendError(f"`dtype` {dtype!r:.40} is not one of {', '.join(DTYPES)}")
         if dtype not in self.dtypes:
-            raise BackendError(f"`dtype={dtype!r}`: the {self.backend} backend computes in {' or '.join(self.dtypes[1:])}, "
-                               "at any stored width: leave it out, or choose `backend='mlx'` or cuda")
+            raise BackendError(
+                f"`dtype={dtype!r}`: the {self.backend} backend computes in "
+                f"{' or '.join(self.dtypes[1:])}, "
+                "at any stored width: leave it out, or choose `backend='mlx'` or cuda"
+            )
         threads = self._whole_number("threads", options.threads, range(1, self.most_threads + 1))
         bits = self._whole_number("activation_bits", options.activation_bits, self.activation_bits)
         if dtype == "float32" and bits not in (None, 32):
-            raise BackendError(f"`activation_bits` {bits} and `dtype='float32'`, which asks for 32, contradict each other: leave "
-                               "one of them out")
+            raise BackendError(
+                f"`activation_bits` {bits} and `dtype='float32'`, which asks for 32, "
+                "contradict each other: leave "
+                "one of them out"
+            )
         if options.compile is False and not (threads is bits is None):
-            raise BackendError("`threads` and `activation_bits` are for compiled kernels: leave out `compile=False`, or them")
+            raise BackendError(
+                "`threads` and `activation_bits` are for compiled kernels: leave out "
+                "`compile=False`, or them"
+            )
         cache_bits, allowed = options.cache_bits, TABLE["cache_bits"].metadata["choices"]
         if cache_bits is not None and str(cache_bits) not in map(str, allowed):
-            raise BackendError(f"`cache_bits` {cache_bits!r:.40}: must be {' or '.join(map(str, allowed))}; without it, keys and "
-                               "values have the activations' width")
+            raise BackendError(
+                f"`cache_bits` {cache_bits!r:.40}: must be {' or '.join(map(str, allowed))}; "
+                "without it, keys and "
+                "values have the activations' width"
+            )
         if options.batch_invariant and not self.has_invariance:
-            raise BackendError(f"`batch_invariant`: the {self.backend} backend's products depend on their shapes, and at "
-                               "float32 the tokens are the same without it: leave it out, or choose `backend='cpu'` or cuda")
-        return replace(options, dtype=dtype, threads=threads, activation_bits=bits,
-                       cache_bits=None if cache_bits is None else int(cache_bits), batch_invariant=bool(options.batch_invariant),
-                       cache_memory=parse_memory(options.cache_memory), max_rows=parse_rows(options.max_rows),
-                       adapters=list_adapters(options.adapters))
+            raise BackendError(
+                f"`batch_invariant`: the {self.backend} backend's products depend on their "
+                "shapes, and at "
+                "float32 the tokens are the same without it: leave it out, or choose "
+                "`backend='cpu'` or cuda"
+            )
+        return replace(
+            options,
+            dtype=dtype,
+            threads=threads,
+            activation_bits=bits,
+            cache_bits=None if cache_bits is None else int(cache_bits),
+            batch_invariant=bool(options.batch_invariant),
+            cache_memory=parse_memory(options.cache_memory),
+            max_rows=parse_rows(options.max_rows),
+            adapters=list_adapters(options.adapters),
+        )
 
-    def _whole_number(self, name: str, value: int | str | None, allowed: range | tuple[int, ...]) -> int | None:
+    def _whole_number(
+        self, name: str, value: int | str | None, allowed: range | tuple[int, ...]
+    ) -> int | None:
         if value is None:
             return None
         if not allowed:
-            raise BackendError(f"`{name}` {value!s:.40}: is for the cpu backend, and this is {self.backend}: leave it out, or "
-                               "choose `backend='cpu'`")
+            raise BackendError(
+                f"`{name}` {value!s:.40}: is for the cpu backend, and this is {self.backend}: "
+                "leave it out, or "
+                "choose `backend='cpu'`"
+            )
         if not re.fullmatch(r"[0-9]{1,9}", str(value)) or int(value) not in allowed:
-            limits = f"1 to {allowed[-1]}" if isinstance(allowed, range) else f"one of {', '.join(map(str, allowed))}"
+            limits = (
+                f"1 to {allowed[-1]}"
+                if isinstance(allowed, range)
+                else f"one of {', '.join(map(str, allowed))}"
+            )
             raise BackendError(f"`{name}` {value!r:.40}: must be a whole number, {limits}")
         return int(value)
 
 
-def list_adapters(adapters: str | os.PathLike | Sequence[str | os.PathLike] | None) -> tuple[str | os.PathLike, ...]:
+def list_adapters(
+    adapters: str | os.PathLike | Sequence[str | os.PathLike] | None,
+) -> tuple[str | os.PathLike, ...]:
     """One adapter or several as a tuple."""
     if adapters is None:
         return ()

@@ -1,12 +1,14 @@
 """Log-probabilities of tokens: their definition, and their way from the device.
 
-They are taken from the model's own logits: log softmax in float32, before logit biases, penalties, temperature, filters and
-grammar masks, as OpenAI's API and vLLM's default have them. So the sampled token may be unlikely, or not among the likeliest.
+They are taken from the model's own logits: log softmax in float32, before logit biases, penalties,
+temperature, filters and grammar masks, as OpenAI's API and vLLM's default have them. So the sampled
+token may be unlikely, or not among the likeliest.
 
-A step whose rows ask for them returns int32 [B, 2 + 2 k] instead of [B, 1], k being the largest number that a row asks for:
-the token, the bits of its log-probability, the k likeliest ids and the bits of theirs, likeliest first, the lower id first
-among equals. One array is still one read, and rows that ask for fewer take the first ones. Without such rows nothing is
-computed and nothing changes.
+A step whose rows ask for them returns int32 [B, 2 + 2 k] instead of [B, 1], k being the largest
+number that a row asks for: the token, the bits of its log-probability, the k likeliest ids and the
+bits of theirs, likeliest first, the lower id first among equals. One array is still one read, and
+rows that ask for fewer take the first ones. Without such rows nothing is computed and nothing
+changes.
 """
 
 from __future__ import annotations
@@ -20,14 +22,19 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Natural logarithms of probabilities at one position. top: (id, log-probability) of the likeliest tokens, in order."""
+    """Natural logarithms of probabilities at one position. top: (id, log-probability) of the
+    likeliest tokens, in order.
+    """
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 
 
-def pack(tokens: npt.NDArray[np.int32], logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int32]:
-    """Tokens int32 [B, 1] with the log-probabilities of `logits` float32 [B, V]: int32 [B, 2 + 2 count]. The reference.
+def pack(
+    tokens: npt.NDArray[np.int32], logits: npt.NDArray[np.float32], count: int
+) -> npt.NDArray[np.int32]:
+    """Tokens int32 [B, 1] with the log-probabilities of `logits` float32 [B, V]: int32 [B, 2 + 2
+    count]. The reference.
 
     Of a token -1, which is none, they mean nothing.
     """
@@ -42,16 +49,21 @@ def _pack_row(token: int, logits: npt.NDArray[np.float32], count: int) -> npt.ND
     values = shifted - np.float32(np.log(np.exp(shifted).sum(dtype=np.float64)))
     ids = np.empty(0, np.int64)
     if count:
-        ids = np.flatnonzero(values >= np.partition(values, -count)[-count])  # ties of the last one included
+        # ties of the last one included
+        ids = np.flatnonzero(values >= np.partition(values, -count)[-count])
         ids = ids[np.argsort(-values[ids], kind="stable")][:count]
     bits = values[[token, *ids]].astype(np.float32).view(np.int32)
     return np.concatenate([bits[:1], ids.astype(np.int32), bits[1:]])
 
 
 def unpack(columns: Sequence[int], count: int | None) -> TokenLogprobs | None:
-    """Unpack a row of `pack` without its token. count: of likeliest tokens that the row asked for, None for no logprobs."""
+    """Unpack a row of `pack` without its token. count: of likeliest tokens that the row asked for,
+    None for no logprobs.
+    """
     if count is None:
         return None
     k = (len(columns) - 2) // 2
-    values = np.array([columns[1], *columns[2 + k:2 + k + count]], np.int32).view(np.float32).tolist()
-    return TokenLogprobs(values[0], tuple(zip(columns[2:2 + count], values[1:])))
+    values = (
+        np.array([columns[1], *columns[2 + k : 2 + k + count]], np.int32).view(np.float32).tolist()
+    )
+    return TokenLogprobs(values[0], tuple(zip(columns[2 : 2 + count], values[1:])))

@@ -1,4 +1,6 @@
-"""BaseLlama: what the backends' models share, which is all that needs no array operation of its own."""
+"""BaseLlama: what the backends' models share, which is all that needs no array operation of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,26 @@ from .interface import Array, Cache, Masks, Probe, SamplingBatch
 class BaseLlama:
     """A Llama over a backend's ops. Immutable once loaded.
 
-    A backend gives `ops` and `cache_type`, and computes `_forward` and `_step` (as `forward` and `step`, without gathering
-    shares of the vocabulary), within `_call`.
+    A backend gives `ops` and `cache_type`, and computes `_forward` and `_step` (as `forward` and
+    `step`, without gathering shares of the vocabulary), within `_call`.
     """
 
     ops: ClassVar[ModuleType]
     cache_type: ClassVar[type]
-    verify_width = 16  # positions that `verify` takes for little more than a step costs; an estimate
-    prefill_width = 1 << 16  # most prompt tokens of a call that Ctrl-C does not wait long for; parts are computed one by one
+    # positions that `verify` takes for little more than a step costs; an estimate
+    verify_width = 16
+    # most prompt tokens of a call that Ctrl-C does not wait long for; parts are computed one by one
+    prefill_width = 1 << 16
 
-    def __init__(self, config: LlamaConfig, weights: Any, dtype: Any, device: Any = "cpu", notices: tuple[str, ...] = (),
-                 cache_bits: int | None = None):
+    def __init__(
+        self,
+        config: LlamaConfig,
+        weights: Any,
+        dtype: Any,
+        device: Any = "cpu",
+        notices: tuple[str, ...] = (),
+        cache_bits: int | None = None,
+    ):
         """Take all weights from `weights`, a backend's."""
         self.config, self.dtype, self.device, self.cache_bits = config, dtype, device, cache_bits
         self.adapters = tuple(adapter.name for adapter in weights.adapters)
@@ -47,44 +58,84 @@ class BaseLlama:
         return False
 
     def make_cache(self, capacity: int, rows: int = 1) -> Cache:
-        """An empty cache for `rows` sequences of at most `capacity` positions each. Raises ContextError below 1."""
-        cache = self.cache_type(self.config, capacity, self.dtype, self.device, rows, self.cache_bits)
+        """An empty cache for `rows` sequences of at most `capacity` positions each. Raises
+        ContextError below 1.
+        """
+        cache = self.cache_type(
+            self.config, capacity, self.dtype, self.device, rows, self.cache_bits
+        )
         cache.adapters = [min(1, len(self.adapters))] * rows
         return cache
 
-    def forward(self, tokens: Array, index_pos: int | Sequence[int], cache: Cache, *, rows: Sequence[int] | None = None,
-                all_positions: bool = False, probe: Probe | None = None) -> Array:
+    def forward(
+        self,
+        tokens: Array,
+        index_pos: int | Sequence[int],
+        cache: Cache,
+        *,
+        rows: Sequence[int] | None = None,
+        all_positions: bool = False,
+        probe: Probe | None = None,
+    ) -> Array:
         """Logits after `tokens`, whose keys and values are appended to rows of the cache.
 
-        tokens: ids [B, T] (list, NumPy or this backend's array); index_pos: position of the first, equal to the row's length,
-        one for all or one per row; rows: of the cache, one per sequence (None: the first B). Returns logits [B, V] of the last
-        position, with `all_positions` [B, T, V]. Calls probe(name, array) at every checkpoint of the model, with all
-        positions. Raises ContextError if the tokens do not continue the rows or do not fit. A failed call leaves the cache as
-        it was.
+        tokens: ids [B, T] (list, NumPy or this backend's array); index_pos: position of the first,
+        equal to the row's length, one for all or one per row; rows: of the cache, one per sequence
+        (None: the first B). Returns logits [B, V] of the last position, with `all_positions` [B, T,
+        V]. Calls probe(name, array) at every checkpoint of the model, with all positions. Raises
+        ContextError if the tokens do not continue the rows or do not fit. A failed call leaves the
+        cache as it was.
         """
         return self._call(self._forward_whole, tokens, index_pos, cache, rows, all_positions, probe)
 
-    def step(self, tokens: Array, index_pos: int | Sequence[int], cache: Cache, sampling: SamplingBatch, *,
-             rows: Sequence[int] | None = None, masks: Masks | None = None) -> Array:
-        """The next token of each row, int32 [B, 1], still on the device: forward over `tokens` [B, T] and sampling as one unit.
+    def step(
+        self,
+        tokens: Array,
+        index_pos: int | Sequence[int],
+        cache: Cache,
+        sampling: SamplingBatch,
+        *,
+        rows: Sequence[int] | None = None,
+        masks: Masks | None = None,
+    ) -> Array:
+        """The next token of each row, int32 [B, 1], still on the device: forward over `tokens` [B,
+        T] and sampling as one unit.
 
-        tokens: on the host, or the array that the last step over these rows returned; the others as in `forward`. masks: gives
-        the tokens that grammars allow. Log-probabilities stand beside the tokens if `sampling` has them, int32 [B, C].
-        Raises ContextError as `forward`.
+        tokens: on the host, or the array that the last step over these rows returned; the others as
+        in `forward`. masks: gives the tokens that grammars allow. Log-probabilities stand beside
+        the tokens if `sampling` has them, int32 [B, C]. Raises ContextError as `forward`.
         """
         return self._call(self._step, tokens, index_pos, cache, sampling, rows, masks)
 
-    def sample(self, logits: Array, cache: Cache, sampling: SamplingBatch, *, rows: Sequence[int] | None = None,
-               masks: Masks | None = None) -> Array:
-        """The next token of each row as `step` returns it. logits: [B, V] after the rows' last positions, also NumPy's."""
+    def sample(
+        self,
+        logits: Array,
+        cache: Cache,
+        sampling: SamplingBatch,
+        *,
+        rows: Sequence[int] | None = None,
+        masks: Masks | None = None,
+    ) -> Array:
+        """The next token of each row as `step` returns it. logits: [B, V] after the rows' last
+        positions, also NumPy's.
+        """
         return self._call(self._draw, logits, cache, sampling, rows, masks)
 
-    def verify(self, tokens: Array, index_pos: int, cache: Cache, sampling: SamplingBatch, *,
-               rows: Sequence[int] | None = None) -> Array:
-        """The token after each of `tokens` [1, T], int32 [1, T], still on the device: forward and T samplings as one unit.
+    def verify(
+        self,
+        tokens: Array,
+        index_pos: int,
+        cache: Cache,
+        sampling: SamplingBatch,
+        *,
+        rows: Sequence[int] | None = None,
+    ) -> Array:
+        """The token after each of `tokens` [1, T], int32 [1, T], still on the device: forward and T
+        samplings as one unit.
 
-        Each is drawn as `step` would draw it there, with its position's noise and the recent tokens up to it. Unless the model
-        is batch-invariant, products round as a prompt's. Raises ContextError as `step`, and for several sequences.
+        Each is drawn as `step` would draw it there, with its position's noise and the recent tokens
+        up to it. Unless the model is batch-invariant, products round as a prompt's. Raises
+        ContextError as `step`, and for several sequences.
         """
         return self._call(self._verify, tokens, index_pos, cache, sampling, rows)
 
@@ -97,15 +148,29 @@ class BaseLlama:
         logits = self._forward(*arguments)
         return self._vocabulary.gather(logits) if self._vocabulary else logits
 
-    def _draw(self, logits: Array, cache: Cache, sampling: SamplingBatch, rows: Sequence[int] | None, masks: Masks | None,
-              vocabulary: Any = None) -> Array:
+    def _draw(
+        self,
+        logits: Array,
+        cache: Cache,
+        sampling: SamplingBatch,
+        rows: Sequence[int] | None,
+        masks: Masks | None,
+        vocabulary: Any = None,
+    ) -> Array:
         """As `sample`. vocabulary: of which the logits are this process's share; None for all."""
         chosen = cache.select_rows(len(logits), rows)
         recent = cache.recent(sampling.window, chosen) if sampling.window else None
         draw = partial(vocabulary.draw_rows, sampling) if vocabulary else sampling
         return draw(logits, [cache.lengths[row] for row in chosen], recent, masks)
 
-    def _verify(self, tokens: Array, index_pos: int, cache: Cache, sampling: SamplingBatch, rows: Sequence[int] | None) -> Array:
+    def _verify(
+        self,
+        tokens: Array,
+        index_pos: int,
+        cache: Cache,
+        sampling: SamplingBatch,
+        rows: Sequence[int] | None,
+    ) -> Array:
         if len(tokens) != 1:
             raise ContextError(f"verify continues one sequence, not a batch of {len(tokens)}")
         (row,) = cache.select_rows(1, rows)

@@ -1,7 +1,7 @@
 """Host-side state of a cache: positions filled, positions allocated, columns visible.
 
-A cache has rows, one sequence each. Positions are Python ints, so that reading them never waits for the device. `Cache` and
-`View` of each backend derive from these classes.
+A cache has rows, one sequence each. Positions are Python ints, so that reading them never waits for
+the device. `Cache` and `View` of each backend derive from these classes.
 """
 
 from __future__ import annotations
@@ -17,31 +17,41 @@ from mlx_llama.core.models.config import LlamaConfig
 
 from ..ops import View
 
-GROWTH = 256  # minimum positions to allocate at a time: one copy per 256 tokens instead of one per token
+# minimum positions to allocate at a time: one copy per 256 tokens instead of one per token
+GROWTH = 256
 
 
 CACHE_GROUP = 32  # numbers of a head that share a float16 scale where keys and values have 8 bits
 
 
 def position_nbytes(config: LlamaConfig, itemsize: int, bits: int | None = None) -> int:
-    """Bytes of one position's keys and values in all layers. itemsize: bytes of one activation; bits: 8 for codes of one
-    byte with a float16 scale per CACHE_GROUP of a head, 16 for numbers of at most two bytes, None for activations."""
+    """Bytes of one position's keys and values in all layers. itemsize: bytes of one activation;
+    bits: 8 for codes of one byte with a float16 scale per CACHE_GROUP of a head, 16 for numbers of
+    at most two bytes, None for activations."""
     size = config.head_dim
-    head_nbytes = {None: size * itemsize, 16: size * min(itemsize, 2), 8: size + 2 * -(-size // CACHE_GROUP)}[bits]
+    head_nbytes = {
+        None: size * itemsize,
+        16: size * min(itemsize, 2),
+        8: size + 2 * -(-size // CACHE_GROUP),
+    }[bits]
     return 2 * config.num_hidden_layers * config.num_key_value_heads * head_nbytes
 
 
 class Positions:
-    """Lengths of a cache's rows, each of which holds one sequence, and the calls that change rows; base of the backends' caches.
+    """Lengths of a cache's rows, each of which holds one sequence, and the calls that change rows;
+    base of the backends' caches.
 
-    A backend stores keys, values and tokens: `_grow(ends)` allocates for rows to reach these ends and sets `allocated`,
-    `_free(rows, is_all)` drops their storage, `_copy(source, target, length)` fills the empty row `target`, `_export(row,
-    length)` and `_load(state, row, length)` read and write a row's state, and `_recent(window, parts)` reads the tokens
-    start .. end - 1 of each (row, start, end).
+    A backend stores keys, values and tokens: `_grow(ends)` allocates for rows to reach these ends
+    and sets `allocated`, `_free(rows, is_all)` drops their storage, `_copy(source, target, length)`
+    fills the empty row `target`, `_export(row, length)` and `_load(state, row, length)` read and
+    write a row's state, and `_recent(window, parts)` reads the tokens start .. end - 1 of each
+    (row, start, end).
     """
 
     def __init__(self, config: LlamaConfig, capacity: int, position_nbytes: int, rows: int = 1):
-        """capacity: maximum positions of a row. position_nbytes: bytes of one position's keys and values in all layers."""
+        """capacity: maximum positions of a row. position_nbytes: bytes of one position's keys and
+        values in all layers.
+        """
         if capacity < 1:
             raise ContextError(f"a cache cannot have {capacity} positions: ask for at least 1")
         if rows < 1:
@@ -64,13 +74,15 @@ class Positions:
         return len(self.lengths)
 
     def select_rows(self, batch: int, rows: Sequence[int] | None) -> list[int]:
-        """The rows of a call over `batch` sequences; None: the first ones. Raises ContextError unless they are distinct
-        rows of this cache, one per sequence."""
+        """The rows of a call over `batch` sequences; None: the first ones. Raises ContextError
+        unless they are distinct rows of this cache, one per sequence."""
         chosen = list(range(batch)) if rows is None else [int(row) for row in rows]
         if batch == len(chosen) == 1 and 0 <= chosen[0] < len(self.lengths):  # most steps
             return chosen
         if len(chosen) != batch:
-            raise ContextError(f"a batch of {batch} sequences needs {batch} rows, not {len(chosen)}")
+            raise ContextError(
+                f"a batch of {batch} sequences needs {batch} rows, not {len(chosen)}"
+            )
         if len(set(chosen)) != batch:
             raise ContextError(f"rows {chosen}: a row occurs twice")
         for row in chosen:
@@ -80,21 +92,31 @@ class Positions:
     def check_row(self, row: int) -> None:
         """Raise ContextError unless the cache has this row."""
         if not 0 <= row < self.rows:
-            raise ContextError(f"row {row} does not exist: the cache has {self.rows}; make_cache takes the number of rows")
+            raise ContextError(
+                f"row {row} does not exist: the cache has {self.rows}; make_cache takes the "
+                "number of rows"
+            )
 
     def check_continues(self, row: int, index_pos: int, count: int) -> None:
-        """Raise ContextError unless `count` new positions from `index_pos` continue the row and fit the capacity."""
+        """Raise ContextError unless `count` new positions from `index_pos` continue the row and fit
+        the capacity.
+        """
         if index_pos != self.lengths[row]:
             where = "the cache" if self.rows == 1 else f"row {row}"
-            raise ContextError(f"index_pos is {index_pos} but {where} holds {self.lengths[row]} positions: "
-                               f"trim({index_pos}) or continue at {self.lengths[row]}")
+            raise ContextError(
+                f"index_pos is {index_pos} but {where} holds {self.lengths[row]} positions: "
+                f"trim({index_pos}) or continue at {self.lengths[row]}"
+            )
         if count < 1:
             raise ContextError("forward needs at least one token")
         if index_pos + count > self.capacity:
-            raise ContextError(f"{index_pos + count} positions do not fit the cache's capacity of {self.capacity}")
+            raise ContextError(
+                f"{index_pos + count} positions do not fit the cache's capacity of {self.capacity}"
+            )
 
     def storage_for(self, end: int) -> int:
-        """Positions to allocate for `end`: rounded up to GROWTH, or to up to an eighth of `end` if that is more.
+        """Positions to allocate for `end`: rounded up to GROWTH, or to up to an eighth of `end` if
+        that is more.
 
         A long sequence is thus copied, and its decode step traced, only a few times.
         """
@@ -102,7 +124,9 @@ class Positions:
         return min(-(-end // step) * step, self.capacity)
 
     def new_positions(self, row: int, end: int) -> int:
-        """Positions to allocate for the row to reach `end`: all of them, where growing makes new arrays."""
+        """Positions to allocate for the row to reach `end`: all of them, where growing makes new
+        arrays.
+        """
         return self.storage_for(end)
 
     def nbytes_for(self, length: int) -> int:
@@ -110,7 +134,9 @@ class Positions:
         return self.storage_for(length) * self.position_nbytes if length else 0
 
     def reserve(self, ends: Mapping[int, int]) -> None:
-        """Allocate storage. ends: {row: positions that it shall have room for}. Raises ContextError where memory is short."""
+        """Allocate storage. ends: {row: positions that it shall have room for}. Raises ContextError
+        where memory is short.
+        """
         grown = {row: end for row, end in ends.items() if end > self.allocated[row]}
         if grown:
             self.check_memory(grown)
@@ -118,29 +144,40 @@ class Positions:
 
     def check_memory(self, ends: Mapping[int, int]) -> None:
         """Raise ContextError if storage for `ends`, as in `reserve`, exceeds free memory."""
-        positions = sum(self.new_positions(row, end) for row, end in ends.items() if end > self.allocated[row])
+        positions = sum(
+            self.new_positions(row, end) for row, end in ends.items() if end > self.allocated[row]
+        )
         needed = positions * self.position_nbytes
         if needed < 1 << 20:
             return
         free = self.free_memory()
         if free is not None and needed > free:
-            raise ContextError(f"keys and values of {positions} positions take {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB "
-                               f"of memory are free: shorten the prompt, lower `ctx_size`, or close other programs")
+            raise ContextError(
+                f"keys and values of {positions} positions take {needed / 1e9:.2f} GB, and "
+                f"{free / 1e9:.2f} GB "
+                f"of memory are free: shorten the prompt, lower `ctx_size`, or close other programs"
+            )
 
     @property
     def nbytes(self) -> int:
         """Bytes of allocated keys, values and tokens."""
         return sum(array.nbytes for array in self.arrays())
 
-    def recent(self, window: int, rows: Sequence[int] | None = None, lengths: Sequence[int] | None = None) -> Any:
-        """The last `window` of the first `lengths` tokens of each row (None: of all), int32 [B, window], -1 in front where
-        there are fewer."""
+    def recent(
+        self, window: int, rows: Sequence[int] | None = None, lengths: Sequence[int] | None = None
+    ) -> Any:
+        """The last `window` of the first `lengths` tokens of each row (None: of all), int32 [B,
+        window], -1 in front where there are fewer."""
         rows = range(self.rows if lengths is None else len(lengths)) if rows is None else rows
         ends = [self.lengths[row] for row in rows] if lengths is None else lengths
-        return self._recent(window, [(row, max(0, end - window), end) for row, end in zip(rows, ends, strict=True)])
+        return self._recent(
+            window, [(row, max(0, end - window), end) for row, end in zip(rows, ends, strict=True)]
+        )
 
     def reset(self, row: int | None = None) -> None:
-        """Drop a row's positions, None for all rows', and free their storage. Raises ContextError."""
+        """Drop a row's positions, None for all rows', and free their storage. Raises
+        ContextError.
+        """
         if row is not None:
             self.check_row(row)
         rows = range(self.rows) if row is None else (row,)
@@ -154,19 +191,25 @@ class Positions:
         self.lengths[row] = length
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of row `source` to the empty row `target`. Raises ContextError."""
+        """Copy the first `length` positions of row `source` to the empty row `target`. Raises
+        ContextError.
+        """
         self.check_copy(source, target, length)
         if length:
             self._copy(source, target, length)
             self.lengths[target] = length
 
     def state(self, row: int = 0) -> dict[str, np.ndarray]:
-        """All positions of a row as NumPy arrays: tokens int32 [n]; keys, values float32 [layers, G, n, D]. {}: none."""
+        """All positions of a row as NumPy arrays: tokens int32 [n]; keys, values float32 [layers,
+        G, n, D]. {}: none.
+        """
         self.check_row(row)
         return self._export(row, self.lengths[row]) if self.lengths[row] else {}
 
     def restore(self, state: Mapping[str, np.ndarray], row: int = 0) -> None:
-        """Load the `state` of a row of any backend's cache. Raises ContextError if it does not fit this model."""
+        """Load the `state` of a row of any backend's cache. Raises ContextError if it does not fit
+        this model.
+        """
         self.check_state(state, row)
         self.reset(row)
         if state:
@@ -179,17 +222,25 @@ class Positions:
         """Raise ContextError unless 0 <= length <= the row's length."""
         self.check_row(row)
         if not 0 <= length <= self.lengths[row]:
-            raise ContextError(f"cannot trim to {length} positions: the cache holds {self.lengths[row]}")
+            raise ContextError(
+                f"cannot trim to {length} positions: the cache holds {self.lengths[row]}"
+            )
 
     def check_copy(self, source: int, target: int, length: int) -> None:
-        """Raise ContextError unless `length` positions of row `source` can be copied to the empty row `target`."""
+        """Raise ContextError unless `length` positions of row `source` can be copied to the empty
+        row `target`.
+        """
         self.check_row(target)
         self.check_trim(length, source)
         if source == target or self.lengths[target]:
-            raise ContextError(f"row {target} is not empty: reset it before a prefix is copied to it")
+            raise ContextError(
+                f"row {target} is not empty: reset it before a prefix is copied to it"
+            )
 
     def check_state(self, state: Mapping[str, np.ndarray], row: int) -> None:
-        """Raise ContextError unless `state` (see Cache.state) has this model's shapes and fits the capacity."""
+        """Raise ContextError unless `state` (see Cache.state) has this model's shapes and fits the
+        capacity.
+        """
         self.check_row(row)
         if not state:
             return
@@ -198,10 +249,14 @@ class Positions:
         expected = (c.num_hidden_layers, c.num_key_value_heads, length, c.head_dim)
         for name in ("keys", "values"):
             if np.shape(state[name]) != expected:
-                raise ContextError(f"the saved cache's {name} have the shape {list(np.shape(state[name]))}, "
-                                   f"this model needs {list(expected)}: it was saved by another model")
+                raise ContextError(
+                    f"the saved cache's {name} have the shape {list(np.shape(state[name]))}, "
+                    f"this model needs {list(expected)}: it was saved by another model"
+                )
         if length > self.capacity:
-            raise ContextError(f"the saved cache holds {length} positions, this one at most {self.capacity}")
+            raise ContextError(
+                f"the saved cache holds {length} positions, this one at most {self.capacity}"
+            )
 
 
 @dataclass(slots=True)
@@ -224,8 +279,9 @@ class Span:
     def visible(self, window: int | None) -> np.ndarray | None:
         """Columns that each new query sees: bool [count, end - first_visible], True where visible.
 
-        None if every query sees every column (a single token). A query at position p sees the columns c <= p,
-        with a sliding window those with c > p - window (Mistral 7B, arXiv 2310.06825).
+        None if every query sees every column (a single token). A query at position p sees the
+        columns c <= p, with a sliding window those with c > p - window (Mistral 7B, arXiv
+        2310.06825).
         """
         if self.count == 1:
             return None
@@ -240,22 +296,34 @@ class Span:
 class CallView(View):
     """Host-side state of one call on a cache: `count` new positions of each of some rows.
 
-    spans: the new positions, by sequence of the batch. adapters: the rows' numbers of adapters. A context manager: the rows'
-    lengths include the new positions once the block succeeds, and are unchanged if it raises. A backend's views convert
-    `Span.visible` in `_make_mask`.
+    spans: the new positions, by sequence of the batch. adapters: the rows' numbers of adapters. A
+    context manager: the rows' lengths include the new positions once the block succeeds, and are
+    unchanged if it raises. A backend's views convert `Span.visible` in `_make_mask`.
     """
 
-    def __init__(self, cache: Positions, batch: int, count: int, index_pos: int | Sequence[int],
-                 rows: Sequence[int] | None = None):
-        """Allocate storage in the cache. index_pos: of the first new position, one for all rows or one per row. rows:
-        None for the first `batch`. Raises ContextError."""
+    def __init__(
+        self,
+        cache: Positions,
+        batch: int,
+        count: int,
+        index_pos: int | Sequence[int],
+        rows: Sequence[int] | None = None,
+    ):
+        """Allocate storage in the cache. index_pos: of the first new position, one for all rows or
+        one per row. rows: None for the first `batch`. Raises ContextError."""
         chosen = cache.select_rows(batch, rows)
         if type(index_pos) is int:
             starts = [index_pos] * batch
         else:
-            starts = [int(start) for start in index_pos] if np.iterable(index_pos) else [int(index_pos)] * batch
+            starts = (
+                [int(start) for start in index_pos]
+                if np.iterable(index_pos)
+                else [int(index_pos)] * batch
+            )
         if len(starts) != batch:
-            raise ContextError(f"{batch} sequences need {batch} positions or one for all, not {len(starts)}")
+            raise ContextError(
+                f"{batch} sequences need {batch} positions or one for all, not {len(starts)}"
+            )
         grows = False
         for row, start in zip(chosen, starts):
             cache.check_continues(row, start, count)
@@ -277,8 +345,8 @@ class CallView(View):
                 self.cache.lengths[span.row] = span.end
 
     def mask(self, window: int | None = None) -> list[Any]:
-        """Of each sequence, the `stored` positions that each query sees: bool [T, end - first_visible], "causal", or None
-        for all."""
+        """Of each sequence, the `stored` positions that each query sees: bool [T, end -
+        first_visible], "causal", or None for all."""
         return [self._mask(span, window) for span in self.spans]
 
     def _mask(self, span: Span, window: int | None) -> Any:
@@ -292,21 +360,32 @@ class CallView(View):
 
 
 def checked_tokens(tokens: Any, vocab_size: int) -> Any:
-    """Check token ids on the host (list or NumPy) and convert them to int32 [B, T]; device arrays are returned unchanged.
+    """Check token ids on the host (list or NumPy) and convert them to int32 [B, T]; device arrays
+    are returned unchanged.
 
     Raises ContextError for an empty or ragged batch and for ids outside the vocabulary.
     """
     if not isinstance(tokens, (list, tuple, np.ndarray)):
         return tokens
-    if isinstance(tokens, np.ndarray) and tokens.shape == (1, 1) and tokens.dtype == np.int32 and 0 <= tokens[0, 0] < vocab_size:
+    if (
+        isinstance(tokens, np.ndarray)
+        and tokens.shape == (1, 1)
+        and tokens.dtype == np.int32
+        and 0 <= tokens[0, 0] < vocab_size
+    ):
         return tokens  # most steps
     try:
         array = np.asarray(tokens)
     except ValueError:
         raise ContextError("all rows of a batch of tokens must have the same length") from None
     if array.ndim != 2 or array.size == 0 or array.dtype.kind not in "iu":
-        raise ContextError(f"tokens must be integers of shape [batch, length], not {array.dtype} {list(array.shape)}")
+        raise ContextError(
+            f"tokens must be integers of shape [batch, length], not {array.dtype} "
+            f"{list(array.shape)}"
+        )
     low, high = int(array.min()), int(array.max())
     if low < 0 or high >= vocab_size:
-        raise ContextError(f"token id {low if low < 0 else high} is outside the vocabulary of {vocab_size}")
+        raise ContextError(
+            f"token id {low if low < 0 else high} is outside the vocabulary of {vocab_size}"
+        )
     return array.astype(np.int32, copy=False)

@@ -1,4 +1,6 @@
-"""Profile of a model's operations: their names, and a clock around the calls of a backend's `ops`."""
+"""Profile of a model's operations: their names, and a clock around the calls of a backend's
+`ops`.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +12,39 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-EMBEDDING, ROPE, ATTENTION, HEAD_NORMS = "embedding", "rope, store keys and values", "attention", "norm of heads"
+EMBEDDING, ROPE, ATTENTION, HEAD_NORMS = (
+    "embedding",
+    "rope, store keys and values",
+    "attention",
+    "norm of heads",
+)
 EXPERTS, ADAPTERS = "experts", "adapters"
-# Words of `ops` that are clocked, with their names in a profile. A product has the name of its matrix.
+# Words of `ops` that are clocked, with their names in a profile. A product has the name of its
+# matrix.
 _PRODUCTS = ("linear", "gated_linear")
-_WORDS = {"embed": EMBEDDING, "add_rms_norm": "add, norm", "add": "add", "scale": "scale", "norm_heads": HEAD_NORMS,
-          "rms_norm": "norm after a product", "rope_and_store": ROPE, "attend": ATTENTION, "experts": EXPERTS,
-          "adapt": ADAPTERS, "gate": "gate",
-          **dict.fromkeys(_PRODUCTS, "product")}
+_WORDS = {
+    "embed": EMBEDDING,
+    "add_rms_norm": "add, norm",
+    "add": "add",
+    "scale": "scale",
+    "norm_heads": HEAD_NORMS,
+    "rms_norm": "norm after a product",
+    "rope_and_store": ROPE,
+    "attend": ATTENTION,
+    "experts": EXPERTS,
+    "adapt": ADAPTERS,
+    "gate": "gate",
+    **dict.fromkeys(_PRODUCTS, "product"),
+}
 
 
 @dataclass
 class Spent:
     """Totals of one operation over all its calls.
 
-    seconds: from the end of the operation before it to its end, a mean over threads; waiting: the part of them in which a
-    thread waits for others; nbytes: of weights read; flops: multiplications and additions of products.
+    seconds: from the end of the operation before it to its end, a mean over threads; waiting: the
+    part of them in which a thread waits for others; nbytes: of weights read; flops: multiplications
+    and additions of products.
     """
 
     calls: int = 0
@@ -37,16 +56,19 @@ class Spent:
 
 @dataclass
 class Profile:
-    """operations: by name, in the model's order. lost: {reason: seconds} outside of operations. slower: the seconds of all
-    `waiting` that are for threads with more to do, the others being the barriers' own; None: threads cannot be told apart,
-    and `waiting` is 0. note: how the figures were taken."""
+    """operations: by name, in the model's order. lost: {reason: seconds} outside of operations.
+    slower: the seconds of all `waiting` that are for threads with more to do, the others being the
+    barriers' own; None: threads cannot be told apart, and `waiting` is 0. note: how the figures
+    were taken."""
 
     operations: dict[str, Spent] = field(default_factory=dict)
     lost: dict[str, float] = field(default_factory=dict)
     slower: float | None = None
     note: str = ""
 
-    def add(self, name: str, seconds: float, waiting: float = 0.0, nbytes: int = 0, flops: int = 0) -> None:
+    def add(
+        self, name: str, seconds: float, waiting: float = 0.0, nbytes: int = 0, flops: int = 0
+    ) -> None:
         """Add a call to the totals of an operation."""
         spent = self.operations.setdefault(name, Spent())
         spent.calls += 1
@@ -60,7 +82,10 @@ def name_matrices(model: Any) -> list[tuple[str, Any]]:
     """(name in a profile, matrix or tuple of matrices) of each product of a model."""
     named = []
     for block in model.decoder.blocks:
-        named += [("query, key, value", block.attention.qkv), ("attention output", block.attention.out)]
+        named += [
+            ("query, key, value", block.attention.qkv),
+            ("attention output", block.attention.out),
+        ]
         if block.attention.spec.experts:
             named.append(("router", block.mlp.router))
         else:
@@ -74,8 +99,11 @@ def matrix_parts(matrix: Any) -> tuple[Any, ...]:
 
 
 @contextmanager
-def clock_ops(model: Any, ops: ModuleType, finish: Callable[[Any], object], note: str) -> Iterator[Profile]:
-    """Clock each call of a backend's `ops` while the context lasts. finish(results): wait until they are computed.
+def clock_ops(
+    model: Any, ops: ModuleType, finish: Callable[[Any], object], note: str
+) -> Iterator[Profile]:
+    """Clock each call of a backend's `ops` while the context lasts. finish(results): wait until
+    they are computed.
 
     A call inside another counts for the outer one.
     """
@@ -96,9 +124,16 @@ def clock_ops(model: Any, ops: ModuleType, finish: Callable[[Any], object], note
             seconds = time.perf_counter() - started
             if word in _PRODUCTS:
                 matrices = matrix_parts(given[0])
-                tokens, weights = math.prod(results.shape[:-1]), sum(math.prod(matrix.shape) for matrix in matrices)
-                profile.add(names.get(id(given[0]), _WORDS[word]), seconds, nbytes=sum(matrix.nbytes for matrix in matrices),
-                            flops=2 * tokens * weights)
+                tokens, weights = (
+                    math.prod(results.shape[:-1]),
+                    sum(math.prod(matrix.shape) for matrix in matrices),
+                )
+                profile.add(
+                    names.get(id(given[0]), _WORDS[word]),
+                    seconds,
+                    nbytes=sum(matrix.nbytes for matrix in matrices),
+                    flops=2 * tokens * weights,
+                )
             else:
                 profile.add(_WORDS[word], seconds)
             return results

@@ -1,7 +1,8 @@
 """One model over several processes: rank 0 leads, the others repeat its calls on their shares.
 
-A call that reaches the device is sent to all ranks in one message, together with the changes of the cache since the last
-one, and then made on rank 0's own share. So all ranks launch the same collective operations in the same order.
+A call that reaches the device is sent to all ranks in one message, together with the changes of the
+cache since the last one, and then made on rank 0's own share. So all ranks launch the same
+collective operations in the same order.
 """
 
 from __future__ import annotations
@@ -38,17 +39,35 @@ JOIN_SECONDS = 120  # for all processes to start
 FLUSH_SECONDS = 2
 END_SECONDS = 5  # for another rank to end after rank 0
 ANSWER_SECONDS = 8  # for the other ranks to fail where rank 0 failed
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "repetition_context_size", "presence_penalty",
-            "frequency_penalty", "seed", "logit_bias", "logprobs")  # options that a SamplingBatch reads
+SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "repetition_context_size",
+    "presence_penalty",
+    # options that a SamplingBatch reads
+    "frequency_penalty",
+    "seed",
+    "logit_bias",
+    "logprobs",
+)
 
 
 class World:
-    """The processes of a run, seen from one of them. launch: how they were started. ranks: the backend's collective
-    operations."""
+    """The processes of a run, seen from one of them. launch: how they were started. ranks: the
+    backend's collective operations."""
 
     def __init__(self, launch: Launch, ranks: Any):
-        self.backend, self.ranks, self.rank, self.size = launch.backend, ranks, ranks.rank, ranks.size
-        self.calls: queue.SimpleQueue[tuple[Message, dict[str, np.ndarray]]] = queue.SimpleQueue()  # of other ranks, to make
+        self.backend, self.ranks, self.rank, self.size = (
+            launch.backend,
+            ranks,
+            ranks.rank,
+            ranks.size,
+        )
+        # of other ranks, to make
+        self.calls: queue.SimpleQueue[tuple[Message, dict[str, np.ndarray]]] = queue.SimpleQueue()
         self._channels: dict[int, Channel] = {}
         self._answers: dict[int, queue.SimpleQueue[tuple[Message, dict[str, np.ndarray]]]] = {}
         self._changes: deque[Message] = deque()  # of caches, to send with the next call
@@ -60,12 +79,16 @@ class World:
         self._connect(launch.host)
 
     def _connect(self, host: str) -> None:
-        """Connect rank 0 with each other rank. Its port and a secret come by a collective operation."""
+        """Connect rank 0 with each other rank. Its port and a secret come by a collective
+        operation.
+        """
         words = [0] * 9
         listener = None
         try:
             if self.rank == 0:
-                listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+                listener = socket.create_server(
+                    (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+                )
                 words = [listener.getsockname()[1], *(secrets.randbits(16) for _ in range(8))]
             port, *key = self.ranks.sum_integers(words)
             key = np.array(key, np.uint16).tobytes()
@@ -84,7 +107,9 @@ class World:
                 else:
                     connection.close()
         except OSError as error:
-            raise BackendError(f"rank {self.rank} cannot be connected over {host}: {error}") from None
+            raise BackendError(
+                f"rank {self.rank} cannot be connected over {host}: {error}"
+            ) from None
         finally:
             if listener:
                 listener.close()
@@ -98,7 +123,9 @@ class World:
                 self._compare_failure(rank, message)
             answers.put((message, arrays))
 
-        self._channels[rank] = Channel(connection, receive, lambda reason: self.stop(f"rank {rank} {reason}"))
+        self._channels[rank] = Channel(
+            connection, receive, lambda reason: self.stop(f"rank {rank} {reason}")
+        )
 
     def _flush(self) -> None:
         """Send changes that no call follows soon, as when a model was dropped."""
@@ -181,14 +208,18 @@ class World:
                 self.stop(f"rank 0: {error}")
 
     def answers(self, number: int) -> list[tuple[Message, dict[str, np.ndarray]]]:
-        """Answers of the other ranks to a call, in their order. Raises BackendError where one failed."""
+        """Answers of the other ranks to a call, in their order. Raises BackendError where one
+        failed.
+        """
         found = [self._take_answer(rank, number, None) for rank in sorted(self._answers)]
         for rank, (message, _) in zip(sorted(self._answers), found):
             if "failed" in message:
                 raise BackendError(f"rank {rank}: {message['failed']}")
         return found
 
-    def _take_answer(self, rank: int, number: int, seconds: float | None) -> tuple[Message, dict[str, np.ndarray]]:
+    def _take_answer(
+        self, rank: int, number: int, seconds: float | None
+    ) -> tuple[Message, dict[str, np.ndarray]]:
         while True:
             message, arrays = self._answers[rank].get(timeout=seconds)
             if message["number"] == number:
@@ -224,32 +255,64 @@ def enter(world: World) -> None:
 # Calls that every rank makes alike
 
 
-def forward(backend: Any, model: Model, tokens: Array, index_pos: int | list[int], cache: Cache, rows: list[int],
-            all_positions: bool, probe: Probe | None) -> Array:
+def forward(
+    backend: Any,
+    model: Model,
+    tokens: Array,
+    index_pos: int | list[int],
+    cache: Cache,
+    rows: list[int],
+    all_positions: bool,
+    probe: Probe | None,
+) -> Array:
     """Model.forward, launched."""
-    logits = model.forward(tokens, index_pos, cache, rows=rows, all_positions=all_positions, probe=probe)
+    logits = model.forward(
+        tokens, index_pos, cache, rows=rows, all_positions=all_positions, probe=probe
+    )
     backend.launch(logits, *cache.arrays())
     return logits
 
 
-def step(backend: Any, model: Model, tokens: Array, index_pos: int | list[int], cache: Cache, rows: list[int],
-         sampling: SamplingBatch, masks: Masks | None) -> Array:
+def step(
+    backend: Any,
+    model: Model,
+    tokens: Array,
+    index_pos: int | list[int],
+    cache: Cache,
+    rows: list[int],
+    sampling: SamplingBatch,
+    masks: Masks | None,
+) -> Array:
     """Model.step, launched."""
     sampled = model.step(tokens, index_pos, cache, sampling, rows=rows, masks=masks)
     backend.launch(sampled)
     return sampled
 
 
-def verify(backend: Any, model: Model, tokens: Array, index_pos: int, cache: Cache, rows: list[int],
-           sampling: SamplingBatch) -> Array:
+def verify(
+    backend: Any,
+    model: Model,
+    tokens: Array,
+    index_pos: int,
+    cache: Cache,
+    rows: list[int],
+    sampling: SamplingBatch,
+) -> Array:
     """Model.verify, launched."""
     sampled = model.verify(tokens, index_pos, cache, sampling, rows=rows)
     backend.launch(sampled)
     return sampled
 
 
-def sample(backend: Any, model: Model, logits: Array, cache: Cache, rows: list[int], sampling: SamplingBatch,
-           masks: Masks | None) -> Array:
+def sample(
+    backend: Any,
+    model: Model,
+    logits: Array,
+    cache: Cache,
+    rows: list[int],
+    sampling: SamplingBatch,
+    masks: Masks | None,
+) -> Array:
     """Model.sample, launched."""
     sampled = model.sample(logits, cache, sampling, rows=rows, masks=masks)
     backend.launch(sampled)
@@ -259,12 +322,26 @@ def sample(backend: Any, model: Model, logits: Array, cache: Cache, rows: list[i
 # The model on rank 0
 
 
-def load(world: World, backend: Any, checkpoint: Checkpoint, options: LoadOptions,
-         build: Callable[[], Model]) -> LeadingModel:
-    """Load a model's shares on all ranks. build: loads rank 0's. Raises LlamaError, with the rank where another failed."""
+def load(
+    world: World,
+    backend: Any,
+    checkpoint: Checkpoint,
+    options: LoadOptions,
+    build: Callable[[], Model],
+) -> LeadingModel:
+    """Load a model's shares on all ranks. build: loads rank 0's. Raises LlamaError, with the rank
+    where another failed.
+    """
     name = world.name()
-    number = world.tell("load", model=name, checkpoint=checkpoint.name, revision=_find_revision(checkpoint),
-                        options=options.of_model(), device=backend.device_kind, identity=identify(checkpoint))
+    number = world.tell(
+        "load",
+        model=name,
+        checkpoint=checkpoint.name,
+        revision=_find_revision(checkpoint),
+        options=options.of_model(),
+        device=backend.device_kind,
+        identity=identify(checkpoint),
+    )
     error = model = None
     try:
         model = build()
@@ -284,17 +361,28 @@ def _find_revision(checkpoint: Checkpoint) -> str | None:
     """The commit of a hub id's files; None for a path."""
     if not (hub.is_hub_id(checkpoint.name) or hub.gguf_in_hub(checkpoint.name)):
         return None
-    return next((one.name for one in (checkpoint.path, *checkpoint.path.parents) if one.parent.name == "snapshots"), None)
+    return next(
+        (
+            one.name
+            for one in (checkpoint.path, *checkpoint.path.parents)
+            if one.parent.name == "snapshots"
+        ),
+        None,
+    )
 
 
 def identify(checkpoint: Checkpoint) -> str:
     """Config, shapes and formats of a model, to compare it between machines."""
-    shapes = sorted((name, *tensor.shape, tensor.nbytes) for name, tensor in checkpoint.tensors.items())
+    shapes = sorted(
+        (name, *tensor.shape, tensor.nbytes) for name, tensor in checkpoint.tensors.items()
+    )
     return hashlib.sha256(repr((checkpoint.config, shapes)).encode()).hexdigest()
 
 
 class LeadingModel:
-    """A Model whose calls are made on all ranks. config: of the whole model; matrices and memory are of rank 0's share."""
+    """A Model whose calls are made on all ranks. config: of the whole model; matrices and memory
+    are of rank 0's share.
+    """
 
     def __init__(self, world: World, backend: Any, model: Model, checkpoint: Checkpoint, name: int):
         self._world, self._backend, self._model, self._name = world, backend, model, name
@@ -311,56 +399,147 @@ class LeadingModel:
         self._world.change("make_cache", model=self._name, cache=name, capacity=capacity, rows=rows)
         return LeadingCache(self._world, inner, name)
 
-    def forward(self, tokens: Array, index_pos: int | Sequence[int], cache: LeadingCache, *,
-                rows: Sequence[int] | None = None, all_positions: bool = False, probe: Probe | None = None) -> Array:
+    def forward(
+        self,
+        tokens: Array,
+        index_pos: int | Sequence[int],
+        cache: LeadingCache,
+        *,
+        rows: Sequence[int] | None = None,
+        all_positions: bool = False,
+        probe: Probe | None = None,
+    ) -> Array:
         """As Model.forward; computes the logits at once."""
         tokens, index_pos, chosen, fields = self._prepare(tokens, index_pos, cache, rows)
-        with self._world.together("forward", all_positions=all_positions, probes=probe is not None, **fields):
-            return forward(self._backend, self._model, tokens, index_pos, cache.inner, chosen, all_positions, probe)
+        with self._world.together(
+            "forward", all_positions=all_positions, probes=probe is not None, **fields
+        ):
+            return forward(
+                self._backend,
+                self._model,
+                tokens,
+                index_pos,
+                cache.inner,
+                chosen,
+                all_positions,
+                probe,
+            )
 
-    def step(self, tokens: Array, index_pos: int | Sequence[int], cache: LeadingCache, sampling: SamplingBatch, *,
-             rows: Sequence[int] | None = None, masks: Masks | None = None) -> Array:
+    def step(
+        self,
+        tokens: Array,
+        index_pos: int | Sequence[int],
+        cache: LeadingCache,
+        sampling: SamplingBatch,
+        *,
+        rows: Sequence[int] | None = None,
+        masks: Masks | None = None,
+    ) -> Array:
         """As Model.step."""
         tokens, index_pos, chosen, fields = self._prepare(tokens, index_pos, cache, rows)
-        with self._world.together("step", sampling=self._share_sampling(sampling), masks=masks is not None, **fields):
-            return step(self._backend, self._model, tokens, index_pos, cache.inner, chosen, sampling,
-                        masks and (lambda: self._share_masks(masks)))
+        with self._world.together(
+            "step", sampling=self._share_sampling(sampling), masks=masks is not None, **fields
+        ):
+            return step(
+                self._backend,
+                self._model,
+                tokens,
+                index_pos,
+                cache.inner,
+                chosen,
+                sampling,
+                masks and (lambda: self._share_masks(masks)),
+            )
 
-    def sample(self, logits: Array, cache: LeadingCache, sampling: SamplingBatch, *, rows: Sequence[int] | None = None,
-               masks: Masks | None = None) -> Array:
+    def sample(
+        self,
+        logits: Array,
+        cache: LeadingCache,
+        sampling: SamplingBatch,
+        *,
+        rows: Sequence[int] | None = None,
+        masks: Masks | None = None,
+    ) -> Array:
         """As Model.sample; sends the logits, so that all ranks have the tokens on their devices."""
         chosen = cache.inner.select_rows(len(logits), rows)
         known = logits if isinstance(logits, np.ndarray) else self._backend.runtime.to_numpy(logits)
-        with self._world.together("sample", {"logits": known}, model=self._name, cache=cache.name, rows=chosen,
-                                  sampling=self._share_sampling(sampling), masks=masks is not None):
-            return sample(self._backend, self._model, known, cache.inner, chosen, sampling,
-                          masks and (lambda: self._share_masks(masks)))
+        with self._world.together(
+            "sample",
+            {"logits": known},
+            model=self._name,
+            cache=cache.name,
+            rows=chosen,
+            sampling=self._share_sampling(sampling),
+            masks=masks is not None,
+        ):
+            return sample(
+                self._backend,
+                self._model,
+                known,
+                cache.inner,
+                chosen,
+                sampling,
+                masks and (lambda: self._share_masks(masks)),
+            )
 
-    def verify(self, tokens: Array, index_pos: int, cache: LeadingCache, sampling: SamplingBatch, *,
-               rows: Sequence[int] | None = None) -> Array:
+    def verify(
+        self,
+        tokens: Array,
+        index_pos: int,
+        cache: LeadingCache,
+        sampling: SamplingBatch,
+        *,
+        rows: Sequence[int] | None = None,
+    ) -> Array:
         """As Model.verify."""
         tokens, index_pos, chosen, fields = self._prepare(tokens, index_pos, cache, rows)
         with self._world.together("verify", sampling=self._share_sampling(sampling), **fields):
-            return verify(self._backend, self._model, tokens, index_pos, cache.inner, chosen, sampling)
+            return verify(
+                self._backend, self._model, tokens, index_pos, cache.inner, chosen, sampling
+            )
 
     def profile(self) -> Any:
         """Raises BackendError: the other ranks would wait."""
-        raise BackendError("a model over several processes cannot be profiled by operation: profile it in one process")
+        raise BackendError(
+            "a model over several processes cannot be profiled by operation: profile it in one "
+            "process"
+        )
 
-    def _prepare(self, tokens: Array, index_pos: int | Sequence[int], cache: LeadingCache, rows: Sequence[int] | None) -> tuple:
-        """(tokens, index_pos, rows, fields of the message), checked and with storage, so that the call itself cannot fail on
-        one rank alone."""
+    def _prepare(
+        self,
+        tokens: Array,
+        index_pos: int | Sequence[int],
+        cache: LeadingCache,
+        rows: Sequence[int] | None,
+    ) -> tuple:
+        """(tokens, index_pos, rows, fields of the message), checked and with storage, so that the
+        call itself cannot fail on one rank alone."""
         tokens = checked_tokens(tokens, self.config.vocab_size)
         batch, count = tokens.shape
         chosen = cache.inner.select_rows(batch, rows)
-        starts = [int(start) for start in index_pos] if np.iterable(index_pos) else [int(index_pos)] * batch
+        starts = (
+            [int(start) for start in index_pos]
+            if np.iterable(index_pos)
+            else [int(index_pos)] * batch
+        )
         for row, start in zip(chosen, starts):
             cache.inner.check_continues(row, start, count)
         cache.reserve({row: start + count for row, start in zip(chosen, starts)})
         index = starts if np.iterable(index_pos) else starts[0]
-        known = tokens.tolist() if isinstance(tokens, np.ndarray) else None  # None: what the last step over these rows drew
-        return tokens, index, chosen, {"model": self._name, "cache": cache.name, "tokens": known, "index_pos": index,
-                                       "rows": chosen}
+        # None: what the last step over these rows drew
+        known = tokens.tolist() if isinstance(tokens, np.ndarray) else None
+        return (
+            tokens,
+            index,
+            chosen,
+            {
+                "model": self._name,
+                "cache": cache.name,
+                "tokens": known,
+                "index_pos": index,
+                "rows": chosen,
+            },
+        )
 
     def _share_sampling(self, sampling: SamplingBatch) -> int:
         """The name of a SamplingBatch, which is sent once."""
@@ -383,7 +562,9 @@ class LeadingModel:
 
 
 class LeadingCache:
-    """A Cache on all ranks: changes go to the others with the next call. Its bytes are those of rank 0's share."""
+    """A Cache on all ranks: changes go to the others with the next call. Its bytes are those of
+    rank 0's share.
+    """
 
     def __init__(self, world: World, inner: Cache, name: int):
         self._world, self.inner, self.name = world, inner, name
@@ -418,7 +599,9 @@ class LeadingCache:
         self._change("reset", row=row)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of row `source` to the empty row `target`. Raises ContextError."""
+        """Copy the first `length` positions of row `source` to the empty row `target`. Raises
+        ContextError.
+        """
         if length:
             self.inner.check_copy(source, target, length)
             self.check_memory({target: length})
@@ -436,20 +619,34 @@ class LeadingCache:
             if not own:
                 return own
             parts = [own, *(arrays for _, arrays in self._world.answers(number))]
-        return {"tokens": own["tokens"], **{name: np.concatenate([part[name] for part in parts], axis=1)
-                                            for name in ("keys", "values")}}
+        return {
+            "tokens": own["tokens"],
+            **{
+                name: np.concatenate([part[name] for part in parts], axis=1)
+                for name in ("keys", "values")
+            },
+        }
 
     def restore(self, state: Mapping[str, np.ndarray], row: int = 0) -> None:
-        """Load a row's `state` of any run or backend. Raises ContextError when it does not fit this model."""
+        """Load a row's `state` of any run or backend. Raises ContextError when it does not fit this
+        model.
+        """
         own = take_heads(state, 0, self._world.size)
         self.inner.check_state(own, row)
         self.check_memory({row: len(state["tokens"])} if state else {})
-        with self._world.together("restore", {name: np.asarray(array) for name, array in state.items()}, cache=self.name, row=row):
+        with self._world.together(
+            "restore",
+            {name: np.asarray(array) for name, array in state.items()},
+            cache=self.name,
+            row=row,
+        ):
             self.inner.restore(own, row)
 
 
 def ignore_memory(cache: Cache) -> None:
-    """Have a cache decide nothing by the free memory of its process: all ranks decide alike, and rank 0 checks."""
+    """Have a cache decide nothing by the free memory of its process: all ranks decide alike, and
+    rank 0 checks.
+    """
     cache.free_memory = lambda: None
 
 
@@ -471,5 +668,5 @@ def take_heads(state: Mapping[str, np.ndarray], rank: int, size: int) -> dict[st
     taken = dict(state)
     for name in ("keys", "values") if state else ():
         count = state[name].shape[1] // size
-        taken[name] = state[name][:, rank * count:(rank + 1) * count]
+        taken[name] = state[name][:, rank * count : (rank + 1) * count]
     return taken

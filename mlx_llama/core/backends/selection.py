@@ -62,7 +62,8 @@ class Backend:
         return self.build(checkpoint, self.check(LoadOptions(dtype=dtype, **options)))
 
     def build(self, checkpoint: Checkpoint, options: LoadOptions, is_whole: bool = False) -> Model:
-        """Build the model on the device; under a launcher a share of it in each process, unless is_whole. options: checked.
+        """Build the model on the device; under a launcher a share of it in each process, unless
+        is_whole. options: checked.
 
         Raises BackendError, CheckpointError.
         """
@@ -74,21 +75,36 @@ class Backend:
         else:
             _check_launcher(self.name, world.backend)
             if checkpoint.adapters:
-                raise BackendError("`adapters`: adapters are not split over several processes: start one, or merge the adapter "
-                                   "into the model first (python -m mlx_llama.quantize)")
-            model = ranks.load(world, self, checkpoint, options, functools.partial(build, ranks=world.ranks))
+                raise BackendError(
+                    "`adapters`: adapters are not split over several processes: start one, or "
+                    "merge the adapter "
+                    "into the model first (python -m mlx_llama.quantize)"
+                )
+            model = ranks.load(
+                world, self, checkpoint, options, functools.partial(build, ranks=world.ranks)
+            )
         machine.trim_memory()
         return model
 
     def check_process(self) -> None:
-        """Raises BackendError in a process that was forked after a load, for a framework whose threads it lacks."""
-        if not self.runtime.SURVIVES_FORK and _loaded_by.setdefault(self.name, os.getpid()) != os.getpid():
+        """Raises BackendError in a process that was forked after a load, for a framework whose
+        threads it lacks.
+        """
+        if (
+            not self.runtime.SURVIVES_FORK
+            and _loaded_by.setdefault(self.name, os.getpid()) != os.getpid()
+        ):
             raise BackendError(
-                f"the {self.name} backend had loaded a model when this process was forked, and its threads stayed behind: load "
-                "models in the new process alone, start processes by multiprocessing's method 'spawn', or use the cpu backend")
+                f"the {self.name} backend had loaded a model when this process was forked, and "
+                "its threads stayed behind: load "
+                "models in the new process alone, start processes by multiprocessing's method "
+                "'spawn', or use the cpu backend"
+            )
 
     def check(self, options: LoadOptions) -> LoadOptions:
-        """Check load options before any work: see Limits.check. Raises BackendError, OptionsError."""
+        """Check load options before any work: see Limits.check. Raises BackendError,
+        OptionsError.
+        """
         return self.runtime.LIMITS.check(options)
 
     def sampling_batch(self, options: Sequence[GenerationOptions]) -> SamplingBatch:
@@ -122,11 +138,17 @@ def _check_launcher(name: str, launched: str) -> None:
     """Raise BackendError for a backend that the launcher of this process does not connect."""
     launcher = {"mlx": "mlx.launch", "cuda": "torchrun"}
     if name == "cpu":
-        raise BackendError(f"`backend='cpu'` computes in one process, and {launcher[launched]} started several: choose "
-                           f"`backend={launched!r}`, or start without the launcher")
+        raise BackendError(
+            f"`backend='cpu'` computes in one process, and {launcher[launched]} started "
+            "several: choose "
+            f"`backend={launched!r}`, or start without the launcher"
+        )
     if name != launched:
-        raise BackendError(f"`backend={name!r}`: {launcher[launched]} connects processes of the {launched} backend: choose "
-                           f"`backend={launched!r}`, or start with {launcher[name]}")
+        raise BackendError(
+            f"`backend={name!r}`: {launcher[launched]} connects processes of the {launched} "
+            "backend: choose "
+            f"`backend={launched!r}`, or start with {launcher[name]}"
+        )
 
 
 def import_facts(name: str) -> ModuleType:
@@ -140,7 +162,10 @@ def _has_gpu(name: str) -> bool:
     try:
         return importlib.import_module(f"{PACKAGES[name]}.runtime").has_gpu()
     except (ImportError, OSError) as error:  # OSError: a shared library that does not load
-        print(f"backend {name!r} is installed but does not import ({error}): continuing without it", file=sys.stderr)
+        print(
+            f"backend {name!r} is installed but does not import ({error}): continuing without it",
+            file=sys.stderr,
+        )
         return False
 
 
@@ -155,9 +180,11 @@ def auto() -> str:
 
 
 def select(name: str = "auto", device: str | None = None) -> Backend:
-    """Import the backend `name` ("auto", "mlx", "cpu" or "cuda") and pick its device (None, "cpu" or "gpu").
+    """Import the backend `name` ("auto", "mlx", "cpu" or "cuda") and pick its device (None, "cpu"
+    or "gpu").
 
-    Raises BackendError for an unknown name, a package that is not installed and a device that is missing.
+    Raises BackendError for an unknown name, a package that is not installed and a device that is
+    missing.
     """
     if name == "auto":
         world = ranks.current()
@@ -170,8 +197,12 @@ def select(name: str = "auto", device: str | None = None) -> Backend:
         raise BackendError(reason)
     try:
         runtime, model, sampling = (
-            importlib.import_module(f"{PACKAGES[name]}.{file}") for file in ("runtime", "model", "sampling"))
+            importlib.import_module(f"{PACKAGES[name]}.{file}")
+            for file in ("runtime", "model", "sampling")
+        )
     except (ImportError, OSError) as error:
-        raise BackendError(f"backend {name!r} is installed but does not import: {error}. "
-                           f"Reinstall it: {_NEEDS[name][1]}") from error
+        raise BackendError(
+            f"backend {name!r} is installed but does not import: {error}. "
+            f"Reinstall it: {_NEEDS[name][1]}"
+        ) from error
     return Backend(name, runtime.pick_device(device), runtime, model, sampling)

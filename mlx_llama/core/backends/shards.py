@@ -1,9 +1,9 @@
-"""Shares of a checkpoint for the processes of a tensor-parallel run (Shoeybi et al. 2019, arXiv 1909.08053), and what they do
-with their part of the vocabulary.
+"""Shares of a checkpoint for the processes of a tensor-parallel run (Shoeybi et al. 2019, arXiv
+1909.08053), and what they do with their part of the vocabulary.
 
-Query heads go with their key-value heads; gate and up are split by rows, the matrices behind them, output and down, by columns;
-embedding and head by vocabulary. A share is a checkpoint of a smaller model with the same stream, so a backend's
-weights.py fuses and packs it like any other.
+Query heads go with their key-value heads; gate and up are split by rows, the matrices behind them,
+output and down, by columns; embedding and head by vocabulary. A share is a checkpoint of a smaller
+model with the same stream, so a backend's weights.py fuses and packs it like any other.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from mlx_llama.core.ops import Array, Probe
 
 Span = tuple[int, int]
 
-HEAD_PROBES = ("query", "key", "value", "query_rope", "key_rope")  # checkpoints [B, heads, T, D], of a process's own heads
+# checkpoints [B, heads, T, D], of a process's own heads
+HEAD_PROBES = ("query", "key", "value", "query_rope", "key_rope")
 
 
 @dataclass(frozen=True)
 class Share:
-    """One process's part of a model. checkpoint: with its tensors and sizes, and the vocabulary of the whole.
+    """One process's part of a model. checkpoint: with its tensors and sizes, and the vocabulary of
+    the whole.
 
-    vocabulary: by process, the token ids whose rows of embedding and head it has, first and last + 1. summed: modules whose
-    outputs are this process's summand.
+    vocabulary: by process, the token ids whose rows of embedding and head it has, first and last +
+    1. summed: modules whose outputs are this process's summand.
     """
 
     checkpoint: Checkpoint
@@ -43,25 +45,31 @@ class Share:
 class Ranks(Protocol):
     """The processes of a run, of a backend's ranks.py. All make the same calls in the same order.
 
-    sent: bytes of arrays that were summed or gathered, as this process passed them; those of a traced or captured step count
-    once.
+    sent: bytes of arrays that were summed or gathered, as this process passed them; those of a
+    traced or captured step count once.
     """
 
     rank: int  # of this process
     size: int
     sent: int
 
-    def sum(self, x: Array) -> Array: ...  # of all processes' x, of any shape, which it may overwrite
-    def gather(self, x: Array) -> Array: ...  # all processes' x, of one shape, in the order of ranks: [size, *x.shape]
-    def concatenate(self, x: Array, axis: int, widths: Sequence[int] | None = None) -> Array: ...  # along an axis that may have
+    # of all processes' x, of any shape, which it may overwrite
+    def sum(self, x: Array) -> Array: ...
+    # all processes' x, of one shape, in the order of ranks: [size, *x.shape]
+    def gather(self, x: Array) -> Array: ...
+    # along an axis that may have
+    def concatenate(self, x: Array, axis: int, widths: Sequence[int] | None = None) -> Array: ...
     # another width in each process
-    def select(self, condition: Array, x: Array) -> Array: ...  # x where the condition holds, else 0
+    # x where the condition holds, else 0
+    def select(self, condition: Array, x: Array) -> Array: ...
     def sum_integers(self, values: Sequence[int]) -> list[int]: ...  # int32, and wait
 
 
 @dataclass(frozen=True)
 class ShareEmbedding(Embedding):
-    """An Embedding with the rows of the tokens `span`, first and last + 1; weight: [last - first + 1, E]."""
+    """An Embedding with the rows of the tokens `span`, first and last + 1; weight: [last - first +
+    1, E].
+    """
 
     span: Span
     ranks: Ranks
@@ -75,7 +83,9 @@ class ShareEmbedding(Embedding):
 
 
 class Vocabulary:
-    """The vocabulary over all processes. spans: the tokens of each, first and last + 1. first: this process's first token."""
+    """The vocabulary over all processes. spans: the tokens of each, first and last + 1. first: this
+    process's first token.
+    """
 
     def __init__(self, ranks: Ranks, spans: Sequence[Span]):
         self.ranks, self.spans = ranks, tuple(spans)
@@ -99,7 +109,9 @@ class Vocabulary:
 
 
 def take_share(checkpoint: Checkpoint, rank: int, size: int) -> Share:
-    """The share of process `rank` of `size`. Reads no weights. Raises BackendError with the numbers of processes that work."""
+    """The share of process `rank` of `size`. Reads no weights. Raises BackendError with the numbers
+    of processes that work.
+    """
     config, tensors = checkpoint.config, checkpoint.tensors
     _check(checkpoint, size)
     groups = _span(config.num_key_value_heads, 1, rank, size)
@@ -107,9 +119,13 @@ def take_share(checkpoint: Checkpoint, rank: int, size: int) -> Share:
     heads = groups[0] * per_group, groups[1] * per_group
     hidden = _span(config.intermediate_size, _hidden_unit(checkpoint), rank, size)
     vocabulary = tuple(_span(config.vocab_size, 1, one, size) for one in range(size))
-    queries, keys = ((first * config.head_dim, last * config.head_dim) for first, last in (heads, groups))
+    queries, keys = (
+        (first * config.head_dim, last * config.head_dim) for first, last in (heads, groups)
+    )
 
-    rows: dict[str, Span] = dict.fromkeys(("model.embed_tokens", config.head_name), vocabulary[rank])
+    rows: dict[str, Span] = dict.fromkeys(
+        ("model.embed_tokens", config.head_name), vocabulary[rank]
+    )
     columns: dict[str, Span] = {}
     for spec in config.layers:
         rows |= zip(spec.qkv, (queries, keys, keys))
@@ -124,9 +140,15 @@ def take_share(checkpoint: Checkpoint, rank: int, size: int) -> Share:
             taken[name] = take_columns(tensor, *columns[module])
         elif module not in columns or rank == 0:  # the bias of a sum is added once
             taken[name] = tensor
-    own = dataclasses.replace(config, num_attention_heads=heads[1] - heads[0], num_key_value_heads=groups[1] - groups[0],
-                              intermediate_size=hidden[1] - hidden[0])
-    part = dataclasses.replace(checkpoint, config=own, tensors=taken, nbytes=sum(one.nbytes for one in taken.values()))
+    own = dataclasses.replace(
+        config,
+        num_attention_heads=heads[1] - heads[0],
+        num_key_value_heads=groups[1] - groups[0],
+        intermediate_size=hidden[1] - hidden[0],
+    )
+    part = dataclasses.replace(
+        checkpoint, config=own, tensors=taken, nbytes=sum(one.nbytes for one in taken.values())
+    )
     return Share(part, vocabulary, frozenset(columns))
 
 
@@ -136,8 +158,11 @@ def working_sizes(checkpoint: Checkpoint) -> list[int]:
     blocks = config.intermediate_size // _hidden_unit(checkpoint)
     unit = max((column_unit(tensors) for tensors in _of(checkpoint, "out")), default=1)
     groups, heads = config.num_key_value_heads, config.num_attention_heads
-    return [size for size in range(1, groups + 1) if groups % size == 0 and heads // size * config.head_dim % unit == 0
-            and size <= blocks]
+    return [
+        size
+        for size in range(1, groups + 1)
+        if groups % size == 0 and heads // size * config.head_dim % unit == 0 and size <= blocks
+    ]
 
 
 def _check(checkpoint: Checkpoint, size: int) -> None:
@@ -146,12 +171,18 @@ def _check(checkpoint: Checkpoint, size: int) -> None:
     if size in working:
         return
     config = checkpoint.config
-    unit = max((column_unit(tensor) for name in ("out", "down") for tensor in _of(checkpoint, name)), default=1)
+    unit = max(
+        (column_unit(tensor) for name in ("out", "down") for tensor in _of(checkpoint, name)),
+        default=1,
+    )
     blocks = f" and blocks of {unit} weights" if unit > 1 else ""
-    raise BackendError(f"{checkpoint.name} cannot be split evenly over {size} processes: it has {config.num_key_value_heads} "
-                       f"key-value heads, {config.intermediate_size} hidden units{blocks}; start "
-                       f"{' or '.join(map(str, working[1:])) or 'one process'}"
-                       f"{' processes' if working[1:] else ''}")
+    raise BackendError(
+        f"{checkpoint.name} cannot be split evenly over {size} processes: it has "
+        f"{config.num_key_value_heads} "
+        f"key-value heads, {config.intermediate_size} hidden units{blocks}; start "
+        f"{' or '.join(map(str, working[1:])) or 'one process'}"
+        f"{' processes' if working[1:] else ''}"
+    )
 
 
 def _check_layout(config: LlamaConfig, checkpoint: Checkpoint) -> None:
@@ -159,19 +190,45 @@ def _check_layout(config: LlamaConfig, checkpoint: Checkpoint) -> None:
     known = {"model.embed_tokens", "model.norm", config.head_name}
     for spec in config.layers:
         if len(spec.qkv) != 3 or len(spec.gate_up or ()) != 2 or not spec.down:
-            raise BackendError(f"{checkpoint.name}: layers with fused projections or experts are not split over several "
-                               "processes: start one")
-        known |= {*spec.qkv, *spec.gate_up, spec.out, spec.down, *(name for name in (
-            spec.attention_norm, spec.ffn_norm, spec.post_attention_norm, spec.post_ffn_norm) if name)}
-        known |= {name for name in (spec.query_norm, spec.key_norm)
-                  if name and checkpoint.tensors[f"{name}.weight"].shape == (spec.head_dim,)}
-    unknown = next((name for name in checkpoint.tensors if name.rpartition(".")[0] not in known), None)
+            raise BackendError(
+                f"{checkpoint.name}: layers with fused projections or experts are not split "
+                "over several "
+                "processes: start one"
+            )
+        known |= {
+            *spec.qkv,
+            *spec.gate_up,
+            spec.out,
+            spec.down,
+            *(
+                name
+                for name in (
+                    spec.attention_norm,
+                    spec.ffn_norm,
+                    spec.post_attention_norm,
+                    spec.post_ffn_norm,
+                )
+                if name
+            ),
+        }
+        known |= {
+            name
+            for name in (spec.query_norm, spec.key_norm)
+            if name and checkpoint.tensors[f"{name}.weight"].shape == (spec.head_dim,)
+        }
+    unknown = next(
+        (name for name in checkpoint.tensors if name.rpartition(".")[0] not in known), None
+    )
     if unknown:
-        raise BackendError(f"{checkpoint.name}: {unknown} is not split over several processes: start one")
+        raise BackendError(
+            f"{checkpoint.name}: {unknown} is not split over several processes: start one"
+        )
 
 
 def _of(checkpoint: Checkpoint, field: str) -> list[Tensor | AffineWeight]:
-    return [checkpoint.tensors[f"{getattr(spec, field)}.weight"] for spec in checkpoint.config.layers]
+    return [
+        checkpoint.tensors[f"{getattr(spec, field)}.weight"] for spec in checkpoint.config.layers
+    ]
 
 
 def _hidden_unit(checkpoint: Checkpoint) -> int:
@@ -179,6 +236,8 @@ def _hidden_unit(checkpoint: Checkpoint) -> int:
 
 
 def _span(count: int, unit: int, rank: int, size: int) -> Span:
-    """Share `rank` of 0 .. count - 1 in whole units, as even as they allow; the last one takes the rest of a unit."""
+    """Share `rank` of 0 .. count - 1 in whole units, as even as they allow; the last one takes the
+    rest of a unit.
+    """
     units = -(-count // unit)
     return tuple(min(units * one // size * unit, count) for one in (rank, rank + 1))

@@ -1,4 +1,6 @@
-"""BaseWeights: layers from a checkpoint's tensors, for the backends' weights.py, which make their matrices."""
+"""BaseWeights: layers from a checkpoint's tensors, for the backends' weights.py, which make their
+matrices.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,13 @@ T = TypeVar("T")
 
 
 class BaseWeights:
-    """A checkpoint's tensors by name, each as the layer that holds it. A tensor is read when it is first asked for.
+    """A checkpoint's tensors by name, each as the layer that holds it. A tensor is read when it is
+    first asked for.
 
-    ranks: the processes that each take a share of the checkpoint, None for all of it here; config, tensors and adapters are
-    the share's. A backend makes `_matrix(names)`, modules' matrices as one, rows on rows; `_vector(keys)`; `_norm(key)`, a
-    norm's weight; `_stack(names)`; and `_pack_adapters(a, b)` of core.files.adapters.stack's arrays.
+    ranks: the processes that each take a share of the checkpoint, None for all of it here; config,
+    tensors and adapters are the share's. A backend makes `_matrix(names)`, modules' matrices as
+    one, rows on rows; `_vector(keys)`; `_norm(key)`, a norm's weight; `_stack(names)`; and
+    `_pack_adapters(a, b)` of core.files.adapters.stack's arrays.
     """
 
     ops: ClassVar[ModuleType]
@@ -42,15 +46,26 @@ class BaseWeights:
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """How the logits of all shares become one answer; None for a head with the whole vocabulary."""
+        """How the logits of all shares become one answer; None for a head with the whole
+        vocabulary.
+        """
         return self.vocabulary_type(self.ranks, self.share.vocabulary) if self.share else None
 
     def linear(self, *names: str) -> Linear:
         """The modules' matrices as one, rows on rows, and their biases where they have any."""
         biases = [key for name in names if (key := f"{name}.bias") in self.tensors]
         with self._allocating():
-            layer = self.ops, self._matrix(names), self._vector(biases) if biases else None, self._adapt(names)
-        return SummedLinear(*layer, ranks=self.ranks) if self.share and names[0] in self.share.summed else Linear(*layer)
+            layer = (
+                self.ops,
+                self._matrix(names),
+                self._vector(biases) if biases else None,
+                self._adapt(names),
+            )
+        return (
+            SummedLinear(*layer, ranks=self.ranks)
+            if self.share and names[0] in self.share.summed
+            else Linear(*layer)
+        )
 
     def norm(self, name: str | None) -> RMSNorm | None:
         """The norm of that name; None for None."""
@@ -63,11 +78,16 @@ class BaseWeights:
         """The embedding; a tied head shares its memory."""
         with self._allocating():
             weight = self._table(name)
-        return (ShareEmbedding(self.ops, weight, self.share.vocabulary[self.ranks.rank], self.ranks) if self.share
-                else Embedding(self.ops, weight))
+        return (
+            ShareEmbedding(self.ops, weight, self.share.vocabulary[self.ranks.rank], self.ranks)
+            if self.share
+            else Embedding(self.ops, weight)
+        )
 
     def stack(self, names: Sequence[str]) -> Stack:
-        """The matrices of all experts, by number. Raises CheckpointError if they have several formats."""
+        """The matrices of all experts, by number. Raises CheckpointError if they have several
+        formats.
+        """
         with self._allocating():
             return self._stack(names)
 
@@ -92,11 +112,15 @@ class BaseWeights:
         except (RuntimeError, MemoryError) as error:
             if not self.runtime.is_out_of_memory(error):
                 raise
-            raise OutOfMemoryError.of(self.nbytes, None, self.runtime.device_name(self.device)) from None
+            raise OutOfMemoryError.of(
+                self.nbytes, None, self.runtime.device_name(self.device)
+            ) from None
 
 
 def check_memory(nbytes: int, free_memory: Callable[[], int | None], device: str) -> None:
-    """Raises OutOfMemoryError if weights of `nbytes` exceed the free memory of `device`; None: unknown, so no error."""
+    """Raises OutOfMemoryError if weights of `nbytes` exceed the free memory of `device`; None:
+    unknown, so no error.
+    """
     free = free_memory()
     if free is not None and nbytes > free:
         gc.collect()  # a dropped model may wait for its collection
@@ -105,11 +129,15 @@ def check_memory(nbytes: int, free_memory: Callable[[], int | None], device: str
         raise OutOfMemoryError.of(nbytes, free, device)
 
 
-def refuse_formats(names: Sequence[str], matrices: Sequence[T], can_stack: Callable[[T, T], bool]) -> CheckpointError:
+def refuse_formats(
+    names: Sequence[str], matrices: Sequence[T], can_stack: Callable[[T, T], bool]
+) -> CheckpointError:
     """The error for matrices of a layer's experts that cannot all be stacked with the first."""
     odd = next(name for name, matrix in zip(names, matrices) if not can_stack(matrices[0], matrix))
-    return CheckpointError(f"{odd}: has another format than the same matrix of the layer's other experts, which are "
-                           "multiplied together; quantise all of them alike")
+    return CheckpointError(
+        f"{odd}: has another format than the same matrix of the layer's other experts, which are "
+        "multiplied together; quantise all of them alike"
+    )
 
 
 def group_runs(items: Iterable[T], can_concatenate: Callable[[T, T], bool]) -> list[list[T]]:

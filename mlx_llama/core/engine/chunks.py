@@ -19,7 +19,9 @@ class Chunks:
         self.token_seconds: float | None = None
 
     def note(self, seconds: float, tokens: int, is_stepping: bool) -> None:
-        """Learn from a tick. tokens: of prompts; is_stepping: it computed a step of others as well."""
+        """Learn from a tick. tokens: of prompts; is_stepping: it computed a step of others as
+        well.
+        """
         if tokens == 0:
             self.step_seconds = _average(self.step_seconds, seconds)
         elif not is_stepping or self.step_seconds is not None:

@@ -1,4 +1,6 @@
-"""The calls that reach the device's queue, launch and read, counted in the completions that they serve."""
+"""The calls that reach the device's queue, launch and read, counted in the completions that they
+serve.
+"""
 
 from __future__ import annotations
 
@@ -24,36 +26,66 @@ class Device:
 
         A lazy device projects nothing to the vocabulary, an eager one a single position.
         """
-        self.model.forward(np.array([tokens], np.int32), self.cache.lengths[row], self.cache, rows=[row])
+        self.model.forward(
+            np.array([tokens], np.int32), self.cache.lengths[row], self.cache, rows=[row]
+        )
         self.backend.launch(*self.cache.arrays())
 
-    def step(self, tokens: Array, rows: Sequence[int], sampling: SamplingBatch, writers: Sequence[Writer],
-             masks: Masks | None = None) -> Array:
-        """Launch a step over `tokens` [B, T], which continue the rows; returns the next tokens, int32 [B, 1] on the device,
-        or [B, C] with log-probabilities. masks: of rows with a grammar."""
+    def step(
+        self,
+        tokens: Array,
+        rows: Sequence[int],
+        sampling: SamplingBatch,
+        writers: Sequence[Writer],
+        masks: Masks | None = None,
+    ) -> Array:
+        """Launch a step over `tokens` [B, T], which continue the rows; returns the next tokens,
+        int32 [B, 1] on the device, or [B, C] with log-probabilities. masks: of rows with a grammar.
+        """
         lengths = self.cache.lengths
         starts = [lengths[row] for row in rows] if len(rows) > 1 else lengths[rows[0]]
         masked = {"masks": masks} if masks else {}
-        return self._launch(self.model.step(tokens, starts, self.cache, sampling, rows=rows, **masked), writers)
+        return self._launch(
+            self.model.step(tokens, starts, self.cache, sampling, rows=rows, **masked), writers
+        )
 
-    def step_processed(self, tokens: Array, row: int, sampling: SamplingBatch, writer: Writer,
-                       process: Callable[[np.ndarray], np.ndarray], masks: Masks | None = None) -> Array:
-        """As `step` for one row, but wait for its logits, float32 [1, V], which `process` changes on the host."""
+    def step_processed(
+        self,
+        tokens: Array,
+        row: int,
+        sampling: SamplingBatch,
+        writer: Writer,
+        process: Callable[[np.ndarray], np.ndarray],
+        masks: Masks | None = None,
+    ) -> Array:
+        """As `step` for one row, but wait for its logits, float32 [1, V], which `process` changes
+        on the host.
+        """
         cache = self.cache
-        logits = self.backend.runtime.to_numpy(self.model.forward(tokens, cache.lengths[row], cache, rows=[row]))
+        logits = self.backend.runtime.to_numpy(
+            self.model.forward(tokens, cache.lengths[row], cache, rows=[row])
+        )
         writer.count_read(logits.nbytes)
         sampled = self.model.sample(process(logits), cache, sampling, rows=[row], masks=masks)
         self.backend.launch(*cache.arrays())
         return self._launch(sampled, [writer])
 
-    def verify(self, tokens: Sequence[int], row: int, sampling: SamplingBatch, writer: Writer) -> Array:
-        """Launch a step over `tokens`; returns the next token after each of them, int32 [1, T] on the device."""
-        sampled = self.model.verify(np.array([tokens], np.int32), self.cache.lengths[row], self.cache, sampling, rows=[row])
+    def verify(
+        self, tokens: Sequence[int], row: int, sampling: SamplingBatch, writer: Writer
+    ) -> Array:
+        """Launch a step over `tokens`; returns the next token after each of them, int32 [1, T] on
+        the device.
+        """
+        sampled = self.model.verify(
+            np.array([tokens], np.int32), self.cache.lengths[row], self.cache, sampling, rows=[row]
+        )
         return self._launch(sampled, [writer])
 
     def read(self, tokens: Array, writers: Sequence[Writer]) -> list[int]:
         """Wait for `tokens`, row by row: int32 [B, C] of as many writers, or [1, T] of one."""
-        values = [self.backend.read(tokens)] if tokens.shape == (1, 1) else self.backend.read_all(tokens)
+        values = (
+            [self.backend.read(tokens)] if tokens.shape == (1, 1) else self.backend.read_all(tokens)
+        )
         nbytes = tokens.nbytes // len(writers)
         for writer in writers:
             writer.count_read(nbytes)

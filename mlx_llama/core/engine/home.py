@@ -1,4 +1,6 @@
-"""A thread that makes all calls on a model's arrays, for MLX, whose streams and traces belong to threads."""
+"""A thread that makes all calls on a model's arrays, for MLX, whose streams and traces belong to
+threads.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,22 @@ Call = tuple[Future, Callable[[], Any]]
 class Home:
     """Runs calls one after the other in a thread of its own.
 
-    MLX caches traces per thread, by the address of the traced function, which a later model's function may reuse. Ending the
-    thread with its model drops them.
+    MLX caches traces per thread, by the address of the traced function, which a later model's
+    function may reuse. Ending the thread with its model drops them.
     """
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._process = os.getpid()
-        self._thread = threading.Thread(target=_serve, args=(self._calls,), name="mlx_llama arrays", daemon=True)
+        self._thread = threading.Thread(
+            target=_serve, args=(self._calls,), name="mlx_llama arrays", daemon=True
+        )
         self._thread.start()
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run `function` in the thread and return its result; raises its error. Ctrl-C is raised once the call has ended."""
+        """Run `function` in the thread and return its result; raises its error. Ctrl-C is raised
+        once the call has ended.
+        """
         with uninterrupted():
             return self._submit(function, arguments).result()
 

@@ -1,7 +1,8 @@
 """The loop: who ticks, on which thread, and what happens to it in a forked process.
 
-Ticks run inline, in the thread that waits for a token, or on a thread of the loop (`start`). Ctrl-C is put off to the end of
-a tick, or of another change of the rows, so that it leaves nothing half done; only the computation of a prompt ends at once.
+Ticks run inline, in the thread that waits for a token, or on a thread of the loop (`start`). Ctrl-C
+is put off to the end of a tick, or of another change of the rows, so that it leaves nothing half
+done; only the computation of a prompt ends at once.
 """
 
 from __future__ import annotations
@@ -32,15 +33,27 @@ WAKE_SECONDS = 0.5  # a consumer looks again after this time
 class Loop:
     """Serves requests on one model; any thread may call it.
 
-    context: positions of a request, prompt and answer together. draft: a smaller model that guesses tokens. cache_memory:
-    bytes of all keys and values; None: what is free when the first request comes, less a tenth, at least 256 MB.
-    max_rows: requests in one step. kept_rows: ended ones that stay as prefixes of later prompts. home: the thread that
-    makes all calls of the backend, None for the threads that tick.
+    context: positions of a request, prompt and answer together. draft: a smaller model that guesses
+    tokens. cache_memory: bytes of all keys and values; None: what is free when the first request
+    comes, less a tenth, at least 256 MB. max_rows: requests in one step. kept_rows: ended ones that
+    stay as prefixes of later prompts. home: the thread that makes all calls of the backend, None
+    for the threads that tick.
     """
 
-    def __init__(self, backend: Backend, model: Model, tokenizer: Tokenizer | None, eos: frozenset[int], context: int, *,
-                 draft: Model | None = None, cache_memory: int | None = None, max_rows: int = MAX_ROWS,
-                 kept_rows: int = KEPT_ROWS, home: Home | None = None):
+    def __init__(
+        self,
+        backend: Backend,
+        model: Model,
+        tokenizer: Tokenizer | None,
+        eos: frozenset[int],
+        context: int,
+        *,
+        draft: Model | None = None,
+        cache_memory: int | None = None,
+        max_rows: int = MAX_ROWS,
+        kept_rows: int = KEPT_ROWS,
+        home: Home | None = None,
+    ):
         self.engine = Engine(backend, model, tokenizer, eos, context, draft)
         self.max_rows = max_rows
         self._limits = cache_memory, max_rows, kept_rows
@@ -61,7 +74,9 @@ class Loop:
         self._is_closing = False
 
     def _check_process(self) -> None:
-        """Start over in a forked process, which lacks the threads. Raises BackendError where it cannot compute."""
+        """Start over in a forked process, which lacks the threads. Raises BackendError where it
+        cannot compute.
+        """
         if self._process != os.getpid():
             self.engine.backend.check_process()
             self._start_over()
@@ -133,7 +148,9 @@ class Loop:
     def advance(self, sequence: Sequence, has_news: abc.Callable[[], bool]) -> None:
         """Wait for news of a request: run a tick, or await one where another thread ticks."""
         if self._ticker == threading.get_ident():
-            raise SessionError("a callback cannot wait for an answer: it runs inside the loop that computes it")
+            raise SessionError(
+                "a callback cannot wait for an answer: it runs inside the loop that computes it"
+            )
         self._check_process()
         if self._thread is not None:
             sequence.news = threading.Event()
@@ -163,7 +180,9 @@ class Loop:
         """Tick on a thread of the loop from now on."""
         if self._thread is None:
             self._is_closing = False
-            self._thread = threading.Thread(target=self._run, name="mlx_llama scheduler", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, name="mlx_llama scheduler", daemon=True
+            )
             self._thread.start()
 
     def _run(self) -> None:
@@ -176,7 +195,9 @@ class Loop:
 
     def _has_work(self) -> bool:
         queues = self._scheduler and self._scheduler.queues
-        return bool(self._arrived or (queues and (queues.waiting or queues.running or queues.prefilling)))
+        return bool(
+            self._arrived or (queues and (queues.waiting or queues.running or queues.prefilling))
+        )
 
     def close(self) -> None:
         """Stop the thread, end all requests as interrupted and free the rows."""
@@ -200,18 +221,24 @@ class Loop:
 
     def count_known(self, tokens: abc.Sequence[int], adapter: int = 0) -> int:
         """Tokens at the beginning of `tokens` that some row holds, computed by this adapter."""
-        return self._between_ticks(lambda: self.scheduler.rows.find_prefix([*tokens, -1], adapter)[1])
+        return self._between_ticks(
+            lambda: self.scheduler.rows.find_prefix([*tokens, -1], adapter)[1]
+        )
 
     def export(self, tokens: abc.Sequence[int] | None = None, adapter: int = 0) -> dict[str, Any]:
         """State of the longest prefix of `tokens` that some row holds. See Rows.export."""
         return self._between_ticks(lambda: self.scheduler.rows.export(tokens, adapter))
 
     def erase(self, tokens: abc.Sequence[int]) -> int:
-        """Drop the kept rows that hold a prefix of `tokens` and nothing else; returns the longest one's length."""
+        """Drop the kept rows that hold a prefix of `tokens` and nothing else; returns the longest
+        one's length.
+        """
         return self._between_ticks(lambda: self.scheduler.rows.drop_prefixes(tokens))
 
     def install(self, state: dict[str, Any], adapter: int = 0) -> None:
-        """Restore an exported state as a prefix of later prompts to the same adapter. Raises ContextError."""
+        """Restore an exported state as a prefix of later prompts to the same adapter. Raises
+        ContextError.
+        """
         self._between_ticks(lambda: self.scheduler.rows.install(state, adapter))
 
 

@@ -1,4 +1,6 @@
-"""Memory of keys and values: the default budget, room for the next positions, and the request that makes room for others."""
+"""Memory of keys and values: the default budget, room for the next positions, and the request that
+makes room for others.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ LEAST_RESERVE = 256 << 20  # bytes left to activations, growing storage and othe
 
 
 def default_budget(free: int) -> int:
-    """Bytes for all keys and values. free: bytes of memory beside the weights, of which a tenth stays free."""
+    """Bytes for all keys and values. free: bytes of memory beside the weights, of which a tenth
+    stays free.
+    """
     return max(0, free - max(free // 10, LEAST_RESERVE))
 
 
@@ -33,22 +37,30 @@ class Memory:
         needed, budget = self.rows.nbytes_for(length + 1), self.rows.budget
         if budget is not None and needed > budget:
             raise ContextError(
-                f"keys and values of the prompt's {length} tokens take {needed / 1e6:.1f} MB, and the cache may take "
-                f"{budget / 1e6:.1f} MB: shorten the prompt, raise `cache_memory`, or close other programs")
+                f"keys and values of the prompt's {length} tokens take {needed / 1e6:.1f} MB, "
+                "and the cache may take "
+                f"{budget / 1e6:.1f} MB: shorten the prompt, raise `cache_memory`, or close "
+                "other programs"
+            )
 
     def make_room(self, sequences: list[Sequence], count: int) -> list[Sequence]:
         """Those of `sequences` that can grow by `count` positions."""
         lengths = self.rows.cache.lengths
         while sequences:
             try:
-                if self.rows.reserve({sequence.row: lengths[sequence.row] + count for sequence in sequences}):
+                if self.rows.reserve(
+                    {sequence.row: lengths[sequence.row] + count for sequence in sequences}
+                ):
                     return sequences
             except Exception as error:
                 if len(sequences) == 1:
                     self.queues.end(sequences[0], error)
                     return []
-                grown = [sequence for sequence in sequences
-                         if sequence.status is Status.RUNNING and self.make_room([sequence], count)]
+                grown = [
+                    sequence
+                    for sequence in sequences
+                    if sequence.status is Status.RUNNING and self.make_room([sequence], count)
+                ]
                 return [sequence for sequence in grown if sequence.status is Status.RUNNING]
             youngest = max(self.queues.admitted, key=lambda sequence: sequence.number)
             if self.steps.has_launched(youngest):
@@ -62,25 +74,36 @@ class Memory:
         return []
 
     def refuse(self, sequence: Sequence) -> None:
-        """End a request that waits and does not fit although no other runs. Raises ContextError if it never ran."""
+        """End a request that waits and does not fit although no other runs. Raises ContextError if
+        it never ran.
+        """
         length = len(sequence.tokens)
         if length > sequence.prompt_length:
             self._end_answer(sequence)
             return
         self.rows.cache.check_memory({self.rows.free[-1]: length})
         self.check(length)
-        raise ContextError("memory has no room for the prompt's keys and values: shorten the prompt, or close other "
-                           "programs")
+        raise ContextError(
+            "memory has no room for the prompt's keys and values: shorten the prompt, or close "
+            "other "
+            "programs"
+        )
 
     def _end_answer(self, sequence: Sequence) -> None:
         length = len(sequence.tokens)
-        sequence.writer.end("context", "the answer ends because memory has no room for more keys and values: those of "
-                            f"{length} tokens take {self.rows.nbytes_for(length) / 1e6:.1f} MB; raise cache_memory or close "
-                            "other programs")
+        sequence.writer.end(
+            "context",
+            "the answer ends because memory has no room for more keys and values: those of "
+            f"{length} tokens take {self.rows.nbytes_for(length) / 1e6:.1f} MB; raise "
+            "cache_memory or close "
+            "other programs",
+        )
         self.queues.end(sequence)
 
     def free(self, error: Exception) -> bool:
-        """Free memory after an error of a step. False if it is another error, or there is nothing to free."""
+        """Free memory after an error of a step. False if it is another error, or there is nothing
+        to free.
+        """
         if not self.is_out_of_memory(error):
             return False
         if self.rows.kept:

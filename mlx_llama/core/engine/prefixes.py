@@ -1,4 +1,6 @@
-"""Prefixes that two token sequences share: the part of a prompt that a cache need not compute again."""
+"""Prefixes that two token sequences share: the part of a prompt that a cache need not compute
+again.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ BLOCK = 64  # tokens compared at a time
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """Length of the longest common prefix."""
     shorter, length = min(len(first), len(second)), 0
-    while length < shorter and first[length:length + BLOCK] == second[length:length + BLOCK]:
+    while length < shorter and first[length : length + BLOCK] == second[length : length + BLOCK]:
         length += BLOCK
     while length < shorter and first[length] == second[length]:
         length += 1

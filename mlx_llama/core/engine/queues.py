@@ -19,7 +19,8 @@ class Queues:
         self.waiting: deque[Sequence] = deque()
         self.prefilling: Sequence | None = None
         self.running: list[Sequence] = []  # in the order of admission
-        self.set_asides = 0  # requests whose row was freed while memory was short, to be computed again
+        # requests whose row was freed while memory was short, to be computed again
+        self.set_asides = 0
 
     @property
     def admitted(self) -> list[Sequence]:
@@ -38,7 +39,9 @@ class Queues:
         self.running.append(sequence)
 
     def set_aside(self, sequence: Sequence) -> None:
-        """Free a row; the request goes to the front of the queue and is computed again later, to the same tokens."""
+        """Free a row; the request goes to the front of the queue and is computed again later, to
+        the same tokens.
+        """
         self.set_asides += 1
         self._remove(sequence)
         self.waiting.appendleft(sequence)
@@ -47,7 +50,9 @@ class Queues:
         self.rows.release(row)
 
     def end(self, sequence: Sequence, error: Exception | None = None) -> None:
-        """End a request. Its row stays as a prefix, or is freed after an error. Later calls change nothing."""
+        """End a request. Its row stays as a prefix, or is freed after an error. Later calls change
+        nothing.
+        """
         if sequence.status is Status.ENDED:
             return
         self._remove(sequence)
@@ -56,12 +61,15 @@ class Queues:
             if row != NO_ROW:
                 (self.rows.keep if error is None else self.rows.release)(row)
         finally:
-            sequence.writer.add_notices(self.model.notices)  # compiling or capturing a step may have added some
+            # compiling or capturing a step may have added some
+            sequence.writer.add_notices(self.model.notices)
             sequence.finish(error)
 
     def sweep(self) -> None:
         """End the requests that were cancelled."""
-        for sequence in [sequence for sequence in (*self.waiting, *self.admitted) if sequence.is_cancelled]:
+        for sequence in [
+            sequence for sequence in (*self.waiting, *self.admitted) if sequence.is_cancelled
+        ]:
             self.end(sequence)
 
     def _remove(self, sequence: Sequence) -> None:

@@ -29,18 +29,23 @@ class Request:
 
     prompt: abc.Sequence[int]
     options: Resolved
-    starts_text: bool = True  # drop the space that sentencepiece puts before a text; False where the answer continues one
+    # drop the space that sentencepiece puts before a text; False where the answer continues one
+    starts_text: bool = True
     eos: frozenset[int] | None = None  # end tokens, None for the model's
     wants_text: bool = True  # False where token ids suffice
-    notices: abc.Sequence[str] | None = None  # of its completion, None for those of the options and the speculation
-    # Called in the thread that computes, after each chunk of the prompt, each token and at the end. Its exceptions end the
-    # request.
+    # of its completion, None for those of the options and the speculation
+    notices: abc.Sequence[str] | None = None
+    # Called in the thread that computes, after each chunk of the prompt, each token and at the end.
+    # Its exceptions end the request.
     notify: abc.Callable[[], None] | None = None
     rule: Rule | None = None  # that the answer must match, None for the options'
-    compile_seconds: float | None = None  # maximum time to compile the rule, None for a request that is trusted
-    shown: frozenset[int] = frozenset()  # special tokens that appear in the text, such as those that open a tool call
+    # maximum time to compile the rule, None for a request that is trusted
+    compile_seconds: float | None = None
+    # special tokens that appear in the text, such as those that open a tool call
+    shown: frozenset[int] = frozenset()
     reuses: bool = True  # known prefixes of the prompt
-    decode_seconds: float | None = None  # after which the answer ends with its next token, if it has a line break
+    # after which the answer ends with its next token, if it has a line break
+    decode_seconds: float | None = None
     hooks: Hooks = Hooks()
     begun: int = 0  # tokens at the prompt's end that begin the answer, which goes on from them
 
@@ -59,7 +64,8 @@ class Sequence:
     """A request being served. Only ticks change it, but for the fields at the end."""
 
     request: Request
-    tokens: list[int]  # prompt and answer as far as the host knows them; others read this list and never copy it
+    # prompt and answer as far as the host knows them; others read this list and never copy it
+    tokens: list[int]
     limit: int  # maximum number of tokens of the answer
     writer: Writer
     speculation: Speculation
@@ -75,7 +81,8 @@ class Sequence:
     error: Exception | None = None
     is_cancelled: bool = False  # set by any thread; the next tick ends the request
     news: threading.Event | None = None  # of a consumer on another thread that waits
-    lock: threading.Lock = field(default_factory=threading.Lock)  # a cancelled sequence takes no more tokens
+    # a cancelled sequence takes no more tokens
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def options(self) -> GenerationOptions:
@@ -91,7 +98,9 @@ class Sequence:
         return bool(self.request.hooks.processors)
 
     def process(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Logits float32 [1, V] of the next token as the caller's functions leave them. Raises what they raise."""
+        """Logits float32 [1, V] of the next token as the caller's functions leave them. Raises what
+        they raise.
+        """
         return self.request.hooks.process(self.tokens, logits)
 
     @property
@@ -102,7 +111,8 @@ class Sequence:
     def take(self, token: int, now: float, logprobs: TokenLogprobs | None = None) -> bool:
         """Append a generated token; False if the answer ends here. now: busy seconds (see Clock).
 
-        Raises NumericalError for -1, which a step gives where no logit is finite, or one is NaN or infinite.
+        Raises NumericalError for -1, which a step gives where no logit is finite, or one is NaN or
+        infinite.
         """
         if token < 0:
             raise NumericalError(self._describe_numbers())
@@ -112,8 +122,16 @@ class Sequence:
             if self.constraint:
                 self.constraint.accept(token)
             self.tokens.append(token)
-            is_late = self.request.decode_seconds is not None and self.writer.is_late(now, self.request.decode_seconds)
-            self.writer.push(token, now, self.constraint is not None and self.constraint.is_finished, logprobs, is_late)
+            is_late = self.request.decode_seconds is not None and self.writer.is_late(
+                now, self.request.decode_seconds
+            )
+            self.writer.push(
+                token,
+                now,
+                self.constraint is not None and self.constraint.is_finished,
+                logprobs,
+                is_late,
+            )
         return not self.writer.is_finished
 
     def take_all(self, tokens: abc.Sequence[int], now: float) -> bool:
@@ -124,8 +142,11 @@ class Sequence:
         cause = "a weight is NaN or infinite, or the activations overflow their width"
         if self.needs_logits:
             cause += ", or the function logits_processor forbade every token"
-        return (f"the model's logits are not finite after {len(self.tokens)} tokens: {cause}; fetch the model again, or try "
-                "`dtype='float32'`")
+        return (
+            f"the model's logits are not finite after {len(self.tokens)} tokens: {cause}; "
+            "fetch the model again, or try "
+            "`dtype='float32'`"
+        )
 
     def tell(self) -> None:
         """Wake the consumer. Raises what the request's callbacks raise."""
@@ -140,7 +161,9 @@ class Sequence:
             self.request.notify()
 
     def finish(self, error: Exception | None = None) -> None:
-        """End the answer, by an error or as the writer or the consumer ended it, and wake the consumer."""
+        """End the answer, by an error or as the writer or the consumer ended it, and wake the
+        consumer.
+        """
         if error is not None:
             self.error = error
             self.writer.fail(error)
@@ -155,15 +178,17 @@ class Ticker(Protocol):
     """The part of the loop that a handle calls."""
 
     def enqueue(self, sequence: Sequence) -> None: ...
-    def advance(self, sequence: Sequence, has_news: abc.Callable[[], bool]) -> None: ...  # runs or awaits a tick
+    # runs or awaits a tick
+    def advance(self, sequence: Sequence, has_news: abc.Callable[[], bool]) -> None: ...
     def sweep(self) -> None: ...  # ends cancelled requests soon
 
 
 class Handle:
-    """An answer as it comes: an iterator of pieces of text. `completion` grows, and is final after the last piece.
+    """An answer as it comes: an iterator of pieces of text. `completion` grows, and is final after
+    the last piece.
 
-    One thread reads at a time; any thread may cancel. A handle that is dropped cancels its request. Raises the request's
-    error, and SessionError in a thread that reads while another one does.
+    One thread reads at a time; any thread may cancel. A handle that is dropped cancels its request.
+    Raises the request's error, and SessionError in a thread that reads while another one does.
     """
 
     def __init__(self, sequence: Sequence, loop: Ticker):
@@ -226,7 +251,9 @@ class Handle:
 
     @property
     def slot(self) -> int:
-        """Its number among the running requests, which others may have had since; -1 until it runs."""
+        """Its number among the running requests, which others may have had since; -1 until it
+        runs.
+        """
         return self._sequence.slot
 
     @property
@@ -235,7 +262,9 @@ class Handle:
         return self._sequence.processed
 
     def cancel(self) -> None:
-        """End the request, from any thread and any number of times. The text so far stays in the completion."""
+        """End the request, from any thread and any number of times. The text so far stays in the
+        completion.
+        """
         sequence = self._sequence
         with sequence.lock:
             sequence.is_cancelled = True
@@ -254,7 +283,9 @@ class Handle:
     def _await(self, count: int) -> None:
         """Return once there are `count` tokens or the request is over. Raises its error."""
         if not self._reading.acquire(blocking=False):
-            raise SessionError("another thread is reading this answer: give each thread a request of its own")
+            raise SessionError(
+                "another thread is reading this answer: give each thread a request of its own"
+            )
         try:
             self.begin()
             while not self._has(count):

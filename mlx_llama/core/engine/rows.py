@@ -20,12 +20,20 @@ MIN_COPY = 8  # tokens of a prefix that are worth a copy
 class Rows:
     """Who has which row of a cache, within a budget of bytes.
 
-    cache: of the model. drafts: the draft model's, with the same rows, or None. budget: bytes of keys and values; None:
-    unlimited. max_kept: rows that stay as prefixes after their sequence ended. is_out_of_memory: of the backend's runtime.
+    cache: of the model. drafts: the draft model's, with the same rows, or None. budget: bytes of
+    keys and values; None: unlimited. max_kept: rows that stay as prefixes after their sequence
+    ended. is_out_of_memory: of the backend's runtime.
     """
 
-    def __init__(self, config: LlamaConfig, cache: Cache, drafts: Cache | None, budget: int | None, max_kept: int,
-                 is_out_of_memory: Callable[[Exception], bool]):
+    def __init__(
+        self,
+        config: LlamaConfig,
+        cache: Cache,
+        drafts: Cache | None,
+        budget: int | None,
+        max_kept: int,
+        is_out_of_memory: Callable[[Exception], bool],
+    ):
         self.config = config
         self.cache = cache
         self.drafts = drafts
@@ -47,7 +55,9 @@ class Rows:
     def nbytes_for(self, length: int) -> int:
         """Bytes that a row of `length` positions takes."""
         drafts = self.drafts
-        return self.cache.nbytes_for(length) + (drafts.nbytes_for(min(length, drafts.capacity)) if drafts else 0)
+        return self.cache.nbytes_for(length) + (
+            drafts.nbytes_for(min(length, drafts.capacity)) if drafts else 0
+        )
 
     def growth(self, ends: Mapping[int, int]) -> int:
         """Bytes to allocate until each row has room for its end."""
@@ -55,7 +65,9 @@ class Rows:
 
     def _taken(self, row: int) -> int:
         taken = self.cache.allocated[row] * self.cache.position_nbytes
-        return taken + (self.drafts.allocated[row] * self.drafts.position_nbytes if self.drafts else 0)
+        return taken + (
+            self.drafts.allocated[row] * self.drafts.position_nbytes if self.drafts else 0
+        )
 
     def fits(self, ends: Mapping[int, int]) -> bool:
         """True if the budget has room for the growth of these rows."""
@@ -65,14 +77,18 @@ class Rows:
         return grown == 0 or self.nbytes + grown <= self.budget
 
     def make_room(self, ends: Mapping[int, int], spared: int = -1) -> bool:
-        """Drop kept prefixes, but `spared`, until these rows may grow; False if that does not suffice."""
+        """Drop kept prefixes, but `spared`, until these rows may grow; False if that does not
+        suffice.
+        """
         while not self.fits(ends):
             if not self._drop_oldest(spared):
                 return False
         return True
 
     def reserve(self, ends: Mapping[int, int]) -> bool:
-        """Allocate room for these ends, dropping kept prefixes where memory is short; False if that does not suffice."""
+        """Allocate room for these ends, dropping kept prefixes where memory is short; False if that
+        does not suffice.
+        """
         allocated = self.cache.allocated
         for row, end in ends.items():
             if end > allocated[row]:
@@ -97,8 +113,8 @@ class Rows:
     # Prefixes
 
     def find_prefix(self, tokens: Sequence[int], adapter: int) -> tuple[int, int]:
-        """The row with the longest common prefix by the same adapter, and its length, 0 for none; at least one token of
-        `tokens` is left over."""
+        """The row with the longest common prefix by the same adapter, and its length, 0 for none;
+        at least one token of `tokens` is left over."""
         best, longest = -1, 0
         for row, known in [*self.kept.items(), *self.used.items()]:
             if self.cache.adapters[row] != adapter:
@@ -106,18 +122,23 @@ class Rows:
             length = min(common_prefix(known, tokens), self.cache.lengths[row], len(tokens) - 1)
             if length > longest:
                 best, longest = row, length
-        if rope.length_dependent(self.config) and longest:  # keys beyond the trained length are rotated for their own length
+        # keys beyond the trained length are rotated for their own length
+        if rope.length_dependent(self.config) and longest:
             if max(len(tokens), self.cache.lengths[best]) > self.config.max_position_embeddings:
                 return -1, 0
         return best, longest
 
     # Rows
 
-    def claim(self, tokens: Sequence[int], end: int, reuses: bool = True, adapter: int = 0) -> tuple[int, int] | None:
-        """A row for `tokens` that may grow to `end` positions: (row, reused positions). None where there is no room.
+    def claim(
+        self, tokens: Sequence[int], end: int, reuses: bool = True, adapter: int = 0
+    ) -> tuple[int, int] | None:
+        """A row for `tokens` that may grow to `end` positions: (row, reused positions). None where
+        there is no room.
 
-        Takes over a kept row that would be wholly used, else copies the longest common prefix to a free row. The row
-        has storage for the tokens. reuses: prefixes at all. adapter: number of the one that computes the row.
+        Takes over a kept row that would be wholly used, else copies the longest common prefix to a
+        free row. The row has storage for the tokens. reuses: prefixes at all. adapter: number of
+        the one that computes the row.
         """
         in_use = sum(map(self._taken, self.used))
         if self.budget is not None and in_use + self.nbytes_for(end) > self.budget:
@@ -172,7 +193,9 @@ class Rows:
         """Keep the row of a request that ended as a prefix."""
         tokens = self.used.pop(row)
         length = min(self.cache.lengths[row], len(tokens))
-        is_for_one_length = rope.length_dependent(self.config) and length > self.config.max_position_embeddings
+        is_for_one_length = (
+            rope.length_dependent(self.config) and length > self.config.max_position_embeddings
+        )
         if length == 0 or is_for_one_length or self.max_kept == 0:
             self._free(row)
             return
@@ -186,25 +209,36 @@ class Rows:
             self._drop_oldest()
 
     def export(self, tokens: Sequence[int] | None, adapter: int) -> dict[str, Any]:
-        """State of the longest prefix of `tokens` by this adapter; tokens None: of the row kept last; {}: there is none.
-        See Cache.state."""
+        """State of the longest prefix of `tokens` by this adapter; tokens None: of the row kept
+        last; {}: there is none. See Cache.state."""
         if tokens is None:
-            row = next((row for row in reversed(self.kept) if self.cache.adapters[row] == adapter), -1)
+            row = next(
+                (row for row in reversed(self.kept) if self.cache.adapters[row] == adapter), -1
+            )
             length = 0 if row < 0 else self.cache.lengths[row]
         else:
             row, length = self.find_prefix([*tokens, -1], adapter)
         if not length:
             return {}
         state = self.cache.state(row)
-        return {"tokens": state["tokens"][:length], "keys": state["keys"][:, :, :length],
-                "values": state["values"][:, :, :length]}
+        return {
+            "tokens": state["tokens"][:length],
+            "keys": state["keys"][:, :, :length],
+            "values": state["values"][:, :, :length],
+        }
 
     def install(self, state: Mapping[str, Any], adapter: int = 0) -> None:
-        """Restore a state that this adapter computed to a free row, and keep it. Raises ContextError without room."""
+        """Restore a state that this adapter computed to a free row, and keep it. Raises
+        ContextError without room.
+        """
         tokens = np.asarray(state["tokens"]).tolist()
         if not self._make_free(len(tokens)):
-            raise ContextError(f"the saved cache of {len(tokens)} tokens takes {self.nbytes_for(len(tokens)) / 1e6:.1f} MB, and "
-                               "running requests have the cache's memory: load it before them, or raise `cache_memory`")
+            raise ContextError(
+                f"the saved cache of {len(tokens)} tokens takes "
+                f"{self.nbytes_for(len(tokens)) / 1e6:.1f} MB, and "
+                "running requests have the cache's memory: load it before them, or raise "
+                "`cache_memory`"
+            )
         row = self.free.pop()
         self.kept[row] = tokens
         self.cache.adapters[row] = adapter
@@ -227,9 +261,15 @@ class Rows:
         return row is not None
 
     def drop_prefixes(self, tokens: Sequence[int]) -> int:
-        """Drop all rows that are kept with a prefix of `tokens`; returns the longest one's length, 0 without any."""
+        """Drop all rows that are kept with a prefix of `tokens`; returns the longest one's length,
+        0 without any.
+        """
         lengths = {row: self.cache.lengths[row] for row in self.kept}
-        prefixes = [row for row, length in lengths.items() if common_prefix(self.kept[row], tokens) >= length]
+        prefixes = [
+            row
+            for row, length in lengths.items()
+            if common_prefix(self.kept[row], tokens) >= length
+        ]
         for row in prefixes:
             self.drop(row)
         return max((lengths[row] for row in prefixes), default=0)

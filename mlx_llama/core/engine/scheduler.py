@@ -1,7 +1,9 @@
-"""A tick: admit a request, launch one chunk of a prompt and one step for all rows, read the step's tokens.
+"""A tick: admit a request, launch one chunk of a prompt and one step for all rows, read the step's
+tokens.
 
-A device that works by itself receives step n+1 before step n is read, as long as the rows stay the same; the surplus
-step of a row that ended is trimmed. A row that needs its last token on the host, to draft from it, has steps of its own.
+A device that works by itself receives step n+1 before step n is read, as long as the rows stay the
+same; the surplus step of a row that ended is trimmed. A row that needs its last token on the host,
+to draft from it, has steps of its own.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class Clock:
 
 
 class Scheduler:
-    """Requests on one model and their rows. One thread at a time may call it. See Loop for the parameters."""
+    """Requests on one model and their rows. One thread at a time may call it. See Loop for the
+    parameters.
+    """
 
     def __init__(self, engine: Engine, cache_memory: int | None, max_rows: int, kept_rows: int):
         backend, model, draft = engine.backend, engine.model, engine.draft
@@ -54,10 +58,17 @@ class Scheduler:
             cache_memory = default_budget(free)
         self.backend, self.model, self.max_rows = backend, model, max_rows
         self.cache = model.make_cache(engine.context, count)
-        # Beyond its trained positions a draft model guesses badly, and dynamic rope would forbid trimming.
-        drafts = draft.make_cache(min(engine.context, draft.config.max_position_embeddings), count) if draft else None
+        # Beyond its trained positions a draft model guesses badly, and dynamic rope would forbid
+        # trimming.
+        drafts = (
+            draft.make_cache(min(engine.context, draft.config.max_position_embeddings), count)
+            if draft
+            else None
+        )
         self.drafts = DraftModel(Device(backend, draft, drafts)) if draft and drafts else None
-        self.rows = Rows(model.config, self.cache, drafts, cache_memory, kept_rows, runtime.is_out_of_memory)
+        self.rows = Rows(
+            model.config, self.cache, drafts, cache_memory, kept_rows, runtime.is_out_of_memory
+        )
         self.queues = Queues(model, self.rows)
         self.steps = Steps(backend, model, self.cache)
         self.memory = Memory(self.queues, self.steps, runtime.is_out_of_memory)
@@ -114,14 +125,18 @@ class Scheduler:
     # Admission
 
     def _admit(self) -> None:
-        """Give the next request a row, if there is one and memory for its prompt and a first portion."""
+        """Give the next request a row, if there is one and memory for its prompt and a first
+        portion.
+        """
         queues, rows = self.queues, self.rows
         if queues.prefilling or not queues.waiting or len(queues.running) >= self.max_rows:
             return
         sequence = queues.waiting[0]
         tokens, length, reuses = sequence.tokens, len(sequence.tokens), sequence.request.reuses
         try:
-            claimed = rows.claim(tokens, length + min(PORTION, sequence.left), reuses, sequence.adapter)
+            claimed = rows.claim(
+                tokens, length + min(PORTION, sequence.left), reuses, sequence.adapter
+            )
             if claimed is None and not queues.running:
                 claimed = rows.claim(tokens, length, reuses, sequence.adapter)
                 if claimed is None:
@@ -133,22 +148,37 @@ class Scheduler:
             sequence.writer.start(self.clock.now(), min(claimed[1], sequence.prompt_length))
             sequence.sampling = sequence.sampling or self.backend.sampling_batch([sequence.options])
             if self.drafts and sequence.speculation.wants_model:
-                sequence.speculation.begin(self.drafts, sequence.row, tokens, sequence.sampling,
-                                           sequence.options.prefill_step_size)
+                sequence.speculation.begin(
+                    self.drafts,
+                    sequence.row,
+                    tokens,
+                    sequence.sampling,
+                    sequence.options.prefill_step_size,
+                )
             if self._has_one_length(length):
-                sequence.writer.add_notices(["no prefix is reused: this model's dynamic rope rotates keys of a text beyond "
-                                             f"{self.model.config.max_position_embeddings} tokens by angles of its length"])
+                sequence.writer.add_notices(
+                    [
+                        "no prefix is reused: this model's dynamic rope rotates keys of a text "
+                        "beyond "
+                        f"{self.model.config.max_position_embeddings} tokens by angles of its "
+                        "length"
+                    ]
+                )
         except Exception as error:
             queues.end(sequence, error)
 
     def _has_one_length(self, length: int) -> bool:
-        """True if keys of a text of `length` tokens are rotated for that length, so that no other text can use them."""
+        """True if keys of a text of `length` tokens are rotated for that length, so that no other
+        text can use them.
+        """
         return self._has_dynamic_rope and length > self.model.config.max_position_embeddings
 
     # Prefill
 
     def _prefill(self) -> int:
-        """Launch a chunk of the admitted prompt; with the last one, the step of its first token. Returns its size."""
+        """Launch a chunk of the admitted prompt; with the last one, the step of its first token.
+        Returns its size.
+        """
         sequence = self.queues.prefilling
         if sequence is None:
             return 0
@@ -158,7 +188,8 @@ class Scheduler:
             with interruptible():  # a chunk may take long
                 sequence.speculation.prefill(end)
                 if end == len(tokens):
-                    self.steps.launch_rest(sequence)  # samples too, which saves one pass over the weights
+                    # samples too, which saves one pass over the weights
+                    self.steps.launch_rest(sequence)
                 else:
                     self.steps.prefill(sequence, tokens[start:end])
             if end == len(tokens):
@@ -177,7 +208,8 @@ class Scheduler:
     def _choose_chunk(self, sequence: Sequence, start: int) -> int:
         """Prompt tokens in the next chunk."""
         if self._has_one_length(len(sequence.tokens)):
-            # Each chunk would be rotated for another length; an answer that is resumed was decoded token by token.
+            # Each chunk would be rotated for another length; an answer that is resumed was decoded
+            # token by token.
             return sequence.prompt_length if start < sequence.prompt_length else 1
         chunk = min(sequence.options.prefill_step_size, self.model.prefill_width)
         if not self.queues.running:
@@ -187,7 +219,9 @@ class Scheduler:
     # Step
 
     def _launch(self, may_wait: bool = True) -> None:
-        """Launch a step for every running sequence that has none. may_wait: also for those that wait for their logits."""
+        """Launch a step for every running sequence that has none. may_wait: also for those that
+        wait for their logits.
+        """
         self.memory.is_short = False
         busy = {id(sequence) for step in self.steps.launched for sequence in step.sequences}
         idle = [sequence for sequence in self.queues.running if id(sequence) not in busy]
@@ -204,7 +238,9 @@ class Scheduler:
                     self._retry(batch, error)
 
     def _launch_alone(self, sequence: Sequence) -> bool:
-        """Launch a step of several positions for a row that drafts or whose grammar forced tokens. False: it needs none."""
+        """Launch a step of several positions for a row that drafts or whose grammar forced tokens.
+        False: it needs none.
+        """
         if sequence.status is not Status.RUNNING:  # set aside for one before
             return True
         if sequence.constraint:
@@ -215,7 +251,9 @@ class Scheduler:
         """Launch the verification of drafts; False if there are none."""
         try:
             drafts = sequence.speculation.draft(sequence.left - 1)
-            if not drafts or not self.rows.reserve({sequence.row: len(sequence.tokens) + len(drafts)}):
+            if not drafts or not self.rows.reserve(
+                {sequence.row: len(sequence.tokens) + len(drafts)}
+            ):
                 return False
             self.steps.verify(sequence, drafts)
         except Exception as error:
@@ -234,7 +272,7 @@ class Scheduler:
             return True
         try:
             if count > SHARED_CHUNK:  # the next tick goes on
-                self.steps.prefill(sequence, sequence.tokens[start:start + SHARED_CHUNK])
+                self.steps.prefill(sequence, sequence.tokens[start : start + SHARED_CHUNK])
             else:
                 self.steps.launch_rest(sequence)
         except Exception as error:
@@ -242,16 +280,29 @@ class Scheduler:
         return True
 
     def _run_ahead(self, launched: list[Step]) -> None:
-        """Launch the steps after those that are not read yet, unless their tokens may change the rows or be drafted from."""
+        """Launch the steps after those that are not read yet, unless their tokens may change the
+        rows or be drafted from.
+        """
         groups = group(self.queues.running, True)
         for step in launched:
             # A launched step cannot be cancelled, so do not run ahead of a possible draft.
-            if self.memory.is_short or step.drafts or step.sequences not in groups or any(
-                    sequence.left == 1 or sequence.is_cancelled or sequence.constraint or sequence.needs_logits
+            if (
+                self.memory.is_short
+                or step.drafts
+                or step.sequences not in groups
+                or any(
+                    sequence.left == 1
+                    or sequence.is_cancelled
+                    or sequence.constraint
+                    or sequence.needs_logits
                     or sequence.speculation.may_draft_next()
-                    for sequence in step.sequences):
+                    for sequence in step.sequences
+                )
+            ):
                 continue
-            ends = {sequence.row: self.cache.lengths[sequence.row] + 1 for sequence in step.sequences}
+            ends = {
+                sequence.row: self.cache.lengths[sequence.row] + 1 for sequence in step.sequences
+            }
             try:
                 if self.rows.reserve(ends):
                     self.steps.launch(step.sequences, step.tokens)
@@ -262,7 +313,9 @@ class Scheduler:
     # Read
 
     def _read(self, step: Step) -> bool:
-        """Read a step and take its tokens. False: it failed, and all launched steps are forgotten."""
+        """Read a step and take its tokens. False: it failed, and all launched steps are
+        forgotten.
+        """
         try:
             sampled = self.steps.read(step)
         except Exception as error:
@@ -280,16 +333,27 @@ class Scheduler:
                 continue
             try:
                 if step.drafts:
-                    goes_on = sequence.take_all(sequence.speculation.accept(step.drafts, sampled), now)
+                    goes_on = sequence.take_all(
+                        sequence.speculation.accept(step.drafts, sampled), now
+                    )
                     self._rewind(sequence)  # a rejected draft may lie where the last token belongs
                 elif width == 1:
                     goes_on = sequence.take(sampled[row], now)
                 else:
-                    columns = sampled[row * width:(row + 1) * width]
-                    goes_on = sequence.take(columns[0], now, unpack(columns, sequence.options.logprobs))
-                # Log-probabilities come one a step; dynamic rope rotates several positions of one call alike.
-                if goes_on and sequence.constraint and sequence.options.logprobs is None and not self._has_dynamic_rope:
-                    goes_on = sequence.take_all(sequence.constraint.forced(), now)  # the next step computes all of them
+                    columns = sampled[row * width : (row + 1) * width]
+                    goes_on = sequence.take(
+                        columns[0], now, unpack(columns, sequence.options.logprobs)
+                    )
+                # Log-probabilities come one a step; dynamic rope rotates several positions of one
+                # call alike.
+                if (
+                    goes_on
+                    and sequence.constraint
+                    and sequence.options.logprobs is None
+                    and not self._has_dynamic_rope
+                ):
+                    # the next step computes all of them
+                    goes_on = sequence.take_all(sequence.constraint.forced(), now)
                 if goes_on:
                     sequence.tell()
                 else:
@@ -324,11 +388,18 @@ class Scheduler:
             self._rewind(sequence)
 
     def _rewind(self, sequence: Sequence, length: int | None = None) -> None:
-        """Trim a row to `length` positions; None: those before the last known token, which is the next step's input."""
+        """Trim a row to `length` positions; None: those before the last known token, which is the
+        next step's input.
+        """
         row = sequence.row
         if row == NO_ROW:
             return
         try:
-            self.cache.trim(min(self.cache.lengths[row], len(sequence.tokens) - 1) if length is None else length, row)
+            self.cache.trim(
+                min(self.cache.lengths[row], len(sequence.tokens) - 1)
+                if length is None
+                else length,
+                row,
+            )
         except Exception as error:
             self.queues.end(sequence, error)

@@ -1,14 +1,16 @@
-"""Speculative decoding: guess the next tokens cheaply, verify several positions in one step of the model.
+"""Speculative decoding: guess the next tokens cheaply, verify several positions in one step of the
+model.
 
-A step is bound by reading the weights, for one position or for a few, so every correct guess saves most of a step
-(Leviathan, Kalman and Matias 2023, arXiv 2211.17192). Guesses come from the text so far (Saxena 2023, "Prompt Lookup
-Decoding"; transformers' `prompt_lookup_num_tokens`) or from a smaller model with the same vocabulary.
+A step is bound by reading the weights, for one position or for a few, so every correct guess saves
+most of a step (Leviathan, Kalman and Matias 2023, arXiv 2211.17192). Guesses come from the text so
+far (Saxena 2023, "Prompt Lookup Decoding"; transformers' `prompt_lookup_num_tokens`) or from a
+smaller model with the same vocabulary.
 
-Guesses do not change the text, with or without temperature: sampling is argmax(logits + noise), the noise a function of
-seed and position (rng.py), so the tokens before a position determine its token. A guess is accepted only if it equals
-that token; this replaces the paper's rejection sampling. One reservation is rounding: a product over several positions
-may round differently from a product over one, and turn a tie in the last bits. On the CPU's compiled path both have the
-same bits.
+Guesses do not change the text, with or without temperature: sampling is argmax(logits + noise), the
+noise a function of seed and position (rng.py), so the tokens before a position determine its token.
+A guess is accepted only if it equals that token; this replaces the paper's rejection sampling. One
+reservation is rounding: a product over several positions may round differently from a product over
+one, and turn a tie in the last bits. On the CPU's compiled path both have the same bits.
 """
 
 from __future__ import annotations
@@ -27,33 +29,41 @@ from .device import Device
 from .prefixes import common_prefix
 
 MAX_NGRAM, MIN_NGRAM = 3, 2  # tokens at the end of the text that are looked up in it
-MAX_LOOKUP_DRAFTS, MAX_MODEL_DRAFTS = 8, 4  # per verification: a lookup costs nothing, a draft model its steps
+# per verification: a lookup costs nothing, a draft model its steps
+MAX_LOOKUP_DRAFTS, MAX_MODEL_DRAFTS = 8, 4
 FIRST_DRAFTS, MIN_DRAFTS = 4, 2  # drafts of the first verification, and at least after wrong ones
 RATED_DRAFTS = 24  # latest drafts that decide whether speculation goes on
-# Required share of correct drafts. On a CPU 3 positions cost 1.3 to 1.6 times as much as one (AVX2, TinyLlama's shapes),
-# and two drafts with a share of 0.3 give 1.6 tokens; where memory alone is the limit, any share pays.
+# Required share of correct drafts. On a CPU 3 positions cost 1.3 to 1.6 times as much as one (AVX2,
+# TinyLlama's shapes), and two drafts with a share of 0.3 give 1.6 tokens; where memory alone is the
+# limit, any share pays.
 MIN_ACCEPTANCE = 0.3
 COMPARED_PIECES = 4096  # pieces of two vocabularies that are compared
 
 
 class Drafter(Protocol):
-    """A source of guesses. It reads the request's list of tokens, prompt and answer, which grows."""
+    """A source of guesses. It reads the request's list of tokens, prompt and answer, which
+    grows.
+    """
 
     kind: str  # as the option speculate names it
     max_drafts: int  # per verification
 
     def may_draft_next(self) -> bool: ...  # False: no drafts after the next token, whichever it is
-    def draft(self, count: int, writer: Writer) -> list[int]: ...  # 0 to `count` guesses of the next tokens
+    # 0 to `count` guesses of the next tokens
+    def draft(self, count: int, writer: Writer) -> list[int]: ...
 
 
 class PromptLookup:
-    """Drafts the tokens that followed the latest earlier occurrence of the text's last three, or else two, tokens."""
+    """Drafts the tokens that followed the latest earlier occurrence of the text's last three, or
+    else two, tokens.
+    """
 
     kind, max_drafts = "prompt", MAX_LOOKUP_DRAFTS
 
     def __init__(self, tokens: Sequence[int]):
         self.tokens = tokens
-        self._after: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token after its latest occurrence
+        # n-gram -> index of the token after its latest occurrence
+        self._after: dict[tuple[int, ...], int] = {}
         self._indexed = 0  # tokens whose n-grams are in `_after`
         self._index()
 
@@ -61,21 +71,29 @@ class PromptLookup:
         tokens = self.tokens
         for at in range(self._indexed, len(tokens)):
             for n in range(MIN_NGRAM - 1, min(MAX_NGRAM, at) + 1):
-                self._after[tuple(tokens[at - n:at])] = at
+                self._after[tuple(tokens[at - n : at])] = at
         self._indexed = len(tokens)
 
     def may_draft_next(self) -> bool:
-        """False where no token can complete a known n-gram, since nothing followed the tokens before it."""
+        """False where no token can complete a known n-gram, since nothing followed the tokens
+        before it.
+        """
         self._index()
-        return tuple(self.tokens[1 - MIN_NGRAM:]) in self._after
+        return tuple(self.tokens[1 - MIN_NGRAM :]) in self._after
 
     def draft(self, count: int, writer: Writer | None = None) -> list[int]:
-        """Up to `count` tokens. At the text's end the source continues with the draft, so a repeated phrase is drafted
-        again and again."""
+        """Up to `count` tokens. At the text's end the source continues with the draft, so a
+        repeated phrase is drafted again and again."""
         self._index()
         text = list(self.tokens[-MAX_NGRAM:])
-        start = next((self._after[gram] for n in range(min(MAX_NGRAM, len(text)), MIN_NGRAM - 1, -1)
-                      if (gram := tuple(text[-n:])) in self._after), None)
+        start = next(
+            (
+                self._after[gram]
+                for n in range(min(MAX_NGRAM, len(text)), MIN_NGRAM - 1, -1)
+                if (gram := tuple(text[-n:])) in self._after
+            ),
+            None,
+        )
         if start is None:
             return []
         drafts: list[int] = []
@@ -88,8 +106,8 @@ class PromptLookup:
 class ModelDrafts:
     """Drafts of a smaller model for one row; it has a cache of its own with the main cache's rows.
 
-    The draft model samples with the main model's noise, so it guesses well at a temperature too. Its row takes in the
-    prompt beside the main model, chunk by chunk.
+    The draft model samples with the main model's noise, so it guesses well at a temperature too.
+    Its row takes in the prompt beside the main model, chunk by chunk.
     """
 
     kind, max_drafts = "model", MAX_MODEL_DRAFTS
@@ -117,7 +135,9 @@ class ModelDrafts:
 
     def prefill(self, end: int) -> None:
         """Take in the text up to position `end`, but for the last token."""
-        for start in range(self.length, min(end, len(self.tokens) - 1, self.cache.capacity), self._chunk):
+        for start in range(
+            self.length, min(end, len(self.tokens) - 1, self.cache.capacity), self._chunk
+        ):
             stop = min(start + self._chunk, end, len(self.tokens) - 1, self.cache.capacity)
             self.device.prefill(self.tokens[start:stop], self.row)
 
@@ -131,8 +151,10 @@ class ModelDrafts:
         if count < 1 or self._sampling is None:
             return []
         self.trim_guesses()
-        self.prefill(self.length + (len(self.tokens) - 1 - self.length) // self._chunk * self._chunk)
-        feed = np.array([self.tokens[self.length:]], np.int32)
+        self.prefill(
+            self.length + (len(self.tokens) - 1 - self.length) // self._chunk * self._chunk
+        )
+        feed = np.array([self.tokens[self.length :]], np.int32)
         drafts = [self.device.step(feed, [self.row], self._sampling, [writer])]
         while len(drafts) < count:
             drafts.append(self.device.step(drafts[-1], [self.row], self._sampling, [writer]))
@@ -140,10 +162,12 @@ class ModelDrafts:
         return self._guesses
 
     def trim_guesses(self) -> None:
-        """Keep the guesses that became part of the text, but not the last token, which is the next step's input."""
+        """Keep the guesses that became part of the text, but not the last token, which is the next
+        step's input.
+        """
         end = len(self.tokens) - 1
         if self._guesses:
-            end = min(end, self._start + common_prefix(self._guesses, self.tokens[self._start:]))
+            end = min(end, self._start + common_prefix(self._guesses, self.tokens[self._start :]))
             self._guesses = []
         self._trim(max(0, end))
 
@@ -158,7 +182,9 @@ class DraftModel:
         self.device = device
         self.by_row: dict[int, ModelDrafts] = {}
 
-    def begin(self, row: int, tokens: Sequence[int], sampling: SamplingBatch, chunk: int) -> ModelDrafts:
+    def begin(
+        self, row: int, tokens: Sequence[int], sampling: SamplingBatch, chunk: int
+    ) -> ModelDrafts:
         """Drafts of a request that enters a row. See ModelDrafts.begin."""
         drafts = self.by_row.setdefault(row, ModelDrafts(self.device, row))
         drafts.begin(tokens, sampling, chunk)
@@ -168,33 +194,44 @@ class DraftModel:
 class Pace:
     """Number of tokens to draft, adapted to the acceptance so far; decides when to give up.
 
-    After drafts that were all correct: twice as many. Otherwise: one more than were correct, so a wrong track stays cheap.
+    After drafts that were all correct: twice as many. Otherwise: one more than were correct, so a
+    wrong track stays cheap.
     """
 
     def __init__(self, maximum: int):
         self.maximum = maximum
         self.next = min(FIRST_DRAFTS, maximum)
-        self._recent: deque[tuple[int, int]] = deque()  # (drafted, accepted) of the latest verifications
+        # (drafted, accepted) of the latest verifications
+        self._recent: deque[tuple[int, int]] = deque()
 
     def update(self, drafted: int, accepted: int) -> str | None:
         """Account for a verification; returns the reason to give up, or None to go on."""
-        self.next = min(self.maximum, 2 * self.next if accepted == drafted else max(MIN_DRAFTS, accepted + 1))
+        self.next = min(
+            self.maximum, 2 * self.next if accepted == drafted else max(MIN_DRAFTS, accepted + 1)
+        )
         self._recent.append((drafted, accepted))
         while sum(drafted for drafted, _ in self._recent) - self._recent[0][0] >= RATED_DRAFTS:
             self._recent.popleft()
         drafted, accepted = (sum(column) for column in zip(*self._recent))
         if drafted < RATED_DRAFTS or accepted >= MIN_ACCEPTANCE * drafted:
             return None
-        return f"speculation was switched off: {accepted} of the last {drafted} drafted tokens were right"
+        return (
+            f"speculation was switched off: {accepted} of the last {drafted} drafted tokens were "
+            "right"
+        )
 
 
 class Speculation:
-    """Drafts of one answer and their acceptance, counted in its completion. Without a drafter there are no drafts.
+    """Drafts of one answer and their acceptance, counted in its completion. Without a drafter there
+    are no drafts.
 
-    kind: "none", "prompt" or "model", as asked for. width: maximum number of positions per verification.
+    kind: "none", "prompt" or "model", as asked for. width: maximum number of positions per
+    verification.
     """
 
-    def __init__(self, drafter: Drafter | None, writer: Writer, width: int = 16, kind: str = "none"):
+    def __init__(
+        self, drafter: Drafter | None, writer: Writer, width: int = 16, kind: str = "none"
+    ):
         self.drafter = drafter
         self.writer = writer
         self.kind = drafter.kind if drafter else kind
@@ -220,12 +257,21 @@ class Speculation:
         return self.drafter is not None and self.drafter.may_draft_next()
 
     def draft(self, room: int) -> list[int]:
-        """At most `room` guesses of the next tokens; a verification gives one token more than its drafts."""
+        """At most `room` guesses of the next tokens; a verification gives one token more than its
+        drafts.
+        """
         if self.drafter is None or room < 1:
             return []
         return self._cut_after_eos(self.drafter.draft(min(self.pace.next, room), self.writer))
 
-    def begin(self, model: DraftModel, row: int, tokens: Sequence[int], sampling: SamplingBatch, chunk: int) -> None:
+    def begin(
+        self,
+        model: DraftModel,
+        row: int,
+        tokens: Sequence[int],
+        sampling: SamplingBatch,
+        chunk: int,
+    ) -> None:
         """Draft with the smaller model in this row. See ModelDrafts.begin."""
         try:
             self.drafter = model.begin(row, tokens, sampling, chunk)
@@ -234,19 +280,21 @@ class Speculation:
 
     def end(self, error: Exception) -> None:
         """Go on without drafts, which do not change the text."""
-        self.writer.end_speculation(f"speculation was switched off: {error}", len(self.writer.completion.tokens))
+        self.writer.end_speculation(
+            f"speculation was switched off: {error}", len(self.writer.completion.tokens)
+        )
         self.drafter = None
 
     def accept(self, drafts: list[int], sampled: list[int]) -> list[int]:
         """The prefix of `sampled` that continues the text.
 
-        sampled: the token after the text and after each of `drafts`. The first is part of the text; each next one is if
-        the draft before it equals the token sampled in its place.
+        sampled: the token after the text and after each of `drafts`. The first is part of the text;
+        each next one is if the draft before it equals the token sampled in its place.
         """
         if not drafts:
             return sampled
         correct = common_prefix(drafts, sampled)
-        tokens = self._cut_after_eos(sampled[:correct + 1])
+        tokens = self._cut_after_eos(sampled[: correct + 1])
         self.writer.count_drafts(len(drafts), correct)
         if reason := self.pace.update(len(drafts), correct):
             self.writer.end_speculation(reason, len(self.writer.completion.tokens) + len(tokens))
@@ -254,13 +302,16 @@ class Speculation:
         return tokens
 
     def _cut_after_eos(self, tokens: list[int]) -> list[int]:
-        return next((tokens[:i + 1] for i, token in enumerate(tokens) if token in self.writer.eos), tokens)
+        return next(
+            (tokens[: i + 1] for i, token in enumerate(tokens) if token in self.writer.eos), tokens
+        )
 
 
 def compare_vocabularies(draft: Checkpoint, main: Checkpoint) -> str:
     """The first difference between two vocabularies, "" for none.
 
-    Compares sizes and pieces at regular distances. A missed difference costs speed only, since the main model verifies.
+    Compares sizes and pieces at regular distances. A missed difference costs speed only, since the
+    main model verifies.
     """
     sizes = [(model.tokenizer.vocab_size, model.config.vocab_size) for model in (draft, main)]
     if sizes[0] != sizes[1]:

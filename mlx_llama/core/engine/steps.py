@@ -1,4 +1,6 @@
-"""Steps of requests: launched, perhaps ahead of the last one's tokens, and read in the order of launching."""
+"""Steps of requests: launched, perhaps ahead of the last one's tokens, and read in the order of
+launching.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,22 @@ class Step:
     """A launched step."""
 
     sequences: list[Sequence]
-    sampled: Array  # on the device: int32 [B, 1], or [B, C] with log-probabilities, or [1, T] after each draft
+    # on the device: int32 [B, 1], or [B, C] with log-probabilities, or [1, T] after each draft
+    sampled: Array
     drafts: list[int] = field(default_factory=list)
 
     @property
     def tokens(self) -> Array:
-        """The sampled tokens without log-probabilities, int32 [B, 1] on the device, as the next step's input."""
+        """The sampled tokens without log-probabilities, int32 [B, 1] on the device, as the next
+        step's input.
+        """
         return self.sampled if self.sampled.shape[1] == 1 else self.sampled[:, :1]
 
 
 class Steps:
-    """Launches and reads steps of one model on one cache. Raises what the calls of the backend raise."""
+    """Launches and reads steps of one model on one cache. Raises what the calls of the backend
+    raise.
+    """
 
     def __init__(self, backend: Backend, model: Model, cache: Cache):
         self.backend = backend
@@ -37,8 +44,10 @@ class Steps:
         self.cache = cache
         self.device = Device(backend, model, cache)
         self.launched: list[Step] = []  # and not read
-        self._last: Step | None = None  # read; its tokens on the device are the input of the same rows' next step
-        self._batch: tuple[list[Sequence], SamplingBatch] | None = None  # options of the last rows that shared a step
+        # read; its tokens on the device are the input of the same rows' next step
+        self._last: Step | None = None
+        # options of the last rows that shared a step
+        self._batch: tuple[list[Sequence], SamplingBatch] | None = None
 
     def has_launched(self, sequence: Sequence) -> bool:
         """True if a launched step computes the request's next token."""
@@ -49,7 +58,9 @@ class Steps:
         self.device.prefill(tokens, sequence.row)
 
     def launch(self, sequences: list[Sequence], tokens: Array | None = None) -> None:
-        """Launch the next token of each sequence. tokens: int32 [B, T], None for the last one of each."""
+        """Launch the next token of each sequence. tokens: int32 [B, T], None for the last one of
+        each.
+        """
         if tokens is None:
             if self._last and self._last.sequences == sequences and not self._last.drafts:
                 tokens = self._last.tokens
@@ -59,7 +70,9 @@ class Steps:
 
     def launch_rest(self, sequence: Sequence) -> None:
         """Launch one step over all tokens that the row lacks."""
-        self.launch([sequence], np.array([sequence.tokens[self.cache.lengths[sequence.row]:]], np.int32))
+        self.launch(
+            [sequence], np.array([sequence.tokens[self.cache.lengths[sequence.row] :]], np.int32)
+        )
 
     def verify(self, sequence: Sequence, drafts: list[int]) -> None:
         """Launch a step over the last token and drafts of the next ones."""
@@ -79,16 +92,28 @@ class Steps:
 
     def _step(self, sequences: list[Sequence], tokens: Array) -> Step:
         first = sequences[0]
-        masks = (lambda: self._compute_masks(sequences)) if any(sequence.constraint for sequence in sequences) else None
+        masks = (
+            (lambda: self._compute_masks(sequences))
+            if any(sequence.constraint for sequence in sequences)
+            else None
+        )
         if first.needs_logits:  # it is alone
-            return Step(sequences, self.device.step_processed(tokens, first.row, first.sampling, first.writer, first.process,
-                                                              masks))
+            return Step(
+                sequences,
+                self.device.step_processed(
+                    tokens, first.row, first.sampling, first.writer, first.process, masks
+                ),
+            )
         rows = [sequence.row for sequence in sequences]
         writers = [sequence.writer for sequence in sequences]
-        return Step(sequences, self.device.step(tokens, rows, self._sampling(sequences), writers, masks))
+        return Step(
+            sequences, self.device.step(tokens, rows, self._sampling(sequences), writers, masks)
+        )
 
     def _compute_masks(self, sequences: list[Sequence]) -> np.ndarray:
-        """Allowed tokens of each sequence, int32 [B, ceil(V / 32)]. Raises OptionsError for too complex a grammar."""
+        """Allowed tokens of each sequence, int32 [B, ceil(V / 32)]. Raises OptionsError for too
+        complex a grammar.
+        """
         masks = np.full((len(sequences), -(-self.model.config.vocab_size // 32)), -1, np.int32)
         for row, sequence in enumerate(sequences):
             if sequence.constraint:
@@ -99,16 +124,19 @@ class Steps:
         if len(sequences) == 1:
             return sequences[0].sampling
         if not self._batch or self._batch[0] != sequences:
-            self._batch = sequences, self.backend.sampling_batch([sequence.options for sequence in sequences])
+            self._batch = (
+                sequences,
+                self.backend.sampling_batch([sequence.options for sequence in sequences]),
+            )
         return self._batch[1]
 
 
 def group(sequences: list[Sequence], runs_ahead: bool) -> list[list[Sequence]]:
     """Split sequences into those that share a step.
 
-    On a device that runs ahead a drafting sequence is alone, and those with a grammar are apart: they wait for their tokens,
-    and the host computes their masks while the device works for the others. A sequence that waits for its logits is
-    alone and comes last.
+    On a device that runs ahead a drafting sequence is alone, and those with a grammar are apart:
+    they wait for their tokens, and the host computes their masks while the device works for the
+    others. A sequence that waits for its logits is alone and comes last.
     """
     if len(sequences) < 2:
         return [sequences] if sequences else []

@@ -28,14 +28,33 @@ from . import (
 )
 from .family import Family
 
-_ALL = tuple(file.FAMILY for file in (
-    llama, mistral, ministral, ministral3, mixtral, qwen2, qwen3, qwen3_moe, smollm3, granite, olmo2, olmo3, phi3, gemma2, gemma3,
-    exaone4))
+_ALL = tuple(
+    file.FAMILY
+    for file in (
+        llama,
+        mistral,
+        ministral,
+        ministral3,
+        mixtral,
+        qwen2,
+        qwen3,
+        qwen3_moe,
+        smollm3,
+        granite,
+        olmo2,
+        olmo3,
+        phi3,
+        gemma2,
+        gemma3,
+        exaone4,
+    )
+)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 BY_SPELLING = FAMILIES | {alias: family for family in _ALL for alias in family.aliases}
 BY_MODEL_TYPE = {family.model_type: family for family in _ALL}
 BY_GGUF = {family.gguf: family for family in reversed(_ALL)}  # "llama" is Llama, not Mistral
-WRAPPERS = dict(family.wrapper for family in _ALL if family.wrapper)  # {name: model_type} of models of images and text
+# {name: model_type} of models of images and text
+WRAPPERS = dict(family.wrapper for family in _ALL if family.wrapper)
 
 
 def find_gguf(metadata: Mapping[str, Any]) -> Family | None:
@@ -43,51 +62,94 @@ def find_gguf(metadata: Mapping[str, Any]) -> Family | None:
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
         return None
-    marked = (family for family in _ALL if family.gguf == name and family.gguf_mark and metadata.get(f"{name}.{family.gguf_mark}"))
+    marked = (
+        family
+        for family in _ALL
+        if family.gguf == name and family.gguf_mark and metadata.get(f"{name}.{family.gguf_mark}")
+    )
     return next(marked, BY_GGUF.get(name))
 
 
 def find_family(read: Reader) -> tuple[Family, Reader, bool]:
-    """(family, reader of the text model's fields, True for a model of images and text) of a config.json. Raises ConfigError."""
+    """(family, reader of the text model's fields, True for a model of images and text) of a
+    config.json. Raises ConfigError.
+    """
     names, kind = read.get("architectures", None), read.get("model_type", None)
-    name = names[0] if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) else None
-    wrapper = next((outer for outer, its_kind in WRAPPERS.items() if name == outer or (name is None and kind == its_kind)), None)
+    name = (
+        names[0]
+        if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)
+        else None
+    )
+    wrapper = next(
+        (
+            outer
+            for outer, its_kind in WRAPPERS.items()
+            if name == outer or (name is None and kind == its_kind)
+        ),
+        None,
+    )
     if wrapper is not None:
         read = Reader(_text_part(read, wrapper), read.source, report=read.report)
         return BY_MODEL_TYPE[read.raw["model_type"]], read, True
     known = ", ".join(FAMILIES)
     if isinstance(names, list) and names:
         if name not in BY_SPELLING:
-            raise ConfigError(f"{read.source}: architectures is {show(names)}, supported are {known}; load another model")
+            raise ConfigError(
+                f"{read.source}: architectures is {show(names)}, supported are {known}; load "
+                "another model"
+            )
         family = BY_SPELLING[name]
         if kind is not None and (not isinstance(kind, str) or BY_MODEL_TYPE.get(kind) != family):
-            raise ConfigError(f"{read.source}: model_type is {show(kind)}, expected {family.model_type!r} for {family.name}; "
-                              "correct one of them")
+            raise ConfigError(
+                f"{read.source}: model_type is {show(kind)}, expected {family.model_type!r} "
+                f"for {family.name}; "
+                "correct one of them"
+            )
         return family, read, False
     if names is not None and names != []:
         read.fail("architectures", names, "a list with one name")
     if not isinstance(kind, str) or kind not in BY_MODEL_TYPE:
-        raise ConfigError(f"{read.source}: names no architecture (model_type is {show(kind)}), supported are {known}; load "
-                          "another model")
+        raise ConfigError(
+            f"{read.source}: names no architecture (model_type is {show(kind)}), supported are "
+            f"{known}; load "
+            "another model"
+        )
     return BY_MODEL_TYPE[kind], read, False
 
 
 def _text_part(read: Reader, wrapper: str) -> dict[str, Any]:
     """The fields of the text model, which the outer ones complete."""
     if read.get("model_type", WRAPPERS[wrapper]) != WRAPPERS[wrapper]:
-        raise ConfigError(f"{read.source}: model_type is {show(read.raw['model_type'])}, expected {WRAPPERS[wrapper]!r} for "
-                          f"{wrapper}; correct one of them")
+        raise ConfigError(
+            f"{read.source}: model_type is {show(read.raw['model_type'])}, expected "
+            f"{WRAPPERS[wrapper]!r} for "
+            f"{wrapper}; correct one of them"
+        )
     text = read.get("text_config", None)
     kind = text.get("model_type") if isinstance(text, dict) else text
     if not isinstance(kind, str) or kind not in BY_MODEL_TYPE:
-        raise ConfigError(f"{read.source}: text_config.model_type is {show(kind)}, supported are {', '.join(BY_MODEL_TYPE)}; "
-                          "load another model")
-    outer = ("quantization", "quantization_config", "torch_dtype", "dtype", "bos_token_id", "eos_token_id",
-             "tie_word_embeddings")
-    parts: dict[str, Any] = {name: read.raw[name] for name in outer if read.raw.get(name) is not None}
+        raise ConfigError(
+            f"{read.source}: text_config.model_type is {show(kind)}, supported are "
+            f"{', '.join(BY_MODEL_TYPE)}; "
+            "load another model"
+        )
+    outer = (
+        "quantization",
+        "quantization_config",
+        "torch_dtype",
+        "dtype",
+        "bos_token_id",
+        "eos_token_id",
+        "tie_word_embeddings",
+    )
+    parts: dict[str, Any] = {
+        name: read.raw[name] for name in outer if read.raw.get(name) is not None
+    }
     parts |= {name: value for name, value in text.items() if value is not None or name not in parts}
     if isinstance(packing := parts.get("quantization"), dict):
-        parts["quantization"] = {strip_wrapper(name): value for name, value in packing.items() if strip_wrapper(name)}
+        parts["quantization"] = {
+            strip_wrapper(name): value for name, value in packing.items() if strip_wrapper(name)
+        }
         if parts.get("quantization_config") is not None:
             parts["quantization_config"] = parts["quantization"]
     return parts
@@ -98,5 +160,10 @@ def strip_wrapper(name: str) -> str | None:
     for prefix, replacement in (("language_model.", ""), ("model.language_model.", "model.")):
         if name.startswith(prefix):
             return replacement + name.removeprefix(prefix)
-    others = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+    others = (
+        "vision_tower.",
+        "multi_modal_projector.",
+        "model.vision_tower.",
+        "model.multi_modal_projector.",
+    )
     return None if name.startswith(others) else name

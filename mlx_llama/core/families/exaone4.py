@@ -1,4 +1,6 @@
-"""EXAONE 4: OLMo 2's norms, over each head. In the large size three of four layers have a window, and only they rotate."""
+"""EXAONE 4: OLMo 2's norms, over each head. In the large size three of four layers have a window,
+and only they rotate.
+"""
 
 from typing import Any
 
@@ -11,7 +13,9 @@ _GGUF_LAYERS = 64  # llama.cpp gives windows to the model of that many layers
 
 
 def windowed(read: Reader, count: int) -> Layers:
-    """Layers by `sliding_window_pattern`: letters that repeat, L for a window, or a number, every so many without."""
+    """Layers by `sliding_window_pattern`: letters that repeat, L for a window, or a number, every
+    so many without.
+    """
     pattern = read.get("sliding_window_pattern", 4)
     if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
         return tuple(i for i in range(count) if pattern[i % len(pattern)] == "L")
@@ -19,12 +23,22 @@ def windowed(read: Reader, count: int) -> Layers:
 
 
 def unrotated(read: Reader, values: dict[str, Any]) -> Layers:
-    window, sliding, count = values["sliding_window"], values["sliding_layers"], values["num_hidden_layers"]
+    window, sliding, count = (
+        values["sliding_window"],
+        values["sliding_layers"],
+        values["num_hidden_layers"],
+    )
     if read.is_gguf and window and count != _GGUF_LAYERS:
-        read.fail("attention.sliding_window", window, f"0, since llama.cpp has windows in models of {_GGUF_LAYERS} layers alone")
+        read.fail(
+            "attention.sliding_window",
+            window,
+            f"0, since llama.cpp has windows in models of {_GGUF_LAYERS} layers alone",
+        )
     if not (window if read.is_gguf else read.get("sliding_window", 4096)):
         return ()
-    return tuple(i for i in range(count) if window is None or (sliding is not None and i not in sliding))
+    return tuple(
+        i for i in range(count) if window is None or (sliding is not None and i not in sliding)
+    )
 
 
 def write(config: Any) -> dict[str, Any]:
@@ -33,9 +47,20 @@ def write(config: Any) -> dict[str, Any]:
 
 
 FAMILY = Family(
-    "Exaone4ForCausalLM", "exaone4", "exaone4",
-    defaults={"max_position_embeddings": 2048, "num_key_value_heads": 32, "rms_norm_eps": 1e-5, "bos_token_id": 0,
-              "eos_token_id": 2, "sliding_window": 4096},
-    query_key_norm="head", norms="after",
-    windows=Windows(windowed, is_free=True, pattern=4), unrotated=unrotated, write=write,
+    "Exaone4ForCausalLM",
+    "exaone4",
+    "exaone4",
+    defaults={
+        "max_position_embeddings": 2048,
+        "num_key_value_heads": 32,
+        "rms_norm_eps": 1e-5,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "sliding_window": 4096,
+    },
+    query_key_norm="head",
+    norms="after",
+    windows=Windows(windowed, is_free=True, pattern=4),
+    unrotated=unrotated,
+    write=write,
 )

@@ -1,8 +1,9 @@
 """A family of models: Llama with differences, and the table of the fields that all have.
 
-The table is read in four directions: config.json and GGUF metadata to LlamaConfig (core/models/config.py), and back
-(core/files/gguf_folder.py, core/files/gguf_export.py). Defaults of config.json and the meaning of each difference are those
-of transformers 5 (models/NAME); keys and conventions of GGUF are llama.cpp's (src/llama-arch.cpp, src/models/NAME.cpp,
+The table is read in four directions: config.json and GGUF metadata to LlamaConfig
+(core/models/config.py), and back (core/files/gguf_folder.py, core/files/gguf_export.py). Defaults
+of config.json and the meaning of each difference are those of transformers 5 (models/NAME); keys
+and conventions of GGUF are llama.cpp's (src/llama-arch.cpp, src/models/NAME.cpp,
 conversion/NAME.py).
 """
 
@@ -24,23 +25,62 @@ SHARED = (
     Field("hidden_size", "hidden_size", "embedding_length", high=1 << 20),
     Field("intermediate_size", "intermediate_size", "feed_forward_length", high=1 << 22),
     Field("num_hidden_layers", "num_hidden_layers", "block_count", high=1 << 12),
-    Field("num_attention_heads", "num_attention_heads", "attention.head_count", high=1 << 14, placeholder=1),
-    Field("num_key_value_heads", "num_key_value_heads", "attention.head_count_kv", high=1 << 14, default=None,
-          gguf_default=None, nullable=True),
-    Field("head_dim", "head_dim", "attention.key_length", high=1 << 14, default=None, gguf_default=None, nullable=True),
+    Field(
+        "num_attention_heads",
+        "num_attention_heads",
+        "attention.head_count",
+        high=1 << 14,
+        placeholder=1,
+    ),
+    Field(
+        "num_key_value_heads",
+        "num_key_value_heads",
+        "attention.head_count_kv",
+        high=1 << 14,
+        default=None,
+        gguf_default=None,
+        nullable=True,
+    ),
+    Field(
+        "head_dim",
+        "head_dim",
+        "attention.key_length",
+        high=1 << 14,
+        default=None,
+        gguf_default=None,
+        nullable=True,
+    ),
     Field("max_position_embeddings", "max_position_embeddings", "context_length"),
-    Field("rms_norm_eps", "rms_norm_eps", "attention.layer_norm_rms_epsilon", float, 0, 1, default=1e-6),
+    Field(
+        "rms_norm_eps",
+        "rms_norm_eps",
+        "attention.layer_norm_rms_epsilon",
+        float,
+        0,
+        1,
+        default=1e-6,
+    ),
     Field("tie_word_embeddings", "tie_word_embeddings", kind=bool, default=False),
-)  # fmt: skip
+)
 _ATTENTION_BIAS = Field("attention_bias", "attention_bias", kind=bool, default=False)
 _MLP_BIAS = Field("mlp_bias", "mlp_bias", kind=bool, default=False)
 
 
 def expert_fields(count: str, width: str, gguf_width: str, alias: str) -> tuple[Field, ...]:
-    """Fields of a mixture of experts. count, width: names in config.json; alias: another name of `count`."""
-    return (Field("num_experts", count, "expert_count", high=1 << 12, alias=alias),
-            Field("num_experts_per_tok", "num_experts_per_tok", "expert_used_count", high=1 << 12, placeholder=1),
-            Field("moe_intermediate_size", width, gguf_width, high=1 << 22))
+    """Fields of a mixture of experts. count, width: names in config.json; alias: another name of
+    `count`.
+    """
+    return (
+        Field("num_experts", count, "expert_count", high=1 << 12, alias=alias),
+        Field(
+            "num_experts_per_tok",
+            "num_experts_per_tok",
+            "expert_used_count",
+            high=1 << 12,
+            placeholder=1,
+        ),
+        Field("moe_intermediate_size", width, gguf_width, high=1 << 22),
+    )
 
 
 @dataclass(frozen=True)
@@ -51,13 +91,19 @@ class Family:
     model_type: str  # in config.json
     gguf: str  # `general.architecture` of its GGUF files
     aliases: tuple[str, ...] = ()  # other spellings of `name`
-    wrapper: tuple[str, str] | None = None  # name and model type of models of images and text that contain the family
-    gguf_mark: str = ""  # GGUF field that tells it from another family with the same `gguf`, unless 0
+    # name and model type of models of images and text that contain the family
+    wrapper: tuple[str, str] | None = None
+    # GGUF field that tells it from another family with the same `gguf`, unless 0
+    gguf_mark: str = ""
     fields: tuple[Field, ...] = ()  # beside the table's
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # of config.json's fields, before those of the table
-    neutral: Mapping[str, tuple[Any, str]] = field(default_factory=dict)  # {unsupported field: (value without it, reason)}
-    complete: Callable[[Reader, dict[str, Any]], dict[str, Any]] | None = None  # (file, LlamaConfig's fields) -> more of them
-    write: Callable[[Any], dict[str, Any]] | None = None  # LlamaConfig -> more fields of config.json
+    # of config.json's fields, before those of the table
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    # {unsupported field: (value without it, reason)}
+    neutral: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    # (file, LlamaConfig's fields) -> more of them
+    complete: Callable[[Reader, dict[str, Any]], dict[str, Any]] | None = None
+    # LlamaConfig -> more fields of config.json
+    write: Callable[[Any], dict[str, Any]] | None = None
 
     # None: config.json's `attention_bias` or `mlp_bias` decides
     qkv_bias: bool | None = False
@@ -66,16 +112,21 @@ class Family:
     query_key_norm: str | None = None  # as in LlamaConfig
     norms: str = "before"  # LlamaConfig.norm_placement
     norm_offset: float = 0.0  # to add to the stored weights of norms
-    activation: tuple[str, str] = ("hidden_act", "silu")  # its field in config.json, and the default
+    # its field in config.json, and the default
+    activation: tuple[str, str] = ("hidden_act", "silu")
     experts: Experts | None = None
-    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # {stored module: modules whose rows it has}
+    # {stored module: modules whose rows it has}
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     permuted: bool = False  # llama.cpp's converter reorders rows of query and key
-    exceeds_float16: bool = False  # its activations do, so that dtype "auto" is never float16 (transformers' issue 36822)
+    # its activations do, so that dtype "auto" is never float16 (transformers' issue 36822)
+    exceeds_float16: bool = False
 
     windows: Windows = Windows(is_absent=True)
-    unrotated: Callable[[Reader, dict[str, Any]], Layers] | None = None  # layers without rotary embedding
+    # layers without rotary embedding
+    unrotated: Callable[[Reader, dict[str, Any]], Layers] | None = None
     theta: float = 10000.0  # default of `rope_theta`
-    # Rope of layers with a window: the field of its base in config.json, and the base by default, None for that of the rest
+    # Rope of layers with a window: the field of its base in config.json, and the base by default,
+    # None for that of the rest
     local_theta: tuple[str, float | None] | None = None
     partial_rotation: bool = False  # `partial_rotary_factor`
     scales_queries: bool = False  # by their position, `llama_4_scaling_beta`
@@ -91,8 +142,11 @@ class Family:
         """Fields of config.json that the family refuses, as `neutral`."""
         reason = f"{self.name} has no such biases"
         # transformers' class ignores the field; a config that sets it is of another model.
-        refused = {name: (False, reason) for name, decided in (("attention_bias", self.qkv_bias), ("mlp_bias", self.mlp_bias))
-                   if decided is False}
+        refused = {
+            name: (False, reason)
+            for name, decided in (("attention_bias", self.qkv_bias), ("mlp_bias", self.mlp_bias))
+            if decided is False
+        }
         if not self.partial_rotation:
             refused["partial_rotary_factor"] = (1, "only whole heads are rotated")
         return refused | dict(self.neutral)
@@ -100,4 +154,6 @@ class Family:
     @cached_property
     def names(self) -> GGUFNames:
         """Tensor names in GGUF files."""
-        return make_names(self.norms, bool(self.query_key_norm), self.fused, self.experts, self.permuted)
+        return make_names(
+            self.norms, bool(self.query_key_norm), self.fused, self.experts, self.permuted
+        )

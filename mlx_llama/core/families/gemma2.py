@@ -1,4 +1,6 @@
-"""Gemma 2: norms on both sides, soft caps, a scaled embedding, GELU, and a window in every other layer."""
+"""Gemma 2: norms on both sides, soft caps, a scaled embedding, GELU, and a window in every other
+layer.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,14 +12,18 @@ from .windows import Windows, all_but_each
 
 
 def complete_for(wide_layers: int) -> Callable[[Reader, dict[str, Any]], dict[str, Any]]:
-    """Make `complete` of Gemma 2 or 3. llama.cpp scales attention by the width per head, not the head's size, in the model of
-    `wide_layers` layers."""
+    """Make `complete` of Gemma 2 or 3. llama.cpp scales attention by the width per head, not the
+    head's size, in the model of `wide_layers` layers."""
 
     def complete(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
         factors = {"embedding_multiplier": values["hidden_size"] ** 0.5}
         if read.is_gguf:  # llama.cpp's rule; config.json has `query_pre_attn_scalar`
             is_wide = values["num_hidden_layers"] == wide_layers
-            width = values["hidden_size"] // values["num_attention_heads"] if is_wide else values["head_dim"]
+            width = (
+                values["hidden_size"] // values["num_attention_heads"]
+                if is_wide
+                else values["head_dim"]
+            )
             factors["attention_multiplier"] = width**-0.5
         return factors
 
@@ -28,22 +34,52 @@ def softcap(name: str, field: str, gguf: str, default: float | None) -> Field:
     return Field(name, field, gguf, float, 0, 1e12, gguf_default=default, nullable=True, zero=True)
 
 
-SCALE = Field("attention_multiplier", "query_pre_attn_scalar", "", float, 0, 1e12, default=256,
-              decode=lambda x: x**-0.5, encode=lambda x: round(x**-2))
-DEFAULTS = {"num_key_value_heads": 4, "head_dim": 256, "bos_token_id": 2, "eos_token_id": 1, "sliding_window": 4096,
-            "tie_word_embeddings": True}
+SCALE = Field(
+    "attention_multiplier",
+    "query_pre_attn_scalar",
+    "",
+    float,
+    0,
+    1e12,
+    default=256,
+    decode=lambda x: x**-0.5,
+    encode=lambda x: round(x**-2),
+)
+DEFAULTS = {
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
 # Shared with Gemma 3
 SHARED = dict(
     neutral={"use_bidirectional_attention": (False, "tokens see those before them alone")},
-    qkv_bias=None, out_bias=None, norms="both", norm_offset=1.0, activation=("hidden_activation", "gelu_pytorch_tanh"),
+    qkv_bias=None,
+    out_bias=None,
+    norms="both",
+    norm_offset=1.0,
+    activation=("hidden_activation", "gelu_pytorch_tanh"),
     exceeds_float16=True,
 )
 
 FAMILY = Family(
-    "Gemma2ForCausalLM", "gemma2", "gemma2",
-    fields=(softcap("attention_softcap", "attn_logit_softcapping", "attn_logit_softcapping", 50.0),
-            softcap("logits_softcap", "final_logit_softcapping", "final_logit_softcapping", 30.0), SCALE),
-    defaults={"max_position_embeddings": 8192, **DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "Gemma2ForCausalLM",
+    "gemma2",
+    "gemma2",
+    fields=(
+        softcap("attention_softcap", "attn_logit_softcapping", "attn_logit_softcapping", 50.0),
+        softcap("logits_softcap", "final_logit_softcapping", "final_logit_softcapping", 30.0),
+        SCALE,
+    ),
+    defaults={
+        "max_position_embeddings": 8192,
+        **DEFAULTS,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
     windows=Windows(all_but_each(2), is_free=True, is_required=True, pattern=2, gguf_default=4096),
-    complete=complete_for(wide_layers=46), **SHARED,
+    complete=complete_for(wide_layers=46),
+    **SHARED,
 )

@@ -7,18 +7,31 @@ from .family import Family
 
 def _factor(name: str, json: str, gguf: str, **more) -> Field:
     """A factor that is 1 by default in config.json, and LlamaConfig's default in GGUF."""
-    return Field(name, json, gguf, float, 0, 1e12, default=1.0, gguf_default=None, zero=True, **more)
+    return Field(
+        name, json, gguf, float, 0, 1e12, default=1.0, gguf_default=None, zero=True, **more
+    )
 
 
 FAMILY = Family(
-    "GraniteForCausalLM", "granite", "granite",
+    "GraniteForCausalLM",
+    "granite",
+    "granite",
     fields=(
         _factor("embedding_multiplier", "embedding_multiplier", "embedding_scale"),
         _factor("residual_multiplier", "residual_multiplier", "residual_scale"),
         _factor("attention_multiplier", "attention_multiplier", "attention.scale"),
         # Both kinds of files have a divisor.
-        _factor("logits_multiplier", "logits_scaling", "logit_scale", decode=lambda x: 1 / x, encode=lambda x: 1 / x),
+        _factor(
+            "logits_multiplier",
+            "logits_scaling",
+            "logit_scale",
+            decode=lambda x: 1 / x,
+            encode=lambda x: 1 / x,
+        ),
     ),
     defaults={"max_position_embeddings": 2048, "num_key_value_heads": None},
-    qkv_bias=None, out_bias=None, mlp_bias=None, permuted=True,
+    qkv_bias=None,
+    out_bias=None,
+    mlp_bias=None,
+    permuted=True,
 )

@@ -3,8 +3,13 @@
 from .family import Family
 
 FAMILY = Family(
-    "LlamaForCausalLM", "llama", "llama",
+    "LlamaForCausalLM",
+    "llama",
+    "llama",
     aliases=("LLaMAForCausalLM",),  # in the first conversions of Llama 1
     defaults={"max_position_embeddings": 2048, "num_key_value_heads": None},
-    qkv_bias=None, out_bias=None, mlp_bias=None, permuted=True,
+    qkv_bias=None,
+    out_bias=None,
+    mlp_bias=None,
+    permuted=True,
 )

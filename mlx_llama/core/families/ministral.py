@@ -4,7 +4,10 @@ from .family import Family
 from .windows import Windows
 
 FAMILY = Family(
-    "MinistralForCausalLM", "ministral", "llama",
+    "MinistralForCausalLM",
+    "ministral",
+    "llama",
     defaults={"max_position_embeddings": 131072, "sliding_window": 4096, "num_key_value_heads": 8},
-    windows=Windows(is_free=True), permuted=True,
+    windows=Windows(is_free=True),
+    permuted=True,
 )

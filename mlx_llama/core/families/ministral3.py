@@ -6,10 +6,32 @@ from .family import Family
 from .windows import Windows
 
 FAMILY = Family(
-    "Ministral3ForCausalLM", "ministral3", "mistral3", wrapper=("Mistral3ForConditionalGeneration", "mistral3"),
+    "Ministral3ForCausalLM",
+    "ministral3",
+    "mistral3",
+    wrapper=("Mistral3ForConditionalGeneration", "mistral3"),
     # config.json has the factor among those of the rope: models/rope_fields.py
-    fields=(Field("query_beta", "", "attention.temperature_scale", float, 0, 1e12, gguf_default=None, zero=True),),
-    defaults={"max_position_embeddings": 262144, "sliding_window": None, "num_key_value_heads": 8, "head_dim": 128,
-              "rms_norm_eps": 1e-5},
-    windows=Windows(), theta=1e6, scales_queries=True, permuted=True,
+    fields=(
+        Field(
+            "query_beta",
+            "",
+            "attention.temperature_scale",
+            float,
+            0,
+            1e12,
+            gguf_default=None,
+            zero=True,
+        ),
+    ),
+    defaults={
+        "max_position_embeddings": 262144,
+        "sliding_window": None,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+    },
+    windows=Windows(),
+    theta=1e6,
+    scales_queries=True,
+    permuted=True,
 )

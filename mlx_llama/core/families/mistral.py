@@ -1,10 +1,16 @@
-"""Mistral, with a window in all layers (the first release), and the text part of Mistral Small 3.1."""
+"""Mistral, with a window in all layers (the first release), and the text part of Mistral Small
+3.1.
+"""
 
 from .family import Family
 from .windows import Windows
 
 FAMILY = Family(
-    "MistralForCausalLM", "mistral", "llama", wrapper=("Mistral3ForConditionalGeneration", "mistral3"),
+    "MistralForCausalLM",
+    "mistral",
+    "llama",
+    wrapper=("Mistral3ForConditionalGeneration", "mistral3"),
     defaults={"max_position_embeddings": 131072, "sliding_window": 4096, "num_key_value_heads": 8},
-    windows=Windows(), permuted=True,
+    windows=Windows(),
+    permuted=True,
 )

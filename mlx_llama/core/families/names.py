@@ -46,10 +46,11 @@ class Experts:
 class GGUFNames:
     """Tensor names of a family, translated both ways.
 
-    layers: {GGUF's name: Hugging Face's} of a layer's modules, without "blk.N.", "model.layers.N." and the suffixes.
-    permuted: modules whose rows llama.cpp's converter reorders, so that the two rows of a rotary pair are neighbours;
-    Hugging Face keeps them half a head apart. experts: {GGUF's name: Hugging Face's} of the modules of one expert, whose
-    number replaces "#". Files have stacks "NAME_exps" of them; until 2024 they had "NAME.0" and so on.
+    layers: {GGUF's name: Hugging Face's} of a layer's modules, without "blk.N.", "model.layers.N."
+    and the suffixes. permuted: modules whose rows llama.cpp's converter reorders, so that the two
+    rows of a rotary pair are neighbours; Hugging Face keeps them half a head apart. experts:
+    {GGUF's name: Hugging Face's} of the modules of one expert, whose number replaces "#". Files
+    have stacks "NAME_exps" of them; until 2024 they had "NAME.0" and so on.
     """
 
     layers: Mapping[str, str]
@@ -57,7 +58,9 @@ class GGUFNames:
     experts: Mapping[str, str] = field(default_factory=dict)
 
     def hugging_face(self, name: str) -> str | None:
-        """"blk.3.ffn_up.weight" -> "model.layers.3.mlp.up_proj.weight"; None for an unknown name."""
+        """ "blk.3.ffn_up.weight" -> "model.layers.3.mlp.up_proj.weight"; None for an unknown
+        name.
+        """
         match = _NAME.fullmatch(name)
         if match is None:
             return None
@@ -77,10 +80,12 @@ class GGUFNames:
         module, _, suffix = name.rpartition(".")
         match = _LAYER.fullmatch(module)
         prefix = f"blk.{match[1]}." if match else ""
-        return f"{prefix}{self._inverse[_EXPERT.sub('.experts.#.', match[2]) if match else module]}.{suffix}"
+        return f"{prefix}{self._inverse[_EXPERT.sub('.experts.#.', match[2]) if match else module]}.{suffix}"  # noqa: E501
 
     def is_permuted(self, name: str) -> bool:
-        """True if llama.cpp's converter reorders the rows of the tensor with this Hugging Face name."""
+        """True if llama.cpp's converter reorders the rows of the tensor with this Hugging Face
+        name.
+        """
         return name.rpartition(".")[0].endswith(self.permuted)
 
     @cached_property
@@ -89,8 +94,13 @@ class GGUFNames:
         return {theirs: ours for ours, theirs in (*self.layers.items(), *_MODEL.items(), *stacks)}
 
 
-def make_names(norms: str, has_query_key_norm: bool, fused: Mapping[str, tuple[str, ...]], experts: Experts | None,
-               is_permuted: bool) -> GGUFNames:
+def make_names(
+    norms: str,
+    has_query_key_norm: bool,
+    fused: Mapping[str, tuple[str, ...]],
+    experts: Experts | None,
+    is_permuted: bool,
+) -> GGUFNames:
     """Names of a family; its `norms`, `fused`, `experts` and `permuted` are the arguments."""
     joined = {part for parts in fused.values() for part in parts}
     layers = {name: module for name, module in _LAYERS.items() if module not in joined}
@@ -103,6 +113,12 @@ def make_names(norms: str, has_query_key_norm: bool, fused: Mapping[str, tuple[s
     if experts:
         layers = {name: module for name, module in layers.items() if not module.startswith("mlp.")}
         layers |= {"ffn_gate_inp": f"{experts.block}.gate"}
-        layers |= {f"ffn_{part}_exps": f"{experts.block}.switch_mlp.{part}_proj" for part in ("gate", "up", "down")}
-        modules = {f"ffn_{part}": f"{experts.block}.experts.#.{getattr(experts, part)}" for part in ("gate", "up", "down")}
+        layers |= {
+            f"ffn_{part}_exps": f"{experts.block}.switch_mlp.{part}_proj"
+            for part in ("gate", "up", "down")
+        }
+        modules = {
+            f"ffn_{part}": f"{experts.block}.experts.#.{getattr(experts, part)}"
+            for part in ("gate", "up", "down")
+        }
     return GGUFNames(layers, _PERMUTED if is_permuted else (), modules)

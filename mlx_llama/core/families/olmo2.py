@@ -3,8 +3,18 @@
 from .family import Family
 
 FAMILY = Family(
-    "Olmo2ForCausalLM", "olmo2", "olmo2",
-    defaults={"max_position_embeddings": 2048, "num_key_value_heads": None, "bos_token_id": None, "eos_token_id": 50279,
-              "rms_norm_eps": 1e-5},
-    qkv_bias=None, out_bias=None, query_key_norm="whole", norms="after",
+    "Olmo2ForCausalLM",
+    "olmo2",
+    "olmo2",
+    defaults={
+        "max_position_embeddings": 2048,
+        "num_key_value_heads": None,
+        "bos_token_id": None,
+        "eos_token_id": 50279,
+        "rms_norm_eps": 1e-5,
+    },
+    qkv_bias=None,
+    out_bias=None,
+    query_key_norm="whole",
+    norms="after",
 )

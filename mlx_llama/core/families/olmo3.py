@@ -4,10 +4,25 @@ from .family import Family
 from .windows import Windows, choose_layers
 
 FAMILY = Family(
-    "Olmo3ForCausalLM", "olmo3", "olmo2", gguf_mark="attention.sliding_window",
-    defaults={"max_position_embeddings": 2048, "num_key_value_heads": None, "bos_token_id": None, "eos_token_id": 50279,
-              "rms_norm_eps": 1e-5, "sliding_window": 4096},
-    qkv_bias=None, out_bias=None, query_key_norm="whole", norms="after",
-    windows=Windows(lambda _, count: choose_layers(count, 4), is_free=True, is_required=True, pattern=4),
-    theta=5e5, local_theta=("rope_theta", None),
+    "Olmo3ForCausalLM",
+    "olmo3",
+    "olmo2",
+    gguf_mark="attention.sliding_window",
+    defaults={
+        "max_position_embeddings": 2048,
+        "num_key_value_heads": None,
+        "bos_token_id": None,
+        "eos_token_id": 50279,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": 4096,
+    },
+    qkv_bias=None,
+    out_bias=None,
+    query_key_norm="whole",
+    norms="after",
+    windows=Windows(
+        lambda _, count: choose_layers(count, 4), is_free=True, is_required=True, pattern=4
+    ),
+    theta=5e5,
+    local_theta=("rope_theta", None),
 )

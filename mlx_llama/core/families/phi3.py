@@ -7,15 +7,29 @@ from .windows import Windows
 
 
 def write(config: Any) -> dict[str, Any]:
-    return {"partial_rotary_factor": config.rotary_dim / config.head_dim,
-            "original_max_position_embeddings": config.rope.original_max_position_embeddings or config.max_position_embeddings}
+    return {
+        "partial_rotary_factor": config.rotary_dim / config.head_dim,
+        "original_max_position_embeddings": config.rope.original_max_position_embeddings
+        or config.max_position_embeddings,
+    }
 
 
 FAMILY = Family(
-    "Phi3ForCausalLM", "phi3", "phi3",
-    defaults={"max_position_embeddings": 4096, "num_key_value_heads": None, "eos_token_id": 32000, "rms_norm_eps": 1e-5,
-              "sliding_window": None},
-    fused={"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-           "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")},
-    windows=Windows(), partial_rotation=True, write=write,
+    "Phi3ForCausalLM",
+    "phi3",
+    "phi3",
+    defaults={
+        "max_position_embeddings": 4096,
+        "num_key_value_heads": None,
+        "eos_token_id": 32000,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+    },
+    fused={
+        "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    },
+    windows=Windows(),
+    partial_rotation=True,
+    write=write,
 )

@@ -5,8 +5,14 @@ from mlx_llama.core.models.reader import Reader
 from .family import Family
 from .windows import Layers, Windows
 
-DEFAULTS = {"max_position_embeddings": 32768, "sliding_window": 4096, "num_key_value_heads": 32, "bos_token_id": None,
-            "eos_token_id": None, "max_window_layers": 28}
+DEFAULTS = {
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "num_key_value_heads": 32,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "max_window_layers": 28,
+}
 
 
 def last_layers(read: Reader, count: int) -> Layers:
@@ -14,5 +20,11 @@ def last_layers(read: Reader, count: int) -> Layers:
     return tuple(range(min(full, count), count))
 
 
-FAMILY = Family("Qwen2ForCausalLM", "qwen2", "qwen2", defaults=DEFAULTS, qkv_bias=True,
-                windows=Windows(last_layers, is_switched=True))
+FAMILY = Family(
+    "Qwen2ForCausalLM",
+    "qwen2",
+    "qwen2",
+    defaults=DEFAULTS,
+    qkv_bias=True,
+    windows=Windows(last_layers, is_switched=True),
+)

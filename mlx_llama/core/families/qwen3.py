@@ -5,6 +5,12 @@ from .qwen2 import DEFAULTS, last_layers
 from .windows import Windows
 
 FAMILY = Family(
-    "Qwen3ForCausalLM", "qwen3", "qwen3", defaults={**DEFAULTS, "head_dim": 128}, qkv_bias=None, out_bias=None,
-    query_key_norm="head", windows=Windows(last_layers, is_switched=True),
+    "Qwen3ForCausalLM",
+    "qwen3",
+    "qwen3",
+    defaults={**DEFAULTS, "head_dim": 128},
+    qkv_bias=None,
+    out_bias=None,
+    query_key_norm="head",
+    windows=Windows(last_layers, is_switched=True),
 )

@@ -1,4 +1,6 @@
-"""SmolLM3: every fourth layer has no rotary embedding; windows are off by default, and in these layers."""
+"""SmolLM3: every fourth layer has no rotary embedding; windows are off by default, and in these
+layers.
+"""
 
 from typing import Any
 
@@ -16,8 +18,16 @@ def read_unrotated(read: Reader, count: int) -> Layers:
     if flags is None or read.is_gguf:
         every = _EVERY if read.is_gguf else read.integer("no_rope_layer_interval", _EVERY)
         return tuple(range(every - 1, count, every))
-    if not isinstance(flags, list) or len(flags) < count or any(flag not in (0, 1) for flag in flags):
-        read.fail("no_rope_layers", flags, f"a list of {count} numbers, 0 for a layer without rotary embedding, else 1")
+    if (
+        not isinstance(flags, list)
+        or len(flags) < count
+        or any(flag not in (0, 1) for flag in flags)
+    ):
+        read.fail(
+            "no_rope_layers",
+            flags,
+            f"a list of {count} numbers, 0 for a layer without rotary embedding, else 1",
+        )
     return tuple(i for i in range(count) if not flags[i])
 
 
@@ -30,10 +40,23 @@ def write(config: Any) -> dict[str, Any]:
 
 
 FAMILY = Family(
-    "SmolLM3ForCausalLM", "smollm3", "smollm3",
-    defaults={"max_position_embeddings": 32768, "num_key_value_heads": 4, "tie_word_embeddings": True,
-              "bos_token_id": 128000, "eos_token_id": 128001, "sliding_window": None},
-    qkv_bias=None, out_bias=None, mlp_bias=None, permuted=True,
-    windows=Windows(read_unrotated, is_switched=True, is_free=True), unrotated=unrotated, theta=2e6,
+    "SmolLM3ForCausalLM",
+    "smollm3",
+    "smollm3",
+    defaults={
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": True,
+        "bos_token_id": 128000,
+        "eos_token_id": 128001,
+        "sliding_window": None,
+    },
+    qkv_bias=None,
+    out_bias=None,
+    mlp_bias=None,
+    permuted=True,
+    windows=Windows(read_unrotated, is_switched=True, is_free=True),
+    unrotated=unrotated,
+    theta=2e6,
     write=write,
 )

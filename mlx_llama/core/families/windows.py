@@ -17,21 +17,26 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"  # in config.json's `lay
 class Windows:
     """The rule of a family for its layers with a window."""
 
-    layers: Callable[[Reader, int], Iterable[int]] | None = None  # by config.json, of so many layers; None for all
+    # by config.json, of so many layers; None for all
+    layers: Callable[[Reader, int], Iterable[int]] | None = None
     is_absent: bool = False  # no layer has a window
     is_switched: bool = False  # config.json's `use_sliding_window`, false by default, turns them on
     is_free: bool = False  # `layer_types` may name other layers
     is_required: bool = False  # `sliding_window` may not be null
-    pattern: int = 0  # llama.cpp gives a window to all layers but each `pattern`-th; 0: it ignores windows
+    # llama.cpp gives a window to all layers but each `pattern`-th; 0: it ignores windows
+    pattern: int = 0
     gguf_default: int | None = None  # llama.cpp's window where a file names none
 
     def read(self, read: Reader, count: int, default: Any) -> tuple[int | None, Layers | None]:
-        """Read (window or None, numbers of the layers with it, None for all) of `count` layers from config.json.
+        """Read (window or None, numbers of the layers with it, None for all) of `count` layers from
+        config.json.
 
         default: of `sliding_window`.
         """
         window, sliding = None, None
-        if not self.is_absent and (not self.is_switched or read.boolean("use_sliding_window", False)):
+        if not self.is_absent and (
+            not self.is_switched or read.boolean("use_sliding_window", False)
+        ):
             window = read.integer("sliding_window", default, nullable=not self.is_required)
         if window and self.layers:
             sliding = tuple(self.layers(read, count))
@@ -41,7 +46,9 @@ class Windows:
                 read.fail("layer_types", kinds, f"a list of {count} names, one per layer")
             slides = range(count) if window and sliding is None else sliding or ()
             wanted = [(_SLIDING,) if i in slides else (_FULL,) for i in range(count)]
-            reason = f", since sliding_window is {window or 'null'}" + (f" in layers {show(list(sliding))} alone" if sliding else "")
+            reason = f", since sliding_window is {window or 'null'}" + (
+                f" in layers {show(list(sliding))} alone" if sliding else ""
+            )
             if window and self.is_free:
                 wanted, reason = [(_FULL, _SLIDING)] * count, ""
             for i, kind in enumerate(kinds):
@@ -52,14 +59,17 @@ class Windows:
                 sliding = None if self.layers is None and len(sliding) == count else sliding
         return (None, None) if sliding == () else (window, sliding)
 
-    def read_gguf(self, read: Reader, count: int, positions: int) -> tuple[int | None, Layers | None]:
+    def read_gguf(
+        self, read: Reader, count: int, positions: int
+    ) -> tuple[int | None, Layers | None]:
         """The same of GGUF metadata. positions: the context's length."""
         name = "attention.sliding_window"
         window = read.integer(name, self.gguf_default, low=0) or None  # 0 means none
         if window and self.pattern:
             return window, _gguf_pattern(read, count, self.pattern)
         if window and self.is_switched:
-            if window < positions:  # llama.cpp ignores the window here, and the file does not list its layers
+            # llama.cpp ignores the window here, and the file does not list its layers
+            if window < positions:
                 read.fail(name, window, f"0 or at least {positions}, the context's length")
             return None, None
         return window, None
@@ -68,11 +78,19 @@ class Windows:
         """Config.json has such windows. default: of `sliding_window`."""
         if self.is_absent:
             return window is None
-        return self.is_free or self.is_switched or (layers is None and (window is not None or default is None))
+        return (
+            self.is_free
+            or self.is_switched
+            or (layers is None and (window is not None or default is None))
+        )
 
     def write(self, window: int | None, slides: list[bool]) -> dict[str, Any]:
         """Config.json's fields. slides: by layer."""
-        fields: dict[str, Any] = {} if window is None and (self.is_switched or self.is_absent) else {"sliding_window": window}
+        fields: dict[str, Any] = (
+            {}
+            if window is None and (self.is_switched or self.is_absent)
+            else {"sliding_window": window}
+        )
         if self.is_switched:
             fields["use_sliding_window"] = window is not None
         if self.is_free:
@@ -83,7 +101,9 @@ class Windows:
 
 
 def all_but_each(every: int) -> Callable[[Reader, int], Layers]:
-    """The rule for all layers but each `every`-th, the default of config.json's `sliding_window_pattern`."""
+    """The rule for all layers but each `every`-th, the default of config.json's
+    `sliding_window_pattern`.
+    """
 
     def choose(read: Reader, count: int) -> Layers:
         return choose_layers(count, read.integer("sliding_window_pattern", every))

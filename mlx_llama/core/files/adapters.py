@@ -1,7 +1,8 @@
 """Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685) in the folders of PEFT and mlx_lm.
 
-PEFT writes adapter_config.json with peft_type, and adapter_model.safetensors; mlx_lm adapter_config.json with
-lora_parameters, and adapters.safetensors. Both become pairs of matrices by the name of the module that they change.
+PEFT writes adapter_config.json with peft_type, and adapter_model.safetensors; mlx_lm
+adapter_config.json with lora_parameters, and adapters.safetensors. Both become pairs of matrices by
+the name of the module that they change.
 """
 
 from __future__ import annotations
@@ -31,18 +32,34 @@ BASE = "base"  # name of the model without adapters
 MOST_ADAPTERS = 64
 MOST_RANK = 4096
 
-CONFIG, PEFT_WEIGHTS, MLX_WEIGHTS = "adapter_config.json", "adapter_model.safetensors", "adapters.safetensors"
+CONFIG, PEFT_WEIGHTS, MLX_WEIGHTS = (
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "adapters.safetensors",
+)
 _FETCH = "fetch the adapter again"
 _PEFT_PREFIX = "base_model.model."
 _PEFT_PART = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")
 _MLX_PART = re.compile(r"(.+)\.lora_([ab])")
-# Unsupported fields of PEFT's config that change the arithmetic or the base, with their values for "off"
+# Unsupported fields of PEFT's config that change the arithmetic or the base, with their values for
+# "off"
 _PEFT_REFUSED: dict[str, tuple[object, ...]] = {
-    "use_dora": (False,), "lora_bias": (False,), "fan_in_fan_out": (False,), "use_qalora": (False,), "bias": ("none",),
-    "modules_to_save": ([],), "layer_replication": ([],), "trainable_token_indices": ([], {}), "target_parameters": ([],),
-    "alora_invocation_tokens": ([],), "arrow_config": (), "use_bdlora": (False,), "megatron_config": (),
+    "use_dora": (False,),
+    "lora_bias": (False,),
+    "fan_in_fan_out": (False,),
+    "use_qalora": (False,),
+    "bias": ("none",),
+    "modules_to_save": ([],),
+    "layer_replication": ([],),
+    "trainable_token_indices": ([], {}),
+    "target_parameters": ([],),
+    "alora_invocation_tokens": ([],),
+    "arrow_config": (),
+    "use_bdlora": (False,),
+    "megatron_config": (),
 }
-# Initialisations that subtract the adapter's initial values from the base, so that the pair does not fit the stored base
+# Initialisations that subtract the adapter's initial values from the base, so that the pair does
+# not fit the stored base
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
@@ -80,7 +97,7 @@ class Pair:
         """float32 [N, r], times the scale."""
         self.stored_b.check_file()
         b = self.stored_b.float32()
-        return (b.T if self.is_transposed else b)[self.first:self.last] * np.float32(self.scale)
+        return (b.T if self.is_transposed else b)[self.first : self.last] * np.float32(self.scale)
 
 
 @dataclass(frozen=True)
@@ -92,24 +109,34 @@ class Adapter:
     pairs: Mapping[str, Pair] = field(repr=False)  # by module
     digest: str = ""  # of its settings, scale and weights
 
-    def fuse(self, modules: Sequence[str], rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Fuse the pairs of modules with the same input, whose matrices are concatenated by rows: float32 [R, K] and [N, R].
+    def fuse(
+        self, modules: Sequence[str], rows: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """Fuse the pairs of modules with the same input, whose matrices are concatenated by rows:
+        float32 [R, K] and [N, R].
 
-        rows: of each module's matrix. b is zero where a column belongs to another module. None: no pair for these modules.
+        rows: of each module's matrix. b is zero where a column belongs to another module. None: no
+        pair for these modules.
         """
-        pairs = [(self.pairs[name], sum(rows[:i])) for i, name in enumerate(modules) if name in self.pairs]
+        pairs = [
+            (self.pairs[name], sum(rows[:i]))
+            for i, name in enumerate(modules)
+            if name in self.pairs
+        ]
         if not pairs:
             return None
         a = np.concatenate([pair.a() for pair, _ in pairs])
         b, column = np.zeros((sum(rows), len(a)), np.float32), 0
         for pair, row in pairs:
-            b[row:row + pair.shape[0], column:column + pair.rank] = pair.b()
+            b[row : row + pair.shape[0], column : column + pair.rank] = pair.b()
             column += pair.rank
         return a, b
 
 
 class MergedTensor(Tensor):
-    """A matrix plus an adapter's additions, rounded to the matrix's dtype, computed at each access."""
+    """A matrix plus an adapter's additions, rounded to the matrix's dtype, computed at each
+    access.
+    """
 
     def __init__(self, base: Tensor | AffineWeight, additions: Sequence[tuple[int, Pair]]):
         """additions: (first row, pair)."""
@@ -122,9 +149,11 @@ class MergedTensor(Tensor):
     def bits(self) -> np.ndarray:
         base = self._base
         base.check_file()
-        values = base.float32() if isinstance(base, Tensor) else base.rows(0, base.shape[0]).float32()
+        values = (
+            base.float32() if isinstance(base, Tensor) else base.rows(0, base.shape[0]).float32()
+        )
         for first, pair in self._additions:
-            values[first:first + pair.shape[0]] += pair.b() @ pair.a()
+            values[first : first + pair.shape[0]] += pair.b() @ pair.a()
         with np.errstate(over="ignore"):  # writers refuse values that are not finite
             rounded = values.astype(NUMBERS[self.dtype], copy=False)
         return rounded.view(np.uint16) if self.dtype == "bfloat16" else rounded
@@ -134,8 +163,9 @@ class MergedTensor(Tensor):
         return self._base.nbytes
 
 
-def merge(adapter: Adapter, config: LlamaConfig,
-          stored: Mapping[str, Tensor | AffineWeight]) -> dict[str, Tensor | AffineWeight]:
+def merge(
+    adapter: Adapter, config: LlamaConfig, stored: Mapping[str, Tensor | AffineWeight]
+) -> dict[str, Tensor | AffineWeight]:
     """Add an adapter to the matrices of `stored` tensors (config.stored_shapes)."""
     shapes, places = config.tensor_shapes(), {}
     for whole, parts in config.fused_tensors().items():
@@ -145,14 +175,20 @@ def merge(adapter: Adapter, config: LlamaConfig,
     for module, pair in adapter.pairs.items():
         name, first = places.get(f"{module}.weight", (f"{module}.weight", 0))
         additions.setdefault(name, []).append((first, pair))
-    return {name: MergedTensor(tensor, additions[name]) if name in additions else tensor for name, tensor in stored.items()}
+    return {
+        name: MergedTensor(tensor, additions[name]) if name in additions else tensor
+        for name, tensor in stored.items()
+    }
 
 
-def stack(adapters: Sequence[Adapter], modules: Sequence[str], rows: Sequence[int],
-          columns: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Stack zeros for the base and the pairs of all adapters: float32 [1 + adapters, R, K] and [1 + adapters, N, R].
+def stack(
+    adapters: Sequence[Adapter], modules: Sequence[str], rows: Sequence[int], columns: int
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Stack zeros for the base and the pairs of all adapters: float32 [1 + adapters, R, K] and [1 +
+    adapters, N, R].
 
-    Padded with zeros to the largest R, rounded up to a multiple of 8. None: no adapter changes these modules.
+    Padded with zeros to the largest R, rounded up to a multiple of 8. None: no adapter changes
+    these modules.
     """
     fused = [adapter.fuse(modules, rows) for adapter in adapters]
     rank = max((len(pair[0]) for pair in fused if pair), default=0)
@@ -163,7 +199,7 @@ def stack(adapters: Sequence[Adapter], modules: Sequence[str], rows: Sequence[in
     b = np.zeros((1 + len(adapters), sum(rows), rank), np.float32)
     for number, pair in enumerate(fused, 1):
         if pair:
-            a[number, :len(pair[0])], b[number, :, :len(pair[0])] = pair
+            a[number, : len(pair[0])], b[number, :, : len(pair[0])] = pair
     return a, b
 
 
@@ -171,15 +207,29 @@ def stacked_nbytes(adapters: Sequence[Adapter], config: LlamaConfig, itemsize: i
     """Bytes of the `stack`s of all layers."""
     total, known = 0, config.tensor_shapes() if adapters else {}
     for modules in _groups(config) if adapters else ():
-        rank = max(sum(adapter.pairs[name].rank for name in modules if name in adapter.pairs) for adapter in adapters)
+        rank = max(
+            sum(adapter.pairs[name].rank for name in modules if name in adapter.pairs)
+            for adapter in adapters
+        )
         shapes = [known[f"{name}.weight"] for name in modules]
-        total += (1 + len(adapters)) * -(-rank // 8) * 8 * (shapes[0][1] + sum(rows for rows, _ in shapes))
+        total += (
+            (1 + len(adapters))
+            * -(-rank // 8)
+            * 8
+            * (shapes[0][1] + sum(rows for rows, _ in shapes))
+        )
     return total * itemsize
 
 
 def _groups(config: LlamaConfig) -> list[tuple[str, ...]]:
-    """Modules that adapters may change, grouped by input. A layer with experts has no MLP modules."""
-    groups = [group for spec in config.layers for group in (spec.qkv, (spec.out,), spec.gate_up, (spec.down,))]
+    """Modules that adapters may change, grouped by input. A layer with experts has no MLP
+    modules.
+    """
+    groups = [
+        group
+        for spec in config.layers
+        for group in (spec.qkv, (spec.out,), spec.gate_up, (spec.down,))
+    ]
     return [group for group in groups if group and group[0]]
 
 
@@ -194,13 +244,19 @@ def parse(spec: str | os.PathLike) -> tuple[Path, float]:
     except ValueError:
         scale = math.nan
     if not math.isfinite(scale):
-        raise CheckpointError(f"adapter {show(text)}: {show(number)} after = is not a number, expected a scale")
+        raise CheckpointError(
+            f"adapter {show(text)}: {show(number)} after = is not a number, expected a scale"
+        )
     return Path(os.path.expanduser(folder)), scale
 
 
-def open_adapters(specs: Sequence[str | os.PathLike], config: LlamaConfig,
-                  tensors: Mapping[str, Tensor | AffineWeight]) -> tuple[Adapter, ...]:
-    """Open adapters of a model. specs: FOLDER or FOLDER=SCALE. tensors: the model's, to compare shapes.
+def open_adapters(
+    specs: Sequence[str | os.PathLike],
+    config: LlamaConfig,
+    tensors: Mapping[str, Tensor | AffineWeight],
+) -> tuple[Adapter, ...]:
+    """Open adapters of a model. specs: FOLDER or FOLDER=SCALE. tensors: the model's, to compare
+    shapes.
 
     Raises:
         CheckpointError: no such folder; duplicate names; damaged, of another model, or unsupported.
@@ -214,23 +270,33 @@ def open_adapters(specs: Sequence[str | os.PathLike], config: LlamaConfig,
             other = "that is the name of the model without adapters"
             if adapter.name in adapters:
                 other = f"{adapters[adapter.name].path} has the same name"
-            raise CheckpointError(f"adapter {adapter.path}: requests would call it {show(adapter.name)}, and {other}: rename "
-                                  "the folder")
+            raise CheckpointError(
+                f"adapter {adapter.path}: requests would call it {show(adapter.name)}, and "
+                f"{other}: rename "
+                "the folder"
+            )
         adapters[adapter.name] = adapter
     return tuple(adapters.values())
 
 
-def _open(path: Path, scale: float, config: LlamaConfig, tensors: Mapping[str, Tensor | AffineWeight]) -> Adapter:
+def _open(
+    path: Path, scale: float, config: LlamaConfig, tensors: Mapping[str, Tensor | AffineWeight]
+) -> Adapter:
     if not os.path.isdir(path):
-        raise CheckpointError(f"adapter {show(str(path))}: no such folder; choose a folder with {CONFIG}")
+        raise CheckpointError(
+            f"adapter {show(str(path))}: no such folder; choose a folder with {CONFIG}"
+        )
     settings = read_json(path / CONFIG, CheckpointError)
     if "peft_type" in settings:
         read, weights = _read_peft, path / PEFT_WEIGHTS
     elif "lora_parameters" in settings or "fine_tune_type" in settings:
         read, weights = _read_mlx, path / MLX_WEIGHTS
     else:
-        raise CheckpointError(f"{path / CONFIG}: has neither peft_type (PEFT) nor lora_parameters (mlx_lm): choose an adapter's "
-                              "folder")
+        raise CheckpointError(
+            f"{path / CONFIG}: has neither peft_type (PEFT) nor lora_parameters (mlx_lm): "
+            "choose an adapter's "
+            "folder"
+        )
     pairs = _expand(read(settings, SafetensorsFile(weights), path / CONFIG), config)
     for module, pair in pairs.items():
         _check(module, pair, config, tensors, weights)
@@ -251,22 +317,35 @@ def _digest(settings: Mapping[str, Any], scale: float, weights: Path) -> str:
 def _read_peft(settings: Mapping[str, Any], file: SafetensorsFile, config: Path) -> dict[str, Pair]:
     """Pairs by the module's name in the file."""
     if settings["peft_type"] != "LORA":
-        raise CheckpointError(f"{config}: peft_type is {show(settings['peft_type'])}, and only LORA is supported: merge the adapter "
-                              "with PEFT")
+        raise CheckpointError(
+            f"{config}: peft_type is {show(settings['peft_type'])}, and only LORA is "
+            "supported: merge the adapter "
+            "with PEFT"
+        )
     for name, allowed in _PEFT_REFUSED.items():
         if settings.get(name) is not None and settings[name] not in allowed:
-            raise CheckpointError(f"{config}: {name} is {show(settings[name])}, which is not supported: merge the adapter with "
-                                  "PEFT")
+            raise CheckpointError(
+                f"{config}: {name} is {show(settings[name])}, which is not supported: merge "
+                "the adapter with "
+                "PEFT"
+            )
     start = settings.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
-        raise CheckpointError(f"{config}: init_lora_weights is {show(start)}, which also changes the base: convert the adapter "
-                              "with PEFT's path_initial_model_for_weight_conversion")
+        raise CheckpointError(
+            f"{config}: init_lora_weights is {show(start)}, which also changes the base: "
+            "convert the adapter "
+            "with PEFT's path_initial_model_for_weight_conversion"
+        )
     alpha = _number(settings, "lora_alpha", 8, config)
     alphas = _patterns(settings, "alpha_pattern", config)
     is_stabilised = settings.get("use_rslora") is True
 
     def scale(module: str, rank: int) -> float:
-        matches = (value for pattern, value in alphas.items() if module == pattern or module.endswith("." + pattern))
+        matches = (
+            value
+            for pattern, value in alphas.items()
+            if module == pattern or module.endswith("." + pattern)
+        )
         return next(matches, alpha) / (math.sqrt(rank) if is_stabilised else rank)
 
     return _pair(file, _PEFT_PART, scale, is_transposed=False)
@@ -276,11 +355,16 @@ def _read_mlx(settings: Mapping[str, Any], file: SafetensorsFile, config: Path) 
     """As `_read_peft`."""
     kind = settings.get("fine_tune_type", "lora")
     if kind != "lora":
-        raise CheckpointError(f"{config}: fine_tune_type is {show(kind)}, and only lora is supported: fuse the adapter with "
-                              "mlx_lm.fuse")
+        raise CheckpointError(
+            f"{config}: fine_tune_type is {show(kind)}, and only lora is supported: fuse the "
+            "adapter with "
+            "mlx_lm.fuse"
+        )
     parameters = settings.get("lora_parameters")
     if not isinstance(parameters, dict):
-        raise CheckpointError(f"{config}: lora_parameters is {show(parameters)}, expected an object; {_FETCH}")
+        raise CheckpointError(
+            f"{config}: lora_parameters is {show(parameters)}, expected an object; {_FETCH}"
+        )
     factor = _number(parameters, "scale", 20.0, config)
     return _pair(file, _MLX_PART, lambda module, rank: factor, is_transposed=True)
 
@@ -293,49 +377,76 @@ def _number(settings: Mapping[str, Any], name: str, default: float, config: Path
 
 
 def _patterns(settings: Mapping[str, Any], name: str, config: Path) -> dict[str, float]:
-    """Values by a module's name or suffix. PEFT allows regular expressions, which an untrusted file must not supply."""
+    """Values by a module's name or suffix. PEFT allows regular expressions, which an untrusted file
+    must not supply.
+    """
     patterns = settings.get(name) or {}
-    if not isinstance(patterns, dict) or not all(isinstance(key, str) and re.fullmatch(r"\^?[\w.]+\$?", key) for key in patterns):
-        raise CheckpointError(f"{config}: {name} is {show(patterns)}, expected names of modules and numbers; regular expressions "
-                              "are not supported: write the names")
+    if not isinstance(patterns, dict) or not all(
+        isinstance(key, str) and re.fullmatch(r"\^?[\w.]+\$?", key) for key in patterns
+    ):
+        raise CheckpointError(
+            f"{config}: {name} is {show(patterns)}, expected names of modules and numbers; "
+            "regular expressions "
+            "are not supported: write the names"
+        )
     return {key.strip("^$"): _number(patterns, key, 0.0, config) for key in patterns}
 
 
-def _pair(file: SafetensorsFile, part: re.Pattern[str], scale: Any, is_transposed: bool) -> dict[str, Pair]:
+def _pair(
+    file: SafetensorsFile, part: re.Pattern[str], scale: Any, is_transposed: bool
+) -> dict[str, Pair]:
     """Pair the file's tensors. scale: of (module, rank)."""
     modules: dict[str, dict[str, Tensor]] = {}
     for name in file.names:
         match = part.fullmatch(name)
         if match is None:
-            raise CheckpointError(f"{file.path}: tensor {show(name)} is not part of a LoRA pair, and others are not supported: "
-                                  "merge the adapter with the tool that wrote it")
+            raise CheckpointError(
+                f"{file.path}: tensor {show(name)} is not part of a LoRA pair, and others are "
+                "not supported: "
+                "merge the adapter with the tool that wrote it"
+            )
         tensor = file.tensor(name)
         if len(tensor.shape) != 2 or 0 in tensor.shape:
-            raise CheckpointError(f"{file.path}: tensor {show(name)} has shape {list(tensor.shape)}, expected a matrix; {_FETCH}")
+            raise CheckpointError(
+                f"{file.path}: tensor {show(name)} has shape {list(tensor.shape)}, expected a "
+                f"matrix; {_FETCH}"
+            )
         modules.setdefault(match[1], {})[match[2].lower()] = tensor
     if not modules:
         raise CheckpointError(f"{file.path}: has no tensors; {_FETCH}")
     pairs = {}
     for module, parts in modules.items():
         if len(parts) != 2:
-            raise CheckpointError(f"{file.path}: {show(module)} has lora_{next(iter(parts))} without its partner; {_FETCH}")
+            raise CheckpointError(
+                f"{file.path}: {show(module)} has lora_{next(iter(parts))} without its "
+                f"partner; {_FETCH}"
+            )
         a, b = parts["a"], parts["b"]
         ranks = (a.shape[1], b.shape[0]) if is_transposed else (a.shape[0], b.shape[1])
         if ranks[0] != ranks[1] or ranks[0] > MOST_RANK:
-            raise CheckpointError(f"{file.path}: {a.name} {list(a.shape)} and {b.name} {list(b.shape)} have ranks {ranks[0]} and "
-                                  f"{ranks[1]}, expected the same, at most {MOST_RANK}; {_FETCH}")
+            raise CheckpointError(
+                f"{file.path}: {a.name} {list(a.shape)} and {b.name} {list(b.shape)} have "
+                f"ranks {ranks[0]} and "
+                f"{ranks[1]}, expected the same, at most {MOST_RANK}; {_FETCH}"
+            )
         pairs[module] = Pair(a, b, scale(module, ranks[0]), is_transposed)
     return pairs
 
 
 def _expand(pairs: Mapping[str, Pair], config: LlamaConfig) -> dict[str, Pair]:
-    """Pairs by modules of `config`: remove the writer's prefix, and split pairs of fused matrices."""
-    fused = {whole.removesuffix(".weight"): parts for whole, parts in config.fused_tensors().items()}
+    """Pairs by modules of `config`: remove the writer's prefix, and split pairs of fused
+    matrices.
+    """
+    fused = {
+        whole.removesuffix(".weight"): parts for whole, parts in config.fused_tensors().items()
+    }
     shapes, expanded = config.tensor_shapes(), {}
     for written, pair in pairs.items():
         module = written.removeprefix(_PEFT_PREFIX)
         if config.is_text_part:
-            module = (strip_wrapper(f"{module}.weight") or f"{module}.weight").removesuffix(".weight")
+            module = (strip_wrapper(f"{module}.weight") or f"{module}.weight").removesuffix(
+                ".weight"
+            )
         parts = fused.get(module)
         if parts is None or pair.shape[0] != sum(shapes[part][0] for part in parts):
             expanded[module] = pair
@@ -348,15 +459,35 @@ def _expand(pairs: Mapping[str, Pair], config: LlamaConfig) -> dict[str, Pair]:
     return expanded
 
 
-def _check(module: str, pair: Pair, config: LlamaConfig, tensors: Mapping[str, Tensor | AffineWeight], file: Path) -> None:
-    """Refuse a pair for a module that is missing, is not a projection of a layer, or has another shape."""
-    names = f"{pair.stored_a.name} {list(pair.stored_a.shape)} and {pair.stored_b.name} {list(pair.stored_b.shape)}"
+def _check(
+    module: str,
+    pair: Pair,
+    config: LlamaConfig,
+    tensors: Mapping[str, Tensor | AffineWeight],
+    file: Path,
+) -> None:
+    """Refuse a pair for a module that is missing, is not a projection of a layer, or has another
+    shape.
+    """
+    names = (
+        f"{pair.stored_a.name} {list(pair.stored_a.shape)} and {pair.stored_b.name} "
+        f"{list(pair.stored_b.shape)}"
+    )
     if f"{module}.weight" not in tensors:
-        raise CheckpointError(f"{file}: {names}: the model has no {show(module)}; the adapter was made for another model")
+        raise CheckpointError(
+            f"{file}: {names}: the model has no {show(module)}; the adapter was made for "
+            "another model"
+        )
     if not any(module in modules for modules in _groups(config)):
-        raise CheckpointError(f"{file}: {names}: adapters change projections of layers, which {module} is not: train it "
-                              "without, or merge it with the tool that wrote it")
+        raise CheckpointError(
+            f"{file}: {names}: adapters change projections of layers, which {module} is not: "
+            "train it "
+            "without, or merge it with the tool that wrote it"
+        )
     shape = tensors[f"{module}.weight"].shape
     if pair.shape != tuple(shape):
-        raise CheckpointError(f"{file}: {names} are for a matrix {list(pair.shape)}, and {module}.weight is {list(shape)}; the "
-                              "adapter was made for another model")
+        raise CheckpointError(
+            f"{file}: {names} are for a matrix {list(pair.shape)}, and {module}.weight is "
+            f"{list(shape)}; the "
+            "adapter was made for another model"
+        )

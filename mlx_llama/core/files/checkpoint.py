@@ -1,7 +1,7 @@
 """A folder, a .gguf file or a hub id -> config, tokenizer, template and named tensors, zero-copy.
 
-`open_checkpoint` checks everything but the weights: the config, the headers of all weight files, and the names and shapes of
-all tensors.
+`open_checkpoint` checks everything but the weights: the config, the headers of all weight files,
+and the names and shapes of all tensors.
 """
 
 from __future__ import annotations
@@ -42,13 +42,17 @@ class Checkpoint:
     name: str  # as the user wrote it
     path: Path  # the folder, or the .gguf file
     config: LlamaConfig
-    tensors: Mapping[str, Tensor | AffineWeight] = field(repr=False)  # exactly those of `config.tensor_shapes()`
-    generation_config: dict[str, Any] = field(repr=False)  # parsed generation_config.json, {} if there is none
+    # exactly those of `config.tensor_shapes()`
+    tensors: Mapping[str, Tensor | AffineWeight] = field(repr=False)
+    # parsed generation_config.json, {} if there is none
+    generation_config: dict[str, Any] = field(repr=False)
     nbytes: int  # of all tensors
     gguf_metadata: dict[str, Any] | None = field(default=None, repr=False)  # of a GGUF file
-    # Those of `config.stored_shapes()`, which may hold the rows of several `tensors`; None if they are the same
+    # Those of `config.stored_shapes()`, which may hold the rows of several `tensors`; None if they
+    # are the same
     stored: Mapping[str, Tensor | AffineWeight] | None = field(default=None, repr=False)
-    adapters: tuple[Adapter, ...] = ()  # for requests that ask for them; an adapter's number is its index + 1
+    # for requests that ask for them; an adapter's number is its index + 1
+    adapters: tuple[Adapter, ...] = ()
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -66,7 +70,9 @@ class Checkpoint:
 
     @cached_property
     def template(self) -> ChatTemplate | None:
-        """The chat template, loaded at first use; None if there is none. Raises TemplateError if it is malformed."""
+        """The chat template, loaded at first use; None if there is none. Raises TemplateError if it
+        is malformed.
+        """
         from mlx_llama.core.text.template import (
             ChatTemplate,
             read_gguf_template,
@@ -74,8 +80,11 @@ class Checkpoint:
             start_early,
         )
 
-        text = (read_template(self.path) if self.gguf_metadata is None
-                else read_gguf_template(self.gguf_metadata, str(self.path)))
+        text = (
+            read_template(self.path)
+            if self.gguf_metadata is None
+            else read_gguf_template(self.gguf_metadata, str(self.path))
+        )
         if text is None:
             return None
         start_early(text)
@@ -83,7 +92,9 @@ class Checkpoint:
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
-        """All tokens that end an answer: of config.json, generation_config.json and the tokenizer."""
+        """All tokens that end an answer: of config.json, generation_config.json and the
+        tokenizer.
+        """
         ids = set(self.config.eos_token_ids)
         ids.update(_read_eos_ids(self.generation_config, self.path, self.config.vocab_size))
         if self._has_tokenizer:
@@ -107,8 +118,12 @@ class Checkpoint:
 
     @property
     def dtype(self) -> str:
-        """Dtype for activations: of a low-bit matrix, else of the stored embedding; bfloat16 if float16 overflows."""
-        low_bit = (tensor.dtype for tensor in self.tensors.values() if isinstance(tensor, AffineWeight))
+        """Dtype for activations: of a low-bit matrix, else of the stored embedding; bfloat16 if
+        float16 overflows.
+        """
+        low_bit = (
+            tensor.dtype for tensor in self.tensors.values() if isinstance(tensor, AffineWeight)
+        )
         stored = next(low_bit, self.tensors["model.embed_tokens.weight"].dtype)
         return "bfloat16" if stored == "float16" and self.config.exceeds_float16 else stored
 
@@ -120,32 +135,42 @@ def check_name(name: str | os.PathLike | None) -> None:
         find_local(label)
 
 
-def open_checkpoint(name: str | os.PathLike | None = None, revision: str | None = None,
-                    adapters: Sequence[str | os.PathLike] = ()) -> Checkpoint:
+def open_checkpoint(
+    name: str | os.PathLike | None = None,
+    revision: str | None = None,
+    adapters: Sequence[str | os.PathLike] = (),
+) -> Checkpoint:
     """Open a model.
 
-    Args:
-        name: a folder, a .gguf file (any part of a split file), a hub id ("org/name", or "org/name:file.gguf" for a file
-            in it), or "guide" or None for the model in this package. An existing path takes precedence over a hub id.
+    Args: name: a folder, a .gguf file (any part of a split file), a hub id ("org/name", or
+        "org/name:file.gguf" for a file
+            in it), or "guide" or None for the model in this package. An existing path takes
+            precedence over a hub id.
         revision: branch, tag or commit of a hub id.
         adapters: folders of LoRA adapters of PEFT or mlx_lm, as FOLDER or FOLDER=SCALE.
 
-    Raises:
-        CheckpointError: not found; no weights; weights truncated, corrupt, or of another model than the config; adapters
+    Raises: CheckpointError: not found; no weights; weights truncated, corrupt, or of another model
+        than the config; adapters
             of another model, or unsupported.
         ConfigError: config.json is missing, malformed or unsupported.
     """
     checkpoint = _open(name, revision)
     if not adapters:
         return checkpoint
-    return dataclasses.replace(checkpoint, adapters=open_adapters(adapters, checkpoint.config, checkpoint.tensors))
+    return dataclasses.replace(
+        checkpoint, adapters=open_adapters(adapters, checkpoint.config, checkpoint.tensors)
+    )
 
 
 def merge_adapter(checkpoint: Checkpoint) -> Checkpoint:
-    """Merge a checkpoint's single adapter into its matrices, which are computed when they are read."""
+    """Merge a checkpoint's single adapter into its matrices, which are computed when they are
+    read.
+    """
     (adapter,) = checkpoint.adapters
     stored = merge(adapter, checkpoint.config, checkpoint.stored or checkpoint.tensors)
-    return dataclasses.replace(checkpoint, tensors=split(stored, checkpoint.config), stored=stored, adapters=())
+    return dataclasses.replace(
+        checkpoint, tensors=split(stored, checkpoint.config), stored=stored, adapters=()
+    )
 
 
 def _open(name: str | os.PathLike | None, revision: str | None) -> Checkpoint:
@@ -154,7 +179,8 @@ def _open(name: str | os.PathLike | None, revision: str | None) -> Checkpoint:
         folder, config = GUIDE_PATH, None
         if not folder.is_dir():
             raise CheckpointError(
-                f"{folder}: the model of this package is missing; install mlx_llama again, or choose a model"
+                f"{folder}: the model of this package is missing; install mlx_llama again, or "
+                "choose a model"
             )
     elif hub.gguf_in_hub(label):
         return _open_gguf(label, hub.fetch_gguf(label, revision))
@@ -163,62 +189,83 @@ def _open(name: str | os.PathLike | None, revision: str | None) -> Checkpoint:
         folder = hub.fetch(label, revision, hub.SETTINGS)
         if not (folder / "config.json").exists():
             raise CheckpointError(
-                f"model {label}: has no config.json; if it holds GGUF files, name one: {label}:FILE.gguf"
+                f"model {label}: has no config.json; if it holds GGUF files, name one: "
+                f"{label}:FILE.gguf"
             )
         config = LlamaConfig.from_file(folder)
         folder = hub.fetch(label, revision, hub.SETTINGS + hub.WEIGHTS)
     else:
         if revision is not None:
-            raise CheckpointError(f"model {label}: is a path, and only hub ids have a revision; leave it out")
+            raise CheckpointError(
+                f"model {label}: is a path, and only hub ids have a revision; leave it out"
+            )
         folder, config = find_local(label), None
         if folder.is_file():
             return _open_gguf(label, folder)
     config = config or LlamaConfig.from_file(folder)
     path = folder / "generation_config.json"
     generation = read_json(path, ConfigError) if path.exists() else {}
-    _read_eos_ids(generation, folder, config.vocab_size)  # report a bad id now, not after the first answer
+    # report a bad id now, not after the first answer
+    _read_eos_ids(generation, folder, config.vocab_size)
     return _make(label, folder, config, select(find_weights(folder), config, folder), generation)
 
 
 def _open_gguf(name: str, path: Path) -> Checkpoint:
     file = GGUFFile(path)
-    stored = select({tensor: (file, tensor) for tensor in file.names}, file.config, path, "its metadata")
+    stored = select(
+        {tensor: (file, tensor) for tensor in file.names}, file.config, path, "its metadata"
+    )
     return _make(name, path, file.config, stored, {}, file.metadata)
 
 
-def _make(name: str, path: Path, config: LlamaConfig, stored: dict[str, Tensor | AffineWeight],
-          generation: dict[str, Any], metadata: dict[str, Any] | None = None) -> Checkpoint:
+def _make(
+    name: str,
+    path: Path,
+    config: LlamaConfig,
+    stored: dict[str, Tensor | AffineWeight],
+    generation: dict[str, Any],
+    metadata: dict[str, Any] | None = None,
+) -> Checkpoint:
     tensors = split(stored, config)
     nbytes = sum(tensor.nbytes for tensor in tensors.values())
     return Checkpoint(name, path, config, tensors, generation, nbytes, metadata, stored)
 
 
 def find_local(name: str) -> Path:
-    """Find the folder or .gguf file at a path, or the .gguf file of a folder that holds only one GGUF model.
+    """Find the folder or .gguf file at a path, or the .gguf file of a folder that holds only one
+    GGUF model.
 
     Raises:
         CheckpointError: no such path, or several GGUF models.
     """
     path = Path(os.path.expanduser(name))
-    if name and os.path.isdir(path):  # unlike pathlib, os.path does not raise for long names, NUL and ~nobody
+    # unlike pathlib, os.path does not raise for long names, NUL and ~nobody
+    if name and os.path.isdir(path):
         files = sorted(file.name for file in path.glob("*.gguf"))
         if not files or (path / SINGLE).exists() or (path / INDEX).exists():
             return path
         if files != [part for part in part_names(files[0]) if part in files]:
-            raise CheckpointError(f"{path}: holds {len(files)} GGUF files ({show(', '.join(files))}); name one of them")
+            raise CheckpointError(
+                f"{path}: holds {len(files)} GGUF files ({show(', '.join(files))}); name one "
+                "of them"
+            )
         return path / files[0]
     if name and os.path.exists(path):
         if path.suffix != ".gguf":
             raise CheckpointError(
-                f"{path}: is a file, expected a folder with config.json and weights, or a .gguf file; choose the folder"
+                f"{path}: is a file, expected a folder with config.json and weights, or a "
+                ".gguf file; choose the folder"
             )
         return path
     if meant := hub.read_address(name):
         raise CheckpointError(f"model {show(name)}: is an address; did you mean {meant}?")
     if path.suffix == ".gguf":
-        raise CheckpointError(f"{show(name)}: no such file; check the path (a file on the hub is org/name:file.gguf)")
+        raise CheckpointError(
+            f"{show(name)}: no such file; check the path (a file on the hub is org/name:file.gguf)"
+        )
     raise CheckpointError(
-        f"model {show(name)}: no such folder, and not a hub id (which look like org/name); check the path, or use guide, "
+        f"model {show(name)}: no such folder, and not a hub id (which look like org/name); "
+        "check the path, or use guide, "
         "the model that ships"
     )
 
@@ -229,7 +276,8 @@ def _read_eos_ids(raw: dict[str, Any], folder: Path, vocab: int) -> list[int]:
     for token in values:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
             raise ConfigError(
-                f"{folder / 'generation_config.json'}: eos_token_id is {show(value)}, expected token ids from 0 to "
+                f"{folder / 'generation_config.json'}: eos_token_id is {show(value)}, expected "
+                "token ids from 0 to "
                 f"{vocab - 1}; correct the file"
             )
     return values

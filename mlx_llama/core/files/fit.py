@@ -35,16 +35,26 @@ def resolve_tied(weights: Weights, config: LlamaConfig) -> Weights:
     Some writers store a tied matrix under both names, some only under the head's.
     """
     if config.is_text_part:
-        weights = {named: place for name, place in weights.items() if (named := strip_wrapper(name)) is not None}
+        weights = {
+            named: place
+            for name, place in weights.items()
+            if (named := strip_wrapper(name)) is not None
+        }
     if not config.tie_word_embeddings:
         return weights
     head = {_EMBEDDING + part: weights[_HEAD + part] for part in _PARTS if _HEAD + part in weights}
-    kept = {name: place for name, place in weights.items() if name not in [_HEAD + part for part in _PARTS]}
+    kept = {
+        name: place
+        for name, place in weights.items()
+        if name not in [_HEAD + part for part in _PARTS]
+    }
     return kept if _EMBEDDING + ".weight" in kept else kept | head
 
 
 class StackPart:
-    """A file seen through a stack's matrix: a stack [count, N, K] reads as its matrix `i`, called `name`."""
+    """A file seen through a stack's matrix: a stack [count, N, K] reads as its matrix `i`, called
+    `name`.
+    """
 
     def __init__(self, file: SafetensorsFile | GGUFFile, name: str, i: int, count: int):
         self.file, self.name, self.i, self.count, self.path = file, name, i, count, file.path
@@ -61,7 +71,9 @@ class StackPart:
     def tensor(self, name: str) -> Tensor | AffineWeight:
         """The matrix, zero-copy. Raises CheckpointError."""
         whole, rows = self.file.tensor(name), self.shape(name)[0]
-        return (whole.flat() if isinstance(whole, Tensor) else whole).part(self.name, self.i * rows, (self.i + 1) * rows)
+        return (whole.flat() if isinstance(whole, Tensor) else whole).part(
+            self.name, self.i * rows, (self.i + 1) * rows
+        )
 
     def array(self, name: str) -> tuple[np.ndarray, tuple[FileMap, int, int] | None]:
         """As SafetensorsFile.array."""
@@ -72,23 +84,36 @@ class StackPart:
 
 def unstack(weights: Weights, config: LlamaConfig) -> Weights:
     """Name each expert's matrix, however the files store them."""
-    stacks = {stack + part: (names, part) for stack, names in config.stacks().items() for part in _PARTS}
+    stacks = {
+        stack + part: (names, part) for stack, names in config.stacks().items() for part in _PARTS
+    }
     single = {name: place for name, place in weights.items() if name not in stacks}
     for name in weights.keys() & stacks.keys():
         (file, stored), (names, part) = weights[name], stacks[name]
         if names[0] + part in single:
-            raise CheckpointError(f"{file.path}: holds {show(name)} and {show(names[0] + part)}, which are the same matrix; "
-                                  "fetch it again")
-        single |= {each + part: (StackPart(file, each + part, i, len(names)), stored) for i, each in enumerate(names)}
+            raise CheckpointError(
+                f"{file.path}: holds {show(name)} and {show(names[0] + part)}, which are the "
+                "same matrix; "
+                "fetch it again"
+            )
+        single |= {
+            each + part: (StackPart(file, each + part, i, len(names)), stored)
+            for i, each in enumerate(names)
+        }
     return single
 
 
 def misfits(
-    weights: Weights, config: LlamaConfig, folder: Path, source: str = "config.json", complete: bool = True
+    weights: Weights,
+    config: LlamaConfig,
+    folder: Path,
+    source: str = "config.json",
+    complete: bool = True,
 ) -> list[CheckpointError]:
     """Differences between `weights` and the config in names and shapes, an error for each kind.
 
-    source: name of the config, for errors. complete: False if damaged files were left out, to tolerate missing tensors.
+    source: name of the config, for errors. complete: False if damaged files were left out, to
+    tolerate missing tensors.
     """
     try:
         weights = unstack(resolve_tied(weights, config), config)
@@ -127,7 +152,9 @@ def select(
     tensors: dict[str, Tensor | AffineWeight] = {}
     for name in config.stored_shapes():
         if name in packed:
-            tensors[name] = _quantized(name, packed[name], *(weights[part] for part in (name, *_scaling(name))))
+            tensors[name] = _quantized(
+                name, packed[name], *(weights[part] for part in (name, *_scaling(name)))
+            )
             continue
         file, stored = weights[name]
         tensor = file.tensor(stored)
@@ -135,7 +162,9 @@ def select(
     return tensors
 
 
-def split(stored: Mapping[str, Tensor | AffineWeight], config: LlamaConfig) -> dict[str, Tensor | AffineWeight]:
+def split(
+    stored: Mapping[str, Tensor | AffineWeight], config: LlamaConfig
+) -> dict[str, Tensor | AffineWeight]:
     """Split fused tensors into those of `config.tensor_shapes()`, in its order."""
     shapes = config.tensor_shapes()
     tensors = {name: tensor for name, tensor in stored.items() if name in shapes}
@@ -148,7 +177,11 @@ def split(stored: Mapping[str, Tensor | AffineWeight], config: LlamaConfig) -> d
 
 
 def _missing(
-    weights: Weights, expected: Mapping[str, tuple[int, ...]], config: LlamaConfig, folder: Path, source: str
+    weights: Weights,
+    expected: Mapping[str, tuple[int, ...]],
+    config: LlamaConfig,
+    folder: Path,
+    source: str,
 ) -> Iterable[CheckpointError]:
     names = [name for name in expected if name not in weights]
     if not names:
@@ -175,9 +208,14 @@ def _extra(
     file, stored = weights[names[0]]
     hint = ""
     if names[0].endswith((".scales", ".biases")):
-        hint = " (its field quantization says so)" if config.quantization else " (it has no field quantization)"
+        hint = (
+            " (its field quantization says so)"
+            if config.quantization
+            else " (it has no field quantization)"
+        )
     yield CheckpointError(
-        f"{file.path}: tensor {show(names[0])} {show(list(file.shape(stored)))} is not part of the model that {source} "
+        f"{file.path}: tensor {show(names[0])} {show(list(file.shape(stored)))} is not part of "
+        f"the model that {source} "
         f"describes{hint}{_more(names)}; the weights and {source} do not belong together"
     )
 
@@ -188,7 +226,8 @@ def _misshaped(
     packed: Mapping[str, tuple[int, int]],
     source: str,
 ) -> Iterable[CheckpointError]:
-    kinds: dict[tuple[object, ...], list[str]] = {}  # a tensor that differs in all layers is a single kind
+    # a tensor that differs in all layers is a single kind
+    kinds: dict[tuple[object, ...], list[str]] = {}
     for name, shape in expected.items():
         if name in weights and (stored := weights[name][0].shape(weights[name][1])) != shape:
             kinds.setdefault((_LAYER.sub(".", name), stored, shape), []).append(name)
@@ -196,7 +235,8 @@ def _misshaped(
         packing = packed.get(names[0].rpartition(".")[0] + ".weight")
         hint = f" (quantization: {packing[0]} bits, groups of {packing[1]})" if packing else ""
         yield CheckpointError(
-            f"{weights[names[0]][0].path}: tensor {names[0]} has shape {list(stored)}, {source} calls for {list(shape)}"
+            f"{weights[names[0]][0].path}: tensor {names[0]} has shape {list(stored)}, "
+            f"{source} calls for {list(shape)}"
             f"{hint}{_more(names)}; the weights and {source} do not belong together"
         )
 
@@ -212,7 +252,9 @@ def _is_packed(name: str, weights: Weights) -> bool:
 
 
 def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, tuple[int, int]]:
-    """{name of a quantised matrix: (bits, group_size)}, by config.json and the matrices that have scales."""
+    """{name of a quantised matrix: (bits, group_size)}, by config.json and the matrices that have
+    scales.
+    """
     settings = config.quantization
     if settings is None:
         return {}
@@ -222,30 +264,37 @@ def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, t
         if len(shape) != 2:
             continue
         packing = listed.get(name)
-        if name not in listed and (_is_packed(name, weights) or any(part in weights for part in _scaling(name))):
+        if name not in listed and (
+            _is_packed(name, weights) or any(part in weights for part in _scaling(name))
+        ):
             packing = settings.bits, settings.group_size
         if packing is None:
             continue
         if shape[1] % packing[1]:
             raise CheckpointError(
-                f"{folder / 'config.json'}: quantization.group_size is {packing[1]}, which does not divide the rows of "
+                f"{folder / 'config.json'}: quantization.group_size is {packing[1]}, which "
+                "does not divide the rows of "
                 f"{name} {list(shape)}; the weights and config.json do not belong together"
             )
         packed[name] = packing
     if not packed:
         raise CheckpointError(
-            f"{folder / 'config.json'}: quantization says that the weights are quantised, but no matrix has scales; "
+            f"{folder / 'config.json'}: quantization says that the weights are quantised, but "
+            "no matrix has scales; "
             "the weights and config.json do not belong together, fetch both again"
         )
     return packed
 
 
-def _quantized(name: str, packing: tuple[int, int], *parts: tuple[SafetensorsFile, str]) -> MLXWeight:
+def _quantized(
+    name: str, packing: tuple[int, int], *parts: tuple[SafetensorsFile, str]
+) -> MLXWeight:
     """Make a matrix of three stored tensors: codes, scales and biases."""
     (file, stored), *scaling = parts
     if file.dtype(stored) != "U32":
         raise CheckpointError(
-            f"{file.path}: tensor {name} has dtype {file.dtype(stored)}, expected U32, since config.json says that it "
+            f"{file.path}: tensor {name} has dtype {file.dtype(stored)}, expected U32, since "
+            "config.json says that it "
             "is quantised; the weights and config.json do not belong together"
         )
     kinds = [file.dtype(stored) for file, stored in scaling]
@@ -253,7 +302,8 @@ def _quantized(name: str, packing: tuple[int, int], *parts: tuple[SafetensorsFil
         if kind not in _SCALES or kind != kinds[0]:
             wanted = kinds[0] if kind in _SCALES else "F32, F16 or BF16"
             raise CheckpointError(
-                f"{file.path}: tensor {stored} has dtype {kind}, expected {wanted} for the scales of a quantised "
+                f"{file.path}: tensor {stored} has dtype {kind}, expected {wanted} for the "
+                "scales of a quantised "
                 "matrix; quantise the model again with mlx_lm.convert"
             )
     arrays, pages = zip(*(file.array(stored) for file, stored in parts))

@@ -1,7 +1,8 @@
-"""The weight files of a folder: model.safetensors, or the shards that model.safetensors.index.json lists.
+"""The weight files of a folder: model.safetensors, or the shards that model.safetensors.index.json
+lists.
 
-The index is checked entry by entry: the doctor continues after a bad entry, and pydantic keeps an error of 1 kB for each (an
-index of 12 MB took 0.9 GB).
+The index is checked entry by entry: the doctor continues after a bad entry, and pydantic keeps an
+error of 1 kB for each (an index of 12 MB took 0.9 GB).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ LEFTOVER = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _CONVERT = (
-    'convert it once on a machine where you trust it: python -c "from transformers import AutoModelForCausalLM as M; '
+    'convert it once on a machine where you trust it: python -c "from transformers import '
+    "AutoModelForCausalLM as M; "
     "M.from_pretrained('DIR').save_pretrained('NEW_DIR')\""
 )
 # The plain name of a file beside the index: no separators, parents or drives
@@ -45,22 +47,28 @@ def find_weights(folder: Path, report: Report = refuse) -> dict[str, tuple[Safet
 
     weight_map = read_json(index, CheckpointError).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index}: weight_map is {show(weight_map)}, expected {{tensor: file}}; fetch it again")
+        raise CheckpointError(
+            f"{index}: weight_map is {show(weight_map)}, expected {{tensor: file}}; fetch it again"
+        )
     files: dict[str, SafetensorsFile | None] = {}  # None: an unreadable shard
     weights: dict[str, tuple[SafetensorsFile, str]] = {}
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or not _SHARD.fullmatch(shard):
-            report(CheckpointError(
-                f"{index}: weight_map[{show(name)}] is {show(shard)}, expected the plain name of a .safetensors file "
-                "in the same folder; fetch the index again"
-            ))  # fmt: skip
+            report(
+                CheckpointError(
+                    f"{index}: weight_map[{show(name)}] is {show(shard)}, expected the plain "
+                    "name of a .safetensors file "
+                    "in the same folder; fetch the index again"
+                )
+            )
             continue
         if shard not in files:
             files[shard] = None
             try:
                 if not os.path.exists(folder / shard):  # False also for a name that is too long
                     raise CheckpointError(
-                        f"{index}: lists the shard {show(shard)}, which is not in {folder}; fetch the missing file"
+                        f"{index}: lists the shard {show(shard)}, which is not in {folder}; "
+                        "fetch the missing file"
                     )
                 files[shard] = SafetensorsFile(folder / shard)
             except CheckpointError as error:
@@ -69,15 +77,22 @@ def find_weights(folder: Path, report: Report = refuse) -> dict[str, tuple[Safet
         if file is None:
             continue
         if name not in file.names:
-            report(CheckpointError(f"{index}: lists {show(name)} in {shard}, which lacks it; fetch both again"))
+            report(
+                CheckpointError(
+                    f"{index}: lists {show(name)} in {shard}, which lacks it; fetch both again"
+                )
+            )
             continue
         weights[name] = (file, name)
     for shard, file in files.items():
         for name in file.names if file is not None else ():
             if name not in weight_map and not LEFTOVER.fullmatch(name):
-                report(CheckpointError(
-                    f"{folder / shard}: holds {show(name)}, which {INDEX} does not list; fetch both again"
-                ))  # fmt: skip
+                report(
+                    CheckpointError(
+                        f"{folder / shard}: holds {show(name)}, which {INDEX} does not list; "
+                        "fetch both again"
+                    )
+                )
     return weights
 
 
@@ -87,6 +102,9 @@ def _no_weights(folder: Path) -> CheckpointError:
         pickles = ["pytorch_model.bin.index.json"]
     if pickles:
         return CheckpointError(
-            f"{folder}: holds {pickles[0]} but no {SINGLE}; pickle can run code and is never read: {_CONVERT}"
+            f"{folder}: holds {pickles[0]} but no {SINGLE}; pickle can run code and is never "
+            f"read: {_CONVERT}"
         )
-    return CheckpointError(f"{folder}: holds neither {SINGLE} nor {INDEX}; fetch the model again, weights included")
+    return CheckpointError(
+        f"{folder}: holds neither {SINGLE} nor {INDEX}; fetch the model again, weights included"
+    )

@@ -1,9 +1,10 @@
 """The GGUF file format: checked headers, metadata, and tensors that are views of the mapped file.
 
-Own code: the gguf library's reader builds a NumPy array for every string of the vocabulary, which takes seconds, and
-trusts the header. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md - little-endian: "GGUF", a
-version, the numbers of tensors and of metadata entries, the entries (key, type, value), the tensors (name, dimensions,
-type, offset), padding, the data.
+Own code: the gguf library's reader builds a NumPy array for every string of the vocabulary, which
+takes seconds, and trusts the header. Format:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md - little-endian: "GGUF", a version, the
+numbers of tensors and of metadata entries, the entries (key, type, value), the tensors (name,
+dimensions, type, offset), padding, the data.
 
 Tensors get their Hugging Face names and row order here, by the table of core/families/names.py.
 """
@@ -37,9 +38,12 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # version 3 adds big-endian files, nothing else
 _COUNT_LIMIT = 1 << 16  # metadata entries, tensors, parts; real models: tens, hundreds, a few
 _NAME_LIMIT = 1 << 16  # bytes of a key or a tensor's name; the format's own limit for keys
-_TEXT_LIMIT = 1 << 24  # bytes of all keys, names and strings outside arrays; chat templates have thousands
-_ITEM_LIMIT = 3 << 20  # items of all arrays in the metadata; the largest vocabularies have a million, merges included
-_LAYER_LIMIT = (1 << 12) + 1  # numbers of an array passed to the config: one per layer, and one too many
+# bytes of all keys, names and strings outside arrays; chat templates have thousands
+_TEXT_LIMIT = 1 << 24
+# items of all arrays in the metadata; the largest vocabularies have a million, merges included
+_ITEM_LIMIT = 3 << 20
+# numbers of an array passed to the config: one per layer, and one too many
+_LAYER_LIMIT = (1 << 12) + 1
 _MAX_DIMENSIONS = 4
 _ALIGNMENT = 32  # default of general.alignment
 
@@ -50,7 +54,8 @@ _NUMBERS = {
 }  # fmt: skip
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 
-# tensor types, by their number (gguf.GGMLQuantizationType); types outside _PLAIN and GGUF_FORMATS are refused by name
+# tensor types, by their number (gguf.GGMLQuantizationType); types outside _PLAIN and GGUF_FORMATS
+# are refused by name
 _TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
     12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
@@ -68,7 +73,11 @@ _BLOCKS = {name: (1, storage.itemsize) for name, (_, storage) in _PLAIN.items()}
 }
 
 # {tensor: its name for LlamaConfig.from_gguf}
-_ROPE_FACTORS = {"rope_freqs.weight": "", "rope_factors_short.weight": "short", "rope_factors_long.weight": "long"}
+_ROPE_FACTORS = {
+    "rope_freqs.weight": "",
+    "rope_factors_short.weight": "short",
+    "rope_factors_long.weight": "long",
+}
 # Frequencies that early conversions stored (gguf.MODEL_TENSOR_SKIP); the metadata defines them.
 _LEFTOVER = re.compile(r"blk\.\d+\.attn_rot_embd(\.weight)?", re.ASCII)
 
@@ -79,7 +88,8 @@ class StringArray(Sequence[str]):
     """A metadata array of strings, decoded lazily."""
 
     def __init__(self, data: mmap.mmap, starts: np.ndarray, where: str):
-        """starts: int64 [n + 1], offsets in `data` of each string's length, then of the last string's end.
+        """starts: int64 [n + 1], offsets in `data` of each string's length, then of the last
+        string's end.
 
         where: file and field, for errors.
         """
@@ -110,19 +120,24 @@ class StringArray(Sequence[str]):
         try:
             return [data[begin + 8 : end].decode() for begin, end in pairwise(starts)]
         except UnicodeDecodeError as e:
-            i = next(i for i, (begin, end) in enumerate(pairwise(starts)) if data[begin + 8 : end] == e.object)
+            i = next(
+                i
+                for i, (begin, end) in enumerate(pairwise(starts))
+                if data[begin + 8 : end] == e.object
+            )
             raise CheckpointError(
-                f"{self._where}[{first + i}] is {show(e.object)}, expected UTF-8 text; fetch the file again"
+                f"{self._where}[{first + i}] is {show(e.object)}, expected UTF-8 text; fetch "
+                "the file again"
             ) from None
 
 
 class GGUFFile:
     """A model in one GGUF file, or in all the parts of a split one.
 
-    metadata: {key: value}: int, float, bool or str; arrays of numbers as NumPy views of the file, arrays of strings as
-    StringArray.
-    names: Hugging Face names of the tensors. config: by the metadata and the tensors' shapes.
-    report: called with the error of each unsupported tensor type; where it returns, the file opens without those tensors.
+    metadata: {key: value}: int, float, bool or str; arrays of numbers as NumPy views of the file,
+    arrays of strings as StringArray. names: Hugging Face names of the tensors. config: by the
+    metadata and the tensors' shapes. report: called with the error of each unsupported tensor type;
+    where it returns, the file opens without those tensors.
 
     Raises:
         CheckpointError: a part is missing, truncated or corrupt; anything that `report` raises.
@@ -144,7 +159,9 @@ class GGUFFile:
                 elif not _LEFTOVER.fullmatch(name):
                     ours = self._names.hugging_face(name) or name
                     if ours in self._tensors:
-                        raise part.corrupt(f"tensor {show(name)} is in {self._tensors[ours][0].path.name} already")
+                        raise part.corrupt(
+                            f"tensor {show(name)} is in {self._tensors[ours][0].path.name} already"
+                        )
                     self._tensors[ours] = (part, name)
 
     @property
@@ -155,16 +172,19 @@ class GGUFFile:
     def config(self) -> LlamaConfig:
         """The model's config.
 
-        Raises:
-            ConfigError: a metadata field is missing, of the wrong type, out of range or unsupported.
+        Raises: ConfigError: a metadata field is missing, of the wrong type, out of range or
+            unsupported.
         """
         entries = {name: part.tensors[stored] for name, (part, stored) in self._tensors.items()}
         embedding = entries.get("model.embed_tokens.weight")
         dtype = _PLAIN[embedding.type][0] if embedding and embedding.type in _PLAIN else "float16"
         divisors = {}
         for key, (part, name) in self._rope_factors.items():
-            few = math.prod(part.tensors[name].shape) < _LAYER_LIMIT  # the config checks the exact number
-            divisors[key] = tuple(part.plain(name, name).float32().reshape(-1).tolist()) if few else ()
+            # the config checks the exact number
+            few = math.prod(part.tensors[name].shape) < _LAYER_LIMIT
+            divisors[key] = (
+                tuple(part.plain(name, name).float32().reshape(-1).tolist()) if few else ()
+            )
         metadata = {
             key: value[:_LAYER_LIMIT].tolist() if isinstance(value, np.ndarray) else value
             for key, value in self.metadata.items()
@@ -174,11 +194,16 @@ class GGUFFile:
 
     @cached_property
     def _absent_biases(self) -> dict[str, tuple[int, ...]]:
-        # To llama.cpp each bias is optional; the config has all biases of a block or none. Absent ones are zero.
+        # To llama.cpp each bias is optional; the config has all biases of a block or none. Absent
+        # ones are zero.
         if not any(name.endswith(".bias") for name in self._tensors):
             return {}
         shapes = self.config.stored_shapes()
-        return {name: shape for name, shape in shapes.items() if name.endswith(".bias") and name not in self._tensors}
+        return {
+            name: shape
+            for name, shape in shapes.items()
+            if name.endswith(".bias") and name not in self._tensors
+        }
 
     def shape(self, name: str) -> tuple[int, ...]:
         if name not in self._tensors:
@@ -187,8 +212,8 @@ class GGUFFile:
         return part.tensors[stored].shape
 
     def tensor(self, name: str) -> Tensor | GGUFWeight:
-        """One tensor by its Hugging Face name, rows in Hugging Face's order; of a low-bit stack [X, N, K] all X N rows.
-        Weights are not read.
+        """One tensor by its Hugging Face name, rows in Hugging Face's order; of a low-bit stack [X,
+        N, K] all X N rows. Weights are not read.
 
         Raises:
             CheckpointError: a low-bit type for a vector, such as a norm.
@@ -204,19 +229,28 @@ class GGUFFile:
             order = row_order(entry.shape[0], self.config.head_dim)
         if entry.type in _PLAIN:
             tensor = part.plain(stored, name)
-            return tensor if order is None and tensor.bits.flags.aligned else CopiedTensor(tensor, order)
+            return (
+                tensor
+                if order is None and tensor.bits.flags.aligned
+                else CopiedTensor(tensor, order)
+            )
         if len(entry.shape) not in (2, 3):
             raise CheckpointError(
-                f"{part.path}: tensor {stored} has type {entry.type} and shape {list(entry.shape)}, expected "
+                f"{part.path}: tensor {stored} has type {entry.type} and shape "
+                f"{list(entry.shape)}, expected "
                 f"{', '.join(_PLAIN)} for a vector; convert the model again"
             )
         rows = math.prod(entry.shape[:-1])
         blocks = np.frombuffer(part.data, np.uint8, entry.nbytes, entry.begin).reshape(rows, -1)
-        return GGUFWeight(name, entry.type, (rows, entry.shape[-1]), blocks, order, part.data, entry.begin)
+        return GGUFWeight(
+            name, entry.type, (rows, entry.shape[-1]), blocks, order, part.data, entry.begin
+        )
 
 
 def part_names(name: str) -> list[str]:
-    """Names of all parts of a split file, given the name of one; of any other file, its own name."""
+    """Names of all parts of a split file, given the name of one; of any other file, its own
+    name.
+    """
     match = _PART.fullmatch(name)
     if match is None or not 1 <= int(match[3]) <= _COUNT_LIMIT:
         return [name]
@@ -226,41 +260,54 @@ def part_names(name: str) -> list[str]:
 def _open_parts(named: _Part, report: Report) -> list[_Part]:
     """All parts of a split file in order, `named` among them."""
     paths = [named.path.with_name(name) for name in part_names(named.path.name)]
-    if len(paths) != named.count or named.number >= named.count or paths[named.number].name != named.path.name:
+    if (
+        len(paths) != named.count
+        or named.number >= named.count
+        or paths[named.number].name != named.path.name
+    ):
         raise CheckpointError(
-            f"{named.path}: is part {named.number + 1} of {named.count} by its metadata, expected a name that ends in "
+            f"{named.path}: is part {named.number + 1} of {named.count} by its metadata, "
+            "expected a name that ends in "
             f"-{named.number + 1:05d}-of-{named.count:05d}.gguf; restore the parts' original names"
         )
     missing = [path.name for path in paths if not path.exists()]
     if missing:
         raise CheckpointError(
-            f"{named.path}: is part {named.number + 1} of {named.count}, but {', '.join(missing[:3])}"
-            f"{f' and {len(missing) - 3} more' if len(missing) > 3 else ''} cannot be found beside it; fetch all parts"
+            f"{named.path}: is part {named.number + 1} of {named.count}, but "
+            f"{', '.join(missing[:3])}"
+            f"{f' and {len(missing) - 3} more' if len(missing) > 3 else ''} cannot be found "
+            "beside it; fetch all parts"
         )
     parts = [named if path == paths[named.number] else _Part(path, report) for path in paths]
     for i, part in enumerate(parts):
         if (part.number, part.count) != (i, named.count):
             raise part.corrupt(
-                f"split.no is {part.number} and split.count {part.count}, expected {i} and {named.count} by its name"
+                f"split.no is {part.number} and split.count {part.count}, expected {i} and "
+                f"{named.count} by its name"
             )
     held = sum(part.held for part in parts)
     expected = named.metadata.get("split.tensors.count", held)
     if held != expected:
-        raise named.corrupt(f"split.tensors.count is {show(expected)}, but the {named.count} parts hold {held} tensors")
+        raise named.corrupt(
+            f"split.tensors.count is {show(expected)}, but the {named.count} parts hold {held} "
+            "tensors"
+        )
     return parts
 
 
 def row_order(rows: int, head_dim: int) -> np.ndarray:
     """int64 [rows]: Hugging Face's row n of a permuted matrix is the file's row order[n].
 
-    Inverts `permute` of llama.cpp's conversion/llama.py: the file stores the rows i and i + head_dim / 2 of each head
-    side by side.
+    Inverts `permute` of llama.cpp's conversion/llama.py: the file stores the rows i and i +
+    head_dim / 2 of each head side by side.
     """
     return np.arange(rows, dtype=np.int64).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
 class _Entry:
-    """One tensor's type, shape (outermost dimension first), and place in the file: begin and nbytes."""
+    """One tensor's type, shape (outermost dimension first), and place in the file: begin and
+    nbytes.
+    """
 
     __slots__ = ("begin", "nbytes", "shape", "type")
 
@@ -271,8 +318,9 @@ class _Entry:
 class _Part:
     """One mapped file, its whole header checked against the file's size.
 
-    data: the map. metadata: as GGUFFile's. tensors: {the file's own name: _Entry}. number, count: the part's number,
-    from 0, and the number of parts. held: tensors in the file, refused types included.
+    data: the map. metadata: as GGUFFile's. tensors: {the file's own name: _Entry}. number, count:
+    the part's number, from 0, and the number of parts. held: tensors in the file, refused types
+    included.
     """
 
     def __init__(self, path: Path, report: Report = refuse):
@@ -285,30 +333,40 @@ class _Part:
                     raise CheckpointError(f"{path}: is empty, expected a GGUF file; fetch it again")
                 if head[:4] != _MAGIC:
                     raise CheckpointError(
-                        f"{path}: begins with {show(head[:4])}, expected {show(_MAGIC)}: not GGUF; fetch the file again"
+                        f"{path}: begins with {show(head[:4])}, expected {show(_MAGIC)}: not "
+                        "GGUF; fetch the file again"
                     )
                 if self._size < 24:
-                    raise self.corrupt(f"{self._size} bytes long, expected at least 24 for a header")
+                    raise self.corrupt(
+                        f"{self._size} bytes long, expected at least 24 for a header"
+                    )
                 self._check_version(int.from_bytes(head[4:8], "little"))
                 self.data = map_file(file)
         except FileNotFoundError:
             raise CheckpointError(f"{path}: no such file; fetch the model again") from None
         except (OSError, ValueError) as e:
-            raise CheckpointError(f"{path}: cannot be read ({getattr(e, 'strerror', None) or e}); check that it is a file and readable") from None
+            raise CheckpointError(
+                f"{path}: cannot be read ({getattr(e, 'strerror', None) or e}); check that it "
+                "is a file and readable"
+            ) from None
         self._at, self._text_left, self._items_left = 8, _TEXT_LIMIT, _ITEM_LIMIT
         tensors, entries = self._count("tensors"), self._count("metadata entries")
         self.metadata: dict[str, Any] = {}
         for i in range(entries):
             key = self._text(f"key of metadata entry {i}")
             if not key or key in self.metadata:
-                raise self.corrupt(f"metadata key {show(key)} {'occurs twice' if key else 'is empty'}")
+                raise self.corrupt(
+                    f"metadata key {show(key)} {'occurs twice' if key else 'is empty'}"
+                )
             self.metadata[key] = self._value(key, self._number(_NUMBERS[4], key))
         self.number, self.count = self._split("split.no", 0), self._split("split.count", 1) or 1
         self.held = tensors
         self.tensors = self._read_tensors(tensors, report)
 
     def corrupt(self, what: str) -> CheckpointError:
-        return CheckpointError(f"{self.path}: {what}; the file is truncated or corrupt, fetch it again")
+        return CheckpointError(
+            f"{self.path}: {what}; the file is truncated or corrupt, fetch it again"
+        )
 
     def plain(self, stored: str, name: str) -> Tensor:
         """A float32, float16 or bfloat16 tensor as a view of the file.
@@ -319,11 +377,14 @@ class _Part:
         entry = self.tensors[stored]
         if entry.type not in _PLAIN:
             raise CheckpointError(
-                f"{self.path}: tensor {stored} has type {entry.type}, expected one of {', '.join(_PLAIN)}; convert the "
+                f"{self.path}: tensor {stored} has type {entry.type}, expected one of "
+                f"{', '.join(_PLAIN)}; convert the "
                 "model again"
             )
         dtype, storage = _PLAIN[entry.type]
-        bits = np.frombuffer(self.data, storage, math.prod(entry.shape), entry.begin).reshape(entry.shape)
+        bits = np.frombuffer(self.data, storage, math.prod(entry.shape), entry.begin).reshape(
+            entry.shape
+        )
         return Tensor(name, dtype, entry.shape, bits, [(self.data, entry.begin, entry.nbytes)])
 
     def _check_version(self, version: int) -> None:
@@ -331,9 +392,12 @@ class _Part:
             return
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
         if swapped in _VERSIONS:
-            raise CheckpointError(f"{self.path}: is a big-endian GGUF file, expected little-endian; convert it again")
+            raise CheckpointError(
+                f"{self.path}: is a big-endian GGUF file, expected little-endian; convert it again"
+            )
         raise CheckpointError(
-            f"{self.path}: has GGUF version {version}, expected {' or '.join(map(str, _VERSIONS))}; convert the model "
+            f"{self.path}: has GGUF version {version}, expected "
+            f"{' or '.join(map(str, _VERSIONS))}; convert the model "
             "again"
         )
 
@@ -343,7 +407,10 @@ class _Part:
         """Offset of the next `nbytes` bytes, which are skipped."""
         begin = self._at
         if nbytes > self._size - begin:
-            raise self.corrupt(f"{what} takes {nbytes} bytes at byte {begin}, expected at most {self._size - begin}")
+            raise self.corrupt(
+                f"{what} takes {nbytes} bytes at byte {begin}, expected at most "
+                f"{self._size - begin}"
+            )
         self._at = begin + nbytes
         return begin
 
@@ -363,7 +430,9 @@ class _Part:
             raise self.corrupt(f"the length of {what} is {length}, expected at most {limit}")
         self._text_left -= length
         if self._text_left < 0:
-            raise self.corrupt(f"keys, names and strings up to {what} take more than {_TEXT_LIMIT} bytes")
+            raise self.corrupt(
+                f"keys, names and strings up to {what} take more than {_TEXT_LIMIT} bytes"
+            )
         begin = self._take(length, what)
         return self.data[begin : begin + length]
 
@@ -387,25 +456,34 @@ class _Part:
         kind, count = self._number(_NUMBERS[4], field), self._number(_NUMBERS[10], field)
         self._items_left -= count
         if self._items_left < 0:
-            raise self.corrupt(f"{field} is an array of {count} items, and all arrays may have {_ITEM_LIMIT}")
+            raise self.corrupt(
+                f"{field} is an array of {count} items, and all arrays may have {_ITEM_LIMIT}"
+            )
         if kind == _STRING:
             return StringArray(self.data, self._walk_strings(count, field), f"{self.path}: {field}")
         if kind not in _NUMBERS and kind != _BOOL:
-            raise self.corrupt(f"{field} is an array of value type {kind}, expected numbers or text")
+            raise self.corrupt(
+                f"{field} is an array of value type {kind}, expected numbers or text"
+            )
         storage = _NUMBERS.get(kind, np.dtype("u1"))
-        values = np.frombuffer(self.data, storage, count, self._take(count * storage.itemsize, field))
+        values = np.frombuffer(
+            self.data, storage, count, self._take(count * storage.itemsize, field)
+        )
         return values != 0 if kind == _BOOL else values
 
     def _walk_strings(self, count: int, what: str) -> np.ndarray:
         """Offsets of the next `count` strings, then of the last one's end, int64 [count + 1].
 
-        A vocabulary has hundreds of thousands of strings; a Python loop over them takes too long. Each length takes 8
-        bytes, the upper seven nearly always zero, and text has no runs of zeros. So runs of seven zeros in a stretch of
-        the file are candidates; one counts only if the string before it ends exactly there. The rest of the stretch,
-        from the first mismatch, is walked string by string.
+        A vocabulary has hundreds of thousands of strings; a Python loop over them takes too long.
+        Each length takes 8 bytes, the upper seven nearly always zero, and text has no runs of
+        zeros. So runs of seven zeros in a stretch of the file are candidates; one counts only if
+        the string before it ends exactly there. The rest of the stretch, from the first mismatch,
+        is walked string by string.
         """
         if count > (self._size - self._at) // 8:
-            raise self.corrupt(f"{what} has {count} strings, expected at most {(self._size - self._at) // 8}")
+            raise self.corrupt(
+                f"{what} has {count} strings, expected at most {(self._size - self._at) // 8}"
+            )
         data, unpack = np.frombuffer(self.data, np.uint8), struct.Struct("<Q").unpack_from
         found: list[np.ndarray] = []
         left, at = count, self._at
@@ -431,14 +509,19 @@ class _Part:
                 left -= 1
             found.append(np.frombuffer(walked, np.int64) if walked else np.empty(0, np.int64))
             if at > self._size or (left and at + 8 > self._size):
-                raise self.corrupt(f"{what}[{count - left}] is text beyond the end of the file at byte {self._size}")
+                raise self.corrupt(
+                    f"{what}[{count - left}] is text beyond the end of the file at byte "
+                    f"{self._size}"
+                )
         self._at = at
         return np.concatenate([*found, np.array([at])])
 
     def _split(self, key: str, default: int) -> int:
         value = self.metadata.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _COUNT_LIMIT:
-            raise self.corrupt(f"metadata {key} is {show(value)}, expected a number from 0 to {_COUNT_LIMIT}")
+            raise self.corrupt(
+                f"metadata {key} is {show(value)}, expected a number from 0 to {_COUNT_LIMIT}"
+            )
         return value
 
     def _read_tensors(self, count: int, report: Report) -> dict[str, _Entry]:
@@ -449,7 +532,9 @@ class _Part:
             or alignment < 1
             or alignment & (alignment - 1)
         ):
-            raise self.corrupt(f"metadata general.alignment is {show(alignment)}, expected a power of two")
+            raise self.corrupt(
+                f"metadata general.alignment is {show(alignment)}, expected a power of two"
+            )
         found: list[tuple[str, str, tuple[int, ...], int]] = []
         refused: set[str] = set()
         for i in range(count):
@@ -457,7 +542,9 @@ class _Part:
             what = f"tensor {show(name)}"
             dimensions = self._number(_NUMBERS[4], what)
             if not 1 <= dimensions <= _MAX_DIMENSIONS:
-                raise self.corrupt(f"{what} has {dimensions} dimensions, expected 1 to {_MAX_DIMENSIONS}")
+                raise self.corrupt(
+                    f"{what} has {dimensions} dimensions, expected 1 to {_MAX_DIMENSIONS}"
+                )
             # The file has the innermost dimension first.
             shape = tuple(self._number(_NUMBERS[10], what) for _ in range(dimensions))[::-1]
             kind, offset = self._number(_NUMBERS[4], what), self._number(_NUMBERS[10], what)
@@ -466,17 +553,21 @@ class _Part:
                 if type not in refused:
                     refused.add(type)
                     report(CheckpointError(
-                        f"{self.path}: {what} has type {type}, expected one of {', '.join(_BLOCKS)}; load another "
+                        f"{self.path}: {what} has type {type}, expected one of " f"{', '.join(_BLOCKS)}; load another "
                         "quantisation of this model"
                     ))  # fmt: skip
                 continue
             if min(shape) < 1 or shape[-1] % _BLOCKS[type][0]:
                 raise self.corrupt(
-                    f"{what} has shape {show(list(shape))}, expected sizes from 1 and rows of a multiple of "
+                    f"{what} has shape {show(list(shape))}, expected sizes from 1 and rows of "
+                    "a multiple of "
                     f"{_BLOCKS[type][0]} for {type}"
                 )
             if offset % alignment:
-                raise self.corrupt(f"{what} begins at byte {offset} of the data, expected a multiple of {alignment}")
+                raise self.corrupt(
+                    f"{what} begins at byte {offset} of the data, expected a multiple of "
+                    f"{alignment}"
+                )
             found.append((name, type, shape, offset))
         start = -(-self._at // alignment) * alignment
         tensors: dict[str, _Entry] = {}
@@ -489,11 +580,13 @@ class _Part:
                 raise self.corrupt(f"{what} occurs twice")
             if nbytes > self._size - start - offset:
                 raise self.corrupt(
-                    f"{what} takes {nbytes} bytes from byte {start + offset}, but the file ends at byte {self._size}"
+                    f"{what} takes {nbytes} bytes from byte {start + offset}, but the file "
+                    f"ends at byte {self._size}"
                 )
             if offset < reached:
                 raise self.corrupt(
-                    f"{what} begins at byte {offset} of the data, expected {reached} or later: it overlaps"
+                    f"{what} begins at byte {offset} of the data, expected {reached} or later: "
+                    "it overlaps"
                 )
             reached = offset + nbytes
             tensors[name] = _Entry(type, shape, start + offset, nbytes)

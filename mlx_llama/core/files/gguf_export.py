@@ -1,7 +1,8 @@
-"""Write a checkpoint as a GGUF file that llama.cpp opens, with its architecture's tensor names and row order.
+"""Write a checkpoint as a GGUF file that llama.cpp opens, with its architecture's tensor names and
+row order.
 
-Contents follow llama.cpp's converter (convert_hf_to_gguf.py, conversion/llama.py) and loader; the gguf library writes
-the file. Refuse a model that the format cannot express.
+Contents follow llama.cpp's converter (convert_hf_to_gguf.py, conversion/llama.py) and loader; the
+gguf library writes the file. Refuse a model that the format cannot express.
 """
 
 from __future__ import annotations
@@ -59,23 +60,38 @@ TYPES = tuple(FORMATS)
 _SPACE = "▁"
 _MODEL_LIMIT = 1 << 28  # bytes of tokenizer.model
 
-# {(split patterns, ignore_merges of tokenizer.json): llama.cpp's name for such a byte-level tokenizer}. Where two names
-# mean the same, the usual one.
-_SPLITS = {(PRE_TOKENIZERS[name], name in IGNORE_MERGES): name
-           for name in ("llama-bpe", "smaug-bpe", "qwen2", "tekken", "gpt-4o", "smollm", "gpt-2", "falcon",
-                        "deepseek-llm", "deepseek-coder", "deepseek-v3")}
+# {(split patterns, ignore_merges of tokenizer.json): llama.cpp's name for such a byte-level
+# tokenizer}. Where two names mean the same, the usual one.
+_SPLITS = {
+    (PRE_TOKENIZERS[name], name in IGNORE_MERGES): name
+    for name in (
+        "llama-bpe",
+        "smaug-bpe",
+        "qwen2",
+        "tekken",
+        "gpt-4o",
+        "smollm",
+        "gpt-2",
+        "falcon",
+        "deepseek-llm",
+        "deepseek-coder",
+        "deepseek-v3",
+    )
+}
 
 
 def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8_0") -> Written:
-    """Write a GGUF file with matrices of `format`, one of TYPES: a type, or llama.cpp's mixture of types.
+    """Write a GGUF file with matrices of `format`, one of TYPES: a type, or llama.cpp's mixture of
+    types.
 
-    Vectors are F32. Matrices whose rows blocks of 256 do not divide have llama.cpp's substitute with blocks of 32; where
-    those do not either, F16. The projection to the vocabulary is Q8_0 or Q6_K: llama.cpp too keeps it wider than the rest.
+    Vectors are F32. Matrices whose rows blocks of 256 do not divide have llama.cpp's substitute
+    with blocks of 32; where those do not either, F16. The projection to the vocabulary is Q8_0 or
+    Q6_K: llama.cpp too keeps it wider than the rest.
 
-    Raises:
-        OptionsError: an unknown format; `out` does not end in .gguf.
-        ConfigError, TokenizerError: a GGUF file cannot express the model's rope or tokenizer.
-        CheckpointError: `out` exists, cannot be written or does not fit the disk; a weight is not finite, or too large
+    Raises: OptionsError: an unknown format; `out` does not end in .gguf. ConfigError,
+        TokenizerError: a GGUF file cannot express the model's rope or tokenizer. CheckpointError:
+        `out` exists, cannot be written or does not fit the disk; a weight is not finite, or too
+        large
             for the format.
     """
     import gguf
@@ -93,21 +109,42 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
     _write_vocabulary(writer, checkpoint, notices)
 
     stacks = config.stacks()
-    plan = {name: _plan(parts, name.removesuffix(".weight") in stacks, config, format, names, family.gguf)
-            for name, parts in stack_experts(checkpoint).items()}
+    plan = {
+        name: _plan(
+            parts, name.removesuffix(".weight") in stacks, config, format, names, family.gguf
+        )
+        for name, parts in stack_experts(checkpoint).items()
+    }
     for name, one in plan.items():
-        writer.add_tensor_info(names.gguf(name), one.shape, one.written, one.nbytes,
-                               gguf.GGMLQuantizationType[one.kind])
+        writer.add_tensor_info(
+            names.gguf(name),
+            one.shape,
+            one.written,
+            one.nbytes,
+            gguf.GGMLQuantizationType[one.kind],
+        )
     factors = _frequency_factors(config)
     for name, values in factors.items():
         writer.add_tensor_info(name, values.shape, values.dtype, values.nbytes)
     if format not in PLAIN:
-        notices += notice_unquantised([name for name, one in plan.items() if one.kind == "F16"], checkpoint, "float16",
-                                      "blocks of 32")
-    fallbacks = [name for name, one in plan.items() if is_fallback(one.kind, format) and one.tensor.shape[1] % 256]
+        notices += notice_unquantised(
+            [name for name, one in plan.items() if one.kind == "F16"],
+            checkpoint,
+            "float16",
+            "blocks of 32",
+        )
+    fallbacks = [
+        name
+        for name, one in plan.items()
+        if is_fallback(one.kind, format) and one.tensor.shape[1] % 256
+    ]
     for kind in sorted({plan[name].kind for name in fallbacks}):
-        notices += notice_unquantised([name for name in fallbacks if plan[name].kind == kind], checkpoint, kind,
-                                      "blocks of 256")
+        notices += notice_unquantised(
+            [name for name in fallbacks if plan[name].kind == kind],
+            checkpoint,
+            kind,
+            "blocks of 256",
+        )
 
     nbytes = sum(one.nbytes for one in plan.values())
     with replace_when_done(Path(out), nbytes, folder=False) as path:
@@ -129,8 +166,8 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
 
 @dataclass(frozen=True)
 class _TensorPlan:
-    """One tensor and its form in the file. parts: the tensor, or if it is_stack its matrices; kind: a GGUF type; order: as
-    `slabs`."""
+    """One tensor and its form in the file. parts: the tensor, or if it is_stack its matrices; kind:
+    a GGUF type; order: as `slabs`."""
 
     parts: tuple[Tensor | AffineWeight, ...]
     is_stack: bool
@@ -146,7 +183,9 @@ class _TensorPlan:
     @property
     def written(self) -> np.dtype:
         """NumPy's dtype of the values to write: bytes for block formats, the bits of bfloat16."""
-        return np.dtype({"F32": np.float32, "F16": np.float16, "BF16": np.uint16}.get(self.kind, np.uint8))
+        return np.dtype(
+            {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}.get(self.kind, np.uint8)
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -154,7 +193,11 @@ class _TensorPlan:
         from gguf.quants import GGMLQuantizationType, quant_shape_to_byte_shape
 
         shape = (len(self.parts), *self.tensor.shape) if self.is_stack else self.tensor.shape
-        return shape if self.written != np.uint8 else quant_shape_to_byte_shape(shape, GGMLQuantizationType[self.kind])
+        return (
+            shape
+            if self.written != np.uint8
+            else quant_shape_to_byte_shape(shape, GGMLQuantizationType[self.kind])
+        )
 
     @property
     def nbytes(self) -> int:
@@ -167,7 +210,9 @@ class _TensorPlan:
             self._fill(own, part, advance)
         return result
 
-    def _fill(self, result: np.ndarray, tensor: Tensor | AffineWeight, advance: Callable[[int], None]) -> None:
+    def _fill(
+        self, result: np.ndarray, tensor: Tensor | AffineWeight, advance: Callable[[int], None]
+    ) -> None:
         dtype = {"F16": "float16", "BF16": "bfloat16"}.get(self.kind, "float32")
         for start, rows in slabs(tensor, advance, self.order, dtype):
             if self.kind == "BF16":
@@ -176,27 +221,41 @@ class _TensorPlan:
                 rows = quantize(rows, self.kind)
                 size, scales = SCALES[self.kind]
                 if not np.isfinite(rows.reshape(-1, size)[:, scales].copy().view(np.float16)).all():
-                    raise CheckpointError(f"tensor {tensor.name}: holds weights too large for {self.kind}, whose "
-                                          f"scales are float16; write the MLX form, whose scales can be wider")
-            result[start:start + len(rows)] = rows + np.float32(self.offset) if self.offset else rows
+                    raise CheckpointError(
+                        f"tensor {tensor.name}: holds weights too large for {self.kind}, whose "
+                        f"scales are float16; write the MLX form, whose scales can be wider"
+                    )
+            result[start : start + len(rows)] = (
+                rows + np.float32(self.offset) if self.offset else rows
+            )
 
 
-def _plan(parts: tuple[Tensor | AffineWeight, ...], is_stack: bool, config: LlamaConfig, format: str, names: GGUFNames,
-          architecture: str) -> _TensorPlan:
+def _plan(
+    parts: tuple[Tensor | AffineWeight, ...],
+    is_stack: bool,
+    config: LlamaConfig,
+    format: str,
+    names: GGUFNames,
+    architecture: str,
+) -> _TensorPlan:
     tensor = parts[0]
     name, order = tensor.name, None
     if names.is_permuted(name):
         order = np.argsort(row_order(tensor.shape[0], config.head_dim))  # its inverse
     kind = choose_type(names.gguf(name), tensor.shape, format, config, architecture)
-    return _TensorPlan(parts, is_stack, kind, order, config.norm_offset if name.endswith("norm.weight") else 0.0)
+    return _TensorPlan(
+        parts, is_stack, kind, order, config.norm_offset if name.endswith("norm.weight") else 0.0
+    )
 
 
 def _frequency_factors(config: LlamaConfig) -> dict[str, np.ndarray]:
     """{tensor: float32 [rotary_dim / 2], the divisors of each pair's frequency}; none for ones."""
     rope = config.rope
     if rope.type == "longrope":
-        return {"rope_factors_long.weight": np.array(rope.long_factor, np.float32),
-                "rope_factors_short.weight": np.array(rope.short_factor, np.float32)}
+        return {
+            "rope_factors_long.weight": np.array(rope.long_factor, np.float32),
+            "rope_factors_short.weight": np.array(rope.short_factor, np.float32),
+        }
     if rope.divisors is not None:
         return {"rope_freqs.weight": np.array(rope.divisors, np.float32)}
     if rope.type != "llama3":
@@ -210,14 +269,18 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
 
     config = checkpoint.config
     # The name is a setting too: by it llama.cpp recognises Phi-3's white space.
-    writer.add_name(str((checkpoint.gguf_metadata or {}).get("general.name", Path(checkpoint.name).name)))
+    writer.add_name(
+        str((checkpoint.gguf_metadata or {}).get("general.name", Path(checkpoint.name).name))
+    )
     writer.add_file_type(gguf.LlamaFileType["ALL_F32" if format == "F32" else f"MOSTLY_{format}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     family = FAMILIES[config.architecture]
     for key, entry in {entry.gguf: entry for entry in family.table if entry.gguf}.items():
         value = config.stored(entry)
         if value is not None or entry.gguf_default is not None:
-            (writer.add_uint32 if entry.kind is int else writer.add_float32)(f"{family.gguf}.{key}", value or 0)
+            (writer.add_uint32 if entry.kind is int else writer.add_float32)(
+                f"{family.gguf}.{key}", value or 0
+            )
     writer.add_value_length(config.head_dim)
     writer.add_rope_dimension_count(config.rotary_dim)
     writer.add_rope_freq_base(config.rope.theta)
@@ -233,15 +296,25 @@ def _write_windows(writer: Any, config: LlamaConfig, notices: list[str]) -> None
         writer.add_sliding_window(config.sliding_window or 0)
         if config.sliding_layers not in (None, choose_layers(layers, windows.pattern)):
             writer.add_sliding_window_pattern([i in config.sliding_layers for i in range(layers)])
-    elif config.sliding_window is not None and config.sliding_window < config.max_position_embeddings and not windows.is_switched:
+    elif (
+        config.sliding_window is not None
+        and config.sliding_window < config.max_position_embeddings
+        and not windows.is_switched
+    ):
         writer.add_sliding_window(config.sliding_window)
-        notices.append(f"the model looks back {config.sliding_window} tokens at most; the file says so, but llama.cpp "
-                       f"ignores it for this architecture: keep contexts below that")
+        notices.append(
+            f"the model looks back {config.sliding_window} tokens at most; the file says so, "
+            "but llama.cpp "
+            f"ignores it for this architecture: keep contexts below that"
+        )
 
 
 def _check_settings(writer: Any, checkpoint: Checkpoint) -> None:
     """Check that the settings mean the same model to their reader. Raises ConfigError."""
-    config, metadata = checkpoint.config, {key: entry.value for key, entry in writer.kv_data[0].items()}
+    config, metadata = (
+        checkpoint.config,
+        {key: entry.value for key, entry in writer.kv_data[0].items()},
+    )
     try:
         again = LlamaConfig.from_gguf(metadata, {}, {}, config.dtype, checkpoint.name)
     except ConfigError as error:
@@ -249,17 +322,25 @@ def _check_settings(writer: Any, checkpoint: Checkpoint) -> None:
     ours, theirs = _describe(config), _describe(again)
     for name, value in ours.items():
         if value != theirs[name]:
-            raise ConfigError(f"{checkpoint.name}: {name} is {show(value)}, where a GGUF file means {show(theirs[name])} to "
-                              "llama.cpp; write the MLX form")
+            raise ConfigError(
+                f"{checkpoint.name}: {name} is {show(value)}, where a GGUF file means "
+                f"{show(theirs[name])} to "
+                "llama.cpp; write the MLX form"
+            )
 
 
 def _describe(config: LlamaConfig) -> dict[str, Any]:
     """The arithmetic that no field of the table names; a list by layer where layers differ."""
-    values: dict[str, Any] = {name: getattr(config, name) for name in ("local_rope", "logits_softcap", "norm_topk_prob")}
+    values: dict[str, Any] = {
+        name: getattr(config, name) for name in ("local_rope", "logits_softcap", "norm_topk_prob")
+    }
     for name in ("window", "rotates", "scale", "softcap", "activation"):
         layers = [getattr(spec, name) for spec in config.layers]
         if name == "window":
-            layers = [None if window is None or window >= config.max_position_embeddings else window for window in layers]
+            layers = [
+                None if window is None or window >= config.max_position_embeddings else window
+                for window in layers
+            ]
         values[name] = layers if len(set(layers)) > 1 else layers[0]
     return values
 
@@ -269,8 +350,11 @@ def _write_rope_scaling(writer: Any, checkpoint: Checkpoint, notices: list[str])
 
     rope = checkpoint.config.rope
     if rope.type == "dynamic":
-        raise ConfigError(f"{checkpoint.name}: rope type dynamic depends on the context's length, which a GGUF file "
-                          f"cannot express; write the MLX form")
+        raise ConfigError(
+            f"{checkpoint.name}: rope type dynamic depends on the context's length, which a "
+            "GGUF file "
+            f"cannot express; write the MLX form"
+        )
     if rope.type == "longrope":
         writer.add_rope_scaling_orig_ctx_len(rope.original_max_position_embeddings)
         writer.add_rope_scaling_attn_factors(rope.attention_factor)
@@ -280,9 +364,12 @@ def _write_rope_scaling(writer: Any, checkpoint: Checkpoint, notices: list[str])
     if rope.type == "yarn":
         # For this architecture llama.cpp reads no others, and always rounds the range of pairs.
         if (rope.beta_fast, rope.beta_slow, rope.truncate) != (32.0, 1.0, True):
-            raise ConfigError(f"{checkpoint.name}: rope type yarn with beta_fast {rope.beta_fast:g}, beta_slow "
-                              f"{rope.beta_slow:g} and truncate {rope.truncate}: a GGUF file has only 32, 1 and True "
-                              f"for them; write the MLX form")
+            raise ConfigError(
+                f"{checkpoint.name}: rope type yarn with beta_fast {rope.beta_fast:g}, beta_slow "
+                f"{rope.beta_slow:g} and truncate {rope.truncate}: a GGUF file has only 32, 1 "
+                "and True "
+                f"for them; write the MLX form"
+            )
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope.factor)
         writer.add_rope_scaling_orig_ctx_len(rope.original_max_position_embeddings)
@@ -296,7 +383,9 @@ def _write_rope_scaling(writer: Any, checkpoint: Checkpoint, notices: list[str])
 
 
 def _write_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -> None:
-    """Write tokenizer.*, llama.cpp's form of the vocabulary. Raises TokenizerError, TemplateError."""
+    """Write tokenizer.*, llama.cpp's form of the vocabulary. Raises TokenizerError,
+    TemplateError.
+    """
     if checkpoint.gguf_metadata is not None:
         _copy_vocabulary(writer, checkpoint, notices)
         return
@@ -306,13 +395,20 @@ def _write_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -
         if vocabulary.types.get(one) not in (UNKNOWN, BYTE):
             special = text in tokenizer.special_ids
             # llama.cpp finds these in a text before it replaces spaces.
-            vocabulary.set(one, text if special else text.replace(_SPACE, " "), CONTROL if special else USER_DEFINED,
-                           -1000.0)
+            vocabulary.set(
+                one,
+                text if special else text.replace(_SPACE, " "),
+                CONTROL if special else USER_DEFINED,
+                -1000.0,
+            )
     taken = set(vocabulary.texts.values())
     if len(taken) != len(vocabulary.texts):
         texts = list(vocabulary.texts.values())
         twice = next(text for text in texts if texts.count(text) > 1)
-        raise TokenizerError(f"{tokenizer.path}: has {show(twice)} twice, which llama.cpp refuses; write the MLX form")
+        raise TokenizerError(
+            f"{tokenizer.path}: has {show(twice)} twice, which llama.cpp refuses; write the "
+            "MLX form"
+        )
     for one in range(size):  # the embedding may have more rows than the tokenizer has tokens
         if one not in vocabulary.texts:
             text = f"[PAD{one}]"
@@ -346,7 +442,10 @@ def _copy_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) ->
         if isinstance(value, (str, bool, int, float)):
             writer.add_key_value(key, value, Type[_scalar_type(value)])
         elif not len(value):
-            notices.append(f"{show(key)} is an empty array, which the gguf library does not write: it is left out")
+            notices.append(
+                f"{show(key)} is an empty array, which the gguf library does not write: it is "
+                "left out"
+            )
         elif isinstance(value, np.ndarray):
             writer.add_key_value(key, value.tolist(), Type.ARRAY, Type[value.dtype.name.upper()])
         else:
@@ -354,7 +453,9 @@ def _copy_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) ->
 
 
 def _scalar_type(value: str | bool | int | float) -> str:
-    """The name of a GGUF type that holds the value exactly; llama.cpp expects uint32 and float32 where they suffice."""
+    """The name of a GGUF type that holds the value exactly; llama.cpp expects uint32 and float32
+    where they suffice.
+    """
     if isinstance(value, bool):
         return "BOOL"
     if isinstance(value, int):
@@ -370,19 +471,30 @@ def _write_special_ids(writer: Any, checkpoint: Checkpoint, notices: list[str]) 
     if checkpoint.bos_token_id is not None:
         writer.add_bos_token_id(checkpoint.bos_token_id)
     ends = list(dict.fromkeys([*tokenizer.eos_ids, *sorted(checkpoint.eos_token_ids)]))
-    for one, add in zip(ends, (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id)):
+    for one, add in zip(
+        ends, (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id)
+    ):
         add(one)
     if ends[3:]:
-        notices.append(f"the model has {len(ends)} end tokens, a GGUF file holds three: {show(ends[3:])} "
-                       f"{'is' if len(ends) == 4 else 'are'} left out")
+        notices.append(
+            f"the model has {len(ends)} end tokens, a GGUF file holds three: {show(ends[3:])} "
+            f"{'is' if len(ends) == 4 else 'are'} left out"
+        )
     ids = {**tokenizer.added_ids, **tokenizer.special_ids}
-    for name, add in (("unk_token", writer.add_unk_token_id), ("pad_token", writer.add_pad_token_id)):
+    for name, add in (
+        ("unk_token", writer.add_unk_token_id),
+        ("pad_token", writer.add_pad_token_id),
+    ):
         if tokenizer.named.get(name) in ids:
             add(ids[tokenizer.named[name]])
 
 
-def _write_space_prefix(writer: Any, checkpoint: Checkpoint, vocabulary: _Vocabulary, notices: list[str]) -> None:
-    """Write add_space_prefix, by encoding samples: llama.cpp adds the space before a text and after special tokens."""
+def _write_space_prefix(
+    writer: Any, checkpoint: Checkpoint, vocabulary: _Vocabulary, notices: list[str]
+) -> None:
+    """Write add_space_prefix, by encoding samples: llama.cpp adds the space before a text and after
+    special tokens.
+    """
     tokenizer = checkpoint.tokenizer
 
     def spell(text: str) -> str:
@@ -390,18 +502,31 @@ def _write_space_prefix(writer: Any, checkpoint: Checkpoint, vocabulary: _Vocabu
 
     prefix = spell("a").startswith(_SPACE)
     writer.add_add_space_prefix(prefix)
-    special = next((text for text, one in tokenizer.special_ids.items() if vocabulary.types[one] == CONTROL), "")
-    missing = [where for text, spelled, where in ((f"{special}a", f"{special}{_SPACE}a", "after special tokens"),
-                                                  (" a", f"{_SPACE * 2}a", "before a text that begins with one"))
-               if prefix and spell(text) != spelled]
+    special = next(
+        (text for text, one in tokenizer.special_ids.items() if vocabulary.types[one] == CONTROL),
+        "",
+    )
+    missing = [
+        where
+        for text, spelled, where in (
+            (f"{special}a", f"{special}{_SPACE}a", "after special tokens"),
+            (" a", f"{_SPACE * 2}a", "before a text that begins with one"),
+        )
+        if prefix and spell(text) != spelled
+    ]
     if missing:
-        notices.append(f"llama.cpp puts a space before a text and after each special token; this tokenizer does not "
-                       f"{' or '.join(missing)}, which a GGUF file cannot express")
+        notices.append(
+            "llama.cpp puts a space before a text and after each special token; this "
+            "tokenizer does not "
+            f"{' or '.join(missing)}, which a GGUF file cannot express"
+        )
 
 
 @dataclass
 class _Vocabulary:
-    """llama.cpp's vocabulary. model: "llama" (sentencepiece) or "gpt2" (byte-level BPE); pre: name of the pre-tokenizer."""
+    """llama.cpp's vocabulary. model: "llama" (sentencepiece) or "gpt2" (byte-level BPE); pre: name
+    of the pre-tokenizer.
+    """
 
     model: str
     pre: str
@@ -423,11 +548,17 @@ def _read_vocabulary(checkpoint: Checkpoint) -> _Vocabulary:
     raw = read_json(path, TokenizerError)
     model = raw.get("model", {})
     if model.get("type", "BPE") != "BPE":
-        raise TokenizerError(f"{path}: model is {show(model.get('type'))}, and a GGUF file for llama.cpp takes BPE "
-                             f"here; write the MLX form")
-    merges = [tuple(one.split(" ", 1)) if isinstance(one, str) else tuple(one) for one in model["merges"]]
+        raise TokenizerError(
+            f"{path}: model is {show(model.get('type'))}, and a GGUF file for llama.cpp takes BPE "
+            f"here; write the MLX form"
+        )
+    merges = [
+        tuple(one.split(" ", 1)) if isinstance(one, str) else tuple(one) for one in model["merges"]
+    ]
     if "ByteLevel" in json.dumps([raw.get("pre_tokenizer"), raw.get("decoder")]):
-        result = _Vocabulary("gpt2", _pre_tokenizer(raw, path), merges=[" ".join(pair) for pair in merges])
+        result = _Vocabulary(
+            "gpt2", _pre_tokenizer(raw, path), merges=[" ".join(pair) for pair in merges]
+        )
         for text, one in model["vocab"].items():
             result.set(one, text, NORMAL)
         return result
@@ -435,24 +566,35 @@ def _read_vocabulary(checkpoint: Checkpoint) -> _Vocabulary:
 
 
 def _pre_tokenizer(raw: Mapping[str, Any], path: Path) -> str:
-    """llama.cpp's name for the pre-tokenizer of a byte-level tokenizer.json. Raises TokenizerError for an unknown one."""
+    """llama.cpp's name for the pre-tokenizer of a byte-level tokenizer.json. Raises TokenizerError
+    for an unknown one.
+    """
     model, outer = raw["model"], raw.get("pre_tokenizer") or {}
     steps: list[str] = []
     for step in outer.get("pretokenizers", [outer]):
         kind = step.get("type")
         if kind == "Split" and step.get("behavior") == "Isolated" and not step.get("invert"):
-            steps.append(step["pattern"].get("Regex", "?").replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", CONTRACTION))
+            steps.append(
+                step["pattern"]
+                .get("Regex", "?")
+                .replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", CONTRACTION)
+            )
         elif kind == "Digits" and step.get("individual_digits"):
             steps.append(r"\p{N}")
         elif kind == "ByteLevel" and not step.get("add_prefix_space"):
             steps += GPT2 if step.get("use_regex", True) else ()
         else:
             steps.append(f"{kind}?")
-    others = [name for name in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(name)]
+    others = [
+        name for name in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(name)
+    ]
     pre = _SPLITS.get((tuple(steps), bool(model.get("ignore_merges"))))
     if raw.get("normalizer") is not None or others or pre is None:
-        what = f"normalizer {show(raw['normalizer'])}" if raw.get("normalizer") else (
-            f"model.{others[0]}" if others else f"pre_tokenizer {show(outer)}")
+        what = (
+            f"normalizer {show(raw['normalizer'])}"
+            if raw.get("normalizer")
+            else (f"model.{others[0]}" if others else f"pre_tokenizer {show(outer)}")
+        )
         raise TokenizerError(f"{path}: {what} has no name in llama.cpp; write the MLX form")
     return pre
 
@@ -465,28 +607,47 @@ def _from_sentencepiece(path: Path) -> _Vocabulary:
     sp = sentencepiece.SentencePieceProcessor(model_proto=blob)
     trainer, normalizer = (read_settings(blob, number) for number in (TRAINER, NORMALIZER))
     if trainer.get(3, 1) != 2:
-        raise TokenizerError(f"{path}: is a sentencepiece model of type {trainer.get(3, 1)}, and llama.cpp takes BPE, "
-                             f"which is 2, for this architecture; write the MLX form")
+        raise TokenizerError(
+            f"{path}: is a sentencepiece model of type {trainer.get(3, 1)}, and llama.cpp "
+            "takes BPE, "
+            f"which is 2, for this architecture; write the MLX form"
+        )
     if normalizer.get(2) or normalizer.get(4, 1):
         what = "changes characters" if normalizer.get(2) else "removes extra spaces"
-        raise TokenizerError(f"{path}: its normalizer {what}, which a GGUF file of this kind cannot express; write the "
-                             f"MLX form")
+        raise TokenizerError(
+            f"{path}: its normalizer {what}, which a GGUF file of this kind cannot express; "
+            "write the "
+            f"MLX form"
+        )
     result, users = _Vocabulary("llama", "default"), frozenset(user_defined_ids(blob))
     for one in range(sp.get_piece_size()):
         text = sp.id_to_piece(one)
-        kinds = ((sp.is_unknown(one), UNKNOWN), (sp.is_control(one), CONTROL), (sp.is_unused(one), UNUSED),
-                 (sp.is_byte(one), BYTE), (one in users, USER_DEFINED), (True, NORMAL))
+        kinds = (
+            (sp.is_unknown(one), UNKNOWN),
+            (sp.is_control(one), CONTROL),
+            (sp.is_unused(one), UNUSED),
+            (sp.is_byte(one), BYTE),
+            (one in users, USER_DEFINED),
+            (True, NORMAL),
+        )
         kind = next(kind for applies, kind in kinds if applies)
-        result.set(one, text.replace(_SPACE, " ") if kind == USER_DEFINED else text, kind, sp.get_score(one))
+        result.set(
+            one,
+            text.replace(_SPACE, " ") if kind == USER_DEFINED else text,
+            kind,
+            sp.get_score(one),
+        )
     return result
 
 
-def _from_merges(vocab: Mapping[str, int], merges: list[tuple[str, str]], added: frozenset[str],
-                 path: Path) -> _Vocabulary:
-    """Make a sentencepiece vocabulary of a tokenizer.json with byte fallback (Llama 2): scores are ranks of merges.
+def _from_merges(
+    vocab: Mapping[str, int], merges: list[tuple[str, str]], added: frozenset[str], path: Path
+) -> _Vocabulary:
+    """Make a sentencepiece vocabulary of a tokenizer.json with byte fallback (Llama 2): scores are
+    ranks of merges.
 
-    llama.cpp joins any two neighbours whose union is a token, best score first. That equals the list of merges only if
-    the list has every such pair, and the pairs of one token are consecutive.
+    llama.cpp joins any two neighbours whose union is a token, best score first. That equals the
+    list of merges only if the list has every such pair, and the pairs of one token are consecutive.
     """
     result, ranks = _Vocabulary("llama", "default"), {}
     for rank, (a, b) in enumerate(merges):
@@ -495,10 +656,21 @@ def _from_merges(vocab: Mapping[str, int], merges: list[tuple[str, str]], added:
         places = ranks.get(text, [])
         pairs = sum(text[:cut] in vocab and text[cut:] in vocab for cut in range(1, len(text)))
         if len(places) != pairs or (places and places[-1] - places[0] != len(places) - 1):
-            raise TokenizerError(f"{path}: the merges that make {show(text)} are incomplete or not consecutive, which "
-                                 f"llama.cpp's scores cannot express; write the MLX form")
+            raise TokenizerError(
+                f"{path}: the merges that make {show(text)} are incomplete or not consecutive, "
+                "which "
+                f"llama.cpp's scores cannot express; write the MLX form"
+            )
     for text, one in vocab.items():
         byte = len(text) == 6 and text.startswith("<0x") and text.endswith(">")
-        result.set(one, text, UNKNOWN if text == "<unk>" else BYTE if byte else NORMAL,
-                   -float(ranks[text][0] + 1) if text in ranks else -1e6 if len(text) > 1 and not byte else 0.0)
+        result.set(
+            one,
+            text,
+            UNKNOWN if text == "<unk>" else BYTE if byte else NORMAL,
+            -float(ranks[text][0] + 1)
+            if text in ranks
+            else -1e6
+            if len(text) > 1 and not byte
+            else 0.0,
+        )
     return result

@@ -1,4 +1,6 @@
-"""Settings of a GGUF file as files of a Hugging Face folder: config.json, tokenizer, template, end tokens."""
+"""Settings of a GGUF file as files of a Hugging Face folder: config.json, tokenizer, template, end
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -23,40 +25,66 @@ from .checkpoint import Checkpoint
 def make_config(checkpoint: Checkpoint) -> dict[str, Any]:
     """config.json of the same model.
 
-    Raises:
-        ConfigError: config.json has no fields for the file's rope, or no architecture with its window and biases.
+    Raises: ConfigError: config.json has no fields for the file's rope, or no architecture with its
+        window and biases.
     """
     config = checkpoint.config
     families = (FAMILIES[config.architecture], *FAMILIES.values())
     family = next((family for family in families if _can_express(family, config)), None)
     if family is None:
-        raise ConfigError(f"{checkpoint.path}: no architecture of config.json has its sliding window and biases; write a "
-                          f"GGUF file")
+        raise ConfigError(
+            f"{checkpoint.path}: no architecture of config.json has its sliding window and "
+            "biases; write a "
+            f"GGUF file"
+        )
     result = {field.json: config.stored(field) for field in family.table if field.json}
     result |= {name: value for name, (value, _) in family.neutral.items()}
-    result |= {"architectures": [family.name], "model_type": family.model_type, "torch_dtype": checkpoint.dtype,
-               "bos_token_id": config.bos_token_id, "eos_token_id": sorted(checkpoint.eos_token_ids),
-               family.activation[0]: family.activation[1]}
-    result |= family.windows.write(config.sliding_window, [spec.window is not None for spec in config.layers])
+    result |= {
+        "architectures": [family.name],
+        "model_type": family.model_type,
+        "torch_dtype": checkpoint.dtype,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": sorted(checkpoint.eos_token_ids),
+        family.activation[0]: family.activation[1],
+    }
+    result |= family.windows.write(
+        config.sliding_window, [spec.window is not None for spec in config.layers]
+    )
     if family.write:
         result |= family.write(config)
     if config.local_rope is not None and family.local_theta:
         result[family.local_theta[0]] = config.local_rope.theta
-    rope = {"rope_theta": config.rope.theta, "rope_scaling": _rope_scaling(config, str(checkpoint.path))}
+    rope = {
+        "rope_theta": config.rope.theta,
+        "rope_scaling": _rope_scaling(config, str(checkpoint.path)),
+    }
     if family.scales_queries:
-        rope["rope_parameters"] = {**(rope.pop("rope_scaling") or {}), "rope_theta": config.rope.theta,
-                                   "llama_4_scaling_beta": config.query_beta}
+        rope["rope_parameters"] = {
+            **(rope.pop("rope_scaling") or {}),
+            "rope_theta": config.rope.theta,
+            "llama_4_scaling_beta": config.query_beta,
+        }
     return result | rope
 
 
 def _can_express(family: Family, config: LlamaConfig) -> bool:
-    """The family has the config's biases, norms and window; in transformers these are properties of classes."""
-    biases = (family.qkv_bias, config.attention_bias), (family.mlp_bias, config.mlp_bias), (
-        config.attention_bias if family.out_bias is None else family.out_bias, config.output_bias)
-    plain = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"  # the same but for biases and windows
-    return (all(decided in (None, has_bias) for decided, has_bias in biases)
-            and family.windows.can_express(config.sliding_window, config.sliding_layers, family.defaults.get("sliding_window"))
-            and (family.name == config.architecture or {family.name, config.architecture} <= set(plain)))
+    """The family has the config's biases, norms and window; in transformers these are properties of
+    classes.
+    """
+    biases = (
+        (family.qkv_bias, config.attention_bias),
+        (family.mlp_bias, config.mlp_bias),
+        (config.attention_bias if family.out_bias is None else family.out_bias, config.output_bias),
+    )
+    # the same but for biases and windows
+    plain = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"
+    return (
+        all(decided in (None, has_bias) for decided, has_bias in biases)
+        and family.windows.can_express(
+            config.sliding_window, config.sliding_layers, family.defaults.get("sliding_window")
+        )
+        and (family.name == config.architecture or {family.name, config.architecture} <= set(plain))
+    )
 
 
 def _rope_scaling(config: LlamaConfig, source: str) -> dict[str, Any] | None:
@@ -64,19 +92,25 @@ def _rope_scaling(config: LlamaConfig, source: str) -> dict[str, Any] | None:
     if rope.divisors is not None and any(one != 1 for one in rope.divisors):
         rope = _fit_llama3(config)
         if rope is None:
-            raise ConfigError(f"{source}: rope_freqs.weight holds factors that are not Llama 3's, which config.json "
-                              f"cannot express; write a GGUF file")
+            raise ConfigError(
+                f"{source}: rope_freqs.weight holds factors that are not Llama 3's, which "
+                "config.json "
+                f"cannot express; write a GGUF file"
+            )
     if rope.type == "default":
         return None
     fields = dataclasses.asdict(dataclasses.replace(rope, divisors=None, theta=None, dim=None))
-    return {"rope_type": fields.pop("type")} | {name: value for name, value in fields.items() if value is not None}
+    return {"rope_type": fields.pop("type")} | {
+        name: value for name, value in fields.items() if value is not None
+    }
 
 
 def _fit_llama3(config: LlamaConfig) -> RopeConfig | None:
     """Parameters of type "llama3" that give the file's frequencies, or None.
 
-    Llama 3 divides low frequencies by `factor` and keeps high ones; between, the kept share grows linearly with the
-    frequency. Only two of the three other parameters are free: low_freq_factor is 1, as in every known model.
+    Llama 3 divides low frequencies by `factor` and keeps high ones; between, the kept share grows
+    linearly with the frequency. Only two of the three other parameters are free: low_freq_factor is
+    1, as in every known model.
     """
     rope, wanted = config.rope, inverse_frequencies(config)[0]
     if rope.type != "default":
@@ -95,8 +129,14 @@ def _fit_llama3(config: LlamaConfig) -> RopeConfig | None:
         high, original = 4.0, 8192  # too few points to fit: take Llama 3's
     if not 1 <= original < 1 << 30:
         return None
-    found = RopeConfig(type="llama3", theta=rope.theta, factor=factor, low_freq_factor=1.0,
-                       high_freq_factor=round(high, 4), original_max_position_embeddings=round(original))
+    found = RopeConfig(
+        type="llama3",
+        theta=rope.theta,
+        factor=factor,
+        low_freq_factor=1.0,
+        high_freq_factor=round(high, 4),
+        original_max_position_embeddings=round(original),
+    )
     given = inverse_frequencies(dataclasses.replace(config, rope=found))[0]
     return found if np.allclose(given, wanted, rtol=1e-4, atol=0) else None
 
@@ -107,25 +147,42 @@ def make_companions(checkpoint: Checkpoint) -> dict[str, bytes]:
     Raises:
         TokenizerError, TemplateError: the file's own are missing or malformed.
     """
-    ends = {"bos_token_id": checkpoint.bos_token_id, "eos_token_id": sorted(checkpoint.eos_token_ids)}
-    files = {"generation_config.json": _json({name: value for name, value in ends.items() if value not in (None, [])})}
+    ends = {
+        "bos_token_id": checkpoint.bos_token_id,
+        "eos_token_id": sorted(checkpoint.eos_token_ids),
+    }
+    files = {
+        "generation_config.json": _json(
+            {name: value for name, value in ends.items() if value not in (None, [])}
+        )
+    }
     if "tokenizer.ggml.model" not in checkpoint.gguf_metadata:
         return files
     tokenizer = checkpoint.tokenizer
     flags = dict.fromkeys(("normalized", "lstrip", "rstrip", "single_word"), False)
     settings: dict[str, Any] = {
-        "add_bos_token": tokenizer.adds_bos, "add_eos_token": False, "clean_up_tokenization_spaces": False,
-        "added_tokens_decoder": {str(one): {"content": text, "special": text in tokenizer.special_ids, **flags}
-                                 for text, one in sorted(tokenizer.added_ids.items(), key=lambda item: item[1])},
+        "add_bos_token": tokenizer.adds_bos,
+        "add_eos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "added_tokens_decoder": {
+            str(one): {"content": text, "special": text in tokenizer.special_ids, **flags}
+            for text, one in sorted(tokenizer.added_ids.items(), key=lambda item: item[1])
+        },
         **tokenizer.named,
-    }  # fmt: skip
+    }
     if isinstance(tokenizer, ByteLevelVocabulary):
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         files["tokenizer.json"] = _byte_level_json(tokenizer).encode()
     else:
         prefix = tokenizer.space_prefix
-        settings |= {"tokenizer_class": "LlamaTokenizer", "legacy": prefix, "add_prefix_space": prefix}
-        files["tokenizer.model"] = set_space_prefix(tokenizer.library.serialized_model_proto(), prefix)
+        settings |= {
+            "tokenizer_class": "LlamaTokenizer",
+            "legacy": prefix,
+            "add_prefix_space": prefix,
+        }
+        files["tokenizer.model"] = set_space_prefix(
+            tokenizer.library.serialized_model_proto(), prefix
+        )
     files["tokenizer_config.json"] = _json(settings)
     if checkpoint.template is not None:
         files["chat_template.jinja"] = checkpoint.template.source.encode()
@@ -143,7 +200,10 @@ def _byte_level_json(tokenizer: ByteLevelVocabulary) -> str:
     if tokenizer.adds_bos:
         bos = tokenizer.named["bos_token"]
         library.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, tokenizer.bos_id)])
+            single=f"{bos} $A",
+            pair=f"{bos} $A {bos}:1 $B:1",
+            special_tokens=[(bos, tokenizer.bos_id)],
+        )
     return library.to_str()
 
 

@@ -1,8 +1,10 @@
-"""Quantise to GGUF's block types as llama.cpp does without an importance matrix (ggml/src/ggml-quants.c).
+"""Quantise to GGUF's block types as llama.cpp does without an importance matrix
+(ggml/src/ggml-quants.c).
 
-Each function performs the operations of the C code in float32 and in the same order, for the same bits as C without fused
-multiply-adds, and the same error as with them. Arrays hold a weight of each group per row, float32 [group size, groups], so
-that sums add whole rows in the order of the C loops. The gguf library quantises to simpler types.
+Each function performs the operations of the C code in float32 and in the same order, for the same
+bits as C without fused multiply-adds, and the same error as with them. Arrays hold a weight of each
+group per row, float32 [group size, groups], so that sums add whole rows in the order of the C
+loops. The gguf library quantises to simpler types.
 """
 
 from __future__ import annotations
@@ -14,18 +16,30 @@ import numpy as np
 from .quantized import IQ4_VALUES
 
 # {type: (bytes of a block, slice of its float16 scales)} (ggml/src/ggml-common.h)
-SCALES = {"Q4_0": (18, slice(0, 2)), "Q5_0": (22, slice(0, 2)), "Q5_1": (24, slice(0, 4)), "Q8_0": (34, slice(0, 2)),
-          "Q4_K": (144, slice(0, 4)), "Q5_K": (176, slice(0, 4)), "Q6_K": (210, slice(208, 210)),
-          "IQ4_NL": (18, slice(0, 2)), "IQ4_XS": (136, slice(0, 2))}
+SCALES = {
+    "Q4_0": (18, slice(0, 2)),
+    "Q5_0": (22, slice(0, 2)),
+    "Q5_1": (24, slice(0, 4)),
+    "Q8_0": (34, slice(0, 2)),
+    "Q4_K": (144, slice(0, 4)),
+    "Q5_K": (176, slice(0, 4)),
+    "Q6_K": (210, slice(208, 210)),
+    "IQ4_NL": (18, slice(0, 2)),
+    "IQ4_XS": (136, slice(0, 2)),
+}
 
 _EPSILON = np.float32(1e-15)  # GROUP_MAX_EPS: the largest magnitude of a group of zeros
 _VALUES = IQ4_VALUES.astype(np.float32) - 128
-# Index of the nearest of _VALUES by floor(2 x) + 254, x in [-127, 127]: their midpoints are multiples of 0.5
-_NEAREST = np.searchsorted((_VALUES[1:] + _VALUES[:-1]) / 2, np.arange(-254, 255) / 2, side="right").astype(np.uint8)
+# Index of the nearest of _VALUES by floor(2 x) + 254, x in [-127, 127]: their midpoints are
+# multiples of 0.5
+_NEAREST = np.searchsorted(
+    (_VALUES[1:] + _VALUES[:-1]) / 2, np.arange(-254, 255) / 2, side="right"
+).astype(np.uint8)
 
 
 def quantize(rows: np.ndarray, kind: str) -> np.ndarray:
-    """Quantise rows float32 [n, K], K a multiple of the block size, to blocks uint8 [n, bytes per row].
+    """Quantise rows float32 [n, K], K a multiple of the block size, to blocks uint8 [n, bytes per
+    row].
 
     kind: of SCALES. Weights beyond the range of float16 scales give infinite scales.
     """
@@ -59,16 +73,28 @@ def _widen(half: np.ndarray) -> np.ndarray:
     return half.view(np.float16).astype(np.float32)
 
 
-def _requantize(x: np.ndarray, scales: np.ndarray, before: np.ndarray, low: int, high: int,
-                mins: np.ndarray | None = None) -> np.ndarray:
-    """Codes [size, G] under the rounded scales and mins [B, groups of a block]; `before` where a scale is zero."""
+def _requantize(
+    x: np.ndarray,
+    scales: np.ndarray,
+    before: np.ndarray,
+    low: int,
+    high: int,
+    mins: np.ndarray | None = None,
+) -> np.ndarray:
+    """Codes [size, G] under the rounded scales and mins [B, groups of a block]; `before` where a
+    scale is zero.
+    """
     shifted = x if mins is None else x + mins.reshape(-1)
     scales = scales.reshape(-1)
     return np.where(scales != 0, np.clip(np.rint(shifted / scales), low, high), before)
 
 
-def _search_min(x: np.ndarray, top: int, first: float, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """make_qkx2_quants with the weights of quantize_row_q4_K_ref: scales [G], minus the minima [G], codes as x."""
+def _search_min(
+    x: np.ndarray, top: int, first: float, steps: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """make_qkx2_quants with the weights of quantize_row_q4_K_ref: scales [G], minus the minima [G],
+    codes as x.
+    """
     top, first, step = np.float32(top), np.float32(first), np.float32(0.1)
     weights = np.sqrt(_add_rows(x * x) / np.float32(32)) + np.abs(x)
     low, high = np.minimum(x.min(0), np.float32(0)), x.max(0)
@@ -107,14 +133,20 @@ def _search_min(x: np.ndarray, top: int, first: float, steps: int) -> tuple[np.n
         error = error_of(codes, new_scale, new_minimum)
         is_better = (determinant > 0) & (error < least)
         np.copyto(best, codes, where=is_better)
-        least, scale, minimum = (np.where(is_better, new, old) for new, old in (
-            (error, least), (new_scale, scale), (new_minimum, minimum)))
+        least, scale, minimum = (
+            np.where(is_better, new, old)
+            for new, old in ((error, least), (new_scale, scale), (new_minimum, minimum))
+        )
     best[:, is_flat] = 0
     return np.where(is_flat, np.float32(0), scale), -np.where(is_flat, low, minimum), best
 
 
-def _with_min(rows: np.ndarray, top: int, first: float, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """The head of a Q4_K or Q5_K block (half d, dmin; uint8 scales[12]), uint8 [B, 16]; codes uint8 [B, 256]."""
+def _with_min(
+    rows: np.ndarray, top: int, first: float, steps: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The head of a Q4_K or Q5_K block (half d, dmin; uint8 scales[12]), uint8 [B, 16]; codes uint8
+    [B, 256].
+    """
     x = _groups(rows, 32)
     scales, mins, before = _search_min(x, top, first, steps)
     head, six_bits = [], []
@@ -122,15 +154,22 @@ def _with_min(rows: np.ndarray, top: int, first: float, steps: int) -> tuple[np.
         largest = np.maximum(values.max(1), np.float32(0))
         inverse = np.where(largest > 0, np.float32(63) / largest, np.float32(0))
         # A negative scale wraps around as in C.
-        six_bits.append(np.minimum(np.rint(inverse[:, None] * values).astype(np.int32).astype(np.uint8), 63))
+        six_bits.append(
+            np.minimum(np.rint(inverse[:, None] * values).astype(np.int32).astype(np.uint8), 63)
+        )
         head.append(_half(largest / np.float32(63)))
     scale_codes, min_codes = six_bits
-    packed = np.concatenate([
-        scale_codes[:, :4] | scale_codes[:, 4:] >> 4 << 6,
-        min_codes[:, :4] | min_codes[:, 4:] >> 4 << 6,
-        scale_codes[:, 4:] & 15 | (min_codes[:, 4:] & 15) << 4,
-    ], axis=1)
-    codes = _requantize(x, _widen(head[0]) * scale_codes, before, 0, top, _widen(head[1]) * min_codes)
+    packed = np.concatenate(
+        [
+            scale_codes[:, :4] | scale_codes[:, 4:] >> 4 << 6,
+            min_codes[:, :4] | min_codes[:, 4:] >> 4 << 6,
+            scale_codes[:, 4:] & 15 | (min_codes[:, 4:] & 15) << 4,
+        ],
+        axis=1,
+    )
+    codes = _requantize(
+        x, _widen(head[0]) * scale_codes, before, 0, top, _widen(head[1]) * min_codes
+    )
     return np.concatenate([*head, packed], axis=1), codes.T.astype(np.uint8).reshape(-1, 256)
 
 
@@ -144,20 +183,30 @@ def _q5_k(rows: np.ndarray) -> np.ndarray:  # uint8 head[16], qh[32], qs[128]
     head, codes = _with_min(rows, 31, -0.5, 15)
     high = np.packbits((codes >> 4).reshape(-1, 8, 32), axis=1, bitorder="little").reshape(-1, 32)
     codes = (codes & 15).reshape(-1, 4, 2, 32)
-    return np.concatenate([head, high, (codes[:, :, 0] | codes[:, :, 1] << 4).reshape(-1, 128)], axis=1)
+    return np.concatenate(
+        [head, high, (codes[:, :, 0] | codes[:, :, 1] << 4).reshape(-1, 128)], axis=1
+    )
 
 
 def _largest(values: np.ndarray, axis: int) -> np.ndarray:
-    """The value of largest magnitude along an axis, with its sign; the first of equal magnitudes."""
+    """The value of largest magnitude along an axis, with its sign; the first of equal
+    magnitudes.
+    """
     at = np.expand_dims(np.abs(values).argmax(axis), axis)
     return np.take_along_axis(values, at, axis).squeeze(axis)
 
 
-def _fit_scales(x: np.ndarray, trials: Iterable[np.ndarray], quantise: Callable[[np.ndarray], np.ndarray],
-                x_first: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Search inverse scales for the least squared error weighted by x * x; returns scales [G] and values [size, G].
+def _fit_scales(
+    x: np.ndarray,
+    trials: Iterable[np.ndarray],
+    quantise: Callable[[np.ndarray], np.ndarray],
+    x_first: bool,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Search inverse scales for the least squared error weighted by x * x; returns scales [G] and
+    values [size, G].
 
-    The part that make_qx_quants and quantize_row_iq4_nl_impl share. x_first: order of the factors of a product.
+    The part that make_qx_quants and quantize_row_iq4_nl_impl share. x_first: order of the factors
+    of a product.
     """
     weights, trials = x * x, iter(trials)
     weighted_x = weights * x
@@ -165,7 +214,11 @@ def _fit_scales(x: np.ndarray, trials: Iterable[np.ndarray], quantise: Callable[
     def sums(inverse: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         values = quantise(inverse * x)
         weighted = weights * values
-        return values, _add_rows(weighted_x * values if x_first else weighted * x), _add_rows(weighted * values)
+        return (
+            values,
+            _add_rows(weighted_x * values if x_first else weighted * x),
+            _add_rows(weighted * values),
+        )
 
     best, sum_lx, sum_l2 = sums(next(trials))
     scale = np.where(sum_l2 > 0, sum_lx / sum_l2, np.float32(0))
@@ -183,8 +236,12 @@ def _q6_k(rows: np.ndarray) -> np.ndarray:  # uint8 ql[128], qh[64]; int8 scales
     x = _groups(rows, 16)
     largest = _largest(x, 0)
     offsets = (np.float32(0.1) * np.float32(i) for i in (0, *range(-9, 0), *range(1, 10)))
-    scales, before = _fit_scales(x, (-(np.float32(32) + offset) / largest for offset in offsets),
-                                lambda values: np.clip(np.rint(values), -32, 31), x_first=True)
+    scales, before = _fit_scales(
+        x,
+        (-(np.float32(32) + offset) / largest for offset in offsets),
+        lambda values: np.clip(np.rint(values), -32, 31),
+        x_first=True,
+    )
     is_zero = np.abs(largest) < _EPSILON
     scales = np.where(is_zero, np.float32(0), scales).reshape(-1, 16)
     before[:, is_zero] = -32
@@ -195,8 +252,15 @@ def _q6_k(rows: np.ndarray) -> np.ndarray:  # uint8 ql[128], qh[64]; int8 scales
     codes = _requantize(x, _widen(d) * eight_bits, before, -32, 31)
     codes = (codes.T + np.float32(32)).astype(np.uint8).reshape(-1, 2, 4, 32)
     low = codes[:, :, :2] & 15 | (codes[:, :, 2:] & 15) << 4
-    high = codes[:, :, 0] >> 4 | codes[:, :, 1] >> 4 << 2 | codes[:, :, 2] >> 4 << 4 | codes[:, :, 3] >> 4 << 6
-    blocks = np.concatenate([low.reshape(-1, 128), high.reshape(-1, 64), eight_bits.view(np.uint8), d], axis=1)
+    high = (
+        codes[:, :, 0] >> 4
+        | codes[:, :, 1] >> 4 << 2
+        | codes[:, :, 2] >> 4 << 4
+        | codes[:, :, 3] >> 4 << 6
+    )
+    blocks = np.concatenate(
+        [low.reshape(-1, 128), high.reshape(-1, 64), eight_bits.view(np.uint8), d], axis=1
+    )
     blocks[np.abs(largest) < _EPSILON] = 0
     return blocks
 
@@ -238,7 +302,9 @@ def _iq4_xs(rows: np.ndarray) -> np.ndarray:  # half d; uint16 scales_h; uint8 s
     six_bits = (six_bits + 32).astype(np.uint16)
     low = six_bits.astype(np.uint8) & 15
     high = ((six_bits >> 4) << 2 * np.arange(8, dtype=np.uint16)).sum(1, dtype=np.uint16)
-    return np.concatenate([_half(d), high[:, None].view(np.uint8), low[:, ::2] | low[:, 1::2] << 4, packed], axis=1)
+    return np.concatenate(
+        [_half(d), high[:, None].view(np.uint8), low[:, ::2] | low[:, 1::2] << 4, packed], axis=1
+    )
 
 
 _QUANTISERS = {"Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs}

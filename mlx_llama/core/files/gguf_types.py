@@ -1,22 +1,36 @@
-"""Types of the tensors of each `format` gguf:..., as llama.cpp chooses them (src/llama-quant.cpp)."""
+"""Types of the tensors of each `format` gguf:..., as llama.cpp chooses them
+(src/llama-quant.cpp).
+"""
 
 from __future__ import annotations
 
 from mlx_llama.core.models.config import LlamaConfig
 
 # {format: type of most matrices}
-FORMATS = {"Q4_0": "Q4_0", "IQ4_XS": "IQ4_XS", "Q4_K_M": "Q4_K", "Q5_K_M": "Q5_K", "Q6_K": "Q6_K", "Q8_0": "Q8_0",
-           "F16": "F16", "BF16": "BF16", "F32": "F32"}
+FORMATS = {
+    "Q4_0": "Q4_0",
+    "IQ4_XS": "IQ4_XS",
+    "Q4_K_M": "Q4_K",
+    "Q5_K_M": "Q5_K",
+    "Q6_K": "Q6_K",
+    "Q8_0": "Q8_0",
+    "F16": "F16",
+    "BF16": "BF16",
+    "F32": "F32",
+}
 PLAIN = ("F16", "BF16", "F32")
-# {type with blocks of 256 weights: type with blocks of 32}, for rows that only 32 divides (tensor_type_fallback)
+# {type with blocks of 256 weights: type with blocks of 32}, for rows that only 32 divides
+# (tensor_type_fallback)
 _FALLBACKS = {"IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 
 
-def choose_type(name: str, shape: tuple[int, ...], format: str, config: LlamaConfig, architecture: str) -> str:
+def choose_type(
+    name: str, shape: tuple[int, ...], format: str, config: LlamaConfig, architecture: str
+) -> str:
     """The GGUF type of a tensor, "F32" for vectors.
 
-    name, architecture: as in the file. As llama-quantize without an importance matrix, except that the projection to the
-    vocabulary of Q4_0 is Q8_0, not Q6_K.
+    name, architecture: as in the file. As llama-quantize without an importance matrix, except that
+    the projection to the vocabulary of Q4_0 is Q8_0, not Q6_K.
     """
     if len(shape) == 1 or name.endswith("ffn_gate_inp.weight"):  # the router of experts
         return "F32"
@@ -24,8 +38,11 @@ def choose_type(name: str, shape: tuple[int, ...], format: str, config: LlamaCon
     if kind in PLAIN:
         return kind
     wanted = _wanted_type(name, format, config, architecture)
-    fits = [candidate for candidate in (wanted, _FALLBACKS.get(wanted, wanted))
-            if shape[1] % (256 if candidate in _FALLBACKS else 32) == 0]
+    fits = [
+        candidate
+        for candidate in (wanted, _FALLBACKS.get(wanted, wanted))
+        if shape[1] % (256 if candidate in _FALLBACKS else 32) == 0
+    ]
     return fits[0] if fits else "F16"
 
 
@@ -54,7 +71,11 @@ def _wanted_type(name: str, format: str, config: LlamaConfig, architecture: str)
         if is_sensitive:
             return "Q6_K"
         # Heads of a 70B model share values: few weights, used often
-        return "Q5_K" if layers == 80 and queries_per_key > 1 and architecture in ("llama", "qwen2") else kind
+        return (
+            "Q5_K"
+            if layers == 80 and queries_per_key > 1 and architecture in ("llama", "qwen2")
+            else kind
+        )
     if module in ("ffn_down", "ffn_down_exps"):
         if format == "IQ4_XS":
             return "Q5_K" if layer < layers // 8 else kind

@@ -15,8 +15,11 @@ from .gguf import part_names
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
 _HUB_FILE = re.compile(r"([^:]+):((?:[\w-][\w. +-]*/)*[\w-][\w. +-]*\.gguf)", re.ASCII)
-_ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/([\w.-]+/[\w.-]+)(?::([\w.-]+))?"
-                      r"(?:/(?:blob|resolve|raw|tree)/([\w.-]+)(?:/([^?#]+\.gguf))?)?/?(?:[?#].*)?", re.ASCII)
+_ADDRESS = re.compile(
+    r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/([\w.-]+/[\w.-]+)(?::([\w.-]+))?"
+    r"(?:/(?:blob|resolve|raw|tree)/([\w.-]+)(?:/([^?#]+\.gguf))?)?/?(?:[?#].*)?",
+    re.ASCII,
+)
 SETTINGS = ("*.json", "*.jinja", "tokenizer.model")
 WEIGHTS = ("*.safetensors",)
 # Other formats of the same model: subfolders, and the originals of Meta and Mistral
@@ -26,7 +29,8 @@ _SKIP = ("*/*", "consolidated*")
 def is_hub_id(name: str | os.PathLike) -> bool:
     """True for a hub id ("org/name"), judged by the name and the disk.
 
-    A path exists, is absolute, starts with "." or "~", ends in a separator or ".gguf", or has a backslash or two slashes.
+    A path exists, is absolute, starts with "." or "~", ends in a separator or ".gguf", or has a
+    backslash or two slashes.
     """
     if not isinstance(name, str) or not _HUB_ID.fullmatch(name) or ".." in name or "--" in name:
         return False
@@ -37,21 +41,32 @@ def is_hub_id(name: str | os.PathLike) -> bool:
 
 def gguf_in_hub(name: str | os.PathLike) -> tuple[str, str] | None:
     """(hub id, file) of "org/name:file.gguf"; None for other names and existing paths."""
-    match = _HUB_FILE.fullmatch(name) if isinstance(name, str) and not os.path.exists(name) else None
+    match = (
+        _HUB_FILE.fullmatch(name) if isinstance(name, str) and not os.path.exists(name) else None
+    )
     return (match[1], match[2]) if match and is_hub_id(match[1]) else None
 
 
 def read_address(text: str) -> str:
-    """Name of the model at a web address, "org/name" or "org/name:file.gguf"; "" for any other text."""
+    """Name of the model at a web address, "org/name" or "org/name:file.gguf"; "" for any other
+    text.
+    """
     match = _ADDRESS.fullmatch(text)
     if match is None or not _HUB_ID.fullmatch(match[1]):
         return ""
     file = match[4] or match[2]
-    return f"{match[1]}:{file}" if file and file.endswith(".gguf") else f"{match[1]}:FILE.gguf" if match[2] else match[1]
+    return (
+        f"{match[1]}:{file}"
+        if file and file.endswith(".gguf")
+        else f"{match[1]}:FILE.gguf"
+        if match[2]
+        else match[1]
+    )
 
 
 def fetch_gguf(name: str, revision: str | None = None, local_only: bool = False) -> Path:
-    """The local file of "org/name:file.gguf", downloaded with its other parts if the cache lacks it.
+    """The local file of "org/name:file.gguf", downloaded with its other parts if the cache lacks
+    it.
 
     local_only: as in `fetch`.
 
@@ -64,7 +79,8 @@ def fetch_gguf(name: str, revision: str | None = None, local_only: bool = False)
     path = fetch(model, revision, parts, skip=(), local_only=local_only) / file
     if not path.exists():
         raise CheckpointError(
-            f"model {name}: {model} has no file {file}, or the cache lacks it; check the name on the hub"
+            f"model {name}: {model} has no file {file}, or the cache lacks it; check the name "
+            "on the hub"
         )
     return path
 
@@ -76,12 +92,14 @@ def fetch(
     skip: tuple[str, ...] = _SKIP,
     local_only: bool = False,
 ) -> Path:
-    """The local folder of a hub model, downloaded if the cache lacks it, with a progress bar on stderr.
+    """The local folder of a hub model, downloaded if the cache lacks it, with a progress bar on
+    stderr.
 
-    With HF_HUB_OFFLINE=1 or local_only, or if the hub cannot be reached, only the cache is searched.
+    With HF_HUB_OFFLINE=1 or local_only, or if the hub cannot be reached, only the cache is
+    searched.
 
-    Raises:
-        CheckpointError: not on the hub, gated, no such revision, no network and not in the cache, disk full.
+    Raises: CheckpointError: not on the hub, gated, no such revision, no network and not in the
+        cache, disk full.
     """
     import huggingface_hub
     from huggingface_hub import errors
@@ -109,15 +127,23 @@ def fetch(
         remedy = "unset it" if offline else "check the network"
         reason = f"not in the local cache and {cause}; {remedy}, or use the path of a folder"
         if local_only and not offline:
-            reason = f"not in the local cache; fetch it with `hf download {name}`, or use the path of a folder"
+            reason = (
+                f"not in the local cache; fetch it with `hf download {name}`, or use the path of a "
+                "folder"
+            )
     except errors.HFValidationError as e:
         reason = f"not a hub id ({_first_line(e)}); write org/name, or the path of a folder"
     except errors.HfHubHTTPError as e:
         reason = f"the hub refused ({_first_line(e)}); try again later"
     except OSError as e:
-        reason = f"download failed ({_first_line(e)}); check the network and the free space, then try again"
+        reason = (
+            f"download failed ({_first_line(e)}); check the network and the free space, then try "
+            "again"
+        )
     except Exception as e:  # of huggingface_hub's HTTP library, which differs between versions
-        reason = f"the hub cannot be reached ({type(e).__name__}: {_first_line(e)}); check the network"
+        reason = (
+            f"the hub cannot be reached ({type(e).__name__}: {_first_line(e)}); check the network"
+        )
     raise CheckpointError(f"model {where}: {reason}") from None
 
 

@@ -18,14 +18,19 @@ _SAMPLED = 64  # rows of each tensor
 
 
 def checkpoint_hash(checkpoint: Checkpoint) -> str:
-    """SHA-256 of the config and of every tensor's name, shape, format and up to 64 rows spread over it.
+    """SHA-256 of the config and of every tensor's name, shape, format and up to 64 rows spread over
+    it.
 
     Sampling takes a moment for a checkpoint of any size, and other weights differ in all rows.
     """
     digest = hashlib.sha256()
-    digest.update(json.dumps(_hashed_fields(checkpoint.config), sort_keys=True, default=str).encode())
+    digest.update(
+        json.dumps(_hashed_fields(checkpoint.config), sort_keys=True, default=str).encode()
+    )
     for name, tensor in sorted(checkpoint.tensors.items()):
-        rows = np.unique(np.linspace(0, tensor.shape[0] - 1, min(_SAMPLED, tensor.shape[0])).astype(np.int64))
+        rows = np.unique(
+            np.linspace(0, tensor.shape[0] - 1, min(_SAMPLED, tensor.shape[0])).astype(np.int64)
+        )
         if isinstance(tensor, Tensor):
             kind, parts = tensor.dtype, [tensor.bits[rows]]
         else:
@@ -37,15 +42,20 @@ def checkpoint_hash(checkpoint: Checkpoint) -> str:
 
 
 def _hashed_fields(config: LlamaConfig) -> dict[str, Any]:
-    """The config's fields. Later fields count only if set, so that the hashes of the first traces stay valid."""
+    """The config's fields. Later fields count only if set, so that the hashes of the first traces
+    stay valid.
+    """
     values = {field.name: (getattr(config, field.name), field.default) for field in fields(config)}
     values["rope"] = _describe_rope(config.rope), MISSING
-    return {name: value for name, (value, default) in values.items()
-            if default is MISSING or name == "quantization" or value != default}
+    return {
+        name: value
+        for name, (value, default) in values.items()
+        if default is MISSING or name == "quantization" or value != default
+    }
 
 
 def _describe_rope(rope: RopeConfig) -> str:
     """The fields that the first traces have, and later fields that are set."""
     later = ("short_factor", "long_factor", "dim")
     values = {field.name: getattr(rope, field.name) for field in fields(rope)}
-    return f"RopeConfig({', '.join(f'{name}={value!r}' for name, value in values.items() if name not in later or value is not None)})"
+    return f"RopeConfig({', '.join(f'{name}={value!r}' for name, value in values.items() if name not in later or value is not None)})"  # noqa: E501

@@ -25,13 +25,16 @@ def take_rows(weight: Weight, start: int, stop: int) -> Weight:
     """Rows start .. stop - 1 of a matrix, or numbers of a vector."""
     shape = (stop - start, *weight.shape[1:])
     first, last, order = start, stop, weight.order
-    if order is not None:  # neighbouring rows lie anywhere between the first and the last in the file
+    # neighbouring rows lie anywhere between the first and the last in the file
+    if order is not None:
         order = order[start:stop]
         first, last = int(order.min()), int(order.max()) + 1
         order = order - first
     pages = tuple(weight.pages_of(first, last))
     if isinstance(weight, CopiedTensor):
-        return CopiedTensor(Tensor(weight.name, weight.dtype, shape, weight.stored[first:last], pages), order)
+        return CopiedTensor(
+            Tensor(weight.name, weight.dtype, shape, weight.stored[first:last], pages), order
+        )
     if isinstance(weight, Tensor):
         return Tensor(weight.name, weight.dtype, shape, weight.bits[start:stop], pages)
     part = copy.copy(weight)
@@ -47,14 +50,17 @@ def take_columns(weight: Weight, start: int, stop: int) -> Weight:
     """Columns start .. stop - 1 of a matrix, multiples of its `column_unit`."""
     shape = (weight.shape[0], stop - start)
     if isinstance(weight, CopiedTensor):
-        return CopiedTensor(Tensor(weight.name, weight.dtype, shape, weight.stored[:, start:stop], weight.pages), weight.order)
+        return CopiedTensor(
+            Tensor(weight.name, weight.dtype, shape, weight.stored[:, start:stop], weight.pages),
+            weight.order,
+        )
     if isinstance(weight, Tensor):
         return Tensor(weight.name, weight.dtype, shape, weight.bits[:, start:stop], weight.pages)
     part = copy.copy(weight)
     part.shape = shape
     if isinstance(part, GGUFWeight):
         size, nbytes = part.layout.block_size, part.layout.nbytes
-        part.blocks = part.blocks[:, start // size * nbytes:stop // size * nbytes]
+        part.blocks = part.blocks[:, start // size * nbytes : stop // size * nbytes]
         part.nbytes = part.blocks.nbytes
         return part
     return _take_mlx(part, slice(None), slice(start, stop))
@@ -64,9 +70,12 @@ def _take_mlx(part: MLXWeight, rows: slice, columns: slice) -> MLXWeight:
     def narrow(array: np.ndarray, per_column: float) -> np.ndarray:
         if columns.start is None:
             return array[rows]
-        return array[rows, int(columns.start * per_column):int(columns.stop * per_column)]
+        return array[rows, int(columns.start * per_column) : int(columns.stop * per_column)]
 
     part.packed = narrow(part.packed, part.bits / 32)
-    part.scales, part.biases = narrow(part.scales, 1 / part.group_size), narrow(part.biases, 1 / part.group_size)
+    part.scales, part.biases = (
+        narrow(part.scales, 1 / part.group_size),
+        narrow(part.biases, 1 / part.group_size),
+    )
     part.nbytes = part.packed.nbytes + part.scales.nbytes + part.biases.nbytes
     return part

@@ -38,18 +38,30 @@ BITS, GROUP_SIZES = QUANTIZED_BITS, QUANTIZED_GROUPS
 SHARD_BYTES = 5 << 30  # mlx_lm's largest file
 
 # Copied along with config.json and the weights
-_COMPANIONS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
-               "added_tokens.json", "chat_template.jinja", "generation_config.json")
+_COMPANIONS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 _COMPANION_LIMIT = 1 << 28  # bytes of each
 _CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
-def affine(weights: np.ndarray, bits: int, group_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Codes, scales and biases of mx.quantize, mode "affine", bit for bit (mlx/backend/cpu/quantized.cpp).
+def affine(
+    weights: np.ndarray, bits: int, group_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Codes, scales and biases of mx.quantize, mode "affine", bit for bit
+    (mlx/backend/cpu/quantized.cpp).
 
-    A group's value of largest magnitude is its bias, and exact; the scale is adjusted so that zero is exact, too.
+    A group's value of largest magnitude is its bias, and exact; the scale is adjusted so that zero
+    is exact, too.
 
-    weights: float32 [n, K], K a multiple of group_size. Returns uint8 [n, K], float32 [n, K / group_size] twice.
+    weights: float32 [n, K], K a multiple of group_size. Returns uint8 [n, K], float32 [n, K /
+    group_size] twice.
     """
     groups = weights.reshape(len(weights), -1, group_size)
     top = np.float32((1 << bits) - 1)
@@ -69,65 +81,115 @@ def affine(weights: np.ndarray, bits: int, group_size: int) -> tuple[np.ndarray,
     return codes.astype(np.uint8).reshape(weights.shape), scales, biases
 
 
-def write_mlx(checkpoint: Checkpoint, out: str | os.PathLike, bits: int | None = 4, group_size: int = 64,
-              keep: bool = False) -> Written:
+def write_mlx(
+    checkpoint: Checkpoint,
+    out: str | os.PathLike,
+    bits: int | None = 4,
+    group_size: int = 64,
+    keep: bool = False,
+) -> Written:
     """Write the folder that mlx_lm.convert writes, bit for bit.
 
-    bits: None quantises nothing and keeps the width. keep: low-bit matrices keep their width and, if MLX has their groups,
-    their codes; others stay unchanged (bits and group_size are ignored).
+    bits: None quantises nothing and keeps the width. keep: low-bit matrices keep their width and,
+    if MLX has their groups, their codes; others stay unchanged (bits and group_size are ignored).
 
-    Matrices with one level of scales, at these bits and this group size, keep their codes: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and
-    IQ4_NL at 4, 4, 5, 5, 8 and 8 bits in groups of 32, and affine matrices. With `keep`, Q4_K, Q5_K and IQ4_XS keep their
-    codes at 4, 5 and 8 bits in groups of 32, with scales rounded to the folder's width; Q2_K, Q3_K and Q6_K, whose groups of
-    16 MLX lacks, are quantised again with two more bits.
+    Matrices with one level of scales, at these bits and this group size, keep their codes: Q4_0,
+    Q4_1, Q5_0, Q5_1, Q8_0 and IQ4_NL at 4, 4, 5, 5, 8 and 8 bits in groups of 32, and affine
+    matrices. With `keep`, Q4_K, Q5_K and IQ4_XS keep their codes at 4, 5 and 8 bits in groups of
+    32, with scales rounded to the folder's width; Q2_K, Q3_K and Q6_K, whose groups of 16 MLX
+    lacks, are quantised again with two more bits.
 
-    Raises:
-        OptionsError: bits or group size that mx.quantize lacks; a group size that does not divide the rows of any matrix.
-        CheckpointError: `out` exists and is not empty, cannot be written or does not fit the disk; a weight is not
+    Raises: OptionsError: bits or group size that mx.quantize lacks; a group size that does not
+        divide the rows of any matrix. CheckpointError: `out` exists and is not empty, cannot be
+        written or does not fit the disk; a weight is not
             finite.
-        ConfigError, TokenizerError, TemplateError: a GGUF source whose rope, tokenizer or template a folder cannot hold.
+        ConfigError, TokenizerError, TemplateError: a GGUF source whose rope, tokenizer or template
+        a folder cannot hold.
     """
     if (bits is not None and bits not in BITS) or group_size not in GROUP_SIZES:
-        raise OptionsError(f"`bits` {bits} and `group_size` {group_size}: MLX has {_join(BITS)} bits and groups of "
-                           f"{_join(GROUP_SIZES)}")
+        raise OptionsError(
+            f"`bits` {bits} and `group_size` {group_size}: MLX has {_join(BITS)} bits and "
+            "groups of "
+            f"{_join(GROUP_SIZES)}"
+        )
     config, companions = _read_config(checkpoint), _read_companions(checkpoint)
-    offset = FAMILIES[config["architectures"][0]].norm_offset - checkpoint.config.norm_offset if (
-        checkpoint.gguf_metadata is not None) else 0.0  # already added in GGUF files
+    offset = (
+        FAMILIES[config["architectures"][0]].norm_offset - checkpoint.config.norm_offset
+        if (checkpoint.gguf_metadata is not None)
+        else 0.0
+    )  # already added in GGUF files
     tensors, stacks = stack_experts(checkpoint), checkpoint.config.stacks()
     if keep:
-        packings = {name.removesuffix(".weight"): _pick_packing(parts[0]) for name, parts in tensors.items()}
+        packings = {
+            name.removesuffix(".weight"): _pick_packing(parts[0]) for name, parts in tensors.items()
+        }
         used = Counter(packing for packing in packings.values() if packing[0])
         bits, group_size = used.most_common(1)[0][0] if used else (None, group_size)
     else:
         packings = _router_packings(checkpoint) if bits else {}
-    plan = {name: _TensorPlan(parts, name.removesuffix(".weight") in stacks, _pick_dtype(parts[0], checkpoint, config),
-                              *packings.get(name.removesuffix(".weight"), (bits, group_size)),
-                              offset if name.endswith("norm.weight") else 0.0, keep)
-            for name, parts in tensors.items()}
-    odd = [name for name, item in plan.items() if bits and not keep and len(item.tensor.shape) == 2 and not item.is_quantised]
+    plan = {
+        name: _TensorPlan(
+            parts,
+            name.removesuffix(".weight") in stacks,
+            _pick_dtype(parts[0], checkpoint, config),
+            *packings.get(name.removesuffix(".weight"), (bits, group_size)),
+            offset if name.endswith("norm.weight") else 0.0,
+            keep,
+        )
+        for name, parts in tensors.items()
+    }
+    odd = [
+        name
+        for name, item in plan.items()
+        if bits and not keep and len(item.tensor.shape) == 2 and not item.is_quantised
+    ]
     if bits and not any(item.is_quantised for item in plan.values()):
-        raise OptionsError(f"`group_size` {group_size}: does not divide the rows of any matrix of {checkpoint.name} (the "
-                           f"first, {odd[0]}, has rows of {plan[odd[0]].tensor.shape[1]}): choose a smaller size")
+        raise OptionsError(
+            f"`group_size` {group_size}: does not divide the rows of any matrix of "
+            f"{checkpoint.name} (the "
+            f"first, {odd[0]}, has rows of {plan[odd[0]].tensor.shape[1]}): choose a smaller size"
+        )
     # {name in the file: (dtype code, shape, bytes)}
-    arrays = {array: spec for name, item in plan.items() for array, spec in item.arrays(name).items()}
+    arrays = {
+        array: spec for name, item in plan.items() for array, spec in item.arrays(name).items()
+    }
     nbytes = sum(spec[2] for spec in arrays.values())
     scheme = {"group_size": group_size, "bits": bits, "mode": "affine"}
     if bits:
-        scheme |= {name: {"group_size": packing[1], "bits": packing[0]} for name, packing in packings.items()
-                   if packing[0] and (not keep or packing != (bits, group_size))}
+        scheme |= {
+            name: {"group_size": packing[1], "bits": packing[0]}
+            for name, packing in packings.items()
+            if packing[0] and (not keep or packing != (bits, group_size))
+        }
         config = {**config, "quantization": scheme, "quantization_config": scheme}
-    notices = _notice_kept(plan) if keep else notice_requantised(
-        checkpoint, [name for name, item in plan.items() if item.keeps_codes])
-    notices += notice_unquantised(odd, checkpoint, plan[odd[0]].dtype if odd else "", f"groups of {group_size}")
+    notices = (
+        _notice_kept(plan)
+        if keep
+        else notice_requantised(
+            checkpoint, [name for name, item in plan.items() if item.keeps_codes]
+        )
+    )
+    notices += notice_unquantised(
+        odd, checkpoint, plan[odd[0]].dtype if odd else "", f"groups of {group_size}"
+    )
 
     with replace_when_done(Path(out), nbytes, folder=True) as folder:
         _write_json(folder / "config.json", dict(sorted(config.items())))
         for file, content in companions.items():
             (folder / file).write_bytes(content)
-        shards = _split_shards({name: sum(spec[2] for spec in item.arrays(name).values()) for name, item in plan.items()})
+        shards = _split_shards(
+            {
+                name: sum(spec[2] for spec in item.arrays(name).values())
+                for name, item in plan.items()
+            }
+        )
         advance, weight_map = progress.meter(checkpoint.nbytes), {}
         for i, names in enumerate(shards):
-            file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
+            file = (
+                f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
+                if len(shards) > 1
+                else "model.safetensors"
+            )
             here = {array: arrays[array] for name in names for array in plan[name].arrays(name)}
             with _SafetensorsWriter(folder / file, here) as shard:
                 for name in names:
@@ -136,8 +198,10 @@ def write_mlx(checkpoint: Checkpoint, out: str | os.PathLike, bits: int | None =
                     for part in plan[name].parts:
                         part.release()
             weight_map |= dict.fromkeys(here, file)
-        index = {"metadata": {"total_size": nbytes, "total_parameters": count_weights(checkpoint)},
-                 "weight_map": dict(sorted(weight_map.items()))}
+        index = {
+            "metadata": {"total_size": nbytes, "total_parameters": count_weights(checkpoint)},
+            "weight_map": dict(sorted(weight_map.items())),
+        }
         _write_json(folder / "model.safetensors.index.json", index)
     return Written(Path(out), nbytes, count_weights(checkpoint), tuple(notices))
 
@@ -161,15 +225,26 @@ class _TensorPlan:
 
     @property
     def is_quantised(self) -> bool:
-        return self.bits is not None and len(self.tensor.shape) == 2 and self.tensor.shape[1] % self.group_size == 0
+        return (
+            self.bits is not None
+            and len(self.tensor.shape) == 2
+            and self.tensor.shape[1] % self.group_size == 0
+        )
 
     @property
     def keeps_codes(self) -> bool:
-        """True if the stored codes and, unless `rounds_scales`, the scales are those of an affine matrix."""
+        """True if the stored codes and, unless `rounds_scales`, the scales are those of an affine
+        matrix.
+        """
         return self.is_quantised and all(
-            isinstance(tensor, AffineWeight) and (tensor.bits, tensor.group_size) == (self.bits, self.group_size)
-            and (self.rounds_scales or (not tensor.two_level and self.dtype in (tensor.scale_dtype, "float32")))
-            for tensor in self.parts)
+            isinstance(tensor, AffineWeight)
+            and (tensor.bits, tensor.group_size) == (self.bits, self.group_size)
+            and (
+                self.rounds_scales
+                or (not tensor.two_level and self.dtype in (tensor.scale_dtype, "float32"))
+            )
+            for tensor in self.parts
+        )
 
     def arrays(self, name: str) -> dict[str, tuple[str, tuple[int, ...], int]]:
         """{name: (safetensors dtype code, shape, bytes)} of the arrays to write."""
@@ -179,15 +254,23 @@ class _TensorPlan:
         if self.is_quantised:
             (n, k), base = self.tensor.shape, name.removesuffix(".weight")
             shapes = {name: (("U32", 4), (n, k * self.bits // 32))} | dict.fromkeys(
-                (f"{base}.scales", f"{base}.biases"), ((code, width), (n, k // self.group_size)))
-        return {array: (kind, before + shape, math.prod(before + shape) * size)
-                for array, ((kind, size), shape) in shapes.items()}
+                (f"{base}.scales", f"{base}.biases"), ((code, width), (n, k // self.group_size))
+            )
+        return {
+            array: (kind, before + shape, math.prod(before + shape) * size)
+            for array, ((kind, size), shape) in shapes.items()
+        }
 
     def values(self, name: str, advance: Callable[[int], None]) -> dict[str, np.ndarray]:
-        """The arrays to write. Raises CheckpointError for weights that are not finite at `dtype`."""
+        """The arrays to write. Raises CheckpointError for weights that are not finite at
+        `dtype`.
+        """
         if not self.is_quantised:
-            parts = [encode(values - np.float32(self.offset), self.dtype)
-                     for tensor in self.parts for _, values in slabs(tensor, advance, dtype=self.dtype)]
+            parts = [
+                encode(values - np.float32(self.offset), self.dtype)
+                for tensor in self.parts
+                for _, values in slabs(tensor, advance, dtype=self.dtype)
+            ]
             return {name: np.concatenate(parts)}
         (n, k), base, count = self.tensor.shape, name.removesuffix(".weight"), len(self.parts)
         packed = np.empty((count * n, k * self.bits // 32), np.uint32)
@@ -199,23 +282,32 @@ class _TensorPlan:
                 scales[here], biases[here] = (encode(array, self.dtype) for array in scaling)
         return {name: packed, f"{base}.scales": scales, f"{base}.biases": biases}
 
-    def _quantise(self, tensor: Tensor | AffineWeight,
-                  advance: Callable[[int], None]) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield (first row, codes, scales, biases) as `affine` returns them. Raises CheckpointError."""
+    def _quantise(
+        self, tensor: Tensor | AffineWeight, advance: Callable[[int], None]
+    ) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield (first row, codes, scales, biases) as `affine` returns them. Raises
+        CheckpointError.
+        """
         for start, values in slabs(tensor, advance, dtype=self.dtype):
             if not self.keeps_codes:
                 yield start, *affine(values, self.bits, self.group_size)
                 continue
             rows = tensor.rows(start, start + len(values))
-            biases = (0 if rows.biases is None else rows.biases) - np.float32(rows.offset) * rows.scales
+            biases = (0 if rows.biases is None else rows.biases) - np.float32(
+                rows.offset
+            ) * rows.scales
             if not np.isfinite(encode(biases, self.dtype)).all():
-                raise CheckpointError(f"tensor {tensor.name}: its scales are too large for {self.dtype} with "
-                                      f"{self.bits} bits in groups of {self.group_size}; choose others")
+                raise CheckpointError(
+                    f"tensor {tensor.name}: its scales are too large for {self.dtype} with "
+                    f"{self.bits} bits in groups of {self.group_size}; choose others"
+                )
             yield start, rows.codes, rows.scales, biases
 
 
 def _router_packings(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
-    """{module: (bits, group size)} of routers that mlx_lm.convert stores with more bits: those of Qwen."""
+    """{module: (bits, group size)} of routers that mlx_lm.convert stores with more bits: those of
+    Qwen.
+    """
     config = checkpoint.config
     if config.architecture != "Qwen3MoeForCausalLM" or config.hidden_size % 64:
         return {}
@@ -240,15 +332,19 @@ def _notice_kept(plan: Mapping[str, _TensorPlan]) -> list[str]:
         elif isinstance(item.tensor, AffineWeight):
             if item.tensor.two_level or item.dtype not in (item.tensor.scale_dtype, "float32"):
                 rounded[item.tensor.format] = item.dtype
-    result = [f"{', '.join(sorted(rounded))}: the codes are kept, the scales are rounded to {dtype}"
-              for dtype in sorted(set(rounded.values()))]
+    result = [
+        f"{', '.join(sorted(rounded))}: the codes are kept, the scales are rounded to {dtype}"
+        for dtype in sorted(set(rounded.values()))
+    ]
     if again:
         kinds = ", ".join(again[name] for name in sorted(again))
         result.append(f"quantised again, since MLX has no groups of 16: {kinds} in groups of 32")
     return result
 
 
-def _pick_dtype(tensor: Tensor | AffineWeight, checkpoint: Checkpoint, config: Mapping[str, Any]) -> str:
+def _pick_dtype(
+    tensor: Tensor | AffineWeight, checkpoint: Checkpoint, config: Mapping[str, Any]
+) -> str:
     """mlx_lm.convert's choice: config.json's torch_dtype, else the stored dtype."""
     if config.get("torch_dtype") in _CODES:
         return config["torch_dtype"]
@@ -270,14 +366,18 @@ def _split_shards(sizes: Mapping[str, int]) -> list[list[str]]:
 
 
 class _SafetensorsWriter:
-    """Writes a safetensors file array by array, in any order; the library's writer needs all arrays in memory."""
+    """Writes a safetensors file array by array, in any order; the library's writer needs all arrays
+    in memory.
+    """
 
     def __init__(self, path: Path, arrays: Mapping[str, tuple[str, tuple[int, ...], int]]):
         """arrays: {name: (dtype code, shape, bytes)}."""
         header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
         self._offsets, at = {}, 0
         # To align all arrays, those with four bytes per value come first.
-        for name, (code, shape, nbytes) in sorted(arrays.items(), key=lambda item: item[1][0] not in ("U32", "F32")):
+        for name, (code, shape, nbytes) in sorted(
+            arrays.items(), key=lambda item: item[1][0] not in ("U32", "F32")
+        ):
             header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [at, at + nbytes]}
             self._offsets[name] = at
             at += nbytes
@@ -295,7 +395,8 @@ class _SafetensorsWriter:
 
     def write(self, name: str, values: np.ndarray) -> None:
         self._file.seek(self._start + self._offsets[name])
-        self._file.write(np.ascontiguousarray(values).view(np.uint8).data)  # bfloat16 arrays have no buffer
+        # bfloat16 arrays have no buffer
+        self._file.write(np.ascontiguousarray(values).view(np.uint8).data)
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -313,7 +414,10 @@ def _read_companions(checkpoint: Checkpoint) -> dict[str, bytes]:
         paths = [checkpoint.path / name for name in _COMPANIONS]
         return {path.name: read_file(path, _COMPANION_LIMIT) for path in paths if path.exists()}
     except OSError as error:
-        raise CheckpointError(f"{error.filename}: cannot be read ({error.strerror}); check the file and its permissions") from None
+        raise CheckpointError(
+            f"{error.filename}: cannot be read ({error.strerror}); check the file and its "
+            "permissions"
+        ) from None
 
 
 def _read_config(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -321,8 +425,11 @@ def _read_config(checkpoint: Checkpoint) -> dict[str, Any]:
     if checkpoint.gguf_metadata is not None:
         return gguf_folder.make_config(checkpoint)
     raw = read_json(checkpoint.path / "config.json", ConfigError)
-    return {name: value for name, value in raw.items()
-            if name not in ("quantization", "quantization_config", "_name_or_path")}
+    return {
+        name: value
+        for name, value in raw.items()
+        if name not in ("quantization", "quantization_config", "_name_or_path")
+    }
 
 
 def _join(values: tuple[int, ...]) -> str:

@@ -1,11 +1,11 @@
 """AffineWeight: every low-bit format as w = scale * (code - offset) + bias over groups of a row.
 
-There are two kinds of matrices: blocks of GGUF (structs: llama.cpp, ggml/src/ggml-common.h; reference: gguf.quants) and the
-packing of mx.quantize. Both are unpacked lazily and exactly to `Rows`: `Rows.float32` has the bits of
-gguf.quants.dequantize and mx.dequantize.
+There are two kinds of matrices: blocks of GGUF (structs: llama.cpp, ggml/src/ggml-common.h;
+reference: gguf.quants) and the packing of mx.quantize. Both are unpacked lazily and exactly to
+`Rows`: `Rows.float32` has the bits of gguf.quants.dequantize and mx.dequantize.
 
-Unpacking processes eight codes at a time, one per byte of a 64-bit word: a shift moves all of them, a mask clears the bits
-that crossed into another byte.
+Unpacking processes eight codes at a time, one per byte of a 64-bit word: a shift moves all of them,
+a mask clears the bits that crossed into another byte.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class Rows:
     sub_biases: np.ndarray | None = None  # uint8 [n, K / group_size]
 
     def float32(self) -> np.ndarray:
-        """Dequantise to float32 [n, K], with a rounding after the product and another after the sum."""
+        """Dequantise to float32 [n, K], with a rounding after the product and another after the
+        sum.
+        """
         n, groups = self.scales.shape
         values = self.codes.astype(np.float32).reshape(n, groups, self.codes.shape[1] // groups)
         if self.offset:
@@ -59,7 +61,8 @@ class AffineWeight(Mapped, ABC):
     name: str  # of Hugging Face, such as model.layers.0.self_attn.q_proj.weight
     shape: tuple[int, int]  # (N, K), rows in Hugging Face order
     format: str  # GGUF type, such as "Q4_0", "Q4_K" or "IQ4_NL"; "affine" for mx.quantize
-    bits: int  # width of the codes: 2, 3, 4, 5, 6 or 8 (IQ4 types: 8, the values of their table + 128)
+    # width of the codes: 2, 3, 4, 5, 6 or 8 (IQ4 types: 8, the values of their table + 128)
+    bits: int
     group_size: int  # weights that share a scale: 16, 32, 64 or 128
     offset: int  # of its `Rows`
     has_biases: bool
@@ -83,14 +86,20 @@ class AffineWeight(Mapped, ABC):
     @property
     def description(self) -> str:
         """The format for users: "Q4_K", or "affine 4-bit, groups of 64"."""
-        return self.format if self.format != "affine" else f"affine {self.bits}-bit, groups of {self.group_size}"
+        return (
+            self.format
+            if self.format != "affine"
+            else f"affine {self.bits}-bit, groups of {self.group_size}"
+        )
 
     def take(self, ids: np.ndarray) -> np.ndarray:
         """Dequantise rows by index: int [n] -> float32 [n, K]."""
         return self._gather(np.asarray(ids)).float32()
 
     def float32(self) -> np.ndarray:
-        """Dequantise the whole matrix to float32 [N, K], several times `nbytes`: for tests and comparisons."""
+        """Dequantise the whole matrix to float32 [N, K], several times `nbytes`: for tests and
+        comparisons.
+        """
         n, k = self.shape
         result = np.empty(self.shape, np.float32)
         step = max(1, _SLAB // max(k, 1))
@@ -100,7 +109,10 @@ class AffineWeight(Mapped, ABC):
         return result
 
     def __repr__(self) -> str:
-        described = f"{self.name!r}, {self.shape}, {self.format!r}, bits={self.bits}, group_size={self.group_size}"
+        described = (
+            f"{self.name!r}, {self.shape}, {self.format!r}, bits={self.bits}, "
+            f"group_size={self.group_size}"
+        )
         return f"{type(self).__name__}({described})"
 
 
@@ -119,9 +131,17 @@ class GGUFWeight(AffineWeight):
         mapped: FileMap | None = None,
         begin: int = 0,
     ):
-        """blocks: uint8 [N, row bytes], a view of `mapped` at offset `begin`. order: as in `Mapped`."""
+        """blocks: uint8 [N, row bytes], a view of `mapped` at offset `begin`. order: as in
+        `Mapped`.
+        """
         layout = GGUF_FORMATS[format]
-        self.name, self.format, self.shape, self.blocks, self.order = name, format, shape, blocks, order
+        self.name, self.format, self.shape, self.blocks, self.order = (
+            name,
+            format,
+            shape,
+            blocks,
+            order,
+        )
         self.bits, self.group_size, self.offset = layout.bits, layout.group_size, layout.offset
         self.has_biases, self.two_level = layout.has_biases, layout.two_level
         if format == "Q8_K":
@@ -135,10 +155,19 @@ class GGUFWeight(AffineWeight):
 
     def part(self, name: str, first: int, last: int) -> GGUFWeight:
         (page,) = self.pages_of(first, last)
-        return GGUFWeight(name, self.format, (last - first, self.shape[1]), self.blocks[first:last], None, *page[:2])
+        return GGUFWeight(
+            name,
+            self.format,
+            (last - first, self.shape[1]),
+            self.blocks[first:last],
+            None,
+            *page[:2],
+        )
 
     def _blocks(self, start: int, stop: int) -> np.ndarray:
-        return self.blocks[start:stop] if self.order is None else self.blocks[self.order[start:stop]]
+        return (
+            self.blocks[start:stop] if self.order is None else self.blocks[self.order[start:stop]]
+        )
 
     def _gather(self, ids: np.ndarray) -> Rows:
         return self._unpack(self.blocks[ids if self.order is None else self.order[ids]])
@@ -174,9 +203,11 @@ class MLXWeight(AffineWeight):
         biases: np.ndarray,
         pages: Sequence[tuple[FileMap, int, int]] = (),
     ):
-        """packed: uint32 [N, K * bits / 32], a stream of codes per row, low bits first. pages: of the three arrays.
+        """packed: uint32 [N, K * bits / 32], a stream of codes per row, low bits first. pages: of
+        the three arrays.
 
-        scales, biases: [N, K / group_size] as in the file: float32, float16, or bfloat16 patterns as uint16.
+        scales, biases: [N, K / group_size] as in the file: float32, float16, or bfloat16 patterns
+        as uint16.
         """
         self.name, self.bits, self.group_size = name, bits, group_size
         self.packed, self.scales, self.biases = packed, scales, biases
@@ -186,25 +217,31 @@ class MLXWeight(AffineWeight):
         self.pages = tuple(pages)
 
     def rows(self, start: int, stop: int) -> Rows:
-        return self._unpack(self.packed[start:stop], self.scales[start:stop], self.biases[start:stop])
+        return self._unpack(
+            self.packed[start:stop], self.scales[start:stop], self.biases[start:stop]
+        )
 
     def part(self, name: str, first: int, last: int) -> MLXWeight:
         arrays = (array[first:last] for array in (self.packed, self.scales, self.biases))
-        return MLXWeight(name, self.bits, self.group_size, *arrays, list(self.pages_of(first, last)))
+        return MLXWeight(
+            name, self.bits, self.group_size, *arrays, list(self.pages_of(first, last))
+        )
 
     def _gather(self, ids: np.ndarray) -> Rows:
         return self._unpack(self.packed[ids], self.scales[ids], self.biases[ids])
 
     def _unpack(self, packed: np.ndarray, scales: np.ndarray, biases: np.ndarray) -> Rows:
         codes = _unpack_stream(packed, self.bits).reshape(len(packed), self.shape[1])
-        return Rows(codes, as_numbers(scales).astype(np.float32), as_numbers(biases).astype(np.float32), 0)
+        return Rows(
+            codes, as_numbers(scales).astype(np.float32), as_numbers(biases).astype(np.float32), 0
+        )
 
 
 def _unpack_stream(packed: np.ndarray, bits: int) -> np.ndarray:
     """Unpack a little-endian stream of codes, uint32 of any shape, to uint8 [weights].
 
-    Eight codes are `bits` bytes, read as a 64-bit word. Move its halves apart, then the halves of each half, until each
-    byte holds a code.
+    Eight codes are `bits` bytes, read as a 64-bit word. Move its halves apart, then the halves of
+    each half, until each byte holds a code.
     """
     if bits == 8:
         return packed.reshape(-1).view(np.uint8).copy()
@@ -240,7 +277,8 @@ def pack_stream(codes: np.ndarray, bits: int) -> np.ndarray:
     return np.ascontiguousarray(stream).reshape(len(codes), -1).view(np.uint32)
 
 
-# Scaling of GGUF blocks: each function takes blocks uint8 [B, bytes] and returns the scaling fields of Rows, [B, ...].
+# Scaling of GGUF blocks: each function takes blocks uint8 [B, bytes] and returns the scaling fields
+# of Rows, [B, ...].
 
 
 def _repeat(value: int) -> np.uint64:
@@ -259,7 +297,8 @@ def _half(blocks: np.ndarray, at: int) -> np.ndarray:
 
 
 def _spread(words: np.ndarray, codes: np.ndarray, run: int, bits: int) -> None:
-    """Write bits-wide fields of the bytes to `codes`: the lowest fields of `run` words, then the next fields, and so on.
+    """Write bits-wide fields of the bytes to `codes`: the lowest fields of `run` words, then the
+    next fields, and so on.
 
     words: uint64 [B, W]; codes: uint64 [B, W * 8 / bits].
     """
@@ -281,7 +320,9 @@ def _add_high(words: np.ndarray, codes: np.ndarray, run: int, bits: int, at: int
 
 
 # Byte of single bits -> eight codes of 0 or 1
-_SINGLE_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(np.uint64)[:, 0]
+_SINGLE_BITS = np.unpackbits(
+    np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"
+).view(np.uint64)[:, 0]
 
 
 def _scale(blocks: np.ndarray) -> _Scaling:
@@ -289,7 +330,10 @@ def _scale(blocks: np.ndarray) -> _Scaling:
 
 
 def _scale_and_bias(blocks: np.ndarray) -> _Scaling:
-    return {"scales": _half(blocks, 0).astype(np.float32), "biases": _half(blocks, 2).astype(np.float32)}
+    return {
+        "scales": _half(blocks, 0).astype(np.float32),
+        "biases": _half(blocks, 2).astype(np.float32),
+    }
 
 
 def _q8_k(blocks: np.ndarray) -> _Scaling:
@@ -321,24 +365,29 @@ def _two_levels(
 
 def _q2_k(blocks: np.ndarray) -> _Scaling:
     packed = blocks[:, :16]
-    return _two_levels(_half(blocks, 80), packed & np.uint8(15), _half(blocks, 82), packed >> np.uint8(4))
+    return _two_levels(
+        _half(blocks, 80), packed & np.uint8(15), _half(blocks, 82), packed >> np.uint8(4)
+    )
 
 
 def _q3_k(blocks: np.ndarray) -> _Scaling:
-    # 16 sub scales of 6 bits: lower four bits of 0..7 and 8..15 in nibbles of bytes 0..7, upper two in bytes 8..11
+    # 16 sub scales of 6 bits: lower four bits of 0..7 and 8..15 in nibbles of bytes 0..7, upper two
+    # in bytes 8..11
     packed = np.ascontiguousarray(blocks[:, 96:108]).view(np.uint32)
     sub_scales = np.empty((len(blocks), 4), np.uint32)
     for i in range(4):
         low, high = packed[:, i % 2] >> np.uint32(i // 2 * 4), packed[:, 2] >> np.uint32(2 * i)
-        sub_scales[:, i] = (low & np.uint32(0x0F0F0F0F)) | ((high & np.uint32(0x03030303)) << np.uint32(4))
+        sub_scales[:, i] = (low & np.uint32(0x0F0F0F0F)) | (
+            (high & np.uint32(0x03030303)) << np.uint32(4)
+        )
     return _two_levels(_half(blocks, 108), sub_scales.view(np.int8) - np.int8(32))
 
 
 def _six_bit_pairs(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Eight sub scales and eight sub biases of 6 bits each, uint8 [B, 8], from bytes 4..15.
 
-    0..3 are the lower six bits of four bytes each. Of 4..7, the lower four bits are nibbles of the last four bytes, the
-    upper two are the upper bits of the bytes of 0..3.
+    0..3 are the lower six bits of four bytes each. Of 4..7, the lower four bits are nibbles of the
+    last four bytes, the upper two are the upper bits of the bytes of 0..3.
     """
     packed = np.ascontiguousarray(blocks[:, 4:16]).view(np.uint32)
     six, four, two = np.uint32(0x3F3F3F3F), np.uint32(0x0F0F0F0F), np.uint32(0x30303030)
@@ -346,7 +395,9 @@ def _six_bit_pairs(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     for i in (0, 1):
         values = np.empty((len(blocks), 2), np.uint32)
         values[:, 0] = packed[:, i] & six
-        values[:, 1] = ((packed[:, 2] >> np.uint32(4 * i)) & four) | ((packed[:, i] >> np.uint32(2)) & two)
+        values[:, 1] = ((packed[:, 2] >> np.uint32(4 * i)) & four) | (
+            (packed[:, i] >> np.uint32(2)) & two
+        )
         pairs.append(values.view(np.uint8))
     return pairs[0], pairs[1]
 
@@ -361,7 +412,10 @@ def _q6_k(blocks: np.ndarray) -> _Scaling:
 
 
 # Table of both IQ4 types (kvalues_iq4nl), plus 128
-IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16) + 128
+IQ4_VALUES = (
+    np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16)
+    + 128
+)
 
 
 def _pair_table(shift: int) -> np.ndarray:
@@ -374,7 +428,9 @@ _IQ4_PAIRS = (_pair_table(0), _pair_table(4))
 
 
 def _iq4(pairs: np.ndarray, codes: np.ndarray) -> None:
-    """Write 16 codes of low nibbles, then 16 of high nibbles, per 16 bytes. pairs: uint16 [B, bytes / 2]."""
+    """Write 16 codes of low nibbles, then 16 of high nibbles, per 16 bytes. pairs: uint16 [B, bytes
+    / 2].
+    """
     source, target = pairs.reshape(-1, 8), codes.view(np.uint16).reshape(-1, 2, 8)
     for i in (0, 1):
         target[:, i] = _IQ4_PAIRS[i].take(source)
@@ -391,7 +447,8 @@ def _iq4_xs(blocks: np.ndarray) -> _Scaling:
 class Field:
     """A part of a block's codes.
 
-    The lowest fields of a run of bytes belong to its first `run` codes, the next fields to the next `run` codes, and so on.
+    The lowest fields of a run of bytes belong to its first `run` codes, the next fields to the next
+    `run` codes, and so on.
     """
 
     first: int  # byte
@@ -439,25 +496,37 @@ GGUF_FORMATS: dict[str, GGUFFormat] = {
     # half d, m; uint8 qs[16]
     "Q4_1": GGUFFormat(32, 20, 4, 32, 0, True, False, _scale_and_bias, (Field(4, 4, 16),)),
     # half d; uint8 qh[4], qs[16]
-    "Q5_0": GGUFFormat(32, 22, 5, 32, 16, False, False, _scale, (Field(6, 4, 16), Field(2, 1, 0, 4))),
+    "Q5_0": GGUFFormat(
+        32, 22, 5, 32, 16, False, False, _scale, (Field(6, 4, 16), Field(2, 1, 0, 4))
+    ),
     # half d, m; uint8 qh[4], qs[16]
-    "Q5_1": GGUFFormat(32, 24, 5, 32, 0, True, False, _scale_and_bias, (Field(8, 4, 16), Field(4, 1, 0, 4))),
+    "Q5_1": GGUFFormat(
+        32, 24, 5, 32, 0, True, False, _scale_and_bias, (Field(8, 4, 16), Field(4, 1, 0, 4))
+    ),
     # half d; int8 qs[32]
     "Q8_0": GGUFFormat(32, 34, 8, 32, 128, False, False, _scale, (Field(2, 8, 32),), flip=128),
     # uint8 scales[16], qs[64]; half d, dmin
     "Q2_K": GGUFFormat(256, 84, 2, 16, 0, True, True, _q2_k, (Field(16, 2, 32),)),
     # uint8 hmask[32], qs[64], scales[12]; half d
-    "Q3_K": GGUFFormat(256, 110, 3, 16, 4, False, True, _q3_k, (Field(32, 2, 32), Field(0, 1, 32, 2))),
+    "Q3_K": GGUFFormat(
+        256, 110, 3, 16, 4, False, True, _q3_k, (Field(32, 2, 32), Field(0, 1, 32, 2))
+    ),
     # half d, dmin; uint8 scales[12], qs[128]
     "Q4_K": GGUFFormat(256, 144, 4, 32, 0, True, True, _q4_k, (Field(16, 4, 32),)),
     # half d, dmin; uint8 scales[12], qh[32], qs[128]
-    "Q5_K": GGUFFormat(256, 176, 5, 32, 0, True, True, _q4_k, (Field(48, 4, 32), Field(16, 1, 32, 4))),
+    "Q5_K": GGUFFormat(
+        256, 176, 5, 32, 0, True, True, _q4_k, (Field(48, 4, 32), Field(16, 1, 32, 4))
+    ),
     # uint8 ql[128], qh[64]; int8 scales[16]; half d
-    "Q6_K": GGUFFormat(256, 210, 6, 16, 32, False, True, _q6_k, (Field(0, 4, 64), Field(128, 2, 32, 4))),
+    "Q6_K": GGUFFormat(
+        256, 210, 6, 16, 32, False, True, _q6_k, (Field(0, 4, 64), Field(128, 2, 32, 4))
+    ),
     # float d; int8 qs[256]; int16 sums[16]
     "Q8_K": GGUFFormat(256, 292, 8, 128, 128, False, False, _q8_k, (Field(4, 8, 256),), flip=128),
     # half d; uint8 qs[16]
     "IQ4_NL": GGUFFormat(32, 18, 8, 32, 128, False, False, _scale, (Field(2, 4, 16),), table=True),
     # half d; uint16 scales_h; uint8 scales_l[4], qs[128]
-    "IQ4_XS": GGUFFormat(256, 136, 8, 32, 128, False, True, _iq4_xs, (Field(8, 4, 16),), table=True),
+    "IQ4_XS": GGUFFormat(
+        256, 136, 8, 32, 128, False, True, _iq4_xs, (Field(8, 4, 16),), table=True
+    ),
 }

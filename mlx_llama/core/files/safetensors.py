@@ -1,10 +1,12 @@
 """The safetensors file format: a checked header, then tensors that are views of the mapped file.
 
 The safetensors library copies every tensor that it passes to NumPy; this reader does not. Format:
-https://github.com/huggingface/safetensors#format - eight bytes little-endian header length N, N bytes of JSON
-{name: {"dtype", "shape", "data_offsets": [begin, end]}}, then the data, without holes.
+https://github.com/huggingface/safetensors#format - eight bytes little-endian header length N, N
+bytes of JSON {name: {"dtype", "shape", "data_offsets": [begin, end]}}, then the data, without
+holes.
 
-The header is checked in plain code: pydantic keeps an error of 1 kB for each bad entry, and accepts duplicate names.
+The header is checked in plain code: pydantic keeps an error of 1 kB for each bad entry, and accepts
+duplicate names.
 """
 
 from __future__ import annotations
@@ -25,17 +27,20 @@ from .tensor import Tensor
 
 # bytes per element of every dtype of the format; a model's tensors have those of _STORAGE
 _SIZES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,  # noqa: E501
     "I32": 4, "U32": 4, "F32": 4, "C64": 8, "F64": 8, "I64": 8, "U64": 8,
 }  # fmt: skip
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _STORAGE = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U32": np.uint32}
 _QUANTIZED = ("U8", "I8", "U32")  # dtypes of packed matrices
-_HEADER_LIMIT = 5_000_000  # bytes: more than 40,000 tensors; JSON takes 30 times as much memory once it is parsed
+# bytes: more than 40,000 tensors; JSON takes 30 times as much memory once it is parsed
+_HEADER_LIMIT = 5_000_000
 
 
 class SafetensorsFile:
-    """A mapped file, with its header checked against its size. The map lives as long as any array over it."""
+    """A mapped file, with its header checked against its size. The map lives as long as any array
+    over it.
+    """
 
     def __init__(self, path: str | os.PathLike):
         """Open a file. Raises CheckpointError if it is missing, truncated or corrupt."""
@@ -48,7 +53,10 @@ class SafetensorsFile:
         except FileNotFoundError:
             raise CheckpointError(f"{self.path}: no such file; fetch the model again") from None
         except (OSError, ValueError) as e:
-            raise CheckpointError(f"{self.path}: cannot be read ({getattr(e, 'strerror', None) or e}); check that it is a readable file") from None
+            raise CheckpointError(
+                f"{self.path}: cannot be read ({getattr(e, 'strerror', None) or e}); check "
+                "that it is a readable file"
+            ) from None
         self.names = tuple(self._entries)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -63,11 +71,14 @@ class SafetensorsFile:
         code, shape, _ = self._entries[name]
         if code not in _DTYPES:
             hint = (
-                "config.json has no field quantization, which quantised weights need; fetch both again"
+                "config.json has no field quantization, which quantised weights need; fetch "
+                "both again"
                 if code in _QUANTIZED
                 else "convert the weights to one of them"
             )
-            raise CheckpointError(f"{self.path}: tensor {name} has dtype {code}, expected F32, F16 or BF16; {hint}")
+            raise CheckpointError(
+                f"{self.path}: tensor {name} has dtype {code}, expected F32, F16 or BF16; {hint}"
+            )
         bits, page = self.array(name)
         return Tensor(name, _DTYPES[code], shape, bits, [page] if page else ())
 
@@ -76,13 +87,17 @@ class SafetensorsFile:
         return self._entries[name][0]
 
     def array(self, name: str) -> tuple[np.ndarray, tuple[FileMap, int, int] | None]:
-        """(read-only view of the file, its page (map, offset, bytes)) of a tensor of dtype F32, F16, BF16 or U32.
+        """(read-only view of the file, its page (map, offset, bytes)) of a tensor of dtype F32,
+        F16, BF16 or U32.
 
-        bfloat16 is uint16 patterns. A misaligned tensor, which the format allows, is copied and has no page.
+        bfloat16 is uint16 patterns. A misaligned tensor, which the format allows, is copied and has
+        no page.
         """
         code, shape, begin = self._entries[name]
         offset = self._start + begin
-        view = np.frombuffer(self._map, _STORAGE[code], count=math.prod(shape), offset=offset).reshape(shape)
+        view = np.frombuffer(
+            self._map, _STORAGE[code], count=math.prod(shape), offset=offset
+        ).reshape(shape)
         if view.flags.aligned:
             return view, (self._map, offset, view.nbytes)
         copied = view.copy()
@@ -90,7 +105,9 @@ class SafetensorsFile:
         return copied, None
 
 
-def _read_header(file: Any, size: int, path: Path) -> tuple[dict[str, tuple[str, tuple[int, ...], int]], int]:
+def _read_header(
+    file: Any, size: int, path: Path
+) -> tuple[dict[str, tuple[str, tuple[int, ...], int]], int]:
     """({name: (dtype code, shape, begin)}, offset of the data), checked."""
 
     def corrupt(what: str) -> CheckpointError:
@@ -125,17 +142,21 @@ def _read_header(file: Any, size: int, path: Path) -> tuple[dict[str, tuple[str,
             raise corrupt(f"tensor {show(name)}: header entry is {show(entry)}, expected an object")
         code, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
         if not isinstance(code, str) or code not in _SIZES:
-            raise corrupt(f"tensor {show(name)}: dtype is {show(code)}, expected one of {', '.join(_SIZES)}")
+            raise corrupt(
+                f"tensor {show(name)}: dtype is {show(code)}, expected one of {', '.join(_SIZES)}"
+            )
         if not _are_sizes(shape):
             raise corrupt(f"tensor {show(name)}: shape is {show(shape)}, expected a list of sizes")
         if not _are_sizes(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= data:
             raise corrupt(
-                f"tensor {show(name)}: data_offsets is {show(offsets)}, expected [begin, end] within {data} bytes"
+                f"tensor {show(name)}: data_offsets is {show(offsets)}, expected [begin, end] "
+                f"within {data} bytes"
             )
         begin, end = offsets
         if math.prod(shape) * _SIZES[code] != end - begin:
             raise corrupt(
-                f"tensor {show(name)}: data_offsets span {end - begin} bytes, shape {show(shape)} of {code} "
+                f"tensor {show(name)}: data_offsets span {end - begin} bytes, shape "
+                f"{show(shape)} of {code} "
                 f"takes {show(math.prod(shape) * _SIZES[code])}"
             )
         entries[name] = (code, tuple(shape), begin)
@@ -144,7 +165,9 @@ def _read_header(file: Any, size: int, path: Path) -> tuple[dict[str, tuple[str,
     for begin, end, name in sorted(spans):
         if begin != reached:
             kind = "overlaps the tensor before it" if begin < reached else "leaves a hole before it"
-            raise corrupt(f"tensor {show(name)}: begins at byte {begin}, expected {reached}: it {kind}")
+            raise corrupt(
+                f"tensor {show(name)}: begins at byte {begin}, expected {reached}: it {kind}"
+            )
         reached = end
     if reached != data:
         raise corrupt(f"{data} bytes of data, the header describes {reached}")
@@ -156,5 +179,8 @@ def _are_sizes(value: object) -> bool:
     return (
         isinstance(value, list)
         and len(value) <= 32
-        and all(isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 1 << 60 for size in value)
+        and all(
+            isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 1 << 60
+            for size in value
+        )
     )

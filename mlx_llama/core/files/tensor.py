@@ -29,16 +29,21 @@ class Mapped:
 
     name: str
     shape: tuple[int, ...]  # (rows, ...)
-    pages: Sequence[tuple[machine.FileMap, int, int]]  # (map, offset, bytes) of each array of equal rows
+    # (map, offset, bytes) of each array of equal rows
+    pages: Sequence[tuple[machine.FileMap, int, int]]
     order = None  # int64 [rows]: row n is row order[n] of the file; None if they agree
 
     def read(self, first: int, last: int) -> None:
-        """Read rows first .. last - 1 of the file into memory. Raises CheckpointError for a truncated file."""
+        """Read rows first .. last - 1 of the file into memory. Raises CheckpointError for a
+        truncated file.
+        """
         if not all(machine.read_pages(*part) for part in self.pages_of(first, last)):
             raise self._truncated()
 
     def check_file(self) -> None:
-        """Raise CheckpointError for a truncated file: touching pages beyond its end kills the process."""
+        """Raise CheckpointError for a truncated file: touching pages beyond its end kills the
+        process.
+        """
         if any(mapped.size() < offset + nbytes for mapped, offset, nbytes in self.pages):
             raise self._truncated()
 
@@ -48,12 +53,16 @@ class Mapped:
             machine.read_ahead(*part)
 
     def release(self, first: int = 0, last: int | None = None) -> None:
-        """Let the system evict rows first .. last - 1 of the file (all rows for None), but not pages shared with others."""
+        """Let the system evict rows first .. last - 1 of the file (all rows for None), but not
+        pages shared with others.
+        """
         for part in self.pages if last is None else self.pages_of(first, last):
             machine.release_pages(*part)
 
     def _truncated(self) -> CheckpointError:
-        return CheckpointError(f"{self.name}: its file was truncated after it was opened; fetch it again")
+        return CheckpointError(
+            f"{self.name}: its file was truncated after it was opened; fetch it again"
+        )
 
     def pages_of(self, first: int, last: int) -> Iterator[tuple[machine.FileMap, int, int]]:
         """`pages` of rows first .. last - 1 of the file."""
@@ -69,7 +78,8 @@ class Tensor(Mapped):
     name: str
     dtype: str  # "float32", "float16" or "bfloat16"
     shape: tuple[int, ...]
-    # Read-only view [shape] of the file. bfloat16 is uint16 patterns, which torch and MLX take without a copy.
+    # Read-only view [shape] of the file. bfloat16 is uint16 patterns, which torch and MLX take
+    # without a copy.
     bits: np.ndarray = field(repr=False, compare=False)
     pages: Sequence[tuple[machine.FileMap, int, int]] = field(default=(), repr=False, compare=False)
 

@@ -41,7 +41,9 @@ class Written:
 
 
 def encode(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Round float32 to nearest even as "float32", "float16" or "bfloat16" (of ml_dtypes); overflow gives infinity."""
+    """Round float32 to nearest even as "float32", "float16" or "bfloat16" (of ml_dtypes); overflow
+    gives infinity.
+    """
     with np.errstate(all="ignore"):  # ml_dtypes also warns of NaN
         return values.astype(NUMBERS[dtype])
 
@@ -52,9 +54,11 @@ def slabs(
     order: np.ndarray | None = None,
     dtype: str = "float32",
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (first row, rows float32 [n, ...]) for all rows of a tensor, slab by slab, with values rounded to `dtype`.
+    """Yield (first row, rows float32 [n, ...]) for all rows of a tensor, slab by slab, with values
+    rounded to `dtype`.
 
-    advance: of core.system.progress, called with bytes of the source. order: int [N], the source's row for each row.
+    advance: of core.system.progress, called with bytes of the source. order: int [N], the source's
+    row for each row.
 
     Raises:
         CheckpointError: a value that is not finite at `dtype`; a truncated file.
@@ -70,12 +74,17 @@ def slabs(
         else:
             values = tensor.rows(start, stop).float32() if order is None else tensor.take(here)
         finite = np.isfinite(values).all()
-        if finite and dtype != "float32" and not (isinstance(tensor, Tensor) and tensor.dtype == dtype):
+        if (
+            finite
+            and dtype != "float32"
+            and not (isinstance(tensor, Tensor) and tensor.dtype == dtype)
+        ):
             values = encode(values, dtype).astype(np.float32)
             finite = np.isfinite(values).all()
         if not finite:
             raise CheckpointError(
-                f"tensor {tensor.name} holds a value that is not finite at {dtype}, in rows {start} to {stop - 1}: it "
+                f"tensor {tensor.name} holds a value that is not finite at {dtype}, in rows "
+                f"{start} to {stop - 1}: it "
                 "cannot be quantised; fetch the model again"
                 + ("" if dtype == "float32" else ", or take its float32 or bfloat16 version")
             )
@@ -84,34 +93,46 @@ def slabs(
 
 
 def stack_experts(checkpoint: Checkpoint) -> dict[str, tuple[Tensor | AffineWeight, ...]]:
-    """Stored tensors by name: experts' matrices under the name of their stack, every other tensor alone."""
+    """Stored tensors by name: experts' matrices under the name of their stack, every other tensor
+    alone.
+    """
     stored, config = checkpoint.stored or checkpoint.tensors, checkpoint.config
-    stacks = {f"{stack}.weight": tuple(stored[f"{name}.weight"] for name in names)
-              for stack, names in config.stacks().items()}
+    stacks = {
+        f"{stack}.weight": tuple(stored[f"{name}.weight"] for name in names)
+        for stack, names in config.stacks().items()
+    }
     in_stacks = {tensor.name for parts in stacks.values() for tensor in parts}
     return {name: (tensor,) for name, tensor in stored.items() if name not in in_stacks} | stacks
 
 
 @contextmanager
-def replace_when_done(out: Path, nbytes: int, folder: bool, overwrites: bool = False) -> Iterator[Path]:
+def replace_when_done(
+    out: Path, nbytes: int, folder: bool, overwrites: bool = False
+) -> Iterator[Path]:
     """Yield a temporary path beside `out`; rename it to `out` on success, remove it on errors.
 
     overwrites: replace an existing file.
 
-    Raises:
-        CheckpointError: `out` exists and must not be replaced (a folder may replace an empty folder); the disk has less
+    Raises: CheckpointError: `out` exists and must not be replaced (a folder may replace an empty
+        folder); the disk has less
             than `nbytes` free; an error of the system while writing.
     """
     try:
         out = Path(os.path.abspath(os.path.expanduser(out)))
         is_free = overwrites or not os.path.lexists(out)
-        if not is_free and not (folder and out.is_dir() and not out.is_symlink() and not any(out.iterdir())):
-            raise CheckpointError(f"{out}: exists already; choose a new {'folder' if folder else 'file'}, or remove it")
+        if not is_free and not (
+            folder and out.is_dir() and not out.is_symlink() and not any(out.iterdir())
+        ):
+            raise CheckpointError(
+                f"{out}: exists already; choose a new {'folder' if folder else 'file'}, or "
+                "remove it"
+            )
         out.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(out.parent).free
         if free < nbytes + _SPARE:
             raise CheckpointError(
-                f"{out}: takes {(nbytes + _SPARE) / 1e9:.2f} GB and the disk has {free / 1e9:.2f} GB free; make room, or "
+                f"{out}: takes {(nbytes + _SPARE) / 1e9:.2f} GB and the disk has "
+                f"{free / 1e9:.2f} GB free; make room, or "
                 "choose another place"
             )
         partial = out.with_name(f".{out.name[:200]}.{secrets.token_hex(4)}.partial")
@@ -123,32 +144,51 @@ def replace_when_done(out: Path, nbytes: int, folder: bool, overwrites: bool = F
                 out.rmdir()  # Windows renames only to an unused name
             os.replace(partial, out)
         except BaseException:
-            shutil.rmtree(partial, ignore_errors=True) if folder else partial.unlink(missing_ok=True)
+            shutil.rmtree(partial, ignore_errors=True) if folder else partial.unlink(
+                missing_ok=True
+            )
             raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise CheckpointError(
-            f"{out}: cannot be written ({getattr(error, 'strerror', None) or error}); check the free space and the "
+            f"{out}: cannot be written ({getattr(error, 'strerror', None) or error}); check "
+            "the free space and the "
             "permissions"
         ) from None
 
 
 def notice_requantised(checkpoint: Checkpoint, kept: Collection[str] = ()) -> list[str]:
-    """Notice that the source is quantised already, if so. kept: names of matrices that keep their codes."""
-    formats = sorted({tensor.description for name, parts in stack_experts(checkpoint).items() if name not in kept
-                      for tensor in parts if isinstance(tensor, AffineWeight)})
+    """Notice that the source is quantised already, if so. kept: names of matrices that keep their
+    codes.
+    """
+    formats = sorted(
+        {
+            tensor.description
+            for name, parts in stack_experts(checkpoint).items()
+            if name not in kept
+            for tensor in parts
+            if isinstance(tensor, AffineWeight)
+        }
+    )
     if not formats:
         return []
     return [
-        f"{checkpoint.name} is quantised already ({', '.join(formats)}): each such matrix was dequantised and quantised "
+        f"{checkpoint.name} is quantised already ({', '.join(formats)}): each such matrix was "
+        "dequantised and quantised "
         "again, which adds an error; start from the 16-bit model if there is one"
     ]
 
 
-def notice_unquantised(names: list[str], checkpoint: Checkpoint, dtype: str, blocks: str) -> list[str]:
+def notice_unquantised(
+    names: list[str], checkpoint: Checkpoint, dtype: str, blocks: str
+) -> list[str]:
     """Notice that matrices keep `dtype` because `blocks` do not divide their rows, if so."""
     if not names:
         return []
-    matrices = f"1 matrix ({names[0]}) is" if len(names) == 1 else f"{len(names)} matrices (such as {names[0]}) are"
+    matrices = (
+        f"1 matrix ({names[0]}) is"
+        if len(names) == 1
+        else f"{len(names)} matrices (such as {names[0]}) are"
+    )
     tensors = stack_experts(checkpoint)
     lengths = ", ".join(sorted({str(tensors[name][0].shape[1]) for name in names}))
     return [f"{matrices} kept at {dtype}: {blocks} do not divide rows of {lengths}"]

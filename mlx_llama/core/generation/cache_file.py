@@ -1,8 +1,9 @@
 """Prompt cache files: the tokens, keys and values of one row, to go on from elsewhere.
 
-A safetensors file in one layout for all backends: `tokens` int32 [n], `keys` and `values` [layers, G, n, D], keys after
-rope, in the cache's width (float16 where it has 8 bits). The metadata names the format, its version, the width, and the
-checkpoint with its hash: other weights or another width would continue with other tokens than a cold start.
+A safetensors file in one layout for all backends: `tokens` int32 [n], `keys` and `values` [layers,
+G, n, D], keys after rope, in the cache's width (float16 where it has 8 bits). The metadata names
+the format, its version, the width, and the checkpoint with its hash: other weights or another width
+would continue with other tokens than a cold start.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ _REMEDY = "remove it, or name another file"
 class Identity:
     """The model and the width that a cache file belongs to.
 
-    model: the checkpoint's name, for messages. hash: of the checkpoint. width: of keys and values, "float32", "float16",
-    "bfloat16" or "8 bits". config: for the shapes. factors: of rope type "longrope", "short" or "long" by the context; else "".
+    model: the checkpoint's name, for messages. hash: of the checkpoint. width: of keys and values,
+    "float32", "float16", "bfloat16" or "8 bits". config: for the shapes. factors: of rope type
+    "longrope", "short" or "long" by the context; else "".
     """
 
     model: str
@@ -48,11 +50,22 @@ class Identity:
     factors: str = ""
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, dtype: str, cache_bits: int | None, context: int = 0, adapter: int = 0) -> Identity:
-        """dtype: of the activations, by name. cache_bits: as in Backend.load; in 16, float32 is stored as float16. context:
-        positions of the cache. adapter: number of the one that computed, 0 for none."""
-        name = Path(checkpoint.name).name if os.path.exists(checkpoint.name) else checkpoint.name  # no path of this machine
-        width = {8: EIGHT_BITS, 16: "float16" if dtype == "float32" else dtype}.get(cache_bits, dtype)
+    def of(
+        cls,
+        checkpoint: Checkpoint,
+        dtype: str,
+        cache_bits: int | None,
+        context: int = 0,
+        adapter: int = 0,
+    ) -> Identity:
+        """dtype: of the activations, by name. cache_bits: as in Backend.load; in 16, float32 is
+        stored as float16. context: positions of the cache. adapter: number of the one that
+        computed, 0 for none."""
+        # no path of this machine
+        name = Path(checkpoint.name).name if os.path.exists(checkpoint.name) else checkpoint.name
+        width = {8: EIGHT_BITS, 16: "float16" if dtype == "float32" else dtype}.get(
+            cache_bits, dtype
+        )
         rope, factors = checkpoint.config.rope, ""
         if rope.type == "longrope":
             factors = "long" if context > rope.original_max_position_embeddings else "short"
@@ -63,7 +76,9 @@ class Identity:
         return cls(name, own, width, checkpoint.config, factors)
 
 
-def write_cache(path: str | os.PathLike, state: Mapping[str, np.ndarray], identity: Identity) -> Path:
+def write_cache(
+    path: str | os.PathLike, state: Mapping[str, np.ndarray], identity: Identity
+) -> Path:
     """Write the state of a row (Cache.state) atomically; returns the path.
 
     Replaces a prompt cache, and no other file. Raises SessionError.
@@ -75,45 +90,71 @@ def write_cache(path: str | os.PathLike, state: Mapping[str, np.ndarray], identi
         raise SessionError(f"{path}: exists already and is not a prompt cache: choose another name")
     number = "float16" if identity.width == EIGHT_BITS else identity.width
     tensors = {"tokens": np.ascontiguousarray(state["tokens"], np.int32)}
-    tensors |= {name: np.ascontiguousarray(encode(np.asarray(state[name]), number)) for name in ("keys", "values")}
-    metadata = {"format": FORMAT, "version": VERSION, "model": identity.model, "hash": identity.hash,
-                "width": identity.width} | ({"factors": identity.factors} if identity.factors else {})
+    tensors |= {
+        name: np.ascontiguousarray(encode(np.asarray(state[name]), number))
+        for name in ("keys", "values")
+    }
+    metadata = {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": identity.model,
+        "hash": identity.hash,
+        "width": identity.width,
+    } | ({"factors": identity.factors} if identity.factors else {})
     try:
-        with replace_when_done(path, sum(array.nbytes for array in tensors.values()), folder=False,
-                               overwrites=True) as partial:
-            os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))  # a conversation is its owner's
+        with replace_when_done(
+            path, sum(array.nbytes for array in tensors.values()), folder=False, overwrites=True
+        ) as partial:
+            # a conversation is its owner's
+            os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             save_file(tensors, partial, metadata)
     except SafetensorError as error:
-        raise SessionError(f"{path}: cannot be written ({error}); check the free space and the permissions") from None
+        raise SessionError(
+            f"{path}: cannot be written ({error}); check the free space and the permissions"
+        ) from None
     except CheckpointError as error:
         raise SessionError(error.args[0]) from None
     return path
 
 
 def read_cache(path: str | os.PathLike, identity: Identity) -> dict[str, np.ndarray]:
-    """The state of a row, for Cache.restore: tokens int32 [n], keys and values float32 [layers, G, n, D].
+    """The state of a row, for Cache.restore: tokens int32 [n], keys and values float32 [layers, G,
+    n, D].
 
-    Raises SessionError for a file that is missing, damaged, foreign, of another version, model, width or rope.
+    Raises SessionError for a file that is missing, damaged, foreign, of another version, model,
+    width or rope.
     """
     path = expand_path(path)
     metadata = _read_metadata(path, must_be_read=True)
     if metadata.get("format") != FORMAT:
-        raise SessionError(f"{path}: is not a prompt cache (no \"format\": {FORMAT!r}): {_REMEDY}")
+        raise SessionError(f'{path}: is not a prompt cache (no "format": {FORMAT!r}): {_REMEDY}')
     if metadata.get("version") != VERSION:
-        raise SessionError(f"{path}: has version {show(metadata.get('version'))}, this program reads {VERSION}: {_REMEDY}")
+        raise SessionError(
+            f"{path}: has version {show(metadata.get('version'))}, this program reads "
+            f"{VERSION}: {_REMEDY}"
+        )
     if metadata.get("hash") != identity.hash:
-        raise SessionError(f"{path}: was made by the model {show(metadata.get('model'))}, and this is "
-                           f"{identity.model}, with other weights or settings: give that model with `model`, or name "
-                           "another file")
+        raise SessionError(
+            f"{path}: was made by the model {show(metadata.get('model'))}, and this is "
+            f"{identity.model}, with other weights or settings: give that model with `model`, "
+            "or name "
+            "another file"
+        )
     width = metadata.get("width")
     if width != identity.width:
-        raise SessionError(f"{path}: holds keys and values in {show(width)}, and this run has {identity.width}: "
-                           f"{_match_width(width)}, or name another file")
+        raise SessionError(
+            f"{path}: holds keys and values in {show(width)}, and this run has {identity.width}: "
+            f"{_match_width(width)}, or name another file"
+        )
     if (factors := metadata.get("factors", "")) != identity.factors:
         trained = identity.config.rope.original_max_position_embeddings
-        raise SessionError(f"{path}: holds keys turned by longrope's {show(factors)} factors, and this context takes the "
-                           f"{identity.factors} ones: load with `ctx_size` {'above' if factors == 'long' else 'of at most'} "
-                           f"{trained}, or name another file")
+        raise SessionError(
+            f"{path}: holds keys turned by longrope's {show(factors)} factors, and this "
+            "context takes the "
+            f"{identity.factors} ones: load with `ctx_size` "
+            f"{'above' if factors == 'long' else 'of at most'} "
+            f"{trained}, or name another file"
+        )
     try:
         with safe_open(path, framework="np") as file:
             state = _read_tensors(path, file, identity)
@@ -129,7 +170,9 @@ def cache_path(session: str | os.PathLike) -> Path:
 
 
 def _read_metadata(path: Path, must_be_read: bool = False) -> dict[str, str]:
-    """The file's metadata; {} for a file that cannot be read, unless it must be. Raises SessionError."""
+    """The file's metadata; {} for a file that cannot be read, unless it must be. Raises
+    SessionError.
+    """
     try:
         with open_file(path) as file:  # the library says less of a file that is missing or locked
             length = int.from_bytes(file.read(8), "little")
@@ -142,22 +185,35 @@ def _read_metadata(path: Path, must_be_read: bool = False) -> dict[str, str]:
             raise _damaged(path, str(error)) from None
     except (OSError, ValueError) as error:  # ValueError: a name with a NUL
         if must_be_read:
-            raise SessionError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+            raise SessionError(
+                f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
+            ) from None
     return {}
 
 
 def _read_tensors(path: Path, file, identity: Identity) -> dict[str, np.ndarray]:
-    found = {name: (file.get_slice(name).get_dtype(), file.get_slice(name).get_shape()) for name in file.keys()}
+    found = {
+        name: (file.get_slice(name).get_dtype(), file.get_slice(name).get_shape())
+        for name in file.keys()
+    }
     _, [*length] = found.get("tokens", ("", []))
     c, code = identity.config, _CODES[identity.width]
-    expected = {"tokens": ("I32", length), **dict.fromkeys(
-        ("keys", "values"), (code, [c.num_hidden_layers, c.num_key_value_heads, *length, c.head_dim]))}
+    expected = {
+        "tokens": ("I32", length),
+        **dict.fromkeys(
+            ("keys", "values"),
+            (code, [c.num_hidden_layers, c.num_key_value_heads, *length, c.head_dim]),
+        ),
+    }
     if found != expected or len(length) != 1 or length == [0]:
         raise _damaged(path, f"holds {show(found)}, expected {show(expected)}")
     tokens = file.get_tensor("tokens")
     if tokens.min() < 0 or tokens.max() >= c.vocab_size:
         raise _damaged(path, f"has token ids outside the vocabulary of {c.vocab_size}")
-    state = {"tokens": tokens, **{name: file.get_tensor(name).astype(np.float32) for name in ("keys", "values")}}
+    state = {
+        "tokens": tokens,
+        **{name: file.get_tensor(name).astype(np.float32) for name in ("keys", "values")},
+    }
     if not all(np.isfinite(layer).all() for name in ("keys", "values") for layer in state[name]):
         raise _damaged(path, "has keys or values that are not finite")
     return state
@@ -171,4 +227,6 @@ def _match_width(width: str | None) -> str:
 
 
 def _damaged(path: Path, reason: str) -> SessionError:
-    return SessionError(f"{path}: is not a complete prompt cache ({' '.join(reason.split())}): {_REMEDY}")
+    return SessionError(
+        f"{path}: is not a complete prompt cache ({' '.join(reason.split())}): {_REMEDY}"
+    )

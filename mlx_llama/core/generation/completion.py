@@ -21,15 +21,17 @@ SHOWN_CHARACTERS = 40  # of the text, in a repr
 class Token(int):
     """A token id.
 
-    text: the text that appeared with it, "" where a character or a stop string may be unfinished. seconds: since the
-    request was submitted. logprobs: None unless the option asks for them.
+    text: the text that appeared with it, "" where a character or a stop string may be unfinished.
+    seconds: since the request was submitted. logprobs: None unless the option asks for them.
     """
 
     text: str
     seconds: float
     logprobs: TokenLogprobs | None
 
-    def __new__(cls, value: int, text: str = "", seconds: float = 0.0, logprobs: TokenLogprobs | None = None) -> Token:
+    def __new__(
+        cls, value: int, text: str = "", seconds: float = 0.0, logprobs: TokenLogprobs | None = None
+    ) -> Token:
         token = super().__new__(cls, value)
         token.text, token.seconds, token.logprobs = text, seconds, logprobs
         return token
@@ -39,14 +41,16 @@ class Token(int):
 class Completion:
     """An answer and its receipt. Times in seconds.
 
-    text: the whole answer; of one that went on with an earlier one (Request.begun) the earlier text too, though not its tokens.
-    finish_reason: None while it is being generated, then "eos" (an end token, or the end of its grammar), "stop" (a stop string
-    or a stop token), "length" (max_tokens), "context" (the context is full, or the memory of the cache), "interrupted" (the
+    text: the whole answer; of one that went on with an earlier one (Request.begun) the earlier text
+    too, though not its tokens. finish_reason: None while it is being generated, then "eos" (an end
+    token, or the end of its grammar), "stop" (a stop string or a stop token), "length"
+    (max_tokens), "context" (the context is full, or the memory of the cache), "interrupted" (the
     consumer left) or "error" (see `error`).
     """
 
     text: str = ""
-    tokens: list[Token] = field(default_factory=list)  # generated ids with text and times, the end token included
+    # generated ids with text and times, the end token included
+    tokens: list[Token] = field(default_factory=list)
     finish_reason: str | None = None
     stop: str | int | None = None  # the stop string that matched, or the id of the stop token
     error: str | None = None  # message of what ended it
@@ -54,39 +58,51 @@ class Completion:
     reused_tokens: int = 0  # of the prompt, already in the cache, in any row of it
     prefill_seconds: float = 0.0  # from its first chunk until the first token was read
     decode_seconds: float = 0.0  # from the first token to the last, without the consumer's time
-    launches: int = 0  # steps that it took part in; one more than tokens where a step ran ahead of an end token
+    # steps that it took part in; one more than tokens where a step ran ahead of an end token
+    launches: int = 0
     waits: int = 0  # reads from the device that brought its tokens
     read_bytes: int = 0  # bytes of its tokens
     drafted: int = 0  # tokens that speculation guessed and the model verified
     accepted: int = 0  # correct ones among them
-    speculation_ended: int | None = None  # tokens generated when speculation was switched off; None: it was not
+    # tokens generated when speculation was switched off; None: it was not
+    speculation_ended: int | None = None
     backend: str = ""
     device: str = ""
     dtype: str = ""
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)
-    origins: dict[str, str] = field(default_factory=dict)  # per option: "user", "checkpoint" or "default"
+    # per option: "user", "checkpoint" or "default"
+    origins: dict[str, str] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
     schema: Schema | None = None  # that the answer satisfies if it ended by itself
 
     @property
     def parsed(self) -> Any:
-        """The answer as a Python value: of the type that the option schema was given as, else of JSON.
+        """The answer as a Python value: of the type that the option schema was given as, else of
+        JSON.
 
-        None without a schema and for an answer that was cut short. Raises pydantic's ValidationError where the type refuses
-        more than its schema.
+        None without a schema and for an answer that was cut short. Raises pydantic's
+        ValidationError where the type refuses more than its schema.
         """
         return self.schema.parse(self.text) if self.schema and self.finish_reason == "eos" else None
 
     @property
     def prompt_tps(self) -> float:
         """Prompt tokens processed (not reused) per second."""
-        return (self.prompt_tokens - self.reused_tokens) / self.prefill_seconds if self.prefill_seconds else 0.0
+        return (
+            (self.prompt_tokens - self.reused_tokens) / self.prefill_seconds
+            if self.prefill_seconds
+            else 0.0
+        )
 
     @property
     def decode_tps(self) -> float:
         """Tokens per second after the first."""
-        return (len(self.tokens) - 1) / self.decode_seconds if self.decode_seconds and len(self.tokens) > 1 else 0.0
+        return (
+            (len(self.tokens) - 1) / self.decode_seconds
+            if self.decode_seconds and len(self.tokens) > 1
+            else 0.0
+        )
 
     @property
     def evaluations_per_token(self) -> float:
@@ -102,30 +118,55 @@ class Completion:
         return self.text
 
     def __repr__(self) -> str:
-        text = self.text if len(self.text) <= SHOWN_CHARACTERS else self.text[:SHOWN_CHARACTERS - 3] + "..."
-        return f"Completion({text!r}, tokens={len(self.tokens)}, finish_reason={self.finish_reason!r})"
+        text = (
+            self.text
+            if len(self.text) <= SHOWN_CHARACTERS
+            else self.text[: SHOWN_CHARACTERS - 3] + "..."
+        )
+        return (
+            f"Completion({text!r}, tokens={len(self.tokens)}, finish_reason={self.finish_reason!r})"
+        )
 
     def _repr_html_(self) -> str:
         """The text and a line of figures, for notebooks."""
-        figures = f"{len(self.tokens)} tokens, {self.decode_tps:.1f} tokens/s, finish reason {self.finish_reason}"
-        return (f'<div style="white-space: pre-wrap">{html.escape(self.text)}</div>'
-                f"<small>{html.escape(figures)}</small>")
+        figures = (
+            f"{len(self.tokens)} tokens, {self.decode_tps:.1f} tokens/s, finish reason "
+            f"{self.finish_reason}"
+        )
+        return (
+            f'<div style="white-space: pre-wrap">{html.escape(self.text)}</div>'
+            f"<small>{html.escape(figures)}</small>"
+        )
 
     def receipt(self) -> dict[str, Any]:
         """All fields but the text, the rates, and log-probabilities if there are any."""
-        found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("text", "schema")}
+        found = {
+            one.name: getattr(self, one.name)
+            for one in fields(self)
+            if one.name not in ("text", "schema")
+        }
         found |= {"tokens": list(map(int, self.tokens)), **self.tell_logprobs()}
         return found | {name: round(getattr(self, name), 3) for name in RATES}
 
     def tell_logprobs(self) -> dict[str, Any]:
-        """tokens (ids) and logprobs ([own, [id, log-probability] of the likeliest] of each), or {} without log-probabilities."""
+        """tokens (ids) and logprobs ([own, [id, log-probability] of the likeliest] of each), or {}
+        without log-probabilities.
+        """
         if not any(token.logprobs for token in self.tokens):
             return {}
-        return {"tokens": list(map(int, self.tokens)),
-                "logprobs": [token.logprobs and [token.logprobs.logprob, token.logprobs.top] for token in self.tokens]}
+        return {
+            "tokens": list(map(int, self.tokens)),
+            "logprobs": [
+                token.logprobs and [token.logprobs.logprob, token.logprobs.top]
+                for token in self.tokens
+            ],
+        }
 
     def describe_logprobs(self, tokenizer: Tokenizer) -> str:
-        """Each token, its log-probability and those of the likeliest, a line each; "" without log-probabilities."""
+        """Each token, its log-probability and those of the likeliest, a line each; "" without
+        log-probabilities.
+        """
+
         def name(token: int) -> str:
             piece = tokenizer.piece(token)
             return repr(piece.data.decode("utf-8", "backslashreplace")) if piece else f"<{token}>"
@@ -139,12 +180,16 @@ class Completion:
     def summary(self) -> str:
         """Speed, counts and notices in a few lines."""
         return (
-            f"prompt: {self.prompt_tokens} tokens, {self.reused_tokens} reused, {self.prompt_tps:.1f} tokens/s, "
+            f"prompt: {self.prompt_tokens} tokens, {self.reused_tokens} reused, "
+            f"{self.prompt_tps:.1f} tokens/s, "
             f"first token after {self.prefill_seconds:.3f} s\n"
-            f"decode: {len(self.tokens)} tokens, {self.decode_tps:.1f} tokens/s, finish reason {self.finish_reason}\n"
-            f"evaluations per token: {round(self.evaluations_per_token, 3):g} ({self.launches} launched, {self.waits} read, "
+            f"decode: {len(self.tokens)} tokens, {self.decode_tps:.1f} tokens/s, finish reason "
+            f"{self.finish_reason}\n"
+            f"evaluations per token: {round(self.evaluations_per_token, 3):g} ({self.launches} "
+            f"launched, {self.waits} read, "
             f"{round(self.bytes_per_token, 2):g} bytes per token)\n"
-            f"{self._summarize_speculation()}backend: {self.backend} ({self.device}, {self.dtype}), seed {self.seed}"
+            f"{self._summarize_speculation()}backend: {self.backend} ({self.device}, "
+            f"{self.dtype}), seed {self.seed}"
             + "".join(f"\nnote: {notice}" for notice in self.notices)
         )
 
@@ -152,20 +197,35 @@ class Completion:
         kind = self.options.get("speculate")
         if kind in (None, "none"):
             return ""
-        ended = "" if self.speculation_ended is None else f", switched off after {self.speculation_ended} tokens"
-        return f"speculation ({kind}): {self.accepted} of {self.drafted} drafted tokens accepted{ended}\n"
+        ended = (
+            ""
+            if self.speculation_ended is None
+            else f", switched off after {self.speculation_ended} tokens"
+        )
+        return (
+            f"speculation ({kind}): {self.accepted} of {self.drafted} drafted tokens "
+            f"accepted{ended}\n"
+        )
 
 
 class Writer:
     """Writes a completion as its tokens come.
 
-    max_tokens, limit: most tokens by the option, and by the context as well. eos: end tokens. decoder: of the text; None
-    without text. stops, stop_tokens: strings and tokens that end the answer, too. Seconds are those of a clock that stands still while no tick runs.
+    max_tokens, limit: most tokens by the option, and by the context as well. eos: end tokens.
+    decoder: of the text; None without text. stops, stop_tokens: strings and tokens that end the
+    answer, too. Seconds are those of a clock that stands still while no tick runs.
     """
 
-    def __init__(self, completion: Completion, max_tokens: int = 2**31, limit: int = 2**31,
-                 eos: frozenset[int] = frozenset(), decoder: StreamDecoder | None = None, stops: Sequence[str] = (),
-                 stop_tokens: Sequence[int] = ()):
+    def __init__(
+        self,
+        completion: Completion,
+        max_tokens: int = 2**31,
+        limit: int = 2**31,
+        eos: frozenset[int] = frozenset(),
+        decoder: StreamDecoder | None = None,
+        stops: Sequence[str] = (),
+        stop_tokens: Sequence[int] = (),
+    ):
         self.completion = completion
         self.max_tokens = max_tokens
         self.limit = limit
@@ -179,7 +239,9 @@ class Writer:
         self._first = 0.0
 
     def resume(self, tokens: Sequence[int]) -> None:
-        """Take the tokens that begin the answer: `completion.text` begins with their text, and no token tells it again."""
+        """Take the tokens that begin the answer: `completion.text` begins with their text, and no
+        token tells it again.
+        """
         assert self.decoder is not None
         text = "".join(map(self.decoder.push, tokens))
         shown = self.stops.push(text)
@@ -188,7 +250,9 @@ class Writer:
         self.completion.text = shown
 
     def start(self, now: float, reused: int) -> None:
-        """Its first chunk is due; `reused` tokens of the prompt are in the cache. Later calls change nothing."""
+        """Its first chunk is due; `reused` tokens of the prompt are in the cache. Later calls
+        change nothing.
+        """
         if self._started is None:
             self._started = now
             self.completion.reused_tokens = reused
@@ -198,12 +262,26 @@ class Writer:
         self.completion.prefill_seconds = now - (self._started or 0.0)
 
     def is_late(self, now: float, seconds: float) -> bool:
-        """True if the first token was read more than `seconds` ago, and the text has a line break."""
-        return bool(self.completion.tokens) and now - self._first > seconds and "\n" in self.completion.text
+        """True if the first token was read more than `seconds` ago, and the text has a line
+        break.
+        """
+        return (
+            bool(self.completion.tokens)
+            and now - self._first > seconds
+            and "\n" in self.completion.text
+        )
 
-    def push(self, token: int, now: float, is_last: bool = False, logprobs: TokenLogprobs | None = None,
-             is_late: bool = False) -> None:
-        """Append a token that was read at `now`. is_last: its grammar allows no other. is_late: its time allows no other."""
+    def push(
+        self,
+        token: int,
+        now: float,
+        is_last: bool = False,
+        logprobs: TokenLogprobs | None = None,
+        is_late: bool = False,
+    ) -> None:
+        """Append a token that was read at `now`. is_last: its grammar allows no other. is_late: its
+        time allows no other.
+        """
         completion = self.completion
         if not completion.tokens:
             self._first = now
@@ -259,7 +337,9 @@ class Writer:
 
     def add_notices(self, notices: Sequence[str]) -> None:
         """Add notices that are not there yet."""
-        self.completion.notices.extend(notice for notice in notices if notice not in self.completion.notices)
+        self.completion.notices.extend(
+            notice for notice in notices if notice not in self.completion.notices
+        )
 
     def count_launch(self) -> None:
         """A step was launched for it."""

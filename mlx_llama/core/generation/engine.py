@@ -1,4 +1,6 @@
-"""One loaded model and what it can answer: checks of a request, and its state before the first tick."""
+"""One loaded model and what it can answer: checks of a request, and its state before the first
+tick.
+"""
 
 from __future__ import annotations
 
@@ -35,21 +37,31 @@ class Engine:
     # From a request to a sequence
 
     def check(self, request: Request) -> None:
-        """Raises ContextError and OptionsError for a request that cannot be answered, but for its rule."""
+        """Raises ContextError and OptionsError for a request that cannot be answered, but for its
+        rule.
+        """
         options = request.options.options
         self.check_options(options)
         self.check_prompt(request.prompt)
         if request.wants_text and self.tokenizer is None:
             raise OptionsError("this model has no tokenizer: ask for token ids (wants_text=False)")
         if options.stop and not request.wants_text:
-            raise OptionsError("option `stop`: needs text, and this request asks for token ids only")
+            raise OptionsError(
+                "option `stop`: needs text, and this request asks for token ids only"
+            )
 
     def begin(self, request: Request) -> Sequence:
-        """The state of a checked request. Compiles its rule: raises OptionsError if it cannot be enforced."""
+        """The state of a checked request. Compiles its rule: raises OptionsError if it cannot be
+        enforced.
+        """
         options = request.options.options
         constraint = self._constrain(request)
-        kind, notices = self.choose_speculation(options, constraint is not None or bool(request.hooks.processors))
-        completion = Completion(prompt_tokens=len(request.prompt), schema=None if request.rule else options.schema)
+        kind, notices = self.choose_speculation(
+            options, constraint is not None or bool(request.hooks.processors)
+        )
+        completion = Completion(
+            prompt_tokens=len(request.prompt), schema=None if request.rule else options.schema
+        )
         completion.backend, completion.device = self.backend.name, self.backend.device_name
         completion.dtype = self.backend.runtime.dtype_name(self.model.dtype)
         completion.seed = options.seed or 0  # resolving draws a missing one
@@ -57,27 +69,47 @@ class Engine:
         completion.origins = dict(request.options.origins)
         limit = min(options.max_tokens, self.context - len(request.prompt))
         eos = self.eos if request.eos is None else request.eos
-        writer = Writer(completion, options.max_tokens, limit, eos, self._decode(request, constraint), options.stop,
-                        options.stop_token_ids)
-        writer.add_notices([*request.options.notices, *notices] if request.notices is None else request.notices)
+        writer = Writer(
+            completion,
+            options.max_tokens,
+            limit,
+            eos,
+            self._decode(request, constraint),
+            options.stop,
+            options.stop_token_ids,
+        )
+        writer.add_notices(
+            [*request.options.notices, *notices] if request.notices is None else request.notices
+        )
         if request.begun and writer.decoder:
             writer.resume(_find_begun(request))
         tokens = list(request.prompt)  # the answer is appended
         lookup = PromptLookup(tokens) if kind == "prompt" else None
         speculation = Speculation(lookup, writer, self.model.verify_width, kind)
-        return Sequence(request, tokens, limit, writer, speculation, constraint,
-                        adapter=self.find_adapter(options))
+        return Sequence(
+            request,
+            tokens,
+            limit,
+            writer,
+            speculation,
+            constraint,
+            adapter=self.find_adapter(options),
+        )
 
     def _constrain(self, request: Request) -> Constraint | None:
         rule = request.rule or Rule.of(request.options.options)
         if rule is None:
             return None
-        constraint = self.grammars.compile(rule, starts_text=request.starts_text, seconds=request.compile_seconds)
+        constraint = self.grammars.compile(
+            rule, starts_text=request.starts_text, seconds=request.compile_seconds
+        )
         try:
             for token in _find_begun(request):
                 constraint.accept(token)
         except ValueError:
-            raise OptionsError(f"option `{rule.option}`: the answer so far does not match it: ask again instead") from None
+            raise OptionsError(
+                f"option `{rule.option}`: the answer so far does not match it: ask again instead"
+            ) from None
         return constraint
 
     def _decode(self, request: Request, constraint: Constraint | None) -> StreamDecoder | None:
@@ -91,23 +123,36 @@ class Engine:
     # Checks
 
     def check_prompt(self, tokens: Several[int]) -> None:
-        """Raises ContextError for an empty prompt, a prompt that leaves no room for an answer, and foreign token ids."""
+        """Raises ContextError for an empty prompt, a prompt that leaves no room for an answer, and
+        foreign token ids.
+        """
         if not tokens:
-            raise ContextError("the prompt is empty and this model has no BOS token to start from: give some text")
+            raise ContextError(
+                "the prompt is empty and this model has no BOS token to start from: give some text"
+            )
         self.check_count(len(tokens), "")
         vocabulary = self.model.config.vocab_size
         low, high = min(tokens), max(tokens)
         if low < 0 or high >= vocabulary:
-            raise ContextError(f"token id {low if low < 0 else high} is outside the vocabulary of {vocabulary}")
+            raise ContextError(
+                f"token id {low if low < 0 else high} is outside the vocabulary of {vocabulary}"
+            )
 
     def check_count(self, count: int, bound: str = "at least ") -> None:
-        """Raises ContextError for a prompt of `count` tokens that leaves no room for an answer. bound: before that number."""
+        """Raises ContextError for a prompt of `count` tokens that leaves no room for an answer.
+        bound: before that number.
+        """
         if count >= self.context:
-            raise ContextError(f"the prompt has {bound}{count} tokens and the context holds {self.context}, answer "
-                               f"included: shorten the prompt{self.suggest_context()}")
+            raise ContextError(
+                f"the prompt has {bound}{count} tokens and the context holds {self.context}, "
+                "answer "
+                f"included: shorten the prompt{self.suggest_context()}"
+            )
 
     def suggest_context(self) -> str:
-        """Rest of a message about a full context: how to ask for a larger one, "" at the model's maximum."""
+        """Rest of a message about a full context: how to ask for a larger one, "" at the model's
+        maximum.
+        """
         return ", or raise `ctx_size`" if self.context < rope.max_context(self.model.config) else ""
 
     @functools.cached_property
@@ -118,20 +163,33 @@ class Engine:
         return Grammars(self.tokenizer, sorted(self.eos), self.model.config.vocab_size)
 
     def check_options(self, options: GenerationOptions, report: Report = refuse) -> None:
-        """Raises OptionsError, or reports it: for token ids outside the vocabulary, and for a draft model or an adapter that
-        was not loaded."""
+        """Raises OptionsError, or reports it: for token ids outside the vocabulary, and for a draft
+        model or an adapter that was not loaded."""
         vocabulary = self.model.config.vocab_size
-        for name, tokens in (("logit_bias", options.logit_bias), ("stop_token_ids", options.stop_token_ids)):
+        for name, tokens in (
+            ("logit_bias", options.logit_bias),
+            ("stop_token_ids", options.stop_token_ids),
+        ):
             foreign = next((token for token in tokens if token >= vocabulary), None)
             if foreign is not None:
-                report(OptionsError(f"option `{name}`: token id {foreign} is outside the vocabulary of {vocabulary}"))
+                report(
+                    OptionsError(
+                        f"option `{name}`: token id {foreign} is outside the vocabulary of "
+                        f"{vocabulary}"
+                    )
+                )
         try:
             self.find_adapter(options)
         except OptionsError as error:
             report(error)
         if options.speculate == "model" and self.draft is None:
-            report(OptionsError("option `speculate`: 'model' needs a draft model: load one with `draft_model`, or choose "
-                                "'prompt'"))
+            report(
+                OptionsError(
+                    "option `speculate`: 'model' needs a draft model: load one with "
+                    "`draft_model`, or choose "
+                    "'prompt'"
+                )
+            )
 
     @property
     def default_adapter(self) -> int:
@@ -139,31 +197,52 @@ class Engine:
         return min(1, len(self.model.adapters))
 
     def find_adapter(self, options: GenerationOptions) -> int:
-        """Number of the adapter that options ask for, 0 for none. Raises OptionsError if it was not loaded."""
+        """Number of the adapter that options ask for, 0 for none. Raises OptionsError if it was not
+        loaded.
+        """
         names = self.model.adapters
         if options.adapter is None:
             return self.default_adapter
         if options.adapter == BASE:
             return 0
         if options.adapter not in names:
-            known = f"there are {', '.join([*names, BASE])}" if names else "none was loaded: load it with `adapters`"
-            raise OptionsError(f"option `adapter`: {options.adapter!r:.100} is not among the model's adapters: {known}")
+            known = (
+                f"there are {', '.join([*names, BASE])}"
+                if names
+                else "none was loaded: load it with `adapters`"
+            )
+            raise OptionsError(
+                f"option `adapter`: {options.adapter!r:.100} is not among the model's "
+                f"adapters: {known}"
+            )
         return 1 + names.index(options.adapter)
 
     def check_rule(self, options: GenerationOptions) -> None:
-        """Compile what a conversation's answers must match; raises OptionsError if it cannot be enforced."""
+        """Compile what a conversation's answers must match; raises OptionsError if it cannot be
+        enforced.
+        """
         if rule := Rule.of(options):
             self.grammars.compile(rule)
 
-    def choose_speculation(self, options: GenerationOptions, is_constrained: bool = False) -> tuple[str, list[str]]:
-        """The kind of speculation in force ("none", "prompt" or "model") and notices about the choice."""
+    def choose_speculation(
+        self, options: GenerationOptions, is_constrained: bool = False
+    ) -> tuple[str, list[str]]:
+        """The kind of speculation in force ("none", "prompt" or "model") and notices about the
+        choice.
+        """
         kind = options.speculate or ("none" if self.draft is None else "model")
         if kind != "none" and (is_constrained or options.logprobs is not None):
-            return "none", ["no speculation: verifying several positions in one step does not support grammars, logits "
-                            "processors or log-probabilities"]
+            return "none", [
+                "no speculation: verifying several positions in one step does not support "
+                "grammars, logits "
+                "processors or log-probabilities"
+            ]
         if kind != "none" and rope.length_dependent(self.model.config):
-            return "none", ["no speculation: this model's dynamic rope rotates keys by angles that depend on the length, "
-                            "so several positions in one step would differ from single steps"]
+            return "none", [
+                "no speculation: this model's dynamic rope rotates keys by angles that depend "
+                "on the length, "
+                "so several positions in one step would differ from single steps"
+            ]
         if kind == "prompt" and self.draft is not None:
             return kind, ["the draft model is not used: `speculate` asks for 'prompt'"]
         return kind, []
@@ -171,4 +250,4 @@ class Engine:
 
 def _find_begun(request: Request) -> Several[int]:
     """Tokens of the prompt that begin the answer."""
-    return request.prompt[len(request.prompt) - request.begun:]
+    return request.prompt[len(request.prompt) - request.begun :]

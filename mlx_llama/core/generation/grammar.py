@@ -1,8 +1,10 @@
-"""Grammars: which tokens keep an answer within a JSON schema, a regular expression or a grammar (llguidance).
+"""Grammars: which tokens keep an answer within a JSON schema, a regular expression or a grammar
+(llguidance).
 
-`Grammars` belongs to a model and compiles; a `Constraint` belongs to one answer and yields a mask per token. An answer that
-ends by itself is complete: it parses, and validates against its schema. JSON is written as json.dumps writes it, on one
-line with ", " and ": ": a choice of white space would cost tokens, and small models lose themselves in it.
+`Grammars` belongs to a model and compiles; a `Constraint` belongs to one answer and yields a mask
+per token. An answer that ends by itself is complete: it parses, and validates against its schema.
+JSON is written as json.dumps writes it, on one line with ", " and ": ": a choice of white space
+would cost tokens, and small models lose themselves in it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
 KEPT = 32  # compiled grammars; each takes up to a few megabytes
 JSON_OBJECT = Schema('{"type": "object"}')
 
-# Of llguidance, per request: memory for the lexer's states (up to 2 kB each) and work per mask (0.2 s for the worst found).
+# Of llguidance, per request: memory for the lexer's states (up to 2 kB each) and work per mask (0.2
+# s for the worst found).
 _LIMITS = {"max_lexer_states": 20_000, "step_lexer_fuel": 100_000, "verbose_errors": False}
 
 
@@ -42,7 +45,9 @@ class Rule:
     """A constraint on an answer. option: the option that gave it, to name in errors."""
 
     option: Literal["schema", "regex", "grammar", "tools"]
-    text: str  # JSON, a regular expression in Rust's syntax, Lark as llguidance reads it, or GBNF; of tools: Lark
+    # JSON, a regular expression in Rust's syntax, Lark as llguidance reads it, or GBNF; of tools:
+    # Lark
+    text: str
     is_lenient: bool = False  # see Schema
 
     @classmethod
@@ -58,25 +63,36 @@ class Rule:
 def choice(texts: Sequence[str]) -> str:
     """A grammar of these texts and no others. Raises OptionsError for an empty list."""
     if not texts:
-        raise OptionsError("option `grammar`: a choice of no texts allows no answer: list at least one")
+        raise OptionsError(
+            "option `grammar`: a choice of no texts allows no answer: list at least one"
+        )
     return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
 
 
 class Constraint:
     """The state of one constrained answer: masks before each token, advanced by `accept`.
 
-    keeps_space: the answer's text may begin with a space, so it must be decoded without dropping one (as a text that
-    continues another). relaxed: keywords of a lenient schema that are not enforced.
+    keeps_space: the answer's text may begin with a space, so it must be decoded without dropping
+    one (as a text that continues another). relaxed: keywords of a lenient schema that are not
+    enforced.
     """
 
-    def __init__(self, matcher: llguidance.LLMatcher, rule: Rule, size: int, keeps_space: bool, not_first: Collection[int],
-                 relaxed: str = ""):
+    def __init__(
+        self,
+        matcher: llguidance.LLMatcher,
+        rule: Rule,
+        size: int,
+        keeps_space: bool,
+        not_first: Collection[int],
+        relaxed: str = "",
+    ):
         self.rule, self.keeps_space, self.relaxed = rule, keeps_space, relaxed
         self._matcher, self._size, self._not_first = matcher, size, not_first
         self._accepted = 0
 
     def mask(self) -> npt.NDArray[np.int32]:
-        """Allowed tokens, a new int32 [ceil(V / 32)]: bit i % 32 of word i // 32 is set where token i may come next.
+        """Allowed tokens, a new int32 [ceil(V / 32)]: bit i % 32 of word i // 32 is set where token
+        i may come next.
 
         Raises OptionsError if the grammar needs more work than the limits allow.
         """
@@ -95,12 +111,17 @@ class Constraint:
         """
         if not self._matcher.consume_token(token):
             if "satisfy the grammar" in self._matcher.get_error():
-                raise ValueError(f"token {token} after {self._accepted} others does not match the {self.rule.option}")
+                raise ValueError(
+                    f"token {token} after {self._accepted} others does not match the "
+                    f"{self.rule.option}"
+                )
             self._check()
         self._accepted += 1
 
     def forced(self) -> list[int]:
-        """Tokens of which each is the only way to go on, as the tokenizer splits their text; not accepted yet."""
+        """Tokens of which each is the only way to go on, as the tokenizer splits their text; not
+        accepted yet.
+        """
         tokens: list[int] = self._matcher.compute_ff_tokens()
         self._check()
         return tokens
@@ -117,15 +138,18 @@ class Constraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise OptionsError(f"option `{self.rule.option}`: became too complex after {self._accepted} tokens "
-                               f"({_first_line(self._matcher.get_error())}): simplify it")
+            raise OptionsError(
+                f"option `{self.rule.option}`: became too complex after {self._accepted} tokens "
+                f"({_first_line(self._matcher.get_error())}): simplify it"
+            )
 
 
 class Grammars:
     """Compiles rules for one tokenizer. Thread-safe.
 
-    eos: end tokens, which are allowed where an answer is complete. vocab_size: of the logits. The vocabulary is handed to
-    llguidance at the first use: about 0.2 s for 32,000 tokens, 1 s for 128,000.
+    eos: end tokens, which are allowed where an answer is complete. vocab_size: of the logits. The
+    vocabulary is handed to llguidance at the first use: about 0.2 s for 32,000 tokens, 1 s for
+    128,000.
     """
 
     def __init__(self, tokenizer: Tokenizer, eos: Collection[int], vocab_size: int):
@@ -133,19 +157,25 @@ class Grammars:
         self._lock = threading.Lock()
         self._vocabulary: _Vocabulary | None = None
         self._library: llguidance.LLTokenizer
-        self._compiled: OrderedDict[tuple[Rule, bool], tuple[llguidance.LLMatcher, bool, str]] = OrderedDict()
+        self._compiled: OrderedDict[tuple[Rule, bool], tuple[llguidance.LLMatcher, bool, str]] = (
+            OrderedDict()
+        )
 
     def prepare(self) -> None:
         """Hand the vocabulary to llguidance, which the first `compile` would do."""
         self._load()
 
-    def compile(self, rule: Rule, *, starts_text: bool = True, seconds: float | None = None) -> Constraint:
+    def compile(
+        self, rule: Rule, *, starts_text: bool = True, seconds: float | None = None
+    ) -> Constraint:
         """Compile a rule for one answer.
 
-        starts_text: the answer is a text of its own, whose first space the decoder drops. seconds: refuse a rule that takes
-        longer to compile; None: wait for it. A lenient rule loses what llguidance cannot enforce (`Constraint.relaxed`).
+        starts_text: the answer is a text of its own, whose first space the decoder drops. seconds:
+        refuse a rule that takes longer to compile; None: wait for it. A lenient rule loses what
+        llguidance cannot enforce (`Constraint.relaxed`).
 
-        Raises OptionsError for a rule that llguidance does not take, with its reason, or that is above a limit.
+        Raises OptionsError for a rule that llguidance does not take, with its reason, or that is
+        above a limit.
         """
         drops = starts_text and self.tokenizer.dropped_space is not None
         vocabulary = self._load()
@@ -159,7 +189,11 @@ class Grammars:
                 matcher, keeps_space = self._build(rule, body, drops, vocabulary)
             except OptionsError:
                 keywords: set[str] = set()
-                body = {"json_schema": _relax(body["json_schema"], keywords)} if rule.is_lenient else body
+                body = (
+                    {"json_schema": _relax(body["json_schema"], keywords)}
+                    if rule.is_lenient
+                    else body
+                )
                 if not keywords:
                     raise
                 matcher, keeps_space = self._build(rule, body, drops, vocabulary)
@@ -172,22 +206,32 @@ class Grammars:
                 self._compiled.popitem(last=False)
         matcher, keeps_space, relaxed = found
         not_first = vocabulary.space_bytes if drops and not keeps_space else ()
-        return Constraint(matcher.deep_copy(), rule, self.vocab_size, keeps_space, not_first, relaxed)
+        return Constraint(
+            matcher.deep_copy(), rule, self.vocab_size, keeps_space, not_first, relaxed
+        )
 
     def _load(self) -> _Vocabulary:
         with self._lock:
             if self._vocabulary is None:
                 if not self.eos:
-                    raise OptionsError("options schema, regex and grammar need a model with an end token; this has none")
+                    raise OptionsError(
+                        "options schema, regex and grammar need a model with an end token; "
+                        "this has none"
+                    )
                 import llguidance
 
                 vocabulary = _Vocabulary(self.tokenizer, self.eos[0], self.vocab_size)
                 self._library = llguidance.LLTokenizer(
-                    llguidance.TokenizerWrapper(vocabulary), n_vocab=self.vocab_size, eos_token=list(self.eos))
+                    llguidance.TokenizerWrapper(vocabulary),
+                    n_vocab=self.vocab_size,
+                    eos_token=list(self.eos),
+                )
                 self._vocabulary = vocabulary
             return self._vocabulary
 
-    def _build(self, rule: Rule, body: dict[str, Any], drops: bool, vocabulary: _Vocabulary) -> tuple[Any, bool]:
+    def _build(
+        self, rule: Rule, body: dict[str, Any], drops: bool, vocabulary: _Vocabulary
+    ) -> tuple[Any, bool]:
         """The rule's matcher before its first token, and whether answers keep their first space."""
         matcher = self._match(rule, [body])
         if not drops:
@@ -197,13 +241,17 @@ class Grammars:
         if any(vocabulary.tokens[token].startswith(b" ") for token in np.flatnonzero(bits)):
             return matcher, True
         # The model may write the space that the decoder drops.
-        return self._match(rule, [{"lark_grammar": 'start: " "? @answer'}, {**body, "name": "answer"}]), False
+        return self._match(
+            rule, [{"lark_grammar": 'start: " "? @answer'}, {**body, "name": "answer"}]
+        ), False
 
     def _match(self, rule: Rule, grammars: list[dict[str, Any]]) -> Any:
         import llguidance
 
         limits = llguidance.LLParserLimits(**_LIMITS)  # type: ignore[arg-type]
-        matcher = llguidance.LLMatcher(self._library, json.dumps({"grammars": grammars}), log_level=0, limits=limits)
+        matcher = llguidance.LLMatcher(
+            self._library, json.dumps({"grammars": grammars}), log_level=0, limits=limits
+        )
         first = matcher.deep_copy()
         first.compute_bitmask()  # some limits show at the first mask
         if first.is_error():
@@ -215,19 +263,30 @@ class Grammars:
 class _Vocabulary:
     """A tokenizer as llguidance.TokenizerWrapper expects it.
 
-    tokens: bytes by id, b"" for padding. special_token_ids: tokens that a grammar can name and no text contains.
-    space_bytes: byte tokens of a space, which the decoder keeps even before the first word.
+    tokens: bytes by id, b"" for padding. special_token_ids: tokens that a grammar can name and no
+    text contains. space_bytes: byte tokens of a space, which the decoder keeps even before the
+    first word.
     """
 
     def __init__(self, tokenizer: Tokenizer, eos: int, vocab_size: int):
         self.eos_token_id, self.bos_token_id = eos, tokenizer.bos_id
         texts = tokenizer.token_bytes()[:vocab_size]
-        names = {token: text.encode("utf-8", "replace") for text, token in tokenizer.special_ids.items()}
-        self.special_token_ids = [token for token, text in enumerate(texts) if text is None and token in names]
-        self.tokens = [names.get(token, b"") if text is None else text for token, text in enumerate(texts)]
+        names = {
+            token: text.encode("utf-8", "replace") for text, token in tokenizer.special_ids.items()
+        }
+        self.special_token_ids = [
+            token for token, text in enumerate(texts) if text is None and token in names
+        ]
+        self.tokens = [
+            names.get(token, b"") if text is None else text for token, text in enumerate(texts)
+        ]
         self.tokens += [b""] * (vocab_size - len(texts))
-        pieces = [(token, tokenizer.piece(token)) for token, text in enumerate(texts) if text == b" "]
-        self.space_bytes = tuple(token for token, piece in pieces if piece is not None and piece.is_byte)
+        pieces = [
+            (token, tokenizer.piece(token)) for token, text in enumerate(texts) if text == b" "
+        ]
+        self.space_bytes = tuple(
+            token for token, piece in pieces if piece is not None and piece.is_byte
+        )
         self._tokenizer = tokenizer
         self._newline = [] if tokenizer.byte_level else tokenizer.encode("\n")
         self._ids: dict[bytes, int] | None = None
@@ -241,22 +300,31 @@ class _Vocabulary:
         except Exception:  # llguidance would panic
             return self._spell(data)
         start = len(self._newline)
-        exact = ids[:start] == self._newline and b"".join(self.tokens[token] for token in ids[start:]) == data
+        exact = (
+            ids[:start] == self._newline
+            and b"".join(self.tokens[token] for token in ids[start:]) == data
+        )
         return ids[start:] if exact else self._spell(data)
 
     def _spell(self, data: bytes) -> list[int]:
         """Longest tokens first, for bytes that the tokenizer would not write as they are."""
         if self._ids is None:
             special = set(self.special_token_ids)
-            self._ids = {text: token for token, text in enumerate(self.tokens) if text and token not in special}
+            self._ids = {
+                text: token
+                for token, text in enumerate(self.tokens)
+                if text and token not in special
+            }
             self._longest = max(map(len, self._ids))
         ids: list[int] = []
         at = 0
         while at < len(data):
-            found = next((n for n in range(self._longest, 0, -1) if data[at:at + n] in self._ids), 0)
+            found = next(
+                (n for n in range(self._longest, 0, -1) if data[at : at + n] in self._ids), 0
+            )
             if not found:  # a vocabulary without this byte; llguidance then forces nothing
                 return []
-            ids.append(self._ids[data[at:at + found]])
+            ids.append(self._ids[data[at : at + found]])
             at += found
         return ids
 
@@ -277,27 +345,47 @@ def _describe(rule: Rule) -> dict[str, Any]:
         raise _refusal(rule, str(e) or type(e).__name__) from None
 
 
-_FORMATS = {"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}  # that llguidance knows
+# that llguidance knows
+_FORMATS = {
+    "date",
+    "time",
+    "date-time",
+    "duration",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "uuid",
+    "uri",
+}
 _VALUES = ("const", "enum", "default", "examples", "x-guidance")
 
 
 def _relax(schema: Any, keywords: set[str]) -> Any:
-    """The schema without keywords that are annotations (unknown formats) or that llguidance cannot enforce: uniqueItems,
-    look-around in patterns, the exclusion of oneOf. Adds their names to `keywords`."""
+    """The schema without keywords that are annotations (unknown formats) or that llguidance cannot
+    enforce: uniqueItems, look-around in patterns, the exclusion of oneOf. Adds their names to
+    `keywords`."""
     if isinstance(schema, list):
         return [_relax(inner, keywords) for inner in schema]
     if not isinstance(schema, dict):
         return schema
     relaxed: dict[str, Any] = {}
     for name, value in schema.items():
-        is_lost = ((name == "uniqueItems" and value is True) or (name == "format" and isinstance(value, str) and value not in _FORMATS)
-                   or (name == "pattern" and isinstance(value, str) and re.search(r"\(\?<?[=!]", value)))
+        is_lost = (
+            (name == "uniqueItems" and value is True)
+            or (name == "format" and isinstance(value, str) and value not in _FORMATS)
+            or (name == "pattern" and isinstance(value, str) and re.search(r"\(\?<?[=!]", value))
+        )
         if is_lost or name == "oneOf":
             keywords.add(name)
-        if name in ("properties", "$defs", "definitions", "patternProperties") and isinstance(value, dict):
+        if name in ("properties", "$defs", "definitions", "patternProperties") and isinstance(
+            value, dict
+        ):
             relaxed[name] = {key: _relax(inner, keywords) for key, inner in value.items()}
         elif not is_lost:
-            relaxed["anyOf" if name == "oneOf" else name] = value if name in _VALUES else _relax(value, keywords)
+            relaxed["anyOf" if name == "oneOf" else name] = (
+                value if name in _VALUES else _relax(value, keywords)
+            )
     return relaxed
 
 
@@ -305,10 +393,13 @@ def _refusal(rule: Rule, reason: str) -> OptionsError:
     remedy = {
         "schema": "leave that out, or describe it with other keywords",
         "regex": "write it in Rust's syntax, without look-around",
-        "grammar": "write it in Lark's syntax with a rule start, or in llama.cpp's GBNF with a rule root",
+        "grammar": "write it in Lark's syntax with a rule start, or in "
+        "llama.cpp's GBNF with a rule root",
         "tools": "describe the parameters with other keywords",
     }[rule.option]
-    return OptionsError(f"option `{rule.option}`: cannot be enforced: {_first_line(reason)}: {remedy}")
+    return OptionsError(
+        f"option `{rule.option}`: cannot be enforced: {_first_line(reason)}: {remedy}"
+    )
 
 
 def _first_line(text: str) -> str:
@@ -316,7 +407,8 @@ def _first_line(text: str) -> str:
     return " ".join(text.replace("<non-verbose/>", " ").split())[:200]
 
 
-# llguidance bounds most work, but a conjunction of many patterns takes time without end, and a thread cannot be stopped.
+# llguidance bounds most work, but a conjunction of many patterns takes time without end, and a
+# thread cannot be stopped.
 _CHILD = """
 import sys, llguidance
 for line in sys.stdin:
@@ -330,12 +422,18 @@ _CHILD_START = 10.0  # seconds that a loaded machine may take to start Python
 
 
 def _check_time(rule: Rule, body: dict[str, Any], seconds: float) -> None:
-    """Compile a rule in another process first. Raises OptionsError if that takes longer than `seconds`, or crashes."""
+    """Compile a rule in another process first. Raises OptionsError if that takes longer than
+    `seconds`, or crashes.
+    """
     global _child
     with _child_lock:
         if _child is None or _child.poll() is not None:
-            _child = subprocess.Popen([sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                      stderr=subprocess.DEVNULL)  # Ctrl-C reaches it too
+            _child = subprocess.Popen(
+                [sys.executable, "-c", _CHILD],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )  # Ctrl-C reaches it too
             _ask(_child, {"lark_grammar": "start: /a/"}, _CHILD_START)
         if not _ask(_child, body, seconds):
             _child.kill()

@@ -19,17 +19,21 @@ OnProgress = Callable[[int, int], object]  # f(tokens of the prompt so far, all 
 
 @dataclass(frozen=True)
 class Hooks:
-    """Functions called while a request is served, in the thread that computes; their exceptions end it.
+    """Functions called while a request is served, in the thread that computes; their exceptions end
+    it.
 
-    processors: change the logits before each token, which costs one more wait for the device per token. on_progress: called
-    after each chunk of the prompt.
+    processors: change the logits before each token, which costs one more wait for the device per
+    token. on_progress: called after each chunk of the prompt.
     """
 
     processors: tuple[LogitsProcessor, ...] = ()
     on_progress: OnProgress | None = None
 
-    def process(self, tokens: list[int], logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Apply the processors in order. logits: [1, V], which they may change in place; -inf forbids a token.
+    def process(
+        self, tokens: list[int], logits: npt.NDArray[np.float32]
+    ) -> npt.NDArray[np.float32]:
+        """Apply the processors in order. logits: [1, V], which they may change in place; -inf
+        forbids a token.
 
         Raises OptionsError for a result of another shape.
         """
@@ -37,8 +41,11 @@ class Hooks:
         for processor in self.processors:
             logits = np.asarray(processor(known, logits))
             if logits.shape != shape or logits.dtype.kind != "f":
-                raise OptionsError(f"logits_processor: returned {logits.dtype} {list(logits.shape)}, it must return its logits, "
-                                   f"float32 {list(shape)}")
+                raise OptionsError(
+                    f"logits_processor: returned {logits.dtype} {list(logits.shape)}, it must "
+                    "return its logits, "
+                    f"float32 {list(shape)}"
+                )
         return logits.astype(np.float32, copy=False)
 
 
@@ -48,7 +55,8 @@ NAMES = ("logits_processor", "on_progress")
 def split_hooks(given: Mapping[str, Any]) -> tuple[dict[str, Any], Hooks]:
     """Options without hooks, and the hooks. logits_processor: a function or several.
 
-    Raises OptionsError for a value that is no function, and for a name that is nearly one of theirs.
+    Raises OptionsError for a value that is no function, and for a name that is nearly one of
+    theirs.
     """
     for name in given:
         if name not in NAMES and (near := difflib.get_close_matches(name, NAMES, 1, 0.8)):
@@ -56,7 +64,12 @@ def split_hooks(given: Mapping[str, Any]) -> tuple[dict[str, Any], Hooks]:
     processors, on_progress = (given.get(name) for name in NAMES)
     processors = () if processors is None else (processors,) if callable(processors) else processors
     if not isinstance(processors, (list, tuple)) or not all(map(callable, processors)):
-        raise OptionsError(f"logits_processor: {processors!r:.60} is not a function of tokens and logits, or a list of them")
+        raise OptionsError(
+            f"logits_processor: {processors!r:.60} is not a function of tokens and logits, or "
+            "a list of them"
+        )
     if on_progress is not None and not callable(on_progress):
         raise OptionsError(f"on_progress: {on_progress!r:.60} is not a function of two numbers")
-    return {name: value for name, value in given.items() if name not in NAMES}, Hooks(tuple(processors), on_progress)
+    return {name: value for name, value in given.items() if name not in NAMES}, Hooks(
+        tuple(processors), on_progress
+    )

@@ -1,8 +1,9 @@
 """Batch jobs: requests from a JSON Lines file, results into another one as they finish.
 
-A line is {"prompt": ...} or {"messages": [...]}, options by name, and perhaps an "id". A result is one line, written
-whole and flushed, so a job that was killed goes on: the same command runs what is missing. Results name a digest of
-their request, so that they are never mixed with those of other prompts, options or models.
+A line is {"prompt": ...} or {"messages": [...]}, options by name, and perhaps an "id". A result is
+one line, written whole and flushed, so a job that was killed goes on: the same command runs what is
+missing. Results name a digest of their request, so that they are never mixed with those of other
+prompts, options or models.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class _Line(BaseModel):
 
 @dataclass(frozen=True)
 class Job:
-    """One request. index: counts the requests of the file from 0. prompt: a text, or messages. options: by name."""
+    """One request. index: counts the requests of the file from 0. prompt: a text, or messages.
+    options: by name.
+    """
 
     index: int
     id: str | int | None
@@ -63,21 +66,36 @@ class Job:
 
     def result(self, completion: Completion) -> dict[str, Any]:
         """The line of an answer."""
-        return self._line(text=completion.text, finish_reason=completion.finish_reason, prompt_tokens=completion.prompt_tokens,
-                          reused_tokens=completion.reused_tokens, completion_tokens=len(completion.tokens), seed=completion.seed,
-                          **completion.tell_logprobs())
+        return self._line(
+            text=completion.text,
+            finish_reason=completion.finish_reason,
+            prompt_tokens=completion.prompt_tokens,
+            reused_tokens=completion.reused_tokens,
+            completion_tokens=len(completion.tokens),
+            seed=completion.seed,
+            **completion.tell_logprobs(),
+        )
 
     def failure(self, error: Exception, spell: Callable[[str], str]) -> dict[str, Any]:
         """The line of a request that failed. spell: of names of options in the error."""
-        return self._line(error=spell(str(error)) if isinstance(error, LlamaError) else f"{type(error).__name__}: {error}")
+        return self._line(
+            error=spell(str(error))
+            if isinstance(error, LlamaError)
+            else f"{type(error).__name__}: {error}"
+        )
 
     def _line(self, **fields: Any) -> dict[str, Any]:
-        return {"index": self.index, **({} if self.id is None else {"id": self.id}), **fields, "request": self.digest}
+        return {
+            "index": self.index,
+            **({} if self.id is None else {"id": self.id}),
+            **fields,
+            "request": self.digest,
+        }
 
 
 def parse_jobs(text: str, name: str, options: Mapping[str, Any], model: str) -> list[Job]:
-    """The requests in `text`. name: of the file, for messages. options: of all requests; a line's own win. model: its
-    name, and what else shapes all answers.
+    """The requests in `text`. name: of the file, for messages. options: of all requests; a line's
+    own win. model: its name, and what else shapes all answers.
 
     Raises OptionsError that names the file, the line and the field.
     """
@@ -92,23 +110,38 @@ def parse_jobs(text: str, name: str, options: Mapping[str, Any], model: str) -> 
         except ValidationError as error:
             raise OptionsError(f"{place}: {_describe_fault(error.errors()[0])}") from None
         if (parsed.prompt is None) == (parsed.messages is None):
-            raise OptionsError(f"{place}: needs one of the fields prompt and messages" +
-                               (", not both" if parsed.messages is not None else ""))
+            raise OptionsError(
+                f"{place}: needs one of the fields prompt and messages"
+                + (", not both" if parsed.messages is not None else "")
+            )
         own = {key: value for key, value in (parsed.model_extra or {}).items() if value is not None}
         validate(own, place)
         if parsed.id is not None and seen.setdefault(parsed.id, number) != number:
-            raise OptionsError(f"{place}: field id: {show(parsed.id)} is that of line {seen[parsed.id]} too: give each request an id "
-                               "of its own")
-        prompt = parsed.prompt if parsed.messages is None else [message.model_dump() for message in parsed.messages]
+            raise OptionsError(
+                f"{place}: field id: {show(parsed.id)} is that of line {seen[parsed.id]} too: "
+                "give each request an id "
+                "of its own"
+            )
+        prompt = (
+            parsed.prompt
+            if parsed.messages is None
+            else [message.model_dump() for message in parsed.messages]
+        )
         jobs.append(Job(len(jobs), parsed.id, prompt, {**options, **own}, model))
     if not jobs:
-        raise OptionsError(f"{name}: has no requests: write one JSON object per line, such as {{\"prompt\": \"Hello\"}}")
+        raise OptionsError(
+            f'{name}: has no requests: write one JSON object per line, such as {{"prompt": '
+            f'"Hello"}}'
+        )
     return jobs
 
 
 def _describe_fault(fault: Mapping[str, Any]) -> str:
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]
-                    if part not in ("str", "int")).lstrip(".")  # branches of a union are no places
+    place = "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}"
+        for part in fault["loc"]
+        if part not in ("str", "int")
+    ).lstrip(".")  # branches of a union are no places
     message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if fault["type"] == "json_invalid":
         return f"is not JSON ({message.removeprefix('Invalid JSON: ')})"
@@ -120,10 +153,11 @@ def _describe_fault(fault: Mapping[str, Any]) -> str:
 
 
 class Results:
-    """The file of results. Raises OptionsError where it holds something else, before anything is changed.
+    """The file of results. Raises OptionsError where it holds something else, before anything is
+    changed.
 
-    done: indices of the requests that have a result. failed: of those, the number of errors. tokens: generated for the
-    results that were written here.
+    done: indices of the requests that have a result. failed: of those, the number of errors.
+    tokens: generated for the results that were written here.
     """
 
     def __init__(self, path: str | os.PathLike, jobs: Sequence[Job]):
@@ -137,28 +171,41 @@ class Results:
                 raise OptionsError(f"`output` {path}: is not a file: choose another one")
             content = self.path.read_bytes() if self.path.exists() else b""
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-            raise OptionsError(f"`output` {path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+            raise OptionsError(
+                f"`output` {path}: cannot be read: {getattr(error, 'strerror', None) or error}"
+            ) from None
         *lines, torn = content.split(b"\n")
         for number, line in enumerate(lines, 1):
             index, is_failed = _read_result(line, digests)
             if index is None:
-                raise OptionsError(f"`output` {path}: line {number} is not a result of these prompts, options and model: choose "
-                                   "another file or delete this one")
+                raise OptionsError(
+                    f"`output` {path}: line {number} is not a result of these prompts, options "
+                    "and model: choose "
+                    "another file or delete this one"
+                )
             self.failed += is_failed and index not in self.done
             self.done.add(index)
             self._whole += len(line) + 1
-        if not torn.startswith(_RESULT[:len(torn)]):
-            raise OptionsError(f"`output` {path}: its last line is not a result of these prompts: choose another file or delete "
-                               "this one")
+        if not torn.startswith(_RESULT[: len(torn)]):
+            raise OptionsError(
+                f"`output` {path}: its last line is not a result of these prompts: choose "
+                "another file or delete "
+                "this one"
+            )
         self._file: BinaryIO | None = None
 
     def __enter__(self) -> Results:
-        """Open the file for more results; a line that was torn by a kill is dropped. Raises OptionsError."""
+        """Open the file for more results; a line that was torn by a kill is dropped. Raises
+        OptionsError.
+        """
         try:
             self._file = open(self.path, "ab")
             self._file.truncate(self._whole)
         except (OSError, ValueError) as error:
-            raise OptionsError(f"`output` {self.path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+            raise OptionsError(
+                f"`output` {self.path}: cannot be written: "
+                f"{getattr(error, 'strerror', None) or error}"
+            ) from None
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -175,23 +222,37 @@ class Results:
 
 
 def _read_result(line: bytes, digests: list[str]) -> tuple[int | None, bool]:
-    """(index of the request, whether it failed); None for a line that is no result of these requests."""
+    """(index of the request, whether it failed); None for a line that is no result of these
+    requests.
+    """
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
         return None, False
     index = found.get("index") if isinstance(found, dict) else None
-    if not isinstance(index, int) or not 0 <= index < len(digests) or found.get("request") != digests[index]:
+    if (
+        not isinstance(index, int)
+        or not 0 <= index < len(digests)
+        or found.get("request") != digests[index]
+    ):
         return None, False
     return index, "error" in found
 
 
-def run_jobs(jobs: Sequence[Job], results: Results, submit: Callable[[Job], Handle], tick: Callable[[], bool],
-             most: int, advance: Callable[[int], None] = lambda done: None, spell: Callable[[str], str] = plain) -> None:
+def run_jobs(
+    jobs: Sequence[Job],
+    results: Results,
+    submit: Callable[[Job], Handle],
+    tick: Callable[[], bool],
+    most: int,
+    advance: Callable[[int], None] = lambda done: None,
+    spell: Callable[[str], str] = plain,
+) -> None:
     """Run the jobs that have no result yet, and write each result when it is there.
 
-    submit: queues a job, or raises its error. tick: one tick of the scheduler. most: jobs in the scheduler at once.
-    advance: called with the number of results so far. spell: as for Job.failure. A request that fails gets a line with its error; the others go on.
+    submit: queues a job, or raises its error. tick: one tick of the scheduler. most: jobs in the
+    scheduler at once. advance: called with the number of results so far. spell: as for Job.failure.
+    A request that fails gets a line with its error; the others go on.
     """
     advance(len(results.done))
     waiting = deque(job for job in jobs if job.index not in results.done)

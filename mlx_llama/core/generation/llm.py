@@ -51,22 +51,40 @@ Prompt = str | abc.Sequence[abc.Mapping[str, str]] | abc.Sequence[int] | np.ndar
 
 
 class LLM:
-    """A loaded model: `ask` a question, `chat` for a conversation; `generate`, `stream`, `astream` and `batch` continue texts
-    or answer messages; `logits`, `encode`.
+    """A loaded model: `ask` a question, `chat` for a conversation; `generate`, `stream`, `astream`
+    and `batch` continue texts or answer messages; `logits`, `encode`.
 
     Any thread may call any method. All answers are computed together by `loop`.
     """
 
-    def __init__(self, checkpoint: Checkpoint, backend: backends.Backend, model: Model,
-                 template: ChatTemplate | None, context: int, draft: Model | None = None,
-                 cache_memory: int | None = None, max_rows: int = MAX_ROWS, home: Home | None = None):
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        backend: backends.Backend,
+        model: Model,
+        template: ChatTemplate | None,
+        context: int,
+        draft: Model | None = None,
+        cache_memory: int | None = None,
+        max_rows: int = MAX_ROWS,
+        home: Home | None = None,
+    ):
         self.checkpoint = checkpoint
         self.backend = backend
         self.model = model
         self.template = template
         self.tokenizer = checkpoint.tokenizer
-        self.loop = Loop(backend, model, self.tokenizer, checkpoint.eos_token_ids, context, draft=draft,
-                         cache_memory=cache_memory, max_rows=max_rows, home=home)
+        self.loop = Loop(
+            backend,
+            model,
+            self.tokenizer,
+            checkpoint.eos_token_ids,
+            context,
+            draft=draft,
+            cache_memory=cache_memory,
+            max_rows=max_rows,
+            home=home,
+        )
         self._home = home
         if home:
             weakref.finalize(self, home.close)
@@ -83,23 +101,33 @@ class LLM:
 
     def __repr__(self) -> str:
         width = self.backend.runtime.dtype_name(self.model.dtype)
-        return (f"LLM({self.checkpoint.name!r}, backend={self.backend.name!r}, device={self.backend.device_name!r}, "
-                f"dtype={width!r}, context={self.engine.context})")
+        return (
+            f"LLM({self.checkpoint.name!r}, backend={self.backend.name!r}, "
+            f"device={self.backend.device_name!r}, "
+            f"dtype={width!r}, context={self.engine.context})"
+        )
 
-    def ask(self, question: str, system: str | None = None, **options: Unpack[Options]) -> Completion:
+    def ask(
+        self, question: str, system: str | None = None, **options: Unpack[Options]
+    ) -> Completion:
         """The whole answer to a question, by the model's chat template; `print` shows its text.
 
-        system: instructions before it. options: see GenerationOptions. `chat` remembers questions and answers, and its
-        `stream` yields pieces of text. Raises TemplateError for a model without a template, and as `stream`.
+        system: instructions before it. options: see GenerationOptions. `chat` remembers questions
+        and answers, and its `stream` yields pieces of text. Raises TemplateError for a model
+        without a template, and as `stream`.
         """
         self.require_template()
         if not isinstance(question, str):
-            raise ContextError(f"a question is a text, not {type(question).__name__}: generate takes messages and token ids")
+            raise ContextError(
+                f"a question is a text, not {type(question).__name__}: generate takes messages "
+                "and token ids"
+            )
         before = [] if system is None else [{"role": "system", "content": system}]
         return self.generate([*before, {"role": "user", "content": question}], **options)
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
-        """The whole continuation of a text, or the answer to messages; `print` shows its text. For a question see `ask`.
+        """The whole continuation of a text, or the answer to messages; `print` shows its text. For
+        a question see `ask`.
 
         Arguments and errors as for `stream`.
         """
@@ -108,20 +136,24 @@ class LLM:
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """The answer to `prompt` in pieces of text.
 
-        prompt: a text to continue (an empty one starts from BOS), messages for the chat template, or token ids.
-        options: see GenerationOptions. logits_processor: a function or several, f(tokens int32 [T], logits float32 [1, V]) ->
-        logits in NumPy, called before each token with prompt and answer so far, as in mlx-lm; it costs one more wait for the
-        device per token of this request. on_progress: f(done, total), tokens of the prompt, called after each chunk.
+        prompt: a text to continue (an empty one starts from BOS), messages for the chat template,
+        or token ids. options: see GenerationOptions. logits_processor: a function or several,
+        f(tokens int32 [T], logits float32 [1, V]) -> logits in NumPy, called before each token with
+        prompt and answer so far, as in mlx-lm; it costs one more wait for the device per token of
+        this request. on_progress: f(done, total), tokens of the prompt, called after each chunk.
 
-        Raises OptionsError, ContextError, TemplateError, TokenizerError, before any computing; NumericalError later.
+        Raises OptionsError, ContextError, TemplateError, TokenizerError, before any computing;
+        NumericalError later.
         """
         return Stream(self._prepare(prompt, options))
 
     def batch(self, prompts: abc.Iterable[Prompt], **options: Unpack[Options]) -> list[Completion]:
-        """The answers to several prompts in their order, computed together; a bar on a terminal shows the progress.
+        """The answers to several prompts in their order, computed together; a bar on a terminal
+        shows the progress.
 
-        Each is what `generate` gives. One that fails while others go on has the finish reason "error" and the message in
-        `error`. Raises ContextError without prompts, and as `stream`, naming the prompt, before any computing.
+        Each is what `generate` gives. One that fails while others go on has the finish reason
+        "error" and the message in `error`. Raises ContextError without prompts, and as `stream`,
+        naming the prompt, before any computing.
         """
         handles: list[Handle] = []
         for number, prompt in enumerate(prompts):
@@ -145,11 +177,17 @@ class LLM:
         return [handle.completion for handle in handles]
 
     def submit(self, prompt: Prompt, **options: Unpack[Options]) -> Handle:
-        """Queue `prompt` for `loop`, whose ticks compute it; arguments and errors as for `stream`."""
+        """Queue `prompt` for `loop`, whose ticks compute it; arguments and errors as for
+        `stream`.
+        """
         return self._prepare(prompt, options).begin()
 
-    async def astream(self, prompt: Prompt, **options: Unpack[Options]) -> abc.AsyncGenerator[str, None]:
-        """`stream` for asyncio: `async for piece in llm.astream(...)`. Leaving the loop ends the answer."""
+    async def astream(
+        self, prompt: Prompt, **options: Unpack[Options]
+    ) -> abc.AsyncGenerator[str, None]:
+        """`stream` for asyncio: `async for piece in llm.astream(...)`. Leaving the loop ends the
+        answer.
+        """
         import asyncio  # takes 30 ms
 
         handle = self._prepare(prompt, options)
@@ -159,28 +197,46 @@ class LLM:
         finally:
             handle.cancel()
 
-    def respond(self, messages: abc.Sequence[abc.Mapping[str, Any]], tools: abc.Sequence[Any], tool_choice: str = "auto",
-                parallel: bool = True, **options: Unpack[Options]) -> ToolStream:
+    def respond(
+        self,
+        messages: abc.Sequence[abc.Mapping[str, Any]],
+        tools: abc.Sequence[Any],
+        tool_choice: str = "auto",
+        parallel: bool = True,
+        **options: Unpack[Options],
+    ) -> ToolStream:
         """The answer to messages in pieces of text and news of tool calls.
 
-        tools: Python functions with type hints, or OpenAI's descriptions. tool_choice: "auto", "none", "required" or a
-        tool's name. parallel: an enforced answer may have several calls. Raises as `stream`.
+        tools: Python functions with type hints, or OpenAI's descriptions. tool_choice: "auto",
+        "none", "required" or a tool's name. parallel: an enforced answer may have several calls.
+        Raises as `stream`.
         """
-        return self._respond(messages, Toolbox(tuple(read_tools(tools)), tool_choice, parallel), options)
+        return self._respond(
+            messages, Toolbox(tuple(read_tools(tools)), tool_choice, parallel), options
+        )
 
-    def run_tools(self, messages: str | abc.Sequence[abc.Mapping[str, Any]], tools: abc.Sequence[abc.Callable[..., Any]],
-                  tool_choice: str = "auto", parallel: bool = True, rounds: int = ROUNDS,
-                  **options: Unpack[Options]) -> tuple[Completion, list[dict[str, Any]]]:
-        """Answer a question or messages, calling Python functions, until an answer calls none or after `rounds` answers.
+    def run_tools(
+        self,
+        messages: str | abc.Sequence[abc.Mapping[str, Any]],
+        tools: abc.Sequence[abc.Callable[..., Any]],
+        tool_choice: str = "auto",
+        parallel: bool = True,
+        rounds: int = ROUNDS,
+        **options: Unpack[Options],
+    ) -> tuple[Completion, list[dict[str, Any]]]:
+        """Answer a question or messages, calling Python functions, until an answer calls none or
+        after `rounds` answers.
 
-        tool_choice: of the first answer; later ones are free. A call that fails has its error for a result. Returns the last
-        completion and all messages, calls and results included. `chat(tools=...)` does the same in a conversation.
-        Raises as `respond`.
+        tool_choice: of the first answer; later ones are free. A call that fails has its error for a
+        result. Returns the last completion and all messages, calls and results included.
+        `chat(tools=...)` does the same in a conversation. Raises as `respond`.
         """
         box = Toolbox(tuple(read_tools(tools)), tool_choice, parallel)
         box.check_functions()
         free = replace(box, choice="auto")
-        question = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        question = (
+            [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        )
 
         def ask(talk: abc.Sequence[abc.Mapping[str, Any]], is_first: bool) -> ToolStream:
             return self._respond(talk, box if is_first else free, options)
@@ -190,19 +246,31 @@ class LLM:
             pass
         return loop.completion, loop.messages
 
-    def _respond(self, messages: abc.Sequence[abc.Mapping[str, Any]], box: Toolbox,
-                 options: abc.Mapping[str, Any]) -> ToolStream:
+    def _respond(
+        self,
+        messages: abc.Sequence[abc.Mapping[str, Any]],
+        box: Toolbox,
+        options: abc.Mapping[str, Any],
+    ) -> ToolStream:
         resolved, hooks = self._resolve(options)
         box.check(resolved.options)
         schema = resolved.options.schema
-        prompt = encode_with_tools(self.tokenizer, self.require_template(), messages, box, schema, self.engine.check_count)
-        handle = self.loop.prepare(Request(prompt.tokens, resolved, rule=prompt.rule, shown=prompt.shown, hooks=hooks))
-        return ToolStream(handle, ToolParser(prompt.form, [tool.name for tool in box.offered]), schema)
+        prompt = encode_with_tools(
+            self.tokenizer, self.require_template(), messages, box, schema, self.engine.check_count
+        )
+        handle = self.loop.prepare(
+            Request(prompt.tokens, resolved, rule=prompt.rule, shown=prompt.shown, hooks=hooks)
+        )
+        return ToolStream(
+            handle, ToolParser(prompt.form, [tool.name for tool in box.offered]), schema
+        )
 
     @functools.cached_property
     def defaults(self) -> Defaults:
         """The checkpoint's options. Raises OptionsError."""
-        return Defaults(self.checkpoint.generation_config, str(self.checkpoint.path / "generation_config.json"))
+        return Defaults(
+            self.checkpoint.generation_config, str(self.checkpoint.path / "generation_config.json")
+        )
 
     def _resolve(self, options: abc.Mapping[str, Any]) -> tuple[Resolved, Hooks]:
         given, hooks = split_hooks(options)
@@ -215,15 +283,18 @@ class LLM:
         return self.loop.prepare(Request(tokens, resolved, starts_text=not continues, hooks=hooks))
 
     def save_cache(self, path: str | os.PathLike) -> None:
-        """Write tokens, keys and values of the latest answer and its prompt, to go on from elsewhere; of the first adapter's
-        answers where adapters were loaded. Raises SessionError."""
+        """Write tokens, keys and values of the latest answer and its prompt, to go on from
+        elsewhere; of the first adapter's answers where adapters were loaded. Raises SessionError.
+        """
         adapter = self.engine.default_adapter
         write_cache(path, self.loop.export(None, adapter), self.identify_cache(adapter))
 
     def load_cache(self, path: str | os.PathLike) -> int:
-        """Read what `save_cache` wrote; prompts that begin with its tokens start from there. Returns their number.
+        """Read what `save_cache` wrote; prompts that begin with its tokens start from there.
+        Returns their number.
 
-        Raises SessionError for another model, width or version and a damaged file, ContextError without memory for it.
+        Raises SessionError for another model, width or version and a damaged file, ContextError
+        without memory for it.
         """
         adapter = self.engine.default_adapter
         state = read_cache(path, self.identify_cache(adapter))
@@ -231,36 +302,68 @@ class LLM:
         return len(state["tokens"])
 
     def identify_cache(self, adapter: int = 0) -> Identity:
-        """The model, the width and the adapter, by number (0: none), that prompt cache files must match."""
-        return Identity.of(self.checkpoint, self.backend.runtime.dtype_name(self.model.dtype), self.model.cache_bits,
-                           self.engine.context, adapter)
+        """The model, the width and the adapter, by number (0: none), that prompt cache files must
+        match.
+        """
+        return Identity.of(
+            self.checkpoint,
+            self.backend.runtime.dtype_name(self.model.dtype),
+            self.model.cache_bits,
+            self.engine.context,
+            adapter,
+        )
 
-    def chat(self, system: str | None = None, tools: abc.Sequence[abc.Callable[..., Any]] = (), tool_choice: str = "auto",
-             parallel: bool = True, rounds: int = ROUNDS, **options: Unpack[Options]) -> Session:
+    def chat(
+        self,
+        system: str | None = None,
+        tools: abc.Sequence[abc.Callable[..., Any]] = (),
+        tool_choice: str = "auto",
+        parallel: bool = True,
+        rounds: int = ROUNDS,
+        **options: Unpack[Options],
+    ) -> Session:
         """A conversation: `send` or `stream` each question.
 
-        tools: Python functions with type hints, which the model may call; an answer goes on with their results. tool_choice,
-        parallel, rounds: of each question, as for `run_tools`. Raises OptionsError, and TemplateError without a template.
+        tools: Python functions with type hints, which the model may call; an answer goes on with
+        their results. tool_choice, parallel, rounds: of each question, as for `run_tools`. Raises
+        OptionsError, and TemplateError without a template.
         """
-        return Session(self.loop, self.require_template(), self.defaults, self.checkpoint.name,
-                       system, options, self.identify_cache, Toolbox(tuple(read_tools(tools)), tool_choice, parallel), rounds)
+        return Session(
+            self.loop,
+            self.require_template(),
+            self.defaults,
+            self.checkpoint.name,
+            system,
+            options,
+            self.identify_cache,
+            Toolbox(tuple(read_tools(tools)), tool_choice, parallel),
+            rounds,
+        )
 
     def logits(self, tokens: list[int]) -> np.ndarray:
         """Logits after each of `tokens`: float32 [T, V]. Raises ContextError."""
         if len(tokens) == 0:
             raise ContextError("logits needs at least one token")
         if len(tokens) > self.engine.context:
-            raise ContextError(f"{len(tokens)} tokens do not fit the context of {self.engine.context}")
+            raise ContextError(
+                f"{len(tokens)} tokens do not fit the context of {self.engine.context}"
+            )
+
         def compute() -> np.ndarray:
             cache = self.model.make_cache(len(tokens))
-            return self.backend.runtime.to_numpy(self.model.forward([list(tokens)], 0, cache, all_positions=True))[0]
+            return self.backend.runtime.to_numpy(
+                self.model.forward([list(tokens)], 0, cache, all_positions=True)
+            )[0]
 
         return self._home.call(compute) if self._home else compute()
 
-    def encode(self, prompt: Prompt, check_count: abc.Callable[[int], None] | None = None) -> list[int]:
+    def encode(
+        self, prompt: Prompt, check_count: abc.Callable[[int], None] | None = None
+    ) -> list[int]:
         """Token ids of `prompt`, which is as for `stream`.
 
-        check_count: called with a lower bound of their number before a long text is encoded, to refuse it.
+        check_count: called with a lower bound of their number before a long text is encoded, to
+        refuse it.
 
         Raises ContextError, TemplateError, TokenizerError.
         """
@@ -270,11 +373,17 @@ class LLM:
             return self.tokenizer.encode(prompt, add_bos=True)
         items: Any = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
         if not isinstance(items, (list, tuple)) or len(items) == 0:
-            raise ContextError(f"a prompt is a text, messages or token ids, not "
-                               f"{'nothing' if items == [] or items == () else type(items).__name__}")
-        if all(isinstance(token, (int, np.integer)) and not isinstance(token, bool) for token in items):
+            raise ContextError(
+                f"a prompt is a text, messages or token ids, not "
+                f"{'nothing' if items == [] or items == () else type(items).__name__}"
+            )
+        if all(
+            isinstance(token, (int, np.integer)) and not isinstance(token, bool) for token in items
+        ):
             return [int(token) for token in items]
-        return encode_messages(self.tokenizer, self.require_template(), items, check_count=check_count)
+        return encode_messages(
+            self.tokenizer, self.require_template(), items, check_count=check_count
+        )
 
     def require_template(self) -> ChatTemplate:
         """The chat template. Raises TemplateError with the remedy if there is none."""
@@ -283,8 +392,12 @@ class LLM:
         return self.template
 
 
-def with_fields_of(table: Callable[Fields, LoadOptions], function: Callable[[LoadOptions], Result]) -> Callable[Fields, Result]:
-    """The function with the table's fields as parameters, in its signature and in its documentation."""
+def with_fields_of(
+    table: Callable[Fields, LoadOptions], function: Callable[[LoadOptions], Result]
+) -> Callable[Fields, Result]:
+    """The function with the table's fields as parameters, in its signature and in its
+    documentation.
+    """
 
     @functools.wraps(function)
     def call(*args: Fields.args, **options: Fields.kwargs) -> Result:
@@ -292,9 +405,18 @@ def with_fields_of(table: Callable[Fields, LoadOptions], function: Callable[[Loa
 
     result = inspect.signature(function, eval_str=True).return_annotation
     call.__signature__ = inspect.signature(table, eval_str=True).replace(return_annotation=result)  # type: ignore[attr-defined]
-    described = [f"{name}: {option.metadata['help']}" + (f". One of {', '.join(map(repr, choices))}" if (
-        choices := option.metadata["choices"]) else "") for name, option in TABLE.items()]
-    fill = functools.partial(textwrap.fill, width=120, initial_indent="    ", subsequent_indent="        ")
+    described = [
+        f"{name}: {option.metadata['help']}"
+        + (
+            f". One of {', '.join(map(repr, choices))}"
+            if (choices := option.metadata["choices"])
+            else ""
+        )
+        for name, option in TABLE.items()
+    ]
+    fill = functools.partial(
+        textwrap.fill, width=120, initial_indent="    ", subsequent_indent="        "
+    )
     call.__doc__ = "\n".join([function.__doc__ or "", *map(fill, described), ""])
     return call
 
@@ -302,9 +424,11 @@ def with_fields_of(table: Callable[Fields, LoadOptions], function: Callable[[Loa
 def load_model(options: LoadOptions) -> LLM:
     """Load a model.
 
-    In a script under mlx.launch or torchrun each process loads a share; only rank 0 returns, the others follow it and exit.
+    In a script under mlx.launch or torchrun each process loads a share; only rank 0 returns, the
+    others follow it and exit.
 
-    Raises CheckpointError, ConfigError, TokenizerError, TemplateError, BackendError, ContextError, OptionsError.
+    Raises CheckpointError, ConfigError, TokenizerError, TemplateError, BackendError, ContextError,
+    OptionsError.
     """
     if follow_leader():
         raise SystemExit(0)
@@ -312,23 +436,42 @@ def load_model(options: LoadOptions) -> LLM:
     options = backend.check(options)
     checkpoint = open_checkpoint(options.model, options.revision, options.adapters)
     context = context_size(checkpoint, options.ctx_size)
-    template = load_builtin_template(options.template, checkpoint.tokenizer) if options.template else checkpoint.template
+    template = (
+        load_builtin_template(options.template, checkpoint.tokenizer)
+        if options.template
+        else checkpoint.template
+    )
     smaller = None if options.draft_model is None else open_checkpoint(options.draft_model)
     if smaller and (difference := compare_vocabularies(smaller, checkpoint)):
-        raise OptionsError(f"`draft_model` {smaller.name}: its vocabulary is not that of {checkpoint.name}, {difference}: "
-                           f"choose a smaller model of the same family")
+        raise OptionsError(
+            f"`draft_model` {smaller.name}: its vocabulary is not that of {checkpoint.name}, "
+            f"{difference}: "
+            f"choose a smaller model of the same family"
+        )
 
     def load_both() -> tuple[Model, Model | None]:
         report = options.on_progress
         with progress.show_bytes("loading") if report is None else progress.reported(report):
             loaded = backend.build(checkpoint, options)
             # The draft model decides no token.
-            return loaded, backend.build(smaller, replace(options, batch_invariant=False)) if smaller else None
+            return loaded, backend.build(
+                smaller, replace(options, batch_invariant=False)
+            ) if smaller else None
 
     home = Home() if backend.runtime.HAS_ONE_THREAD else None
     try:
         loaded, draft = home.call_until_interrupt(load_both) if home else load_both()
-        return LLM(checkpoint, backend, loaded, template, context, draft, options.cache_memory, options.max_rows, home)
+        return LLM(
+            checkpoint,
+            backend,
+            loaded,
+            template,
+            context,
+            draft,
+            options.cache_memory,
+            options.max_rows,
+            home,
+        )
     except BaseException:
         if home:
             home.close()
@@ -340,10 +483,15 @@ load.__name__ = load.__qualname__ = "load"
 
 
 def one_adapter(options: LoadOptions) -> tuple[str | os.PathLike, ...]:
-    """The adapter of a command that runs one model; () for none. Raises OptionsError for several."""
+    """The adapter of a command that runs one model; () for none. Raises OptionsError for
+    several.
+    """
     adapters = list_adapters(options.adapters)
     if len(adapters) > 1:
-        raise OptionsError(f"`adapters`: there are {len(adapters)}, and this command runs the model with one: choose one")
+        raise OptionsError(
+            f"`adapters`: there are {len(adapters)}, and this command runs the model with one: "
+            "choose one"
+        )
     return adapters
 
 
@@ -358,11 +506,15 @@ def check_load(options: LoadOptions) -> None:
 
 
 def context_size(checkpoint: Checkpoint, ctx_size: int | str | None) -> int:
-    """Positions of a context; ctx_size None: as many as the model was trained for. Raises ContextError above its maximum."""
+    """Positions of a context; ctx_size None: as many as the model was trained for. Raises
+    ContextError above its maximum.
+    """
     if ctx_size is None:
         return checkpoint.config.max_position_embeddings
     maximum = rope.max_context(checkpoint.config)
     context = int(ctx_size) if re.fullmatch(r"\d{1,12}", str(ctx_size)) else 0
     if not 1 <= context <= maximum:
-        raise ContextError(f"`ctx_size` {ctx_size}: {checkpoint.name} takes 1 to {maximum} positions")
+        raise ContextError(
+            f"`ctx_size` {ctx_size}: {checkpoint.name} takes 1 to {maximum} positions"
+        )
     return context

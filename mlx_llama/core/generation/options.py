@@ -1,7 +1,9 @@
-"""The one table of generation options, from which command-line flags, Python arguments and HTTP fields are made.
+"""The one table of generation options, from which command-line flags, Python arguments and HTTP
+fields are made.
 
-Names follow mlx-lm's, with llama.cpp's as aliases where they are free. Precedence: the user's value, the checkpoint's
-generation_config.json, the default; `Resolved.origins` names the source of each value.
+Names follow mlx-lm's, with llama.cpp's as aliases where they are free. Precedence: the user's
+value, the checkpoint's generation_config.json, the default; `Resolved.origins` names the source of
+each value.
 """
 
 from __future__ import annotations
@@ -38,25 +40,43 @@ MAX_LOGPROBS = 20  # likeliest tokens per position, as in OpenAI's API
 
 def _option(default, help: str, *aliases: str, flag_help: str = "", **limits):
     # aliases: other tools' names. flag_help: for the command line only.
-    return Field(default, description=help, json_schema_extra={"aliases": list(aliases), "flag_help": flag_help}, **limits)
+    return Field(
+        default,
+        description=help,
+        json_schema_extra={"aliases": list(aliases), "flag_help": flag_help},
+        **limits,
+    )
 
 
 with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", 'Field name "schema"')  # it shadows BaseModel.schema, long deprecated
+    # it shadows BaseModel.schema, long deprecated
+    warnings.filterwarnings("ignore", 'Field name "schema"')
 
     class _StructureOptions(BaseModel):
-        """Options of which at most one says what an answer must match. A class of its own for the sake of the warning."""
+        """Options of which at most one says what an answer must match. A class of its own for the
+        sake of the warning.
+        """
 
-        model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+        model_config = ConfigDict(
+            extra="forbid", frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True
+        )
 
         schema: Schema | None = _option(
-            None, "JSON schema that the answer must satisfy", "json_schema", "j", "json_schema_file", "jf",
-            flag_help="; a file or JSON text")
-        regex: str | None = _option(
-            None, "regular expression that the whole answer must match")
+            None,
+            "JSON schema that the answer must satisfy",
+            "json_schema",
+            "j",
+            "json_schema_file",
+            "jf",
+            flag_help="; a file or JSON text",
+        )
+        regex: str | None = _option(None, "regular expression that the whole answer must match")
         grammar: str | None = _option(
-            None, "grammar that the answer must follow: Lark with a rule start, or GBNF with a rule root", "grammar_file",
-            flag_help="; a file or text")
+            None,
+            "grammar that the answer must follow: Lark with a rule start, or GBNF with a rule root",
+            "grammar_file",
+            flag_help="; a file or text",
+        )
 
         @field_validator("schema", mode="before")
         @classmethod
@@ -73,49 +93,111 @@ with warnings.catch_warnings():
             limit = MAX_REGEX if info.field_name == "regex" else MAX_GRAMMAR
             if value is not None and not 1 <= len(value) <= limit:
                 raise ValueError(f"text of 1 to {limit} characters, not {len(value)}")
-            others = [name for name in ("schema", "regex") if name != info.field_name and info.data.get(name) is not None]
+            others = [
+                name
+                for name in ("schema", "regex")
+                if name != info.field_name and info.data.get(name) is not None
+            ]
             if value is not None and others:
-                raise ValueError(f"the only one that says what the answer matches: {others[0]} is given too")
+                raise ValueError(
+                    f"the only one that says what the answer matches: {others[0]} is given too"
+                )
             return value
 
 
 class GenerationOptions(_StructureOptions):
-    """Generation options, complete and checked. Every field is a flag, a Python argument and a receipt entry."""
+    """Generation options, complete and checked. Every field is a flag, a Python argument and a
+    receipt entry.
+    """
 
     max_tokens: int = _option(
-        256, "maximum number of tokens to generate", "m", "n", "predict", "n_predict", ge=0, le=2**31)
+        256,
+        "maximum number of tokens to generate",
+        "m",
+        "n",
+        "predict",
+        "n_predict",
+        ge=0,
+        le=2**31,
+    )
     temperature: float = _option(0.0, "softmax temperature; 0 is greedy", "temp", ge=0, le=100)
     top_k: int = _option(0, "sample from the k most likely tokens; 0: all", ge=0, le=2**31)
     top_p: float = _option(
-        1.0, "sample from the smallest set of tokens that reaches this probability (nucleus); 1: all", ge=1e-6, le=1)
+        1.0,
+        "sample from the smallest set of tokens that reaches this probability (nucleus); 1: all",
+        ge=1e-6,
+        le=1,
+    )
     min_p: float = _option(
-        0.0, "drop tokens less likely than this fraction of the most likely one; 0: none", ge=0, le=1)
+        0.0,
+        "drop tokens less likely than this fraction of the most likely one; 0: none",
+        ge=0,
+        le=1,
+    )
     repetition_penalty: float = _option(
-        1.0, "divide the logits of recent tokens by this (multiply negative ones); 1: off", "repeat_penalty", ge=0.01, le=100)
+        1.0,
+        "divide the logits of recent tokens by this (multiply negative ones); 1: off",
+        "repeat_penalty",
+        ge=0.01,
+        le=100,
+    )
     repetition_context_size: int = _option(
-        20, "number of recent tokens that the three penalties consider, prompt included", "repeat_last_n", ge=0, le=65536)
+        20,
+        "number of recent tokens that the three penalties consider, prompt included",
+        "repeat_last_n",
+        ge=0,
+        le=65536,
+    )
     presence_penalty: float = _option(
-        0.0, "subtract this from the logits of tokens seen recently; 0: off", ge=-100, le=100)
+        0.0, "subtract this from the logits of tokens seen recently; 0: off", ge=-100, le=100
+    )
     frequency_penalty: float = _option(
-        0.0, "subtract this times the number of recent occurrences; 0: off", ge=-100, le=100)
+        0.0, "subtract this times the number of recent occurrences; 0: off", ge=-100, le=100
+    )
     logit_bias: dict[int, float] = _option(
-        {}, "token ids and what is added to their logits", flag_help=", as TOKEN_ID=BIAS; repeat it for more")
+        {},
+        "token ids and what is added to their logits",
+        flag_help=", as TOKEN_ID=BIAS; repeat it for more",
+    )
     seed: int | None = _option(
-        None, "seed of the random numbers; the same seed gives the same tokens (default: a new one each time)", "s",
-        ge=0, lt=2**64)
-    stop: tuple[str, ...] = _option((), "stop at this text", "r", "reverse_prompt", flag_help="; repeat it for more")
+        None,
+        "seed of the random numbers; the same seed gives the same tokens (default: a new one "
+        "each time)",
+        "s",
+        ge=0,
+        lt=2**64,
+    )
+    stop: tuple[str, ...] = _option(
+        (), "stop at this text", "r", "reverse_prompt", flag_help="; repeat it for more"
+    )
     stop_token_ids: tuple[int, ...] = _option(
-        (), "stop at these tokens, besides the model's end tokens", flag_help=", separated by commas")
-    prefill_step_size: int = _option(512, "prompt tokens processed at once", "ubatch_size", "batch_size", ge=1, le=65536)
+        (),
+        "stop at these tokens, besides the model's end tokens",
+        flag_help=", separated by commas",
+    )
+    prefill_step_size: int = _option(
+        512, "prompt tokens processed at once", "ubatch_size", "batch_size", ge=1, le=65536
+    )
     speculate: Literal["none", "prompt", "model"] | None = _option(
-        None, "guess tokens ahead, to get the same text sooner: prompt, from the text so far; model, by the draft model; none "
-        "(default: model if a draft model is loaded, else none)")
+        None,
+        "guess tokens ahead, to get the same text sooner: prompt, from the text so far; model, "
+        "by the draft model; none "
+        "(default: model if a draft model is loaded, else none)",
+    )
     logprobs: int | None = _option(
-        None, "keep each token's log-probability and those of the k likeliest: of the softmax over the model's own "
-        "logits, before penalties, biases, temperature, filters and grammars", ge=0, le=MAX_LOGPROBS)
+        None,
+        "keep each token's log-probability and those of the k likeliest: of the softmax over "
+        "the model's own "
+        "logits, before penalties, biases, temperature, filters and grammars",
+        ge=0,
+        le=MAX_LOGPROBS,
+    )
 
     adapter: str | None = _option(
-        None, "name of the loaded adapter that answers; base: none (default: the first one)", max_length=512)
+        None,
+        "name of the loaded adapter that answers; base: none (default: the first one)",
+        max_length=512,
+    )
 
     @field_validator("*", mode="before")
     @classmethod
@@ -129,7 +211,9 @@ class GenerationOptions(_StructureOptions):
     @field_validator("stop", mode="before")
     @classmethod
     def _list_one_stop(cls, value):
-        if isinstance(value, (list, tuple)) and any(isinstance(one, (int, np.integer)) for one in value):
+        if isinstance(value, (list, tuple)) and any(
+            isinstance(one, (int, np.integer)) for one in value
+        ):
             raise ValueError("texts; token ids are for stop_token_ids")
         return (value,) if isinstance(value, str) else value
 
@@ -139,9 +223,15 @@ class GenerationOptions(_StructureOptions):
         if isinstance(value, int):
             return (value,)
         parts = [value] if isinstance(value, str) else value
-        if not isinstance(parts, (list, tuple, set, frozenset, np.ndarray)) or any(isinstance(one, bool) for one in parts):
+        if not isinstance(parts, (list, tuple, set, frozenset, np.ndarray)) or any(
+            isinstance(one, bool) for one in parts
+        ):
             raise ValueError("token ids")
-        return tuple(word for part in parts for word in (part.split(",") if isinstance(part, str) else [part]))
+        return tuple(
+            word
+            for part in parts
+            for word in (part.split(",") if isinstance(part, str) else [part])
+        )
 
     @field_validator("stop_token_ids")
     @classmethod
@@ -161,7 +251,9 @@ class GenerationOptions(_StructureOptions):
     @classmethod
     def _check_stops(cls, value):
         if any(not text for text in value):
-            raise ValueError("texts of one character or more: an empty one would end every answer at once")
+            raise ValueError(
+                "texts of one character or more: an empty one would end every answer at once"
+            )
         if any(0xD800 <= ord(character) < 0xE000 for text in value for character in text):
             raise ValueError("valid Unicode: this text is not UTF-8 and would never match")
         return value
@@ -197,17 +289,25 @@ class GenerationOptions(_StructureOptions):
 
 
 # In the order of the help: what an answer must match stands last, though its class comes first.
-FIELDS = {name: GenerationOptions.model_fields[name]
-          for name in sorted(GenerationOptions.model_fields, key=lambda name: name in _StructureOptions.model_fields)}
+FIELDS = {
+    name: GenerationOptions.model_fields[name]
+    for name in sorted(
+        GenerationOptions.model_fields, key=lambda name: name in _StructureOptions.model_fields
+    )
+}
 
 
 # Names of options, other tools' included -> those of the table.
-ALIASES: dict[str, str] = {alias: name for name, field in FIELDS.items()
-                           for alias in (name, *field.json_schema_extra["aliases"])}  # type: ignore[index, call-overload]
+ALIASES: dict[str, str] = {
+    alias: name
+    for name, field in FIELDS.items()
+    for alias in (name, *field.json_schema_extra["aliases"])
+}  # type: ignore[index, call-overload]
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments of `generate`, `stream`, `chat` and `send`, for type checkers. None: not given.
+    """Keyword arguments of `generate`, `stream`, `chat` and `send`, for type checkers. None: not
+    given.
 
     GenerationOptions states meanings, limits and defaults.
     """
@@ -221,7 +321,8 @@ class Options(TypedDict, total=False):
     repetition_context_size: int | None
     presence_penalty: float | None
     frequency_penalty: float | None
-    logit_bias: Mapping[int, float] | Sequence[str] | None  # token ids to biases, or "TOKEN_ID=BIAS" each
+    # token ids to biases, or "TOKEN_ID=BIAS" each
+    logit_bias: Mapping[int, float] | Sequence[str] | None
     seed: int | None
     stop: str | Sequence[str] | None
     stop_token_ids: int | Sequence[int] | None
@@ -229,16 +330,20 @@ class Options(TypedDict, total=False):
     speculate: Literal["none", "prompt", "model"] | None
     logprobs: int | None
     adapter: str | None
-    schema: type | Mapping[str, Any] | str | bool | None  # a pydantic model or another type, or a JSON schema
+    # a pydantic model or another type, or a JSON schema
+    schema: type | Mapping[str, Any] | str | bool | None
     regex: str | None
     grammar: str | None
-    logits_processor: LogitsProcessor | Sequence[LogitsProcessor] | None  # f(tokens [T], logits [1, V]) -> logits: see Hooks
+    # f(tokens [T], logits [1, V]) -> logits: see Hooks
+    logits_processor: LogitsProcessor | Sequence[LogitsProcessor] | None
     on_progress: OnProgress | None  # f(tokens of the prompt computed, all of them)
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """Complete options and, per field, the source of its value: "user", "checkpoint" or "default"."""
+    """Complete options and, per field, the source of its value: "user", "checkpoint" or
+    "default".
+    """
 
     options: GenerationOptions
     origins: dict[str, str]
@@ -248,8 +353,8 @@ class Resolved:
 def validate(given: Mapping[str, Any], source: str = "") -> GenerationOptions:
     """Build `GenerationOptions` from names and values; converts text.
 
-    Raises OptionsError that lists every bad option with its value and its limits; `source` names a file, if any, whose fields
-    they are.
+    Raises OptionsError that lists every bad option with its value and its limits; `source` names a
+    file, if any, whose fields they are.
     """
     try:
         return GenerationOptions(**given)
@@ -267,7 +372,10 @@ def _describe_fault(fault: Mapping[str, Any]) -> str:
     if limits and fault["type"].startswith(("greater_than", "less_than", "finite")):
         special = re.search(r"; ([0-9.]+)(?:: | is )(\w+)", FIELDS[name].description)
         meaning = f" ({special[1]} means {special[2]})" if special else ""
-        return f"option `{name}`: {fault['input']!r} is not allowed, it must be a finite number, {limits}{meaning}"
+        return (
+            f"option `{name}`: {fault['input']!r} is not allowed, it must be a finite number, "
+            f"{limits}{meaning}"
+        )
     message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     range_ = f" ({limits})" if limits else ""
     return f"option `{name}`: {_show(fault['input'])} is not allowed, it must be {message}{range_}"
@@ -278,34 +386,67 @@ def _show(value: Any) -> str:
         text = repr(value)
     except RecursionError:
         text = reprlib.repr(value)  # to a few levels
-    return text if len(text) <= SHOWN_INPUT else text[:SHOWN_INPUT - 3] + "..."
+    return text if len(text) <= SHOWN_INPUT else text[: SHOWN_INPUT - 3] + "..."
 
 
 def _describe_limits(name: str) -> str:
-    signs = {"Ge": ("ge", "at least"), "Gt": ("gt", "above"), "Le": ("le", "at most"), "Lt": ("lt", "below")}
-    return ", ".join(f"{words} {getattr(rule, key)}" for rule in FIELDS[name].metadata
-                     for kind, (key, words) in signs.items() if type(rule).__name__ == kind)
+    signs = {
+        "Ge": ("ge", "at least"),
+        "Gt": ("gt", "above"),
+        "Le": ("le", "at most"),
+        "Lt": ("lt", "below"),
+    }
+    return ", ".join(
+        f"{words} {getattr(rule, key)}"
+        for rule in FIELDS[name].metadata
+        for kind, (key, words) in signs.items()
+        if type(rule).__name__ == kind
+    )
 
 
 # transformers' name of an option -> ours.
 _GENERATION_CONFIG = {
-    "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens", "stop_strings": "stop",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+    "stop_strings": "stop",
 }
-# Settings that change the text in transformers and have no counterpart here, with their values for "off".
+# Settings that change the text in transformers and have no counterpart here, with their values for
+# "off".
 _UNSUPPORTED = {
-    "num_beams": (1,), "num_beam_groups": (1,), "penalty_alpha": (0.0,), "typical_p": (1.0,), "epsilon_cutoff": (0.0,),
-    "eta_cutoff": (0.0,), "top_h": (), "encoder_repetition_penalty": (1.0,), "no_repeat_ngram_size": (0,),
-    "bad_words_ids": (), "suppress_tokens": ([],), "begin_suppress_tokens": ([],), "sequence_bias": (),
-    "forced_bos_token_id": (), "forced_eos_token_id": (), "exponential_decay_length_penalty": (), "guidance_scale": (1.0,),
-    "min_new_tokens": (0,), "min_length": (0,),
+    "num_beams": (1,),
+    "num_beam_groups": (1,),
+    "penalty_alpha": (0.0,),
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "top_h": (),
+    "encoder_repetition_penalty": (1.0,),
+    "no_repeat_ngram_size": (0,),
+    "bad_words_ids": (),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "sequence_bias": (),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "exponential_decay_length_penalty": (),
+    "guidance_scale": (1.0,),
+    "min_new_tokens": (0,),
+    "min_length": (0,),
 }
 
 
 def from_generation_config(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Options set by a generation_config.json. Without `do_sample` decoding is greedy, as in transformers, and its
-    temperature and filters do not apply."""
-    found = {ours: raw[theirs] for theirs, ours in _GENERATION_CONFIG.items() if raw.get(theirs) is not None}
+    """Options set by a generation_config.json. Without `do_sample` decoding is greedy, as in
+    transformers, and its temperature and filters do not apply."""
+    found = {
+        ours: raw[theirs]
+        for theirs, ours in _GENERATION_CONFIG.items()
+        if raw.get(theirs) is not None
+    }
     if not raw.get("do_sample", False):
         for name in ("temperature", "top_k", "top_p", "min_p"):
             found.pop(name, None)
@@ -315,33 +456,59 @@ def from_generation_config(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Defaults:
-    """Options of a checkpoint's generation_config.json, checked once, and the defaults of the others.
+    """Options of a checkpoint's generation_config.json, checked once, and the defaults of the
+    others.
 
     `resolve` is where the options of every request are made.
     """
 
-    def __init__(self, generation_config: Mapping[str, Any] | None = None, source: str = "generation_config.json"):
+    def __init__(
+        self,
+        generation_config: Mapping[str, Any] | None = None,
+        source: str = "generation_config.json",
+    ):
         """source: the file's path. Raises OptionsError that names it."""
         raw = generation_config or {}
         self.options = validate(from_generation_config(raw), source)
-        unsupported = [f"{name}={value!r:.40}" for name, value in raw.items()
-                       if name in _UNSUPPORTED and value is not None and value not in _UNSUPPORTED[name]]
-        self.notices = (f"generation_config.json asks for {', '.join(unsupported)}: not supported",) if unsupported else ()
+        unsupported = [
+            f"{name}={value!r:.40}"
+            for name, value in raw.items()
+            if name in _UNSUPPORTED and value is not None and value not in _UNSUPPORTED[name]
+        ]
+        self.notices = (
+            (f"generation_config.json asks for {', '.join(unsupported)}: not supported",)
+            if unsupported
+            else ()
+        )
 
     def resolve(self, given: Mapping[str, Any] | GenerationOptions) -> Resolved:
-        """Add a user's options, which win; None means not given. Draws a missing seed, so that the receipt can name it.
+        """Add a user's options, which win; None means not given. Draws a missing seed, so that the
+        receipt can name it.
 
         Raises OptionsError.
         """
         if not isinstance(given, GenerationOptions):
             given = validate({name: value for name, value in given.items() if value is not None})
         chosen = {name: getattr(given, name) for name in given.model_fields_set}
-        origins = {name: "user" if name in chosen else "checkpoint" if name in self.options.model_fields_set else "default"
-                   for name in FIELDS}
-        return Resolved(self.options.model_copy(update={"seed": secrets.randbits(32)} | chosen), origins, self.notices)
+        origins = {
+            name: "user"
+            if name in chosen
+            else "checkpoint"
+            if name in self.options.model_fields_set
+            else "default"
+            for name in FIELDS
+        }
+        return Resolved(
+            self.options.model_copy(update={"seed": secrets.randbits(32)} | chosen),
+            origins,
+            self.notices,
+        )
 
 
-def resolve(given: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None,
-            source: str = "generation_config.json") -> Resolved:
+def resolve(
+    given: Mapping[str, Any],
+    generation_config: Mapping[str, Any] | None = None,
+    source: str = "generation_config.json",
+) -> Resolved:
     """`Defaults.resolve` for a single request."""
     return Defaults(generation_config, source).resolve(given)

@@ -1,17 +1,20 @@
 """Random numbers that every backend reproduces bit for bit.
 
-A counter-based generator has no state: the noise of a candidate token is a function of the seed, the position of the
-sampled token and the candidate's vocabulary index. Sampling is then `argmax(logits + noise)` with
-Gumbel noise, which draws from softmax(logits) (Gumbel 1954; Maddison, Tarlow and Minka 2014, "A* sampling").
+A counter-based generator has no state: the noise of a candidate token is a function of the seed,
+the position of the sampled token and the candidate's vocabulary index. Sampling is then
+`argmax(logits + noise)` with Gumbel noise, which draws from softmax(logits) (Gumbel 1954; Maddison,
+Tarlow and Minka 2014, "A* sampling").
 
-Generator: Threefry-2x32 with 20 rounds (Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as
-1, 2, 3"), key = the 64-bit seed's low and high word, counter = (vocabulary index, position); only the first output
-word is used. `threefry2x32` below is the definition; each backend repeats it in its own integer arithmetic.
+Generator: Threefry-2x32 with 20 rounds (Salmon, Moraes, Dror and Shaw 2011, "Parallel random
+numbers: as easy as 1, 2, 3"), key = the 64-bit seed's low and high word, counter = (vocabulary
+index, position); only the first output word is used. `threefry2x32` below is the definition; each
+backend repeats it in its own integer arithmetic.
 
-The device computes no logarithm: logarithms differ in the last bit between libraries, and one bit can change a token.
-Instead k + 1, with k the word's upper 24 bits, is converted to float32 (exactly). Its exponent and leading 11 bits of
-mantissa index a table that was computed once in float64. The table is finest in the upper tail of the noise, which
-decides the argmax: 1/2048 of an octave of its probability, down to 2**-24.
+The device computes no logarithm: logarithms differ in the last bit between libraries, and one bit
+can change a token. Instead k + 1, with k the word's upper 24 bits, is converted to float32
+(exactly). Its exponent and leading 11 bits of mantissa index a table that was computed once in
+float64. The table is finest in the upper tail of the noise, which decides the argmax: 1/2048 of an
+octave of its probability, down to 2**-24.
 """
 
 from __future__ import annotations
@@ -60,9 +63,12 @@ def table_index(words: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=1)
 def gumbel_table() -> np.ndarray:
-    """Gumbel noise per bucket, float32 [49153], descending: -log(-log(1 - v)) at the bucket's middle v."""
+    """Gumbel noise per bucket, float32 [49153], descending: -log(-log(1 - v)) at the bucket's
+    middle v.
+    """
     edges = (np.arange(24 * 2048 + 2, dtype=np.int32) + TABLE_OFFSET) << TABLE_SHIFT
-    # Bucket i contains the integers k with edges[i] <= k + 1 < edges[i + 1]: one or none in small buckets.
+    # Bucket i contains the integers k with edges[i] <= k + 1 < edges[i + 1]: one or none in small
+    # buckets.
     first = np.ceil(edges.view(np.float32).astype(np.float64)) - 1
     last = np.minimum(np.maximum(first[1:] - 1, first[:-1]), 2.0**24 - 1)
     v = ((first[:-1] + last) / 2 + 0.5) * 2.0**-24
@@ -72,6 +78,8 @@ def gumbel_table() -> np.ndarray:
 
 
 def gumbel(seed: int, position: int, count: int) -> np.ndarray:
-    """Noise of the first `count` candidates for the token at `position`: float32 [count]. Backends match these bits."""
+    """Noise of the first `count` candidates for the token at `position`: float32 [count]. Backends
+    match these bits.
+    """
     words = threefry2x32(split_seed(seed), np.arange(count, dtype=np.uint32), position)
     return gumbel_table()[table_index(words)]

@@ -11,7 +11,8 @@ from .options import GenerationOptions
 
 
 class Kind(NamedTuple):
-    """Features that any row of a batch uses; without values of a row, so it is the key of a traced or captured step.
+    """Features that any row of a batch uses; without values of a row, so it is the key of a traced
+    or captured step.
 
     Sizes are those of the largest row, rounded up to powers of two, 0 for none.
     """
@@ -22,7 +23,8 @@ class Kind(NamedTuple):
     has_min_p: bool = False
     window: int = 0  # recent tokens that penalties look at
     biases: int = 0
-    logprobs: int | None = None  # likeliest tokens to report, not rounded; None: no log-probabilities
+    # likeliest tokens to report, not rounded; None: no log-probabilities
+    logprobs: int | None = None
     has_masks: bool = False  # of grammars
 
     @classmethod
@@ -30,20 +32,27 @@ class Kind(NamedTuple):
         """The features of rows with these options."""
         drawn = [o for o in options if o.temperature > 0]
         return cls(
-            bool(drawn), round_up(max((o.top_k for o in drawn), default=0)), any(o.top_p < 1 for o in drawn),
-            any(o.min_p > 0 for o in drawn), round_up(max(map(penalty_window, options), default=0)),
+            bool(drawn),
+            round_up(max((o.top_k for o in drawn), default=0)),
+            any(o.top_p < 1 for o in drawn),
+            any(o.min_p > 0 for o in drawn),
+            round_up(max(map(penalty_window, options), default=0)),
             round_up(max((len(o.logit_bias) for o in options), default=0)),
-            max((o.logprobs for o in options if o.logprobs is not None), default=None))
+            max((o.logprobs for o in options if o.logprobs is not None), default=None),
+        )
 
     @property
     def needs_best(self) -> bool:
-        """True if the best score of each share of the vocabulary decides: rows are greedy or plainly sampled. Filters,
-        penalties, biases, grammars and log-probabilities need all logits."""
+        """True if the best score of each share of the vocabulary decides: rows are greedy or
+        plainly sampled. Filters, penalties, biases, grammars and log-probabilities need all logits.
+        """
         return self == Kind(self.is_random)
 
 
 class RowNumbers(NamedTuple):
-    """A row's options as numbers, neutral for features that it does without: a row draws as it would alone."""
+    """A row's options as numbers, neutral for features that it does without: a row draws as it
+    would alone.
+    """
 
     seed: tuple[int, int]  # words, low and high
     is_random: bool
@@ -61,17 +70,25 @@ class RowNumbers(NamedTuple):
         """The numbers of a row. A greedy row neither divides nor filters."""
         is_random = o.temperature > 0
         return cls(
-            rng.split_seed(o.seed or 0), is_random, o.temperature if is_random else 1.0,
-            min(o.top_k, 2**31 - 1) if is_random else 0, o.top_p if is_random and o.top_p < 1 else math.inf,
+            rng.split_seed(o.seed or 0),
+            is_random,
+            o.temperature if is_random else 1.0,
+            min(o.top_k, 2**31 - 1) if is_random else 0,
+            o.top_p if is_random and o.top_p < 1 else math.inf,
             math.log(o.min_p) if is_random and o.min_p > 0 else -math.inf,
-            o.repetition_penalty, o.presence_penalty, o.frequency_penalty, penalty_window(o))
+            o.repetition_penalty,
+            o.presence_penalty,
+            o.frequency_penalty,
+            penalty_window(o),
+        )
 
 
 class BatchOptions:
     """Options of a batch's rows; base of the backends' SamplingBatch.
 
-    windows: recent tokens that each row looks at; window: the most of any row. kind: features that any row uses. logprobs:
-    likeliest tokens to report beside each token (core.backends.logprobs); None: tokens alone.
+    windows: recent tokens that each row looks at; window: the most of any row. kind: features that
+    any row uses. logprobs: likeliest tokens to report beside each token (core.backends.logprobs);
+    None: tokens alone.
     """
 
     def __init__(self, options: Sequence[GenerationOptions], device: Any = None):
@@ -83,7 +100,9 @@ class BatchOptions:
         self._repeated: Any = None  # a batch for several rows
 
     def repeat(self, count: int) -> Any:
-        """The batch of `count` rows that each have the options of this batch's only row. The last one is kept."""
+        """The batch of `count` rows that each have the options of this batch's only row. The last
+        one is kept.
+        """
         if self._repeated is None or len(self._repeated.options) != count:
             self._repeated = type(self)(self.options * count, self.device)
         return self._repeated

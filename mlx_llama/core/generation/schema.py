@@ -1,4 +1,6 @@
-"""JSON schemas as a generation option: from a dict, JSON text, or a Python type that pydantic knows."""
+"""JSON schemas as a generation option: from a dict, JSON text, or a Python type that pydantic
+knows.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,12 @@ MAX_DEPTH = 64  # of nested objects and arrays in a schema; llguidance reads 128
 
 
 class Schema:
-    """A JSON schema and the Python type it was made from, if any. Of a type, objects have no keys but the declared ones, unless
-    it keeps others (extra="allow").
+    """A JSON schema and the Python type it was made from, if any. Of a type, objects have no keys
+    but the declared ones, unless it keeps others (extra="allow").
 
-    text: the schema as JSON, keys in the given order. kind: the type, or None. is_lenient: keywords that cannot be enforced
-    are left out and told, not refused; so for a type, which checks the answer when it is parsed.
+    text: the schema as JSON, keys in the given order. kind: the type, or None. is_lenient: keywords
+    that cannot be enforced are left out and told, not refused; so for a type, which checks the
+    answer when it is parsed.
     """
 
     def __init__(self, text: str, kind: Any = None, is_lenient: bool = False):
@@ -24,7 +27,8 @@ class Schema:
 
     @classmethod
     def of(cls, value: Any, is_lenient: bool = False) -> Schema:
-        """Build from a dict, a boolean, JSON text, a Schema, or a type: a pydantic model, dataclass, TypedDict, list[int].
+        """Build from a dict, a boolean, JSON text, a Schema, or a type: a pydantic model,
+        dataclass, TypedDict, list[int].
 
         Raises ValueError with a clause that completes "it must be".
         """
@@ -56,7 +60,10 @@ class Schema:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Schema) and (self.text, self.kind, self.is_lenient) == (
-            other.text, other.kind, other.is_lenient)
+            other.text,
+            other.kind,
+            other.is_lenient,
+        )
 
     def __hash__(self) -> int:
         return hash(self.text)
@@ -141,8 +148,11 @@ def _close(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     closed = {
-        name: {key: _close(inner) for key, inner in value.items()} if name in ("properties", "$defs")
-        else value if name in ("default", "const", "enum", "examples") else _close(value)
+        name: {key: _close(inner) for key, inner in value.items()}
+        if name in ("properties", "$defs")
+        else value
+        if name in ("default", "const", "enum", "examples")
+        else _close(value)
         for name, value in schema.items()
     }
     return {"additionalProperties": False, **closed} if "properties" in closed else closed

@@ -1,4 +1,6 @@
-"""A conversation: its messages. Each turn starts from the prefix that a row of the cache still holds."""
+"""A conversation: its messages. Each turn starts from the prefix that a row of the cache still
+holds.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +28,24 @@ from .options import Defaults, GenerationOptions, Options, Resolved, validate
 from .session_file import expand_path, read_session, write_session
 from .tool_use import ROUNDS, Toolbox, ToolLoop, ToolPrompt, ToolStream, encode_with_tools
 
-# Tokens of a long paragraph: contexts of 512 and less keep as much as that free, or half of themselves.
+# Tokens of a long paragraph: contexts of 512 and less keep as much as that free, or half of
+# themselves.
 _ANSWER_ROOM = 256
 
 
 class Stream:
-    """Pieces of text as they are generated; `completion` grows with them and is final after the last.
+    """Pieces of text as they are generated; `completion` grows with them and is final after the
+    last.
 
     One thread reads at a time; any thread may close it. Computing begins with the first piece.
     """
 
-    def __init__(self, handle: Handle | ToolLoop, begin: Callable[[], None] = lambda: None, end: Callable[[], None] = lambda: None):
+    def __init__(
+        self,
+        handle: Handle | ToolLoop,
+        begin: Callable[[], None] = lambda: None,
+        end: Callable[[], None] = lambda: None,
+    ):
         """begin: called before the first piece, may raise. end: called once the answer is over."""
         self._handle = handle
         self._begin, self._end = begin, end
@@ -50,8 +59,14 @@ class Stream:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Tokens of the prompt that are computed or being computed, and all of them; (0, 0) with tools."""
-        return (self._handle.processed, self.completion.prompt_tokens) if isinstance(self._handle, Handle) else (0, 0)
+        """Tokens of the prompt that are computed or being computed, and all of them; (0, 0) with
+        tools.
+        """
+        return (
+            (self._handle.processed, self.completion.prompt_tokens)
+            if isinstance(self._handle, Handle)
+            else (0, 0)
+        )
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -73,7 +88,9 @@ class Stream:
             raise
 
     def close(self) -> None:
-        """Stop generating; the text so far stays in the conversation. Any thread may call it, any number of times."""
+        """Stop generating; the text so far stays in the conversation. Any thread may call it, any
+        number of times.
+        """
         self._handle.cancel()
         if self._is_begun:
             self._settle()
@@ -95,16 +112,26 @@ class Stream:
 class Session:
     """A chat with one model.
 
-    messages: the whole conversation, tool calls and their results included; old turns leave the context, never this list.
-    options: the user's, by name. Threads that `send` wait for their turn; other calls raise SessionError while another
-    thread reads an answer.
+    messages: the whole conversation, tool calls and their results included; old turns leave the
+    context, never this list. options: the user's, by name. Threads that `send` wait for their turn;
+    other calls raise SessionError while another thread reads an answer.
     """
 
-    def __init__(self, loop: Loop, template: ChatTemplate, defaults: Defaults, model: str,
-                 system: str | None = None, options: Mapping[str, Any] | None = None,
-                 identify_cache: Callable[[int], Identity] | None = None, toolbox: Toolbox = Toolbox(), rounds: int = ROUNDS):
-        """identify_cache: of the files that `save` writes with an adapter's cache, None: it cannot. toolbox: functions that an answer
-        may call. rounds: most answers to one question. Raises OptionsError.
+    def __init__(
+        self,
+        loop: Loop,
+        template: ChatTemplate,
+        defaults: Defaults,
+        model: str,
+        system: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        identify_cache: Callable[[int], Identity] | None = None,
+        toolbox: Toolbox = Toolbox(),
+        rounds: int = ROUNDS,
+    ):
+        """identify_cache: of the files that `save` writes with an adapter's cache, None: it cannot.
+        toolbox: functions that an answer may call. rounds: most answers to one question. Raises
+        OptionsError.
         """
         self.loop = loop
         self.template = template
@@ -124,9 +151,12 @@ class Session:
         self._text: list[int] = []  # prompt and answer of the last turn
         self._sending, self._lock = threading.RLock(), threading.RLock()
         self._speculate: str | None = None  # the option of the newest answer
-        self._answer: tuple[str, list[int], str] = "", [], ""  # the last answer: text, tokens, finish reason
-        self._asked: tuple[list[int], GenerationOptions] | None = None  # the last answer's prompt and options
-        self.is_repeating = False  # the newest stream has the last answer's prompt and options, so it gives its tokens
+        # the last answer: text, tokens, finish reason
+        self._answer: tuple[str, list[int], str] = "", [], ""
+        # the last answer's prompt and options
+        self._asked: tuple[list[int], GenerationOptions] | None = None
+        # the newest stream has the last answer's prompt and options, so it gives its tokens
+        self.is_repeating = False
         self.resolve()  # report bad options now, not at the first question
         toolbox.check_functions()
         if toolbox.offered:
@@ -145,8 +175,10 @@ class Session:
 
     @property
     def cached_tokens(self) -> list[int]:
-        """The beginning of the last turn's prompt and answer that a row of the cache still holds."""
-        return self._text[:self.loop.count_known(self._text, self.adapter)]
+        """The beginning of the last turn's prompt and answer that a row of the cache still
+        holds.
+        """
+        return self._text[: self.loop.count_known(self._text, self.adapter)]
 
     @property
     def adapter(self) -> int:
@@ -166,16 +198,20 @@ class Session:
         return resolved
 
     def send(self, text: str, **options: Unpack[Options]) -> Completion:
-        """Ask and wait for the whole answer, after those that other threads asked for. Raises as `stream`."""
+        """Ask and wait for the whole answer, after those that other threads asked for. Raises as
+        `stream`.
+        """
         with self._sending:
             return self.stream(text, **options).finish()
 
     def stream(self, text: str, **options: Unpack[Options]) -> Stream:
-        """Ask; the answer comes in pieces. The turn joins `messages` when the stream ends or is closed.
+        """Ask; the answer comes in pieces. The turn joins `messages` when the stream ends or is
+        closed.
 
-        A session gives one answer at a time. A new question ends an unfinished answer, whose text stays; a stream that
-        was not begun by then raises SessionError later. Raises OptionsError, TemplateError or ContextError before
-        any computing, and SessionError while another thread reads an answer.
+        A session gives one answer at a time. A new question ends an unfinished answer, whose text
+        stays; a stream that was not begun by then raises SessionError later. Raises OptionsError,
+        TemplateError or ContextError before any computing, and SessionError while another thread
+        reads an answer.
         """
         resolved, hooks = self._resolve_all(options)
         with self._lock:
@@ -190,8 +226,8 @@ class Session:
         return self.edit(None, **options)
 
     def edit(self, text: str | None, **options: Unpack[Options]) -> Stream:
-        """Ask `text` in place of the last question, None: the question itself. The old turn stays until the new answer has
-        begun.
+        """Ask `text` in place of the last question, None: the question itself. The old turn stays
+        until the new answer has begun.
 
         Raises SessionError without a question, and as `stream`.
         """
@@ -201,8 +237,12 @@ class Session:
             if text is None and not self.messages:
                 raise SessionError("there is no answer to generate again: ask something first")
             question = self.last_question
-            return self._ask(self.messages[:_find_turns(self.messages)[-1]], question if text is None else text, resolved,
-                             hooks)
+            return self._ask(
+                self.messages[: _find_turns(self.messages)[-1]],
+                question if text is None else text,
+                resolved,
+                hooks,
+            )
 
     @property
     def last_question(self) -> str:
@@ -212,7 +252,9 @@ class Session:
         return self.messages[_find_turns(self.messages)[-1]]["content"]
 
     def undo(self) -> list[dict[str, Any]]:
-        """Take back the last question and its answer, and return their messages. Raises SessionError without any."""
+        """Take back the last question and its answer, and return their messages. Raises
+        SessionError without any.
+        """
         with self._lock:
             self._settle()
             if not self.messages:
@@ -223,10 +265,12 @@ class Session:
             return taken
 
     def resume(self, **options: Unpack[Options]) -> Stream:
-        """Go on with the last answer after its last token; the message grows, and the pieces are the text that it gains.
+        """Go on with the last answer after its last token; the message grows, and the pieces are
+        the text that it gains.
 
-        With the same options, seed included, the text is that of an answer that was never cut. Raises SessionError without
-        an answer, for one that ended by itself and in a conversation with tools, and as `stream`.
+        With the same options, seed included, the text is that of an answer that was never cut.
+        Raises SessionError without an answer, for one that ended by itself and in a conversation
+        with tools, and as `stream`.
         """
         resolved, hooks = self._resolve_all(options)
         with self._lock:
@@ -234,24 +278,29 @@ class Session:
             if not self.messages:
                 raise SessionError("there is no answer to continue: ask something first")
             if self.toolbox.offered:
-                raise SessionError("an answer in a conversation with tools cannot be continued: ask again")
+                raise SessionError(
+                    "an answer in a conversation with tools cannot be continued: ask again"
+                )
             text, tokens, reason = self._answer
             if text != self.messages[-1]["content"]:  # of another model, or from a file
                 tokens, reason = self._encode_answer(), ""
             if reason in ("eos", "stop"):
-                raise SessionError("the last answer is complete and cannot be continued: ask something, or have it generated "
-                                   "again")
+                raise SessionError(
+                    "the last answer is complete and cannot be continued: ask something, or "
+                    "have it generated "
+                    "again"
+                )
             return self._answer_to(self.messages[:-1], resolved, hooks, tokens)
 
     def _encode_answer(self) -> list[int]:
         """Tokens of the last answer, as the template has them after the question."""
         text, shown = self.messages[-1]["content"], ""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        talk = [*system, *self.messages[self.dropped:]]
+        talk = [*system, *self.messages[self.dropped :]]
         before = encode_messages(self.tokenizer, self.template, talk[:-1])
         whole = encode_messages(self.tokenizer, self.template, talk, add_generation_prompt=False)
-        decoder, answer = self.tokenizer.stream(), whole[len(before):]
-        for count, token in enumerate(answer if whole[:len(before)] == before else []):
+        decoder, answer = self.tokenizer.stream(), whole[len(before) :]
+        for count, token in enumerate(answer if whole[: len(before)] == before else []):
             if shown == text:
                 return answer[:count]
             shown += decoder.push(token)
@@ -259,32 +308,56 @@ class Session:
 
     def _resolve_all(self, options: Mapping[str, Any]) -> tuple[Resolved, Hooks]:
         given, hooks = split_hooks(options)
-        return self.resolve(**given), Hooks(hooks.processors or self.hooks.processors, hooks.on_progress or self.hooks.on_progress)
+        return self.resolve(**given), Hooks(
+            hooks.processors or self.hooks.processors, hooks.on_progress or self.hooks.on_progress
+        )
 
-    def _ask(self, before: list[dict[str, Any]], text: str, resolved: Resolved, hooks: Hooks) -> Stream:
+    def _ask(
+        self, before: list[dict[str, Any]], text: str, resolved: Resolved, hooks: Hooks
+    ) -> Stream:
         return self._answer_to([*before, {"role": "user", "content": text}], resolved, hooks)
 
-    def _answer_to(self, asked: list[dict[str, Any]], resolved: Resolved, hooks: Hooks, begun: Sequence[int] = ()) -> Stream:
+    def _answer_to(
+        self,
+        asked: list[dict[str, Any]],
+        resolved: Resolved,
+        hooks: Hooks,
+        begun: Sequence[int] = (),
+    ) -> Stream:
         """The answer to messages. begun: its first tokens, of an answer that was cut."""
         dropped, prompt = self.dropped, ToolPrompt([])
 
-        def prepare(messages: Sequence[Mapping[str, Any]], box: Toolbox, notices: Sequence[str]) -> Handle:
+        def prepare(
+            messages: Sequence[Mapping[str, Any]], box: Toolbox, notices: Sequence[str]
+        ) -> Handle:
             nonlocal dropped, prompt
             prompt, dropped = self._fit(messages, resolved, box, dropped, len(begun))
             if dropped > self.dropped:
                 notices = [*notices, self._describe_dropped(dropped)]
-            return self.loop.prepare(Request([*prompt.tokens, *begun], resolved, notices=notices, rule=prompt.rule,
-                                                  shown=prompt.shown, begun=len(begun), hooks=hooks))
+            return self.loop.prepare(
+                Request(
+                    [*prompt.tokens, *begun],
+                    resolved,
+                    notices=notices,
+                    rule=prompt.rule,
+                    shown=prompt.shown,
+                    begun=len(begun),
+                    hooks=hooks,
+                )
+            )
 
         def ask(messages: Sequence[Mapping[str, Any]], is_first: bool) -> ToolStream:
             box = self.toolbox if is_first else replace(self.toolbox, choice="auto")
             handle = prepare(messages, box, notices if is_first else ())
-            return ToolStream(handle, ToolParser(prompt.form, [tool.name for tool in box.offered]),
-                              resolved.options.schema)
+            return ToolStream(
+                handle,
+                ToolParser(prompt.form, [tool.name for tool in box.offered]),
+                resolved.options.schema,
+            )
 
         def end() -> None:
             completion = answer.completion
-            added = answer.messages[len(asked):] if isinstance(answer, ToolLoop) else []
+            added = answer.messages[len(asked) :] if isinstance(answer, ToolLoop) else []
             if not added or added[-1]["role"] != "assistant":
                 added = [*added, {"role": "assistant", "content": "" if added else completion.text}]
             self._end(completion, asked, added, (prompt.tokens, resolved.options), begun, dropped)
@@ -298,47 +371,76 @@ class Session:
             answer = ToolLoop(ask, asked, self.toolbox.offered, self.rounds)
         else:
             answer = prepare(asked, self.toolbox, notices)
-        self.is_repeating = not begun and self._asked is not None and _is_same(self._asked, (prompt.tokens, resolved.options))
+        self.is_repeating = (
+            not begun
+            and self._asked is not None
+            and _is_same(self._asked, (prompt.tokens, resolved.options))
+        )
         turn = self._turn
         self._open = Stream(answer, lambda: self._begin(turn), end)
         return self._open
 
     def _describe_dropped(self, dropped: int) -> str:
-        return (f"the conversation outgrew the context of {self.engine.context} tokens: the oldest {dropped} messages are no "
-                "longer seen by the model" + (", the system prompt stays" if self.system else ""))
+        return (
+            f"the conversation outgrew the context of {self.engine.context} tokens: the oldest "
+            f"{dropped} messages are no "
+            "longer seen by the model" + (", the system prompt stays" if self.system else "")
+        )
 
     def _begin(self, turn: int) -> None:
         with self._lock:
             if turn != self._turn:
-                raise SessionError("the conversation went on before this answer was begun: ask again")
+                raise SessionError(
+                    "the conversation went on before this answer was begun: ask again"
+                )
             self._reader = threading.current_thread()
 
-    def _end(self, completion: Completion, asked: list[dict[str, Any]], added: list[dict[str, Any]],
-             conditions: tuple[list[int], GenerationOptions], begun: Sequence[int], dropped: int) -> None:
+    def _end(
+        self,
+        completion: Completion,
+        asked: list[dict[str, Any]],
+        added: list[dict[str, Any]],
+        conditions: tuple[list[int], GenerationOptions],
+        begun: Sequence[int],
+        dropped: int,
+    ) -> None:
         with self._lock:
             self._reader = None
             self._turn += 1
-            # An answer that ends before its first character, by an interrupt or an error, changes nothing.
+            # An answer that ends before its first character, by an interrupt or an error, changes
+            # nothing.
             is_empty = len(added) == 1 and not added[0]["content"]
             if not is_empty or completion.finish_reason not in ("interrupted", "error"):
                 self.messages, self.dropped = [*asked, *added], dropped
                 answer = [*begun, *map(int, completion.tokens)]
                 self._answer = added[-1]["content"], answer, completion.finish_reason
                 # An answer that was stopped, or went on, is not what its prompt and options give.
-                self._asked = None if begun or completion.finish_reason in ("interrupted", "error") else conditions
-            self.last, self._text = completion, [*conditions[0], *begun, *map(int, completion.tokens)]
+                self._asked = (
+                    None
+                    if begun or completion.finish_reason in ("interrupted", "error")
+                    else conditions
+                )
+            self.last, self._text = (
+                completion,
+                [*conditions[0], *begun, *map(int, completion.tokens)],
+            )
 
     def _settle(self) -> None:
         """End an unfinished answer and invalidate streams that were not begun."""
         if self._reader is not None and self._open is not None:
             if self._reader is not threading.current_thread() and self._reader.is_alive():
-                raise SessionError("another thread is reading an answer of this session: wait for its end, close its stream, "
-                                   "or give each thread a session of its own")
+                raise SessionError(
+                    "another thread is reading an answer of this session: wait for its end, "
+                    "close its stream, "
+                    "or give each thread a session of its own"
+                )
             self._open.close()
         self._turn += 1
 
     def clear(self) -> None:
-        """Forget the conversation; the system prompt and the options stay. Raises SessionError as `stream`."""
+        """Forget the conversation; the system prompt and the options stay. Raises SessionError as
+        `stream`.
+        """
         with self._lock:
             self._settle()
             self.messages, self.dropped, self.last = [], 0, None
@@ -346,19 +448,32 @@ class Session:
     def save(self, path: str | os.PathLike, cache: bool = False) -> None:
         """Write the conversation as JSON, atomically. Raises SessionError.
 
-        cache: write the keys and values beside it, to PATH.safetensors, with which `load` goes on at once.
+        cache: write the keys and values beside it, to PATH.safetensors, with which `load` goes on
+        at once.
         """
         if cache:
             assert self.identify_cache is not None
-            write_cache(cache_path(path), self.loop.export(self._text, self.adapter), self.identify_cache(self.adapter))
+            write_cache(
+                cache_path(path),
+                self.loop.export(self._text, self.adapter),
+                self.identify_cache(self.adapter),
+            )
         options = json.loads(validate(self.options).model_dump_json(include=set(self.options)))
-        write_session(expand_path(path), model=self.model, system=self.system, options=options, messages=self.messages,
-                      dropped=self.dropped)
+        write_session(
+            expand_path(path),
+            model=self.model,
+            system=self.system,
+            options=options,
+            messages=self.messages,
+            dropped=self.dropped,
+        )
 
     def load(self, path: str | os.PathLike) -> list[str]:
-        """Continue a saved conversation, from its keys and values where they were saved with it; returns notices.
+        """Continue a saved conversation, from its keys and values where they were saved with it;
+        returns notices.
 
-        Raises SessionError, and then changes nothing. Keys and values that cannot be used are a notice.
+        Raises SessionError, and then changes nothing. Keys and values that cannot be used are a
+        notice.
         """
         saved = read_session(expand_path(path))
         try:
@@ -369,10 +484,15 @@ class Session:
             raise SessionError(f"{path}: {plain(str(error))}") from None
         notices = []
         if saved.model != self.model:
-            notices.append(f"this conversation was held with {saved.model!r}, it goes on with {self.model!r}")
+            notices.append(
+                f"this conversation was held with {saved.model!r}, it goes on with {self.model!r}"
+            )
         with self._lock:
             self._settle()
-            self.messages, self.dropped = [message.model_dump() for message in saved.messages], saved.dropped
+            self.messages, self.dropped = (
+                [message.model_dump() for message in saved.messages],
+                saved.dropped,
+            )
             self.system, self.options, self.last = saved.system, saved.options, None
         if self.identify_cache and os.path.lexists(cache_path(path)):
             try:
@@ -383,36 +503,61 @@ class Session:
                 notices.append(f"without its cache: {error}")
         return notices
 
-    def _fit(self, messages: Sequence[Mapping[str, Any]], resolved: Resolved, box: Toolbox,
-             first: int, begun: int = 0) -> tuple[ToolPrompt, int]:
-        """Drop the oldest turns until the prompt fits; returns it and the number of dropped messages.
+    def _fit(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        resolved: Resolved,
+        box: Toolbox,
+        first: int,
+        begun: int = 0,
+    ) -> tuple[ToolPrompt, int]:
+        """Drop the oldest turns until the prompt fits; returns it and the number of dropped
+        messages.
 
-        first: messages that are dropped already. begun: tokens of the answer that stand after the prompt.
+        first: messages that are dropped already. begun: tokens of the answer that stand after the
+        prompt.
         """
-        # Keep a quarter of the context free for the answer, of a short one up to half, or max_tokens if that is less.
+        # Keep a quarter of the context free for the answer, of a short one up to half, or
+        # max_tokens if that is less.
         context = self.engine.context
-        room = context - max(1, min(resolved.options.max_tokens, max(context // 4, min(context // 2, _ANSWER_ROOM))))
+        room = context - max(
+            1, min(resolved.options.max_tokens, max(context // 4, min(context // 2, _ANSWER_ROOM)))
+        )
         turns = _find_turns(messages)
         first = first if first <= turns[-1] else 0
         system = [{"role": "system", "content": self.system}] if self.system else []
         for dropped in [first, *(start for start in turns if start > first)]:
             try:
-                prompt = encode_with_tools(self.tokenizer, self.template, [*system, *messages[dropped:]], box,
-                                           resolved.options.schema, self.engine.check_count)
+                prompt = encode_with_tools(
+                    self.tokenizer,
+                    self.template,
+                    [*system, *messages[dropped:]],
+                    box,
+                    resolved.options.schema,
+                    self.engine.check_count,
+                )
             except ContextError:
                 if dropped == turns[-1]:
                     raise
                 continue
             length = len(prompt.tokens) + begun
-            # An answer that goes on may fill the context. Drop to three quarters at once, but not the turn that this one
-            # follows: after each drop, all remaining turns are prefilled again.
-            if length <= (context - 1 if begun and dropped == first else room if dropped in (first, *turns[-2:-1])
-                          else room * 3 // 4):
+            # An answer that goes on may fill the context. Drop to three quarters at once, but not
+            # the turn that this one follows: after each drop, all remaining turns are prefilled
+            # again.
+            if length <= (
+                context - 1
+                if begun and dropped == first
+                else room
+                if dropped in (first, *turns[-2:-1])
+                else room * 3 // 4
+            ):
                 return prompt, dropped
         # The newest question alone may use the answer's room but for one token.
         if length >= context:
-            raise ContextError(f"this message makes a prompt of {length} tokens and the context holds "
-                               f"{context}, answer included: shorten it{self.engine.suggest_context()}")
+            raise ContextError(
+                f"this message makes a prompt of {length} tokens and the context holds "
+                f"{context}, answer included: shorten it{self.engine.suggest_context()}"
+            )
         return prompt, dropped
 
 
@@ -421,8 +566,13 @@ def _find_turns(messages: Sequence[Mapping[str, Any]]) -> list[int]:
     return [place for place, message in enumerate(messages) if message.get("role") == "user"]
 
 
-def _is_same(one: tuple[list[int], GenerationOptions], other: tuple[list[int], GenerationOptions]) -> bool:
-    """True if two prompts with their options give the same tokens: greedy answers have no use for their seeds."""
+def _is_same(
+    one: tuple[list[int], GenerationOptions], other: tuple[list[int], GenerationOptions]
+) -> bool:
+    """True if two prompts with their options give the same tokens: greedy answers have no use for
+    their seeds.
+    """
+
     def normalize(options: GenerationOptions) -> GenerationOptions:
         return options.model_copy(update={"seed": None}) if options.temperature == 0 else options
 

@@ -25,7 +25,12 @@ from .options import validate
 FORMAT: Final = "mlx_llama session"
 MOST_BYTES = 1 << 26  # of a file
 QUESTION, CALLS, RESULT, ANSWER = "user", "calls", "tool", "assistant"  # kinds of messages
-NEXT = {ANSWER: (QUESTION,), QUESTION: (ANSWER, CALLS), CALLS: (RESULT,), RESULT: (RESULT, CALLS, ANSWER)}
+NEXT = {
+    ANSWER: (QUESTION,),
+    QUESTION: (ANSWER, CALLS),
+    CALLS: (RESULT,),
+    RESULT: (RESULT, CALLS, ANSWER),
+}
 ROLES = {CALLS: "assistant"}  # where the kind is not the role
 
 
@@ -69,10 +74,17 @@ class SavedSession(BaseModel):
     def _check_turns(cls, value):
         before = ANSWER
         for i, message in enumerate(value):
-            kind = CALLS if message.tool_calls else RESULT if message.role == "tool" else message.role
+            kind = (
+                CALLS if message.tool_calls else RESULT if message.role == "tool" else message.role
+            )
             if kind not in NEXT[before]:
-                roles = " or ".join(repr(role) for role in dict.fromkeys(ROLES.get(one, one) for one in NEXT[before]))
-                raise ValueError(f"questions and answers in turn: messages[{i}] needs the role {roles}")
+                roles = " or ".join(
+                    repr(role)
+                    for role in dict.fromkeys(ROLES.get(one, one) for one in NEXT[before])
+                )
+                raise ValueError(
+                    f"questions and answers in turn: messages[{i}] needs the role {roles}"
+                )
             before = kind
         if before != ANSWER:
             raise ValueError("questions and answers in turn, ending with an answer")
@@ -112,16 +124,19 @@ def parse_session(raw: bytes, path: str | Path) -> SavedSession:
     except OptionsError as error:
         raise SessionError(f"{path}: {plain(str(error))}") from None
     except ValidationError as error:
-        raise SessionError(f"{path}: {_describe_fault(error.errors()[0])}") from None  # the first in the order of fields
+        # the first in the order of fields
+        raise SessionError(f"{path}: {_describe_fault(error.errors()[0])}") from None
 
 
 def _describe_fault(fault: Mapping[str, Any]) -> str:
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).lstrip(".")
+    place = "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]
+    ).lstrip(".")
     message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if fault["type"] == "json_invalid":
         return f"is not a saved session (not JSON: {message.removeprefix('Invalid JSON: ')})"
     if place in ("", "format"):
-        return f"is not a saved session (no \"format\": {FORMAT!r})"
+        return f'is not a saved session (no "format": {FORMAT!r})'
     if fault["type"] == "missing":
         return f"{place} is missing"
     if place == "version":
@@ -135,6 +150,11 @@ def write_session(path: Path, **fields: Any) -> None:
         text = SavedSession(format=FORMAT, version=1, **fields).model_dump_json(indent=1)
         write_file(path, text.encode(), is_private=True)
     except ValidationError as error:
-        raise SessionError(f"{path}: cannot be written: {_describe_fault(error.errors()[0])}") from None
-    except (OSError, ValueError) as error:  # ValueError: a name with a NUL, text that is not Unicode
-        raise SessionError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+        raise SessionError(
+            f"{path}: cannot be written: {_describe_fault(error.errors()[0])}"
+        ) from None
+    # ValueError: a name with a NUL, text that is not Unicode
+    except (OSError, ValueError) as error:
+        raise SessionError(
+            f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}"
+        ) from None

@@ -11,9 +11,11 @@ MIN_SHARED = 8  # tokens that make two texts one conversation; fewer are a templ
 
 
 class Slots:
-    """Numbers 0 to count - 1, and the text that each had last. Rows of the cache come and go with memory; slots stay.
+    """Numbers 0 to count - 1, and the text that each had last. Rows of the cache come and go with
+    memory; slots stay.
 
-    texts: prompt and answer by slot, [] for a slot that was never used. A running request appends to its own.
+    texts: prompt and answer by slot, [] for a slot that was never used. A running request appends
+    to its own.
     """
 
     def __init__(self, count: int):
@@ -22,7 +24,10 @@ class Slots:
         self._used = [0] * count  # when each slot was taken
 
     def enter(self, text: Sequence[int], taken: Collection[int]) -> int:
-        """A slot that is not taken: that of the longest common prefix, else the one unused for longest."""
+        """A slot that is not taken: that of the longest common prefix, else the one unused for
+        longest.
+        """
+
         def rank(slot: int) -> tuple[int, int]:
             shared = common_prefix(self.texts[slot], text)
             return shared if shared >= MIN_SHARED else 0, -self._used[slot]

@@ -11,12 +11,15 @@ class Stops:
         self.withheld = ""
         self.matched: str | None = None
         beginnings = {stop[:n] for stop in stops for n in range(1, len(stop))}
-        self._beginnings: dict[str, list[str]] = {}  # proper beginnings of stop strings by last character, longest first
+        # proper beginnings of stop strings by last character, longest first
+        self._beginnings: dict[str, list[str]] = {}
         for beginning in sorted(beginnings, key=len, reverse=True):
             self._beginnings.setdefault(beginning[-1], []).append(beginning)
 
     def push(self, piece: str) -> str:
-        """Append `piece`; returns text that is safe to show. After a match: the text before the earliest stop string."""
+        """Append `piece`; returns text that is safe to show. After a match: the text before the
+        earliest stop string.
+        """
         if not self.stops:
             return piece
         text = self.withheld + piece
@@ -25,9 +28,11 @@ class Stops:
             at, self.matched = min(found)
             self.withheld = ""
             return text[:at]
-        keep = next((len(one) for one in self._beginnings.get(text[-1:], ()) if text.endswith(one)), 0)
-        self.withheld = text[len(text) - keep:]
-        return text[:len(text) - keep]
+        keep = next(
+            (len(one) for one in self._beginnings.get(text[-1:], ()) if text.endswith(one)), 0
+        )
+        self.withheld = text[len(text) - keep :]
+        return text[: len(text) - keep]
 
     def finish(self) -> str:
         """End the stream; returns the text that was still withheld."""

@@ -1,4 +1,6 @@
-"""Answers with tools: the prompt that offers them, the stream that tells calls from text, the loop that runs them."""
+"""Answers with tools: the prompt that offers them, the stream that tells calls from text, the loop
+that runs them.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,8 @@ Message = Mapping[str, Any]
 class Toolbox:
     """Tools of a request.
 
-    choice: "auto", "none" (no tool is offered), "required" or a tool's name; the last two are enforced by a grammar. many: an
-    enforced answer may have several calls.
+    choice: "auto", "none" (no tool is offered), "required" or a tool's name; the last two are
+    enforced by a grammar. many: an enforced answer may have several calls.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -61,21 +63,33 @@ class Toolbox:
         """Raises OptionsError for a choice that no tool fits, and for options that forbid calls."""
         if self.choice not in ("none", "auto") and not self.forced:
             names = ", ".join(tool.name for tool in self.tools) or "no tools"
-            raise OptionsError(f"tool_choice: {show(self.choice)} is none of auto, none, required and the tools' names "
-                               f"({names})")
-        given = next((name for name in ("regex", "grammar") if getattr(options, name) is not None), None)
+            raise OptionsError(
+                f"tool_choice: {show(self.choice)} is none of auto, none, required and the "
+                "tools' names "
+                f"({names})"
+            )
+        given = next(
+            (name for name in ("regex", "grammar") if getattr(options, name) is not None), None
+        )
         if self.offered and given:
-            raise OptionsError(f"option `{given}`: forbids every call of a tool: leave it out, or choose tool_choice 'none'")
+            raise OptionsError(
+                f"option `{given}`: forbids every call of a tool: leave it out, or choose "
+                "tool_choice 'none'"
+            )
 
     def check_functions(self) -> None:
         """Raises OptionsError for a tool that is only described: a loop of calls runs functions."""
         if described := next((tool for tool in self.tools if tool.function is None), None):
-            raise OptionsError(f"tools: {described.name} is only described: pass the function itself")
+            raise OptionsError(
+                f"tools: {described.name} is only described: pass the function itself"
+            )
 
 
 @dataclass(frozen=True)
 class ToolPrompt:
-    """A prompt and the fields that its Request needs. form: of the calls in the answer, None where none are offered."""
+    """A prompt and the fields that its Request needs. form: of the calls in the answer, None where
+    none are offered.
+    """
 
     tokens: list[int]
     form: ToolFormat | None = None
@@ -83,34 +97,49 @@ class ToolPrompt:
     shown: frozenset[int] = frozenset()
 
 
-def encode_with_tools(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message], box: Toolbox,
-                      schema: Schema | None = None, check_count: Callable[[int], None] | None = None,
-                      variables: Mapping[str, Any] = MappingProxyType({})) -> ToolPrompt:
-    """Encode a conversation that may offer tools, and have calls and results. check_count: as for `encode_messages`.
-    variables: of the template, beside tools.
+def encode_with_tools(
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    box: Toolbox,
+    schema: Schema | None = None,
+    check_count: Callable[[int], None] | None = None,
+    variables: Mapping[str, Any] = MappingProxyType({}),
+) -> ToolPrompt:
+    """Encode a conversation that may offer tools, and have calls and results. check_count: as for
+    `encode_messages`. variables: of the template, beside tools.
 
-    schema: of an answer without calls, where tools are offered; without tools the options enforce it.
+    schema: of an answer without calls, where tools are offered; without tools the options enforce
+    it.
 
-    Raises OptionsError for a template whose format of calls is not supported, and TemplateError and TokenizerError as
-    `encode_messages`.
+    Raises OptionsError for a template whose format of calls is not supported, and TemplateError and
+    TokenizerError as `encode_messages`.
     """
     if not box.offered and not mentions_tools(messages):
-        return ToolPrompt(encode_messages(tokenizer, template, messages, check_count=check_count, **variables))
+        return ToolPrompt(
+            encode_messages(tokenizer, template, messages, check_count=check_count, **variables)
+        )
     form = find_format(template.source, tokenizer)
     prompt, extras = form.offer(messages, box.offered)
-    tokens = encode_messages(tokenizer, template, prompt, check_count=check_count, **{**variables, **extras})
+    tokens = encode_messages(
+        tokenizer, template, prompt, check_count=check_count, **{**variables, **extras}
+    )
     if not box.offered:
         return ToolPrompt(tokens)
     many = box.many and not form.calls_once
     rule = None
     if box.forced or schema:
         answer = None if box.forced or schema is None else schema.as_dict()
-        rule = Rule("tools", form.grammar(box.forced or box.offered, tokenizer, many=many, answer=answer))
+        rule = Rule(
+            "tools", form.grammar(box.forced or box.offered, tokenizer, many=many, answer=answer)
+        )
     return ToolPrompt(tokens, form, rule, form.shown_specials(tokenizer))
 
 
 class ToolStream:
-    """An answer as it comes: text, and news of calls. Final after the last one: `completion`, `text`, `calls`."""
+    """An answer as it comes: text, and news of calls. Final after the last one: `completion`,
+    `text`, `calls`.
+    """
 
     def __init__(self, handle: Handle, parser: ToolParser, schema: Schema | None = None):
         """schema: of an answer without calls."""
@@ -154,7 +183,9 @@ class ToolStream:
         return self.parser.calls
 
     def messages(self) -> list[dict[str, Any]]:
-        """The answer as a message. Arguments that are no JSON object are {} in it: templates print objects only."""
+        """The answer as a message. Arguments that are no JSON object are {} in it: templates print
+        objects only.
+        """
         calls = []
         for call in self.calls:
             try:
@@ -162,25 +193,39 @@ class ToolStream:
                 calls.append(call.as_dict())
             except ValueError:
                 calls.append(replace(call, arguments="{}").as_dict())
-        return [{"role": "assistant", "content": self.text, **({"tool_calls": calls} if calls else {})}]
+        return [
+            {"role": "assistant", "content": self.text, **({"tool_calls": calls} if calls else {})}
+        ]
 
 
 class ToolLoop:
-    """The answer to a conversation, with calls of Python functions in between: an iterator of the pieces of all texts.
+    """The answer to a conversation, with calls of Python functions in between: an iterator of the
+    pieces of all texts.
 
-    A call that fails has its error for a result, so that the model may mend it. One thread reads at a time; any thread may
-    cancel, which does not stop a function that runs.
+    A call that fails has its error for a result, so that the model may mend it. One thread reads at
+    a time; any thread may cancel, which does not stop a function that runs.
     """
 
-    def __init__(self, ask: Callable[[Sequence[Message], bool], ToolStream], messages: Sequence[Message], tools: Sequence[Tool],
-                 rounds: int = ROUNDS):
-        """ask: prepares the answer to a conversation; True for the first. rounds: most answers. Raises as `ask`."""
+    def __init__(
+        self,
+        ask: Callable[[Sequence[Message], bool], ToolStream],
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        rounds: int = ROUNDS,
+    ):
+        """ask: prepares the answer to a conversation; True for the first. rounds: most answers.
+        Raises as `ask`.
+        """
         if not isinstance(rounds, int) or rounds < 1:
             raise OptionsError(f"rounds: {show(rounds)} is no number of answers: give 1 or more")
         self._ask, self._tools, self._rounds = ask, tools, rounds
         first = ask(list(messages), True)
-        # Messages that are complete, and the answer that is not among them: changed together, for other threads.
-        self._talk: tuple[list[dict[str, Any]], ToolStream | None] = [dict(message) for message in messages], first
+        # Messages that are complete, and the answer that is not among them: changed together, for
+        # other threads.
+        self._talk: tuple[list[dict[str, Any]], ToolStream | None] = (
+            [dict(message) for message in messages],
+            first,
+        )
         self._newest = first
         self._reading = threading.Lock()
         self._is_cancelled = self.done = False
@@ -197,16 +242,24 @@ class ToolLoop:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation so far. It ends with the answer's text, unless the last permitted answer made calls."""
+        """The conversation so far. It ends with the answer's text, unless the last permitted answer
+        made calls.
+        """
         messages, answer = self._talk
-        return messages if answer is None else [*messages, {"role": "assistant", "content": answer.text}]
+        return (
+            messages
+            if answer is None
+            else [*messages, {"role": "assistant", "content": answer.text}]
+        )
 
     def __iter__(self) -> ToolLoop:
         return self
 
     def __next__(self) -> str:
         if not self._reading.acquire(blocking=False):
-            raise SessionError("another thread is reading this answer: give each thread a request of its own")
+            raise SessionError(
+                "another thread is reading this answer: give each thread a request of its own"
+            )
         try:
             while not self.done:
                 for piece in self._newest:
@@ -222,7 +275,9 @@ class ToolLoop:
             self._reading.release()
 
     def cancel(self) -> None:
-        """End the answer, from any thread and any number of times. Rounds that are complete stay in `messages`."""
+        """End the answer, from any thread and any number of times. Rounds that are complete stay in
+        `messages`.
+        """
         self._is_cancelled = True
         self._newest.close()
 
@@ -233,7 +288,10 @@ class ToolLoop:
             return False
         notices = answer.completion.notices
         if not answer.calls[-1].is_complete:
-            notices.append(f"the call of {answer.calls[-1].name} is incomplete and was not made: raise `max_tokens` if it was cut")
+            notices.append(
+                f"the call of {answer.calls[-1].name} is incomplete and was not made: raise "
+                "`max_tokens` if it was cut"
+            )
             return False
         results: list[dict[str, Any]] = []
         for call in answer.calls:
@@ -244,7 +302,10 @@ class ToolLoop:
         self._talk = messages, None
         self._rounds -= 1
         if not self._rounds:
-            notices.append("the model still calls tools and the loop of calls has ended: raise rounds for more answers")
+            notices.append(
+                "the model still calls tools and the loop of calls has ended: raise rounds for "
+                "more answers"
+            )
             return False
         self._newest = self._ask(messages, False)
         again = self._newest.completion.notices
@@ -256,10 +317,17 @@ class ToolLoop:
         """The message with the result of a call."""
         tool = next((tool for tool in self._tools if tool.name == call.name), None)
         if tool is None:
-            result = f"error: there is no tool {call.name}, there are {', '.join(tool.name for tool in self._tools)}"
+            result = (
+                f"error: there is no tool {call.name}, there are "
+                f"{', '.join(tool.name for tool in self._tools)}"
+            )
         else:
             try:
                 result = tool.run(call.arguments)
             except Exception as error:
-                result = f"error: {error}" if isinstance(error, ArgumentsError) else f"error: {type(error).__name__}: {error}"
+                result = (
+                    f"error: {error}"
+                    if isinstance(error, ArgumentsError)
+                    else f"error: {type(error).__name__}: {error}"
+                )
         return {"role": "tool", "content": result, "tool_call_id": call.id, "name": call.name}

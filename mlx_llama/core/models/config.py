@@ -1,8 +1,8 @@
 """LlamaConfig, and how config.json or GGUF metadata is resolved to it with all fields set.
 
-The schema of config.json is transformers', from Llama 1 to the `rope_parameters` of transformers 5. Fields and defaults of
-GGUF are llama.cpp's (src/llama-model.cpp, `load_hparams`). core/families lists them. Fields that ask for unsupported
-arithmetic raise ConfigError.
+The schema of config.json is transformers', from Llama 1 to the `rope_parameters` of transformers 5.
+Fields and defaults of GGUF are llama.cpp's (src/llama-model.cpp, `load_hparams`). core/families
+lists them. Fields that ask for unsupported arithmetic raise ConfigError.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from .reader import Field, Reader
 from .rope_fields import RopeConfig, read_gguf_ropes, read_ropes
 from .spec import NORM_NAMES, ExpertsSpec, LayerSpec
 
-ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # hidden_act: the name here
+# hidden_act: the name here
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 DTYPES = ("float32", "float16", "bfloat16")
-_SIZES = {"hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"}  # checked against each other
+# checked against each other
+_SIZES = {"hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"}
 
-# GGUF fields of unsupported arithmetic, and the values without it; skipped for a family with that field in its table
+# GGUF fields of unsupported arithmetic, and the values without it; skipped for a family with that
+# field in its table
 _GGUF_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
@@ -57,7 +60,9 @@ _GGUF_NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Architecture and sizes of a model, resolved and checked. Names and meanings are those of transformers' config.json."""
+    """Architecture and sizes of a model, resolved and checked. Names and meanings are those of
+    transformers' config.json.
+    """
 
     architecture: str
     vocab_size: int
@@ -77,10 +82,13 @@ class LlamaConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     dtype: str  # of the checkpoint, as the config names it
-    quantization: Quantization | None = None  # None for plain matrices and for GGUF, whose tensors name their formats
+    # None for plain matrices and for GGUF, whose tensors name their formats
+    quantization: Quantization | None = None
     output_bias: bool = False  # of the projection after attention
-    query_key_norm: str | None = None  # RMS norms of query and key, over each "head" or over all heads as a "whole"
-    sliding_layers: tuple[int, ...] | None = None  # numbers of the layers with the window; None for all
+    # RMS norms of query and key, over each "head" or over all heads as a "whole"
+    query_key_norm: str | None = None
+    # numbers of the layers with the window; None for all
+    sliding_layers: tuple[int, ...] | None = None
     activation: str = "silu"  # or "gelu_tanh"
     norm_placement: str = "before"  # attention and MLP, "after" them, or "both"
     unrotated_layers: tuple[int, ...] = ()  # layers without rotary embedding
@@ -92,8 +100,8 @@ class LlamaConfig:
     norm_offset: float = 0.0  # to add to the stored weights of norms
     attention_softcap: float | None = None  # c of c * tanh(score / c)
     logits_softcap: float | None = None
-    # Queries are multiplied by 1 + query_beta * log(1 + n), n the trained lengths (rope.original_max_position_embeddings)
-    # before their position.
+    # Queries are multiplied by 1 + query_beta * log(1 + n), n the trained lengths
+    # (rope.original_max_position_embeddings) before their position.
     query_beta: float = 0.0
     is_text_part: bool = False  # of a checkpoint that has images, too
     num_experts: int = 0  # MLPs of a layer, 0 for a plain MLP
@@ -110,7 +118,9 @@ class LlamaConfig:
         layer = f"model.layers.{i}."
         norms = self.query_key_norm
         before, after = NORM_NAMES[self.norm_placement]
-        slides = self.sliding_window is not None and (self.sliding_layers is None or i in self.sliding_layers)
+        slides = self.sliding_window is not None and (
+            self.sliding_layers is None or i in self.sliding_layers
+        )
         return LayerSpec(
             index=i,
             heads=self.num_attention_heads,
@@ -142,10 +152,15 @@ class LlamaConfig:
     def _experts(self, layer: str) -> ExpertsSpec:
         modules = FAMILIES[self.architecture].experts
         block = f"{layer}{modules.block}"
-        gate, up, down = (tuple(f"{block}.experts.{i}.{name}" for i in range(self.num_experts))
-                          for name in (modules.gate, modules.up, modules.down))
-        stacks = tuple(f"{block}.switch_mlp.{name}_proj" for name in ("gate", "up", "down"))  # mlx_lm's names
-        return ExpertsSpec(f"{block}.gate", gate, up, down, stacks, self.num_experts_per_tok, self.norm_topk_prob)
+        gate, up, down = (
+            tuple(f"{block}.experts.{i}.{name}" for i in range(self.num_experts))
+            for name in (modules.gate, modules.up, modules.down)
+        )
+        # mlx_lm's names
+        stacks = tuple(f"{block}.switch_mlp.{name}_proj" for name in ("gate", "up", "down"))
+        return ExpertsSpec(
+            f"{block}.gate", gate, up, down, stacks, self.num_experts_per_tok, self.norm_topk_prob
+        )
 
     @property
     def exceeds_float16(self) -> bool:
@@ -159,8 +174,12 @@ class LlamaConfig:
 
     def stacks(self) -> dict[str, tuple[str, ...]]:
         """{module of all experts' matrices together: their modules, by number}."""
-        return {stack: names for spec in self.layers if (experts := spec.experts)
-                for stack, names in zip(experts.stacks, (experts.gate, experts.up, experts.down))}
+        return {
+            stack: names
+            for spec in self.layers
+            if (experts := spec.experts)
+            for stack, names in zip(experts.stacks, (experts.gate, experts.up, experts.down))
+        }
 
     @property
     def rotary_dim(self) -> int:
@@ -169,7 +188,9 @@ class LlamaConfig:
 
     @property
     def table_width(self) -> int:
-        """Columns of the tables of angles: of each rope, then of the first times the queries' factor."""
+        """Columns of the tables of angles: of each rope, then of the first times the queries'
+        factor.
+        """
         return (len(self.ropes) + bool(self.query_beta)) * (self.rotary_dim // 2)
 
     @property
@@ -184,7 +205,11 @@ class LlamaConfig:
 
     def stored(self, field: Field) -> Any:
         """The field as files store it; None for none."""
-        value = self.layers[0].scale if field.name == "attention_multiplier" else getattr(self, field.name)
+        value = (
+            self.layers[0].scale
+            if field.name == "attention_multiplier"
+            else getattr(self, field.name)
+        )
         return None if value is None else field.encode(value)
 
     @classmethod
@@ -200,14 +225,18 @@ class LlamaConfig:
         return cls.from_dict(read_json(path, ConfigError), str(path))
 
     @classmethod
-    def from_dict(cls, raw: dict[str, Any], source: str = "config.json", report: Report = refuse) -> LlamaConfig:
+    def from_dict(
+        cls, raw: dict[str, Any], source: str = "config.json", report: Report = refuse
+    ) -> LlamaConfig:
         """Resolve a parsed config.json. source: file to name in errors.
 
-        report: called with the error of each bad field. If it returns, the field gets a placeholder and reading goes on.
+        report: called with the error of each bad field. If it returns, the field gets a placeholder
+        and reading goes on.
 
-        Raises:
-            ConfigError: a field is missing, of the wrong type, out of range or at odds with another; the
-                architecture, rope type, activation or quantisation is not supported; what `report` raises.
+        Raises: ConfigError: a field is missing, of the wrong type, out of range or at odds with
+            another; the
+                architecture, rope type, activation or quantisation is not supported; what `report`
+                raises.
         """
         family, read, is_part = find_family(Reader(raw, source, report=report))
         default = family.defaults
@@ -215,8 +244,14 @@ class LlamaConfig:
             read.refuse(name, neutral, reason=reason)
         values = _read_table(read, family)
         layers, vocab = values["num_hidden_layers"], values["vocab_size"]
-        windows = read.attempt(family.windows.read, read, layers, default.get("sliding_window"), otherwise=(None, None),
-                               needs="num_hidden_layers")
+        windows = read.attempt(
+            family.windows.read,
+            read,
+            layers,
+            default.get("sliding_window"),
+            otherwise=(None, None),
+            needs="num_hidden_layers",
+        )
         values |= _choose_layers(read, family, values, windows)
         has_bias = values.pop("attention_bias", False)
         values.setdefault("mlp_bias", False)
@@ -251,17 +286,17 @@ class LlamaConfig:
     ) -> LlamaConfig:
         """Resolve the metadata and tensor shapes of a GGUF file.
 
-        Args:
-            metadata: {key: value}, arrays of numbers as lists (their first 4097 are enough), of text as any sequence.
-            shapes: of the tensors, by Hugging Face name. They give the vocabulary's size, and whether the model has an
+        Args: metadata: {key: value}, arrays of numbers as lists (their first 4097 are enough), of
+            text as any sequence. shapes: of the tensors, by Hugging Face name. They give the
+            vocabulary's size, and whether the model has an
                 output head and biases.
-            divisors: values of the tensors rope_freqs.weight (""), rope_factors_short.weight ("short") and
-                rope_factors_long.weight ("long"), as far as there are.
+            divisors: values of the tensors rope_freqs.weight (""), rope_factors_short.weight
+                ("short") and rope_factors_long.weight ("long"), as far as there are.
             dtype: of the embedding.
             source: file to name in errors.
 
-        Raises:
-            ConfigError: a field is missing, of the wrong type, out of range, at odds with another or with the tensors;
+        Raises: ConfigError: a field is missing, of the wrong type, out of range, at odds with
+            another or with the tensors;
                 the architecture or its arithmetic is not supported.
         """
         general = Reader(metadata, source, is_gguf=True)
@@ -272,21 +307,38 @@ class LlamaConfig:
         elif not isinstance(tokens, (str, int, float)) and tokens:
             read.raw.setdefault("vocab_size", len(tokens))
         values = _read_table(read, family)
-        vocab, positions, layers = (values[name] for name in ("vocab_size", "max_position_embeddings", "num_hidden_layers"))
+        vocab, positions, layers = (
+            values[name] for name in ("vocab_size", "max_position_embeddings", "num_hidden_layers")
+        )
         if isinstance(tokens, (str, int, float)) or len(tokens) > vocab:
-            general.fail("tokenizer.ggml.tokens", tokens, f"at most {vocab} tokens, the rows of token_embd.weight")
+            general.fail(
+                "tokenizer.ggml.tokens",
+                tokens,
+                f"at most {vocab} tokens, the rows of token_embd.weight",
+            )
         if read.integer("attention.value_length", values["head_dim"]) != values["head_dim"]:
-            read.fail("attention.value_length", read.get("attention.value_length"), f"{values['head_dim']}, the size of a head")
-        values |= _choose_layers(read, family, values, family.windows.read_gguf(read, layers, positions))
+            read.fail(
+                "attention.value_length",
+                read.get("attention.value_length"),
+                f"{values['head_dim']}, the size of a head",
+            )
+        values |= _choose_layers(
+            read, family, values, family.windows.read_gguf(read, layers, positions)
+        )
         keys = [f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom")]
         # Some writers store -1 (no token) as an unsigned number.
-        bos, *ends = (None if metadata.get(key) == 0xFFFFFFFF else general.token(key, None, vocab) for key in keys)
+        bos, *ends = (
+            None if metadata.get(key) == 0xFFFFFFFF else general.token(key, None, vocab)
+            for key in keys
+        )
         return cls(
             architecture=family.name,
             **values,
             **read_gguf_ropes(read, family, positions, values["head_dim"], divisors),
             tie_word_embeddings="lm_head.weight" not in shapes,
-            attention_bias=any(name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias")) for name in shapes),
+            attention_bias=any(
+                name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias")) for name in shapes
+            ),
             output_bias=any(name.endswith("o_proj.bias") for name in shapes),
             mlp_bias=any(".mlp." in name and name.endswith(".bias") for name in shapes),
             activation=ACTIVATIONS[family.activation[1]],
@@ -296,12 +348,16 @@ class LlamaConfig:
         )
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of all tensors of the checkpoint, by Hugging Face name. Matrices are [out, in], as in torch.nn.Linear."""
+        """Shapes of all tensors of the checkpoint, by Hugging Face name. Matrices are [out, in], as
+        in torch.nn.Linear.
+        """
         d, ffn, vocab = self.hidden_size, self.mlp_size, self.vocab_size
         q, kv = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, d)}
 
-        def matrices(names: tuple[str, ...], rows: tuple[int, ...], columns: int, has_bias: bool) -> None:
+        def matrices(
+            names: tuple[str, ...], rows: tuple[int, ...], columns: int, has_bias: bool
+        ) -> None:
             for name, count in zip(names, rows, strict=True):
                 shapes[f"{name}.weight"] = (count, columns)
                 if has_bias:
@@ -311,8 +367,13 @@ class LlamaConfig:
             matrices(spec.qkv, (q, kv, kv), d, self.attention_bias)
             matrices((spec.out,), (d,), q, self.output_bias)
             if self.query_key_norm:
-                widths = (q, kv) if self.query_key_norm == "whole" else (self.head_dim, self.head_dim)
-                shapes |= {f"{spec.query_norm}.weight": (widths[0],), f"{spec.key_norm}.weight": (widths[1],)}
+                widths = (
+                    (q, kv) if self.query_key_norm == "whole" else (self.head_dim, self.head_dim)
+                )
+                shapes |= {
+                    f"{spec.query_norm}.weight": (widths[0],),
+                    f"{spec.key_norm}.weight": (widths[1],),
+                }
             if experts := spec.experts:
                 matrices((experts.router,), (experts.count,), d, False)
                 for gate, up, down in zip(experts.gate, experts.up, experts.down):
@@ -321,7 +382,10 @@ class LlamaConfig:
             else:
                 matrices(spec.gate_up, (ffn, ffn), d, self.mlp_bias)
                 matrices((spec.down,), (d,), ffn, self.mlp_bias)
-            for name in filter(None, (spec.attention_norm, spec.ffn_norm, spec.post_attention_norm, spec.post_ffn_norm)):
+            for name in filter(
+                None,
+                (spec.attention_norm, spec.ffn_norm, spec.post_attention_norm, spec.post_ffn_norm),
+            ):
                 shapes[f"{name}.weight"] = (d,)
         shapes["model.norm.weight"] = (d,)
         if not self.tie_word_embeddings:
@@ -341,7 +405,9 @@ class LlamaConfig:
         return fused
 
     def stored_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the tensors as files store them: some have the rows of several of `tensor_shapes`."""
+        """Shapes of the tensors as files store them: some have the rows of several of
+        `tensor_shapes`.
+        """
         shapes = self.tensor_shapes()
         if not (fused := self.fused_tensors()):
             return shapes
@@ -354,44 +420,74 @@ class LlamaConfig:
 
 
 def _read_table(read: Reader, family: Family) -> dict[str, Any]:
-    """The fields of the family's table by LlamaConfig's names, and what follows from them and from the family."""
+    """The fields of the family's table by LlamaConfig's names, and what follows from them and from
+    the family.
+    """
     fields = {field.name: field for field in family.table if read.name(field)}
-    values = {name: value for name, field in fields.items() if (value := read.field(field, family.defaults)) is not None}
+    values = {
+        name: value
+        for name, field in fields.items()
+        if (value := read.field(field, family.defaults)) is not None
+    }
     named = {name: read.name(field) for name, field in fields.items()}  # as this file spells them
     hidden, heads = values["hidden_size"], values["num_attention_heads"]
-    # In transformers a missing field takes the class's default; null means one key-value head per query head.
+    # In transformers a missing field takes the class's default; null means one key-value head per
+    # query head.
     kv_heads = values.setdefault("num_key_value_heads", heads)
     is_whole = "head_dim" in values or hidden % heads == 0
     head_dim = values.setdefault("head_dim", max(hidden // heads, 1))
     if not read.failed & _SIZES:  # else these follow from a placeholder
         if heads % kv_heads:
-            read.fail(named["num_key_value_heads"], kv_heads, f"a divisor of {read.prefix}{named['num_attention_heads']} ({heads})")
+            read.fail(
+                named["num_key_value_heads"],
+                kv_heads,
+                f"a divisor of {read.prefix}{named['num_attention_heads']} ({heads})",
+            )
         if not is_whole:
-            read.fail(named["hidden_size"], hidden, f"a multiple of {read.prefix}{named['num_attention_heads']} ({heads}), or an "
-                      f"explicit {read.prefix}{named['head_dim']}")
+            read.fail(
+                named["hidden_size"],
+                hidden,
+                f"a multiple of {read.prefix}{named['num_attention_heads']} ({heads}), or an "
+                f"explicit {read.prefix}{named['head_dim']}",
+            )
         elif head_dim % 2:
-            read.fail(named["head_dim"], head_dim, "an even number, since rotary embeddings rotate pairs")
+            read.fail(
+                named["head_dim"], head_dim, "an even number, since rotary embeddings rotate pairs"
+            )
     if values.get("num_experts_per_tok", 0) > values.get("num_experts", 0):
-        read.fail(named["num_experts_per_tok"], values["num_experts_per_tok"],
-                  f"at most {read.prefix}{named['num_experts']} ({values['num_experts']})")
+        read.fail(
+            named["num_experts_per_tok"],
+            values["num_experts_per_tok"],
+            f"at most {read.prefix}{named['num_experts']} ({values['num_experts']})",
+        )
     if family.complete:
         values |= family.complete(read, values)
     return values | {"query_key_norm": family.query_key_norm, "norm_placement": family.norms}
 
 
-def _choose_layers(read: Reader, family: Family, values: dict[str, Any],
-                   windows: tuple[int | None, tuple[int, ...] | None]) -> dict[str, Any]:
+def _choose_layers(
+    read: Reader,
+    family: Family,
+    values: dict[str, Any],
+    windows: tuple[int | None, tuple[int, ...] | None],
+) -> dict[str, Any]:
     """The fields that list layers. windows: `sliding_window` and `sliding_layers`."""
     chosen = dict(zip(("sliding_window", "sliding_layers"), windows))
     if family.unrotated:
-        chosen["unrotated_layers"] = read.attempt(family.unrotated, read, values | chosen, otherwise=(), needs="num_hidden_layers")
+        chosen["unrotated_layers"] = read.attempt(
+            family.unrotated, read, values | chosen, otherwise=(), needs="num_hidden_layers"
+        )
     return chosen
 
 
 def _name_each_expert(config: LlamaConfig) -> LlamaConfig:
     """Give each expert the settings of quantisation that stand under the name of its stack."""
     stacks, packing = config.stacks(), config.quantization
-    layers = tuple((module, settings) for name, settings in packing.layers for module in stacks.get(name, (name,)))
+    layers = tuple(
+        (module, settings)
+        for name, settings in packing.layers
+        for module in stacks.get(name, (name,))
+    )
     return dataclasses.replace(config, quantization=dataclasses.replace(packing, layers=layers))
 
 
@@ -408,25 +504,36 @@ def _read_activation(read: Reader, field: str, default: str) -> str:
 def _read_dtype(read: Reader) -> str:
     name = "dtype" if read.get("dtype", None) is not None else "torch_dtype"
     value = read.get(name, None)
-    dtype = "float32" if value in (None, "auto") else str(value).removeprefix("torch.")  # torch's default
+    # torch's default
+    dtype = "float32" if value in (None, "auto") else str(value).removeprefix("torch.")
     if dtype not in DTYPES:
         read.fail(name, value, f"one of {', '.join(DTYPES)}")
     return dtype
 
 
 def _open_gguf(general: Reader) -> tuple[Family, Reader]:
-    """(family, reader of its fields) of a GGUF file. Raises ConfigError for unsupported arithmetic."""
+    """(family, reader of its fields) of a GGUF file. Raises ConfigError for unsupported
+    arithmetic.
+    """
     kind, name = general.get("general.type", "model"), general.get("general.architecture")
     if kind != "model":
         general.fail("general.type", kind, "'model'")
     family = find_gguf(general.raw)
     if family is None:
-        raise ConfigError(f"{general.source}: general.architecture is {show(name)}, supported are "
-                          f"{', '.join(map(repr, sorted(BY_GGUF)))}; load another model")
+        raise ConfigError(
+            f"{general.source}: general.architecture is {show(name)}, supported are "
+            f"{', '.join(map(repr, sorted(BY_GGUF)))}; load another model"
+        )
     prefix = f"{name}."
-    fields = {key.removeprefix(prefix): value for key, value in general.raw.items() if key.startswith(prefix)}
+    fields = {
+        key.removeprefix(prefix): value
+        for key, value in general.raw.items()
+        if key.startswith(prefix)
+    }
     read = Reader(fields, general.source, prefix, is_gguf=True)
-    known = {field.gguf for field in family.table} | ({"rope.scaling.yarn_log_multiplier"} if family.scales_queries else set())
+    known = {field.gguf for field in family.table} | (
+        {"rope.scaling.yarn_log_multiplier"} if family.scales_queries else set()
+    )
     for field, neutral in _GGUF_NEUTRAL.items():
         if field not in known:
             read.refuse(field, *neutral, reason="nothing else is supported")

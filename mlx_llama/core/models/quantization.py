@@ -14,7 +14,10 @@ from .reader import Reader
 QUANTIZED_BITS = (2, 3, 4, 5, 6, 8)
 QUANTIZED_GROUPS = (32, 64, 128)
 _SETTINGS = ("bits", "group_size", "mode")
-_REQUANTIZE = "load the unquantised version of this model, or one that mlx_lm.convert -q or llama.cpp has quantised"
+_REQUANTIZE = (
+    "load the unquantised version of this model, or one that mlx_lm.convert -q or llama.cpp has "
+    "quantised"
+)
 
 
 @dataclass(frozen=True)
@@ -23,22 +26,26 @@ class Quantization:
 
     bits: int  # width of a code
     group_size: int  # codes that share a scale and a bias
-    # (module, (bits, group_size)) of modules with other settings, (module, None) of modules that are not quantised. Others
-    # are quantised if the file has their scales.
+    # (module, (bits, group_size)) of modules with other settings, (module, None) of modules that
+    # are not quantised. Others are quantised if the file has their scales.
     layers: tuple[tuple[str, tuple[int, int] | None], ...] = ()
 
 
 def read_quantization(read: Reader) -> Quantization | None:
-    """Read the field that mlx_lm.convert writes: {"group_size", "bits", "mode"}, and settings of single modules.
+    """Read the field that mlx_lm.convert writes: {"group_size", "bits", "mode"}, and settings of
+    single modules.
 
-    A module's settings stand under its name: "model.layers.0.mlp.down_proj": {"group_size", "bits"} or false. The field is
-    written twice, the second time as "quantization_config" for the hub.
+    A module's settings stand under its name: "model.layers.0.mlp.down_proj": {"group_size", "bits"}
+    or false. The field is written twice, the second time as "quantization_config" for the hub.
     """
     raw, other = read.get("quantization", None), read.get("quantization_config", None)
     if other is not None and other != raw:
         method = other.get("quant_method", other) if isinstance(other, dict) else other
-        raise ConfigError(f"{read.source}: quantization_config names a quantisation that is not supported ({show(method)}); "
-                          f"{_REQUANTIZE}")
+        raise ConfigError(
+            f"{read.source}: quantization_config names a quantisation that is not supported "
+            f"({show(method)}); "
+            f"{_REQUANTIZE}"
+        )
     if raw is None:
         return None
     whole = Reader(raw, read.source, "quantization.")
@@ -52,33 +59,60 @@ def read_quantization(read: Reader) -> Quantization | None:
         elif isinstance(value, dict):
             layer = Reader(value, read.source, f"quantization.{show(name)[1:-1]}.")
             # mlx_lm takes mx.quantize's defaults here (4, 64), not the model's settings.
-            layers.append((name, _read_packing(layer, layer.get("bits", 4), layer.get("group_size", 64))))
+            layers.append(
+                (name, _read_packing(layer, layer.get("bits", 4), layer.get("group_size", 64)))
+            )
             for field in value:
                 if field not in _SETTINGS:
-                    layer.fail(show(field)[1:-1], value[field], f"nothing, since only {', '.join(_SETTINGS)} are known")
+                    layer.fail(
+                        show(field)[1:-1],
+                        value[field],
+                        f"nothing, since only {', '.join(_SETTINGS)} are known",
+                    )
         else:
-            whole.fail(show(name)[1:-1], value, "true, false or an object with bits and group_size, for a module of that name")
+            whole.fail(
+                show(name)[1:-1],
+                value,
+                "true, false or an object with bits and group_size, for a module of that name",
+            )
     return Quantization(bits, group_size, tuple(layers))
 
 
-def check_modules(quantization: Quantization, shapes: Mapping[str, tuple[int, ...]], source: str) -> None:
-    """Check that the modules listed have a matrix, and that their groups divide its rows. shapes: of the stored tensors."""
+def check_modules(
+    quantization: Quantization, shapes: Mapping[str, tuple[int, ...]], source: str
+) -> None:
+    """Check that the modules listed have a matrix, and that their groups divide its rows. shapes:
+    of the stored tensors.
+    """
     for module, packing in quantization.layers:
         shape = shapes.get(module + ".weight", ())
         if len(shape) != 2:
-            raise ConfigError(f"{source}: quantization.{show(module)[1:-1]} names a module that has no matrix in this model; "
-                              "correct the file")
+            raise ConfigError(
+                f"{source}: quantization.{show(module)[1:-1]} names a module that has no "
+                "matrix in this model; "
+                "correct the file"
+            )
         if packing and shape[1] % packing[1]:
-            raise ConfigError(f"{source}: quantization.{module}.group_size is {packing[1]}, which does not divide the rows of "
-                              f"{module}.weight {list(shape)}; correct the file")
+            raise ConfigError(
+                f"{source}: quantization.{module}.group_size is {packing[1]}, which does not "
+                "divide the rows of "
+                f"{module}.weight {list(shape)}; correct the file"
+            )
 
 
 def _read_packing(read: Reader, bits: object, group_size: object) -> tuple[int, int]:
     """Check mode, bits and group_size; returns (bits, group_size)."""
     mode = read.get("mode", "affine")
     if mode != "affine":
-        read.fail("mode", mode, f"'affine', the only one supported; {_REQUANTIZE} (mlx_lm.convert: --q-mode affine)")
-    for name, value, allowed in (("bits", bits, QUANTIZED_BITS), ("group_size", group_size, QUANTIZED_GROUPS)):
+        read.fail(
+            "mode",
+            mode,
+            f"'affine', the only one supported; {_REQUANTIZE} (mlx_lm.convert: --q-mode affine)",
+        )
+    for name, value, allowed in (
+        ("bits", bits, QUANTIZED_BITS),
+        ("group_size", group_size, QUANTIZED_GROUPS),
+    ):
         if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
             read.fail(name, value, f"one of {', '.join(map(str, allowed))}")
     return bits, group_size

@@ -25,10 +25,12 @@ class Field:
 
     name: str  # of LlamaConfig's field
     json: str = ""  # its name in config.json, "" if config.json lacks it
-    gguf: str = ""  # its key in GGUF metadata, without the architecture's prefix; "" if GGUF lacks it
+    # its key in GGUF metadata, without the architecture's prefix; "" if GGUF lacks it
+    gguf: str = ""
     kind: type = int  # int, float or bool
     low: float = 1  # an int is at least `low`, a float above it
-    high: float = 1 << 30  # above all existing models; the size of a tensor in bytes still fits 64 bits
+    # above all existing models; the size of a tensor in bytes still fits 64 bits
+    high: float = 1 << 30
     default: Any = REQUIRED  # of config.json
     gguf_default: Any = REQUIRED
     nullable: bool = False  # null in config.json means that LlamaConfig's default applies
@@ -42,20 +44,39 @@ class Field:
 class Reader:
     """Typed access to raw fields.
 
-    prefix: before each name in errors. report: called with the error of a bad field. If it returns, the field gets a
-    placeholder and reading goes on; failed: the names of such fields.
+    prefix: before each name in errors. report: called with the error of a bad field. If it returns,
+    the field gets a placeholder and reading goes on; failed: the names of such fields.
     """
 
-    def __init__(self, raw: Any, source: str, prefix: str = "", report: Report = refuse, is_gguf: bool = False):
+    def __init__(
+        self,
+        raw: Any,
+        source: str,
+        prefix: str = "",
+        report: Report = refuse,
+        is_gguf: bool = False,
+    ):
         if not isinstance(raw, dict):
-            raise ConfigError(f"{source}: {prefix or 'config'} is {show(raw)}, expected an object with named fields")
+            raise ConfigError(
+                f"{source}: {prefix or 'config'} is {show(raw)}, expected an object with named "
+                "fields"
+            )
         self.raw, self.source, self.prefix, self.is_gguf = raw, source, prefix, is_gguf
-        self.remedy = "take another conversion of the model" if is_gguf else "correct the file, or take the model's own"
+        self.remedy = (
+            "take another conversion of the model"
+            if is_gguf
+            else "correct the file, or take the model's own"
+        )
         self.report: Report = report
         self.failed: set[str] = set()
 
     def fail(self, name: str, value: object, expected: str) -> None:
-        self.report(ConfigError(f"{self.source}: {self.prefix}{name} is {show(value)}, expected {expected}; {self.remedy}"))
+        self.report(
+            ConfigError(
+                f"{self.source}: {self.prefix}{name} is {show(value)}, expected {expected}; "
+                f"{self.remedy}"
+            )
+        )
 
     def get(self, name: str, default: Any = REQUIRED) -> Any:
         value = self.raw.get(name, default)
@@ -63,7 +84,9 @@ class Reader:
             raise ConfigError(f"{self.source}: field {self.prefix}{name} is missing; {self.remedy}")
         return value
 
-    def attempt(self, function: Callable[..., Any], *arguments: Any, otherwise: Any, needs: str = "") -> Any:
+    def attempt(
+        self, function: Callable[..., Any], *arguments: Any, otherwise: Any, needs: str = ""
+    ) -> Any:
         """function(*arguments), where the first error is reported and gives `otherwise`.
 
         needs: a field; if it has failed, the function is not called.
@@ -87,7 +110,9 @@ class Reader:
         return field.alias if field.alias in self.raw and field.json not in self.raw else field.json
 
     def field(self, field: Field, defaults: Mapping[str, Any]) -> Any:
-        """The field's value, None where LlamaConfig's default applies. defaults: by config.json's names, before the field's."""
+        """The field's value, None where LlamaConfig's default applies. defaults: by config.json's
+        names, before the field's.
+        """
         name = self.name(field)
         if self.is_gguf and field.zero and self.raw.get(name, 1) == 0:
             return None
@@ -95,10 +120,26 @@ class Reader:
         value = self._value(name, field, default, field.nullable and not self.is_gguf)
         return None if value is None else field.decode(value)
 
-    def integer(self, name: str, default: Any = REQUIRED, low: int = 1, high: int = 1 << 30, *, nullable: bool = False) -> Any:
+    def integer(
+        self,
+        name: str,
+        default: Any = REQUIRED,
+        low: int = 1,
+        high: int = 1 << 30,
+        *,
+        nullable: bool = False,
+    ) -> Any:
         return self._value(name, Field(name, low=low, high=high, placeholder=1), default, nullable)
 
-    def number(self, name: str, default: Any = REQUIRED, low: float = 0.0, high: float = 1e12, *, nullable: bool = False) -> Any:
+    def number(
+        self,
+        name: str,
+        default: Any = REQUIRED,
+        low: float = 0.0,
+        high: float = 1e12,
+        *,
+        nullable: bool = False,
+    ) -> Any:
         """A finite number with low < value <= high."""
         return self._value(name, Field(name, kind=float, low=low, high=high), default, nullable)
 
@@ -106,9 +147,13 @@ class Reader:
         return self._value(name, Field(name, kind=bool), default)
 
     def refuse(self, name: str, *neutral: Any, reason: str) -> None:
-        """Refuse a field of unsupported arithmetic unless it has a value that leaves it out, or null."""
+        """Refuse a field of unsupported arithmetic unless it has a value that leaves it out, or
+        null.
+        """
         value = self.raw.get(name)
-        if value is not None and not any((type(value) is bool, value) == (type(x) is bool, x) for x in neutral):
+        if value is not None and not any(
+            (type(value) is bool, value) == (type(x) is bool, x) for x in neutral
+        ):
             self.fail(name, value, f"{' or '.join(map(json.dumps, neutral))}, since {reason}")
 
     def tokens(self, name: str, default: Any, vocab: int) -> tuple[int, ...]:
@@ -136,13 +181,21 @@ class Reader:
             value = value[0]
         if value is None and (nullable or name not in self.raw):
             return None
-        is_number = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
+        is_number = isinstance(value, int if kind is int else (int, float)) and not isinstance(
+            value, bool
+        )
         if kind is bool:
             fits, expected = isinstance(value, bool), "true or false"
         elif kind is int:
-            fits, expected = is_number and low <= value <= high, f"a whole number from {low} to {high}"
+            fits, expected = (
+                is_number and low <= value <= high,
+                f"a whole number from {low} to {high}",
+            )
         else:
-            fits, expected = is_number and low < value <= high, f"a number above {low:g}, up to {high:g}"
+            fits, expected = (
+                is_number and low < value <= high,
+                f"a number above {low:g}, up to {high:g}",
+            )
         if not fits:
             self.fail(name, value, expected + (" or null" if nullable else ""))
         return float(value) if kind is float else value
@@ -153,8 +206,14 @@ class Reader:
             self.fail(name, value, "one token id or null")
         ids = [] if value is None else value if isinstance(value, list) else [value]
         for token in ids:
-            if isinstance(token, bool) or not isinstance(token, int) or (not 0 <= token < vocab and name in self.raw):
+            if (
+                isinstance(token, bool)
+                or not isinstance(token, int)
+                or (not 0 <= token < vocab and name in self.raw)
+            ):
                 # -1 means no token in some early conversions.
                 if token != -1 or isinstance(token, bool):
-                    self.fail(name, value, f"token ids from 0 to {vocab - 1} (vocab_size - 1), or null")
+                    self.fail(
+                        name, value, f"token ids from 0 to {vocab - 1} (vocab_size - 1), or null"
+                    )
         return tuple(dict.fromkeys(token for token in ids if 0 <= token < vocab))

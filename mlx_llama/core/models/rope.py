@@ -1,7 +1,8 @@
 """Angles of rotary position embeddings, computed in float64 for all backends.
 
-Pair i of a head is rotated by position * frequency[i]. Element i is paired with element i + head_dim/2, as in Hugging
-Face's checkpoints. Formulas follow transformers' modeling_rope_utils.py, which computes them in float32.
+Pair i of a head is rotated by position * frequency[i]. Element i is paired with element i +
+head_dim/2, as in Hugging Face's checkpoints. Formulas follow transformers' modeling_rope_utils.py,
+which computes them in float32.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import numpy as np
 from .config import LlamaConfig, RopeConfig
 
 
-def inverse_frequencies(config: LlamaConfig, seq_len: int | None = None, table: int = 0) -> tuple[np.ndarray, float]:
+def inverse_frequencies(
+    config: LlamaConfig, seq_len: int | None = None, table: int = 0
+) -> tuple[np.ndarray, float]:
     """The angle per position of every pair, in radians, and the factor on cos and sin.
 
-    Args:
-        config: any rope type of core.models.config.ROPE_TYPES.
-        seq_len: tokens in the sequence so far, new ones included, for type "dynamic"; the cache's capacity for type
-            "longrope", which has one table for a context of the trained length and one for a longer one.
+    Args: config: any rope type of core.models.config.ROPE_TYPES. seq_len: tokens in the sequence so
+        far, new ones included, for type "dynamic"; the cache's capacity for type
+            "longrope", which has one table for a context of the trained length and one for a longer
+            one.
         table: of config.ropes.
 
     Returns:
@@ -28,7 +31,8 @@ def inverse_frequencies(config: LlamaConfig, seq_len: int | None = None, table: 
     """
     rope, dim = config.ropes[table], config.rotary_dim
     exponents = np.arange(0, dim, 2, dtype=np.float64) / dim
-    if rope.type == "dynamic":  # NTK-aware scaling: the base grows with the sequence past the trained length
+    # NTK-aware scaling: the base grows with the sequence past the trained length
+    if rope.type == "dynamic":
         trained = config.max_position_embeddings
         length = max(seq_len or trained, trained)
         stretch = (rope.factor * length / trained) - (rope.factor - 1)
@@ -38,7 +42,9 @@ def inverse_frequencies(config: LlamaConfig, seq_len: int | None = None, table: 
         frequencies = frequencies / np.array(rope.divisors)
     if rope.type == "longrope":
         is_long = seq_len is not None and seq_len > rope.original_max_position_embeddings
-        return frequencies / np.array(rope.long_factor if is_long else rope.short_factor), rope.attention_factor
+        return frequencies / np.array(
+            rope.long_factor if is_long else rope.short_factor
+        ), rope.attention_factor
     if rope.type == "linear":
         return frequencies / rope.factor, 1.0
     if rope.type == "llama3":
@@ -49,17 +55,24 @@ def inverse_frequencies(config: LlamaConfig, seq_len: int | None = None, table: 
 
 
 def length_dependent(config: LlamaConfig) -> bool:
-    """True if the frequencies change as the sequence grows (type "dynamic", past max_position_embeddings)."""
+    """True if the frequencies change as the sequence grows (type "dynamic", past
+    max_position_embeddings).
+    """
     return config.rope.type == "dynamic"
 
 
 def max_context(config: LlamaConfig) -> int:
     """Maximum positions of a context.
 
-    Types "dynamic" and "linear" multiply max_position_embeddings by the factor, since it may be the number before scaling.
+    Types "dynamic" and "linear" multiply max_position_embeddings by the factor, since it may be the
+    number before scaling.
     """
     stretched = config.rope.type in ("dynamic", "linear")
-    return int(config.max_position_embeddings * (config.rope.factor or 1)) if stretched else config.max_position_embeddings
+    return (
+        int(config.max_position_embeddings * (config.rope.factor or 1))
+        if stretched
+        else config.max_position_embeddings
+    )
 
 
 def tables(
@@ -67,18 +80,23 @@ def tables(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Cosines and sines for `count` positions from `positions_start` on, attention factor included.
 
-    Returns:
-        cos, sin: float32 [count, table_width], of several tables side by side; angles are float64, so that position
-        100 000 is as exact as position 1.
+    Returns: cos, sin: float32 [count, table_width], of several tables side by side; angles are
+        float64, so that position 100 000 is as exact as position 1.
     """
     cosines, sines = [], []
     for table in range(len(config.ropes)):
         frequencies, factor = inverse_frequencies(config, seq_len, table)
-        angles = np.arange(positions_start, positions_start + count, dtype=np.float64)[:, None] * frequencies
+        angles = (
+            np.arange(positions_start, positions_start + count, dtype=np.float64)[:, None]
+            * frequencies
+        )
         cosines.append((np.cos(angles) * factor).astype(np.float32))
         sines.append((np.sin(angles) * factor).astype(np.float32))
     if config.query_beta:
-        lengths = np.arange(positions_start, positions_start + count) // config.rope.original_max_position_embeddings
+        lengths = (
+            np.arange(positions_start, positions_start + count)
+            // config.rope.original_max_position_embeddings
+        )
         factors = 1 + config.query_beta * np.log1p(lengths)[:, None]
         for parts in (cosines, sines):
             parts.append((parts[0] * factors).astype(np.float32))
@@ -87,8 +105,11 @@ def tables(
 
 def _llama3(frequencies: np.ndarray, rope: RopeConfig) -> np.ndarray:
     """Divide low frequencies by the factor, keep high ones, blend those between (Llama 3.1)."""
-    turns = rope.original_max_position_embeddings * frequencies / (2 * math.pi)  # within the trained context
-    blend = np.clip((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0.0, 1.0)
+    # within the trained context
+    turns = rope.original_max_position_embeddings * frequencies / (2 * math.pi)
+    blend = np.clip(
+        (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0.0, 1.0
+    )
     return frequencies * (blend + (1.0 - blend) / rope.factor)
 
 
@@ -96,7 +117,9 @@ def _yarn(frequencies: np.ndarray, rope: RopeConfig, dim: int) -> np.ndarray:
     def find_pair(turns: float) -> float:
         """Index of the pair that makes this number of turns within the trained context."""
         return (
-            dim * math.log(rope.original_max_position_embeddings / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+            dim
+            * math.log(rope.original_max_position_embeddings / (turns * 2 * math.pi))
+            / (2 * math.log(rope.theta))
         )
 
     low, high = find_pair(rope.beta_fast), find_pair(rope.beta_slow)

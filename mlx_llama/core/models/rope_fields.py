@@ -14,12 +14,15 @@ from .reader import Reader
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _MAX_THETA = 1e15
 _LAYER_KINDS = ("full_attention", "sliding_attention")
-_FOREIGN = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta")  # fields of unsupported variants
+# fields of unsupported variants
+_FOREIGN = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
 
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary position embedding: the type of its formula, and its parameters, None where the type does not use them."""
+    """Rotary position embedding: the type of its formula, and its parameters, None where the type
+    does not use them.
+    """
 
     type: str = "default"
     theta: float = 10000.0  # base of the frequencies
@@ -33,8 +36,10 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool | None = None
-    divisors: tuple[float, ...] | None = None  # of the frequencies, one per pair (GGUF's rope_freqs.weight)
-    short_factor: tuple[float, ...] | None = None  # divisors of type "longrope" up to the trained positions
+    # of the frequencies, one per pair (GGUF's rope_freqs.weight)
+    divisors: tuple[float, ...] | None = None
+    # divisors of type "longrope" up to the trained positions
+    short_factor: tuple[float, ...] | None = None
     long_factor: tuple[float, ...] | None = None  # beyond them
     dim: int | None = None  # leading dimensions of a head that are rotated, None for all
 
@@ -42,11 +47,16 @@ class RopeConfig:
 def read_ropes(read: Reader, family: Family, positions: int, head_dim: int) -> dict[str, Any]:
     """The fields `rope`, `local_rope` and `query_beta` of LlamaConfig, from config.json.
 
-    Two ropes are spelled `rope_parameters.full_attention` and `.sliding_attention`, or as one with the base of the other.
+    Two ropes are spelled `rope_parameters.full_attention` and `.sliding_attention`, or as one with
+    the base of the other.
     """
     if family.local_theta is None:
-        rope = read.attempt(_read_rope, read, family, family.theta, positions, head_dim, otherwise=RopeConfig())
-        return {"rope": rope} | ({"query_beta": _read_query_beta(read, rope)} if family.scales_queries else {})
+        rope = read.attempt(
+            _read_rope, read, family, family.theta, positions, head_dim, otherwise=RopeConfig()
+        )
+        return {"rope": rope} | (
+            {"query_beta": _read_query_beta(read, rope)} if family.scales_queries else {}
+        )
     local_name, local_theta = family.local_theta
     spellings = ("rope_parameters", "rope_scaling", "rope_theta", local_name)
     others = {name: value for name, value in read.raw.items() if name not in spellings}
@@ -54,32 +64,55 @@ def read_ropes(read: Reader, family: Family, positions: int, head_dim: int) -> d
     if isinstance(both, dict) and any(isinstance(value, dict) for value in both.values()):
         for name in both:
             if name not in _LAYER_KINDS:
-                read.fail(f"rope_parameters.{name}", both[name], f"nothing beside {' and '.join(_LAYER_KINDS)}")
-        whole = {"rope_parameters": both.get("full_attention"), "rope_scaling": read.get("rope_scaling", None)}
+                read.fail(
+                    f"rope_parameters.{name}",
+                    both[name],
+                    f"nothing beside {' and '.join(_LAYER_KINDS)}",
+                )
+        whole = {
+            "rope_parameters": both.get("full_attention"),
+            "rope_scaling": read.get("rope_scaling", None),
+        }
         local = {"rope_parameters": both.get("sliding_attention")}
     else:
         whole = {name: read.raw[name] for name in spellings[:3] if name in read.raw}
         local = {"rope_theta": read.raw[local_name]} if local_name in read.raw else {}
     ropes = {}
-    for name, fields, theta in (("rope", whole, family.theta), ("local_rope", local, local_theta or family.theta)):
+    for name, fields, theta in (
+        ("rope", whole, family.theta),
+        ("local_rope", local, local_theta or family.theta),
+    ):
         reader = Reader(others | fields, read.source, report=read.report)
-        ropes[name] = reader.attempt(_read_rope, reader, family, theta, positions, head_dim, otherwise=RopeConfig())
+        ropes[name] = reader.attempt(
+            _read_rope, reader, family, theta, positions, head_dim, otherwise=RopeConfig()
+        )
     return ropes
 
 
 def _read_query_beta(read: Reader, rope: RopeConfig) -> float:
-    fields = Reader(read.get("rope_parameters", None) or {}, read.source, "rope_parameters.", read.report)
-    beta = fields.number("llama_4_scaling_beta") if fields.get("llama_4_scaling_beta", None) not in (None, 0) else 0.0
+    fields = Reader(
+        read.get("rope_parameters", None) or {}, read.source, "rope_parameters.", read.report
+    )
+    beta = (
+        fields.number("llama_4_scaling_beta")
+        if fields.get("llama_4_scaling_beta", None) not in (None, 0)
+        else 0.0
+    )
     if beta and rope.original_max_position_embeddings is None:
-        fields.fail("llama_4_scaling_beta", beta, "nothing, since rope_type names no trained length")
+        fields.fail(
+            "llama_4_scaling_beta", beta, "nothing, since rope_type names no trained length"
+        )
     return beta
 
 
-def _read_rope(read: Reader, family: Family, theta: float, positions: int, head_dim: int) -> RopeConfig:
-    """Read `rope_theta` and `rope_scaling`, or `rope_parameters`, which contains both. theta: the default.
+def _read_rope(
+    read: Reader, family: Family, theta: float, positions: int, head_dim: int
+) -> RopeConfig:
+    """Read `rope_theta` and `rope_scaling`, or `rope_parameters`, which contains both. theta: the
+    default.
 
-    Precedence as in transformers' convert_rope_params_to_dict: rope_scaling before rope_parameters, and the inner
-    rope_theta before the outer.
+    Precedence as in transformers' convert_rope_params_to_dict: rope_scaling before rope_parameters,
+    and the inner rope_theta before the outer.
     """
     spelling = "rope_scaling" if read.get("rope_scaling", None) else "rope_parameters"
     raw = read.get(spelling, None)
@@ -94,28 +127,49 @@ def _read_rope(read: Reader, family: Family, theta: float, positions: int, head_
         reader = holder("partial_rotary_factor", rope)
         dim = int(head_dim * reader.number("partial_rotary_factor", 1.0, high=1.0))
         if dim < 2 or dim % 2:
-            reader.fail("partial_rotary_factor", reader.get("partial_rotary_factor"), f"an even part of {head_dim}")
+            reader.fail(
+                "partial_rotary_factor",
+                reader.get("partial_rotary_factor"),
+                f"an even part of {head_dim}",
+            )
     else:
         rope.refuse("partial_rotary_factor", 1, reason="only whole heads are rotated")
     for name, value in rope.raw.items():
         if isinstance(value, dict):
-            rope.fail(name, value, "a plain value, since angles that differ between layers are not supported")
-        if name in _FOREIGN and value is not None and not (name == "llama_4_scaling_beta" and family.scales_queries):
+            rope.fail(
+                name,
+                value,
+                "a plain value, since angles that differ between layers are not supported",
+            )
+        if (
+            name in _FOREIGN
+            and value is not None
+            and not (name == "llama_4_scaling_beta" and family.scales_queries)
+        ):
             rope.fail(name, value, "nothing, since this rope variant is not supported")
     kind = rope.get("rope_type", None) or rope.get("type", "default")
     if kind in ("su", "yarn") and rope.get("long_factor", None) is not None:
         kind = "longrope"  # its names in Phi-3's first files
     if not isinstance(kind, str) or kind not in ROPE_TYPES:
-        rope.fail("rope_type" if rope.get("rope_type", None) else "type", kind, f"one of {', '.join(ROPE_TYPES)}")
+        rope.fail(
+            "rope_type" if rope.get("rope_type", None) else "type",
+            kind,
+            f"one of {', '.join(ROPE_TYPES)}",
+        )
 
     # A theta of 1 would rotate all pairs by the same angle.
-    values: dict[str, Any] = {"type": kind, "dim": None if dim == head_dim else dim,
-                              "theta": holder("rope_theta", rope).number("rope_theta", theta, 1.0, _MAX_THETA)}
+    values: dict[str, Any] = {
+        "type": kind,
+        "dim": None if dim == head_dim else dim,
+        "theta": holder("rope_theta", rope).number("rope_theta", theta, 1.0, _MAX_THETA),
+    }
     if kind == "default":
         return RopeConfig(**values)
     if kind in ("llama3", "yarn", "longrope"):
         # The outer field has precedence in transformers.
-        trained = holder("original_max_position_embeddings", read).integer("original_max_position_embeddings", positions)
+        trained = holder("original_max_position_embeddings", read).integer(
+            "original_max_position_embeddings", positions
+        )
         values["original_max_position_embeddings"] = trained
     if kind == "longrope":
         return RopeConfig(**values, **_read_longrope(rope, positions, trained, dim // 2))
@@ -133,21 +187,38 @@ def _read_rope(read: Reader, family: Family, theta: float, positions: int, head_
             rope.fail("high_freq_factor", high, f"above low_freq_factor ({low:g})")
         values |= {"low_freq_factor": low, "high_freq_factor": high}
     if kind == "yarn":
-        for name, default in (("attention_factor", None), ("mscale", None), ("mscale_all_dim", None), ("beta_fast", 32.0),
-                              ("beta_slow", 1.0)):
+        for name, default in (
+            ("attention_factor", None),
+            ("mscale", None),
+            ("mscale_all_dim", None),
+            ("beta_fast", 32.0),
+            ("beta_slow", 1.0),
+        ):
             values[name] = rope.number(name) if rope.get(name, None) not in (None, 0) else default
         values["truncate"] = rope.boolean("truncate", True)
     return RopeConfig(**values)
 
 
 def _read_longrope(rope: Reader, positions: int, trained: int, pairs: int) -> dict[str, Any]:
-    """Parameters of type "longrope" (Ding et al. 2024, arXiv 2402.13753), as transformers' _compute_longrope_parameters."""
+    """Parameters of type "longrope" (Ding et al. 2024, arXiv 2402.13753), as transformers'
+    _compute_longrope_parameters.
+    """
     values: dict[str, Any] = {}
     for name in ("short_factor", "long_factor"):
         factors = rope.get(name)
-        if not isinstance(factors, list) or len(factors) != pairs or not all(
-                isinstance(factor, (int, float)) and not isinstance(factor, bool) and 0 < factor < math.inf for factor in factors):
-            rope.fail(name, factors, f"{pairs} numbers above 0, one for each rotated pair of a head")
+        if (
+            not isinstance(factors, list)
+            or len(factors) != pairs
+            or not all(
+                isinstance(factor, (int, float))
+                and not isinstance(factor, bool)
+                and 0 < factor < math.inf
+                for factor in factors
+            )
+        ):
+            rope.fail(
+                name, factors, f"{pairs} numbers above 0, one for each rotated pair of a head"
+            )
         values[name] = tuple(map(float, factors))
     factor = rope.number("factor", None, nullable=True) or positions / trained
     attention = rope.number("attention_factor", None, nullable=True)
@@ -156,16 +227,24 @@ def _read_longrope(rope: Reader, positions: int, trained: int, pairs: int) -> di
     return values | {"attention_factor": attention}
 
 
-def read_gguf_ropes(read: Reader, family: Family, positions: int, head_dim: int,
-                    divisors: Mapping[str, tuple[float, ...]]) -> dict[str, RopeConfig | None]:
+def read_gguf_ropes(
+    read: Reader,
+    family: Family,
+    positions: int,
+    head_dim: int,
+    divisors: Mapping[str, tuple[float, ...]],
+) -> dict[str, RopeConfig | None]:
     """The fields `rope` and `local_rope` of LlamaConfig. divisors: as of LlamaConfig.from_gguf."""
     dim = read.integer("rope.dimension_count", head_dim)
     if dim != head_dim and not (family.partial_rotation and dim < head_dim and dim % 2 == 0):
         read.fail("rope.dimension_count", dim, f"{head_dim}, the size of a head")
     for key, factors in divisors.items():
         if len(factors) != dim // 2 or not all(0 < factor < math.inf for factor in factors):
-            read.fail(f"rope_factors_{key}.weight" if key else "rope_freqs.weight", factors,
-                      f"{dim // 2} numbers above 0, one for each pair of a head")
+            read.fail(
+                f"rope_factors_{key}.weight" if key else "rope_freqs.weight",
+                factors,
+                f"{dim // 2} numbers above 0, one for each pair of a head",
+            )
     values: dict[str, Any] = {
         "theta": read.number("rope.freq_base", 10000.0, 1.0, _MAX_THETA),
         "divisors": divisors.get(""),
@@ -175,17 +254,32 @@ def read_gguf_ropes(read: Reader, family: Family, positions: int, head_dim: int,
     if family.local_theta is not None:
         theta = family.local_theta[1] or values["theta"]
         local = RopeConfig(theta=read.number("rope.freq_base_swa", theta, 1.0, _MAX_THETA))
-    return {"rope": RopeConfig(**values, **_read_gguf_scaling(read, positions, divisors)), "local_rope": local}
+    return {
+        "rope": RopeConfig(**values, **_read_gguf_scaling(read, positions, divisors)),
+        "local_rope": local,
+    }
 
 
-def _read_gguf_scaling(read: Reader, positions: int, divisors: Mapping[str, tuple[float, ...]]) -> dict[str, Any]:
+def _read_gguf_scaling(
+    read: Reader, positions: int, divisors: Mapping[str, tuple[float, ...]]
+) -> dict[str, Any]:
     prefix = "rope.scaling."
     if "short" in divisors and "long" in divisors:
-        return {"type": "longrope", "short_factor": divisors["short"], "long_factor": divisors["long"],
-                "original_max_position_embeddings": read.integer(prefix + "original_context_length", positions),
-                "attention_factor": read.number(prefix + "attn_factor", 1.0)}
+        return {
+            "type": "longrope",
+            "short_factor": divisors["short"],
+            "long_factor": divisors["long"],
+            "original_max_position_embeddings": read.integer(
+                prefix + "original_context_length", positions
+            ),
+            "attention_factor": read.number(prefix + "attn_factor", 1.0),
+        }
     if "short" in divisors or "long" in divisors:
-        read.fail(prefix + "type", "longrope", "both tensors rope_factors_short.weight and rope_factors_long.weight")
+        read.fail(
+            prefix + "type",
+            "longrope",
+            "both tensors rope_factors_short.weight and rope_factors_long.weight",
+        )
     kind = read.get(prefix + "type", "linear")
     if kind not in ("none", "linear", "yarn"):
         read.fail(prefix + "type", kind, "none, linear or yarn")
@@ -198,13 +292,22 @@ def _read_gguf_scaling(read: Reader, positions: int, divisors: Mapping[str, tupl
         read.fail(name, factor, "at least 1, the ratio of the new context to the old")
     if kind == "linear":
         return {"type": "linear", "factor": factor}
-    # yarn_attn_factor, written by convert_hf_to_gguf.py, replaces the formula's factor; attn_factor multiplies it.
+    # yarn_attn_factor, written by convert_hf_to_gguf.py, replaces the formula's factor; attn_factor
+    # multiplies it.
     attention = read.number(prefix + "yarn_attn_factor", None, nullable=True)
     if attention is None:
         multiplier = read.number(prefix + "yarn_log_multiplier", 0.0, low=-1e-9)
-        attention = (0.1 * math.log(factor) + 1.0) / (0.1 * max(multiplier, 0.0) * math.log(factor) + 1.0)
-    return {"type": "yarn", "factor": factor, "truncate": True,
-            "original_max_position_embeddings": read.integer(prefix + "original_context_length", positions),
-            "attention_factor": attention * read.number(prefix + "attn_factor", 1.0),
-            "beta_fast": read.number(prefix + "yarn_beta_fast", 32.0),
-            "beta_slow": read.number(prefix + "yarn_beta_slow", 1.0)}
+        attention = (0.1 * math.log(factor) + 1.0) / (
+            0.1 * max(multiplier, 0.0) * math.log(factor) + 1.0
+        )
+    return {
+        "type": "yarn",
+        "factor": factor,
+        "truncate": True,
+        "original_max_position_embeddings": read.integer(
+            prefix + "original_context_length", positions
+        ),
+        "attention_factor": attention * read.number(prefix + "attn_factor", 1.0),
+        "beta_fast": read.number(prefix + "yarn_beta_fast", 32.0),
+        "beta_slow": read.number(prefix + "yarn_beta_slow", 1.0),
+    }

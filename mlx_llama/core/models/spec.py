@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# LlamaConfig.norm_placement: (norms before attention and MLP, norms after them), with transformers' names of modules: Llama;
-# OLMo 2 and EXAONE 4; Gemma 2.
+# LlamaConfig.norm_placement: (norms before attention and MLP, norms after them), with transformers'
+# names of modules: Llama; OLMo 2 and EXAONE 4; Gemma 2.
 NORM_NAMES: dict[str, tuple[tuple[str, str] | None, tuple[str, str] | None]] = {
     "before": (("input_layernorm", "post_attention_layernorm"), None),
     "after": (None, ("post_attention_layernorm", "post_feedforward_layernorm")),
-    "both": (("input_layernorm", "pre_feedforward_layernorm"), ("post_attention_layernorm", "post_feedforward_layernorm")),
+    "both": (
+        ("input_layernorm", "pre_feedforward_layernorm"),
+        ("post_attention_layernorm", "post_feedforward_layernorm"),
+    ),
 }
 
 
 @dataclass(frozen=True)
 class ExpertsSpec:
-    """A mixture of experts in a layer: gated MLPs, of which a router chooses some for each token (Shazeer et al. 2017)."""
+    """A mixture of experts in a layer: gated MLPs, of which a router chooses some for each token
+    (Shazeer et al. 2017).
+    """
 
     router: str  # module of the scores, [experts, E]
     gate: tuple[str, ...]  # each expert's module, by number
     up: tuple[str, ...]
     down: tuple[str, ...]
-    stacks: tuple[str, str, str]  # modules of all gates, ups and downs, [experts, N, K], in files that store them so
+    # modules of all gates, ups and downs, [experts, N, K], in files that store them so
+    stacks: tuple[str, str, str]
     used: int  # experts of a token
     normalises: bool  # divide the chosen experts' shares by their sum
 
@@ -35,8 +41,8 @@ class ExpertsSpec:
 class LayerSpec:
     """One layer: its sizes, the names of its tensors, and its differences from Llama's layer.
 
-    Names are modules of the checkpoint, without ".weight" and ".bias". Modules of one tuple have the same input, so a
-    backend may concatenate their matrices.
+    Names are modules of the checkpoint, without ".weight" and ".bias". Modules of one tuple have
+    the same input, so a backend may concatenate their matrices.
     """
 
     index: int  # number of the layer, from 0
@@ -50,16 +56,20 @@ class LayerSpec:
     ffn_norm: str | None  # before the MLP
     gate_up: tuple[str, ...]  # empty for a mixture of experts
     down: str  # likewise
-    query_norm: str | None = None  # RMS norm of each head (Qwen3) or of all (OLMo 2) before rotation
+    # RMS norm of each head (Qwen3) or of all (OLMo 2) before rotation
+    query_norm: str | None = None
     key_norm: str | None = None
     rotates: bool = True  # False for a layer without rotary embedding (SmolLM3)
-    window: int | None = None  # positions that a token sees, itself included; None for all before it
-    post_attention_norm: str | None = None  # of attention's output, before it is added to the stream (EXAONE 4)
+    # positions that a token sees, itself included; None for all before it
+    window: int | None = None
+    # of attention's output, before it is added to the stream (EXAONE 4)
+    post_attention_norm: str | None = None
     post_ffn_norm: str | None = None  # of the MLP's output
     attention_multiplier: float | None = None  # on query times key, None for 1 / sqrt(D)
     residual_multiplier: float = 1.0  # on what is added to the stream (Granite)
     activation: str = "silu"  # of the gate; or "gelu_tanh"
-    rotary_dim: int | None = None  # leading dimensions of a head that are rotated, None for all (Phi-4)
+    # leading dimensions of a head that are rotated, None for all (Phi-4)
+    rotary_dim: int | None = None
     rope: int = 0  # number of its table of angles (Gemma 3's sliding layers have another)
     softcap: float | None = None  # c of c * tanh(score / c) on the scores (Gemma 2)
     query_rope: int | None = None  # table of the queries, None for `rope` (Ministral 3)
@@ -68,7 +78,9 @@ class LayerSpec:
     @property
     def scale(self) -> float:
         """Factor on query times key."""
-        return self.head_dim**-0.5 if self.attention_multiplier is None else self.attention_multiplier
+        return (
+            self.head_dim**-0.5 if self.attention_multiplier is None else self.attention_multiplier
+        )
 
     @property
     def angles(self) -> slice:

@@ -1,8 +1,8 @@
 """Batch invariance: a row's results do not depend on the rest of the batch.
 
-Each prompt runs alone, then in batches of different sizes and orders: all at once, staggered, and from a prefix in another
-row. Tokens, last logits, and keys and values of all layers are compared with the run alone; keys and values carry the bits
-of every step.
+Each prompt runs alone, then in batches of different sizes and orders: all at once, staggered, and
+from a prefix in another row. Tokens, last logits, and keys and values of all layers are compared
+with the run alone; keys and values carry the bits of every step.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Company:
     start: str  # of STARTS
     same_tokens: int  # number of rows
     same_bits: int  # number of rows
-    relative: float  # largest difference at a position of keys, values and logits, up to the first other token
+    # largest difference at a position of keys, values and logits, up to the first other token
+    relative: float
     promise: str  # "bits" (and tokens), "tokens" (and the tolerance), or "tolerance"
     tolerance: float
 
@@ -52,12 +53,20 @@ class Company:
     def is_kept(self) -> bool:
         if self.promise == "bits":
             return self.same_bits == self.rows
-        return (self.promise != "tokens" or self.same_tokens == self.rows) and self.relative <= self.tolerance
+        return (
+            self.promise != "tokens" or self.same_tokens == self.rows
+        ) and self.relative <= self.tolerance
 
     def report(self) -> dict[str, Any]:
-        return {"rows": self.rows, "start": self.start, "same_tokens": f"{self.same_tokens} of {self.rows}",
-                "same_bits": f"{self.same_bits} of {self.rows}", "relative": self.relative, "promise": self.promise,
-                "within": self.is_kept}
+        return {
+            "rows": self.rows,
+            "start": self.start,
+            "same_tokens": f"{self.same_tokens} of {self.rows}",
+            "same_bits": f"{self.same_bits} of {self.rows}",
+            "relative": self.relative,
+            "promise": self.promise,
+            "within": self.is_kept,
+        }
 
 
 def promise_of(model: Model, dtype: str) -> str:
@@ -71,7 +80,7 @@ def make_prompts(tokens: Sequence[int], count: int, room: int) -> list[list[int]
     room: positions per row, including the answer.
     """
     longest = max(2, min(len(tokens), room - STEPS - 1))
-    shared = list(tokens[:longest // 2])
+    shared = list(tokens[: longest // 2])
     prompts = []
     for i in range(count):
         length = 1 + (7 * i + 3) % (longest - len(shared))
@@ -80,28 +89,44 @@ def make_prompts(tokens: Sequence[int], count: int, room: int) -> list[list[int]
     return prompts
 
 
-def compare_companies(backend: Backend, model: Model, prompts: list[list[int]], promise: str, tolerance: float,
-                      sizes: Sequence[int] = SIZES, advance: Callable[[str], None] = lambda name: None) -> Iterator[Company]:
+def compare_companies(
+    backend: Backend,
+    model: Model,
+    prompts: list[list[int]],
+    promise: str,
+    tolerance: float,
+    sizes: Sequence[int] = SIZES,
+    advance: Callable[[str], None] = lambda name: None,
+) -> Iterator[Company]:
     """Compare every size and start. prompts: at least max(sizes), see make_prompts."""
     advance("each row alone")
-    alone = [_run(backend, model, [prompt], "alone")[0] for prompt in prompts[:max(sizes)]]
+    alone = [_run(backend, model, [prompt], "alone")[0] for prompt in prompts[: max(sizes)]]
     for rows in sizes:
         for start in STARTS:
             advance(f"{rows} rows, {start}")
-            yield _compare(_run(backend, model, prompts[:rows], start), alone[:rows], start, promise, tolerance)
+            yield _compare(
+                _run(backend, model, prompts[:rows], start), alone[:rows], start, promise, tolerance
+            )
 
 
-def _compare(batch: list[Run], alone: list[Run], start: str, promise: str, tolerance: float) -> Company:
+def _compare(
+    batch: list[Run], alone: list[Run], start: str, promise: str, tolerance: float
+) -> Company:
     same_tokens = same_bits = 0
     relative = 0.0
     for run, single in zip(batch, alone):
         if run.tokens != single.tokens:
-            first = next(i for i, pair in enumerate(zip(run.tokens, single.tokens)) if pair[0] != pair[1])
+            first = next(
+                i for i, pair in enumerate(zip(run.tokens, single.tokens)) if pair[0] != pair[1]
+            )
             common = len(run.stored) - len(run.tokens) + first
             parts = [(run.stored[:common], single.stored[:common])]
         else:
             same_tokens += 1
-            same_bits += run.logits.tobytes() == single.logits.tobytes() and run.stored.tobytes() == single.stored.tobytes()
+            same_bits += (
+                run.logits.tobytes() == single.logits.tobytes()
+                and run.stored.tobytes() == single.stored.tobytes()
+            )
             parts = [(run.stored, single.stored), (run.logits, single.logits)]
         relative = max(relative, *(measure_difference("row", *pair).peak for pair in parts))
     return Company(len(batch), start, same_tokens, same_bits, float(relative), promise, tolerance)
@@ -114,14 +139,17 @@ def _run(backend: Backend, model: Model, prompts: list[list[int]], start: str) -
     order = list(range(count))[::-1] if start == "reversed" else list(range(count))
     shared = 0
     if start == "from a prefix":
-        shared = next((i for i, column in enumerate(zip(*prompts)) if len(set(column)) > 1), len(min(prompts, key=len)) - 1)
+        shared = next(
+            (i for i, column in enumerate(zip(*prompts)) if len(set(column)) > 1),
+            len(min(prompts, key=len)) - 1,
+        )
         shared = min(shared, min(map(len, prompts)) - 1)
         if shared:
             model.forward([prompts[0][:shared]], 0, cache, rows=[count])
     tokens: list[list[int]] = [[] for _ in prompts]
     waiting, running = list(order), []
     while waiting or running:
-        joining = waiting[:max(1, count // 4)] if start == "staggered" else list(waiting)
+        joining = waiting[: max(1, count // 4)] if start == "staggered" else list(waiting)
         for row in joining:
             waiting.remove(row)
             if shared:
@@ -132,21 +160,37 @@ def _run(backend: Backend, model: Model, prompts: list[list[int]], start: str) -
         running = [row for row in running if len(tokens[row]) <= STEPS]
         if running:
             last = np.array([[tokens[row][-1]] for row in running], np.int32)
-            sampled = model.step(last, [cache.lengths[row] for row in running], cache,
-                                 backend.sampling_batch([GREEDY] * len(running)), rows=running)
+            sampled = model.step(
+                last,
+                [cache.lengths[row] for row in running],
+                cache,
+                backend.sampling_batch([GREEDY] * len(running)),
+                rows=running,
+            )
             for row, token in zip(running, backend.runtime.to_numpy(sampled)[:, 0].tolist()):
                 tokens[row].append(token)
     last = np.array([[tokens[row][-1]] for row in order], np.int32)
-    logits = backend.runtime.to_numpy(model.forward(last, [cache.lengths[row] for row in order], cache, rows=order))
+    logits = backend.runtime.to_numpy(
+        model.forward(last, [cache.lengths[row] for row in order], cache, rows=order)
+    )
     logits = logits.reshape(count, -1)
-    return [Run(tokens[row], logits[[order.index(row)]], values_by_position(cache.state(row))) for row in range(count)]
+    return [
+        Run(tokens[row], logits[[order.index(row)]], values_by_position(cache.state(row)))
+        for row in range(count)
+    ]
 
 
-def _prefill(backend: Backend, model: Model, cache: Cache, row: int, prompt: list[int], chunk: int) -> int:
-    """Append the rest of a prompt to its row, `chunk` tokens per evaluation; returns the next token."""
+def _prefill(
+    backend: Backend, model: Model, cache: Cache, row: int, prompt: list[int], chunk: int
+) -> int:
+    """Append the rest of a prompt to its row, `chunk` tokens per evaluation; returns the next
+    token.
+    """
     while len(prompt) - cache.lengths[row] > chunk:
         start = cache.lengths[row]
-        model.forward([prompt[start:start + chunk]], start, cache, rows=[row])
+        model.forward([prompt[start : start + chunk]], start, cache, rows=[row])
     start = cache.lengths[row]
-    sampled = model.step([prompt[start:]], start, cache, backend.sampling_batch([GREEDY]), rows=[row])
+    sampled = model.step(
+        [prompt[start:]], start, cache, backend.sampling_batch([GREEDY]), rows=[row]
+    )
     return int(backend.runtime.to_numpy(sampled)[0, 0])

@@ -34,7 +34,12 @@ class Way:
         return self.relative <= self.tolerance
 
     def report(self) -> dict[str, Any]:
-        return {"way": self.name, "relative": self.relative, "same_bits": self.is_same_bits, "within": self.is_within}
+        return {
+            "way": self.name,
+            "relative": self.relative,
+            "same_bits": self.is_same_bits,
+            "within": self.is_within,
+        }
 
 
 def compare_ways(llm: LLM, tokens: list[int], tolerance: float) -> Iterator[Way]:
@@ -45,12 +50,14 @@ def compare_ways(llm: LLM, tokens: list[int], tolerance: float) -> Iterator[Way]
     def run(cache: Cache, ids: list[int], sizes: Sequence[int]) -> np.ndarray:
         parts, at = [], 0
         for size in sizes:
-            parts.append(run_logits(llm.backend, model, ids[at:at + size], cache))
+            parts.append(run_logits(llm.backend, model, ids[at : at + size], cache))
             at += size
         return np.concatenate(parts)
 
     def judge(name: str, actual: np.ndarray, expected: np.ndarray) -> Way:
-        worst = measure_difference(name, actual.reshape(len(actual), -1), expected.reshape(len(expected), -1)).peak
+        worst = measure_difference(
+            name, actual.reshape(len(actual), -1), expected.reshape(len(expected), -1)
+        ).peak
         return Way(name, worst, actual.tobytes() == expected.tobytes(), tolerance)
 
     cold = run(model.make_cache(T), tokens, [T])
@@ -65,9 +72,12 @@ def compare_ways(llm: LLM, tokens: list[int], tolerance: float) -> Iterator[Way]
     yield judge("after trim", run(cache, tokens[half:], [T - half]), cold[half:])
 
     cache = model.make_cache(room)
-    run(cache, tokens[:half] + tokens[half - 1::-1], [half, half])  # leaves other values in place of the right ones
+    # leaves other values in place of the right ones
+    run(cache, tokens[:half] + tokens[half - 1 :: -1], [half, half])
     cache.trim(half)
-    yield judge("over rows of another text", run(cache, tokens[half:], [1] * (T - half)), cold[half:])
+    yield judge(
+        "over rows of another text", run(cache, tokens[half:], [1] * (T - half)), cold[half:]
+    )
 
     cache, other = model.make_cache(room), model.make_cache(room)
     run(cache, tokens[:half], [half])
@@ -76,8 +86,10 @@ def compare_ways(llm: LLM, tokens: list[int], tolerance: float) -> Iterator[Way]
 
     # As in a conversation: decode an answer, drop old turns, reuse or recompute the rest.
     resolved = options.resolve({"temperature": 0.0, "max_tokens": 4, "seed": 0})
-    for name, first, second in (("decoded by steps", tokens[:half], None),
-                                ("after dropping old turns", tokens, tokens[:2] + tokens[half:])):
+    for name, first, second in (
+        ("decoded by steps", tokens[:half], None),
+        ("after dropping old turns", tokens, tokens[:2] + tokens[half:]),
+    ):
         loop = Loop(llm.backend, model, None, frozenset(), min(2 * T + 8, llm.engine.context))
         for prompt in filter(None, (first, second)):
             loop.submit(Request(prompt, resolved, wants_text=False)).finish()

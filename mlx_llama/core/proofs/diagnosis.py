@@ -31,7 +31,8 @@ class Fit:
     weights_bytes: int
     cache_bits: int | None  # width of keys and values, None for that of the activations
     cache_bytes_per_token: int
-    longest_context: int | None  # positions of a conversation that fit beside the weights, up to the model's limit
+    # positions of a conversation that fit beside the weights, up to the model's limit
+    longest_context: int | None
     longest_with_8_bits: int | None  # the same with --cache-bits 8
     tokens: int | None  # positions of all conversations within the default --cache-memory
     fits: bool | None  # weights and context fit
@@ -94,7 +95,9 @@ class OpenedModel:
         """The checkpoint, or only its settings, tokenizer and template."""
         if self.checkpoint is not None:
             return self.checkpoint
-        return Checkpoint(str(self.path), self.path, self.tokenizer_config, {}, {}, 0, self.metadata)
+        return Checkpoint(
+            str(self.path), self.path, self.tokenizer_config, {}, {}, 0, self.metadata
+        )
 
 
 def format_bytes(nbytes: int | None) -> str:

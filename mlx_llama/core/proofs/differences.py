@@ -1,4 +1,6 @@
-"""Differences between the arrays of two runs, and between the tokens that their logits choose, in float64."""
+"""Differences between the arrays of two runs, and between the tokens that their logits choose, in
+float64.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,16 @@ class Difference:
         return float(self.positions[self.worst])
 
     def report(self) -> dict[str, Any]:
-        return {"probe": self.name, "max_abs": self.max_abs, "mean_abs": self.mean_abs, "relative": self.relative,
-                "cosine": self.cosine, "worst_position": self.worst, "worst_relative": self.peak,
-                "positions": [round(float(value), 10) for value in self.positions]}
+        return {
+            "probe": self.name,
+            "max_abs": self.max_abs,
+            "mean_abs": self.mean_abs,
+            "relative": self.relative,
+            "cosine": self.cosine,
+            "worst_position": self.worst,
+            "worst_relative": self.peak,
+            "positions": [round(float(value), 10) for value in self.positions],
+        }
 
 
 def measure_difference(name: str, actual: np.ndarray, expected: np.ndarray) -> Difference:
@@ -42,9 +51,19 @@ def measure_difference(name: str, actual: np.ndarray, expected: np.ndarray) -> D
     norms = np.linalg.norm(expected, axis=1)
     positions = relative_errors(apart, clamp_norms(norms))
     whole, both = np.linalg.norm(norms), np.linalg.norm(actual) * np.linalg.norm(expected)
-    cosine = float(np.vdot(actual, expected) / both) if 0 < both < math.inf else float(not apart.any())
+    cosine = (
+        float(np.vdot(actual, expected) / both) if 0 < both < math.inf else float(not apart.any())
+    )
     relative = float(np.linalg.norm(apart) / whole) if whole else float(apart.any())
-    return Difference(name, float(apart.max()), float(apart.mean()), relative, cosine, positions, int(positions.argmax()))
+    return Difference(
+        name,
+        float(apart.max()),
+        float(apart.mean()),
+        relative,
+        cosine,
+        positions,
+        int(positions.argmax()),
+    )
 
 
 def clamp_norms(norms: np.ndarray) -> np.ndarray:
@@ -63,16 +82,24 @@ def relative_errors(apart: np.ndarray, norms: np.ndarray) -> np.ndarray:
 class Agreement:
     """Choices of a run's logits compared with the reference's."""
 
-    kl_mean: float  # Kullback-Leibler divergence from the reference's distribution over positions, nats
+    # Kullback-Leibler divergence from the reference's distribution over positions, nats
+    kl_mean: float
     kl_max: float
     top: float  # share of the reference's TOP likeliest tokens that are among the run's
     first: int | None  # first position whose likeliest token differs
-    margins: tuple[float, float] | None  # there, likeliest logit minus the second: of the reference, of the run
+    # there, likeliest logit minus the second: of the reference, of the run
+    margins: tuple[float, float] | None
     choices: tuple[int, int] | None  # there, the two tokens
 
     def report(self) -> dict[str, Any]:
-        return {"kl_mean": self.kl_mean, "kl_max": self.kl_max, f"top{TOP}": self.top, "first_difference": self.first,
-                "margins": self.margins, "choices": self.choices}
+        return {
+            "kl_mean": self.kl_mean,
+            "kl_max": self.kl_max,
+            f"top{TOP}": self.top,
+            "first_difference": self.first,
+            "margins": self.margins,
+            "choices": self.choices,
+        }
 
 
 def measure_agreement(actual: np.ndarray, expected: np.ndarray) -> Agreement:
@@ -88,8 +115,14 @@ def measure_agreement(actual: np.ndarray, expected: np.ndarray) -> Agreement:
     if not len(differ):
         return Agreement(float(kl.mean()), float(kl.max()), float(shared), None, None, None)
     at = int(differ[0])
-    return Agreement(float(kl.mean()), float(kl.max()), float(shared), at, (margin(expected[at]), margin(actual[at])),
-                     (int(chosen[0][at]), int(chosen[1][at])))
+    return Agreement(
+        float(kl.mean()),
+        float(kl.max()),
+        float(shared),
+        at,
+        (margin(expected[at]), margin(actual[at])),
+        (int(chosen[0][at]), int(chosen[1][at])),
+    )
 
 
 def values_by_position(state: dict[str, np.ndarray]) -> np.ndarray:
@@ -114,6 +147,10 @@ def margin(logits: np.ndarray) -> float:
 
 
 def is_tie(logits: np.ndarray, first: int, second: int, tolerance: float) -> bool:
-    """True if rounding may swap two tokens. logits: [V], with errors of at most `tolerance` of their spread."""
+    """True if rounding may swap two tokens. logits: [V], with errors of at most `tolerance` of
+    their spread.
+    """
     logits = logits.astype(np.float64)
-    return bool(abs(logits[first] - logits[second]) <= 2 * tolerance * math.sqrt(np.mean(logits**2)))
+    return bool(
+        abs(logits[first] - logits[second]) <= 2 * tolerance * math.sqrt(np.mean(logits**2))
+    )

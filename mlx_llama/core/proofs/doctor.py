@@ -1,6 +1,7 @@
 """The doctor: check whether a model runs on this machine, from headers and settings alone.
 
-It reads no weights and imports no framework, so it takes less than a second for a model of any size.
+It reads no weights and imports no framework, so it takes less than a second for a model of any
+size.
 """
 
 from __future__ import annotations
@@ -31,15 +32,22 @@ from .fits import fit_backends
 from .inventory import predict_auto, take_stock
 from .text_checks import check_text
 
-_GROUPS = {"embed_tokens": "embedding", "self_attn": "attention", "mlp": "mlp", "lm_head": "head"}  # else norms
+# else norms
+_GROUPS = {"embed_tokens": "embedding", "self_attn": "attention", "mlp": "mlp", "lm_head": "head"}
 
 
-def diagnose(name: str | os.PathLike | None = None, revision: str | None = None,
-             ctx_size: int | str | None = None, cache_bits: int | None = None) -> Diagnosis:
-    """Examine this machine and a model, named as in `open_checkpoint`. For a hub id, only cached files are read.
+def diagnose(
+    name: str | os.PathLike | None = None,
+    revision: str | None = None,
+    ctx_size: int | str | None = None,
+    cache_bits: int | None = None,
+) -> Diagnosis:
+    """Examine this machine and a model, named as in `open_checkpoint`. For a hub id, only cached
+    files are read.
 
-    ctx_size: requested positions. cache_bits: width of keys and values, as in Backend.load. Every fault of the model or the
-    machine becomes a finding. Raises ContextError for a ctx_size beyond the model's limit.
+    ctx_size: requested positions. cache_bits: width of keys and values, as in Backend.load. Every
+    fault of the model or the machine becomes a finding. Raises ContextError for a ctx_size beyond
+    the model's limit.
     """
     gpus = Gpus()  # nvidia-smi runs while the model is examined
     label = "guide" if name is None else os.fspath(name)
@@ -49,14 +57,21 @@ def diagnose(name: str | os.PathLike | None = None, revision: str | None = None,
         _describe(diagnosis, opened)
         check_text(diagnosis, opened)
     diagnosis.machine = {
-        "system": platform.system(), "machine": platform.machine(), "python": platform.python_version(),
-        "physical_cores": machine.physical_cores(), "free_memory_bytes": machine.free_memory(),
-    }  # fmt: skip
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "physical_cores": machine.physical_cores(),
+        "free_memory_bytes": machine.free_memory(),
+    }
     if (folder := cache_folder.cache_folder()) is not None:
         sizes = [size for _, _, size in cache_folder.files()]
         try:
-            diagnosis.machine["cache"] = {"folder": str(folder), "files": len(sizes), "nbytes": sum(sizes),
-                                      "limit_bytes": cache_folder.size_limit()}
+            diagnosis.machine["cache"] = {
+                "folder": str(folder),
+                "files": len(sizes),
+                "nbytes": sum(sizes),
+                "limit_bytes": cache_folder.size_limit(),
+            }
         except OptionsError as error:
             diagnosis.add("error", "machine", error)
     if gpus.first:
@@ -75,7 +90,9 @@ def diagnose(name: str | os.PathLike | None = None, revision: str | None = None,
 # The model
 
 
-def _open(diagnosis: Diagnosis, name: str | os.PathLike | None, revision: str | None) -> OpenedModel | None:
+def _open(
+    diagnosis: Diagnosis, name: str | os.PathLike | None, revision: str | None
+) -> OpenedModel | None:
     try:
         path = _find(name, revision)
     except LlamaError as error:
@@ -84,10 +101,16 @@ def _open(diagnosis: Diagnosis, name: str | os.PathLike | None, revision: str | 
     diagnosis.path = str(path)
     try:
         checkpoint = open_checkpoint(path)
-        return OpenedModel(path, checkpoint, checkpoint.config, checkpoint.config, checkpoint.gguf_metadata)
+        return OpenedModel(
+            path, checkpoint, checkpoint.config, checkpoint.config, checkpoint.gguf_metadata
+        )
     except LlamaError as error:
         first = error
-    opened = _open_gguf_in_part(diagnosis, path) if path.is_file() else _open_folder_in_part(diagnosis, path)
+    opened = (
+        _open_gguf_in_part(diagnosis, path)
+        if path.is_file()
+        else _open_folder_in_part(diagnosis, path)
+    )
     diagnosis.add("error", "config" if isinstance(first, ConfigError) else "weights", first)
     return opened
 
@@ -102,11 +125,15 @@ def _find(name: str | os.PathLike | None, revision: str | None) -> Path:
     if hub.is_hub_id(label):
         folder = hub.fetch(label, revision, local_only=True)
         if not (folder / "config.json").exists():
-            raise CheckpointError(f"model {label}: has no config.json in the local cache; fetch it with `hf download "
-                                  f"{label}`, or if it holds GGUF files, name one: {label}:FILE.gguf")
+            raise CheckpointError(
+                f"model {label}: has no config.json in the local cache; fetch it with `hf download "
+                f"{label}`, or if it holds GGUF files, name one: {label}:FILE.gguf"
+            )
         return folder
     if revision is not None:
-        raise CheckpointError(f"model {label}: is a path, and only hub ids have a revision; leave it out")
+        raise CheckpointError(
+            f"model {label}: is a path, and only hub ids have a revision; leave it out"
+        )
     return find_local(label)
 
 
@@ -155,12 +182,23 @@ def _open_gguf_in_part(diagnosis: Diagnosis, path: Path) -> OpenedModel | None:
 
 def _stand_in(vocab_size: int = 0) -> LlamaConfig:
     """A small config for a tokenizer of `vocab_size`, or of any size if 0."""
-    fields = {"model_type": "llama", "num_attention_heads": 1, "hidden_size": 2, "intermediate_size": 1, "head_dim": 2,
-              "num_hidden_layers": 1, "vocab_size": vocab_size or 1 << 24, "eos_token_id": None, "bos_token_id": None}
+    fields = {
+        "model_type": "llama",
+        "num_attention_heads": 1,
+        "hidden_size": 2,
+        "intermediate_size": 1,
+        "head_dim": 2,
+        "num_hidden_layers": 1,
+        "vocab_size": vocab_size or 1 << 24,
+        "eos_token_id": None,
+        "bos_token_id": None,
+    }
     return LlamaConfig.from_dict(fields)
 
 
-def _read_config(diagnosis: Diagnosis, raw: dict[str, Any], source: str) -> tuple[LlamaConfig | None, LlamaConfig]:
+def _read_config(
+    diagnosis: Diagnosis, raw: dict[str, Any], source: str
+) -> tuple[LlamaConfig | None, LlamaConfig]:
     """(config or None, config or stand-in). Each invalid field becomes a finding."""
     errors: list[LlamaError] = []
     try:
@@ -183,18 +221,32 @@ def _describe(diagnosis: Diagnosis, opened: OpenedModel) -> None:
         return
     shapes = config.tensor_shapes()
     diagnosis.model = {
-        "architecture": config.architecture, "parameters": sum(map(math.prod, shapes.values())),
-        "layers": config.num_hidden_layers, "hidden_size": config.hidden_size, "heads": config.num_attention_heads,
-        "key_value_heads": config.num_key_value_heads, "head_dim": config.head_dim,
-        "intermediate_size": config.mlp_size, "experts": config.num_experts,
-        "experts_per_token": config.num_experts_per_tok, "vocab_size": config.vocab_size,
-        "rope_type": config.rope.type, "rope_theta": config.rope.theta, "rope_factor": config.rope.factor,
-        "context_length": config.max_position_embeddings, "longest_context": rope.max_context(config),
-        "sliding_window": config.sliding_window, "tied_embeddings": config.tie_word_embeddings,
-        "attention_bias": config.attention_bias, "mlp_bias": config.mlp_bias,
-        "cache_bytes_per_token": {"8_bits": position_nbytes(config, 2, 8), "16_bits": position_nbytes(config, 2),
-                                  "32_bits": position_nbytes(config, 4)},
-    }  # fmt: skip
+        "architecture": config.architecture,
+        "parameters": sum(map(math.prod, shapes.values())),
+        "layers": config.num_hidden_layers,
+        "hidden_size": config.hidden_size,
+        "heads": config.num_attention_heads,
+        "key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.mlp_size,
+        "experts": config.num_experts,
+        "experts_per_token": config.num_experts_per_tok,
+        "vocab_size": config.vocab_size,
+        "rope_type": config.rope.type,
+        "rope_theta": config.rope.theta,
+        "rope_factor": config.rope.factor,
+        "context_length": config.max_position_embeddings,
+        "longest_context": rope.max_context(config),
+        "sliding_window": config.sliding_window,
+        "tied_embeddings": config.tie_word_embeddings,
+        "attention_bias": config.attention_bias,
+        "mlp_bias": config.mlp_bias,
+        "cache_bytes_per_token": {
+            "8_bits": position_nbytes(config, 2, 8),
+            "16_bits": position_nbytes(config, 2),
+            "32_bits": position_nbytes(config, 4),
+        },
+    }
     if opened.checkpoint is None:
         return
     diagnosis.model |= {"dtype": opened.checkpoint.dtype, "nbytes": opened.checkpoint.nbytes}

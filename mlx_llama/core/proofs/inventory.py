@@ -1,7 +1,7 @@
 """Describe the backends of this machine, their devices and memory, without importing a framework.
 
-Each backend has a file `facts`, which asks the system's tools and the installed packages. Facts that need a framework are
-unknown.
+Each backend has a file `facts`, which asks the system's tools and the installed packages. Facts
+that need a framework are unknown.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def _versions(distributions: tuple[str, ...]) -> dict[str, str]:
 
 
 def predict_auto(backends: list[BackendFacts]) -> str:
-    """Predict the choice of selection.auto(), which imports torch. backends: as `take_stock` returns them."""
+    """Predict the choice of selection.auto(), which imports torch. backends: as `take_stock`
+    returns them.
+    """
     mlx, _, cuda = backends
     if platform.system() == "Darwin" and platform.machine() == "arm64" and mlx.available:
         return "mlx"

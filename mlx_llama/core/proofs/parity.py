@@ -1,7 +1,8 @@
 """Parity of two backends: run the same tokens through both, and compare every probe of the model.
 
-As in use, most tokens are a prompt and the last ones are decoded one by one. A probe is a named array of model.forward. The
-first probe that is off, in the order of computation, shows where to look.
+As in use, most tokens are a prompt and the last ones are decoded one by one. A probe is a named
+array of model.forward. The first probe that is off, in the order of computation, shows where to
+look.
 """
 
 from __future__ import annotations
@@ -32,14 +33,27 @@ from .differences import (
     measure_difference,
 )
 
-IN_LAYER = ("attention_norm", "query", "key", "value", "query_rope", "key_rope", "attention", "ffn_norm", "ffn", "block")
+IN_LAYER = (
+    "attention_norm",
+    "query",
+    "key",
+    "value",
+    "query_rope",
+    "key_rope",
+    "attention",
+    "ffn_norm",
+    "ffn",
+    "block",
+)
 LAST = ("norm", "logits")
-# Tolerated relative errors (norm of the difference over the norm) by dtype of the activations. In float32, libraries differ
-# by about 1e-6; 16-bit activations are rounded about ten times per layer, to 8 or 11 bits of mantissa.
+# Tolerated relative errors (norm of the difference over the norm) by dtype of the activations. In
+# float32, libraries differ by about 1e-6; 16-bit activations are rounded about ten times per layer,
+# to 8 or 11 bits of mantissa.
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 # By bits of keys and values: the few large terms of a position's attention do not average out.
 CACHE_TOLERANCE = {None: 0.0, 8: 5e-2, 16: 5e-3}
-LOW_BIT_TOLERANCE = 2e-3  # for float32 activations that are rounded to 16-bit fixed point with low-bit weights
+# for float32 activations that are rounded to 16-bit fixed point with low-bit weights
+LOW_BIT_TOLERANCE = 2e-3
 
 
 def probe_names(config: LlamaConfig) -> list[str]:
@@ -55,27 +69,42 @@ def dtype_of(llm: LLM) -> str:
 
 def tolerance_of(dtype: str, is_low_bit: bool, cache_bits: int | None = None) -> float:
     """Tolerated relative error for a dtype of the activations. cache_bits: of keys and values."""
-    tolerance = max(TOLERANCE[dtype], LOW_BIT_TOLERANCE) if is_low_bit and dtype == "float32" else TOLERANCE[dtype]
+    tolerance = (
+        max(TOLERANCE[dtype], LOW_BIT_TOLERANCE)
+        if is_low_bit and dtype == "float32"
+        else TOLERANCE[dtype]
+    )
     return max(tolerance, CACHE_TOLERANCE[cache_bits])
 
 
 # Running
 
 
-def run_logits(backend: Backend, model: Model, tokens: Sequence[int], cache: Cache, probe: Probe | None = None) -> np.ndarray:
+def run_logits(
+    backend: Backend, model: Model, tokens: Sequence[int], cache: Cache, probe: Probe | None = None
+) -> np.ndarray:
     """Logits after each of `tokens`, which continue the cache: float32 [T, V]."""
-    return backend.runtime.to_numpy(model.forward([list(tokens)], cache.length, cache, all_positions=True, probe=probe))[0]
+    return backend.runtime.to_numpy(
+        model.forward([list(tokens)], cache.length, cache, all_positions=True, probe=probe)
+    )[0]
 
 
 def split_calls(tokens: Sequence[int], decoded: int) -> list[list[int]]:
-    """Split tokens into calls: a prompt, and the last `decoded` tokens one by one. Raises ContextError."""
+    """Split tokens into calls: a prompt, and the last `decoded` tokens one by one. Raises
+    ContextError.
+    """
     if not 0 < decoded < len(tokens):
-        raise ContextError(f"{len(tokens)} tokens, {decoded} of them decoded: the prompt needs at least one")
+        raise ContextError(
+            f"{len(tokens)} tokens, {decoded} of them decoded: the prompt needs at least one"
+        )
     return [list(tokens[:-decoded]), *([token] for token in tokens[-decoded:])]
 
 
-def collect(backend: Backend, model: Model, tokens: Sequence[int], decoded: int) -> dict[str, np.ndarray]:
-    """Collect every probe over `tokens`, the last `decoded` of them one by one: {name: float32 [T, width]}.
+def collect(
+    backend: Backend, model: Model, tokens: Sequence[int], decoded: int
+) -> dict[str, np.ndarray]:
+    """Collect every probe over `tokens`, the last `decoded` of them one by one: {name: float32 [T,
+    width]}.
 
     Raises ContextError for fewer than two tokens, and if they do not fit.
     """
@@ -97,7 +126,9 @@ def greedy(llm: LLM, prompt: list[int], count: int) -> list[int]:
     """Decode `count` greedy tokens after `prompt`, past end tokens, from an empty cache."""
     loop = Loop(llm.backend, llm.model, None, frozenset(), llm.engine.context)
     resolved = options.resolve({"temperature": 0.0, "max_tokens": count, "seed": 0})
-    return [int(token) for token in loop.submit(Request(prompt, resolved, wants_text=False)).tokens()]
+    return [
+        int(token) for token in loop.submit(Request(prompt, resolved, wants_text=False)).tokens()
+    ]
 
 
 def free(llm: LLM) -> None:
@@ -111,7 +142,9 @@ def free(llm: LLM) -> None:
 
 @dataclass
 class Decoded:
-    """Greedy tokens of the engine, whose steps may be compiled or captured, compared with the reference's."""
+    """Greedy tokens of the engine, whose steps may be compiled or captured, compared with the
+    reference's.
+    """
 
     tokens: list[int]
     first: int | None = None  # index of the first that differs
@@ -119,7 +152,12 @@ class Decoded:
     is_tie: bool = False  # rounding explains the difference
 
     def report(self) -> dict[str, Any]:
-        return {"tokens": self.tokens, "first_difference": self.first, "margins": self.margins, "near_tie": self.is_tie}
+        return {
+            "tokens": self.tokens,
+            "first_difference": self.first,
+            "margins": self.margins,
+            "near_tie": self.is_tie,
+        }
 
 
 @dataclass
@@ -137,13 +175,17 @@ class Report:
 
     @property
     def first_bad(self) -> Difference | None:
-        """The first probe, in the order of computation, that exceeds the tolerance at any position."""
+        """The first probe, in the order of computation, that exceeds the tolerance at any
+        position.
+        """
         return next((probe for probe in self.differences if not probe.peak <= self.tolerance), None)
 
     @property
     def decodes_otherwise(self) -> bool:
         """True if the greedy tokens differ beyond rounding."""
-        return self.decoded is not None and self.decoded.first is not None and not self.decoded.is_tie
+        return (
+            self.decoded is not None and self.decoded.first is not None and not self.decoded.is_tie
+        )
 
     @property
     def is_within(self) -> bool:
@@ -154,41 +196,88 @@ class Report:
         bad = self.first_bad
         if bad is not None:
             places = np.flatnonzero(~(bad.positions <= self.tolerance))
-            where = f"position {places[0]}" if len(places) == 1 else f"positions {places[0]} to {places[-1]} ({len(places)})"
-            return (f"OUTSIDE: first at probe {bad.name}, {where}: relative error {bad.peak:.2g}, allowed "
-                    f"{self.tolerance:g}")
+            where = (
+                f"position {places[0]}"
+                if len(places) == 1
+                else f"positions {places[0]} to {places[-1]} ({len(places)})"
+            )
+            return (
+                f"OUTSIDE: first at probe {bad.name}, {where}: relative error {bad.peak:.2g}, "
+                "allowed "
+                f"{self.tolerance:g}"
+            )
         if self.decodes_otherwise:
-            return (f"OUTSIDE: every probe agrees, but the decoded tokens differ from token {self.decoded.first} on, where "
-                    f"the reference's margin is {self.decoded.margins[0]:.3g}: the decode step computes something else")
+            return (
+                "OUTSIDE: every probe agrees, but the decoded tokens differ from token "
+                f"{self.decoded.first} on, where "
+                f"the reference's margin is {self.decoded.margins[0]:.3g}: the decode step "
+                "computes something else"
+            )
         return f"within {self.tolerance:g}"
 
     def report(self) -> dict[str, Any]:
-        return {"backend": self.backend, "device": self.device, "dtype": self.dtype, "tolerance": self.tolerance,
-                "within": self.is_within, "verdict": self.verdict(),
-                "first_bad": self.first_bad.name if self.first_bad else None,
-                "logits": self.agreement.report(), "decoded": self.decoded.report() if self.decoded else None,
-                "not_compared": self.missing, "probes": [probe.report() for probe in self.differences]}
+        return {
+            "backend": self.backend,
+            "device": self.device,
+            "dtype": self.dtype,
+            "tolerance": self.tolerance,
+            "within": self.is_within,
+            "verdict": self.verdict(),
+            "first_bad": self.first_bad.name if self.first_bad else None,
+            "logits": self.agreement.report(),
+            "decoded": self.decoded.report() if self.decoded else None,
+            "not_compared": self.missing,
+            "probes": [probe.report() for probe in self.differences],
+        }
 
 
-def compare(backend: str, device: str, dtype: str, tolerance: float, actual: dict[str, np.ndarray],
-            expected: dict[str, np.ndarray], config: LlamaConfig) -> Report:
+def compare(
+    backend: str,
+    device: str,
+    dtype: str,
+    tolerance: float,
+    actual: dict[str, np.ndarray],
+    expected: dict[str, np.ndarray],
+    config: LlamaConfig,
+) -> Report:
     """Compare a run's probes (see collect) with the reference's."""
     names = [name for name in probe_names(config) if name in actual]
-    differences = [measure_difference(name, actual[name], expected[name]) for name in names if name in expected]
-    return Report(backend, device, dtype, tolerance, differences, measure_agreement(actual[LAST[-1]], expected["logits"]),
-                  missing=[name for name in names if name not in expected])
+    differences = [
+        measure_difference(name, actual[name], expected[name]) for name in names if name in expected
+    ]
+    return Report(
+        backend,
+        device,
+        dtype,
+        tolerance,
+        differences,
+        measure_agreement(actual[LAST[-1]], expected["logits"]),
+        missing=[name for name in names if name not in expected],
+    )
 
 
-def compare_decoded(llm: LLM, prompt: list[int], expected: list[int], tolerance: float,
-                    reference: Callable[[list[int]], np.ndarray]) -> Decoded:
-    """Compare greedy tokens after `prompt` with `expected`. reference: logits [V] of the reference after tokens."""
+def compare_decoded(
+    llm: LLM,
+    prompt: list[int],
+    expected: list[int],
+    tolerance: float,
+    reference: Callable[[list[int]], np.ndarray],
+) -> Decoded:
+    """Compare greedy tokens after `prompt` with `expected`. reference: logits [V] of the reference
+    after tokens.
+    """
     tokens = greedy(llm, prompt, len(expected))
     first = next((i for i, pair in enumerate(zip(tokens, expected)) if pair[0] != pair[1]), None)
     if first is None:
         return Decoded(tokens)
     before = prompt + expected[:first]
     right, ours = reference(before), llm.logits(before)[-1]
-    return Decoded(tokens, first, (margin(right), margin(ours)), is_tie(right, expected[first], tokens[first], tolerance))
+    return Decoded(
+        tokens,
+        first,
+        (margin(right), margin(ours)),
+        is_tie(right, expected[first], tokens[first], tolerance),
+    )
 
 
 # Determinism

@@ -17,22 +17,39 @@ _QUESTION, _ANSWER = "Hello", "Fine."
 
 
 def check_text(diagnosis: Diagnosis, opened: OpenedModel) -> None:
-    """Add findings about the tokenizer, the end tokens, the chat template and generation_config.json."""
-    files, config, generation = opened.files, opened.tokenizer_config, _read_generation_config(diagnosis, opened)
+    """Add findings about the tokenizer, the end tokens, the chat template and
+    generation_config.json.
+    """
+    files, config, generation = (
+        opened.files,
+        opened.tokenizer_config,
+        _read_generation_config(diagnosis, opened),
+    )
     try:
         tokenizer = files.tokenizer
     except LlamaError as error:
         diagnosis.add("error", "tokenizer", error)
         return
     kind = "byte-level BPE" if tokenizer.byte_level else "SentencePiece"
-    diagnosis.tokenizer = {"kind": kind, "file": str(tokenizer.path), "vocab_size": tokenizer.vocab_size}
+    diagnosis.tokenizer = {
+        "kind": kind,
+        "file": str(tokenizer.path),
+        "vocab_size": tokenizer.vocab_size,
+    }
     if opened.config is not None and tokenizer.vocab_size < config.vocab_size:
         share, rows = tokenizer.vocab_size / config.vocab_size, f"{config.vocab_size} rows"
-        padded = f"{tokenizer.path}: knows {tokenizer.vocab_size} tokens, and the model's embedding has {rows}"
+        padded = (
+            f"{tokenizer.path}: knows {tokenizer.vocab_size} tokens, and the model's embedding has "
+            f"{rows}"
+        )
         if share < 0.9:  # padding adds a few hundred rows to tens of thousands of tokens
-            diagnosis.add("warning", "tokenizer",
-                      f"{padded}: more than padding explains, and tokens beyond them have no text; take tokenizer and model "
-                      "from the same place")
+            diagnosis.add(
+                "warning",
+                "tokenizer",
+                f"{padded}: more than padding explains, and tokens beyond them have no text; "
+                "take tokenizer and model "
+                "from the same place",
+            )
         else:
             diagnosis.add("note", "tokenizer", f"{padded}: the others are padding without text")
     ends = _check_ends(diagnosis, opened, tokenizer, generation)
@@ -57,8 +74,11 @@ def _read_generation_config(diagnosis: Diagnosis, opened: OpenedModel) -> dict[s
     try:
         generation = read_json(path, ConfigError)
         for notice in resolve({}, generation, str(path)).notices:
-            diagnosis.add("note", "generation",
-                      f"{path}: {notice.removeprefix('generation_config.json ')}; it has no effect")
+            diagnosis.add(
+                "note",
+                "generation",
+                f"{path}: {notice.removeprefix('generation_config.json ')}; it has no effect",
+            )
     except LlamaError as error:
         diagnosis.add("error", "generation", error)
         return {}
@@ -70,48 +90,87 @@ def _quote(tokenizer: Tokenizer, token: int) -> str:
     return "no token" if piece is None else show(piece.data.decode("utf-8", "replace"), 40)
 
 
-def _check_ends(diagnosis: Diagnosis, opened: OpenedModel, tokenizer: Tokenizer,
-                  generation: dict[str, Any]) -> frozenset[int]:
+def _check_ends(
+    diagnosis: Diagnosis, opened: OpenedModel, tokenizer: Tokenizer, generation: dict[str, Any]
+) -> frozenset[int]:
     """Check the end tokens of config, generation_config and tokenizer; returns their ids."""
     source = opened.path if opened.metadata is not None else opened.path / "config.json"
     in_config = () if opened.config is None else opened.config.eos_token_ids
     listed = generation.get("eos_token_id")
-    listed = [token for token in (listed if isinstance(listed, list) else [listed]) if isinstance(token, int)]
+    listed = [
+        token
+        for token in (listed if isinstance(listed, list) else [listed])
+        if isinstance(token, int)
+    ]
     ends = frozenset((*in_config, *listed, *tokenizer.eos_ids))
     if opened.checkpoint is not None:
         ends = opened.checkpoint.eos_token_ids
     vocab = max(opened.tokenizer_config.vocab_size, tokenizer.vocab_size)
     diagnosis.tokenizer |= {
-        "bos": tokenizer.bos_id, "adds_bos": tokenizer.adds_bos, "eos": sorted(ends),
-        "eos_of": {"config": list(in_config), "generation_config": listed, "tokenizer": list(tokenizer.eos_ids)},
-        "texts": {token: _quote(tokenizer, token) for token in sorted({*ends, *([] if tokenizer.bos_id is None else
-                                                                        [tokenizer.bos_id])}) if 0 <= token < vocab},
-    }  # fmt: skip
+        "bos": tokenizer.bos_id,
+        "adds_bos": tokenizer.adds_bos,
+        "eos": sorted(ends),
+        "eos_of": {
+            "config": list(in_config),
+            "generation_config": listed,
+            "tokenizer": list(tokenizer.eos_ids),
+        },
+        "texts": {
+            token: _quote(tokenizer, token)
+            for token in sorted({*ends, *([] if tokenizer.bos_id is None else [tokenizer.bos_id])})
+            if 0 <= token < vocab
+        },
+    }
     special = set(tokenizer.special_ids.values())
     if not ends:
-        diagnosis.add("warning", "tokenizer",
-                  f"{source}: neither it nor the tokenizer has an end token (eos_token_id): every "
-                  f"answer continues until `max_tokens`; {_end_remedy(opened, None)}")
+        diagnosis.add(
+            "warning",
+            "tokenizer",
+            f"{source}: neither it nor the tokenizer has an end token (eos_token_id): every "
+            f"answer continues until `max_tokens`; {_end_remedy(opened, None)}",
+        )
     for token in sorted(ends - special):
         if 0 <= token < vocab and tokenizer.piece(token) is not None:
-            named = "eos_token_id" in _read_raw_config(opened) or opened.metadata is not None or token not in in_config
-            where = f"{source}: eos_token_id" if named else f"{source}: has no eos_token_id, and its default"
-            diagnosis.add("warning", "tokenizer",
-                      f"{where} {token} is {_quote(tokenizer, token)}, not a special token: answers end "
-                      f"wherever the model writes it; {_end_remedy(opened, None)}")
+            named = (
+                "eos_token_id" in _read_raw_config(opened)
+                or opened.metadata is not None
+                or token not in in_config
+            )
+            where = (
+                f"{source}: eos_token_id"
+                if named
+                else f"{source}: has no eos_token_id, and its default"
+            )
+            diagnosis.add(
+                "warning",
+                "tokenizer",
+                f"{where} {token} is {_quote(tokenizer, token)}, not a special token: answers end "
+                f"wherever the model writes it; {_end_remedy(opened, None)}",
+            )
         else:
-            diagnosis.add("note", "tokenizer",
-                      f"{source}: end token {token} is not in {tokenizer.path.name}; it is never written")
+            diagnosis.add(
+                "note",
+                "tokenizer",
+                f"{source}: end token {token} is not in {tokenizer.path.name}; it is never written",
+            )
     bos = _read_raw_config(opened).get("bos_token_id")
     if isinstance(bos, int) and tokenizer.bos_id is not None and bos != tokenizer.bos_id:
-        diagnosis.add("note", "tokenizer", f"{source}: bos_token_id is {bos}, the tokenizer's BOS is {tokenizer.bos_id} "
-                  f"({_quote(tokenizer, tokenizer.bos_id)}); the tokenizer's is used")
+        diagnosis.add(
+            "note",
+            "tokenizer",
+            f"{source}: bos_token_id is {bos}, the tokenizer's BOS is {tokenizer.bos_id} "
+            f"({_quote(tokenizer, tokenizer.bos_id)}); the tokenizer's is used",
+        )
     return ends
 
 
 def _read_raw_config(opened: OpenedModel) -> dict[str, Any]:
     try:
-        return {} if opened.metadata is not None else read_json(opened.path / "config.json", ConfigError)
+        return (
+            {}
+            if opened.metadata is not None
+            else read_json(opened.path / "config.json", ConfigError)
+        )
     except ConfigError:
         return {}
 
@@ -123,13 +182,23 @@ def _end_remedy(opened: OpenedModel, token: int | None) -> str:
         return f"put {which} into eos_token_id of {opened.path / 'generation_config.json'}"
     if "tokenizer.ggml.eos_token_id" in opened.metadata:
         number = "ID" if token is None else token
-        return f"set it with: gguf-set-metadata {shlex.quote(str(opened.path))} tokenizer.ggml.eos_token_id {number}"
+        return (
+            f"set it with: gguf-set-metadata {shlex.quote(str(opened.path))} "
+            f"tokenizer.ggml.eos_token_id {number}"
+        )
     return "convert the model again, with tokenizer.ggml.eos_token_id"
 
 
-def _check_template(diagnosis: Diagnosis, opened: OpenedModel, tokenizer: Tokenizer, template: ChatTemplate,
-                      ends: frozenset[int]) -> None:
-    """Check the beginning and end of a rendered question and answer. Raises TemplateError, TokenizerError."""
+def _check_template(
+    diagnosis: Diagnosis,
+    opened: OpenedModel,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    ends: frozenset[int],
+) -> None:
+    """Check the beginning and end of a rendered question and answer. Raises TemplateError,
+    TokenizerError.
+    """
     question = {"role": "user", "content": _QUESTION}
     prompt = template.render([question])
     ids = encode_messages(tokenizer, template, [question])
@@ -137,36 +206,62 @@ def _check_template(diagnosis: Diagnosis, opened: OpenedModel, tokenizer: Tokeni
     count = next((i for i, token in enumerate(ids) if token != tokenizer.bos_id), len(ids))
     text = tokenizer.named.get("bos_token", "")
     writes = bool(text) and prompt.lstrip().startswith(text)
-    diagnosis.template = {"name": template.name, "writes_bos": writes, "bos_tokens": count, "prompt": show(prompt, 200),
-                      "turn_end": None}  # fmt: skip
+    diagnosis.template = {
+        "name": template.name,
+        "writes_bos": writes,
+        "bos_tokens": count,
+        "prompt": show(prompt, 200),
+        "turn_end": None,
+    }
     if count > 1:
-        diagnosis.add("warning", "template",
-                  f"{template.name}: begins a conversation with BOS ({bos}) {count} times, expected once; "
-                  "remove it from the template")
+        diagnosis.add(
+            "warning",
+            "template",
+            f"{template.name}: begins a conversation with BOS ({bos}) {count} times, expected "
+            "once; "
+            "remove it from the template",
+        )
     elif writes and tokenizer.adds_bos:
-        diagnosis.add("note", "template",
-                  f"{template.name}: writes BOS ({bos}), which the tokenizer would add, too; it is added once")
+        diagnosis.add(
+            "note",
+            "template",
+            f"{template.name}: writes BOS ({bos}), which the tokenizer would add, too; it is "
+            "added once",
+        )
     elif bos and count == 0:
-        diagnosis.add("note", "template",
-                  f"{template.name}: writes no BOS ({bos}), and the tokenizer adds none: conversations begin "
-                  "without it")
+        diagnosis.add(
+            "note",
+            "template",
+            f"{template.name}: writes no BOS ({bos}), and the tokenizer adds none: "
+            "conversations begin "
+            "without it",
+        )
 
-    whole = template.render([question, {"role": "assistant", "content": _ANSWER}], add_generation_prompt=False)
+    whole = template.render(
+        [question, {"role": "assistant", "content": _ANSWER}], add_generation_prompt=False
+    )
     head, separator, tail = whole.rpartition(_ANSWER)
     tail = tail.strip()
     if not separator or not tail:
         return  # the template marks no end of a turn
     before = tokenizer.encode_parts([head + separator])
-    [end, *_] = tokenizer.encode_parts([head + separator, tail])[len(before):] or [None]
+    [end, *_] = tokenizer.encode_parts([head + separator, tail])[len(before) :] or [None]
     if end in tokenizer.added_ids.values():
         diagnosis.template["turn_end"] = end
         if end not in ends:
-            diagnosis.add("warning", "template",
-                      f"{template.name}: ends a turn with {_quote(tokenizer, end)} ({end}), which is not "
-                      f"among the end tokens ({', '.join(map(str, sorted(ends))) or 'none'}): answers run on into the "
-                      f"next turn; {_end_remedy(opened, end)}")
+            diagnosis.add(
+                "warning",
+                "template",
+                f"{template.name}: ends a turn with {_quote(tokenizer, end)} ({end}), which is not "
+                f"among the end tokens ({', '.join(map(str, sorted(ends))) or 'none'}): "
+                "answers run on into the "
+                f"next turn; {_end_remedy(opened, end)}",
+            )
     else:
-        diagnosis.add("warning", "template",
-                  f"{template.name}: ends a turn with {show(tail, 40)}, which is text, not a token of "
-                  f"this tokenizer: answers may run on into the next turn; stop there with `stop` "
-                  f"{shlex.quote(tail[:40])}")
+        diagnosis.add(
+            "warning",
+            "template",
+            f"{template.name}: ends a turn with {show(tail, 40)}, which is text, not a token of "
+            f"this tokenizer: answers may run on into the next turn; stop there with `stop` "
+            f"{shlex.quote(tail[:40])}",
+        )

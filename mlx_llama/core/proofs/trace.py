@@ -1,9 +1,10 @@
 """Golden traces: a small file with the probes of a float32 NumPy run, for checks on other machines.
 
-A file is a JSON object. For each probe (see parity) and position it holds the values' projections on DIRECTIONS random
-sign vectors and their norm, as little-endian float32 in base64. The projections of a difference have its norm as their
-root mean square on average (Johnson and Lindenstrauss 1984), so a run can be checked without the arrays. Of the logits,
-the file holds the likeliest tokens with their values and the log of the sum of exponentials.
+A file is a JSON object. For each probe (see parity) and position it holds the values' projections
+on DIRECTIONS random sign vectors and their norm, as little-endian float32 in base64. The
+projections of a difference have its norm as their root mean square on average (Johnson and
+Lindenstrauss 1984), so a run can be checked without the arrays. Of the logits, the file holds the
+likeliest tokens with their values and the log of the sum of exponentials.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def signs(width: int) -> np.ndarray:
 def sketch(values: np.ndarray) -> np.ndarray:
     """Projections and norm of each row: float32 [T, width] -> float32 [T, DIRECTIONS + 1]."""
     values = values.astype(np.float64)
-    return np.concatenate([values @ signs(values.shape[1]), np.linalg.norm(values, axis=1)[:, None]], 1).astype(np.float32)
+    return np.concatenate(
+        [values @ signs(values.shape[1]), np.linalg.norm(values, axis=1)[:, None]], 1
+    ).astype(np.float32)
 
 
 def _unpack(value: object) -> object:
@@ -99,10 +102,14 @@ class Trace(BaseModel):
         if self.sketches.keys() != self.widths.keys() or "logits" not in self.widths:
             raise ValueError("sketches and widths must name the same probes, logits among them")
         top = min(TOP, self.widths["logits"])
-        if [len(row) for row in self.top_ids] != [top] * T or any(max(row) >= self.widths["logits"] for row in self.top_ids):
+        if [len(row) for row in self.top_ids] != [top] * T or any(
+            max(row) >= self.widths["logits"] for row in self.top_ids
+        ):
             raise ValueError(f"top_ids must have {T} lists of {top} ids of the vocabulary")
-        self.sketches = {name: _reshape(f"sketches.{name}", array, T, DIRECTIONS + 1)
-                         for name, array in self.sketches.items()}
+        self.sketches = {
+            name: _reshape(f"sketches.{name}", array, T, DIRECTIONS + 1)
+            for name, array in self.sketches.items()
+        }
         self.top_values = _reshape("top_values", self.top_values, T, top)
         self.logsumexp = _reshape("logsumexp", self.logsumexp, T)
         return self
@@ -112,7 +119,9 @@ class Trace(BaseModel):
         try:
             write_file(Path(path).expanduser(), (self.model_dump_json(indent=1) + "\n").encode())
         except (OSError, ValueError, RuntimeError) as error:
-            raise TraceError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+            raise TraceError(
+                f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}"
+            ) from None
 
 
 def _reshape(name: str, array: np.ndarray, *shape: int) -> np.ndarray:
@@ -121,16 +130,32 @@ def _reshape(name: str, array: np.ndarray, *shape: int) -> np.ndarray:
     return array.reshape(shape)
 
 
-def record(checkpoint: Checkpoint, tokens: list[int], decoded: int, probes: dict[str, np.ndarray],
-           greedy: list[int]) -> Trace:
+def record(
+    checkpoint: Checkpoint,
+    tokens: list[int],
+    decoded: int,
+    probes: dict[str, np.ndarray],
+    greedy: list[int],
+) -> Trace:
     """Make the trace of a run. probes: from parity.collect."""
     logits = probes["logits"]
     order = np.argsort(-logits, axis=1, kind="stable")[:, :TOP]
-    name = Path(checkpoint.name).name if os.path.exists(checkpoint.name) else checkpoint.name  # hide this machine's path
-    return Trace(format="mlx_llama trace", version=1, model=name, hash=checkpoint_hash(checkpoint), tokens=tokens, decoded=decoded, greedy=greedy,
-                 widths={name: array.shape[1] for name, array in probes.items()},
-                 sketches={name: sketch(array) for name, array in probes.items()}, top_ids=order.tolist(),
-                 top_values=np.take_along_axis(logits, order, 1).astype(np.float32), logsumexp=_logsumexp(logits))
+    # hide this machine's path
+    name = Path(checkpoint.name).name if os.path.exists(checkpoint.name) else checkpoint.name
+    return Trace(
+        format="mlx_llama trace",
+        version=1,
+        model=name,
+        hash=checkpoint_hash(checkpoint),
+        tokens=tokens,
+        decoded=decoded,
+        greedy=greedy,
+        widths={name: array.shape[1] for name, array in probes.items()},
+        sketches={name: sketch(array) for name, array in probes.items()},
+        top_ids=order.tolist(),
+        top_values=np.take_along_axis(logits, order, 1).astype(np.float32),
+        logsumexp=_logsumexp(logits),
+    )
 
 
 def load(path: str | os.PathLike) -> Trace:
@@ -139,8 +164,11 @@ def load(path: str | os.PathLike) -> Trace:
         return Trace.model_validate_json(read_file(Path(path).expanduser(), MOST_BYTES))
     except ValidationError as error:
         raise _refusal(path, _describe(error.errors(include_url=False)[0])) from None
-    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no such user's home; ValueError: NUL in the name
-        raise TraceError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    # RuntimeError: no such user's home; ValueError: NUL in the name
+    except (OSError, RuntimeError, ValueError) as error:
+        raise TraceError(
+            f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
 
 
 def _describe(error: ErrorDetails) -> str:
@@ -148,26 +176,35 @@ def _describe(error: ErrorDetails) -> str:
     text = error["msg"].removeprefix("Value error, ")
     if not error["loc"]:
         return text
-    value = "" if error["type"] in ("missing", "value_error") else f", found {show(error['input'], 40)}"
+    value = (
+        "" if error["type"] in ("missing", "value_error") else f", found {show(error['input'], 40)}"
+    )
     return f"field {'.'.join(map(str, error['loc']))}: {text}{value}"
 
 
 def _refusal(path: str | os.PathLike, reason: str) -> TraceError:
-    return TraceError(f"{path}: is not a trace of this version ({reason}): record it again with `record`")
+    return TraceError(
+        f"{path}: is not a trace of this version ({reason}): record it again with `record`"
+    )
 
 
 def require_same(trace: Trace, checkpoint: Checkpoint, path: str | os.PathLike) -> None:
     """Raise TraceError if the trace was recorded from another checkpoint."""
     if (identity := checkpoint_hash(checkpoint)) != trace.hash:
-        raise TraceError(f"{path}: was recorded from {trace.model} (hash {trace.hash[:12]}), and this is {checkpoint.name} "
-                         f"(hash {identity[:12]}): choose that model with `model`, or record this model with `record`")
+        raise TraceError(
+            f"{path}: was recorded from {trace.model} (hash {trace.hash[:12]}), and this is "
+            f"{checkpoint.name} "
+            f"(hash {identity[:12]}): choose that model with `model`, or record this model "
+            "with `record`"
+        )
 
 
 @dataclass
 class Checked:
     """A run compared with a trace."""
 
-    errors: dict[str, np.ndarray]  # estimated relative error at each position, float64 [T], by probe in their order
+    # estimated relative error at each position, float64 [T], by probe in their order
+    errors: dict[str, np.ndarray]
     tolerance: float
     greedy: list[int]
     first_greedy: int | None  # index of the first greedy token that differs
@@ -176,11 +213,22 @@ class Checked:
     @property
     def first_bad(self) -> str | None:
         """The first probe that exceeds the tolerance at any position."""
-        return next((name for name, values in self.errors.items() if not values.max() <= self.tolerance), None)
+        return next(
+            (name for name, values in self.errors.items() if not values.max() <= self.tolerance),
+            None,
+        )
 
 
-def check(trace: Trace, probes: dict[str, np.ndarray], greedy: list[int], tolerance: float, order: list[str]) -> Checked:
-    """Compare a run over the trace's tokens. order: names of all probes, in the order of computation."""
+def check(
+    trace: Trace,
+    probes: dict[str, np.ndarray],
+    greedy: list[int],
+    tolerance: float,
+    order: list[str],
+) -> Checked:
+    """Compare a run over the trace's tokens. order: names of all probes, in the order of
+    computation.
+    """
     errors: dict[str, np.ndarray] = {}
     for name in order:
         if name not in trace.sketches or name not in probes:
@@ -192,15 +240,27 @@ def check(trace: Trace, probes: dict[str, np.ndarray], greedy: list[int], tolera
         apart = np.abs(sketch(actual).astype(np.float64) - expected)
         apart[~np.isfinite(apart)] = math.inf
         # The difference of the norms is a second lower bound of the norm of the difference.
-        errors[name] = np.maximum(np.sqrt(np.mean(apart[:, :-1] ** 2, axis=1)), apart[:, -1]) / clamp_norms(expected[:, -1])
+        errors[name] = np.maximum(
+            np.sqrt(np.mean(apart[:, :-1] ** 2, axis=1)), apart[:, -1]
+        ) / clamp_norms(expected[:, -1])
     logits = probes["logits"].astype(np.float64)
     if logits.shape[1] == trace.widths["logits"] and "logits" in errors:
         values = np.take_along_axis(logits, np.array(trace.top_ids), 1)
         spread = np.sqrt(np.mean(logits**2, axis=1)) + 1e-30
-        off = np.maximum(np.abs(values - trace.top_values).max(1), np.abs(_logsumexp(logits) - trace.logsumexp)) / spread
+        off = (
+            np.maximum(
+                np.abs(values - trace.top_values).max(1),
+                np.abs(_logsumexp(logits) - trace.logsumexp),
+            )
+            / spread
+        )
         # A single logit may be off by several times the average.
-        errors["logits"] = np.maximum(errors["logits"], np.where(np.isfinite(off), off, math.inf) / 8)
-    first = next((i for i, pair in enumerate(zip(greedy, trace.greedy)) if pair[0] != pair[1]), None)
+        errors["logits"] = np.maximum(
+            errors["logits"], np.where(np.isfinite(off), off, math.inf) / 8
+        )
+    first = next(
+        (i for i, pair in enumerate(zip(greedy, trace.greedy)) if pair[0] != pair[1]), None
+    )
     return Checked(errors, tolerance, greedy, first, [name for name in order if name not in errors])
 
 

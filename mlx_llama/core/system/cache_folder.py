@@ -1,7 +1,8 @@
-"""The user's cache folder: machine code, and weights in the cpu backend's layout. Both can be made again.
+"""The user's cache folder: machine code, and weights in the cpu backend's layout. Both can be made
+again.
 
-Its size is limited to MLX_LLAMA_CACHE_SIZE, else a quarter of the disk's free space. The least recently used weights are
-evicted first. Failures are not errors: the files are made again.
+Its size is limited to MLX_LLAMA_CACHE_SIZE, else a quarter of the disk's free space. The least
+recently used weights are evicted first. Failures are not errors: the files are made again.
 """
 
 from __future__ import annotations
@@ -34,13 +35,17 @@ def cache_folder() -> Path | None:
 
 
 def size_limit() -> int:
-    """Limit of the folder in bytes: MLX_LLAMA_CACHE_SIZE, else a quarter of its size plus the disk's free space.
+    """Limit of the folder in bytes: MLX_LLAMA_CACHE_SIZE, else a quarter of its size plus the
+    disk's free space.
 
     Raises OptionsError for a malformed variable.
     """
     if setting := os.environ.get(SIZE):
         if (size := parse_size(setting)) is None:
-            raise OptionsError(f"{SIZE}={setting!r:.40}: must be a size such as 20GB or 512MB, or 0 for no cached weights")
+            raise OptionsError(
+                f"{SIZE}={setting!r:.40}: must be a size such as 20GB or 512MB, or 0 for no "
+                "cached weights"
+            )
         return size
     folder = cache_folder()
     if folder is None:
@@ -54,7 +59,9 @@ def size_limit() -> int:
 
 
 def files(suffix: str = "") -> list[tuple[Path, float, int]]:
-    """(path, time of last use, bytes) of files whose name ends with `suffix`, least recently used first."""
+    """(path, time of last use, bytes) of files whose name ends with `suffix`, least recently used
+    first.
+    """
     folder, result = cache_folder(), []
     if folder is None:
         return []
@@ -72,7 +79,9 @@ def files(suffix: str = "") -> list[tuple[Path, float, int]]:
 
 
 def make_room(nbytes: int, suffix: str) -> bool:
-    """Remove the least recently used files with `suffix` until `nbytes` more fit; False if they cannot."""
+    """Remove the least recently used files with `suffix` until `nbytes` more fit; False if they
+    cannot.
+    """
     for path, used, _ in files():
         if path.name.startswith(PARTIAL) and time.time() - used > _STALE:
             remove(path)
@@ -90,8 +99,11 @@ def make_room(nbytes: int, suffix: str) -> bool:
 
 def clear() -> int:
     """Remove all files that this package wrote; returns their bytes."""
-    return sum(size for path, _, size in files()
-               if (path.suffix in (".o", ".panels") or path.name.startswith(PARTIAL)) and remove(path))
+    return sum(
+        size
+        for path, _, size in files()
+        if (path.suffix in (".o", ".panels") or path.name.startswith(PARTIAL)) and remove(path)
+    )
 
 
 def remove(path: Path) -> bool:
@@ -106,4 +118,5 @@ def remove(path: Path) -> bool:
 def is_private(status: os.stat_result) -> bool:
     """True for a regular file that no other user can write."""
     return stat.S_ISREG(status.st_mode) and (
-        not hasattr(os, "getuid") or (status.st_uid == os.getuid() and not status.st_mode & 0o022))
+        not hasattr(os, "getuid") or (status.st_uid == os.getuid() and not status.st_mode & 0o022)
+    )

@@ -41,12 +41,15 @@ def read_file(path: str | os.PathLike, limit: int) -> bytes:
     with open_file(path) as file:
         if (size := os.fstat(file.fileno()).st_size) <= limit:
             parts, size = [], 0
-            while size <= limit and (part := file.read(_PIECE)):  # a file may be longer than its metadata says
+            # a file may be longer than its metadata says
+            while size <= limit and (part := file.read(_PIECE)):
                 parts.append(part)
                 size += len(part)
             if size <= limit:
                 return b"".join(parts)
-    raise OSError(errno.EFBIG, f"has {size} bytes or more, expected at most {limit}", os.fspath(path))
+    raise OSError(
+        errno.EFBIG, f"has {size} bytes or more, expected at most {limit}", os.fspath(path)
+    )
 
 
 def read_json(path: str | os.PathLike, error: type[LlamaError]) -> dict[str, Any]:
@@ -59,16 +62,24 @@ def read_json(path: str | os.PathLike, error: type[LlamaError]) -> dict[str, Any
     try:
         value = json.loads(read_file(path, _JSON_LIMIT).decode("utf-8-sig"))
     except FileNotFoundError:
-        raise error(f"{path}: no such file; fetch the model's folder again, with this file in it") from None
+        raise error(
+            f"{path}: no such file; fetch the model's folder again, with this file in it"
+        ) from None
     except OSError as e:
-        raise error(f"{path}: cannot be read ({e.strerror or e}); check the file and its permissions") from None
+        raise error(
+            f"{path}: cannot be read ({e.strerror or e}); check the file and its permissions"
+        ) from None
     except UnicodeDecodeError as e:
-        raise error(f"{path}: not UTF-8 at byte {e.start}, expected JSON text; fetch the file again") from None
+        raise error(
+            f"{path}: not UTF-8 at byte {e.start}, expected JSON text; fetch the file again"
+        ) from None
     except (ValueError, RecursionError) as e:
         reason = "nested too deeply" if isinstance(e, RecursionError) else e
         raise error(f"{path}: not JSON ({reason}); fetch the file again") from None
     if not isinstance(value, dict):
-        raise error(f"{path}: contains a JSON {type(value).__name__}, expected an object with named fields")
+        raise error(
+            f"{path}: contains a JSON {type(value).__name__}, expected an object with named fields"
+        )
     return value
 
 
@@ -88,7 +99,10 @@ def write_file(path: str | os.PathLike, content: bytes, is_private: bool = False
     path = Path(os.path.realpath(path))
     partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.partial")
     try:
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if is_private else 0o666), "wb") as file:
+        with open(
+            os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if is_private else 0o666),
+            "wb",
+        ) as file:
             file.write(content)
         if path.exists() and not is_private:
             shutil.copymode(path, partial)

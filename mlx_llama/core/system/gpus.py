@@ -35,10 +35,20 @@ class Gpus:
         tool = shutil.which("nvidia-smi") if self.driver and not self._hidden else None
         if tool:
             which = ["-i", visible.split(",")[0].strip()] if visible else []
-            query = [tool, *which, "--query-gpu=name,memory.free,compute_cap", "--format=csv,noheader,nounits"]
+            query = [
+                tool,
+                *which,
+                "--query-gpu=name,memory.free,compute_cap",
+                "--format=csv,noheader,nounits",
+            ]
             with contextlib.suppress(OSError):
-                self._process = subprocess.Popen(query, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                                 stderr=subprocess.DEVNULL, text=True)
+                self._process = subprocess.Popen(
+                    query,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                )
 
     @cached_property
     def first(self) -> tuple[str, int, float] | None:
@@ -52,7 +62,11 @@ class Gpus:
             self._process.stdout.close()
             return None
         row = re.match(r"(.+), *(\d+), *(\d+\.\d+)\s*$", answer.split("\n")[0])
-        return (row[1], int(row[2]) << 20, float(row[3])) if row and self._process.returncode == 0 else None
+        return (
+            (row[1], int(row[2]) << 20, float(row[3]))
+            if row and self._process.returncode == 0
+            else None
+        )
 
     @property
     def seen(self) -> bool | None:
@@ -64,4 +78,8 @@ class Gpus:
     @property
     def absence(self) -> str:
         """The reason why CUDA finds no GPU."""
-        return "CUDA_VISIBLE_DEVICES hides the GPUs" if self._hidden and self.driver else "no GPU driver is installed"
+        return (
+            "CUDA_VISIBLE_DEVICES hides the GPUs"
+            if self._hidden and self.driver
+            else "no GPU driver is installed"
+        )

@@ -9,7 +9,8 @@ from types import FrameType, TracebackType
 from typing import Any
 
 
-# _signal's functions are signal's without a search in enums, which takes longer than the rest of a short tick.
+# _signal's functions are signal's without a search in enums, which takes longer than the rest of a
+# short tick.
 class uninterrupted:
     """Put Ctrl-C off to the end of the block, in the main thread; others do not receive it."""
 
@@ -25,7 +26,12 @@ class uninterrupted:
         """Handle the signal."""
         self.is_pending = True
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self.handler is not None:
             _signal.signal(signal.SIGINT, self.handler)
             if self.is_pending:
@@ -33,7 +39,9 @@ class uninterrupted:
 
 
 class interruptible:
-    """Let Ctrl-C through within `uninterrupted`, for the length of a block that may be left at any line."""
+    """Let Ctrl-C through within `uninterrupted`, for the length of a block that may be left at any
+    line.
+    """
 
     def __enter__(self) -> None:
         self._outer: Any = None

@@ -25,13 +25,18 @@ def find_launch() -> Launch | None:
     if "MLX_RANK" in env:
         host = _mlx_host()
         return Launch("mlx", int(env["MLX_RANK"]), host) if host else None
-    if all(name in env for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")) and env["WORLD_SIZE"] != "1":
+    if (
+        all(name in env for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+        and env["WORLD_SIZE"] != "1"
+    ):
         return Launch("cuda", int(env["RANK"]), env["MASTER_ADDR"])
     return None
 
 
 def _mlx_host() -> str:
-    """Address of rank 0, as mlx.launch passes it to each of its backends; "" for a single process."""
+    """Address of rank 0, as mlx.launch passes it to each of its backends; "" for a single
+    process.
+    """
     if path := os.environ.get("MLX_HOSTFILE"):  # ring
         text = Path(path).read_text(encoding="utf-8").strip()
         return json.loads(text)[0][0].rpartition(":")[0] if text else ""
@@ -41,5 +46,8 @@ def _mlx_host() -> str:
         return ""
     if address := os.environ.get("NCCL_HOST_IP"):
         return address
-    raise BackendError("MLX_RANK is set, but none of mlx.launch's MLX_HOSTFILE, MLX_JACCL_COORDINATOR and NCCL_HOST_IP: "
-                       "start with mlx.launch --backend ring, jaccl or nccl, or unset MLX_RANK")
+    raise BackendError(
+        "MLX_RANK is set, but none of mlx.launch's MLX_HOSTFILE, MLX_JACCL_COORDINATOR and "
+        "NCCL_HOST_IP: "
+        "start with mlx.launch --backend ring, jaccl or nccl, or unset MLX_RANK"
+    )

@@ -1,7 +1,7 @@
 """Memory and cores of this machine, and of the container around this process.
 
-psutil describes the machine, but not a container's limits (cgroup 2), the cores that this process may run on, or a Mac's
-performance cores. Functions import it, which takes 15 ms.
+psutil describes the machine, but not a container's limits (cgroup 2), the cores that this process
+may run on, or a Mac's performance cores. Functions import it, which takes 15 ms.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def peak_memory() -> int:
 
 
 def free_memory() -> int | None:
-    """Bytes that can be allocated without swapping, within a container's limit; on a Mac, all of its memory.
+    """Bytes that can be allocated without swapping, within a container's limit; on a Mac, all of
+    its memory.
 
     None if unknown.
     """
@@ -57,7 +58,8 @@ def free_memory() -> int | None:
     group = Path("/sys/fs/cgroup")
     try:
         used = int((group / "memory.current").read_text())
-        files = int((group / "memory.stat").read_text().split("inactive_file ")[1].split()[0])  # evicted when needed
+        # evicted when needed
+        files = int((group / "memory.stat").read_text().split("inactive_file ")[1].split()[0])
         return min(memory.available, int((group / "memory.max").read_text()) - used + files)
     except (OSError, IndexError, ValueError):  # no such group, or "max": no limit
         return memory.available
@@ -77,7 +79,8 @@ def release_pages(mapped: mmap.mmap, offset: int, nbytes: int) -> None:
 
 
 def read_pages(mapped: mmap.mmap, offset: int, nbytes: int) -> bool:
-    """Read part of a mapped file into memory; False if the file has been truncated. Does nothing except on Linux.
+    """Read part of a mapped file into memory; False if the file has been truncated. Does nothing
+    except on Linux.
 
     Touching pages beyond the end of a file would kill the process.
     """
@@ -109,7 +112,13 @@ def map_file(file: BinaryIO) -> FileMap:
     """Map an open file. Raises OSError, ValueError if it is empty."""
     mapped = FileMap(file.fileno(), 0, access=mmap.ACCESS_READ)
     status = os.fstat(file.fileno())
-    mapped.stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    mapped.stamp = (
+        status.st_dev,
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+    )
     return mapped
 
 
@@ -128,17 +137,24 @@ def has_huge_pages(address: int, nbytes: int) -> bool:
         return True
     huge = 0
     try:
-        for mapping in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)[1:]:
+        for mapping in re.split(
+            r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE
+        )[1:]:
             first, last = (int(end, 16) for end in mapping.split(maxsplit=1)[0].split("-"))
             if first < address + nbytes and address < last:
-                huge += sum(1024 * int(size) for size in re.findall(r"(?:FilePmdMapped|ShmemPmdMapped): +(\d+)", mapping))
+                huge += sum(
+                    1024 * int(size)
+                    for size in re.findall(r"(?:FilePmdMapped|ShmemPmdMapped): +(\d+)", mapping)
+                )
     except (OSError, ValueError):
         return False
     return huge >= nbytes // 2
 
 
 def maps_huge_files(folder: Path) -> bool:
-    """Test with a small file whether the system maps files of this folder in huge pages. Raises OSError."""
+    """Test with a small file whether the system maps files of this folder in huge pages. Raises
+    OSError.
+    """
     size = 8 << 20
     with tempfile.TemporaryFile(dir=folder) as file:
         for _ in range(2):
@@ -152,17 +168,23 @@ def maps_huge_files(folder: Path) -> bool:
 
 
 def trim_memory() -> None:
-    """Return freed memory to the system. glibc keeps what threads freed: a tenth of a model's size after loading."""
+    """Return freed memory to the system. glibc keeps what threads freed: a tenth of a model's size
+    after loading.
+    """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)
 
 
 def physical_cores() -> int:
-    """Cores that this process may run on. Hyper-threads share a core; a Mac's efficiency cores do not count."""
+    """Cores that this process may run on. Hyper-threads share a core; a Mac's efficiency cores do
+    not count.
+    """
     if sys.platform == "darwin":
         # Threads share work evenly, so efficiency cores would delay the others.
-        answer = subprocess.run(["sysctl", "-n", "hw.perflevel0.physicalcpu"], capture_output=True, text=True).stdout.strip()
+        answer = subprocess.run(
+            ["sysctl", "-n", "hw.perflevel0.physicalcpu"], capture_output=True, text=True
+        ).stdout.strip()
         if answer.isdigit() and int(answer) > 0:
             return int(answer)
     if not hasattr(os, "sched_getaffinity"):
@@ -172,7 +194,9 @@ def physical_cores() -> int:
     siblings = set()
     for cpu in os.sched_getaffinity(0):
         try:
-            siblings.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
+            siblings.add(
+                Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+            )
         except OSError:
             siblings.add(str(cpu))
     return min(len(siblings), _quota())

@@ -6,7 +6,8 @@
     with progress.reported(lambda done, total: ...):    # the display (a door: cli.Bar)
         model = backend.load(checkpoint)
 
-Without a display, `advance` does nothing. `show_count` and `show_bytes` are displays for Python callers.
+Without a display, `advance` does nothing. `show_count` and `show_bytes` are displays for Python
+callers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _report: ContextVar[Report | None] = ContextVar("report", default=None)
 
 @contextmanager
 def reported(report: Report) -> Iterator[None]:
-    """Report work that this thread starts in the block: report(done, total), in bytes, never concurrently."""
+    """Report work that this thread starts in the block: report(done, total), in bytes, never
+    concurrently.
+    """
     token = _report.set(report)
     try:
         yield
@@ -54,8 +57,12 @@ def meter(total: int) -> Callable[[int], None]:
 
 def moves_cursor(stream: TextIO | None) -> bool:
     """True for a terminal that can redraw a line, unlike TERM=dumb and a notebook's !command."""
-    return (stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
-            and "JPY_PARENT_PID" not in os.environ)
+    return (
+        stream is not None
+        and stream.isatty()
+        and os.environ.get("TERM") != "dumb"
+        and "JPY_PARENT_PID" not in os.environ
+    )
 
 
 def in_notebook() -> bool:
@@ -77,7 +84,10 @@ class NotebookBar:
         if time.monotonic() < self._due and not (self._shown and done == total):
             return
         self._due = time.monotonic() + 0.1
-        self._draw(f'{html.escape(self.label)} <progress value="{done}" max="{total}"></progress> {done / max(1, total):.0%}')
+        self._draw(
+            f'{html.escape(self.label)} <progress value="{done}" max="{total}"></progress> '
+            f"{done / max(1, total):.0%}"
+        )
 
     def close(self) -> None:
         """Remove the bar."""
@@ -109,7 +119,9 @@ def show_bytes(label: str, patience: float = 1.0) -> Iterator[None]:
 
 @contextmanager
 def show_count(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar on a terminal's stderr or in a notebook; yields a function to call with the number of items done."""
+    """Show a bar on a terminal's stderr or in a notebook; yields a function to call with the number
+    of items done.
+    """
     if in_notebook():
         bar = NotebookBar(label)
         try:
@@ -129,7 +141,12 @@ def show_count(label: str, total: int) -> Iterator[Callable[[int], None]]:
         TimeRemainingColumn,
     )
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=total)
         yield lambda done: bar.update(task, completed=done)

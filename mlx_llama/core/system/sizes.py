@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-_SIZE = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*(?:([KMGT]?)B?|([KMGT])iB)\s*", re.ASCII | re.IGNORECASE)
+_SIZE = re.compile(
+    r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*(?:([KMGT]?)B?|([KMGT])iB)\s*", re.ASCII | re.IGNORECASE
+)
 
 
 def parse_size(text: str) -> int | None:
@@ -13,4 +15,7 @@ def parse_size(text: str) -> int | None:
     if match is None:
         return None
     number, decimal, binary = match.groups()
-    return int(float(number) * (1024 if binary else 1000) ** " KMGT".index((binary or decimal or " ").upper()))
+    return int(
+        float(number)
+        * (1024 if binary else 1000) ** " KMGT".index((binary or decimal or " ").upper())
+    )

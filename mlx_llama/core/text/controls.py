@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-# Control characters -> visible symbols, so that text of a model or a template cannot control the terminal.
+# Control characters -> visible symbols, so that text of a model or a template cannot control the
+# terminal.
 CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 CONTROLS |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
@@ -14,7 +15,7 @@ def show_controls(text: str) -> str:
 
 def shorten(text: str, limit: int) -> str:
     """Cut a text to at most `limit` characters, with three dots at the end."""
-    return text if len(text) <= limit else text[:limit - 3] + "..."
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def one_line(text: str, limit: int = 300) -> str:

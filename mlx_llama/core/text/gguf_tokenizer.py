@@ -1,11 +1,13 @@
 """GGUF vocabularies: SentencePiece ("llama") and byte-level BPE ("gpt2").
 
-Ids are those of llama.cpp (src/llama-vocab.cpp, src/unicode.cpp). Encoding uses libraries: sentencepiece with a model built
-in memory, tokenizers with the file's vocabulary, merges and pre-tokenizer. Differences from llama.cpp, on purpose:
+Ids are those of llama.cpp (src/llama-vocab.cpp, src/unicode.cpp). Encoding uses libraries:
+sentencepiece with a model built in memory, tokenizers with the file's vocabulary, merges and
+pre-tokenizer. Differences from llama.cpp, on purpose:
 
 - User text never becomes a control token, which llama.cpp's merges can produce from its spelling.
 - Some pre-tokenizers follow the models' tokenizer.json (see pre_tokenizers.py).
-- `decode` returns the encoded text, while llama.cpp may drop spaces before punctuation (clean_spaces).
+- `decode` returns the encoded text, while llama.cpp may drop spaces before punctuation
+  (clean_spaces).
 - add_eos_token is ignored: a prompt to be continued must not end.
 """
 
@@ -53,12 +55,14 @@ _KEY = "tokenizer.ggml."
 _AGAIN = "fetch the file again, or convert the model again"
 _OTHER_FILES = "use the model's folder with its tokenizer files instead"
 
-# Control tokens that llama.cpp recognises by their text, whatever their type in the file (llama-vocab.cpp,
-# llama_vocab::impl::load). The first two lists end an answer. Fill-in-the-middle (FIM) tokens, listed by metadata key, count
-# only if the metadata lacks that key.
+# Control tokens that llama.cpp recognises by their text, whatever their type in the file
+# (llama-vocab.cpp, llama_vocab::impl::load). The first two lists end an answer. Fill-in-the-middle
+# (FIM) tokens, listed by metadata key, count only if the metadata lacks that key.
 _ENDS = frozenset(
-    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> "
-    "<EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> "
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> "
+    "<|endoftext|> </s> <|eom_id|> "
+    "<EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> "
+    "<|tool_response> <｜end▁of▁sentence｜> "
     "[e~[".split()
 )
 _FIM_ENDS = {
@@ -67,13 +71,16 @@ _FIM_ENDS = {
     "fim_sep_token_id": ["<|file_sep|>"],
 }
 _FIM_CONTROL = {
-    "fim_pre_token_id":
-        "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> <|prefix|>".split(),
-    "fim_suf_token_id":
-        "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> <|suffix|>".split(),
-    "fim_mid_token_id":
-        "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> <|middle|>".split(),
-}  # fmt: skip
+    "fim_pre_token_id": "<|fim_prefix|> <fim-prefix> <fim_prefix> "
+    "<｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> "
+    "<|prefix|>".split(),
+    "fim_suf_token_id": "<|fim_suffix|> <fim-suffix> <fim_suffix> "
+    "<｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> "
+    "<|suffix|>".split(),
+    "fim_mid_token_id": "<|fim_middle|> <fim-middle> <fim_middle> "
+    "<｜fim▁end｜> <MID> ▁<MID> <|code_middle|> "
+    "<|middle|>".split(),
+}
 _NAMED = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -84,11 +91,16 @@ _NAMED = {
     "mask_token": "mask_token_id",
 }
 
-# Bytes that a vocabulary may lack: UTF-8 text never has them, or only in unassigned characters and C0 controls.
-_RARE_BYTES = frozenset([*range(9), 11, 12, *range(14, 32), 127, 0xC0, 0xC1, 0xF1, 0xF2, *range(0xF5, 0x100)])
+# Bytes that a vocabulary may lack: UTF-8 text never has them, or only in unassigned characters and
+# C0 controls.
+_RARE_BYTES = frozenset(
+    [*range(9), 11, 12, *range(14, 32), 127, 0xC0, 0xC1, 0xF1, 0xF2, *range(0xF5, 0x100)]
+)
 
 
-def load_gguf_tokenizer(metadata: Mapping[str, Any], config: LlamaConfig, source: str) -> GGUFTokenizer:
+def load_gguf_tokenizer(
+    metadata: Mapping[str, Any], config: LlamaConfig, source: str
+) -> GGUFTokenizer:
     """Load the tokenizer in a GGUF file's metadata.
 
     Args:
@@ -96,8 +108,8 @@ def load_gguf_tokenizer(metadata: Mapping[str, Any], config: LlamaConfig, source
         config: the model's; its vocabulary may be larger than the tokenizer's.
         source: the file to name in errors.
 
-    Raises:
-        TokenizerError: an unsupported kind or pre-tokenizer; a field that is missing, of the wrong type, out of range
+    Raises: TokenizerError: an unsupported kind or pre-tokenizer; a field that is missing, of the
+        wrong type, out of range
             or in conflict with another; more tokens than the model has embeddings.
     """
     fields = _Fields(metadata, source)
@@ -106,7 +118,9 @@ def load_gguf_tokenizer(metadata: Mapping[str, Any], config: LlamaConfig, source
         return SentencePieceVocabulary(fields, config)
     if kind == "gpt2":
         return ByteLevelVocabulary(fields, config)
-    raise fields.error("model", kind, 'expected "llama" (SentencePiece) or "gpt2" (byte-level BPE)', _OTHER_FILES)
+    raise fields.error(
+        "model", kind, 'expected "llama" (SentencePiece) or "gpt2" (byte-level BPE)', _OTHER_FILES
+    )
 
 
 class _Fields:
@@ -139,7 +153,11 @@ class _Fields:
         value = self.metadata.get(_KEY + name)
         if value is None or (isinstance(value, (int, np.integer)) and value == _NO_ID):
             return None
-        if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or not 0 <= value < count:
+        if (
+            isinstance(value, (bool, np.bool_))
+            or not isinstance(value, (int, np.integer))
+            or not 0 <= value < count
+        ):
             raise self.error(name, value, f"expected a token id from 0 to {count - 1}")
         return int(value)
 
@@ -168,7 +186,8 @@ class _Fields:
             raise self.error(name, value, f"expected {expected}, one per token")
         if len(array) != count:
             raise TokenizerError(
-                f"{self.source}: {_KEY}{name} holds {len(array)} values, expected {count}, one per token; {_AGAIN}"
+                f"{self.source}: {_KEY}{name} holds {len(array)} values, expected {count}, one "
+                f"per token; {_AGAIN}"
             )
         return array
 
@@ -178,7 +197,8 @@ class GGUFTokenizer(Tokenizer):
 
     _DEFAULTS: Mapping[str, int] = {}  # ids of named tokens that a file may leave out
     tokens: list[str]  # texts by id
-    space_prefix = False  # put a space before the first word of a text, and before the first word after a special token
+    # put a space before the first word of a text, and before the first word after a special token
+    space_prefix = False
 
     def __init__(self, fields: _Fields, config: LlamaConfig):
         super().__init__(Path(fields.source), config)
@@ -187,24 +207,39 @@ class GGUFTokenizer(Tokenizer):
         count = self.vocab_size
         named = {name: fields.id(key, count) for name, key in _NAMED.items()}
         for name, token in self._DEFAULTS.items():
-            if named[name] is None and token < count and self._file_types[token] in (CONTROL, UNKNOWN):
+            if (
+                named[name] is None
+                and token < count
+                and self._file_types[token] in (CONTROL, UNKNOWN)
+            ):
                 named[name] = token
         self.bos_id = named["bos_token"]
-        self.named = {name: self.tokens[token] for name, token in named.items() if token is not None}
+        self.named = {
+            name: self.tokens[token] for name, token in named.items() if token is not None
+        }
         self._find_control_tokens(fields, named["eos_token"])
 
         self.special_ids = self._ids_of_types(CONTROL, UNKNOWN)
         self.added_ids = self._ids_of_types(CONTROL, UNKNOWN, USER_DEFINED)
         self._specials = frozenset(self.special_ids.values())
-        # Literals to search for, the longest first: all of them, and those that also count in plain text.
-        self._parsed_literals = sorted(self.added_ids.items(), key=lambda item: -len(item[0].encode()))
-        self._plain_literals = [item for item in self._parsed_literals if item[1] not in self._specials]
+        # Literals to search for, the longest first: all of them, and those that also count in plain
+        # text.
+        self._parsed_literals = sorted(
+            self.added_ids.items(), key=lambda item: -len(item[0].encode())
+        )
+        self._plain_literals = [
+            item for item in self._parsed_literals if item[1] not in self._specials
+        ]
         self._stripping = self._find_stripping_tokens(fields)
 
         add_bos = fields.flag("add_bos_token")
         if add_bos and self.bos_id is None:
-            raise fields.error("bos_token_id", None, "expected a token id, since add_bos_token is true")
-        self.adds_bos = self.bos_id is not None and (self._adds_bos_by_default(fields) if add_bos is None else add_bos)
+            raise fields.error(
+                "bos_token_id", None, "expected a token id, since add_bos_token is true"
+            )
+        self.adds_bos = self.bos_id is not None and (
+            self._adds_bos_by_default(fields) if add_bos is None else add_bos
+        )
         fields.flag("add_eos_token")
 
     @abstractmethod
@@ -215,16 +250,19 @@ class GGUFTokenizer(Tokenizer):
         texts = fields.strings("tokens")
         if len(texts) > config.vocab_size:
             raise TokenizerError(
-                f"{self.path}: {_KEY}tokens holds {len(texts)} tokens, the model's embedding {config.vocab_size} rows; the "
+                f"{self.path}: {_KEY}tokens holds {len(texts)} tokens, the model's embedding "
+                f"{config.vocab_size} rows; the "
                 "tokenizer and the model do not belong together, fetch the file again"
             )
         if "" in texts:
-            texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]  # as llama.cpp names it
+            # as llama.cpp names it
+            texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]
         ids = {text: i for i, text in enumerate(texts)}
         if len(ids) != len(texts):
             i = next(i for i, text in enumerate(texts) if ids[text] != i)
             raise TokenizerError(
-                f"{self.path}: {_KEY}tokens holds {show(texts[i])} twice, as {i} and as {ids[texts[i]]}, expected each "
+                f"{self.path}: {_KEY}tokens holds {show(texts[i])} twice, as {i} and as "
+                f"{ids[texts[i]]}, expected each "
                 f"token once; {_AGAIN}"
             )
         self.tokens, self._id_of, self.vocab_size = texts, ids, len(texts)
@@ -237,12 +275,18 @@ class GGUFTokenizer(Tokenizer):
         self._file_types = types  # int [vocab_size]
 
     def _find_control_tokens(self, fields: _Fields, eos: int | None) -> None:
-        """Set end tokens and final types, by metadata and by the texts that llama.cpp recognises."""
+        """Set end tokens and final types, by metadata and by the texts that llama.cpp
+        recognises.
+        """
         ends = [eos, *(fields.id(f"{name}_token_id", self.vocab_size) for name in ("eot", "eom"))]
         by_text = [self._id_of[text] for text in _ENDS if text in self._id_of]
         for key, texts in {**_FIM_ENDS, **_FIM_CONTROL}.items():
             token = fields.id(key, self.vocab_size)
-            matches = [self._id_of[text] for text in texts if text in self._id_of] if token is None else []
+            matches = (
+                [self._id_of[text] for text in texts if text in self._id_of]
+                if token is None
+                else []
+            )
             by_text += matches
             if key in _FIM_ENDS:
                 ends += [token, *matches]
@@ -255,7 +299,9 @@ class GGUFTokenizer(Tokenizer):
         return {self.tokens[i]: int(i) for i in np.flatnonzero(np.isin(self._types, types))}
 
     def _find_stripping_tokens(self, fields: _Fields) -> frozenset[int]:
-        """Special tokens that absorb the white space after them: those of Phi-3, recognised by its name."""
+        """Special tokens that absorb the white space after them: those of Phi-3, recognised by its
+        name.
+        """
         name = fields.metadata.get("general.name")
         if not isinstance(name, str) or not any(phi in name.lower() for phi in ("phi-3", "phi3")):
             return frozenset()
@@ -273,7 +319,9 @@ class GGUFTokenizer(Tokenizer):
     def _encode_continued(self, text: str) -> list[int]:
         return self._encode_split(text, self._parsed_literals, starts_text=False)
 
-    def _encode_split(self, text: str, literals: Sequence[tuple[str, int]], starts_text: bool = True) -> list[int]:
+    def _encode_split(
+        self, text: str, literals: Sequence[tuple[str, int]], starts_text: bool = True
+    ) -> list[int]:
         ids: list[int] = []
         prefix = self.space_prefix and starts_text
         for part in self._split_at(text, literals):
@@ -286,7 +334,9 @@ class GGUFTokenizer(Tokenizer):
         return ids
 
     def _split_at(self, text: str, literals: Sequence[tuple[str, int]]) -> list[str | int]:
-        """Split a text at literals, which become ids, in their order (llama-vocab.cpp, tokenizer_st_partition)."""
+        """Split a text at literals, which become ids, in their order (llama-vocab.cpp,
+        tokenizer_st_partition).
+        """
         parts: list[str | int] = [text]
         for literal, token in literals:
             if literal not in text:
@@ -299,7 +349,9 @@ class GGUFTokenizer(Tokenizer):
                 for i, segment in enumerate(part.split(literal)):
                     if i:
                         split.append(token)
-                        segment = segment.lstrip(" \t\n\v\f\r") if token in self._stripping else segment
+                        segment = (
+                            segment.lstrip(" \t\n\v\f\r") if token in self._stripping else segment
+                        )
                     if segment:
                         split.append(segment)
             parts = split
@@ -312,10 +364,16 @@ class GGUFTokenizer(Tokenizer):
     @functools.cached_property
     def _longest_token(self) -> int:
         # Stripped white space has no tokens, and neither have bytes that the vocabulary lacks.
-        if self._stripping or (self.byte_level and not self._id_of.keys() >= byte_alphabet().keys()):
+        if self._stripping or (
+            self.byte_level and not self._id_of.keys() >= byte_alphabet().keys()
+        ):
             return 0
         added = max((len(text.encode()) for text in self.added_ids), default=0)
-        texts = self.tokens if self.byte_level else (text.replace(SPACE, " ").encode() for text in self.tokens)
+        texts = (
+            self.tokens
+            if self.byte_level
+            else (text.replace(SPACE, " ").encode() for text in self.tokens)
+        )
         return max(added, *map(len, texts))
 
     # Decoding
@@ -339,7 +397,9 @@ class GGUFTokenizer(Tokenizer):
 
 
 class SentencePieceVocabulary(GGUFTokenizer):
-    """tokenizer.ggml.model "llama": pieces with scores, merged best score first, and byte tokens for the rest."""
+    """tokenizer.ggml.model "llama": pieces with scores, merged best score first, and byte tokens
+    for the rest.
+    """
 
     _DEFAULTS = {"bos_token": 1, "eos_token": 2, "unk_token": 0}
 
@@ -369,7 +429,8 @@ class SentencePieceVocabulary(GGUFTokenizer):
             text = min(texts - expected or expected - texts)
             problem = "not one of" if texts - expected else "missing among"
             raise TokenizerError(
-                f"{fields.source}: {_KEY}tokens: byte token {show(text)} is {problem} the 256 from <0x00> to <0xFF>, each "
+                f"{fields.source}: {_KEY}tokens: byte token {show(text)} is {problem} the 256 "
+                "from <0x00> to <0xFF>, each "
                 f"expected once, with token_type {BYTE}; {_AGAIN}"
             )
 
@@ -377,10 +438,12 @@ class SentencePieceVocabulary(GGUFTokenizer):
         import sentencepiece
 
         types = self._file_types.copy()
-        # User-defined tokens are found before the library sees the text; to the library they are normal pieces.
+        # User-defined tokens are found before the library sees the text; to the library they are
+        # normal pieces.
         types[(types == USER_DEFINED) | (types == UNDEFINED)] = NORMAL
         unknown = np.flatnonzero(types == UNKNOWN)
-        types[unknown[1:]] = CONTROL  # the library expects exactly one unknown token; no text encodes to either type
+        # the library expects exactly one unknown token; no text encodes to either type
+        types[unknown[1:]] = CONTROL
         pieces = list(zip(self.tokens, scores.tolist(), types.tolist(), strict=True))
         if not len(unknown):
             spare = "<unk>"
@@ -391,7 +454,8 @@ class SentencePieceVocabulary(GGUFTokenizer):
             return sentencepiece.SentencePieceProcessor(model_proto=build_bpe_model(pieces))
         except Exception as e:
             raise TokenizerError(
-                f"{self.path}: {_KEY}tokens is no SentencePiece vocabulary ({show(str(e))}); {_AGAIN}"
+                f"{self.path}: {_KEY}tokens is no SentencePiece vocabulary ({show(str(e))}); "
+                f"{_AGAIN}"
             ) from None
 
     def _encode_text(self, text: str) -> list[int]:
@@ -403,7 +467,8 @@ class SentencePieceVocabulary(GGUFTokenizer):
 
 
 class ByteLevelVocabulary(GGUFTokenizer):
-    """tokenizer.ggml.model "gpt2": regular expressions split a text into words, whose bytes are merged by rank.
+    """tokenizer.ggml.model "gpt2": regular expressions split a text into words, whose bytes are
+    merged by rank.
 
     library: vocabulary, merges and pre-tokenizer, without special tokens.
     """
@@ -415,24 +480,36 @@ class ByteLevelVocabulary(GGUFTokenizer):
         for name in ("add_space_prefix", "remove_extra_whitespaces"):
             fields.flag(name)  # for SentencePiece; llama.cpp ignores them here too
         alphabet = byte_alphabet()
-        missing = [byte for char, byte in alphabet.items() if char not in self._id_of and byte not in _RARE_BYTES]
+        missing = [
+            byte
+            for char, byte in alphabet.items()
+            if char not in self._id_of and byte not in _RARE_BYTES
+        ]
         if missing:
             raise TokenizerError(
-                f"{fields.source}: {_KEY}tokens holds no token for byte 0x{missing[0]:02X}, expected one for every "
-                f"byte of a text{f' ({len(missing)} are missing)' if len(missing) > 1 else ''}; {_AGAIN}"
+                f"{fields.source}: {_KEY}tokens holds no token for byte 0x{missing[0]:02X}, "
+                "expected one for every "
+                f"byte of a text{f' ({len(missing)} are missing)' if len(missing) > 1 else ''}; {_AGAIN}"  # noqa: E501
             )
         for i in np.flatnonzero(self._file_types == BYTE):
             if parse_byte_token(self.tokens[i]) is None:
-                raise fields.error(f"tokens[{i}]", self.tokens[i], "expected <0x00> to <0xFF> for a byte token")
-        # Control tokens of the file, which merges must not produce. Other end tokens may be ordinary text ("</s>" in HTML).
+                raise fields.error(
+                    f"tokens[{i}]", self.tokens[i], "expected <0x00> to <0xFF> for a byte token"
+                )
+        # Control tokens of the file, which merges must not produce. Other end tokens may be
+        # ordinary text ("</s>" in HTML).
         control = np.isin(self._file_types, (CONTROL, UNKNOWN))
-        self._unmergeable = frozenset(int(i) for i in np.flatnonzero(control) if len(self.tokens[i]) > 1)
+        self._unmergeable = frozenset(
+            int(i) for i in np.flatnonzero(control) if len(self.tokens[i]) > 1
+        )
         self.library: tokenizers.Tokenizer = self._build_library(fields)
 
     def _pre(self, fields: _Fields) -> str:
         name = fields.text("pre", "default")
         if name not in PRE_TOKENIZERS:
-            raise fields.error("pre", name, f"expected one of {', '.join(PRE_TOKENIZERS)}", _OTHER_FILES)
+            raise fields.error(
+                "pre", name, f"expected one of {', '.join(PRE_TOKENIZERS)}", _OTHER_FILES
+            )
         return name
 
     def _adds_bos_by_default(self, fields: _Fields) -> bool:
@@ -448,7 +525,8 @@ class ByteLevelVocabulary(GGUFTokenizer):
         wrong = next((text for text in texts if text.count(" ") != 1), None)
         if wrong is not None:
             raise TokenizerError(
-                f"{fields.source}: {_KEY}merges holds {show(wrong)}, expected two tokens and a space between; {_AGAIN}"
+                f"{fields.source}: {_KEY}merges holds {show(wrong)}, expected two tokens and a "
+                f"space between; {_AGAIN}"
             )
         try:
             model = models.BPE(self._id_of, merges, ignore_merges=name in IGNORE_MERGES)
@@ -457,10 +535,13 @@ class ByteLevelVocabulary(GGUFTokenizer):
                 for text in (left, right, left + right):
                     if text not in self._id_of:
                         raise TokenizerError(
-                            f"{fields.source}: {_KEY}merges holds {show(f'{left} {right}')}, but {show(text)} is no "
+                            f"{fields.source}: {_KEY}merges holds {show(f'{left} {right}')}, "
+                            f"but {show(text)} is no "
                             f"token, expected both parts and the whole among {_KEY}tokens; {_AGAIN}"
                         ) from None
-            raise TokenizerError(f"{fields.source}: {_KEY}merges cannot be used ({show(str(e))}); {_AGAIN}") from None
+            raise TokenizerError(
+                f"{fields.source}: {_KEY}merges cannot be used ({show(str(e))}); {_AGAIN}"
+            ) from None
         library = tokenizers.Tokenizer(model)
         library.pre_tokenizer = build_pre_tokenizer(name)
         return library
@@ -470,10 +551,16 @@ class ByteLevelVocabulary(GGUFTokenizer):
             ids = self.library.encode(text, add_special_tokens=False).ids
         if self._unmergeable.isdisjoint(ids):
             return ids
-        return [i for token in ids for i in (self._spell(token) if token in self._unmergeable else (token,))]
+        return [
+            i
+            for token in ids
+            for i in (self._spell(token) if token in self._unmergeable else (token,))
+        ]
 
     def _spell(self, token: int) -> list[int]:
-        """Encode a token's text with other tokens: its first character and the rest, or the bytes of a single character."""
+        """Encode a token's text with other tokens: its first character and the rest, or the bytes
+        of a single character.
+        """
         data = self._decode_normal(self.tokens[token])
         text = data.decode("utf-8", "ignore")
         if len(text) > 1 and text.encode() == data:

@@ -1,4 +1,6 @@
-"""Tokenizers of a Hugging Face folder: tokenizer.json (tokenizers) and tokenizer.model (sentencepiece)."""
+"""Tokenizers of a Hugging Face folder: tokenizer.json (tokenizers) and tokenizer.model
+(sentencepiece).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,15 @@ from .tokenizer import (
 
 _JSON, _MODEL = "tokenizer.json", "tokenizer.model"
 MOST_BYTES = 1 << 28  # of a file; the largest in use have 40 million
-_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_NAMED = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 _LISTED = ("additional_special_tokens", "extra_special_tokens")
 
 _MAX_GROWTH = 1000  # times the length of a text, after normalizing it
@@ -46,8 +56,8 @@ def has_tokenizer(folder: str | os.PathLike[str]) -> bool:
 def load_tokenizer(folder: str | os.PathLike[str], config: LlamaConfig) -> Tokenizer:
     """Load the tokenizer of a model's folder: tokenizer.json if there is one, else tokenizer.model.
 
-    Raises:
-        TokenizerError: no such file, unreadable for its library, malformed settings beside it, or ids beyond
+    Raises: TokenizerError: no such file, unreadable for its library, malformed settings beside it,
+        or ids beyond
             `config.vocab_size`.
     """
     folder = Path(folder)
@@ -55,11 +65,16 @@ def load_tokenizer(folder: str | os.PathLike[str], config: LlamaConfig) -> Token
         return _FastTokenizer(folder, config)
     if (folder / _MODEL).exists():
         return _SentencePieceTokenizer(folder, config)
-    raise TokenizerError(f"{folder}: contains neither {_JSON} nor {_MODEL}; fetch the model again, tokenizer included")
+    raise TokenizerError(
+        f"{folder}: contains neither {_JSON} nor {_MODEL}; fetch the model again, tokenizer "
+        "included"
+    )
 
 
 class _Settings:
-    """tokenizer_config.json, completed by special_tokens_map.json. Raises TokenizerError for a malformed file."""
+    """tokenizer_config.json, completed by special_tokens_map.json. Raises TokenizerError for a
+    malformed file.
+    """
 
     def __init__(self, folder: Path):
         self.path = folder / "tokenizer_config.json"
@@ -69,7 +84,8 @@ class _Settings:
                 self.values |= read_json(folder / name, TokenizerError)
         self.named = self._read_named()  # {"bos_token": its text, ...}
         self.listed = self._read_listed()  # texts of further special tokens
-        self.added = self._read_added()  # [(id, {"content", "special", ...})] of added_tokens_decoder, by id
+        # [(id, {"content", "special", ...})] of added_tokens_decoder, by id
+        self.added = self._read_added()
 
     def set_default(self, name: str, text: str) -> None:
         """Set a named token that the settings lack."""
@@ -78,7 +94,8 @@ class _Settings:
 
     @property
     def prefix_scheme(self) -> PrefixScheme:
-        """Words that get a space in front: the "first" word, "always" those after special tokens too, or "never".
+        """Words that get a space in front: the "first" word, "always" those after special tokens
+        too, or "never".
 
         As transformers 5's LlamaTokenizer derives it.
         """
@@ -93,7 +110,9 @@ class _Settings:
             text = value.get("content") if isinstance(value, dict) else value
             if text is not None:
                 if not _is_text(text) or not text:
-                    raise TokenizerError(f"{self.path}: {name} is {show(value)}, expected a token's text or null")
+                    raise TokenizerError(
+                        f"{self.path}: {name} is {show(value)}, expected a token's text or null"
+                    )
                 named[name] = text
         return named
 
@@ -102,24 +121,31 @@ class _Settings:
         for name in _LISTED:
             value = self.values.get(name) or []
             if not isinstance(value, (list, dict)):
-                raise TokenizerError(f"{self.path}: {name} is {show(value)}, expected a list of tokens' texts")
+                raise TokenizerError(
+                    f"{self.path}: {name} is {show(value)}, expected a list of tokens' texts"
+                )
             for token in value.values() if isinstance(value, dict) else value:
                 text = token.get("content") if isinstance(token, dict) else token
                 if not _is_text(text):
-                    raise TokenizerError(f"{self.path}: {name} holds {show(token)}, expected a token's text")
+                    raise TokenizerError(
+                        f"{self.path}: {name} holds {show(token)}, expected a token's text"
+                    )
                 texts.append(text)
         return texts
 
     def _read_added(self) -> list[tuple[int, dict[str, Any]]]:
         value = self.values.get("added_tokens_decoder") or {}
         if not isinstance(value, dict):
-            raise TokenizerError(f"{self.path}: added_tokens_decoder is {show(value)}, expected {{id: token}}")
+            raise TokenizerError(
+                f"{self.path}: added_tokens_decoder is {show(value)}, expected {{id: token}}"
+            )
         added = []
         for key, token in value.items():
             is_token = isinstance(token, dict) and _is_text(token.get("content"))
             if not is_token or not re.fullmatch(r"\d{1,9}", key):
                 raise TokenizerError(
-                    f"{self.path}: added_tokens_decoder[{show(key)}] is {show(token)}, expected a token with its text"
+                    f"{self.path}: added_tokens_decoder[{show(key)}] is {show(token)}, "
+                    "expected a token with its text"
                 )
             added.append((int(key), token))
         return sorted(added, key=lambda item: item[0])
@@ -142,7 +168,9 @@ class _FolderTokenizer(Tokenizer):
         """The text of a token's id."""
 
     def _set_ends(self, settings: _Settings, config: LlamaConfig) -> None:
-        """Set bos_id and eos_ids from the settings, or from config.json if the settings do not mention them."""
+        """Set bos_id and eos_ids from the settings, or from config.json if the settings do not
+        mention them.
+        """
         self.named = settings.named
 
         def find(name: str) -> int | None:
@@ -151,7 +179,8 @@ class _FolderTokenizer(Tokenizer):
             token = self._id_of(self.named[name])
             if token is None:
                 raise TokenizerError(
-                    f"{settings.path}: {name} is {show(self.named[name])}, which {self.path.name} does not contain; "
+                    f"{settings.path}: {name} is {show(self.named[name])}, which "
+                    f"{self.path.name} does not contain; "
                     "take both files from the same model"
                 )
             return token
@@ -164,7 +193,11 @@ class _FolderTokenizer(Tokenizer):
         eos = find("eos_token")
         self.eos_ids = () if eos is None else (eos,)
         if "eos_token" not in settings.values:
-            known = [(token, text) for token in config.eos_token_ids if (text := self._text_of(token)) is not None]
+            known = [
+                (token, text)
+                for token in config.eos_token_ids
+                if (text := self._text_of(token)) is not None
+            ]
             self.eos_ids = tuple(token for token, _ in known)
             if known:
                 self.named["eos_token"] = known[0][1]
@@ -172,7 +205,8 @@ class _FolderTokenizer(Tokenizer):
     def _check_size(self, highest: int, config: LlamaConfig) -> None:
         if highest >= config.vocab_size:
             raise TokenizerError(
-                f"{self.path}: has token ids up to {highest}, config.json's vocab_size is {config.vocab_size}; "
+                f"{self.path}: has token ids up to {highest}, config.json's vocab_size is "
+                f"{config.vocab_size}; "
                 "the tokenizer and the model do not belong together, fetch both again"
             )
 
@@ -189,13 +223,20 @@ class _FastTokenizer(_FolderTokenizer):
             _check_charsmaps(text)
             library = tokenizers.Tokenizer.from_str(text)
         except UnicodeDecodeError as e:
-            raise TokenizerError(f"{self.path}: not UTF-8 at byte {e.start}; fetch the file again") from None
+            raise TokenizerError(
+                f"{self.path}: not UTF-8 at byte {e.start}; fetch the file again"
+            ) from None
         except OSError as e:
-            raise TokenizerError(f"{self.path}: cannot be read ({e.strerror or e}); check its permissions") from None
-        except BaseException as e:  # the library raises bare Exception, and PanicException, a BaseException
+            raise TokenizerError(
+                f"{self.path}: cannot be read ({e.strerror or e}); check its permissions"
+            ) from None
+        # the library raises bare Exception, and PanicException, a BaseException
+        except BaseException as e:
             if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
                 raise
-            raise TokenizerError(f"{self.path}: not a tokenizer.json ({show(str(e))}); fetch the file again") from None
+            raise TokenizerError(
+                f"{self.path}: not a tokenizer.json ({show(str(e))}); fetch the file again"
+            ) from None
         self._check_growth(library)
         library.no_truncation()
         library.no_padding()
@@ -233,9 +274,16 @@ class _FastTokenizer(_FolderTokenizer):
         library, declared = self._library, settings.values.get("tokenizer_class")
         if config.architecture != "LlamaForCausalLM" or not isinstance(declared, str):
             return
-        if declared.removesuffix("Fast") != "LlamaTokenizer" or type(library.model).__name__ != "BPE":
+        if (
+            declared.removesuffix("Fast") != "LlamaTokenizer"
+            or type(library.model).__name__ != "BPE"
+        ):
             return
-        if any(b'"ByteLevel"' in step.__getstate__() for step in (library.pre_tokenizer, library.decoder) if step):
+        if any(
+            b'"ByteLevel"' in step.__getstate__()
+            for step in (library.pre_tokenizer, library.decoder)
+            if step
+        ):
             return
         from tokenizers import decoders, pre_tokenizers
 
@@ -244,7 +292,9 @@ class _FastTokenizer(_FolderTokenizer):
         library.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False)
         library.model.fuse_unk = library.model.byte_fallback = True
         steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-        library.decoder = decoders.Sequence(steps + ([] if scheme == "never" else [decoders.Strip(" ", 1, 0)]))
+        library.decoder = decoders.Sequence(
+            steps + ([] if scheme == "never" else [decoders.Strip(" ", 1, 0)])
+        )
 
     def _add_special_tokens(self, settings: _Settings) -> None:
         """Add tokens that only the settings declare, or declare special."""
@@ -256,12 +306,16 @@ class _FastTokenizer(_FolderTokenizer):
             text = fields["content"]
             if text in known:
                 continue
-            flags = {name: bool(fields.get(name)) for name in ("single_word", "lstrip", "rstrip", "special", "normalized")}
+            flags = {
+                name: bool(fields.get(name))
+                for name in ("single_word", "lstrip", "rstrip", "special", "normalized")
+            }
             library.add_tokens([AddedToken(text, **flags)])
             known.add(text)
             if library.token_to_id(text) != token:
                 raise TokenizerError(
-                    f"{settings.path}: added_tokens_decoder gives {show(text)} the id {token}, {_JSON} gives it "
+                    f"{settings.path}: added_tokens_decoder gives {show(text)} the id {token}, "
+                    f"{_JSON} gives it "
                     f"{library.token_to_id(text)}; take both files from the same model"
                 )
         for text in [*settings.named.values(), *settings.listed]:
@@ -269,14 +323,19 @@ class _FastTokenizer(_FolderTokenizer):
                 library.add_special_tokens([AddedToken(text, normalized=False, special=True)])
 
     def _check_growth(self, library: Any) -> None:
-        """Refuse a normalizer whose output may exhaust memory, on which the library aborts the process."""
+        """Refuse a normalizer whose output may exhaust memory, on which the library aborts the
+        process.
+        """
         growth = 1
         for step in _steps(library.normalizer, "normalizers"):
             content = step.get("content", step.get("prepend", ""))
-            growth *= 1 + len(content) if len(content) > 1 or "Regex" in step.get("pattern", {}) else 1
+            growth *= (
+                1 + len(content) if len(content) > 1 or "Regex" in step.get("pattern", {}) else 1
+            )
         if growth > _MAX_GROWTH:
             raise TokenizerError(
-                f"{self.path}: its normalizer can make a text {growth} times as long, supported is {_MAX_GROWTH}; use another "
+                f"{self.path}: its normalizer can make a text {growth} times as long, "
+                f"supported is {_MAX_GROWTH}; use another "
                 "model"
             )
 
@@ -286,12 +345,20 @@ class _FastTokenizer(_FolderTokenizer):
         library = self._library
         vocabulary: dict[str, int] = library.get_vocab(with_added_tokens=False)
         added = library.get_added_tokens_decoder().values()
-        keeps = [step["type"] in ("Split", "ByteLevel", "Metaspace", "Digits") and step.get("behavior") != "Removed"
-                 for step in _steps(library.pre_tokenizer, "pretokenizers")]
+        keeps = [
+            step["type"] in ("Split", "ByteLevel", "Metaspace", "Digits")
+            and step.get("behavior") != "Removed"
+            for step in _steps(library.pre_tokenizer, "pretokenizers")
+        ]
         normalizers = _steps(library.normalizer, "normalizers")
-        keeps += [step["type"] in ("NFC", "Prepend") or
-                  (step["type"] == "Replace" and len(step["pattern"].get("String", "")) == len(step["content"]) > 0)
-                  for step in normalizers]
+        keeps += [
+            step["type"] in ("NFC", "Prepend")
+            or (
+                step["type"] == "Replace"
+                and len(step["pattern"].get("String", "")) == len(step["content"]) > 0
+            )
+            for step in normalizers
+        ]
         bytes_ = byte_alphabet() if self.byte_level else [f"<0x{byte:02X}>" for byte in range(256)]
         if (
             not all(keeps)
@@ -301,21 +368,35 @@ class _FastTokenizer(_FolderTokenizer):
             or any(token.lstrip or token.rstrip for token in added)
         ):
             return 0
-        texts = vocabulary if self.byte_level else (text.replace(SPACE, " ").encode() for text in vocabulary)
+        texts = (
+            vocabulary
+            if self.byte_level
+            else (text.replace(SPACE, " ").encode() for text in vocabulary)
+        )
         longest = max(*map(len, texts), *(len(token.content.encode()) for token in added), 1)
-        composes = any(step["type"] == "NFC" for step in normalizers)  # to at least a third of the bytes
+        # to at least a third of the bytes
+        composes = any(step["type"] == "NFC" for step in normalizers)
         return longest * (3 if composes else 1)
 
     def _set_decoder(self) -> None:
-        """Recognise the decoder in tokenizer.json: byte level, Metaspace, or byte fallback as in Llama 2."""
-        decoder = json.loads(self._library.decoder.__getstate__()) if self._library.decoder is not None else {}
+        """Recognise the decoder in tokenizer.json: byte level, Metaspace, or byte fallback as in
+        Llama 2.
+        """
+        decoder = (
+            json.loads(self._library.decoder.__getstate__())
+            if self._library.decoder is not None
+            else {}
+        )
         steps = decoder.get("decoders", [decoder])
         kinds = [step.get("type") for step in steps]
         if kinds == ["ByteLevel"]:
             self.byte_level = True
         elif kinds == ["Metaspace"] and steps[0]["replacement"] == SPACE:
             self.dropped_space = None if steps[0].get("prepend_scheme") == "never" else "run"
-        elif kinds in (["Replace", "ByteFallback", "Fuse"], ["Replace", "ByteFallback", "Fuse", "Strip"]):
+        elif kinds in (
+            ["Replace", "ByteFallback", "Fuse"],
+            ["Replace", "ByteFallback", "Fuse", "Strip"],
+        ):
             strip = steps[-1] if kinds[-1] == "Strip" else {"content": " ", "start": 0, "stop": 0}
             if (
                 steps[0].get("pattern") != {"String": SPACE}
@@ -325,13 +406,15 @@ class _FastTokenizer(_FolderTokenizer):
                 or strip["stop"] != 0
             ):
                 raise TokenizerError(
-                    f"{self.path}: decoder is {show(decoder)}, expected Llama's; use a model with a supported one"
+                    f"{self.path}: decoder is {show(decoder)}, expected Llama's; use a model "
+                    "with a supported one"
                 )
             self.dropped_space = "single" if strip["start"] else None
             self._has_byte_tokens = True
         else:
             raise TokenizerError(
-                f"{self.path}: decoder is {show(kinds)}, supported are ByteLevel, Metaspace and Llama's sequence of "
+                f"{self.path}: decoder is {show(kinds)}, supported are ByteLevel, Metaspace "
+                "and Llama's sequence of "
                 "Replace, ByteFallback, Fuse and Strip; use another model"
             )
 
@@ -349,7 +432,8 @@ class _FastTokenizer(_FolderTokenizer):
 
     def _encode_continued(self, text: str) -> list[int]:
         if not self.byte_level:
-            # As transformers does: the first word after a newline gets no space, so add a newline and cut it off.
+            # As transformers does: the first word after a newline gets no space, so add a newline
+            # and cut it off.
             ids = self._encode_parsed("\n" + text)
             if ids[: len(self._newline)] == self._newline:
                 return ids[len(self._newline) :]
@@ -381,25 +465,35 @@ def _steps(component: Any, name: str) -> list[dict[str, Any]]:
 
 
 def _check_charsmaps(text: str) -> None:
-    """Check the sizes inside a Precompiled normalizer: the library trusts them, and aborts if memory runs out.
+    """Check the sizes inside a Precompiled normalizer: the library trusts them, and aborts if
+    memory runs out.
 
     Raises:
         ValueError: a charsmap is truncated.
     """
+
     def check(pairs: list[tuple[str, Any]]) -> None:
         for key, value in pairs:
             if key == "precompiled_charsmap" and isinstance(value, str):
-                size = int.from_bytes(base64.b64decode(value[:8] + "=" * (-len(value[:8]) % 4))[:4], "little")
+                size = int.from_bytes(
+                    base64.b64decode(value[:8] + "=" * (-len(value[:8]) % 4))[:4], "little"
+                )
                 if not 0 < size + 4 <= len(value) * 3 // 4:
-                    raise ValueError(f"precompiled_charsmap: a trie of {size} bytes in {len(value) * 3 // 4}, truncated")
+                    raise ValueError(
+                        f"precompiled_charsmap: a trie of {size} bytes in "
+                        f"{len(value) * 3 // 4}, truncated"
+                    )
 
-    # Parsing a large file takes a tenth of a second, so parse only if the key may occur; JSON may spell it with escapes.
+    # Parsing a large file takes a tenth of a second, so parse only if the key may occur; JSON may
+    # spell it with escapes.
     if "precompiled_charsmap" in text or re.search(r"\\u00[2-7]", text):
         json.loads(text, object_pairs_hook=check)
 
 
 class _SentencePieceTokenizer(_FolderTokenizer):
-    """tokenizer.model through the sentencepiece library, plus the tokens of Hugging Face's files."""
+    """tokenizer.model through the sentencepiece library, plus the tokens of Hugging Face's
+    files.
+    """
 
     def __init__(self, folder: Path, config: LlamaConfig):
         super().__init__(folder / _MODEL, config)
@@ -408,9 +502,13 @@ class _SentencePieceTokenizer(_FolderTokenizer):
         try:
             model = read_file(self.path, MOST_BYTES)
             library = sentencepiece.SentencePieceProcessor(model_proto=model)
-            self._without_prefix = sentencepiece.SentencePieceProcessor(model_proto=set_space_prefix(model, False))
+            self._without_prefix = sentencepiece.SentencePieceProcessor(
+                model_proto=set_space_prefix(model, False)
+            )
         except OSError as e:
-            raise TokenizerError(f"{self.path}: cannot be read ({e.strerror or e}); check its permissions") from None
+            raise TokenizerError(
+                f"{self.path}: cannot be read ({e.strerror or e}); check its permissions"
+            ) from None
         except Exception as e:
             raise TokenizerError(
                 f"{self.path}: not a sentencepiece model ({show(str(e))}); fetch the file again"
@@ -429,7 +527,9 @@ class _SentencePieceTokenizer(_FolderTokenizer):
         self.dropped_space = "single" if drops else None
         self.special_ends_bytes = True
 
-        self.special_ids = {library.id_to_piece(i): i for i in range(self._size) if library.is_control(i)}
+        self.special_ids = {
+            library.id_to_piece(i): i for i in range(self._size) if library.is_control(i)
+        }
         self.added_ids = dict(self.special_ids)
         self.added_ids.update((library.id_to_piece(i), i) for i in user_defined_ids(model))
         self._extra: dict[int, str] = {}  # tokens above the sentencepiece vocabulary
@@ -444,9 +544,15 @@ class _SentencePieceTokenizer(_FolderTokenizer):
             if token is not None:
                 self.special_ids[text] = self.added_ids[text] = token
         self._specials = frozenset(self.special_ids.values())
-        self.adds_bos = self.bos_id is not None and settings.values.get("add_bos_token", True) is not False
+        self.adds_bos = (
+            self.bos_id is not None and settings.values.get("add_bos_token", True) is not False
+        )
         self._parsed_pattern = self._build_pattern(self.added_ids)
-        ordinary = [text for text, i in self.added_ids.items() if text not in self.special_ids and i >= self._size]
+        ordinary = [
+            text
+            for text, i in self.added_ids.items()
+            if text not in self.special_ids and i >= self._size
+        ]
         self._plain_pattern = self._build_pattern(ordinary) if ordinary else None
 
     def _id_of(self, text: str) -> int | None:
@@ -465,28 +571,43 @@ class _SentencePieceTokenizer(_FolderTokenizer):
         """Match added tokens, the longest first, with the white space that they absorb."""
         tokens = []
         for text in sorted(texts, key=len, reverse=True):
-            before, after = (r"\s*" if text in absorbing else "" for absorbing in (self._lstrip, self._rstrip))
+            before, after = (
+                r"\s*" if text in absorbing else "" for absorbing in (self._lstrip, self._rstrip)
+            )
             tokens.append(f"{before}({re.escape(text)}){after}")
         return re.compile("|".join(tokens) or "(?!)")
 
     def _add_tokens(self, folder: Path, settings: _Settings) -> None:
-        """Add the tokens of added_tokens.json and added_tokens_decoder, in or above the sentencepiece vocabulary."""
+        """Add the tokens of added_tokens.json and added_tokens_decoder, in or above the
+        sentencepiece vocabulary.
+        """
         special = {*settings.named.values(), *settings.listed}
         path = folder / "added_tokens.json"
         if path.exists():
             for text, token in read_json(path, TokenizerError).items():
-                if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 1 << 30 or not text or not _is_text(text):
-                    raise TokenizerError(f"{path}: {show(text)} is {show(token)}, expected a token id")
+                if (
+                    isinstance(token, bool)
+                    or not isinstance(token, int)
+                    or not 0 <= token < 1 << 30
+                    or not text
+                    or not _is_text(text)
+                ):
+                    raise TokenizerError(
+                        f"{path}: {show(text)} is {show(token)}, expected a token id"
+                    )
                 self._add_token(text, token, text in special, path)
         for token, fields in settings.added:
             text = fields["content"]
             if fields.get("single_word"):
                 raise TokenizerError(
-                    f"{settings.path}: added_tokens_decoder[{token}] has single_word, which is not supported beside "
+                    f"{settings.path}: added_tokens_decoder[{token}] has single_word, which is "
+                    "not supported beside "
                     f"{_MODEL}; use a model with {_JSON}"
                 )
             if text:
-                self._add_token(text, token, fields.get("special") is True or text in special, settings.path)
+                self._add_token(
+                    text, token, fields.get("special") is True or text in special, settings.path
+                )
                 self._lstrip |= {text} if fields.get("lstrip") else set()
                 self._rstrip |= {text} if fields.get("rstrip") else set()
 
@@ -505,7 +626,9 @@ class _SentencePieceTokenizer(_FolderTokenizer):
     def _encode_plain(self, text: str) -> list[int]:
         if self._plain_pattern is not None:
             return self._encode_split(text, self._plain_pattern)
-        ids: list[int] = (self._without_prefix if self._scheme == "never" else self._library).encode(text)
+        ids: list[int] = (
+            self._without_prefix if self._scheme == "never" else self._library
+        ).encode(text)
         return ids
 
     def _encode_parsed(self, text: str) -> list[int]:
@@ -514,10 +637,13 @@ class _SentencePieceTokenizer(_FolderTokenizer):
     def _encode_continued(self, text: str) -> list[int]:
         return self._encode_split(text, self._parsed_pattern, starts_text=False)
 
-    def _encode_split(self, text: str, pattern: re.Pattern[str], starts_text: bool = True) -> list[int]:
+    def _encode_split(
+        self, text: str, pattern: re.Pattern[str], starts_text: bool = True
+    ) -> list[int]:
         """Split at added tokens, and encode the text between them.
 
-        As in transformers' LlamaTokenizer, segments that begin without a space get one according to the prefix scheme.
+        As in transformers' LlamaTokenizer, segments that begin without a space get one according to
+        the prefix scheme.
         """
         ids: list[int] = []
 

@@ -1,11 +1,14 @@
-"""Pre-tokenizers of byte-level BPE, by the names in GGUF's tokenizer.ggml.pre (llama.cpp, llama-vocab.cpp).
+"""Pre-tokenizers of byte-level BPE, by the names in GGUF's tokenizer.ggml.pre (llama.cpp,
+llama-vocab.cpp).
 
-A pre-tokenizer splits a text into words before BPE merges bytes within each. It is a sequence of regular expressions.
-Each expression splits the words of those before it: matches become words, and so does the text between them.
+A pre-tokenizer splits a text into words before BPE merges bytes within each. It is a sequence of
+regular expressions. Each expression splits the words of those before it: matches become words, and
+so does the text between them.
 
-Patterns that C++'s regular expressions cannot express come from the models' tokenizer.json. "tekken" and "gpt-4o"
-split words by Unicode's letter cases and keep combining marks (llama.cpp splits ÉCOLE into É, COLE). The "deepseek" ones
-have ideographic and wide spaces in their character ranges.
+Patterns that C++'s regular expressions cannot express come from the models' tokenizer.json.
+"tekken" and "gpt-4o" split words by Unicode's letter cases and keep combining marks (llama.cpp
+splits ÉCOLE into É, COLE). The "deepseek" ones have ideographic and wide spaces in their character
+ranges.
 """
 
 from __future__ import annotations
@@ -51,11 +54,18 @@ _DEEPSEEK_LLM = (
     "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
     r"\p{N}+",
 )
-_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}")
+_DEEPSEEK_CODER = (
+    r"[\r\n]",
+    r"\s?\p{L}+",
+    r"\s?\p{P}+",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+    r"\p{N}",
+)
 _DEEPSEEK_V3 = (
     r"\p{N}{1,3}",
     "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| "
+    r"?[\p{P}\p{S}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+",
 )
 _BLOOM = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
@@ -93,7 +103,17 @@ PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # Pre-tokenizers that put BOS before a text unless add_bos_token says otherwise
 ADD_BOS = frozenset(
-    ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
+    (
+        "llama3",
+        "llama-v3",
+        "llama-bpe",
+        "falcon3",
+        "falcon-h1",
+        "pixtral",
+        "midm-2.0",
+        "lfm2",
+        "tekken",
+    )
 )
 # A word in the vocabulary is one token, regardless of merges.
 IGNORE_MERGES = ADD_BOS | {"minicpm5", "glm4"}
@@ -104,4 +124,6 @@ def build_pre_tokenizer(name: str) -> PreTokenizer:
     from tokenizers import Regex, pre_tokenizers
 
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[name]]
-    return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    return pre_tokenizers.Sequence(
+        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )

@@ -1,8 +1,9 @@
-"""Jinja for chat templates: transformers' additions inside an immutable sandbox, and a server of renderings.
+"""Jinja for chat templates: transformers' additions inside an immutable sandbox, and a server of
+renderings.
 
-Names, filters and blocks are those of transformers' utils/chat_template_utils.py. The sandbox keeps a template away from
-Python, but does not bound its time and memory: template_process.py runs this file in a process for that. So it imports only
-the standard library and Jinja.
+Names, filters and blocks are those of transformers' utils/chat_template_utils.py. The sandbox keeps
+a template away from Python, but does not bound its time and memory: template_process.py runs this
+file in a process for that. So it imports only the standard library and Jinja.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Refusal(Exception):
 def answer(source: str, values: Mapping[str, Any] | None) -> tuple[str, str]:
     """Render a template, or only compile it (values None).
 
-    Returns ("text", the text), ("refusal", the template's reason), or ("fault", a clause) for a template that is invalid,
-    fails, or tries something that the sandbox forbids.
+    Returns ("text", the text), ("refusal", the template's reason), or ("fault", a clause) for a
+    template that is invalid, fails, or tries something that the sandbox forbids.
     """
     if len(source) > MAX_SOURCE:
         return "fault", f"the template has {len(source)} characters, expected at most {MAX_SOURCE}"
@@ -80,7 +81,11 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
     """The environment that chat templates expect."""
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, "jinja2.ext.loopcontrols"])
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[GenerationBlock, "jinja2.ext.loopcontrols"],
+        )
         self.filters["tojson"] = _tojson
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         self.globals |= {"dict": _make_dict, "namespace": SafeNamespace}
@@ -96,13 +101,16 @@ class GenerationBlock(Extension):
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+        return nodes.Scope(
+            parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line
+        )
 
 
 class SafeNamespace(Namespace):
     """namespace() without names that begin with an underscore, which could reach into CPython."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # without parameter names, so that a template may use any name
+    # without parameter names, so that a template may use any name
+    def __init__(*args: Any, **kwargs: Any) -> None:
         self, values = args[0], dict(*args[1:], **kwargs)
         for name in values:
             _check_name(name)
@@ -128,17 +136,24 @@ def _raise_exception(message: str) -> None:
 
 
 def _tojson(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
 ) -> str:
     # Jinja's filter escapes HTML.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-# The process. A request is a line of JSON: [source, values, limit in seconds, limit in characters]; the answer is another.
+# The process. A request is a line of JSON: [source, values, limit in seconds, limit in characters];
+# the answer is another.
 
 
 def answer_line(line: bytes) -> bytes:
@@ -163,10 +178,17 @@ def serve(memory: int) -> None:
 
 
 def _limit_process(memory: int) -> None:
-    """Set the limits that the system can enforce. The parent watches time and memory on every system."""
+    """Set the limits that the system can enforce. The parent watches time and memory on every
+    system.
+    """
     if resource is None:
         return
-    for name, limit in {"RLIMIT_AS": memory, "RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0, "RLIMIT_NPROC": 0}.items():
+    for name, limit in {
+        "RLIMIT_AS": memory,
+        "RLIMIT_CORE": 0,
+        "RLIMIT_FSIZE": 0,
+        "RLIMIT_NPROC": 0,
+    }.items():
         try:
             resource.setrlimit(getattr(resource, name), (limit, limit))
         except (AttributeError, OSError, ValueError):  # macOS refuses RLIMIT_AS
@@ -178,4 +200,6 @@ def _limit_seconds(seconds: float) -> None:
     if resource is not None:
         used, (_, hard) = time.process_time(), resource.getrlimit(resource.RLIMIT_CPU)
         soft = math.ceil(used + seconds) + 1
-        resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+        resource.setrlimit(
+            resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard)
+        )

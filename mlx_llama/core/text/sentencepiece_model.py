@@ -1,7 +1,9 @@
-"""Serialised sentencepiece models: read and set fields of sentencepiece_model.proto that the library's Python API lacks.
+"""Serialised sentencepiece models: read and set fields of sentencepiece_model.proto that the
+library's Python API lacks.
 
-A protobuf message is a list of fields. Concatenating two messages merges them, and the last value of a field wins, so
-appending a field sets it. protobuf itself would be a dependency and 40 ms of every start.
+A protobuf message is a list of fields. Concatenating two messages merges them, and the last value
+of a field wins, so appending a field sets it. protobuf itself would be a dependency and 40 ms of
+every start.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-# Token types of llama.cpp (llama.h, llama_token_type). Sentencepiece (SentencePiece.Type) has the same but UNDEFINED.
+# Token types of llama.cpp (llama.h, llama_token_type). Sentencepiece (SentencePiece.Type) has the
+# same but UNDEFINED.
 UNDEFINED, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(7)
 
 PIECES, TRAINER, NORMALIZER = 1, 2, 3  # fields of ModelProto: pieces, trainer_spec, normalizer_spec
@@ -39,11 +42,17 @@ def user_defined_ids(model: bytes) -> list[int]:
 
 def read_settings(model: bytes, number: int) -> dict[int, Any]:
     """{field number: value} of `TRAINER` or `NORMALIZER`; see `read_fields`."""
-    return {name: value for key, message in read_fields(model) if key == number for name, value in read_fields(message)}
+    return {
+        name: value
+        for key, message in read_fields(model)
+        if key == number
+        for name, value in read_fields(message)
+    }
 
 
 def read_fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield the (field number, value) pairs of a message; a value is an int, or the bytes of a text, message or float.
+    """Yield the (field number, value) pairs of a message; a value is an int, or the bytes of a
+    text, message or float.
 
     The message must be valid: the library has parsed it before.
     """
@@ -79,12 +88,29 @@ def build_bpe_model(pieces: Iterable[tuple[str, float, int]]) -> bytes:
     parts = []
     for text, score, kind in pieces:
         data = text.encode()
-        piece = b"\x0a" + _encode_varint(len(data)) + data + b"\x15" + _pack_float(score) + b"\x18" + _BYTES[kind]
+        piece = (
+            b"\x0a"
+            + _encode_varint(len(data))
+            + data
+            + b"\x15"
+            + _pack_float(score)
+            + b"\x18"
+            + _BYTES[kind]
+        )
         # piece = 1, score = 2, type = 3. Most lengths take one byte, and then this is faster.
-        parts.append(b"\x0a" + _BYTES[len(piece)] + piece if len(piece) < 0x80 else _encode_message(PIECES, piece))
+        parts.append(
+            b"\x0a" + _BYTES[len(piece)] + piece
+            if len(piece) < 0x80
+            else _encode_message(PIECES, piece)
+        )
     trainer = b"\x18\x02\x98\x02\x01"  # model_type = BPE, byte_fallback = true
-    normalizer = b"\x18\x00\x20\x00\x28\x01"  # add_dummy_prefix, remove_extra_whitespaces: no; escape_whitespaces: yes
-    return b"".join(parts) + _encode_message(TRAINER, trainer) + _encode_message(NORMALIZER, normalizer)
+    # add_dummy_prefix, remove_extra_whitespaces: no; escape_whitespaces: yes
+    normalizer = b"\x18\x00\x20\x00\x28\x01"
+    return (
+        b"".join(parts)
+        + _encode_message(TRAINER, trainer)
+        + _encode_message(NORMALIZER, normalizer)
+    )
 
 
 def _encode_message(number: int, body: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """Chat templates: from messages to the text, and the token ids, that a model was trained on.
 
-A template is an untrusted program. This file loads and applies it; sandbox.py runs it, within the limits of
-template_process.py.
+A template is an untrusted program. This file loads and applies it; sandbox.py runs it, within the
+limits of template_process.py.
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ from .known_templates import is_known
 from .template_process import PROCESS, Stopped
 from .tokenizer import Tokenizer
 
-# {"role", "content"}; of an assistant also "tool_calls", and then the content may be None; of a tool also "tool_call_id" and
-# "name".
+# {"role", "content"}; of an assistant also "tool_calls", and then the content may be None; of a
+# tool also "tool_call_id" and "name".
 Message = Mapping[str, Any]
 
-_FIELDS = {"assistant": {"tool_calls", "name", "reasoning_content"}, "tool": {"tool_call_id", "name"},
-           "user": {"name"}, "system": {"name"}}
+_FIELDS = {
+    "assistant": {"tool_calls", "name", "reasoning_content"},
+    "tool": {"tool_call_id", "name"},
+    "user": {"name"},
+    "system": {"name"},
+}
 MAX_CALLS = 128  # in one message
 MOST_BYTES = 1 << 20  # of a file; the largest in use have 50 thousand
 TOOLS = ("tools", "xml_tools")  # template variables that hold descriptions of tools
@@ -36,15 +40,15 @@ _REMEDY = "check the file, or choose another template with `template`"
 
 
 class ChatTemplate:
-    """A chat template. Known templates render in this process, others in a process with limited time and memory."""
+    """A chat template. Known templates render in this process, others in a process with limited
+    time and memory.
+    """
 
     def __init__(self, source: str, name: str, variables: Mapping[str, Any] | None = None):
         """Compile a template.
 
-        Args:
-            source: Jinja text.
-            name: of the file or built-in, for errors.
-            variables: of the template, besides `messages` and `add_generation_prompt`; normally the texts of the
+        Args: source: Jinja text. name: of the file or built-in, for errors. variables: of the
+            template, besides `messages` and `add_generation_prompt`; normally the texts of the
                 tokenizer's named tokens (bos_token, ...).
 
         Raises:
@@ -54,26 +58,29 @@ class ChatTemplate:
         self._is_known = _is_known(source)
         self._run(None)
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **extras: Any) -> str:
+    def render(
+        self, messages: Sequence[Message], add_generation_prompt: bool = True, **extras: Any
+    ) -> str:
         """Render a conversation as the model's text.
 
-        Args:
-            messages: see `Message`.
-            add_generation_prompt: end with the header of the assistant's next message.
-            extras: further variables of JSON's types, such as tools (`Tool.as_dict` each); they override `variables`.
+        Args: messages: see `Message`. add_generation_prompt: end with the header of the assistant's
+            next message. extras: further variables of JSON's types, such as tools (`Tool.as_dict`
+            each); they override `variables`.
 
-        Raises:
-            TemplateError: malformed messages; the template refuses the conversation, fails, violates the sandbox, or
+        Raises: TemplateError: malformed messages; the template refuses the conversation, fails,
+            violates the sandbox, or
                 exceeds a limit.
         """
-        return self._run({
-            "tools": None,
-            "documents": None,
-            **self.variables,
-            **extras,
-            "messages": check_messages(messages),
-            "add_generation_prompt": add_generation_prompt,
-        })
+        return self._run(
+            {
+                "tools": None,
+                "documents": None,
+                **self.variables,
+                **extras,
+                "messages": check_messages(messages),
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
 
     def _run(self, values: dict[str, Any] | None) -> str:
         """Render, or only compile (values None)."""
@@ -91,17 +98,23 @@ class ChatTemplate:
         if kind == "text":
             return text
         text = one_line(text)
-        raise TemplateError(f"{self.name}: the template refuses this conversation: {text}" if kind == "refusal" else
-                            f"{self.name}: {text}; {_REMEDY}")
+        raise TemplateError(
+            f"{self.name}: the template refuses this conversation: {text}"
+            if kind == "refusal"
+            else f"{self.name}: {text}; {_REMEDY}"
+        )
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Check messages; returns them as templates expect: contents as text, arguments of calls as objects.
+    """Check messages; returns them as templates expect: contents as text, arguments of calls as
+    objects.
 
     Raises TemplateError that names the malformed message and field.
     """
     if not isinstance(messages, (list, tuple)):
-        raise TemplateError(f"messages is {show(messages)}, expected a list of {{'role', 'content'}}")
+        raise TemplateError(
+            f"messages is {show(messages)}, expected a list of {{'role', 'content'}}"
+        )
     return [_check_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
@@ -113,9 +126,13 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
     if not needed <= fields <= {"role", "content"} | extra:
         present = sorted(map(str, message)) if isinstance(message, Mapping) else message
         more = f", optionally {' and '.join(sorted(extra))}" if extra else ""
-        raise TemplateError(f"{where} has {show(present)}, expected the fields role and content{more}")
+        raise TemplateError(
+            f"{where} has {show(present)}, expected the fields role and content{more}"
+        )
     if not isinstance(role, str) or not re.fullmatch(r"[A-Za-z][\w-]{0,63}", role, re.ASCII):
-        raise TemplateError(f"{where}.role is {show(role)}, expected a word such as system, user or assistant")
+        raise TemplateError(
+            f"{where}.role is {show(role)}, expected a word such as system, user or assistant"
+        )
     checked = dict(message)
     calls = checked.get("tool_calls")
     if calls is None:
@@ -130,15 +147,19 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
 
 
 def _check_calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """Check the calls of an assistant's message; returns their arguments as objects, which templates print as JSON."""
+    """Check the calls of an assistant's message; returns their arguments as objects, which
+    templates print as JSON.
+    """
     if not isinstance(calls, (list, tuple)) or not 1 <= len(calls) <= MAX_CALLS:
         raise TemplateError(f"{where} is {show(calls)}, expected a list of 1 to {MAX_CALLS} calls")
     checked = []
     for i, call in enumerate(calls):
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise TemplateError(f"{where}[{i}] is {show(call)}, expected {{'id', 'type', 'function': {{'name', "
-                                "'arguments'}}")
+            raise TemplateError(
+                f"{where}[{i}] is {show(call)}, expected {{'id', 'type', 'function': {{'name', "
+                "'arguments'}}"
+            )
         arguments = function.get("arguments", {})
         if isinstance(arguments, str):
             try:
@@ -146,8 +167,11 @@ def _check_calls(calls: Any, where: str) -> list[dict[str, Any]]:
             except (ValueError, RecursionError):
                 arguments = None
         if not isinstance(arguments, Mapping):
-            raise TemplateError(f"{where}[{i}].function.arguments is {show(function['arguments'])}, expected an object, or "
-                                "JSON text of one")
+            raise TemplateError(
+                f"{where}[{i}].function.arguments is {show(function['arguments'])}, expected "
+                "an object, or "
+                "JSON text of one"
+            )
         identity = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
         inner = {"name": function["name"], "arguments": dict(arguments)}
         checked.append({**identity, "type": "function", "function": inner})
@@ -162,7 +186,8 @@ class TemplateText(NamedTuple):
 
 
 def read_template(folder: str | os.PathLike[str]) -> TemplateText | None:
-    """Read a folder's template: chat_template.jinja, else tokenizer_config.json's. None if it has neither.
+    """Read a folder's template: chat_template.jinja, else tokenizer_config.json's. None if it has
+    neither.
 
     Raises:
         TemplateError: there is one, but it cannot be read.
@@ -176,22 +201,31 @@ def read_template(folder: str | os.PathLike[str]) -> TemplateText | None:
         return None
     value = read_json(path, TemplateError).get("chat_template")
     if isinstance(value, list):  # named templates: [{"name", "template"}]
-        entries = [entry for entry in value if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
+        entries = [
+            entry
+            for entry in value
+            if isinstance(entry, dict) and isinstance(entry.get("name"), str)
+        ]
         named = {entry["name"]: entry.get("template") for entry in entries}
         if "default" not in named:
             raise TemplateError(
-                f"{path}: chat_template has {show(list(named))}, expected one named 'default'; choose a template with `template`"
+                f"{path}: chat_template has {show(list(named))}, expected one named 'default'; "
+                "choose a template with `template`"
             )
         value = named["default"]
     if value is None or value == "":
         return None
     if not isinstance(value, str):
-        raise TemplateError(f"{path}: chat_template is {show(value)}, expected Jinja text; choose a template with `template`")
+        raise TemplateError(
+            f"{path}: chat_template is {show(value)}, expected Jinja text; choose a template "
+            "with `template`"
+        )
     return TemplateText(value, f"{path} (chat_template)")
 
 
 def read_gguf_template(metadata: Mapping[str, Any], source: str) -> TemplateText | None:
-    """Read the template in a GGUF file's metadata. None if there is none. source: name of the file, for errors.
+    """Read the template in a GGUF file's metadata. None if there is none. source: name of the file,
+    for errors.
 
     Ignores named templates (tokenizer.chat_template.NAME), which are for tools.
 
@@ -201,7 +235,8 @@ def read_gguf_template(metadata: Mapping[str, Any], source: str) -> TemplateText
     value = metadata.get("tokenizer.chat_template", "")
     if not isinstance(value, str):
         raise TemplateError(
-            f"{source}: tokenizer.chat_template is {show(value)}, expected Jinja text; choose a template with `template`"
+            f"{source}: tokenizer.chat_template is {show(value)}, expected Jinja text; choose "
+            "a template with `template`"
         )
     return TemplateText(value, f"{source} (tokenizer.chat_template)") if value else None
 
@@ -232,7 +267,8 @@ def load_builtin_template(value: str, tokenizer: Tokenizer | None = None) -> Cha
     path = Path(os.path.expanduser(value))
     if not os.path.isfile(path):
         raise TemplateError(
-            f"template {show(value)}: neither a file, nor Jinja text, nor a known name; known are {', '.join(BUILTIN)}"
+            f"template {show(value)}: neither a file, nor Jinja text, nor a known name; known "
+            f"are {', '.join(BUILTIN)}"
         )
     return ChatTemplate(_read(path), str(path), named)
 
@@ -240,7 +276,8 @@ def load_builtin_template(value: str, tokenizer: Tokenizer | None = None) -> Cha
 def missing_template(name: str) -> str:
     """Message for a model without a template."""
     return (
-        f"model {name} has no chat template; choose the format that it was trained on with `template` "
+        f"model {name} has no chat template; choose the format that it was trained on with "
+        "`template` "
         f"({', '.join(BUILTIN)}, or a .jinja file), or continue plain text: "
         "`ignore_chat_template` in the command generate"
     )
@@ -256,18 +293,21 @@ def encode_messages(
 ) -> list[int]:
     """Encode a conversation as token ids.
 
-    Special tokens of the template are parsed, but are text inside a message. The same holds for its other added tokens,
-    except in the assistant's messages, where the model wrote them (<think>). If the tokenizer adds BOS, the ids start with
-    exactly one BOS. Otherwise, for messages that spell no such token, the ids are those of transformers'
-    apply_chat_template.
+    Special tokens of the template are parsed, but are text inside a message. The same holds for its
+    other added tokens, except in the assistant's messages, where the model wrote them (<think>). If
+    the tokenizer adds BOS, the ids start with exactly one BOS. Otherwise, for messages that spell
+    no such token, the ids are those of transformers' apply_chat_template.
 
-    check_count: called with a lower bound of their number before a long text is encoded, and may raise.
+    check_count: called with a lower bound of their number before a long text is encoded, and may
+    raise.
 
     Raises:
         TemplateError: as `ChatTemplate.render`.
         TokenizerError: a message cannot be encoded.
     """
-    parts = _render_parts(tokenizer, template, check_messages(messages), add_generation_prompt, extras)
+    parts = _render_parts(
+        tokenizer, template, check_messages(messages), add_generation_prompt, extras
+    )
     if check_count is not None:
         check_count(tokenizer.count_at_least("".join(parts)))
     ids = tokenizer.encode_parts(parts)
@@ -276,18 +316,29 @@ def encode_messages(
     return ids
 
 
-# A message that spells a control token must not become one: its text is split inside the token, and the parts are encoded
-# separately. Marks carry the splits through the template. They are rare but printable characters, so that a template that
-# prints tools as Python (SmolLM3) does not escape them.
+# A message that spells a control token must not become one: its text is split inside the token, and
+# the parts are encoded separately. Marks carry the splits through the template. They are rare but
+# printable characters, so that a template that prints tools as Python (SmolLM3) does not escape
+# them.
 
 
 def _render_parts(
-    tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message], prompt: bool, extras: dict[str, Any]
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    prompt: bool,
+    extras: dict[str, Any],
 ) -> list[str]:
-    """Render a conversation, split inside every control token that a message spells, in part or whole."""
+    """Render a conversation, split inside every control token that a message spells, in part or
+    whole.
+    """
     special = [text for text in tokenizer.special_ids if len(text) > 1]
     # Templates write white space as ordinary text (as transformers' sanitize_control_tokens).
-    added = [text for text in tokenizer.added_ids if len(text) > 1 and text in template.source and not text.isspace()]
+    added = [
+        text
+        for text in tokenizer.added_ids
+        if len(text) > 1 and text in template.source and not text.isspace()
+    ]
     literals = tuple(dict.fromkeys(special + added))
     if literals:
         cut, edge = _pick_marks(template, messages, extras)
@@ -295,14 +346,31 @@ def _render_parts(
         for message in messages:
             to_cut = special if message["role"] == "assistant" else literals
             content = _mark_content(message["content"], to_cut, literals, cut, edge)
-            calls = {"tool_calls": _cut_nested(message["tool_calls"], to_cut, cut)} if "tool_calls" in message else {}
-            rest = {name: _cut_nested(message[name], to_cut, cut) for name in ("name", "reasoning_content") if name in message}
+            calls = (
+                {"tool_calls": _cut_nested(message["tool_calls"], to_cut, cut)}
+                if "tool_calls" in message
+                else {}
+            )
+            rest = {
+                name: _cut_nested(message[name], to_cut, cut)
+                for name in ("name", "reasoning_content")
+                if name in message
+            }
             marked.append({**message, "content": content, **calls, **rest})
-        cut_extras = {name: _cut_nested(value, literals, cut) if name in TOOLS else value for name, value in extras.items()}
+        cut_extras = {
+            name: _cut_nested(value, literals, cut) if name in TOOLS else value
+            for name, value in extras.items()
+        }
         if marked != list(messages) or cut_extras != extras:
             rendered = template.render(marked, prompt, **cut_extras)
-            rendered = rendered.replace(json.dumps(cut)[1:-1], cut)  # of a template that escapes JSON to ASCII
-            parts = [part for chunk in rendered.split(cut) for part in _resolve_edges(chunk, edge, literals) if part]
+            # of a template that escapes JSON to ASCII
+            rendered = rendered.replace(json.dumps(cut)[1:-1], cut)
+            parts = [
+                part
+                for chunk in rendered.split(cut)
+                for part in _resolve_edges(chunk, edge, literals)
+                if part
+            ]
             if len(parts) > 1:
                 return parts
     # Nothing to split: render without marks, since templates may test how a message begins.
@@ -317,11 +385,16 @@ def _cut_nested(value: Any, literals: Sequence[str], cut: str) -> Any:
     if isinstance(value, (list, tuple)):
         return [_cut_nested(item, literals, cut) for item in value]
     if isinstance(value, Mapping):
-        return {_cut_nested(key, literals, cut): _cut_nested(item, literals, cut) for key, item in value.items()}
+        return {
+            _cut_nested(key, literals, cut): _cut_nested(item, literals, cut)
+            for key, item in value.items()
+        }
     return value
 
 
-def _pick_marks(template: ChatTemplate, messages: Sequence[Message], extras: Mapping[str, Any]) -> tuple[str, str]:
+def _pick_marks(
+    template: ChatTemplate, messages: Sequence[Message], extras: Mapping[str, Any]
+) -> tuple[str, str]:
     """Two musical symbols that neither the template nor a message or tool contains."""
     values = [messages, *(extras.get(name) for name in TOOLS)]
     used = template.source + json.dumps(values, ensure_ascii=False, default=str)
@@ -331,8 +404,12 @@ def _pick_marks(template: ChatTemplate, messages: Sequence[Message], extras: Map
     return free[0], free[1]
 
 
-def _mark_content(content: str, to_cut: Sequence[str], literals: tuple[str, ...], cut: str, edge: str) -> str:
-    """Put `cut` inside every literal of `to_cut`, and `edge` at ends that neighbouring text may complete to a literal."""
+def _mark_content(
+    content: str, to_cut: Sequence[str], literals: tuple[str, ...], cut: str, edge: str
+) -> str:
+    """Put `cut` inside every literal of `to_cut`, and `edge` at ends that neighbouring text may
+    complete to a literal.
+    """
     prefixes, suffixes = _prefixes_and_suffixes(literals)
     longest = max(map(len, literals))
     body = content.strip()  # edges stay inside outer spaces, so that templates can strip these
@@ -384,48 +461,61 @@ def _read(path: Path) -> str:
     try:
         return read_file(path, MOST_BYTES).decode("utf-8")
     except UnicodeDecodeError as e:
-        raise TemplateError(f"{path}: not UTF-8 at byte {e.start}; choose another template with `template`") from None
+        raise TemplateError(
+            f"{path}: not UTF-8 at byte {e.start}; choose another template with `template`"
+        ) from None
     except OSError as e:
-        raise TemplateError(f"{path}: cannot be read ({e.strerror or e}); check its permissions") from None
+        raise TemplateError(
+            f"{path}: cannot be read ({e.strerror or e}); check its permissions"
+        ) from None
 
 
 # Templates for models without one, by their names in `template`
 
 _ALTERNATE = (
     "{% if messages and messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}"
-    "{% set turns = messages[1:] %}{% else %}{% set system = '' %}{% set turns = messages %}{% endif %}"
+    "{% set turns = messages[1:] %}{% else %}{% set system = '' %}{% set turns = messages %}{% "
+    "endif %}"
     "{% for message in turns %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('roles must alternate: user, assistant, user, assistant, ...') }}{% endif %}"
+    "{{ raise_exception('roles must alternate: user, assistant, user, assistant, ...') }}{% "
+    "endif %}"
 )
 
 BUILTIN: dict[str, str] = {
     "chatml": (
-        "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+        "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
+        "message['content'] + '<|im_end|>\n' }}"
         "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     ),
     "llama2": (
         _ALTERNATE + "{% if loop.index0 == 0 and system %}"
         "{% set content = '<<SYS>>\n' + system + '\n<</SYS>>\n\n' + message['content'] %}"
         "{% else %}{% set content = message['content'] %}{% endif %}"
-        "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content | trim + ' [/INST]' }}"
+        "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content | trim + ' "
+        "[/INST]' }}"
         "{% else %}{{ ' ' + content | trim + ' ' + eos_token }}{% endif %}{% endfor %}"
     ),
     "llama3": (
-        "{{ bos_token }}{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'"
+        "{{ bos_token }}{% for message in messages %}{{ '<|start_header_id|>' + "
+        "message['role'] + '<|end_header_id|>\n\n'"
         " + message['content'] | trim + '<|eot_id|>' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+        "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' "
+        "}}{% endif %}"
     ),
     "mistral": (
         "{{ bos_token }}" + _ALTERNATE + "{% if message['role'] == 'user' %}"
-        "{{ '[INST] ' + (system + '\n\n' if system and loop.last else '') + message['content'] + ' [/INST]' }}"
+        "{{ '[INST] ' + (system + '\n\n' if system and loop.last else '') + message['content'] "
+        "+ ' [/INST]' }}"
         "{% else %}{{ ' ' + message['content'] | trim + eos_token }}{% endif %}{% endfor %}"
     ),
     "zephyr": (
-        "{% for message in messages %}{{ '<|' + message['role'] + '|>\n' + message['content'] + eos_token + '\n' }}"
+        "{% for message in messages %}{{ '<|' + message['role'] + '|>\n' + message['content'] "
+        "+ eos_token + '\n' }}"
         "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
     ),
     "plain": (
-        "{% for message in messages %}{{ message['role'] | capitalize + ': ' + message['content'] + '\n' }}{% endfor %}"
+        "{% for message in messages %}{{ message['role'] | capitalize + ': ' + "
+        "message['content'] + '\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
     ),
 }

@@ -1,8 +1,9 @@
 """Render untrusted chat templates in a process with limited time and memory, and without secrets.
 
-A template can compute for hours, or take all memory, inside a single call of Python. The interpreter cannot stop that, but
-a process can be killed. It starts with the first untrusted template, serves all later ones, and is replaced after a template
-exceeds a limit. It gets two pipes, no other files and no environment, and imports nothing but Jinja (sandbox.py).
+A template can compute for hours, or take all memory, inside a single call of Python. The
+interpreter cannot stop that, but a process can be killed. It starts with the first untrusted
+template, serves all later ones, and is replaced after a template exceeds a limit. It gets two
+pipes, no other files and no environment, and imports nothing but Jinja (sandbox.py).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ MAX_MEMORY = 512 << 20  # bytes; Python and Jinja take about 20 MB
 MAX_GROWTH = 1 << 20  # characters of output beyond 16 times the input
 _PATIENCE, _PERIOD = 0.1, 0.02  # seconds before the first look at a busy process, and between looks
 _OUT_OF_MEMORY = 77  # sandbox.OUT_OF_MEMORY; importing it would import Jinja
-# Imports sandbox.py without its package, which would import NumPy. Arguments: the file, bytes of memory, Jinja's folders.
+# Imports sandbox.py without its package, which would import NumPy. Arguments: the file, bytes of
+# memory, Jinja's folders.
 _PROGRAM = """
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -40,7 +42,9 @@ _ENVIRONMENT = ("TZ", "SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 
 class Stopped(Exception):
-    """A rendering reached a limit, or its process failed; the message is the reason, as a clause."""
+    """A rendering reached a limit, or its process failed; the message is the reason, as a
+    clause.
+    """
 
 
 class TemplateProcess:
@@ -63,14 +67,17 @@ class TemplateProcess:
         line = f"[{json.dumps(source)}, {variables}, {MAX_SECONDS}, {longest}]\n".encode()
         with self._lock:
             try:
-                kind, text = json.loads(self._exchange(line, 100 + 12 * longest))  # 12: "\ud83d\ude42"
+                # 12: "\ud83d\ude42"
+                kind, text = json.loads(self._exchange(line, 100 + 12 * longest))
             except BaseException:  # after Ctrl-C, the next request would get this answer
                 self.stop()
                 raise
         return kind, text
 
     def start(self) -> None:
-        """Start the process unless it runs, without waiting for it. The next request reports an error."""
+        """Start the process unless it runs, without waiting for it. The next request reports an
+        error.
+        """
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 with contextlib.suppress(Stopped):
@@ -112,7 +119,9 @@ class TemplateProcess:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    """Start the process, isolated from the user's Python settings and from the terminal's Ctrl-C."""
+    """Start the process, isolated from the user's Python settings and from the terminal's
+    Ctrl-C.
+    """
     specs = filter(None, map(importlib.util.find_spec, ("jinja2", "markupsafe")))
     folders = {str(Path(spec.origin).parents[1]) for spec in specs if spec.origin}
     file = str(Path(__file__).with_name("sandbox.py"))
@@ -120,10 +129,18 @@ def _start() -> subprocess.Popen[bytes]:
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     session: dict[str, Any] = {"start_new_session": True}
     if sys.platform == "win32":
-        session = {"creationflags": subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP}
+        session = {
+            "creationflags": subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP
+        }
     try:
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                env=environment, **session)
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            **session,
+        )
     except (OSError, TypeError, ValueError) as e:  # sys.executable may be None
         raise Stopped(f"the process that renders it cannot be started ({e})") from None
 

@@ -1,7 +1,9 @@
-"""Thoughts of reasoning models: the part of an answer between two marks at its beginning, split off as it streams.
+"""Thoughts of reasoning models: the part of an answer between two marks at its beginning, split off
+as it streams.
 
-The marks are those of the chat template, by name in vLLM's and llama.cpp's parsers: Qwen3, SmolLM3 and R1 (<think>), Ministral and
-Magistral ([THINK]), Seed-OSS (<seed:think>), Granite 3.3 (<think>, then <response> around the answer).
+The marks are those of the chat template, by name in vLLM's and llama.cpp's parsers: Qwen3, SmolLM3
+and R1 (<think>), Ministral and Magistral ([THINK]), Seed-OSS (<seed:think>), Granite 3.3 (<think>,
+then <response> around the answer).
 """
 
 from __future__ import annotations
@@ -23,11 +25,17 @@ class ThoughtFormat:
 
     def special_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Special tokens that a decoder must show to the parser."""
-        return frozenset(tokenizer.special_ids[mark] for mark in (self.start, self.end) if mark in tokenizer.special_ids)
+        return frozenset(
+            tokenizer.special_ids[mark]
+            for mark in (self.start, self.end)
+            if mark in tokenizer.special_ids
+        )
 
     def is_open(self, tokenizer: Tokenizer, prompt: Collection[int]) -> bool:
         """True if a prompt's end opens a thought, as R1's templates do."""
-        return tokenizer.decode(list(prompt)[-16:], skip_special=False).rstrip().endswith(self.start)
+        return (
+            tokenizer.decode(list(prompt)[-16:], skip_special=False).rstrip().endswith(self.start)
+        )
 
 
 FORMATS = (
@@ -38,7 +46,9 @@ FORMATS = (
 
 
 def find_thoughts(source: str) -> ThoughtFormat | None:
-    """The format whose marks a chat template's source contains, None for a model without thoughts."""
+    """The format whose marks a chat template's source contains, None for a model without
+    thoughts.
+    """
     return next((form for form in FORMATS if form.start in source), None)
 
 
@@ -49,7 +59,9 @@ class Thought(NamedTuple):
 
 
 class ThoughtParser:
-    """Splits a streamed answer in thoughts and text. An answer that does not begin with the mark has no thought."""
+    """Splits a streamed answer in thoughts and text. An answer that does not begin with the mark
+    has no thought.
+    """
 
     def __init__(self, form: ThoughtFormat, is_open: bool = False):
         """is_open: the prompt has opened the thought."""
@@ -69,19 +81,19 @@ class ThoughtParser:
         if self._state == "before":
             begun = self._waiting.lstrip()
             if begun.startswith(self._form.start):
-                self._state, self._waiting = "thought", begun[len(self._form.start):]
+                self._state, self._waiting = "thought", begun[len(self._form.start) :]
             elif self._form.start.startswith(begun) and not is_last:
                 return []
             else:
                 self._state, self._is_fresh = "text", False
         if self._state == "thought":
             thought, mark, rest = self._waiting.partition(self._form.end)
-            self._waiting = "" if mark else thought[len(thought) - _held(thought, self._form.end):]
+            self._waiting = "" if mark else thought[len(thought) - _held(thought, self._form.end) :]
             if not mark and not is_last:
-                thought = thought[:len(thought) - len(self._waiting)]
+                thought = thought[: len(thought) - len(self._waiting)]
                 # White space before the end mark is dropped with it.
                 kept = thought.rstrip()
-                self._waiting, thought = thought[len(kept):] + self._waiting, kept
+                self._waiting, thought = thought[len(kept) :] + self._waiting, kept
             if thought := self._trim(thought.rstrip() if mark or is_last else thought):
                 pieces.append(Thought(thought))
             if mark:
@@ -107,4 +119,6 @@ class ThoughtParser:
 
 def _held(text: str, mark: str) -> int:
     """Length of the text's end that may begin the mark."""
-    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
+    return next(
+        (n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0
+    )

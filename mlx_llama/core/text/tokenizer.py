@@ -1,7 +1,8 @@
 """Text to token ids and back: the interface of all tokenizers, and streaming decode.
 
-Libraries encode (hf_tokenizer.py, gguf_tokenizer.py). This file decodes token by token, so that streamed and decoded text
-are equal by construction. The tests compare both with the libraries' decoders.
+Libraries encode (hf_tokenizer.py, gguf_tokenizer.py). This file decodes token by token, so that
+streamed and decoded text are equal by construction. The tests compare both with the libraries'
+decoders.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Tokenizer(ABC):
     """Text to ids and back."""
 
     path: Path  # of the tokenizer's file
-    vocab_size: int  # ids that the tokenizer knows; at most the model's, whose embedding may be padded
+    # ids that the tokenizer knows; at most the model's, whose embedding may be padded
+    vocab_size: int
     bos_id: int | None  # begin of text
     eos_ids: tuple[int, ...]  # ends of text
     adds_bos: bool  # the tokenizer's library puts BOS before a text
@@ -44,23 +46,25 @@ class Tokenizer(ABC):
     added_ids: dict[str, int]  # these, and other tokens that are found before a text is tokenised
     named: dict[str, str]  # texts of bos_token, eos_token, ..., for templates
     # Decoding
-    byte_level: bool = False  # tokens are bytes in GPT-2's alphabet; else text, with tokens like <0xE2> for single bytes
-    dropped_space: Literal["single", "run"] | None = None  # before the first word: one space, or all of the first token's
+    # tokens are bytes in GPT-2's alphabet; else text, with tokens like <0xE2> for single bytes
+    byte_level: bool = False
+    # before the first word: one space, or all of the first token's
+    dropped_space: Literal["single", "run"] | None = None
     special_ends_bytes: bool = False  # a skipped special token ends a run of byte tokens
 
     def __init__(self, path: Path, config: LlamaConfig):
         self.path, self._model_vocab = path, config.vocab_size
         self._pieces: dict[int, Piece | None] = {}
-        self.texts: dict[int, str] = {}  # of tokens whose text is the same anywhere but at the start or after an unfinished one
+        # of tokens whose text is the same anywhere but at the start or after an unfinished one
+        self.texts: dict[int, str] = {}
 
     # Encoding
 
     def encode(self, text: str, *, add_bos: bool = False, parse_special: bool = False) -> list[int]:
         """Encode a text as token ids.
 
-        Args:
-            text: any text; "" has no tokens.
-            add_bos: put BOS first if the tokenizer does (`adds_bos`). An empty text gets BOS in any case, since a model
+        Args: text: any text; "" has no tokens. add_bos: put BOS first if the tokenizer does
+            (`adds_bos`). An empty text gets BOS in any case, since a model
                 needs a token to start from.
             parse_special: parse special tokens; else they are text.
 
@@ -68,13 +72,18 @@ class Tokenizer(ABC):
             TokenizerError: the text holds a lone surrogate, which UTF-8 cannot express.
         """
         _check(text)
-        bos = [self.bos_id] if add_bos and self.bos_id is not None and (self.adds_bos or not text) else []
+        bos = (
+            [self.bos_id]
+            if add_bos and self.bos_id is not None and (self.adds_bos or not text)
+            else []
+        )
         if not text:
             return bos
         return bos + (self._encode_parsed(text) if parse_special else self._encode_plain(text))
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
-        """Encode consecutive parts of a text; special tokens are parsed within a part, but not across two.
+        """Encode consecutive parts of a text; special tokens are parsed within a part, but not
+        across two.
 
         Raises:
             TokenizerError: as `encode`.
@@ -87,7 +96,9 @@ class Tokenizer(ABC):
         return ids
 
     def count_at_least(self, text: str) -> int:
-        """A lower bound of the number of tokens of a long text, without encoding it; 0 if short or unknown."""
+        """A lower bound of the number of tokens of a long text, without encoding it; 0 if short or
+        unknown.
+        """
         if len(text) < _LONG or not self._longest_token:
             return 0
         return -(-len(text.encode("utf-8", "surrogatepass")) // self._longest_token)
@@ -107,12 +118,15 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def _encode_continued(self, text: str) -> list[int]:
-        """As `_encode_parsed`, for the continuation of a text: without a space before the first word."""
+        """As `_encode_parsed`, for the continuation of a text: without a space before the first
+        word.
+        """
 
     # Decoding
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """Decode token ids. Bytes that are not UTF-8 become U+FFFD; the space before the first word is dropped.
+        """Decode token ids. Bytes that are not UTF-8 become U+FFFD; the space before the first word
+        is dropped.
 
         Raises:
             TokenizerError: an id outside the model's vocabulary.
@@ -121,14 +135,17 @@ class Tokenizer(ABC):
         return "".join([stream.push(token) for token in ids]) + stream.finish()
 
     def stream(
-        self, *, skip_special: bool = True, starts_text: bool = True, shown: frozenset[int] = frozenset()
+        self,
+        *,
+        skip_special: bool = True,
+        starts_text: bool = True,
+        shown: frozenset[int] = frozenset(),
     ) -> StreamDecoder:
         """Make a decoder of streamed ids.
 
-        Args:
-            skip_special: drop special tokens.
-            starts_text: the first id begins a text, so drop its leading space; False to continue a text.
-            shown: special tokens that are never dropped, such as those that open a tool call.
+        Args: skip_special: drop special tokens. starts_text: the first id begins a text, so drop
+            its leading space; False to continue a text. shown: special tokens that are never
+            dropped, such as those that open a tool call.
         """
         return StreamDecoder(self, skip_special, starts_text, shown)
 
@@ -141,18 +158,26 @@ class Tokenizer(ABC):
         if token not in self._pieces:
             if not 0 <= token < max(self._model_vocab, self.vocab_size):
                 raise TokenizerError(
-                    f"token id {show(token)} is outside the vocabulary, expected 0 to {self._model_vocab - 1}"
+                    f"token id {show(token)} is outside the vocabulary, expected 0 to "
+                    f"{self._model_vocab - 1}"
                 )
             self._pieces[token] = self._make_piece(int(token))
         return self._pieces[token]
 
     def token_bytes(self) -> list[bytes | None]:
-        """The bytes that each id adds to a text, by id; None for special and unknown tokens and for padding."""
+        """The bytes that each id adds to a text, by id; None for special and unknown tokens and for
+        padding.
+        """
         specials, added = set(self.special_ids.values()), set(self.added_ids.values())
         pieces = [self.piece(token) for token in range(max(self._model_vocab, self.vocab_size))]
         return [
-            # Excludes sentencepiece's unknown token, which keeps its space but is not an added token.
-            None if piece is None or piece.is_special or token in specials or (piece.keeps_space and token not in added)
+            # Excludes sentencepiece's unknown token, which keeps its space but is not an added
+            # token.
+            None
+            if piece is None
+            or piece.is_special
+            or token in specials
+            or (piece.keeps_space and token not in added)
             else piece.data
             for token, piece in enumerate(pieces)
         ]
@@ -165,11 +190,16 @@ class Tokenizer(ABC):
 class StreamDecoder:
     """Decodes streamed ids to whole characters; the joined pieces equal `Tokenizer.decode`.
 
-    A character that spans several tokens appears with the last of them. The cost per token is constant.
+    A character that spans several tokens appears with the last of them. The cost per token is
+    constant.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, skip_special: bool, starts_text: bool, shown: frozenset[int] = frozenset()
+        self,
+        tokenizer: Tokenizer,
+        skip_special: bool,
+        starts_text: bool,
+        shown: frozenset[int] = frozenset(),
     ):
         self._tokenizer, self._skip_special, self._shown = tokenizer, skip_special, shown
         self._started = not starts_text
@@ -183,13 +213,21 @@ class StreamDecoder:
             TokenizerError: an id outside the model's vocabulary.
         """
         tokenizer = self._tokenizer
-        if self._started and not self._pending and (known := tokenizer.texts.get(token)) is not None:
+        if (
+            self._started
+            and not self._pending
+            and (known := tokenizer.texts.get(token)) is not None
+        ):
             return known
         piece = tokenizer.piece(token)
         if piece is None:
             return ""
         if piece.is_special and self._skip_special and token not in self._shown:
-            return self._drop_space(self._take_pending(final=True)) if tokenizer.special_ends_bytes else ""
+            return (
+                self._drop_space(self._take_pending(final=True))
+                if tokenizer.special_ends_bytes
+                else ""
+            )
         if tokenizer.byte_level:
             return self._drop_space(self._utf8.decode(piece.data))
         if piece.is_byte:
@@ -208,7 +246,11 @@ class StreamDecoder:
 
     def finish(self) -> str:
         """End the stream; returns U+FFFD for an unfinished character, else ""."""
-        text = self._utf8.decode(b"", final=True) if self._tokenizer.byte_level else self._take_pending(final=True)
+        text = (
+            self._utf8.decode(b"", final=True)
+            if self._tokenizer.byte_level
+            else self._take_pending(final=True)
+        )
         return self._drop_space(text, of_bytes=True)
 
     def _drop_space(self, text: str, of_bytes: bool = False) -> str:
@@ -218,10 +260,16 @@ class StreamDecoder:
         self._started = True
         # sentencepiece keeps a first space that is spelled by byte tokens.
         kept = of_bytes and self._tokenizer.special_ends_bytes
-        return text[1:] if self._tokenizer.dropped_space == "single" and text[0] == " " and not kept else text
+        return (
+            text[1:]
+            if self._tokenizer.dropped_space == "single" and text[0] == " " and not kept
+            else text
+        )
 
     def _take_pending(self, final: bool) -> str:
-        """Take whole characters from the pending bytes; bytes that belong to no character become U+FFFD."""
+        """Take whole characters from the pending bytes; bytes that belong to no character become
+        U+FFFD.
+        """
         text = ""
         while self._pending:
             try:
@@ -237,14 +285,19 @@ class StreamDecoder:
 
 @contextmanager
 def library_faults(path: Path) -> Iterator[None]:
-    """Turn errors of the tokenizers library into TokenizerError: bare Exception, and PanicException, a BaseException."""
+    """Turn errors of the tokenizers library into TokenizerError: bare Exception, and
+    PanicException, a BaseException.
+    """
     try:
         yield
     except BaseException as e:
-        if (not isinstance(e, Exception) and type(e).__name__ != "PanicException") or isinstance(e, (LlamaError, MemoryError)):
+        if (not isinstance(e, Exception) and type(e).__name__ != "PanicException") or isinstance(
+            e, (LlamaError, MemoryError)
+        ):
             raise
         raise TokenizerError(
-            f"{path}: its tokenizer cannot encode this text ({show(str(e))}); shorten long runs of one character, or fetch "
+            f"{path}: its tokenizer cannot encode this text ({show(str(e))}); shorten long "
+            "runs of one character, or fetch "
             "the tokenizer again"
         ) from None
 
@@ -257,10 +310,18 @@ def parse_byte_token(text: str) -> int | None:
 
 @functools.cache
 def byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable characters for the 256 bytes (openai/gpt-2, encoder.py): character -> byte."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    """GPT-2's printable characters for the 256 bytes (openai/gpt-2, encoder.py): character ->
+    byte.
+    """
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + i): byte for i, byte in enumerate(others)
+    }
 
 
 def decode_byte_level(text: str) -> bytes:
@@ -281,6 +342,7 @@ def _check(text: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as e:
         raise TokenizerError(
-            f"text holds {show(text[e.start])} at character {e.start}, half of a surrogate pair, which UTF-8 cannot "
+            f"text holds {show(text[e.start])} at character {e.start}, half of a surrogate "
+            "pair, which UTF-8 cannot "
             "express; remove it"
         ) from None

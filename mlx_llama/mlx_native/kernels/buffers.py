@@ -1,8 +1,9 @@
 """Where a cache keeps its rows.
 
-Three nouns. A *row* holds the tokens, keys and values of one sequence. A *buffer* is a set of arrays that one graph updates.
-It has *slots*, each for a row. A row alone has a buffer of one slot; rows that decode together share a buffer. A row joins
-by a copy into a slot and leaves by a copy out of it, while other slots stay in place.
+Three nouns. A *row* holds the tokens, keys and values of one sequence. A *buffer* is a set of
+arrays that one graph updates. It has *slots*, each for a row. A row alone has a buffer of one slot;
+rows that decode together share a buffer. A row joins by a copy into a slot and leaves by a copy out
+of it, while other slots stay in place.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from mlx_llama.core.models.config import LlamaConfig
 from .packing import Packing, Parts
 
 SLOTS = (1, 2, 4, 8, 16, 32)  # of a buffer; a traced step has one of these batches
-SPARE = 4  # a buffer has at most this many times the positions that its rows need, unless it is small
+# a buffer has at most this many times the positions that its rows need, unless it is small
+SPARE = 4
 SMALL = 1 << 27  # bytes of keys and values up to which a buffer may have more
 PATIENCE = 4  # steps with at most a quarter of the slots in use, after which a buffer shrinks
 
@@ -28,7 +30,9 @@ PATIENCE = 4  # steps with at most a quarter of the slots in use, after which a 
 class Buffer:
     """Arrays of some rows."""
 
-    def __init__(self, keys: list[Parts], values: list[Parts], tokens: mx.array, rows: list[int | None]):
+    def __init__(
+        self, keys: list[Parts], values: list[Parts], tokens: mx.array, rows: list[int | None]
+    ):
         self.keys, self.values = keys, values  # by layer, Parts of [S, G, L, *]
         self.tokens = tokens  # int32 [S, L]
         self.rows = rows  # the row in each slot, None in a free one
@@ -82,7 +86,10 @@ class StepBuffers:
         self.orders = [tuple(index.get(row, -1) for row in buffer.rows) for buffer in buffers]
         sequences = [i for order in self.orders for i in order]
         positions = [sequences.index(i) for i in range(len(rows))]
-        self._is_ordered, self._is_full = positions == list(range(len(rows))), len(sequences) == len(rows)
+        self._is_ordered, self._is_full = (
+            positions == list(range(len(rows))),
+            len(sequences) == len(rows),
+        )
         self._positions = mx.array(positions, mx.int32)
         self.result: mx.array | None = None  # of the last step
         self.drawn: list[mx.array] = []  # its tokens, by buffer
@@ -92,22 +99,32 @@ class StepBuffers:
         joined = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
         if not self._is_ordered:
             return mx.take(joined, self._positions, axis=0)
-        return joined if self._is_full else joined[:len(self.rows)]
+        return joined if self._is_full else joined[: len(self.rows)]
 
 
 class Buffers(Positions):
     """A cache's rows and the buffers where they lie. bits: as in Packing."""
 
-    def __init__(self, config: LlamaConfig, capacity: int, dtype: mx.Dtype = mx.float32,
-                 device: mx.Device = mx.Device(mx.cpu), rows: int = 1, bits: int | None = None):
+    def __init__(
+        self,
+        config: LlamaConfig,
+        capacity: int,
+        dtype: mx.Dtype = mx.float32,
+        device: mx.Device = mx.Device(mx.cpu),
+        rows: int = 1,
+        bits: int | None = None,
+    ):
         # On the CPU MLX sums products of 16-bit scales in 16 bits.
-        self.packing = Packing(bits, config.head_dim, dtype, mx.float32 if device.type == mx.cpu else dtype)
+        self.packing = Packing(
+            bits, config.head_dim, dtype, mx.float32 if device.type == mx.cpu else dtype
+        )
         heads = 2 * config.num_hidden_layers * config.num_key_value_heads
         super().__init__(config, capacity, heads * self.packing.nbytes, rows)
         self.dtype, self.device = dtype, device
-        # mx.fast.rope computes its angles in float32, 1e-3 off at position 100,000. That suffices for 16-bit activations,
-        # but float32 promises the other backends' tokens. The kernel has no factor that depends on the position either.
-        # MLX's CPU device has no such kernel; tables take fewer primitives there at every width.
+        # mx.fast.rope computes its angles in float32, 1e-3 off at position 100,000. That suffices
+        # for 16-bit activations, but float32 promises the other backends' tokens. The kernel has no
+        # factor that depends on the position either. MLX's CPU device has no such kernel; tables
+        # take fewer primitives there at every width.
         self.tabulated = dtype == mx.float32 or device.type == mx.cpu or bool(config.query_beta)
         self.slots: list[Slot | None] = [None] * rows  # by row
         self._tables: dict[int, tuple] = {}  # by length of a buffer
@@ -118,7 +135,9 @@ class Buffers(Positions):
         return list({id(slot.buffer): slot.buffer for slot in self.slots if slot}.values())
 
     def buffer_of(self, row: int, end: int) -> Buffer:
-        """The buffer of a row alone, with storage for `end` positions. Takes the row out of a shared buffer."""
+        """The buffer of a row alone, with storage for `end` positions. Takes the row out of a
+        shared buffer.
+        """
         buffer = self.slots[row].buffer
         if buffer.slots > 1:
             self._isolate(row, self.storage_for(end))
@@ -127,7 +146,9 @@ class Buffers(Positions):
         return buffer
 
     def step_buffers(self, rows: Sequence[int]) -> StepBuffers:
-        """The buffers of a step over `rows`, which have storage for it; rows without a shared buffer join one."""
+        """The buffers of a step over `rows`, which have storage for it; rows without a shared
+        buffer join one.
+        """
         rows = tuple(rows)
         if rows not in self._steps:
             step = self._assign(rows)
@@ -144,14 +165,21 @@ class Buffers(Positions):
         return step
 
     def tables(self, length: int) -> tuple:
-        """Cosines and sines of the first `length` positions, or periods and a factor: see ops.rope."""
+        """Cosines and sines of the first `length` positions, or periods and a factor: see
+        ops.rope.
+        """
         if length not in self._tables:
-            self._tables[length] = (make_angles(self.config, 0, length, self.capacity) if self.tabulated
-                                    else make_periods(self.config, self.capacity))
+            self._tables[length] = (
+                make_angles(self.config, 0, length, self.capacity)
+                if self.tabulated
+                else make_periods(self.config, self.capacity)
+            )
         return self._tables[length]
 
     def release(self, row: int) -> Buffer | None:
-        """Free a row's slot, and the arrays with the last slot. Returns the buffer, None for a row that has no slot."""
+        """Free a row's slot, and the arrays with the last slot. Returns the buffer, None for a row
+        that has no slot.
+        """
         if self.slots[row] is None:
             return None
         buffer, number = self.slots[row]
@@ -161,7 +189,9 @@ class Buffers(Positions):
         return buffer
 
     def isolate_last(self, buffer: Buffer) -> None:
-        """If few rows of a buffer are left, give each a buffer of its own, so that each frees what it takes."""
+        """If few rows of a buffer are left, give each a buffer of its own, so that each frees what
+        it takes.
+        """
         if buffer.used <= max(1, buffer.slots // 4):
             for row in [row for row in buffer.rows if row is not None]:
                 self._isolate(row, self.storage_for(max(self.lengths[row], 1)))
@@ -169,7 +199,9 @@ class Buffers(Positions):
     def drop_tables(self) -> None:
         """Drop tables of lengths that no buffer has."""
         lengths = {buffer.length for buffer in self.buffers()}
-        self._tables = {length: table for length, table in self._tables.items() if length in lengths}
+        self._tables = {
+            length: table for length, table in self._tables.items() if length in lengths
+        }
 
     def _grow(self, ends: Mapping[int, int]) -> None:
         grown = {row: self._copy_rows([row], 1, self.storage_for(end)) for row, end in ends.items()}
@@ -184,13 +216,23 @@ class Buffers(Positions):
         self.tables(length)
 
         def parts() -> Parts:
-            return tuple(mx.zeros((slots, self.config.num_key_value_heads, length, size), dtype)
-                         for size, dtype in self.packing.parts)
+            return tuple(
+                mx.zeros((slots, self.config.num_key_value_heads, length, size), dtype)
+                for size, dtype in self.packing.parts
+            )
 
         with mx.stream(self.device):
-            buffer = Buffer([parts() for _ in layers], [parts() for _ in layers], mx.zeros((slots, length), mx.int32),
-                            [None] * slots)
-            sources = [(number, slot, self.lengths[row]) for number, row in enumerate(rows) if (slot := self.slots[row])]
+            buffer = Buffer(
+                [parts() for _ in layers],
+                [parts() for _ in layers],
+                mx.zeros((slots, length), mx.int32),
+                [None] * slots,
+            )
+            sources = [
+                (number, slot, self.lengths[row])
+                for number, row in enumerate(rows)
+                if (slot := self.slots[row])
+            ]
             for number, slot, count in sources:
                 buffer.copy(number, slot, count)
             if any(count and slot.buffer.slots > 1 for _, slot, count in sources):
@@ -208,7 +250,9 @@ class Buffers(Positions):
 
     def _forget(self, buffer: Buffer) -> None:
         """Drop the steps that have this buffer."""
-        self._steps = {rows: step for rows, step in self._steps.items() if buffer not in step.buffers}
+        self._steps = {
+            rows: step for rows, step in self._steps.items() if buffer not in step.buffers
+        }
 
     def _isolate(self, row: int, length: int) -> None:
         """Move a row to its own buffer for `length` positions."""
@@ -237,7 +281,9 @@ class Buffers(Positions):
                     self._isolate(row, self.storage_for(self.lengths[row]))
         joins: list[tuple[Buffer | None, list[int]]] = [(buffer, []) for buffer in shared]
         for row in joining:
-            target = next((new for buffer, new in joins if self._fits(buffer, [*new, row], active)), None)
+            target = next(
+                (new for buffer, new in joins if self._fits(buffer, [*new, row], active)), None
+            )
             if target is None:
                 joins.append((None, [row]))
             else:
@@ -246,11 +292,16 @@ class Buffers(Positions):
             if new and (buffer or len(new) > 1):
                 self._join(buffer, new, active)
         self.drop_tables()
-        return StepBuffers(rows, list({id(buffer): buffer for buffer in (self.slots[row].buffer for row in rows)}.values()))
+        return StepBuffers(
+            rows,
+            list(
+                {id(buffer): buffer for buffer in (self.slots[row].buffer for row in rows)}.values()
+            ),
+        )
 
     def _fits(self, buffer: Buffer | None, new: list[int], active: set[int]) -> bool:
-        """True if the rows `new` may join a buffer, None for a new one: it has few enough active rows, wastes little memory
-        on short ones, and fits free memory if it becomes larger."""
+        """True if the rows `new` may join a buffer, None for a new one: it has few enough active
+        rows, wastes little memory on short ones, and fits free memory if it becomes larger."""
         sharing = [row for row in (buffer.rows if buffer else ()) if row in active] + new
         if len(sharing) > SLOTS[-1]:
             return False
@@ -260,14 +311,19 @@ class Buffers(Positions):
         nbytes = slots * length * self.position_nbytes
         if slots * length > SPARE * sum(needs) and nbytes > SMALL:
             return False
-        is_new = len(sharing) > 1 and (buffer is None or slots > buffer.slots or length > buffer.length)
+        is_new = len(sharing) > 1 and (
+            buffer is None or slots > buffer.slots or length > buffer.length
+        )
         free = self.free_memory() if is_new and nbytes >= 1 << 20 else None
         return free is None or nbytes <= free
 
     def _join(self, buffer: Buffer | None, new: list[int], active: set[int]) -> None:
         """Copy rows into free slots, of a new and larger buffer if need be."""
         staying = [row for row in (buffer.rows if buffer else ()) if row in active]
-        length = max([self.storage_for(self.lengths[row] + 1) for row in new] + ([buffer.length] if buffer else []))
+        length = max(
+            [self.storage_for(self.lengths[row] + 1) for row in new]
+            + ([buffer.length] if buffer else [])
+        )
         slots = _round_up_slots(len(staying) + len(new))
         if buffer and slots <= buffer.slots and length == buffer.length:
             free = [number for number, row in enumerate(buffer.rows) if row is None]
@@ -288,7 +344,9 @@ class Buffers(Positions):
 
     def _isolate_idle(self, buffer: Buffer | None, active: Collection[int]) -> None:
         """Give each row of a buffer that is not active a buffer of its own."""
-        for row in [row for row in (buffer.rows if buffer else ()) if row is not None and row not in active]:
+        for row in [
+            row for row in (buffer.rows if buffer else ()) if row is not None and row not in active
+        ]:
             self._isolate(row, self.storage_for(max(self.lengths[row], 1)))
 
     def _shrink(self, buffer: Buffer, rows: tuple[int, ...]) -> None:
@@ -310,13 +368,23 @@ def _round_up_slots(count: int) -> int:
     return next(size for size in SLOTS if size >= count)
 
 
-def make_angles(config: LlamaConfig, start: int, count: int, seq_len: int | None = None) -> tuple[mx.array, mx.array]:
-    """Cosines float32 [count, 1, R/2] and sines [count, 2, R/2], as ops.rope takes them; several tables side by side."""
+def make_angles(
+    config: LlamaConfig, start: int, count: int, seq_len: int | None = None
+) -> tuple[mx.array, mx.array]:
+    """Cosines float32 [count, 1, R/2] and sines [count, 2, R/2], as ops.rope takes them; several
+    tables side by side.
+    """
     cosine, sine = rope.tables(config, start, count, seq_len)
     return mx.array(cosine[:, None]), mx.array(np.stack([-sine, sine], axis=1))
 
 
 def make_periods(config: LlamaConfig, seq_len: int | None = None) -> tuple[mx.array, float]:
-    """Tokens per radian, float32 [R/2], of several tables one after the other, and the factor on cosine and sine."""
-    tables = [rope.inverse_frequencies(config, seq_len, table) for table in range(len(config.ropes))]
-    return mx.array(np.concatenate([1 / frequencies for frequencies, _ in tables]).astype(np.float32)), tables[0][1]
+    """Tokens per radian, float32 [R/2], of several tables one after the other, and the factor on
+    cosine and sine.
+    """
+    tables = [
+        rope.inverse_frequencies(config, seq_len, table) for table in range(len(config.ropes))
+    ]
+    return mx.array(
+        np.concatenate([1 / frequencies for frequencies, _ in tables]).astype(np.float32)
+    ), tables[0][1]

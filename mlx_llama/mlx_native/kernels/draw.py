@@ -22,38 +22,69 @@ class OptionArrays(BatchOptions):
         self._arranged: dict[tuple[int, ...], dict[str, mx.array]] = {}
 
     def arrange(self, order: Sequence[int]) -> dict[str, mx.array]:
-        """Values of the options as arrays [S, *]. order: the row of each sequence; -1 for one that is not to be read."""
+        """Values of the options as arrays [S, *]. order: the row of each sequence; -1 for one that
+        is not to be read.
+        """
         order = tuple(order)
         if order not in self._arranged:
-            if len(self._arranged) == 8:  # buffers of a step; orders are forgotten when rows join or leave
+            # buffers of a step; orders are forgotten when rows join or leave
+            if len(self._arranged) == 8:
                 self._arranged.clear()
             self._arranged[order] = self._make_values([self.options[max(i, 0)] for i in order])
         return self._arranged[order]
 
     def _make_values(self, options: Sequence[GenerationOptions]) -> dict[str, mx.array]:
         kind, rows = self.kind, [RowNumbers.of(o) for o in options]
-        wanted = ["window", "repetition_penalty", "presence_penalty", "frequency_penalty"] if kind.window else []
-        wanted += [name for name, is_used in (("temperature", kind.is_random), ("top_k", kind.top_k), ("top_p", kind.has_top_p),
-                                              ("min_p", kind.has_min_p)) if is_used]
-        values = {name: mx.array(np.array([getattr(row, name) for row in rows],
-                                          np.int32 if name in ("top_k", "window") else np.float32)[:, None]) for name in wanted}
+        wanted = (
+            ["window", "repetition_penalty", "presence_penalty", "frequency_penalty"]
+            if kind.window
+            else []
+        )
+        wanted += [
+            name
+            for name, is_used in (
+                ("temperature", kind.is_random),
+                ("top_k", kind.top_k),
+                ("top_p", kind.has_top_p),
+                ("min_p", kind.has_min_p),
+            )
+            if is_used
+        ]
+        values = {
+            name: mx.array(
+                np.array(
+                    [getattr(row, name) for row in rows],
+                    np.int32 if name in ("top_k", "window") else np.float32,
+                )[:, None]
+            )
+            for name in wanted
+        }
         if kind.is_random:
-            values |= {"seed": mx.array(np.array([row.seed for row in rows], np.uint32)), "table": _noise_table(),
-                       "noise": mx.array(np.array([row.is_random for row in rows], np.float32)[:, None])}
+            values |= {
+                "seed": mx.array(np.array([row.seed for row in rows], np.uint32)),
+                "table": _noise_table(),
+                "noise": mx.array(np.array([row.is_random for row in rows], np.float32)[:, None]),
+            }
         if kind.biases:
             ids = np.zeros((len(rows), kind.biases), np.int32)
             biases = np.full(ids.shape, -0.0, np.float32)  # adding -0 changes no number
             for row, o in enumerate(options):
-                ids[row, :len(o.logit_bias)], biases[row, :len(o.logit_bias)] = list(o.logit_bias), list(o.logit_bias.values())
+                ids[row, : len(o.logit_bias)], biases[row, : len(o.logit_bias)] = (
+                    list(o.logit_bias),
+                    list(o.logit_bias.values()),
+                )
             values |= {"bias_ids": mx.array(ids), "bias": mx.array(biases)}
         return values
 
 
-def gumbel(seed: int | mx.array, position: int | mx.array, table: mx.array, indices: mx.array) -> mx.array:
-    """core.rng.gumbel, bit for bit. table: its gumbel_table on the device; indices: uint32 arange [V]; float32 [V].
+def gumbel(
+    seed: int | mx.array, position: int | mx.array, table: mx.array, indices: mx.array
+) -> mx.array:
+    """core.rng.gumbel, bit for bit. table: its gumbel_table on the device; indices: uint32 arange
+    [V]; float32 [V].
 
-    seed and position: numbers, or uint32 [S, 2] (the words of core.rng.split_seed) and uint32 [S] on the device, for
-    float32 [S, V].
+    seed and position: numbers, or uint32 [S, 2] (the words of core.rng.split_seed) and uint32 [S]
+    on the device, for float32 [S, V].
     """
     if isinstance(seed, int):
         seed = mx.array(rng.split_seed(seed), mx.uint32)
@@ -74,63 +105,105 @@ def gumbel(seed: int | mx.array, position: int | mx.array, table: mx.array, indi
     return table[(k.view(mx.int32) >> rng.TABLE_SHIFT) - rng.TABLE_OFFSET]
 
 
-def draw(kind: Kind, logits: mx.array, positions: mx.array, recent: mx.array | None, values: dict[str, mx.array]) -> mx.array:
-    """Draw on every path, traced or not. logits: [S, V]; positions: uint32 [S], or [] with one row; values: of
-    OptionArrays.arrange; recent and the result: as of sampling.SamplingBatch. -1 is in place of a token whose score is not
-    finite."""
+def draw(
+    kind: Kind,
+    logits: mx.array,
+    positions: mx.array,
+    recent: mx.array | None,
+    values: dict[str, mx.array],
+) -> mx.array:
+    """Draw on every path, traced or not. logits: [S, V]; positions: uint32 [S], or [] with one row;
+    values: of OptionArrays.arrange; recent and the result: as of sampling.SamplingBatch. -1 is in
+    place of a token whose score is not finite."""
     scores = _score(kind, logits, positions, recent, values)
     best = mx.max(scores, axis=-1, keepdims=True)  # NaN if any is
-    return mx.where(mx.abs(best) < math.inf, mx.argmax(scores, axis=-1, keepdims=True).astype(mx.int32), -1)
+    return mx.where(
+        mx.abs(best) < math.inf, mx.argmax(scores, axis=-1, keepdims=True).astype(mx.int32), -1
+    )
 
 
-def draw_share(kind: Kind, logits: mx.array, first: int, positions: mx.array, values: dict[str, mx.array]) -> mx.array:
-    """The winner of a share of the vocabulary, of `draw` without filters, penalties and biases: int32 [S, 2], the bits of its
-    score and its id. logits: [S, V'], of the tokens from `first` on."""
+def draw_share(
+    kind: Kind, logits: mx.array, first: int, positions: mx.array, values: dict[str, mx.array]
+) -> mx.array:
+    """The winner of a share of the vocabulary, of `draw` without filters, penalties and biases:
+    int32 [S, 2], the bits of its score and its id. logits: [S, V'], of the tokens from `first` on.
+    """
     scores = _score(kind, logits, positions, None, values, first)
     best = mx.argmax(scores, axis=-1, keepdims=True).astype(mx.int32)
-    return mx.concatenate([mx.take_along_axis(scores, best, axis=1).view(mx.int32), best + first], axis=1)
+    return mx.concatenate(
+        [mx.take_along_axis(scores, best, axis=1).view(mx.int32), best + first], axis=1
+    )
 
 
-def _score(kind: Kind, logits: mx.array, positions: mx.array, recent: mx.array | None, values: dict[str, mx.array],
-           first: int = 0) -> mx.array:
+def _score(
+    kind: Kind,
+    logits: mx.array,
+    positions: mx.array,
+    recent: mx.array | None,
+    values: dict[str, mx.array],
+    first: int = 0,
+) -> mx.array:
     """Scores of the tokens from `first` on, with noise where a row has a temperature."""
     scores = process(kind, logits, recent, values)
     if kind.is_random:
         indices = mx.arange(first, first + scores.shape[1], dtype=mx.uint32)
-        scores = scores + gumbel(values["seed"], positions.reshape(-1), values["table"], indices) * values["noise"]
+        scores = (
+            scores
+            + gumbel(values["seed"], positions.reshape(-1), values["table"], indices)
+            * values["noise"]
+        )
     return scores
 
 
 def choose_winner(pairs: mx.array) -> mx.array:
-    """The token of the largest score, the first of equals, int32 [S, 1]. pairs: `draw_share` of all shares in order, [n, S, 2]."""
+    """The token of the largest score, the first of equals, int32 [S, 1]. pairs: `draw_share` of all
+    shares in order, [n, S, 2].
+    """
     winner = mx.argmax(pairs[..., :1].view(mx.float32), axis=0, keepdims=True)
     return mx.take_along_axis(pairs[..., 1:], winner, axis=0)[0]
 
 
-def sample(kind: Kind, logits: mx.array, positions: mx.array, recent: mx.array | None, values: dict[str, mx.array],
-           words: mx.array | None = None) -> mx.array:
-    """`draw` behind a `mask` of `words`, None for no grammar; with the kind's log-probabilities as of `pack`."""
+def sample(
+    kind: Kind,
+    logits: mx.array,
+    positions: mx.array,
+    recent: mx.array | None,
+    values: dict[str, mx.array],
+    words: mx.array | None = None,
+) -> mx.array:
+    """`draw` behind a `mask` of `words`, None for no grammar; with the kind's log-probabilities as
+    of `pack`.
+    """
     tokens = draw(kind, logits if words is None else mask(logits, words), positions, recent, values)
     return tokens if kind.logprobs is None else pack(tokens, logits, kind.logprobs)
 
 
 def mask(logits: mx.array, words: mx.array) -> mx.array:
-    """Logits float32 [B, V], -inf where a grammar forbids a token. words: int32 [B, ceil(V / 32)], a bit per token."""
+    """Logits float32 [B, V], -inf where a grammar forbids a token. words: int32 [B, ceil(V / 32)],
+    a bit per token.
+    """
     ids = mx.arange(logits.shape[1])
     bits = (mx.take(words, ids >> 5, axis=1) >> (ids & 31)) & 1
     return mx.where(bits == 1, logits.astype(mx.float32), -math.inf)
 
 
 def pack(tokens: mx.array, logits: mx.array, count: int) -> mx.array:
-    """core.backends.logprobs.pack: tokens int32 [B, 1] with log-probabilities, int32 [B, 2 + 2 count]."""
+    """core.backends.logprobs.pack: tokens int32 [B, 1] with log-probabilities, int32 [B, 2 + 2
+    count].
+    """
     values = logits.astype(mx.float32)
     values = values - mx.logsumexp(values, axis=-1, keepdims=True)
     ids = mx.argsort(-values, axis=-1)[:, :count].astype(mx.int32)
-    chosen, top = mx.take_along_axis(values, tokens, axis=1), mx.take_along_axis(values, ids, axis=1)
+    chosen, top = (
+        mx.take_along_axis(values, tokens, axis=1),
+        mx.take_along_axis(values, ids, axis=1),
+    )
     return mx.concatenate([tokens, chosen.view(mx.int32), ids, top.view(mx.int32)], axis=1)
 
 
-def process(kind: Kind, logits: mx.array, recent: mx.array | None, values: dict[str, mx.array]) -> mx.array:
+def process(
+    kind: Kind, logits: mx.array, recent: mx.array | None, values: dict[str, mx.array]
+) -> mx.array:
     """sampling.SamplingBatch.processed of arrays alone."""
     scores = logits.astype(mx.float32)
     if kind.biases:
@@ -144,12 +217,16 @@ def process(kind: Kind, logits: mx.array, recent: mx.array | None, values: dict[
     if kind.has_top_p:
         scores = _keep_nucleus(scores, values["top_p"])
     if kind.has_min_p:
-        scores = mx.where(scores < scores.max(axis=-1, keepdims=True) + values["min_p"], -math.inf, scores)
+        scores = mx.where(
+            scores < scores.max(axis=-1, keepdims=True) + values["min_p"], -math.inf, scores
+        )
     return scores
 
 
 def _keep_likeliest(scores: mx.array, most: int, top_k: mx.array) -> mx.array:
-    """-inf for all but the top_k likeliest and ties with the last of them. top_k: [S, 1], 0 for all; most: the largest."""
+    """-inf for all but the top_k likeliest and ties with the last of them. top_k: [S, 1], 0 for
+    all; most: the largest.
+    """
     ordered = mx.sort(mx.topk(scores, most, axis=-1), axis=-1)
     last = mx.take_along_axis(ordered, most - mx.clip(top_k, 1, most), axis=-1)
     return mx.where((scores < last) & (top_k > 0), -math.inf, scores)
@@ -159,7 +236,8 @@ def _keep_nucleus(scores: mx.array, top_p: mx.array) -> mx.array:
     """-inf for all but the smallest set with probability top_p, [S, 1], inf for all."""
     ordered = mx.sort(scores, axis=-1)[:, ::-1]
     shares = mx.softmax(ordered, axis=-1)
-    before = mx.cumsum(shares, axis=-1) - shares  # probability of all likelier tokens: 0 for the first, which stays
+    # probability of all likelier tokens: 0 for the first, which stays
+    before = mx.cumsum(shares, axis=-1) - shares
     smallest = mx.where(before < top_p, ordered, math.inf).min(axis=-1, keepdims=True)
     return mx.where(scores < smallest, -math.inf, scores)
 
@@ -167,8 +245,10 @@ def _keep_nucleus(scores: mx.array, top_p: mx.array) -> mx.array:
 def _penalise(scores: mx.array, recent: mx.array, values: dict[str, mx.array]) -> mx.array:
     rows, count = scores.shape
     width = recent.shape[1]
-    recent = mx.where(mx.arange(width) >= width - values["window"], recent, -1)  # each row's own window
-    counts = mx.zeros((rows, count + 1)).at[mx.arange(rows)[:, None], recent + 1].add(1.0)[:, 1:]  # -1 falls out
+    # each row's own window
+    recent = mx.where(mx.arange(width) >= width - values["window"], recent, -1)
+    # -1 falls out
+    counts = mx.zeros((rows, count + 1)).at[mx.arange(rows)[:, None], recent + 1].add(1.0)[:, 1:]
     penalty = values["repetition_penalty"]
     repeated = mx.where(scores > 0, scores / penalty, scores * penalty)
     scores = mx.where(counts > 0, repeated - values["presence_penalty"], scores)

@@ -1,7 +1,8 @@
 """Limit of the work queued on the device by long prompts.
 
-MLX queues any amount of work and waits for it inside a single call, which Ctrl-C cannot end. So a prompt is submitted in
-groups of layers, and the next group waits until most of the earlier work is done. Results do not change.
+MLX queues any amount of work and waits for it inside a single call, which Ctrl-C cannot end. So a
+prompt is submitted in groups of layers, and the next group waits until most of the earlier work is
+done. Results do not change.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from mlx_llama.core.models.config import LlamaConfig
 
 QUEUED_SECONDS = 0.25  # of work on the device
 UNLIMITED = 1 << 16  # tokens
-# Multiplications per second of a slow device of each kind. MLX's CPU device on Linux was measured; Apple's are estimates.
+# Multiplications per second of a slow device of each kind. MLX's CPU device on Linux was measured;
+# Apple's are estimates.
 SPEEDS = {"gpu": 2e12, "accelerate": 2e11, "cpu": 2e9, "cpu, low-bit": 1e8}
 
 
@@ -25,18 +27,34 @@ class Pace:
     """Limits the queue of a model. Thread-safe."""
 
     def __init__(self, config: LlamaConfig, device: mx.Device, is_low_bit: bool = False):
-        matrices = [math.prod(shape) for name, shape in config.tensor_shapes().items() if ".layers." in name]
-        kind = "gpu" if device.type == mx.gpu else "accelerate" if platform.system() == "Darwin" else "cpu"
-        self.limit = QUEUED_SECONDS * SPEEDS["cpu, low-bit" if kind == "cpu" and is_low_bit else kind]
+        matrices = [
+            math.prod(shape) for name, shape in config.tensor_shapes().items() if ".layers." in name
+        ]
+        kind = (
+            "gpu"
+            if device.type == mx.gpu
+            else "accelerate"
+            if platform.system() == "Darwin"
+            else "cpu"
+        )
+        self.limit = (
+            QUEUED_SECONDS * SPEEDS["cpu, low-bit" if kind == "cpu" and is_low_bit else kind]
+        )
         # If a single product takes long, only fewer tokens help. Gate and up are a single product.
-        self.width = UNLIMITED if kind != "cpu" else max(1, min(UNLIMITED, int(self.limit / (4 * max(matrices)))))
+        self.width = (
+            UNLIMITED
+            if kind != "cpu"
+            else max(1, min(UNLIMITED, int(self.limit / (4 * max(matrices)))))
+        )
         self._layer_work = 2 * sum(matrices) / config.num_hidden_layers  # of a token
         self._collected = 0.0  # work that was not submitted yet
         self._queue: deque[tuple[float, mx.array]] = deque()
         self._lock = threading.Lock()
 
     def __call__(self, x: mx.array, tokens: int) -> None:
-        """Count a layer over `tokens` tokens that begins with `x`. Waits while more than the limit is queued."""
+        """Count a layer over `tokens` tokens that begins with `x`. Waits while more than the limit
+        is queued.
+        """
         with self._lock:
             self._collected += tokens * self._layer_work
             if self._collected < self.limit / 2:

@@ -13,12 +13,15 @@ Parts = tuple[mx.array, ...]  # keys or values of a layer: (numbers,), or (codes
 
 @dataclass(frozen=True)
 class Packing:
-    """Numbers [S, G, L, D]; or codes uint32 [S, G, L, D' / 4], scales and biases [S, G, L, D' / 32].
+    """Numbers [S, G, L, D]; or codes uint32 [S, G, L, D' / 4], scales and biases [S, G, L, D' /
+    32].
 
     D' is D rounded up to a multiple of CACHE_GROUP, 32.
     """
 
-    bits: int | None  # 8: codes, with a scale and a bias for every CACHE_GROUP; 16: numbers of two bytes; None: as `dtype`
+    # 8: codes, with a scale and a bias for every CACHE_GROUP; 16: numbers of two bytes; None: as
+    # `dtype`
+    bits: int | None
     head_dim: int  # D
     dtype: mx.Dtype  # of activations
     scale_dtype: mx.Dtype
@@ -34,7 +37,11 @@ class Packing:
         if self.bits != 8:
             return [(self.head_dim, self.number_dtype)]
         groups = -(-self.head_dim // CACHE_GROUP)
-        return [(groups * CACHE_GROUP // 4, mx.uint32), (groups, self.scale_dtype), (groups, self.scale_dtype)]
+        return [
+            (groups * CACHE_GROUP // 4, mx.uint32),
+            (groups, self.scale_dtype),
+            (groups, self.scale_dtype),
+        ]
 
     @property
     def nbytes(self) -> int:
@@ -47,10 +54,14 @@ class Packing:
             return (x.astype(self.number_dtype),)
         if padding := -self.head_dim % CACHE_GROUP:
             x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
-        return tuple(mx.quantize(x.astype(self.scale_dtype), group_size=CACHE_GROUP, bits=self.bits))
+        return tuple(
+            mx.quantize(x.astype(self.scale_dtype), group_size=CACHE_GROUP, bits=self.bits)
+        )
 
     def unpack(self, parts: Parts) -> mx.array:
         """Convert stored parts to numbers [..., D]."""
         if self.bits != 8:
             return parts[0].astype(self.dtype)
-        return mx.dequantize(*parts, group_size=CACHE_GROUP, bits=self.bits)[..., :self.head_dim].astype(self.dtype)
+        return mx.dequantize(*parts, group_size=CACHE_GROUP, bits=self.bits)[
+            ..., : self.head_dim
+        ].astype(self.dtype)

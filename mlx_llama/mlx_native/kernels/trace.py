@@ -1,5 +1,6 @@
-"""Decode steps as one unit of work: traced once by mx.compile for each size of a buffer and kind of sampling, replayed for
-every token. With grammars there are two units: the forward, then sampling behind masks."""
+"""Decode steps as one unit of work: traced once by mx.compile for each size of a buffer and kind of
+sampling, replayed for every token. With grammars there are two units: the forward, then sampling
+behind masks."""
 
 from __future__ import annotations
 
@@ -18,27 +19,37 @@ from .buffers import Buffer, Buffers
 from .draw import OptionArrays, sample
 from .packing import Packing
 
-CLEAR_EVERY = 256  # steps after which MLX frees the memory that it keeps for reuse; outgrown rows leave gigabytes
+# steps after which MLX frees the memory that it keeps for reuse; outgrown rows leave gigabytes
+CLEAR_EVERY = 256
 KEPT = 24  # compiled functions per model; the least recently used is evicted
 
-Work = list[tuple[Buffer, tuple[int, ...], mx.array]]  # buffers of a step, the sequence in each slot, tokens int32 [S, 1]
+# buffers of a step, the sequence in each slot, tokens int32 [S, 1]
+Work = list[tuple[Buffer, tuple[int, ...], mx.array]]
 
 
 class Runner:
     """Runs decode steps, by slots and kind of sampling."""
 
     def __init__(self, advance: Callable, compile: bool, sample: Callable = sample):
-        """advance: (window, packing, token, position, tokens, keys, values, tables, adapters) -> (logits, recent, tokens,
-        keys, values), of arrays alone after the first two. compile: False runs it untraced. sample: like draw.sample.
+        """advance: (window, packing, token, position, tokens, keys, values, tables, adapters) ->
+        (logits, recent, tokens, keys, values), of arrays alone after the first two. compile: False
+        runs it untraced. sample: like draw.sample.
         """
         self.advance, self.compile, self.sample = advance, compile, sample
         self._functions: OrderedDict[tuple, Callable] = OrderedDict()
         self._steps = 0
 
-    def step(self, tokens: mx.array | np.ndarray, index_pos: int | Sequence[int], cache: Buffers, sampling: OptionArrays,
-             rows: Sequence[int] | None, masks: Masks | None = None) -> mx.array:
-        """The next tokens, int32 [B, 1] or with log-probabilities [B, C]; the cache takes over the step's arrays. Raises
-        ContextError."""
+    def step(
+        self,
+        tokens: mx.array | np.ndarray,
+        index_pos: int | Sequence[int],
+        cache: Buffers,
+        sampling: OptionArrays,
+        rows: Sequence[int] | None,
+        masks: Masks | None = None,
+    ) -> mx.array:
+        """The next tokens, int32 [B, 1] or with log-probabilities [B, C]; the cache takes over the
+        step's arrays. Raises ContextError."""
         self._steps += 1
         if self._steps % CLEAR_EVERY == 0:
             mx.clear_cache()
@@ -49,9 +60,17 @@ class Runner:
                 work = [(cache.buffer_of(span.row, span.end), (0,), token)]
             else:
                 buffers = cache.step_buffers([span.row for span in call.spans])
-                inputs = buffers.drawn if tokens is buffers.result else [_pick(tokens, order) for order in buffers.orders]
+                inputs = (
+                    buffers.drawn
+                    if tokens is buffers.result
+                    else [_pick(tokens, order) for order in buffers.orders]
+                )
                 work = list(zip(buffers.buffers, buffers.orders, inputs))
-            drawn = self._run(cache, work, sampling) if masks is None else self._run_masked(cache, work, sampling, masks)
+            drawn = (
+                self._run(cache, work, sampling)
+                if masks is None
+                else self._run_masked(cache, work, sampling, masks)
+            )
             if call.batch == 1:
                 return drawn[0]
             buffers.drawn, buffers.result = drawn, buffers.collect(drawn)
@@ -62,47 +81,88 @@ class Runner:
         following = []
         for buffer, order, token in work:
             adapters = _adapters(cache, buffer)
-            step = self._find(("step", len(order), cache.packing.bits, sampling.kind, adapters is None),
-                              lambda: partial(self._step, sampling.kind, cache.packing))
+            step = self._find(
+                ("step", len(order), cache.packing.bits, sampling.kind, adapters is None),
+                lambda: partial(self._step, sampling.kind, cache.packing),
+            )
             drawn, buffer.tokens, buffer.keys, buffer.values = step(
-                sampling.arrange(order), token, _positions(cache, buffer), buffer.tokens, buffer.keys, buffer.values,
-                cache.tables(buffer.length), adapters)
+                sampling.arrange(order),
+                token,
+                _positions(cache, buffer),
+                buffer.tokens,
+                buffer.keys,
+                buffer.values,
+                cache.tables(buffer.length),
+                adapters,
+            )
             following.append(drawn)
         return following
 
-    def _run_masked(self, cache: Buffers, work: Work, sampling: OptionArrays, masks: Masks) -> list[mx.array]:
-        """As `_run`, in two units: the device works on the forward while the host computes the masks."""
+    def _run_masked(
+        self, cache: Buffers, work: Work, sampling: OptionArrays, masks: Masks
+    ) -> list[mx.array]:
+        """As `_run`, in two units: the device works on the forward while the host computes the
+        masks.
+        """
         forwards = []
         for buffer, order, token in work:
             adapters = _adapters(cache, buffer)
-            advance = self._find(("advance", len(order), cache.packing.bits, sampling.kind.window, adapters is None),
-                                 lambda: partial(self.advance, sampling.kind.window, cache.packing))
+            advance = self._find(
+                ("advance", len(order), cache.packing.bits, sampling.kind.window, adapters is None),
+                lambda: partial(self.advance, sampling.kind.window, cache.packing),
+            )
             position = _positions(cache, buffer)
             logits, recent, buffer.tokens, buffer.keys, buffer.values = advance(
-                token, position, buffer.tokens, buffer.keys, buffer.values, cache.tables(buffer.length), adapters)
+                token,
+                position,
+                buffer.tokens,
+                buffer.keys,
+                buffer.values,
+                cache.tables(buffer.length),
+                adapters,
+            )
             forwards.append((logits, position, recent))
         mx.async_eval([logits for logits, *_ in forwards])
         words, drawn = masks(), []
         for (_, order, _), arrays in zip(work, forwards):
-            draw_next = self._find(("draw", len(order), sampling.kind),
-                                   lambda: partial(self._draw_next, sampling.kind))
-            drawn.append(draw_next(*arrays, sampling.arrange(order), mx.array(words[np.maximum(order, 0)])))
+            draw_next = self._find(
+                ("draw", len(order), sampling.kind), lambda: partial(self._draw_next, sampling.kind)
+            )
+            drawn.append(
+                draw_next(*arrays, sampling.arrange(order), mx.array(words[np.maximum(order, 0)]))
+            )
         return drawn
 
-    def _step(self, kind: Kind, packing: Packing, values: dict[str, mx.array], token: mx.array, position: mx.array,
-              *state) -> tuple:
+    def _step(
+        self,
+        kind: Kind,
+        packing: Packing,
+        values: dict[str, mx.array],
+        token: mx.array,
+        position: mx.array,
+        *state,
+    ) -> tuple:
         """Forward and sampling as one unit, of arrays alone after the first two."""
         logits, recent, *state = self.advance(kind.window, packing, token, position, *state)
         return self._draw_next(kind, logits, position, recent, values), *state
 
-    def _draw_next(self, kind: Kind, logits: mx.array, position: mx.array, recent: mx.array | None,
-                   values: dict[str, mx.array], words: mx.array | None = None) -> mx.array:
+    def _draw_next(
+        self,
+        kind: Kind,
+        logits: mx.array,
+        position: mx.array,
+        recent: mx.array | None,
+        values: dict[str, mx.array],
+        words: mx.array | None = None,
+    ) -> mx.array:
         """Sample the tokens after `position`, int32 [S], or [] with one slot."""
         following = (position + 1).astype(mx.uint32) if kind.is_random else position
         return self.sample(kind, logits, following, recent, values, words)
 
     def _find(self, key: tuple, make: Callable[[], Callable]) -> Callable:
-        """The function of a key, made and compiled at its first use. Only the bits of `packing` differ within a model."""
+        """The function of a key, made and compiled at its first use. Only the bits of `packing`
+        differ within a model.
+        """
         step = self._functions.get(key)
         if step is None:
             step = self._functions[key] = mx.compile(make()) if self.compile else make()
@@ -127,6 +187,12 @@ def _adapters(cache: Buffers, buffer: Buffer) -> mx.array | None:
 
 
 def _pick(tokens: mx.array | np.ndarray, order: tuple[int, ...]) -> mx.array:
-    """The token of each slot, int32 [S, 1]; any token for a slot outside the step. tokens: int32 [B, 1]."""
+    """The token of each slot, int32 [S, 1]; any token for a slot outside the step. tokens: int32
+    [B, 1].
+    """
     index = np.maximum(np.array(order, np.int32), 0)
-    return mx.take(tokens, mx.array(index), axis=0) if isinstance(tokens, mx.array) else mx.array(tokens[index])
+    return (
+        mx.take(tokens, mx.array(index), axis=0)
+        if isinstance(tokens, mx.array)
+        else mx.array(tokens[index])
+    )

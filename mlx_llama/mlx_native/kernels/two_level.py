@@ -1,7 +1,7 @@
 """Matrices with two levels of scales (GGUF's K types) on MLX's GPU.
 
-Kernels read each code once, to multiply a few rows of x or to dequantise. The same in plain operations tests the kernels,
-and replaces them on the CPU.
+Kernels read each code once, to multiply a few rows of x or to dequantise. The same in plain
+operations tests the kernels, and replaces them on the CPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 from mlx_llama.core.files.quantized import IQ4_VALUES
 
 SUPER_GROUP = 256  # weights that share a super scale
-MAX_ROWS = 16  # of x for which `multiply` is faster than dequantising; estimated, not measured on Metal
+# of x for which `multiply` is faster than dequantising; estimated, not measured on Metal
+MAX_ROWS = 16
 
 
 class Layout(NamedTuple):
@@ -24,7 +25,9 @@ class Layout(NamedTuple):
     bits: int
     group_size: int
     offset: int
-    sub_bits: int  # of the unsigned sub scale, the low bits of a number whose high bits are the sub bias; 0: signed, no bias
+    # of the unsigned sub scale, the low bits of a number whose high bits are the sub bias; 0:
+    # signed, no bias
+    sub_bits: int
     has_table: bool = False  # codes are stored as 4-bit indices into IQ4_VALUES
 
     @property
@@ -41,16 +44,19 @@ class Parts(NamedTuple):
     supers: mx.array  # super scales and super biases, float16 [N, K / 256, 1 or 2]
 
 
-# Bodies of Metal functions; MLX writes the signatures, with the shapes that a body names. Template arguments: T, BITS,
-# GROUP, OFFSET, SUB_BITS, TABLE. A thread takes 32 columns at a time, which are BITS words.
+# Bodies of Metal functions; MLX writes the signatures, with the shapes that a body names. Template
+# arguments: T, BITS, GROUP, OFFSET, SUB_BITS, TABLE. A thread takes 32 columns at a time, which are
+# BITS words.
 _WORDS = """
         uint words[BITS];
         #pragma unroll
         for (int j = 0; j < BITS; j++) words[j] = packed[(n * chunks + chunk) * BITS + j];
 """
-_FOURS = [f"{word:#x}u" for word in IQ4_VALUES.astype(np.uint8).view("<u4")]  # of the table's values
-# A code is masked in place, which multiplies it by a power of two, 1 / `unit`, as in MLX's `qdot`: shifts would use the pipe
-# that converts integers to float. Only codes that span two words and indices of a table are shifted.
+# of the table's values
+_FOURS = [f"{word:#x}u" for word in IQ4_VALUES.astype(np.uint8).view("<u4")]
+# A code is masked in place, which multiplies it by a power of two, 1 / `unit`, as in MLX's `qdot`:
+# shifts would use the pipe that converts integers to float. Only codes that span two words and
+# indices of a table are shifted.
 _UNIT = """
                 const int at = i * BITS, shift = at % 32;
                 const bool is_moved = TABLE || shift + BITS > 32;
@@ -75,7 +81,8 @@ _SCALING = """
             const float scale = float(supers[place]) * (SUB_BITS == 0 ? sub : sub & ((1 << SUB_BITS) - 1));
             const float bias = SUB_BITS == 0 ? 0.0f : float(supers[place + 1]) * (sub >> SUB_BITS);
 """
-# A SIMD group computes four neighbouring outputs of a row of x, so that 32 numbers of x are read once for four rows of w.
+# A SIMD group computes four neighbouring outputs of a row of x, so that 32 numbers of x are read
+# once for four rows of w.
 _MULTIPLY = f"""
     const int K = x_shape[1], N = packed_shape[0], chunks = K / 32;
     const int m = threadgroup_position_in_grid.x;
@@ -134,20 +141,32 @@ def multiply(layout: Layout, parts: Parts, x: mx.array) -> mx.array:
     """x @ w.T by a kernel for Metal, summed in float32. x: [M, K]; returns [M, N] in x's dtype."""
     M, N = x.shape[0], parts.packed.shape[0]
     return _kernel("two_level_multiply", ("x", *Parts._fields), _MULTIPLY)(
-        inputs=[x, *parts], template=[("T", x.dtype), *_template(layout)], grid=(32 * M, 2 * -(-N // 8), 1),
-        threadgroup=(32, 2, 1), output_shapes=[(M, N)], output_dtypes=[x.dtype])[0]
+        inputs=[x, *parts],
+        template=[("T", x.dtype), *_template(layout)],
+        grid=(32 * M, 2 * -(-N // 8), 1),
+        threadgroup=(32, 2, 1),
+        output_shapes=[(M, N)],
+        output_dtypes=[x.dtype],
+    )[0]
 
 
 def dequantise(layout: Layout, parts: Parts, dtype: mx.Dtype) -> mx.array:
     """w by a kernel for Metal, [N, K] in `dtype`."""
     N, K = parts.packed.shape[0], parts.packed.shape[1] * 32 // layout.bits
     return _kernel("two_level_dequantise", Parts._fields, _DEQUANTISE)(
-        inputs=[*parts], template=[("T", dtype), *_template(layout)], grid=(K // 32, N, 1), threadgroup=(8, 8, 1),
-        output_shapes=[(N, K)], output_dtypes=[dtype])[0]
+        inputs=[*parts],
+        template=[("T", dtype), *_template(layout)],
+        grid=(K // 32, N, 1),
+        threadgroup=(8, 8, 1),
+        output_shapes=[(N, K)],
+        output_dtypes=[dtype],
+    )[0]
 
 
 def dequantise_plainly(layout: Layout, parts: Parts, dtype: mx.Dtype) -> mx.array:
-    """w by MLX's operations, computed in float32 with the bits of gguf's dequantiser: [N, K] in `dtype`."""
+    """w by MLX's operations, computed in float32 with the bits of gguf's dequantiser: [N, K] in
+    `dtype`.
+    """
     N, K = parts.packed.shape[0], parts.packed.shape[1] * 32 // layout.bits
     ones = mx.ones((N, K // 32))
     offset = 0 if layout.has_table else layout.offset
@@ -159,7 +178,7 @@ def dequantise_plainly(layout: Layout, parts: Parts, dtype: mx.Dtype) -> mx.arra
         scales, biases = parts.subs & ((1 << layout.sub_bits) - 1), parts.subs >> layout.sub_bits
 
     def scaling(subs: mx.array, level: int) -> mx.array:
-        supers = parts.supers[..., level:level + 1].astype(mx.float32)
+        supers = parts.supers[..., level : level + 1].astype(mx.float32)
         return (subs.astype(mx.float32).reshape(N, K // SUPER_GROUP, -1) * supers).reshape(N, -1, 1)
 
     values = codes.reshape(N, -1, layout.group_size) * scaling(scales, 0)
@@ -170,29 +189,41 @@ def dequantise_plainly(layout: Layout, parts: Parts, dtype: mx.Dtype) -> mx.arra
 
 @functools.cache
 def find_fault(layout: Layout, dtype: mx.Dtype) -> str:
-    """Try both kernels of a layout on the default device; returns why they cannot be used, or ""."""
+    """Try both kernels of a layout on the default device; returns why they cannot be used, or
+    "".
+    """
     rng, (N, K, M) = np.random.default_rng(0), (11, 1536, 2)
     subs = rng.integers(0, 1 << 16, (N, K // layout.group_size)).astype(layout.sub_kind)
     packed = rng.integers(0, 1 << 32, (N, K * layout.bits // 32), dtype=np.uint32)
-    supers = rng.uniform(-1e-4, 1e-4, (N, K // SUPER_GROUP, 2 if layout.sub_bits else 1)).astype(np.float16)
+    supers = rng.uniform(-1e-4, 1e-4, (N, K // SUPER_GROUP, 2 if layout.sub_bits else 1)).astype(
+        np.float16
+    )
     parts = Parts(mx.array(packed), mx.array(subs), mx.array(supers))
     x = mx.array(rng.standard_normal((M, K)).astype(np.float32)).astype(dtype)
     plain = dequantise_plainly(layout, parts, mx.float32)
     try:
-        results = [(multiply(layout, parts, x), x.astype(mx.float32) @ plain.T), (dequantise(layout, parts, dtype), plain)]
+        results = [
+            (multiply(layout, parts, x), x.astype(mx.float32) @ plain.T),
+            (dequantise(layout, parts, dtype), plain),
+        ]
         mx.eval(results)
     except Exception as error:  # of Metal's compiler or a driver; the model must run nevertheless
         return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
     rounding = {mx.float32: 1e-5, mx.float16: 2e-3, mx.bfloat16: 2e-2}[dtype]
     for result, expected in results:
-        if not mx.abs(result.astype(mx.float32) - expected).max().item() <= rounding * mx.abs(expected).max().item():
+        if (
+            not mx.abs(result.astype(mx.float32) - expected).max().item()
+            <= rounding * mx.abs(expected).max().item()
+        ):
             return "their results differ from plain operations"
     return ""
 
 
 @functools.cache
 def _kernel(name: str, inputs: tuple[str, ...], source: str):
-    return mx.fast.metal_kernel(name=name, input_names=list(inputs), output_names=["out"], source=source)
+    return mx.fast.metal_kernel(
+        name=name, input_names=list(inputs), output_names=["out"], source=source
+    )
 
 
 def _template(layout: Layout) -> list[tuple[str, int]]:

@@ -1,4 +1,6 @@
-"""StepView: the view of a decode step whose positions are arrays, so that one trace serves every position."""
+"""StepView: the view of a decode step whose positions are arrays, so that one trace serves every
+position.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,32 @@ from .packing import Packing, Parts
 
 
 class StepView(View):
-    """The words of cache.View over a buffer's arrays, for one token in each slot. Arguments are not changed.
+    """The words of cache.View over a buffer's arrays, for one token in each slot. Arguments are not
+    changed.
 
-    mx.compile would trace every token again if positions were Python numbers, which are keys of a trace. So they are int32
-    [S], [] for one slot, and attention reads the whole buffer behind a mask. A larger buffer is another trace.
+    mx.compile would trace every token again if positions were Python numbers, which are keys of a
+    trace. So they are int32 [S], [] for one slot, and attention reads the whole buffer behind a
+    mask. A larger buffer is another trace.
     """
 
     flat = True  # x is [S, E], without an axis of positions
     count = 1
 
-    def __init__(self, token: mx.array, position: mx.array, tokens: mx.array, keys: Sequence[Parts],
-                 values: Sequence[Parts], tables: tuple, packing: Packing, adapters: mx.array | None = None):
+    def __init__(
+        self,
+        token: mx.array,
+        position: mx.array,
+        tokens: mx.array,
+        keys: Sequence[Parts],
+        values: Sequence[Parts],
+        tables: tuple,
+        packing: Packing,
+        adapters: mx.array | None = None,
+    ):
         """Store `token`, int32 [S, 1], at `position`.
 
-        tokens, keys, values: of the buffer. tables: of Cache.tables. adapters: of the slots, int32 [S], None for none.
+        tokens, keys, values: of the buffer. tables: of Cache.tables. adapters: of the slots, int32
+        [S], None for none.
         """
         self.position, self.packing, self.adapters = position, packing, adapters
         self.keys, self.values = list(keys), list(values)
@@ -40,9 +54,12 @@ class StepView(View):
         if tables[0].ndim == 1:  # periods, not cosines and sines
             self.tables = (*tables, position)
         elif self.is_single:
-            self.tables = tuple(mx.slice(table, position, (0,), (1, *table.shape[1:])) for table in tables)
+            self.tables = tuple(
+                mx.slice(table, position, (0,), (1, *table.shape[1:])) for table in tables
+            )
         else:
-            self.tables = tuple(mx.take(table, position[:, None, None], axis=0) for table in tables)  # [S, 1, 1, *]
+            # [S, 1, 1, *]
+            self.tables = tuple(mx.take(table, position[:, None, None], axis=0) for table in tables)
 
     def append(self, layer: int, key: mx.array, value: mx.array) -> None:
         """Store new rows [S, G, 1, D] of a layer."""
@@ -55,9 +72,14 @@ class StepView(View):
 
     def new_keys(self, layer: int) -> mx.array:
         """Keys that this step stored in a layer, [S, G, 1, D]."""
-        return self.packing.unpack(tuple(
-            mx.slice(part, self.position, (2,), (*part.shape[:2], 1, part.shape[3])) if self.is_single
-            else mx.take_along_axis(part, self._find_indices(part), axis=2) for part in self.keys[layer]))
+        return self.packing.unpack(
+            tuple(
+                mx.slice(part, self.position, (2,), (*part.shape[:2], 1, part.shape[3]))
+                if self.is_single
+                else mx.take_along_axis(part, self._find_indices(part), axis=2)
+                for part in self.keys[layer]
+            )
+        )
 
     def mask(self, window: int | None = None) -> list[mx.array]:
         """The `stored` positions that each query sees: bool [S, 1, 1, L]."""
@@ -70,19 +92,30 @@ class StepView(View):
         return [self._masks[window]]
 
     def recent(self, window: int) -> mx.array:
-        """The last `window` tokens of each slot, this step's last: int32 [S, window], -1 in front where there are fewer."""
+        """The last `window` tokens of each slot, this step's last: int32 [S, window], -1 in front
+        where there are fewer.
+        """
         last = mx.arange(1 - window, 1) + self.position.reshape(-1, 1)
         return mx.where(last < 0, -1, mx.take_along_axis(self.tokens, mx.maximum(last, 0), axis=1))
 
     def _put(self, parts: Parts, new: mx.array) -> Parts:
         packed = self.packing.pack(new)
         if not self.is_single:
-            return tuple([mx.put_along_axis(part, self._find_indices(part), x, axis=2) for part, x in zip(parts, packed)])
-        return tuple([mx.slice_update(part, x, self.position, (2,)) for part, x in zip(parts, packed)])
+            return tuple(
+                [
+                    mx.put_along_axis(part, self._find_indices(part), x, axis=2)
+                    for part, x in zip(parts, packed)
+                ]
+            )
+        return tuple(
+            [mx.slice_update(part, x, self.position, (2,)) for part, x in zip(parts, packed)]
+        )
 
     def _find_indices(self, part: mx.array) -> mx.array:
         """The position of each slot, int32 [S, G, 1, *], broadcast once for all layers."""
         size = part.shape[3]
         if size not in self._indices:
-            self._indices[size] = mx.broadcast_to(self.position.reshape(-1, 1, 1, 1), (self.slots, part.shape[1], 1, size))
+            self._indices[size] = mx.broadcast_to(
+                self.position.reshape(-1, 1, 1, 1), (self.slots, part.shape[1], 1, size)
+            )
         return self._indices[size]

@@ -12,8 +12,8 @@ _wired = {"models": 0, "before": 0}
 def wire(model: object, device: mx.Device) -> None:
     """Keep the GPU's memory resident until `model` is dropped, on Metal from macOS 15 on.
 
-    Otherwise the system may page a large model out between tokens (mlx-lm's `wired_limit`). Half of a small Mac's memory
-    stays free; with all of it wired, a Mac froze.
+    Otherwise the system may page a large model out between tokens (mlx-lm's `wired_limit`). Half of
+    a small Mac's memory stays free; with all of it wired, a Mac froze.
     """
     if device.type != mx.gpu or not mx.metal.is_available():
         return

@@ -1,7 +1,8 @@
 """Compiled kernels as Python functions over NumPy arrays.
 
-A kernel takes addresses. These functions check the dtype, shape, order and alignment of every array first. Outputs have
-guards of 0xFF bytes (NaN as floats) on both sides, which are checked afterwards.
+A kernel takes addresses. These functions check the dtype, shape, order and alignment of every array
+first. Outputs have guards of 0xFF bytes (NaN as floats) on both sides, which are checked
+afterwards.
 """
 
 from __future__ import annotations
@@ -33,15 +34,23 @@ GUARD = 256
 
 Wanted = tuple  # a kernel: its kind and parameters, such as ("attend", 64)
 _WRITERS: dict[str, Callable[..., Function]] = {
-    "product": lambda module, target, layout, x_layout, tokens, several=1:
-        products.product(module, target, layout, x_layout, tokens, several, public=True),
-    "unpacked": lambda module, target, layout, x_layout:
-        unpacked.product(module, target, layout, x_layout, unpacked.PANELS, public=True),
-    "pack": lambda module, target, x_layout, source, single: packing.pack(module, x_layout, source, single, public=True),
+    "product": lambda module, target, layout, x_layout, tokens, several=1: products.product(
+        module, target, layout, x_layout, tokens, several, public=True
+    ),
+    "unpacked": lambda module, target, layout, x_layout: unpacked.product(
+        module, target, layout, x_layout, unpacked.PANELS, public=True
+    ),
+    "pack": lambda module, target, x_layout, source, single: packing.pack(
+        module, x_layout, source, single, public=True
+    ),
     "sum_of_squares": lambda module, target: norms.sum_of_squares(module, public=True),
     "rotate": lambda module, target, head_dim: rope.rotate(module, head_dim, public=True),
-    "store": lambda module, target, head_dim, bits: paging.store(module, head_dim, bits, public=True),
-    "attend": lambda module, target, head_dim, bits=None: attention.attend(module, head_dim, bits, public=True),
+    "store": lambda module, target, head_dim, bits: paging.store(
+        module, head_dim, bits, public=True
+    ),
+    "attend": lambda module, target, head_dim, bits=None: attention.attend(
+        module, head_dim, bits, public=True
+    ),
     "fill": lambda module, target, layout, format: filling.fill(module, layout, format),
     "embed": embedding.embed,
 }
@@ -50,23 +59,37 @@ _WRITERS: dict[str, Callable[..., Function]] = {
 class Memory:
     """An array of zeros or `values` between guards, `off` bytes after the start of a cache line."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: type | str = np.float32, values: np.ndarray | None = None,
-                 off: int = 0):
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: type | str = np.float32,
+        values: np.ndarray | None = None,
+        off: int = 0,
+    ):
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         self._raw = np.full(nbytes + 2 * GUARD + 64, 0xFF, np.uint8)
         self._start = GUARD + -(self._raw.ctypes.data + GUARD) % 64 + off
         self._end = self._start + nbytes
-        self.array = self._raw[self._start:self._end].view(dtype).reshape(shape)
+        self.array = self._raw[self._start : self._end].view(dtype).reshape(shape)
         self.array[...] = 0 if values is None else values
 
     def assert_guards(self) -> None:
-        assert (self._raw[:self._start] == 0xFF).all() and (self._raw[self._end:] == 0xFF).all(), "written outside"
+        assert (self._raw[: self._start] == 0xFF).all() and (
+            self._raw[self._end :] == 0xFF
+        ).all(), "written outside"
 
 
-def address(array: np.ndarray, dtype: type | str, shape: tuple[int | None, ...], align: int = 4) -> int:
-    """The array's address. Raises ValueError unless dtype, shape (None: any size), order and alignment are the kernel's."""
+def address(
+    array: np.ndarray, dtype: type | str, shape: tuple[int | None, ...], align: int = 4
+) -> int:
+    """The array's address. Raises ValueError unless dtype, shape (None: any size), order and
+    alignment are the kernel's.
+    """
     if array.dtype != np.dtype(dtype) or array.ndim != len(shape) or not array.flags.c_contiguous:
-        raise ValueError(f"{array.dtype} {array.shape}, contiguous {array.flags.c_contiguous}: not {dtype} {shape}")
+        raise ValueError(
+            f"{array.dtype} {array.shape}, contiguous {array.flags.c_contiguous}: not {dtype} "
+            f"{shape}"
+        )
     if any(size is not None and have != size for have, size in zip(array.shape, shape)):
         raise ValueError(f"shape {array.shape}, not {shape}")
     if array.ctypes.data % align:
@@ -75,7 +98,9 @@ def address(array: np.ndarray, dtype: type | str, shape: tuple[int | None, ...],
 
 
 class Library:
-    """The kernels `wanted`, compiled as one module for a target. key: added to the key of the cached machine code."""
+    """The kernels `wanted`, compiled as one module for a target. key: added to the key of the
+    cached machine code.
+    """
 
     def __init__(self, target: Target, wanted: Iterable[Wanted], key: str = ""):
         self.target = target
@@ -88,7 +113,10 @@ class Library:
         self._calls = {one: self._call(function) for one, function in functions.items()}
 
     def _call(self, function: Function) -> Callable[..., None]:
-        types = [ctypes.c_float if value.type == f32 else ctypes.c_int64 for value in function.parameters.values()]
+        types = [
+            ctypes.c_float if value.type == f32 else ctypes.c_int64
+            for value in function.parameters.values()
+        ]
         return ctypes.CFUNCTYPE(None, *types)(self._compiled.address[function.ir.name])
 
     def fill(self, tensor) -> Panels:
@@ -105,19 +133,38 @@ class Library:
         """float32 [len(ids), K]: up to 16 rows of a GGUF matrix by number."""
         layout, (_, width) = panels.weight_layout(tensor), tensor.shape
         rows = np.full(ROWS, tensor.blocks.ctypes.data)
-        rows[:len(ids)] += (ids if tensor.order is None else tensor.order[ids]) * tensor.blocks.strides[0]
+        rows[: len(ids)] += (
+            ids if tensor.order is None else tensor.order[ids]
+        ) * tensor.blocks.strides[0]
         out = Memory((len(ids), width + 16), values=np.nan)
-        self._calls["embed", layout, tensor.format](rows.ctypes.data, len(ids), width // layout.block, out.array.ctypes.data,
-                                                    out.array.strides[0])
+        self._calls["embed", layout, tensor.format](
+            rows.ctypes.data,
+            len(ids),
+            width // layout.block,
+            out.array.ctypes.data,
+            out.array.strides[0],
+        )
         out.assert_guards()
         assert np.isnan(out.array[:, width:]).all()
         return out.array[:, :width].copy()
 
-    def product(self, matrix: Panels, x_layout: ActivationLayout, records: np.ndarray, tokens: int,
-                bias: np.ndarray | None = None, before: np.ndarray | None = None, several: int = 1) -> np.ndarray:
-        """float32 [tokens, 16 panels]: matrix times one block of packed activations, plus `bias` and `before`."""
+    def product(
+        self,
+        matrix: Panels,
+        x_layout: ActivationLayout,
+        records: np.ndarray,
+        tokens: int,
+        bias: np.ndarray | None = None,
+        before: np.ndarray | None = None,
+        several: int = 1,
+    ) -> np.ndarray:
+        """float32 [tokens, 16 panels]: matrix times one block of packed activations, plus `bias`
+        and `before`.
+        """
         plan = matrix.plan
-        run = self._calls[("product", plan.layout, x_layout, tokens, *([several] if several > 1 else []))]
+        run = self._calls[
+            ("product", plan.layout, x_layout, tokens, *([several] if several > 1 else []))
+        ]
         if plan.panels % several:
             raise ValueError(f"{plan.panels} panels in runs of {several}")
         spans = -(-plan.columns // (SPAN * GROUP))
@@ -127,55 +174,100 @@ class Library:
         if before is not None:
             address(before, np.float32, (tokens, width))
             out.array[:, :width] = before
-        weights = address(matrix.array(), np.uint8, (plan.panels, plan.blocks, plan.layout.block_bytes), 64)
+        weights = address(
+            matrix.array(), np.uint8, (plan.panels, plan.blocks, plan.layout.block_bytes), 64
+        )
         biases = address(bias, np.float32, (width,)) if bias is not None else 0
         for first in range(0, plan.panels, several):
-            run(weights + first * plan.panel_bytes, x,
-                address(out.array, np.float32, (tokens, width + 16)) + 4 * ROWS * first, out.array.strides[0], plan.blocks,
-                biases and biases + 4 * ROWS * first, int(before is not None))
+            run(
+                weights + first * plan.panel_bytes,
+                x,
+                address(out.array, np.float32, (tokens, width + 16)) + 4 * ROWS * first,
+                out.array.strides[0],
+                plan.blocks,
+                biases and biases + 4 * ROWS * first,
+                int(before is not None),
+            )
         out.assert_guards()
         assert np.isnan(out.array[:, width:]).all()
         return out.array[:, :width].copy()
 
-    def unpacked(self, matrix: Panels, x_layout: ActivationLayout, records: np.ndarray, tiles: int,
-                 bias: np.ndarray | None = None, before: np.ndarray | None = None) -> np.ndarray:
-        """As `product`, of the matrix's first panels with `tiles` full tiles, whose records follow each other."""
+    def unpacked(
+        self,
+        matrix: Panels,
+        x_layout: ActivationLayout,
+        records: np.ndarray,
+        tiles: int,
+        bias: np.ndarray | None = None,
+        before: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """As `product`, of the matrix's first panels with `tiles` full tiles, whose records follow
+        each other.
+        """
         plan, tile, together = matrix.plan, self.target.tile, unpacked.PANELS
         panels = plan.panels // together * together
         tile_bytes = -(-plan.columns // (SPAN * GROUP)) * x_layout.record(tile)
         x = address(records, np.uint8, (tiles * tile_bytes,), 64)
         out = Memory((tiles * tile, ROWS * panels + 16), values=np.nan)
         if before is not None:
-            out.array[:, :ROWS * panels] = before[:, :ROWS * panels]
-        weights = address(matrix.array(), np.uint8, (plan.panels, plan.blocks, plan.layout.block_bytes), 64)
+            out.array[:, : ROWS * panels] = before[:, : ROWS * panels]
+        weights = address(
+            matrix.array(), np.uint8, (plan.panels, plan.blocks, plan.layout.block_bytes), 64
+        )
         biases = address(bias, np.float32, (ROWS * plan.panels,)) if bias is not None else 0
         for first in range(0, panels, together):
             self._calls["unpacked", plan.layout, x_layout](
-                weights + first * plan.panel_bytes, plan.panel_bytes, plan.blocks, x, tile_bytes, tiles,
-                out.array.ctypes.data + 4 * ROWS * first, out.array.strides[0], biases and biases + 4 * ROWS * first,
-                int(before is not None))
+                weights + first * plan.panel_bytes,
+                plan.panel_bytes,
+                plan.blocks,
+                x,
+                tile_bytes,
+                tiles,
+                out.array.ctypes.data + 4 * ROWS * first,
+                out.array.strides[0],
+                biases and biases + 4 * ROWS * first,
+                int(before is not None),
+            )
         out.assert_guards()
-        assert np.isnan(out.array[:, ROWS * panels:]).all()
-        return out.array[:, :ROWS * panels].copy()
+        assert np.isnan(out.array[:, ROWS * panels :]).all()
+        return out.array[:, : ROWS * panels].copy()
 
-    def pack(self, x_layout: ActivationLayout, source: str, tokens: int, a: np.ndarray, b: np.ndarray | None = None,
-             factor: np.ndarray | None = None) -> np.ndarray:
-        """The records of a block. a, b: float32 [tokens, K], K a multiple of 256; factor: float32 [tokens]."""
+    def pack(
+        self,
+        x_layout: ActivationLayout,
+        source: str,
+        tokens: int,
+        a: np.ndarray,
+        b: np.ndarray | None = None,
+        factor: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """The records of a block. a, b: float32 [tokens, K], K a multiple of 256; factor: float32
+        [tokens].
+        """
         groups = a.shape[1] // GROUP
         out = Memory((groups // SPAN * x_layout.record(tokens),), np.uint8, values=0xEE)
         b = a if b is None else b
         for slot in range(tokens):
             self._calls["pack", x_layout, source, tokens == 1](
-                address(a[slot], np.float32, (groups * GROUP,)), address(b[slot], np.float32, (groups * GROUP,)),
-                1.0 if factor is None else float(factor[slot]), groups, address(out.array, np.uint8, (None,), 64), slot, tokens)
+                address(a[slot], np.float32, (groups * GROUP,)),
+                address(b[slot], np.float32, (groups * GROUP,)),
+                1.0 if factor is None else float(factor[slot]),
+                groups,
+                address(out.array, np.uint8, (None,), 64),
+                slot,
+                tokens,
+            )
         out.assert_guards()
         return out.array
 
     def sum_of_squares(self, a: np.ndarray) -> np.float32:
         """a: float32 [K], K a multiple of 32."""
         out = Memory((1,))
-        self._calls["sum_of_squares",](address(a, np.float32, (a.size // GROUP * GROUP,)), a.size // GROUP,
-                                       address(out.array, np.float32, (1,)))
+        self._calls["sum_of_squares",](
+            address(a, np.float32, (a.size // GROUP * GROUP,)),
+            a.size // GROUP,
+            address(out.array, np.float32, (1,)),
+        )
         out.assert_guards()
         return out.array[0]
 
@@ -183,32 +275,45 @@ class Library:
         """x: float32 [D]; cosine, sine: [D / 2]."""
         out = Memory(x.shape, values=x)
         half = x.size // 2
-        self._calls["rotate", x.size](address(out.array, np.float32, (2 * half,)), address(cosine, np.float32, (half,)),
-                                      address(sine, np.float32, (half,)))
+        self._calls["rotate", x.size](
+            address(out.array, np.float32, (2 * half,)),
+            address(cosine, np.float32, (half,)),
+            address(sine, np.float32, (half,)),
+        )
         out.assert_guards()
         return out.array
 
-    def attend(self, query: np.ndarray, keys: np.ndarray, values: np.ndarray, first: int, end: int) -> np.ndarray:
-        """query: float32 [heads, D]; keys, values: [positions, D]. Invisible rows are NaN in the kernel's memory.
+    def attend(
+        self, query: np.ndarray, keys: np.ndarray, values: np.ndarray, first: int, end: int
+    ) -> np.ndarray:
+        """query: float32 [heads, D]; keys, values: [positions, D]. Invisible rows are NaN in the
+        kernel's memory.
 
-        Each page is an array of its own, keys before values; the table has them in reverse order of their addresses.
+        Each page is an array of its own, keys before values; the table has them in reverse order of
+        their addresses.
         """
         D = query.shape[1]
         layout = PageLayout(1, 1, D)
-        pages = sorted((Memory((2, PAGE, layout.width), values=np.nan) for _ in range(-(-end // PAGE))),
-                       key=lambda page: -page.array.ctypes.data)
+        pages = sorted(
+            (Memory((2, PAGE, layout.width), values=np.nan) for _ in range(-(-end // PAGE))),
+            key=lambda page: -page.array.ctypes.data,
+        )
         for part, given in enumerate((keys, values)):
             for position in range(first, end):
                 row = pages[position // PAGE].array[part, position % PAGE]
                 row[:D], row[D:] = given[position], 0
         return self._attend(query, pages, layout, first, end)
 
-    def store_halves_and_attend(self, query: np.ndarray, keys: np.ndarray, values: np.ndarray, first: int,
-                                end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Store keys and values [positions, D] as float16 and attend to them: (output, numbers [2, positions, D])."""
+    def store_halves_and_attend(
+        self, query: np.ndarray, keys: np.ndarray, values: np.ndarray, first: int, end: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Store keys and values [positions, D] as float16 and attend to them: (output, numbers [2,
+        positions, D]).
+        """
         D = query.shape[1]
         layout = PageLayout(1, 1, D, 16)
-        pages = [Memory((layout.tokens,), np.uint8, values=0xFF) for _ in range(-(-end // PAGE))]  # NaN
+        # NaN
+        pages = [Memory((layout.tokens,), np.uint8, values=0xFF) for _ in range(-(-end // PAGE))]
         halves = np.empty((2, len(keys), D), np.float16)
         for part, given in enumerate((keys, values)):
             for position in range(first, end):
@@ -216,45 +321,74 @@ class Library:
                 followed = Memory((D + 16,), values=np.nan)
                 followed.array[:D] = given[position]
                 at = layout.numbers(0, part) + slot * layout.row_bytes
-                self._calls["store", D, 16](address(followed.array, np.float32, (D + 16,)), page.array.ctypes.data + at, 0)
-                row = page.array[at:at + layout.row_bytes].view(np.float16)
+                self._calls["store", D, 16](
+                    address(followed.array, np.float32, (D + 16,)), page.array.ctypes.data + at, 0
+                )
+                row = page.array[at : at + layout.row_bytes].view(np.float16)
                 halves[part, position] = row[:D]
                 assert not row[D:].any()
         return self._attend(query, pages, layout, first, end), halves
 
-    def store_and_attend(self, query: np.ndarray, keys: np.ndarray, values: np.ndarray, first: int,
-                         end: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Store keys and values [positions, D] in 8 bits and attend to them: (output, codes [2, positions, D], scales)."""
+    def store_and_attend(
+        self, query: np.ndarray, keys: np.ndarray, values: np.ndarray, first: int, end: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Store keys and values [positions, D] in 8 bits and attend to them: (output, codes [2,
+        positions, D], scales).
+        """
         D = query.shape[1]
         layout = PageLayout(1, 1, D, 8)
-        pages = [Memory((layout.tokens,), np.uint8, values=0xFF) for _ in range(-(-end // PAGE))]  # scales are NaN
-        codes, scales = np.empty((2, len(keys), D), np.int8), np.empty((2, len(keys), layout.groups), np.float16)
+        # scales are NaN
+        pages = [Memory((layout.tokens,), np.uint8, values=0xFF) for _ in range(-(-end // PAGE))]
+        codes, scales = (
+            np.empty((2, len(keys), D), np.int8),
+            np.empty((2, len(keys), layout.groups), np.float16),
+        )
         for part, given in enumerate((keys, values)):
             for position in range(first, end):
                 page, slot = pages[position // PAGE], position % PAGE
                 followed = Memory((D + 16,), values=np.nan)
                 followed.array[:D] = given[position]
-                at = layout.numbers(0, part) + slot * layout.row_bytes, layout.scales(0, part) + slot * 2 * layout.groups
-                self._calls["store", D, 8](address(followed.array, np.float32, (D + 16,)),
-                                           *(page.array.ctypes.data + offset for offset in at))
-                codes[part, position] = page.array[at[0]:at[0] + D].view(np.int8)
-                scales[part, position] = page.array[at[1]:at[1] + 2 * layout.groups].view(np.float16)
+                at = (
+                    layout.numbers(0, part) + slot * layout.row_bytes,
+                    layout.scales(0, part) + slot * 2 * layout.groups,
+                )
+                self._calls["store", D, 8](
+                    address(followed.array, np.float32, (D + 16,)),
+                    *(page.array.ctypes.data + offset for offset in at),
+                )
+                codes[part, position] = page.array[at[0] : at[0] + D].view(np.int8)
+                scales[part, position] = page.array[at[1] : at[1] + 2 * layout.groups].view(
+                    np.float16
+                )
         return self._attend(query, pages, layout, first, end), codes, scales
 
-    def _attend(self, query: np.ndarray, pages: list[Memory], layout: PageLayout, first: int, end: int) -> np.ndarray:
+    def _attend(
+        self, query: np.ndarray, pages: list[Memory], layout: PageLayout, first: int, end: int
+    ) -> np.ndarray:
         heads, D = query.shape
         table = Memory((len(pages),), np.int64, values=[page.array.ctypes.data for page in pages])
         asked, out = Memory((heads, D), values=query), Memory((heads, D), values=np.nan)
         scores = Memory((heads, -(-end // 16) * 16 - first // 16 * 16 + 16), values=np.nan)
         name = ("attend", D, layout.bits) if layout.bits else ("attend", D)
         arguments = (
-            address(asked.array, np.float32, (heads, D)), address(table.array, np.int64, (len(pages),), 8),
-            *(layout.numbers(0, part) for part in range(2)), *(layout.scales(0, part) for part in range(2)),
-            address(out.array, np.float32, (heads, D)), first, end, heads,
-            address(scores.array, np.float32, (heads, None)), scores.array.strides[0], D**-0.5)
+            address(asked.array, np.float32, (heads, D)),
+            address(table.array, np.int64, (len(pages),), 8),
+            *(layout.numbers(0, part) for part in range(2)),
+            *(layout.scales(0, part) for part in range(2)),
+            address(out.array, np.float32, (heads, D)),
+            first,
+            end,
+            heads,
+            address(scores.array, np.float32, (heads, None)),
+            scores.array.strides[0],
+            D**-0.5,
+        )
         # Prefetched: nothing, then keys of these positions and of later ones, in the same pages.
         found = []
-        for following in ((0, 0, 0, 0), (table.array.ctypes.data, layout.numbers(0, 0), first // 2, end)):
+        for following in (
+            (0, 0, 0, 0),
+            (table.array.ctypes.data, layout.numbers(0, 0), first // 2, end),
+        ):
             self._calls[name](*arguments, *following)
             found.append(out.array.copy())
         np.testing.assert_array_equal(*found)
@@ -267,7 +401,9 @@ class Library:
 
 
 def write_records(x_layout: ActivationLayout, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Pack x = scale * codes: uint8 [spans x record]. codes: int32 [T, K], K % 256 == 0; scale: float32 [T, spans]."""
+    """Pack x = scale * codes: uint8 [spans x record]. codes: int32 [T, K], K % 256 == 0; scale:
+    float32 [T, spans].
+    """
     T, K = codes.shape
     groups = codes.reshape(T, -1, SPAN, 8, 4)
     halves = codes.reshape(T, -1, SPAN, 2, 16).sum(axis=4).transpose(1, 2, 3, 0)  # [spans, 8, 2, T]
@@ -281,9 +417,13 @@ def write_records(x_layout: ActivationLayout, codes: np.ndarray, scale: np.ndarr
     total = halves.sum(axis=2)
     parts += [-x_layout.offset * total.astype(np.int32), -x_layout.offset * halves.astype(np.int32)]
     parts += [total.astype(np.float32), halves.astype(np.float32), np.ascontiguousarray(scale.T)]
-    spans = [np.ascontiguousarray(part).reshape(K // SPAN // GROUP, -1).view(np.uint8) for part in parts]
+    spans = [
+        np.ascontiguousarray(part).reshape(K // SPAN // GROUP, -1).view(np.uint8) for part in parts
+    ]
     records = np.concatenate(spans, axis=1)
-    records = np.pad(records, ((0, 0), (0, x_layout.record(T) - records.shape[1])), constant_values=0xFF)
+    records = np.pad(
+        records, ((0, 0), (0, x_layout.record(T) - records.shape[1])), constant_values=0xFF
+    )
     return Memory((records.size,), np.uint8, records.reshape(-1)).array
 
 
@@ -296,34 +436,54 @@ def write_floats(x: np.ndarray) -> np.ndarray:
 def write_bfloat16(x: np.ndarray) -> np.ndarray:
     """Pack x: float32 [T, K] of bfloat16 values in the layout "bfloat16"."""
     upper = (np.ascontiguousarray(x).view(np.uint32) >> 16).astype(np.uint16)
-    records = np.ascontiguousarray(upper.reshape(len(x), -1, 2).transpose(1, 0, 2)).view(np.uint8).reshape(-1)
+    records = (
+        np.ascontiguousarray(upper.reshape(len(x), -1, 2).transpose(1, 0, 2))
+        .view(np.uint8)
+        .reshape(-1)
+    )
     return Memory((records.size,), np.uint8, records).array
 
 
-def read_records(x_layout: ActivationLayout, records: np.ndarray, tokens: int) -> dict[str, np.ndarray]:
-    """Unpack codes [T, K], scale [T, spans], sum, offset_sum [T, groups], half_sums, offset_half_sums [T, groups, 2]; for
-    "float" codes only."""
+def read_records(
+    x_layout: ActivationLayout, records: np.ndarray, tokens: int
+) -> dict[str, np.ndarray]:
+    """Unpack codes [T, K], scale [T, spans], sum, offset_sum [T, groups], half_sums,
+    offset_half_sums [T, groups, 2]; for "float" codes only."""
     rows = records.reshape(-1, x_layout.record(tokens))
     T, S = tokens, len(rows)
     if x_layout.name == "float":
         return {"codes": records.view(np.float32).reshape(S * SPAN * GROUP, T).T}
     if x_layout.name == "bfloat16":
-        upper = records.view(np.uint16).reshape(-1, T, 2).transpose(1, 0, 2).reshape(T, S * SPAN * GROUP)
+        upper = (
+            records.view(np.uint16)
+            .reshape(-1, T, 2)
+            .transpose(1, 0, 2)
+            .reshape(T, S * SPAN * GROUP)
+        )
         return {"codes": (upper.astype(np.uint32) << 16).view(np.float32)}
-    raw = np.ascontiguousarray(rows[:, :SPAN * x_layout.codes(T)])
+    raw = np.ascontiguousarray(rows[:, : SPAN * x_layout.codes(T)])
     if x_layout.name == "int16":
         codes = raw.view(np.int16).reshape(S, SPAN, 8, T, 4)[..., [0, 2, 1, 3]].astype(np.int32)
     else:
         planes = raw.view(np.int8).reshape(S, SPAN, -1, 8, T, 4).astype(np.int32)
-        codes = planes[:, :, 0] if x_layout.name == "int8" else 256 * planes[:, :, 0] + planes[:, :, 1]
+        codes = (
+            planes[:, :, 0] if x_layout.name == "int8" else 256 * planes[:, :, 0] + planes[:, :, 1]
+        )
 
     def part(name: str, dtype: type, *shape: int) -> np.ndarray:
         count = int(np.prod(shape)) * T
-        found = np.ascontiguousarray(rows[:, x_layout.at(name, T):][:, :4 * count]).view(dtype).reshape(S, *shape, T)
+        found = (
+            np.ascontiguousarray(rows[:, x_layout.at(name, T) :][:, : 4 * count])
+            .view(dtype)
+            .reshape(S, *shape, T)
+        )
         return np.moveaxis(found, -1, 0).reshape(T, -1, *shape[1:])
 
     return {
-        "codes": codes.transpose(3, 0, 1, 2, 4).reshape(T, -1), "scale": part("scale", np.float32, 1),
-        "sum": part("sum", np.float32, SPAN), "half_sums": part("half_sums", np.float32, SPAN, 2),
-        "offset_sum": part("offset_sum", np.int32, SPAN), "offset_half_sums": part("offset_half_sums", np.int32, SPAN, 2),
+        "codes": codes.transpose(3, 0, 1, 2, 4).reshape(T, -1),
+        "scale": part("scale", np.float32, 1),
+        "sum": part("sum", np.float32, SPAN),
+        "half_sums": part("half_sums", np.float32, SPAN, 2),
+        "offset_sum": part("offset_sum", np.int32, SPAN),
+        "offset_half_sums": part("offset_half_sums", np.int32, SPAN, 2),
     }

@@ -19,23 +19,81 @@ MISTRAL = {"architectures": ["MistralForCausalLM"]}
 WIDE = dict(hidden_size=256, intermediate_size=512)
 # (fields of config.json, dtype or GGUF type of the matrices, or types by module)
 MODELS = {
-    "odd widths": (dict(hidden_size=40, intermediate_size=100, num_attention_heads=5, num_key_value_heads=1,
-                        vocab_size=1003), "float32"),
-    "head 20": (dict(hidden_size=72, num_attention_heads=6, num_key_value_heads=3, head_dim=20,
-                     tie_word_embeddings=True), "bfloat16"),
-    "head 36": (dict(hidden_size=72, num_attention_heads=3, num_key_value_heads=3, head_dim=36, attention_bias=True,
-                     mlp_bias=True), "float16"),
-    "head 80, a window": (dict(**MISTRAL, hidden_size=64, head_dim=80, sliding_window=7), "float32"),
-    "head 128, dynamic rope": (dict(head_dim=128, rope_scaling=dict(rope_type="dynamic", factor=4.0),
-                                    max_position_embeddings=16), "float32"),
+    "odd widths": (
+        dict(
+            hidden_size=40,
+            intermediate_size=100,
+            num_attention_heads=5,
+            num_key_value_heads=1,
+            vocab_size=1003,
+        ),
+        "float32",
+    ),
+    "head 20": (
+        dict(
+            hidden_size=72,
+            num_attention_heads=6,
+            num_key_value_heads=3,
+            head_dim=20,
+            tie_word_embeddings=True,
+        ),
+        "bfloat16",
+    ),
+    "head 36": (
+        dict(
+            hidden_size=72,
+            num_attention_heads=3,
+            num_key_value_heads=3,
+            head_dim=36,
+            attention_bias=True,
+            mlp_bias=True,
+        ),
+        "float16",
+    ),
+    "head 80, a window": (
+        dict(**MISTRAL, hidden_size=64, head_dim=80, sliding_window=7),
+        "float32",
+    ),
+    "head 128, dynamic rope": (
+        dict(
+            head_dim=128,
+            rope_scaling=dict(rope_type="dynamic", factor=4.0),
+            max_position_embeddings=16,
+        ),
+        "float32",
+    ),
     "Q4_K_M": (WIDE, {"default": "Q4_K", "v_proj": "Q6_K", "down_proj": "Q6_K", "lm_head": "Q6_K"}),
-    "many formats": (WIDE | dict(num_attention_heads=8, num_key_value_heads=1),
-                     {"default": "Q5_0", "k_proj": "Q8_0", "v_proj": "F16", "o_proj": "IQ4_NL", "gate_proj": "Q4_1",
-                      "up_proj": "F32", "lm_head": "BF16"}),
-    "qwen2, a window in its last layer": (dict(architectures=["Qwen2ForCausalLM"], use_sliding_window=True, sliding_window=7,
-                                               max_window_layers=1), "float32"),
-    "qwen3, head 20": (dict(architectures=["Qwen3ForCausalLM"], hidden_size=72, num_attention_heads=6, num_key_value_heads=3,
-                            head_dim=20), "bfloat16"),
+    "many formats": (
+        WIDE | dict(num_attention_heads=8, num_key_value_heads=1),
+        {
+            "default": "Q5_0",
+            "k_proj": "Q8_0",
+            "v_proj": "F16",
+            "o_proj": "IQ4_NL",
+            "gate_proj": "Q4_1",
+            "up_proj": "F32",
+            "lm_head": "BF16",
+        },
+    ),
+    "qwen2, a window in its last layer": (
+        dict(
+            architectures=["Qwen2ForCausalLM"],
+            use_sliding_window=True,
+            sliding_window=7,
+            max_window_layers=1,
+        ),
+        "float32",
+    ),
+    "qwen3, head 20": (
+        dict(
+            architectures=["Qwen3ForCausalLM"],
+            hidden_size=72,
+            num_attention_heads=6,
+            num_key_value_heads=3,
+            head_dim=20,
+        ),
+        "bfloat16",
+    ),
     "qwen3, head 64": (dict(architectures=["Qwen3ForCausalLM"], head_dim=64), "float32"),
     "Q8_0 tied": (WIDE | dict(tie_word_embeddings=True, vocab_size=384), "Q8_0"),
 }
@@ -52,12 +110,18 @@ def files(case: str) -> Path:
         return make_checkpoint(home / "model", dtype=kinds, tokenizer=False, **fields)
     by_name = kinds if isinstance(kinds, dict) else {"default": kinds}
     with mock.patch("making_gguf.random_blocks", centred_blocks):
-        make_gguf(home / "model.gguf", kinds=lambda name: by_name.get(name.split(".")[-2], by_name["default"]), **fields)
+        make_gguf(
+            home / "model.gguf",
+            kinds=lambda name: by_name.get(name.split(".")[-2], by_name["default"]),
+            **fields,
+        )
     return home / "model.gguf"
 
 
 def centred_blocks(kind: str, rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
-    """Random weights with mean 0, as a model's: with another, rounding errors would grow from layer to layer."""
+    """Random weights with mean 0, as a model's: with another, rounding errors would grow from layer
+    to layer.
+    """
     blocks = random_blocks(kind, rows, columns, rng)
     if kind == "Q4_K":  # dmin, 7.5 times d
         scales = blocks.reshape(-1, 144)[:, :4].copy().view(np.float16)
@@ -72,7 +136,12 @@ def load(case: str, dtype: str = "float32", **options) -> Llama:
 
 @functools.cache
 def model(case: str, threads: int = 1, activation_bits: int = 32) -> Llama:
-    return load(case, "float32" if activation_bits == 32 else "auto", threads=threads, activation_bits=activation_bits)
+    return load(
+        case,
+        "float32" if activation_bits == 32 else "auto",
+        threads=threads,
+        activation_bits=activation_bits,
+    )
 
 
 @functools.cache
@@ -81,13 +150,21 @@ def plain(case: str) -> Llama:
     return load(case, compile=False)
 
 
-def answer(llama: Llama, tokens: np.ndarray = TOKENS, cuts: tuple[int, ...] = (), all_positions: bool = True,
-           capacity: int | None = None, probe=None):
+def answer(
+    llama: Llama,
+    tokens: np.ndarray = TOKENS,
+    cuts: tuple[int, ...] = (),
+    all_positions: bool = True,
+    capacity: int | None = None,
+    probe=None,
+):
     """(logits float32 [B, T, V], computed in pieces that end at `cuts`, cache)."""
     cache = llama.make_cache(capacity or tokens.shape[1], len(tokens))
     found, begin = [], 0
     for end in (*cuts, tokens.shape[1]):
-        logits = llama.forward(tokens[:, begin:end], begin, cache, all_positions=all_positions, probe=probe)
+        logits = llama.forward(
+            tokens[:, begin:end], begin, cache, all_positions=all_positions, probe=probe
+        )
         found.append(logits if all_positions else logits[:, None])
         begin = end
     return np.concatenate(found, axis=1), cache

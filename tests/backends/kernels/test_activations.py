@@ -29,11 +29,22 @@ def x_layouts(target: Target) -> list[ActivationLayout]:
 @functools.cache
 def library(name: str) -> Library:
     target = build_target(name)
-    wanted = [("pack", x_layout, source, single) for x_layout in x_layouts(target) for source in SOURCES
-              for single in (True, False) if source == "plain" or x_layout in (FLOAT, x_layouts(target)[1])]
+    wanted = [
+        ("pack", x_layout, source, single)
+        for x_layout in x_layouts(target)
+        for source in SOURCES
+        for single in (True, False)
+        if source == "plain" or x_layout in (FLOAT, x_layouts(target)[1])
+    ]
     wanted += [("pack", BFLOAT16, source, single) for source in SOURCES for single in (True, False)]
-    wanted += [("sum_of_squares",), *(("rotate", size) for size in (*SIZES, 34)), *(("attend", size) for size in SIZES)]
-    wanted += [(kind, size, bits) for kind in ("store", "attend") for size in SIZES for bits in (8, 16)]
+    wanted += [
+        ("sum_of_squares",),
+        *(("rotate", size) for size in (*SIZES, 34)),
+        *(("attend", size) for size in SIZES),
+    ]
+    wanted += [
+        (kind, size, bits) for kind in ("store", "attend") for size in SIZES for bits in (8, 16)
+    ]
     return Library(target, wanted)
 
 
@@ -46,18 +57,28 @@ def test_floats_are_packed_unchanged(kernels):
     rng = np.random.default_rng(1)
     for tokens in (*TOKENS, *kernels.target.tiles(low_bit=False)):
         a = rng.standard_normal((tokens, 2 * WIDTH), np.float32)
-        np.testing.assert_array_equal(read_records(FLOAT, kernels.pack(FLOAT, "plain", tokens, a), tokens)["codes"], a)
+        np.testing.assert_array_equal(
+            read_records(FLOAT, kernels.pack(FLOAT, "plain", tokens, a), tokens)["codes"], a
+        )
 
 
 def test_bfloat16_is_rounded_as_by_ml_dtypes(kernels):
     rng = np.random.default_rng(1)
     for tokens in (*TOKENS, *kernels.target.tiles(low_bit=False)):
-        a = rng.integers(0, 1 << 32, (tokens, 2 * WIDTH), np.uint32).view(np.float32)  # subnormal, infinite and NaN too
+        # subnormal, infinite and NaN too
+        a = rng.integers(0, 1 << 32, (tokens, 2 * WIDTH), np.uint32).view(np.float32)
         a[0, :4] = np.inf, -np.inf, 3.4e38, np.nan
         with np.errstate(all="ignore"):
-            cases = [(source, x.astype(ml_dtypes.bfloat16).astype(np.float32)) for source, x in (("plain", a), ("norm", a * a))]
+            cases = [
+                (source, x.astype(ml_dtypes.bfloat16).astype(np.float32))
+                for source, x in (("plain", a), ("norm", a * a))
+            ]
         for source, wanted in cases:
-            found = read_records(BFLOAT16, kernels.pack(BFLOAT16, source, tokens, a, a, np.ones(tokens, np.float32)), tokens)
+            found = read_records(
+                BFLOAT16,
+                kernels.pack(BFLOAT16, source, tokens, a, a, np.ones(tokens, np.float32)),
+                tokens,
+            )
             np.testing.assert_array_equal(found["codes"], wanted)
 
 
@@ -84,20 +105,25 @@ def test_codes_scales_and_sums(kernels, size):
     for x_layout in x_layouts(kernels.target)[1:]:
         for tokens in (*TOKENS, *kernels.target.tiles(low_bit=True)):
             a = rng.standard_normal((tokens, 3 * WIDTH), np.float32) * np.float32(size)
-            a[-1, WIDTH:2 * WIDTH] = 0  # a span of zeros
+            a[-1, WIDTH : 2 * WIDTH] = 0  # a span of zeros
             a[0, 5] = -np.abs(a[0, :WIDTH]).max() * 1.5
             found = read_records(x_layout, kernels.pack(x_layout, "plain", tokens, a), tokens)
             codes, scale = quantised(x_layout, a)
             np.testing.assert_array_equal(found["codes"], codes)
             np.testing.assert_array_equal(found["scale"], scale)
-            assert found["codes"].min() == -x_layout.limit and np.abs(found["codes"]).max() == x_layout.limit
+            assert (
+                found["codes"].min() == -x_layout.limit
+                and np.abs(found["codes"]).max() == x_layout.limit
+            )
             error = np.abs(codes * np.repeat(scale.astype(np.float64), WIDTH, axis=1) - a)
             assert (error <= 0.51 * np.repeat(scale, WIDTH, axis=1)).all()
             halves = codes.reshape(tokens, -1, 2, 16).sum(axis=3)
             np.testing.assert_array_equal(found["half_sums"], halves)
             np.testing.assert_array_equal(found["sum"], halves.sum(axis=2))
             np.testing.assert_array_equal(found["offset_half_sums"], -x_layout.offset * halves)
-            np.testing.assert_array_equal(found["offset_sum"], -x_layout.offset * halves.sum(axis=2))
+            np.testing.assert_array_equal(
+                found["offset_sum"], -x_layout.offset * halves.sum(axis=2)
+            )
 
 
 def test_tiny_activations_become_zero(kernels):
@@ -120,11 +146,13 @@ def test_non_finite_activations_spoil_their_span_only(kernels):
             found["scale"][1, 1] = clean["scale"][1, 1]
             np.testing.assert_array_equal(found["scale"], clean["scale"])
             same = np.ones_like(a, bool)
-            same[1, WIDTH:2 * WIDTH] = False
+            same[1, WIDTH : 2 * WIDTH] = False
             np.testing.assert_array_equal(found["codes"][same], clean["codes"][same])
     a = np.zeros((1, WIDTH), np.float32)
     a[0, :3] = np.nan, np.inf, -np.inf
-    np.testing.assert_array_equal(read_records(FLOAT, kernels.pack(FLOAT, "plain", 1, a), 1)["codes"], a)
+    np.testing.assert_array_equal(
+        read_records(FLOAT, kernels.pack(FLOAT, "plain", 1, a), 1)["codes"], a
+    )
 
 
 def ulps(got: np.ndarray, exact: np.ndarray) -> np.ndarray:
@@ -133,8 +161,13 @@ def ulps(got: np.ndarray, exact: np.ndarray) -> np.ndarray:
 
 
 def test_silu_and_its_exponential_are_within_three_ulps(kernels):
-    x = np.concatenate([np.linspace(-86, 40, 100 * WIDTH), np.linspace(-1e-3, 1e-3, 4 * WIDTH),
-                        np.linspace(-3, 3, 40 * WIDTH)])
+    x = np.concatenate(
+        [
+            np.linspace(-86, 40, 100 * WIDTH),
+            np.linspace(-1e-3, 1e-3, 4 * WIDTH),
+            np.linspace(-3, 3, 40 * WIDTH),
+        ]
+    )
     x = x.astype(np.float32)[None]
     got = read_records(FLOAT, kernels.pack(FLOAT, "silu", 1, x, np.ones_like(x)), 1)["codes"]
     wide = x.astype(np.float64)
@@ -157,10 +190,14 @@ def test_packing_norms_and_silu_equals_packing_their_floats(kernels):
     wide = a.astype(np.float64)
     np.testing.assert_allclose(x, wide / (1 + np.exp(-wide)) * b, rtol=1e-6, atol=1e-30)
     x_layout = x_layouts(kernels.target)[1]
-    np.testing.assert_array_equal(kernels.pack(x_layout, "silu", 3, a, b), kernels.pack(x_layout, "plain", 3, x))
+    np.testing.assert_array_equal(
+        kernels.pack(x_layout, "silu", 3, a, b), kernels.pack(x_layout, "plain", 3, x)
+    )
     factor = rng.uniform(0.5, 2, 3).astype(np.float32)
-    np.testing.assert_array_equal(kernels.pack(x_layout, "norm", 3, a, b, factor),
-                                  kernels.pack(x_layout, "plain", 3, a * factor[:, None] * b))
+    np.testing.assert_array_equal(
+        kernels.pack(x_layout, "norm", 3, a, b, factor),
+        kernels.pack(x_layout, "plain", 3, a * factor[:, None] * b),
+    )
 
 
 @pytest.mark.parametrize("groups", [1, 2, 8, 64, 257])
@@ -178,7 +215,7 @@ def test_rotary_embedding(kernels, size):
     x = rng.standard_normal(size, np.float32)
     angles = rng.uniform(0, 6, size // 2)
     cosine, sine = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-    first, second = x[:size // 2], x[size // 2:]
+    first, second = x[: size // 2], x[size // 2 :]
     wanted = np.concatenate([first * cosine - second * sine, second * cosine + first * sine])
     np.testing.assert_array_equal(kernels.rotate(x, cosine, sine), wanted)
     turned = (first + 1j * second.astype(np.float64)) * np.exp(1j * angles)
@@ -187,7 +224,9 @@ def test_rotary_embedding(kernels, size):
 
 def attention(query, keys, values, first, end):
     """Attention in float64, by its definition."""
-    query, keys, values = (x.astype(np.float64) for x in (query, keys[first:end], values[first:end]))
+    query, keys, values = (
+        x.astype(np.float64) for x in (query, keys[first:end], values[first:end])
+    )
     scores = query @ keys.T / np.sqrt(query.shape[1])
     shares = np.exp(scores - scores.max(axis=1, keepdims=True))
     return shares / shares.sum(axis=1, keepdims=True) @ values
@@ -203,15 +242,21 @@ def test_attention(kernels, size):
             for heads in (1, 2, 3, 4, 5, 7, 8) if end in (17, 65) else (int(rng.integers(1, 9)),):
                 query = rng.standard_normal((heads, size), np.float32) * np.float32(2)
                 got = kernels.attend(query, keys, values, first, end)
-                np.testing.assert_allclose(got, attention(query, keys, values, first, end), atol=4e-6, rtol=0)
+                np.testing.assert_allclose(
+                    got, attention(query, keys, values, first, end), atol=4e-6, rtol=0
+                )
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_attention_reads_codes_as_numpy_does(kernels, size):
-    """Codes and scales are those of pages.quantise to the bit; attention is that of their products in float64."""
+    """Codes and scales are those of pages.quantise to the bit; attention is that of their products
+    in float64.
+    """
     rng = np.random.default_rng(12)
     for end, heads in ((1, 1), (17, 5), (64, 3), (65, 4), (129, 2)):
-        keys, values = (rng.standard_normal((end, size), np.float32) * np.float32(3) for _ in range(2))
+        keys, values = (
+            rng.standard_normal((end, size), np.float32) * np.float32(3) for _ in range(2)
+        )
         keys[0], values[-1, :3] = 0, 1e-9  # a group of zeros, a scale below float16's smallest
         query = rng.standard_normal((heads, size), np.float32)
         for first in {0, max(0, end - 20)}:
@@ -223,44 +268,69 @@ def test_attention_reads_codes_as_numpy_does(kernels, size):
                 np.testing.assert_array_equal(scales[part, first:], wanted_scales)
                 exact.append(np.zeros_like(given))
                 exact[part][first:] = dequantise(wanted_codes, wanted_scales)
-                assert np.abs(exact[part] - given)[first:].max() <= np.abs(given).max() / 127 * 0.51 + 1e-9
+                assert (
+                    np.abs(exact[part] - given)[first:].max()
+                    <= np.abs(given).max() / 127 * 0.51 + 1e-9
+                )
             np.testing.assert_allclose(got, attention(query, *exact, first, end), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_attention_reads_halves_as_numpy_does(kernels, size):
-    """Stored numbers are NumPy's float16 to the bit; attention has the bits of float32 keys and values that equal them."""
+    """Stored numbers are NumPy's float16 to the bit; attention has the bits of float32 keys and
+    values that equal them.
+    """
     rng = np.random.default_rng(13)
     for end, heads in ((1, 1), (17, 5), (64, 3), (65, 4), (129, 2)):
-        keys, values = (rng.standard_normal((end, size), np.float32) * np.float32(3) for _ in range(2))
+        keys, values = (
+            rng.standard_normal((end, size), np.float32) * np.float32(3) for _ in range(2)
+        )
         keys[0], values[-1, :3] = 0, 1e-7  # zeros, subnormal numbers
-        values[-1, 3:6] = 1 + 2**-11, 1 + 3 * 2**-11, 65519  # ties to even, the largest that is not infinite
+        # ties to even, the largest that is not infinite
+        values[-1, 3:6] = 1 + 2**-11, 1 + 3 * 2**-11, 65519
         query = rng.standard_normal((heads, size), np.float32)
         for first in {0, max(0, end - 20)}:
             got, halves = kernels.store_halves_and_attend(query, keys, values, first, end)
             for part, given in enumerate((keys, values)):
-                np.testing.assert_array_equal(halves[part, first:].view(np.uint16), given[first:].astype(np.float16).view(np.uint16))
+                np.testing.assert_array_equal(
+                    halves[part, first:].view(np.uint16),
+                    given[first:].astype(np.float16).view(np.uint16),
+                )
             wide = [part.astype(np.float16).astype(np.float32) for part in (keys, values)]
             np.testing.assert_array_equal(got, kernels.attend(query, *wide, first, end))
 
 
 def test_nan_is_stored_as_nan(kernels):
-    keys, values, query = np.ones((3, 64), np.float32), np.ones((3, 64), np.float32), np.ones((1, 64), np.float32)
+    keys, values, query = (
+        np.ones((3, 64), np.float32),
+        np.ones((3, 64), np.float32),
+        np.ones((1, 64), np.float32),
+    )
     values[1, 40] = np.nan
     got, _, scales = kernels.store_and_attend(query, keys, values, 0, 3)
-    assert np.isnan(scales[1, 1]).tolist() == [False, True] and np.isfinite(got[0, :32]).all() and np.isnan(got[0, 32:]).all()
+    assert (
+        np.isnan(scales[1, 1]).tolist() == [False, True]
+        and np.isfinite(got[0, :32]).all()
+        and np.isnan(got[0, 32:]).all()
+    )
 
 
 def test_each_head_gets_the_same_bits_however_many_share_a_key(kernels):
     rng = np.random.default_rng(9)
-    query, keys, values = (rng.standard_normal(shape, np.float32) for shape in ((7, 36), (90, 36), (90, 36)))
+    query, keys, values = (
+        rng.standard_normal(shape, np.float32) for shape in ((7, 36), (90, 36), (90, 36))
+    )
     together = kernels.attend(query, keys, values, 5, 90)
     for h in range(7):
-        np.testing.assert_array_equal(kernels.attend(query[h:h + 1], keys, values, 5, 90)[0], together[h])
+        np.testing.assert_array_equal(
+            kernels.attend(query[h : h + 1], keys, values, 5, 90)[0], together[h]
+        )
 
 
 def test_attention_is_sharp_where_scores_are_far_apart(kernels):
-    """Scores of hundreds, positive and negative; probabilities below the smallest float32 become zero or tiny."""
+    """Scores of hundreds, positive and negative; probabilities below the smallest float32 become
+    zero or tiny.
+    """
     rng = np.random.default_rng(10)
     keys, values = np.zeros((40, 16), np.float32), rng.standard_normal((40, 16), np.float32)
     keys[:, 0] = np.linspace(-900, 900, 40)
@@ -285,7 +355,9 @@ def test_softmax_is_within_four_ulps(kernels):
 
 def test_nan_in_one_head_stays_there(kernels):
     rng = np.random.default_rng(11)
-    query, keys, values = (rng.standard_normal(shape, np.float32) for shape in ((5, 20), (30, 20), (30, 20)))
+    query, keys, values = (
+        rng.standard_normal(shape, np.float32) for shape in ((5, 20), (30, 20), (30, 20))
+    )
     clean = kernels.attend(query, keys, values, 0, 30)
     query[2, 3] = np.nan
     got = kernels.attend(query, keys, values, 0, 30)

@@ -15,18 +15,28 @@ from cpu_fallback.model import Llama
 # ---- probes and segments
 
 
-def probed(llama: Llama, cuts: tuple[int, ...] = (), all_positions: bool = True) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def probed(
+    llama: Llama, cuts: tuple[int, ...] = (), all_positions: bool = True
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """(logits, values of every probe over all tokens)."""
     seen: dict[str, list[np.ndarray]] = {}
-    logits, _ = answer(llama, cuts=cuts, all_positions=all_positions,
-                       probe=lambda name, array: seen.setdefault(name, []).append(array))
-    return logits, {name: np.concatenate(parts, axis=parts[0].ndim - 2) for name, parts in seen.items()}
+    logits, _ = answer(
+        llama,
+        cuts=cuts,
+        all_positions=all_positions,
+        probe=lambda name, array: seen.setdefault(name, []).append(array),
+    )
+    return logits, {
+        name: np.concatenate(parts, axis=parts[0].ndim - 2) for name, parts in seen.items()
+    }
 
 
 @pytest.mark.parametrize("cuts", [(), (30, 31, 32)], ids=["prompt", "decoded"])
 @pytest.mark.parametrize("case", MODELS)
 def test_probes_read_the_program_that_runs(case, cuts):
-    """Values equal NumPy's within rounding, and the logits have the bits of a run without probes."""
+    """Values equal NumPy's within rounding, and the logits have the bits of a run without
+    probes.
+    """
     llama = model(case)
     logits, found = probed(llama, cuts)
     np.testing.assert_array_equal(logits, answer(llama, cuts=cuts)[0])
@@ -54,7 +64,12 @@ def test_probes_of_a_prompt_of_several_chunks():
     np.testing.assert_array_equal(logits, answer(llama, tokens)[0])
     for cut in (1, 60):
         parts: dict[str, list[np.ndarray]] = {}
-        answer(llama, tokens, (cut,), probe=lambda name, array: parts.setdefault(name, []).append(array))
+        answer(
+            llama,
+            tokens,
+            (cut,),
+            probe=lambda name, array: parts.setdefault(name, []).append(array),
+        )
         for name, array in seen.items():
             np.testing.assert_array_equal(np.concatenate(parts[name], axis=array.ndim - 2), array)
 
@@ -65,15 +80,44 @@ def test_probes_of_a_prompt_of_several_chunks():
 def test_a_program_refuses_incomplete_operations():
     core = model("odd widths")._runner
     program = Program(core.code, 1)
-    operands = dict(qkv=1, qkv_bytes=1, heads=1, key_heads=1, keys_at=0, values_at=0, page_keys=0, page_values=0, key_scales=0,
-                    value_scales=0, rotates=1, table_at=0, query_table_at=0)
+    operands = dict(
+        qkv=1,
+        qkv_bytes=1,
+        heads=1,
+        key_heads=1,
+        keys_at=0,
+        values_at=0,
+        page_keys=0,
+        page_values=0,
+        key_scales=0,
+        value_scales=0,
+        rotates=1,
+        table_at=0,
+        query_table_at=0,
+    )
     with pytest.raises(TypeError, match="operands of rotate"):
-        program.add("rotate", 1, **{name: operands[name] for name in operands if name != "page_keys"})
+        program.add(
+            "rotate", 1, **{name: operands[name] for name in operands if name != "page_keys"}
+        )
     with pytest.raises(TypeError, match="operands of rotate"):
         program.add("rotate", 1, **operands, more=1)
     with pytest.raises(ValueError, match="not among the compiled operations"):
-        program.add("attend nothing", 1, qkv=1, qkv_bytes=1, shared=1, key_heads=1, out=1, out_bytes=1, page_keys=0,
-                    page_values=0, key_scales=0, value_scales=0, window=1, scale=0)
+        program.add(
+            "attend nothing",
+            1,
+            qkv=1,
+            qkv_bytes=1,
+            shared=1,
+            key_heads=1,
+            out=1,
+            out_bytes=1,
+            page_keys=0,
+            page_values=0,
+            key_scales=0,
+            value_scales=0,
+            window=1,
+            scale=0,
+        )
     for bad in (-1, 1.5, None):
         with pytest.raises(ValueError, match="integers from 0 on"):
             program.add("rotate", 1, **operands | {"page_keys": bad})
@@ -92,7 +136,10 @@ def test_matrices_must_fit_the_buffers_they_read_and_write():
     def trace() -> Trace:
         return Trace(llama.config, core.code, core.workspace, 1, True)
 
-    down, qkv = llama.decoder.blocks[0].mlp.down.weight, llama.decoder.blocks[0].attention.qkv.weight
+    down, qkv = (
+        llama.decoder.blocks[0].mlp.down.weight,
+        llama.decoder.blocks[0].attention.qkv.weight,
+    )
     narrow, one = workspace.Buffer(1, 0), trace()
     with pytest.raises(ValueError, match="does not fit inputs of 0"):
         one.multiply(Columns(one, narrow, 0, 0), (down,), None)
@@ -114,7 +161,9 @@ def test_matrices_must_fit_the_buffers_they_read_and_write():
 
 
 def test_outputs_that_no_buffer_is_for_are_refused():
-    """No layer of this model scales what it adds to the stream, and its gate is as wide as its MLP."""
+    """No layer of this model scales what it adds to the stream, and its gate is as wide as its
+    MLP.
+    """
     llama, ops = model("odd widths"), words
     core, block = llama._runner, llama.decoder.blocks[0]
     trace = Trace(llama.config, core.code, core.workspace, 1, True)

@@ -1,5 +1,5 @@
-"""Models on the compiled path: close to NumPy's, which the parity tests compare with transformers, and the same bits for any
-number of threads, any cut of the prompt and any batch."""
+"""Models on the compiled path: close to NumPy's, which the parity tests compare with transformers,
+and the same bits for any number of threads, any cut of the prompt and any batch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def test_every_model_is_numpys_at_float32(case):
     for row in range(3):
         for name in ("keys", "values"):
             assert relative_error(cache.state(row)[name], slow.state(row)[name]) < 1e-5
-    mixed, slow = llama.make_cache(LENGTH, 3), llama.make_cache(LENGTH, 3)  # a cache that NumPy fills and kernels continue
+    # a cache that NumPy fills and kernels continue
+    mixed, slow = llama.make_cache(LENGTH, 3), llama.make_cache(LENGTH, 3)
     for cache in (mixed, slow):
         plain(case).forward(TOKENS[:, :20], 0, cache)
     wanted = plain(case).forward(TOKENS[:, 20:], 20, slow)
@@ -52,7 +53,9 @@ def test_fixed_point_activations_stay_within_a_bound(case, bits, bound):
 
 
 def test_float_weights_ignore_activation_bits():
-    np.testing.assert_array_equal(answer(model("odd widths", activation_bits=16))[0], answer(model("odd widths"))[0])
+    np.testing.assert_array_equal(
+        answer(model("odd widths", activation_bits=16))[0], answer(model("odd widths"))[0]
+    )
 
 
 @pytest.mark.parametrize("name", available())
@@ -107,24 +110,38 @@ COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17)  # tokens in one pass
 
 
 @pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("case,bits", [("odd widths", 32), ("head 20", 32), ("head 36", 32), ("many formats", 16),
-                                       ("Q4_K_M", 8), ("Q4_K_M", 16), ("Q4_K_M", 32)])
+@pytest.mark.parametrize(
+    "case,bits",
+    [
+        ("odd widths", 32),
+        ("head 20", 32),
+        ("head 36", 32),
+        ("many formats", 16),
+        ("Q4_K_M", 8),
+        ("Q4_K_M", 16),
+        ("Q4_K_M", 32),
+    ],
+)
 def test_a_token_has_the_same_bits_in_every_tile(case, bits, name, monkeypatch):
     """Alone, and in one pass with up to 16 others; probes as well."""
     monkeypatch.setenv(compilation.VARIABLE, name)
     llama = load(case, "float32" if bits == 32 else "auto", threads=2, activation_bits=bits)
     tiles = llama._runner.code.recipe.target.tiles(low_bit=bits != 32)
-    assert len({next((tile for tile in tiles if tile >= count), tiles[-1]) for count in COUNTS}) == len(tiles)
+    assert len(
+        {next((tile for tile in tiles if tile >= count), tiles[-1]) for count in COUNTS}
+    ) == len(tiles)
     alone, _ = answer(llama, TOKENS[:1], cuts=tuple(range(1, LENGTH)))
     for count in COUNTS:
         cache = llama.make_cache(LENGTH)
         llama.forward(TOKENS[:1, :5], 0, cache)
-        got = llama.forward(TOKENS[:1, 5:5 + count], 5, cache, all_positions=True)
-        np.testing.assert_array_equal(got, alone[:, 5:5 + count])
+        got = llama.forward(TOKENS[:1, 5 : 5 + count], 5, cache, all_positions=True)
+        np.testing.assert_array_equal(got, alone[:, 5 : 5 + count])
         cache.trim(5)
         seen: dict[str, np.ndarray] = {}
-        llama.forward(TOKENS[:1, 5:5 + count], 5, cache, all_positions=True, probe=seen.__setitem__)
-        np.testing.assert_array_equal(seen["logits"], alone[:, 5:5 + count])
+        llama.forward(
+            TOKENS[:1, 5 : 5 + count], 5, cache, all_positions=True, probe=seen.__setitem__
+        )
+        np.testing.assert_array_equal(seen["logits"], alone[:, 5 : 5 + count])
         if count == 1:
             first = seen
         for probed in seen:
@@ -142,8 +159,12 @@ def test_a_prompt_of_several_chunks_has_the_same_bits():
     for cuts in ((chunk,), (chunk - 1, chunk + 1), (chunk + 1, 2 * chunk + 20)):
         np.testing.assert_array_equal(answer(llama, tokens, cuts, capacity=600)[0], whole)
     ends = (workspace.CHUNK - 1, workspace.CHUNK, workspace.CHUNK + 1, tokens.shape[1] - 1)
-    single, _ = answer(llama, tokens, tuple(range(ends[0], ends[2] + 1)), all_positions=False, capacity=600)
-    np.testing.assert_array_equal(single[:, :4], whole[:, [end - 1 for end in (ends[0], ends[1], ends[2])] + [-1]])
+    single, _ = answer(
+        llama, tokens, tuple(range(ends[0], ends[2] + 1)), all_positions=False, capacity=600
+    )
+    np.testing.assert_array_equal(
+        single[:, :4], whole[:, [end - 1 for end in (ends[0], ends[1], ends[2])] + [-1]]
+    )
     wanted, _ = answer(plain("many formats"), tokens, capacity=600)
     assert relative_error(whole, wanted) < 5e-3
 
@@ -168,7 +189,10 @@ def test_sessions_in_several_threads_get_what_they_get_alone(threads):
     """Two models and six sessions at once, prompts and single tokens mixed."""
     cases = ("Q4_K_M", "odd widths")
     llamas = [model(case, threads, 16) for case in cases]
-    prompts = [np.random.default_rng(seed).integers(0, 384, (1, 20 + seed)).astype(np.int32) for seed in range(6)]
+    prompts = [
+        np.random.default_rng(seed).integers(0, 384, (1, 20 + seed)).astype(np.int32)
+        for seed in range(6)
+    ]
 
     def session(number: int) -> np.ndarray:
         tokens = prompts[number]
@@ -183,18 +207,22 @@ def test_sessions_in_several_threads_get_what_they_get_alone(threads):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_interrupts_leave_a_model_that_answers_as_before(threads, monkeypatch):
-    """Several interrupts in a row, at any time: no run hangs, and the next answer has the same bits."""
+    """Several interrupts in a row, at any time: no run hangs, and the next answer has the same
+    bits.
+    """
     if not hasattr(signal, "setitimer"):
         return  # Windows has no timer that interrupts
     llama = load("Q4_K_M", "auto", threads=threads)
     wanted, _ = answer(llama)
     left = 0
-    # Python ignores an interrupt in a finalizer, and pytest's hook for it would be interrupted as well.
+    # Python ignores an interrupt in a finalizer, and pytest's hook for it would be interrupted as
+    # well.
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
 
     def interrupt(_, frame):
         nonlocal left
-        while frame and frame.f_code is not answer.__code__:  # between two answers, this test itself would be interrupted
+        # between two answers, this test itself would be interrupted
+        while frame and frame.f_code is not answer.__code__:
             frame = frame.f_back
         if left > 0 and frame:
             left -= 1
@@ -217,7 +245,9 @@ def test_interrupts_leave_a_model_that_answers_as_before(threads, monkeypatch):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_prompt_runs_in_parts_and_an_interrupt_ends_it_after_one(threads, monkeypatch):
-    """The bits are those of one run; an interrupt in a part leaves the parts after it undone, and the cache as it was."""
+    """The bits are those of one run; an interrupt in a part leaves the parts after it undone, and
+    the cache as it was.
+    """
     llama = load("Q4_K_M", "auto", threads=threads)
     tokens, core = np.arange(200, dtype=np.int32)[None], llama._runner
     wanted = llama.forward(tokens, 0, llama.make_cache(200))
@@ -299,18 +329,27 @@ def test_views_and_embeddings_of_other_shapes_are_refused(monkeypatch):
     def fresh():
         return llama.make_cache(80, 3).view(TOKENS, 0)
 
-    (cosine, sine), pages, page_tables, spans = (getattr(fresh(), name) for name in ("tables", "pages", "page_tables", "spans"))
+    (cosine, sine), pages, page_tables, spans = (
+        getattr(fresh(), name) for name in ("tables", "pages", "page_tables", "spans")
+    )
     beyond = dataclasses.replace(spans[0], start=28)
     for view, message in (
-            (change(fresh(), spans=(beyond, *spans[1:])), "37 positions from 28 on do not fit 64 positions of pages"),
-            (change(fresh(), pages=(pages[0], (), pages[2])), "do not fit 0 positions"),
-            (change(fresh(), page_tables=(*page_tables[:2], (page_tables[2][0][:0], 0))), "do not fit 0 positions"),
-            (change(fresh(), pages=pages[:2]), "3 sequences do not fit a view of 3"),
-            (change(fresh(), spans=spans[:1]), "3 sequences do not fit a view of 1 rows"),
-            (change(fresh(), tables=(cosine.astype(np.float64), sine)), "rope table float64"),
-            (change(fresh(), tables=(cosine, sine[:, :-1])), "rope table"),
-            (change(fresh(), tables=(cosine[:1], sine)), "rope table"),
-            (change(fresh(), tables=(cosine, np.asfortranarray(sine))), "in C order")):
+        (
+            change(fresh(), spans=(beyond, *spans[1:])),
+            "37 positions from 28 on do not fit 64 positions of pages",
+        ),
+        (change(fresh(), pages=(pages[0], (), pages[2])), "do not fit 0 positions"),
+        (
+            change(fresh(), page_tables=(*page_tables[:2], (page_tables[2][0][:0], 0))),
+            "do not fit 0 positions",
+        ),
+        (change(fresh(), pages=pages[:2]), "3 sequences do not fit a view of 3"),
+        (change(fresh(), spans=spans[:1]), "3 sequences do not fit a view of 1 rows"),
+        (change(fresh(), tables=(cosine.astype(np.float64), sine)), "rope table float64"),
+        (change(fresh(), tables=(cosine, sine[:, :-1])), "rope table"),
+        (change(fresh(), tables=(cosine[:1], sine)), "rope table"),
+        (change(fresh(), tables=(cosine, np.asfortranarray(sine))), "in C order"),
+    ):
         with pytest.raises(ValueError, match=message):
             core.forward(TOKENS, view, False)
     assert core.forward(TOKENS, fresh(), False).shape == (3, 1003)

@@ -1,4 +1,6 @@
-"""Cached panels: the bytes that packing makes, from any complete file of this key; every other file is as none."""
+"""Cached panels: the bytes that packing makes, from any complete file of this key; every other file
+is as none.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ DAMAGE = {
     "checksum": lambda content: flip(content, len(content) - 40),
     "trailer": lambda content: flip(content, len(content) - 1),
     "a page of zeros": lambda content: content.__setitem__(slice(4096, 8192), bytes(4096)),
-    "two words swapped": lambda content: content.__setitem__(slice(0, 8), content[4:8] + content[0:4]),
+    "two words swapped": lambda content: content.__setitem__(
+        slice(0, 8), content[4:8] + content[0:4]
+    ),
     "shorter": lambda content: content.__delitem__(slice(-4096, None)),
     "longer": lambda content: content.extend(bytes(64)),
     "empty": lambda content: content.clear(),
@@ -127,7 +131,12 @@ def parts(model: Llama) -> list[panels.Panels]:
     """All panels, in the arena's order."""
     found = [model.decoder.head.weight]
     for block in model.decoder.blocks:
-        found += [*block.attention.qkv.weight, block.attention.out.weight, *block.mlp.gate_up.weight, block.mlp.down.weight]
+        found += [
+            *block.attention.qkv.weight,
+            block.attention.out.weight,
+            *block.mlp.gate_up.weight,
+            block.mlp.down.weight,
+        ]
     return sorted(found, key=lambda one: one.start)
 
 
@@ -168,11 +177,15 @@ def test_the_least_recently_used_goes_first(folder, tmp_path, monkeypatch):
     os.utime(cached(folder)[0], (1, 1)), os.utime(cached(folder)[1], (2, 2))
     assert is_mapped(load(models[0]))  # used now
     load(models[2])
-    assert [is_mapped(load(one)) for one in (models[0], models[2])] == [True, True] and len(cached(folder)) == 2
+    assert [is_mapped(load(one)) for one in (models[0], models[2])] == [True, True] and len(
+        cached(folder)
+    ) == 2
     monkeypatch.setenv("MLX_LLAMA_CACHE_SIZE", "0")
     assert not is_mapped(load(models[0]))
     monkeypatch.setenv("MLX_LLAMA_CACHE_SIZE", "many")
-    with pytest.raises(LlamaError, match="MLX_LLAMA_CACHE_SIZE='many': must be a size such as 20GB"):
+    with pytest.raises(
+        LlamaError, match="MLX_LLAMA_CACHE_SIZE='many': must be a size such as 20GB"
+    ):
         load(models[0])
 
 
@@ -190,13 +203,17 @@ def test_clear_removes_what_this_package_wrote(folder, model):
     (folder / ".new-abandoned").write_bytes(b"1")
     (folder / "notes.txt").write_text("mine")
     taken = sum(size for _, _, size in cache_folder.files())
-    assert cache_folder.clear() == taken - 4 and [file.name for file in folder.iterdir()] == ["notes.txt"]
+    assert cache_folder.clear() == taken - 4 and [file.name for file in folder.iterdir()] == [
+        "notes.txt"
+    ]
 
 
 def test_a_model_may_go_before_its_panels_are_saved(folder, model, monkeypatch):
     """The writer's machine code stays."""
     may_write, room = threading.Event(), cache_folder.make_room
-    monkeypatch.setattr(cache_folder, "make_room", lambda *given: may_write.wait(30) and room(*given))
+    monkeypatch.setattr(
+        cache_folder, "make_room", lambda *given: may_write.wait(30) and room(*given)
+    )
     code = weakref.ref(Llama.load(open_checkpoint(model))._runner.code.compiled)
     gc.collect()
     assert code() is not None  # called by the writer alone
@@ -209,13 +226,26 @@ def test_a_model_may_go_before_its_panels_are_saved(folder, model, monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="huge pages of files are Linux's")
 def test_a_process_saves_panels_before_it_ends(tmp_path, model):
-    """Without any help of this test: where the folder's files come in huge pages, the second process maps them."""
-    code = ("import sys; from cpu_fallback.kernels import panel_files; panel_files.LEAST_BYTES = 1\n"
-            "from cpu_fallback.model import Llama; from mlx_llama.core.files.checkpoint import open_checkpoint\n"
-            "print(Llama.load(open_checkpoint(sys.argv[1])).decoder.head.weight.arena.bytes.flags.writeable)")
+    """Without any help of this test: where the folder's files come in huge pages, the second
+    process maps them.
+    """
+    code = (
+        "import sys; from cpu_fallback.kernels import panel_files; panel_files.LEAST_BYTES = 1\n"
+        "from cpu_fallback.model import Llama; from mlx_llama.core.files.checkpoint import "
+        "open_checkpoint\n"
+        "print(Llama.load(open_checkpoint(sys.argv[1])).decoder.head.weight.arena.bytes.flags.writeable)"
+    )
     env = os.environ | {"MLX_LLAMA_CACHE": str(tmp_path / "cache")}
     model_file = tmp_path / "large.gguf"
     make_gguf(model_file, kinds="F16", hidden_size=1024, intermediate_size=4096)
-    told = [subprocess.run([sys.executable, "-c", code, str(model_file)], capture_output=True, text=True, env=env, check=True)
-            .stdout.strip() for _ in range(2)]
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", code, str(model_file)],
+            capture_output=True,
+            text=True,
+            env=env,
+            check=True,
+        ).stdout.strip()
+        for _ in range(2)
+    ]
     assert told == ["True", str(not machine.maps_huge_files(tmp_path))]

@@ -52,14 +52,20 @@ def read(found: Panels) -> np.ndarray:
     width = WIDTHS[layout.scale_dtype]
 
     def part(name: str, groups: int, nbytes: int) -> np.ndarray:
-        return np.ascontiguousarray(raw[:, :, layout.offsets[name]:][:, :, :groups * ROWS * nbytes])
+        return np.ascontiguousarray(
+            raw[:, :, layout.offsets[name] :][:, :, : groups * ROWS * nbytes]
+        )
 
     def scales(name: str) -> np.ndarray:
         """[panels, blocks, scale groups, 16]"""
         groups = layout.scale_groups
         if not layout.two_level:
-            return read_floats(part(name, groups, width), layout.scale_dtype).reshape(plan.panels, plan.blocks, groups, ROWS)
-        outer = read_floats(part(f"super_{name}", 1, width), layout.scale_dtype).reshape(plan.panels, plan.blocks, 1, ROWS)
+            return read_floats(part(name, groups, width), layout.scale_dtype).reshape(
+                plan.panels, plan.blocks, groups, ROWS
+            )
+        outer = read_floats(part(f"super_{name}", 1, width), layout.scale_dtype).reshape(
+            plan.panels, plan.blocks, 1, ROWS
+        )
         if layout.packs_subs:
             low = part("subs", 12, 1).reshape(plan.panels, plan.blocks, 3, 4, ROWS)
             last = low[:, :, 0] >> 6 | low[:, :, 1] >> 6 << 2 | low[:, :, 2] >> 6 << 4
@@ -80,7 +86,9 @@ def read(found: Panels) -> np.ndarray:
     codes = codes.transpose(0, 4, 1, 2, 3, 5).reshape(ROWS * plan.panels, plan.columns)
 
     def of_rows(values: np.ndarray) -> np.ndarray:
-        return np.repeat(values.transpose(0, 3, 1, 2).reshape(ROWS * plan.panels, -1), layout.group_size, axis=1)
+        return np.repeat(
+            values.transpose(0, 3, 1, 2).reshape(ROWS * plan.panels, -1), layout.group_size, axis=1
+        )
 
     values = (codes.astype(np.float32) - np.float32(layout.offset)) * of_rows(scales("scales"))
     return values + of_rows(scales("biases")) if layout.has_biases else values
@@ -94,8 +102,10 @@ def test_panels_hold_the_matrix(name, k, rows):
         source = random_matrix(kind, rows, np.random.default_rng(rows), k)
         found = library(name).fill(source.tensor)
         values = read(found)
-        np.testing.assert_array_equal(values[:rows, :source.exact.shape[1]], source.exact.astype(np.float32), err_msg=kind)
-        assert (values[rows:] == 0).all() and (values[:, source.exact.shape[1]:] == 0).all(), kind
+        np.testing.assert_array_equal(
+            values[:rows, : source.exact.shape[1]], source.exact.astype(np.float32), err_msg=kind
+        )
+        assert (values[rows:] == 0).all() and (values[:, source.exact.shape[1] :] == 0).all(), kind
         straight = kind in LOW_BIT and (k == 512 or columns(kind) == 512)
         assert found.plan.source == (kind if straight else "")
 
@@ -108,7 +118,8 @@ def test_slabs_of_any_size_make_the_same_panels(kind, monkeypatch):
     np.testing.assert_array_equal(library(available()[0]).fill(source.tensor).array(), whole)
 
 
-# Bytes of a row of 512 in panels beyond those in the file: sub scales of 4 bits, or of 6 without biases, become bytes
+# Bytes of a row of 512 in panels beyond those in the file: sub scales of 4 bits, or of 6 without
+# biases, become bytes
 WIDER = {"Q2_K": 2 * 16, "Q3_K": 2 * 4, "Q8_K": -2 * (32 - 4), "IQ4_XS": 2 * 2}
 
 
@@ -151,7 +162,11 @@ def test_panels_outside_the_arena_are_refused():
     tensor = tensor_of(np.zeros((32, 512), np.float32), "float32")
     plan = Plan(tensor, panels.weight_layout(tensor))
     kernel = lambda *_: pytest.fail("called")  # noqa: E731
-    for arena, first, last in ((allocate_arena(plan.nbytes - 64), 0, 2), (allocate_arena(plan.nbytes), 1, 3), (allocate_arena(plan.nbytes), -1, 1)):
+    for arena, first, last in (
+        (allocate_arena(plan.nbytes - 64), 0, 2),
+        (allocate_arena(plan.nbytes), 1, 3),
+        (allocate_arena(plan.nbytes), -1, 1),
+    ):
         with pytest.raises(ValueError, match="not all in the arena"):
             Slab(Panels(plan, arena, 0), first, last).fill(kernel)
     arena = allocate_arena(256)
@@ -164,7 +179,9 @@ def test_blocks_are_aligned():
     """A span is a multiple of a block, and parts are aligned for the kernels' loads."""
     for kind in KINDS:
         layout = panels.weight_layout(random_matrix(kind, 1, np.random.default_rng(5), 512).tensor)
-        assert layout.block_bytes % 64 == 0 and 256 % layout.block == 0 and layout.block % GROUP == 0
+        assert (
+            layout.block_bytes % 64 == 0 and 256 % layout.block == 0 and layout.block % GROUP == 0
+        )
         if isinstance(layout, LowBitLayout):
             assert layout.offsets["codes"] % 64 == 0
     assert [columns(kind) for kind in FLOATS] == [72] * 3

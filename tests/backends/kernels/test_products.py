@@ -1,6 +1,7 @@
 """Products of panels with activations, against float64 products with reference dequantisers.
 
-MLX_LLAMA_TEST_EVERY_LAYOUT=1: all combinations of widths, groups and dtypes of scales, on every target (minutes).
+MLX_LLAMA_TEST_EVERY_LAYOUT=1: all combinations of widths, groups and dtypes of scales, on every
+target (minutes).
 """
 
 from __future__ import annotations
@@ -37,8 +38,13 @@ from cpu_fallback.kernels.target import NAMES, Target, available, build_target
 BITS = (8, 16, 32)
 SPAN_WIDTH = SPAN * GROUP  # inputs whose codes share a scale
 ROWS = 37  # three panels, the last one padded
-# Tested in every tile; LLVM takes seconds for float activations against low-bit weights, so one such kind
-TILED = {8: ("Q4_0",), 16: ("Q4_0", "Q4_K", "Q6_K", "Q8_0", "mlx 6 64 bfloat16"), 32: (*FLOATS, "Q4_0")}
+# Tested in every tile; LLVM takes seconds for float activations against low-bit weights, so one
+# such kind
+TILED = {
+    8: ("Q4_0",),
+    16: ("Q4_0", "Q4_K", "Q6_K", "Q8_0", "mlx 6 64 bfloat16"),
+    32: (*FLOATS, "Q4_0"),
+}
 EVERY = bool(os.environ.get("MLX_LLAMA_TEST_EVERY_LAYOUT"))
 
 
@@ -55,7 +61,9 @@ def x_layout_for(kind: str, bits: int, target: Target) -> ActivationLayout:
     return x_layout_for_layout(panels.weight_layout(matrix(kind).tensor), bits, target)
 
 
-def x_layout_for_layout(layout: layouts.LowBitLayout, bits: int, target: Target) -> ActivationLayout:
+def x_layout_for_layout(
+    layout: layouts.LowBitLayout, bits: int, target: Target
+) -> ActivationLayout:
     return layouts.activation_layout(bits, target.dot, products.dot_offset(target, layout))
 
 
@@ -73,7 +81,10 @@ def matrix(kind: str, whole: bool = False) -> Matrix:
 
 def several_panels(target: Target, layout: layouts.Layout) -> list[tuple[int, int]]:
     """(tokens, panels) of each kernel of several panels."""
-    found = [(tokens, products.panels_at_once(target, layout, tokens)) for tokens in target.tiles(low_bit=False)]
+    found = [
+        (tokens, products.panels_at_once(target, layout, tokens))
+        for tokens in target.tiles(low_bit=False)
+    ]
     return [(tokens, several) for tokens, several in found if several > 1]
 
 
@@ -86,9 +97,14 @@ def library(name: str, kind: str) -> Library:
         wanted.append(("fill", layout, Plan(tensor, layout).source))
         for bits in BITS:
             x_layout = x_layout_for(kind, bits, target)
-            wanted += [("product", layout, x_layout, tokens) for tokens in tokens_for(kind, bits, target)]
+            wanted += [
+                ("product", layout, x_layout, tokens) for tokens in tokens_for(kind, bits, target)
+            ]
     if kind in FLOATS:
-        wanted += [("product", layout, FLOAT, tokens, several) for tokens, several in several_panels(target, layout)]
+        wanted += [
+            ("product", layout, FLOAT, tokens, several)
+            for tokens, several in several_panels(target, layout)
+        ]
     return Library(target, dict.fromkeys(wanted))
 
 
@@ -102,46 +118,70 @@ def filled_columns(found: Panels) -> int:
     return -(-found.plan.columns // SPAN_WIDTH) * SPAN_WIDTH
 
 
-def activations(x_layout: ActivationLayout, found: Panels, tokens: int, rng: np.random.Generator, limits: bool = False):
-    """(function that packs some of the tokens, their values float64 [tokens, columns]). limits: largest codes only.
+def activations(
+    x_layout: ActivationLayout,
+    found: Panels,
+    tokens: int,
+    rng: np.random.Generator,
+    limits: bool = False,
+):
+    """(function that packs some of the tokens, their values float64 [tokens, columns]). limits:
+    largest codes only.
 
     Inputs beyond the matrix's columns are random: they must have no effect.
     """
     columns = filled_columns(found)
     if x_layout.name == "float":
         x = rng.standard_normal((tokens, columns), np.float32)
-        return lambda some: write_floats(x[some]), x[:, :found.plan.columns].astype(np.float64)
+        return lambda some: write_floats(x[some]), x[:, : found.plan.columns].astype(np.float64)
     codes = rng.integers(-x_layout.limit, x_layout.limit + 1, (tokens, columns))
     if limits:
         codes = np.where(codes < 0, -x_layout.limit, x_layout.limit)
-    scale = (rng.uniform(0.5, 2, (tokens, columns // SPAN_WIDTH)) / x_layout.limit).astype(np.float32)
+    scale = (rng.uniform(0.5, 2, (tokens, columns // SPAN_WIDTH)) / x_layout.limit).astype(
+        np.float32
+    )
     x = codes * np.repeat(scale.astype(np.float64), SPAN_WIDTH, axis=1)
-    return lambda some: write_records(x_layout, codes[some], scale[some]), x[:, :found.plan.columns]
+    return lambda some: write_records(x_layout, codes[some], scale[some]), x[
+        :, : found.plan.columns
+    ]
 
 
 def rounding(found: Panels, x_layout: ActivationLayout) -> float:
-    """Error bound relative to the sum of the terms' magnitudes: half an ulp for every operation of a sum."""
-    operations = found.plan.columns if x_layout.name == "float" else 2 * found.plan.columns // 16 + 3
+    """Error bound relative to the sum of the terms' magnitudes: half an ulp for every operation of
+    a sum.
+    """
+    operations = (
+        found.plan.columns if x_layout.name == "float" else 2 * found.plan.columns // 16 + 3
+    )
     return (operations + 2) * 2.0**-24
 
 
 def pad_like(array: np.ndarray, found: Panels) -> np.ndarray:
     """Pad with zeros like the panels."""
     padded = np.zeros((16 * found.plan.panels, found.plan.columns))
-    padded[:array.shape[0], :array.shape[1]] = array
+    padded[: array.shape[0], : array.shape[1]] = array
     return padded
 
 
-def check(own: Library, source: Matrix, found: Panels, x_layout: ActivationLayout, tokens: int, rng: np.random.Generator,
-          limits: bool = False):
+def check(
+    own: Library,
+    source: Matrix,
+    found: Panels,
+    x_layout: ActivationLayout,
+    tokens: int,
+    rng: np.random.Generator,
+    limits: bool = False,
+):
     write, x = activations(x_layout, found, tokens, rng, limits)
     got = own.product(found, x_layout, write(slice(None)), tokens)
     bound = np.abs(x) @ pad_like(source.size, found).T * rounding(found, x_layout)
     assert (np.abs(got - x @ pad_like(source.exact, found).T) <= bound + 1e-37).all()
-    assert (got[:, found.plan.rows:] == 0).all()
+    assert (got[:, found.plan.rows :] == 0).all()
 
 
-EACH = pytest.mark.parametrize("name,kind", [of_target(name, kind) for name in available() for kind in kinds(name)])
+EACH = pytest.mark.parametrize(
+    "name,kind", [of_target(name, kind) for name in available() for kind in kinds(name)]
+)
 
 
 @EACH
@@ -151,8 +191,23 @@ def test_product(name, kind, whole):
     for bits in BITS:
         x_layout = x_layout_for(kind, bits, target)
         for tokens in tokens_for(kind, bits, target):
-            check(library(name, kind), matrix(kind, whole), filled(name, kind, whole), x_layout, tokens, rng)
-            check(library(name, kind), matrix(kind, whole), filled(name, kind, whole), x_layout, tokens, rng, limits=True)
+            check(
+                library(name, kind),
+                matrix(kind, whole),
+                filled(name, kind, whole),
+                x_layout,
+                tokens,
+                rng,
+            )
+            check(
+                library(name, kind),
+                matrix(kind, whole),
+                filled(name, kind, whole),
+                x_layout,
+                tokens,
+                rng,
+                limits=True,
+            )
 
 
 @EACH
@@ -194,9 +249,14 @@ def test_several_panels_at_once_give_the_same_bits(name, kind):
     cases = several_panels(build_target(name), found.plan.layout)
     assert cases[0][0] == 1 and all(products.PANELS_AT_ONCE % several == 0 for _, several in cases)
     for tokens, several in cases:
-        records, before = activations(FLOAT, found, tokens, rng)[0](slice(None)), np.stack([bias] * tokens)
+        records, before = (
+            activations(FLOAT, found, tokens, rng)[0](slice(None)),
+            np.stack([bias] * tokens),
+        )
         one = library(name, kind).product(found, FLOAT, records, tokens, bias, before)
-        together = library(name, kind).product(found, FLOAT, records, tokens, bias, before, several=several)
+        together = library(name, kind).product(
+            found, FLOAT, records, tokens, bias, before, several=several
+        )
         np.testing.assert_array_equal(one, together)
 
 
@@ -205,11 +265,17 @@ def test_several_panels_at_once_give_the_same_bits(name, kind):
 @pytest.mark.parametrize("bits", [8, 16])
 def test_codes_unpacked_once_give_the_same_bits(name, kind, bits):
     """Of tile by tile; two strips, the second one short."""
-    rng, target, source = np.random.default_rng(9), build_target(name), random_matrix(kind, 16 * 5, np.random.default_rng(10))
+    rng, target, source = (
+        np.random.default_rng(9),
+        build_target(name),
+        random_matrix(kind, 16 * 5, np.random.default_rng(10)),
+    )
     layout = panels.weight_layout(source.tensor)
     x_layout = x_layout_for_layout(layout, bits, target)
     fill = ("fill", layout, Plan(source.tensor, layout).source)
-    kernels_here = Library(target, [fill, ("product", layout, x_layout, target.tile), ("unpacked", layout, x_layout)])
+    kernels_here = Library(
+        target, [fill, ("product", layout, x_layout, target.tile), ("unpacked", layout, x_layout)]
+    )
     found, tiles = kernels_here.fill(source.tensor), unpacked.STRIP + 3
     records = [activations(x_layout, found, target.tile, rng)[0](slice(None)) for _ in range(tiles)]
     bias = rng.standard_normal(16 * found.plan.panels, np.float32)
@@ -221,33 +287,52 @@ def test_codes_unpacked_once_give_the_same_bits(name, kind, bits):
             rows = slice(i * target.tile, (i + 1) * target.tile)
             one = given[0], None if given[1] is None else np.ascontiguousarray(given[1][rows])
             wanted = kernels_here.product(found, x_layout, part, target.tile, *one)
-            np.testing.assert_array_equal(got[rows], wanted[:, :got.shape[1]])
+            np.testing.assert_array_equal(got[rows], wanted[:, : got.shape[1]])
 
 
-@pytest.mark.skipif(not any(build_target(name).bf16 for name in available()), reason="no avx512_bf16 here")
+@pytest.mark.skipif(
+    not any(build_target(name).bf16 for name in available()), reason="no avx512_bf16 here"
+)
 def test_bfloat16_times_bfloat16():
     """Against float64; one token and many, several panels and one give the same bits."""
     rng, target = np.random.default_rng(11), build_target(available()[0])
     source = random_matrix("bfloat16", 16 * products.PANELS_AT_ONCE * 2 - 3, rng)
     layout = panels.weight_layout(source.tensor)
     fill = ("fill", layout, Plan(source.tensor, layout).source)
-    kernels = [("product", layout, BFLOAT16, *one) for one in ((1,), (3,), *((t,) for t in target.tiles(low_bit=False)[1:]),
-                                                               *several_panels(target, layout))]
+    kernels = [
+        ("product", layout, BFLOAT16, *one)
+        for one in (
+            (1,),
+            (3,),
+            *((t,) for t in target.tiles(low_bit=False)[1:]),
+            *several_panels(target, layout),
+        )
+    ]
     compiled = Library(target, dict.fromkeys([fill, *kernels]))
     found = compiled.fill(source.tensor)
     columns = filled_columns(found)
     x = rng.standard_normal((16, columns), np.float32).astype(ml_dtypes.bfloat16).astype(np.float32)
-    exact = x[:, :found.plan.columns].astype(np.float64) @ pad_like(source.exact, found).T
-    size = np.abs(x[:, :found.plan.columns]).astype(np.float64) @ pad_like(source.size, found).T
-    alone = np.concatenate([compiled.product(found, BFLOAT16, write_bfloat16(x[t:t + 1]), 1) for t in range(16)])
+    exact = x[:, : found.plan.columns].astype(np.float64) @ pad_like(source.exact, found).T
+    size = np.abs(x[:, : found.plan.columns]).astype(np.float64) @ pad_like(source.size, found).T
+    alone = np.concatenate(
+        [compiled.product(found, BFLOAT16, write_bfloat16(x[t : t + 1]), 1) for t in range(16)]
+    )
     assert (np.abs(alone - exact) <= size * rounding(found, FLOAT)).all()
     for _, _, _, tokens, *several in kernels:
-        got = compiled.product(found, BFLOAT16, write_bfloat16(x[:tokens]), tokens, several=several[0] if several else 1)
+        got = compiled.product(
+            found,
+            BFLOAT16,
+            write_bfloat16(x[:tokens]),
+            tokens,
+            several=several[0] if several else 1,
+        )
         np.testing.assert_array_equal(got, alone[:tokens])
 
 
 def extreme(kind: str) -> Matrix:
-    """Rows of largest, smallest and random codes, with large, tiny, subnormal, zero and negative scales."""
+    """Rows of largest, smallest and random codes, with large, tiny, subnormal, zero and negative
+    scales.
+    """
     rng = np.random.default_rng(5)
     if kind in FLOATS:
         top = 65504.0 if kind == "float16" else 3e38 * 2.0**-20
@@ -258,7 +343,9 @@ def extreme(kind: str) -> Matrix:
         _, bits, group, dtype = kind.split()
         bits, group = int(bits), int(group)
         values = [0.0, -0.0, 2.0**-24, -0.3333, 200.0]
-        packed = np.stack([np.full(2 * group * bits // 32, fill, np.uint32) for fill in (0, 0xFFFFFFFF)] * 19)[:ROWS]
+        packed = np.stack(
+            [np.full(2 * group * bits // 32, fill, np.uint32) for fill in (0, 0xFFFFFFFF)] * 19
+        )[:ROWS]
         scales, biases = (rng.choice(np.array(values, np.float32), (ROWS, 2)) for _ in range(2))
         weight = mlx_weight(packed, scales, biases, bits, group, dtype)
         return with_sizes(weight, mlx_judge(weight))
@@ -271,12 +358,16 @@ def extreme(kind: str) -> Matrix:
         scales = rng.choice(np.array([0, -0.0, 1e-40, -1e-30, 1.0, 1e30], np.float32), len(every))
         every[:, :4] = scales[:, None].view(np.uint8)
     for at in HALVES.get(kind, ()):
-        scales = rng.choice(np.array([0.0, -0.0, 6e-8, -6.1e-5, -1.0, 0.3333, 65504.0], np.float16), len(every))
-        every[:, at:at + 2] = scales[:, None].view(np.uint8)
+        scales = rng.choice(
+            np.array([0.0, -0.0, 6e-8, -6.1e-5, -1.0, 0.3333, 65504.0], np.float16), len(every)
+        )
+        every[:, at : at + 2] = scales[:, None].view(np.uint8)
     return with_sizes(gguf_weight(blocks, kind), dequantise(blocks, kind))
 
 
-@pytest.mark.parametrize("name,kind", [of_target(name, kind) for name in available() for kind in FEW])
+@pytest.mark.parametrize(
+    "name,kind", [of_target(name, kind) for name in available() for kind in FEW]
+)
 def test_extreme_weights(name, kind):
     rng, target, source = np.random.default_rng(6), build_target(name), extreme(kind)
     assert np.isfinite(source.exact).all() and source.size.max() > 30
@@ -287,16 +378,24 @@ def test_extreme_weights(name, kind):
             check(library(name, kind), source, found, x_layout, 3, rng, limits)
 
 
-@pytest.mark.parametrize("name,kind", [of_target(name, kind) for name in available() for kind in FEW])
+@pytest.mark.parametrize(
+    "name,kind", [of_target(name, kind) for name in available() for kind in FEW]
+)
 def test_non_finite_values_stay_in_their_row_and_token(name, kind):
     """An infinite or NaN scale, activation or weight spoils its own results alone."""
-    rng, target, source = np.random.default_rng(7), build_target(name), random_matrix(kind, ROWS, np.random.default_rng(8))
+    rng, target, source = (
+        np.random.default_rng(7),
+        build_target(name),
+        random_matrix(kind, ROWS, np.random.default_rng(8)),
+    )
     clean = library(name, kind).fill(source.tensor)
     spoilt = library(name, kind).fill(spoil(source, kind, 5))
     for bits in BITS:
         x_layout = x_layout_for(kind, bits, target)
         records = activations(x_layout, clean, 3, rng)[0](slice(None))
-        wanted, got = (library(name, kind).product(found, x_layout, records, 3) for found in (clean, spoilt))
+        wanted, got = (
+            library(name, kind).product(found, x_layout, records, 3) for found in (clean, spoilt)
+        )
         others = np.arange(wanted.shape[1]) != 5
         np.testing.assert_array_equal(got[:, others], wanted[:, others])
         assert not np.isfinite(got[:, 5]).any()
@@ -304,7 +403,7 @@ def test_non_finite_values_stay_in_their_row_and_token(name, kind):
         if x_layout.name == "float":
             records.view(np.float32)[1] = np.nan
         else:
-            records[x_layout.at("scale", 3):].view(np.float32)[1] = np.inf
+            records[x_layout.at("scale", 3) :].view(np.float32)[1] = np.inf
         got = library(name, kind).product(clean, x_layout, records, 3)
         np.testing.assert_array_equal(got[[0, 2]], wanted[[0, 2]])
         assert not np.isfinite(got[1, :ROWS]).any()
@@ -327,7 +426,7 @@ def spoil(source: Matrix, kind: str, row: int):
         blocks[at, :4] = np.array([np.nan], np.float32).view(np.uint8)
     else:
         first = HALVES[kind][0]
-        blocks[at, first:first + 2] = np.array([np.nan], np.float16).view(np.uint8)
+        blocks[at, first : first + 2] = np.array([np.nan], np.float16).view(np.uint8)
     return gguf_weight(blocks, kind, tensor.order)
 
 

@@ -1,4 +1,6 @@
-"""The profile of compiled programs: the same bits, the file's own bytes, and sums that are the run's."""
+"""The profile of compiled programs: the same bits, the file's own bytes, and sums that are the
+run's.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,13 @@ from cpu_fallback.kernels import profile as compiled, runner
 from mlx_llama.core.backends.profile import ATTENTION, ROPE, Profile
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
-PRODUCTS = {"query, key, value": ("q_proj", "k_proj", "v_proj"), "attention output": ("o_proj",),
-            "gate, up": ("gate_proj", "up_proj"), "down": ("down_proj",), "head": ("lm_head",)}
+PRODUCTS = {
+    "query, key, value": ("q_proj", "k_proj", "v_proj"),
+    "attention output": ("o_proj",),
+    "gate, up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+    "head": ("lm_head",),
+}
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -39,16 +46,21 @@ def test_products_read_and_multiply_the_weights_of_the_file(case, padded):
     llama.forward(TOKENS[:1, :5], 0, cache)
     with llama.profile() as profile:
         for at in (5, 6):
-            llama.forward(TOKENS[:1, at:at + 1], at, cache)
+            llama.forward(TOKENS[:1, at : at + 1], at, cache)
     for name, modules in PRODUCTS.items():
         endings = tuple(f"{module}.weight" for module in modules)
         matrices = [tensor for key, tensor in tensors.items() if key.endswith(endings)]
         spent = profile.operations[name]
-        assert spent.calls == 2 * len(matrices) and spent.flops == 4 * sum(np.prod(matrix.shape) for matrix in matrices)
+        assert spent.calls == 2 * len(matrices) and spent.flops == 4 * sum(
+            np.prod(matrix.shape) for matrix in matrices
+        )
         assert 1 <= spent.nbytes / 2 / sum(matrix.nbytes for matrix in matrices) <= padded
     assert profile.operations[ROPE].calls == profile.operations[ATTENTION].calls == 4
     names = list(profile.operations)
-    assert names[0] == "norm, packing for query, key, value" and names[-2:] == ["norm, packing for head", "head"]
+    assert names[0] == "norm, packing for query, key, value" and names[-2:] == [
+        "norm, packing for head",
+        "head",
+    ]
     assert "silu, packing for down" in names and "packing for attention output" in names
 
 
@@ -61,21 +73,29 @@ def test_a_prompt_that_runs_in_parts_is_profiled_whole(monkeypatch):
     with llama.profile() as parts:
         llama.forward(TOKENS[:1], 0, llama.make_cache(LENGTH))
     assert {name: (one.calls, one.nbytes, one.flops) for name, one in parts.operations.items()} == {
-        name: (one.calls, one.nbytes, one.flops) for name, one in whole.operations.items()}
+        name: (one.calls, one.nbytes, one.flops) for name, one in whole.operations.items()
+    }
 
 
 def test_shares_of_known_ticks():
     """Two threads, three operations, 100 ticks a second; the second operation has no barrier."""
-    described = [("pack norm q", {"wait": 1}), ("rotate", {"wait": 0}), ("product q", {"wait": 1, "weights": 7})]
+    described = [
+        ("pack norm q", {"wait": 1}),
+        ("rotate", {"wait": 0}),
+        ("product q", {"wait": 1, "weights": 7}),
+    ]
     #        start, work, barrier, ...
-    ticks = [[100, 110, 150, 160, 160, 260, 270],
-             [120, 140, 150, 190, 190, 210, 270]]
+    ticks = [[100, 110, 150, 160, 160, 260, 270], [120, 140, 150, 190, 190, 210, 270]]
     program = SimpleNamespace(operations=described)
     profile, matrices = Profile(slower=0.0), {7: ("down", SimpleNamespace(nbytes=60, shape=(4, 5)))}
     compiled._add(profile, compiled.Run(program, 3, np.array(ticks), 2.0), matrices, 100)
-    packed, rope, down = (profile.operations[name] for name in ("norm, packing for down", ROPE, "down"))
+    packed, rope, down = (
+        profile.operations[name] for name in ("norm, packing for down", ROPE, "down")
+    )
     assert (packed.seconds, packed.waiting) == pytest.approx((0.4, 0.25))
     assert (rope.seconds, rope.waiting) == pytest.approx((0.25, 0))
-    assert (down.seconds, down.waiting, down.nbytes, down.flops) == pytest.approx((0.95, 0.35, 60, 120))
+    assert (down.seconds, down.waiting, down.nbytes, down.flops) == pytest.approx(
+        (0.95, 0.35, 60, 120)
+    )
     assert profile.slower == pytest.approx(0.15 + 0.25)
     assert profile.lost == {compiled.WAKING: pytest.approx(2.0 - 1.6)}

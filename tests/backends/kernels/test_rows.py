@@ -22,8 +22,17 @@ from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation.options import resolve
 
 ROWS, CAPACITY = 32, 400
-CASES = [("odd widths", 32, None), ("head 80, a window", 32, None), ("head 20", 32, 8), ("Q4_K_M", 16, None),
-         ("many formats", 16, 8), ("head 36", 32, 16), ("many formats", 16, 16), ("many formats", 8, None), ("head 128, dynamic rope", 32, None)]
+CASES = [
+    ("odd widths", 32, None),
+    ("head 80, a window", 32, None),
+    ("head 20", 32, 8),
+    ("Q4_K_M", 16, None),
+    ("many formats", 16, 8),
+    ("head 36", 32, 16),
+    ("many formats", 16, 16),
+    ("many formats", 8, None),
+    ("head 128, dynamic rope", 32, None),
+]
 
 
 @functools.cache
@@ -34,8 +43,8 @@ def model(case: str, activation_bits: int, cache_bits: int | None) -> Llama:
 
 @functools.lru_cache(maxsize=4096)
 def alone(llama: Llama, history: tuple) -> np.ndarray:
-    """Logits after a row's history, computed in a cache of its own. history: its token ids; for a rope that depends on
-    the length, its chunks of them and lengths that it was trimmed to."""
+    """Logits after a row's history, computed in a cache of its own. history: its token ids; for a
+    rope that depends on the length, its chunks of them and lengths that it was trimmed to."""
     cache = llama.make_cache(CAPACITY)
     if isinstance(history[0], int):
         return llama.forward([list(history)], 0, cache)[0]
@@ -61,7 +70,9 @@ class Company:
         if not rows:
             return
         new = self.random.integers(0, 384, (len(rows), count)).astype(np.int32)
-        logits = self.llama.forward(new, [len(self.tokens[row]) for row in rows], self.cache, rows=rows)
+        logits = self.llama.forward(
+            new, [len(self.tokens[row]) for row in rows], self.cache, rows=rows
+        )
         assert logits.shape == (len(rows), self.llama.config.vocab_size)
         for row, ids, got in zip(rows, new.tolist(), logits):
             self.tokens[row] += tuple(ids)
@@ -75,13 +86,16 @@ class Company:
 
     def fail(self, row: int, count: int) -> None:
         """A call that fails in its last layer."""
+
         def probe(name: str, array: np.ndarray) -> None:
             if name == "logits":
                 raise RuntimeError("a probe fails")
 
         if len(self.tokens[row]) + count <= CAPACITY:
             with pytest.raises(RuntimeError):
-                self.llama.forward([[7] * count], len(self.tokens[row]), self.cache, rows=[row], probe=probe)
+                self.llama.forward(
+                    [[7] * count], len(self.tokens[row]), self.cache, rows=[row], probe=probe
+                )
 
     def trim(self, row: int, share: float) -> None:
         length = int(share * len(self.tokens[row]))
@@ -111,21 +125,37 @@ class Company:
 FEW = st.integers(0, 3)  # rows that meet often
 SHARE = st.sampled_from([0.9, 0.3, 0.64, 1.0, 0.0])
 EVENTS = st.one_of(
-    st.tuples(st.just("forward"), FEW.map(lambda row: [row]),
-              st.sampled_from([1, 2, 3, 17, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE + 5, CHUNK + 3])),
-    st.tuples(st.just("forward"), st.lists(FEW, min_size=1, max_size=3, unique=True), st.sampled_from([1, 2, 5])),
-    st.tuples(st.just("forward"), st.sampled_from([2, 3, 8, 32]).flatmap(
-        lambda count: st.permutations(range(ROWS)).map(lambda rows: rows[:count])), st.just(1)),
+    st.tuples(
+        st.just("forward"),
+        FEW.map(lambda row: [row]),
+        st.sampled_from([1, 2, 3, 17, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE + 5, CHUNK + 3]),
+    ),
+    st.tuples(
+        st.just("forward"),
+        st.lists(FEW, min_size=1, max_size=3, unique=True),
+        st.sampled_from([1, 2, 5]),
+    ),
+    st.tuples(
+        st.just("forward"),
+        st.sampled_from([2, 3, 8, 32]).flatmap(
+            lambda count: st.permutations(range(ROWS)).map(lambda rows: rows[:count])
+        ),
+        st.just(1),
+    ),
     st.tuples(st.just("fail"), FEW, st.sampled_from([1, 5])),
     st.tuples(st.just("trim"), FEW, SHARE),
     st.tuples(st.just("copy"), FEW, FEW, SHARE),
     st.tuples(st.just("move"), FEW, FEW),
-    st.tuples(st.just("reset"), FEW))
+    st.tuples(st.just("reset"), FEW),
+)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @settings(max_examples=20, deadline=None, derandomize=True)
-@given(events=st.lists(EVENTS, min_size=8, max_size=16), copies=st.lists(st.tuples(FEW, FEW, SHARE, SHARE), max_size=3))
+@given(
+    events=st.lists(EVENTS, min_size=8, max_size=16),
+    copies=st.lists(st.tuples(FEW, FEW, SHARE, SHARE), max_size=3),
+)
 def test_a_row_has_the_bits_that_it_has_alone(case, events, copies):
     company = Company(model(*case))
     for row, length in enumerate((PAGE + 5, 2 * PAGE, 9)):
@@ -146,24 +176,39 @@ def test_a_row_has_the_bits_that_it_has_alone(case, events, copies):
 @pytest.mark.parametrize("case", [CASES[0], CASES[3]], ids=str)
 def test_probes_of_rows_show_what_each_has_alone(case):
     llama, lengths = model(*case), (5, 70, 1)
-    cache, together, prompts = llama.make_cache(100, 3), {}, [np.arange(length)[None] % 300 for length in lengths]
+    cache, together, prompts = (
+        llama.make_cache(100, 3),
+        {},
+        [np.arange(length)[None] % 300 for length in lengths],
+    )
     for row, prompt in enumerate(prompts):
         llama.forward(prompt, 0, cache, rows=[row])
     logits = llama.forward([[9], [8], [7]], lengths, cache, probe=together.__setitem__)
     for row, (prompt, token) in enumerate(zip(prompts, (9, 8, 7))):
         single, own = llama.make_cache(100), {}
         llama.forward(prompt, 0, single)
-        np.testing.assert_array_equal(llama.forward([[token]], lengths[row], single, probe=own.__setitem__)[0], logits[row])
+        np.testing.assert_array_equal(
+            llama.forward([[token]], lengths[row], single, probe=own.__setitem__)[0], logits[row]
+        )
         assert list(own) == list(together)
         for name, array in own.items():
-            np.testing.assert_array_equal(together[name][row:row + 1], array, err_msg=name)
+            np.testing.assert_array_equal(together[name][row : row + 1], array, err_msg=name)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 300])
 def test_a_step_draws_for_each_row_as_alone(rows):
     llama = model(*CASES[3])
-    options = [resolve({"temperature": i % 3 / 2, "seed": i, "top_k": i % 2 * 5, "repetition_penalty": 1 + i % 4 / 4}).options
-               for i in range(rows)]
+    options = [
+        resolve(
+            {
+                "temperature": i % 3 / 2,
+                "seed": i,
+                "top_k": i % 2 * 5,
+                "repetition_penalty": 1 + i % 4 / 4,
+            }
+        ).options
+        for i in range(rows)
+    ]
     cache, order = llama.make_cache(20, rows), list(range(rows))[::-1]
     tokens, sampling = np.arange(rows, dtype=np.int32)[:, None] % 384, SamplingBatch(options)
     for step in range(3):
@@ -187,12 +232,16 @@ def q8_0(numbers: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("compiled", [True, False])
 def test_the_guide_in_8_bits_is_close_to_its_own_width(compiled):
-    """As llama.cpp's q8_0 cache: codes are as exact, and logits to the factor by which rounded keys move those of later layers.
+    """As llama.cpp's q8_0 cache: codes are as exact, and logits to the factor by which rounded keys
+    move those of later layers.
 
     Prompts and steps of rows alike; the codes are the same, however a prompt was cut.
     """
     options = dict(threads=2, activation_bits=32) if compiled else dict(compile=False)
-    wide, narrow = (Llama.load(open_checkpoint(None), LoadOptions(dtype="float32", cache_bits=bits, **options)) for bits in (None, 8))
+    wide, narrow = (
+        Llama.load(open_checkpoint(None), LoadOptions(dtype="float32", cache_bits=bits, **options))
+        for bits in (None, 8)
+    )
     assert (wide.cache_bits, narrow.cache_bits) == (None, 8)
     ids = np.random.default_rng(1).integers(0, 384, (2, 200)).astype(np.int32)
     found = []
@@ -203,15 +252,27 @@ def test_the_guide_in_8_bits_is_close_to_its_own_width(compiled):
         if rounded:
             for row in (0, 1):
                 state = cache.state(row)
-                cache.restore({**state, "keys": q8_0(state["keys"]), "values": q8_0(state["values"])}, row)
-        found.append((np.stack([llama.forward(ids[:, i:i + 1], 200 + i, cache) for i in range(5)]), cache, prompt))
+                cache.restore(
+                    {**state, "keys": q8_0(state["keys"]), "values": q8_0(state["values"])}, row
+                )
+        found.append(
+            (
+                np.stack([llama.forward(ids[:, i : i + 1], 200 + i, cache) for i in range(5)]),
+                cache,
+                prompt,
+            )
+        )
     (wanted, full, exact), (peers, _, _), (got, cache, codes) = found
     assert 1e-5 < relative_rms(got, wanted) < 4 * relative_rms(peers, wanted)
     for name in ("keys", "values"):  # of the first layer, which sees no rounding
         first = exact[name][0]
-        assert relative_rms(codes[name][0], first) == pytest.approx(relative_rms(q8_0(first), first), rel=0.01)
+        assert relative_rms(codes[name][0], first) == pytest.approx(
+            relative_rms(q8_0(first), first), rel=0.01
+        )
     c = narrow.config
-    assert cache.position_nbytes == position_nbytes(c, 4, 8) and full.position_nbytes == position_nbytes(c, 4)
+    assert cache.position_nbytes == position_nbytes(
+        c, 4, 8
+    ) and full.position_nbytes == position_nbytes(c, 4)
     assert cache.nbytes < 0.3 * full.nbytes
     again = narrow.make_cache(300, 2)
     again.restore(cache.state(1), 0)
@@ -225,12 +286,14 @@ def test_probes_and_verification_read_few_bits(bits):
     ids, seen = np.random.default_rng(2).integers(0, 384, (1, 70)).astype(np.int32), {}
     cache, sampling = llama.make_cache(100), SamplingBatch([resolve({}).options])
     logits = llama.forward(ids, 0, cache, all_positions=True, probe=seen.__setitem__)
-    np.testing.assert_array_equal(logits, llama.forward(ids, 0, llama.make_cache(100), all_positions=True))
+    np.testing.assert_array_equal(
+        logits, llama.forward(ids, 0, llama.make_cache(100), all_positions=True)
+    )
     np.testing.assert_array_equal(seen["logits"], logits)
     drafts = llama.verify(ids[:, :4], 70, cache, sampling)
     cache.trim(70)
     for i in range(4):
-        assert llama.step(ids[:, i:i + 1], 70 + i, cache, sampling)[0, 0] == drafts[0, i]
+        assert llama.step(ids[:, i : i + 1], 70 + i, cache, sampling)[0, 0] == drafts[0, i]
 
 
 # ---- pages
@@ -262,7 +325,11 @@ def test_a_thousand_requests_take_the_memory_of_a_few(monkeypatch):
 
     made = []
     init = pages.Page.__init__
-    monkeypatch.setattr(pages.Page, "__init__", lambda self, layout: (made.append(layout.nbytes), init(self, layout))[1])
+    monkeypatch.setattr(
+        pages.Page,
+        "__init__",
+        lambda self, layout: (made.append(layout.nbytes), init(self, layout))[1],
+    )
     llama, after_a_few = model(*CASES[0]), 0
     cache = llama.make_cache(CAPACITY, 4)
     for number in range(1000):
@@ -286,6 +353,9 @@ def test_large_pages_are_mapped_and_hold_the_same(monkeypatch):
         cache.copy_prefix(1, 0, PAGE + 3)
         logits = llama.forward([[1], [2]], [PAGE + 3, ids.shape[1]], cache)
         found.append((logits, *cache.state(0).values(), *cache.state(1).values()))
-        assert [row.pages[0].address % mmap.PAGESIZE for row in cache.page_rows] == [0, 0] or size > 1
+        assert [row.pages[0].address % mmap.PAGESIZE for row in cache.page_rows] == [
+            0,
+            0,
+        ] or size > 1
     for small, mapped in zip(*found, strict=True):
         np.testing.assert_array_equal(small, mapped)

@@ -29,8 +29,14 @@ from mlx_llama.core.errors import BackendError
 
 ARM = ("aarch64-unknown-linux-gnu", "arm64-apple-macosx")
 # Kinds that cover NEON's differences, with the bits and tokens to test
-ON_NEON = {"Q4_0": ((8, 1), (16, 2)), "Q8_0": ((8, 2), (16, 1), (16, 2)), "Q4_K": ((16, 1),), "Q6_K": ((16, 1),),
-           "IQ4_XS": ((16, 1),), "mlx 8 128 float16": ((8, 1), (16, 1))}
+ON_NEON = {
+    "Q4_0": ((8, 1), (16, 2)),
+    "Q8_0": ((8, 2), (16, 1), (16, 2)),
+    "Q4_K": ((16, 1),),
+    "Q6_K": ((16, 1),),
+    "IQ4_XS": ((16, 1),),
+    "mlx 8 128 float16": ((8, 1), (16, 1)),
+}
 
 
 def layout_of(kind: str):
@@ -60,7 +66,9 @@ def test_numpy_is_the_choice_without_llvmlite(monkeypatch):
     found, reason = compilation.find_target()
     assert found is None and "'llvmlite' is not installed (pip install llvmlite)" in reason
     monkeypatch.setenv(compilation.VARIABLE, "avx2")
-    with pytest.raises(BackendError, match="MLX_LLAMA_CPU_TARGET=avx2 needs the package 'llvmlite'"):
+    with pytest.raises(
+        BackendError, match="MLX_LLAMA_CPU_TARGET=avx2 needs the package 'llvmlite'"
+    ):
         compilation.find_target()
 
 
@@ -75,18 +83,28 @@ def host(features) -> targets.Host:
     return targets.Host("generic", tuple(features), (), "")
 
 
-@pytest.mark.parametrize("system,features,wanted", [
-    ("darwin", {}, ["neon"]), ("linux", {"asimddp": True}, ["neon"]), ("linux", {"dotprod": True}, ["neon"]),
-    ("linux", {"neon": True}, [])])
+@pytest.mark.parametrize(
+    "system,features,wanted",
+    [
+        ("darwin", {}, ["neon"]),
+        ("linux", {"asimddp": True}, ["neon"]),
+        ("linux", {"dotprod": True}, ["neon"]),
+        ("linux", {"neon": True}, []),
+    ],
+)
 def test_arm_needs_the_dot_product(system, features, wanted, monkeypatch):
     monkeypatch.setattr(targets.platform, "machine", lambda: "arm64")
     monkeypatch.setattr(targets.sys, "platform", system)
-    monkeypatch.setattr(targets, "find_host", lambda: host([name for name, has in features.items() if has]))
+    monkeypatch.setattr(
+        targets, "find_host", lambda: host([name for name, has in features.items() if has])
+    )
     assert available() == wanted
 
 
-@pytest.mark.parametrize("missing,wanted", [
-    ("avx512vnni", ["avx512", "avx2"]), ("avx512bw", ["avx2"]), ("f16c", []), ("avx2", [])])
+@pytest.mark.parametrize(
+    "missing,wanted",
+    [("avx512vnni", ["avx512", "avx2"]), ("avx512bw", ["avx2"]), ("f16c", []), ("avx2", [])],
+)
 def test_intel_targets_need_all_their_instructions(missing, wanted, monkeypatch):
     monkeypatch.setattr(targets.platform, "machine", lambda: "x86_64")
     every = {feature for name in targets.NAMES[:3] for feature in targets._FEATURES[name]}
@@ -105,7 +123,9 @@ def test_a_program_for_neon_calls_no_library(triple):
     module = write_module(Recipe(arm, sources, 16, 72))
     optimised, machine = targets.optimise(arm, module)
     text = machine.emit_assembly(optimised)
-    assert all(re.search(rf"\b{name}", text) for name in ("sdot", "fmla", "fcvtl")) and not re.search(r"\bfmul.*\bfadd", text)
+    assert all(
+        re.search(rf"\b{name}", text) for name in ("sdot", "fmla", "fcvtl")
+    ) and not re.search(r"\bfmul.*\bfadd", text)
     own = {name for name in module.globals if not name.startswith(("llvm.", "mlx_llama_yield"))}
     called = {name.strip('"_') for name in re.findall(r'\bbl\s+("?[\w .]+"?)', text)}
     assert called - {name.strip("_") for name in own} <= {"mlx_llama_yield"}
@@ -114,14 +134,16 @@ def test_a_program_for_neon_calls_no_library(triple):
 
 
 def without_sdot(f, name, result, *arguments):
-    """Function.intrinsic with `sdot` emulated: add to each lane the products of four signed bytes (Arm Architecture
-    Reference Manual, SDOT (vector))."""
+    """Function.intrinsic with `sdot` emulated: add to each lane the products of four signed bytes
+    (Arm Architecture Reference Manual, SDOT (vector))."""
     if name != "llvm.aarch64.neon.sdot.v4i32.v16i8":
         return INTRINSIC(f, name, result, *arguments)
     sums, *factors = arguments
     codes, x = (factor.bitcast(result) for factor in factors)
     for shift in (24, 16, 8, 0):
-        one, other = ((value << shift if shift else value).arithmetic_shift(24) for value in (codes, x))
+        one, other = (
+            (value << shift if shift else value).arithmetic_shift(24) for value in (codes, x)
+        )
         sums = sums + one * other
     return sums
 
@@ -130,11 +152,15 @@ INTRINSIC = emit.Function.intrinsic
 
 
 def test_neons_arithmetic_in_other_instructions(monkeypatch):
-    """NEON's code with its one special instruction emulated, run here: offsets and flipped 8-bit codes included."""
+    """NEON's code with its one special instruction emulated, run here: offsets and flipped 8-bit
+    codes included.
+    """
     monkeypatch.setattr(emit.Function, "intrinsic", without_sdot)
     name = available()[0]
     arm = dataclasses.replace(build_target(name), dot="sdot", tile=2, float_tile=2, gfni=False)
-    assert products.flips_codes(arm, layout_of("Q8_0")) and not products.flips_codes(build_target(name), layout_of("Q8_0"))
+    assert products.flips_codes(arm, layout_of("Q8_0")) and not products.flips_codes(
+        build_target(name), layout_of("Q8_0")
+    )
     rng = np.random.default_rng(1)
     sources = {kind: random_matrix(kind, 19, rng, 512) for kind in ON_NEON}
     wanted, cases = [], []
@@ -142,8 +168,13 @@ def test_neons_arithmetic_in_other_instructions(monkeypatch):
         layout = panels.weight_layout(source.tensor)
         wanted.append(("fill", layout, Plan(source.tensor, layout).source))
         offset = products.dot_offset(arm, layout)
-        cases += [(kind, layouts.activation_layout(bits, "sdot", offset), tokens) for bits, tokens in ON_NEON[kind]]
-        wanted += [("product", layout, x_layout, tokens) for of, x_layout, tokens in cases if of == kind]
+        cases += [
+            (kind, layouts.activation_layout(bits, "sdot", offset), tokens)
+            for bits, tokens in ON_NEON[kind]
+        ]
+        wanted += [
+            ("product", layout, x_layout, tokens) for of, x_layout, tokens in cases if of == kind
+        ]
     library = Library(arm, wanted, key="sdot replaced")
     rows = {}
     for kind, x_layout, tokens in cases:
@@ -152,7 +183,12 @@ def test_neons_arithmetic_in_other_instructions(monkeypatch):
         codes[0] = np.where(codes[0] < 0, -x_layout.limit, x_layout.limit)
         scale = rng.uniform(0.5, 2, (2, 2)).astype(np.float32)[:tokens] / np.float32(x_layout.limit)
         x = codes * np.repeat(scale.astype(np.float64), SPAN * GROUP, axis=1)
-        got = library.product(library.fill(sources[kind].tensor), x_layout, write_records(x_layout, codes, scale), tokens)
+        got = library.product(
+            library.fill(sources[kind].tensor),
+            x_layout,
+            write_records(x_layout, codes, scale),
+            tokens,
+        )
         bound = np.abs(x) @ sources[kind].size.T * 72 * 2.0**-24
         assert (np.abs(got[:, :19] - x @ sources[kind].exact.T) <= bound).all(), kind
         np.testing.assert_array_equal(got[0], rows.setdefault((kind, x_layout), got[0]))
@@ -203,7 +239,9 @@ def test_machine_code_is_compiled_once(folder):
     files = list(folder.iterdir())
     assert len(files) == 2 and all(file.suffix == ".o" for file in files)
     if os.name == "posix":
-        assert folder.stat().st_mode & 0o777 == 0o700 and all(file.stat().st_mode & 0o777 == 0o600 for file in files)
+        assert folder.stat().st_mode & 0o777 == 0o700 and all(
+            file.stat().st_mode & 0o777 == 0o600 for file in files
+        )
 
 
 def damage(file: Path, how: str) -> None:
@@ -226,14 +264,36 @@ def damage(file: Path, how: str) -> None:
     elif how == "all may write":
         file.chmod(0o602)
     else:
-        at = {"magic": 3, "key": 30, "checksum": 60, "code": len(content) // 2, "last byte": len(content) - 1}[how]
+        at = {
+            "magic": 3,
+            "key": 30,
+            "checksum": 60,
+            "code": len(content) // 2,
+            "last byte": len(content) - 1,
+        }[how]
         content = bytearray(content)
         content[at] ^= 1
         file.write_bytes(content)
 
 
-@pytest.mark.parametrize("how", ["empty", "header only", "truncated", "longer", "text", "magic", "key", "checksum", "code",
-                                  "last byte", "group may write", "all may write", "a pipe"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "empty",
+        "header only",
+        "truncated",
+        "longer",
+        "text",
+        "magic",
+        "key",
+        "checksum",
+        "code",
+        "last byte",
+        "group may write",
+        "all may write",
+        "a pipe",
+    ],
+)
 def test_a_damaged_or_foreign_file_is_replaced(how, folder):
     if os.name != "posix" and how in ("group may write", "all may write", "a pipe"):
         return  # Windows has none
@@ -243,7 +303,9 @@ def test_a_damaged_or_foreign_file_is_replaced(how, folder):
     damage(file, how)
     assert compile_number("one", 2, calls) == 2 and calls == [1, 2]
     assert compile_number("one", 3, calls) == 2 and calls == [1, 2]  # the new file is good
-    assert list(folder.iterdir()) == [file] and (os.name != "posix" or file.stat().st_mode & 0o777 == 0o600)
+    assert list(folder.iterdir()) == [file] and (
+        os.name != "posix" or file.stat().st_mode & 0o777 == 0o600
+    )
 
 
 def test_another_users_file_is_replaced(folder, monkeypatch):
@@ -263,7 +325,10 @@ def test_another_users_file_is_replaced(folder, monkeypatch):
 @pytest.mark.parametrize("where", ["below a file", "a file"])
 def test_a_folder_without_write_access_costs_only_time(where, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("x")
-    monkeypatch.setenv("MLX_LLAMA_CACHE", str(tmp_path / "file" / "cache" if where == "below a file" else tmp_path / "file"))
+    monkeypatch.setenv(
+        "MLX_LLAMA_CACHE",
+        str(tmp_path / "file" / "cache" if where == "below a file" else tmp_path / "file"),
+    )
     calls = []
     assert compile_number("one", 1, calls) == 1 and compile_number("one", 2, calls) == 2
     assert (tmp_path / "file").read_text() == "x"
@@ -289,8 +354,12 @@ def test_a_failed_write_leaves_no_file(folder, monkeypatch):
 
 def test_the_key_depends_on_sources_compiler_target_and_parameters(tmp_path, monkeypatch):
     one = build_target(available()[0])
-    digests = {targets._digest(one, "a"), targets._digest(one, "b"), targets._digest(build_target(available()[-1]), "a"),
-               targets._digest(dataclasses.replace(one, features=one.features + ",+x"), "a")}
+    digests = {
+        targets._digest(one, "a"),
+        targets._digest(one, "b"),
+        targets._digest(build_target(available()[-1]), "a"),
+        targets._digest(dataclasses.replace(one, features=one.features + ",+x"), "a"),
+    }
     monkeypatch.setattr(targets.llvmlite, "__version__", "0")
     digests.add(targets._digest(one, "a"))
     monkeypatch.undo()
@@ -324,34 +393,51 @@ from mlx_llama.core.files.checkpoint import open_checkpoint
 from cpu_fallback.model import Llama
 model = Llama.load(open_checkpoint(sys.argv[1]))
 print(count, model.forward([[1, 2, 3]], 0, model.make_cache(4)).sum(), "llvmlite.binding" in sys.modules)
-"""
+"""  # noqa: E501
 
 
 def test_a_second_process_compiles_nothing(toy, folder):
-    runs = [subprocess.run([sys.executable, "-c", PROGRAM, toy], capture_output=True, text=True, check=True,
-                           env=os.environ | {"MLX_LLAMA_CACHE": str(folder)}).stdout.split() for _ in range(2)]
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM, toy],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ | {"MLX_LLAMA_CACHE": str(folder)},
+        ).stdout.split()
+        for _ in range(2)
+    ]
     assert [run[0] for run in runs] == ["1", "0"] and runs[0][1] == runs[1][1]
     if sys.platform == "linux" and platform.machine() == "x86_64":
         assert [run[2] for run in runs] == ["True", "False"]  # LLVM's library is 55 MB
 
 
-@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="elsewhere LLVM loads machine code")
+@pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64",
+    reason="elsewhere LLVM loads machine code",
+)
 def test_functions_lie_where_llvm_puts_them():
     """All functions of a model's recipe, relative to the first."""
     import llvmlite.binding as llvm
 
     host_target = build_target(available()[0])
-    recipe = Recipe(host_target, tuple((layout_of(kind), kind) for kind in ("Q4_0", "Q6_K")), 16, 64)
+    recipe = Recipe(
+        host_target, tuple((layout_of(kind), kind) for kind in ("Q4_0", "Q6_K")), 16, 64
+    )
     code = targets.emit_object_code(host_target, write_module(recipe))
     mine = Image(code, {"mlx_llama_yield": 1})
     llvm.add_symbol("mlx_llama_yield", 1)
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(f'target triple = "{host_target.triple}"'), host_target.machine())
+    engine = llvm.create_mcjit_compiler(
+        llvm.parse_assembly(f'target triple = "{host_target.triple}"'), host_target.machine()
+    )
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     public = {name for name in mine.address if engine.get_function_address(name)}
     assert {"start", "serve", "barrier"} <= public, public
-    one, other = (sorted((address(name), name) for name in public) for address in (
-        mine.address.__getitem__, engine.get_function_address))
+    one, other = (
+        sorted((address(name), name) for name in public)
+        for address in (mine.address.__getitem__, engine.get_function_address)
+    )
     for (begin, name), (begin_there, name_there) in zip(one, other):
         assert name == name_there and begin - one[0][0] == begin_there - other[0][0], name
 
@@ -377,7 +463,10 @@ def test_what_llvm_says_of_the_processor_is_remembered(folder, monkeypatch):
     targets.find_host.cache_clear()
     try:
         first = targets.find_host()
-        assert (first.cpu, first.flags) == (llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+        assert (first.cpu, first.flags) == (
+            llvm.get_host_cpu_name(),
+            llvm.get_host_cpu_features().flatten(),
+        )
         if sys.platform == "linux":
             monkeypatch.setattr(targets, "_ask_host", lambda: 1 / 0)
             targets.find_host.cache_clear()

@@ -1,4 +1,6 @@
-"""The team of threads: runs, interrupts, and the sleep and end of its threads, with machine code that needs no model."""
+"""The team of threads: runs, interrupts, and the sleep and end of its threads, with machine code
+that needs no model.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,18 @@ CONTEXT = np.zeros(1, np.int64)
 
 
 class Machine:
-    """Compiled `start` and `serve`, and `work`: counts its calls by thread, then waits until `context` is not 0."""
+    """Compiled `start` and `serve`, and `work`: counts its calls by thread, then waits until
+    `context` is not 0.
+    """
 
     def __init__(self) -> None:
-        self.compiled = compile_module(find_target()[0], "a team and its work", ["start", "serve", "work"], self._write)
-        self.start, self.serve = self.compiled.function("start", 2), self.compiled.function("serve", 3)
+        self.compiled = compile_module(
+            find_target()[0], "a team and its work", ["start", "serve", "work"], self._write
+        )
+        self.start, self.serve = (
+            self.compiled.function("start", 2),
+            self.compiled.function("serve", 3),
+        )
 
     @staticmethod
     def _write() -> Module:
@@ -52,12 +61,23 @@ class Work:
 
     def __init__(self, machine: Machine, threads: int, is_open: bool = True):
         self.address, self.prepared = machine.compiled.address["work"], 0
-        self.walks, self.numbers, self.gate = np.zeros(threads, np.int64), np.full(threads, -1), np.array([int(is_open)])
+        self.walks, self.numbers, self.gate = (
+            np.zeros(threads, np.int64),
+            np.full(threads, -1),
+            np.array([int(is_open)]),
+        )
 
     def prepare(self, context: np.ndarray) -> teams.Call:
         assert len(set(self.walks.tolist())) == 1  # between runs
         self.prepared += 1
-        return self.address, self.walks.ctypes.data, 1, self.gate.ctypes.data, self.numbers.ctypes.data, 8
+        return (
+            self.address,
+            self.walks.ctypes.data,
+            1,
+            self.gate.ctypes.data,
+            self.numbers.ctypes.data,
+            8,
+        )
 
     def open_after(self, seconds: float) -> threading.Timer:
         """Let the run end then."""
@@ -106,11 +126,15 @@ def test_teams_run_beside_each_other(machine):
 def test_nothing_runs_without_a_sleeping_follower(machine):
     """The others are as before, and the caller wakes the sleeper and tries again."""
     work, box = Work(machine, 3), teams._make_box(3)
-    box[:teams._RAN] = work.prepare(CONTEXT)
-    states = box[teams._LINE::teams._LINE]
+    box[: teams._RAN] = work.prepare(CONTEXT)
+    states = box[teams._LINE :: teams._LINE]
     states[0] = teams._READY
     machine.start(box.ctypes.data, 3)
-    assert work.walks.tolist() == [0] * 3 and box[teams._RAN] == 0 and states.tolist() == [teams._READY, teams._ASLEEP]
+    assert (
+        work.walks.tolist() == [0] * 3
+        and box[teams._RAN] == 0
+        and states.tolist() == [teams._READY, teams._ASLEEP]
+    )
 
 
 # ---- interrupts
@@ -119,9 +143,12 @@ def test_nothing_runs_without_a_sleeping_follower(machine):
 class Stop(Exception):
     """Raised by a signal handler."""
 
+
 @pytest.fixture
 def interrupts():
-    """interrupts(first, every, count): raise Stop in the main thread `first` seconds from now, then every so often."""
+    """interrupts(first, every, count): raise Stop in the main thread `first` seconds from now, then
+    every so often.
+    """
     if not hasattr(signal, "setitimer"):
         pytest.skip("Windows has no timer that interrupts")
     left = 0
@@ -158,7 +185,9 @@ def test_several_interrupts_raise_after_the_run(machine, interrupts):
 
 @pytest.mark.parametrize("pause", [0, 0.004])
 def test_an_interrupt_at_any_time_leaves_whole_runs(machine, interrupts, pause):
-    """Timers of 0.1 to 3 ms hit every part of a run, with followers awake and asleep; none is begun and left."""
+    """Timers of 0.1 to 3 ms hit every part of a run, with followers awake and asleep; none is begun
+    and left.
+    """
     team, stopped = Team(machine, 2), 0
     work = Work(machine, 2)
     for attempt in range(60):

@@ -17,14 +17,34 @@ from mlx_llama.core.files.checkpoint import Tensor
 from mlx_llama.core.files.quantized import AffineWeight, GGUFWeight, MLXWeight
 
 FLOATS = ("float32", "float16", "bfloat16")
-MLX_EVERY = tuple(f"mlx {bits} {group} {dtype}"
-                  for bits, group, dtype in itertools.product((2, 3, 4, 5, 6, 8), (32, 64, 128), FLOATS))
+MLX_EVERY = tuple(
+    f"mlx {bits} {group} {dtype}"
+    for bits, group, dtype in itertools.product((2, 3, 4, 5, 6, 8), (32, 64, 128), FLOATS)
+)
 # every width with every group size, dtypes of scales in turn
-MLX = tuple(f"mlx {bits} {group} {FLOATS[(i + j) % 3]}"
-            for (i, bits), (j, group) in itertools.product(enumerate((2, 3, 4, 5, 6, 8)), enumerate((32, 64, 128))))
+MLX = tuple(
+    f"mlx {bits} {group} {FLOATS[(i + j) % 3]}"
+    for (i, bits), (j, group) in itertools.product(
+        enumerate((2, 3, 4, 5, 6, 8)), enumerate((32, 64, 128))
+    )
+)
 KINDS = (*FLOATS, *LOW_BIT, *MLX)
-FEW = ("float32", "float16", "bfloat16", "Q4_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q6_K", "IQ4_XS", "mlx 4 64 float32",
-       "mlx 8 128 float16", "mlx 6 64 bfloat16")
+FEW = (
+    "float32",
+    "float16",
+    "bfloat16",
+    "Q4_0",
+    "Q5_1",
+    "Q8_0",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q6_K",
+    "IQ4_XS",
+    "mlx 4 64 float32",
+    "mlx 8 128 float16",
+    "mlx 6 64 bfloat16",
+)
 assert set(FEW) <= set(KINDS)
 
 
@@ -38,7 +58,9 @@ TARGETS = [of_target(name) for name in available()]
 
 @dataclass(frozen=True)
 class Matrix:
-    """exact: float64 [N, K] by the reference dequantiser; size: sum of the magnitudes of each weight's terms, for bounds."""
+    """exact: float64 [N, K] by the reference dequantiser; size: sum of the magnitudes of each
+    weight's terms, for bounds.
+    """
 
     tensor: Tensor | AffineWeight
     exact: np.ndarray
@@ -61,10 +83,14 @@ def tensor_of(x: np.ndarray, dtype: str) -> Tensor:
 
 def gguf_weight(blocks: np.ndarray, kind: str, order: np.ndarray | None = None) -> GGUFWeight:
     weights, nbytes = gguf.GGML_QUANT_SIZES[Type[kind]]
-    return GGUFWeight("a.weight", kind, (len(blocks), blocks.shape[1] // nbytes * weights), blocks, order)
+    return GGUFWeight(
+        "a.weight", kind, (len(blocks), blocks.shape[1] // nbytes * weights), blocks, order
+    )
 
 
-def mlx_weight(packed: np.ndarray, scales: np.ndarray, biases: np.ndarray, bits: int, group: int, dtype: str) -> MLXWeight:
+def mlx_weight(
+    packed: np.ndarray, scales: np.ndarray, biases: np.ndarray, bits: int, group: int, dtype: str
+) -> MLXWeight:
     stored = [to_bfloat16(x) if dtype == "bfloat16" else x.astype(dtype) for x in (scales, biases)]
     return MLXWeight("a.weight", bits, group, packed, *stored)
 
@@ -78,8 +104,15 @@ def mlx_judge(weight: MLXWeight) -> np.ndarray:
         return (array.view(mx.bfloat16) if stored.dtype == np.uint16 else array).astype(mx.float32)
 
     with mx.stream(mx.cpu):
-        return np.array(mx.dequantize(mx.array(weight.packed), wide(weight.scales), wide(weight.biases),
-                                      group_size=weight.group_size, bits=weight.bits))
+        return np.array(
+            mx.dequantize(
+                mx.array(weight.packed),
+                wide(weight.scales),
+                wide(weight.biases),
+                group_size=weight.group_size,
+                bits=weight.bits,
+            )
+        )
 
 
 def with_sizes(tensor: Tensor | AffineWeight, exact: np.ndarray) -> Matrix:
@@ -88,8 +121,12 @@ def with_sizes(tensor: Tensor | AffineWeight, exact: np.ndarray) -> Matrix:
     if isinstance(tensor, AffineWeight):
         rows = tensor.rows(0, tensor.shape[0])
         n, groups = rows.scales.shape
-        size = np.abs(rows.codes.reshape(n, groups, -1) - np.float64(rows.offset)) * np.abs(rows.scales[..., None])
-        size = (size if rows.biases is None else size + np.abs(rows.biases[..., None])).reshape(n, -1)
+        size = np.abs(rows.codes.reshape(n, groups, -1) - np.float64(rows.offset)) * np.abs(
+            rows.scales[..., None]
+        )
+        size = (size if rows.biases is None else size + np.abs(rows.biases[..., None])).reshape(
+            n, -1
+        )
     return Matrix(tensor, exact, size)
 
 

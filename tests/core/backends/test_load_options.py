@@ -24,28 +24,45 @@ def check(backend, **given):
     return backend.check(LoadOptions(**given))
 
 
-@pytest.mark.parametrize("name, value", [("threads", 2), ("threads", "2"), ("activation_bits", 8), ("activation_bits", "16")])
+@pytest.mark.parametrize(
+    "name, value",
+    [("threads", 2), ("threads", "2"), ("activation_bits", 8), ("activation_bits", "16")],
+)
 def test_options_of_the_cpu_backend(name, value, backend):
     """Numbers there; on the others one line that is the same but for the backend's name."""
     if backend.name == "cpu":
         assert getattr(check(backend, **{name: value}), name) == int(value)
         return
-    with pytest.raises(BackendError, match=f"^`{name}` {value}: is for the cpu backend, and this is {backend.name}: leave"):
+    with pytest.raises(
+        BackendError,
+        match=f"^`{name}` {value}: is for the cpu backend, and this is {backend.name}: leave",
+    ):
         check(backend, **{name: value})
 
 
-@pytest.mark.parametrize("name, value, limits", [
-    *(("threads", value, "1 to 1024") for value in (0, -1, 1025, "1.5", True, "٣", 2.0, "", "9" * 5000, [2])),
-    *(("activation_bits", value, "one of 8, 16, 32") for value in (4, "", "all", 0, 64, False))])
+@pytest.mark.parametrize(
+    "name, value, limits",
+    [
+        *(
+            ("threads", value, "1 to 1024")
+            for value in (0, -1, 1025, "1.5", True, "٣", 2.0, "", "9" * 5000, [2])
+        ),
+        *(("activation_bits", value, "one of 8, 16, 32") for value in (4, "", "all", 0, 64, False)),
+    ],
+)
 def test_numbers_outside_the_limits(name, value, limits):
-    with pytest.raises(BackendError, match=f"^`{name}` .*: must be a whole number, {limits}$") as error:
+    with pytest.raises(
+        BackendError, match=f"^`{name}` .*: must be a whole number, {limits}$"
+    ) as error:
         check(backends.select("cpu"), **{name: value})
     assert len(str(error.value)) < 120
 
 
 @pytest.mark.parametrize("dtype", ["int8", "", None, "float64", "Float32", "x" * 5000])
 def test_an_unknown_dtype_is_the_same_line_on_every_backend(dtype, backend):
-    with pytest.raises(BackendError, match="is not one of auto, float32, float16, bfloat16$") as error:
+    with pytest.raises(
+        BackendError, match="is not one of auto, float32, float16, bfloat16$"
+    ) as error:
         check(backend, dtype=dtype)
     assert len(str(error.value)) < 120
 
@@ -55,23 +72,39 @@ def test_dtypes_that_a_backend_takes_are_those_it_loads(dtype, backend, toy):
     from mlx_llama.core.files.checkpoint import open_checkpoint
 
     if backend.name == "cpu" and "16" in dtype:
-        with pytest.raises(BackendError, match=f"dtype.*{dtype}.*: the cpu backend computes in float32, .*mlx.*` or cuda$"):
+        with pytest.raises(
+            BackendError,
+            match=f"dtype.*{dtype}.*: the cpu backend computes in float32, .*mlx.*` or cuda$",
+        ):
             backend.load(open_checkpoint(toy), dtype)
         return
     model = backend.load(open_checkpoint(toy), dtype)
     assert backend.runtime.dtype_name(model.dtype) == ("float32" if dtype == "auto" else dtype)
 
 
-@pytest.mark.parametrize("short, dtype", [("bf16", "bfloat16"), ("fp16", "float16"), ("f16", "float16"), ("half", "float16"),
-                                          ("fp32", "float32"), ("f32", "float32"), ("float", "float32")])
+@pytest.mark.parametrize(
+    "short, dtype",
+    [
+        ("bf16", "bfloat16"),
+        ("fp16", "float16"),
+        ("f16", "float16"),
+        ("half", "float16"),
+        ("fp32", "float32"),
+        ("f32", "float32"),
+        ("float", "float32"),
+    ],
+)
 def test_other_tools_names_of_dtypes(short, dtype, backend, toy):
     import torch
 
     from mlx_llama.core.files.checkpoint import open_checkpoint
 
-    assert getattr(torch, dtype) == getattr(torch, short, getattr(torch, dtype))  # where torch has the short name too
+    # where torch has the short name too
+    assert getattr(torch, dtype) == getattr(torch, short, getattr(torch, dtype))
     if backend.name == "cpu" and dtype != "float32":
-        with pytest.raises(BackendError, match=f"dtype.*{dtype}.*: the cpu backend computes in float32"):
+        with pytest.raises(
+            BackendError, match=f"dtype.*{dtype}.*: the cpu backend computes in float32"
+        ):
             backend.load(open_checkpoint(toy), short)
         return
     assert backend.runtime.dtype_name(backend.load(open_checkpoint(toy), short).dtype) == dtype
@@ -80,8 +113,12 @@ def test_other_tools_names_of_dtypes(short, dtype, backend, toy):
 def test_what_is_not_given_keeps_its_default(backend):
     plain = LoadOptions(batch_invariant=False, max_rows=MAX_ROWS, adapters=())
     assert check(backend) == plain and check(backend, compile=True) == replace(plain, compile=True)
-    assert check(backend, dtype="fp32", compile=False) == replace(plain, dtype="float32", compile=False)
-    assert backend.check(check(backend, max_rows="4", cache_memory="2GB")) == replace(plain, max_rows=4, cache_memory=2 * 10**9)
+    assert check(backend, dtype="fp32", compile=False) == replace(
+        plain, dtype="float32", compile=False
+    )
+    assert backend.check(check(backend, max_rows="4", cache_memory="2GB")) == replace(
+        plain, max_rows=4, cache_memory=2 * 10**9
+    )
 
 
 @pytest.mark.parametrize("bits", [8, "8", 16, "16"])
@@ -92,25 +129,41 @@ def test_keys_and_values_in_8_or_16_bits_on_every_backend(bits, backend):
 
 @pytest.mark.parametrize("bits", [4, 32, 0, "", "eight", True, 8.5, "８", "8" * 5000])
 def test_other_widths_of_keys_and_values(bits, backend):
-    with pytest.raises(BackendError, match="^`cache_bits` .*: must be 8 or 16; without it, ") as error:
+    with pytest.raises(
+        BackendError, match="^`cache_bits` .*: must be 8 or 16; without it, "
+    ) as error:
         check(backend, cache_bits=bits)
     assert len(str(error.value)) < 150
 
 
 def test_bits_that_do_not_depend_on_the_company(backend, toy):
-    """Refused on mlx before anything is opened; true on the cpu backend unless it runs plain NumPy."""
+    """Refused on mlx before anything is opened; true on the cpu backend unless it runs plain
+    NumPy.
+    """
     from mlx_llama.core.files.checkpoint import open_checkpoint
 
-    assert check(backend, batch_invariant=None) == check(backend, batch_invariant=False) == check(backend)
+    assert (
+        check(backend, batch_invariant=None)
+        == check(backend, batch_invariant=False)
+        == check(backend)
+    )
     if backend.name == "mlx":
-        with pytest.raises(BackendError, match="^`batch_invariant`: the mlx backend's products depend .* `backend='cpu'` or cuda$"):
+        with pytest.raises(
+            BackendError,
+            match="^`batch_invariant`: the mlx backend's products depend .* `backend='cpu'` or "
+            "cuda$",
+        ):
             check(backend, batch_invariant=True)
         return
     assert check(backend, batch_invariant=True).batch_invariant
     if backend.name == "cpu":
         from cpu_fallback.kernels import compilation
 
-        with pytest.raises(BackendError, match="^`batch_invariant`: plain NumPy's .*`compile=False` asks for it.*: leave it out$"):
+        with pytest.raises(
+            BackendError,
+            match="^`batch_invariant`: plain NumPy's "
+            ".*`compile=False` asks for it.*: leave it out$",
+        ):
             backend.load(open_checkpoint(toy), compile=False, batch_invariant=True)
         if compilation.find_target()[0]:
             assert backend.load(open_checkpoint(toy), batch_invariant=True).is_batch_invariant
@@ -129,14 +182,26 @@ def test_contradictions():
 def test_limits_are_the_backends_own():
     limits = Limits("tpu", ("auto", "bfloat16"), most_threads=3)
     assert limits.check(LoadOptions(dtype="bfloat16", threads=3)).threads == 3
-    for given, expected in (({"dtype": "float16"}, "the tpu backend computes in bfloat16"), ({"threads": 4}, "1 to 3"),
-                            ({"activation_bits": 8}, "this is tpu")):
+    for given, expected in (
+        ({"dtype": "float16"}, "the tpu backend computes in bfloat16"),
+        ({"threads": 4}, "1 to 3"),
+        ({"activation_bits": 8}, "this is tpu"),
+    ):
         with pytest.raises(BackendError, match=expected):
             limits.check(LoadOptions(**given))
 
 
-@pytest.mark.parametrize("weights, cores, threads", [
-    (0, 8, 1), (5 << 20, 8, 1), (8 << 20, 8, 2), (31 << 20, 8, 7), (1 << 30, 8, 8), (1 << 30, 1, 1)])
+@pytest.mark.parametrize(
+    "weights, cores, threads",
+    [
+        (0, 8, 1),
+        (5 << 20, 8, 1),
+        (8 << 20, 8, 2),
+        (31 << 20, 8, 7),
+        (1 << 30, 8, 8),
+        (1 << 30, 1, 1),
+    ],
+)
 def test_threads_by_default(weights, cores, threads):
     assert default_threads(weights, cores) == threads
 
@@ -152,21 +217,43 @@ def test_load_help_and_doctor_name_the_same_threads(toy, monkeypatch, capsys):
     assert llm.model.notices[0].startswith("1 thread on 6 cores, for a small model")
     doctor.main([str(toy)])
     assert "cpu   fits: computes in float32 on 1 thread;" in capsys.readouterr().out
-    assert "one per physical core, fewer for a small model" in " ".join(generate.parser().format_help().split())
+    assert "one per physical core, fewer for a small model" in " ".join(
+        generate.parser().format_help().split()
+    )
     assert "one per physical core, fewer for a small model" in " ".join(load.__doc__.split())
 
 
-@pytest.mark.parametrize("given, nbytes", [
-    ("2GB", 2 * 10**9), ("512MB", 512 * 10**6), ("1.5GiB", 3 << 29), ("1 gib", 1 << 30), ("64k", 64_000), ("3 B", 3),
-    (10**9, 10**9), ("1000000", 10**6), ("2T", 2 * 10**12), ("1TiB", 1 << 40), ("7KiB", 7 << 10), ("5M", 5 * 10**6),
-    (np.int64(12), 12), (None, None)])
+@pytest.mark.parametrize(
+    "given, nbytes",
+    [
+        ("2GB", 2 * 10**9),
+        ("512MB", 512 * 10**6),
+        ("1.5GiB", 3 << 29),
+        ("1 gib", 1 << 30),
+        ("64k", 64_000),
+        ("3 B", 3),
+        (10**9, 10**9),
+        ("1000000", 10**6),
+        ("2T", 2 * 10**12),
+        ("1TiB", 1 << 40),
+        ("7KiB", 7 << 10),
+        ("5M", 5 * 10**6),
+        (np.int64(12), 12),
+        (None, None),
+    ],
+)
 def test_sizes_of_memory(given, nbytes):
     assert parse_memory(given) == nbytes
 
 
-@pytest.mark.parametrize("given", ["", "0", "-2GB", "GB", "2XB", "1e9", "nan", "2GBs", "1.5.5GB", "9" * 99, True, [2], "２GB"])
+@pytest.mark.parametrize(
+    "given",
+    ["", "0", "-2GB", "GB", "2XB", "1e9", "nan", "2GBs", "1.5.5GB", "9" * 99, True, [2], "２GB"],
+)
 def test_what_is_no_size(given):
-    with pytest.raises(OptionsError, match="^`cache_memory` .*: must be a size such as 2GB, ") as error:
+    with pytest.raises(
+        OptionsError, match="^`cache_memory` .*: must be a size such as 2GB, "
+    ) as error:
         parse_memory(given)
     assert len(str(error.value)) < 140
 

@@ -1,4 +1,6 @@
-"""The host's side of a cache: rooms, masks and refusals. The backends' caches are tests/backends/test_cache.py's."""
+"""The host's side of a cache: rooms, masks and refusals. The backends' caches are
+tests/backends/test_cache.py's.
+"""
 
 import numpy as np
 import pytest
@@ -37,13 +39,20 @@ class Cache(Positions):
 def test_a_view_commits_on_success_alone():
     cache = Cache()
     with CallView(cache, 1, 7, 0) as view:
-        assert view.spans == (Span(0, 0, 7),) and (view.count, view.batch, cache.length) == (7, 1, 0)
+        assert view.spans == (Span(0, 0, 7),) and (view.count, view.batch, cache.length) == (
+            7,
+            1,
+            0,
+        )
     assert cache.length == 7 and cache.allocated == [GROWTH]
     with pytest.raises(KeyboardInterrupt), CallView(cache, 1, 3, 7):
         raise KeyboardInterrupt
     assert cache.lengths == [7]
-    for index_pos, count, message in ((6, 1, "index_pos is 6 but the cache holds 7"), (7, 0, "at least one token"),
-                                      (7, 994, "1001 positions do not fit the cache's capacity of 1000")):
+    for index_pos, count, message in (
+        (6, 1, "index_pos is 6 but the cache holds 7"),
+        (7, 0, "at least one token"),
+        (7, 994, "1001 positions do not fit the cache's capacity of 1000"),
+    ):
         with pytest.raises(ContextError, match=message):
             CallView(cache, 1, count, index_pos)
     assert cache.length == 7
@@ -54,12 +63,20 @@ def test_a_view_of_rows_commits_all_or_none():
     with CallView(cache, 2, 5, 0, [3, 1]):
         pass
     with CallView(cache, 3, 2, [5, 0, 5], rows=[1, 0, 3]) as view:
-        assert [(span.row, span.start, span.end) for span in view.spans] == [(1, 5, 7), (0, 0, 2), (3, 5, 7)]
+        assert [(span.row, span.start, span.end) for span in view.spans] == [
+            (1, 5, 7),
+            (0, 0, 2),
+            (3, 5, 7),
+        ]
     assert cache.lengths == [2, 7, 0, 7] and cache.length == 2
     for batch, index_pos, rows, message in (
-            (2, [7, 6], [1, 3], "index_pos is 6 but row 3 holds 7"), (2, 7, [3, 3], "a row occurs twice"),
-            (1, 0, [4], "row 4 does not exist: the cache has 4"), (1, 0, [-1], "row -1 does not exist"),
-            (2, 7, [3], "needs 2 rows, not 1"), (2, [7], [1, 3], "2 sequences need 2 positions")):
+        (2, [7, 6], [1, 3], "index_pos is 6 but row 3 holds 7"),
+        (2, 7, [3, 3], "a row occurs twice"),
+        (1, 0, [4], "row 4 does not exist: the cache has 4"),
+        (1, 0, [-1], "row -1 does not exist"),
+        (2, 7, [3], "needs 2 rows, not 1"),
+        (2, [7], [1, 3], "2 sequences need 2 positions"),
+    ):
         with pytest.raises(ContextError, match=message):
             CallView(cache, batch, 1, index_pos, rows)
     assert cache.lengths == [2, 7, 0, 7] and cache.allocated == [GROWTH, GROWTH, 0, GROWTH]
@@ -80,12 +97,15 @@ def test_rows_grow_together_and_only_if_memory_allows():
 def test_rows_refuse_what_does_not_fit_them():
     cache = Cache(10, 2)
     cache.lengths = [4, 0]
-    for call, message in ((lambda: cache.check_trim(5, 0), "cannot trim to 5 positions"),
-                          (lambda: cache.check_trim(0, 2), "row 2 does not exist"),
-                          (lambda: cache.check_copy(0, 1, 5), "cannot trim to 5"),
-                          (lambda: cache.check_copy(1, 0, 0), "row 0 is not empty"),
-                          (lambda: cache.check_copy(1, 1, 0), "row 1 is not empty"), (lambda: Cache(0), "at least 1"),
-                          (lambda: Cache(10, 0), "0 rows")):
+    for call, message in (
+        (lambda: cache.check_trim(5, 0), "cannot trim to 5 positions"),
+        (lambda: cache.check_trim(0, 2), "row 2 does not exist"),
+        (lambda: cache.check_copy(0, 1, 5), "cannot trim to 5"),
+        (lambda: cache.check_copy(1, 0, 0), "row 0 is not empty"),
+        (lambda: cache.check_copy(1, 1, 0), "row 1 is not empty"),
+        (lambda: Cache(0), "at least 1"),
+        (lambda: Cache(10, 0), "0 rows"),
+    ):
         with pytest.raises(ContextError, match=message):
             call()
     shape = (CONFIG.num_hidden_layers, CONFIG.num_key_value_heads, 3, CONFIG.head_dim)
@@ -105,11 +125,17 @@ def test_masks_are_those_of_transformers(index_pos, count, window):
 
     span = Span(0, index_pos, count)
     judge = sliding_window_causal_mask_function(window) if window else causal_mask_function
-    wanted = np.array([[bool(judge(0, 0, torch.tensor(q), torch.tensor(k))) for k in range(span.end)]
-                       for q in range(index_pos, span.end)])
+    wanted = np.array(
+        [
+            [bool(judge(0, 0, torch.tensor(q), torch.tensor(k))) for k in range(span.end)]
+            for q in range(index_pos, span.end)
+        ]
+    )
     first, mask = span.first_visible(window), span.visible(window)
     assert not wanted[:, :first].any()
-    np.testing.assert_array_equal(np.ones((1, span.end - first), bool) if mask is None else mask, wanted[:, first:])
+    np.testing.assert_array_equal(
+        np.ones((1, span.end - first), bool) if mask is None else mask, wanted[:, first:]
+    )
 
 
 def test_bytes_of_a_position():
@@ -122,7 +148,13 @@ def test_tokens_of_the_host_are_checked():
     assert checked_tokens([[1, 2]], 10).dtype == np.int32
     device = object()
     assert checked_tokens(device, 10) is device
-    for tokens, message in (([[]], "must be integers"), ([[1], [2, 3]], "same length"), ([[10]], "token id 10 is outside"),
-                            ([[-1]], "token id -1"), ([1, 2], "of shape"), ([[True]], "must be integers")):
+    for tokens, message in (
+        ([[]], "must be integers"),
+        ([[1], [2, 3]], "same length"),
+        ([[10]], "token id 10 is outside"),
+        ([[-1]], "token id -1"),
+        ([1, 2], "of shape"),
+        ([[True]], "must be integers"),
+    ):
         with pytest.raises(ContextError, match=message):
             checked_tokens(tokens, 10)

@@ -12,12 +12,19 @@ from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.errors import BackendError
 
 
-@pytest.mark.parametrize("system, machine, metal, driver, cuda, wanted", [
-    ("Darwin", "arm64", True, False, False, "mlx"), ("Darwin", "arm64", False, False, False, "cpu"),
-    ("Darwin", "x86_64", True, False, False, "cpu"), ("Linux", "x86_64", True, True, True, "cuda"),
-    ("Linux", "x86_64", True, True, False, "cpu"), ("Linux", "x86_64", True, False, True, "cpu"),
-    ("Linux", "aarch64", False, True, True, "cuda"), ("Windows", "AMD64", False, True, True, "cuda"),
-])
+@pytest.mark.parametrize(
+    "system, machine, metal, driver, cuda, wanted",
+    [
+        ("Darwin", "arm64", True, False, False, "mlx"),
+        ("Darwin", "arm64", False, False, False, "cpu"),
+        ("Darwin", "x86_64", True, False, False, "cpu"),
+        ("Linux", "x86_64", True, True, True, "cuda"),
+        ("Linux", "x86_64", True, True, False, "cpu"),
+        ("Linux", "x86_64", True, False, True, "cpu"),
+        ("Linux", "aarch64", False, True, True, "cuda"),
+        ("Windows", "AMD64", False, True, True, "cuda"),
+    ],
+)
 def test_auto(system, machine, metal, driver, cuda, wanted, monkeypatch):
     monkeypatch.setattr(backends.platform, "system", lambda: system)
     monkeypatch.setattr(backends.platform, "machine", lambda: machine)
@@ -27,7 +34,9 @@ def test_auto(system, machine, metal, driver, cuda, wanted, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [ImportError("no libfoo.so"), OSError("[WinError 126]")])
-def test_a_broken_installation_is_passed_over_by_auto_and_named_when_asked_for(error, monkeypatch, capsys):
+def test_a_broken_installation_is_passed_over_by_auto_and_named_when_asked_for(
+    error, monkeypatch, capsys
+):
     def broken(name):
         raise error
 
@@ -49,7 +58,9 @@ def test_a_gpu_that_is_not_there(backend):
 
 @pytest.mark.parametrize("set_by_user, expected", [(None, "0"), ("1", "1")])
 def test_mlx_keeps_float32_products_unless_the_user_says_otherwise(set_by_user, expected):
-    """MLX reads MLX_ENABLE_TF32 at its first product: it stands once the device is picked, and no dtype changes it."""
+    """MLX reads MLX_ENABLE_TF32 at its first product: it stands once the device is picked, and no
+    dtype changes it.
+    """
     pytest.importorskip("mlx.core")
     code = """
 import os
@@ -61,5 +72,7 @@ print(found, os.environ.get("MLX_ENABLE_TF32"))
 """
     environment = {name: value for name, value in os.environ.items() if name != "MLX_ENABLE_TF32"}
     environment |= {} if set_by_user is None else {"MLX_ENABLE_TF32": set_by_user}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment
+    )
     assert done.stdout.split() == [expected, expected], done.stderr

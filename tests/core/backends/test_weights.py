@@ -11,7 +11,9 @@ from mlx_llama.core.errors import OutOfMemoryError
 def test_weights_that_do_not_fit_are_refused_with_the_numbers():
     check_memory(10, lambda: 10, "a card")
     check_memory(10**15, lambda: None, "a card")
-    with pytest.raises(OutOfMemoryError, match="the weights take 3.00 GB, and a card has 2.00 GB free"):
+    with pytest.raises(
+        OutOfMemoryError, match="the weights take 3.00 GB, and a card has 2.00 GB free"
+    ):
         check_memory(3 * 10**9, lambda: 2 * 10**9, "a card")
 
 

@@ -1,4 +1,6 @@
-"""Chunks of prompts by the measured pace: a tick takes about four steps' time, whatever the machine."""
+"""Chunks of prompts by the measured pace: a tick takes about four steps' time, whatever the
+machine.
+"""
 
 import pytest
 

@@ -18,13 +18,32 @@ PROMPT = [3, 1, 4]
 def test_an_interrupt_at_any_line_leaves_the_others_alone(runs_ahead):
     """Ctrl-C between any two lines of a tick: rows, queues and the others' tokens are right."""
     prompts = [[1, 2, 3] * 4, *make_prompts(3, longest=30)]
-    given = [{"speculate": "prompt"}, {"regex": "[a-f]{3}forced(x|y)[a-c]{2}z"}, {}, {"regex": "(once|twice)uponatime"}]
-    wanted = [alone(prompt, max_tokens=6, **options).tokens for prompt, options in zip(prompts, given)]
-    # Not loop.py: a trace raises between a block and the release of its lock, where no signal arrives.
-    files = ("scheduler.py", "queues.py", "memory.py", "rows.py", "steps.py", "device.py", "speculate.py")
+    given = [
+        {"speculate": "prompt"},
+        {"regex": "[a-f]{3}forced(x|y)[a-c]{2}z"},
+        {},
+        {"regex": "(once|twice)uponatime"},
+    ]
+    wanted = [
+        alone(prompt, max_tokens=6, **options).tokens for prompt, options in zip(prompts, given)
+    ]
+    # Not loop.py: a trace raises between a block and the release of its lock, where no signal
+    # arrives.
+    files = (
+        "scheduler.py",
+        "queues.py",
+        "memory.py",
+        "rows.py",
+        "steps.py",
+        "device.py",
+        "speculate.py",
+    )
     for line in itertools.count(3, 7):
         backend, loop = make(runs_ahead, kept_rows=1)
-        handles = [loop.submit(request(prompt, max_tokens=6, **options)) for prompt, options in zip(prompts, given)]
+        handles = [
+            loop.submit(request(prompt, max_tokens=6, **options))
+            for prompt, options in zip(prompts, given)
+        ]
         count = 0
 
         def trace(frame, event, arg):
@@ -45,7 +64,7 @@ def test_an_interrupt_at_any_line_leaves_the_others_alone(runs_ahead):
         finally:
             sys.settrace(None)
         assert [handles[i].finish().tokens for i in (0, 2, 3)] == [wanted[0], *wanted[2:]], line
-        assert handles[1].completion.tokens == wanted[1][:len(handles[1].completion.tokens)]
+        assert handles[1].completion.tokens == wanted[1][: len(handles[1].completion.tokens)]
         loop.tick()
         check_rows(loop)
         if count < line:
@@ -100,9 +119,17 @@ def test_a_thread_serves_consumers_on_many_threads(runs_ahead):
     loop.close()
     for i, prompt in enumerate(prompts):
         done, wanted = found[i][0], alone(prompt, max_tokens=30)
-        assert done.tokens == wanted.tokens if i % 5 < 4 else done.tokens == wanted.tokens[:len(done.tokens)]
+        assert (
+            done.tokens == wanted.tokens
+            if i % 5 < 4
+            else done.tokens == wanted.tokens[: len(done.tokens)]
+        )
     assert not loop.scheduler.queues.running and loop.scheduler.cache.nbytes == 0
-    assert loop.submit(request(PROMPT, max_tokens=4)).finish().tokens == alone(PROMPT, max_tokens=4).tokens  # inline again
+    # inline again
+    assert (
+        loop.submit(request(PROMPT, max_tokens=4)).finish().tokens
+        == alone(PROMPT, max_tokens=4).tokens
+    )
 
 
 def test_closing_ends_requests_that_someone_waits_for():
@@ -119,11 +146,19 @@ def test_consumers_on_many_threads_tick_inline():
     backend, loop = make()
     backend.step_seconds = 0.002  # so that the requests meet
     prompts, found = make_prompts(12, longest=100), {}
-    threads = [threading.Thread(target=lambda i=i: found.update({i: loop.submit(
-        request(prompts[i], max_tokens=30)).finish().tokens})) for i in range(12)]
+    threads = [
+        threading.Thread(
+            target=lambda i=i: found.update(
+                {i: loop.submit(request(prompts[i], max_tokens=30)).finish().tokens}
+            )
+        )
+        for i in range(12)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert [found[i] for i in range(12)] == [alone(prompt, max_tokens=30).tokens for prompt in prompts]
+    assert [found[i] for i in range(12)] == [
+        alone(prompt, max_tokens=30).tokens for prompt in prompts
+    ]
     assert any(batch > 1 for batch, _ in backend.calls)

@@ -1,4 +1,6 @@
-"""Handles: reading, cancelling, leaving; threads, callbacks, asyncio and batches on a toy backend."""
+"""Handles: reading, cancelling, leaving; threads, callbacks, asyncio and batches on a toy
+backend.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,13 @@ class Tokenizer:
 @pytest.fixture
 def llm():
     backend, loop = make()
-    checkpoint = SimpleNamespace(name="toy", tokenizer=Tokenizer(), eos_token_ids=frozenset({EOS}), generation_config={},
-                                 path=Path("toy"))
+    checkpoint = SimpleNamespace(
+        name="toy",
+        tokenizer=Tokenizer(),
+        eos_token_ids=frozenset({EOS}),
+        generation_config={},
+        path=Path("toy"),
+    )
     return LLM(checkpoint, backend, loop.engine.model, None, 1000)
 
 
@@ -46,7 +53,10 @@ def llm():
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_cancelling_twice_before_and_after_admission(ticks, runs_ahead):
     backend, loop = make(runs_ahead, max_rows=2, eos=())
-    handles = [loop.submit(request(prompt, max_tokens=20, prefill_step_size=30)) for prompt in make_prompts(4, longest=90)]
+    handles = [
+        loop.submit(request(prompt, max_tokens=20, prefill_step_size=30))
+        for prompt in make_prompts(4, longest=90)
+    ]
     for _ in range(ticks):
         loop.tick()
     for handle in (handles[0], handles[3]):
@@ -58,7 +68,7 @@ def test_cancelling_twice_before_and_after_admission(ticks, runs_ahead):
     wanted = [alone(prompt, eos=(), max_tokens=20).tokens for prompt in make_prompts(4, longest=90)]
     assert [handles[i].finish().tokens for i in (1, 2)] == wanted[1:3]
     assert [handles[i].completion.tokens for i in (0, 3)] == seen  # nothing came later
-    assert seen == [wanted[0][:len(seen[0])], []]
+    assert seen == [wanted[0][: len(seen[0])], []]
     check_rows(loop)
 
 
@@ -159,7 +169,8 @@ def test_a_callback_that_raises_ends_its_request_alone(is_threaded):
     with pytest.raises(ToyError, match="the consumer is ill"):
         bad.finish()
     loop.close()
-    assert told == [1, 2, 3, 3] and bad.completion.error == "the consumer is ill"  # the end is told too
+    # the end is told too
+    assert told == [1, 2, 3, 3] and bad.completion.error == "the consumer is ill"
     check_rows(loop)
 
 
@@ -168,7 +179,9 @@ def test_a_callback_that_waits_for_its_own_answer_is_told_so():
     handle = loop.submit(request(PROMPT, max_tokens=9, notify=lambda: handle.finish()))
     with pytest.raises(SessionError, match="cannot wait for an answer|is reading this answer"):
         handle.finish()
-    other = loop.submit(request(PROMPT, max_tokens=9, notify=lambda: loop.submit(request([5])).finish()))
+    other = loop.submit(
+        request(PROMPT, max_tokens=9, notify=lambda: loop.submit(request([5])).finish())
+    )
     with pytest.raises(SessionError, match="a callback cannot wait for an answer"):
         other.finish()
 
@@ -180,7 +193,9 @@ def test_a_batch_is_in_order_and_each_as_alone(llm):
     prompts = ["abc", "hello", [5, 6, 7], "abc" * 30, "x"] * 3
     options = dict(max_tokens=20, temperature=1.0, seed=4)
     done = llm.batch(prompts, **options)
-    assert [one.tokens for one in done] == [llm.generate(prompt, **options).tokens for prompt in prompts]
+    assert [one.tokens for one in done] == [
+        llm.generate(prompt, **options).tokens for prompt in prompts
+    ]
     assert max(batch for batch, _ in llm.backend.calls) > 8
     assert llm.batch(iter(["abc"]), **options)[0].text == done[0].text
     drawn = llm.batch(["abc"] * 8, max_tokens=20, temperature=1.0)
@@ -190,9 +205,13 @@ def test_a_batch_is_in_order_and_each_as_alone(llm):
 def test_a_bad_batch_is_refused_before_any_work(llm):
     with pytest.raises(ContextError, match="batch needs at least one prompt"):
         llm.batch([])
-    with pytest.raises(ContextError, match=r"prompts\[1\]: token id 50 is outside the vocabulary of 50"):
+    with pytest.raises(
+        ContextError, match=r"prompts\[1\]: token id 50 is outside the vocabulary of 50"
+    ):
         llm.batch(["abc", [50]])
-    with pytest.raises(ContextError, match=r"prompts\[2\]: the prompt has 1200 tokens and the context holds 1000"):
+    with pytest.raises(
+        ContextError, match=r"prompts\[2\]: the prompt has 1200 tokens and the context holds 1000"
+    ):
         llm.batch(["abc", "x", "a" * 1200])
     with pytest.raises(OptionsError, match="top_p"):
         llm.batch(["abc"], top_p=7)
@@ -207,7 +226,10 @@ def test_a_request_of_a_batch_that_fails_leaves_the_others(llm):
     llm.backend.fault = fault
     done = llm.batch(["abc", "a" * 30, "xyz"], max_tokens=5)
     assert [one.finish_reason for one in done] == ["length", "error", "length"]
-    assert done[1].error == "too long for this toy" and done[2].tokens == alone([23, 24, 25], max_tokens=5).tokens
+    assert (
+        done[1].error == "too long for this toy"
+        and done[2].tokens == alone([23, 24, 25], max_tokens=5).tokens
+    )
 
 
 def test_an_interrupt_of_a_batch_leaves_nothing_running(llm):
@@ -246,14 +268,17 @@ def test_asyncio_streams_share_the_steps_and_the_event_loop_stays_free(llm):
         beats = []
         heart = asyncio.create_task(heartbeat(beats))
         cancelled = asyncio.create_task(consume("zz"))
-        found = await asyncio.gather(*(consume(prompt) for prompt in ("abc", "hello", "x" * 50)), leave("left"))
+        found = await asyncio.gather(
+            *(consume(prompt) for prompt in ("abc", "hello", "x" * 50)), leave("left")
+        )
         cancelled.cancel()
         heart.cancel()
         return found[:3], len(beats)
 
     found, beats = asyncio.run(run())
     assert ["".join(pieces) for pieces in found] == [
-        llm.generate(prompt, max_tokens=20, seed=1).text for prompt in ("abc", "hello", "x" * 50)]
+        llm.generate(prompt, max_tokens=20, seed=1).text for prompt in ("abc", "hello", "x" * 50)
+    ]
     assert beats > 3 and max(batch for batch, _ in llm.backend.calls) > 1
     llm.loop.tick()
     assert not llm.loop.scheduler.queues.running

@@ -17,7 +17,14 @@ def make_rows(count=4, budget=None, max_kept=4, drafts=False):
     backend = ToyBackend()
     model = ToyModel(backend)
     cache = model.make_cache(1000, count)
-    return Rows(model.config, cache, model.make_cache(100, count) if drafts else None, budget, max_kept, lambda error: False)
+    return Rows(
+        model.config,
+        cache,
+        model.make_cache(100, count) if drafts else None,
+        budget,
+        max_kept,
+        lambda error: False,
+    )
 
 
 def fill(rows, row, tokens):
@@ -34,30 +41,51 @@ def put(rows, tokens):
     return row, reused
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 60), st.integers(0, 5), st.booleans()), max_size=25),
-       st.sampled_from([None, 2 * BLOCK, 4 * BLOCK]))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(1, 60), st.integers(0, 5), st.booleans()),
+        max_size=25,
+    ),
+    st.sampled_from([None, 2 * BLOCK, 4 * BLOCK]),
+)
 def test_any_order_of_claims_and_ends_keeps_the_books(steps, budget):
     rows, held = make_rows(count=5, budget=budget, max_kept=3), []
     for family, length, variant, ends in steps:
-        text = ([family] * 40 + [variant] * 40)[:length + 10]
-        known = {row: tuple(tokens[:rows.cache.lengths[row]]) for row, tokens in [*rows.kept.items(), *rows.used.items()]}
+        text = ([family] * 40 + [variant] * 40)[: length + 10]
+        known = {
+            row: tuple(tokens[: rows.cache.lengths[row]])
+            for row, tokens in [*rows.kept.items(), *rows.used.items()]
+        }
         claimed = rows.claim(text, len(text)) if len(held) < 2 else None
         if claimed:
             row, reused = claimed
-            best = max((next((i for i, (a, b) in enumerate(zip(tokens, text)) if a != b), min(len(tokens), len(text)))
-                        for tokens in known.values()), default=0)
+            best = max(
+                (
+                    next(
+                        (i for i, (a, b) in enumerate(zip(tokens, text)) if a != b),
+                        min(len(tokens), len(text)),
+                    )
+                    for tokens in known.values()
+                ),
+                default=0,
+            )
             best = min(best, len(text) - 1)
             assert reused == best or (reused == 0 and best < MIN_COPY) or budget
-            assert rows.cache.tokens[row][:reused].tolist() == text[:reused] and rows.cache.lengths[row] == reused
+            assert (
+                rows.cache.tokens[row][:reused].tolist() == text[:reused]
+                and rows.cache.lengths[row] == reused
+            )
             assert rows.cache.allocated[row] >= len(text)
             fill(rows, row, text)
             held.append(row)
         if held and (ends or not claimed):
             rows.keep(held.pop(0))
-        assert len(rows.kept) <= 3 and sorted([*rows.free, *rows.used, *rows.kept]) == list(range(5))
+        assert len(rows.kept) <= 3 and sorted([*rows.free, *rows.used, *rows.kept]) == list(
+            range(5)
+        )
         assert budget is None or rows.nbytes <= budget
         for row, tokens in rows.kept.items():
-            assert rows.cache.tokens[row][:rows.cache.lengths[row]].tolist() == tokens
+            assert rows.cache.tokens[row][: rows.cache.lengths[row]].tolist() == tokens
         assert all(rows.cache.allocated[row] == 0 for row in rows.free)
 
 
@@ -115,6 +143,6 @@ def test_prefixes_of_long_texts():
 
     for one in make_prompts(5, longest=400):
         for at in (0, 1, 63, 64, 65, 128, len(one)):
-            other = [*one[:at], 49, *one[at + 1:]]
+            other = [*one[:at], 49, *one[at + 1 :]]
             assert common_prefix(one, other) == min(at, len(one)) == common_prefix(other, one)
             assert common_prefix(one, one[:at]) == min(at, len(one))

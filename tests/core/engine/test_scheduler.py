@@ -1,4 +1,6 @@
-"""The loop on a toy backend whose answers change with any mix-up, and real models against transformers."""
+"""The loop on a toy backend whose answers change with any mix-up, and real models against
+transformers.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,19 @@ from .toy import (
 )
 
 PROMPT = [3, 1, 4]
-MIXED = [{}, {"temperature": 1.0, "seed": 5}, {"presence_penalty": 1.0}, {"logit_bias": {7: 1.5}},
-         {"temperature": 0.7, "seed": 9, "presence_penalty": 0.5, "repetition_context_size": 3}]
-RULED = [{"regex": "[a-f]{3}forced(x|y)[a-c]{2}z"}, {"regex": "(once|twice)uponatime", "logprobs": 2}, {"logprobs": 5},
-         {"regex": "[A-W]{1,4}(end|fin)", "temperature": 0.8, "seed": 3}]
+MIXED = [
+    {},
+    {"temperature": 1.0, "seed": 5},
+    {"presence_penalty": 1.0},
+    {"logit_bias": {7: 1.5}},
+    {"temperature": 0.7, "seed": 9, "presence_penalty": 0.5, "repetition_context_size": 3},
+]
+RULED = [
+    {"regex": "[a-f]{3}forced(x|y)[a-c]{2}z"},
+    {"regex": "(once|twice)uponatime", "logprobs": 2},
+    {"logprobs": 5},
+    {"regex": "[A-W]{1,4}(end|fin)", "temperature": 0.8, "seed": 3},
+]
 
 
 def serve(loop, prompts, **given):
@@ -51,12 +62,16 @@ def test_one_launch_and_one_read_per_token(count, eos, runs_ahead, chunk):
         assert completion.tokens == seen
         row = max(range(cache.rows), key=lambda row: cache.lengths[row])
         known = (PROMPT + seen)[:-1]
-        assert cache.tokens[row][:len(known)].tolist() == known  # the cache may be ahead
+        assert cache.tokens[row][: len(known)].tolist() == known  # the cache may be ahead
     assert seen == wanted
     assert completion.finish_reason == ("eos" if wanted[-1] == eos else "length")
     before, each = ["launch"] * ((len(PROMPT) - 1) // chunk + 1), ["launch", "read"]
     surplus = runs_ahead and len(wanted) < count  # a step ran ahead of the end token
-    steps = each * (len(wanted) - 1) + ["launch"] * surplus if runs_ahead else ["read", "launch"] * (len(wanted) - 1)
+    steps = (
+        each * (len(wanted) - 1) + ["launch"] * surplus
+        if runs_ahead
+        else ["read", "launch"] * (len(wanted) - 1)
+    )
     assert backend.events == before + steps + ["read"]
     assert (completion.waits, completion.launches) == (len(wanted), len(wanted) + surplus)
     assert completion.read_bytes == 4 * len(wanted) == sum(backend.read_sizes)
@@ -78,7 +93,8 @@ def test_a_device_works_while_the_consumer_looks_and_an_eager_one_shows_first(ru
     backend, loop = make(runs_ahead)
     next(loop.submit(request(PROMPT, max_tokens=4)))
     assert backend.events == (["launch", "launch", "read"] if runs_ahead else ["launch", "read"])
-    backend, loop = make(runs_ahead, model={"period": 3})  # repeats itself, so the text offers drafts
+    # repeats itself, so the text offers drafts
+    backend, loop = make(runs_ahead, model={"period": 3})
     next(loop.submit(request([1, 2, 3, 1, 2, 3, 1, 2], max_tokens=8, speculate="prompt")))
     assert backend.events == (["launch", "read", "launch"] if runs_ahead else ["launch", "read"])
 
@@ -102,7 +118,8 @@ def test_time_away_from_the_loop_is_not_decoding(monkeypatch):
     done = handle.completion
     assert (done.prefill_seconds, done.decode_seconds) == (pytest.approx(0.01), pytest.approx(0.04))
     seconds = [token.seconds for token in done.tokens]
-    assert seconds == sorted(seconds) and seconds[0] > 0.1 and seconds[-1] > 0.3  # the consumer's own clock
+    # the consumer's own clock
+    assert seconds == sorted(seconds) and seconds[0] > 0.1 and seconds[-1] > 0.3
 
 
 def test_tokens_have_the_text_that_appears_with_them():
@@ -111,7 +128,7 @@ def test_tokens_have_the_text_that_appears_with_them():
     stop = done.text[10:13]
     backend, loop = make(eos=())
     handle = loop.submit(request(PROMPT, max_tokens=30, temperature=1.0, stop=stop))
-    assert "".join(handle) == done.text[:done.text.index(stop)]
+    assert "".join(handle) == done.text[: done.text.index(stop)]
     assert (handle.completion.stop, handle.completion.finish_reason) == (stop, "stop")
     assert "".join(token.text for token in handle.completion.tokens) == handle.completion.text
     withheld = alone(PROMPT, eos=(), max_tokens=12, temperature=1.0, stop=stop + "?")
@@ -127,16 +144,35 @@ def test_context_and_options_end_an_answer():
 # Company
 
 
-requests = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 70), st.integers(1, 25), st.integers(0, 8), st.booleans()),
-                    min_size=1, max_size=9)
+requests = st.lists(
+    st.tuples(
+        st.integers(0, 9), st.integers(1, 70), st.integers(1, 25), st.integers(0, 8), st.booleans()
+    ),
+    min_size=1,
+    max_size=9,
+)
 
 
-@given(requests, st.booleans(), st.integers(1, 5), st.sampled_from([1, 7, 512]), st.sampled_from([None, 2, 3]), st.data())
+@given(
+    requests,
+    st.booleans(),
+    st.integers(1, 5),
+    st.sampled_from([1, 7, 512]),
+    st.sampled_from([None, 2, 3]),
+    st.data(),
+)
 def test_an_answer_does_not_depend_on_its_company(drawn, runs_ahead, max_rows, chunk, memory, data):
-    """Any prompts, options, chunks, rows and memory; requests join and leave at any time; some are cancelled."""
-    prompts = [[shared, 1, 2, 3, 4, 5, 6, 7, 8, 9, *range(length)][:length + 10] for shared, length, *_ in drawn]
+    """Any prompts, options, chunks, rows and memory; requests join and leave at any time; some are
+    cancelled.
+    """
+    prompts = [
+        [shared, 1, 2, 3, 4, 5, 6, 7, 8, 9, *range(length)][: length + 10]
+        for shared, length, *_ in drawn
+    ]
     prompts = [[token % EOS for token in prompt] for prompt in prompts]
-    backend, loop = make(runs_ahead, max_rows=max_rows, memory=memory and memory * 256 * POSITION_NBYTES, kept_rows=2)
+    backend, loop = make(
+        runs_ahead, max_rows=max_rows, memory=memory and memory * 256 * POSITION_NBYTES, kept_rows=2
+    )
     handles = []
     for (_, _, count, kind, cancels), prompt in zip(drawn, prompts):
         options = {**[*MIXED, *RULED][kind], "max_tokens": count, "prefill_step_size": chunk}
@@ -149,13 +185,23 @@ def test_an_answer_does_not_depend_on_its_company(drawn, runs_ahead, max_rows, c
     for handle, prompt, options, cancels in handles:
         done, wanted = handle.finish(), alone(prompt, **options)
         if cancels and done.finish_reason == "interrupted":
-            assert done.tokens == wanted.tokens[:len(done.tokens)]
+            assert done.tokens == wanted.tokens[: len(done.tokens)]
         else:
-            assert (done.tokens, done.text, done.finish_reason) == (wanted.tokens, wanted.text, wanted.finish_reason)
-            assert [token.logprobs for token in done.tokens] == [token.logprobs for token in wanted.tokens]
+            assert (done.tokens, done.text, done.finish_reason) == (
+                wanted.tokens,
+                wanted.text,
+                wanted.finish_reason,
+            )
+            assert [token.logprobs for token in done.tokens] == [
+                token.logprobs for token in wanted.tokens
+            ]
     loop.tick()
     check_rows(loop)
-    assert not loop.scheduler.queues.running and not loop.scheduler.queues.waiting and not loop.scheduler.rows.used
+    assert (
+        not loop.scheduler.queues.running
+        and not loop.scheduler.queues.waiting
+        and not loop.scheduler.rows.used
+    )
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
@@ -169,9 +215,11 @@ def test_one_step_and_one_read_serve_all_rows(runs_ahead):
     for _ in range(10):
         loop.tick()
     assert backend.calls == [(8, 1)] * 10 and backend.events == ["launch", "read"] * 10
-    assert backend.read_sizes == [8 * 4] * 10 and backend.batches == 0  # the options' arrays are made once
+    # the options' arrays are made once
+    assert backend.read_sizes == [8 * 4] * 10 and backend.batches == 0
     assert [handle.finish().tokens for handle in handles] == [
-        alone(prompt, max_tokens=40, eos=()).tokens for prompt in make_prompts(8)]
+        alone(prompt, max_tokens=40, eos=()).tokens for prompt in make_prompts(8)
+    ]
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
@@ -181,9 +229,15 @@ def test_a_long_prompt_delays_others_by_one_chunk_per_token(runs_ahead):
     next(one), next(other)
     long = loop.submit(request([5, 6] * 2000, max_tokens=3, prefill_step_size=4096))
     while not long.completion.tokens:
-        before, positions = (len(one.completion.tokens), len(other.completion.tokens)), backend.positions
+        before, positions = (
+            (len(one.completion.tokens), len(other.completion.tokens)),
+            backend.positions,
+        )
         loop.tick()
-        assert (len(one.completion.tokens), len(other.completion.tokens)) == (before[0] + 1, before[1] + 1)
+        assert (len(one.completion.tokens), len(other.completion.tokens)) == (
+            before[0] + 1,
+            before[1] + 1,
+        )
         assert backend.positions - positions <= scheduling.SHARED_CHUNK + 4
     assert len(one.completion.tokens) >= 4000 / 512
     assert long.finish().tokens == alone([5, 6] * 2000, context=6000, eos=(), max_tokens=3).tokens
@@ -195,13 +249,17 @@ def test_first_come_first_served():
     begun = []
     while not all(handle.done for handle in handles):
         loop.tick()
-        begun += [i for i, handle in enumerate(handles) if handle.completion.tokens and i not in begun]
+        begun += [
+            i for i, handle in enumerate(handles) if handle.completion.tokens and i not in begun
+        ]
         assert len(loop.scheduler.queues.running) <= 2
     assert begun == list(range(6))
 
 
 def test_a_row_that_drafts_delays_itself_alone():
-    """On a device that works by itself, the others' next step is launched before the drafts are read."""
+    """On a device that works by itself, the others' next step is launched before the drafts are
+    read.
+    """
     backend, loop = make(True, model={"period": 3}, eos=())
     plain = serve(loop, [[7, 8, 9], [4, 5, 6]], max_tokens=60)
     drafting = loop.submit(request([1, 2, 3] * 4, max_tokens=60, speculate="prompt"))
@@ -210,7 +268,8 @@ def test_a_row_that_drafts_delays_itself_alone():
     backend.clear()
     for _ in range(4):
         loop.tick()
-        assert backend.calls[0] == (2, 1) and backend.events[:2] == ["launch", "read"]  # the batch runs ahead
+        # the batch runs ahead
+        assert backend.calls[0] == (2, 1) and backend.events[:2] == ["launch", "read"]
         backend.clear()
     assert drafting.finish().tokens == [int(t) for t in ([1, 2, 3] * 20)]
     assert drafting.completion.accepted > 30
@@ -227,7 +286,11 @@ def test_64_requests_through_memory_for_5_end_as_alone(runs_ahead, monkeypatch):
     given = [{**MIXED[i % len(MIXED)], "max_tokens": 150 + 10 * (i % 30)} for i in range(64)]
     handles = [loop.submit(request(prompt, **options)) for prompt, options in zip(prompts, given)]
     most, aside, set_aside = 0, [], loop.scheduler.queues.set_aside
-    monkeypatch.setattr(loop.scheduler.queues, "set_aside", lambda sequence: (aside.append(sequence), set_aside(sequence)))
+    monkeypatch.setattr(
+        loop.scheduler.queues,
+        "set_aside",
+        lambda sequence: (aside.append(sequence), set_aside(sequence)),
+    )
     while not all(handle.done for handle in handles):
         loop.tick()
         most = max(most, len(loop.scheduler.queues.running))
@@ -235,7 +298,11 @@ def test_64_requests_through_memory_for_5_end_as_alone(runs_ahead, monkeypatch):
     assert len(aside) > 5 and 5 <= most <= 10
     for handle, prompt, options in zip(handles, prompts, given):
         done, wanted = handle.finish(), alone(prompt, eos=(), **options)
-        assert (done.tokens, done.text, done.finish_reason) == (wanted.tokens, wanted.text, wanted.finish_reason)
+        assert (done.tokens, done.text, done.finish_reason) == (
+            wanted.tokens,
+            wanted.text,
+            wanted.finish_reason,
+        )
     check_rows(loop)
 
 
@@ -245,7 +312,9 @@ def test_memory_that_the_device_refuses_is_treated_alike():
     backend.memory = 3 * 256 * POSITION_NBYTES
     prompts = make_prompts(6, longest=200)
     handles = serve(loop, prompts, max_tokens=300)
-    assert [handle.finish().tokens for handle in handles] == [alone(prompt, max_tokens=300).tokens for prompt in prompts]
+    assert [handle.finish().tokens for handle in handles] == [
+        alone(prompt, max_tokens=300).tokens for prompt in prompts
+    ]
 
 
 def test_the_youngest_is_set_aside_and_goes_first_again():
@@ -253,20 +322,31 @@ def test_the_youngest_is_set_aside_and_goes_first_again():
     old, young, last = serve(loop, [[1] * 20, [2] * 20, [3] * 20], max_tokens=600)
     while len(old.completion.tokens) < 480:
         loop.tick()
-    assert len(young.completion.tokens) > 470 and len(loop.scheduler.queues.running) == 2 and len(loop.scheduler.queues.waiting) == 1
+    assert (
+        len(young.completion.tokens) > 470
+        and len(loop.scheduler.queues.running) == 2
+        and len(loop.scheduler.queues.waiting) == 1
+    )
     while not old.done:
         loop.tick()
         if 500 < len(old.completion.tokens) < 600:
-            assert [sequence.request.prompt[0] for sequence in loop.scheduler.queues.waiting] == [2, 3]
+            assert [sequence.request.prompt[0] for sequence in loop.scheduler.queues.waiting] == [
+                2,
+                3,
+            ]
     assert len(last.completion.tokens) < 256  # it was set aside first
     assert [handle.finish().tokens for handle in (young, last)] == [
-        alone([n] * 20, max_tokens=600, eos=()).tokens for n in (2, 3)]
+        alone([n] * 20, max_tokens=600, eos=()).tokens for n in (2, 3)
+    ]
 
 
 def test_a_request_that_could_never_fit_is_refused_at_once_with_the_numbers():
     backend, loop = make(memory=256 * POSITION_NBYTES)
-    with pytest.raises(ContextError, match=r"the prompt's 300 tokens take 0.5 MB, and the cache may take 0.3 MB: .* raise "
-                                           "`cache_memory`"):
+    with pytest.raises(
+        ContextError,
+        match=r"the prompt's 300 tokens take 0.5 MB, and the cache may take 0.3 MB: .* raise "
+        "`cache_memory`",
+    ):
         loop.submit(request([1] * 300))
     assert not backend.events and loop.scheduler.cache.nbytes == 0
 
@@ -274,8 +354,14 @@ def test_a_request_that_could_never_fit_is_refused_at_once_with_the_numbers():
 def test_the_only_answer_that_cannot_grow_ends_with_a_notice():
     backend, loop = make(memory=256 * POSITION_NBYTES, eos=())
     done = loop.submit(request([1] * 250, max_tokens=100)).finish()
-    assert done.finish_reason == "context" and "memory has no room for more keys and values" in done.notices[-1]
-    assert done.tokens == alone([1] * 250, max_tokens=100, eos=()).tokens[:len(done.tokens)] and len(done.tokens) == 7
+    assert (
+        done.finish_reason == "context"
+        and "memory has no room for more keys and values" in done.notices[-1]
+    )
+    assert (
+        done.tokens == alone([1] * 250, max_tokens=100, eos=()).tokens[: len(done.tokens)]
+        and len(done.tokens) == 7
+    )
     assert loop.submit(request([2] * 9, max_tokens=5)).finish().finish_reason == "length"
 
 
@@ -285,7 +371,8 @@ def test_a_prompt_beside_the_running_ones_waits_for_memory():
     third = loop.submit(request([3] * 100, max_tokens=10))
     for _ in range(20):
         loop.tick()
-    assert len(loop.scheduler.queues.running) == 1 and len(loop.scheduler.queues.waiting) == 2  # two rows of 512 positions do not fit
+    # two rows of 512 positions do not fit
+    assert len(loop.scheduler.queues.running) == 1 and len(loop.scheduler.queues.waiting) == 2
     assert [len(handle.finish().tokens) for handle in (first, second, third)] == [100, 100, 10]
 
 
@@ -306,7 +393,9 @@ def test_1000_requests_in_and_out_leave_nothing(runs_ahead):
     prompts = make_prompts(20, longest=40)
 
     def run(number):
-        handles = [loop.submit(request(prompts[(number + i) % 20], max_tokens=1 + i)) for i in range(5)]
+        handles = [
+            loop.submit(request(prompts[(number + i) % 20], max_tokens=1 + i)) for i in range(5)
+        ]
         handles[3].cancel()
         for handle in handles[:3]:
             handle.finish()
@@ -328,7 +417,11 @@ def test_1000_requests_in_and_out_leave_nothing(runs_ahead):
     gc.collect()
     grown = tracemalloc.get_traced_memory()[0] - after_ten
     tracemalloc.stop()
-    assert not loop.scheduler.queues.running and not loop.scheduler.queues.waiting and not loop.scheduler.rows.used
+    assert (
+        not loop.scheduler.queues.running
+        and not loop.scheduler.queues.waiting
+        and not loop.scheduler.rows.used
+    )
     assert loop.scheduler.cache.nbytes <= taken and grown < 30_000
     check_rows(loop)
 
@@ -345,13 +438,19 @@ def test_a_prefix_of_a_finished_or_running_row_is_not_computed_again(runs_ahead)
     backend.clear()
     second = loop.submit(request([*system, 4, 5], max_tokens=20))  # from a running row
     done = second.finish()
-    assert done.reused_tokens == 300 and done.tokens == alone([*system, 4, 5], max_tokens=20, eos=()).tokens
+    assert (
+        done.reused_tokens == 300
+        and done.tokens == alone([*system, 4, 5], max_tokens=20, eos=()).tokens
+    )
     assert (1, 2) in backend.calls and max(count for _, count in backend.calls) == 2
     first.finish()
     third = loop.submit(request([*system, 1, 2, 3], max_tokens=5)).finish()  # from a finished row
     assert third.reused_tokens == 302 and third.tokens == first.completion.tokens[:5]
     fourth = loop.submit(request([9, *system], max_tokens=5)).finish()
-    assert fourth.reused_tokens == 0 and fourth.tokens == alone([9, *system], max_tokens=5, eos=()).tokens
+    assert (
+        fourth.reused_tokens == 0
+        and fourth.tokens == alone([9, *system], max_tokens=5, eos=()).tokens
+    )
     check_rows(loop)
 
 
@@ -360,7 +459,9 @@ def test_a_system_prompt_shared_by_all_is_computed_once():
     system = [token % EOS for token in range(400)]
     prompts = [[*system, *prompt] for prompt in make_prompts(20, longest=9)]
     handles = serve(loop, prompts, max_tokens=10)
-    assert [handle.finish().tokens for handle in handles] == [alone(prompt, max_tokens=10).tokens for prompt in prompts]
+    assert [handle.finish().tokens for handle in handles] == [
+        alone(prompt, max_tokens=10).tokens for prompt in prompts
+    ]
     assert backend.positions < 400 + sum(map(len, prompts)) - 20 * 400 + 20 * 10 + 20
     assert [handle.completion.reused_tokens >= 400 for handle in handles] == [False] + [True] * 19
 
@@ -371,7 +472,11 @@ def test_a_row_that_is_wholly_used_is_taken_over_and_another_one_copied():
     follow = [1] * 100 + done.tokens + [2, 3]
     backend.clear()
     again = loop.submit(request(follow, max_tokens=10)).finish()
-    assert again.reused_tokens == 109 and loop.scheduler.cache.copied == 0 and len(loop.scheduler.rows.kept) == 1
+    assert (
+        again.reused_tokens == 109
+        and loop.scheduler.cache.copied == 0
+        and len(loop.scheduler.rows.kept) == 1
+    )
     assert again.tokens == alone(follow, max_tokens=10, eos=()).tokens
     loop.submit(request([1] * 100 + [7], max_tokens=3)).finish()
     assert loop.scheduler.cache.copied == 100 and len(loop.scheduler.rows.kept) == 2
@@ -384,7 +489,8 @@ def test_the_least_recently_used_prefix_goes_first():
     for prompt in (a, b, c):
         loop.submit(request(prompt, max_tokens=3)).finish()
     assert len(loop.scheduler.rows.kept) == 3
-    assert loop.submit(request([*a, 7], max_tokens=3)).finish().reused_tokens == 20  # copies, so b goes
+    # copies, so b goes
+    assert loop.submit(request([*a, 7], max_tokens=3)).finish().reused_tokens == 20
     assert [tokens[0] for tokens in loop.scheduler.rows.kept.values()] == [3, 1, 1]
     assert loop.submit(request(b, max_tokens=3)).finish().reused_tokens == 0
     assert [tokens[0] for tokens in loop.scheduler.rows.kept.values()] == [1, 1, 2]
@@ -401,7 +507,9 @@ def test_short_memory_takes_over_a_prefix_that_it_cannot_copy():
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_dynamic_rope_reuses_nothing_beyond_its_trained_length_and_says_so(runs_ahead):
     model = {"rope": "dynamic", "context": 64}
-    backend, loop = make(runs_ahead, model=model, eos=(), context=256, memory=256 * 2 * POSITION_NBYTES)
+    backend, loop = make(
+        runs_ahead, model=model, eos=(), context=256, memory=256 * 2 * POSITION_NBYTES
+    )
     short, long = [1] * 30, [1] * 80
 
     def wanted(prompt, count):
@@ -412,7 +520,11 @@ def test_dynamic_rope_reuses_nothing_beyond_its_trained_length_and_says_so(runs_
     assert done.reused_tokens == 30 and done.tokens == wanted([*short, 3], 60)
     assert all(loop.scheduler.cache.lengths[row] <= 64 for row in loop.scheduler.rows.kept)
     done = loop.submit(request(long, max_tokens=5)).finish()
-    assert done.reused_tokens == 0 and done.tokens == wanted(long, 5) and "no prefix is reused" in done.notices[-1]
+    assert (
+        done.reused_tokens == 0
+        and done.tokens == wanted(long, 5)
+        and "no prefix is reused" in done.notices[-1]
+    )
     # Set aside and resumed beyond the trained length
     backend, loop = make(runs_ahead, model=model, eos=(), context=256)
     handle, other = serve(loop, [[1] * 50, [2] * 90], max_tokens=40)
@@ -421,7 +533,10 @@ def test_dynamic_rope_reuses_nothing_beyond_its_trained_length_and_says_so(runs_
     loop.scheduler.steps.forget()
     for sequence in list(loop.scheduler.queues.running):
         loop.scheduler.queues.set_aside(sequence)
-    assert (handle.finish().tokens, other.finish().tokens) == (wanted([1] * 50, 40), wanted([2] * 90, 40))
+    assert (handle.finish().tokens, other.finish().tokens) == (
+        wanted([1] * 50, 40),
+        wanted([2] * 90, 40),
+    )
 
 
 def test_an_exported_row_goes_on_elsewhere():
@@ -436,7 +551,10 @@ def test_an_exported_row_goes_on_elsewhere():
     backend, other = make(eos=())
     other.install(state)
     done = other.submit(request([1] * 60 + [4], max_tokens=5)).finish()
-    assert done.reused_tokens == 60 and done.tokens == alone([1] * 60 + [4], max_tokens=5, eos=()).tokens
+    assert (
+        done.reused_tokens == 60
+        and done.tokens == alone([1] * 60 + [4], max_tokens=5, eos=()).tokens
+    )
     assert make()[1].export() == {} == loop.export([9, 9])
     check_rows(other)
 
@@ -449,19 +567,30 @@ def test_an_exported_row_goes_on_elsewhere():
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_drafts_change_the_number_of_steps_and_nothing_else(kind, runs_ahead, period):
     """Drafting rows beside each other and beside plain ones, with set-asides."""
-    draft = None if kind == "prompt" else {"period": period, "salt": 0 if kind == "right model" else 1}
+    draft = (
+        None if kind == "prompt" else {"period": period, "salt": 0 if kind == "right model" else 1}
+    )
     model = {"period": period}
-    backend, loop = make(runs_ahead, model=model, draft=draft, memory=9 * 256 * POSITION_NBYTES, kept_rows=2)
-    prompts = [(prompt * 40)[:30 + 20 * i] for i, prompt in enumerate(make_prompts(9, longest=6))]
+    backend, loop = make(
+        runs_ahead, model=model, draft=draft, memory=9 * 256 * POSITION_NBYTES, kept_rows=2
+    )
+    prompts = [(prompt * 40)[: 30 + 20 * i] for i, prompt in enumerate(make_prompts(9, longest=6))]
     handles = []
     for i, prompt in enumerate(prompts):
-        options = {**MIXED[i % len(MIXED)], "max_tokens": 60, "speculate": "none"} | ({} if i % 3 == 0 else {
-            "speculate": "prompt" if kind == "prompt" else "model"})
-        handles.append((loop.submit(request(prompt, **options)), prompt, options | {"speculate": "none"}))
+        options = {**MIXED[i % len(MIXED)], "max_tokens": 60, "speculate": "none"} | (
+            {} if i % 3 == 0 else {"speculate": "prompt" if kind == "prompt" else "model"}
+        )
+        handles.append(
+            (loop.submit(request(prompt, **options)), prompt, options | {"speculate": "none"})
+        )
     drafted = accepted = 0
     for handle, prompt, options in handles:
         done, wanted = handle.finish(), alone(prompt, model=model, **options)
-        assert (done.tokens, done.text, done.finish_reason) == (wanted.tokens, wanted.text, wanted.finish_reason)
+        assert (done.tokens, done.text, done.finish_reason) == (
+            wanted.tokens,
+            wanted.text,
+            wanted.finish_reason,
+        )
         drafted, accepted = drafted + done.drafted, accepted + done.accepted
         assert done.accepted <= done.drafted
     if kind == "right model":
@@ -476,15 +605,24 @@ def test_speculation_alone_saves_reads_and_keeps_the_tokens(count, eos, runs_ahe
     model, prompt = {"period": 4}, [0, 1, 2, 3] * 3
     wanted = alone(prompt, model=model, eos=(eos,), max_tokens=count)
     backend, loop = make(runs_ahead, model=model, eos=(eos,), draft=model if by_model else None)
-    handle = loop.submit(request(prompt, max_tokens=count, speculate="model" if by_model else "prompt"))
+    handle = loop.submit(
+        request(prompt, max_tokens=count, speculate="model" if by_model else "prompt")
+    )
     assert list(handle.tokens()) == wanted.tokens
     done = handle.completion
-    assert (done.text, done.finish_reason) == (wanted.text, wanted.finish_reason) and done.accepted == done.drafted
+    assert (done.text, done.finish_reason) == (
+        wanted.text,
+        wanted.finish_reason,
+    ) and done.accepted == done.drafted
     assert by_model or done.waits <= len(done.tokens)
     assert sum(backend.read_sizes) == done.read_bytes
     assert backend.events.count("launch") == done.launches + by_model  # the draft model's prompt
     if not by_model:
-        assert done.launches == done.waits == 1 + -(-(len(done.tokens) - 1) // 5) or len(done.tokens) > 6 or eos < 4
+        assert (
+            done.launches == done.waits == 1 + -(-(len(done.tokens) - 1) // 5)
+            or len(done.tokens) > 6
+            or eos < 4
+        )
     check_rows(loop)
 
 
@@ -493,11 +631,15 @@ def test_a_stop_string_inside_a_verification_ends_there():
     for stop in ("cd", "ea", "bcd"):
         backend, loop = make(model=model, eos=())
         prompt = [0, 1, 2, 3, 4, 0]
-        done = loop.submit(request(prompt * 3, max_tokens=40, speculate="prompt", stop=stop)).finish()
+        done = loop.submit(
+            request(prompt * 3, max_tokens=40, speculate="prompt", stop=stop)
+        ).finish()
         wanted = alone(prompt * 3, model=model, eos=(), max_tokens=40, stop=stop)
         assert (done.tokens, done.text, done.stop) == (wanted.tokens, wanted.text, stop)
         check_rows(loop)
-        assert loop.scheduler.cache.lengths[next(iter(loop.scheduler.rows.kept))] <= 18 + len(done.tokens)
+        assert loop.scheduler.cache.lengths[next(iter(loop.scheduler.rows.kept))] <= 18 + len(
+            done.tokens
+        )
 
 
 def test_a_draft_model_that_fails_is_not_missed():
@@ -511,7 +653,10 @@ def test_a_draft_model_that_fails_is_not_missed():
     done = loop.submit(request([1, 2, 3] * 5, max_tokens=40)).finish()
     wanted = alone([1, 2, 3] * 5, max_tokens=40)
     assert done.tokens == wanted.tokens and done.speculation_ended is not None
-    assert done.notices == ["speculation was switched off: no drafts any more"] or "drafted tokens were right" in done.notices[0]
+    assert (
+        done.notices == ["speculation was switched off: no drafts any more"]
+        or "drafted tokens were right" in done.notices[0]
+    )
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
@@ -550,13 +695,22 @@ def test_a_step_that_fails_ends_only_its_requests(runs_ahead, where):
     failures = []
 
     def fault(model, tokens, view):
-        bad = [span for span in view.spans if loop.scheduler.cache.tokens[span.row][:12].tolist() == [48] * 12]
-        if (where == "prompt" and tokens[0].tolist() == [48] * 12) or (where == "step" and bad and bad[0].start >= 16):
+        bad = [
+            span
+            for span in view.spans
+            if loop.scheduler.cache.tokens[span.row][:12].tolist() == [48] * 12
+        ]
+        if (where == "prompt" and tokens[0].tolist() == [48] * 12) or (
+            where == "step" and bad and bad[0].start >= 16
+        ):
             failures.append(view.batch)
             raise ToyError("row 2 is bad")
 
     def late_fault(cache, rows):
-        if any(cache.lengths[row] >= 17 and cache.tokens[row][:12].tolist() == [48] * 12 for row in rows):
+        if any(
+            cache.lengths[row] >= 17 and cache.tokens[row][:12].tolist() == [48] * 12
+            for row in rows
+        ):
             failures.append(len(rows))
             raise ToyError("row 2 is bad")
 
@@ -568,9 +722,12 @@ def test_a_step_that_fails_ends_only_its_requests(runs_ahead, where):
         if i == 2:
             with pytest.raises(ToyError, match="row 2 is bad"):
                 handle.finish()
-            assert handle.completion.finish_reason == "error" and handle.completion.error == "row 2 is bad"
+            assert (
+                handle.completion.finish_reason == "error"
+                and handle.completion.error == "row 2 is bad"
+            )
             wanted = alone(prompt, max_tokens=20, eos=()).tokens
-            assert handle.completion.tokens == wanted[:len(handle.completion.tokens)]
+            assert handle.completion.tokens == wanted[: len(handle.completion.tokens)]
             assert where == "prompt" or len(handle.completion.tokens) >= 4
         else:
             assert handle.finish().tokens == alone(prompt, max_tokens=20, eos=()).tokens
@@ -579,16 +736,31 @@ def test_a_step_that_fails_ends_only_its_requests(runs_ahead, where):
     assert loop.submit(request([48] * 3, max_tokens=4)).finish().finish_reason == "length"
 
 
-@given(st.booleans(), st.sampled_from(["fault", "late_fault", "read_fault"]), st.sets(st.integers(1, 60), max_size=6),
-       st.sampled_from(["plain", "drafts", "rules"]))
+@given(
+    st.booleans(),
+    st.sampled_from(["fault", "late_fault", "read_fault"]),
+    st.sets(st.integers(1, 60), max_size=6),
+    st.sampled_from(["plain", "drafts", "rules"]),
+)
 def test_a_failure_that_passes_costs_a_batch_nothing(runs_ahead, where, calls, kind):
-    """The n-th calls fail. Rows computed together are computed again; a row alone ends with the error."""
+    """The n-th calls fail. Rows computed together are computed again; a row alone ends with the
+    error.
+    """
     model = {"period": 3 if kind == "drafts" else 0}
-    given = [{"max_tokens": 15, "speculate": "prompt" if kind == "drafts" else "none", **(RULED[i] if kind == "rules" else {})}
-             for i in range(4)]
+    given = [
+        {
+            "max_tokens": 15,
+            "speculate": "prompt" if kind == "drafts" else "none",
+            **(RULED[i] if kind == "rules" else {}),
+        }
+        for i in range(4)
+    ]
     backend, loop = make(runs_ahead, model=model)
     prompts = [(prompt * 5)[:20] for prompt in make_prompts(4, longest=5)]
-    handles = [loop.submit(request(prompt, prefill_step_size=9, **options)) for prompt, options in zip(prompts, given)]
+    handles = [
+        loop.submit(request(prompt, prefill_step_size=9, **options))
+        for prompt, options in zip(prompts, given)
+    ]
     count = [0]
 
     def fail(*_):
@@ -604,7 +776,7 @@ def test_a_failure_that_passes_costs_a_batch_nothing(runs_ahead, where, calls, k
             assert handle.finish().tokens == wanted
         except ToyError:
             failed += 1
-            assert handle.completion.tokens == wanted[:len(handle.completion.tokens)]
+            assert handle.completion.tokens == wanted[: len(handle.completion.tokens)]
     assert failed <= len(calls)
     check_rows(loop)
 
@@ -617,22 +789,32 @@ def test_a_defect_of_the_loop_ends_the_running_requests_and_not_the_loop(monkeyp
         patch.setattr(loop.scheduler, "_launch", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             handle.finish()
-    assert loop.submit(request(PROMPT, max_tokens=9)).finish().tokens == alone(PROMPT, max_tokens=9).tokens
+    assert (
+        loop.submit(request(PROMPT, max_tokens=9)).finish().tokens
+        == alone(PROMPT, max_tokens=9).tokens
+    )
     check_rows(loop)
 
 
 # Each call of the backend
 
 
-CALLS = [(ToyModel, "forward step verify"), (ToyCache, "reserve copy_prefix trim reset"),
-         (ToyBackend, "launch read_all sampling_batch")]
+CALLS = [
+    (ToyModel, "forward step verify"),
+    (ToyCache, "reserve copy_prefix trim reset"),
+    (ToyBackend, "launch read_all sampling_batch"),
+]
 
 
-def serve_six(runs_ahead: bool, error: Exception | None = None, at: int = 0) -> tuple[int, list, object]:
-    """Six requests, the last two after the first ones ran, in memory for four; the call of number `at` raises. Returns the
-    number of calls, the handles and the loop."""
+def serve_six(
+    runs_ahead: bool, error: Exception | None = None, at: int = 0
+) -> tuple[int, list, object]:
+    """Six requests, the last two after the first ones ran, in memory for four; the call of number
+    `at` raises. Returns the number of calls, the handles and the loop."""
     count = 0
-    _, loop = make(runs_ahead, memory=5 * 256 * POSITION_NBYTES, max_rows=5, model={"period": 7}, eos=())
+    _, loop = make(
+        runs_ahead, memory=5 * 256 * POSITION_NBYTES, max_rows=5, model={"period": 7}, eos=()
+    )
     shared = [*range(40)] * 6  # storage grows at 256 positions, beyond what memory has for all
     prompts = [[*shared, *range(1, 9 + i)] for i in range(4)] + [[5] * 4, [*shared, 1, 2, 3]]
     with pytest.MonkeyPatch.context() as patch:
@@ -645,12 +827,22 @@ def serve_six(runs_ahead: bool, error: Exception | None = None, at: int = 0) -> 
                 if count == at:
                     raise error
                 return call(*given, **named)
+
             return run
 
         handles = []
         for number, prompt in enumerate(prompts):
-            handles.append(loop.submit(request(prompt, max_tokens=16 + 9 * (number == 1), prefill_step_size=128,
-                                                    speculate="prompt" if number == 2 else "none", **MIXED[number % 5])))
+            handles.append(
+                loop.submit(
+                    request(
+                        prompt,
+                        max_tokens=16 + 9 * (number == 1),
+                        prefill_step_size=128,
+                        speculate="prompt" if number == 2 else "none",
+                        **MIXED[number % 5],
+                    )
+                )
+            )
             if number == 0:
                 for owner, names in CALLS:
                     for name in names.split():
@@ -681,18 +873,22 @@ def test_a_call_that_fails_ends_at_most_the_request_that_it_concerns(error, runs
         ended += len(failed)
     assert ended < count / 10 if isinstance(error, MemoryError) else ended
 
+
 # Bad input
 
 
-@pytest.mark.parametrize("prompt, options, error, message", [
-    ([], {}, ContextError, "the prompt is empty"),
-    ([1] * 1000, {}, ContextError, "the prompt has 1000 tokens and the context holds 1000"),
-    ([1, 50], {}, ContextError, "token id 50 is outside the vocabulary of 50"),
-    ([-1, 1], {}, ContextError, "token id -1 is outside"),
-    ([1], {"logit_bias": {50: 1.0}}, OptionsError, "token id 50 is outside the vocabulary"),
-    ([1], {"speculate": "model"}, OptionsError, "'model' needs a draft model"),
-    ([1], {"stop": "x", "text": False}, OptionsError, "option `stop`: needs text"),
-])
+@pytest.mark.parametrize(
+    "prompt, options, error, message",
+    [
+        ([], {}, ContextError, "the prompt is empty"),
+        ([1] * 1000, {}, ContextError, "the prompt has 1000 tokens and the context holds 1000"),
+        ([1, 50], {}, ContextError, "token id 50 is outside the vocabulary of 50"),
+        ([-1, 1], {}, ContextError, "token id -1 is outside"),
+        ([1], {"logit_bias": {50: 1.0}}, OptionsError, "token id 50 is outside the vocabulary"),
+        ([1], {"speculate": "model"}, OptionsError, "'model' needs a draft model"),
+        ([1], {"stop": "x", "text": False}, OptionsError, "option `stop`: needs text"),
+    ],
+)
 def test_bad_requests_are_refused_at_once_and_others_go_on(prompt, options, error, message):
     backend, loop = make()
     running = loop.submit(request(PROMPT, max_tokens=9))
@@ -717,8 +913,13 @@ def test_greedy_tokens_are_those_of_transformers(toy, backend):
     together = ours.batch(prompts, max_tokens=40, prefill_step_size=32)
     for prompt, in_company in zip(prompts, together):
         with torch.no_grad():
-            wanted = peer.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False, pad_token_id=0,
-                                   eos_token_id=2)[0, len(prompt):].tolist()
+            wanted = peer.generate(
+                torch.tensor([prompt]),
+                max_new_tokens=40,
+                do_sample=False,
+                pad_token_id=0,
+                eos_token_id=2,
+            )[0, len(prompt) :].tolist()
         got = ours.generate(prompt, max_tokens=40, prefill_step_size=32)
         assert got.tokens == wanted == in_company.tokens
         assert got.finish_reason == ("eos" if wanted[-1] == 2 else "length")

@@ -24,14 +24,16 @@ texts = st.lists(st.integers(0, 3), max_size=40)
 
 
 def looked_up(text: list[int], most: int) -> list[int]:
-    """The definition, by search: copy the tokens after the latest earlier occurrence of the last three, or else two."""
+    """The definition, by search: copy the tokens after the latest earlier occurrence of the last
+    three, or else two.
+    """
     for n in (3, 2):
         for at in range(len(text) - 1, n - 1, -1):
-            if len(text) > n and text[at - n:at] == text[-n:]:
+            if len(text) > n and text[at - n : at] == text[-n:]:
                 copy = list(text)
                 for source in range(at, at + most):
                     copy.append(copy[source])
-                return copy[len(text):]
+                return copy[len(text) :]
     return []
 
 
@@ -48,7 +50,12 @@ def test_a_phrase_is_drafted_on_and_the_newest_place_counts():
     assert PromptLookup([1, 2, 3, 9, 1, 2, 3, 4, 1, 2, 3]).draft(4) == [4, 1, 2, 3]
     assert PromptLookup([9, 5, 5, 5]).draft(6) == [5] * 6
     assert PromptLookup([1, 2, 1, 2, 1, 2]).draft(5) == [1, 2, 1, 2, 1]
-    assert PromptLookup([1, 2, 3, 4]).draft(5) == [] == PromptLookup([]).draft(5) == PromptLookup([1]).draft(5)
+    assert (
+        PromptLookup([1, 2, 3, 4]).draft(5)
+        == []
+        == PromptLookup([]).draft(5)
+        == PromptLookup([1]).draft(5)
+    )
 
 
 class Fixed:
@@ -68,7 +75,9 @@ class Fixed:
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.data())
 def test_accepted_tokens_depend_on_the_text_alone(drafts, data):
-    """A plain decoder maps text to token; `sampled` is its token after each draft, right or wrong."""
+    """A plain decoder maps text to token; `sampled` is its token after each draft, right or
+    wrong.
+    """
     says = {n: data.draw(st.integers(0, 3)) for n in range(9)}
     plain, wrong = [says[n] for n in range(9)], False
     sampled = []
@@ -79,19 +88,36 @@ def test_accepted_tokens_depend_on_the_text_alone(drafts, data):
     fresh = Speculation(Fixed(), Writer(completion, eos=frozenset({3}))).accept(drafts, sampled)
     right = next((n for n in range(len(drafts)) if drafts[n] != plain[n]), len(drafts))
     until = plain.index(3) + 1 if 3 in plain else 9
-    assert fresh == plain[:min(right + 1, until)]
+    assert fresh == plain[: min(right + 1, until)]
     assert (completion.drafted, completion.accepted) == (len(drafts), right)
 
 
 def test_drafts_keep_to_the_room_and_end_with_an_end_token():
-    speculation = Speculation(Fixed([5, 6, 2, 7, 8, 9, 10, 11]), Writer(Completion(), eos=frozenset({2})))
-    assert [speculation.draft(room) for room in (-1, 0, 1, 2, 3, 9)] == [[], [], [5], [5, 6], [5, 6, 2], [5, 6, 2]]
+    speculation = Speculation(
+        Fixed([5, 6, 2, 7, 8, 9, 10, 11]), Writer(Completion(), eos=frozenset({2}))
+    )
+    assert [speculation.draft(room) for room in (-1, 0, 1, 2, 3, 9)] == [
+        [],
+        [],
+        [5],
+        [5, 6],
+        [5, 6, 2],
+        [5, 6, 2],
+    ]
     assert Speculation(None, Writer(Completion())).draft(9) == []
 
 
 def test_the_pace_quickens_and_slackens():
     pace = Pace(8)
-    for drafted, right, following in ((4, 4, 8), (8, 8, 8), (8, 3, 4), (4, 0, 2), (2, 1, 2), (2, 2, 4), (4, 4, 8)):
+    for drafted, right, following in (
+        (4, 4, 8),
+        (8, 8, 8),
+        (8, 3, 4),
+        (4, 0, 2),
+        (2, 1, 2),
+        (2, 2, 4),
+        (4, 4, 8),
+    ):
         assert pace.next == drafted and pace.update(drafted, right) is None
         assert pace.next == following
     assert Pace(3).next == 3
@@ -113,13 +139,20 @@ def test_only_the_last_drafts_are_looked_back_at():
     for _ in range(100):
         assert pace.update(8, 8) is None
     reasons = [pace.update(2, 0) for _ in range(12)]
-    assert next(number for number, reason in enumerate(reasons) if reason) == 9  # of 8 + 20 drafted 8 were right: 28.6 %
+    # of 8 + 20 drafted 8 were right: 28.6 %
+    assert next(number for number, reason in enumerate(reasons) if reason) == 9
     completion = Completion(tokens=[1, 2, 3])
     speculation = Speculation(Fixed(), Writer(completion))
     for _ in range(6):
         speculation.accept([5, 5, 5, 5], [4, 0, 0, 0, 0])
-    assert speculation.drafter is None and not speculation.may_draft_next() and speculation.draft(9) == []
-    assert completion.notices == ["speculation was switched off: 0 of the last 24 drafted tokens were right"]
+    assert (
+        speculation.drafter is None
+        and not speculation.may_draft_next()
+        and speculation.draft(9) == []
+    )
+    assert completion.notices == [
+        "speculation was switched off: 0 of the last 24 drafted tokens were right"
+    ]
     assert (completion.drafted, completion.accepted, completion.speculation_ended) == (24, 0, 4)
 
 
@@ -138,7 +171,9 @@ def plain(toy):
 
 @pytest.mark.parametrize("bad", ["yes", "", 1, True, "Prompt", ["prompt"]])
 def test_another_kind_is_refused_with_those_there_are(bad, plain):
-    with pytest.raises(OptionsError, match="option `speculate`: .* must be 'none', 'prompt' or 'model'") as caught:
+    with pytest.raises(
+        OptionsError, match="option `speculate`: .* must be 'none', 'prompt' or 'model'"
+    ) as caught:
         plain.stream("x", speculate=bad)
     assert "\n" not in str(caught.value)
 
@@ -146,14 +181,25 @@ def test_another_kind_is_refused_with_those_there_are(bad, plain):
 def test_the_kind_in_force_and_its_notices(plain, drafting):
     def seen(llm, **given):
         done = llm.generate([5, 6, 7, 8] * 5, max_tokens=12, **given)
-        return done.options["speculate"], [notice for notice in done.notices if "draft" in notice or "specul" in notice]
+        return done.options["speculate"], [
+            notice for notice in done.notices if "draft" in notice or "specul" in notice
+        ]
 
-    assert seen(plain) == seen(plain, speculate="none") == seen(drafting, speculate="none") == ("none", [])
+    assert (
+        seen(plain)
+        == seen(plain, speculate="none")
+        == seen(drafting, speculate="none")
+        == ("none", [])
+    )
     assert seen(plain, speculate="prompt") == ("prompt", [])
     assert seen(drafting) == seen(drafting, speculate="model") == ("model", [])
     assert seen(drafting, speculate="prompt") == (
-        "prompt", ["the draft model is not used: `speculate` asks for 'prompt'"])
-    with pytest.raises(OptionsError, match="'model' needs a draft model: load one with `draft_model`"):
+        "prompt",
+        ["the draft model is not used: `speculate` asks for 'prompt'"],
+    )
+    with pytest.raises(
+        OptionsError, match="'model' needs a draft model: load one with `draft_model`"
+    ):
         plain.stream("x", speculate="model")
     with pytest.raises(OptionsError, match="needs a draft model"):
         plain.chat(speculate="model")
@@ -165,24 +211,38 @@ def test_a_model_that_drafts_for_itself_is_always_right(drafting):
         assert done.accepted == done.drafted > 20 and len(done.tokens) == 41
         # One token of the prompt; then five for every verification, with its drafts' steps.
         assert done.waits < 25 and done.launches > done.waits
-        assert f"speculation (model): {done.accepted} of {done.drafted} drafted tokens accepted\n" in done.summary()
+        assert (
+            f"speculation (model): {done.accepted} of {done.drafted} drafted tokens accepted\n"
+            in done.summary()
+        )
         receipt = done.receipt()
         assert (receipt["drafted"], receipt["accepted"], receipt["speculation_ended"]) == (
-            done.drafted, done.accepted, None)
+            done.drafted,
+            done.accepted,
+            None,
+        )
         assert receipt["evaluations_per_token"] < 0.6
 
 
-@pytest.mark.parametrize("fields, words", [
-    ({"vocab_size": 400}, "384 tokens in 400 rows and not 384 in 384"),
-    ({"tokenizer": "bytelevel"}, "token 0 is '!' and not '"),
-])
-def test_another_vocabulary_is_refused_before_the_weights_are_read(fields, words, toy, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"vocab_size": 400}, "384 tokens in 400 rows and not 384 in 384"),
+        ({"tokenizer": "bytelevel"}, "token 0 is '!' and not '"),
+    ],
+)
+def test_another_vocabulary_is_refused_before_the_weights_are_read(
+    fields, words, toy, tmp_path, monkeypatch
+):
     other = make_checkpoint(tmp_path / "stranger", **fields)
     from mlx_llama.core.backends.selection import Backend
 
     monkeypatch.setattr(Backend, "build", lambda *a, **k: pytest.fail("weights were read"))
-    with pytest.raises(OptionsError, match=f"^`draft_model` .*stranger: its vocabulary is not that of .*toy, {words}.*: "
-                                           f"choose a smaller model of the same family$") as caught:
+    with pytest.raises(
+        OptionsError,
+        match=f"^`draft_model` .*stranger: its vocabulary is not that of .*toy, {words}.*: "
+        f"choose a smaller model of the same family$",
+    ) as caught:
         load(toy, backend="cpu", draft_model=other)
     assert "\n" not in str(caught.value)
 
@@ -190,9 +250,16 @@ def test_another_vocabulary_is_refused_before_the_weights_are_read(fields, words
 def test_the_notice_of_a_session_comes_once_and_when_the_option_changes(drafting):
     chat = drafting.chat(max_tokens=3)
     said = lambda done: [notice for notice in done.notices if "not used" in notice]  # noqa: E731
-    assert [bool(said(chat.send("a", **given))) for given in (
-        {}, {"speculate": "prompt"}, {"speculate": "prompt"}, {}, {"speculate": "prompt"})] == [
-        False, True, False, False, True]
+    assert [
+        bool(said(chat.send("a", **given)))
+        for given in (
+            {},
+            {"speculate": "prompt"},
+            {"speculate": "prompt"},
+            {},
+            {"speculate": "prompt"},
+        )
+    ] == [False, True, False, False, True]
 
 
 def test_a_saved_session_keeps_the_option_and_asks_for_the_draft_model(plain, drafting, tmp_path):
@@ -209,7 +276,17 @@ def test_a_saved_session_keeps_the_option_and_asks_for_the_draft_model(plain, dr
 
 
 def test_the_door(toy, tmp_path, capsys):
-    words = ["--model", str(toy), "--backend", "cpu", "-p", "once once once once", "--ignore-chat-template", "-m", "30"]
+    words = [
+        "--model",
+        str(toy),
+        "--backend",
+        "cpu",
+        "-p",
+        "once once once once",
+        "--ignore-chat-template",
+        "-m",
+        "30",
+    ]
     assert cli.run(generate.main, words) == 0
     wanted = capsys.readouterr().out
     assert cli.run(generate.main, [*words, "--speculate", "prompt", "--stats"]) == 0
@@ -217,10 +294,14 @@ def test_the_door(toy, tmp_path, capsys):
     assert out == wanted and "speculation (prompt): " in err
     assert cli.run(generate.main, [*words, "--draft-model", str(toy), "--jsonl"]) == 0
     receipt = json.loads(capsys.readouterr().out.splitlines()[-1])["receipt"]
-    assert receipt["options"]["speculate"] == "model" and receipt["accepted"] == receipt["drafted"] > 0
+    assert (
+        receipt["options"]["speculate"] == "model" and receipt["accepted"] == receipt["drafted"] > 0
+    )
     other = make_checkpoint(tmp_path / "other", vocab_size=400)
     assert cli.run(generate.main, [*words, "--draft-model", str(other)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert cli.run(generate.main, [*words, "--speculate", "maybe"]) == 2
-    assert capsys.readouterr().err == ("error: option --speculate: 'maybe' is not allowed, it must be 'none', 'prompt' or "
-                                       "'model'\n")
+    assert capsys.readouterr().err == (
+        "error: option --speculate: 'maybe' is not allowed, it must be 'none', 'prompt' or "
+        "'model'\n"
+    )

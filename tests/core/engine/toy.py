@@ -1,8 +1,10 @@
-"""A backend of a few lines of NumPy, exact: the next token depends on every token of its row and on each one's position.
+"""A backend of a few lines of NumPy, exact: the next token depends on every token of its row and on
+each one's position.
 
-Keys are a hash chain over the row's tokens, stored per row as a backend stores them. Logits are a hash of all keys that a
-position sees. A mix-up of rows, positions or prefixes changes the answer. Arrays are opaque to the host until they
-are read, and every launch and read is counted. Failures can be planted.
+Keys are a hash chain over the row's tokens, stored per row as a backend stores them. Logits are a
+hash of all keys that a position sees. A mix-up of rows, positions or prefixes changes the answer.
+Arrays are opaque to the host until they are read, and every launch and read is counted. Failures
+can be planted.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class ToyArray:
 
 
 class RowCache(Positions):
-    """Rows of tokens, int32 [allocated], and of a model's numbers for each, `keys`, of a dtype and shape [allocated, ...]."""
+    """Rows of tokens, int32 [allocated], and of a model's numbers for each, `keys`, of a dtype and
+    shape [allocated, ...].
+    """
 
     def __init__(self, config, capacity, position_nbytes, rows, dtype, *shape):
         super().__init__(config, capacity, position_nbytes, rows)
@@ -62,7 +66,7 @@ class RowCache(Positions):
             size = self.storage_for(end)
             for arrays in (self.keys, self.tokens):
                 larger = np.zeros((size, *arrays[row].shape[1:]), arrays[row].dtype)
-                larger[:self.lengths[row]] = arrays[row][:self.lengths[row]]
+                larger[: self.lengths[row]] = arrays[row][: self.lengths[row]]
                 arrays[row] = larger
             self.allocated[row] = size
 
@@ -112,7 +116,11 @@ class ToyCache(RowCache):
         return self.model.backend.free
 
     def check_memory(self, ends):
-        grown = sum(self.storage_for(end) - self.allocated[row] for row, end in ends.items() if end > self.allocated[row])
+        grown = sum(
+            self.storage_for(end) - self.allocated[row]
+            for row, end in ends.items()
+            if end > self.allocated[row]
+        )
         limit = self.model.backend.memory
         if limit is not None and self.nbytes + grown * POSITION_NBYTES > limit:
             raise ContextError(f"toy memory: {grown} positions do not fit")
@@ -125,8 +133,8 @@ class ToyCache(RowCache):
         lengths = [self.lengths[row] for row in rows] if lengths is None else lengths
         out = np.full((len(rows), window), -1, np.int32)
         for i, (row, length) in enumerate(zip(rows, lengths)):
-            last = self.tokens[row][max(0, length - window):length]
-            out[i, window - len(last):] = last
+            last = self.tokens[row][max(0, length - window) : length]
+            out[i, window - len(last) :] = last
         return out
 
     def pack(self, keys):
@@ -142,7 +150,9 @@ class ToySampling:
 
     def __init__(self, options):
         self.options = tuple(options)
-        self.windows = [o.repetition_context_size if o.presence_penalty else 0 for o in self.options]
+        self.windows = [
+            o.repetition_context_size if o.presence_penalty else 0 for o in self.options
+        ]
         self.window = max(self.windows)
         self.logprobs = Kind.of(self.options).logprobs
 
@@ -154,7 +164,7 @@ class ToySampling:
         for token, bias in options.logit_bias.items():
             scores[token] += bias
         if self.windows[row]:
-            seen = recent[recent >= 0][-self.windows[row]:]
+            seen = recent[recent >= 0][-self.windows[row] :]
             scores[np.unique(seen)] -= options.presence_penalty
         if options.temperature:
             scores = scores / options.temperature + rng.gumbel(options.seed, position, len(scores))
@@ -162,17 +172,33 @@ class ToySampling:
 
 
 class ToyModel:
-    """logits(position) = hash(all keys up to it); key(position) = hash(key before, token, position)."""
+    """logits(position) = hash(all keys up to it); key(position) = hash(key before, token,
+    position).
+    """
 
-    cache_bits, dtype, notices, prefill_width, adapters, is_batch_invariant = None, "float32", (), 1 << 16, (), False
+    cache_bits, dtype, notices, prefill_width, adapters, is_batch_invariant = (
+        None,
+        "float32",
+        (),
+        1 << 16,
+        (),
+        False,
+    )
 
     def __init__(self, backend, salt=0, context=1000, verify_width=16, rope="default", period=0):
         self.backend = backend
         self.salt = salt
         self.verify_width = verify_width
-        self.period = period  # the next token repeats the one so many positions before; 0: a hash of the text
-        self.config = SimpleNamespace(rope=SimpleNamespace(type=rope, factor=4.0), max_position_embeddings=context,
-                                      vocab_size=VOCABULARY, num_hidden_layers=1, num_key_value_heads=1, head_dim=2)
+        # the next token repeats the one so many positions before; 0: a hash of the text
+        self.period = period
+        self.config = SimpleNamespace(
+            rope=SimpleNamespace(type=rope, factor=4.0),
+            max_position_embeddings=context,
+            vocab_size=VOCABULARY,
+            num_hidden_layers=1,
+            num_key_value_heads=1,
+            head_dim=2,
+        )
 
     def make_cache(self, capacity, rows=1):
         return ToyCache(self, capacity, rows)
@@ -181,11 +207,15 @@ class ToyModel:
         return self._compute(tokens, index_pos, cache, rows)
 
     def step(self, tokens, index_pos, cache, sampling, *, rows=None, masks=None):
-        return self._sample(self._compute(tokens, index_pos, cache, rows), cache, sampling, rows, masks)
+        return self._sample(
+            self._compute(tokens, index_pos, cache, rows), cache, sampling, rows, masks
+        )
 
     def sample(self, logits, cache, sampling, *, rows=None, masks=None):
         assert isinstance(logits, np.ndarray) and logits.dtype == np.float32
-        return self._sample([[row.astype(np.float64)] for row in logits], cache, sampling, rows, masks)
+        return self._sample(
+            [[row.astype(np.float64)] for row in logits], cache, sampling, rows, masks
+        )
 
     def _sample(self, logits, cache, sampling, rows, masks):
         rows = range(len(logits)) if rows is None else rows
@@ -193,9 +223,16 @@ class ToyModel:
         recent = cache.recent(max(1, sampling.window), rows)
         self.backend.check_late_fault(cache, rows)
         masks = masks() if masks else [None] * len(logits)
-        drawn = [[sampling.draw(i, logits[i][-1], cache.lengths[row], recent[i], masks[i])] for i, row in enumerate(rows)]
+        drawn = [
+            [sampling.draw(i, logits[i][-1], cache.lengths[row], recent[i], masks[i])]
+            for i, row in enumerate(rows)
+        ]
         last = np.array([scores[-1] for scores in logits], np.float32)
-        return ToyArray(drawn if sampling.logprobs is None else pack(np.array(drawn, np.int32), last, sampling.logprobs))
+        return ToyArray(
+            drawn
+            if sampling.logprobs is None
+            else pack(np.array(drawn, np.int32), last, sampling.logprobs)
+        )
 
     def verify(self, tokens, index_pos, cache, sampling, *, rows=None):
         logits = self._compute(tokens, index_pos, cache, rows)[0]
@@ -208,24 +245,37 @@ class ToyModel:
         return ToyArray([drawn])
 
     def _compute(self, tokens, index_pos, cache, rows):
-        tokens = tokens._values if isinstance(tokens, ToyArray) else checked_tokens(tokens, VOCABULARY)
+        tokens = (
+            tokens._values if isinstance(tokens, ToyArray) else checked_tokens(tokens, VOCABULARY)
+        )
         backend = self.backend
         with cache.view(tokens, index_pos, rows) as view:
             backend.positions += view.batch * view.count
             backend.calls.append((view.batch, view.count))
             backend.check_fault(self, tokens, view)
-            return [self._run_row(row_tokens, span, cache) for row_tokens, span in zip(tokens, view.spans)]
+            return [
+                self._run_row(row_tokens, span, cache)
+                for row_tokens, span in zip(tokens, view.spans)
+            ]
 
     def _run_row(self, tokens, span, cache):
         keys = cache.keys[span.row]
         key = int(keys[span.start - 1]) if span.start else 12345 + self.salt
         logits = []
         trained, dynamic = self.config.max_position_embeddings, self.config.rope.type == "dynamic"
-        turn = span.end if dynamic and span.end > trained else 0  # dynamic rope: keys depend on the length at their time
+        # dynamic rope: keys depend on the length at their time
+        turn = span.end if dynamic and span.end > trained else 0
         for position, token in zip(range(span.start, span.end), tokens.tolist()):
-            key = (key * 6364136223846793005 + token * 1442695040888963407 + position * 7046029254386353131 + turn) & _MASK
+            key = (
+                key * 6364136223846793005
+                + token * 1442695040888963407
+                + position * 7046029254386353131
+                + turn
+            ) & _MASK
             keys[position], cache.tokens[span.row][position] = key, token
-            logits.append(self._logits(keys[:position + 1], cache.tokens[span.row][:position + 1]))
+            logits.append(
+                self._logits(keys[: position + 1], cache.tokens[span.row][: position + 1])
+            )
         return logits
 
     def _logits(self, keys, tokens):
@@ -235,8 +285,9 @@ class ToyModel:
             return scores
         weights = np.arange(1, len(keys) + 1, dtype=np.int64) * 2654435761 + 97
         state = int((keys * weights).sum()) & 0xFFFFFFFF
-        mixed = (np.arange(VOCABULARY, dtype=np.uint64) + 1) * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(state * 0x2545F4914F6CDD1D
-                                                                                                        & 0xFFFFFFFFFFFFFFFF)
+        mixed = (np.arange(VOCABULARY, dtype=np.uint64) + 1) * np.uint64(
+            0x9E3779B97F4A7C15
+        ) ^ np.uint64(state * 0x2545F4914F6CDD1D & 0xFFFFFFFFFFFFFFFF)
         mixed ^= mixed >> np.uint64(29)
         mixed *= np.uint64(0xBF58476D1CE4E5B9)
         return (mixed >> np.uint64(40)).astype(np.float64) / (1 << 22)  # [0, 4)
@@ -245,9 +296,9 @@ class ToyModel:
 class ToyBackend:
     """Counts launches, reads, calls and positions; fails where it is told to.
 
-    memory: bytes that all rows may take. fault: called as fault(model, tokens [B, T], view) inside every call; may raise.
-    late_fault: called as late_fault(cache, rows) once a step has stored its tokens, before it samples. read_fault: called
-    with the arrays to read.
+    memory: bytes that all rows may take. fault: called as fault(model, tokens [B, T], view) inside
+    every call; may raise. late_fault: called as late_fault(cache, rows) once a step has stored its
+    tokens, before it samples. read_fault: called with the arrays to read.
     """
 
     name, device, device_name = "toy", "toy", "a toy"
@@ -260,8 +311,12 @@ class ToyBackend:
         self.late_fault = None
         self.read_fault = None
         self.step_seconds = 0.0
-        self.runtime = SimpleNamespace(free_memory=lambda device: self.free, dtype_name=str, to_numpy=self.wait_for_logits,
-                                       is_out_of_memory=lambda error: isinstance(error, MemoryError))
+        self.runtime = SimpleNamespace(
+            free_memory=lambda device: self.free,
+            dtype_name=str,
+            to_numpy=self.wait_for_logits,
+            is_out_of_memory=lambda error: isinstance(error, MemoryError),
+        )
         self.clear()
 
     def clear(self):
@@ -305,7 +360,9 @@ class ToyPiece(SimpleNamespace):
 
 
 class ToyTokenizer:
-    """Token n is the letter n, with a comma now and then; decodes as a stream. The last letter is special."""
+    """Token n is the letter n, with a comma now and then; decodes as a stream. The last letter is
+    special.
+    """
 
     byte_level, dropped_space, bos_id, special_ids = True, None, None, {"X": 49}
 
@@ -343,17 +400,39 @@ def letter(token):
 CONTEXT, EOS = 1000, 49
 
 
-def make(runs_ahead=False, *, eos=(EOS,), context=CONTEXT, draft=None, text=True, model=None, memory=None, **limits):
+def make(
+    runs_ahead=False,
+    *,
+    eos=(EOS,),
+    context=CONTEXT,
+    draft=None,
+    text=True,
+    model=None,
+    memory=None,
+    **limits,
+):
     """A backend and a loop on it. model, draft: keyword arguments of ToyModel. limits: of Loop."""
     backend = ToyBackend(runs_ahead)
     made = None if draft is None else ToyModel(backend, **draft)
-    return backend, Loop(backend, ToyModel(backend, **(model or {})), ToyTokenizer() if text else None, frozenset(eos),
-                              context, draft=made, cache_memory=memory, **limits)
+    return backend, Loop(
+        backend,
+        ToyModel(backend, **(model or {})),
+        ToyTokenizer() if text else None,
+        frozenset(eos),
+        context,
+        draft=made,
+        cache_memory=memory,
+        **limits,
+    )
 
 
 def request(prompt, text=True, **given):
     """A request with options, seed 0 unless given."""
-    fields = {name: given.pop(name) for name in ("eos", "notify", "notices", "rule", "compile_seconds", "hooks") if name in given}
+    fields = {
+        name: given.pop(name)
+        for name in ("eos", "notify", "notices", "rule", "compile_seconds", "hooks")
+        if name in given
+    }
     return Request(prompt, resolve({"seed": 0, **given}), wants_text=text, **fields)
 
 
@@ -370,10 +449,12 @@ def make_prompts(count, seed=0, longest=300):
 
 
 def check_rows(loop):
-    """Compare the host's knowledge of every row with the cache, count the rows, and compare each request's status with its
-    queue."""
+    """Compare the host's knowledge of every row with the cache, count the rows, and compare each
+    request's status with its queue."""
     rows, cache, queues = loop.scheduler.rows, loop.scheduler.cache, loop.scheduler.queues
-    assert all((sequence.status, sequence.row) == (Status.WAITING, NO_ROW) for sequence in queues.waiting)
+    assert all(
+        (sequence.status, sequence.row) == (Status.WAITING, NO_ROW) for sequence in queues.waiting
+    )
     assert all(sequence.status is Status.RUNNING for sequence in queues.running)
     assert queues.prefilling is None or queues.prefilling.status is Status.PREFILLING
     alive = {sequence.row for sequence in queues.admitted}

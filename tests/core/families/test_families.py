@@ -1,4 +1,6 @@
-"""config.json of the families as the hub has them, judged by transformers; and their features that are refused, by name."""
+"""config.json of the families as the hub has them, judged by transformers; and their features that
+are refused, by name.
+"""
 
 import copy
 import dataclasses
@@ -13,95 +15,311 @@ from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig, RopeConfig
 from mlx_llama.core.models.reader import Reader
 
-FACTORS = {"short_factor": np.linspace(1, 2, 48).tolist(), "long_factor": np.linspace(1, 60, 48).tolist()}
-SMOLLM3 = {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "hidden_size": 2048, "intermediate_size": 11008,
-           "num_attention_heads": 16, "num_key_value_heads": 4, "num_hidden_layers": 36, "vocab_size": 128256,
-           "rope_theta": 5000000.0, "max_position_embeddings": 65536, "bos_token_id": None, "eos_token_id": 128012,
-           "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9, "layer_types": ["full_attention"] * 36,
-           "use_sliding_window": False, "sliding_window": None, "rope_scaling": None, "rms_norm_eps": 1e-6,
-           "attention_bias": False, "mlp_bias": False, "torch_dtype": "bfloat16"}
-GRANITE = {"architectures": ["GraniteForCausalLM"], "model_type": "granite", "hidden_size": 2048, "intermediate_size": 8192,
-           "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 40, "vocab_size": 49159,
-           "attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22,
-           "rope_theta": 10000000.0, "max_position_embeddings": 131072, "tie_word_embeddings": True, "bos_token_id": 0,
-           "eos_token_id": 0, "rms_norm_eps": 1e-5, "attention_bias": False, "mlp_bias": False}
-PHI4 = {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192,
-        "num_attention_heads": 24, "num_key_value_heads": 8, "num_hidden_layers": 32, "vocab_size": 200064,
-        "partial_rotary_factor": 0.75, "rope_theta": 10000.0, "rope_scaling": {"type": "longrope", **FACTORS},
-        "original_max_position_embeddings": 4096, "max_position_embeddings": 131072, "sliding_window": 262144,
-        "tie_word_embeddings": True, "bos_token_id": 199999, "eos_token_id": 199999, "attention_bias": False, "mlp_bias": False,
-        "lm_head_bias": False, "rms_norm_eps": 1e-5, "full_attn_mod": 1, "interpolate_factor": 1}
-GEMMA2 = {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "hidden_size": 2304, "intermediate_size": 9216,
-          "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "num_hidden_layers": 26, "vocab_size": 256000,
-          "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "query_pre_attn_scalar": 256,
-          "sliding_window": 4096, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
-          "rope_theta": 10000.0, "max_position_embeddings": 8192, "attention_bias": False, "bos_token_id": 2,
-          "eos_token_id": [1, 107]}
-GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_size": 1152, "intermediate_size": 6912,
-          "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "num_hidden_layers": 26, "vocab_size": 262144,
-          "query_pre_attn_scalar": 256, "sliding_window": 512, "sliding_window_pattern": 6, "rope_theta": 1000000,
-          "rope_local_base_freq": 10000, "rope_scaling": None, "hidden_activation": "gelu_pytorch_tanh",
-          "max_position_embeddings": 32768, "attn_logit_softcapping": None, "final_logit_softcapping": None,
-          "bos_token_id": 2, "eos_token_id": [1, 106]}
-EXAONE_ROPE = {"rope_type": "llama3", "factor": 16.0, "original_max_position_embeddings": 8192, "low_freq_factor": 1.0,
-               "high_freq_factor": 4.0}
+FACTORS = {
+    "short_factor": np.linspace(1, 2, 48).tolist(),
+    "long_factor": np.linspace(1, 60, 48).tolist(),
+}
+SMOLLM3 = {
+    "architectures": ["SmolLM3ForCausalLM"],
+    "model_type": "smollm3",
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 36,
+    "vocab_size": 128256,
+    "rope_theta": 5000000.0,
+    "max_position_embeddings": 65536,
+    "bos_token_id": None,
+    "eos_token_id": 128012,
+    "no_rope_layer_interval": 4,
+    "no_rope_layers": [1, 1, 1, 0] * 9,
+    "layer_types": ["full_attention"] * 36,
+    "use_sliding_window": False,
+    "sliding_window": None,
+    "rope_scaling": None,
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "torch_dtype": "bfloat16",
+}
+GRANITE = {
+    "architectures": ["GraniteForCausalLM"],
+    "model_type": "granite",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 40,
+    "vocab_size": 49159,
+    "attention_multiplier": 0.015625,
+    "embedding_multiplier": 12.0,
+    "logits_scaling": 8.0,
+    "residual_multiplier": 0.22,
+    "rope_theta": 10000000.0,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "rms_norm_eps": 1e-5,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+PHI4 = {
+    "architectures": ["Phi3ForCausalLM"],
+    "model_type": "phi3",
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 32,
+    "vocab_size": 200064,
+    "partial_rotary_factor": 0.75,
+    "rope_theta": 10000.0,
+    "rope_scaling": {"type": "longrope", **FACTORS},
+    "original_max_position_embeddings": 4096,
+    "max_position_embeddings": 131072,
+    "sliding_window": 262144,
+    "tie_word_embeddings": True,
+    "bos_token_id": 199999,
+    "eos_token_id": 199999,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "lm_head_bias": False,
+    "rms_norm_eps": 1e-5,
+    "full_attn_mod": 1,
+    "interpolate_factor": 1,
+}
+GEMMA2 = {
+    "architectures": ["Gemma2ForCausalLM"],
+    "model_type": "gemma2",
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "num_hidden_layers": 26,
+    "vocab_size": 256000,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 8192,
+    "attention_bias": False,
+    "bos_token_id": 2,
+    "eos_token_id": [1, 107],
+}
+GEMMA3 = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "num_hidden_layers": 26,
+    "vocab_size": 262144,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "rope_theta": 1000000,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 32768,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "bos_token_id": 2,
+    "eos_token_id": [1, 106],
+}
+EXAONE_ROPE = {
+    "rope_type": "llama3",
+    "factor": 16.0,
+    "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 MODELS = {
     "SmolLM3-3B": SMOLLM3,
     "granite-3.3-2b-instruct": GRANITE,
     "OLMo-2-0425-1B": {
-        "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "hidden_size": 2048, "intermediate_size": 8192,
-        "num_attention_heads": 16, "num_key_value_heads": 16, "num_hidden_layers": 16, "vocab_size": 100352,
-        "rope_theta": 500000, "max_position_embeddings": 4096, "attention_bias": False, "eos_token_id": 100257,
-        "pad_token_id": 100277, "rms_norm_eps": 1e-6, "tie_word_embeddings": False},
+        "architectures": ["Olmo2ForCausalLM"],
+        "model_type": "olmo2",
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "num_hidden_layers": 16,
+        "vocab_size": 100352,
+        "rope_theta": 500000,
+        "max_position_embeddings": 4096,
+        "attention_bias": False,
+        "eos_token_id": 100257,
+        "pad_token_id": 100277,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+    },
     "Olmo-3-7B-Instruct": {
-        "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "hidden_size": 4096, "intermediate_size": 11008,
-        "num_attention_heads": 32, "num_key_value_heads": 32, "num_hidden_layers": 32, "vocab_size": 100278,
-        "rope_theta": 500000, "rope_scaling": {
-            "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192, "beta_fast": 32.0, "beta_slow": 1.0,
-            "attention_factor": 1.2079441541679836},
-        "max_position_embeddings": 65536, "sliding_window": 4096, "attention_bias": False, "eos_token_id": 100257,
-        "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 8, "pad_token_id": 100277, "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False},
+        "architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3",
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "num_hidden_layers": 32,
+        "vocab_size": 100278,
+        "rope_theta": 500000,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "original_max_position_embeddings": 8192,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "attention_factor": 1.2079441541679836,
+        },
+        "max_position_embeddings": 65536,
+        "sliding_window": 4096,
+        "attention_bias": False,
+        "eos_token_id": 100257,
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 8,
+        "pad_token_id": 100277,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+    },
     "EXAONE-4.0-1.2B": {
-        "architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "hidden_size": 2048, "intermediate_size": 4096,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "num_hidden_layers": 30, "vocab_size": 102400,
-        "rope_theta": 1000000, "rope_scaling": EXAONE_ROPE, "max_position_embeddings": 65536, "sliding_window": None,
-        "sliding_window_pattern": None, "layer_types": ["full_attention"] * 30, "rms_norm_eps": 1e-5, "bos_token_id": 1,
-        "eos_token_id": 361, "tie_word_embeddings": True},
+        "architectures": ["Exaone4ForCausalLM"],
+        "model_type": "exaone4",
+        "hidden_size": 2048,
+        "intermediate_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_hidden_layers": 30,
+        "vocab_size": 102400,
+        "rope_theta": 1000000,
+        "rope_scaling": EXAONE_ROPE,
+        "max_position_embeddings": 65536,
+        "sliding_window": None,
+        "sliding_window_pattern": None,
+        "layer_types": ["full_attention"] * 30,
+        "rms_norm_eps": 1e-5,
+        "bos_token_id": 1,
+        "eos_token_id": 361,
+        "tie_word_embeddings": True,
+    },
     "EXAONE-4.0-32B": {
-        "architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "hidden_size": 5120, "intermediate_size": 27392,
-        "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 64, "vocab_size": 102400,
-        "rope_theta": 1000000, "rope_scaling": EXAONE_ROPE, "max_position_embeddings": 131072, "sliding_window": 4096,
-        "sliding_window_pattern": "LLLG", "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 16,
-        "rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 361, "tie_word_embeddings": False},
+        "architectures": ["Exaone4ForCausalLM"],
+        "model_type": "exaone4",
+        "hidden_size": 5120,
+        "intermediate_size": 27392,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_hidden_layers": 64,
+        "vocab_size": 102400,
+        "rope_theta": 1000000,
+        "rope_scaling": EXAONE_ROPE,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+        "sliding_window_pattern": "LLLG",
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 16,
+        "rms_norm_eps": 1e-5,
+        "bos_token_id": 1,
+        "eos_token_id": 361,
+        "tie_word_embeddings": False,
+    },
     "Phi-3-mini-4k-instruct": {
-        "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192,
-        "num_attention_heads": 32, "num_key_value_heads": 32, "num_hidden_layers": 32, "vocab_size": 32064,
-        "rope_scaling": None, "rope_theta": 10000.0, "max_position_embeddings": 4096, "sliding_window": 2047,
-        "original_max_position_embeddings": 4096, "attention_bias": False, "bos_token_id": 1, "eos_token_id": 32000},
+        "architectures": ["Phi3ForCausalLM"],
+        "model_type": "phi3",
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "num_hidden_layers": 32,
+        "vocab_size": 32064,
+        "rope_scaling": None,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 4096,
+        "sliding_window": 2047,
+        "original_max_position_embeddings": 4096,
+        "attention_bias": False,
+        "bos_token_id": 1,
+        "eos_token_id": 32000,
+    },
     "Phi-4-mini-instruct": PHI4,
     "gemma-2-2b-it": GEMMA2,
     "gemma-3-1b-it": GEMMA3,
-    "gemma-3-1b-it, scaled as gemma-3-4b-it": GEMMA3 | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    "gemma-3-1b-it, scaled as gemma-3-4b-it": GEMMA3
+    | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     "Ministral-8B with windows": {
-        "architectures": ["MinistralForCausalLM"], "model_type": "ministral", "hidden_size": 4096, "intermediate_size": 12288,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 36, "vocab_size": 131072,
-        "rope_theta": 1e8, "sliding_window": 32768, "max_position_embeddings": 131072,
-        "layer_types": ["full_attention", *["sliding_attention"] * 3] * 9},
+        "architectures": ["MinistralForCausalLM"],
+        "model_type": "ministral",
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_hidden_layers": 36,
+        "vocab_size": 131072,
+        "rope_theta": 1e8,
+        "sliding_window": 32768,
+        "max_position_embeddings": 131072,
+        "layer_types": ["full_attention", *["sliding_attention"] * 3] * 9,
+    },
     "Mixtral 8x7B": {  # mistralai/Mixtral-8x7B-Instruct-v0.1
-        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 32, "vocab_size": 32000, "rope_theta": 1e6,
-        "rms_norm_eps": 1e-5, "max_position_embeddings": 32768, "sliding_window": None, "num_experts_per_tok": 2,
-        "num_local_experts": 8, "bos_token_id": 1, "eos_token_id": 2, "router_aux_loss_coef": 0.02, "torch_dtype": "bfloat16"},
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 32,
+        "vocab_size": 32000,
+        "rope_theta": 1e6,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 32768,
+        "sliding_window": None,
+        "num_experts_per_tok": 2,
+        "num_local_experts": 8,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "router_aux_loss_coef": 0.02,
+        "torch_dtype": "bfloat16",
+    },
     "Qwen3 30B-A3B": {  # Qwen/Qwen3-30B-A3B
-        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144,
-        "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_hidden_layers": 48, "vocab_size": 151936,
-        "rope_theta": 1e6, "rope_scaling": None, "rms_norm_eps": 1e-6, "max_position_embeddings": 40960,
-        "use_sliding_window": False, "sliding_window": None, "max_window_layers": 48, "attention_bias": False,
-        "decoder_sparse_step": 1, "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": True,
-        "num_experts": 128, "num_experts_per_tok": 8, "output_router_logits": False, "tie_word_embeddings": False,
-        "bos_token_id": 151643, "eos_token_id": 151645, "torch_dtype": "bfloat16"},
-}  # fmt: skip
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_hidden_layers": 48,
+        "vocab_size": 151936,
+        "rope_theta": 1e6,
+        "rope_scaling": None,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 40960,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "max_window_layers": 48,
+        "attention_bias": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "output_router_logits": False,
+        "tie_word_embeddings": False,
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+        "torch_dtype": "bfloat16",
+    },
+}
 MIXTRAL, QWEN3_MOE = MODELS["Mixtral 8x7B"], MODELS["Qwen3 30B-A3B"]
 
 
@@ -111,17 +329,40 @@ def test_the_config_means_what_transformers_reads(name):
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     raw = MODELS[name]
-    ours, theirs = LlamaConfig.from_dict(raw), transformers.AutoConfig.for_model(**copy.deepcopy(raw))  # which it changes
-    for field in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
-                  "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings", "bos_token_id"):
+    # which it changes
+    ours, theirs = (
+        LlamaConfig.from_dict(raw),
+        transformers.AutoConfig.for_model(**copy.deepcopy(raw)),
+    )
+    for field in (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "rms_norm_eps",
+        "max_position_embeddings",
+        "tie_word_embeddings",
+        "bos_token_id",
+    ):
         assert getattr(ours, field) == getattr(theirs, field), field
-    kinds = getattr(theirs, "layer_types", None) or [
-        "sliding_attention" if getattr(theirs, "sliding_window", None) else "full_attention"] * theirs.num_hidden_layers
+    kinds = (
+        getattr(theirs, "layer_types", None)
+        or ["sliding_attention" if getattr(theirs, "sliding_window", None) else "full_attention"]
+        * theirs.num_hidden_layers
+    )
     assert [spec.window for spec in ours.layers] == [
-        theirs.sliding_window if kind == "sliding_attention" else None for kind in kinds]
-    is_hybrid = theirs.model_type == "exaone4" and theirs.sliding_window  # only layers with a window rotate
-    assert [spec.rotates for spec in ours.layers] == [kind == "sliding_attention" for kind in kinds] if is_hybrid else [
-        bool(flag) for flag in getattr(theirs, "no_rope_layers", [1] * theirs.num_hidden_layers)]
+        theirs.sliding_window if kind == "sliding_attention" else None for kind in kinds
+    ]
+    # only layers with a window rotate
+    is_hybrid = theirs.model_type == "exaone4" and theirs.sliding_window
+    assert (
+        [spec.rotates for spec in ours.layers] == [kind == "sliding_attention" for kind in kinds]
+        if is_hybrid
+        else [
+            bool(flag) for flag in getattr(theirs, "no_rope_layers", [1] * theirs.num_hidden_layers)
+        ]
+    )
     if (parameters := theirs.rope_parameters).get("rope_type") == "longrope":
         for length in (4096, 4097):
             wanted, factor = ROPE_INIT_FUNCTIONS["longrope"](theirs, "cpu", length)
@@ -131,10 +372,17 @@ def test_the_config_means_what_transformers_reads(name):
     elif "full_attention" in parameters:
         assert [(one.type, one.theta, one.factor) for one in ours.ropes] == [
             (theirs["rope_type"], theirs["rope_theta"], theirs.get("factor"))
-            for theirs in (parameters["full_attention"], parameters["sliding_attention"])]
-        assert {(spec.window is not None, spec.rope) for spec in ours.layers} == {(True, 1), (False, 0)}
+            for theirs in (parameters["full_attention"], parameters["sliding_attention"])
+        ]
+        assert {(spec.window is not None, spec.rope) for spec in ours.layers} == {
+            (True, 1),
+            (False, 0),
+        }
     else:
-        assert (ours.rope.type, ours.rope.theta) == (parameters["rope_type"], parameters["rope_theta"])
+        assert (ours.rope.type, ours.rope.theta) == (
+            parameters["rope_type"],
+            parameters["rope_theta"],
+        )
     assert ours.rotary_dim == int(ours.head_dim * parameters.get("partial_rotary_factor", 1))
 
 
@@ -143,11 +391,17 @@ def test_factors_of_the_families():
     assert (granite.embedding_multiplier, granite.logits_multiplier) == (12, 1 / 8)
     assert {(spec.scale, spec.residual_multiplier) for spec in granite.layers} == {(0.015625, 0.22)}
     assert (gemma.embedding_multiplier, gemma.norm_offset, gemma.logits_softcap) == (48, 1, 30)
-    assert {(spec.scale, spec.softcap, spec.activation) for spec in gemma.layers} == {(1 / 16, 50, "gelu_tanh")}
-    # query_pre_attn_scalar of gemma-2-9b, gemma-2-27b and gemma-3-27b on the hub; their GGUF files do not name it
+    assert {(spec.scale, spec.softcap, spec.activation) for spec in gemma.layers} == {
+        (1 / 16, 50, "gelu_tanh")
+    }
+    # query_pre_attn_scalar of gemma-2-9b, gemma-2-27b and gemma-3-27b on the hub; their GGUF files
+    # do not name it
     names = ("hidden_size", "num_attention_heads", "head_dim", "num_hidden_layers")
-    for name, sizes, scalar in (("Gemma2", (3584, 16, 256, 42), 256), ("Gemma2", (4608, 32, 128, 46), 144),
-                                ("Gemma3", (5376, 32, 128, 62), 168)):
+    for name, sizes, scalar in (
+        ("Gemma2", (3584, 16, 256, 42), 256),
+        ("Gemma2", (4608, 32, 128, 46), 144),
+        ("Gemma3", (5376, 32, 128, 62), 168),
+    ):
         read = Reader({}, "model.gguf", is_gguf=True)
         factors = FAMILIES[f"{name}ForCausalLM"].complete(read, dict(zip(names, sizes)))
         assert factors["attention_multiplier"] == scalar**-0.5
@@ -158,33 +412,71 @@ def test_experts_of_the_families():
     one, other = mixtral.layers[31].experts, qwen.layers[47].experts
     assert (one.count, one.used, one.normalises, mixtral.mlp_size) == (8, 2, True, 14336)
     assert (other.count, other.used, other.normalises, qwen.mlp_size) == (128, 8, True, 768)
-    assert sum(math.prod(shape) for shape in mixtral.tensor_shapes().values()) == 46_702_792_704  # the model card's 46.7 B
+    # the model card's 46.7 B
+    assert sum(math.prod(shape) for shape in mixtral.tensor_shapes().values()) == 46_702_792_704
     assert sum(math.prod(shape) for shape in qwen.tensor_shapes().values()) == 30_532_122_624
-    assert not LlamaConfig.from_dict(QWEN3_MOE | {"norm_topk_prob": False}).layers[0].experts.normalises
+    assert (
+        not LlamaConfig.from_dict(QWEN3_MOE | {"norm_topk_prob": False})
+        .layers[0]
+        .experts.normalises
+    )
 
 
 def test_the_text_part_of_gemma_3_4b_takes_the_defaults_that_its_config_leaves_out():
-    raw = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "eos_token_id": [1, 106],
-           "text_config": {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
-                           "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
-                           "sliding_window": 1024}, "torch_dtype": "bfloat16", "vision_config": {"hidden_size": 1152}}
+    raw = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "eos_token_id": [1, 106],
+        "text_config": {
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "model_type": "gemma3_text",
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+        "torch_dtype": "bfloat16",
+        "vision_config": {"hidden_size": 1152},
+    }
     config = LlamaConfig.from_dict(raw)
-    assert (config.vocab_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (262208, 8, 4, 256)
-    assert [(one.type, one.theta, one.factor) for one in config.ropes] == [("linear", 1e6, 8), ("default", 1e4, None)]
+    assert (
+        config.vocab_size,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        config.head_dim,
+    ) == (262208, 8, 4, 256)
+    assert [(one.type, one.theta, one.factor) for one in config.ropes] == [
+        ("linear", 1e6, 8),
+        ("default", 1e4, None),
+    ]
     assert (config.eos_token_ids, config.dtype, config.is_text_part) == ((1, 106), "bfloat16", True)
 
 
 # Beside sizes, what conversion/NAME.py of llama.cpp writes for models above
 CONVERTED = {
-    "Olmo-3-7B-Instruct": ("olmo2", {
-        "attention.sliding_window": 4096, "attention.sliding_window_pattern": [True, True, True, False] * 8,
-        "rope.freq_base": 500000.0, "rope.scaling.type": "yarn", "rope.scaling.factor": 8.0,
-        "rope.scaling.original_context_length": 8192, "rope.scaling.yarn_attn_factor": 1.2079441541679836,
-        "rope.scaling.yarn_beta_fast": 32.0, "rope.scaling.yarn_beta_slow": 1.0}),
+    "Olmo-3-7B-Instruct": (
+        "olmo2",
+        {
+            "attention.sliding_window": 4096,
+            "attention.sliding_window_pattern": [True, True, True, False] * 8,
+            "rope.freq_base": 500000.0,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 8.0,
+            "rope.scaling.original_context_length": 8192,
+            "rope.scaling.yarn_attn_factor": 1.2079441541679836,
+            "rope.scaling.yarn_beta_fast": 32.0,
+            "rope.scaling.yarn_beta_slow": 1.0,
+        },
+    ),
     "EXAONE-4.0-1.2B": ("exaone4", {"rope.freq_base": 1e6}),
-    "EXAONE-4.0-32B": ("exaone4", {
-        "rope.freq_base": 1e6, "attention.sliding_window": 4096,
-        "attention.sliding_window_pattern": [True, True, True, False] * 16}),
+    "EXAONE-4.0-32B": (
+        "exaone4",
+        {
+            "rope.freq_base": 1e6,
+            "attention.sliding_window": 4096,
+            "attention.sliding_window_pattern": [True, True, True, False] * 16,
+        },
+    ),
 }
 
 
@@ -192,12 +484,19 @@ CONVERTED = {
 def test_a_converted_file_means_the_same_model(name):
     config, (family, fields) = LlamaConfig.from_dict(MODELS[name]), CONVERTED[name]
     fields = {
-        "context_length": config.max_position_embeddings, "embedding_length": config.hidden_size,
-        "block_count": config.num_hidden_layers, "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_attention_heads, "attention.head_count_kv": config.num_key_value_heads,
-        "attention.key_length": config.head_dim, "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "vocab_size": config.vocab_size} | fields
-    metadata = {"general.architecture": family} | {f"{family}.{key}": value for key, value in fields.items()}
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "vocab_size": config.vocab_size,
+    } | fields
+    metadata = {"general.architecture": family} | {
+        f"{family}.{key}": value for key, value in fields.items()
+    }
     # The converter writes a llama3 rope as a tensor of divisors.
     plain = dataclasses.replace(config, rope=RopeConfig(theta=config.rope.theta))
     ratios = rope.inverse_frequencies(plain)[0] / rope.inverse_frequencies(config)[0]
@@ -205,35 +504,83 @@ def test_a_converted_file_means_the_same_model(name):
     again = LlamaConfig.from_gguf(metadata, {}, divisors, "bfloat16", "model.gguf")
     assert (again.architecture, again.layers) == (config.architecture, config.layers)
     for table in range(len(config.ropes)):
-        for found, wanted in zip(rope.inverse_frequencies(again, table=table), rope.inverse_frequencies(config, table=table)):
+        for found, wanted in zip(
+            rope.inverse_frequencies(again, table=table),
+            rope.inverse_frequencies(config, table=table),
+        ):
             np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
-@pytest.mark.parametrize("fields, message", [
-    (SMOLLM3 | {"no_rope_layers": [1, 0]}, "no_rope_layers is .1, 0., expected a list of 36 numbers"),
-    (SMOLLM3 | {"no_rope_layer_interval": 0, "no_rope_layers": None}, "no_rope_layer_interval is 0"),
-    (MODELS["EXAONE-4.0-32B"] | {"sliding_window_pattern": "LLLX"}, "sliding_window_pattern is 'LLLX', expected a whole number"),
-    (GRANITE | {"logits_scaling": 0}, "logits_scaling is 0, expected a number above 0"),
-    (GRANITE | {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, expected 1"),
-    (PHI4 | {"partial_rotary_factor": 0.01}, "partial_rotary_factor is 0.01"),
-    (PHI4 | {"rope_scaling": {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}},
-     "rope_scaling.short_factor is .*48 numbers above 0"),
-    (PHI4 | {"rope_scaling": {"type": "longrope", "short_factor": FACTORS["short_factor"]}}, "long_factor is missing"),
-    (GEMMA2 | {"hidden_activation": "gelu"}, "hidden_activation is 'gelu', expected one of"),
-    (GEMMA2 | {"sliding_window": None}, "sliding_window is None, expected a whole number from 1"),
-    (GEMMA2 | {"use_bidirectional_attention": True}, "use_bidirectional_attention is True, expected false"),
-    (GEMMA2 | {"layer_types": ["chunked_attention"] * 26}, r"layer_types\[0\] is 'chunked_attention'"),
-    (GEMMA3 | {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
-    (GEMMA3 | {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "chunked": {}}}, "rope_parameters.chunked"),
-    ({"model_type": "gemma3", "text_config": {"model_type": "bert"}}, "text_config.model_type is 'bert'"),
-    ({"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe"}, "Qwen2MoeForCausalLM"),
-    (MIXTRAL | {"num_experts_per_tok": 9}, r"num_experts_per_tok is 9, expected at most num_local_experts \(8\)"),
-    (MIXTRAL | {"num_local_experts": 0}, "num_local_experts is 0, expected a whole number from 1 to 4096"),
-    (QWEN3_MOE | {"mlp_only_layers": [0, 1]}, r"mlp_only_layers is .0, 1., expected \[\], since every layer is a mixture"),
-    (QWEN3_MOE | {"decoder_sparse_step": 2}, "decoder_sparse_step is 2, expected 1"),
-    (QWEN3_MOE | {"norm_topk_prob": "yes"}, "norm_topk_prob is 'yes', expected true or false"),
-    (QWEN3_MOE | {"moe_intermediate_size": None}, "moe_intermediate_size is None"),
-])
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        (
+            SMOLLM3 | {"no_rope_layers": [1, 0]},
+            "no_rope_layers is .1, 0., expected a list of 36 numbers",
+        ),
+        (
+            SMOLLM3 | {"no_rope_layer_interval": 0, "no_rope_layers": None},
+            "no_rope_layer_interval is 0",
+        ),
+        (
+            MODELS["EXAONE-4.0-32B"] | {"sliding_window_pattern": "LLLX"},
+            "sliding_window_pattern is 'LLLX', expected a whole number",
+        ),
+        (GRANITE | {"logits_scaling": 0}, "logits_scaling is 0, expected a number above 0"),
+        (GRANITE | {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, expected 1"),
+        (PHI4 | {"partial_rotary_factor": 0.01}, "partial_rotary_factor is 0.01"),
+        (
+            PHI4
+            | {"rope_scaling": {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}},
+            "rope_scaling.short_factor is .*48 numbers above 0",
+        ),
+        (
+            PHI4 | {"rope_scaling": {"type": "longrope", "short_factor": FACTORS["short_factor"]}},
+            "long_factor is missing",
+        ),
+        (GEMMA2 | {"hidden_activation": "gelu"}, "hidden_activation is 'gelu', expected one of"),
+        (
+            GEMMA2 | {"sliding_window": None},
+            "sliding_window is None, expected a whole number from 1",
+        ),
+        (
+            GEMMA2 | {"use_bidirectional_attention": True},
+            "use_bidirectional_attention is True, expected false",
+        ),
+        (
+            GEMMA2 | {"layer_types": ["chunked_attention"] * 26},
+            r"layer_types\[0\] is 'chunked_attention'",
+        ),
+        (GEMMA3 | {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
+        (
+            GEMMA3 | {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "chunked": {}}},
+            "rope_parameters.chunked",
+        ),
+        (
+            {"model_type": "gemma3", "text_config": {"model_type": "bert"}},
+            "text_config.model_type is 'bert'",
+        ),
+        (
+            {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe"},
+            "Qwen2MoeForCausalLM",
+        ),
+        (
+            MIXTRAL | {"num_experts_per_tok": 9},
+            r"num_experts_per_tok is 9, expected at most num_local_experts \(8\)",
+        ),
+        (
+            MIXTRAL | {"num_local_experts": 0},
+            "num_local_experts is 0, expected a whole number from 1 to 4096",
+        ),
+        (
+            QWEN3_MOE | {"mlp_only_layers": [0, 1]},
+            r"mlp_only_layers is .0, 1., expected \[\], since every layer is a mixture",
+        ),
+        (QWEN3_MOE | {"decoder_sparse_step": 2}, "decoder_sparse_step is 2, expected 1"),
+        (QWEN3_MOE | {"norm_topk_prob": "yes"}, "norm_topk_prob is 'yes', expected true or false"),
+        (QWEN3_MOE | {"moe_intermediate_size": None}, "moe_intermediate_size is None"),
+    ],
+)
 def test_a_bad_or_unsupported_field_is_named(fields, message):
     with pytest.raises(ConfigError, match=message) as caught:
         LlamaConfig.from_dict(fields)

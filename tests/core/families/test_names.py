@@ -9,8 +9,15 @@ from mlx_llama.core.families import BY_GGUF, FAMILIES, find_gguf
 from mlx_llama.core.models.config import LlamaConfig
 
 LIBRARY = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
-SIZES = dict(vocab_size=96, hidden_size=64, intermediate_size=80, num_hidden_layers=13, num_attention_heads=4,
-             num_experts=3, num_experts_per_tok=2)
+SIZES = dict(
+    vocab_size=96,
+    hidden_size=64,
+    intermediate_size=80,
+    num_hidden_layers=13,
+    num_attention_heads=4,
+    num_experts=3,
+    num_experts_per_tok=2,
+)
 GGUF_NAMES = {name: family.names for name, family in BY_GGUF.items()}
 
 
@@ -19,30 +26,63 @@ def test_names_are_the_librarys_both_ways(name):
     family = FAMILIES[name]
     names, theirs = family.names, gguf.get_tensor_name_map(LIBRARY[family.gguf], 13)
     is_tied = theirs.get_name("lm_head") is None  # always, in this architecture
-    config = LlamaConfig.from_dict(SIZES | {"model_type": family.model_type, "tie_word_embeddings": is_tied,
-                                            "num_key_value_heads": 2})
+    config = LlamaConfig.from_dict(
+        SIZES
+        | {
+            "model_type": family.model_type,
+            "tie_word_embeddings": is_tied,
+            "num_key_value_heads": 2,
+        }
+    )
     modules = list(dict.fromkeys(name.rpartition(".")[0] for name in config.stored_shapes()))
     stack_of = {module: stack for stack, modules in config.stacks().items() for module in modules}
     for module in modules:
         for suffix in (".weight", ".bias"):
             stored = names.gguf(module + suffix)
-            assert stored == theirs.get_name(re.sub(r"experts\.\d+", "experts", module) + suffix, (".weight", ".bias"))
+            assert stored == theirs.get_name(
+                re.sub(r"experts\.\d+", "experts", module) + suffix, (".weight", ".bias")
+            )
             assert names.hugging_face(stored) == stack_of.get(module, module) + suffix
-    assert len({names.gguf(module + ".weight") for module in modules}) == len({stack_of.get(module, module) for module in modules})
+    assert len({names.gguf(module + ".weight") for module in modules}) == len(
+        {stack_of.get(module, module) for module in modules}
+    )
 
 
 def test_experts_of_the_first_files_have_a_tensor_each():
     names = FAMILIES["MixtralForCausalLM"].names
-    assert names.hugging_face("blk.3.ffn_gate.7.weight") == "model.layers.3.block_sparse_moe.experts.7.w1.weight"
-    assert names.hugging_face("blk.3.ffn_down.0.weight") == "model.layers.3.block_sparse_moe.experts.0.w2.weight"
-    assert names.hugging_face("blk.3.ffn_gate.weight") is names.hugging_face("blk.3.attn_q.1.weight") is None
+    assert (
+        names.hugging_face("blk.3.ffn_gate.7.weight")
+        == "model.layers.3.block_sparse_moe.experts.7.w1.weight"
+    )
+    assert (
+        names.hugging_face("blk.3.ffn_down.0.weight")
+        == "model.layers.3.block_sparse_moe.experts.0.w2.weight"
+    )
+    assert (
+        names.hugging_face("blk.3.ffn_gate.weight")
+        is names.hugging_face("blk.3.attn_q.1.weight")
+        is None
+    )
 
 
-@pytest.mark.parametrize("name", [
-    "rope_freqs.weight", "blk.0.attn_q", "blk.00.attn_q.weight", "blk.-1.attn_q.weight", "blk.0.attn_q.scale",
-    "attn_q.weight", "blk.0.output.weight", "blk.0.ffn_gate_exps.weight", "blk.0.attn_q_norm.weight", "x blk.0.attn_q.weight",
-    "blk.٣.attn_q.weight", "", "blk.0.ffn_gate.0.weight",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rope_freqs.weight",
+        "blk.0.attn_q",
+        "blk.00.attn_q.weight",
+        "blk.-1.attn_q.weight",
+        "blk.0.attn_q.scale",
+        "attn_q.weight",
+        "blk.0.output.weight",
+        "blk.0.ffn_gate_exps.weight",
+        "blk.0.attn_q_norm.weight",
+        "x blk.0.attn_q.weight",
+        "blk.٣.attn_q.weight",
+        "",
+        "blk.0.ffn_gate.0.weight",
+    ],
+)
 def test_a_name_that_llama_has_not_is_none(name):
     assert GGUF_NAMES["llama"].hugging_face(name) is None
 
@@ -56,16 +96,34 @@ def test_rows_are_permuted_for_llama_alone():
     q, k, v = (f"model.layers.7.self_attn.{one}_proj" for one in "qkv")
     llama = GGUF_NAMES["llama"]
     for suffix in (".weight", ".bias"):
-        assert llama.is_permuted(q + suffix) and llama.is_permuted(k + suffix) and not llama.is_permuted(v + suffix)
-    assert not any(GGUF_NAMES[other].is_permuted(one + ".weight") for other in ("qwen2", "qwen3") for one in (q, k, v))
+        assert (
+            llama.is_permuted(q + suffix)
+            and llama.is_permuted(k + suffix)
+            and not llama.is_permuted(v + suffix)
+        )
+    assert not any(
+        GGUF_NAMES[other].is_permuted(one + ".weight")
+        for other in ("qwen2", "qwen3")
+        for one in (q, k, v)
+    )
 
 
 def test_an_architecture_is_found_by_the_files_name():
     def find(name, **fields):
-        family = find_gguf({"general.architecture": name} | {f"{name}.{field}": value for field, value in fields.items()})
+        family = find_gguf(
+            {"general.architecture": name}
+            | {f"{name}.{field}": value for field, value in fields.items()}
+        )
         return family and family.name
 
-    assert [find(name) for name in ("llama", "qwen2", "qwen3")] == ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
-    assert find("llama", expert_count=8) == "MixtralForCausalLM" and find("llama", expert_count=0) == "LlamaForCausalLM"
+    assert [find(name) for name in ("llama", "qwen2", "qwen3")] == [
+        "LlamaForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+    ]
+    assert (
+        find("llama", expert_count=8) == "MixtralForCausalLM"
+        and find("llama", expert_count=0) == "LlamaForCausalLM"
+    )
     assert find("qwen3moe", expert_count=8) == find("qwen3moe") == "Qwen3MoeForCausalLM"
     assert find("mamba") is find(3) is find([]) is find_gguf({}) is None

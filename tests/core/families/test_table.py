@@ -17,7 +17,9 @@ def test_every_family_is_found_by_each_of_its_names():
     assert find_gguf({"general.architecture": "llama"}).name == "LlamaForCausalLM"
 
 
-def split_experts(shapes: dict[str, tuple[int, ...]], experts: Experts) -> dict[str, tuple[int, ...]]:
+def split_experts(
+    shapes: dict[str, tuple[int, ...]], experts: Experts
+) -> dict[str, tuple[int, ...]]:
     """transformers' tensors in memory, where experts are stacks, gates on ups, as it saves them."""
     found = {}
     for key, shape in shapes.items():
@@ -25,8 +27,14 @@ def split_experts(shapes: dict[str, tuple[int, ...]], experts: Experts) -> dict[
         if part.startswith("experts."):
             count, rows, columns = shape
             modules = (experts.gate, experts.up) if "gate_up" in part else (experts.down,)
-            found |= {f"{layer}{experts.block}.experts.{i}.{module}.weight": (rows // len(modules), columns)
-                      for i in range(count) for module in modules}
+            found |= {
+                f"{layer}{experts.block}.experts.{i}.{module}.weight": (
+                    rows // len(modules),
+                    columns,
+                )
+                for i in range(count)
+                for module in modules
+            }
         else:
             found[f"{layer}{experts.block}.{part}" if part else key] = shape
     return found
@@ -38,23 +46,35 @@ def test_the_tensors_of_a_family_are_those_of_transformers_class(name):
     torch = pytest.importorskip("torch")
     import transformers
 
-    sizes = dict(vocab_size=1 << 18, hidden_size=64, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
-                 num_key_value_heads=2, head_dim=16)
+    sizes = dict(
+        vocab_size=1 << 18,
+        hidden_size=64,
+        intermediate_size=80,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+    )
     family = FAMILIES[name]
     if family.experts:
         sizes |= {family.fields[0].json: 3, "num_experts_per_tok": 2}
     theirs = transformers.AutoConfig.for_model(family.model_type, **sizes)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(theirs)
-    wanted = {key: tuple(value.shape) for key, value in model.state_dict().items()
-              if key != "lm_head.weight" or not theirs.tie_word_embeddings}
+    wanted = {
+        key: tuple(value.shape)
+        for key, value in model.state_dict().items()
+        if key != "lm_head.weight" or not theirs.tie_word_embeddings
+    }
     if family.experts:
         wanted = split_experts(wanted, family.experts)
     ours = LlamaConfig.from_dict(sizes | {"architectures": [name], "model_type": family.model_type})
     assert ours.stored_shapes() == wanted
     assert ours.max_position_embeddings == theirs.max_position_embeddings
-    assert (ours.bos_token_id, ours.eos_token_ids) == (theirs.bos_token_id, () if theirs.eos_token_id is None else (
-        theirs.eos_token_id,))
+    assert (ours.bos_token_id, ours.eos_token_ids) == (
+        theirs.bos_token_id,
+        () if theirs.eos_token_id is None else (theirs.eos_token_id,),
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -68,14 +88,28 @@ def test_defaults_are_those_of_transformers_config(name):
             assert value == expected or (value is None and field == "num_key_value_heads"), field
 
 
-@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if not family.windows.is_absent])
+@pytest.mark.parametrize(
+    "name", [name for name, family in FAMILIES.items() if not family.windows.is_absent]
+)
 def test_windows_by_default_are_those_of_transformers_config(name):
     import transformers
 
     family = FAMILIES[name]
-    fields = dict(vocab_size=96, hidden_size=64, intermediate_size=80, num_hidden_layers=9, num_attention_heads=4,
-                  num_key_value_heads=2, head_dim=16, use_sliding_window=True, sliding_window=5, max_window_layers=4)
+    fields = dict(
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=80,
+        num_hidden_layers=9,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        use_sliding_window=True,
+        sliding_window=5,
+        max_window_layers=4,
+    )
     theirs = transformers.AutoConfig.for_model(family.model_type, **fields)
     kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 9
     ours = LlamaConfig.from_dict(fields | {"model_type": family.model_type})
-    assert [spec.window for spec in ours.layers] == [5 if kind == "sliding_attention" else None for kind in kinds]
+    assert [spec.window for spec in ours.layers] == [
+        5 if kind == "sliding_attention" else None for kind in kinds
+    ]

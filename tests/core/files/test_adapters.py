@@ -24,7 +24,9 @@ def base(tmp_path_factory):
 
 
 def change(base, folder, settings=None, tensors=None):
-    """A random adapter of `base` with other settings, and with its tensors as `tensors` changes them."""
+    """A random adapter of `base` with other settings, and with its tensors as `tensors` changes
+    them.
+    """
     write_random(base, folder)
     config, weights = folder / "adapter_config.json", folder / "adapter_model.safetensors"
     config.write_text(json.dumps(json.loads(config.read_text()) | (settings or {})))
@@ -40,41 +42,62 @@ def refused(base, folder) -> str:
 def test_scales_of_both_forms(base, tmp_path):
     plain = write_random(base, tmp_path / "peft", rank=8, alpha=4)
     other = write_mlx(base, tmp_path / "mlx", scale=3.0)
-    one, two, three = open_checkpoint(base, adapters=[plain, str(other) + "=0.5"]).adapters + open_checkpoint(
-        base, adapters=[f"{plain}=-2"]).adapters
-    assert (one.name, two.name) == ("peft", "mlx") and len({one.digest, two.digest, three.digest}) == 3
+    one, two, three = (
+        open_checkpoint(base, adapters=[plain, str(other) + "=0.5"]).adapters
+        + open_checkpoint(base, adapters=[f"{plain}=-2"]).adapters
+    )
+    assert (one.name, two.name) == ("peft", "mlx") and len(
+        {one.digest, two.digest, three.digest}
+    ) == 3
     stored = load_file(plain / "adapter_model.safetensors")
     module = "model.layers.0.self_attn.q_proj"
     pair = one.pairs[module]
     np.testing.assert_array_equal(pair.a(), stored[f"base_model.model.{module}.lora_A.weight"])
-    np.testing.assert_array_equal(pair.b(), stored[f"base_model.model.{module}.lora_B.weight"] * np.float32(0.5))
+    np.testing.assert_array_equal(
+        pair.b(), stored[f"base_model.model.{module}.lora_B.weight"] * np.float32(0.5)
+    )
     np.testing.assert_array_equal(three.pairs[module].b(), pair.b() * np.float32(-2))
-    assert {module for module in two.pairs} == {f"model.layers.{i}.{name}" for i in (0, 1) for name in (
-        "self_attn.q_proj", "mlp.down_proj")}
+    assert {module for module in two.pairs} == {
+        f"model.layers.{i}.{name}" for i in (0, 1) for name in ("self_attn.q_proj", "mlp.down_proj")
+    }
     pair = next(iter(two.pairs.values()))
     assert pair.scale == 1.5 and pair.rank == 4 and pair.a().shape[0] == pair.b().shape[1] == 4
 
 
 def test_the_bytes_of_stacks_are_foretold(base, tmp_path):
     first = write_random(base, tmp_path / "first", 1, rank=3)
-    second = change(base, tmp_path / "second", tensors=lambda found: {
-        name: part for name, part in found.items() if "k_proj" in name or "q_proj" in name})
+    second = change(
+        base,
+        tmp_path / "second",
+        tensors=lambda found: {
+            name: part for name, part in found.items() if "k_proj" in name or "q_proj" in name
+        },
+    )
     checkpoint, total = open_checkpoint(base, adapters=[first, second]), 0
     for spec in checkpoint.config.layers:
         for modules in (spec.qkv, (spec.out,), spec.gate_up, (spec.down,)):
             shapes = [checkpoint.tensors[f"{name}.weight"].shape for name in modules]
-            stacked = adapters.stack(checkpoint.adapters, modules, [rows for rows, _ in shapes], shapes[0][1])
+            stacked = adapters.stack(
+                checkpoint.adapters, modules, [rows for rows, _ in shapes], shapes[0][1]
+            )
             total += sum(part.nbytes for part in stacked)
     assert adapters.stacked_nbytes(checkpoint.adapters, checkpoint.config, 4) == total
     assert adapters.stacked_nbytes((), checkpoint.config, 4) == 0
 
 
-@pytest.mark.parametrize("settings, wanted", [
-    ({"use_dora": True}, "use_dora is True"), ({"bias": "all"}, "bias is 'all'"), ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
-    ({"modules_to_save": ["lm_head"]}, "modules_to_save is ['lm_head']"), ({"fan_in_fan_out": True}, "fan_in_fan_out is True"),
-    ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4'"),
-    ({"lora_alpha": "high"}, "lora_alpha is 'high'"), ({"alpha_pattern": {".*q_proj": 3}}, "alpha_pattern is"),
-])
+@pytest.mark.parametrize(
+    "settings, wanted",
+    [
+        ({"use_dora": True}, "use_dora is True"),
+        ({"bias": "all"}, "bias is 'all'"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save is ['lm_head']"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out is True"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4'"),
+        ({"lora_alpha": "high"}, "lora_alpha is 'high'"),
+        ({"alpha_pattern": {".*q_proj": 3}}, "alpha_pattern is"),
+    ],
+)
 def test_settings_that_are_not_done_are_named(settings, wanted, base, tmp_path):
     assert wanted in refused(base, change(base, tmp_path / "a", settings))
 
@@ -86,20 +109,47 @@ def test_tensors_that_do_not_fit_are_named(base, tmp_path):
         return found | {f"{module}.lora_B.weight": found[f"{module}.lora_B.weight"][:-1]}
 
     message = refused(base, change(base, tmp_path / "cut", tensors=cut))
-    assert f"{module}.lora_B.weight" in message and "model.layers.1.mlp.down_proj.weight is" in message
-    half = change(base, tmp_path / "half", tensors=lambda found: {
-        name: part for name, part in found.items() if name != f"{module}.lora_A.weight"})
+    assert (
+        f"{module}.lora_B.weight" in message and "model.layers.1.mlp.down_proj.weight is" in message
+    )
+    half = change(
+        base,
+        tmp_path / "half",
+        tensors=lambda found: {
+            name: part for name, part in found.items() if name != f"{module}.lora_A.weight"
+        },
+    )
     assert "lora_b without its partner" in refused(base, half)
-    ranks = change(base, tmp_path / "ranks", tensors=lambda found: found | {
-        f"{module}.lora_A.weight": found[f"{module}.lora_A.weight"][:-1]})
+    ranks = change(
+        base,
+        tmp_path / "ranks",
+        tensors=lambda found: (
+            found | {f"{module}.lora_A.weight": found[f"{module}.lora_A.weight"][:-1]}
+        ),
+    )
     assert "have ranks 7 and 8" in refused(base, ranks)
-    other = change(base, tmp_path / "other", tensors=lambda found: {
-        name.replace("layers.1.", "layers.7."): part for name, part in found.items()})
+    other = change(
+        base,
+        tmp_path / "other",
+        tensors=lambda found: {
+            name.replace("layers.1.", "layers.7."): part for name, part in found.items()
+        },
+    )
     assert "the model has no 'model.layers.7." in refused(base, other)
-    head = change(base, tmp_path / "head", tensors=lambda found: {
-        name.replace("model.model.layers.1.mlp.down_proj", "model.model.embed_tokens"): part for name, part in found.items()})
+    head = change(
+        base,
+        tmp_path / "head",
+        tensors=lambda found: {
+            name.replace("model.model.layers.1.mlp.down_proj", "model.model.embed_tokens"): part
+            for name, part in found.items()
+        },
+    )
     assert "adapters change projections of layers" in refused(base, head)
-    extra = change(base, tmp_path / "extra", tensors=lambda found: found | {f"{module}.lora_magnitude_vector": np.ones(4, np.float32)})
+    extra = change(
+        base,
+        tmp_path / "extra",
+        tensors=lambda found: found | {f"{module}.lora_magnitude_vector": np.ones(4, np.float32)},
+    )
     assert "lora_magnitude_vector' is not part of a LoRA pair" in refused(base, extra)
 
 
@@ -110,11 +160,18 @@ def test_folders_that_are_no_adapters(base, tmp_path):
     (tmp_path / "empty" / "adapter_config.json").write_text("{}")
     assert "neither peft_type" in refused(base, tmp_path / "empty")
     good = write_random(base, tmp_path / "good")
-    assert "expected a scale" in refusal(lambda: open_checkpoint(base, adapters=[f"{good}=much"]), kind=CheckpointError)
+    assert "expected a scale" in refusal(
+        lambda: open_checkpoint(base, adapters=[f"{good}=much"]), kind=CheckpointError
+    )
     (tmp_path / "again").mkdir()
     shutil.copytree(good, tmp_path / "again" / "good")
-    assert "rename the folder" in refusal(lambda: open_checkpoint(base, adapters=[good, tmp_path / "again" / "good"]), kind=CheckpointError)
-    assert "that is the name of the model without adapters" in refused(base, good.rename(tmp_path / "base"))
+    assert "rename the folder" in refusal(
+        lambda: open_checkpoint(base, adapters=[good, tmp_path / "again" / "good"]),
+        kind=CheckpointError,
+    )
+    assert "that is the name of the model without adapters" in refused(
+        base, good.rename(tmp_path / "base")
+    )
     pipe = write_random(base, tmp_path / "pipe")
     (pipe / "adapter_model.safetensors").unlink()
     os.mkfifo(pipe / "adapter_model.safetensors")
@@ -136,7 +193,9 @@ def test_a_merged_folder_is_what_peft_merges(base, tmp_path):
     write_folder(merge_adapter(open_checkpoint(base, adapters=[folder])), tmp_path / "merged", None)
     tokens = np.random.default_rng(0).integers(3, 100, (1, 9))
     wanted = peft_logits(base, folder, tokens, merged=True)
-    np.testing.assert_allclose(peft_logits(tmp_path / "merged", None, tokens), wanted, atol=1e-4 * np.abs(wanted).max())
+    np.testing.assert_allclose(
+        peft_logits(tmp_path / "merged", None, tokens), wanted, atol=1e-4 * np.abs(wanted).max()
+    )
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "merged").config.num_hidden_layers > 0
     assert np.abs(peft_logits(base, None, tokens) - wanted).max() > 1e-2
 
@@ -148,14 +207,31 @@ def test_fused_projections(tmp_path):
     from transformers import Phi3Config, Phi3ForCausalLM
 
     torch.manual_seed(0)
-    model = Phi3ForCausalLM(Phi3Config(vocab_size=384, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-                                       num_key_value_heads=2, max_position_embeddings=256, bos_token_id=1, eos_token_id=2,
-                                       pad_token_id=0))
+    model = Phi3ForCausalLM(
+        Phi3Config(
+            vocab_size=384,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=256,
+            bos_token_id=1,
+            eos_token_id=2,
+            pad_token_id=0,
+        )
+    )
     for weight in model.parameters():
         weight.data = 0.1 * torch.randn(weight.shape)
     model.save_pretrained(base := tmp_path / "m")
     make_tokenizer(base)
-    folder = write_peft(base, tmp_path / "adapter", r=4, lora_alpha=9, target_modules=["qkv_proj", "gate_up_proj", "o_proj"])
+    folder = write_peft(
+        base,
+        tmp_path / "adapter",
+        r=4,
+        lora_alpha=9,
+        target_modules=["qkv_proj", "gate_up_proj", "o_proj"],
+    )
     checkpoint = open_checkpoint(base, adapters=[folder])
     tokens = np.random.default_rng(0).integers(3, 100, (1, 9))
     wanted = peft_logits(base, folder, tokens)

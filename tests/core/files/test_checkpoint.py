@@ -1,4 +1,6 @@
-"""Opening a model: tensors against safetensors' own reader; end tokens, tokenizer, template, paths."""
+"""Opening a model: tensors against safetensors' own reader; end tokens, tokenizer, template,
+paths.
+"""
 
 import json
 import subprocess
@@ -20,7 +22,9 @@ DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tensors_are_what_safetensors_reads(dtype, shards, tmp_path):
-    folder = make_checkpoint(tmp_path / "m", dtype=dtype, shards=shards, seed=3, attention_bias=True, mlp_bias=True)
+    folder = make_checkpoint(
+        tmp_path / "m", dtype=dtype, shards=shards, seed=3, attention_bias=True, mlp_bias=True
+    )
     opened = open_checkpoint(folder)
     theirs = {}
     for file in folder.glob("*.safetensors"):
@@ -29,7 +33,9 @@ def test_tensors_are_what_safetensors_reads(dtype, shards, tmp_path):
     assert set(opened.tensors) == set(theirs) == set(opened.config.tensor_shapes())
     for name, tensor in opened.tensors.items():
         expected = theirs[name]
-        assert tensor.name == name and tensor.dtype == dtype and tensor.shape == tuple(expected.shape)
+        assert (
+            tensor.name == name and tensor.dtype == dtype and tensor.shape == tuple(expected.shape)
+        )
         assert tensor.bits.dtype == DTYPES[dtype] and tensor.bits.shape == tensor.shape
         if dtype == "bfloat16":
             np.testing.assert_array_equal(tensor.bits, expected.view(torch.uint16).numpy())
@@ -38,13 +44,20 @@ def test_tensors_are_what_safetensors_reads(dtype, shards, tmp_path):
         wide = tensor.float32()
         assert wide.dtype == np.float32 and wide.flags.writeable
         np.testing.assert_array_equal(wide, expected.float().numpy())
-    assert opened.nbytes == sum(x.nbytes for x in theirs.values()) == sum(x.nbytes for x in opened.tensors.values())
+    assert (
+        opened.nbytes
+        == sum(x.nbytes for x in theirs.values())
+        == sum(x.nbytes for x in opened.tensors.values())
+    )
     assert opened.dtype == dtype
 
 
 def test_a_file_that_torch_wrote(tmp_path):
     folder = make_checkpoint(tmp_path / "m", tie_word_embeddings=True)
-    tensors = {name: torch.from_numpy(x) for name, x in random_tensors(config_fields(tie_word_embeddings=True)).items()}
+    tensors = {
+        name: torch.from_numpy(x)
+        for name, x in random_tensors(config_fields(tie_word_embeddings=True)).items()
+    }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     opened = open_checkpoint(folder)
     assert all(np.array_equal(x.bits, tensors[name].numpy()) for name, x in opened.tensors.items())
@@ -55,24 +68,35 @@ def test_a_file_that_torch_wrote(tmp_path):
 
 def test_a_checkpoint_knows_itself(tmp_path):
     folder = make_checkpoint(tmp_path / "m", eos_token_id=[2, 5])
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 7], "temperature": 0.6}))
+    (folder / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": [5, 7], "temperature": 0.6})
+    )
     opened = open_checkpoint(folder)
     assert isinstance(opened, Checkpoint) and opened.name == str(folder) and opened.path == folder
     assert opened.generation_config["temperature"] == 0.6
     assert opened.eos_token_ids == {2, 5, 7}
     assert opened.bos_token_id == 1
-    assert opened.template.render([{"role": "user", "content": "x"}]).startswith("<s><|user|>\nx</s>")
+    assert opened.template.render([{"role": "user", "content": "x"}]).startswith(
+        "<s><|user|>\nx</s>"
+    )
 
 
 def test_the_tokenizers_end_counts_too(tmp_path):
-    folder = make_checkpoint(tmp_path / "m", tokenizer="bytelevel", eos_token_id=380, bos_token_id=379)
+    folder = make_checkpoint(
+        tmp_path / "m", tokenizer="bytelevel", eos_token_id=380, bos_token_id=379
+    )
     opened = open_checkpoint(folder)
-    assert opened.eos_token_ids == {380, opened.tokenizer.special_ids["<|eot_id|>"]} and len(opened.eos_token_ids) == 2
+    assert (
+        opened.eos_token_ids == {380, opened.tokenizer.special_ids["<|eot_id|>"]}
+        and len(opened.eos_token_ids) == 2
+    )
 
 
 def test_without_generation_config_or_tokenizer(tmp_path):
     opened = open_checkpoint(make_checkpoint(tmp_path / "m", tokenizer=False))
-    assert opened.generation_config == {} and opened.eos_token_ids == {2} and opened.bos_token_id == 1
+    assert (
+        opened.generation_config == {} and opened.eos_token_ids == {2} and opened.bos_token_id == 1
+    )
     with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
         _ = opened.tokenizer
 
@@ -86,7 +110,9 @@ def test_opening_loads_no_tokenizer(tmp_path):
 
 
 def test_opening_imports_only_numpy(tmp_path):
-    """Libraries for tokenizers, templates and the hub are imported at their first use, for the start-up time."""
+    """Libraries for tokenizers, templates and the hub are imported at their first use, for the
+    start-up time.
+    """
     folder = make_checkpoint(tmp_path / "m")
     code = f"""
 import sys
@@ -129,7 +155,9 @@ def test_a_file_instead_of_a_folder(tmp_path):
 
 
 def test_guide_is_the_models_name_unless_a_folder_is_called_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("mlx_llama.core.files.checkpoint.GUIDE_PATH", make_checkpoint(tmp_path / "packaged", seed=1))
+    monkeypatch.setattr(
+        "mlx_llama.core.files.checkpoint.GUIDE_PATH", make_checkpoint(tmp_path / "packaged", seed=1)
+    )
     monkeypatch.chdir(tmp_path)
     assert open_checkpoint().path == open_checkpoint("guide").path == tmp_path / "packaged"
     make_checkpoint(tmp_path / "guide")

@@ -13,7 +13,9 @@ from mlx_llama.core.files.folder import find_weights
 from mlx_llama.core.models.config import LlamaConfig
 
 
-@pytest.mark.parametrize("name", ["model.layers.0.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq"])
+@pytest.mark.parametrize(
+    "name", ["model.layers.0.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq"]
+)
 def test_known_leftovers_are_passed_over(name, tmp_path):
     folder = make_checkpoint(tmp_path / "m")
     rewrite(folder, lambda tensors: tensors | {name: ("F32", (8,), bytes(32))})
@@ -27,7 +29,9 @@ def test_a_tied_head_is_one_matrix(tmp_path):
     opened = open_checkpoint(folder)
     assert "lm_head.weight" not in opened.tensors
     # some writers keep only the head's name
-    rewrite(folder, lambda t: {name: x for name, x in t.items() if name != "model.embed_tokens.weight"})
+    rewrite(
+        folder, lambda t: {name: x for name, x in t.items() if name != "model.embed_tokens.weight"}
+    )
     tensor = open_checkpoint(folder).tensors["model.embed_tokens.weight"]
     assert tensor.name == "model.embed_tokens.weight"
     np.testing.assert_array_equal(tensor.bits.ravel(), expected)
@@ -36,13 +40,20 @@ def test_a_tied_head_is_one_matrix(tmp_path):
 def rewrite(folder, change):
     """Replaces the tensors of a one-file checkpoint; returns the new ones."""
     config = json.loads((folder / "config.json").read_text())
-    tensors = {name: encode_tensor(x, config["torch_dtype"]) for name, x in random_tensors(config).items()}
+    tensors = {
+        name: encode_tensor(x, config["torch_dtype"]) for name, x in random_tensors(config).items()
+    }
     path = folder / "model.safetensors"
     if path.exists():
         with safe_open(path, "np") as f:
             codes = {"float32": "F32", "float16": "F16"}
             tensors = {
-                n: (codes[str(f.get_tensor(n).dtype)], f.get_tensor(n).shape, f.get_tensor(n).tobytes()) for n in f.keys()
+                n: (
+                    codes[str(f.get_tensor(n).dtype)],
+                    f.get_tensor(n).shape,
+                    f.get_tensor(n).tobytes(),
+                )
+                for n in f.keys()
             }
     tensors = change(tensors)
     write_safetensors(path, tensors)
@@ -60,19 +71,26 @@ NORM = "model.layers.1.input_layernorm.weight"
     ("change", "expected"),
     [
         (without(NORM), [NORM, "missing", "[64]"]),
-        (without("lm_head.weight"), ["lm_head.weight", "missing", "[384, 64]", "tie_word_embeddings"]),
-        (lambda t: t | {"model.layers.2.mlp.up_proj.weight": ("F32", (1, 2), bytes(8))},
-         ["model.layers.2.mlp.up_proj.weight", "[1, 2]", "not part"]),
+        (
+            without("lm_head.weight"),
+            ["lm_head.weight", "missing", "[384, 64]", "tie_word_embeddings"],
+        ),
+        (
+            lambda t: t | {"model.layers.2.mlp.up_proj.weight": ("F32", (1, 2), bytes(8))},
+            ["model.layers.2.mlp.up_proj.weight", "[1, 2]", "not part"],
+        ),
         (lambda t: t | {NORM: ("F32", (32,), bytes(128))}, [NORM, "[32]", "[64]"]),
-        (lambda t: t | {"lm_head.weight": ("F32", (64, 384), bytes(64 * 384 * 4))},
-         ["lm_head.weight", "[64, 384]", "[384, 64]"]),
+        (
+            lambda t: t | {"lm_head.weight": ("F32", (64, 384), bytes(64 * 384 * 4))},
+            ["lm_head.weight", "[64, 384]", "[384, 64]"],
+        ),
         (lambda t: t | {NORM: ("F64", (64,), bytes(512))}, [NORM, "F64", "F32, F16 or BF16"]),
         (lambda t: t | {NORM: ("U8", (64,), bytes(64))}, [NORM, "U8", "quantised"]),
         (lambda t: t | {NORM: ("I32", (64,), bytes(256))}, [NORM, "I32"]),
         (lambda t: t | {NORM: ("F8_E4M3", (64,), bytes(64))}, [NORM, "F8_E4M3"]),
     ],
     ids=["missing", "no-head", "extra", "short", "transposed", "f64", "u8", "i32", "f8"],
-)  # fmt: skip
+)
 def test_a_wrong_tensor_is_named_with_both_shapes(change, expected, tmp_path):
     folder = make_checkpoint(tmp_path / "m")
     rewrite(folder, change)
@@ -87,14 +105,18 @@ def test_a_missing_bias_names_the_config_field(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"attention_bias": True}))
     message = refusal(open_checkpoint, folder)
-    assert "self_attn.q_proj.bias" in message and "attention_bias" in message and "and 7 more" in message
+    assert (
+        "self_attn.q_proj.bias" in message
+        and "attention_bias" in message
+        and "and 7 more" in message
+    )
 
 
 def test_shapes_come_from_the_config(tmp_path):
     folder = make_checkpoint(tmp_path / "m", head_dim=24, num_key_value_heads=1)
-    assert {n: x.shape for n, x in open_checkpoint(folder).tensors.items()} == LlamaConfig.from_file(
-        folder
-    ).tensor_shapes()
+    assert {
+        n: x.shape for n, x in open_checkpoint(folder).tensors.items()
+    } == LlamaConfig.from_file(folder).tensor_shapes()
 
 
 def found_in(folder):
@@ -110,7 +132,10 @@ def test_resolving_a_tied_head_gives_a_new_mapping(tmp_path):
     rewrite(folder, without("model.embed_tokens.weight"))
     config, weights, before = found_in(folder)
     resolved = resolve_tied(weights, config)
-    assert resolved["model.embed_tokens.weight"] == weights["lm_head.weight"] and "lm_head.weight" not in resolved
+    assert (
+        resolved["model.embed_tokens.weight"] == weights["lm_head.weight"]
+        and "lm_head.weight" not in resolved
+    )
     assert weights == before and resolve_tied(resolved, config) == resolved
     assert misfits(weights, config, folder) == [] and weights == before
 
@@ -127,9 +152,19 @@ def test_misfits_lists_every_kind_once_and_changes_nothing(tmp_path):
     rewrite(folder, lambda t: without(NORM)(t) | wrong)
     config, weights, before = found_in(folder)
     first, second = misfits(weights, config, folder), misfits(weights, config, folder)
-    assert isinstance(first, list) and list(map(str, first)) == list(map(str, second)) and weights == before
+    assert (
+        isinstance(first, list)
+        and list(map(str, first)) == list(map(str, second))
+        and weights == before
+    )
     missing, extra, misshaped = map(str, first)
     assert f"tensor {NORM} [64] is missing" in missing and "tensor 'x' [1] is not part" in extra
     assert f"{ups[0]} has shape [1, 2]" in misshaped and "and 1 more" in misshaped
-    assert len(misfits(weights, config, folder, complete=False)) == 2  # a damaged file may hold the missing one
-    assert misfits(resolve_tied(weights, config), config, folder, "its metadata")[0].args[0].count("its metadata") == 1
+    # a damaged file may hold the missing one
+    assert len(misfits(weights, config, folder, complete=False)) == 2
+    assert (
+        misfits(resolve_tied(weights, config), config, folder, "its metadata")[0]
+        .args[0]
+        .count("its metadata")
+        == 1
+    )

@@ -14,14 +14,28 @@ def test_an_index_that_names_a_missing_shard(tmp_path):
     folder = make_checkpoint(tmp_path / "m", shards=3)
     (folder / "model-00002-of-00003.safetensors").unlink()
     message = refusal(open_checkpoint, folder)
-    assert "model.safetensors.index.json" in message and "model-00002-of-00003.safetensors" in message
+    assert (
+        "model.safetensors.index.json" in message and "model-00002-of-00003.safetensors" in message
+    )
 
 
 @pytest.mark.parametrize(
     "shard",
-    ["../m/model-00001-of-00002.safetensors", "/etc/passwd", "..", "", "a\\b.safetensors", "x.bin", 7, None,
-     "sub/model-00001-of-00002.safetensors", "\0.safetensors", "x\n.safetensors", "x.safetensors/../x"],
-)  # fmt: skip
+    [
+        "../m/model-00001-of-00002.safetensors",
+        "/etc/passwd",
+        "..",
+        "",
+        "a\\b.safetensors",
+        "x.bin",
+        7,
+        None,
+        "sub/model-00001-of-00002.safetensors",
+        "\0.safetensors",
+        "x\n.safetensors",
+        "x.safetensors/../x",
+    ],
+)
 def test_a_shard_outside_the_folder(shard, tmp_path):
     folder = make_checkpoint(tmp_path / "m", shards=2)
     change_index(folder, lambda weight_map: weight_map | {NORM: shard})
@@ -45,14 +59,19 @@ def change_index(folder, change):
 
 def test_an_index_that_lists_what_is_not_there(tmp_path):
     folder = make_checkpoint(tmp_path / "m", shards=2)
-    change_index(folder, lambda weight_map: weight_map | {"model.ghost": "model-00001-of-00002.safetensors"})
+    change_index(
+        folder, lambda weight_map: weight_map | {"model.ghost": "model-00001-of-00002.safetensors"}
+    )
     message = refusal(open_checkpoint, folder)
     assert "model.ghost" in message and "model-00001-of-00002.safetensors" in message
 
 
 def test_a_shard_with_more_than_the_index_lists(tmp_path):
     folder = make_checkpoint(tmp_path / "m", shards=2)
-    change_index(folder, lambda weight_map: {name: shard for name, shard in weight_map.items() if name != NORM})
+    change_index(
+        folder,
+        lambda weight_map: {name: shard for name, shard in weight_map.items() if name != NORM},
+    )
     assert NORM in refusal(open_checkpoint, folder)
 
 
@@ -63,7 +82,9 @@ def test_a_broken_index(text, tmp_path):
     assert "model.safetensors.index.json" in refusal(open_checkpoint, folder)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth"])
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth"]
+)
 def test_pickle_is_not_read(name, tmp_path):
     folder = make_checkpoint(tmp_path / "m")
     (folder / "model.safetensors").rename(folder / name)

@@ -15,5 +15,6 @@ def test_damaged_headers_end_in_errors_of_ours(kind):
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert done.stdout.startswith(f"{kind}: 2000 cases: ")
-    for outcome in ("CheckpointError", "ConfigError", "opened"):  # damage of every depth, or nothing was tried
+    # damage of every depth, or nothing was tried
+    for outcome in ("CheckpointError", "ConfigError", "opened"):
         assert outcome in done.stdout

@@ -1,4 +1,6 @@
-"""GGUF files written by gguf, against the readers of transformers and gguf; damaged, lying and strange files."""
+"""GGUF files written by gguf, against the readers of transformers and gguf; damaged, lying and
+strange files.
+"""
 
 import itertools
 import math
@@ -46,7 +48,9 @@ def drop(key):
 
 
 def theirs(path, **fields) -> LlamaForCausalLM:
-    """transformers' model with the weights that its own GGUF reader finds: names, row order, dequantised."""
+    """transformers' model with the weights that its own GGUF reader finds: names, row order,
+    dequantised.
+    """
     model = LlamaForCausalLM(TheirConfig(**config_fields(**fields))).eval()
     found = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
     missing, unexpected = model.load_state_dict(found, strict=False)
@@ -78,7 +82,12 @@ def test_tensors_are_what_the_reference_dequantises(kind, tmp_path):
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"num_key_value_heads": 4}, {"num_key_value_heads": 1, "head_dim": 24}, {"tie_word_embeddings": True}],
+    [
+        {},
+        {"num_key_value_heads": 4},
+        {"num_key_value_heads": 1, "head_dim": 24},
+        {"tie_word_embeddings": True},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
@@ -113,7 +122,9 @@ def test_mixed_types_in_one_file(tmp_path):
 
 def test_a_bias_that_only_some_projections_have_is_zero_in_the_others(tmp_path):
     fields = config_fields(attention_bias=True)
-    present = {name: x for name, x in random_tensors(fields).items() if not name.endswith("o_proj.bias")}
+    present = {
+        name: x for name, x in random_tensors(fields).items() if not name.endswith("o_proj.bias")
+    }
     judge = make_gguf(tmp_path / "m.gguf", tensors=present, **fields)
     opened = open_checkpoint(tmp_path / "m.gguf")
     assert opened.config.attention_bias and not opened.config.mlp_bias
@@ -124,7 +135,11 @@ def test_a_bias_that_only_some_projections_have_is_zero_in_the_others(tmp_path):
 def test_reordered_rows_are_read_only_copies_and_can_be_released(tmp_path):
     judge = make_gguf(tmp_path / "m.gguf", kinds="F16")
     tensor = open_checkpoint(tmp_path / "m.gguf").tensors["model.layers.1.self_attn.q_proj.weight"]
-    assert tensor.bits.dtype == np.float16 and not tensor.bits.flags.writeable and tensor.nbytes == 64 * 64 * 2
+    assert (
+        tensor.bits.dtype == np.float16
+        and not tensor.bits.flags.writeable
+        and tensor.nbytes == 64 * 64 * 2
+    )
     tensor.release()
     np.testing.assert_array_equal(tensor.float32(), judge[tensor.name])
 
@@ -133,7 +148,10 @@ def test_tokenizer_template_and_ends(tmp_path):
     folder = make_checkpoint(tmp_path / "m")
     make_gguf(tmp_path / "m.gguf")
     ours, original = open_checkpoint(tmp_path / "m.gguf"), open_checkpoint(folder)
-    assert ours.eos_token_ids == original.eos_token_ids and ours.bos_token_id == original.bos_token_id == 1
+    assert (
+        ours.eos_token_ids == original.eos_token_ids
+        and ours.bos_token_id == original.bos_token_id == 1
+    )
     text = "Once upon a time, ça va 42"
     assert ours.tokenizer.encode(text) == original.tokenizer.encode(text)
     messages = [{"role": "user", "content": "hi"}]
@@ -164,12 +182,31 @@ def config_of(tmp_path, edit=None, **fields) -> LlamaConfig:
 
 
 def test_config_is_the_originals(tmp_path):
-    fields = {"num_key_value_heads": 1, "head_dim": 24, "tie_word_embeddings": True, "rope_theta": 500000.0}
+    fields = {
+        "num_key_value_heads": 1,
+        "head_dim": 24,
+        "tie_word_embeddings": True,
+        "rope_theta": 500000.0,
+    }
     ours = config_of(tmp_path, **fields)
     original = LlamaConfig.from_dict(config_fields(**fields))
-    for name in ("architecture", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-                 "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings", "rope",
-                 "tie_word_embeddings", "attention_bias", "mlp_bias", "sliding_window", "dtype"):  # fmt: skip
+    for name in (
+        "architecture",
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "max_position_embeddings",
+        "rope",
+        "tie_word_embeddings",
+        "attention_bias",
+        "mlp_bias",
+        "sliding_window",
+        "dtype",
+    ):
         assert getattr(ours, name) == getattr(original, name), name
     assert np.float32(ours.rms_norm_eps) == np.float32(original.rms_norm_eps)
 
@@ -183,7 +220,11 @@ def test_one_number_per_layer_when_they_agree(tmp_path):
         writer.add_array("llama.feed_forward_length", [96, 96])
 
     config = config_of(tmp_path, edit)
-    assert (config.num_attention_heads, config.num_key_value_heads, config.intermediate_size) == (4, 2, 96)
+    assert (config.num_attention_heads, config.num_key_value_heads, config.intermediate_size) == (
+        4,
+        2,
+        96,
+    )
 
 
 def test_a_sliding_window(tmp_path):
@@ -204,16 +245,23 @@ def test_linear_scaling_under_both_names(tmp_path):
 
     expected, _ = their_frequencies("linear", {"factor": 4.0})
     for edit in (new, lambda writer: writer.add_float32("llama.rope.scale_linear", 4.0)):
-        np.testing.assert_allclose(inverse_frequencies(config_of(tmp_path, edit))[0], expected, rtol=1e-6)
+        np.testing.assert_allclose(
+            inverse_frequencies(config_of(tmp_path, edit))[0], expected, rtol=1e-6
+        )
     for edit in (
         lambda writer: writer.add_rope_scaling_factor(0.0),
-        lambda writer: (writer.add_rope_scaling_type(gguf.RopeScalingType.NONE), writer.add_rope_scaling_factor(4.0)),
+        lambda writer: (
+            writer.add_rope_scaling_type(gguf.RopeScalingType.NONE),
+            writer.add_rope_scaling_factor(4.0),
+        ),
     ):
         assert config_of(tmp_path, edit).rope.type == "default"
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"attention_factor": 0.75}, {"beta_fast": 16.0, "beta_slow": 2.0}], ids=["plain", "factor", "betas"]
+    "more",
+    [{}, {"attention_factor": 0.75}, {"beta_fast": 16.0, "beta_slow": 2.0}],
+    ids=["plain", "factor", "betas"],
 )
 def test_yarn(more, tmp_path):
     def edit(writer):  # as conversion/base.py writes it
@@ -246,48 +294,101 @@ def test_yarn_attn_factor_multiplies(tmp_path):
 @pytest.mark.parametrize(
     ("edit", "expected"),
     [
-        (put("general.architecture", "gemma", V.STRING), "general.architecture is 'gemma', supported are"),
+        (
+            put("general.architecture", "gemma", V.STRING),
+            "general.architecture is 'gemma', supported are",
+        ),
         (put("general.architecture", [1, 2], V.ARRAY), "general.architecture is [1, 2]"),
         (put("general.type", [1, 2], V.ARRAY), "general.type is [1, 2]"),
         (put("llama.rope.scaling.type", [1, 2], V.ARRAY), "llama.rope.scaling.type is [1, 2]"),
         (put("llama.attention.sliding_window", [1, 2], V.ARRAY), "the same number for all layers"),
-        (put("llama.attention.causal", [True, False], V.ARRAY), "llama.attention.causal is [True, False]"),
-        (put("tokenizer.ggml.eos_token_id", [1, 999], V.ARRAY), "tokenizer.ggml.eos_token_id is [1, 999]"),
-        (put("tokenizer.ggml.bos_token_id", [1, 2], V.ARRAY), "tokenizer.ggml.bos_token_id is [1, 2]"),
+        (
+            put("llama.attention.causal", [True, False], V.ARRAY),
+            "llama.attention.causal is [True, False]",
+        ),
+        (
+            put("tokenizer.ggml.eos_token_id", [1, 999], V.ARRAY),
+            "tokenizer.ggml.eos_token_id is [1, 999]",
+        ),
+        (
+            put("tokenizer.ggml.bos_token_id", [1, 2], V.ARRAY),
+            "tokenizer.ggml.bos_token_id is [1, 2]",
+        ),
         (put("general.type", "adapter", V.STRING), "general.type is 'adapter', expected 'model'"),
         (put("llama.expert_count", 8, V.UINT32), "llama.expert_used_count is missing"),
-        (put("llama.expert_shared_count", 1, V.UINT32), "llama.expert_shared_count is 1, expected 0"),
+        (
+            put("llama.expert_shared_count", 1, V.UINT32),
+            "llama.expert_shared_count is 1, expected 0",
+        ),
         (put("llama.attention.causal", False, V.BOOL), "llama.attention.causal is False"),
         (put("llama.logit_scale", 0.5, V.FLOAT32), "llama.logit_scale is 0.5"),
         (drop("llama.embedding_length"), "llama.embedding_length is missing"),
-        (drop("llama.attention.layer_norm_rms_epsilon"), "llama.attention.layer_norm_rms_epsilon is missing"),
-        (put("llama.block_count", -1, V.INT32), "llama.block_count is -1, expected a whole number from 1"),
+        (
+            drop("llama.attention.layer_norm_rms_epsilon"),
+            "llama.attention.layer_norm_rms_epsilon is missing",
+        ),
+        (
+            put("llama.block_count", -1, V.INT32),
+            "llama.block_count is -1, expected a whole number from 1",
+        ),
         (put("llama.block_count", 1 << 31, V.UINT32), "llama.block_count is 2147483648"),
         (put("llama.block_count", "two", V.STRING), "llama.block_count is 'two'"),
         (put("llama.block_count", 2.0, V.FLOAT32), "llama.block_count is 2.0"),
         (put("llama.attention.head_count", [4, 2], V.ARRAY), "the same number for all layers"),
-        (put("llama.attention.head_count", 6, V.UINT32), "llama.embedding_length is 64, expected a multiple"),
-        (put("llama.attention.head_count_kv", 3, V.UINT32), "llama.attention.head_count_kv is 3, expected a divisor"),
-        (put("llama.rope.dimension_count", 8, V.UINT32), "llama.rope.dimension_count is 8, expected 16"),
-        (put("llama.attention.value_length", 32, V.UINT32), "llama.attention.value_length is 32, expected 16"),
-        (put("llama.attention.key_length", 15, V.UINT32), "llama.attention.key_length is 15, expected an even number"),
-        (put("llama.attention.layer_norm_rms_epsilon", float("nan"), V.FLOAT32), "layer_norm_rms_epsilon is nan"),
+        (
+            put("llama.attention.head_count", 6, V.UINT32),
+            "llama.embedding_length is 64, expected a multiple",
+        ),
+        (
+            put("llama.attention.head_count_kv", 3, V.UINT32),
+            "llama.attention.head_count_kv is 3, expected a divisor",
+        ),
+        (
+            put("llama.rope.dimension_count", 8, V.UINT32),
+            "llama.rope.dimension_count is 8, expected 16",
+        ),
+        (
+            put("llama.attention.value_length", 32, V.UINT32),
+            "llama.attention.value_length is 32, expected 16",
+        ),
+        (
+            put("llama.attention.key_length", 15, V.UINT32),
+            "llama.attention.key_length is 15, expected an even number",
+        ),
+        (
+            put("llama.attention.layer_norm_rms_epsilon", float("nan"), V.FLOAT32),
+            "layer_norm_rms_epsilon is nan",
+        ),
         (put("llama.rope.freq_base", -1.0, V.FLOAT32), "llama.rope.freq_base is -1.0"),
-        (put("llama.rope.scaling.type", "longrope", V.STRING), "llama.rope.scaling.type is 'longrope'"),
-        (put("llama.rope.scaling.factor", 0.5, V.FLOAT32), "llama.rope.scaling.factor is 0.5, expected at least 1"),
-        (put("llama.attention.sliding_window", "x", V.STRING), "llama.attention.sliding_window is 'x'"),
+        (
+            put("llama.rope.scaling.type", "longrope", V.STRING),
+            "llama.rope.scaling.type is 'longrope'",
+        ),
+        (
+            put("llama.rope.scaling.factor", 0.5, V.FLOAT32),
+            "llama.rope.scaling.factor is 0.5, expected at least 1",
+        ),
+        (
+            put("llama.attention.sliding_window", "x", V.STRING),
+            "llama.attention.sliding_window is 'x'",
+        ),
         (put("tokenizer.ggml.eos_token_id", 9999, V.UINT32), "tokenizer.ggml.eos_token_id is 9999"),
-        (put("tokenizer.ggml.tokens", ["a"] * 400, V.ARRAY), "tokens is 400 texts, expected at most 384"),
+        (
+            put("tokenizer.ggml.tokens", ["a"] * 400, V.ARRAY),
+            "tokens is 400 texts, expected at most 384",
+        ),
         (put("tokenizer.ggml.tokens", 7, V.UINT32), "tokenizer.ggml.tokens is 7"),
     ],
-)  # fmt: skip
+)
 def test_metadata_that_is_wrong_is_named(edit, expected, tmp_path):
     make_gguf(tmp_path / "m.gguf", edit=edit)
     message = refusal(open_checkpoint, tmp_path / "m.gguf", kind=ConfigError)
     assert expected in message and str(tmp_path / "m.gguf") in message
 
 
-@pytest.mark.parametrize("factors", [np.ones(7), np.zeros(8), np.full(8, np.nan), np.ones((2, 8))], ids=str)
+@pytest.mark.parametrize(
+    "factors", [np.ones(7), np.zeros(8), np.full(8, np.nan), np.ones((2, 8))], ids=str
+)
 def test_rope_factors_that_are_wrong(factors, tmp_path):
     def edit(writer):
         writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
@@ -312,7 +413,10 @@ def test_minus_one_stands_for_no_token(tmp_path):
             lambda t: t.pop("model.layers.1.mlp.up_proj.weight"),
             "tensor model.layers.1.mlp.up_proj.weight [96, 64] is missing",
         ),
-        (lambda t: t.pop("model.embed_tokens.weight"), "tensor model.embed_tokens.weight [384, 64] is missing"),
+        (
+            lambda t: t.pop("model.embed_tokens.weight"),
+            "tensor model.embed_tokens.weight [384, 64] is missing",
+        ),
         (
             lambda t: t.update({"model.layers.2.input_layernorm.weight": np.ones(64, np.float32)}),
             "is not part of the model",
@@ -322,7 +426,9 @@ def test_minus_one_stands_for_no_token(tmp_path):
             "has shape [32], its metadata calls for [64]",
         ),
         (
-            lambda t: t.update({"model.layers.0.self_attn.k_proj.weight": np.ones((64, 64), np.float32)}),
+            lambda t: t.update(
+                {"model.layers.0.self_attn.k_proj.weight": np.ones((64, 64), np.float32)}
+            ),
             "has shape [64, 64], its metadata calls for [32, 64]",
         ),
     ],
@@ -331,14 +437,17 @@ def test_tensors_that_do_not_fit_the_metadata(change, expected, tmp_path):
     config = {"num_hidden_layers": 3}  # so that gguf's table knows a third layer's names
     tensors = random_tensors(config_fields())
     change(tensors)
-    make_gguf(tmp_path / "m.gguf", tensors=tensors, edit=put("llama.block_count", 2, V.UINT32), **config)
+    make_gguf(
+        tmp_path / "m.gguf", tensors=tensors, edit=put("llama.block_count", 2, V.UINT32), **config
+    )
     message = refusal(open_checkpoint, tmp_path / "m.gguf")
     assert expected in message and "m.gguf" in message
 
 
 def test_an_unknown_tensor_is_named(tmp_path):
     make_gguf(
-        tmp_path / "m.gguf", edit=lambda writer: writer.add_tensor("blk.0.attn_q_norm.weight", np.ones(16, np.float32))
+        tmp_path / "m.gguf",
+        edit=lambda writer: writer.add_tensor("blk.0.attn_q_norm.weight", np.ones(16, np.float32)),
     )
     assert "tensor 'blk.0.attn_q_norm.weight' [16] is not part of the model" in refusal(
         open_checkpoint, tmp_path / "m.gguf"
@@ -346,28 +455,46 @@ def test_an_unknown_tensor_is_named(tmp_path):
 
 
 def test_frequencies_that_early_conversions_left_over(tmp_path):
-    make_gguf(tmp_path / "m.gguf", edit=lambda writer: writer.add_tensor("blk.0.attn_rot_embd", np.ones(8, np.float32)))
+    make_gguf(
+        tmp_path / "m.gguf",
+        edit=lambda writer: writer.add_tensor("blk.0.attn_rot_embd", np.ones(8, np.float32)),
+    )
     assert len(open_checkpoint(tmp_path / "m.gguf").tensors) == 21
 
 
-@pytest.mark.parametrize("kind", sorted({kind.name for kind in gguf.GGML_QUANT_SIZES} - {*PLAIN, *LOW_BIT}))
+@pytest.mark.parametrize(
+    "kind", sorted({kind.name for kind in gguf.GGML_QUANT_SIZES} - {*PLAIN, *LOW_BIT})
+)
 def test_other_types_are_named_with_the_tensor(kind, tmp_path):
     block, nbytes = gguf.GGML_QUANT_SIZES[Type[kind]]
 
     def edit(writer):
-        writer.add_tensor("blk.0.ffn_up.weight", np.zeros((4, nbytes), np.uint8), raw_dtype=Type[kind])
+        writer.add_tensor(
+            "blk.0.ffn_up.weight", np.zeros((4, nbytes), np.uint8), raw_dtype=Type[kind]
+        )
 
-    tensors = {name: x for name, x in random_tensors(config_fields()).items() if "0.mlp.up_proj" not in name}
+    tensors = {
+        name: x
+        for name, x in random_tensors(config_fields()).items()
+        if "0.mlp.up_proj" not in name
+    }
     make_gguf(tmp_path / "m.gguf", tensors=tensors, edit=edit)
     message = refusal(open_checkpoint, tmp_path / "m.gguf")
-    assert f"tensor 'blk.0.ffn_up.weight' has type {kind}, expected one of F32, F16, BF16, Q4_0" in message
+    assert (
+        f"tensor 'blk.0.ffn_up.weight' has type {kind}, expected one of F32, F16, BF16, Q4_0"
+        in message
+    )
 
 
 def test_a_norm_in_low_bits(tmp_path):
     def edit(writer):
         writer.add_tensor("output_norm.weight", np.zeros(68, np.uint8), raw_dtype=Type.Q8_0)
 
-    tensors = {name: x for name, x in random_tensors(config_fields()).items() if name != "model.norm.weight"}
+    tensors = {
+        name: x
+        for name, x in random_tensors(config_fields()).items()
+        if name != "model.norm.weight"
+    }
     make_gguf(tmp_path / "m.gguf", tensors=tensors, edit=edit)
     message = refusal(open_checkpoint, tmp_path / "m.gguf")
     assert "output_norm.weight has type Q8_0 and shape [64]" in message
@@ -399,9 +526,19 @@ def container(entries=(), tensors=(), data=b"", version=3, counts=None, magic=b"
 def test_every_value_type_is_read_as_gguf_wrote_it(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     scalars = {
-        V.UINT8: 200, V.INT8: -100, V.UINT16: 60000, V.INT16: -30000, V.UINT32: 4_000_000_000, V.INT32: -2_000_000_000,
-        V.FLOAT32: 0.15625, V.BOOL: True, V.STRING: "ça va ▁ 🦙", V.UINT64: 1 << 63, V.INT64: -(1 << 62), V.FLOAT64: 0.1,
-    }  # fmt: skip
+        V.UINT8: 200,
+        V.INT8: -100,
+        V.UINT16: 60000,
+        V.INT16: -30000,
+        V.UINT32: 4_000_000_000,
+        V.INT32: -2_000_000_000,
+        V.FLOAT32: 0.15625,
+        V.BOOL: True,
+        V.STRING: "ça va ▁ 🦙",
+        V.UINT64: 1 << 63,
+        V.INT64: -(1 << 62),
+        V.FLOAT64: 0.1,
+    }
     arrays = {
         "ints": [1, 2, 300],
         "floats": [0.5, -1.5],
@@ -418,11 +555,18 @@ def test_every_value_type_is_read_as_gguf_wrote_it(tmp_path):
     writer.close()
     metadata = GGUFFile(tmp_path / "m.gguf").metadata
     for kind, value in scalars.items():
-        assert metadata[f"x.{kind.name}"] == value and type(metadata[f"x.{kind.name}"]) is type(value)
+        assert metadata[f"x.{kind.name}"] == value and type(metadata[f"x.{kind.name}"]) is type(
+            value
+        )
     for name, value in arrays.items():
         assert list(metadata[f"x.{name}"]) == value and len(metadata[f"x.{name}"]) == len(value)
     texts = metadata["x.texts"]
-    assert texts[-1] == "é" and texts[1:3] == ["", "🦙" * 100] and "é" in texts and texts.index("é") == 3
+    assert (
+        texts[-1] == "é"
+        and texts[1:3] == ["", "🦙" * 100]
+        and "é" in texts
+        and texts.index("é") == 3
+    )
     with pytest.raises(IndexError):
         texts[4]
 
@@ -430,7 +574,9 @@ def test_every_value_type_is_read_as_gguf_wrote_it(tmp_path):
 def test_a_large_vocabulary_is_read_whole(tmp_path):
     """Long and empty strings between short ones take both paths of the walk."""
     rng = np.random.default_rng(0)
-    tokens = ["".join(chr(97 + c) for c in rng.integers(0, 26, n)) for n in rng.integers(1, 13, 60_000)]
+    tokens = [
+        "".join(chr(97 + c) for c in rng.integers(0, 26, n)) for n in rng.integers(1, 13, 60_000)
+    ]
     for i, odd in enumerate(["", "x" * 255, "x" * 256, "x" * 70_000, "\0" * 20, "", "é🦙"]):
         tokens[1000 * i + 5] = odd
     merges = [f"{a} {b}" for a, b in itertools.pairwise(tokens)]
@@ -479,48 +625,116 @@ DAMAGED = {
     "version 4": (container(version=4), "GGUF version 4, expected 2 or 3"),
     "big-endian": (container(version=3 << 24), "big-endian"),
     "tensor count": (container(counts=(HUGE, 0)), "the number of tensors is 1152921504606846976"),
-    "entry count": (container(counts=(0, HUGE)), "the number of metadata entries is 1152921504606846976"),
+    "entry count": (
+        container(counts=(0, HUGE)),
+        "the number of metadata entries is 1152921504606846976",
+    ),
     "more entries than there are": (container([entry("a", 4, U32)], counts=(0, 9)), "is empty"),
     "more tensors than there are": (container(counts=(9, 0)), "tensor"),
-    "key length": (container([struct.pack("<Q", HUGE) + b"abc"]), "the length of key of metadata entry 0"),
+    "key length": (
+        container([struct.pack("<Q", HUGE) + b"abc"]),
+        "the length of key of metadata entry 0",
+    ),
     "key beyond the end": (container([struct.pack("<Q", 500) + b"abc"]), "takes 500 bytes"),
     "key not UTF-8": (container([entry("a", 4, U32).replace(b"a", b"\xff")]), "expected UTF-8"),
     "empty key": (container([entry("", 4, U32)]), "is empty"),
     "key twice": (container([entry("a", 4, U32)] * 2), "metadata key 'a' occurs twice"),
     "value type": (container([entry("a", 13, U32)]), "metadata 'a' has value type 13"),
-    "text length": (container([entry("a", 8, struct.pack("<Q", HUGE))]), "the length of metadata 'a' is"),
-    "text beyond the end": (container([entry("a", 8, struct.pack("<Q", 1000))]), "metadata 'a' takes 1000 bytes"),
+    "text length": (
+        container([entry("a", 8, struct.pack("<Q", HUGE))]),
+        "the length of metadata 'a' is",
+    ),
+    "text beyond the end": (
+        container([entry("a", 8, struct.pack("<Q", 1000))]),
+        "metadata 'a' takes 1000 bytes",
+    ),
     "text not UTF-8": (container([entry("a", 8, text(b"\xc3("))]), "expected UTF-8"),
-    "array of numbers": (container([entry("a", 9, struct.pack("<IQ", 4, 1000))]), "metadata 'a' takes"),
-    "array of texts": (container([entry("a", 9, struct.pack("<IQ", 8, 1000))]), "metadata 'a' has 1000 strings"),
+    "array of numbers": (
+        container([entry("a", 9, struct.pack("<IQ", 4, 1000))]),
+        "metadata 'a' takes",
+    ),
+    "array of texts": (
+        container([entry("a", 9, struct.pack("<IQ", 8, 1000))]),
+        "metadata 'a' has 1000 strings",
+    ),
     "array of texts that lie": (
-        container([entry("a", 9, struct.pack("<IQ", 8, 2) + text("x") + struct.pack("<Q", HUGE))], data=bytes(64)),
+        container(
+            [entry("a", 9, struct.pack("<IQ", 8, 2) + text("x") + struct.pack("<Q", HUGE))],
+            data=bytes(64),
+        ),
         "metadata 'a'[2] is text beyond the end",
     ),
-    "array of arrays": (container([entry("a", 9, struct.pack("<IQ", 9, 1))]), "array of value type 9"),
-    "array of nothing known": (container([entry("a", 9, struct.pack("<IQ", 77, 1))]), "array of value type 77"),
-    "alignment 0": (container([entry("general.alignment", 4, struct.pack("<I", 0))]), "general.alignment is 0"),
-    "alignment 24": (container([entry("general.alignment", 4, struct.pack("<I", 24))]), "general.alignment is 24"),
-    "alignment text": (container([entry("general.alignment", 8, text("32"))]), "general.alignment is '32'"),
-    "tensor twice": (container((), [info("a"), info("a", offset=32)], bytes(64)), "'a' (F32 [8]) occurs twice"),
+    "array of arrays": (
+        container([entry("a", 9, struct.pack("<IQ", 9, 1))]),
+        "array of value type 9",
+    ),
+    "array of nothing known": (
+        container([entry("a", 9, struct.pack("<IQ", 77, 1))]),
+        "array of value type 77",
+    ),
+    "alignment 0": (
+        container([entry("general.alignment", 4, struct.pack("<I", 0))]),
+        "general.alignment is 0",
+    ),
+    "alignment 24": (
+        container([entry("general.alignment", 4, struct.pack("<I", 24))]),
+        "general.alignment is 24",
+    ),
+    "alignment text": (
+        container([entry("general.alignment", 8, text("32"))]),
+        "general.alignment is '32'",
+    ),
+    "tensor twice": (
+        container((), [info("a"), info("a", offset=32)], bytes(64)),
+        "'a' (F32 [8]) occurs twice",
+    ),
     "dimensions": (container((), [info("a", (1,) * 5)], F32), "tensor 'a' has 5 dimensions"),
     "no dimensions": (container((), [info("a", ())], F32), "tensor 'a' has 0 dimensions"),
     "dimension 0": (container((), [info("a", (8, 0))], F32), "tensor 'a' has shape [0, 8]"),
-    "dimension huge": (container((), [info("a", (HUGE,))], F32), "tensor 'a' (F32 [1152921504606846976]) takes"),
+    "dimension huge": (
+        container((), [info("a", (HUGE,))], F32),
+        "tensor 'a' (F32 [1152921504606846976]) takes",
+    ),
     "dimensions whose product wraps": (container((), [info("a", (1 << 32,) * 4)], F32), "takes"),
-    "row not whole blocks": (container((), [info("a", (40, 2), 2)], F32), "rows of a multiple of 32 for Q4_0"),
-    "type": (container((), [info("a", kind=99)], F32), "tensor 'a' has type number 99, expected one of F32"),
-    "type that is no more": (container((), [info("a", kind=4)], F32), "tensor 'a' has type number 4"),
-    "offset": (container((), [info("a", offset=1 << 40)], F32), "tensor 'a' (F32 [8]) takes 32 bytes from byte"),
-    "offset misaligned": (container((), [info("a", offset=4)], F32), "begins at byte 4 of the data, expected a mul"),
-    "truncated": (container((), [info("a"), info("b", offset=32)], bytes(63)), "tensor 'b' (F32 [8]) takes 32 bytes"),
-    "overlap": (container((), [info("a", (16,)), info("b", offset=32)], bytes(96)), "'b' (F32 [8]) begins at byte 32"),
+    "row not whole blocks": (
+        container((), [info("a", (40, 2), 2)], F32),
+        "rows of a multiple of 32 for Q4_0",
+    ),
+    "type": (
+        container((), [info("a", kind=99)], F32),
+        "tensor 'a' has type number 99, expected one of F32",
+    ),
+    "type that is no more": (
+        container((), [info("a", kind=4)], F32),
+        "tensor 'a' has type number 4",
+    ),
+    "offset": (
+        container((), [info("a", offset=1 << 40)], F32),
+        "tensor 'a' (F32 [8]) takes 32 bytes from byte",
+    ),
+    "offset misaligned": (
+        container((), [info("a", offset=4)], F32),
+        "begins at byte 4 of the data, expected a mul",
+    ),
+    "truncated": (
+        container((), [info("a"), info("b", offset=32)], bytes(63)),
+        "tensor 'b' (F32 [8]) takes 32 bytes",
+    ),
+    "overlap": (
+        container((), [info("a", (16,)), info("b", offset=32)], bytes(96)),
+        "'b' (F32 [8]) begins at byte 32",
+    ),
     "split.count": (container([entry("split.count", 8, text("2"))]), "metadata split.count is '2'"),
     "a part under another name": (
-        container([entry("split.count", 2, struct.pack("<H", 3)), entry("split.no", 2, struct.pack("<H", 1))]),
+        container(
+            [
+                entry("split.count", 2, struct.pack("<H", 3)),
+                entry("split.no", 2, struct.pack("<H", 1)),
+            ]
+        ),
         "expected a name that ends in -00002-of-00003.gguf",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", DAMAGED)
@@ -539,10 +753,15 @@ def test_metadata_beyond_all_models_is_refused_before_it_is_read(tmp_path, monke
         count = 3_000_000_000 // nbytes
         path.write_bytes(container([entry("words", 9, struct.pack("<IQ", kind, count))]))
         os.truncate(path, 3_000_001_000)
-        assert f"metadata 'words' is an array of {count} items, and all arrays may have" in refusal(GGUFFile, path)
+        assert f"metadata 'words' is an array of {count} items, and all arrays may have" in refusal(
+            GGUFFile, path
+        )
     path.write_bytes(container([entry("words", 8, struct.pack("<Q", 1 << 24))]))
     os.truncate(path, 3_000_000_000)
-    assert "keys, names and strings up to metadata 'words' take more than 16777216 bytes" in refusal(GGUFFile, path)
+    assert (
+        "keys, names and strings up to metadata 'words' take more than 16777216 bytes"
+        in refusal(GGUFFile, path)
+    )
 
 
 def test_limits_hold_for_all_metadata_together(tmp_path, monkeypatch):
@@ -550,17 +769,23 @@ def test_limits_hold_for_all_metadata_together(tmp_path, monkeypatch):
     monkeypatch.setattr(gguf_module, "_TEXT_LIMIT", 20)
     words = struct.pack("<IQ", 8, 3) + text("a") * 3
     for count, is_refused in ((2, False), (3, True)):
-        (tmp_path / "m.gguf").write_bytes(container([entry(f"k{i}", 9, words) for i in range(count)]))
+        (tmp_path / "m.gguf").write_bytes(
+            container([entry(f"k{i}", 9, words) for i in range(count)])
+        )
         if is_refused:
             assert "metadata 'k2' is an array of 3 items" in refusal(GGUFFile, tmp_path / "m.gguf")
         else:
             assert len(GGUFFile(tmp_path / "m.gguf").metadata["k1"]) == 3
-    (tmp_path / "m.gguf").write_bytes(container([entry("a", 8, text("x" * 9)), entry("b", 8, text("y" * 10))]))
+    (tmp_path / "m.gguf").write_bytes(
+        container([entry("a", 8, text("x" * 9)), entry("b", 8, text("y" * 10))])
+    )
     assert "up to metadata 'b' take more than 20 bytes" in refusal(GGUFFile, tmp_path / "m.gguf")
 
 
 def test_the_smallest_container_opens(tmp_path):
-    (tmp_path / "m.gguf").write_bytes(container([entry("a", 4, U32)], [info("a"), info("b", offset=32)], bytes(64)))
+    (tmp_path / "m.gguf").write_bytes(
+        container([entry("a", 4, U32)], [info("a"), info("b", offset=32)], bytes(64))
+    )
     file = GGUFFile(tmp_path / "m.gguf")
     assert file.metadata == {"a": 1} and file.names == ("a", "b") and file.shape("b") == (8,)
 
@@ -592,7 +817,9 @@ def test_text_that_is_not_utf8_in_an_array_is_named_when_it_is_read(tmp_path):
 
 def test_names_of_parts():
     assert part_names("m-00002-of-00003.gguf") == [f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
-    assert part_names("m.gguf") == ["m.gguf"] and part_names("m-00001-of-00000.gguf") == ["m-00001-of-00000.gguf"]
+    assert part_names("m.gguf") == ["m.gguf"] and part_names("m-00001-of-00000.gguf") == [
+        "m-00001-of-00000.gguf"
+    ]
 
 
 def test_split_files(tmp_path):
@@ -627,10 +854,13 @@ def test_split_files_that_hold_too_few_tensors(tmp_path):
     assert raw.count(b"split.tensors.count" + struct.pack("<Ii", 5, 21)) == 1
     path.write_bytes(
         raw.replace(
-            b"split.tensors.count" + struct.pack("<Ii", 5, 21), b"split.tensors.count" + struct.pack("<Ii", 5, 22)
+            b"split.tensors.count" + struct.pack("<Ii", 5, 21),
+            b"split.tensors.count" + struct.pack("<Ii", 5, 22),
         )
     )
-    assert "split.tensors.count is 22, but the 2 parts hold 21 tensors" in refusal(open_checkpoint, path)
+    assert "split.tensors.count is 22, but the 2 parts hold 21 tensors" in refusal(
+        open_checkpoint, path
+    )
 
 
 def test_a_folder_with_one_gguf_model(tmp_path):

@@ -22,7 +22,10 @@ def gguf_tensors(path: Path) -> dict[str, np.ndarray]:
     from gguf import GGUFReader
     from gguf.quants import dequantize
 
-    return {tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(path).tensors}
+    return {
+        tensor.name: dequantize(tensor.data, tensor.tensor_type)
+        for tensor in GGUFReader(path).tensors
+    }
 
 
 def gguf_fields(path: Path) -> dict:
@@ -37,9 +40,17 @@ def permuted(weights: np.ndarray, heads: int) -> np.ndarray:
     return split.swapaxes(1, 2).reshape(weights.shape)
 
 
-@pytest.mark.parametrize("format, kinds", [("Q8_0", {"Q8_0", "F32"}), ("Q4_0", {"Q4_0", "Q8_0", "F32"})])
-@pytest.mark.parametrize("fields", [dict(), dict(tie_word_embeddings=True, dtype="bfloat16"),
-                                    dict(attention_bias=True, mlp_bias=True, head_dim=32, num_key_value_heads=1)])
+@pytest.mark.parametrize(
+    "format, kinds", [("Q8_0", {"Q8_0", "F32"}), ("Q4_0", {"Q4_0", "Q8_0", "F32"})]
+)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(),
+        dict(tie_word_embeddings=True, dtype="bfloat16"),
+        dict(attention_bias=True, mlp_bias=True, head_dim=32, num_key_value_heads=1),
+    ],
+)
 def test_ggufs_own_reader_finds_every_tensor(format, kinds, fields, tmp_path):
     from gguf import GGMLQuantizationType, GGUFReader
     from gguf.quants import dequantize, quantize
@@ -49,9 +60,19 @@ def test_ggufs_own_reader_finds_every_tensor(format, kinds, fields, tmp_path):
     write_gguf(checkpoint, tmp_path / "out.gguf", format)
     found = {tensor.name: tensor for tensor in GGUFReader(tmp_path / "out.gguf").tensors}
     assert {tensor.tensor_type.name for tensor in found.values()} == kinds
-    names = {"embed_tokens": "token_embd", "lm_head": "output", "model.norm": "output_norm", "model.layers.": "blk.",
-             "model.": "", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-             "self_attn.o_": "attn_output_", "self_attn.": "attn_", "mlp.": "ffn_", "_proj": ""}
+    names = {
+        "embed_tokens": "token_embd",
+        "lm_head": "output",
+        "model.norm": "output_norm",
+        "model.layers.": "blk.",
+        "model.": "",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.o_": "attn_output_",
+        "self_attn.": "attn_",
+        "mlp.": "ffn_",
+        "_proj": "",
+    }
     assert len(found) == len(checkpoint.tensors)
     for name, tensor in checkpoint.tensors.items():
         values, mapped = tensor.float32(), name
@@ -60,27 +81,49 @@ def test_ggufs_own_reader_finds_every_tensor(format, kinds, fields, tmp_path):
         for part, heads in (("q_proj", 4), ("k_proj", checkpoint.config.num_key_value_heads)):
             values = permuted(values, heads) if part in name else values
         kind = found[mapped].tensor_type
-        assert kind == GGMLQuantizationType.F32 if values.ndim == 1 else kind != GGMLQuantizationType.F32
+        assert (
+            kind == GGMLQuantizationType.F32
+            if values.ndim == 1
+            else kind != GGMLQuantizationType.F32
+        )
         wanted = dequantize(quantize(values, kind), kind)
         assert np.array_equal(dequantize(found[mapped].data, kind), wanted), name
 
 
 def test_our_own_reader_gives_the_same_model(tmp_path):
     """Config, rows in Hugging Face order, tokenizer, template, end tokens."""
-    source = make_checkpoint(tmp_path / "in", dtype="float16", rms_norm_eps=2.0**-17, eos_token_id=[2, 7])
+    source = make_checkpoint(
+        tmp_path / "in", dtype="float16", rms_norm_eps=2.0**-17, eos_token_id=[2, 7]
+    )
     before = open_checkpoint(source)
     write_gguf(before, tmp_path / "out.gguf", "Q8_0")
     after = open_checkpoint(tmp_path / "out.gguf")
-    for field in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-                  "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings", "rope",
-                  "attention_bias", "tie_word_embeddings"):
+    for field in (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "rms_norm_eps",
+        "max_position_embeddings",
+        "rope",
+        "attention_bias",
+        "tie_word_embeddings",
+    ):
         assert getattr(after.config, field) == getattr(before.config, field), field
     assert set(after.tensors) == set(before.tensors)
     for name, tensor in before.tensors.items():
         values, found = tensor.float32(), after.tensors[name].float32()
-        groups = np.abs(values).reshape(len(values), -1, 32 if values.ndim == 2 else 1).max(-1, keepdims=True)
+        groups = (
+            np.abs(values)
+            .reshape(len(values), -1, 32 if values.ndim == 2 else 1)
+            .max(-1, keepdims=True)
+        )
         error = np.abs(found - values).reshape(*groups.shape[:2], -1)
-        assert (error <= groups / 127 * 0.51 + groups * 2**-11).all(), name  # half a step, and the scale as float16
+        # half a step, and the scale as float16
+        assert (error <= groups / 127 * 0.51 + groups * 2**-11).all(), name
     assert after.eos_token_ids == before.eos_token_ids and after.bos_token_id == before.bos_token_id
     assert after.template.source == before.template.source
 
@@ -88,11 +131,26 @@ def test_our_own_reader_gives_the_same_model(tmp_path):
 ROPES = {
     "default": dict(rope_theta=500000.0),
     "linear": dict(rope_scaling={"rope_type": "linear", "factor": 4.0}),
-    "llama3": dict(rope_scaling={"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                                 "original_max_position_embeddings": 64}),
-    "yarn": dict(rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}),
-    "yarn, attention factor": dict(rope_scaling={"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.25,
-                                                 "original_max_position_embeddings": 64}),
+    "llama3": dict(
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    ),
+    "yarn": dict(
+        rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    ),
+    "yarn, attention factor": dict(
+        rope_scaling={
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "attention_factor": 1.25,
+            "original_max_position_embeddings": 64,
+        }
+    ),
 }
 
 
@@ -103,15 +161,20 @@ def test_rope_survives(name, tmp_path):
     source = make_checkpoint(tmp_path / "in", head_dim=64, **ROPES[name])
     before = open_checkpoint(source)
     write_gguf(before, tmp_path / "out.gguf")
-    (wanted, factor), (found, again) = (inverse_frequencies(one.config)
-                                        for one in (before, open_checkpoint(tmp_path / "out.gguf")))
+    (wanted, factor), (found, again) = (
+        inverse_frequencies(one.config) for one in (before, open_checkpoint(tmp_path / "out.gguf"))
+    )
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
     assert again == pytest.approx(factor, rel=1e-6)
 
 
 def test_llama3_factors_are_those_of_transformers(tmp_path):
-    """rope_freqs.weight divides the plain frequencies, and gives transformers' own (modeling_rope_utils.py)."""
-    rope_utils = pytest.importorskip("transformers.modeling_rope_utils", reason="the judge is transformers")
+    """rope_freqs.weight divides the plain frequencies, and gives transformers' own
+    (modeling_rope_utils.py).
+    """
+    rope_utils = pytest.importorskip(
+        "transformers.modeling_rope_utils", reason="the judge is transformers"
+    )
     from transformers import LlamaConfig
 
     source = make_checkpoint(tmp_path / "in", head_dim=64, **ROPES["llama3"])
@@ -124,11 +187,23 @@ def test_llama3_factors_are_those_of_transformers(tmp_path):
     assert factors.min() == 1 and factors.max() == 8 and ((factors > 1) & (factors < 8)).any()
 
 
-@pytest.mark.parametrize("fields, message", [
-    (dict(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "rope type dynamic"),
-    (dict(rope_scaling={"rope_type": "yarn", "factor": 2.0, "beta_fast": 16.0, "original_max_position_embeddings": 64}),
-     "beta_fast 16"),
-])
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        (dict(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "rope type dynamic"),
+        (
+            dict(
+                rope_scaling={
+                    "rope_type": "yarn",
+                    "factor": 2.0,
+                    "beta_fast": 16.0,
+                    "original_max_position_embeddings": 64,
+                }
+            ),
+            "beta_fast 16",
+        ),
+    ],
+)
 def test_a_rope_that_gguf_cannot_express(fields, message, tmp_path):
     source = make_checkpoint(tmp_path / "in", **fields)
     with pytest.raises(ConfigError, match=message):
@@ -137,38 +212,78 @@ def test_a_rope_that_gguf_cannot_express(fields, message, tmp_path):
 
 
 def test_a_window_is_written_and_named(tmp_path):
-    source = make_checkpoint(tmp_path / "in", architectures=["MistralForCausalLM"], sliding_window=100)
+    source = make_checkpoint(
+        tmp_path / "in", architectures=["MistralForCausalLM"], sliding_window=100
+    )
     written = write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
     assert gguf_fields(tmp_path / "out.gguf")["llama.attention.sliding_window"] == 100
     assert "looks back 100 tokens" in written.notices[0]
 
 
 def test_windows_that_llama_cpp_has_in_one_size_alone(tmp_path):
-    fields = dict(architectures=["Exaone4ForCausalLM"], model_type="exaone4", hidden_size=16, intermediate_size=16, head_dim=4,
-                  rms_norm_eps=2.0**-17, sliding_window=32, max_position_embeddings=64)
+    fields = dict(
+        architectures=["Exaone4ForCausalLM"],
+        model_type="exaone4",
+        hidden_size=16,
+        intermediate_size=16,
+        head_dim=4,
+        rms_norm_eps=2.0**-17,
+        sliding_window=32,
+        max_position_embeddings=64,
+    )
     source = open_checkpoint(make_checkpoint(tmp_path / "64", num_hidden_layers=64, **fields))
     write_gguf(source, tmp_path / "out.gguf", "F32")
     specs = open_checkpoint(tmp_path / "out.gguf").config.layers
-    assert specs == source.config.layers and {(spec.window, spec.rotates) for spec in specs} == {(32, True), (None, False)}
+    assert specs == source.config.layers and {(spec.window, spec.rotates) for spec in specs} == {
+        (32, True),
+        (None, False),
+    }
     other = open_checkpoint(make_checkpoint(tmp_path / "4", num_hidden_layers=4, **fields))
-    with pytest.raises(ConfigError, match="sliding_window is 32, expected 0, since .* 64 layers alone; write the MLX form"):
+    with pytest.raises(
+        ConfigError,
+        match="sliding_window is 32, expected 0, since .* 64 layers alone; write the MLX form",
+    ):
         write_gguf(other, tmp_path / "4.gguf", "F32")
 
 
 def test_a_window_that_llama_cpp_takes_for_all_layers(tmp_path):
     fields = dict(architectures=["MinistralForCausalLM"], model_type="ministral", sliding_window=7)
-    source = make_checkpoint(tmp_path / "in", layer_types=["sliding_attention", "full_attention"], **fields)
-    with pytest.raises(ConfigError, match=r"window is \[7, None\], where a GGUF file means 7 to llama.cpp; write the MLX form"):
+    source = make_checkpoint(
+        tmp_path / "in", layer_types=["sliding_attention", "full_attention"], **fields
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"window is \[7, None\], where a GGUF file means 7 to llama.cpp; write the MLX form",
+    ):
         write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
 
 
 def test_metadata_of_a_gguf_source_is_copied_with_its_types(tmp_path):
     from gguf import GGUFValueType as T
 
-    arrays = {T.BOOL: [True, False], T.INT8: [-128, 127], T.UINT8: [0, 255], T.INT16: [-5], T.UINT16: [65535],
-              T.INT32: [-(2**31)], T.UINT32: [2**32 - 1], T.INT64: [-(2**63), 2**63 - 1], T.UINT64: [2**64 - 1],
-              T.FLOAT32: [0.5, float("inf")], T.FLOAT64: [0.1, -1e300], T.STRING: ["a", ""]}
-    scalars = {T.BOOL: True, T.INT64: -1, T.UINT32: 7, T.UINT64: 2**63, T.FLOAT32: 0.25, T.FLOAT64: 0.1, T.STRING: "ä"}
+    arrays = {
+        T.BOOL: [True, False],
+        T.INT8: [-128, 127],
+        T.UINT8: [0, 255],
+        T.INT16: [-5],
+        T.UINT16: [65535],
+        T.INT32: [-(2**31)],
+        T.UINT32: [2**32 - 1],
+        T.INT64: [-(2**63), 2**63 - 1],
+        T.UINT64: [2**64 - 1],
+        T.FLOAT32: [0.5, float("inf")],
+        T.FLOAT64: [0.1, -1e300],
+        T.STRING: ["a", ""],
+    }
+    scalars = {
+        T.BOOL: True,
+        T.INT64: -1,
+        T.UINT32: 7,
+        T.UINT64: 2**63,
+        T.FLOAT32: 0.25,
+        T.FLOAT64: 0.1,
+        T.STRING: "ä",
+    }
 
     def edit(writer):
         for kind, values in arrays.items():
@@ -178,34 +293,50 @@ def test_metadata_of_a_gguf_source_is_copied_with_its_types(tmp_path):
 
     make_gguf(tmp_path / "in.gguf", edit=edit)
     assert write_gguf(open_checkpoint(tmp_path / "in.gguf"), tmp_path / "out.gguf").notices == ()
-    before, after = (gguf.GGUFReader(path).fields for path in (tmp_path / "in.gguf", tmp_path / "out.gguf"))
+    before, after = (
+        gguf.GGUFReader(path).fields for path in (tmp_path / "in.gguf", tmp_path / "out.gguf")
+    )
     odd = [name for name in before if name.startswith("tokenizer.")]
     assert len(odd) > len(arrays) + len(scalars)
     for name in odd:
-        assert (after[name].types, after[name].contents()) == (before[name].types, before[name].contents()), name
+        assert (after[name].types, after[name].contents()) == (
+            before[name].types,
+            before[name].contents(),
+        ), name
     write_mlx(open_checkpoint(tmp_path / "in.gguf"), tmp_path / "folder", 4, 32)
 
 
 def test_an_empty_array_is_left_out_with_a_notice(tmp_path):
     def edit(writer):
-        writer.add_key_value("tokenizer.none", [7], gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.INT32)
+        writer.add_key_value(
+            "tokenizer.none", [7], gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.INT32
+        )
 
     make_gguf(tmp_path / "in.gguf", edit=edit)
     checkpoint = open_checkpoint(tmp_path / "in.gguf")
     checkpoint.gguf_metadata["tokenizer.none"] = checkpoint.gguf_metadata["tokenizer.none"][:0]
-    assert "'tokenizer.none' is an empty array" in " ".join(write_gguf(checkpoint, tmp_path / "out.gguf").notices)
+    assert "'tokenizer.none' is an empty array" in " ".join(
+        write_gguf(checkpoint, tmp_path / "out.gguf").notices
+    )
 
 
 def test_rows_that_blocks_do_not_divide_stay_float16(tmp_path):
     source = make_checkpoint(tmp_path / "in", hidden_size=48, head_dim=16)
     written = write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
     assert any("kept at float16" in notice and "rows of 48" in notice for notice in written.notices)
-    wanted = open_checkpoint(source).tensors["model.layers.1.mlp.up_proj.weight"].float32().astype(np.float16)
+    wanted = (
+        open_checkpoint(source)
+        .tensors["model.layers.1.mlp.up_proj.weight"]
+        .float32()
+        .astype(np.float16)
+    )
     assert np.array_equal(gguf_tensors(tmp_path / "out.gguf")["blk.1.ffn_up.weight"], wanted)
 
 
 def texts(kind: str) -> list[str]:
-    """A tokenizer.json of Llama 2's kind puts no space before a text that begins with one: none of these for it."""
+    """A tokenizer.json of Llama 2's kind puts no space before a text that begins with one: none of
+    these for it.
+    """
     spaced = [" ", "  two"] if kind != "llama2" else []
     return [*SENTENCES, "a\n\n b  c ", "Ünïcödé 🦙 12345", "I'm he'll", *spaced]
 
@@ -221,15 +352,21 @@ def test_the_tokenizer_gives_the_same_ids(kind, tmp_path):
     assert after.bos_id == before.bos_id
     assert set(after.eos_ids) == {*before.eos_ids, *open_checkpoint(source).config.eos_token_ids}
     said = " ".join(written.notices)
-    assert ("after special tokens or before a text that begins with one" in said) == (kind != "bytelevel")
+    assert ("after special tokens or before a text that begins with one" in said) == (
+        kind != "bytelevel"
+    )
 
 
 def test_a_tokenizer_that_puts_no_space_before_a_text(guide_q8):
     before, after = (open_checkpoint(path).tokenizer for path in (None, guide_q8))
     for text in ("Hello", " Hello", "  two", *SENTENCES):
         for special in (False, True):
-            assert after.encode(text, parse_special=special) == before.encode(text, parse_special=special), text
-    assert after.encode("<|end|>a", parse_special=True) == before.encode("<|end|>a", parse_special=True)
+            assert after.encode(text, parse_special=special) == before.encode(
+                text, parse_special=special
+            ), text
+    assert after.encode("<|end|>a", parse_special=True) == before.encode(
+        "<|end|>a", parse_special=True
+    )
 
 
 def test_a_padded_embedding_is_padded_in_the_vocabulary(tmp_path):
@@ -237,7 +374,10 @@ def test_a_padded_embedding_is_padded_in_the_vocabulary(tmp_path):
     write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
     fields = gguf_fields(tmp_path / "out.gguf")
     assert len(fields["tokenizer.ggml.tokens"]) == len(fields["tokenizer.ggml.scores"]) == 400
-    assert fields["tokenizer.ggml.tokens"][399] == "[PAD399]" and fields["tokenizer.ggml.token_type"][399] == 5
+    assert (
+        fields["tokenizer.ggml.tokens"][399] == "[PAD399]"
+        and fields["tokenizer.ggml.token_type"][399] == 5
+    )
 
 
 def test_scores_out_of_merges_put_tokens_in_sentencepieces_order(tmp_path):
@@ -248,28 +388,56 @@ def test_scores_out_of_merges_put_tokens_in_sentencepieces_order(tmp_path):
     write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
     fields = gguf_fields(tmp_path / "out.gguf")
     sp = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model())
-    merged = [one for one in range(384) if len(sp.id_to_piece(one)) > 1
-              and not (sp.is_byte(one) or sp.is_control(one) or sp.is_unknown(one))]
+    merged = [
+        one
+        for one in range(384)
+        if len(sp.id_to_piece(one)) > 1
+        and not (sp.is_byte(one) or sp.is_control(one) or sp.is_unknown(one))
+    ]
     assert len(merged) > 20
     scores = fields["tokenizer.ggml.scores"]
     assert sorted(merged, key=sp.get_score) == sorted(merged, key=lambda one: scores[one])
 
 
-@pytest.mark.parametrize("split, ignore_merges, name", [
-    ("llama", True, "llama-bpe"), ("llama", False, "smaug-bpe"), ("digits", False, "smollm"), ("gpt2", False, "gpt-2"),
-    ("qwen", False, "qwen2"), ("llama, as written from a GGUF file", True, "llama-bpe"),
-])
+@pytest.mark.parametrize(
+    "split, ignore_merges, name",
+    [
+        ("llama", True, "llama-bpe"),
+        ("llama", False, "smaug-bpe"),
+        ("digits", False, "smollm"),
+        ("gpt2", False, "gpt-2"),
+        ("qwen", False, "qwen2"),
+        ("llama, as written from a GGUF file", True, "llama-bpe"),
+    ],
+)
 def test_how_text_is_split_gets_llama_cpps_name(split, ignore_merges, name, tmp_path):
     def change(raw):
         raw["model"]["ignore_merges"] = ignore_merges
-        plain = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+        plain = {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": True,
+        }
         if split in ("digits", "gpt2"):
-            raw["pre_tokenizer"] = plain if split == "gpt2" else {
-                "type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, plain]}
+            raw["pre_tokenizer"] = (
+                plain
+                if split == "gpt2"
+                else {
+                    "type": "Sequence",
+                    "pretokenizers": [{"type": "Digits", "individual_digits": True}, plain],
+                }
+            )
         elif split != "llama":
             pattern = raw["pre_tokenizer"]["pretokenizers"][0]["pattern"]
-            before, after = (r"\p{N}{1,3}", r"\p{N}") if split == "qwen" else (
-                "(?i:'s|'t|'re|'ve|'m|'ll|'d)", "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])")
+            before, after = (
+                (r"\p{N}{1,3}", r"\p{N}")
+                if split == "qwen"
+                else (
+                    "(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+                    "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])",
+                )
+            )
             assert before in pattern["Regex"]
             pattern["Regex"] = pattern["Regex"].replace(before, after)
 
@@ -304,13 +472,30 @@ def set_in(*path_and_value):
     return change
 
 
-@pytest.mark.parametrize("kind, change, message", [
-    ("bytelevel", set_in("normalizer", {"type": "NFC"}), "normalizer"),
-    ("bytelevel", set_in("pre_tokenizer", "pretokenizers", 0, "pattern", {"Regex": r"\w+"}), "pre_tokenizer"),
-    ("bytelevel", set_in("pre_tokenizer", "pretokenizers", 1, "add_prefix_space", True), "pre_tokenizer"),
-    ("llama2", lambda raw: raw["model"]["merges"].pop(), "incomplete or not consecutive"),
-    ("llama2", lambda raw: raw["model"]["merges"].append(raw["model"]["merges"].pop(several_ways(raw))), "not consecutive"),
-])
+@pytest.mark.parametrize(
+    "kind, change, message",
+    [
+        ("bytelevel", set_in("normalizer", {"type": "NFC"}), "normalizer"),
+        (
+            "bytelevel",
+            set_in("pre_tokenizer", "pretokenizers", 0, "pattern", {"Regex": r"\w+"}),
+            "pre_tokenizer",
+        ),
+        (
+            "bytelevel",
+            set_in("pre_tokenizer", "pretokenizers", 1, "add_prefix_space", True),
+            "pre_tokenizer",
+        ),
+        ("llama2", lambda raw: raw["model"]["merges"].pop(), "incomplete or not consecutive"),
+        (
+            "llama2",
+            lambda raw: raw["model"]["merges"].append(
+                raw["model"]["merges"].pop(several_ways(raw))
+            ),
+            "not consecutive",
+        ),
+    ],
+)
 def test_a_tokenizer_that_gguf_cannot_express(kind, change, message, tmp_path):
     source = edited_tokenizer(tmp_path / "in", kind, change)
     with pytest.raises(TokenizerError, match=message) as error:
@@ -319,20 +504,40 @@ def test_a_tokenizer_that_gguf_cannot_express(kind, change, message, tmp_path):
     assert list(tmp_path.iterdir()) == [source]
 
 
-@pytest.mark.parametrize("settings, message", [
-    (dict(model_type="unigram", vocab_size=400), "type 1"),
-    (dict(model_type="bpe", vocab_size=384, normalization_rule_name="nmt_nfkc"), "changes characters"),
-    (dict(model_type="bpe", vocab_size=384, remove_extra_whitespaces=True), "removes extra spaces"),
-])
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (dict(model_type="unigram", vocab_size=400), "type 1"),
+        (
+            dict(model_type="bpe", vocab_size=384, normalization_rule_name="nmt_nfkc"),
+            "changes characters",
+        ),
+        (
+            dict(model_type="bpe", vocab_size=384, remove_extra_whitespaces=True),
+            "removes extra spaces",
+        ),
+    ],
+)
 def test_a_sentencepiece_model_that_llama_cpp_reads_otherwise(settings, message, tmp_path):
     import io
 
     import sentencepiece
 
     out = io.BytesIO()
-    options = dict(normalization_rule_name="identity", remove_extra_whitespaces=False, byte_fallback=True,
-                   hard_vocab_limit=False, minloglevel=2, num_threads=1) | settings
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(SENTENCES), model_writer=out, **options)
+    options = (
+        dict(
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            byte_fallback=True,
+            hard_vocab_limit=False,
+            minloglevel=2,
+            num_threads=1,
+        )
+        | settings
+    )
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES), model_writer=out, **options
+    )
     source = make_checkpoint(tmp_path / "in", vocab_size=512)
     (source / "tokenizer.model").write_bytes(out.getvalue())
     with pytest.raises(TokenizerError, match=message):
@@ -340,20 +545,40 @@ def test_a_sentencepiece_model_that_llama_cpp_reads_otherwise(settings, message,
 
 
 def llama_cpp_model(path: Path):
-    llama_cpp = pytest.importorskip("llama_cpp", reason='llama.cpp is the judge here: pip install -e ".[peers]"')
-    return llama_cpp.Llama(str(path), n_ctx=256, n_threads=1, n_threads_batch=1, logits_all=True, verbose=False,
-                           type_k=llama_cpp.GGML_TYPE_F32, type_v=llama_cpp.GGML_TYPE_F32, flash_attn=False)
+    llama_cpp = pytest.importorskip(
+        "llama_cpp", reason='llama.cpp is the judge here: pip install -e ".[peers]"'
+    )
+    return llama_cpp.Llama(
+        str(path),
+        n_ctx=256,
+        n_threads=1,
+        n_threads_batch=1,
+        logits_all=True,
+        verbose=False,
+        type_k=llama_cpp.GGML_TYPE_F32,
+        type_v=llama_cpp.GGML_TYPE_F32,
+        flash_attn=False,
+    )
 
 
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_0"])
-@pytest.mark.parametrize("fields", [dict(), dict(tie_word_embeddings=True, attention_bias=True, num_key_value_heads=1),
-                                    dict(mlp_bias=True, head_dim=32, hidden_size=48, num_attention_heads=6),
-                                    *(dict(head_dim=64, **one) for one in ROPES.values())], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(),
+        dict(tie_word_embeddings=True, attention_bias=True, num_key_value_heads=1),
+        dict(mlp_bias=True, head_dim=32, hidden_size=48, num_attention_heads=6),
+        *(dict(head_dim=64, **one) for one in ROPES.values()),
+    ],
+    ids=str,
+)
 def test_llama_cpp_computes_the_same_logits(format, fields, tmp_path):
     """Up to what rounding activations to 8 bits costs there."""
     from mlx_llama import load
 
-    write_gguf(open_checkpoint(make_checkpoint(tmp_path / "in", **fields)), tmp_path / "out.gguf", format)
+    write_gguf(
+        open_checkpoint(make_checkpoint(tmp_path / "in", **fields)), tmp_path / "out.gguf", format
+    )
     theirs = llama_cpp_model(tmp_path / "out.gguf")
     tokens = np.random.default_rng(3).integers(3, 384, 100).tolist()
     theirs.eval(tokens)
@@ -371,7 +596,9 @@ def test_llama_cpp_gives_the_same_ids(kind, tmp_path):
     write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
     theirs, ours = llama_cpp_model(tmp_path / "out.gguf"), open_checkpoint(source).tokenizer
     for text in texts(kind):
-        assert theirs.tokenize(text.encode(), add_bos=True, special=False) == ours.encode(text, add_bos=True), text
+        assert theirs.tokenize(text.encode(), add_bos=True, special=False) == ours.encode(
+            text, add_bos=True
+        ), text
     assert {theirs.token_eos(), theirs.token_bos()} <= {ours.bos_id, *ours.eos_ids}
 
 
@@ -381,6 +608,8 @@ def test_llama_cpp_answers_as_the_guide(guide_q8):
 
     messages = [{"role": "user", "content": "Who are you?"}]
     done = llama_cpp_model(guide_q8).create_chat_completion(messages, temperature=0, max_tokens=60)
-    assert done["choices"][0]["message"]["content"].strip() == load(guide_q8, backend="cpu").generate(
-        messages, max_tokens=60).text.strip()
+    assert (
+        done["choices"][0]["message"]["content"].strip()
+        == load(guide_q8, backend="cpu").generate(messages, max_tokens=60).text.strip()
+    )
     assert done["choices"][0]["finish_reason"] == "stop"

@@ -30,9 +30,13 @@ def test_a_gguf_file_becomes_a_folder(gguf_source, tmp_path):
 
     before = open_checkpoint(gguf_source)
     written = write_mlx(before, tmp_path / "out", 8, 32)
-    assert not written.notices  # nothing is lost: 8 bits in groups of 32 have a Q8_0's codes and scales
+    # nothing is lost: 8 bits in groups of 32 have a Q8_0's codes and scales
+    assert not written.notices
     after = open_checkpoint(tmp_path / "out")
-    assert after.config.rope.type == "llama3" and after.config.rope.original_max_position_embeddings == 64
+    assert (
+        after.config.rope.type == "llama3"
+        and after.config.rope.original_max_position_embeddings == 64
+    )
     theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in [*SENTENCES, "a\n\n b  c ", "Ünïcödé 🦙 12345"]:
         ids = before.tokenizer.encode(text, add_bos=True)
@@ -46,22 +50,42 @@ def test_a_gguf_file_becomes_a_folder(gguf_source, tmp_path):
     # and back
     write_gguf(after, tmp_path / "again.gguf")
     first, again = gguf_fields(gguf_source), gguf_fields(tmp_path / "again.gguf")
-    assert {name for name in first | again if first.get(name) != again.get(name)} <= {"general.name"}
+    assert {name for name in first | again if first.get(name) != again.get(name)} <= {
+        "general.name"
+    }
 
 
-# {format: (bits and group size in the folder, largest relative RMS error of a matrix)}: codes kept with exact scales, with
-# scales rounded to float16, or quantised again with a quarter of the step
-KEPT = {"Q4_0": (4, 32, 1e-6), "Q4_1": (4, 32, 1e-6), "Q5_0": (5, 32, 1e-6), "Q5_1": (5, 32, 1e-6), "Q8_0": (8, 32, 1e-6),
-        "IQ4_NL": (8, 32, 1e-6), "Q4_K": (4, 32, 5e-4), "Q5_K": (5, 32, 5e-4), "IQ4_XS": (8, 32, 5e-4),
-        "Q6_K": (8, 32, 1e-2), "Q3_K": (5, 32, 6e-2), "Q2_K": (4, 32, 1e-1)}
+# {format: (bits and group size in the folder, largest relative RMS error of a matrix)}: codes kept
+# with exact scales, with scales rounded to float16, or quantised again with a quarter of the step
+KEPT = {
+    "Q4_0": (4, 32, 1e-6),
+    "Q4_1": (4, 32, 1e-6),
+    "Q5_0": (5, 32, 1e-6),
+    "Q5_1": (5, 32, 1e-6),
+    "Q8_0": (8, 32, 1e-6),
+    "IQ4_NL": (8, 32, 1e-6),
+    "Q4_K": (4, 32, 5e-4),
+    "Q5_K": (5, 32, 5e-4),
+    "IQ4_XS": (8, 32, 5e-4),
+    "Q6_K": (8, 32, 1e-2),
+    "Q3_K": (5, 32, 6e-2),
+    "Q2_K": (4, 32, 1e-1),
+}
 
 
 @pytest.mark.parametrize("kind", KEPT)
 def test_low_bit_files_keep_their_own_width(kind, tmp_path):
-    """Against gguf's dequantiser. Embedding and one projection have other types, and settings of their own in config.json."""
+    """Against gguf's dequantiser. Embedding and one projection have other types, and settings of
+    their own in config.json.
+    """
     others = {"model.embed_tokens.weight": "Q8_0", "model.layers.0.mlp.up_proj.weight": "F16"}
-    judge = make_gguf(tmp_path / "in.gguf", kinds=lambda name: others.get(name, kind), hidden_size=256, intermediate_size=256,
-                      head_dim=64)
+    judge = make_gguf(
+        tmp_path / "in.gguf",
+        kinds=lambda name: others.get(name, kind),
+        hidden_size=256,
+        intermediate_size=256,
+        head_dim=64,
+    )
     written = write_mlx(open_checkpoint(tmp_path / "in.gguf"), tmp_path / "out", keep=True)
     bits, group_size, limit = KEPT[kind]
     for name, tensor in open_checkpoint(tmp_path / "out").tensors.items():
@@ -76,7 +100,9 @@ def test_low_bit_files_keep_their_own_width(kind, tmp_path):
         error = np.sqrt(np.mean((tensor.float32() - judge[name]) ** 2) / np.mean(judge[name] ** 2))
         assert error <= KEPT[stored][2], name
     lost = " ".join(written.notices)
-    assert (kind in lost) == (limit > 1e-6) and ("scales are rounded to float16" in lost) == (limit == 5e-4), lost
+    assert (kind in lost) == (limit > 1e-6) and ("scales are rounded to float16" in lost) == (
+        limit == 5e-4
+    ), lost
     assert ("no groups of 16" in lost) == (limit > 5e-4), lost
 
 
@@ -85,8 +111,14 @@ def test_mlx_lm_opens_a_mixed_folder(tmp_path):
     import mlx_lm
 
     types = {"down_proj": "Q5_K", "embed_tokens": "Q8_0", "v_proj": "Q5_0", "o_proj": "F16"}
-    make_gguf(tmp_path / "in.gguf", kinds=lambda name: types.get(name.split(".")[-2], "Q4_K"), hidden_size=256,
-              intermediate_size=256, head_dim=64, tokenizer="bytelevel")
+    make_gguf(
+        tmp_path / "in.gguf",
+        kinds=lambda name: types.get(name.split(".")[-2], "Q4_K"),
+        hidden_size=256,
+        intermediate_size=256,
+        head_dim=64,
+        tokenizer="bytelevel",
+    )
     write_mlx(open_checkpoint(tmp_path / "in.gguf"), tmp_path / "out", keep=True)
     llama, _ = mlx_lm.load(str(tmp_path / "out"))
     tokens = list(range(10, 30))
@@ -96,13 +128,15 @@ def test_mlx_lm_opens_a_mixed_folder(tmp_path):
     from mlx_llama import load
 
     ours = load(tmp_path / "in.gguf", backend="cpu", dtype="float32").logits(tokens)
-    assert np.sqrt(np.mean((ours - theirs) ** 2) / np.mean(ours ** 2)) < 5e-3
+    assert np.sqrt(np.mean((ours - theirs) ** 2) / np.mean(ours**2)) < 5e-3
 
 
 def test_a_gguf_file_becomes_another(gguf_source, tmp_path):
     write_gguf(open_checkpoint(gguf_source), tmp_path / "out.gguf", "Q4_0")
     before, after = gguf_fields(gguf_source), gguf_fields(tmp_path / "out.gguf")
-    assert {name for name in before | after if before.get(name) != after.get(name)} == {"general.file_type"}
+    assert {name for name in before | after if before.get(name) != after.get(name)} == {
+        "general.file_type"
+    }
     before, after = open_checkpoint(gguf_source), open_checkpoint(tmp_path / "out.gguf")
     assert before.config == after.config and before.eos_token_ids == after.eos_token_ids
     assert after.tensors["model.layers.0.mlp.up_proj.weight"].format == "Q4_0"
@@ -113,12 +147,16 @@ def test_factors_that_config_json_cannot_express(tmp_path):
 
     source = make_checkpoint(tmp_path / "in", head_dim=64, **ROPES["llama3"])
     write_gguf(open_checkpoint(source), tmp_path / "in.gguf")
-    tensors = {tensor.name: tensor.data for tensor in GGUFReader(tmp_path / "in.gguf", "r+").tensors}
+    tensors = {
+        tensor.name: tensor.data for tensor in GGUFReader(tmp_path / "in.gguf", "r+").tensors
+    }
     tensors["rope_freqs.weight"][:] = np.linspace(1, 3, 32)
     with pytest.raises(ConfigError, match="rope_freqs.weight holds factors that are not Llama 3's"):
         write_mlx(open_checkpoint(tmp_path / "in.gguf"), tmp_path / "out", 4, 32)
     written = write_gguf(open_checkpoint(tmp_path / "in.gguf"), tmp_path / "out.gguf")
-    assert np.array_equal(gguf_tensors(written.path)["rope_freqs.weight"], np.linspace(1, 3, 32).astype(np.float32))
+    assert np.array_equal(
+        gguf_tensors(written.path)["rope_freqs.weight"], np.linspace(1, 3, 32).astype(np.float32)
+    )
 
 
 def without(*endings):
@@ -128,8 +166,16 @@ def without(*endings):
 WINDOW = lambda writer: writer.add_sliding_window(32)  # noqa: E731  more than the tokens below; mlx_lm has no windows
 FAMILIES = {
     "qwen2": (dict(architectures=["Qwen2ForCausalLM"]), None, "Qwen2ForCausalLM"),
-    "qwen3": (dict(architectures=["Qwen3ForCausalLM"], head_dim=24, tie_word_embeddings=True), None, "Qwen3ForCausalLM"),
-    "llama with query, key and value biases": (dict(attention_bias=True), without("o_proj.bias"), "Qwen2ForCausalLM"),
+    "qwen3": (
+        dict(architectures=["Qwen3ForCausalLM"], head_dim=24, tie_word_embeddings=True),
+        None,
+        "Qwen3ForCausalLM",
+    ),
+    "llama with query, key and value biases": (
+        dict(attention_bias=True),
+        without("o_proj.bias"),
+        "Qwen2ForCausalLM",
+    ),
     "llama with a window": ({}, None, "MistralForCausalLM"),
     "llama with all biases": (dict(attention_bias=True, mlp_bias=True), None, "LlamaForCausalLM"),
 }
@@ -137,7 +183,9 @@ FAMILIES = {
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_becomes_a_folder_of_its_own_architecture(name, tmp_path):
-    """transformers' class of that architecture, with the file's weights, has the logits of mlx_lm over the folder."""
+    """transformers' class of that architecture, with the file's weights, has the logits of mlx_lm
+    over the folder.
+    """
     mx = pytest.importorskip("mlx.core", reason="a judge is mlx_lm")
     import mlx_lm
     import torch
@@ -152,24 +200,36 @@ def test_a_family_becomes_a_folder_of_its_own_architecture(name, tmp_path):
     after = open_checkpoint(tmp_path / "out").config
     assert after.architecture == architecture
     differ = ("architecture", "eos_token_ids", "quantization", "dtype")
-    assert all(getattr(after, field) == value for field, value in vars(source.config).items()
-               if field not in differ and field != "layers")
+    assert all(
+        getattr(after, field) == value
+        for field, value in vars(source.config).items()
+        if field not in differ and field != "layers"
+    )
 
-    judge = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path / "out"), dtype=torch.float32).eval()
-    missing, unexpected = judge.load_state_dict({key: torch.from_numpy(x) for key, x in weights.items()}, strict=False)
+    judge = AutoModelForCausalLM.from_config(
+        AutoConfig.from_pretrained(tmp_path / "out"), dtype=torch.float32
+    ).eval()
+    missing, unexpected = judge.load_state_dict(
+        {key: torch.from_numpy(x) for key, x in weights.items()}, strict=False
+    )
     assert not unexpected and set(missing) <= {"lm_head.weight"}
     judge.tie_weights()
     tokens = list(range(10, 30))
     with torch.no_grad():
         expected = judge(torch.tensor([tokens])).logits[0].numpy()
     with mx.stream(mx.cpu):
-        found = np.array(mlx_lm.load(str(tmp_path / "out"))[0](mx.array([tokens])).astype(mx.float32))[0]
-    assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.9995  # the folder's weights have 8 bits
+        found = np.array(
+            mlx_lm.load(str(tmp_path / "out"))[0](mx.array([tokens])).astype(mx.float32)
+        )[0]
+    # the folder's weights have 8 bits
+    assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.9995
 
 
 def test_no_architecture_has_a_window_and_biases_of_the_mlp(tmp_path):
     make_gguf(tmp_path / "m.gguf", edit=WINDOW, mlp_bias=True)
-    with pytest.raises(ConfigError, match="no architecture of config.json has its sliding window and biases"):
+    with pytest.raises(
+        ConfigError, match="no architecture of config.json has its sliding window and biases"
+    ):
         write_mlx(open_checkpoint(tmp_path / "m.gguf"), tmp_path / "out", 8, 32)
 
 
@@ -185,4 +245,5 @@ def test_mlx_lm_opens_what_came_from_a_gguf_file(gguf_source, tmp_path):
     from mlx_llama import load
 
     ours = load(gguf_source, backend="cpu", dtype="float32").logits(tokens)
-    assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.9995  # two quantisations of 8 bits apart
+    # two quantisations of 8 bits apart
+    assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.9995

@@ -1,4 +1,6 @@
-"""Blocks that we quantise, against recorded blocks of llama.cpp and its quantiser here; gguf's dequantiser reads both."""
+"""Blocks that we quantise, against recorded blocks of llama.cpp and its quantiser here; gguf's
+dequantiser reads both.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ DATA = Path(__file__).parents[2] / "data"
 
 def error(blocks: np.ndarray, weights: np.ndarray, kind: str) -> np.ndarray:
     """Mean squared error of each row, after gguf's own dequantiser."""
-    return ((gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind]) - weights) ** 2).mean(1, dtype=np.float64)
+    return ((gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind]) - weights) ** 2).mean(
+        1, dtype=np.float64
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -24,19 +28,25 @@ def test_blocks_are_those_recorded_from_llama_cpp(kind):
     recorded = np.load(DATA / "gguf-blocks.npz")
     weights = recorded["weights"]
     assert np.array_equal(quantize(weights, kind), recorded[kind])
-    assert np.array_equal(quantize(weights[:1], kind), recorded[kind][:1])  # no sum depends on how many rows there are
+    # no sum depends on how many rows there are
+    assert np.array_equal(quantize(weights[:1], kind), recorded[kind][:1])
     assert np.array_equal(quantize(np.asfortranarray(weights), kind), recorded[kind])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_blocks_are_those_of_the_llama_cpp_here(kind):
     """Equal, or where its compiler fused multiply-adds, of the same error."""
-    pytest.importorskip("llama_cpp", reason='llama.cpp is the judge here: pip install -e ".[peers]"')
+    pytest.importorskip(
+        "llama_cpp", reason='llama.cpp is the judge here: pip install -e ".[peers]"'
+    )
     weights = make_weights(16, seed=1)
     ours, theirs = quantize(weights, kind), quantize_by_llama_cpp(weights, kind)
     assert (ours == theirs).mean() > 0.9
     for rows in np.split(np.arange(len(weights)), 7):
-        np.testing.assert_allclose(*(error(blocks[rows], weights[rows], kind).mean() for blocks in (ours, theirs)), rtol=0.01)
+        np.testing.assert_allclose(
+            *(error(blocks[rows], weights[rows], kind).mean() for blocks in (ours, theirs)),
+            rtol=0.01,
+        )
 
 
 @pytest.mark.parametrize("kind", SCALES)
@@ -50,7 +60,8 @@ def test_the_table_of_scales_is_gguf_s(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_bits_have_less_error(kind):
     weights = make_weights(4, seed=2)[:4]
-    weights[0] = np.where(np.arange(256) < 16, 1, -1)  # Q6_K: scales of -128 and 128, which is one too many
+    # Q6_K: scales of -128 and 128, which is one too many
+    weights[0] = np.where(np.arange(256) < 16, 1, -1)
     relative = np.sqrt(error(quantize(weights, kind), weights, kind) / (weights**2).mean(1))
     bits = {"Q6_K": 6, "Q5_K": 5}.get(kind, 4)
     assert (relative < 1.3 * 2.0**-bits).all()

@@ -51,7 +51,10 @@ def test_ids_are_told_from_paths_by_their_form(name, expected, tmp_path, monkeyp
         ("hf.co/org/name", "org/name"),
         ("https://huggingface.co/org/na.me-1B/", "org/na.me-1B"),
         ("https://hf.co/org/name/tree/main", "org/name"),
-        ("https://huggingface.co/org/name/blob/main/sub/model-q4.gguf?download=true", "org/name:sub/model-q4.gguf"),
+        (
+            "https://huggingface.co/org/name/blob/main/sub/model-q4.gguf?download=true",
+            "org/name:sub/model-q4.gguf",
+        ),
         ("hf.co/org/name:model.gguf", "org/name:model.gguf"),
         ("hf.co/org/name:Q4_K_M", "org/name:FILE.gguf"),
         ("https://example.org/org/name", ""),
@@ -77,7 +80,9 @@ def test_an_existing_folder_is_a_path(tmp_path, monkeypatch):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """An empty hub cache, offline. huggingface_hub reads its environment at import, so both are set."""
+    """An empty hub cache, offline. huggingface_hub reads its environment at import, so both are
+    set.
+    """
     from huggingface_hub import constants
 
     root = tmp_path / "hub"
@@ -129,7 +134,11 @@ def test_a_revision_is_a_branch_or_a_commit(cache):
 
 def test_a_model_outside_the_cache_is_refused_with_the_reason(cache):
     message = refusal("toy/absent")
-    assert "toy/absent" in message and "not in the local cache" in message and "HF_HUB_OFFLINE" in message
+    assert (
+        "toy/absent" in message
+        and "not in the local cache" in message
+        and "HF_HUB_OFFLINE" in message
+    )
     put_in_cache(cache)
     assert "toy/llama@v9" in refusal("toy/llama", "v9")
 
@@ -139,7 +148,8 @@ def test_an_unreachable_hub_falls_back_to_the_cache(cache, monkeypatch):
 
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # the discard port: refused at once
+    # the discard port: refused at once
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     snapshot = put_in_cache(cache)
     assert open_checkpoint("toy/llama").path.samefile(snapshot)
     message = refusal("toy/absent")
@@ -200,10 +210,20 @@ def test_all_parts_of_a_hub_file_are_asked_for(monkeypatch, tmp_path):
     from huggingface_hub.utils import filter_repo_objects
 
     asked = {}
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **kw: asked.update(kw) or str(tmp_path))
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda *a, **kw: asked.update(kw) or str(tmp_path)
+    )
     refusal("toy/llama:Q4/m-00001-of-00002.gguf")
-    files = ["Q4/m-00001-of-00002.gguf", "Q4/m-00002-of-00002.gguf", "m-00001-of-00002.gguf", "Q8/m.gguf", "x.json"]
-    kept = filter_repo_objects(files, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"])
+    files = [
+        "Q4/m-00001-of-00002.gguf",
+        "Q4/m-00002-of-00002.gguf",
+        "m-00001-of-00002.gguf",
+        "Q8/m.gguf",
+        "x.json",
+    ]
+    kept = filter_repo_objects(
+        files, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"]
+    )
     assert list(kept) == files[:2]
 
 
@@ -218,7 +238,9 @@ def test_a_model_that_cannot_run_is_refused_before_its_weights_travel(cache, mon
     asked = []
     fetch = hub.fetch
     monkeypatch.setattr(
-        hub, "fetch", lambda name, revision, patterns: asked.append(patterns) or fetch(name, revision, patterns)
+        hub,
+        "fetch",
+        lambda name, revision, patterns: asked.append(patterns) or fetch(name, revision, patterns),
     )
     open_checkpoint("toy/llama")
     assert [any("safetensors" in p for p in patterns) for patterns in asked] == [False, True]
@@ -235,7 +257,19 @@ def test_a_path_has_no_revision(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["nowhere", "./nowhere", "/no/where", "a/b/c", "no where/x", "", "x" * 5000, "a\0b", "~nobody/x", "a\nb"]
+    "name",
+    [
+        "nowhere",
+        "./nowhere",
+        "/no/where",
+        "a/b/c",
+        "no where/x",
+        "",
+        "x" * 5000,
+        "a\0b",
+        "~nobody/x",
+        "a\nb",
+    ],
 )
 def test_what_is_neither(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -265,7 +299,9 @@ def failures():
     }
 
 
-@pytest.mark.parametrize("kind", ["gated", "absent", "revision", "offline", "server", "form", "network", "disk"])
+@pytest.mark.parametrize(
+    "kind", ["gated", "absent", "revision", "offline", "server", "form", "network", "disk"]
+)
 def test_every_failure_of_the_hub_is_one_line(kind, monkeypatch):
     import huggingface_hub
 
@@ -286,15 +322,33 @@ def test_only_what_is_needed_is_asked_for(monkeypatch, tmp_path):
 
     asked = {}
     folder = make_checkpoint(tmp_path / "m")
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **kw: asked.update(kw) or str(folder))
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda *a, **kw: asked.update(kw) or str(folder)
+    )
     open_checkpoint("toy/llama")
     files = [
-        "config.json", "model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json",
-        "tokenizer.model", "tokenizer.json", "chat_template.jinja", "generation_config.json", "README.md", "LICENSE",
-        "pytorch_model.bin", "consolidated.safetensors", "original/consolidated.00.pth", "original/tokenizer.model",
-        "onnx/model.safetensors", "model.gguf", "tf_model.h5", "modeling_x.py",
-    ]  # fmt: skip
+        "config.json",
+        "model.safetensors",
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "tokenizer.model",
+        "tokenizer.json",
+        "chat_template.jinja",
+        "generation_config.json",
+        "README.md",
+        "LICENSE",
+        "pytorch_model.bin",
+        "consolidated.safetensors",
+        "original/consolidated.00.pth",
+        "original/tokenizer.model",
+        "onnx/model.safetensors",
+        "model.gguf",
+        "tf_model.h5",
+        "modeling_x.py",
+    ]
     kept = list(
-        filter_repo_objects(files, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"])
+        filter_repo_objects(
+            files, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"]
+        )
     )
     assert kept == files[:8]

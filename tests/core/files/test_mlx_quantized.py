@@ -1,4 +1,6 @@
-"""Safetensors that mx.quantize packed: settings, tensors bit for bit as mx.dequantize has them, and bad files."""
+"""Safetensors that mx.quantize packed: settings, tensors bit for bit as mx.dequantize has them, and
+bad files.
+"""
 
 import json
 
@@ -27,17 +29,28 @@ EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 
 def packings(field: dict) -> dict[str, tuple[int, int] | None]:
     """{module: (bits, group size) or None} by mlx-lm's rules, for a field `quantization`."""
+
     def pair(value):
-        return value if not isinstance(value, dict) else (value.get("bits", 4), value.get("group_size", 64))
+        return (
+            value
+            if not isinstance(value, dict)
+            else (value.get("bits", 4), value.get("group_size", 64))
+        )
 
-    return {name: pair(value) for name, value in field.items() if name not in ("bits", "group_size", "mode")}
+    return {
+        name: pair(value)
+        for name, value in field.items()
+        if name not in ("bits", "group_size", "mode")
+    }
 
 
-def make_quantised(folder, field, *, dtype="float16", change=None, config=None, unlisted=True, **fields):
+def make_quantised(
+    folder, field, *, dtype="float16", change=None, config=None, unlisted=True, **fields
+):
     """A random model as mlx_lm.convert would save it.
 
-    field: config.json's `quantization`. change: edits the tensors, {name: (dtype code, shape, bytes)}. unlisted: quantise
-    modules that `field` does not name.
+    field: config.json's `quantization`. change: edits the tensors, {name: (dtype code, shape,
+    bytes)}. unlisted: quantise modules that `field` does not name.
     """
     fields = WIDE | fields
     make_checkpoint(folder, dtype=dtype, **fields)
@@ -67,7 +80,9 @@ def make_quantised(folder, field, *, dtype="float16", change=None, config=None, 
 @pytest.mark.parametrize("bits", QUANTIZED_BITS)
 def test_matrices_are_what_mx_dequantize_gives(bits, group_size, tmp_path):
     mx = pytest.importorskip("mlx.core")
-    folder = make_quantised(tmp_path / "m", {"bits": bits, "group_size": group_size}, dtype="float32")
+    folder = make_quantised(
+        tmp_path / "m", {"bits": bits, "group_size": group_size}, dtype="float32"
+    )
     opened, stored = open_checkpoint(folder), mx.load(str(folder / "model.safetensors"))
     assert opened.config.quantization == Quantization(bits, group_size)
     hash(opened.config)
@@ -88,14 +103,18 @@ def test_matrices_are_what_mx_dequantize_gives(bits, group_size, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_scales_keep_their_width_and_say_the_activations(dtype, tmp_path):
-    opened = open_checkpoint(make_quantised(tmp_path / "m", {"bits": 4, "group_size": 64}, dtype=dtype))
+    opened = open_checkpoint(
+        make_quantised(tmp_path / "m", {"bits": 4, "group_size": 64}, dtype=dtype)
+    )
     weight = opened.tensors[QUERY + ".weight"]
     assert opened.dtype == weight.dtype == weight.scale_dtype == dtype
     assert weight.nbytes == 128 * 128 // 2 + 2 * 128 * 2 * {"float32": 4}.get(dtype, 2)
 
 
 def test_nothing_is_copied(tmp_path):
-    weight = open_checkpoint(make_quantised(tmp_path / "m", {"bits": 4, "group_size": 64})).tensors[DOWN + ".weight"]
+    weight = open_checkpoint(make_quantised(tmp_path / "m", {"bits": 4, "group_size": 64})).tensors[
+        DOWN + ".weight"
+    ]
     for array in (weight.packed, weight.scales, weight.biases):
         assert not array.flags.owndata and not array.flags.writeable
     before = weight.float32()
@@ -104,20 +123,35 @@ def test_nothing_is_copied(tmp_path):
 
 
 def test_settings_of_single_layers(tmp_path):
-    field = {"bits": 4, "group_size": 64, "mode": "affine", QUERY: {"bits": 8, "group_size": 32}, HEAD: False,
-             DOWN: True, EMBEDDING: {"bits": 6, "group_size": 128, "mode": "affine"}, "model.layers.1.mlp.up_proj": {"bits": 3}}
+    field = {
+        "bits": 4,
+        "group_size": 64,
+        "mode": "affine",
+        QUERY: {"bits": 8, "group_size": 32},
+        HEAD: False,
+        DOWN: True,
+        EMBEDDING: {"bits": 6, "group_size": 128, "mode": "affine"},
+        "model.layers.1.mlp.up_proj": {"bits": 3},
+    }
     opened = open_checkpoint(make_quantised(tmp_path / "m", field))
-    found = {name.removesuffix(".weight"): (weight.bits, weight.group_size)
-             for name, weight in opened.tensors.items() if isinstance(weight, MLXWeight)}
+    found = {
+        name.removesuffix(".weight"): (weight.bits, weight.group_size)
+        for name, weight in opened.tensors.items()
+        if isinstance(weight, MLXWeight)
+    }
     assert (found[QUERY], found[EMBEDDING], found[DOWN]) == ((8, 32), (6, 128), (4, 64))
-    assert found["model.layers.1.mlp.up_proj"] == (3, 64) and found["model.layers.0.mlp.up_proj"] == (4, 64)
+    assert found["model.layers.1.mlp.up_proj"] == (3, 64) and found[
+        "model.layers.0.mlp.up_proj"
+    ] == (4, 64)
     assert HEAD not in found and isinstance(opened.tensors[HEAD + ".weight"], Tensor)
 
 
 def test_a_matrix_without_scales_that_no_setting_names_is_not_quantised(tmp_path):
     field = {"bits": 4, "group_size": 64, QUERY: {"bits": 5, "group_size": 32}}
     opened = open_checkpoint(make_quantised(tmp_path / "m", field, unlisted=False))
-    assert [name for name, weight in opened.tensors.items() if isinstance(weight, MLXWeight)] == [QUERY + ".weight"]
+    assert [name for name, weight in opened.tensors.items() if isinstance(weight, MLXWeight)] == [
+        QUERY + ".weight"
+    ]
 
 
 @pytest.mark.parametrize("saved", ["embedding", "head", "both"])
@@ -130,9 +164,14 @@ def test_a_tied_matrix_under_either_name(saved, tmp_path):
             if saved == "head":
                 del tensors[f"{EMBEDDING}.{part}"]
 
-    folder = make_quantised(tmp_path / "m", {"bits": 4, "group_size": 32}, change=rename, tie_word_embeddings=True)
+    folder = make_quantised(
+        tmp_path / "m", {"bits": 4, "group_size": 32}, change=rename, tie_word_embeddings=True
+    )
     opened = open_checkpoint(folder)
-    assert isinstance(opened.tensors[EMBEDDING + ".weight"], MLXWeight) and HEAD + ".weight" not in opened.tensors
+    assert (
+        isinstance(opened.tensors[EMBEDDING + ".weight"], MLXWeight)
+        and HEAD + ".weight" not in opened.tensors
+    )
 
 
 def test_shards(tmp_path):
@@ -143,15 +182,20 @@ def test_shards(tmp_path):
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     weight_map = {}
-    for i, name in enumerate(sorted(tensors)):  # codes and scales of one matrix lie in different files
+    # codes and scales of one matrix lie in different files
+    for i, name in enumerate(sorted(tensors)):
         weight_map.setdefault(f"model-{i % 3}.safetensors", []).append(name)
     for file, names in weight_map.items():
         codes = {np.dtype("float16"): "F16", np.dtype("uint32"): "U32"}
         own = {name: tensors[name] for name in names}
-        write_safetensors(folder / file, {name: (codes[x.dtype], x.shape, x.tobytes()) for name, x in own.items()})
+        write_safetensors(
+            folder / file, {name: (codes[x.dtype], x.shape, x.tobytes()) for name, x in own.items()}
+        )
     index = {"weight_map": {name: file for file, names in weight_map.items() for name in names}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    np.testing.assert_array_equal(open_checkpoint(folder).tensors[QUERY + ".weight"].float32(), whole)
+    np.testing.assert_array_equal(
+        open_checkpoint(folder).tensors[QUERY + ".weight"].float32(), whole
+    )
 
 
 @given(st.sampled_from(QUANTIZED_BITS), st.integers(1, 4), st.integers(0, 2**32 - 1))
@@ -159,11 +203,14 @@ def test_packing_is_that_of_mx_quantize(bits, blocks, seed):
     mx = pytest.importorskip("mlx.core")
     rng = np.random.default_rng(seed)
     codes = rng.integers(0, 1 << bits, (3, 32 * blocks), dtype=np.uint8)
-    codes[:, ::32], codes[:, 1::32] = 0, (1 << bits) - 1  # every group has both ends, so that its scale is 1
+    # every group has both ends, so that its scale is 1
+    codes[:, ::32], codes[:, 1::32] = 0, (1 << bits) - 1
     with mx.stream(mx.cpu):
         packed, scales, biases = mx.quantize(mx.array(codes.astype(np.float32)), 32, bits)
         mine = mx.array(pack_stream(codes, bits))
-        unpacked = np.array(mx.dequantize(mine, mx.ones_like(scales), mx.zeros_like(biases), 32, bits))
+        unpacked = np.array(
+            mx.dequantize(mine, mx.ones_like(scales), mx.zeros_like(biases), 32, bits)
+        )
     np.testing.assert_array_equal(unpacked, codes)
     if (np.array(scales) == 1).all() and (np.array(biases) == 0).all():
         np.testing.assert_array_equal(np.array(packed), pack_stream(codes, bits))
@@ -185,21 +232,30 @@ BAD_FIELDS = {
     "mxfp4": (GOOD | {"mode": "mxfp4"}, ["quantization.mode", "mxfp4", "affine", "mlx_lm.convert"]),
     "nvfp4": ({"bits": 4, "group_size": 16, "mode": "nvfp4"}, ["quantization.mode", "nvfp4"]),
     "mxfp8": ({"bits": 8, "group_size": 32, "mode": "mxfp8"}, ["quantization.mode", "mxfp8"]),
-    "mode of a layer": (GOOD | {QUERY: {"bits": 4, "group_size": 32, "mode": "mxfp4"}},
-                        [f"quantization.{QUERY}.mode", "mxfp4"]),
+    "mode of a layer": (
+        GOOD | {QUERY: {"bits": 4, "group_size": 32, "mode": "mxfp4"}},
+        [f"quantization.{QUERY}.mode", "mxfp4"],
+    ),
     "bits of a layer": (GOOD | {QUERY: {"bits": 9}}, [f"quantization.{QUERY}.bits", "9"]),
-    "group of a layer": (GOOD | {QUERY: {"bits": 4, "group_size": 0}}, [f"quantization.{QUERY}.group_size", "0"]),
-    "unknown field of a layer": (GOOD | {QUERY: {"bits": 4, "group_size": 64, "global_scale": True}},
-                                 [QUERY, "global_scale"]),
+    "group of a layer": (
+        GOOD | {QUERY: {"bits": 4, "group_size": 0}},
+        [f"quantization.{QUERY}.group_size", "0"],
+    ),
+    "unknown field of a layer": (
+        GOOD | {QUERY: {"bits": 4, "group_size": 64, "global_scale": True}},
+        [QUERY, "global_scale"],
+    ),
     "layer a number": (GOOD | {QUERY: 4}, [f"quantization.{QUERY}", "4", "true, false"]),
     "unknown field": (GOOD | {"linear_class": "x"}, ["quantization.linear_class", "'x'"]),
-    "no such layer": (GOOD | {"model.layers.2.self_attn.q_proj": {"bits": 4}},
-                      ["model.layers.2.self_attn.q_proj", "no matrix"]),
+    "no such layer": (
+        GOOD | {"model.layers.2.self_attn.q_proj": {"bits": 4}},
+        ["model.layers.2.self_attn.q_proj", "no matrix"],
+    ),
     "a norm": (GOOD | {"model.norm": {"bits": 4}}, ["model.norm", "no matrix"]),
     "a line break": (GOOD | {"a\nb": {"bits": 4}}, ["a\\nb"]),
     "text": ("4bit", ["quantization", "4bit"]),
     "list": ([4, 64], ["quantization", "[4, 64]"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD_FIELDS)
@@ -212,16 +268,28 @@ def test_a_bad_setting_is_named(case):
         assert word in message, message
 
 
-@pytest.mark.parametrize("other", [
-    {"quant_method": "gptq", "bits": 4}, {"quant_method": "awq"},
-    {"quant_method": "bitsandbytes", "load_in_4bit": True},
-    {"quant_method": "compressed-tensors"}, {"quant_method": "fp8"}, {"quant_method": "mxfp4"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"quant_method": "gptq", "bits": 4},
+        {"quant_method": "awq"},
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        {"quant_method": "compressed-tensors"},
+        {"quant_method": "fp8"},
+        {"quant_method": "mxfp4"},
+    ],
+)
 @pytest.mark.parametrize("beside", [None, GOOD])
 def test_other_quantisers_are_refused_by_name(other, beside):
-    raw = config_fields(quantization_config=other, **WIDE) | ({"quantization": beside} if beside else {})
+    raw = config_fields(quantization_config=other, **WIDE) | (
+        {"quantization": beside} if beside else {}
+    )
     message = refusal(LlamaConfig.from_dict, raw, kind=ConfigError)
-    assert "quantization_config" in message and repr(other["quant_method"]) in message and "mlx_lm.convert" in message
+    assert (
+        "quantization_config" in message
+        and repr(other["quant_method"]) in message
+        and "mlx_lm.convert" in message
+    )
 
 
 def test_groups_that_do_not_divide_a_row_of_a_named_layer():
@@ -240,30 +308,61 @@ def drop(name):
 
 def replace(name, code, shape):
     size = {"U32": 4, "F32": 4, "F16": 2, "BF16": 2, "I32": 4, "U8": 1, "F64": 8}[code]
-    return lambda tensors: tensors.__setitem__(name, (code, shape, bytes(int(np.prod(shape)) * size)))
+    return lambda tensors: tensors.__setitem__(
+        name, (code, shape, bytes(int(np.prod(shape)) * size))
+    )
 
 
 BAD_TENSORS = {
     "no scales": (drop(QUERY + ".scales"), [QUERY + ".scales", "[128, 2]", "missing"]),
     "no biases": (drop(QUERY + ".biases"), [QUERY + ".biases", "[128, 2]", "missing"]),
     "no codes": (drop(QUERY + ".weight"), [QUERY + ".weight", "[128, 16]", "missing"]),
-    "scales of other groups": (replace(QUERY + ".scales", "F16", (128, 4)),
-                               [QUERY + ".scales", "[128, 4]", "[128, 2]", "4 bits, groups of 64"]),
-    "biases of other groups": (replace(QUERY + ".biases", "F16", (128, 1)),
-                               [QUERY + ".biases", "[128, 1]", "[128, 2]"]),
-    "codes of other bits": (replace(QUERY + ".weight", "U32", (128, 32)),
-                            [QUERY + ".weight", "[128, 32]", "[128, 16]", "4 bits"]),
-    "codes of other rows": (replace(QUERY + ".weight", "U32", (64, 16)), [QUERY + ".weight", "[64, 16]", "[128, 16]"]),
-    "codes unpacked": (replace(QUERY + ".weight", "F16", (128, 128)), [QUERY + ".weight", "[128, 128]", "[128, 16]"]),
-    "codes as floats": (replace(QUERY + ".weight", "F32", (128, 16)), [QUERY + ".weight", "F32", "U32"]),
-    "codes as signed": (replace(QUERY + ".weight", "I32", (128, 16)), [QUERY + ".weight", "I32", "U32"]),
-    "scales as bytes": (replace(QUERY + ".scales", "U8", (128, 2)), [QUERY + ".scales", "U8", "F32, F16 or BF16"]),
+    "scales of other groups": (
+        replace(QUERY + ".scales", "F16", (128, 4)),
+        [QUERY + ".scales", "[128, 4]", "[128, 2]", "4 bits, groups of 64"],
+    ),
+    "biases of other groups": (
+        replace(QUERY + ".biases", "F16", (128, 1)),
+        [QUERY + ".biases", "[128, 1]", "[128, 2]"],
+    ),
+    "codes of other bits": (
+        replace(QUERY + ".weight", "U32", (128, 32)),
+        [QUERY + ".weight", "[128, 32]", "[128, 16]", "4 bits"],
+    ),
+    "codes of other rows": (
+        replace(QUERY + ".weight", "U32", (64, 16)),
+        [QUERY + ".weight", "[64, 16]", "[128, 16]"],
+    ),
+    "codes unpacked": (
+        replace(QUERY + ".weight", "F16", (128, 128)),
+        [QUERY + ".weight", "[128, 128]", "[128, 16]"],
+    ),
+    "codes as floats": (
+        replace(QUERY + ".weight", "F32", (128, 16)),
+        [QUERY + ".weight", "F32", "U32"],
+    ),
+    "codes as signed": (
+        replace(QUERY + ".weight", "I32", (128, 16)),
+        [QUERY + ".weight", "I32", "U32"],
+    ),
+    "scales as bytes": (
+        replace(QUERY + ".scales", "U8", (128, 2)),
+        [QUERY + ".scales", "U8", "F32, F16 or BF16"],
+    ),
     "scales in double": (replace(QUERY + ".scales", "F64", (128, 2)), [QUERY + ".scales", "F64"]),
-    "biases of another dtype": (replace(QUERY + ".biases", "BF16", (128, 2)), [QUERY + ".biases", "BF16", "F16"]),
-    "scales of nothing": (replace("model.layers.9.mlp.up_proj.scales", "F16", (128, 2)),
-                          ["model.layers.9.mlp.up_proj.scales", "not part"]),
-    "scales of a norm": (replace("model.norm.scales", "F16", (2,)), ["model.norm.scales", "not part"]),
-}  # fmt: skip
+    "biases of another dtype": (
+        replace(QUERY + ".biases", "BF16", (128, 2)),
+        [QUERY + ".biases", "BF16", "F16"],
+    ),
+    "scales of nothing": (
+        replace("model.layers.9.mlp.up_proj.scales", "F16", (128, 2)),
+        ["model.layers.9.mlp.up_proj.scales", "not part"],
+    ),
+    "scales of a norm": (
+        replace("model.norm.scales", "F16", (2,)),
+        ["model.norm.scales", "not part"],
+    ),
+}
 
 
 @pytest.mark.parametrize("case", BAD_TENSORS)
@@ -287,7 +386,9 @@ def test_groups_that_do_not_divide_a_row(tmp_path):
         replace(DOWN + ".weight", "U32", (64, 12))(tensors)
         replace(DOWN + ".scales", "F16", (64, 1))(tensors)
 
-    folder = make_quantised(tmp_path / "m", GOOD, hidden_size=64, intermediate_size=96, unlisted=False, change=change)
+    folder = make_quantised(
+        tmp_path / "m", GOOD, hidden_size=64, intermediate_size=96, unlisted=False, change=change
+    )
     message = refusal(open_checkpoint, folder)
     assert "group_size is 64" in message and DOWN in message and "[64, 96]" in message
 
@@ -298,6 +399,12 @@ def test_settings_without_anything_quantised(tmp_path):
 
 
 def test_quantised_tensors_without_settings(tmp_path):
-    folder = make_quantised(tmp_path / "m", GOOD, config={"quantization": None, "quantization_config": None})
+    folder = make_quantised(
+        tmp_path / "m", GOOD, config={"quantization": None, "quantization_config": None}
+    )
     message = refusal(open_checkpoint, folder)
-    assert ".scales" in message and "not part of the model" in message and "no field quantization" in message
+    assert (
+        ".scales" in message
+        and "not part of the model" in message
+        and "no field quantization" in message
+    )

@@ -12,7 +12,11 @@ from mlx_llama.core.files.parts import column_unit, take_columns, take_rows
 from mlx_llama.core.files.quantize import write_mlx
 
 LAYER = "model.layers.0."
-MATRICES = (LAYER + "self_attn.q_proj.weight", LAYER + "self_attn.k_proj.weight", LAYER + "mlp.down_proj.weight")
+MATRICES = (
+    LAYER + "self_attn.q_proj.weight",
+    LAYER + "self_attn.k_proj.weight",
+    LAYER + "mlp.down_proj.weight",
+)
 
 
 def check(checkpoint) -> None:
@@ -23,10 +27,14 @@ def check(checkpoint) -> None:
         nbytes = 0
         for span in ((0, half), (half, rows)):
             part = take_rows(whole, *span)
-            assert part.shape == (span[1] - span[0], columns) and np.array_equal(part.float32(), wanted[slice(*span)]), name
+            assert part.shape == (span[1] - span[0], columns) and np.array_equal(
+                part.float32(), wanted[slice(*span)]
+            ), name
             nbytes += part.nbytes
             part.release()
-            assert np.array_equal(part.float32(), wanted[slice(*span)]), "after its pages were released"
+            assert np.array_equal(part.float32(), wanted[slice(*span)]), (
+                "after its pages were released"
+            )
         assert nbytes == whole.nbytes
         for span in ((0, cut), (cut, columns)) if cut else ():
             part = take_columns(whole, *span)
@@ -39,7 +47,9 @@ def check(checkpoint) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_dense(dtype, tmp_path):
-    checkpoint = open_checkpoint(make_checkpoint(tmp_path / "toy", dtype=dtype, attention_bias=True))
+    checkpoint = open_checkpoint(
+        make_checkpoint(tmp_path / "toy", dtype=dtype, attention_bias=True)
+    )
     check(checkpoint)
     bias = checkpoint.tensors[LAYER + "self_attn.q_proj.bias"]
     assert np.array_equal(take_rows(bias, 16, 48).float32(), bias.float32()[16:48])
@@ -47,8 +57,14 @@ def test_dense(dtype, tmp_path):
 
 @pytest.mark.parametrize("kind", ["F32", "F16", *LOW_BIT])
 def test_gguf_whose_query_rows_are_permuted(kind, tmp_path):
-    make_gguf(tmp_path / "toy.gguf", kinds=kind, num_attention_heads=8, num_key_value_heads=4, hidden_size=512,
-              intermediate_size=512)
+    make_gguf(
+        tmp_path / "toy.gguf",
+        kinds=kind,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        hidden_size=512,
+        intermediate_size=512,
+    )
     check(open_checkpoint(tmp_path / "toy.gguf"))
 
 

@@ -20,17 +20,28 @@ SCHEMES = [(bits, group) for bits in quantize.BITS for group in quantize.GROUP_S
 
 
 def groups(kind: str) -> np.ndarray:
-    """float32 [7, 256]: ordinary groups, and those where a formula may divide by zero or round the other way."""
+    """float32 [7, 256]: ordinary groups, and those where a formula may divide by zero or round the
+    other way.
+    """
     x = np.random.default_rng(5).standard_normal((7, 256)).astype(np.float32)
-    return {"normal": x, "constant": np.repeat(x[:, :1], 256, 1), "positive": np.abs(x), "negative": -np.abs(x),
-            "zero": x * 0, "tiny": x * np.float32(1e-7), "huge": x * np.float32(1e4),
-            "one outlier": x * np.float32(1e-3) + 100 * np.eye(7, 256, dtype=np.float32),
-            "steps": np.round(x * 4) / 4}[kind]
+    return {
+        "normal": x,
+        "constant": np.repeat(x[:, :1], 256, 1),
+        "positive": np.abs(x),
+        "negative": -np.abs(x),
+        "zero": x * 0,
+        "tiny": x * np.float32(1e-7),
+        "huge": x * np.float32(1e4),
+        "one outlier": x * np.float32(1e-3) + 100 * np.eye(7, 256, dtype=np.float32),
+        "steps": np.round(x * 4) / 4,
+    }[kind]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("kind", ["normal", "constant", "positive", "negative", "zero", "tiny", "huge", "one outlier",
-                                  "steps"])
+@pytest.mark.parametrize(
+    "kind",
+    ["normal", "constant", "positive", "negative", "zero", "tiny", "huge", "one outlier", "steps"],
+)
 def test_codes_scales_and_biases_are_those_of_mx_quantize(kind, dtype):
     mx = pytest.importorskip("mlx.core", reason="the judge is mx.quantize")
     with mx.stream(mx.cpu):
@@ -64,19 +75,25 @@ def test_the_folder_is_mlx_lms(model, bits, group, tmp_path):
     source = make_checkpoint(tmp_path / "in", tokenizer="llama2", **fields)
     if torch_dtype:
         edit_config(source, torch_dtype=torch_dtype)
-    mlx_lm.convert(str(source), str(tmp_path / "judge"), quantize=True, q_bits=bits, q_group_size=group)
+    mlx_lm.convert(
+        str(source), str(tmp_path / "judge"), quantize=True, q_bits=bits, q_group_size=group
+    )
     written = write_mlx(open_checkpoint(source), tmp_path / "out", bits, group)
 
     mine, judge = (mx.load(str(tmp_path / name / "model.safetensors")) for name in ("out", "judge"))
     assert set(mine) == set(judge)
     for name, wanted in judge.items():
         assert mine[name].dtype == wanted.dtype and mx.array_equal(mine[name], wanted), name
-    mine, judge = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("out", "judge"))
+    mine, judge = (
+        json.loads((tmp_path / name / "config.json").read_text()) for name in ("out", "judge")
+    )
     assert mine == judge
     index = "model.safetensors.index.json"
     mine, judge = (json.loads((tmp_path / name / index).read_text()) for name in ("out", "judge"))
     assert mine == judge and written.nbytes == judge["metadata"]["total_size"]
-    assert all("rows of 96" in notice for notice in written.notices) and len(written.notices) == (group == 64)
+    assert all("rows of 96" in notice for notice in written.notices) and len(written.notices) == (
+        group == 64
+    )
 
     llama, tokenizer = mlx_lm.load(str(tmp_path / "out"))
     assert mlx_lm.generate(llama, tokenizer, "Once upon", max_tokens=3) is not None
@@ -90,7 +107,9 @@ def edit_config(folder: Path, **fields) -> None:
 @pytest.mark.parametrize("bits, group", SCHEMES)
 def test_written_matrices_are_read_as_mlx_reads_them(bits, group, tmp_path):
     mx = pytest.importorskip("mlx.core", reason="the judge is mx.dequantize")
-    source = make_checkpoint(tmp_path / "in", dtype="float32", hidden_size=128, intermediate_size=256)
+    source = make_checkpoint(
+        tmp_path / "in", dtype="float32", hidden_size=128, intermediate_size=256
+    )
     write_mlx(open_checkpoint(source), tmp_path / "out", bits, group)
     before, after = open_checkpoint(source).tensors, open_checkpoint(tmp_path / "out").tensors
     assert set(before) == set(after)
@@ -100,7 +119,9 @@ def test_written_matrices_are_read_as_mlx_reads_them(bits, group, tmp_path):
             continue
         assert (after[name].bits, after[name].group_size) == (bits, group)
         with mx.stream(mx.cpu):
-            wanted = mx.dequantize(*mx.quantize(mx.array(tensor.float32()), group, bits), group, bits)
+            wanted = mx.dequantize(
+                *mx.quantize(mx.array(tensor.float32()), group, bits), group, bits
+            )
             assert np.array_equal(after[name].float32(), np.array(wanted)), name
 
 
@@ -111,7 +132,9 @@ def test_tokenizer_and_settings_come_along(toy, tmp_path):
     (toy / "generation_config.json").unlink()
     assert opened.generation_config == {"temperature": 0.5, "do_sample": True}
     assert opened.template.source == open_checkpoint(toy).template.source
-    assert opened.tokenizer.encode(SENTENCES[0]) == open_checkpoint(toy).tokenizer.encode(SENTENCES[0])
+    assert opened.tokenizer.encode(SENTENCES[0]) == open_checkpoint(toy).tokenizer.encode(
+        SENTENCES[0]
+    )
 
 
 def test_large_models_are_sharded(toy, tmp_path, monkeypatch):
@@ -130,20 +153,30 @@ def test_a_quantised_model_is_quantised_anew_and_that_is_said(toy, tmp_path):
     written = write_mlx(open_checkpoint(tmp_path / "8"), tmp_path / "4", 4, 32)
     assert "quantised already (affine 8-bit, groups of 32)" in written.notices[0]
     config = json.loads((tmp_path / "4" / "config.json").read_text())
-    assert config["quantization"] == config["quantization_config"] == {"bits": 4, "group_size": 32, "mode": "affine"}
+    assert (
+        config["quantization"]
+        == config["quantization_config"]
+        == {"bits": 4, "group_size": 32, "mode": "affine"}
+    )
     name = "model.layers.0.mlp.up_proj.weight"
-    codes, scales, biases = quantize.affine(open_checkpoint(tmp_path / "8").tensors[name].float32(), 4, 32)
+    codes, scales, biases = quantize.affine(
+        open_checkpoint(tmp_path / "8").tensors[name].float32(), 4, 32
+    )
     rows = open_checkpoint(tmp_path / "4").tensors[name].rows(0, 96)
     assert np.array_equal(rows.codes, codes) and np.array_equal(rows.scales, scales)
 
 
 def test_groups_that_divide_nothing(tmp_path):
     source = make_checkpoint(tmp_path / "in")
-    with pytest.raises(OptionsError, match="group_size 128: does not divide the rows of any matrix"):
+    with pytest.raises(
+        OptionsError, match="group_size 128: does not divide the rows of any matrix"
+    ):
         write_mlx(open_checkpoint(source), tmp_path / "out", 4, 128)
 
 
-@pytest.mark.parametrize("kind, bits", [("Q4_0", 4), ("Q4_1", 4), ("Q5_0", 5), ("Q5_1", 5), ("Q8_0", 8), ("IQ4_NL", 8)])
+@pytest.mark.parametrize(
+    "kind, bits", [("Q4_0", 4), ("Q4_1", 4), ("Q5_0", 5), ("Q5_1", 5), ("Q8_0", 8), ("IQ4_NL", 8)]
+)
 def test_a_gguf_source_of_the_same_bits_is_kept_exactly(kind, bits, tmp_path):
     judge = make_gguf(tmp_path / "in.gguf", kinds=kind)
     checkpoint = open_checkpoint(tmp_path / "in.gguf")
@@ -152,7 +185,9 @@ def test_a_gguf_source_of_the_same_bits_is_kept_exactly(kind, bits, tmp_path):
     after = open_checkpoint(tmp_path / "out").tensors
     for name, tensor in after.items():
         if len(tensor.shape) == 2:
-            np.testing.assert_allclose(tensor.float32(), judge[name], rtol=1e-6, atol=1e-7, err_msg=name)
+            np.testing.assert_allclose(
+                tensor.float32(), judge[name], rtol=1e-6, atol=1e-7, err_msg=name
+            )
     other = write_mlx(checkpoint, tmp_path / "other", bits, 64).notices
     assert any(f"quantised already ({kind})" in notice for notice in other)
 

@@ -13,10 +13,14 @@ from making_gguf import HALVES, LOW_BIT, dequantise, random_blocks
 
 from mlx_llama.core.files.quantized import GGUF_FORMATS, AffineWeight, GGUFWeight, MLXWeight, Rows
 
-# zeros of both signs, the smallest and the largest subnormal, the smallest normal, ordinary ones, the largest of
-# float16
+# zeros of both signs, the smallest and the largest subnormal, the smallest normal, ordinary ones,
+# the largest of float16
 EXTREME = np.array([0.0, -0.0, 6e-8, -6.1e-5, 6.1e-5, -1.0, 0.3333, 65504.0, -65504.0], np.float16)
-MLX_BITS, MLX_GROUPS, MLX_DTYPES = (2, 3, 4, 5, 6, 8), (32, 64, 128), ("float32", "float16", "bfloat16")
+MLX_BITS, MLX_GROUPS, MLX_DTYPES = (
+    (2, 3, 4, 5, 6, 8),
+    (32, 64, 128),
+    ("float32", "float16", "bfloat16"),
+)
 
 
 def gguf_weight(kind: str, blocks: np.ndarray, order: np.ndarray | None = None) -> GGUFWeight:
@@ -35,7 +39,11 @@ def assert_same_bits(ours: np.ndarray, theirs: np.ndarray) -> None:
 def check_rows(weight: AffineWeight, rows: Rows, expected: np.ndarray) -> None:
     """Check shapes, dtypes and ranges of `Rows` against the weight's fields."""
     n, k = expected.shape
-    assert rows.codes.dtype == np.uint8 and rows.codes.shape == (n, k) and rows.codes.flags.c_contiguous
+    assert (
+        rows.codes.dtype == np.uint8
+        and rows.codes.shape == (n, k)
+        and rows.codes.flags.c_contiguous
+    )
     assert int(rows.codes.max()) < 1 << weight.bits
     assert rows.offset == weight.offset and (rows.offset == 0 or rows.offset in (4, 8, 16, 32, 128))
     groups = (n, k // weight.group_size)
@@ -53,7 +61,10 @@ def check_rows(weight: AffineWeight, rows: Rows, expected: np.ndarray) -> None:
     if not weight.two_level:
         assert levels == (None,) * 4
         return
-    for above, below, product, kind in ((*levels[:2], rows.scales, np.int8), (*levels[2:], rows.biases, np.uint8)):
+    for above, below, product, kind in (
+        (*levels[:2], rows.scales, np.int8),
+        (*levels[2:], rows.biases, np.uint8),
+    ):
         if product is None:
             assert above is None and below is None
             continue
@@ -76,7 +87,9 @@ def test_random_blocks(kind):
     blocks = random_blocks(kind, 40, 768, rng)
     weight = gguf_weight(kind, blocks)
     expected = dequantise(blocks, kind)
-    assert weight.shape == expected.shape and weight.nbytes == blocks.nbytes and weight.format == kind
+    assert (
+        weight.shape == expected.shape and weight.nbytes == blocks.nbytes and weight.format == kind
+    )
     assert_same_bits(weight.float32(), expected)
     check_rows(weight, weight.rows(0, 40), expected)
 
@@ -84,7 +97,9 @@ def test_random_blocks(kind):
 @pytest.mark.parametrize("kind", LOW_BIT)
 def test_any_bytes(kind):
     """Infinite scales and NaN give the reference's bits too."""
-    blocks = np.random.default_rng(2).integers(0, 256, (64, GGUF_FORMATS[kind].nbytes * 8), dtype=np.uint8)
+    blocks = np.random.default_rng(2).integers(
+        0, 256, (64, GGUF_FORMATS[kind].nbytes * 8), dtype=np.uint8
+    )
     with np.errstate(all="ignore"):
         expected = dequantise(blocks, kind)
     assert_same_bits(gguf_weight(kind, blocks).float32(), expected)
@@ -100,7 +115,11 @@ def test_extreme_blocks(kind):
         for fill in (np.zeros(nbytes), np.full(nbytes, 255), rng.integers(0, 256, nbytes)):
             block = fill.astype(np.uint8)
             if kind == "Q8_K":
-                wide = np.float32(scales[0]) * np.float32(scales[1]) if np.any(scales) else np.float32(-1e-45)
+                wide = (
+                    np.float32(scales[0]) * np.float32(scales[1])
+                    if np.any(scales)
+                    else np.float32(-1e-45)
+                )
                 block[:4] = np.array([wide]).view(np.uint8)
             for at, scale in zip(HALVES.get(kind, ()), scales):
                 block[at : at + 2] = np.array([scale]).view(np.uint8)
@@ -154,7 +173,9 @@ def raw(x: mx.array) -> np.ndarray:
     return np.array(x.view(mx.uint16)) if x.dtype == mx.bfloat16 else np.array(x)
 
 
-def mlx_judge(packed: np.ndarray, scales: mx.array, biases: mx.array, bits: int, group_size: int) -> np.ndarray:
+def mlx_judge(
+    packed: np.ndarray, scales: mx.array, biases: mx.array, bits: int, group_size: int
+) -> np.ndarray:
     wide = [x.astype(mx.float32) for x in (scales, biases)]
     return np.array(mx.dequantize(mx.array(packed), *wide, group_size=group_size, bits=bits))
 
@@ -163,7 +184,9 @@ def mlx_judge(packed: np.ndarray, scales: mx.array, biases: mx.array, bits: int,
 @pytest.mark.parametrize("group_size", MLX_GROUPS)
 @pytest.mark.parametrize("bits", MLX_BITS)
 def test_matrices_quantised_by_mlx(bits, group_size, dtype):
-    x = mx.array(np.random.default_rng(bits).standard_normal((24, 384), dtype=np.float32)).astype(getattr(mx, dtype))
+    x = mx.array(np.random.default_rng(bits).standard_normal((24, 384), dtype=np.float32)).astype(
+        getattr(mx, dtype)
+    )
     packed, scales, biases = mx.quantize(x, group_size=group_size, bits=bits)
     weight = MLXWeight("a.weight", bits, group_size, np.array(packed), raw(scales), raw(biases))
     expected = mlx_judge(np.array(packed), scales, biases, bits, group_size)
@@ -180,14 +203,18 @@ def test_matrices_quantised_by_mlx(bits, group_size, dtype):
 def test_extreme_mlx_matrices(bits):
     rng = np.random.default_rng(bits)
     values = np.array([0.0, -0.0, 1e-45, -1e-40, 1.2e-38, 1.0, -0.3333, 1e30, -1e36], np.float32)
-    scales, biases = (x.reshape(-1, 1) for x in np.array(list(itertools.product(values, repeat=2)), np.float32).T)
+    scales, biases = (
+        x.reshape(-1, 1) for x in np.array(list(itertools.product(values, repeat=2)), np.float32).T
+    )
     for packed in (
         np.zeros((81, bits), np.uint32),
         np.full((81, bits), 0xFFFFFFFF, np.uint32),
         rng.integers(0, 1 << 32, (81, bits), dtype=np.uint32),
     ):
         expected = mlx_judge(packed, mx.array(scales), mx.array(biases), bits, 32)
-        assert_same_bits(MLXWeight("a.weight", bits, 32, packed, scales, biases).float32(), expected)
+        assert_same_bits(
+            MLXWeight("a.weight", bits, 32, packed, scales, biases).float32(), expected
+        )
 
 
 def test_bfloat16_scales_are_widened_exactly():

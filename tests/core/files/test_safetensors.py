@@ -23,11 +23,15 @@ def resident() -> int:
         return int(file.read().split()[1]) * mmap.PAGESIZE
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="counts resident pages through Linux's /proc")
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/statm"), reason="counts resident pages through Linux's /proc"
+)
 def test_opening_reads_no_weights_and_release_gives_pages_back(tmp_path):
     size = 64 << 20
     path = tmp_path / "big.safetensors"
-    write_safetensors(path, {"small": ("F32", (2,), bytes(8)), "w": ("F32", (size // 4,), bytes(size))})
+    write_safetensors(
+        path, {"small": ("F32", (2,), bytes(8)), "w": ("F32", (size // 4,), bytes(size))}
+    )
     before = resident()
     tensor = SafetensorsFile(path).tensor("w")
     opened = resident()
@@ -88,7 +92,9 @@ LYING = {
     "sizes overflow": lambda p: file_with({"w": entry(shape=(2**32, 2**32))}, bytes(8), p),
     "size of a huge number": lambda p: file_with({"w": entry(shape=(10**30,))}, bytes(8), p),
     "too many dimensions": lambda p: file_with({"w": entry(shape=(1,) * 1000 + (2,))}, bytes(8), p),
-    "offsets beyond the file": lambda p: file_with({"w": entry(offsets=(0, 16), shape=(4,))}, bytes(8), p),
+    "offsets beyond the file": lambda p: file_with(
+        {"w": entry(offsets=(0, 16), shape=(4,))}, bytes(8), p
+    ),
     "offsets backwards": lambda p: file_with({"w": entry(offsets=(8, 0))}, bytes(8), p),
     "offsets negative": lambda p: file_with({"w": entry(offsets=(-8, 0))}, bytes(8), p),
     "one offset": lambda p: file_with({"w": entry(offsets=(0,))}, bytes(8), p),
@@ -108,8 +114,13 @@ def test_a_long_header_is_refused_before_it_is_read(tmp_path):
     assert "header length is 95000000, expected at most 5000000" in refusal(SafetensorsFile, path)
 
 
-@pytest.mark.parametrize("header", [b'{"x":[' + b"[]," * 1_600_000 + b"[]]}",
-                                    b"{" + b",".join(b'"%06d":""' % i for i in range(400_000)) + b"}"])
+@pytest.mark.parametrize(
+    "header",
+    [
+        b'{"x":[' + b"[]," * 1_600_000 + b"[]]}",
+        b"{" + b",".join(b'"%06d":""' % i for i in range(400_000)) + b"}",
+    ],
+)
 def test_the_longest_header_takes_little_memory(header, tmp_path):
     path = file_with(header, path=tmp_path / "model.safetensors")
     script = (
@@ -123,7 +134,9 @@ def test_the_longest_header_takes_little_memory(header, tmp_path):
         "except CheckpointError:\n"
         "    print(peak_memory() - before)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=60
+    )
     assert int(done.stdout) < 200e6, done.stderr
 
 
@@ -135,14 +148,22 @@ def test_a_lying_header_is_refused(name, tmp_path):
     assert str(path) in message and "fetch it again" in message
     if name == "spaces first":
         return  # against the format's text, but its library lets it pass
-    with pytest.raises((SafetensorError, OSError, TypeError, ValueError)), safe_open(path, "np") as f:
+    with (
+        pytest.raises((SafetensorError, OSError, TypeError, ValueError)),
+        safe_open(path, "np") as f,
+    ):
         [f.get_tensor(n) for n in f.keys()]
 
 
 def test_scalars_and_empty_tensors(tmp_path):
     path = tmp_path / "x.safetensors"
     write_safetensors(
-        path, {"none": ("F32", (0, 3), b""), "one": ("F32", (), struct.pack("<f", 2.5)), "end": ("F16", (0,), b"")}
+        path,
+        {
+            "none": ("F32", (0, 3), b""),
+            "one": ("F32", (), struct.pack("<f", 2.5)),
+            "end": ("F16", (0,), b""),
+        },
     )
     file = SafetensorsFile(path)
     assert file.tensor("one").bits.shape == () and file.tensor("one").bits == 2.5
@@ -153,12 +174,16 @@ def test_scalars_and_empty_tensors(tmp_path):
 
 
 def test_an_empty_list_of_tensors(tmp_path):
-    assert SafetensorsFile(file_with(b'{"__metadata__": {"a": "b"}}', path=tmp_path / "x")).names == ()
+    assert (
+        SafetensorsFile(file_with(b'{"__metadata__": {"a": "b"}}', path=tmp_path / "x")).names == ()
+    )
 
 
 @given(data=st.data())
 def test_a_damaged_file_is_read_right_or_refused(data, tmp_path):
-    """Cut or flipped anywhere: a CheckpointError or arrays of the promised shape; never another error."""
+    """Cut or flipped anywhere: a CheckpointError or arrays of the promised shape; never another
+    error.
+    """
     path = tmp_path / "x.safetensors"
     write_safetensors(path, {"a": ("F32", (2, 3), bytes(24)), "b": ("BF16", (5,), bytes(10))})
     raw = bytearray(path.read_bytes())

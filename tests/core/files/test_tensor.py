@@ -26,19 +26,25 @@ def test_every_bfloat16_widens_to_torchs_bits():
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_rounding_to_16_bits_is_torchs(dtype):
-    """Nearest even: random bit patterns, both neighbours of every tie, subnormal and infinite numbers; NaN stays NaN."""
+    """Nearest even: random bit patterns, both neighbours of every tie, subnormal and infinite
+    numbers; NaN stays NaN.
+    """
     width = 16 if dtype == "bfloat16" else 13  # bits that are rounded away
     grid = np.arange(0, 1 << 32, 1 << width, np.uint32)
     half = np.uint32(1 << (width - 1))
     random = np.random.default_rng(1).integers(0, 2**32, 100_000, np.uint32)
     ties = grid + half
-    values = np.concatenate([random, grid, ties - np.uint32(1), ties, ties + np.uint32(1)]).view(np.float32)
+    values = np.concatenate([random, grid, ties - np.uint32(1), ties, ties + np.uint32(1)]).view(
+        np.float32
+    )
     with np.errstate(all="raise"):
         found = encode(values, dtype)
     expected = torch.from_numpy(values).to(getattr(torch, dtype))
     nan = np.isnan(values)
     assert nan.sum() > 1000 and np.isinf(values).sum() == 2 and found.dtype == NUMBERS[dtype]
-    np.testing.assert_array_equal(found.view(np.uint16)[~nan], expected.view(torch.uint16).numpy()[~nan])
+    np.testing.assert_array_equal(
+        found.view(np.uint16)[~nan], expected.view(torch.uint16).numpy()[~nan]
+    )
     assert np.isnan(found[nan].astype(np.float32)).all()
     if dtype == "bfloat16":
         np.testing.assert_array_equal(to_bfloat16(values[~nan]), found.view(np.uint16)[~nan])

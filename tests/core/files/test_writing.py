@@ -22,8 +22,10 @@ from mlx_llama.core.system import progress
 
 def both(checkpoint, folder: Path):
     """The two forms, as (what writes, where to)."""
-    return ((lambda: write_mlx(checkpoint, folder / "out", 4, 32), folder / "out"),
-            (lambda: write_gguf(checkpoint, folder / "out.gguf"), folder / "out.gguf"))
+    return (
+        (lambda: write_mlx(checkpoint, folder / "out", 4, 32), folder / "out"),
+        (lambda: write_gguf(checkpoint, folder / "out.gguf"), folder / "out.gguf"),
+    )
 
 
 def test_what_is_there_is_never_overwritten(toy, tmp_path):
@@ -33,7 +35,9 @@ def test_what_is_there_is_never_overwritten(toy, tmp_path):
     for write, out in both(open_checkpoint(toy), tmp_path):
         with pytest.raises(CheckpointError, match="exists already"):
             write()
-    assert (tmp_path / "out.gguf").read_text() == (tmp_path / "out" / "mine").read_text() == "precious"
+    assert (
+        (tmp_path / "out.gguf").read_text() == (tmp_path / "out" / "mine").read_text() == "precious"
+    )
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -49,9 +53,15 @@ def test_a_weight_that_is_not_finite_leaves_nothing_behind(value, tmp_path):
     config = json.loads((source / "config.json").read_text())
     tensors = random_tensors(config)
     tensors["model.layers.1.mlp.down_proj.weight"][5, 7] = value
-    write_safetensors(source / "model.safetensors", {name: encode_tensor(x, "float32") for name, x in tensors.items()})
+    write_safetensors(
+        source / "model.safetensors",
+        {name: encode_tensor(x, "float32") for name, x in tensors.items()},
+    )
     for write, out in both(open_checkpoint(source), tmp_path):
-        with pytest.raises(CheckpointError, match="model.layers.1.mlp.down_proj.weight holds a value that is not fin"):
+        with pytest.raises(
+            CheckpointError,
+            match="model.layers.1.mlp.down_proj.weight holds a value that is not fin",
+        ):
             write()
     assert list(tmp_path.iterdir()) == [source]
 
@@ -61,8 +71,13 @@ def test_weights_too_large_for_float16_scales(tmp_path):
     config = json.loads((source / "config.json").read_text())
     tensors = random_tensors(config)
     tensors["model.layers.0.mlp.up_proj.weight"][0, 0] = 1e7
-    write_safetensors(source / "model.safetensors", {name: encode_tensor(x, "float32") for name, x in tensors.items()})
-    with pytest.raises(CheckpointError, match="model.layers.0.mlp.up_proj.weight: holds weights too large for Q8_0"):
+    write_safetensors(
+        source / "model.safetensors",
+        {name: encode_tensor(x, "float32") for name, x in tensors.items()},
+    )
+    with pytest.raises(
+        CheckpointError, match="model.layers.0.mlp.up_proj.weight: holds weights too large for Q8_0"
+    ):
         write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
     edit_config(source, torch_dtype="float16")
     with pytest.raises(CheckpointError, match="not finite at float16"):
@@ -115,10 +130,14 @@ def test_slabs_change_nothing_and_progress_ends_at_its_total(toy, tmp_path, monk
 
 @pytest.mark.parametrize("form", ["mlx", "gguf"])
 def test_the_peak_of_memory_is_a_tensor_and_not_the_model(form, tmp_path):
-    """A model of 400 MB, whose largest tensors are 16 MB, takes less than 60 MB more than a small one."""
+    """A model of 400 MB, whose largest tensors are 16 MB, takes less than 60 MB more than a small
+    one.
+    """
     if not Path("/proc/self/status").exists():
         pytest.skip("only Linux says how much memory a process has had since a given moment")
-    fields = dict(hidden_size=1024, intermediate_size=8192, num_attention_heads=8, num_key_value_heads=4)
+    fields = dict(
+        hidden_size=1024, intermediate_size=8192, num_attention_heads=8, num_key_value_heads=4
+    )
     source = make_checkpoint(tmp_path / "in", dtype="bfloat16", num_hidden_layers=1, **fields)
     edit_config(source, num_hidden_layers=7)
     from mlx_llama.core.models.config import LlamaConfig
@@ -147,8 +166,12 @@ before = field("VmRSS")
 open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
 write(large, out + "2")
 print(field("VmHWM") - before)
-"""
-    done = subprocess.run([sys.executable, "-c", code, form, str(small), str(source), str(tmp_path / "out")],
-                          capture_output=True, text=True, timeout=300)
+"""  # noqa: E501
+    done = subprocess.run(
+        [sys.executable, "-c", code, form, str(small), str(source), str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert at > 370e6 and done.returncode == 0, done.stderr
     assert 0 < int(done.stdout) < 60e6

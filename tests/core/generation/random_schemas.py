@@ -1,14 +1,56 @@
-"""Random JSON schemas for the tests of grammars: every keyword that llguidance enforces, nested, with noise."""
+"""Random JSON schemas for the tests of grammars: every keyword that llguidance enforces, nested,
+with noise.
+"""
 
 from __future__ import annotations
 
 import random
 from typing import Any
 
-FORMATS = ("date", "time", "date-time", "email", "uuid", "ipv4", "ipv6", "hostname", "duration", "uri")
-PATTERNS = ("^[a-z]+$", "^[A-Z]{2}-\\d{3}$", "b", "^(foo|bar)$", "^a?b*$", "\\.txt$", "^[^\\s]{1,5}$", "^é+$", "^x|y$")
-TEXTS = ("", "a", "yes", 'with "quotes"', "back\\slash", "é🦙", "new\nline", "null", "1", " ", "<tag>", "</s>")
-NOISE: dict[str, Any] = {"title": "T", "description": 'a "word"\n', "default": None, "examples": [1], "deprecated": False}
+FORMATS = (
+    "date",
+    "time",
+    "date-time",
+    "email",
+    "uuid",
+    "ipv4",
+    "ipv6",
+    "hostname",
+    "duration",
+    "uri",
+)
+PATTERNS = (
+    "^[a-z]+$",
+    "^[A-Z]{2}-\\d{3}$",
+    "b",
+    "^(foo|bar)$",
+    "^a?b*$",
+    "\\.txt$",
+    "^[^\\s]{1,5}$",
+    "^é+$",
+    "^x|y$",
+)
+TEXTS = (
+    "",
+    "a",
+    "yes",
+    'with "quotes"',
+    "back\\slash",
+    "é🦙",
+    "new\nline",
+    "null",
+    "1",
+    " ",
+    "<tag>",
+    "</s>",
+)
+NOISE: dict[str, Any] = {
+    "title": "T",
+    "description": 'a "word"\n',
+    "default": None,
+    "examples": [1],
+    "deprecated": False,
+}
 
 
 def random_schema(source: random.Random, depth: int = 3) -> dict[str, Any]:
@@ -49,12 +91,20 @@ def _string(r: random.Random, depth: int, defs: dict[str, Any]) -> dict[str, Any
 def _limits(r: random.Random, number: Any) -> dict[str, Any]:
     low = number(r)
     high = low + abs(number(r))
-    return (_maybe(r, 0.4, minimum=low) | _maybe(r, 0.4, maximum=high)
-            | _maybe(r, 0.15, exclusiveMinimum=low) | _maybe(r, 0.15, exclusiveMaximum=high))
+    return (
+        _maybe(r, 0.4, minimum=low)
+        | _maybe(r, 0.4, maximum=high)
+        | _maybe(r, 0.15, exclusiveMinimum=low)
+        | _maybe(r, 0.15, exclusiveMaximum=high)
+    )
 
 
 def _integer(r: random.Random, depth: int, defs: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "integer", **_limits(r, lambda r: r.randint(-200, 2000)), **_maybe(r, 0.15, multipleOf=r.choice((2, 3, 5, 10)))}
+    return {
+        "type": "integer",
+        **_limits(r, lambda r: r.randint(-200, 2000)),
+        **_maybe(r, 0.15, multipleOf=r.choice((2, 3, 5, 10))),
+    }
 
 
 def _number(r: random.Random, depth: int, defs: dict[str, Any]) -> dict[str, Any]:
@@ -65,15 +115,28 @@ def _constant(r: random.Random, depth: int, defs: dict[str, Any]) -> dict[str, A
     values = [*TEXTS, 0, -1, 2.5, True, False, None, [], {}, [1, "a"], {"k": [None]}]
     if r.random() < 0.3:
         return {"const": r.choice(values)}
-    return {"enum": r.sample(values, r.randint(1, 5)), **_maybe(r, 0.2, type=["string", "number", "null"])}
+    return {
+        "enum": r.sample(values, r.randint(1, 5)),
+        **_maybe(r, 0.2, type=["string", "number", "null"]),
+    }
 
 
 def _simple(r: random.Random, depth: int, defs: dict[str, Any]) -> dict[str, Any]:
-    return r.choice(({"type": "boolean"}, {"type": "null"}, {"type": ["integer", "null"]}, {"type": ["string", "boolean"]}, {}))
+    return r.choice(
+        (
+            {"type": "boolean"},
+            {"type": "null"},
+            {"type": ["integer", "null"]},
+            {"type": ["string", "boolean"]},
+            {},
+        )
+    )
 
 
 def _object(r: random.Random, depth: int, defs: dict[str, Any]) -> dict[str, Any]:
-    names = r.sample(("name", "age", "é", "a b", 'q"', "items", "type", "x-y", "0", "back\\"), r.randint(0, 4))
+    names = r.sample(
+        ("name", "age", "é", "a b", 'q"', "items", "type", "x-y", "0", "back\\"), r.randint(0, 4)
+    )
     schema: dict[str, Any] = {"type": "object"}
     if names:
         schema["properties"] = {name: _schema(r, depth, defs) for name in names}
@@ -81,13 +144,23 @@ def _object(r: random.Random, depth: int, defs: dict[str, Any]) -> dict[str, Any
     if r.random() < 0.15:
         schema["patternProperties"] = {r.choice(("^p_", "^[0-9]$", "_id$")): _schema(r, 0, defs)}
     if r.random() < 0.7:
-        schema["additionalProperties"] = r.random() < 0.2 or (False if r.random() < 0.8 else _schema(r, 0, defs))
-    return schema | _maybe(r, 0.1, minProperties=r.randint(0, 2)) | _maybe(r, 0.1, maxProperties=r.randint(2, 5))
+        schema["additionalProperties"] = r.random() < 0.2 or (
+            False if r.random() < 0.8 else _schema(r, 0, defs)
+        )
+    return (
+        schema
+        | _maybe(r, 0.1, minProperties=r.randint(0, 2))
+        | _maybe(r, 0.1, maxProperties=r.randint(2, 5))
+    )
 
 
 def _array(r: random.Random, depth: int, defs: dict[str, Any]) -> dict[str, Any]:
     low = r.randint(0, 2)
-    schema: dict[str, Any] = {"type": "array"} | _maybe(r, 0.4, minItems=low) | _maybe(r, 0.8, maxItems=low + r.randint(0, 3))
+    schema: dict[str, Any] = (
+        {"type": "array"}
+        | _maybe(r, 0.4, minItems=low)
+        | _maybe(r, 0.8, maxItems=low + r.randint(0, 3))
+    )
     if r.random() < 0.25:
         schema["prefixItems"] = [_schema(r, depth, defs) for _ in range(r.randint(1, 3))]
     if r.random() < 0.8:

@@ -1,4 +1,6 @@
-"""Requests with adapters of their own: the option, prefixes, saved caches, a draft model, many in one step."""
+"""Requests with adapters of their own: the option, prefixes, saved caches, a draft model, many in
+one step.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ PROMPT = list(range(3, 40))
 def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("adapters")
     base = make_checkpoint(folder / "base", max_position_embeddings=512)
-    return base, [write_random(base, folder / name, seed) for seed, name in enumerate(("sea", "sky"))]
+    return base, [
+        write_random(base, folder / name, seed) for seed, name in enumerate(("sea", "sky"))
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -33,30 +37,50 @@ def answer(llm, **options):
 def wanted(folders):
     """Tokens of a model without adapters, and of models with one."""
     base, adapters = folders
-    return [answer(load(base, backend="cpu", dtype="float32", adapters=one)) for one in (None, *adapters)]
+    return [
+        answer(load(base, backend="cpu", dtype="float32", adapters=one))
+        for one in (None, *adapters)
+    ]
 
 
 def test_the_option_names_the_adapter_and_the_first_is_the_default(llm, wanted):
     assert len({tuple(tokens) for tokens in wanted}) == 3
-    assert [answer(llm), answer(llm, adapter="sea"), answer(llm, adapter="sky"), answer(llm, adapter="base")] == [
-        wanted[1], wanted[1], wanted[2], wanted[0]]
-    assert llm.generate(PROMPT, max_tokens=1, adapter="sky").receipt()["options"]["adapter"] == "sky"
-    assert "there are sea, sky, base" in refusal(lambda: llm.generate(PROMPT, adapter="land"), kind=OptionsError)
+    assert [
+        answer(llm),
+        answer(llm, adapter="sea"),
+        answer(llm, adapter="sky"),
+        answer(llm, adapter="base"),
+    ] == [wanted[1], wanted[1], wanted[2], wanted[0]]
+    assert (
+        llm.generate(PROMPT, max_tokens=1, adapter="sky").receipt()["options"]["adapter"] == "sky"
+    )
+    assert "there are sea, sky, base" in refusal(
+        lambda: llm.generate(PROMPT, adapter="land"), kind=OptionsError
+    )
 
 
 def test_without_adapters_a_name_is_refused(folders):
     plain = load(folders[0], backend="cpu")
-    assert "none was loaded: load it with `adapters`" in refusal(lambda: plain.generate(PROMPT, adapter="sea"), kind=OptionsError)
-    assert plain.generate(PROMPT, max_tokens=2, adapter="base").text == plain.generate(PROMPT, max_tokens=2).text
+    assert "none was loaded: load it with `adapters`" in refusal(
+        lambda: plain.generate(PROMPT, adapter="sea"), kind=OptionsError
+    )
+    assert (
+        plain.generate(PROMPT, max_tokens=2, adapter="base").text
+        == plain.generate(PROMPT, max_tokens=2).text
+    )
 
 
 def test_requests_of_one_step_have_adapters_of_their_own(llm, wanted):
-    handles = [llm.submit(PROMPT, max_tokens=8, logit_bias={1: -100, 2: -100}, adapter=name)
-               for name in ("sky", "base", "sea", "sky")]
+    handles = [
+        llm.submit(PROMPT, max_tokens=8, logit_bias={1: -100, 2: -100}, adapter=name)
+        for name in ("sky", "base", "sea", "sky")
+    ]
     widths = []
     device = llm.loop.scheduler.steps.device
     step = device.step
-    device.step = lambda tokens, rows, *rest: (widths.append(len(rows)), step(tokens, rows, *rest))[1]
+    device.step = lambda tokens, rows, *rest: (widths.append(len(rows)), step(tokens, rows, *rest))[
+        1
+    ]
     try:
         found = [list(handle.finish().tokens) for handle in handles]
     finally:
@@ -67,12 +91,19 @@ def test_requests_of_one_step_have_adapters_of_their_own(llm, wanted):
 def test_a_prefix_is_reused_by_the_same_adapter_alone(folders):
     base, adapters = folders
     llm = load(base, backend="cpu", adapters=adapters)
-    reused = [llm.generate(PROMPT, max_tokens=3, adapter=name).reused_tokens for name in ("sea", "base", "sky", "sky", "sea")]
+    reused = [
+        llm.generate(PROMPT, max_tokens=3, adapter=name).reused_tokens
+        for name in ("sea", "base", "sky", "sky", "sea")
+    ]
     assert reused[:3] == [0, 0, 0] and min(reused[3:]) >= len(PROMPT) - 1
-    again = llm.generate([*PROMPT[:20], 7, 8], max_tokens=3, adapter="sky")  # copies a part of a kept row
+    # copies a part of a kept row
+    again = llm.generate([*PROMPT[:20], 7, 8], max_tokens=3, adapter="sky")
     assert again.reused_tokens == 20
-    assert list(again.tokens) == list(load(base, backend="cpu", adapters=adapters[1]).generate(
-        [*PROMPT[:20], 7, 8], max_tokens=3).tokens)
+    assert list(again.tokens) == list(
+        load(base, backend="cpu", adapters=adapters[1])
+        .generate([*PROMPT[:20], 7, 8], max_tokens=3)
+        .tokens
+    )
 
 
 def test_saved_keys_and_values_belong_to_their_adapter(folders, tmp_path):
@@ -81,7 +112,10 @@ def test_saved_keys_and_values_belong_to_their_adapter(folders, tmp_path):
     llm.generate(PROMPT, max_tokens=3)
     llm.save_cache(tmp_path / "cache")
     for other in (None, adapters[1], f"{adapters[0]}=0.5"):
-        message = refusal(lambda: load(base, backend="cpu", adapters=other).load_cache(tmp_path / "cache"), kind=SessionError)
+        message = refusal(
+            lambda: load(base, backend="cpu", adapters=other).load_cache(tmp_path / "cache"),
+            kind=SessionError,
+        )
         assert "base with the adapter sea" in message
     fresh = load(base, backend="cpu", adapters=adapters[0])
     assert fresh.load_cache(tmp_path / "cache") >= len(PROMPT)
@@ -107,4 +141,6 @@ def test_a_draft_model_guesses_without_the_adapter(folders, wanted):
 def test_one_folder_or_several(folders):
     base, adapters = folders
     assert load(base, backend="cpu", adapters=str(adapters[0])).model.adapters == ("sea",)
-    assert refusal(lambda: load(base, backend="cpu", adapters=[base]), kind=CheckpointError).endswith("with this file in it")
+    assert refusal(
+        lambda: load(base, backend="cpu", adapters=[base]), kind=CheckpointError
+    ).endswith("with this file in it")

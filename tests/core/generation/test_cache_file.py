@@ -1,4 +1,6 @@
-"""Prompt cache files: read by safetensors' own reader, refused in one line where they belong elsewhere."""
+"""Prompt cache files: read by safetensors' own reader, refused in one line where they belong
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,11 @@ WIDTHS = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bf
 def make_state(config, length=5, seed=0):
     rng = np.random.default_rng(seed)
     shape = (config.num_hidden_layers, config.num_key_value_heads, length, config.head_dim)
-    return {"tokens": rng.integers(0, config.vocab_size, length).astype(np.int32),
-            "keys": rng.standard_normal(shape).astype(np.float32), "values": rng.standard_normal(shape).astype(np.float32)}
+    return {
+        "tokens": rng.integers(0, config.vocab_size, length).astype(np.int32),
+        "keys": rng.standard_normal(shape).astype(np.float32),
+        "values": rng.standard_normal(shape).astype(np.float32),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +55,9 @@ def header(path) -> dict:
 
 @pytest.mark.parametrize("width", [*WIDTHS, "8 bits"])
 def test_the_file_is_what_safetensors_reads(width, checkpoint, tmp_path):
-    identity = Identity.of(checkpoint, "float32" if width == "8 bits" else width, 8 if width == "8 bits" else None)
+    identity = Identity.of(
+        checkpoint, "float32" if width == "8 bits" else width, 8 if width == "8 bits" else None
+    )
     state = make_state(checkpoint.config)
     path = write_cache(tmp_path / "it.safetensors", state, identity)
     number = WIDTHS.get(width, np.float16)
@@ -58,14 +65,22 @@ def test_the_file_is_what_safetensors_reads(width, checkpoint, tmp_path):
     assert theirs.keys() == {"tokens", "keys", "values"} and theirs["tokens"].dtype == np.int32
     assert theirs["tokens"].tolist() == state["tokens"].tolist()
     found = header(path)
-    assert found["__metadata__"] == {"format": "mlx_llama cache", "version": "1", "model": "toy", "hash": identity.hash,
-                                     "width": width}
+    assert found["__metadata__"] == {
+        "format": "mlx_llama cache",
+        "version": "1",
+        "model": "toy",
+        "hash": identity.hash,
+        "width": width,
+    }
     assert found["keys"]["dtype"] == {"float32": "F32", "bfloat16": "BF16"}.get(width, "F16")
     back = read_cache(path, identity)
     for name in ("keys", "values"):
         rounded = state[name].astype(number)
         assert theirs[name].dtype == number and theirs[name].tobytes() == rounded.tobytes()
-        assert back[name].dtype == np.float32 and back[name].tobytes() == rounded.astype(np.float32).tobytes()
+        assert (
+            back[name].dtype == np.float32
+            and back[name].tobytes() == rounded.astype(np.float32).tobytes()
+        )
     assert back["tokens"].dtype == np.int32 and back["tokens"].tolist() == state["tokens"].tolist()
 
 
@@ -80,7 +95,11 @@ def test_it_replaces_a_cache_and_no_other_file(saved, checkpoint):
     path, identity, _ = saved
     write_cache(path, make_state(checkpoint.config, 9), identity)
     assert len(read_cache(path, identity)["tokens"]) == 9
-    for content in (b"", b"precious", path.read_bytes().replace(b"mlx_llama cache", b"mlx_llama caches"[:15][::-1])):
+    for content in (
+        b"",
+        b"precious",
+        path.read_bytes().replace(b"mlx_llama cache", b"mlx_llama caches"[:15][::-1]),
+    ):
         path.write_bytes(content)
         with pytest.raises(SessionError, match="exists already and is not a prompt cache"):
             write_cache(path, make_state(checkpoint.config), identity)
@@ -102,7 +121,11 @@ def test_a_failure_keeps_the_old_file(saved, checkpoint, monkeypatch):
         write_cache(path, make_state(checkpoint.config, 9), identity)
     assert os.listdir(path.parent) == [path.name]
     assert read_cache(path, identity)["keys"].tobytes() == state["keys"].tobytes()
-    monkeypatch.setattr(writing.shutil, "disk_usage", lambda folder: os.terminal_size((0, 0)) and type("", (), {"free": 9}))
+    monkeypatch.setattr(
+        writing.shutil,
+        "disk_usage",
+        lambda folder: os.terminal_size((0, 0)) and type("", (), {"free": 9}),
+    )
     with pytest.raises(SessionError, match="the disk has 0.00 GB free"):
         write_cache(path, state, identity)
 
@@ -123,10 +146,14 @@ def refused(path, identity) -> str:
     return text
 
 
-@pytest.mark.parametrize("make", [
-    lambda folder: make_checkpoint(folder / "other", seed=1),
-    lambda folder: make_checkpoint(folder / "other", rope_theta=12345.0),
-    lambda folder: make_checkpoint(folder / "other", dtype="bfloat16")])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: make_checkpoint(folder / "other", seed=1),
+        lambda folder: make_checkpoint(folder / "other", rope_theta=12345.0),
+        lambda folder: make_checkpoint(folder / "other", dtype="bfloat16"),
+    ],
+)
 def test_another_model_is_refused(make, saved, tmp_path):
     path, identity, _ = saved
     other = Identity.of(open_checkpoint(make(tmp_path)), "float32", None)
@@ -135,27 +162,53 @@ def test_another_model_is_refused(make, saved, tmp_path):
     assert read_cache(path, identity)["tokens"].size
 
 
-@pytest.mark.parametrize("made, run, remedy", [
-    (("float32", None), ("float16", None), "load with `dtype='float32'` and without `cache_bits`"),
-    (("bfloat16", None), ("float32", None), "load with `dtype='bfloat16'`"),
-    (("float32", 8), ("float32", None), "load with `cache_bits` 8"),
-    (("float16", None), ("float16", 8), "load with `dtype='float16'` and without `cache_bits`"),
-    (("float32", 16), ("float32", None), "load with `dtype='float16'` and without `cache_bits`, or with `dtype='float32'` and "
-                                         "`cache_bits` 16"),
-    (("float32", None), ("float32", 16), "load with `dtype='float32'` and without `cache_bits`"),
-    (("bfloat16", 16), ("float32", 16), "load with `dtype='bfloat16'`")])
+@pytest.mark.parametrize(
+    "made, run, remedy",
+    [
+        (
+            ("float32", None),
+            ("float16", None),
+            "load with `dtype='float32'` and without `cache_bits`",
+        ),
+        (("bfloat16", None), ("float32", None), "load with `dtype='bfloat16'`"),
+        (("float32", 8), ("float32", None), "load with `cache_bits` 8"),
+        (("float16", None), ("float16", 8), "load with `dtype='float16'` and without `cache_bits`"),
+        (
+            ("float32", 16),
+            ("float32", None),
+            "load with `dtype='float16'` and without `cache_bits`, or with `dtype='float32'` and "
+            "`cache_bits` 16",
+        ),
+        (
+            ("float32", None),
+            ("float32", 16),
+            "load with `dtype='float32'` and without `cache_bits`",
+        ),
+        (("bfloat16", 16), ("float32", 16), "load with `dtype='bfloat16'`"),
+    ],
+)
 def test_another_width_is_refused_with_the_remedy(made, run, remedy, checkpoint, tmp_path):
-    path = write_cache(tmp_path / "it", make_state(checkpoint.config), Identity.of(checkpoint, *made))
+    path = write_cache(
+        tmp_path / "it", make_state(checkpoint.config), Identity.of(checkpoint, *made)
+    )
     assert remedy in refused(path, Identity.of(checkpoint, *run))
 
 
 def test_longrope_turns_keys_by_the_contexts_length(tmp_path):
-    """Factors as in Phi-3: the same file is right in contexts on the same side of the trained length."""
+    """Factors as in Phi-3: the same file is right in contexts on the same side of the trained
+    length.
+    """
     from mlx_llama import load
 
     factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
-    folder = make_checkpoint(tmp_path / "phi", head_dim=16, rope_theta=10000.0, max_position_embeddings=128,
-                             original_max_position_embeddings=64, rope_scaling={"rope_type": "longrope", **factors})
+    folder = make_checkpoint(
+        tmp_path / "phi",
+        head_dim=16,
+        rope_theta=10000.0,
+        max_position_embeddings=128,
+        original_max_position_embeddings=64,
+        rope_scaling={"rope_type": "longrope", **factors},
+    )
     made = {size: load(folder, backend="cpu", ctx_size=size) for size in (48, 64, 65, 128)}
     for own, llm in made.items():
         llm.generate("hello", max_tokens=2, temperature=0)
@@ -182,17 +235,34 @@ def test_another_version_is_refused(saved):
     assert "has version '2', this program reads 1" in refused(path, identity)
 
 
-@pytest.mark.parametrize("damage, part", [
-    (lambda state: {"keys": None}, "holds"), (lambda state: {"tokens": None}, "holds"),
-    (lambda state: {"more": np.zeros(2)}, "holds"), (lambda state: {"tokens": state["tokens"][:0]}, "holds"),
-    (lambda state: {"tokens": state["tokens"][:4]}, "holds"), (lambda state: {"keys": state["keys"][:1]}, "holds"),
-    (lambda state: {"values": state["values"].astype(np.float64)}, "holds"),
-    (lambda state: {"tokens": state["tokens"].astype(np.int64)}, "holds"),
-    (lambda state: {"tokens": state["tokens"][:, None]}, "holds"),
-    (lambda state: {"tokens": state["tokens"] - 1000}, "outside the vocabulary of 384"),
-    (lambda state: {"tokens": np.full_like(state["tokens"], 384)}, "outside the vocabulary of 384"),
-    (lambda state: {"keys": state["keys"] * np.inf}, "not finite"),
-    (lambda state: {"values": np.where(state["values"] == state["values"].max(), np.nan, state["values"])}, "not finite")])
+@pytest.mark.parametrize(
+    "damage, part",
+    [
+        (lambda state: {"keys": None}, "holds"),
+        (lambda state: {"tokens": None}, "holds"),
+        (lambda state: {"more": np.zeros(2)}, "holds"),
+        (lambda state: {"tokens": state["tokens"][:0]}, "holds"),
+        (lambda state: {"tokens": state["tokens"][:4]}, "holds"),
+        (lambda state: {"keys": state["keys"][:1]}, "holds"),
+        (lambda state: {"values": state["values"].astype(np.float64)}, "holds"),
+        (lambda state: {"tokens": state["tokens"].astype(np.int64)}, "holds"),
+        (lambda state: {"tokens": state["tokens"][:, None]}, "holds"),
+        (lambda state: {"tokens": state["tokens"] - 1000}, "outside the vocabulary of 384"),
+        (
+            lambda state: {"tokens": np.full_like(state["tokens"], 384)},
+            "outside the vocabulary of 384",
+        ),
+        (lambda state: {"keys": state["keys"] * np.inf}, "not finite"),
+        (
+            lambda state: {
+                "values": np.where(
+                    state["values"] == state["values"].max(), np.nan, state["values"]
+                )
+            },
+            "not finite",
+        ),
+    ],
+)
 def test_a_crafted_file_is_refused(damage, part, saved):
     path, identity, state = saved
     rewrite(path, **damage(state))
@@ -214,7 +284,9 @@ def test_a_foreign_file_is_refused(saved, toy, tmp_path):
     assert "cannot be read: No such file" in refused(tmp_path / "none", identity)
     assert "cannot be read: Is a directory" in refused(tmp_path, identity)
     (tmp_path / "long").write_bytes((95_000_000).to_bytes(8, "little"))
-    assert "is not a complete prompt cache (its header has 95000000 bytes)" in refused(tmp_path / "long", identity)
+    assert "is not a complete prompt cache (its header has 95000000 bytes)" in refused(
+        tmp_path / "long", identity
+    )
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe")
         assert "cannot be read: is not a regular file" in refused(tmp_path / "pipe", identity)

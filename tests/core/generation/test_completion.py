@@ -40,22 +40,53 @@ def test_the_finish_reason_is_none_until_the_end(llm):
 
 
 def test_rates():
-    done = Completion(tokens=[1] * 11, prompt_tokens=30, reused_tokens=10, prefill_seconds=0.5, decode_seconds=2.0, waits=11,
-                      read_bytes=44)
-    assert (done.prompt_tps, done.decode_tps, done.evaluations_per_token, done.bytes_per_token) == (40.0, 5.0, 1.0, 4.0)
+    done = Completion(
+        tokens=[1] * 11,
+        prompt_tokens=30,
+        reused_tokens=10,
+        prefill_seconds=0.5,
+        decode_seconds=2.0,
+        waits=11,
+        read_bytes=44,
+    )
+    assert (done.prompt_tps, done.decode_tps, done.evaluations_per_token, done.bytes_per_token) == (
+        40.0,
+        5.0,
+        1.0,
+        4.0,
+    )
     empty = Completion()
-    assert empty.prompt_tps == empty.decode_tps == empty.evaluations_per_token == empty.bytes_per_token == 0.0
+    assert (
+        empty.prompt_tps
+        == empty.decode_tps
+        == empty.evaluations_per_token
+        == empty.bytes_per_token
+        == 0.0
+    )
 
 
 def test_a_summary_has_speculation_and_notices_where_there_are_any():
-    done = Completion(tokens=[1], options={"speculate": "prompt"}, drafted=9, accepted=4, speculation_ended=7, notices=["a word"])
-    assert "speculation (prompt): 4 of 9 drafted tokens accepted, switched off after 7 tokens\n" in done.summary()
+    done = Completion(
+        tokens=[1],
+        options={"speculate": "prompt"},
+        drafted=9,
+        accepted=4,
+        speculation_ended=7,
+        notices=["a word"],
+    )
+    assert (
+        "speculation (prompt): 4 of 9 drafted tokens accepted, switched off after 7 tokens\n"
+        in done.summary()
+    )
     assert done.summary().endswith("\nnote: a word")
     assert "speculation" not in Completion(options={"speculate": "none"}).summary()
 
 
 def test_a_repr_is_one_short_line():
-    assert repr(Completion("Hi\nyou", [1, 2], "eos")) == r"Completion('Hi\nyou', tokens=2, finish_reason='eos')"
+    assert (
+        repr(Completion("Hi\nyou", [1, 2], "eos"))
+        == r"Completion('Hi\nyou', tokens=2, finish_reason='eos')"
+    )
     shown = repr(Completion("word " * 100, [1] * 200, "length"))
     assert len(shown) < 100 and "..." in shown and str(Completion("text")) == "text"
 
@@ -69,11 +100,16 @@ def test_an_answer_is_late_only_with_a_line_break(llm):
                 break
             writer.push(token, 100.0 + i, is_late=writer.is_late(100.0 + i, 3.5))
         assert writer.completion.finish_reason == wanted
-        assert len(writer.completion.tokens) == (5 if wanted == "length" else len(llm.tokenizer.encode(text)))
+        assert len(writer.completion.tokens) == (
+            5 if wanted == "length" else len(llm.tokenizer.encode(text))
+        )
 
 
 def test_html_is_the_text_escaped():
-    done = Completion("<script>alert(1)</script>\n& \"é\"", [1, 2], "eos<b>")
+    done = Completion('<script>alert(1)</script>\n& "é"', [1, 2], "eos<b>")
     shown = done._repr_html_()
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;\n&amp; &quot;é&quot;</div>" in shown and "eos&lt;b&gt;" in shown
+    assert (
+        "&lt;script&gt;alert(1)&lt;/script&gt;\n&amp; &quot;é&quot;</div>" in shown
+        and "eos&lt;b&gt;" in shown
+    )
     assert "<script" not in shown and "<b>" not in shown and "pre-wrap" in shown

@@ -1,4 +1,6 @@
-"""Rows with a grammar, and rows with log-probabilities, in the scheduler: alone, in company, short of memory, with faults."""
+"""Rows with a grammar, and rows with log-probabilities, in the scheduler: alone, in company, short
+of memory, with faults.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,21 @@ from mlx_llama.core.generation import grammar
 from mlx_llama.core.generation.grammar import Rule
 from mlx_llama.core.generation.options import resolve
 
-PATTERNS = ["(once|twice)uponatime", "[a-f]{3}forced(x|y)z", "a+b", "startofalongforcedstretchwithoutchoices", "[A-W]{1,4}(end|fin)",
-            "(abc){2,3}", "q"]
+PATTERNS = [
+    "(once|twice)uponatime",
+    "[a-f]{3}forced(x|y)z",
+    "a+b",
+    "startofalongforcedstretchwithoutchoices",
+    "[A-W]{1,4}(end|fin)",
+    "(abc){2,3}",
+    "q",
+]
 
 
 def greedy(prompt, pattern, runs=1000):
-    """The judge: the likeliest letter that keeps a partial match by the package regex, one position after the other."""
+    """The judge: the likeliest letter that keeps a partial match by the package regex, one position
+    after the other.
+    """
     backend, loop = make()
     model, cache = loop.engine.model, loop.engine.model.make_cache(1000)
     logits, text = model.forward(np.array([prompt], np.int32), 0, cache), ""
@@ -74,13 +85,17 @@ def test_greedy_answers_are_the_likeliest_that_match(pattern, runs_ahead):
 def test_a_forced_stretch_is_one_step(runs_ahead):
     backend, loop = make(runs_ahead)
     done = loop.submit(request([1, 2, 3], regex="[ab]thisisforced[cd]andthis")).finish()
-    # The prompt with the first letter, the stretch with the choice after it; what follows that needs no step at all.
+    # The prompt with the first letter, the stretch with the choice after it; what follows that
+    # needs no step at all.
     assert backend.calls == [(1, 3), (1, 13)] and backend.events == ["launch", "read"] * 2
     assert (done.launches, done.waits, len(done.tokens)) == (2, 2, 21)
     assert re.fullmatch("[ab]thisisforced[cd]andthis", done.text)
     # The row stays as a prefix, as far as it was computed.
     again = loop.submit(request([1, 2, 3, *done.tokens, 5], max_tokens=1)).finish()
-    assert again.reused_tokens == 3 + 13 and again.tokens == alone([1, 2, 3, *done.tokens, 5], max_tokens=1).tokens
+    assert (
+        again.reused_tokens == 3 + 13
+        and again.tokens == alone([1, 2, 3, *done.tokens, 5], max_tokens=1).tokens
+    )
 
 
 def test_a_long_stretch_is_computed_in_chunks():
@@ -88,7 +103,9 @@ def test_a_long_stretch_is_computed_in_chunks():
     backend, loop = make()
     done = loop.submit(request([1], regex=text + "[ab]" + "c", max_tokens=900)).finish()
     assert done.text[:700] == text and done.text[700] in "ab" and done.text[701:] == "c"
-    assert backend.calls == [(1, 1), (1, 512), (1, 188)] and done.text == greedy([1], text + "[ab]c")
+    assert backend.calls == [(1, 1), (1, 512), (1, 188)] and done.text == greedy(
+        [1], text + "[ab]c"
+    )
 
 
 @pytest.mark.parametrize("limit", [1, 3, 8, 12, 13, 14])
@@ -109,7 +126,9 @@ def test_a_stop_string_ends_a_forced_stretch():
 
 
 def test_rows_with_grammars_share_steps_and_do_not_delay_others():
-    """On a device that works by itself: others run ahead, one step each a tick; those with a grammar share theirs."""
+    """On a device that works by itself: others run ahead, one step each a tick; those with a
+    grammar share theirs.
+    """
     backend, loop = make(True)
     never = {"logit_bias": {EOS: -1000}}
     free = [loop.submit(request([i], max_tokens=40, **never)) for i in range(3)]
@@ -131,7 +150,10 @@ def test_a_request_that_is_set_aside_goes_on_in_its_grammar(runs_ahead):
     backend, loop = make(runs_ahead, memory=1_100_000)
     handles = [loop.submit(request(prompt, regex=pattern, max_tokens=700)) for prompt in prompts]
     set_aside, original = [], loop.scheduler.queues.set_aside
-    loop.scheduler.queues.set_aside = lambda sequence: (set_aside.append(sequence), original(sequence))
+    loop.scheduler.queues.set_aside = lambda sequence: (
+        set_aside.append(sequence),
+        original(sequence),
+    )
     assert [handle.finish().text for handle in handles] == expected
     assert set_aside
     check_rows(loop)
@@ -142,7 +164,11 @@ def test_a_request_that_is_set_aside_goes_on_in_its_grammar(runs_ahead):
 
 def test_a_rule_that_cannot_be_enforced_is_refused_before_anything_is_queued():
     backend, loop = make()
-    for given, reason in (({"regex": "(?=a)"}, "look-around"), ({"schema": {"not": {}}}, "Unimplemented"), ({"regex": "é"}, "no text")):
+    for given, reason in (
+        ({"regex": "(?=a)"}, "look-around"),
+        ({"schema": {"not": {}}}, "Unimplemented"),
+        ({"regex": "é"}, "no text"),
+    ):
         with pytest.raises(OptionsError, match=f"cannot be enforced: .*{reason}"):
             loop.submit(request([1], **given))
     with pytest.raises(OptionsError, match="cannot be enforced: .*unknown name"):
@@ -157,34 +183,54 @@ def test_a_request_compiles_its_rule_once_and_never_beyond_its_time(prompt, toy,
     llm = load(toy, backend="cpu")
     compiled, limits = [], []
     build, check_time = grammar.Grammars._build, grammar._check_time
-    monkeypatch.setattr(grammar.Grammars, "_build", lambda *given: (compiled.append(given[1]), build(*given))[1])
-    monkeypatch.setattr(grammar, "_check_time", lambda *given: (limits.append(given[-1]), check_time(*given)))
-    assert llm.generate(prompt, regex="[ab]{3}").text.strip() in {"".join(one) for one in itertools.product("ab", repeat=3)}
+    monkeypatch.setattr(
+        grammar.Grammars, "_build", lambda *given: (compiled.append(given[1]), build(*given))[1]
+    )
+    monkeypatch.setattr(
+        grammar, "_check_time", lambda *given: (limits.append(given[-1]), check_time(*given))
+    )
+    assert llm.generate(prompt, regex="[ab]{3}").text.strip() in {
+        "".join(one) for one in itertools.product("ab", repeat=3)
+    }
     assert [one.text for one in compiled] == ["[ab]{3}"] and not limits  # the caller is trusted
     slow = {"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(1, 60)]}
     is_text = isinstance(prompt, str)
     for _ in range(2):
         options = resolve({"schema": slow})
-        with pytest.raises(OptionsError, match="^option `schema`: cannot be enforced: it cannot be compiled within 0.5 s: [^\n]*$"):
-            llm.loop.submit(Request(llm.encode(prompt), options, starts_text=not is_text, compile_seconds=0.5))
+        with pytest.raises(
+            OptionsError,
+            match="^option `schema`: cannot be enforced: it cannot be compiled within 0.5 s: "
+            "[^\n]*$",
+        ):
+            llm.loop.submit(
+                Request(llm.encode(prompt), options, starts_text=not is_text, compile_seconds=0.5)
+            )
     assert limits == [0.5, 0.5] and len(compiled) == 1
 
 
 def test_a_grammar_that_grows_too_complex_ends_only_its_own_request(monkeypatch):
     monkeypatch.setitem(grammar._LIMITS, "max_lexer_states", 40)
     backend, loop = make()
-    bad = loop.submit(request([1], regex="[a-f]*a([a-f]{12})[x-z]", temperature=1.0, max_tokens=300))
+    bad = loop.submit(
+        request([1], regex="[a-f]*a([a-f]{12})[x-z]", temperature=1.0, max_tokens=300)
+    )
     good = loop.submit(request([2], regex="(once|twice)uponatime"))
     with pytest.raises(OptionsError, match="became too complex after [0-9]+ tokens"):
         bad.finish()
-    assert bad.completion.finish_reason == "error" and good.finish().text == greedy([2], "(once|twice)uponatime")
+    assert bad.completion.finish_reason == "error" and good.finish().text == greedy(
+        [2], "(once|twice)uponatime"
+    )
     check_rows(loop)
 
 
 def test_speculation_is_off_with_a_notice_where_it_was_asked_for():
     for given in ({"regex": "abc[de]"}, {"logprobs": 1}):
-        done = make()[1].submit(request([1, 2, 3], speculate="prompt", max_tokens=5, **given)).finish()
-        assert done.options["speculate"] == "none" and any("no speculation" in notice for notice in done.notices)
+        done = (
+            make()[1].submit(request([1, 2, 3], speculate="prompt", max_tokens=5, **given)).finish()
+        )
+        assert done.options["speculate"] == "none" and any(
+            "no speculation" in notice for notice in done.notices
+        )
     assert make()[1].submit(request([1], regex="abc[de]")).finish().notices == []
 
 
@@ -196,21 +242,35 @@ def log_softmax(scores):
 
 
 def test_log_probabilities_are_of_the_models_own_logits():
-    """Logprobs are of the raw logits, before penalties, biases, filters and grammars; one read a step."""
+    """Logprobs are of the raw logits, before penalties, biases, filters and grammars; one read a
+    step.
+    """
     for runs_ahead in (False, True):
         backend, loop = make(runs_ahead)
-        given = {"logit_bias": {3: 5.0}, "temperature": 0.7, "presence_penalty": 1.5, "regex": "[a-z]{2}for[a-z]"}
+        given = {
+            "logit_bias": {3: 5.0},
+            "temperature": 0.7,
+            "presence_penalty": 1.5,
+            "regex": "[a-z]{2}for[a-z]",
+        }
         done = loop.submit(request([1, 2], logprobs=3, **given)).finish()
         assert backend.events.count("read") == 6 and done.tokens == alone([1, 2], **given).tokens
         model, text = loop.engine.model, [1, 2]
         for token in done.tokens:
-            expected = log_softmax(model.forward(np.array([text]), 0, model.make_cache(50))[0][-1].astype(np.float32))
+            expected = log_softmax(
+                model.forward(np.array([text]), 0, model.make_cache(50))[0][-1].astype(np.float32)
+            )
             assert token.logprobs.logprob == pytest.approx(expected[token], abs=1e-5)
             ids = np.argsort(-expected, kind="stable")[:3]
             assert [id for id, _ in token.logprobs.top] == ids.tolist()
-            assert [value for _, value in token.logprobs.top] == pytest.approx(expected[ids], abs=1e-5)
+            assert [value for _, value in token.logprobs.top] == pytest.approx(
+                expected[ids], abs=1e-5
+            )
             text.append(int(token))
-        assert json.loads(json.dumps(done.receipt()))["logprobs"][0][0] == done.tokens[0].logprobs.logprob
+        assert (
+            json.loads(json.dumps(done.receipt()))["logprobs"][0][0]
+            == done.tokens[0].logprobs.logprob
+        )
 
 
 # On a real model
@@ -227,7 +287,10 @@ def llm(toy):
 
 
 def test_a_pydantic_model_is_parsed(llm):
-    people = [llm.generate("x", schema=Person, max_tokens=400, temperature=1.0, seed=seed, logit_bias={}) for seed in range(6)]
+    people = [
+        llm.generate("x", schema=Person, max_tokens=400, temperature=1.0, seed=seed, logit_bias={})
+        for seed in range(6)
+    ]
     parsed = [one.parsed for one in people if one.finish_reason == "eos"]
     assert parsed and all(isinstance(one, Person) for one in parsed)
     assert all(one.text[:10] == '{"name": "' for one in people)
@@ -237,10 +300,16 @@ def test_a_pydantic_model_is_parsed(llm):
 def test_a_conversation_may_have_a_schema_which_its_file_keeps(llm, tmp_path):
     chat = llm.chat(schema={"enum": ["red", "green", "dark blue"]}, max_tokens=30)
     assert chat.send("colour?").parsed in ("red", "green", "dark blue")
-    assert llm.chat(schema=Person, temperature=1.0, seed=1).send("who?", max_tokens=3).parsed is None
+    assert (
+        llm.chat(schema=Person, temperature=1.0, seed=1).send("who?", max_tokens=3).parsed is None
+    )
     chat.save(tmp_path / "session.json")
     again = llm.chat()
-    assert again.load(tmp_path / "session.json") == [] and again.send("another?").parsed in ("red", "green", "dark blue")
+    assert again.load(tmp_path / "session.json") == [] and again.send("another?").parsed in (
+        "red",
+        "green",
+        "dark blue",
+    )
     with pytest.raises(OptionsError, match="cannot be enforced"):
         llm.chat(regex="(?=a)")
     with pytest.raises(OptionsError, match="schema is given too"):
@@ -250,28 +319,46 @@ def test_a_conversation_may_have_a_schema_which_its_file_keeps(llm, tmp_path):
 def test_the_cpu_backends_log_probabilities_are_torchs(llm):
     prompt = llm.encode("Once upon a time")
     done = llm.generate(prompt, max_tokens=6, logprobs=5, temperature=0.8, seed=2, top_k=5)
-    expected = log_softmax(llm.logits([*prompt, *done.tokens]))[len(prompt) - 1:-1]
+    expected = log_softmax(llm.logits([*prompt, *done.tokens]))[len(prompt) - 1 : -1]
     for token, values in zip(done.tokens, expected):
         assert token.logprobs.logprob == pytest.approx(values[token], abs=1e-4)
-        assert [value for _, value in token.logprobs.top] == pytest.approx(np.sort(values)[::-1][:5], abs=1e-4)
+        assert [value for _, value in token.logprobs.top] == pytest.approx(
+            np.sort(values)[::-1][:5], abs=1e-4
+        )
     plain = llm.generate(prompt, max_tokens=6, temperature=0.8, seed=2, top_k=5)
-    assert plain.tokens == done.tokens and plain.tokens[0].logprobs is None and plain.read_bytes == 4 * len(plain.tokens)
-    alone_, beside = (llm.batch([prompt, *others], max_tokens=6, logprobs=5, seed=2)[0] for others in ([], ["a", "The"]))
-    assert [token.logprobs for token in alone_.tokens] == [token.logprobs for token in beside.tokens]
+    assert (
+        plain.tokens == done.tokens
+        and plain.tokens[0].logprobs is None
+        and plain.read_bytes == 4 * len(plain.tokens)
+    )
+    alone_, beside = (
+        llm.batch([prompt, *others], max_tokens=6, logprobs=5, seed=2)[0]
+        for others in ([], ["a", "The"])
+    )
+    assert [token.logprobs for token in alone_.tokens] == [
+        token.logprobs for token in beside.tokens
+    ]
 
 
 def test_every_backend_keeps_to_the_grammar_and_gives_the_cpus_answer(backend, toy, llm):
     """In company, with forced stretches, at float32; and its own log-probabilities."""
-    other = load(toy, backend=backend.name, device="cpu" if backend.name != "cpu" else None, dtype="float32")
+    other = load(
+        toy, backend=backend.name, device="cpu" if backend.name != "cpu" else None, dtype="float32"
+    )
     prompts = ["Once", "The llama", "x"]
-    for given in ({"schema": Person, "temperature": 1.0, "seed": 4, "max_tokens": 60}, {"regex": "(Hello|World)[a-z ]{1,20}[.]"},
-                  {"logprobs": 3, "max_tokens": 8, "temperature": 0.7, "seed": 1}):
+    for given in (
+        {"schema": Person, "temperature": 1.0, "seed": 4, "max_tokens": 60},
+        {"regex": "(Hello|World)[a-z ]{1,20}[.]"},
+        {"logprobs": 3, "max_tokens": 8, "temperature": 0.7, "seed": 1},
+    ):
         found, wanted = other.batch(prompts, **given), llm.batch(prompts, **given)
         assert [one.tokens for one in found] == [one.tokens for one in wanted]
         assert [one.finish_reason for one in found] == [one.finish_reason for one in wanted]
         for ours, judge in zip(found, wanted):
             for token, same in zip(ours.tokens, judge.tokens):
-                assert (token.logprobs is None) == (same.logprobs is None) == ("logprobs" not in given)
+                assert (
+                    (token.logprobs is None) == (same.logprobs is None) == ("logprobs" not in given)
+                )
                 if token.logprobs:
                     assert token.logprobs.logprob == pytest.approx(same.logprobs.logprob, abs=1e-3)
                     assert [i for i, _ in token.logprobs.top] == [i for i, _ in same.logprobs.top]

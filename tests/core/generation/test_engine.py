@@ -35,8 +35,16 @@ def test_pieces_are_the_text(llm):
     stream = llm.stream("Once upon", max_tokens=50, temperature=1.0, seed=9)
     assert "".join(stream) == stream.completion.text
     assert stream.completion.text == llm.tokenizer.decode(stream.completion.tokens)
-    # A continued text keeps its spaces; an answer begins without the one that sentencepiece puts before a text.
+    # A continued text keeps its spaces; an answer begins without the one that sentencepiece puts
+    # before a text.
     space = llm.tokenizer.encode("a llama")[1]
-    assert llm.tokenizer.decode([5, space]) != llm.tokenizer.decode([5]) + llm.tokenizer.decode([space])
-    for prompt, text in (("Once", " llama"), ([1, 60], " llama"), ([{"role": "user", "content": "x"}], "llama"), ("", "llama")):
+    assert llm.tokenizer.decode([5, space]) != llm.tokenizer.decode([5]) + llm.tokenizer.decode(
+        [space]
+    )
+    for prompt, text in (
+        ("Once", " llama"),
+        ([1, 60], " llama"),
+        ([{"role": "user", "content": "x"}], "llama"),
+        ("", "llama"),
+    ):
         assert llm.generate(prompt, max_tokens=1, logit_bias={space: 1e4}).text == text

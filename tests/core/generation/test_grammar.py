@@ -1,4 +1,6 @@
-"""Grammars: what ends by itself matches, judged by jsonschema, re and regex; what cannot be enforced is refused."""
+"""Grammars: what ends by itself matches, judged by jsonschema, re and regex; what cannot be
+enforced is refused.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,11 @@ def llama(tmp_path_factory):
 @pytest.fixture(scope="module", params=KINDS)
 def toy_grammars(request, tmp_path_factory):
     """Small vocabularies of each kind, padded by the model."""
-    tokenizer = load_folder(make_tokenizer(tmp_path_factory.mktemp(request.param), request.param), vocab_size=403)
-    return Grammars(tokenizer, (*(tokenizer.eos_ids or (2,)), tokenizer.bos_id), 403)  # two, as Llama 3.1 has three
+    tokenizer = load_folder(
+        make_tokenizer(tmp_path_factory.mktemp(request.param), request.param), vocab_size=403
+    )
+    # two, as Llama 3.1 has three
+    return Grammars(tokenizer, (*(tokenizer.eos_ids or (2,)), tokenizer.bos_id), 403)
 
 
 def rule(**options) -> Rule:
@@ -56,18 +61,30 @@ def allowed(constraint: Constraint, grammars: Grammars) -> np.ndarray:
     mask = constraint.mask()
     assert mask.dtype == np.int32 and mask.shape == (-(-grammars.vocab_size // 32),)
     bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
-    assert not bits[grammars.vocab_size:].any()
+    assert not bits[grammars.vocab_size :].any()
     return np.flatnonzero(bits)
 
 
 @functools.cache
 def closing_tokens(grammars: Grammars) -> np.ndarray:
     texts = grammars.tokenizer.token_bytes()
-    return np.array([token for token, text in enumerate(texts) if text in (b'"', b"}", b"]", b'"}', b'"]')])
+    return np.array(
+        [token for token, text in enumerate(texts) if text in (b'"', b"}", b"]", b'"}', b'"]')]
+    )
 
 
-def walk(grammars: Grammars, wanted: Rule, source: random.Random, *, starts_text=True, longest=400, forces=True) -> str | None:
-    """The text of random allowed tokens, with a taste for closing quotes and brackets; None if it does not end."""
+def walk(
+    grammars: Grammars,
+    wanted: Rule,
+    source: random.Random,
+    *,
+    starts_text=True,
+    longest=400,
+    forces=True,
+) -> str | None:
+    """The text of random allowed tokens, with a taste for closing quotes and brackets; None if it
+    does not end.
+    """
     constraint = grammars.compile(wanted, starts_text=starts_text)
     stream = grammars.tokenizer.stream(starts_text=starts_text and not constraint.keeps_space)
     closing = closing_tokens(grammars)
@@ -86,7 +103,9 @@ def walk(grammars: Grammars, wanted: Rule, source: random.Random, *, starts_text
                 continue
             ids = ids[~ends]
             closings = ids[np.isin(ids, closing)]
-            tokens = [int(source.choice(closings if len(closings) and source.random() < 0.5 else ids))]
+            tokens = [
+                int(source.choice(closings if len(closings) and source.random() < 0.5 else ids))
+            ]
         for token in tokens:
             constraint.accept(token)
             text += stream.push(token)
@@ -120,7 +139,9 @@ def test_texts_of_500_random_schemas_validate(llama):
 
 
 def test_the_json_schema_test_suite_finds_nothing_taken_that_is_invalid(llama):
-    """Of each schema that llguidance takes, the suite's valid instances may be refused (order of properties), invalid ones are."""
+    """Of each schema that llguidance takes, the suite's valid instances may be refused (order of
+    properties), invalid ones are.
+    """
     suite = json.loads(lzma.decompress((DATA / "json-schema-test-suite.json.xz").read_bytes()))
     taken = accepted = valid_ones = 0
     for _, _, schema, tests in suite:
@@ -148,8 +169,17 @@ def spell(constraint: Constraint, grammars: Grammars, text: str) -> bool:
     return constraint.is_complete
 
 
-REGEXES = [r"(yes|no)", r" (yes| no)\n", r"[ ]{0,3}x", r"[0-9]{3}-[a-f]+", r"(a|b)*abb", r'"[^"\n]*"/\\', r" ?[a-z]+ [a-z]+", r"é{2}[🦙ü]?",
-           r"</s><s>( </s>)?"]
+REGEXES = [
+    r"(yes|no)",
+    r" (yes| no)\n",
+    r"[ ]{0,3}x",
+    r"[0-9]{3}-[a-f]+",
+    r"(a|b)*abb",
+    r'"[^"\n]*"/\\',
+    r" ?[a-z]+ [a-z]+",
+    r"é{2}[🦙ü]?",
+    r"</s><s>( </s>)?",
+]
 
 
 @pytest.mark.parametrize("starts_text", [True, False])
@@ -159,24 +189,46 @@ def test_texts_match_their_regular_expression_on_every_tokenizer(toy_grammars, s
     for pattern in REGEXES:
         for forces in (True, False):
             for _ in range(8):
-                text = walk(toy_grammars, rule(regex=pattern), source, starts_text=starts_text, forces=forces)
+                text = walk(
+                    toy_grammars,
+                    rule(regex=pattern),
+                    source,
+                    starts_text=starts_text,
+                    forces=forces,
+                )
                 assert text is None or re.fullmatch(pattern, text), (pattern, text)
                 ended += text is not None
     assert ended > 0.9 * len(REGEXES) * 16
 
 
-@pytest.mark.parametrize("pattern", ["(yes|no|nothing)", "[a-z ]{3,5}[.]", "Once( upon a time)* the", r"[0-9]+(\.[0-9]+)?"])
+@pytest.mark.parametrize(
+    "pattern",
+    ["(yes|no|nothing)", "[a-z ]{3,5}[.]", "Once( upon a time)* the", r"[0-9]+(\.[0-9]+)?"],
+)
 def test_a_mask_holds_exactly_the_tokens_that_can_go_on(pattern, toy_grammars):
-    """Judged by the package regex, which matches partially. Of tokens with the same text (a and <0x61>) one is enough."""
+    """Judged by the package regex, which matches partially. Of tokens with the same text (a and
+    <0x61>) one is enough.
+    """
     source, texts = random.Random(pattern), toy_grammars.tokenizer.token_bytes()
-    ascii_texts = {token: text.decode() for token, text in enumerate(texts) if text and text.isascii()}
+    ascii_texts = {
+        token: text.decode() for token, text in enumerate(texts) if text and text.isascii()
+    }
     for _ in range(5):
         constraint, text = toy_grammars.compile(rule(regex=pattern), starts_text=False), ""
         for _ in range(8):
-            ids = [int(token) for token in allowed(constraint, toy_grammars) if token not in toy_grammars.eos]
-            expected = {more for more in ascii_texts.values() if regex.fullmatch(pattern, text + more, partial=True)}
+            ids = [
+                int(token)
+                for token in allowed(constraint, toy_grammars)
+                if token not in toy_grammars.eos
+            ]
+            expected = {
+                more
+                for more in ascii_texts.values()
+                if regex.fullmatch(pattern, text + more, partial=True)
+            }
             if forced := constraint.forced():
-                expected = {ascii_texts[forced[0]]}  # of the ways to write what is certain, the tokenizer's own
+                # of the ways to write what is certain, the tokenizer's own
+                expected = {ascii_texts[forced[0]]}
             assert {ascii_texts[token] for token in ids} == expected
             if not ids:
                 break
@@ -196,13 +248,19 @@ def test_a_choice_and_both_kinds_of_grammars_say_the_same(toy_grammars):
 
 def test_json_is_written_as_json_dumps_does(llama):
     instance = {"name": "x", "list": [1, {"a": None}], "n": 2.5}
-    schema = {"type": "object", "properties": {name: {"const": value} for name, value in instance.items()},
-              "required": list(instance), "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {name: {"const": value} for name, value in instance.items()},
+        "required": list(instance),
+        "additionalProperties": False,
+    }
     assert walk(llama, rule(schema=schema), random.Random(0)) == json.dumps(instance)
 
 
 def test_any_object_parses(llama):
-    found = [walk(llama, Rule("schema", JSON_OBJECT.text), random.Random(seed)) for seed in range(40)]
+    found = [
+        walk(llama, Rule("schema", JSON_OBJECT.text), random.Random(seed)) for seed in range(40)
+    ]
     ended = [json.loads(text) for text in found if text is not None]
     assert len(ended) > 10 and all(isinstance(value, dict) for value in ended)
 
@@ -246,11 +304,21 @@ def test_special_and_unknown_tokens_and_padding_are_never_allowed(toy_grammars):
 
 def test_a_grammar_may_name_special_tokens(toy_grammars):
     """And gets these, not the model's padding."""
-    name, token = next((name, token) for name, token in toy_grammars.tokenizer.special_ids.items() if token not in toy_grammars.eos)
-    constraint = toy_grammars.compile(rule(grammar=f'start: <[{token}]> | "b" "c"?'), starts_text=False)
+    name, token = next(
+        (name, token)
+        for name, token in toy_grammars.tokenizer.special_ids.items()
+        if token not in toy_grammars.eos
+    )
+    constraint = toy_grammars.compile(
+        rule(grammar=f'start: <[{token}]> | "b" "c"?'), starts_text=False
+    )
     texts = toy_grammars.tokenizer.token_bytes()
     ids = [int(one) for one in allowed(constraint, toy_grammars)]
-    assert token in ids and {texts[one] for one in ids if one != token} <= {b"b", b"bc"} and len(ids) > 1, name
+    assert (
+        token in ids
+        and {texts[one] for one in ids if one != token} <= {b"b", b"bc"}
+        and len(ids) > 1
+    ), name
 
 
 # State
@@ -279,18 +347,29 @@ def test_compiled_rules_are_kept_up_to_a_number(llama):
 # Refusals
 
 
-@pytest.mark.parametrize("options, reason", [
-    ({"schema": {"type": "array", "uniqueItems": True}}, 'Unimplemented keys: ["uniqueItems"]: leave that out'),
-    ({"schema": {"not": {}, "x-guidance": {"lenient": True}}}, 'Unimplemented keys: ["not"]'),
-    ({"schema": {"type": "intege"}}, "Invalid type: intege"),
-    ({"schema": {"$ref": "http://example.org/x"}}, "http://example.org/x"),
-    ({"schema": {"$ref": "file:///etc/passwd"}}, "file:///etc/passwd"),
-    ({"schema": {"type": "integer", "minimum": 5, "maximum": 2}}, "Unsatisfiable"),
-    ({"regex": "(?=a)b"}, "look-around"), ({"regex": "a("}, "unclosed group"), ({"regex": r"[^\s\S]"}, "no text matches"),
-    ({"grammar": "root ::= ("}, "Expected ')'"), ({"grammar": "start: missing"}, 'unknown name: "missing"'),
-    ({"grammar": "root ::= " + "(" * 5000}, "GBNF"), ({"grammar": "just a text"}, "a rule start"),
-    ({"grammar": '{"grammars": []}'}, "a rule start"), ({"regex": "(" * 4000 + ")" * 4000}, "option `regex`"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        (
+            {"schema": {"type": "array", "uniqueItems": True}},
+            'Unimplemented keys: ["uniqueItems"]: leave that out',
+        ),
+        ({"schema": {"not": {}, "x-guidance": {"lenient": True}}}, 'Unimplemented keys: ["not"]'),
+        ({"schema": {"type": "intege"}}, "Invalid type: intege"),
+        ({"schema": {"$ref": "http://example.org/x"}}, "http://example.org/x"),
+        ({"schema": {"$ref": "file:///etc/passwd"}}, "file:///etc/passwd"),
+        ({"schema": {"type": "integer", "minimum": 5, "maximum": 2}}, "Unsatisfiable"),
+        ({"regex": "(?=a)b"}, "look-around"),
+        ({"regex": "a("}, "unclosed group"),
+        ({"regex": r"[^\s\S]"}, "no text matches"),
+        ({"grammar": "root ::= ("}, "Expected ')'"),
+        ({"grammar": "start: missing"}, 'unknown name: "missing"'),
+        ({"grammar": "root ::= " + "(" * 5000}, "GBNF"),
+        ({"grammar": "just a text"}, "a rule start"),
+        ({"grammar": '{"grammars": []}'}, "a rule start"),
+        ({"regex": "(" * 4000 + ")" * 4000}, "option `regex`"),
+    ],
+)
 def test_a_rule_that_cannot_be_enforced_is_refused_with_reason_and_remedy(options, reason, llama):
     with pytest.raises(OptionsError) as caught:
         llama.compile(rule(**options))
@@ -299,16 +378,31 @@ def test_a_rule_that_cannot_be_enforced_is_refused_with_reason_and_remedy(option
     assert "\n" not in message and len(message) < 400
 
 
-@pytest.mark.parametrize("options, reason", [
-    ({"schema": 5}, "must be a JSON schema (an object)"), ({"schema": "{"}, "must be valid JSON"), ({"schema": object()}, "pydantic"),
-    ({"schema": {"a": {1}}}, "JSON values only: set is none"), ({"schema": False}, "false allows none"), ({"schema": [1]}, "an object"),
-    ({"schema": {"enum": ["x" * 70000]}}, "at most 65536 characters"), ({"schema": "[" * 100000}, "at most 65536 characters"),
-    ({"schema": {"const": float("nan")}}, "JSON values only"), ({"schema": {"const": "\ud800"}}, "valid Unicode"),
-    ({"regex": ""}, "1 to 8192 characters"), ({"regex": "x" * 9000}, "1 to 8192 characters, not 9000"),
-    ({"grammar": "x" * 17000}, "1 to 16384 characters"), ({"regex": 5}, "string"),
-    ({"schema": {}, "regex": "a"}, "the only one that says what the answer matches: schema is given too"),
-    ({"regex": "a", "grammar": "b"}, "regex is given too"), ({"schema": {}, "grammar": "b"}, "schema is given too"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        ({"schema": 5}, "must be a JSON schema (an object)"),
+        ({"schema": "{"}, "must be valid JSON"),
+        ({"schema": object()}, "pydantic"),
+        ({"schema": {"a": {1}}}, "JSON values only: set is none"),
+        ({"schema": False}, "false allows none"),
+        ({"schema": [1]}, "an object"),
+        ({"schema": {"enum": ["x" * 70000]}}, "at most 65536 characters"),
+        ({"schema": "[" * 100000}, "at most 65536 characters"),
+        ({"schema": {"const": float("nan")}}, "JSON values only"),
+        ({"schema": {"const": "\ud800"}}, "valid Unicode"),
+        ({"regex": ""}, "1 to 8192 characters"),
+        ({"regex": "x" * 9000}, "1 to 8192 characters, not 9000"),
+        ({"grammar": "x" * 17000}, "1 to 16384 characters"),
+        ({"regex": 5}, "string"),
+        (
+            {"schema": {}, "regex": "a"},
+            "the only one that says what the answer matches: schema is given too",
+        ),
+        ({"regex": "a", "grammar": "b"}, "regex is given too"),
+        ({"schema": {}, "grammar": "b"}, "schema is given too"),
+    ],
+)
 def test_bad_options_are_refused_before_anything_is_compiled(options, reason):
     with pytest.raises(OptionsError) as caught:
         resolve(options)
@@ -338,8 +432,15 @@ def test_a_rule_that_takes_long_to_compile_is_refused_in_time(llama):
 
 def test_a_rule_that_grows_too_complex_ends_with_an_error(llama):
     # A schema without instances, all of whose text is forced
-    endless = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", "properties": {"b": {"$ref": "#/$defs/a"}}, "required": ["b"]}}}
-    with pytest.raises(OptionsError, match="option `schema`: became too complex after 1 tokens .*: simplify it"):
+    endless = {
+        "$ref": "#/$defs/a",
+        "$defs": {
+            "a": {"type": "object", "properties": {"b": {"$ref": "#/$defs/a"}}, "required": ["b"]}
+        },
+    }
+    with pytest.raises(
+        OptionsError, match="option `schema`: became too complex after 1 tokens .*: simplify it"
+    ):
         walk(llama, rule(schema=endless), random.Random(0))
 
 
@@ -368,7 +469,9 @@ CLOSED = {**Person.model_json_schema(), "additionalProperties": False}
 def test_a_type_allows_no_keys_that_it_would_ignore():
     schema = Schema.of(Open).as_dict()
     assert schema["additionalProperties"] is True and schema["$defs"]["Person"] == CLOSED
-    assert schema["properties"]["properties"] == Open.model_json_schema()["properties"]["properties"]
+    assert (
+        schema["properties"]["properties"] == Open.model_json_schema()["properties"]["properties"]
+    )
 
 
 def test_a_pydantic_model_gives_schema_and_instance(llama):

@@ -1,4 +1,6 @@
-"""Logits processors and progress: judged by mlx-lm's processors and by the package's own options, on every backend."""
+"""Logits processors and progress: judged by mlx-lm's processors and by the package's own options,
+on every backend.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,24 @@ TEXT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 @pytest.fixture(scope="module")
 def llm(toy, backend):
-    return load(toy, backend=backend.name, device=None if backend.name == "cpu" else "cpu", dtype="float32")
+    return load(
+        toy, backend=backend.name, device=None if backend.name == "cpu" else "cpu", dtype="float32"
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_p": 0.9, "seed": 3}], ids=str)
 def test_mlx_lms_processors_give_what_the_options_give(options, llm):
     mx, sample_utils = pytest.importorskip("mlx.core"), pytest.importorskip("mlx_lm.sample_utils")
-    theirs = sample_utils.make_logits_processors({7: 4.0, 9: 4.0}, repetition_penalty=3.0, repetition_context_size=20)
+    theirs = sample_utils.make_logits_processors(
+        {7: 4.0, 9: 4.0}, repetition_penalty=3.0, repetition_context_size=20
+    )
 
     def adapt(processor):
         return lambda tokens, logits: processor(mx.array(tokens), mx.array(logits))
 
-    wanted = llm.generate(PROMPT, max_tokens=20, repetition_penalty=3.0, logit_bias={7: 4.0, 9: 4.0}, **options)
+    wanted = llm.generate(
+        PROMPT, max_tokens=20, repetition_penalty=3.0, logit_bias={7: 4.0, 9: 4.0}, **options
+    )
     got = llm.generate(PROMPT, max_tokens=20, logits_processor=list(map(adapt, theirs)), **options)
     assert got.tokens == wanted.tokens
     assert got.tokens != llm.generate(PROMPT, max_tokens=20, **options).tokens
@@ -48,7 +56,7 @@ def test_a_processor_sees_prompt_and_answer_and_logits(llm):
     assert done.tokens == plain.tokens
     prompt = llm.encode(PROMPT)
     assert [tokens for tokens, _ in calls] == [[*prompt, *plain.tokens[:i]] for i in range(6)]
-    wanted = llm.logits([*prompt, *plain.tokens[:5]])[len(prompt) - 1:]
+    wanted = llm.logits([*prompt, *plain.tokens[:5]])[len(prompt) - 1 :]
     for (_, logits), judge in zip(calls, wanted, strict=True):
         assert logits.dtype == np.float32 and logits.shape == (1, len(judge))
         assert np.abs(logits[0] - judge).max() < 1e-4 * np.abs(judge).max()
@@ -57,25 +65,56 @@ def test_a_processor_sees_prompt_and_answer_and_logits(llm):
 
 def test_processors_with_prefixes_grammars_and_logprobs(llm):
     def no_digits(tokens, logits):
-        logits[:, [token for token in range(logits.shape[1]) if any(map(str.isdigit, llm.tokenizer.decode([token])))]] = -np.inf
+        logits[
+            :,
+            [
+                token
+                for token in range(logits.shape[1])
+                if any(map(str.isdigit, llm.tokenizer.decode([token])))
+            ],
+        ] = -np.inf
         return logits
 
-    done = llm.generate(PROMPT, regex="[0-9]{4}|[a-c]{8}", logits_processor=no_digits, max_tokens=20)
+    done = llm.generate(
+        PROMPT, regex="[0-9]{4}|[a-c]{8}", logits_processor=no_digits, max_tokens=20
+    )
     assert done.finish_reason == "eos" and len(done.text) == 8 and set(done.text) <= set("abc")
     noted = llm.generate(PROMPT, logits_processor=no_digits, logprobs=2, max_tokens=4)
     assert all(token.logprobs for token in noted.tokens)
-    chat = llm.chat(logits_processor=lambda tokens, logits: np.where(np.arange(logits.shape[1])[None] == 9, np.float32(0), -np.inf))
-    assert set(chat.send("hi", max_tokens=3).tokens) == {9} and set(chat.send("and?", max_tokens=3).tokens) == {9}
-    assert set(chat.send("now?", max_tokens=2, logits_processor=lambda tokens, logits: logits * 0 + np.eye(
-        1, logits.shape[1], 8, dtype=np.float32)).tokens) == {8}
+    chat = llm.chat(
+        logits_processor=lambda tokens, logits: np.where(
+            np.arange(logits.shape[1])[None] == 9, np.float32(0), -np.inf
+        )
+    )
+    assert set(chat.send("hi", max_tokens=3).tokens) == {9} and set(
+        chat.send("and?", max_tokens=3).tokens
+    ) == {9}
+    assert set(
+        chat.send(
+            "now?",
+            max_tokens=2,
+            logits_processor=lambda tokens, logits: (
+                logits * 0 + np.eye(1, logits.shape[1], 8, dtype=np.float32)
+            ),
+        ).tokens
+    ) == {8}
     with pytest.raises(NumericalError, match="forbade every token"):
         llm.generate(PROMPT, logits_processor=lambda tokens, logits: logits - np.inf)
 
 
-@pytest.mark.parametrize("returned, message", [(lambda logits: logits[0], r"float32 \[384\]"), (lambda logits: None, r"object \[\]"),
-                                               (lambda logits: logits.argmax(1), r"int64 \[1\]")])
+@pytest.mark.parametrize(
+    "returned, message",
+    [
+        (lambda logits: logits[0], r"float32 \[384\]"),
+        (lambda logits: None, r"object \[\]"),
+        (lambda logits: logits.argmax(1), r"int64 \[1\]"),
+    ],
+)
 def test_a_result_of_another_shape_ends_the_request(returned, message, llm):
-    with pytest.raises(OptionsError, match=f"logits_processor: returned {message}, it must return its logits, float32"):
+    with pytest.raises(
+        OptionsError,
+        match=f"logits_processor: returned {message}, it must return its logits, float32",
+    ):
         llm.generate(PROMPT, logits_processor=lambda tokens, logits: returned(logits))
 
 
@@ -89,7 +128,9 @@ def test_an_exception_of_a_hook_is_the_callers(llm):
     assert len(llm.generate(PROMPT, max_tokens=3).tokens) == 3
 
 
-@pytest.mark.parametrize("given", [{"logits_processor": 5}, {"logits_processor": ["x"]}, {"on_progress": True}])
+@pytest.mark.parametrize(
+    "given", [{"logits_processor": 5}, {"logits_processor": ["x"]}, {"on_progress": True}]
+)
 def test_hooks_are_functions(given, llm):
     with pytest.raises(OptionsError, match="is not a function"):
         llm.stream(PROMPT, **given)
@@ -98,7 +139,10 @@ def test_hooks_are_functions(given, llm):
 
 
 def test_the_name_of_mlx_lm_is_told_ours(llm):
-    with pytest.raises(OptionsError, match="there is no option 'logits_processors' .did you mean 'logits_processor'"):
+    with pytest.raises(
+        OptionsError,
+        match="there is no option 'logits_processors' .did you mean 'logits_processor'",
+    ):
         llm.stream(PROMPT, logits_processors=[turn])
     assert not any(difflib.get_close_matches(name, NAMES, 1, 0.8) for name in FIELDS)
 
@@ -124,7 +168,10 @@ def test_a_row_with_a_processor_delays_itself_alone(runs_ahead):
     odd = loop.submit(request(TEXT, max_tokens=12, hooks=Hooks((turn,))))
     found = [one.finish() for one in (*others, odd)]
     for i, one in enumerate(found[:3]):
-        assert one.tokens == alone([7 + i, 8], eos=(), max_tokens=30, temperature=0.5).tokens and one.waits == 30
+        assert (
+            one.tokens == alone([7 + i, 8], eos=(), max_tokens=30, temperature=0.5).tokens
+            and one.waits == 30
+        )
     assert found[3].tokens == alone(TEXT, eos=(), max_tokens=12, hooks=Hooks((turn,))).tokens
     assert found[3].tokens != alone(TEXT, eos=(), max_tokens=12).tokens
     assert (found[3].waits, found[3].launches) == (24, 12) and backend.events.count("logits") == 12
@@ -143,7 +190,12 @@ def test_speculation_is_off_beside_a_processor():
 def test_progress_of_a_prompt_goes_to_its_end(llm):
     seen = []
     prompt = list(range(3, 103))
-    llm.generate(prompt, max_tokens=3, prefill_step_size=40, on_progress=lambda done, total: seen.append((done, total)))
+    llm.generate(
+        prompt,
+        max_tokens=3,
+        prefill_step_size=40,
+        on_progress=lambda done, total: seen.append((done, total)),
+    )
     assert seen == [(40, 100), (80, 100), (100, 100)]
     seen.clear()
     llm.chat(on_progress=lambda done, total: seen.append((done, total))).send("hi", max_tokens=2)
@@ -152,6 +204,10 @@ def test_progress_of_a_prompt_goes_to_its_end(llm):
 
 def test_progress_of_a_load_goes_to_its_end(toy, backend):
     seen = []
-    load(toy, backend=backend.name, device=None if backend.name == "cpu" else "cpu",
-         on_progress=lambda done, total: seen.append((done, total)))
+    load(
+        toy,
+        backend=backend.name,
+        device=None if backend.name == "cpu" else "cpu",
+        on_progress=lambda done, total: seen.append((done, total)),
+    )
     assert seen == sorted(seen) and seen[-1][0] == seen[-1][1] > 0

@@ -42,11 +42,19 @@ def test_the_context_may_be_smaller_and_stretched_rope_larger(tmp_path, toy):
     assert load(folder, backend="cpu", ctx_size=1024).engine.context == 1024
 
 
-@pytest.mark.parametrize("prompt, message", [
-    ([1] * 256, "the prompt has 256 tokens and the context holds 256"), ([384], "token id 384 is outside"),
-    ([-1], "token id -1 is outside"), ([], "a prompt is a text, messages or token ids, not nothing"),
-    (b"Once", "not bytes"), (None, "not NoneType"), (5, "not int"), (iter([1]), "not list_iterator"),
-])
+@pytest.mark.parametrize(
+    "prompt, message",
+    [
+        ([1] * 256, "the prompt has 256 tokens and the context holds 256"),
+        ([384], "token id 384 is outside"),
+        ([-1], "token id -1 is outside"),
+        ([], "a prompt is a text, messages or token ids, not nothing"),
+        (b"Once", "not bytes"),
+        (None, "not NoneType"),
+        (5, "not int"),
+        (iter([1]), "not list_iterator"),
+    ],
+)
 def test_a_prompt_that_cannot_run_is_refused_before_any_work(prompt, message, llm, monkeypatch):
     monkeypatch.setattr(type(llm.model), "forward", lambda *a, **k: pytest.fail("work was done"))
     with pytest.raises(ContextError, match=message):
@@ -60,9 +68,15 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(tmp_path, monkey
     for name in ("_encode_plain", "_encode_parsed", "_encode_continued"):
         monkeypatch.setattr(llm.tokenizer, name, lambda text: pytest.fail("it was encoded"))
     chat = llm.chat()
-    for ask in (lambda: llm.stream(spaces), lambda: llm.stream([{"role": "user", "content": spaces}]),
-                lambda: llm.respond([{"role": "user", "content": spaces}], []), lambda: chat.send(spaces)):
-        with pytest.raises(ContextError, match=r"the prompt has at least \d{4,} tokens and the context holds 256"):
+    for ask in (
+        lambda: llm.stream(spaces),
+        lambda: llm.stream([{"role": "user", "content": spaces}]),
+        lambda: llm.respond([{"role": "user", "content": spaces}], []),
+        lambda: chat.send(spaces),
+    ):
+        with pytest.raises(
+            ContextError, match=r"the prompt has at least \d{4,} tokens and the context holds 256"
+        ):
             ask()
     assert chat.messages == []
 
@@ -83,7 +97,11 @@ def test_logits_are_those_of_transformers(toy, llm):
 
     ids = [1, 40, 50, 60]
     with torch.no_grad():
-        wanted = AutoModelForCausalLM.from_pretrained(toy, dtype=torch.float32)(torch.tensor([ids])).logits[0].numpy()
+        wanted = (
+            AutoModelForCausalLM.from_pretrained(toy, dtype=torch.float32)(torch.tensor([ids]))
+            .logits[0]
+            .numpy()
+        )
     got = llm.logits(ids)
     assert got.dtype == np.float32 and got.shape == (4, 384)
     assert np.abs(got - wanted).max() / np.abs(wanted).max() < 1e-4
@@ -93,8 +111,11 @@ def test_logits_are_those_of_transformers(toy, llm):
 
 
 def test_errors_name_the_parameters_of_load(toy):
-    for given, message in (({"threads": 0}, "^`threads` 0: must be"), ({"dtype": "int8"}, "^`dtype` 'int8' is not"),
-                           ({"activation_bits": 8, "dtype": "float32"}, "^`activation_bits` 8 and `dtype='float32'`")):
+    for given, message in (
+        ({"threads": 0}, "^`threads` 0: must be"),
+        ({"dtype": "int8"}, "^`dtype` 'int8' is not"),
+        ({"activation_bits": 8, "dtype": "float32"}, "^`activation_bits` 8 and `dtype='float32'`"),
+    ):
         with pytest.raises(BackendError, match=message):
             load(toy, backend="cpu", **given)
 
@@ -108,14 +129,23 @@ def test_a_repr_is_one_short_line(llm):
 
 
 def test_a_question_goes_through_the_template(llm):
-    assert llm.ask("hi", max_tokens=5).tokens == llm.generate([{"role": "user", "content": "hi"}], max_tokens=5).tokens
+    assert (
+        llm.ask("hi", max_tokens=5).tokens
+        == llm.generate([{"role": "user", "content": "hi"}], max_tokens=5).tokens
+    )
     assert llm.ask("hi", max_tokens=5).tokens == llm.chat().send("hi", max_tokens=5).tokens
-    assert llm.ask("hi", system="Be brief.", max_tokens=5, temperature=0.7, seed=1).tokens == llm.chat("Be brief.").send(
-        "hi", max_tokens=5, temperature=0.7, seed=1).tokens
+    assert (
+        llm.ask("hi", system="Be brief.", max_tokens=5, temperature=0.7, seed=1).tokens
+        == llm.chat("Be brief.").send("hi", max_tokens=5, temperature=0.7, seed=1).tokens
+    )
     assert llm.ask("hi", max_tokens=5).tokens != llm.generate("hi", max_tokens=5).tokens
-    with pytest.raises(ContextError, match="a question is a text, not list: generate takes messages"):
+    with pytest.raises(
+        ContextError, match="a question is a text, not list: generate takes messages"
+    ):
         llm.ask([{"role": "user", "content": "hi"}])
-    with pytest.raises(OptionsError, match="there is no option 'max_tokenz' .did you mean 'max_tokens'"):
+    with pytest.raises(
+        OptionsError, match="there is no option 'max_tokenz' .did you mean 'max_tokens'"
+    ):
         llm.ask("hi", max_tokenz=5)
 
 
@@ -138,8 +168,11 @@ def test_a_model_without_a_template_continues_texts_and_refuses_questions(tmp_pa
 def test_options_of_a_request_are_checked_once(llm, monkeypatch):
     chat, calls, check = llm.chat(), [], options.validate
     monkeypatch.setattr(options, "validate", lambda *given: calls.append(given) or check(*given))
-    for ask in (lambda: llm.generate("hi", max_tokens=1), lambda: chat.send("hi", max_tokens=1),
-                lambda: llm.submit([5, 6], max_tokens=1).finish()):
+    for ask in (
+        lambda: llm.generate("hi", max_tokens=1),
+        lambda: chat.send("hi", max_tokens=1),
+        lambda: llm.submit([5, 6], max_tokens=1).finish(),
+    ):
         calls.clear()
         ask()
         assert len(calls) == 1
@@ -155,12 +188,16 @@ def test_stop_tokens_end_an_answer_without_their_text(llm):
     for given in ([int(token)], int(token), np.array([int(token)]), f"383,{int(token)}"):
         done = llm.generate("Once", max_tokens=12, stop_token_ids=given)
         assert (done.finish_reason, done.stop) == ("stop", int(token))
-        assert done.tokens == whole.tokens[:cut + 1] and whole.text.startswith(done.text)
+        assert done.tokens == whole.tokens[: cut + 1] and whole.text.startswith(done.text)
         assert llm.generate("Once", max_tokens=cut).text.startswith(done.text.rstrip("\ufffd"))
     assert json.loads(json.dumps(done.receipt()))["stop"] == int(token)
-    with pytest.raises(OptionsError, match="option `stop_token_ids`: token id 384 is outside the vocabulary of 384"):
+    with pytest.raises(
+        OptionsError, match="option `stop_token_ids`: token id 384 is outside the vocabulary of 384"
+    ):
         llm.generate("Once", stop_token_ids=[384])
-    with pytest.raises(OptionsError, match="option `stop`: .* texts; token ids are for stop_token_ids"):
+    with pytest.raises(
+        OptionsError, match="option `stop`: .* texts; token ids are for stop_token_ids"
+    ):
         llm.generate("Once", stop=["a", 5])
 
 
@@ -170,7 +207,9 @@ def test_stop_tokens_are_those_of_transformers(toy, llm):
 
     ids, stops = llm.encode("Once upon"), [int(llm.generate("Once upon", max_tokens=8).tokens[5])]
     model = AutoModelForCausalLM.from_pretrained(toy, dtype=torch.float32)
-    wanted = model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False, eos_token_id=stops, pad_token_id=0)[0, len(ids):]
+    wanted = model.generate(
+        torch.tensor([ids]), max_new_tokens=8, do_sample=False, eos_token_id=stops, pad_token_id=0
+    )[0, len(ids) :]
     assert llm.generate("Once upon", max_tokens=8, stop_token_ids=stops).tokens == wanted.tolist()
 
 
@@ -192,18 +231,39 @@ def put_nan(weight):
     return weight
 
 
-@pytest.mark.parametrize("name, change", [
-    ("model.layers.0.mlp.down_proj.weight", put_nan), ("lm_head.weight", put_nan), ("model.norm.weight", lambda w: np.full_like(w, 3e38))])
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "top_p": 0.9, "seed": 1}, {"logprobs": 1}, {"speculate": "prompt"}],
-                         ids=str)
+@pytest.mark.parametrize(
+    "name, change",
+    [
+        ("model.layers.0.mlp.down_proj.weight", put_nan),
+        ("lm_head.weight", put_nan),
+        ("model.norm.weight", lambda w: np.full_like(w, 3e38)),
+    ],
+)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"temperature": 0.7, "top_p": 0.9, "seed": 1}, {"logprobs": 1}, {"speculate": "prompt"}],
+    ids=str,
+)
 def test_numbers_that_are_not_finite_are_one_error(name, change, options, backend, tmp_path):
     """Without another launch or read, in a batch too, and the model can be asked again."""
     folder = damage(make_checkpoint(tmp_path / "m", tie_word_embeddings=False), name, change)
-    broken = load(folder, backend=backend.name, device=None if backend.name == "cpu" else "cpu", dtype="float32")
+    broken = load(
+        folder,
+        backend=backend.name,
+        device=None if backend.name == "cpu" else "cpu",
+        dtype="float32",
+    )
     for _ in range(2):
         stream = broken.stream([1, 5, 6], max_tokens=5, **options)
-        with pytest.raises(NumericalError, match="logits are not finite after 3 tokens: a weight is NaN or infinite.*`dtype='float32'`"):
+        with pytest.raises(
+            NumericalError,
+            match="logits are not finite after 3 tokens: a weight is NaN or "
+            "infinite.*`dtype='float32'`",
+        ):
             stream.finish()
-        assert (stream.completion.waits, stream.completion.finish_reason) == (1, "error") and not stream.completion.tokens
+        assert (stream.completion.waits, stream.completion.finish_reason) == (
+            1,
+            "error",
+        ) and not stream.completion.tokens
     for done in broken.batch([[1, 5], [1, 6, 7]], max_tokens=3, **options):
         assert done.finish_reason == "error" and "not finite" in done.error and done.launches <= 2

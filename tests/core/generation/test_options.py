@@ -24,8 +24,16 @@ def test_precedence_is_user_then_checkpoint_then_default():
     resolved = resolve({"temperature": 0.2, "top_k": None}, config)
     o = resolved.options
     assert (o.temperature, o.top_p, o.max_tokens, o.top_k) == (0.2, 0.9, 77, 0)
-    assert {name: resolved.origins[name] for name in ("temperature", "top_p", "max_tokens", "top_k", "seed")} == {
-        "temperature": "user", "top_p": "checkpoint", "max_tokens": "checkpoint", "top_k": "default", "seed": "default"}
+    assert {
+        name: resolved.origins[name]
+        for name in ("temperature", "top_p", "max_tokens", "top_k", "seed")
+    } == {
+        "temperature": "user",
+        "top_p": "checkpoint",
+        "max_tokens": "checkpoint",
+        "top_k": "default",
+        "seed": "default",
+    }
     assert o.seed is not None
 
 
@@ -33,8 +41,13 @@ def test_a_generation_config_means_the_same_as_in_transformers():
     """do_sample decides between greedy and sampling (GenerationConfig.get_generation_mode)."""
     from transformers import GenerationConfig
 
-    for raw in ({"temperature": 0.6, "top_p": 0.9}, {"do_sample": False, "temperature": 0.6},
-                {"do_sample": True, "temperature": 0.6}, {"do_sample": True, "top_k": 50}, {}):
+    for raw in (
+        {"temperature": 0.6, "top_p": 0.9},
+        {"do_sample": False, "temperature": 0.6},
+        {"do_sample": True, "temperature": 0.6},
+        {"do_sample": True, "top_k": 50},
+        {},
+    ):
         mode = GenerationConfig(**raw).get_generation_mode().value
         sampled = resolve({}, raw).options.temperature > 0
         assert sampled == (mode == "sample"), raw
@@ -47,26 +60,55 @@ def test_every_option_has_a_description():
 
 def test_type_checkers_see_the_one_table():
     """Fields and types; wider for options that take several forms of a value."""
-    wider = {"stop": str | Sequence[str], "stop_token_ids": int | Sequence[int], "logit_bias": Mapping[int, float] | Sequence[str],
-             "schema": type | Mapping[str, Any] | str | bool}
+    wider = {
+        "stop": str | Sequence[str],
+        "stop_token_ids": int | Sequence[int],
+        "logit_bias": Mapping[int, float] | Sequence[str],
+        "schema": type | Mapping[str, Any] | str | bool,
+    }
     hints = get_type_hints(Options)
     assert list(hints) == [*FIELDS, *HOOKS] and not Options.__total__
-    for name, annotation in list(hints.items())[:len(FIELDS)]:
+    for name, annotation in list(hints.items())[: len(FIELDS)]:
         assert annotation == (wider.get(name) or FIELDS[name].annotation) | None, name
 
 
-@pytest.mark.parametrize("name, value, allowed", [
-    ("temperature", -1, "at least 0"), ("temperature", float("nan"), "finite"), ("temperature", "hot", "number"),
-    ("top_p", 0, "at least 1e-06"), ("top_p", 1e-46, "at least 1e-06"), ("temperature", 1e-39, "at least 0.0001"), ("top_p", 1.5, "at most 1"), ("top_k", -1, "at least 0"), ("top_k", 1.5, "integer"),
-    ("min_p", 2, "at most 1"), ("max_tokens", -5, "at least 0"), ("seed", -1, "at least 0"), ("seed", 2**64, "below"),
-    ("repetition_penalty", 0, "at least 0.01"), ("temperature", True, "a number"), ("stop", [""], "an empty one"),
-    ("temperature", np.bool_(True), "a number"), ("stop", ["\udcff"], "valid Unicode"), ("logit_bias", 5, "mapping"),
-    ("logit_bias", {5: 1e39}, "between"), ("logit_bias", ["5"], "TOKEN_ID=BIAS, not '5'"),
-    ("logit_bias", ["5=1", "05=2"], "5 has two"), ("stop", 5, "tuple"), ("logit_bias", {-3: 1.0}, "not negative"), ("logit_bias", ["x"], "TOKEN_ID=BIAS"),
-    ("stop_token_ids", [-1], "not negative"), ("stop_token_ids", "x", "integer"), ("stop_token_ids", [True], "token ids"),
-    ("stop_token_ids", 2.5, "token ids"), ("stop", ["a", 5], "stop_token_ids"),
-    ("logit_bias", {5: float("inf")}, "finite"), ("prefill_step_size", 0, "at least 1"),
-])
+@pytest.mark.parametrize(
+    "name, value, allowed",
+    [
+        ("temperature", -1, "at least 0"),
+        ("temperature", float("nan"), "finite"),
+        ("temperature", "hot", "number"),
+        ("top_p", 0, "at least 1e-06"),
+        ("top_p", 1e-46, "at least 1e-06"),
+        ("temperature", 1e-39, "at least 0.0001"),
+        ("top_p", 1.5, "at most 1"),
+        ("top_k", -1, "at least 0"),
+        ("top_k", 1.5, "integer"),
+        ("min_p", 2, "at most 1"),
+        ("max_tokens", -5, "at least 0"),
+        ("seed", -1, "at least 0"),
+        ("seed", 2**64, "below"),
+        ("repetition_penalty", 0, "at least 0.01"),
+        ("temperature", True, "a number"),
+        ("stop", [""], "an empty one"),
+        ("temperature", np.bool_(True), "a number"),
+        ("stop", ["\udcff"], "valid Unicode"),
+        ("logit_bias", 5, "mapping"),
+        ("logit_bias", {5: 1e39}, "between"),
+        ("logit_bias", ["5"], "TOKEN_ID=BIAS, not '5'"),
+        ("logit_bias", ["5=1", "05=2"], "5 has two"),
+        ("stop", 5, "tuple"),
+        ("logit_bias", {-3: 1.0}, "not negative"),
+        ("logit_bias", ["x"], "TOKEN_ID=BIAS"),
+        ("stop_token_ids", [-1], "not negative"),
+        ("stop_token_ids", "x", "integer"),
+        ("stop_token_ids", [True], "token ids"),
+        ("stop_token_ids", 2.5, "token ids"),
+        ("stop", ["a", 5], "stop_token_ids"),
+        ("logit_bias", {5: float("inf")}, "finite"),
+        ("prefill_step_size", 0, "at least 1"),
+    ],
+)
 def test_a_bad_value_names_option_value_and_range(name, value, allowed):
     with pytest.raises(OptionsError) as caught:
         resolve({name: value})
@@ -77,13 +119,25 @@ def test_a_bad_value_names_option_value_and_range(name, value, allowed):
 def test_all_bad_options_are_reported_at_once():
     with pytest.raises(OptionsError) as caught:
         resolve({"temperature": -1, "top_p": 2, "temprature": 1})
-    for part in ("`temperature`: -1", "`top_p`: 2", "there is no option 'temprature' (did you mean 'temperature'?)"):
+    for part in (
+        "`temperature`: -1",
+        "`top_p`: 2",
+        "there is no option 'temprature' (did you mean 'temperature'?)",
+    ):
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("name, value, meaning", [
-    ("top_k", -1, "(0 means all)"), ("top_p", 0, "(1 means all)"), ("repetition_penalty", 0, "(1 means off)"),
-    ("temperature", -1, "(0 means greedy)"), ("min_p", -1, "(0 means none)"), ("max_tokens", -5, "at most 2147483648")])
+@pytest.mark.parametrize(
+    "name, value, meaning",
+    [
+        ("top_k", -1, "(0 means all)"),
+        ("top_p", 0, "(1 means all)"),
+        ("repetition_penalty", 0, "(1 means off)"),
+        ("temperature", -1, "(0 means greedy)"),
+        ("min_p", -1, "(0 means none)"),
+        ("max_tokens", -5, "at most 2147483648"),
+    ],
+)
 def test_a_value_below_its_limit_is_told_the_one_that_switches_off(name, value, meaning):
     with pytest.raises(OptionsError) as caught:
         resolve({name: value})
@@ -108,9 +162,13 @@ def test_numpy_integers_keep_every_bit():
 
 def test_unsupported_settings_of_a_checkpoint_are_a_notice():
     assert resolve({}, {"stop_strings": ["User:"], "do_sample": True}).options.stop == ("User:",)
-    quiet = {"num_beams": 1, "min_length": 0, "bos_token_id": 1, "transformers_version": "5", "typical_p": None}
+    quiet = {
+        "num_beams": 1,
+        "min_length": 0,
+        "bos_token_id": 1,
+        "transformers_version": "5",
+        "typical_p": None,
+    }
     assert resolve({}, quiet).notices == ()
     (notice,) = resolve({}, {**quiet, "num_beams": 4, "no_repeat_ngram_size": 3}).notices
     assert "num_beams=4" in notice and "no_repeat_ngram_size=3" in notice
-
-

@@ -21,19 +21,24 @@ def test_threefry_gives_the_published_words(counter, key, wanted):
 
 
 def test_every_word_has_a_place_in_the_table_and_noise_rises_as_the_word_falls():
-    words = np.unique(np.r_[np.arange(70000), np.linspace(0, 2**32 - 1, 200000).astype(np.int64)]).astype(np.uint32)
+    words = np.unique(
+        np.r_[np.arange(70000), np.linspace(0, 2**32 - 1, 200000).astype(np.int64)]
+    ).astype(np.uint32)
     index = rng.table_index(words)
     assert index.min() == 0 and index.max() == len(rng.gumbel_table()) - 1
     noise = rng.gumbel_table()[index]
     assert np.isfinite(noise).all() and (np.diff(noise) <= 0).all()
     exact = -np.log(-np.log1p(-((words >> np.uint32(8)).astype(np.float64) + 0.5) * 2.0**-24))
-    body = exact > -1.3  # the lowest 2.5 % of the noise, which hardly ever wins, lies in coarser buckets
+    # the lowest 2.5 % of the noise, which hardly ever wins, lies in coarser buckets
+    body = exact > -1.3
     assert np.abs(noise - exact)[body].max() < 2e-3
 
 
 def test_noise_is_gumbel():
     """Kolmogorov-Smirnov distance to exp(-exp(-x)) below the 1e-3 quantile for this many draws."""
-    draws = np.sort(np.concatenate([rng.gumbel(7, position, 4096) for position in range(50)]).astype(np.float64))
+    draws = np.sort(
+        np.concatenate([rng.gumbel(7, position, 4096) for position in range(50)]).astype(np.float64)
+    )
     empirical = (np.arange(len(draws)) + 0.5) / len(draws)
     assert np.abs(np.exp(-np.exp(-draws)) - empirical).max() < 1.95 / np.sqrt(len(draws))
 
@@ -42,7 +47,9 @@ def test_argmax_of_noisy_logits_draws_from_softmax():
     logits = np.array([2.0, 1.0, 0.0, -1.0, -4.0, 2.0], np.float32)
     shares = np.exp(logits) / np.exp(logits).sum()
     n = 40000
-    counts = np.bincount([np.argmax(logits + rng.gumbel(seed, 3, 6)) for seed in range(n)], minlength=6)
+    counts = np.bincount(
+        [np.argmax(logits + rng.gumbel(seed, 3, 6)) for seed in range(n)], minlength=6
+    )
     chi_squared = ((counts - n * shares) ** 2 / (n * shares)).sum()
     assert chi_squared < 20.5  # 5 degrees of freedom, p = 0.001
 

@@ -30,7 +30,9 @@ def loaded(backend, tmp_path_factory):
 @pytest.fixture
 def llm(loaded):
     """With an empty cache."""
-    return LLM(loaded.checkpoint, loaded.backend, loaded.model, loaded.template, loaded.engine.context)
+    return LLM(
+        loaded.checkpoint, loaded.backend, loaded.model, loaded.template, loaded.engine.context
+    )
 
 
 def cold(llm, prompt, **options):
@@ -57,10 +59,14 @@ def rendered(llm, session, question):
 def test_the_second_turn_reuses_the_common_prefix(llm):
     chat = llm.chat(system="be kind", max_tokens=12)
     first = chat.send("hello")
-    assert first.reused_tokens == 0 and first.prompt_tokens == len(rendered(llm, llm.chat(system="be kind"), "hello"))
+    assert first.reused_tokens == 0 and first.prompt_tokens == len(
+        rendered(llm, llm.chat(system="be kind"), "hello")
+    )
     cached = chat.cached_tokens
     prompt = rendered(llm, chat, "and then?")
-    common = next((i for i, (a, b) in enumerate(zip(cached, prompt)) if a != b), min(len(cached), len(prompt)))
+    common = next(
+        (i for i, (a, b) in enumerate(zip(cached, prompt)) if a != b), min(len(cached), len(prompt))
+    )
     second = chat.send("and then?")
     assert second.reused_tokens == common > first.prompt_tokens - 5
     assert second.prompt_tokens == len(prompt)
@@ -82,8 +88,11 @@ def test_the_oldest_turns_leave_the_context_the_system_prompt_stays(llm):
     for turn in range(14):
         done = chat.send(f"question number {turn}, please answer", temperature=1.0, seed=turn)
         assert done.prompt_tokens < 512
-        said = any("oldest" in notice and "system prompt stays" in notice for notice in done.notices)
-        # Random answers tokenise differently from their generation; at least the turn before is reused.
+        said = any(
+            "oldest" in notice and "system prompt stays" in notice for notice in done.notices
+        )
+        # Random answers tokenise differently from their generation; at least the turn before is
+        # reused.
         assert said or turn == 0 or done.reused_tokens > 60
         noticed += said
     assert 1 <= noticed <= 7 and chat.dropped > 0 and len(chat.messages) == 28
@@ -91,18 +100,29 @@ def test_the_oldest_turns_leave_the_context_the_system_prompt_stays(llm):
     assert "SYSTEM" in text and "number 0" not in text and "number 13" in text
 
 
-@pytest.mark.parametrize(("max_tokens", "room"), [(40, 512 - 40), (200, 512 - 200), (400, 512 // 2)])
+@pytest.mark.parametrize(
+    ("max_tokens", "room"), [(40, 512 - 40), (200, 512 - 200), (400, 512 // 2)]
+)
 def test_a_short_context_keeps_up_to_half_of_itself_for_the_answer(llm, max_tokens, room):
-    """The turn before the question stays where it fits in the rest, however many older ones leave."""
+    """The turn before the question stays where it fits in the rest, however many older ones
+    leave.
+    """
+
     def turn(text):
         return [{"role": "user", "content": text}, {"role": "assistant", "content": "yes"}]
 
     def prompt(words):
         chat = llm.chat(max_tokens=max_tokens)
         chat.messages = turn("old " * 300) + turn("a " * words)
-        return len(encode_messages(llm.tokenizer, llm.template, [*chat.messages[2:], {"role": "user", "content": "b"}])), chat
+        return len(
+            encode_messages(
+                llm.tokenizer, llm.template, [*chat.messages[2:], {"role": "user", "content": "b"}]
+            )
+        ), chat
 
-    length, chat = next(made for made in map(prompt, itertools.count(1)) if room * 3 // 4 < made[0] <= room)
+    length, chat = next(
+        made for made in map(prompt, itertools.count(1)) if room * 3 // 4 < made[0] <= room
+    )
     done = chat.send("b", seed=1)
     assert (done.prompt_tokens, chat.dropped) == (length, 2)
     words = next(words for words in itertools.count(1) if prompt(words)[0] > room)
@@ -115,9 +135,16 @@ def test_a_turn_too_long_to_be_encoded_leaves_the_context(tmp_path, monkeypatch)
     """As of a session that was saved with another model."""
     llm = load(make_checkpoint(tmp_path / "m", tokenizer="bytelevel"), backend="cpu")
     chat = llm.chat(max_tokens=4)
-    chat.messages = [{"role": "user", "content": "x" * 3_000_000}, {"role": "assistant", "content": "y"}]
+    chat.messages = [
+        {"role": "user", "content": "x" * 3_000_000},
+        {"role": "assistant", "content": "y"},
+    ]
     lengths, encode = [], llm.tokenizer._encode
-    monkeypatch.setattr(llm.tokenizer, "_encode", lambda text, **how: lengths.append(len(text)) or encode(text, **how))
+    monkeypatch.setattr(
+        llm.tokenizer,
+        "_encode",
+        lambda text, **how: lengths.append(len(text)) or encode(text, **how),
+    )
     assert chat.send("hello").finish_reason in ("length", "eos")
     assert chat.dropped == 2 and max(lengths) < 1000
 
@@ -142,12 +169,17 @@ def test_leaving_after_any_piece_leaves_a_session_that_goes_on(steps, llm):
     stream.close()
     if steps:
         assert chat.messages[-1]["content"] == stream.completion.text
-        assert stream.completion.text.startswith(shown) and stream.completion.finish_reason == "interrupted"
+        assert (
+            stream.completion.text.startswith(shown)
+            and stream.completion.finish_reason == "interrupted"
+        )
     else:
         assert chat.messages == messages
     check_consistency(chat)
     prompt = rendered(llm, chat, "next")
-    assert chat.send("next").tokens == cold(llm, prompt, max_tokens=6, temperature=1.0, seed=2).tokens
+    assert (
+        chat.send("next").tokens == cold(llm, prompt, max_tokens=6, temperature=1.0, seed=2).tokens
+    )
 
 
 @pytest.mark.parametrize("call", range(1, 8))
@@ -171,7 +203,9 @@ def test_an_interrupt_inside_any_call_leaves_a_session_that_goes_on(call, llm, m
             chat.send("go on", max_tokens=30)
     check_consistency(chat)
     prompt = rendered(llm, chat, "next")
-    assert chat.send("next").tokens == cold(llm, prompt, max_tokens=6, temperature=1.0, seed=2).tokens
+    assert (
+        chat.send("next").tokens == cold(llm, prompt, max_tokens=6, temperature=1.0, seed=2).tokens
+    )
 
 
 def test_regenerate_replaces_the_answer(llm):
@@ -192,7 +226,9 @@ def test_regenerate_replaces_the_answer(llm):
     assert chat.messages == before
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "seed": 4, "repetition_penalty": 1.2, "stop": ["zzz"]}])
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.9, "seed": 4, "repetition_penalty": 1.2, "stop": ["zzz"]}]
+)
 def test_an_answer_that_goes_on_is_the_one_that_was_never_cut(options, llm):
     options = options | {"logit_bias": {2: -100}}  # token 2 would end it
     whole = llm.chat(**options).send("hello", max_tokens=30)
@@ -205,8 +241,13 @@ def test_an_answer_that_goes_on_is_the_one_that_was_never_cut(options, llm):
         completion = chat.resume(max_tokens=min(11, 30 - sum(map(len, parts)))).finish()
         parts.append(list(map(int, completion.tokens)))
     assert sum(parts, []) == whole.tokens and len(parts) >= 4
-    assert chat.messages == [{"role": "user", "content": "hello"}, {"role": "assistant", "content": whole.text}]
-    assert completion.text == whole.text and completion.reused_tokens >= completion.prompt_tokens - 1
+    assert chat.messages == [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": whole.text},
+    ]
+    assert (
+        completion.text == whole.text and completion.reused_tokens >= completion.prompt_tokens - 1
+    )
     check_consistency(chat)
 
 
@@ -221,7 +262,9 @@ def test_an_answer_goes_on_in_a_full_context(llm):
     text = chat.messages[-1]["content"]
     completion = chat.resume().finish()
     assert chat.dropped > 0 and "no longer seen by the model" in completion.notices[0]
-    assert chat.messages[-1]["content"].startswith(text.rstrip("\ufffd")) and len(chat.messages) == 6
+    assert (
+        chat.messages[-1]["content"].startswith(text.rstrip("\ufffd")) and len(chat.messages) == 6
+    )
     with pytest.raises(ContextError, match="holds 512"):  # in time the answer alone is too long
         for _ in range(10):
             chat.resume().finish()
@@ -232,14 +275,17 @@ def test_an_answer_from_a_file_goes_on_where_the_template_has_it(name, tmp_path)
     llm = load(make_scripted_checkpoint(tmp_path / "m", TEMPLATES[name]), backend="cpu")
     chat = llm.chat(max_tokens=4)
     for answer in ("The answer is", "Once upon a time, ça va"):
-        chat.messages = talk = [{"role": "user", "content": "really?"}, {"role": "assistant", "content": answer}]
+        chat.messages = talk = [
+            {"role": "user", "content": "really?"},
+            {"role": "assistant", "content": answer},
+        ]
         chat.resume().finish()
-        prompt = chat.cached_tokens[:chat.last.prompt_tokens]
+        prompt = chat.cached_tokens[: chat.last.prompt_tokens]
         text = llm.tokenizer.decode(prompt, skip_special=False)
         assert text.endswith(answer) and text.count(answer) == 1
         whole = encode_messages(llm.tokenizer, llm.template, talk, add_generation_prompt=False)
         # Three templates end a question otherwise before an answer than before nothing.
-        assert whole[:len(prompt)] == prompt or name in ("blocks", "macro", "namespace")
+        assert whole[: len(prompt)] == prompt or name in ("blocks", "macro", "namespace")
         assert chat.messages[-1]["content"].startswith(answer)
 
 
@@ -252,7 +298,11 @@ def test_undo_and_edit(llm):
     first = list(chat.messages)
     chat.send("again")
     chat.edit("other").finish()
-    assert chat.messages[:2] == first and chat.messages[2]["content"] == "other" and len(chat.messages) == 4
+    assert (
+        chat.messages[:2] == first
+        and chat.messages[2]["content"] == "other"
+        and len(chat.messages) == 4
+    )
     stream = chat.edit("never begun")
     stream.close()
     assert chat.undo()[0] == {"role": "user", "content": "other"} and chat.messages == first
@@ -264,7 +314,9 @@ def test_undo_and_edit(llm):
 
 
 def test_save_and_load(llm, tmp_path):
-    chat = llm.chat(system="be kind", max_tokens=8, temperature=0.5, seed=3, stop=["zzz"], logit_bias={5: 1.0})
+    chat = llm.chat(
+        system="be kind", max_tokens=8, temperature=0.5, seed=3, stop=["zzz"], logit_bias={5: 1.0}
+    )
     chat.send("hello \U0001f999")
     chat.save(tmp_path / "chat.json")
     other = llm.chat()
@@ -293,18 +345,30 @@ def test_an_interrupt_right_after_the_rename_is_an_interrupt(llm, tmp_path, monk
     assert other.load(tmp_path / "chat.json") == [] and other.messages == chat.messages
 
 
-GOOD = {"format": "mlx_llama session", "version": 1, "model": "m", "system": None, "options": {}, "dropped": 0,
-        "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+GOOD = {
+    "format": "mlx_llama session",
+    "version": 1,
+    "model": "m",
+    "system": None,
+    "options": {},
+    "dropped": 0,
+    "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+}
 
 
-@pytest.mark.parametrize("damage", [b"[]", "system", {"options": {"top_p": 9}}, {"options": {"logit_bias": {"99999": 1}}}])
+@pytest.mark.parametrize(
+    "damage",
+    [b"[]", "system", {"options": {"top_p": 9}}, {"options": {"logit_bias": {"99999": 1}}}],
+)
 def test_loading_a_damaged_session_loses_nothing(damage, llm, tmp_path):
     chat = llm.chat(system="mine", max_tokens=3)
     chat.send("hello")
     before = (list(chat.messages), chat.system, dict(chat.options), chat.dropped)
     file = tmp_path / "bad.json"
     if isinstance(damage, str):
-        damage = json.dumps({name: value for name, value in GOOD.items() if name != damage}).encode()
+        damage = json.dumps(
+            {name: value for name, value in GOOD.items() if name != damage}
+        ).encode()
     file.write_bytes(damage if isinstance(damage, bytes) else json.dumps(GOOD | damage).encode())
     with pytest.raises(SessionError, match=str(file)):
         chat.load(file)
@@ -331,7 +395,10 @@ def test_a_new_question_ends_the_answer_that_is_still_coming(llm):
     check_consistency(chat)
     first.close()
     prompt = rendered(llm, chat, "three")
-    assert chat.send("three", max_tokens=6).tokens == cold(llm, prompt, max_tokens=6, temperature=1.0, seed=3).tokens
+    assert (
+        chat.send("three", max_tokens=6).tokens
+        == cold(llm, prompt, max_tokens=6, temperature=1.0, seed=3).tokens
+    )
 
 
 def test_a_stream_begun_too_late_says_so(llm):
@@ -370,7 +437,10 @@ def test_clear_and_load_during_an_answer(llm, tmp_path):
 def test_a_repr_is_one_short_line(llm):
     chat = llm.chat(max_tokens=3)
     chat.send("hello")
-    assert repr(chat) == f"Session({chat.model!r}, 2 messages, {len(chat.cached_tokens)} of 512 positions)"
+    assert (
+        repr(chat)
+        == f"Session({chat.model!r}, 2 messages, {len(chat.cached_tokens)} of 512 positions)"
+    )
 
 
 # Threads
@@ -400,19 +470,30 @@ def test_threads_that_send_have_their_turn(llm):
     assert all(done.finish_reason in ("length", "eos") for done in found)
     asked = [message["content"] for message in chat.messages[::2]]
     assert sorted(asked) == [f"question {i}" for i in range(4)]
-    assert [message["content"] for message in chat.messages[1::2]] == [found[int(text[-1])].text for text in asked]
+    assert [message["content"] for message in chat.messages[1::2]] == [
+        found[int(text[-1])].text for text in asked
+    ]
     check_consistency(chat)
     prompt = rendered(llm, chat, "next")
-    assert chat.send("next").tokens == cold(llm, prompt, max_tokens=6, temperature=1.0, seed=2).tokens
+    assert (
+        chat.send("next").tokens == cold(llm, prompt, max_tokens=6, temperature=1.0, seed=2).tokens
+    )
 
 
 def test_another_thread_may_close_an_answer_but_not_ask(llm):
     chat = llm.chat(max_tokens=200, temperature=1.0, seed=1)
     stream = chat.stream("one")
     next(stream)
-    for act in (lambda i: chat.stream("two"), lambda i: chat.send("two"), lambda i: chat.clear(), lambda i: chat.regenerate()):
+    for act in (
+        lambda i: chat.stream("two"),
+        lambda i: chat.send("two"),
+        lambda i: chat.clear(),
+        lambda i: chat.regenerate(),
+    ):
         (refused,) = on_threads(1, act)
-        assert isinstance(refused, SessionError) and "another thread is reading an answer" in str(refused)
+        assert isinstance(refused, SessionError) and "another thread is reading an answer" in str(
+            refused
+        )
     assert on_threads(1, lambda i: stream.close()) == [None]
     assert chat.messages[1]["content"] == stream.completion.text and list(stream) == []
     assert chat.send("two", max_tokens=3).tokens
@@ -475,7 +556,11 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call
 @pytest.fixture(scope="module")
 def caller(tmp_path_factory):
     """A model with Qwen's template, for scripts."""
-    folder = make_scripted_checkpoint(tmp_path_factory.mktemp("caller"), tool_formats()["qwen2.5"][0], max_position_embeddings=2048)
+    folder = make_scripted_checkpoint(
+        tmp_path_factory.mktemp("caller"),
+        tool_formats()["qwen2.5"][0],
+        max_position_embeddings=2048,
+    )
     return load(folder, backend="cpu")
 
 
@@ -486,17 +571,33 @@ def test_functions_are_called_and_the_conversation_keeps_it(name, tmp_path):
     chat = llm.chat(system="be kind", tools=[add, time], max_tokens=200)
     with Script(llm, calls, "It is 3 at noon.", "You are welcome.") as script:
         stream = chat.stream("1 + 2, and the time?")
-        assert "".join(stream) == "It is 3 at noon." == stream.completion.text and stream.completion.finish_reason == "eos"
-        assert [message["role"] for message in chat.messages] == ["user", "assistant", "tool", "tool", "assistant"]
+        assert (
+            "".join(stream) == "It is 3 at noon." == stream.completion.text
+            and stream.completion.finish_reason == "eos"
+        )
+        assert [message["role"] for message in chat.messages] == [
+            "user",
+            "assistant",
+            "tool",
+            "tool",
+            "assistant",
+        ]
         made = chat.messages[1]["tool_calls"]
         assert [call["function"]["name"] for call in made] == ["add", "time"]
-        assert [(one["content"], one["tool_call_id"]) for one in chat.messages[2:4]] == [("3", made[0]["id"]), ("noon", made[1]["id"])]
+        assert [(one["content"], one["tool_call_id"]) for one in chat.messages[2:4]] == [
+            ("3", made[0]["id"]),
+            ("noon", made[1]["id"]),
+        ]
         done = chat.send("thanks")
     check_consistency(chat)
     # The descriptions of the tools at least; Mistral's template moves them to the last question.
     assert done.reused_tokens > 150 or name == "mistral-nemo"
-    assert "Add two numbers." in script.prompts[0] and script.prompts[1].rindex("noon") > script.prompts[1].rindex('"a": 1')
-    assert "It is 3 at noon." in script.prompts[2] and script.prompts[2].index("noon") < script.prompts[2].index("It is 3")
+    assert "Add two numbers." in script.prompts[0] and script.prompts[1].rindex(
+        "noon"
+    ) > script.prompts[1].rindex('"a": 1')
+    assert "It is 3 at noon." in script.prompts[2] and script.prompts[2].index(
+        "noon"
+    ) < script.prompts[2].index("It is 3")
     chat.save(tmp_path / "s.json")
     other = llm.chat()
     assert other.load(tmp_path / "s.json") == [] and other.messages == chat.messages
@@ -516,8 +617,14 @@ def test_a_turn_with_calls_is_regenerated_and_dropped_as_one(caller):
             chat.send(long * 8)
         assert chat.send("thanks").text == "Done." and chat.dropped == 0
         done = chat.send(f"and {long}")
-        assert chat.dropped == 4 and any("the oldest 4 messages" in notice for notice in done.notices)
-        assert done.text == "Again seven." and "3 + 4?" not in script.prompts[-1] and len(chat.messages) == 10
+        assert chat.dropped == 4 and any(
+            "the oldest 4 messages" in notice for notice in done.notices
+        )
+        assert (
+            done.text == "Again seven."
+            and "3 + 4?" not in script.prompts[-1]
+            and len(chat.messages) == 10
+        )
 
 
 def test_a_turn_with_calls_is_taken_back_as_one(caller):
@@ -525,9 +632,16 @@ def test_a_turn_with_calls_is_taken_back_as_one(caller):
     chat = llm.chat(tools=[add], max_tokens=200)
     with Script(llm, CALL, "Seven."):
         chat.send("3 + 4?")
-    with pytest.raises(SessionError, match="an answer in a conversation with tools cannot be continued"):
+    with pytest.raises(
+        SessionError, match="an answer in a conversation with tools cannot be continued"
+    ):
         chat.resume()
-    assert [message["role"] for message in chat.undo()] == ["user", "assistant", "tool", "assistant"]
+    assert [message["role"] for message in chat.undo()] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
     assert chat.messages == []
 
 
@@ -539,7 +653,10 @@ def test_leaving_between_calls_leaves_a_session_that_goes_on(pieces, caller):
         shown = "".join(itertools.islice(stream, pieces))
         stream.close()
         assert [message["role"] for message in chat.messages] in (
-            [[]], [["user", "assistant"]], [["user", "assistant", "tool", "assistant"]] * 2)[min(pieces, 2)]
+            [[]],
+            [["user", "assistant"]],
+            [["user", "assistant", "tool", "assistant"]] * 2,
+        )[min(pieces, 2)]
         assert "abc".startswith(shown)
         check_consistency(chat)
         chat.messages or chat.send("go")
@@ -548,6 +665,7 @@ def test_leaving_between_calls_leaves_a_session_that_goes_on(pieces, caller):
 
 def test_a_function_may_ask_its_own_session(caller):
     """A new question ends the unfinished answer, as anywhere else."""
+
     def ask() -> str:
         """Ask."""
         return chat.send("inner").text
@@ -555,7 +673,12 @@ def test_a_function_may_ask_its_own_session(caller):
     chat = caller.chat(tools=[ask], max_tokens=200)
     with Script(caller, '<tool_call>{"name": "ask", "arguments": {}}</tool_call>', "inner answer"):
         chat.send("outer")
-    assert [message["content"] for message in chat.messages] == ["outer", "", "inner", "inner answer"]
+    assert [message["content"] for message in chat.messages] == [
+        "outer",
+        "",
+        "inner",
+        "inner answer",
+    ]
 
 
 def test_another_thread_may_close_an_answer_while_a_function_runs(caller):

@@ -12,12 +12,25 @@ from mlx_llama.core.generation import session_file
 from mlx_llama.core.generation.session_file import read_session, write_session
 
 TURN = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-GOOD = {"format": "mlx_llama session", "version": 1, "model": "m", "system": None, "options": {}, "dropped": 0,
-        "messages": TURN}
+GOOD = {
+    "format": "mlx_llama session",
+    "version": 1,
+    "model": "m",
+    "system": None,
+    "options": {},
+    "dropped": 0,
+    "messages": TURN,
+}
 
 
 def test_a_written_session_is_read_again(tmp_path):
-    fields = {"model": "m", "system": "Sei nett \U0001f999", "options": {"temperature": 0.5}, "messages": TURN * 3, "dropped": 4}
+    fields = {
+        "model": "m",
+        "system": "Sei nett \U0001f999",
+        "options": {"temperature": 0.5},
+        "messages": TURN * 3,
+        "dropped": 4,
+    }
     write_session(tmp_path / "s.json", **fields)
     assert read_session(tmp_path / "s.json").model_dump(exclude={"format", "version"}) == fields
     assert json.loads((tmp_path / "s.json").read_bytes()) == GOOD | fields
@@ -26,29 +39,60 @@ def test_a_written_session_is_read_again(tmp_path):
 
 
 def test_fields_that_may_be_missing(tmp_path):
-    (tmp_path / "s.json").write_text(json.dumps({name: GOOD[name] for name in GOOD if name != "dropped"}))
+    (tmp_path / "s.json").write_text(
+        json.dumps({name: GOOD[name] for name in GOOD if name != "dropped"})
+    )
     assert read_session(tmp_path / "s.json").dropped == 0
 
 
 @pytest.mark.parametrize("name", ["format", "version", "model", "system", "options", "messages"])
 def test_a_missing_field_is_named(name, tmp_path):
-    (tmp_path / "s.json").write_text(json.dumps({key: value for key, value in GOOD.items() if key != name}))
+    (tmp_path / "s.json").write_text(
+        json.dumps({key: value for key, value in GOOD.items() if key != name})
+    )
     with pytest.raises(SessionError, match=f'no "{name}"|{name} is missing'):
         read_session(tmp_path / "s.json")
 
 
-@pytest.mark.parametrize("damage, message", [
-    (b"", "not JSON"), (b"\xff\xfe", "not"), (b"[]", "not a saved session"), (b"[" * 100000, "not JSON"),
-    ({"format": "other"}, "not a saved session"), ({"version": 2}, "version is 2"), ({"version": None}, "version"),
-    ({"messages": "x"}, "messages is 'x'"), ({"messages": [1, 2]}, r"messages\[0\]"),
-    ({"messages": [{"role": "user", "content": "a"}]}, "questions and answers"),
-    ({"messages": [{"role": "system", "content": "a"}, {"role": "assistant", "content": "b"}]}, "'user', 'assistant' or 'tool'"),
-    ({"messages": [{"role": "user", "content": 3}, {"role": "assistant", "content": "b"}]}, r"messages\[0\].content is 3"),
-    ({"dropped": 1}, "dropped is 1"), ({"dropped": 99}, "dropped"), ({"dropped": "x"}, "dropped"),
-    ({"system": 5}, "system is 5"), ({"options": []}, "options"), ({"options": {"top_p": 9}}, "top_p"),
-    ({"options": {"nope": 9}}, "no option 'nope'"), ({"model": None}, "model is None"), ({"system": "\ud800"}, "not JSON"),
-    ({"messages": TURN[::-1]}, "needs the role 'user'"), ({"dropped": True}, "dropped is True"),
-])
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (b"", "not JSON"),
+        (b"\xff\xfe", "not"),
+        (b"[]", "not a saved session"),
+        (b"[" * 100000, "not JSON"),
+        ({"format": "other"}, "not a saved session"),
+        ({"version": 2}, "version is 2"),
+        ({"version": None}, "version"),
+        ({"messages": "x"}, "messages is 'x'"),
+        ({"messages": [1, 2]}, r"messages\[0\]"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "questions and answers"),
+        (
+            {
+                "messages": [
+                    {"role": "system", "content": "a"},
+                    {"role": "assistant", "content": "b"},
+                ]
+            },
+            "'user', 'assistant' or 'tool'",
+        ),
+        (
+            {"messages": [{"role": "user", "content": 3}, {"role": "assistant", "content": "b"}]},
+            r"messages\[0\].content is 3",
+        ),
+        ({"dropped": 1}, "dropped is 1"),
+        ({"dropped": 99}, "dropped"),
+        ({"dropped": "x"}, "dropped"),
+        ({"system": 5}, "system is 5"),
+        ({"options": []}, "options"),
+        ({"options": {"top_p": 9}}, "top_p"),
+        ({"options": {"nope": 9}}, "no option 'nope'"),
+        ({"model": None}, "model is None"),
+        ({"system": "\ud800"}, "not JSON"),
+        ({"messages": TURN[::-1]}, "needs the role 'user'"),
+        ({"dropped": True}, "dropped is True"),
+    ],
+)
 def test_a_fault_is_named_in_one_line(damage, message, tmp_path):
     file = tmp_path / "bad.json"
     file.write_bytes(damage if isinstance(damage, bytes) else json.dumps(GOOD | damage).encode())
@@ -74,32 +118,58 @@ def test_pipes_devices_and_long_files_are_refused(tmp_path, monkeypatch):
 
 
 CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-CALLS = [TURN[0], {"role": "assistant", "content": "", "tool_calls": [CALL]},
-         {"role": "tool", "content": "3", "tool_call_id": "abcdefghi", "name": "add"}, TURN[1]]
+CALLS = [
+    TURN[0],
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "3", "tool_call_id": "abcdefghi", "name": "add"},
+    TURN[1],
+]
 
 
 def test_calls_and_results_are_kept(tmp_path):
-    fields = {"model": "m", "system": None, "options": {}, "messages": [*TURN, *CALLS, *CALLS], "dropped": 6}
+    fields = {
+        "model": "m",
+        "system": None,
+        "options": {},
+        "messages": [*TURN, *CALLS, *CALLS],
+        "dropped": 6,
+    }
     write_session(tmp_path / "s.json", **fields)
     assert read_session(tmp_path / "s.json").model_dump(exclude={"format", "version"}) == fields
     assert json.loads((tmp_path / "s.json").read_bytes()) == GOOD | fields
 
 
-@pytest.mark.parametrize("messages, dropped, message", [
-    (CALLS[:2], 0, "ending with an answer"), (CALLS[:3], 0, "ending with an answer"),
-    ([CALLS[0], CALLS[2], CALLS[3]], 0, r"messages\[1\] needs the role 'assistant'"),
-    ([CALLS[0], CALLS[1], CALLS[3]], 0, r"messages\[2\] needs the role 'tool'"),
-    ([CALLS[0], CALLS[1] | {"tool_calls": [{"id": "x"}]}, *CALLS[2:]], 0, r"messages\[1\].tool_calls\[0\]"),
-    ([CALLS[0] | {"tool_calls": [CALL]}, *CALLS[2:]], 0, r"messages\[0\] needs the role 'user'"),
-    (CALLS * 2, 2, "dropped is 2, it must be the place of a question"),
-])
+@pytest.mark.parametrize(
+    "messages, dropped, message",
+    [
+        (CALLS[:2], 0, "ending with an answer"),
+        (CALLS[:3], 0, "ending with an answer"),
+        ([CALLS[0], CALLS[2], CALLS[3]], 0, r"messages\[1\] needs the role 'assistant'"),
+        ([CALLS[0], CALLS[1], CALLS[3]], 0, r"messages\[2\] needs the role 'tool'"),
+        (
+            [CALLS[0], CALLS[1] | {"tool_calls": [{"id": "x"}]}, *CALLS[2:]],
+            0,
+            r"messages\[1\].tool_calls\[0\]",
+        ),
+        (
+            [CALLS[0] | {"tool_calls": [CALL]}, *CALLS[2:]],
+            0,
+            r"messages\[0\] needs the role 'user'",
+        ),
+        (CALLS * 2, 2, "dropped is 2, it must be the place of a question"),
+    ],
+)
 def test_faults_of_calls_are_named(messages, dropped, message, tmp_path):
-    (tmp_path / "bad.json").write_text(json.dumps(GOOD | {"messages": messages, "dropped": dropped}))
+    (tmp_path / "bad.json").write_text(
+        json.dumps(GOOD | {"messages": messages, "dropped": dropped})
+    )
     with pytest.raises(SessionError, match=message):
         read_session(tmp_path / "bad.json")
 
 
-@pytest.mark.parametrize("fields", [{"messages": TURN[:1]}, {"messages": [object(), object()]}, {"system": "\ud800"}])
+@pytest.mark.parametrize(
+    "fields", [{"messages": TURN[:1]}, {"messages": [object(), object()]}, {"system": "\ud800"}]
+)
 def test_a_failed_write_leaves_the_old_file(fields, tmp_path):
     file = tmp_path / "s.json"
     kept = {name: GOOD[name] for name in ("model", "system", "options", "messages", "dropped")}

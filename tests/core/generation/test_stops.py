@@ -27,7 +27,7 @@ def test_any_split_is_cut_before_the_earliest_stop_string(pieces, stops):
     else:
         assert shown == whole and not cuts
     if len(pieces) == 1:
-        assert shown == whole[:min(cuts, default=len(whole))]
+        assert shown == whole[: min(cuts, default=len(whole))]
 
 
 def test_text_is_withheld_no_longer_than_needed():

@@ -1,4 +1,6 @@
-"""config.json of every generation, judged by transformers; and everything that must be refused, by name."""
+"""config.json of every generation, judged by transformers; and everything that must be refused, by
+name.
+"""
 
 import json
 import math
@@ -13,47 +15,152 @@ from mlx_llama.core.models.config import LlamaConfig
 
 # config.json of models on the hub, each with the fields that it introduced
 GENERATIONS = {
-    "llama-1": {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32,
-                "num_hidden_layers": 32, "rms_norm_eps": 1e-6, "vocab_size": 32000, "max_sequence_length": 2048,
-                "architectures": ["LlamaForCausalLM"], "bos_token_id": 0, "eos_token_id": 1, "torch_dtype": "float16"},
-    "llama-2-70b": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8192,
-                    "intermediate_size": 28672, "num_attention_heads": 64, "num_key_value_heads": 8,
-                    "num_hidden_layers": 80, "pretraining_tp": 1, "rms_norm_eps": 1e-5, "rope_scaling": None,
-                    "max_position_embeddings": 4096, "vocab_size": 32000, "torch_dtype": "float16"},
-    "llama-3": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False,
-                "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
-                "num_hidden_layers": 32, "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "vocab_size": 128256,
-                "max_position_embeddings": 8192, "bos_token_id": 128000, "eos_token_id": 128001,
-                "torch_dtype": "bfloat16"},
-    "llama-3.1": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
-                  "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "mlp_bias": False,
-                  "num_hidden_layers": 32, "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "vocab_size": 128256,
-                  "max_position_embeddings": 131072, "bos_token_id": 128000,
-                  "eos_token_id": [128001, 128008, 128009], "torch_dtype": "bfloat16",
-                  "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                                   "original_max_position_embeddings": 8192, "rope_type": "llama3"}},
-    "llama-3.2-1b": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048, "head_dim": 64,
-                     "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8,
-                     "num_hidden_layers": 16, "rms_norm_eps": 1e-5, "vocab_size": 128256, "dtype": "bfloat16",
-                     "max_position_embeddings": 131072, "tie_word_embeddings": True, "bos_token_id": 128000,
-                     "eos_token_id": 128001,
-                     "rope_parameters": {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                                         "original_max_position_embeddings": 8192, "rope_type": "llama3",
-                                         "rope_theta": 500000.0}},
-    "mistral-0.1": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": 4096,
-                    "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
-                    "num_hidden_layers": 32, "rms_norm_eps": 1e-5, "vocab_size": 32000, "sliding_window": 4096,
-                    "max_position_embeddings": 32768, "rope_theta": 10000.0, "torch_dtype": "bfloat16"},
-    "mistral-nemo": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": 5120,
-                     "head_dim": 128, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
-                     "num_hidden_layers": 40, "rms_norm_eps": 1e-5, "vocab_size": 131072, "sliding_window": None,
-                     "max_position_embeddings": 131072, "rope_theta": 1000000.0, "torch_dtype": "bfloat16"},
-    "smollm2": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 576,
-                "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3, "num_hidden_layers": 30,
-                "rms_norm_eps": 1e-5, "vocab_size": 49152, "rope_theta": 100000, "rope_interleaved": False,
-                "max_position_embeddings": 8192, "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
-                "rope_scaling": None, "torch_dtype": "bfloat16"},
-}  # fmt: skip
+    "llama-1": {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": 32000,
+        "max_sequence_length": 2048,
+        "architectures": ["LlamaForCausalLM"],
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "torch_dtype": "float16",
+    },
+    "llama-2-70b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 80,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": None,
+        "max_position_embeddings": 4096,
+        "vocab_size": 32000,
+        "torch_dtype": "float16",
+    },
+    "llama-3": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": False,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 32,
+        "rope_theta": 500000.0,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": 128256,
+        "max_position_embeddings": 8192,
+        "bos_token_id": 128000,
+        "eos_token_id": 128001,
+        "torch_dtype": "bfloat16",
+    },
+    "llama-3.1": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "mlp_bias": False,
+        "num_hidden_layers": 32,
+        "rope_theta": 500000.0,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+        "bos_token_id": 128000,
+        "eos_token_id": [128001, 128008, 128009],
+        "torch_dtype": "bfloat16",
+        "rope_scaling": {
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+    },
+    "llama-3.2-1b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 2048,
+        "head_dim": 64,
+        "intermediate_size": 8192,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 16,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": 128256,
+        "dtype": "bfloat16",
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+        "bos_token_id": 128000,
+        "eos_token_id": 128001,
+        "rope_parameters": {
+            "factor": 32.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+            "rope_theta": 500000.0,
+        },
+    },
+    "mistral-0.1": {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 32,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": 32000,
+        "sliding_window": 4096,
+        "max_position_embeddings": 32768,
+        "rope_theta": 10000.0,
+        "torch_dtype": "bfloat16",
+    },
+    "mistral-nemo": {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "hidden_size": 5120,
+        "head_dim": 128,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 40,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": 131072,
+        "sliding_window": None,
+        "max_position_embeddings": 131072,
+        "rope_theta": 1000000.0,
+        "torch_dtype": "bfloat16",
+    },
+    "smollm2": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "num_hidden_layers": 30,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": 49152,
+        "rope_theta": 100000,
+        "rope_interleaved": False,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "rope_scaling": None,
+        "torch_dtype": "bfloat16",
+    },
+}
 
 
 @pytest.mark.parametrize("name", GENERATIONS)
@@ -61,12 +168,22 @@ def test_every_generation_means_what_transformers_reads(name, tmp_path):
     raw = GENERATIONS[name]
     (tmp_path / "config.json").write_text(json.dumps(raw))
     ours = LlamaConfig.from_file(tmp_path)
-    theirs = (TheirMistral if raw["model_type"] == "mistral" else TheirLlama).from_dict(json.loads(json.dumps(raw)))
+    theirs = (TheirMistral if raw["model_type"] == "mistral" else TheirLlama).from_dict(
+        json.loads(json.dumps(raw))
+    )
     for field in (
-        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-        "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings",
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "rms_norm_eps",
+        "max_position_embeddings",
+        "tie_word_embeddings",
         "bos_token_id",
-    ):  # fmt: skip
+    ):
         assert getattr(ours, field) == getattr(theirs, field), field
     assert ours.architecture == theirs.architectures[0]
     assert ours.sliding_window == getattr(theirs, "sliding_window", None)
@@ -77,13 +194,23 @@ def test_every_generation_means_what_transformers_reads(name, tmp_path):
     assert ours.dtype == str(theirs.dtype).removeprefix("torch.")
     rope = theirs.rope_parameters
     assert (ours.rope.type, ours.rope.theta) == (rope["rope_type"], rope["rope_theta"])
-    for field in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"):
+    for field in (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ):
         assert getattr(ours.rope, field) == rope.get(field), field
 
 
 def test_defaults_are_those_of_transformers():
-    needed = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 16,
-              "vocab_size": 99}  # fmt: skip
+    needed = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 16,
+        "vocab_size": 99,
+    }
     for kind, theirs in (("llama", TheirLlama), ("mistral", TheirMistral)):
         ours, theirs = LlamaConfig.from_dict({"model_type": kind} | needed), theirs(**needed)
         assert ours.num_key_value_heads == theirs.num_key_value_heads
@@ -91,7 +218,10 @@ def test_defaults_are_those_of_transformers():
         assert ours.rms_norm_eps == theirs.rms_norm_eps
         assert ours.sliding_window == getattr(theirs, "sliding_window", None)
         assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
-        assert (ours.bos_token_id, ours.eos_token_ids) == (theirs.bos_token_id, (theirs.eos_token_id,))
+        assert (ours.bos_token_id, ours.eos_token_ids) == (
+            theirs.bos_token_id,
+            (theirs.eos_token_id,),
+        )
         assert ours.tie_word_embeddings == theirs.tie_word_embeddings
         assert ours.dtype == "float32"
 
@@ -101,7 +231,8 @@ def test_null_key_value_heads_means_one_per_head():
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [(7, (7,)), ([7, 3, 7], (7, 3)), (None, ()), ([], ()), (-1, ()), (0, (0,))]
+    ("value", "expected"),
+    [(7, (7,)), ([7, 3, 7], (7, 3)), (None, ()), ([], ()), (-1, ()), (0, (0,))],
 )
 def test_eos_token_ids(value, expected):
     assert LlamaConfig.from_dict(config_fields(eos_token_id=value)).eos_token_ids == expected
@@ -111,14 +242,29 @@ def test_eos_token_ids(value, expected):
     ("fields", "expected"),
     [
         ({"rope_scaling": {"type": "linear", "factor": 2}}, ("linear", 10000.0, 2.0)),
-        ({"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2}}, ("linear", 10000.0, 2.0)),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "rope_theta": 500}, ("dynamic", 500.0, 2.0)),
-        ({"rope_theta": 500, "rope_parameters": {"rope_type": "default", "rope_theta": 7e5}}, ("default", 7e5, None)),
-        ({"rope_theta": 500, "rope_parameters": {"rope_type": "default"}}, ("default", 500.0, None)),
+        (
+            {"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2}},
+            ("linear", 10000.0, 2.0),
+        ),
+        (
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "rope_theta": 500},
+            ("dynamic", 500.0, 2.0),
+        ),
+        (
+            {"rope_theta": 500, "rope_parameters": {"rope_type": "default", "rope_theta": 7e5}},
+            ("default", 7e5, None),
+        ),
+        (
+            {"rope_theta": 500, "rope_parameters": {"rope_type": "default"}},
+            ("default", 500.0, None),
+        ),
         ({"rope_theta": 500, "rope_parameters": {}}, ("default", 500.0, None)),
         # the old key wins where both are there
         (
-            {"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_parameters": {"rope_type": "default"}},
+            {
+                "rope_scaling": {"type": "linear", "factor": 4.0},
+                "rope_parameters": {"rope_type": "default"},
+            },
             ("linear", 10000.0, 4.0),
         ),
     ],
@@ -143,14 +289,22 @@ def test_the_config_is_frozen():
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 REFUSED = [
     ({"architectures": ["GPT2LMHeadModel"]}, "architectures", "GPT2LMHeadModel"),
-    ({"architectures": ["LlamaForSequenceClassification"]}, "architectures", "LlamaForSequenceClassification"),
+    (
+        {"architectures": ["LlamaForSequenceClassification"]},
+        "architectures",
+        "LlamaForSequenceClassification",
+    ),
     ({"architectures": "LlamaForCausalLM"}, "architectures", "LlamaForCausalLM"),
     ({"architectures": None, "model_type": "gemma"}, "model_type", "gemma"),
     ({"model_type": "mistral"}, "model_type", "mistral"),
     ({"hidden_act": "gelu"}, "hidden_act", "gelu"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", "0.5"),
     ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config", "gptq"),
-    ({"quantization": {"bits": 4, "group_size": 64, "mode": "mxfp4"}}, "quantization.mode", "mxfp4"),
+    (
+        {"quantization": {"bits": 4, "group_size": 64, "mode": "mxfp4"}},
+        "quantization.mode",
+        "mxfp4",
+    ),
     ({"hidden_size": 10**12}, "hidden_size", "1000000000000"),
     ({"hidden_size": 0}, "hidden_size", "0"),
     ({"hidden_size": -64}, "hidden_size", "-64"),
@@ -177,9 +331,19 @@ REFUSED = [
     ({"attention_bias": 1}, "attention_bias", "1"),
     ({"architectures": ["MistralForCausalLM"], "attention_bias": True}, "attention_bias", "True"),
     ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window", "0"),
-    ({"architectures": ["MistralForCausalLM"], "layer_types": ["sliding_attention", "full_attention"]},
-     "layer_types[1]", "full_attention"),
-    ({"layer_types": ["sliding_attention", "full_attention"]}, "layer_types[0]", "sliding_attention"),
+    (
+        {
+            "architectures": ["MistralForCausalLM"],
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+        "layer_types[1]",
+        "full_attention",
+    ),
+    (
+        {"layer_types": ["sliding_attention", "full_attention"]},
+        "layer_types[0]",
+        "sliding_attention",
+    ),
     ({"layer_types": ["full_attention"]}, "layer_types", "full_attention"),
     ({"torch_dtype": "float64"}, "torch_dtype", "float64"),
     ({"dtype": "float8_e4m3fn"}, "dtype", "float8_e4m3fn"),
@@ -196,27 +360,59 @@ REFUSED = [
     ({"rope_scaling": "linear"}, "rope_scaling", "linear"),
     ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "rope_scaling.type", "ntk"),
     ({"rope_scaling": {"rope_type": "su", "factor": 2.0}}, "rope_scaling.rope_type", "su"),
-    ({"rope_parameters": {"rope_type": "proportional"}}, "rope_parameters.rope_type", "proportional"),
-    ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
-     "rope_parameters.partial_rotary_factor", "0.5"),
-    ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters.full_attention", "default"),
-    ({"rope_scaling": {"rope_type": "default", "mrope_section": [1, 2]}}, "rope_scaling.mrope_section", "[1, 2]"),
+    (
+        {"rope_parameters": {"rope_type": "proportional"}},
+        "rope_parameters.rope_type",
+        "proportional",
+    ),
+    (
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        "rope_parameters.partial_rotary_factor",
+        "0.5",
+    ),
+    (
+        {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+        "rope_parameters.full_attention",
+        "default",
+    ),
+    (
+        {"rope_scaling": {"rope_type": "default", "mrope_section": [1, 2]}},
+        "rope_scaling.mrope_section",
+        "[1, 2]",
+    ),
     ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor", "missing"),
     ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope_scaling.factor", "0"),
     ({"rope_scaling": {"type": "dynamic", "factor": 0.5}}, "rope_scaling.factor", "0.5"),
     ({"rope_scaling": {"type": "linear", "factor": math.inf}}, "rope_scaling.factor", "inf"),
     ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, "rope_scaling.high_freq_factor", "1.0"),
     ({"rope_scaling": {**LLAMA3, "low_freq_factor": None}}, "rope_scaling.low_freq_factor", "None"),
-    ({"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 0}},
-     "rope_scaling.original_max_position_embeddings", "0"),
-    ({"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": -1}}, "rope_scaling.beta_fast", "-1"),
-    ({"rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": "no"}}, "rope_scaling.truncate", "no"),
-    ({"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 1000}}, "rope_scaling.factor", "0.256"),
+    (
+        {"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 0}},
+        "rope_scaling.original_max_position_embeddings",
+        "0",
+    ),
+    (
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": -1}},
+        "rope_scaling.beta_fast",
+        "-1",
+    ),
+    (
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": "no"}},
+        "rope_scaling.truncate",
+        "no",
+    ),
+    (
+        {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 1000}},
+        "rope_scaling.factor",
+        "0.256",
+    ),
     ({"rope_scaling": {"type": "dynamic", "factor": 2.0}, "head_dim": 2}, "head_dim", "2"),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("fields", "field", "found"), REFUSED, ids=[str(r[0])[:70] for r in REFUSED])
+@pytest.mark.parametrize(
+    ("fields", "field", "found"), REFUSED, ids=[str(r[0])[:70] for r in REFUSED]
+)
 def test_a_bad_field_is_named_with_the_file_and_what_was_found(fields, field, found):
     raw = config_fields(**fields)
     if fields.get("architectures", 0) is None:
@@ -229,7 +425,8 @@ def test_a_bad_field_is_named_with_the_file_and_what_was_found(fields, field, fo
 
 
 @pytest.mark.parametrize(
-    "field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"]
+    "field",
+    ["hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"],
 )
 def test_a_missing_field_is_named(field):
     raw = config_fields()
@@ -270,10 +467,23 @@ def test_a_long_value_is_cut_in_the_message():
 
 
 BAD = {
-    "vocab_size": -1, "hidden_size": None, "num_hidden_layers": "two", "num_attention_heads": 0, "num_key_value_heads": 0,
-    "head_dim": "x", "intermediate_size": 1.5, "rms_norm_eps": 7, "max_position_embeddings": 0, "attention_bias": 1,
-    "tie_word_embeddings": "yes", "hidden_act": "gelu", "rope_scaling": {"rope_type": "ntk"}, "eos_token_id": "end",
-    "bos_token_id": [1], "torch_dtype": "int8", "partial_rotary_factor": 0.5,
+    "vocab_size": -1,
+    "hidden_size": None,
+    "num_hidden_layers": "two",
+    "num_attention_heads": 0,
+    "num_key_value_heads": 0,
+    "head_dim": "x",
+    "intermediate_size": 1.5,
+    "rms_norm_eps": 7,
+    "max_position_embeddings": 0,
+    "attention_bias": 1,
+    "tie_word_embeddings": "yes",
+    "hidden_act": "gelu",
+    "rope_scaling": {"rope_type": "ntk"},
+    "eos_token_id": "end",
+    "bos_token_id": [1],
+    "torch_dtype": "int8",
+    "partial_rotary_factor": 0.5,
     "quantization_config": {"quant_method": "gptq"},
 }
 
@@ -301,27 +511,42 @@ def test_every_bad_field_is_reported_once(names):
     assert refused(fields).split(", expected")[0] in wanted
 
 
-@pytest.mark.parametrize("fields, expected", [
-    ({"num_key_value_heads": 3}, ["num_key_value_heads is 3"]),
-    ({"num_key_value_heads": 3, "hidden_act": "gelu"}, ["hidden_act", "num_key_value_heads is 3"]),
-    ({"num_attention_heads": "four"}, ["num_attention_heads"]),  # and no word about its divisors
-    ({"num_hidden_layers": 0, "layer_types": ["full_attention"] * 2}, ["num_hidden_layers"]),
-    ({"layer_types": 5, "vocab_size": 0}, ["vocab_size", "layer_types is 5"]),
-    ({"vocab_size": 0, "eos_token_id": 70_000}, ["vocab_size"]),
-    ({"head_dim": 3, "rms_norm_eps": 0}, ["head_dim is 3", "rms_norm_eps"]),
-])
+@pytest.mark.parametrize(
+    "fields, expected",
+    [
+        ({"num_key_value_heads": 3}, ["num_key_value_heads is 3"]),
+        (
+            {"num_key_value_heads": 3, "hidden_act": "gelu"},
+            ["hidden_act", "num_key_value_heads is 3"],
+        ),
+        (
+            {"num_attention_heads": "four"},
+            ["num_attention_heads"],
+        ),  # and no word about its divisors
+        ({"num_hidden_layers": 0, "layer_types": ["full_attention"] * 2}, ["num_hidden_layers"]),
+        ({"layer_types": 5, "vocab_size": 0}, ["vocab_size", "layer_types is 5"]),
+        ({"vocab_size": 0, "eos_token_id": 70_000}, ["vocab_size"]),
+        ({"head_dim": 3, "rms_norm_eps": 0}, ["head_dim is 3", "rms_norm_eps"]),
+    ],
+)
 def test_checks_across_fields_among_bad_ones(fields, expected):
     errors = collected(config_fields() | fields)
-    assert len(errors) == len(expected) and all(any(part in error for error in errors) for part in expected), errors
+    assert len(errors) == len(expected) and all(
+        any(part in error for error in errors) for part in expected
+    ), errors
 
 
 def test_another_architecture_ends_the_reading():
     errors = []
     with pytest.raises(ConfigError, match="Gemma"):
-        LlamaConfig.from_dict(config_fields(architectures=["GemmaForCausalLM"], vocab_size=0), report=errors.append)
+        LlamaConfig.from_dict(
+            config_fields(architectures=["GemmaForCausalLM"], vocab_size=0), report=errors.append
+        )
     assert errors == []
 
 
 def test_a_good_config_has_nothing_to_report():
     fields = config_fields()
-    assert collected(fields) == [] and LlamaConfig.from_dict(fields, report=print) == LlamaConfig.from_dict(fields)
+    assert collected(fields) == [] and LlamaConfig.from_dict(
+        fields, report=print
+    ) == LlamaConfig.from_dict(fields)

@@ -19,39 +19,70 @@ VARIANTS = {
     "theta": {"rope_theta": 500000.0},
     "linear": {"rope_scaling": {"type": "linear", "factor": 4.0}},
     "dynamic": {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": 64},
-    "llama3": {"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 8192}, "rope_theta": 5e5},
+    "llama3": {
+        "rope_scaling": {**LLAMA3, "original_max_position_embeddings": 8192},
+        "rope_theta": 5e5,
+    },
     "llama3-short": {"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 64}},
     "llama3-no-original": {"rope_scaling": LLAMA3},
-    "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
-    "yarn-old-key": {"rope_scaling": {"type": "yarn", "factor": 16.0, "original_max_position_embeddings": 4096}},
+    "yarn": {
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    },
+    "yarn-old-key": {
+        "rope_scaling": {"type": "yarn", "factor": 16.0, "original_max_position_embeddings": 4096}
+    },
     "yarn-no-original": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
     "yarn-null-factor": {
-        "rope_scaling": {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 64}
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": None,
+            "original_max_position_embeddings": 64,
+        }
     },
     "yarn-factor": {
         "rope_scaling": {
-            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048, "attention_factor": 0.75,
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 2048,
+            "attention_factor": 0.75,
         }
     },
     "yarn-mscale": {
         "rope_scaling": {
-            "rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 1.0,
-            "mscale_all_dim": 0.7, "beta_fast": 16, "beta_slow": 2,
+            "rope_type": "yarn",
+            "factor": 40.0,
+            "original_max_position_embeddings": 4096,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.7,
+            "beta_fast": 16,
+            "beta_slow": 2,
         }
     },
     "yarn-mscale-alone": {
-        "rope_scaling": {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 512, "mscale": 2.0}
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 40.0,
+            "original_max_position_embeddings": 512,
+            "mscale": 2.0,
+        }
     },
     "yarn-untruncated": {
         "rope_scaling": {
-            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048, "truncate": False,
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 2048,
+            "truncate": False,
         }
     },
     "yarn-outer-original": {
-        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
         "original_max_position_embeddings": 1024,
     },
-}  # fmt: skip
+}
 
 
 def both(variant: str, **fields):
@@ -64,7 +95,9 @@ def judge(theirs: TheirConfig, seq_len: int | None = None) -> tuple[np.ndarray, 
     if kind == "default":
         frequencies, factor = LlamaRotaryEmbedding.compute_default_rope_parameters(theirs)
     else:
-        frequencies, factor = ROPE_INIT_FUNCTIONS[kind](theirs, torch.device("cpu"), seq_len=seq_len)
+        frequencies, factor = ROPE_INIT_FUNCTIONS[kind](
+            theirs, torch.device("cpu"), seq_len=seq_len
+        )
     return frequencies.numpy(), float(factor)
 
 
@@ -92,7 +125,9 @@ def test_dynamic_follows_the_length(seq_len):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_only_dynamic_depends_on_the_length(variant):
     ours, _ = both(variant)
-    changes = not np.array_equal(inverse_frequencies(ours, 1)[0], inverse_frequencies(ours, 10**6)[0])
+    changes = not np.array_equal(
+        inverse_frequencies(ours, 1)[0], inverse_frequencies(ours, 10**6)[0]
+    )
     assert length_dependent(ours) == changes == (variant == "dynamic")
 
 

@@ -1,4 +1,6 @@
-"""LlamaConfig.layers: what a config resolves to, layer by layer. The arithmetic is tests/backends/test_layer_spec.py's."""
+"""LlamaConfig.layers: what a config resolves to, layer by layer. The arithmetic is
+tests/backends/test_layer_spec.py's.
+"""
 
 import dataclasses
 
@@ -14,12 +16,30 @@ def layers(**fields):
 
 def test_a_llamas_layer():
     spec = layers()[3]
-    assert (spec.index, spec.heads, spec.key_value_heads, spec.head_dim, spec.eps) == (3, 4, 2, 16, 1e-5)
+    assert (spec.index, spec.heads, spec.key_value_heads, spec.head_dim, spec.eps) == (
+        3,
+        4,
+        2,
+        16,
+        1e-5,
+    )
     assert spec.qkv == tuple(f"model.layers.3.self_attn.{one}_proj" for one in "qkv")
     assert spec.attention_norm == "model.layers.3.input_layernorm"
     assert spec.ffn_norm == "model.layers.3.post_attention_layernorm"
-    assert spec.query_norm is spec.key_norm is spec.post_attention_norm is spec.post_ffn_norm is spec.window is None
-    assert spec.scale == 16**-0.5 and spec.rotates and spec.residual_multiplier == 1 and spec.activation == "silu"
+    assert (
+        spec.query_norm
+        is spec.key_norm
+        is spec.post_attention_norm
+        is spec.post_ffn_norm
+        is spec.window
+        is None
+    )
+    assert (
+        spec.scale == 16**-0.5
+        and spec.rotates
+        and spec.residual_multiplier == 1
+        and spec.activation == "silu"
+    )
 
 
 def test_windows_of_the_last_layers_alone():
@@ -30,16 +50,27 @@ def test_windows_of_the_last_layers_alone():
     assert none.sliding_window is none.sliding_layers is None
     assert [spec.window for spec in layers(**qwen, max_window_layers=0)] == [7] * 4
     assert [spec.window for spec in layers(**(qwen | dict(use_sliding_window=False)))] == [None] * 4
-    assert [spec.window for spec in layers(architectures=["MistralForCausalLM"], sliding_window=5)] == [5] * 4
+    assert [
+        spec.window for spec in layers(architectures=["MistralForCausalLM"], sliding_window=5)
+    ] == [5] * 4
 
 
 def test_transformers_has_the_same_windows():
     import transformers
 
-    theirs = transformers.Qwen2Config(num_hidden_layers=4, use_sliding_window=True, sliding_window=7, max_window_layers=1)
-    ours = layers(architectures=["Qwen2ForCausalLM"], use_sliding_window=True, sliding_window=7, max_window_layers=1,
-                  layer_types=theirs.layer_types)
-    assert [spec.window is not None for spec in ours] == [kind == "sliding_attention" for kind in theirs.layer_types]
+    theirs = transformers.Qwen2Config(
+        num_hidden_layers=4, use_sliding_window=True, sliding_window=7, max_window_layers=1
+    )
+    ours = layers(
+        architectures=["Qwen2ForCausalLM"],
+        use_sliding_window=True,
+        sliding_window=7,
+        max_window_layers=1,
+        layer_types=theirs.layer_types,
+    )
+    assert [spec.window is not None for spec in ours] == [
+        kind == "sliding_attention" for kind in theirs.layer_types
+    ]
 
 
 @pytest.mark.parametrize("placement, norms", [("before", 2), ("after", 2), ("both", 4)])

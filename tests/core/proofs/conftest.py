@@ -26,6 +26,12 @@ def open_llm(small):
 
     def opened(backend=None, **how) -> LLM:
         backend, checkpoint = backend or select("cpu"), open_checkpoint(small)
-        return LLM(checkpoint, backend, backend.load(checkpoint, "float32", **how), checkpoint.template, 256)
+        return LLM(
+            checkpoint,
+            backend,
+            backend.load(checkpoint, "float32", **how),
+            checkpoint.template,
+            256,
+        )
 
     return opened

@@ -16,8 +16,10 @@ PROMPTS = make_prompts(TOKENS, 32, 256)
 
 
 def run(model, promise="bits", sizes=(2, 3, 8)) -> dict[tuple[int, str], Company]:
-    return {(one.rows, one.start): one for one in
-            compare_companies(ToyBackend(), model, PROMPTS, promise, 1e-4, sizes)}
+    return {
+        (one.rows, one.start): one
+        for one in compare_companies(ToyBackend(), model, PROMPTS, promise, 1e-4, sizes)
+    }
 
 
 def test_prompts_differ_and_begin_alike():
@@ -32,13 +34,20 @@ def test_rows_that_do_not_know_their_company_keep_every_promise():
     model = ToyModel()
     found = run(model, sizes=batches.SIZES)
     assert list(found) == [(rows, start) for rows in (2, 3, 8, 32) for start in STARTS]
-    assert all(one.is_kept and one.same_bits == one.same_tokens == one.rows and one.relative == 0 for one in found.values())
-    # Batches were run: steps of every size, rows of different lengths in one, and rows that joined others at work.
+    assert all(
+        one.is_kept and one.same_bits == one.same_tokens == one.rows and one.relative == 0
+        for one in found.values()
+    )
+    # Batches were run: steps of every size, rows of different lengths in one, and rows that joined
+    # others at work.
     sizes = {shape[0] for shape, _, _ in model.calls if shape[1] == 1}
     assert set(range(1, 33)) >= sizes >= {1, 2, 3, 8, 16, 24, 32}
     assert any(len(set(starts)) > 2 for shape, starts, _ in model.calls if shape == (8, 1))
     assert any(rows[:2] == [7, 6] for _, _, rows in model.calls)
-    assert {shape[1] for shape, _, _ in model.calls if shape[0] == 1} >= {batches.CHUNK, max(map(len, PROMPTS))}
+    assert {shape[1] for shape, _, _ in model.calls if shape[0] == 1} >= {
+        batches.CHUNK,
+        max(map(len, PROMPTS)),
+    }
 
 
 class Counting(ToyModel):
@@ -87,7 +96,9 @@ def test_another_bit_is_found_and_allowed_where_only_tokens_are_promised():
 def test_other_tokens_are_found():
     for promise in ("bits", "tokens"):
         found = run(Crowded(), promise)
-        assert {key for key, one in found.items() if not one.is_kept} == {(8, start) for start in STARTS}
+        assert {key for key, one in found.items() if not one.is_kept} == {
+            (8, start) for start in STARTS
+        }
         assert all(one.same_tokens < 8 for (rows, _), one in found.items() if rows == 8)
     # Without that promise the numbers must be near all the same, and these are not.
     assert not run(Crowded(), "tolerance")[8, "at once"].is_kept
@@ -95,31 +106,59 @@ def test_other_tokens_are_found():
 
 def test_chunks_that_show_are_found():
     found = run(Chunked())
-    assert not any(one.is_kept for one in found.values()) and all(one.same_bits < one.rows for one in found.values())
+    assert not any(one.is_kept for one in found.values()) and all(
+        one.same_bits < one.rows for one in found.values()
+    )
     assert all(one.is_kept for one in run(Chunked(), "tokens").values())
 
 
 def test_a_wrong_copy_is_found_where_a_prefix_was_copied(monkeypatch):
-    monkeypatch.setattr(ToyModel, "make_cache", lambda self, capacity, rows=1: Leaking(capacity, rows))
+    monkeypatch.setattr(
+        ToyModel, "make_cache", lambda self, capacity, rows=1: Leaking(capacity, rows)
+    )
     for promise in ("bits", "tokens", "tolerance"):
-        assert {start for (_, start), one in run(ToyModel(), promise).items() if not one.is_kept} == {"from a prefix"}
+        assert {
+            start for (_, start), one in run(ToyModel(), promise).items() if not one.is_kept
+        } == {"from a prefix"}
 
 
 def test_a_report():
     one = Company(8, "at once", 8, 7, 1e-7, "bits", 1e-4)
-    assert one.report() == {"rows": 8, "start": "at once", "same_tokens": "8 of 8", "same_bits": "7 of 8", "relative": 1e-7,
-                            "promise": "bits", "within": False}
+    assert one.report() == {
+        "rows": 8,
+        "start": "at once",
+        "same_tokens": "8 of 8",
+        "same_bits": "7 of 8",
+        "relative": 1e-7,
+        "promise": "bits",
+        "within": False,
+    }
 
 
 def test_the_promise_of_a_model():
-    kernels, others = SimpleNamespace(is_batch_invariant=True), SimpleNamespace(is_batch_invariant=False)
+    kernels, others = (
+        SimpleNamespace(is_batch_invariant=True),
+        SimpleNamespace(is_batch_invariant=False),
+    )
     assert {batches.promise_of(kernels, dtype) for dtype in ("float32", "bfloat16")} == {"bits"}
     assert [batches.promise_of(others, dtype) for dtype in ("float32", "bfloat16", "float16")] == [
-        "tokens", "tolerance", "tolerance"]
+        "tokens",
+        "tolerance",
+        "tolerance",
+    ]
 
 
-@pytest.mark.parametrize("promise, same_tokens, same_bits, relative, is_kept", [
-    ("bits", 8, 8, 0.0, True), ("bits", 8, 7, 0.0, False), ("tokens", 8, 0, 9e-5, True), ("tokens", 8, 0, 2e-4, False),
-    ("tokens", 7, 7, 0.0, False), ("tolerance", 0, 0, 9e-5, True), ("tolerance", 8, 8, 2e-4, False)])
+@pytest.mark.parametrize(
+    "promise, same_tokens, same_bits, relative, is_kept",
+    [
+        ("bits", 8, 8, 0.0, True),
+        ("bits", 8, 7, 0.0, False),
+        ("tokens", 8, 0, 9e-5, True),
+        ("tokens", 8, 0, 2e-4, False),
+        ("tokens", 7, 7, 0.0, False),
+        ("tolerance", 0, 0, 9e-5, True),
+        ("tolerance", 8, 8, 2e-4, False),
+    ],
+)
 def test_promises(promise, same_tokens, same_bits, relative, is_kept):
     assert Company(8, "at once", same_tokens, same_bits, relative, promise, 1e-4).is_kept is is_kept

@@ -28,7 +28,9 @@ STALE = {"trim": "after trim", "restore": "after save and load"}
 
 @pytest.mark.parametrize("what", STALE)
 def test_a_cache_that_forgets_is_found(what, backend, open_llm, monkeypatch):
-    """A row that trim or restore leaves wrong shows in the way that needs it, and not in those that do not."""
+    """A row that trim or restore leaves wrong shows in the way that needs it, and not in those that
+    do not.
+    """
     cache = backend.model.Cache
     original, restore = getattr(cache, what), cache.restore
 

@@ -19,12 +19,30 @@ def test_findings_are_one_line_each_and_stand_once():
 
 
 def test_it_is_json():
-    diagnosis = Diagnosis({"system": "any"}, [], "cpu", "m", fits=[Fit("cpu", "float32", "", 1, None, 2, None, None, None, None)])
+    diagnosis = Diagnosis(
+        {"system": "any"},
+        [],
+        "cpu",
+        "m",
+        fits=[Fit("cpu", "float32", "", 1, None, 2, None, None, None, None)],
+    )
     facts = json.loads(json.dumps(diagnosis.facts()))
-    assert facts["ok"] is True and facts["fits"][0]["longest_context"] is None and facts["machine"] == {"system": "any"}
+    assert (
+        facts["ok"] is True
+        and facts["fits"][0]["longest_context"] is None
+        and facts["machine"] == {"system": "any"}
+    )
 
 
-@pytest.mark.parametrize("nbytes, expected", [
-    (None, "an unknown amount"), (0, "0.0 kB"), (999_999, "1000.0 kB"), (1_000_000, "1.0 MB"), (23_456_000_000, "23.5 GB")])
+@pytest.mark.parametrize(
+    "nbytes, expected",
+    [
+        (None, "an unknown amount"),
+        (0, "0.0 kB"),
+        (999_999, "1000.0 kB"),
+        (1_000_000, "1.0 MB"),
+        (23_456_000_000, "23.5 GB"),
+    ],
+)
 def test_sizes(nbytes, expected):
     assert format_bytes(nbytes) == expected

@@ -14,7 +14,9 @@ from mlx_llama.core.proofs import differences as core
 def test_differences_by_hand():
     """Against NumPy's own formulas on arrays small enough to see."""
     wanted = np.array([[3.0, 4.0], [0.0, 10.0]], np.float32)
-    found = core.measure_difference("x", wanted + np.array([[0.0, 0.5], [0.0, 0.0]], np.float32), wanted)
+    found = core.measure_difference(
+        "x", wanted + np.array([[0.0, 0.5], [0.0, 0.0]], np.float32), wanted
+    )
     assert (found.max_abs, found.mean_abs, found.worst) == (0.5, 0.125, 0)
     np.testing.assert_allclose(found.positions, [0.1, 0])
     assert found.relative == pytest.approx(0.5 / np.sqrt(125))
@@ -28,7 +30,9 @@ def test_agreement_is_torchs():
     a = core.measure_agreement(found, wanted)
     p, q = (torch.log_softmax(torch.from_numpy(x).double(), -1) for x in (wanted, found))
     kl = torch.nn.functional.kl_div(q, p, reduction="none", log_target=True).sum(-1)
-    assert a.kl_mean == pytest.approx(float(kl.mean())) and a.kl_max == pytest.approx(float(kl.max()))
+    assert a.kl_mean == pytest.approx(float(kl.mean())) and a.kl_max == pytest.approx(
+        float(kl.max())
+    )
     tops = [torch.topk(torch.from_numpy(x), core.TOP).indices.tolist() for x in (wanted, found)]
     assert a.top == pytest.approx(np.mean([len({*x} & {*y}) / core.TOP for x, y in zip(*tops)]))
     first = int(np.flatnonzero(wanted.argmax(1) != found.argmax(1))[0])
@@ -39,7 +43,13 @@ def test_agreement_is_torchs():
 def test_agreement_of_the_same_logits():
     logits = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
     same = core.measure_agreement(logits, logits.copy())
-    assert (same.kl_max, same.top, same.first, same.margins, same.choices) == (0, 1, None, None, None)
+    assert (same.kl_max, same.top, same.first, same.margins, same.choices) == (
+        0,
+        1,
+        None,
+        None,
+        None,
+    )
 
 
 def test_one_wrong_row_counts_among_many_right_ones():
@@ -47,7 +57,11 @@ def test_one_wrong_row_counts_among_many_right_ones():
     found = wanted.copy()
     found[700, 2] = 1.5
     difference = core.measure_difference("x", found, wanted)
-    assert difference.worst == 700 and difference.peak == pytest.approx(0.25) and difference.relative < 0.01
+    assert (
+        difference.worst == 700
+        and difference.peak == pytest.approx(0.25)
+        and difference.relative < 0.01
+    )
 
 
 def test_rounding_of_a_row_of_zeros_is_no_large_error():
@@ -61,20 +75,37 @@ def test_rounding_of_a_row_of_zeros_is_no_large_error():
 def test_arrays_of_zeros_are_the_same():
     zeros = np.zeros((2, 3), np.float32)
     assert core.measure_difference("x", zeros, zeros).report() == {
-        "probe": "x", "max_abs": 0, "mean_abs": 0, "relative": 0, "cosine": 1, "worst_position": 0, "worst_relative": 0,
-        "positions": [0, 0]}
+        "probe": "x",
+        "max_abs": 0,
+        "mean_abs": 0,
+        "relative": 0,
+        "cosine": 1,
+        "worst_position": 0,
+        "worst_relative": 0,
+        "positions": [0, 0],
+    }
 
 
-@pytest.mark.parametrize("logits, tolerance, expected", [
-    ([1.0, 5.0, 4.9999, -3.0], 1e-4, True), ([1.0, 5.0, 4.9999, -3.0], 1e-6, False), ([5.0, 5.0, 5.0, 5.0], 0, True)])
+@pytest.mark.parametrize(
+    "logits, tolerance, expected",
+    [
+        ([1.0, 5.0, 4.9999, -3.0], 1e-4, True),
+        ([1.0, 5.0, 4.9999, -3.0], 1e-6, False),
+        ([5.0, 5.0, 5.0, 5.0], 0, True),
+    ],
+)
 def test_ties(logits, tolerance, expected):
     assert core.is_tie(np.array(logits, np.float32), 1, 2, tolerance) is expected
 
 
 def test_a_margin_is_the_distance_of_the_two_likeliest():
-    assert core.margin(np.array([1, 5, 4, -3], np.float32)) == 1 and math.isinf(core.margin(np.zeros(1)))
+    assert core.margin(np.array([1, 5, 4, -3], np.float32)) == 1 and math.isinf(
+        core.margin(np.zeros(1))
+    )
 
 
 def test_log_softmax_is_torchs_for_large_logits():
     logits = np.array([[1000.0, 999.0, -1000.0], [0, 0, 0]], np.float32)
-    np.testing.assert_allclose(core.log_softmax(logits), torch.log_softmax(torch.from_numpy(logits).double(), -1).numpy())
+    np.testing.assert_allclose(
+        core.log_softmax(logits), torch.log_softmax(torch.from_numpy(logits).double(), -1).numpy()
+    )

@@ -1,4 +1,6 @@
-"""The doctor's findings on a model, against transformers, safetensors and gguf; of a machine, against the backends."""
+"""The doctor's findings on a model, against transformers, safetensors and gguf; of a machine,
+against the backends.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,23 @@ from mlx_llama.core.proofs.doctor import diagnose
 from .looking import fit, found
 
 LLAMA_70B = dict(
-    vocab_size=128256, hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64,
-    num_key_value_heads=8, max_position_embeddings=131072, bos_token_id=128000, eos_token_id=[128001, 128008, 128009],
-    rope_scaling={"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                  "original_max_position_embeddings": 8192},
-)  # fmt: skip
+    vocab_size=128256,
+    hidden_size=8192,
+    intermediate_size=28672,
+    num_hidden_layers=80,
+    num_attention_heads=64,
+    num_key_value_heads=8,
+    max_position_embeddings=131072,
+    bos_token_id=128000,
+    eos_token_id=[128001, 128008, 128009],
+    rope_scaling={
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+)
 
 
 def sparse_checkpoint(folder, **fields):
@@ -66,8 +80,12 @@ def sparse_gguf(path, **fields):
         # the writer wants the shape in bytes where blocks are given
         stored = (*shape[:-1], shape[-1] // weights * nbytes) if len(shape) == 2 else shape
         base, suffix = name.rsplit(".", 1)
-        dtype = torch.empty(0, dtype=torch.uint8 if len(shape) == 2 else torch.float32).numpy().dtype
-        writer.add_tensor_info(f"{names.get_name(base)}.{suffix}", stored, dtype, held, raw_dtype=kind)
+        dtype = (
+            torch.empty(0, dtype=torch.uint8 if len(shape) == 2 else torch.float32).numpy().dtype
+        )
+        writer.add_tensor_info(
+            f"{names.get_name(base)}.{suffix}", stored, dtype, held, raw_dtype=kind
+        )
         size += -(-held // 32) * 32
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -81,12 +99,20 @@ def sparse_gguf(path, **fields):
 # The model
 
 
-@pytest.mark.parametrize("fields", [
-    {}, {"tie_word_embeddings": True},
-    {"num_key_value_heads": 1, "head_dim": 32, "attention_bias": True, "mlp_bias": True}, LLAMA_70B],
-    ids=["toy", "tied", "biased", "70B"])  # fmt: skip
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"tie_word_embeddings": True},
+        {"num_key_value_heads": 1, "head_dim": 32, "attention_bias": True, "mlp_bias": True},
+        LLAMA_70B,
+    ],
+    ids=["toy", "tied", "biased", "70B"],
+)
 def test_sizes_are_those_of_transformers(fields, tmp_path):
-    """Parameters and the bytes of keys and values, counted in transformers' own model on the meta device."""
+    """Parameters and the bytes of keys and values, counted in transformers' own model on the meta
+    device.
+    """
     diagnosis = diagnose(sparse_checkpoint(tmp_path / "m", **fields))
     theirs = TheirConfig(**config_fields(**fields))
     with torch.device("meta"):
@@ -97,55 +123,111 @@ def test_sizes_are_those_of_transformers(fields, tmp_path):
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     assert 1000 * fit(diagnosis, "cpu").cache_bytes_per_token == 2 * held  # float32
     assert 1000 * fit(diagnosis, "mlx").cache_bytes_per_token == held
-    [*_, size], count = cache.layers[0].keys.shape, 2 * len(cache.layers) * cache.layers[0].keys[..., 0].numel()
-    in_8_bits = held // 2 + 2 * count * len(range(0, size, 32))  # a byte each, and a float16 for up to 32 of a head
-    assert {name: 1000 * size for name, size in diagnosis.model["cache_bytes_per_token"].items()} == {
-        "32_bits": 2 * held, "16_bits": held, "8_bits": in_8_bits}
+    [*_, size], count = (
+        cache.layers[0].keys.shape,
+        2 * len(cache.layers) * cache.layers[0].keys[..., 0].numel(),
+    )
+    # a byte each, and a float16 for up to 32 of a head
+    in_8_bits = held // 2 + 2 * count * len(range(0, size, 32))
+    assert {
+        name: 1000 * size for name, size in diagnosis.model["cache_bytes_per_token"].items()
+    } == {"32_bits": 2 * held, "16_bits": held, "8_bits": in_8_bits}
     for name in ("cpu", "mlx"):  # float16 on the CPU, the activations' 16 bits on MLX
-        assert 1000 * fit(diagnose(tmp_path / "m", cache_bits=16), name).cache_bytes_per_token == held
-        assert 1000 * fit(diagnose(tmp_path / "m", cache_bits=8), name).cache_bytes_per_token == in_8_bits
+        assert (
+            1000 * fit(diagnose(tmp_path / "m", cache_bits=16), name).cache_bytes_per_token == held
+        )
+        assert (
+            1000 * fit(diagnose(tmp_path / "m", cache_bits=8), name).cache_bytes_per_token
+            == in_8_bits
+        )
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("dtype, code", [("float32", "F32"), ("float16", "F16"), ("bfloat16", "BF16")])
+@pytest.mark.parametrize(
+    "dtype, code", [("float32", "F32"), ("float16", "F16"), ("bfloat16", "BF16")]
+)
 def test_groups_hold_what_the_headers_hold(dtype, code, shards, tmp_path):
     folder = make_checkpoint(tmp_path / "m", dtype=dtype, shards=shards)
     expected = {}
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
             for name in file.keys():
-                kind = ("attention" if "self_attn" in name else "mlp" if ".mlp." in name else "norms" if "norm" in name
-                        else "head" if name == "lm_head.weight" else "embedding")
+                kind = (
+                    "attention"
+                    if "self_attn" in name
+                    else "mlp"
+                    if ".mlp." in name
+                    else "norms"
+                    if "norm" in name
+                    else "head"
+                    if name == "lm_head.weight"
+                    else "embedding"
+                )
                 part, tensor = expected.setdefault(kind, [0, 0]), file.get_slice(name)
                 assert tensor.get_dtype() == code
                 part[0] += 1
                 part[1] += file.get_tensor(name).nbytes
     diagnosis = diagnose(folder)
-    assert {group["group"]: [group["tensors"], group["nbytes"]] for group in diagnosis.groups} == expected
+    assert {
+        group["group"]: [group["tensors"], group["nbytes"]] for group in diagnosis.groups
+    } == expected
     assert all(group["formats"] == {dtype: group["tensors"]} for group in diagnosis.groups)
-    assert diagnosis.model["dtype"] == dtype and diagnosis.model["nbytes"] == sum(size for _, size in expected.values())
+    assert diagnosis.model["dtype"] == dtype and diagnosis.model["nbytes"] == sum(
+        size for _, size in expected.values()
+    )
 
 
 def test_groups_of_a_gguf_file_are_those_of_its_reader(tmp_path):
     path = tmp_path / "m.gguf"
-    make_gguf(path, hidden_size=256, intermediate_size=256, head_dim=64, vocab_size=512,
-              kinds=lambda name: "Q6_K" if "v_proj" in name or "lm_head" in name else "F16" if "embed" in name
-              else "Q4_K")
+    make_gguf(
+        path,
+        hidden_size=256,
+        intermediate_size=256,
+        head_dim=64,
+        vocab_size=512,
+        kinds=lambda name: (
+            "Q6_K"
+            if "v_proj" in name or "lm_head" in name
+            else "F16"
+            if "embed" in name
+            else "Q4_K"
+        ),
+    )
     expected = {}
     for tensor in gguf.GGUFReader(path).tensors:
-        kind = next((group for part, group in (("attn_norm", "norms"), ("ffn_norm", "norms"), ("attn_", "attention"),
-                                               ("ffn_", "mlp"), ("output_norm", "norms"), ("output.", "head"),
-                                               ("token_embd", "embedding")) if part in tensor.name))  # fmt: skip
+        kind = next(
+            (
+                group
+                for part, group in (
+                    ("attn_norm", "norms"),
+                    ("ffn_norm", "norms"),
+                    ("attn_", "attention"),
+                    ("ffn_", "mlp"),
+                    ("output_norm", "norms"),
+                    ("output.", "head"),
+                    ("token_embd", "embedding"),
+                )
+                if part in tensor.name
+            )
+        )
         formats = expected.setdefault(kind, {})
-        name = {"F32": "float32", "F16": "float16"}.get(tensor.tensor_type.name, tensor.tensor_type.name)
+        name = {"F32": "float32", "F16": "float16"}.get(
+            tensor.tensor_type.name, tensor.tensor_type.name
+        )
         count, size = formats.get(name, (0, 0))
         formats[name] = count + 1, size + tensor.n_bytes
     diagnosis = diagnose(path)
     assert {group["group"]: group["formats"] for group in diagnosis.groups} == {
-        group: {name: count for name, (count, _) in formats.items()} for group, formats in expected.items()}
+        group: {name: count for name, (count, _) in formats.items()}
+        for group, formats in expected.items()
+    }
     assert {group["group"]: group["nbytes"] for group in diagnosis.groups} == {
-        group: sum(size for _, size in formats.values()) for group, formats in expected.items()}
-    assert (fit(diagnosis, "mlx").computes_in, fit(diagnosis, "cuda").computes_in) == ("float16", "bfloat16")
+        group: sum(size for _, size in formats.values()) for group, formats in expected.items()
+    }
+    assert (fit(diagnosis, "mlx").computes_in, fit(diagnosis, "cuda").computes_in) == (
+        "float16",
+        "bfloat16",
+    )
     assert fit(diagnosis, "cpu").computes_in == "float32"
 
 
@@ -155,13 +237,19 @@ def test_quantised_matrices_of_mlx_lm_are_named_with_their_groups(tmp_path):
     source = make_checkpoint(tmp_path / "in", dtype="bfloat16")
     write_mlx(open_checkpoint(source), tmp_path / "out", 4, 32)
     formats = {group["group"]: group["formats"] for group in diagnose(tmp_path / "out").groups}
-    assert formats["attention"] == {"affine 4-bit, groups of 32": 8} and formats["norms"] == {"bfloat16": 5}
+    assert formats["attention"] == {"affine 4-bit, groups of 32": 8} and formats["norms"] == {
+        "bfloat16": 5
+    }
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="files with holes, and resident pages through /proc")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="files with holes, and resident pages through /proc"
+)
 @pytest.mark.parametrize("make", [sparse_checkpoint, sparse_gguf])
 def test_weights_are_not_read_and_no_framework_is_imported(make, tmp_path):
-    """A 70-billion-parameter model that is a header and a hole: described, and nothing of the hole was looked at."""
+    """A 70-billion-parameter model that is a header and a hole: described, and nothing of the hole
+    was looked at.
+    """
     path = make(tmp_path / "m.gguf" if make is sparse_gguf else tmp_path / "m", **LLAMA_70B)
     file = path if path.is_file() else path / "model.safetensors"
     assert file.stat().st_size > 35e9 and file.stat().st_blocks * 512 < 10e6
@@ -180,15 +268,29 @@ print(json.dumps([found.facts(), peak_memory(), sorted(frameworks), time.perf_co
     print(f"{make.__name__}, {file.stat().st_size / 1e9:.0f} GB: {seconds:.2f} s")
     assert frameworks == [] and peak < 400e6
     assert facts["model"]["parameters"] == 70_553_706_496
-    assert not [one for one in facts["findings"] if one["level"] == "error" and one["about"] != "memory"]
+    assert not [
+        one for one in facts["findings"] if one["level"] == "error" and one["about"] != "memory"
+    ]
 
 
 def test_rope_window_and_stretched_context(tmp_path):
-    folder = make_checkpoint(tmp_path / "m", architectures=["MistralForCausalLM"], sliding_window=64,
-                             rope_scaling={"rope_type": "dynamic", "factor": 4.0})
+    folder = make_checkpoint(
+        tmp_path / "m",
+        architectures=["MistralForCausalLM"],
+        sliding_window=64,
+        rope_scaling={"rope_type": "dynamic", "factor": 4.0},
+    )
     model = diagnose(folder).model
-    assert (model["architecture"], model["sliding_window"], model["rope_type"]) == ("MistralForCausalLM", 64, "dynamic")
-    assert (model["context_length"], model["longest_context"], model["rope_factor"]) == (256, 1024, 4.0)
+    assert (model["architecture"], model["sliding_window"], model["rope_type"]) == (
+        "MistralForCausalLM",
+        64,
+        "dynamic",
+    )
+    assert (model["context_length"], model["longest_context"], model["rope_factor"]) == (
+        256,
+        1024,
+        4.0,
+    )
     assert diagnose(folder, ctx_size=1024).ok
     with pytest.raises(ContextError, match="1 to 1024"):
         diagnose(folder, ctx_size=1025)
@@ -198,14 +300,24 @@ def test_a_hub_model_is_looked_for_in_the_cache_alone(cache, monkeypatch):
     import huggingface_hub
 
     asked, download = [], huggingface_hub.snapshot_download
-    monkeypatch.setattr(huggingface_hub, "snapshot_download",
-                        lambda *given, **named: asked.append(named["local_files_only"]) or download(*given, **named))
+    monkeypatch.setattr(
+        huggingface_hub,
+        "snapshot_download",
+        lambda *given, **named: (
+            asked.append(named["local_files_only"]) or download(*given, **named)
+        ),
+    )
     snapshot = put_in_cache(cache)
     diagnosis = diagnose("toy/llama", "main")
-    assert diagnosis.ok and diagnosis.command == Command("chat", options={"model": "toy/llama", "revision": "main", "cache_bits": None})
+    assert diagnosis.ok and diagnosis.command == Command(
+        "chat", options={"model": "toy/llama", "revision": "main", "cache_bits": None}
+    )
     (snapshot / "model.safetensors").unlink()
     diagnosis = diagnose("toy/llama")
-    assert "holds neither model.safetensors" in found(diagnosis, "error")[0] and diagnosis.model["layers"] == 2
+    assert (
+        "holds neither model.safetensors" in found(diagnosis, "error")[0]
+        and diagnosis.model["layers"] == 2
+    )
     (snapshot / "config.json").unlink()
     assert "no config.json in the local cache" in found(diagnose("toy/llama"), "error")[0]
     assert asked == [True] * 3
@@ -214,8 +326,10 @@ def test_a_hub_model_is_looked_for_in_the_cache_alone(cache, monkeypatch):
 # The machine
 
 
-@pytest.mark.parametrize("wanted, available, expected", [
-    ("numpy", True, "MLX_LLAMA_CPU_TARGET asks for it"), ("z80", False, "choose")])
+@pytest.mark.parametrize(
+    "wanted, available, expected",
+    [("numpy", True, "MLX_LLAMA_CPU_TARGET asks for it"), ("z80", False, "choose")],
+)
 def test_compiled_kernels_or_why_not(wanted, available, expected, toy, monkeypatch):
     monkeypatch.setenv("MLX_LLAMA_CPU_TARGET", wanted)
     diagnosis = diagnose(toy)
@@ -235,17 +349,32 @@ def test_a_gpu_is_asked_for_through_its_own_tool(smi, tmp_path):
     smi(T4)
     diagnosis = diagnose(make_checkpoint(tmp_path / "m", dtype="bfloat16"))
     [cuda] = [one for one in diagnosis.backends if one.name == "cuda"]
-    assert (cuda.gpu, cuda.device, cuda.memory_bytes, cuda.options) == (True, "Tesla T4", 14913 << 20, ())
-    assert diagnosis.auto == "cuda" and fit(diagnosis, "cuda").computes_in == "float16"  # a T4 has no bfloat16
-    assert diagnosis.machine["gpu"]["name"] == "Tesla T4" and "backend" not in diagnosis.command.options
+    assert (cuda.gpu, cuda.device, cuda.memory_bytes, cuda.options) == (
+        True,
+        "Tesla T4",
+        14913 << 20,
+        (),
+    )
+    # a T4 has no bfloat16
+    assert diagnosis.auto == "cuda" and fit(diagnosis, "cuda").computes_in == "float16"
+    assert (
+        diagnosis.machine["gpu"]["name"] == "Tesla T4"
+        and "backend" not in diagnosis.command.options
+    )
 
 
 @no_windows
-@pytest.mark.parametrize("script", ["sleep 30; touch $0.ended", "exit 9", "echo nonsense", 'echo "Tesla T4, [N/A], 7.5"'])
+@pytest.mark.parametrize(
+    "script", ["sleep 30; touch $0.ended", "exit 9", "echo nonsense", 'echo "Tesla T4, [N/A], 7.5"']
+)
 def test_a_gpu_that_does_not_answer_is_unknown(script, smi, toy, tmp_path):
     smi(script)
     diagnosis = diagnose(toy)
     assert not (tmp_path / "bin" / "nvidia-smi.ended").exists()  # it was not waited for
     [cuda] = [one for one in diagnosis.backends if one.name == "cuda"]
-    assert cuda.gpu is None and cuda.memory_bytes is None and fit(diagnosis, "cuda").longest_context is None
+    assert (
+        cuda.gpu is None
+        and cuda.memory_bytes is None
+        and fit(diagnosis, "cuda").longest_context is None
+    )
     assert diagnosis.ok and diagnosis.auto == "cuda"

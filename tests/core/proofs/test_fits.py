@@ -1,4 +1,6 @@
-"""A model against the memory of backends: what is said to fit does fit, and the command runs within it."""
+"""A model against the memory of backends: what is said to fit does fit, and the command runs within
+it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ def test_the_longest_context_is_bounded_by_memory_and_by_the_model(tmp_path, mon
     cpu = fit(diagnosis, "cpu")
     per_position = cpu.cache_bytes_per_token
     # keys and values twice, while they move into larger storage
-    assert cpu.weights_bytes + 2 * per_position * cpu.longest_context <= 1 << 30 or cpu.longest_context == 100_000
+    assert (
+        cpu.weights_bytes + 2 * per_position * cpu.longest_context <= 1 << 30
+        or cpu.longest_context == 100_000
+    )
     monkeypatch.setattr(machine, "free_memory", lambda: 30 << 20)
     cpu = fit(diagnose(folder), "cpu")
     assert cpu.longest_context < 100_000
@@ -35,17 +40,25 @@ def test_the_longest_context_is_bounded_by_memory_and_by_the_model(tmp_path, mon
     assert cpu.weights_bytes + 2 * per_position * (cpu.longest_context + 1) > 30 << 20
     monkeypatch.setattr(machine, "free_memory", lambda: None)
     diagnosis = diagnose(folder)
-    assert diagnosis.ok and fit(diagnosis, "cpu").longest_context is None and fit(diagnosis, "cpu").fits is None
+    assert (
+        diagnosis.ok
+        and fit(diagnosis, "cpu").longest_context is None
+        and fit(diagnosis, "cpu").fits is None
+    )
 
 
 def test_a_context_that_memory_is_said_to_hold_is_held(tmp_path, monkeypatch):
-    """The cpu's cache grows to the longest context; free memory shrinks by the bytes that it holds."""
+    """The cpu's cache grows to the longest context; free memory shrinks by the bytes that it
+    holds.
+    """
     folder = make_checkpoint(tmp_path / "m", max_position_embeddings=100_000)
     monkeypatch.setattr(machine, "free_memory", lambda: 30 << 20)
     cpu = fit(diagnose(folder), "cpu")
     model = backends.select("cpu").load(open_checkpoint(folder))
     filled = model.make_cache(cpu.longest_context)
-    monkeypatch.setattr(machine, "free_memory", lambda: (30 << 20) - cpu.weights_bytes - filled.nbytes)
+    monkeypatch.setattr(
+        machine, "free_memory", lambda: (30 << 20) - cpu.weights_bytes - filled.nbytes
+    )
     while filled.length < cpu.longest_context:
         count = min(4096, cpu.longest_context - filled.length)
         filled.reserve({0: filled.length + count})  # raises ContextError where it does not fit
@@ -63,9 +76,11 @@ def test_tokens_of_many_conversations_and_8_bits(tmp_path, monkeypatch):
     for one in (wide, narrow):
         room = (1 << 30) - one.weights_bytes
         used = one.tokens * one.cache_bytes_per_token
-        assert used <= room - (256 << 20) < used + one.cache_bytes_per_token  # 256 MiB: more than a tenth
+        # 256 MiB: more than a tenth
+        assert used <= room - (256 << 20) < used + one.cache_bytes_per_token
         assert one.longest_with_8_bits == narrow.longest_context
-    assert narrow.tokens * 18 // 64 == pytest.approx(wide.tokens, rel=1e-3)  # 16 codes and a float16, not 16 float32
+    # 16 codes and a float16, not 16 float32
+    assert narrow.tokens * 18 // 64 == pytest.approx(wide.tokens, rel=1e-3)
     monkeypatch.setattr(machine, "free_memory", lambda: None)
     assert (one := fit(diagnose(folder), "cpu")).tokens is None and one.longest_with_8_bits is None
 
@@ -79,16 +94,41 @@ def test_a_model_too_large_for_the_gpu_goes_to_the_cpu(smi, tmp_path):
     assert any("chooses cuda, whose memory is too small" in one for one in found(diagnosis, "note"))
 
 
-@pytest.mark.parametrize("memory, auto, expected", [
-    ({"mlx": 1 << 30, "cpu": 1 << 30, "cuda": 1 << 30}, "cuda", "chat --model toy"),
-    ({"mlx": 1 << 30, "cpu": 1 << 20, "cuda": 1 << 10}, "cuda", "chat --model toy --backend mlx"),
-    ({"mlx": None, "cpu": 1 << 10, "cuda": 1 << 10}, "cpu", "chat --model toy --backend mlx"),
-    ({"mlx": 1 << 10, "cpu": 1 << 10, "cuda": 1 << 30}, "cpu", "chat --model toy --backend cuda --device cpu"),
-    ({"cuda": 1 << 30, "cpu": 1 << 10, "mlx": 1 << 30}, "cpu", "chat --model toy --backend mlx"),
-    ({"mlx": 1 << 10, "cpu": 1 << 10, "cuda": 1 << 10}, "cpu", None)])
+@pytest.mark.parametrize(
+    "memory, auto, expected",
+    [
+        ({"mlx": 1 << 30, "cpu": 1 << 30, "cuda": 1 << 30}, "cuda", "chat --model toy"),
+        (
+            {"mlx": 1 << 30, "cpu": 1 << 20, "cuda": 1 << 10},
+            "cuda",
+            "chat --model toy --backend mlx",
+        ),
+        ({"mlx": None, "cpu": 1 << 10, "cuda": 1 << 10}, "cpu", "chat --model toy --backend mlx"),
+        (
+            {"mlx": 1 << 10, "cpu": 1 << 10, "cuda": 1 << 30},
+            "cpu",
+            "chat --model toy --backend cuda --device cpu",
+        ),
+        (
+            {"cuda": 1 << 30, "cpu": 1 << 10, "mlx": 1 << 30},
+            "cpu",
+            "chat --model toy --backend mlx",
+        ),
+        ({"mlx": 1 << 10, "cpu": 1 << 10, "cuda": 1 << 10}, "cpu", None),
+    ],
+)
 def test_the_command_takes_a_backend_with_room(memory, auto, expected, toy):
-    facts = [BackendFacts(name, True, "", {}, options=(("device", "cpu"),) if name == "cuda" and auto != "cuda" else (),
-                          memory_bytes=memory[name]) for name in memory]
+    facts = [
+        BackendFacts(
+            name,
+            True,
+            "",
+            {},
+            options=(("device", "cpu"),) if name == "cuda" and auto != "cuda" else (),
+            memory_bytes=memory[name],
+        )
+        for name in memory
+    ]
     diagnosis = Diagnosis({}, facts, auto, "toy", template={"name": "any"})
     fit_backends(diagnosis, open_checkpoint(toy), None, None, False)
     assert next_command(diagnosis) == (expected and f"python -m mlx_llama.{expected}")

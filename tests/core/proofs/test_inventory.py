@@ -35,12 +35,24 @@ def test_a_missing_package_comes_with_its_command(monkeypatch):
     assert not facts["cuda"].available and "pip install torch" in facts["cuda"].reason
 
 
-@pytest.mark.parametrize("system, machine, mlx, cuda, expected", [
-    ("Darwin", "arm64", True, False, "mlx"), ("Darwin", "arm64", False, False, "cpu"), ("Darwin", "x86_64", True, False, "cpu"),
-    ("Linux", "x86_64", True, True, "cuda"), ("Linux", "x86_64", True, None, "cuda"), ("Linux", "x86_64", True, False, "cpu")])
+@pytest.mark.parametrize(
+    "system, machine, mlx, cuda, expected",
+    [
+        ("Darwin", "arm64", True, False, "mlx"),
+        ("Darwin", "arm64", False, False, "cpu"),
+        ("Darwin", "x86_64", True, False, "cpu"),
+        ("Linux", "x86_64", True, True, "cuda"),
+        ("Linux", "x86_64", True, None, "cuda"),
+        ("Linux", "x86_64", True, False, "cpu"),
+    ],
+)
 def test_auto_is_predicted(system, machine, mlx, cuda, expected, monkeypatch):
     """As backends.auto() chooses, where a GPU that is unknown is one."""
     monkeypatch.setattr(inventory.platform, "system", lambda: system)
     monkeypatch.setattr(inventory.platform, "machine", lambda: machine)
-    stock = [BackendFacts("mlx", mlx, "", {}), BackendFacts("cpu", True, "", {}), BackendFacts("cuda", True, "", {}, cuda)]
+    stock = [
+        BackendFacts("mlx", mlx, "", {}),
+        BackendFacts("cpu", True, "", {}),
+        BackendFacts("cuda", True, "", {}, cuda),
+    ]
     assert inventory.predict_auto(stock) == expected

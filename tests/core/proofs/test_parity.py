@@ -21,8 +21,13 @@ def test_probes_have_the_names_and_shapes_of_the_model(backend, open_llm, small)
     llm = open_llm(backend)
     found = core.collect(backend, llm.model, TOKENS, 4)
     config = LlamaConfig.from_file(small)
-    assert set(found) == set(core.probe_names(config)) and len(found) == 1 + 3 * len(core.IN_LAYER) + len(core.LAST)
-    queries, keys = (heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads))
+    assert set(found) == set(core.probe_names(config)) and len(found) == 1 + 3 * len(
+        core.IN_LAYER
+    ) + len(core.LAST)
+    queries, keys = (
+        heads * config.head_dim
+        for heads in (config.num_attention_heads, config.num_key_value_heads)
+    )
     widths = {"query": queries, "query_rope": queries, "key": keys, "key_rope": keys, "value": keys}
     for name, array in found.items():
         kind = name.split(".")[-1]
@@ -35,7 +40,9 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(backend, open_llm, s
     peer = AutoModelForCausalLM.from_pretrained(small, dtype=torch.float32)
     with torch.no_grad():
         wanted = peer(torch.tensor([TOKENS])).logits[0].numpy()
-        greedy = peer.generate(torch.tensor([TOKENS]), max_new_tokens=6, do_sample=False, eos_token_id=None)[0, len(TOKENS):]
+        greedy = peer.generate(
+            torch.tensor([TOKENS]), max_new_tokens=6, do_sample=False, eos_token_id=None
+        )[0, len(TOKENS) :]
     found = core.collect(backend, llm.model, TOKENS, 4)
     assert measure_difference("logits", found["logits"], wanted).peak < 1e-5
     assert core.greedy(llm, TOKENS, 6) == greedy.tolist()
@@ -45,7 +52,10 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(backend, open_llm, s
 def test_a_run_has_a_prompt_and_a_decoded_token(decoded):
     with pytest.raises(ContextError, match="the prompt needs at least one"):
         core.split_calls([1, 2, 3], decoded)
-    assert core.split_calls([1, 2, 3], 2) == [[1], [2], [3]] and core.split_calls([1, 2, 3], 1) == [[1, 2], [3]]
+    assert core.split_calls([1, 2, 3], 2) == [[1], [2], [3]] and core.split_calls([1, 2, 3], 1) == [
+        [1, 2],
+        [3],
+    ]
 
 
 def test_a_run_beyond_the_context_is_refused(open_llm):
@@ -54,8 +64,15 @@ def test_a_run_beyond_the_context_is_refused(open_llm):
         core.run_logits(llm.backend, llm.model, [1] * 300, llm.model.make_cache(256))
 
 
-@pytest.mark.parametrize("dtype, low_bit, expected", [
-    ("float32", False, 1e-4), ("float32", True, 2e-3), ("float16", False, 2e-2), ("bfloat16", True, 1e-1)])
+@pytest.mark.parametrize(
+    "dtype, low_bit, expected",
+    [
+        ("float32", False, 1e-4),
+        ("float32", True, 2e-3),
+        ("float16", False, 2e-2),
+        ("bfloat16", True, 1e-1),
+    ],
+)
 def test_the_tolerance_is_the_dtypes(dtype, low_bit, expected):
     assert core.tolerance_of(dtype, low_bit) == expected
 
@@ -64,7 +81,9 @@ def test_the_tolerance_is_the_dtypes(dtype, low_bit, expected):
 
 
 def report(**errors):
-    """A report of one layer whose probes are off by the relative errors of these names, at position 1."""
+    """A report of one layer whose probes are off by the relative errors of these names, at position
+    1.
+    """
     config = SimpleNamespace(num_hidden_layers=1)
     wanted = {name: np.ones((3, 2), np.float32) for name in core.probe_names(config)}
     found = {name: array.copy() for name, array in wanted.items()}
@@ -75,13 +94,21 @@ def report(**errors):
 
 def test_a_report_within_the_tolerance():
     one = report(logits=5e-5)
-    assert one.is_within and one.first_bad is None and one.verdict() == "within 0.0001" and one.missing == []
+    assert (
+        one.is_within
+        and one.first_bad is None
+        and one.verdict() == "within 0.0001"
+        and one.missing == []
+    )
 
 
 def test_the_first_probe_that_is_off_is_named():
     one = report(logits=1.0, _0_key=0.5, _0_ffn=0.1)
     assert not one.is_within and one.first_bad.name == "0.key"
-    assert one.verdict() == "OUTSIDE: first at probe 0.key, position 1: relative error 0.5, allowed 0.0001"
+    assert (
+        one.verdict()
+        == "OUTSIDE: first at probe 0.key, position 1: relative error 0.5, allowed 0.0001"
+    )
     assert one.report()["first_bad"] == "0.key" and one.report()["within"] is False
 
 
@@ -98,7 +125,11 @@ def test_probes_that_the_reference_lacks_are_listed():
     found = {name: np.ones((2, 2), np.float32) for name in core.probe_names(config)}
     wanted = {name: found[name] for name in found if "rope" not in name}
     one = core.compare("cpu", "NumPy", "float32", 1e-4, found, wanted, config)
-    assert one.missing == ["0.query_rope", "0.key_rope"] and one.is_within and isinstance(one.agreement, Agreement)
+    assert (
+        one.missing == ["0.query_rope", "0.key_rope"]
+        and one.is_within
+        and isinstance(one.agreement, Agreement)
+    )
 
 
 def test_a_near_tie_is_told_from_a_bug():
@@ -114,8 +145,12 @@ def test_a_near_tie_is_told_from_a_bug():
     reference = np.array([1.0, 5.0, 4.9999, -3.0], np.float32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(core, "greedy", lambda llm, prompt, count: [1, 2, 0][:count])
-        near = core.compare_decoded(Twin([1, 4.9999, 5, -3]), [7], [1, 1, 0], 1e-4, lambda tokens: reference)
-        far = core.compare_decoded(Twin([1, 4.9999, 5, -3]), [7], [1, 1, 0], 1e-6, lambda tokens: reference)
+        near = core.compare_decoded(
+            Twin([1, 4.9999, 5, -3]), [7], [1, 1, 0], 1e-4, lambda tokens: reference
+        )
+        far = core.compare_decoded(
+            Twin([1, 4.9999, 5, -3]), [7], [1, 1, 0], 1e-6, lambda tokens: reference
+        )
     assert near.first == far.first == 1 and near.is_tie and not far.is_tie
     assert near.margins == pytest.approx((1e-4, 1e-4), rel=0.02)
 
@@ -126,7 +161,10 @@ def test_a_near_tie_is_told_from_a_bug():
 def test_digests_tell_the_first_operation_that_differs(open_llm):
     llm = open_llm()
     first, second = core.digest(llm, TOKENS, 3), core.digest(llm, TOKENS, 3)
-    assert first == second and list(first) == [*core.probe_names(llm.model.config), "decoded tokens"]
+    assert first == second and list(first) == [
+        *core.probe_names(llm.model.config),
+        "decoded tokens",
+    ]
     assert core.first_difference([first, second]) is None
     third = first | {"0.ffn": "x", "norm": "x"}
     assert core.first_difference([first, second, third]) == (2, "0.ffn")

@@ -19,12 +19,16 @@ def test_perplexity_is_that_of_transformers(window, stride, backend, open_llm, s
     llm = open_llm(backend)
     tokens = llm.tokenizer.encode(TEXT, add_bos=True)
     assert len(tokens) > 100
-    peer, ids = AutoModelForCausalLM.from_pretrained(small, dtype=torch.float32), torch.tensor([tokens])
+    peer, ids = (
+        AutoModelForCausalLM.from_pretrained(small, dtype=torch.float32),
+        torch.tensor([tokens]),
+    )
     total, before = 0.0, 0
-    for begin in range(0, len(tokens), stride):  # as in https://huggingface.co/docs/transformers/perplexity
+    # as in https://huggingface.co/docs/transformers/perplexity
+    for begin in range(0, len(tokens), stride):
         end = min(begin + window, len(tokens))
         labels = ids[:, begin:end].clone()
-        labels[:, :-(end - before)] = -100
+        labels[:, : -(end - before)] = -100
         with torch.no_grad():
             loss = peer(ids[:, begin:end], labels=labels).loss
         total += float(loss) * int((labels[:, 1:] != -100).sum())
@@ -35,12 +39,21 @@ def test_perplexity_is_that_of_transformers(window, stride, backend, open_llm, s
     found = measure_perplexity(llm, tokens, window, stride, lambda *progress: seen.append(progress))
     assert found.value == pytest.approx(math.exp(total / (len(tokens) - 1)), rel=1e-5)
     assert found.count == len(tokens) - 1 and found.value == pytest.approx(math.exp(found.nll))
-    assert seen[-1] == (len(tokens), len(tokens)) and [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1] == (len(tokens), len(tokens)) and [done for done, _ in seen] == sorted(
+        done for done, _ in seen
+    )
 
 
-@pytest.mark.parametrize("count, window, stride, expected", [
-    (1, 64, 32, "needs at least 2"), (100, 1, 1, "2 to 256 tokens"), (100, 257, 1, "2 to 256 tokens"), (100, 8, 8, "1 to 7"),
-    (100, 8, 0, "1 to 7")])
+@pytest.mark.parametrize(
+    "count, window, stride, expected",
+    [
+        (1, 64, 32, "needs at least 2"),
+        (100, 1, 1, "2 to 256 tokens"),
+        (100, 257, 1, "2 to 256 tokens"),
+        (100, 8, 8, "1 to 7"),
+        (100, 8, 0, "1 to 7"),
+    ],
+)
 def test_windows_that_do_not_fit(count, window, stride, expected, open_llm):
     with pytest.raises(ContextError, match=expected):
         measure_perplexity(open_llm(), [1] * count, window, stride)

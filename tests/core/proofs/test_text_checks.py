@@ -31,18 +31,36 @@ LLAMA3 = {"kind": "bytelevel", "bos_token_id": 379}
 
 
 def test_end_tokens_come_from_three_places(tmp_path):
-    folder = chatty(tmp_path / "m", TURN.replace("END", "<|eot_id|>"), generation={"eos_token_id": [380]},
-                    eos_token_id=381, **LLAMA3)
+    folder = chatty(
+        tmp_path / "m",
+        TURN.replace("END", "<|eot_id|>"),
+        generation={"eos_token_id": [380]},
+        eos_token_id=381,
+        **LLAMA3,
+    )
     diagnosis = diagnose(folder)
-    assert diagnosis.tokenizer["eos_of"] == {"config": [381], "generation_config": [380], "tokenizer": [383]}
-    assert diagnosis.tokenizer["eos"] == sorted(open_checkpoint(folder).eos_token_ids) == [380, 381, 383]
+    assert diagnosis.tokenizer["eos_of"] == {
+        "config": [381],
+        "generation_config": [380],
+        "tokenizer": [383],
+    }
+    assert (
+        diagnosis.tokenizer["eos"]
+        == sorted(open_checkpoint(folder).eos_token_ids)
+        == [380, 381, 383]
+    )
     assert diagnosis.tokenizer["texts"][383] == "'<|eot_id|>'"
     assert diagnosis.template["turn_end"] == 383 and found(diagnosis, "warning") == []
 
 
 def test_a_turn_that_ends_with_another_token_is_told_and_the_remedy_works(tmp_path):
-    folder = chatty(tmp_path / "m", TURN.replace("END", "<|eot_id|>\n"), eos_token_id=380,
-                    settings={"eos_token": "<|end_of_text|>"}, **LLAMA3)
+    folder = chatty(
+        tmp_path / "m",
+        TURN.replace("END", "<|eot_id|>\n"),
+        eos_token_id=380,
+        settings={"eos_token": "<|end_of_text|>"},
+        **LLAMA3,
+    )
     [warning] = found(diagnose(folder), "warning")
     assert "ends a turn with '<|eot_id|>' (383)" in warning and "end tokens (380)" in warning
     path = re.search(r"put 383 into eos_token_id of (\S+)$", warning)[1]
@@ -61,8 +79,12 @@ def test_a_gguf_files_turn_end_is_mended_by_the_command_that_is_named(tmp_path):
     [warning] = found(diagnose(path), "warning")
     command = re.search(r"gguf-set-metadata (\S+) (\S+) (\d+)$", warning)
     assert command.groups() == (str(path), "tokenizer.ggml.eos_token_id", "1")
-    done = subprocess.run([sys.executable, "-m", "gguf.scripts.gguf_set_metadata", *command.groups(), "--force"],
-                          capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "gguf.scripts.gguf_set_metadata", *command.groups(), "--force"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
     assert found(diagnose(path), "warning") == []
 
@@ -70,19 +92,31 @@ def test_a_gguf_files_turn_end_is_mended_by_the_command_that_is_named(tmp_path):
 def test_a_turn_that_ends_with_plain_text(tmp_path):
     folder = chatty(tmp_path / "m", TURN.replace("END", "<|im_end|>"))
     [warning] = found(diagnose(folder), "warning")
-    assert "'<|im_end|>', which is text, not a token" in warning and "`stop` '<|im_end|>'" in warning
+    assert (
+        "'<|im_end|>', which is text, not a token" in warning and "`stop` '<|im_end|>'" in warning
+    )
 
 
 def test_no_end_token_at_all(tmp_path):
-    folder = chatty(tmp_path / "m", TURN.replace("END", "\n"), eos_token_id=None, settings={"eos_token": None},
-                    **LLAMA3)
+    folder = chatty(
+        tmp_path / "m",
+        TURN.replace("END", "\n"),
+        eos_token_id=None,
+        settings={"eos_token": None},
+        **LLAMA3,
+    )
     diagnosis = diagnose(folder)
-    assert diagnosis.ok and diagnosis.tokenizer["eos"] == sorted(open_checkpoint(folder).eos_token_ids) == []
+    assert (
+        diagnosis.ok
+        and diagnosis.tokenizer["eos"] == sorted(open_checkpoint(folder).eos_token_ids) == []
+    )
     assert "has an end token" in found(diagnosis, "warning")[0]
 
 
 def test_an_end_token_that_is_ordinary_text(tmp_path):
-    """config.json without eos_token_id means 2 to transformers; in a byte-level vocabulary that is a sign."""
+    """config.json without eos_token_id means 2 to transformers; in a byte-level vocabulary that is
+    a sign.
+    """
     folder = chatty(tmp_path / "m", TURN.replace("END", "<|eot_id|>"), **LLAMA3)
     config = json.loads((folder / "config.json").read_text())
     del config["eos_token_id"]
@@ -91,13 +125,24 @@ def test_an_end_token_that_is_ordinary_text(tmp_path):
     assert "no eos_token_id, and its default 2 is '#', not a special token" in warning
 
 
-@pytest.mark.parametrize("template, settings, expected", [
-    ("{{ bos_token }}" + TURN, {}, "writes BOS ('<s>'), which the tokenizer would add, too; it is added once"),
-    ("{{ bos_token }}{{ bos_token }}" + TURN, {}, "begins a conversation with BOS ('<s>') 2 times"),
-    ("{{ bos_token }}" + TURN, {"add_bos_token": False}, None),
-    (TURN, {}, None),
-    (TURN, {"add_bos_token": False}, "writes no BOS ('<s>'), and the tokenizer adds none"),
-])
+@pytest.mark.parametrize(
+    "template, settings, expected",
+    [
+        (
+            "{{ bos_token }}" + TURN,
+            {},
+            "writes BOS ('<s>'), which the tokenizer would add, too; it is added once",
+        ),
+        (
+            "{{ bos_token }}{{ bos_token }}" + TURN,
+            {},
+            "begins a conversation with BOS ('<s>') 2 times",
+        ),
+        ("{{ bos_token }}" + TURN, {"add_bos_token": False}, None),
+        (TURN, {}, None),
+        (TURN, {"add_bos_token": False}, "writes no BOS ('<s>'), and the tokenizer adds none"),
+    ],
+)
 def test_where_bos_comes_from(template, settings, expected, tmp_path):
     folder = chatty(tmp_path / "m", template.replace("END", "</s>"), settings=settings)
     diagnosis = diagnose(folder)
@@ -112,7 +157,10 @@ def test_where_bos_comes_from(template, settings, expected, tmp_path):
 
 def test_a_bos_that_the_config_has_otherwise(tmp_path):
     said = found(diagnose(chatty(tmp_path / "m", bos_token_id=5)), "note")
-    assert any("bos_token_id is 5, the tokenizer's BOS is 1 ('<s>'); the tokenizer's is used" in one for one in said)
+    assert any(
+        "bos_token_id is 5, the tokenizer's BOS is 1 ('<s>'); the tokenizer's is used" in one
+        for one in said
+    )
 
 
 def test_fields_of_the_generation_config_without_effect(tmp_path):

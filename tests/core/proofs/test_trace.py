@@ -1,4 +1,6 @@
-"""Golden traces: what is written is read again, damage is named, and faults are found from sketches alone."""
+"""Golden traces: what is written is read again, damage is named, and faults are found from sketches
+alone.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +46,21 @@ def test_a_file_is_read_as_it_was_written(golden, tmp_path):
     golden.save(tmp_path / "t.json")
     again = trace.load(tmp_path / "t.json")
     assert (again.model, again.hash, again.tokens, again.decoded, again.greedy) == (
-        "small", golden.hash, TOKENS, 4, golden.greedy)
+        "small",
+        golden.hash,
+        TOKENS,
+        4,
+        golden.greedy,
+    )
     for name, array in golden.sketches.items():
-        assert again.sketches[name].tobytes() == array.tobytes() and again.sketches[name].dtype == np.float32
-    assert again.top_ids == golden.top_ids and again.top_values.tobytes() == golden.top_values.tobytes()
+        assert (
+            again.sketches[name].tobytes() == array.tobytes()
+            and again.sketches[name].dtype == np.float32
+        )
+    assert (
+        again.top_ids == golden.top_ids
+        and again.top_values.tobytes() == golden.top_values.tobytes()
+    )
     assert again.logsumexp.tobytes() == golden.logsumexp.tobytes()
 
 
@@ -72,9 +85,12 @@ def damaged(text: str):
     def packed(*numbers):
         return base64.b64encode(np.array(numbers, "<f4").tobytes()).decode()
 
-    short = dict(right["sketches"], norm=base64.b64encode(base64.b64decode(right["sketches"]["norm"])[:-4]).decode())
+    short = dict(
+        right["sketches"],
+        norm=base64.b64encode(base64.b64decode(right["sketches"]["norm"])[:-4]).decode(),
+    )
     yield "", "JSON"
-    yield text[:len(text) // 2], "JSON"
+    yield text[: len(text) // 2], "JSON"
     yield b"\xff\xfe{}", "JSON"
     yield "[1, 2]", "object"
     yield "[" * 100_000, "recursion"
@@ -94,8 +110,14 @@ def damaged(text: str):
     yield but(widths=dict(right["widths"], norm=0)), "field widths.norm: "
     yield but(widths=dict(right["widths"], norm=1 << 40)), "field widths.norm: "
     yield but(sketches=short), "sketches.norm must hold 108 numbers, not 107"
-    yield but(sketches=dict(right["sketches"], norm="!!!")), "field sketches.norm: must be float32 numbers in base64"
-    yield but(sketches=dict(right["sketches"], norm=7)), "field sketches.norm: must be float32 numbers in base64"
+    yield (
+        but(sketches=dict(right["sketches"], norm="!!!")),
+        "field sketches.norm: must be float32 numbers in base64",
+    )
+    yield (
+        but(sketches=dict(right["sketches"], norm=7)),
+        "field sketches.norm: must be float32 numbers in base64",
+    )
     yield but(logsumexp=packed(*[math.nan] * 12)), "field logsumexp: must hold finite numbers"
     yield but(top_ids=[[1]]), "top_ids must have 12 lists of 8 ids"
     yield but(top_ids=[[10**6] * 8] * 12), "top_ids must have 12 lists of 8 ids"
@@ -111,7 +133,9 @@ def test_damage_is_named_in_one_line(golden, tmp_path):
         with pytest.raises(TraceError) as caught:
             trace.load(file)
         message = str(caught.value)
-        assert message.startswith(f"{file}: ") and expected in message and "record it again" in message, message
+        assert (
+            message.startswith(f"{file}: ") and expected in message and "record it again" in message
+        ), message
         assert "\n" not in message and len(message) < 400
 
 
@@ -138,12 +162,17 @@ def test_a_file_that_is_too_large_is_not_read(golden, tmp_path, monkeypatch):
 
 def test_other_weights_are_another_checkpoint(small, golden, tmp_path):
     first = open_checkpoint(small)
-    assert trace.checkpoint_hash(first) == trace.checkpoint_hash(open_checkpoint(small)) == golden.hash
+    assert (
+        trace.checkpoint_hash(first) == trace.checkpoint_hash(open_checkpoint(small)) == golden.hash
+    )
     seen = {golden.hash}
     for given in (dict(dtype="bfloat16"), dict(rope_theta=5000.0), dict(seed=1)):
         other = open_checkpoint(make_checkpoint(tmp_path / str(len(seen)), **SMALL, **given))
         seen.add(trace.checkpoint_hash(other))
-        with pytest.raises(TraceError, match=r"was recorded from small \(hash .*, and this is .*: choose that model"):
+        with pytest.raises(
+            TraceError,
+            match=r"was recorded from small \(hash .*, and this is .*: choose that model",
+        ):
             trace.require_same(golden, other, "t.json")
     assert len(seen) == 4
 
@@ -165,7 +194,10 @@ class LaterConfig(LlamaConfig):
 @pytest.mark.parametrize("scaling, is_same", [(1.0, True), (2.0, False)])
 def test_a_later_field_counts_once_it_is_set(scaling, is_same, small, golden):
     checkpoint = open_checkpoint(small)
-    found = LaterConfig(**{one.name: getattr(checkpoint.config, one.name) for one in fields(checkpoint.config)}, scaling=scaling)
+    found = LaterConfig(
+        **{one.name: getattr(checkpoint.config, one.name) for one in fields(checkpoint.config)},
+        scaling=scaling,
+    )
     assert (trace.checkpoint_hash(replace(checkpoint, config=found)) == golden.hash) is is_same
 
 
@@ -184,11 +216,18 @@ def test_the_same_run_has_no_error(golden, run):
 
 
 def test_a_sketch_estimates_the_norm_of_a_difference():
-    """Within a factor of 2 for nearly all directions, and on average without bias (Johnson and Lindenstrauss)."""
+    """Within a factor of 2 for nearly all directions, and on average without bias (Johnson and
+    Lindenstrauss).
+    """
     rng = np.random.default_rng(0)
     values = rng.standard_normal((400, 256)).astype(np.float32)
-    estimates = np.sqrt(np.mean(trace.sketch(values)[:, :-1].astype(np.float64) ** 2, axis=1)) / np.linalg.norm(values, axis=1)
-    assert np.mean(estimates**2) == pytest.approx(1, abs=0.1) and np.mean((estimates > 0.5) & (estimates < 2)) > 0.98
+    estimates = np.sqrt(
+        np.mean(trace.sketch(values)[:, :-1].astype(np.float64) ** 2, axis=1)
+    ) / np.linalg.norm(values, axis=1)
+    assert (
+        np.mean(estimates**2) == pytest.approx(1, abs=0.1)
+        and np.mean((estimates > 0.5) & (estimates < 2)) > 0.98
+    )
     assert set(np.unique(trace.signs(256))) == {-1.0, 1.0}
 
 
@@ -213,8 +252,14 @@ def test_one_wrong_logit_of_a_likely_token_is_found(golden, run):
 def test_other_widths_and_missing_probes(golden, run):
     probes = dict(run[0], norm=run[0]["norm"][:, :-1])
     del probes["0.ffn"]
-    found = trace.check(golden, probes, run[1], 1e-4, parity.probe_names(SimpleNamespace(num_hidden_layers=3)))
-    assert found.first_bad == "norm" and math.isinf(found.errors["norm"].min()) and found.missing == ["0.ffn"]
+    found = trace.check(
+        golden, probes, run[1], 1e-4, parity.probe_names(SimpleNamespace(num_hidden_layers=3))
+    )
+    assert (
+        found.first_bad == "norm"
+        and math.isinf(found.errors["norm"].min())
+        and found.missing == ["0.ffn"]
+    )
 
 
 def test_the_first_greedy_token_that_differs(golden, run):

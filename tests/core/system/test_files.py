@@ -34,12 +34,16 @@ def test_pipes_and_devices_are_refused_at_once(tmp_path):
         for read in (open_file, lambda name: read_file(name, 100)):
             with pytest.raises(OSError, match="is not a regular file") as caught:
                 read(path)
-            assert caught.value.strerror == "is not a regular file" and caught.value.filename == path
+            assert (
+                caught.value.strerror == "is not a regular file" and caught.value.filename == path
+            )
 
 
 def test_long_files_are_refused(tmp_path):
     (tmp_path / "file").write_bytes(CONTENT)
-    with pytest.raises(OSError, match=f"{len(CONTENT)} bytes or more, expected at most {len(CONTENT) - 1}"):
+    with pytest.raises(
+        OSError, match=f"{len(CONTENT)} bytes or more, expected at most {len(CONTENT) - 1}"
+    ):
         read_file(tmp_path / "file", len(CONTENT) - 1)
 
 
@@ -107,9 +111,17 @@ def test_a_failure_keeps_the_old_file(step, tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(b"old")
 
     def fail(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if step == "write" else KeyboardInterrupt
+        raise (
+            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if step == "write"
+            else KeyboardInterrupt
+        )
 
-    monkeypatch.setattr(files.shutil if step == "write" else files.os, "copymode" if step == "write" else "replace", fail)
+    monkeypatch.setattr(
+        files.shutil if step == "write" else files.os,
+        "copymode" if step == "write" else "replace",
+        fail,
+    )
     with pytest.raises((OSError, KeyboardInterrupt)):
         write_file(tmp_path / "file", CONTENT)
     assert os.listdir(tmp_path) == ["file"] and (tmp_path / "file").read_bytes() == b"old"

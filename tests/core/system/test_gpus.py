@@ -17,9 +17,18 @@ def test_a_gpu_that_torch_sees_has_a_driver():
     assert has_gpu_driver() or not torch.cuda.is_available() or torch.version.hip
 
 
-@pytest.mark.parametrize("script, expected", [
-    (T4, ("Tesla T4", 14913 << 20, 7.5)), ('echo "NVIDIA H100, 80000, 9.0\nTesla T4, 14913, 7.5"', ("NVIDIA H100", 80000 << 20, 9.0)),
-    ("sleep 30", None), ("exit 9", None), (T4 + "; exit 9", None), ("echo nonsense", None), ('echo "Tesla T4, [N/A], 7.5"', None)])
+@pytest.mark.parametrize(
+    "script, expected",
+    [
+        (T4, ("Tesla T4", 14913 << 20, 7.5)),
+        ('echo "NVIDIA H100, 80000, 9.0\nTesla T4, 14913, 7.5"', ("NVIDIA H100", 80000 << 20, 9.0)),
+        ("sleep 30", None),
+        ("exit 9", None),
+        (T4 + "; exit 9", None),
+        ("echo nonsense", None),
+        ('echo "Tesla T4, [N/A], 7.5"', None),
+    ],
+)
 def test_the_first_gpu_is_told_or_unknown(script, expected, smi):
     smi(script)
     gpus = Gpus()
@@ -33,7 +42,9 @@ def test_no_driver_is_no_gpu(smi, monkeypatch):
     assert gpus.seen is False and gpus.first is None and "no GPU driver" in gpus.absence
 
 
-@pytest.mark.parametrize("visible, asked", [("", None), ("-1", None), ("1", "-i 1"), ("GPU-abc,2", "-i GPU-abc")])
+@pytest.mark.parametrize(
+    "visible, asked", [("", None), ("-1", None), ("1", "-i 1"), ("GPU-abc,2", "-i GPU-abc")]
+)
 def test_which_gpu_is_visible(visible, asked, smi, tmp_path, monkeypatch):
     smi(f'echo "$@" > {tmp_path}/asked\n{T4}')
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

@@ -36,12 +36,22 @@ def test_peak_memory_is_the_processs_own():
 
 
 def test_free_memory_is_what_the_system_says():
-    """At most all pages that the C library counts; on Linux what the kernel calls available, or a container's rest of it."""
+    """At most all pages that the C library counts; on Linux what the kernel calls available, or a
+    container's rest of it.
+    """
     free = machine.free_memory()
-    total = psutil.virtual_memory().total if os.name == "nt" else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    total = (
+        psutil.virtual_memory().total
+        if os.name == "nt"
+        else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    )
     assert 0 < free <= total
     if sys.platform == "linux":
-        (line,) = (one for one in Path("/proc/meminfo").read_text().splitlines() if one.startswith("MemAvailable:"))
+        (line,) = (
+            one
+            for one in Path("/proc/meminfo").read_text().splitlines()
+            if one.startswith("MemAvailable:")
+        )
         available = int(line.split()[1]) * 1024
         assert free < available + total / 50  # other programs take and release memory meanwhile
         if not Path("/sys/fs/cgroup/memory.max").exists():
@@ -64,9 +74,14 @@ def files(monkeypatch):
 
 
 def test_a_containers_limit_counts(files, monkeypatch):
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=500 * 1024, total=900 * 1024))
-    files |= {"/sys/fs/cgroup/memory.current": "200000\n", "/sys/fs/cgroup/memory.max": "300000\n",
-              "/sys/fs/cgroup/memory.stat": "anon 1\ninactive_file 5000\nx 1\n"}
+    monkeypatch.setattr(
+        psutil, "virtual_memory", lambda: SimpleNamespace(available=500 * 1024, total=900 * 1024)
+    )
+    files |= {
+        "/sys/fs/cgroup/memory.current": "200000\n",
+        "/sys/fs/cgroup/memory.max": "300000\n",
+        "/sys/fs/cgroup/memory.stat": "anon 1\ninactive_file 5000\nx 1\n",
+    }
     assert machine.free_memory() == 300000 - 200000 + 5000
     files["/sys/fs/cgroup/memory.max"] = "9000000\n"
     assert machine.free_memory() == 500 * 1024
@@ -90,7 +105,9 @@ def test_cores_are_those_of_the_machine_or_fewer():
     assert 1 <= machine.physical_cores() <= (psutil.cpu_count(logical=False) or os.cpu_count())
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be taken from a process here")
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="cores cannot be taken from a process here"
+)
 def test_a_process_on_one_core_counts_one():
     code = """
 import os
@@ -102,11 +119,20 @@ print(physical_cores())
     assert done.stdout.strip() == "1", done.stderr
 
 
-@pytest.mark.parametrize("siblings, quota, expected", [
-    (["0,4", "1,5", "0,4", "1,5"], "max 100000", 2), (["0", "1", "2", "3"], "max 100000", 4),
-    (["0", "1", "2", "3"], "250000 100000", 2), (["0", "1"], "50000 100000", 1), (["0", "1", None], None, 3)])
+@pytest.mark.parametrize(
+    "siblings, quota, expected",
+    [
+        (["0,4", "1,5", "0,4", "1,5"], "max 100000", 2),
+        (["0", "1", "2", "3"], "max 100000", 4),
+        (["0", "1", "2", "3"], "250000 100000", 2),
+        (["0", "1"], "50000 100000", 1),
+        (["0", "1", None], None, 3),
+    ],
+)
 def test_hyper_threads_and_a_containers_processors(siblings, quota, expected, files, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(len(siblings))), raising=False)
+    monkeypatch.setattr(
+        os, "sched_getaffinity", lambda process: set(range(len(siblings))), raising=False
+    )
     for cpu, text in enumerate(siblings):
         if text is not None:
             files[f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"] = text + "\n"

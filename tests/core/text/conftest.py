@@ -27,7 +27,9 @@ def made(tmp_path_factory):
             library = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model())
         else:
             library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        found[kind] = SimpleNamespace(folder=folder, ours=load_folder(folder), library=library, kind=kind)
+        found[kind] = SimpleNamespace(
+            folder=folder, ours=load_folder(folder), library=library, kind=kind
+        )
     return found
 
 

@@ -7,7 +7,9 @@ from mlx_llama.core.text.controls import one_line, show_controls
 
 @given(st.text())
 def test_no_text_commands_a_terminal(text):
-    assert not any(char in "\x1b\x07\x08\r\x7f" or "\x80" <= char <= "\x9f" for char in show_controls(text))
+    assert not any(
+        char in "\x1b\x07\x08\r\x7f" or "\x80" <= char <= "\x9f" for char in show_controls(text)
+    )
     line = one_line(text, 20)
     assert len(line) <= 20 and not set(line) & {"\n", "\t", "\x1b"}
 

@@ -1,4 +1,6 @@
-"""GGUF vocabularies against llama.cpp's own cases and ids, and against the sentencepiece and tokenizers libraries."""
+"""GGUF vocabularies against llama.cpp's own cases and ids, and against the sentencepiece and
+tokenizers libraries.
+"""
 
 import json
 from pathlib import Path
@@ -42,9 +44,17 @@ def toy_sentencepiece(user_defined=(), control=()):
     ids = range(sp.get_piece_size())
     tokens = [sp.id_to_piece(i) for i in ids]
     types = [
-        UNKNOWN if sp.is_unknown(i) else CONTROL if sp.is_control(i) else BYTE if sp.is_byte(i)
-        else USER_DEFINED if tokens[i] in user_defined else NORMAL for i in ids
-    ]  # fmt: skip
+        UNKNOWN
+        if sp.is_unknown(i)
+        else CONTROL
+        if sp.is_control(i)
+        else BYTE
+        if sp.is_byte(i)
+        else USER_DEFINED
+        if tokens[i] in user_defined
+        else NORMAL
+        for i in ids
+    ]
     metadata = {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": tokens,
@@ -68,7 +78,11 @@ def toy_byte_level():
         "tokenizer.ggml.pre": "llama-bpe",
         "tokenizer.ggml.tokens": sorted(vocab, key=vocab.get),
         "tokenizer.ggml.token_type": np.array(
-            [CONTROL if text in LLAMA3_SPECIALS else NORMAL for text in sorted(vocab, key=vocab.get)], np.int32
+            [
+                CONTROL if text in LLAMA3_SPECIALS else NORMAL
+                for text in sorted(vocab, key=vocab.get)
+            ],
+            np.int32,
         ),
         "tokenizer.ggml.merges": merges,
         "tokenizer.ggml.bos_token_id": vocab["<|begin_of_text|>"],
@@ -85,8 +99,12 @@ def load_more(metadata, tokens, types, **fields):
     """A toy's tokenizer with further tokens of these types."""
     if "tokenizer.ggml.scores" in metadata:
         fields["scores"] = [*metadata["tokenizer.ggml.scores"], *[0.0] * len(tokens)]
-    return load_vocabulary(metadata, tokens=[*metadata["tokenizer.ggml.tokens"], *tokens],
-                           token_type=[*metadata["tokenizer.ggml.token_type"], *types], **fields)
+    return load_vocabulary(
+        metadata,
+        tokens=[*metadata["tokenizer.ggml.tokens"], *tokens],
+        token_type=[*metadata["tokenizer.ggml.token_type"], *types],
+        **fields,
+    )
 
 
 # llama.cpp
@@ -94,11 +112,18 @@ def load_more(metadata, tokens, types, **fields):
 
 def own_cases(name):
     """[(text, ids)] as llama.cpp's tests/test-tokenizer-0.cpp reads them."""
-    texts = (DATA / f"ggml-vocab-{name}.gguf.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
+    texts = (
+        (DATA / f"ggml-vocab-{name}.gguf.inp")
+        .read_bytes()
+        .decode()
+        .split("\n__ggml_vocab_test__\n")
+    )
     if texts[-1] == "":
         texts.pop()
     lines = (DATA / f"ggml-vocab-{name}.gguf.out").read_text().splitlines()
-    return [(text, [int(one) for one in line.split()]) for text, line in zip(texts, lines, strict=True)]
+    return [
+        (text, [int(one) for one in line.split()]) for text, line in zip(texts, lines, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
@@ -115,7 +140,11 @@ def test_llama_cpps_own_cases(name, vocabularies):
 def test_llama_cpps_ids_of_further_texts(name, special, vocabularies, judged):
     ours = vocabularies[name][1]
     compared = 0
-    for text, ids in zip(judged["texts"], judged["vocabularies"][name]["special" if special else "plain"], strict=True):
+    for text, ids in zip(
+        judged["texts"],
+        judged["vocabularies"][name]["special" if special else "plain"],
+        strict=True,
+    ):
         if name == "deepseek-coder" and has_wide_space(text):
             continue
         assert ours.encode(text, parse_special=special) == ids, text
@@ -156,7 +185,10 @@ def test_the_tokenizers_librarys_own_ids(text):
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_text_comes_back_at_once_and_streamed(name, text, vocabularies):
     ours = vocabularies[name][1]
-    assume("▁" not in text and not (name == "deepseek-coder" and any(one in text for one in ours.added_ids)))
+    assume(
+        "▁" not in text
+        and not (name == "deepseek-coder" and any(one in text for one in ours.added_ids))
+    )
     for add_bos in (False, True):
         ids = ours.encode(text, add_bos=add_bos)
         assert ours.decode(ids) == text
@@ -190,10 +222,14 @@ def test_control_tokens_are_text_in_user_text(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_user_defined_tokens_are_found_in_any_text(kind):
     metadata, _ = toy(kind)
-    ours, think = load_more(metadata, ["<think>"], [USER_DEFINED]), len(metadata["tokenizer.ggml.tokens"])
+    ours, think = (
+        load_more(metadata, ["<think>"], [USER_DEFINED]),
+        len(metadata["tokenizer.ggml.tokens"]),
+    )
     assert ours.added_ids["<think>"] == think and "<think>" not in ours.special_ids
     ids = ours.encode("a<think>b")
-    assert ids == ours.encode("a") + [think] + ours.encode("b")  # with the space prefix, if the kind has one
+    # with the space prefix, if the kind has one
+    assert ids == ours.encode("a") + [think] + ours.encode("b")
     assert "<think>" in ours.decode(ids)
     assert ours.encode_parts(["a<", "think>b"]).count(think) == 0
 
@@ -234,7 +270,10 @@ def test_a_word_after_a_special_token_gets_a_space():
 def test_merges_do_not_lead_user_text_to_a_control_token():
     """llama.cpp's do; a message could end the answer that way."""
     metadata, _ = toy_byte_level()
-    merges, last = [*metadata["tokenizer.ggml.merges"], "Q X", "QX Q"], len(metadata["tokenizer.ggml.tokens"]) + 1
+    merges, last = (
+        [*metadata["tokenizer.ggml.merges"], "Q X", "QX Q"],
+        len(metadata["tokenizer.ggml.tokens"]) + 1,
+    )
     for kind in (NORMAL, CONTROL):
         ours = load_more(metadata, ["QX", "QXQ"], [NORMAL, kind], merges=merges)
         ids = ours.encode("aQXQ QXQ")
@@ -258,15 +297,22 @@ def test_the_conversation_in_a_files_template():
 def test_ends_of_an_answer_by_metadata_and_by_text():
     metadata, _ = toy_byte_level()
     tokens = metadata["tokenizer.ggml.tokens"]
-    assert [tokens[one] for one in load_vocabulary(metadata).eos_ids] == ["<|end_of_text|>", "<|eot_id|>"]
+    assert [tokens[one] for one in load_vocabulary(metadata).eos_ids] == [
+        "<|end_of_text|>",
+        "<|eot_id|>",
+    ]
     assert tokens[load_vocabulary(metadata, eom_token_id=7).eos_ids[1]] == tokens[7]
     ours = load_more(metadata, ["<|im_end|>"], [NORMAL])
-    assert len(tokens) in ours.eos_ids and ours.special_ids["<|im_end|>"] == len(tokens)  # a control token in spite of its type
+    # a control token in spite of its type
+    assert len(tokens) in ours.eos_ids and ours.special_ids["<|im_end|>"] == len(tokens)
 
 
 def test_phi_3s_special_tokens_take_white_space_along():
     metadata, _ = toy_byte_level()
-    ours, phi = load_vocabulary(metadata), load_vocabulary(metadata | {"general.name": "Phi-3 mini"})
+    ours, phi = (
+        load_vocabulary(metadata),
+        load_vocabulary(metadata | {"general.name": "Phi-3 mini"}),
+    )
     marked = "<|eot_id|>\n a"
     assert phi.encode(marked, parse_special=True) == ours.encode("<|eot_id|>a", parse_special=True)
     assert len(ours.encode(marked, parse_special=True)) > 2
@@ -275,17 +321,25 @@ def test_phi_3s_special_tokens_take_white_space_along():
 @pytest.mark.parametrize(
     ("pre", "fields", "adds"),
     [
-        ("llama-bpe", {}, True), ("tekken", {}, True), ("qwen2", {}, False), ("default", {}, False), (None, {}, False),
-        ("llama-bpe", {"add_bos_token": False}, False), ("qwen2", {"add_bos_token": True}, True),
-        ("llama-bpe", {"bos_token_id": None}, False), ("llama-bpe", {"bos_token_id": 0xFFFFFFFF}, False),
+        ("llama-bpe", {}, True),
+        ("tekken", {}, True),
+        ("qwen2", {}, False),
+        ("default", {}, False),
+        (None, {}, False),
+        ("llama-bpe", {"add_bos_token": False}, False),
+        ("qwen2", {"add_bos_token": True}, True),
+        ("llama-bpe", {"bos_token_id": None}, False),
+        ("llama-bpe", {"bos_token_id": 0xFFFFFFFF}, False),
     ],
-)  # fmt: skip
+)
 def test_whether_texts_begin_with_bos(pre, fields, adds):
     assert load_vocabulary(toy_byte_level()[0], pre=pre, **fields).adds_bos is adds
 
 
 def test_missing_fields_of_a_sentencepiece_file_have_llama_cpps_defaults():
-    ours = load_vocabulary(toy_sentencepiece()[0], bos_token_id=None, eos_token_id=None, unknown_token_id=None)
+    ours = load_vocabulary(
+        toy_sentencepiece()[0], bos_token_id=None, eos_token_id=None, unknown_token_id=None
+    )
     assert (ours.bos_id, ours.eos_ids, ours.adds_bos) == (1, (2,), True)
     assert ours.named == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
@@ -295,15 +349,25 @@ def test_unused_and_empty_tokens():
     count = sp.get_piece_size()
     ours = load_more(metadata, ["", "", "[PAD]x", "<unk2>"], [UNUSED, NORMAL, UNUSED, UNKNOWN])
     assert ours.encode("Hello world") == sp.encode("Hello world")
-    assert ours.decode([count, count + 2]) == "" and ours.decode([count + 1]) == f"[EMPTY_{count + 1}]"
-    assert ours.decode([count + 3]) == "" and ours.decode([count + 3], skip_special=False) == "<unk2>"
+    assert (
+        ours.decode([count, count + 2]) == "" and ours.decode([count + 1]) == f"[EMPTY_{count + 1}]"
+    )
+    assert (
+        ours.decode([count + 3]) == "" and ours.decode([count + 3], skip_special=False) == "<unk2>"
+    )
     assert ours.encode("<unk2>", parse_special=True) == [count + 3]
-    without = [NORMAL if kind == UNKNOWN else kind for kind in metadata["tokenizer.ggml.token_type"]]
-    assert load_vocabulary(metadata, token_type=without).encode("Hello world") == sp.encode("Hello world")
+    without = [
+        NORMAL if kind == UNKNOWN else kind for kind in metadata["tokenizer.ggml.token_type"]
+    ]
+    assert load_vocabulary(metadata, token_type=without).encode("Hello world") == sp.encode(
+        "Hello world"
+    )
 
 
 def test_a_user_defined_token_with_a_visible_space_does_not_match_a_space():
-    """llama.cpp looks for it in the text as it is; sentencepiece would, after spaces were made visible."""
+    """llama.cpp looks for it in the text as it is; sentencepiece would, after spaces were made
+    visible.
+    """
     metadata, _ = toy_sentencepiece()
     ours = load_more(metadata, ["zq▁x"], [USER_DEFINED])
     added = len(metadata["tokenizer.ggml.tokens"])
@@ -345,12 +409,20 @@ BAD = [
     ("llama", {"tokens": list(range(384))}, "tokens[0] is 0"),
     ("llama", {"tokens": changed("llama", "tokens", 300, "<s>")}, "'<s>' twice, as 1 and as 300"),
     ("llama", {"tokens": changed("llama", "tokens", 68, "<0x1>")}, "'<0x1>' is not one of the 256"),
-    ("llama", {"token_type": changed("llama", "token_type", 68, NORMAL)}, "'<0x41>' is missing among the 256"),
+    (
+        "llama",
+        {"token_type": changed("llama", "token_type", 68, NORMAL)},
+        "'<0x41>' is missing among the 256",
+    ),
     ("llama", {"token_type": None}, "token_type is missing"),
     ("llama", {"token_type": ["a"] * 384}, "token_type is ['a'"),
     ("llama", {"token_type": [1.5] * 384}, "token_type is [1.5"),
     ("llama", {"token_type": [1] * 383}, "token_type holds 383 values, expected 384"),
-    ("llama", {"token_type": changed("llama", "token_type", 9, 7)}, "token_type[9] is 7, expected 0 to 6"),
+    (
+        "llama",
+        {"token_type": changed("llama", "token_type", 9, 7)},
+        "token_type[9] is 7, expected 0 to 6",
+    ),
     ("llama", {"token_type": changed("llama", "token_type", 9, -1)}, "token_type[9] is -1"),
     ("llama", {"scores": None}, "scores is missing"),
     ("llama", {"scores": [0.0] * 385}, "scores holds 385 values"),
@@ -377,12 +449,18 @@ BAD = [
     ("gpt2", {"merges": ["a b c"]}, "merges holds 'a b c', expected two tokens"),
     ("gpt2", {"merges": ["a QQ"]}, "merges holds 'a QQ', but 'QQ' is no token"),
     ("gpt2", {"merges": ["Q Q"]}, "merges holds 'Q Q', but 'QQ' is no token"),
-    ("gpt2", {"tokens": changed("gpt2", "tokens", 0, "QQ"), "merges": ["H e"]}, "no token for byte 0x21"),
+    (
+        "gpt2",
+        {"tokens": changed("gpt2", "tokens", 0, "QQ"), "merges": ["H e"]},
+        "no token for byte 0x21",
+    ),
     ("gpt2", {"token_type": changed("gpt2", "token_type", 70, BYTE)}, "tokens[70] is "),
 ]
 
 
-@pytest.mark.parametrize(("kind", "fields", "message"), BAD, ids=[f"{kind}-{text}" for kind, _, text in BAD])
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"), BAD, ids=[f"{kind}-{text}" for kind, _, text in BAD]
+)
 def test_bad_vocabularies_are_told_in_one_line(kind, fields, message):
     with pytest.raises(TokenizerError) as e:
         load_vocabulary(toy(kind)[0], **fields)
@@ -410,19 +488,25 @@ def test_a_control_token_of_few_characters_is_spelt_with_others(text):
     metadata, _ = toy_byte_level()
     alphabet = {byte: char for char, byte in byte_alphabet().items()}
     whole = "".join(alphabet[byte] for byte in text.encode("utf-8"))
-    tokens, merges = list(metadata["tokenizer.ggml.tokens"]), list(metadata["tokenizer.ggml.merges"])
+    tokens, merges = (
+        list(metadata["tokenizer.ggml.tokens"]),
+        list(metadata["tokenizer.ggml.merges"]),
+    )
     types = list(metadata["tokenizer.ggml.token_type"])
     for end in range(2, len(whole) + 1):
         if whole[:end] not in tokens:
             tokens.append(whole[:end])
             types.append(CONTROL)
-        merges.insert(end - 2, f"{whole[:end - 1]} {whole[end - 1]}")
-    ours = load_vocabulary(metadata, tokens=tokens, token_type=np.array(types, np.int32), merges=merges)
+        merges.insert(end - 2, f"{whole[: end - 1]} {whole[end - 1]}")
+    ours = load_vocabulary(
+        metadata, tokens=tokens, token_type=np.array(types, np.int32), merges=merges
+    )
     for content in (text, f"x{text}y", text * 3):
         ids = ours.encode(content)
         assert not set(ids) & set(range(len(metadata["tokenizer.ggml.tokens"]), len(tokens)))
         assert ours.decode(ids) == content
-    assert len(tokens) in ours.encode(text, parse_special=True) or whole != text  # its spelling in the file is not the text
+    # its spelling in the file is not the text
+    assert len(tokens) in ours.encode(text, parse_special=True) or whole != text
 
 
 def test_a_text_that_the_library_panics_over(monkeypatch, vocabularies):
@@ -432,7 +516,10 @@ def test_a_text_that_the_library_panics_over(monkeypatch, vocabularies):
         pass
 
     def panic(*_, **__):
-        raise PanicException("called `Result::unwrap()` on an `Err` value: RuntimeError(BacktrackLimitExceeded)\nmore")
+        raise PanicException(
+            "called `Result::unwrap()` on an `Err` value: "
+            "RuntimeError(BacktrackLimitExceeded)\nmore"
+        )
 
     monkeypatch.setattr(ours, "library", SimpleNamespace(encode=panic))
     with pytest.raises(TokenizerError) as caught:
@@ -440,8 +527,11 @@ def test_a_text_that_the_library_panics_over(monkeypatch, vocabularies):
     assert "Result::unwrap" in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", [" " * 150_000, "\n" * 150_000, "a" * 150_000, "</s>" * 40_000, "é" * 110_000, "x \t" * 50_000],
-                         ids=lambda text: ascii(text[:4]))
+@pytest.mark.parametrize(
+    "text",
+    [" " * 150_000, "\n" * 150_000, "a" * 150_000, "</s>" * 40_000, "é" * 110_000, "x \t" * 50_000],
+    ids=lambda text: ascii(text[:4]),
+)
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_a_long_text_has_at_least_so_many_tokens(name, text, vocabularies):
     ours = vocabularies[name][1]

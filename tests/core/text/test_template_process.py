@@ -1,4 +1,6 @@
-"""Templates that never end or grow without bound are stopped, in a process of their own; long conversations are not."""
+"""Templates that never end or grow without bound are stopped, in a process of their own; long
+conversations are not.
+"""
 
 import os
 import signal
@@ -21,30 +23,52 @@ from .cases import TEMPLATES, USER, conversation, plain, run_hostile
 ENDLESS = {
     "range": "{% for i in range(10**9) %}x{% endfor %}",
     "nested": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "silent": "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = i %}{% endfor %}{% endfor %}",
+    "silent": "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = i %}{% endfor %}{% "
+    "endfor %}",
     "filtered": "{% for i in range(99999) if range(99999)|list|length < 0 %}{% endfor %}",
-    "macro": "{% macro f(n) %}{% if n > 0 %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "macro": "{% macro f(n) %}{% if n > 0 %}{{ f(n - 1) }}{{ f(n - "
+    "1) }}{% endif %}{% endmacro %}{{ "
+    "f(60) }}",
     "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "loop": "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
-    "wide loop": "{% set a = range(99999)|list %}{% for x in a recursive %}{{ loop(a) }}{% endfor %}",
+    "wide loop": "{% set a = range(99999)|list %}{% for x in a "
+    "recursive %}{{ loop(a) }}{% endfor %}",
     "multiply": "{{ 'a' * 10**10 }}",
     "multiply list": "{{ ([0] * 10**10)|length }}",
     "multiply twice": "{{ 'a' * 1000000 * 1000000 }}",
     "constant": "{{ ('a' * 100000000000)|length }}",
     "power": "{{ 9 ** (9 ** 9) }}",
     "power of float": "{{ 2.0 ** 100000 }}",
-    "doubling": "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
-    "adding": "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
-    "adding lists": "{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
-    "squaring": "{% set ns = namespace(s=9) %}{% for i in range(60) %}{% set ns.s = ns.s * ns.s %}{% endfor %}",
-    "blocks": "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s %}{{ ns.s }}{{ ns.s }}{% endset %}{% endfor %}",
-    "nesting": "{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s }}",
+    "doubling": "{% set ns = namespace(s='x') %}{% for i in range(60) "
+    "%}{% set ns.s = ns.s ~ ns.s %}{% "
+    "endfor %}",
+    "adding": "{% set ns = namespace(s='x') %}{% for i in range(60) "
+    "%}{% set ns.s = ns.s + ns.s %}{% "
+    "endfor %}",
+    "adding lists": "{% set ns = namespace(s=[1]) %}{% for i in range(60) "
+    "%}{% set ns.s = ns.s + ns.s %}{% "
+    "endfor %}",
+    "squaring": "{% set ns = namespace(s=9) %}{% for i in range(60) "
+    "%}{% set ns.s = ns.s * ns.s %}{% "
+    "endfor %}",
+    "blocks": "{% set ns = namespace(s='x') %}{% for i in range(60) "
+    "%}{% set ns.s %}{{ ns.s }}{{ ns.s "
+    "}}{% endset %}{% endfor %}",
+    "nesting": "{% set ns = namespace(s=[1]) %}{% for i in range(60) "
+    "%}{% set ns.s = [ns.s, ns.s] %}{% "
+    "endfor %}{{ ns.s }}",
     "nesting views": "{% set ns = namespace(s={}) %}{% for i in range(60) %}"
     "{% set ns.s = {'a': ns.s.items(), 'b': ns.s.values()} %}{% endfor %}{{ ns.s }}",
-    "pretty": "{% set ns = namespace(s=[1]) %}{% for i in range(17) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}"
+    "pretty": "{% set ns = namespace(s=[1]) %}{% for i in range(17) "
+    "%}{% set ns.s = [ns.s, ns.s] %}{% "
+    "endfor %}"
     "{{ ns.s | pprint | length }}",
-    "nesting dicts": "{% set ns = namespace(s={}) %}{% for i in range(60) %}{% set ns.s = {'a': ns.s, 'b': ns.s} %}{% endfor %}{{ ns.s }}",
-    "nesting calls": "{% set ns = namespace(s=1) %}{% for i in range(60) %}{% set ns.s = dict(a=ns.s, b=ns.s) %}{% endfor %}{{ ns.s }}",
+    "nesting dicts": "{% set ns = namespace(s={}) %}{% for i in range(60) "
+    "%}{% set ns.s = {'a': ns.s, 'b': "
+    "ns.s} %}{% endfor %}{{ ns.s }}",
+    "nesting calls": "{% set ns = namespace(s=1) %}{% for i in range(60) %}{% "
+    "set ns.s = dict(a=ns.s, b=ns.s) "
+    "%}{% endfor %}{{ ns.s }}",
     "printing": "{% set s = 'x' * 100000 %}{% for i in range(100000) %}{{ s }}{% endfor %}",
     "join": "{% set s = 'x' * 500000 %}{{ range(90000)|join(s) }}",
     "join method": "{% set s = 'x' * 500000 %}{{ s.join('y' * 500000) }}",
@@ -67,35 +91,56 @@ ENDLESS = {
     "bytes": "{{ (1).to_bytes(10**10, 'big') }}",
     "batch": "{{ [1]|batch(10**10, 'x')|list|length }}",
     "slice": "{% for x in [1]|slice(10**10) %}{% endfor %}",
-    "sum": "{{ ([range(99999)|list] * 9)|sum(start=[])|length }}{{ ([range(99999)|list] * 99999)|sum(start=[])|length }}",
+    "sum": "{{ ([range(99999)|list] * 9)|sum(start=[])|length }}{{ ([range(99999)|list] * "
+    "99999)|sum(start=[])|length }}",
     "lipsum": "{{ lipsum(n=1000000) }}",
     "string": "{% set s = ['x' * 500000] * 500000 %}{{ s|string|length }}",
     "copies": "{% set s = ['x' * 500000] * 50000 %}{{ s }}",
-    "namespaces": "{% set ns = namespace(s=namespace(s=1)) %}{% for i in range(60) %}{% set ns.s = namespace(a=ns.s, b=ns.s) %}"
+    "namespaces": "{% set ns = namespace(s=namespace(s=1)) %}{% for i in range(60) %}{% set ns.s = "
+    "namespace(a=ns.s, b=ns.s) %}"
     "{% endfor %}{{ ns }}{{ ns.s }}{{ 1 // 0 }}",
-    "copies by a filter": "{% set s = 'x' * 500000 %}{{ ([''] * 90000) | map('default', s, true) | list }}",
-    "copies in a tilde": "{% set s = 'x' * 500000 %}{{ 'a' ~ ([''] * 90000) | map('default', s, true) | list }}",
-    "copies in a block": "{% set s = 'x' * 500000 %}{% set t %}{% for i in range(90000) %}{{ s }}{% endfor %}{% endset %}",
+    "copies by a filter": "{% set s = 'x' * 500000 %}{{ ([''] * 90000) | "
+    "map('default', s, true) | list }}",
+    "copies in a tilde": "{% set s = 'x' * 500000 %}{{ 'a' ~ ([''] * 90000) | "
+    "map('default', s, true) | list }}",
+    "copies in a block": "{% set s = 'x' * 500000 %}{% set t %}{% for i in "
+    "range(90000) %}{{ s }}{% endfor %}{% "
+    "endset %}",
     "tilde": "{% set s = ['x' * 500000] * 50000 %}{{ '' ~ s }}",
-    # One call of Python's that never ends, deaf to Ctrl-C: comparing and hashing nested lists of shared parts
-    "comparing": "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}"
-    "{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ [ns.a] | map('default', 1) | list == [ns.b] | map('default', 1) | list }}",
-    "hashing": "{% set ns = namespace(s=(1,)) %}{% for i in range(60) %}{% set ns.s = (ns.s, ns.s) %}{% endfor %}{{ {ns.s: 1} }}",
+    # One call of Python's that never ends, deaf to Ctrl-C: comparing and hashing nested lists of
+    # shared parts
+    "comparing": "{% set ns = namespace(a=[1], b=[1]) %}{% for i in "
+    "range(60) %}{% set ns.a = [ns.a, "
+    "ns.a] "
+    "%}"
+    "{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ [ns.a] | map('default', 1) | list == [ns.b] | "
+    "map('default', 1) | list }}",
+    "hashing": "{% set ns = namespace(s=(1,)) %}{% for i in range(60) "
+    "%}{% set ns.s = (ns.s, ns.s) %}{% "
+    "endfor %}{{ {ns.s: 1} }}",
     "sum of lists": "{{ ([range(99999) | list] * 9999) | sum(start=[]) | length }}",
     "wordwrap": "{{ ('x' * 9000000) | wordwrap(1) }}",
-    "division": "{% set ns = namespace(s=9 ** 4000000) %}{% for i in range(99) %}{% set x = ns.s // 7 ** (1000000 + i) %}{% endfor %}",
+    "division": "{% set ns = namespace(s=9 ** 4000000) %}{% for i in "
+    "range(99) %}{% set x = ns.s // 7 ** "
+    "(1000000 + i) %}{% endfor %}",
     "punycode": "{{ ((range(50000) | map('string') | join('é')) * 99).encode('punycode') }}",
     # Memory outside of texts and lists of text
     "bytes percent": "{{ 'x%*d'.encode() % (3000000000, 1) }}",
     "bytes replace": "{% set b = ('x' * 100000).encode() %}{{ b.replace('x'.encode(), b) }}",
     "bytes join": "{% set b = ('x' * 1000000).encode() %}{{ b.join([b] * 9999) }}",
-    "encode and decode": "{% set ns = namespace(s='é' * 1000000, l=[]) %}{% for i in range(9999) %}{% set ns.l = [ns.l, ns.s.encode('utf-16')] %}{% endfor %}",
-    "hex": "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s.encode().hex() %}{% endfor %}",
+    "encode and decode": "{% set ns = namespace(s='é' * 1000000, l=[]) %}{% for "
+    "i in range(9999) %}{% set ns.l = "
+    "[ns.l, ns.s.encode('utf-16')] %}{% endfor %}",
+    "hex": "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = "
+    "ns.s.encode().hex() "
+    "%}{% endfor %}",
     "join with d": "{{ range(99999) | join(d='x' * 100000) }}",
-    "namespaces of texts": "{% set ns = namespace(s=1) %}{% for i in range(99999) %}{% set ns.s = namespace(a=ns.s, b='x' * 100000 ~ i) %}{% endfor %}",
+    "namespaces of texts": "{% set ns = namespace(s=1) %}{% for i in range(99999) "
+    "%}{% set ns.s = namespace(a=ns.s, "
+    "b='x' * 100000 ~ i) %}{% endfor %}",
     "many variables": "".join(f"{{% set v{i} = 'x' * (4000000 + {i}) %}}" for i in range(400)),
     "groupby": "{{ (['x' * 1000000] * 9999) | map('upper') | groupby('x') }}",
-}  # fmt: skip
+}
 
 
 def helper():
@@ -132,15 +177,23 @@ def test_the_limits_are_five_seconds_and_half_a_gigabyte(name):
     found = run_hostile(source)
     done.set()
     watcher.join()
-    assert ("more than 5 seconds" if name == "hashing" else "more than 512 MB") in found and "template" in found
+    assert (
+        "more than 5 seconds" if name == "hashing" else "more than 512 MB"
+    ) in found and "template" in found
     assert most <= 600 << 20 and seconds < 7
 
 
 def test_memory_is_watched_where_the_system_does_not_limit_it(monkeypatch):
     PROCESS.stop()
-    monkeypatch.setattr(template_process, "_PROGRAM", template_process._PROGRAM.replace("int(sys.argv[2])", "4 << 30"))
-    assert "more than 512 MB" in run_hostile("{% set ns = namespace(l=[]) %}{% for i in range(3000) %}"
-                                             "{% set ns.l = [ns.l, 'x' * 1000000 ~ i] %}{% endfor %}")
+    monkeypatch.setattr(
+        template_process,
+        "_PROGRAM",
+        template_process._PROGRAM.replace("int(sys.argv[2])", "4 << 30"),
+    )
+    assert "more than 512 MB" in run_hostile(
+        "{% set ns = namespace(l=[]) %}{% for i in range(3000) %}"
+        "{% set ns.l = [ns.l, 'x' * 1000000 ~ i] %}{% endfor %}"
+    )
     PROCESS.stop()
 
 
@@ -161,7 +214,9 @@ def test_one_process_serves_all_templates_and_is_replaced_when_it_ends():
 
 def test_a_process_that_ends_within_a_request_is_named(monkeypatch):
     PROCESS.stop()
-    monkeypatch.setattr(template_process, "_PROGRAM", "import sys; sys.stdin.readline(); sys.exit(9)")
+    monkeypatch.setattr(
+        template_process, "_PROGRAM", "import sys; sys.stdin.readline(); sys.exit(9)"
+    )
     assert "ended with the status 9" in run_hostile("x")
 
 
@@ -199,21 +254,30 @@ def test_what_the_process_imports_is_small():
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_ctrl_c_works_during_a_rendering():
     """And leaves no process behind."""
-    program = ("from mlx_llama.core.text.template import ChatTemplate\n"
-               "from mlx_llama.core.text.template_process import PROCESS\n"
-               "template = ChatTemplate(open(0).read(), 't')\n"
-               "print(PROCESS._process.pid, flush=True)\n"
-               "try:\n"
-               "    template.render([{'role': 'user', 'content': 'x'}])\n"
-               "except KeyboardInterrupt:\n"
-               "    print('interrupted', PROCESS._process)\n")
-    run = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                           preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a shell's job may ignore it
+    program = (
+        "from mlx_llama.core.text.template import ChatTemplate\n"
+        "from mlx_llama.core.text.template_process import PROCESS\n"
+        "template = ChatTemplate(open(0).read(), 't')\n"
+        "print(PROCESS._process.pid, flush=True)\n"
+        "try:\n"
+        "    template.render([{'role': 'user', 'content': 'x'}])\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted', PROCESS._process)\n"
+    )
+    run = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # a shell's job may ignore it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     run.stdin.write(ENDLESS["comparing"])
     run.stdin.close()
     process = psutil.Process(int(run.stdout.readline()))
     first, deadline = sum(process.cpu_times()[:2]), time.monotonic() + 20
-    while sum(process.cpu_times()[:2]) < first + 0.5 and time.monotonic() < deadline:  # it renders, after its start
+    # it renders, after its start
+    while sum(process.cpu_times()[:2]) < first + 0.5 and time.monotonic() < deadline:
         time.sleep(0.01)
     run.send_signal(2)
     assert run.stdout.read() == "interrupted None\n"
@@ -250,7 +314,9 @@ def test_threads_take_turns():
 def test_known_templates_start_no_process():
     PROCESS.stop()
     for name in ("llama-3", "zephyr", "smollm2"):
-        assert "Hi" in ChatTemplate(TEMPLATES[name], name, {"bos_token": "", "eos_token": ""}).render(USER)
+        assert "Hi" in ChatTemplate(
+            TEMPLATES[name], name, {"bos_token": "", "eos_token": ""}
+        ).render(USER)
     assert PROCESS._process is None
 
 

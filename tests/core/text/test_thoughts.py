@@ -1,4 +1,6 @@
-"""Thoughts: split off at every size of the pieces, in the templates of the models that have them."""
+"""Thoughts: split off at every size of the pieces, in the templates of the models that have
+them.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,36 @@ TEMPLATES = Path(__file__).resolve().parents[2] / "data/thought-templates"
 
 
 def split(parser: ThoughtParser, pieces) -> tuple[str, str]:
-    found = [part for piece in pieces for part in parser.push(piece)] + parser.push("", is_last=True)
+    found = [part for piece in pieces for part in parser.push(piece)] + parser.push(
+        "", is_last=True
+    )
     assert all(found)
     return "".join(part.text for part in found if isinstance(part, Thought)), "".join(
-        part for part in found if isinstance(part, str))
+        part for part in found if isinstance(part, str)
+    )
 
 
-# (answer, whether the prompt opened the thought, thought, text): inputs of vLLM's tests of reasoning parsers
+# (answer, whether the prompt opened the thought, thought, text): inputs of vLLM's tests of
+# reasoning parsers
 CASES = [
-    ("<think>This is a reasoning section</think>This is the rest", False, "This is a reasoning section", "This is the rest"),
-    ("This is a reasoning section</think>This is the rest", True, "This is a reasoning section", "This is the rest"),
-    ("<think>\nThis is a reasoning section\n</think>\n\nThis is the rest", False, "This is a reasoning section", "This is the rest"),
+    (
+        "<think>This is a reasoning section</think>This is the rest",
+        False,
+        "This is a reasoning section",
+        "This is the rest",
+    ),
+    (
+        "This is a reasoning section</think>This is the rest",
+        True,
+        "This is a reasoning section",
+        "This is the rest",
+    ),
+    (
+        "<think>\nThis is a reasoning section\n</think>\n\nThis is the rest",
+        False,
+        "This is a reasoning section",
+        "This is the rest",
+    ),
     ("This is content", False, "", "This is content"),
     ("<think>This is\nThat", False, "This is\nThat", ""),
     ("</think>This is the rest", True, "", "This is the rest"),
@@ -40,16 +61,28 @@ CASES = [
 @pytest.mark.parametrize("answer, is_open, thought, text", CASES)
 def test_splits_at_every_size_of_the_pieces(answer, is_open, thought, text):
     for size in range(1, len(answer) + 1):
-        pieces = [answer[i:i + size] for i in range(0, len(answer), size)]
+        pieces = [answer[i : i + size] for i in range(0, len(answer), size)]
         assert split(ThoughtParser(FORMATS[0], is_open), pieces) == (thought, text), size
 
 
-@given(st.lists(st.sampled_from(["<think>", "</think>", "<th", "ink>", "</", " ", "\n", "a", "<response>", "[THINK]"]), max_size=9),
-       st.sampled_from(FORMATS), st.booleans())
+@given(
+    st.lists(
+        st.sampled_from(
+            ["<think>", "</think>", "<th", "ink>", "</", " ", "\n", "a", "<response>", "[THINK]"]
+        ),
+        max_size=9,
+    ),
+    st.sampled_from(FORMATS),
+    st.booleans(),
+)
 def test_pieces_make_no_difference_and_lose_nothing(pieces, form, is_open):
     whole = "".join(pieces)
     found = split(ThoughtParser(form, is_open), pieces)
-    assert found == split(ThoughtParser(form, is_open), [whole]) == split(ThoughtParser(form, is_open), list(whole))
+    assert (
+        found
+        == split(ThoughtParser(form, is_open), [whole])
+        == split(ThoughtParser(form, is_open), list(whole))
+    )
     marks = (form.start, form.end, *form.answer)
 
     def letters(text: str) -> str:
@@ -61,7 +94,8 @@ def test_pieces_make_no_difference_and_lose_nothing(pieces, form, is_open):
 
 
 def test_templates_of_models_that_think():
-    assert {path.stem: find_thoughts(path.read_text()).start for path in TEMPLATES.glob("*.jinja")} == {
-        "qwen3": "<think>", "r1": "<think>", "ministral": "[THINK]"}
+    assert {
+        path.stem: find_thoughts(path.read_text()).start for path in TEMPLATES.glob("*.jinja")
+    } == {"qwen3": "<think>", "r1": "<think>", "ministral": "[THINK]"}
     for path in (TEMPLATES.parent / "tool-templates").glob("*"):
         assert find_thoughts(path.read_text()) is None

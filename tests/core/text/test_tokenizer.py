@@ -17,10 +17,14 @@ from .cases import KINDS, any_text, load_folder
 
 anything = any_text("▁", "▁▁")
 
+
 def ids_for(draw_special=True):
-    """Ids with many byte tokens among them (3 to 258 are bytes in the toy sentencepiece vocabulary)."""
+    """Ids with many byte tokens among them (3 to 258 are bytes in the toy sentencepiece
+    vocabulary).
+    """
     return st.lists(
-        st.one_of(st.integers(0, 383), st.integers(3, 258), st.sampled_from([0, 1, 2, 379, 383])), max_size=30
+        st.one_of(st.integers(0, 383), st.integers(3, 258), st.sampled_from([0, 1, 2, 379, 383])),
+        max_size=30,
     )
 
 
@@ -34,7 +38,9 @@ def stream(ours, ids, **how):
 @given(ids=ids_for())
 def test_streamed_pieces_are_the_decoded_text(kind, skip_special, ids, made):
     ours = made[kind].ours
-    assert "".join(stream(ours, ids, skip_special=skip_special)) == ours.decode(ids, skip_special=skip_special)
+    assert "".join(stream(ours, ids, skip_special=skip_special)) == ours.decode(
+        ids, skip_special=skip_special
+    )
 
 
 @given(ids=ids_for())
@@ -48,14 +54,17 @@ def test_sentencepiece_decodes_any_ids_alike(ids, made):
 def test_byte_level_decodes_any_ids_alike(ids, made):
     one = made["bytelevel"]
     assert one.ours.decode(ids) == one.library.decode(ids, skip_special_tokens=True)
-    assert one.ours.decode(ids, skip_special=False) == one.library.decode(ids, skip_special_tokens=False)
+    assert one.ours.decode(ids, skip_special=False) == one.library.decode(
+        ids, skip_special_tokens=False
+    )
 
 
 @given(ids=ids_for())
 def test_byte_fallback_json_decodes_valid_ids_alike(ids, made):
     """In a run of bytes that is not UTF-8, only the bad bytes become U+FFFD.
 
-    The library replaces the whole run, with the good characters in it. A stream cannot take back a shown character.
+    The library replaces the whole run, with the good characters in it. A stream cannot take back a
+    shown character.
     """
     one = made["llama2"]
     for skip in (True, False):
@@ -70,7 +79,8 @@ def test_byte_fallback_json_decodes_valid_ids_alike(ids, made):
 @given(text=anything)
 def test_text_comes_back(kind, text, made):
     ours = made[kind].ours
-    # sentencepiece's visible space is a space to all tokenizers that use it, and the first one may be the prefix
+    # sentencepiece's visible space is a space to all tokenizers that use it, and the first one may
+    # be the prefix
     assume(kind == "bytelevel" or not ("\u2581" in text or text.startswith(" ") or "<0x" in text))
     assert ours.decode(ours.encode(text)) == text
     pieces = stream(ours, ours.encode(text))
@@ -80,7 +90,9 @@ def test_text_comes_back(kind, text, made):
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=anything)
 def test_no_half_characters(kind, text, made):
-    """A character appears whole, with its last token: no U+FFFD that is not in the text, nothing held back at the end."""
+    """A character appears whole, with its last token: no U+FFFD that is not in the text, nothing
+    held back at the end.
+    """
     ours = made[kind].ours
     pieces = stream(ours, ours.encode(text))
     assert "".join(pieces).count("\ufffd") == text.count("\ufffd")
@@ -99,7 +111,9 @@ def test_an_unfinished_character_ends_in_a_replacement(made):
     pieces = stream(made["sentencepiece"].ours, ids)
     assert "".join(pieces[:-1]) == "" and pieces[-1] == "\ufffd" * 3
     ids = made["bytelevel"].ours.encode("🦙")[:-1]
-    assert stream(made["bytelevel"].ours, ids)[-1] == made["bytelevel"].library.decode(ids) == "\ufffd"
+    assert (
+        stream(made["bytelevel"].ours, ids)[-1] == made["bytelevel"].library.decode(ids) == "\ufffd"
+    )
 
 
 @pytest.mark.parametrize("kind", ["sentencepiece", "llama2"])
@@ -115,10 +129,18 @@ def test_continuing_a_text_keeps_the_first_space(kind, made):
 def test_the_metaspace_decoder(scheme, tmp_path):
     """The other way to write a sentencepiece vocabulary as tokenizer.json."""
     raw = json.loads(llama2_json(scheme))
-    raw["decoder"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
+    raw["decoder"] = {
+        "type": "Metaspace",
+        "replacement": "▁",
+        "prepend_scheme": scheme,
+        "split": False,
+    }
     folder = make_tokenizer(tmp_path, "llama2", tokenizer_class="PreTrainedTokenizerFast")
     (folder / "tokenizer.json").write_text(json.dumps(raw))
-    ours, library = load_folder(folder), tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ours, library = (
+        load_folder(folder),
+        tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")),
+    )
     for text in ("Hello world", "  two", "a</s> b", "</s> b"):
         ids = library.encode(text, add_special_tokens=False).ids
         assert ours.encode(text, parse_special=True) == ids
@@ -129,7 +151,9 @@ def test_the_metaspace_decoder(scheme, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_cost_of_a_token_does_not_grow(kind, made):
-    """20 000 tokens on one line, also of bytes that never make a character. Decoding all of it again at each token takes minutes."""
+    """20 000 tokens on one line, also of bytes that never make a character. Decoding all of it
+    again at each token takes minutes.
+    """
     ours = made[kind].ours
     for ids in (ours.encode("llama ") * 5000, ours.encode("🦙" * 2000), [200] * 20000):
         start = time.process_time()
@@ -168,7 +192,15 @@ def test_a_token_outside_the_alphabet_is_text():
 
 
 @pytest.mark.parametrize(
-    ("text", "byte"), [("<0x00>", 0), ("<0xe2>", 0xE2), ("<0xE2>", 0xE2), ("<0x1>", None), ("<0x123>", None), ("a", None)]
+    ("text", "byte"),
+    [
+        ("<0x00>", 0),
+        ("<0xe2>", 0xE2),
+        ("<0xE2>", 0xE2),
+        ("<0x1>", None),
+        ("<0x123>", None),
+        ("a", None),
+    ],
 )
 def test_byte_tokens(text, byte):
     assert parse_byte_token(text) == byte

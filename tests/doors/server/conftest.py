@@ -21,8 +21,19 @@ class Live:
 
         self.log = log
         with log.open("w") as file:
-            command = [sys.executable, "-m", "mlx_llama.server", "--backend", "cpu", "--port", "0", *map(str, arguments)]
-            self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=os.environ | environment)
+            command = [
+                sys.executable,
+                "-m",
+                "mlx_llama.server",
+                "--backend",
+                "cpu",
+                "--port",
+                "0",
+                *map(str, arguments),
+            ]
+            self.process = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, env=os.environ | environment
+            )
         found = self.wait(lambda: re.search(r"listening on (https?://[^\s;]+:(\d+))", self.text()))
         self.url, self.port = found[1].rstrip(";"), int(found[2])
         self.http = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
@@ -45,13 +56,20 @@ class Live:
         return self.http.post(path, json=body)
 
     def metric(self, name: str) -> float:
-        found = re.search(rf"^mlx_llama_{re.escape(name)} (\S+)$", self.http.get("/metrics").text, re.M)
+        found = re.search(
+            rf"^mlx_llama_{re.escape(name)} (\S+)$", self.http.get("/metrics").text, re.M
+        )
         return float(found[1]) if found else 0.0
 
     def wait_idle(self, seconds: float = 30) -> None:
         """Wait until no request runs or waits."""
         self.wait(
-            lambda: self.metric("active") == 0 and self.metric("rows_running") == 0 and self.metric("queue") == 0, seconds
+            lambda: (
+                self.metric("active") == 0
+                and self.metric("rows_running") == 0
+                and self.metric("queue") == 0
+            ),
+            seconds,
         )
 
     def close(self) -> int:
@@ -69,7 +87,9 @@ class Live:
 @pytest.fixture(scope="session")
 def guide(tmp_path_factory):
     """A strict server of the guide model, for tests that leave it as it was."""
-    server = Live(tmp_path_factory.mktemp("server") / "log", "--max-body", "1MB", "--queue", "100", "--strict")
+    server = Live(
+        tmp_path_factory.mktemp("server") / "log", "--max-body", "1MB", "--queue", "100", "--strict"
+    )
     yield server
     server.close()
     assert "Traceback" not in server.text(), server.text()
@@ -119,14 +139,20 @@ def events(text: str) -> list[tuple[str | None, str]]:
     """Names and data of server-sent events."""
     found = []
     for block in text.split("\n\n"):
-        lines = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line and not line.startswith(":"))
+        lines = dict(
+            line.split(": ", 1)
+            for line in block.splitlines()
+            if ": " in line and not line.startswith(":")
+        )
         if "data" in lines:
             found.append((lines.get("event"), lines["data"]))
     return found
 
 
 class Inside:
-    """A server in a thread of this process, for tests that reach into it: `desk`, `keeper`, `settings`."""
+    """A server in a thread of this process, for tests that reach into it: `desk`, `keeper`,
+    `settings`.
+    """
 
     def __init__(self, load, **settings):
         import threading
@@ -142,9 +168,13 @@ class Inside:
         listening = bind(self.settings)
         self.port = listening.getsockname()[1]
         self.server = uvicorn.Server(make_config(self.app, self.settings))
-        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listening]}, daemon=True)
+        self.thread = threading.Thread(
+            target=self.server.run, kwargs={"sockets": [listening]}, daemon=True
+        )
         self.thread.start()
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60, trust_env=False)
+        self.http = httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}", timeout=60, trust_env=False
+        )
         self.wait(lambda: self.http.get("/live").status_code == 200)
         self.desk, self.keeper = self.app.state.desk, self.app.state.keeper
 
@@ -164,7 +194,12 @@ class Inside:
 
     def is_idle(self) -> bool:
         loop = self.keeper.llm.loop
-        return self.desk.active == 0 and not loop.scheduler.queues.running and not loop.scheduler.queues.waiting and not loop.scheduler.queues.prefilling
+        return (
+            self.desk.active == 0
+            and not loop.scheduler.queues.running
+            and not loop.scheduler.queues.waiting
+            and not loop.scheduler.queues.prefilling
+        )
 
     def close(self) -> None:
         self.http.close()

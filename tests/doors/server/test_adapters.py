@@ -20,22 +20,35 @@ BIASES = {"1": -100, "2": -100}
 def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("adapters")
     base = make_checkpoint(folder / "toy", max_position_embeddings=512)
-    return base, [write_random(base, folder / name, seed) for seed, name in enumerate(("sea", "sky"))]
+    return base, [
+        write_random(base, folder / name, seed) for seed, name in enumerate(("sea", "sky"))
+    ]
 
 
 def test_the_model_s_name_chooses_the_adapter(folders, serve):
     base, adapters = folders
-    server = serve("--model", base, *(f"--adapter={adapter}" for adapter in adapters), "--parallel", "4")
+    server = serve(
+        "--model", base, *(f"--adapter={adapter}" for adapter in adapters), "--parallel", "4"
+    )
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
     names = ["toy", "sea", "sky"]
-    assert [one.id for one in client.models.list()] == names and client.models.retrieve("sky").id == "sky"
+    assert [one.id for one in client.models.list()] == names and client.models.retrieve(
+        "sky"
+    ).id == "sky"
     llm = load(base, backend="cpu", adapters=adapters)
     ask = dict(max_tokens=12, logit_bias={1: -100, 2: -100})
-    wanted = {name: llm.generate("Once upon a time", adapter="base" if name == "toy" else name, **ask).text for name in names}
+    wanted = {
+        name: llm.generate(
+            "Once upon a time", adapter="base" if name == "toy" else name, **ask
+        ).text
+        for name in names
+    }
     assert len(set(wanted.values())) == 3
 
     def complete(name: str) -> tuple[str, str]:
-        done = client.completions.create(model=name, prompt="Once upon a time", max_tokens=12, logit_bias=BIASES, temperature=0)
+        done = client.completions.create(
+            model=name, prompt="Once upon a time", max_tokens=12, logit_bias=BIASES, temperature=0
+        )
         return done.model, done.choices[0].text
 
     asked = names * 3
@@ -43,22 +56,63 @@ def test_the_model_s_name_chooses_the_adapter(folders, serve):
         for name, (told, text) in zip(asked, pool.map(complete, asked)):
             assert (told, text) == (name, wanted[name])
     body = dict(prompt="Once upon a time", max_tokens=12, logit_bias=BIASES, temperature=0)
-    assert server.post("/v1/completions", **body).json()["choices"][0]["text"] == wanted["toy"]  # none: the model alone
-    assert server.post("/v1/completions", **body, adapter="sky").json()["choices"][0]["text"] == wanted["sky"]
-    assert server.post("/completion", model="sea", prompt="Once upon a time", n_predict=12, logit_bias=BIASES,
-                       temperature=0).json()["content"] == wanted["sea"]
+    # none: the model alone
+    assert server.post("/v1/completions", **body).json()["choices"][0]["text"] == wanted["toy"]
+    assert (
+        server.post("/v1/completions", **body, adapter="sky").json()["choices"][0]["text"]
+        == wanted["sky"]
+    )
+    assert (
+        server.post(
+            "/completion",
+            model="sea",
+            prompt="Once upon a time",
+            n_predict=12,
+            logit_bias=BIASES,
+            temperature=0,
+        ).json()["content"]
+        == wanted["sea"]
+    )
     messages = [{"role": "user", "content": "hi"}]
-    told = {name: server.post("/v1/chat/completions", model=name, messages=messages, **{
-        key: value for key, value in body.items() if key != "prompt"}).json()["choices"][0]["message"]["content"] for name in names}
-    assert told["sky"] == llm.generate(messages, adapter="sky", **ask).text and len(set(told.values())) == 3
+    told = {
+        name: server.post(
+            "/v1/chat/completions",
+            model=name,
+            messages=messages,
+            **{key: value for key, value in body.items() if key != "prompt"},
+        ).json()["choices"][0]["message"]["content"]
+        for name in names
+    }
+    assert (
+        told["sky"] == llm.generate(messages, adapter="sky", **ask).text
+        and len(set(told.values())) == 3
+    )
     refused = server.post("/v1/completions", **body, model="land")
-    assert refused.status_code == 404 and "this server has toy, sea, sky" in refused.json()["error"]["message"]
+    assert (
+        refused.status_code == 404
+        and "this server has toy, sea, sky" in refused.json()["error"]["message"]
+    )
     refused = server.post("/v1/completions", **body, adapter="land")
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "adapter"
 
 
 def test_an_alias_that_is_an_adapter_s_name_is_refused(folders, monkeypatch):
     base, adapters = folders
-    monkeypatch.setattr("mlx_llama.server.serving.serve", lambda settings, load_checked, *rest: load_checked())
+    monkeypatch.setattr(
+        "mlx_llama.server.serving.serve", lambda settings, load_checked, *rest: load_checked()
+    )
     with pytest.raises(OptionsError, match="an adapter has that name"):
-        command.main(["--model", str(base), "--backend", "cpu", "--port", "0", "--adapter", str(adapters[0]), "--alias", "sea"])
+        command.main(
+            [
+                "--model",
+                str(base),
+                "--backend",
+                "cpu",
+                "--port",
+                "0",
+                "--adapter",
+                str(adapters[0]),
+                "--alias",
+                "sea",
+            ]
+        )

@@ -18,28 +18,55 @@ def client(guide):
 def test_a_message(client, llm):
     wanted = llm.generate(QUESTION, max_tokens=20)
     found = client.messages.create(model="guide", max_tokens=20, messages=QUESTION)
-    assert found.content[0].text == wanted.text and found.stop_reason == "max_tokens" and found.role == "assistant"
+    assert (
+        found.content[0].text == wanted.text
+        and found.stop_reason == "max_tokens"
+        and found.role == "assistant"
+    )
     usage = found.usage
-    assert usage.input_tokens + usage.cache_read_input_tokens == wanted.prompt_tokens and usage.output_tokens == 20
-    assert client.messages.create(model="guide", max_tokens=200, messages=QUESTION).stop_reason == "end_turn"
+    assert (
+        usage.input_tokens + usage.cache_read_input_tokens == wanted.prompt_tokens
+        and usage.output_tokens == 20
+    )
+    assert (
+        client.messages.create(model="guide", max_tokens=200, messages=QUESTION).stop_reason
+        == "end_turn"
+    )
 
 
 def test_a_stream_in_its_order(client, guide, llm):
     wanted = llm.generate([{"role": "system", "content": "Be kind."}, *QUESTION], max_tokens=20)
-    with client.messages.stream(model="guide", max_tokens=20, messages=QUESTION, system="Be kind.") as stream:
+    with client.messages.stream(
+        model="guide", max_tokens=20, messages=QUESTION, system="Be kind."
+    ) as stream:
         assert "".join(stream.text_stream) == wanted.text
         assert stream.get_final_message().usage.output_tokens == len(wanted.tokens)
-    text = guide.post("/v1/messages", model="guide", max_tokens=3, messages=QUESTION, stream=True).text
+    text = guide.post(
+        "/v1/messages", model="guide", max_tokens=3, messages=QUESTION, stream=True
+    ).text
     assert [name for name, _ in events(text)] == [
-        "message_start", "ping", "content_block_start", *["content_block_delta"] * 3, "content_block_stop", "message_delta",
-        "message_stop"]
+        "message_start",
+        "ping",
+        "content_block_start",
+        *["content_block_delta"] * 3,
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
 
 
 def test_stop_sequences_and_blocks(client):
     blocks = [
-        {"role": "user", "content": [{"type": "text", "text": "Who are you?", "cache_control": {"type": "ephemeral"}}]}
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "Who are you?", "cache_control": {"type": "ephemeral"}}
+            ],
+        }
     ]
-    found = client.messages.create(model="guide", max_tokens=50, messages=blocks, stop_sequences=["small", "zebra"])
+    found = client.messages.create(
+        model="guide", max_tokens=50, messages=blocks, stop_sequences=["small", "zebra"]
+    )
     assert found.stop_reason == "stop_sequence" and found.stop_sequence == "small"
     assert found.content[0].text == "I am the mlx_llama guide: a "
 
@@ -49,16 +76,29 @@ def test_count_of_tokens(client, llm):
     counted = client.messages.count_tokens(**asked).input_tokens
     assert counted == len(llm.encode([{"role": "system", "content": asked["system"]}, *QUESTION]))
     _, usage = (client.messages.create(**asked, max_tokens=1).usage for _ in range(2))
-    assert usage.cache_read_input_tokens > 0 and usage.input_tokens + usage.cache_read_input_tokens == counted
+    assert (
+        usage.cache_read_input_tokens > 0
+        and usage.input_tokens + usage.cache_read_input_tokens == counted
+    )
 
 
 def test_errors_are_anthropics(client):
     with pytest.raises(anthropic.BadRequestError) as caught:
-        client.messages.create(model="guide", max_tokens=-1, messages=[], thinking={"type": "enabled", "budget_tokens": 9},
-                               extra_body={"top_p": 3})
+        client.messages.create(
+            model="guide",
+            max_tokens=-1,
+            messages=[],
+            thinking={"type": "enabled", "budget_tokens": 9},
+            extra_body={"top_p": 3},
+        )
     body = caught.value.body
     assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
-    assert {fault["field"] for fault in body["errors"]} >= {"max_tokens", "messages", "top_p", "thinking.type"}
+    assert {fault["field"] for fault in body["errors"]} >= {
+        "max_tokens",
+        "messages",
+        "top_p",
+        "thinking.type",
+    }
     with pytest.raises(anthropic.NotFoundError) as caught:
         client.messages.create(model="claude", max_tokens=1, messages=QUESTION)
     assert caught.value.body["error"]["type"] == "not_found_error"

@@ -20,30 +20,60 @@ def served(backend):
     """A model on the backend, and its server in this process."""
     llm = load(backend=backend.name, device=device_of(backend), dtype="float32")
     server = Inside(lambda: llm).ready()
-    yield llm, openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
+    yield (
+        llm,
+        openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0),
+    )
     server.close()
 
 
 def test_a_chat_a_stream_and_logprobs(served, llm):
     ours, client = served
     wanted = llm.generate(QUESTION, max_tokens=20, logprobs=2)
-    asked = {"model": "guide", "messages": QUESTION, "max_tokens": 20, "logprobs": True, "top_logprobs": 2}
+    asked = {
+        "model": "guide",
+        "messages": QUESTION,
+        "max_tokens": 20,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
     found = client.chat.completions.create(**asked).choices[0]
     assert found.message.content == wanted.text
     chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
-    assert "".join(chunk.delta.content or "" for chunk in chunks) == wanted.text and len(chunks) > 15
-    for told in (found.logprobs.content, [one for chunk in chunks if chunk.logprobs for one in chunk.logprobs.content]):
-        assert [one.logprob for one in told] == pytest.approx([token.logprobs.logprob for token in wanted.tokens], abs=1e-3)
+    assert (
+        "".join(chunk.delta.content or "" for chunk in chunks) == wanted.text and len(chunks) > 15
+    )
+    for told in (
+        found.logprobs.content,
+        [one for chunk in chunks if chunk.logprobs for one in chunk.logprobs.content],
+    ):
+        assert [one.logprob for one in told] == pytest.approx(
+            [token.logprobs.logprob for token in wanted.tokens], abs=1e-3
+        )
         assert all(len(one.top_logprobs) == 2 for one in told)
 
 
 def test_a_schema_is_enforced(served):
     ours, client = served
-    schema = {"type": "object", "properties": {"kind": {"enum": ["llama", "dragon"]}, "legs": {"enum": [2, 4]}},
-              "required": ["kind", "legs"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"kind": {"enum": ["llama", "dragon"]}, "legs": {"enum": [2, 4]}},
+        "required": ["kind", "legs"],
+        "additionalProperties": False,
+    }
     form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": schema}}
-    found = client.chat.completions.create(model="guide", messages=QUESTION, response_format=form, max_tokens=60).choices[0]
+    found = client.chat.completions.create(
+        model="guide", messages=QUESTION, response_format=form, max_tokens=60
+    ).choices[0]
     value = json.loads(found.message.content)
-    assert set(value) == {"kind", "legs"} and value["kind"] in ("llama", "dragon") and value["legs"] in (2, 4)
-    stream = client.chat.completions.create(model="guide", messages=QUESTION, response_format=form, max_tokens=60, stream=True)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == found.message.content
+    assert (
+        set(value) == {"kind", "legs"}
+        and value["kind"] in ("llama", "dragon")
+        and value["legs"] in (2, 4)
+    )
+    stream = client.chat.completions.create(
+        model="guide", messages=QUESTION, response_format=form, max_tokens=60, stream=True
+    )
+    assert (
+        "".join(chunk.choices[0].delta.content or "" for chunk in stream) == found.message.content
+    )

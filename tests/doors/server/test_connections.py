@@ -1,4 +1,6 @@
-"""Raw sockets: connections beyond the limit, requests that never end, headers and bodies that are too large or no JSON."""
+"""Raw sockets: connections beyond the limit, requests that never end, headers and bodies that are
+too large or no JSON.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,14 @@ BODY = b'{"prompt": "hello", "max_tokens": 2}'
 @pytest.fixture
 def strict(inside, roomy):
     """A server with tight limits."""
-    server = inside(lambda: load(roomy, backend="cpu"), max_connections=4, receive_timeout=0.5, send_timeout=0.3,
-                    max_header=4000, max_body=20_000).ready()
+    server = inside(
+        lambda: load(roomy, backend="cpu"),
+        max_connections=4,
+        receive_timeout=0.5,
+        send_timeout=0.3,
+        max_header=4000,
+        max_body=20_000,
+    ).ready()
     server.http.close()
     server.open = server.server.server_state.connections
     server.wait(lambda: not server.open)
@@ -50,7 +58,11 @@ def read_answer(sock) -> tuple[int, dict]:
         found += (piece := sock.recv(1 << 16))
         assert piece, found
     head, _, body = found.partition(b"\r\n\r\n")
-    length = int(next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")).split(b":")[1])
+    length = int(
+        next(
+            line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
+        ).split(b":")[1]
+    )
     while len(body) < length:
         body += sock.recv(1 << 16)
     return int(head.split()[1]), json.loads(body)
@@ -90,7 +102,11 @@ def test_connections_beyond_the_limit_are_told_so(strict):
     with connect(strict) as more:
         more.sendall(GET)
         answer = read_all(more)  # it is closed, though the request would keep it
-        assert answer.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in answer.lower() and b"too_many_connections" in answer
+        assert (
+            answer.startswith(b"HTTP/1.1 503 ")
+            and b"retry-after: 1" in answer.lower()
+            and b"too_many_connections" in answer
+        )
     strict.wait(lambda: len(strict.open) == 4)
     held.pop().close()
     strict.wait(lambda: len(strict.open) == 3)
@@ -126,13 +142,23 @@ def test_a_connection_without_a_request_is_closed(strict):
         assert read_all(sock) == b""
 
 
-@pytest.mark.parametrize("start", [
-    b"G", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: ", GET + b"GET /health HTTP/1.1\r\nX-A: ",
-], ids=["method", "header", "second request"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"G",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: ",
+        GET + b"GET /health HTTP/1.1\r\nX-A: ",
+    ],
+    ids=["method", "header", "second request"],
+)
 def test_headers_that_never_end(start, strict):
     with connect(strict) as sock:
         found = dribble(sock, start, b"a")
-    assert b"HTTP/1.1 408 " in found and b"request_too_slow" in found and found.count(b"HTTP/1.1 200") == start.count(GET)
+    assert (
+        b"HTTP/1.1 408 " in found
+        and b"request_too_slow" in found
+        and found.count(b"HTTP/1.1 200") == start.count(GET)
+    )
 
 
 def test_headers_that_never_end_on_a_connection_that_was_idle(strict):
@@ -146,12 +172,16 @@ def test_headers_that_never_end_on_a_connection_that_was_idle(strict):
 def test_an_answer_may_take_longer_than_its_request(strict):
     body = b'{"prompt": "hello", "max_tokens": 4000, "n": 6, "logit_bias": {"2": -1000}}'
     began = time.monotonic()
-    status, answer = ask(strict, POST % (b"/v1/completions", b"Content-Length: %d" % len(body)) + body)
+    status, answer = ask(
+        strict, POST % (b"/v1/completions", b"Content-Length: %d" % len(body)) + body
+    )
     assert status == 200 and answer["usage"]["completion_tokens"] == 24000
     assert time.monotonic() - began > strict.settings.receive_timeout
 
 
-@pytest.mark.parametrize("head, piece", [(b"Content-Length: 9000", b" "), (b"Transfer-Encoding: chunked", b"1\r\n \r\n")])
+@pytest.mark.parametrize(
+    "head, piece", [(b"Content-Length: 9000", b" "), (b"Transfer-Encoding: chunked", b"1\r\n \r\n")]
+)
 def test_a_body_that_never_ends(head, piece, strict):
     with connect(strict) as sock:
         assert dribble(sock, POST % (b"/v1/completions", head), piece).startswith(b"HTTP/1.1 408 ")
@@ -166,7 +196,7 @@ def test_a_request_that_arrives_in_pieces_is_served(strict):
     with connect(strict) as sock:
         for _ in range(2):
             for start in range(0, len(whole), 40):
-                sock.sendall(whole[start:start + 40])
+                sock.sendall(whole[start : start + 40])
                 time.sleep(0.02)
             assert read_answer(sock)[0] == 200
             time.sleep(0.7)  # longer than a request may take: the connection is kept
@@ -198,10 +228,14 @@ def test_large_bodies_announced_or_not(strict):
     status, body = ask(strict, POST % (b"/v1/completions", b"Content-Length: 20001"))
     assert status == 413 and body["error"]["code"] == "body_too_large"
     chunks = b"".join(b"%x\r\n%s\r\n" % (5000, b" " * 5000) for _ in range(5))
-    status, body = ask(strict, POST % (b"/v1/completions", b"Transfer-Encoding: chunked") + chunks + b"0\r\n\r\n")
+    status, body = ask(
+        strict, POST % (b"/v1/completions", b"Transfer-Encoding: chunked") + chunks + b"0\r\n\r\n"
+    )
     assert status == 413 and body["error"]["code"] == "body_too_large"
     chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
-    assert ask(strict, POST % (b"/v1/completions", b"Transfer-Encoding: chunked") + chunked)[0] == 200
+    assert (
+        ask(strict, POST % (b"/v1/completions", b"Transfer-Encoding: chunked") + chunked)[0] == 200
+    )
 
 
 def test_depth_and_kinds_of_bodies(strict):
@@ -213,10 +247,22 @@ def test_depth_and_kinds_of_bodies(strict):
     for opening, closing in ((b"[", b"]"), (b'{"a":', b"}")):
         body = b'{"prompt": "x", "logit_bias": %s1%s}' % (opening * 3000, closing * 3000)
         assert post(body) == (400, "invalid_json")
-    for kind in (b"application/json", b"application/json; charset=utf-8", b'application/json;charset="UTF-8"', b"text/plain",
-                 b"application/x-www-form-urlencoded", b"application/vnd.api+json"):
+    for kind in (
+        b"application/json",
+        b"application/json; charset=utf-8",
+        b'application/json;charset="UTF-8"',
+        b"text/plain",
+        b"application/x-www-form-urlencoded",
+        b"application/vnd.api+json",
+    ):
         assert post(BODY, b"Content-Type: " + kind) == (200, ""), kind
     assert post(BODY) == (200, "")
-    for kind in (b"multipart/form-data; boundary=x", b"application/xml", b"image/png", b"application/json; charset=utf-16", b"json"):
+    for kind in (
+        b"multipart/form-data; boundary=x",
+        b"application/xml",
+        b"image/png",
+        b"application/json; charset=utf-16",
+        b"json",
+    ):
         assert post(BODY, b"Content-Type: " + kind) == (415, "unsupported_media_type"), kind
     assert post(BODY, b"Content-Encoding: gzip") == (415, "unsupported_media_type")

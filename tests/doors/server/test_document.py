@@ -9,8 +9,13 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 
 EXAMPLES = int(os.environ.get("MLX_LLAMA_MUTATIONS", "8"))  # per operation
-CHECKS = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True,
-                  phases=[Phase.explicit, Phase.generate])
+CHECKS = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+)
 
 
 GENERATING = [
@@ -21,8 +26,11 @@ GENERATING = [
     "POST /completion",
     "POST /v1/jobs",
 ]
-LIMITS = {"POST /v1/chat/completions": ("max_tokens", "max_completion_tokens"),
-          "POST /v1/responses": ("max_output_tokens", "max_tokens"), "POST /completion": ("n_predict", "max_tokens")}
+LIMITS = {
+    "POST /v1/chat/completions": ("max_tokens", "max_completion_tokens"),
+    "POST /v1/responses": ("max_output_tokens", "max_tokens"),
+    "POST /completion": ("n_predict", "max_tokens"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +94,12 @@ def test_drawn_requests(mode, document, guide):
                     case.body["model"] = "guide"
                 shorten(case.body, *LIMITS.get(operation.label, ("max_tokens",)))
             response = case.call(base_url=guide.url, timeout=30)
-            assert response.status_code < 500, (operation.label, response.status_code, response.text[:500], case.body)
+            assert response.status_code < 500, (
+                operation.label,
+                response.status_code,
+                response.text[:500],
+                case.body,
+            )
             statuses[response.status_code] = statuses.get(response.status_code, 0) + 1
 
         try:

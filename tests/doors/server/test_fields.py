@@ -1,4 +1,6 @@
-"""Every field of the clients' own request types is done here, passed over and told, or refused by name."""
+"""Every field of the clients' own request types is done here, passed over and told, or refused by
+name.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from mlx_llama.server.responses import ResponsesRequest
 
 QUESTION = [{"role": "user", "content": "hi"}]
 CHAT, TEXT = ("/v1/chat/completions", {"messages": QUESTION}), ("/v1/completions", {"prompt": "hi"})
-RESPONSES, MESSAGES = ("/v1/responses", {"input": "hi"}), ("/v1/messages", {"model": "guide", "max_tokens": 2, "messages": QUESTION})
+RESPONSES, MESSAGES = (
+    ("/v1/responses", {"input": "hi"}),
+    ("/v1/messages", {"model": "guide", "max_tokens": 2, "messages": QUESTION}),
+)
 COUNT = ("/v1/messages/count_tokens", {"model": "guide", "messages": QUESTION})
 TYPES = [
     (CHAT, ChatRequest, chat_create_params.CompletionCreateParamsStreaming),
@@ -28,45 +33,80 @@ TYPES = [
     (COUNT, CountRequest, message_count_tokens_params.MessageCountTokensParams),
 ]
 
-# Fields that are taken and change nothing: who asks, what another server would keep, hints for caches.
+# Fields that are taken and change nothing: who asks, what another server would keep, hints for
+# caches.
 NO_EFFECT = {
     "ChatRequest": {"user", "metadata", "safety_identifier", "prompt_cache_key"},
     "CompletionRequest": {"user"},
     "ResponsesRequest": {"user", "safety_identifier", "prompt_cache_key"},
     "MessagesRequest": {"metadata", "cache_control"},
     "CountRequest": {"cache_control"},
-    "FunctionBody": {"strict"}, "ResponsesTool": {"strict"}, "AnthropicTool": {"strict", "cache_control"},
-    "NamedSchema": {"description", "strict"}, "TextFormat": {"description", "strict"},
-    "TextBlock": {"cache_control"}, "ToolUse": {"cache_control", "caller"}, "ToolResult": {"cache_control", "is_error"},
-    "InputPart": {"logprobs"}, "Call": {"index"},
+    "FunctionBody": {"strict"},
+    "ResponsesTool": {"strict"},
+    "AnthropicTool": {"strict", "cache_control"},
+    "NamedSchema": {"description", "strict"},
+    "TextFormat": {"description", "strict"},
+    "TextBlock": {"cache_control"},
+    "ToolUse": {"cache_control", "caller"},
+    "ToolResult": {"cache_control", "is_error"},
+    "InputPart": {"logprobs"},
+    "Call": {"index"},
 }
-FREE = {"metadata", "cache_control", "caller", "parameters", "input_schema", "input", "schema", "schema_", "logit_bias", "chat_template_kwargs"}
+FREE = {
+    "metadata",
+    "cache_control",
+    "caller",
+    "parameters",
+    "input_schema",
+    "input",
+    "schema",
+    "schema_",
+    "logit_bias",
+    "chat_template_kwargs",
+}
 
 
 def known(body: type[BaseModel]) -> set[str]:
     return set(body.model_fields) | set(body.renamed) | set(body.refused)
 
 
-@pytest.mark.parametrize("route, body, theirs", TYPES, ids=lambda one: getattr(one, "__name__", None))
+@pytest.mark.parametrize(
+    "route, body, theirs", TYPES, ids=lambda one: getattr(one, "__name__", None)
+)
 def test_every_other_field_of_the_client_is_passed_over_and_told(route, body, theirs, lenient):
     path, base = route
     fields = set(typing.get_type_hints(theirs)) | {"a_field_of_next_year"}
     assert len(fields & known(body)) > 5
     for name in fields - known(body) - {"functions", "function_call"}:
         done = lenient.post(path, **base, **{name: {"some": ["value"]}})
-        assert done.status_code == 200 and name in done.headers["x-mlx-llama-noted"], (name, done.text)
+        assert done.status_code == 200 and name in done.headers["x-mlx-llama-noted"], (
+            name,
+            done.text,
+        )
 
 
-@pytest.mark.parametrize("route, body", [(route, body) for route, body, _ in TYPES[1:]], ids=lambda one: getattr(one, "__name__", None))
+@pytest.mark.parametrize(
+    "route, body",
+    [(route, body) for route, body, _ in TYPES[1:]],
+    ids=lambda one: getattr(one, "__name__", None),
+)
 def test_a_noted_field_with_a_value_that_does_not_fit_is_told(route, body, lenient):
     path, base = route
-    for name in sorted(place for place in body.noted if "." not in place and place in body.model_fields):
+    for name in sorted(
+        place for place in body.noted if "." not in place and place in body.model_fields
+    ):
         done = lenient.post(path, **base, **{name: {"no": "such value"}})
         assert done.status_code == 200, (name, done.text)
-        assert name in done.headers.get("x-mlx-llama-noted", "") or is_free(body.model_fields[name].annotation), name
+        assert name in done.headers.get("x-mlx-llama-noted", "") or is_free(
+            body.model_fields[name].annotation
+        ), name
 
 
-@pytest.mark.parametrize("route, body", [(route, body) for route, body, _ in TYPES[1:]], ids=lambda one: getattr(one, "__name__", None))
+@pytest.mark.parametrize(
+    "route, body",
+    [(route, body) for route, body, _ in TYPES[1:]],
+    ids=lambda one: getattr(one, "__name__", None),
+)
 def test_refused_fields_are_refused_by_name(route, body, guide, lenient):
     path, base = route
     for name in body.refused:
@@ -74,7 +114,11 @@ def test_refused_fields_are_refused_by_name(route, body, guide, lenient):
             for server in (guide, lenient):
                 done = server.post(path, **base, **{name: value})
                 [fault] = done.json()["errors"]
-                assert done.status_code == 400 and fault["field"] == name and fault["constraint"] == "unsupported"
+                assert (
+                    done.status_code == 400
+                    and fault["field"] == name
+                    and fault["constraint"] == "unsupported"
+                )
     done = guide.post(path, **base, a_field_of_next_year=1)
     assert done.status_code == 400 and done.json()["errors"][0]["field"] == "a_field_of_next_year"
 
@@ -92,15 +136,26 @@ def models_of(kind, found: dict[str, type[BaseModel]]) -> dict[str, type[BaseMod
 
 def is_free(kind) -> bool:
     """True if a type takes objects with any keys."""
-    return typing.get_origin(kind) in (dict, typing.get_origin(typing.Mapping[str, int])) or any(map(is_free, typing.get_args(kind)))
+    return typing.get_origin(kind) in (dict, typing.get_origin(typing.Mapping[str, int])) or any(
+        map(is_free, typing.get_args(kind))
+    )
 
 
 def test_nothing_is_dropped_inside_a_field_either():
-    """Each model knows which fields it does not know. Objects of any keys, and fields without an effect, are these and no others."""
+    """Each model knows which fields it does not know. Objects of any keys, and fields without an
+    effect, are these and no others.
+    """
     found: dict[str, type[BaseModel]] = {}
     for _, body, _ in TYPES:
         models_of(body, found)
-    assert {"Message", "FunctionTool", "InputItem", "ToolResult", "ResponseFormat", "StreamOptions"} <= set(found)
+    assert {
+        "Message",
+        "FunctionTool",
+        "InputItem",
+        "ToolResult",
+        "ResponseFormat",
+        "StreamOptions",
+    } <= set(found)
     idle = {}
     for name, model in found.items():
         assert model.model_config.get("extra") == "forbid", name
@@ -114,7 +169,14 @@ def test_nothing_is_dropped_inside_a_field_either():
 def test_options_of_the_table_that_an_api_cannot_tell_are_refused(guide):
     done = guide.post("/v1/messages", **MESSAGES[1], logprobs=2)
     assert done.status_code == 400 and "logprobs: this API" in done.text
-    for path, base, name, value in (("/v1/messages", MESSAGES[1], "output_config", {"format": {"type": "json_schema", "schema": {}}}),
-                                    ("/v1/responses", RESPONSES[1], "text", {"format": {"type": "json_object"}})):
+    for path, base, name, value in (
+        (
+            "/v1/messages",
+            MESSAGES[1],
+            "output_config",
+            {"format": {"type": "json_schema", "schema": {}}},
+        ),
+        ("/v1/responses", RESPONSES[1], "text", {"format": {"type": "json_object"}}),
+    ):
         done = guide.post(path, **base, regex="a", **{name: value})
         assert done.status_code == 400 and f"{name}: an answer has one rule" in done.text

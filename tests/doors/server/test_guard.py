@@ -35,10 +35,19 @@ def test_a_name_of_another_is_refused(host, status, guide):
     assert done.status_code == status, done.text
 
 
-@pytest.mark.parametrize("origin, status", [
-    (None, 200), ("http://127.0.0.1:{port}", 200), ("https://evil.example", 403), ("null", 403), ("http://127.0.0.1:1", 403),
-    ("http://localhost:{port}", 403), ("file://", 403), ("", 403),
-])
+@pytest.mark.parametrize(
+    "origin, status",
+    [
+        (None, 200),
+        ("http://127.0.0.1:{port}", 200),
+        ("https://evil.example", 403),
+        ("null", 403),
+        ("http://127.0.0.1:1", 403),
+        ("http://localhost:{port}", 403),
+        ("file://", 403),
+        ("", 403),
+    ],
+)
 def test_a_page_of_another_site_is_refused(origin, status, guide):
     headers = {} if origin is None else {"Origin": origin.format(port=guide.port)}
     done = guide.http.post("/v1/chat/completions", json=QUESTION, headers=headers)
@@ -46,8 +55,9 @@ def test_a_page_of_another_site_is_refused(origin, status, guide):
     # The page may read why it is refused, and nothing else.
     assert ("access-control-allow-origin" in done.headers) == (status == 403)
     plain = headers | {"Content-Type": "text/plain"}  # pages may send it without a preflight
-    assert guide.http.post("/v1/jobs", content=b'{"prompt": "x", "max_tokens": 1}', headers=plain).status_code == (
-        201 if status == 200 else 403)
+    assert guide.http.post(
+        "/v1/jobs", content=b'{"prompt": "x", "max_tokens": 1}', headers=plain
+    ).status_code == (201 if status == 200 else 403)
 
 
 def test_a_request_that_a_browser_marks_as_cross_site_is_refused(guide):
@@ -58,25 +68,51 @@ def test_a_request_that_a_browser_marks_as_cross_site_is_refused(guide):
 def test_an_allowed_origin(serve):
     server = serve("--cors-origin", "https://app.example/", "--allowed-host", "llama.home")
     assert server.http.get("/v1/models", headers={"Host": "llama.home:80"}).status_code == 200
-    ask = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST",
-           "Access-Control-Request-Headers": "authorization,content-type"}
+    ask = {
+        "Origin": "https://app.example",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
     preflight = server.http.options("/v1/chat/completions", headers=ask)
-    assert preflight.status_code == 204 and preflight.headers["access-control-allow-origin"] == "https://app.example"
+    assert (
+        preflight.status_code == 204
+        and preflight.headers["access-control-allow-origin"] == "https://app.example"
+    )
     assert preflight.headers["access-control-allow-headers"] == "authorization,content-type"
-    asked = {"Access-Control-Request-Headers": "x-stainless-os, openai-organization, idempotency-key"}
+    asked = {
+        "Access-Control-Request-Headers": "x-stainless-os, openai-organization, idempotency-key"
+    }
     preflight = server.http.options("/v1/chat/completions", headers=ask | asked)
-    assert preflight.headers["access-control-allow-headers"] == asked["Access-Control-Request-Headers"]
-    done = server.http.post("/v1/chat/completions", json=QUESTION, headers={"Origin": "https://app.example"})
-    assert done.status_code == 200 and done.headers["access-control-allow-origin"] == "https://app.example"
-    refused = server.http.options("/v1/chat/completions", headers=ask | {"Origin": "https://other.example"})
+    assert (
+        preflight.headers["access-control-allow-headers"] == asked["Access-Control-Request-Headers"]
+    )
+    done = server.http.post(
+        "/v1/chat/completions", json=QUESTION, headers={"Origin": "https://app.example"}
+    )
+    assert (
+        done.status_code == 200
+        and done.headers["access-control-allow-origin"] == "https://app.example"
+    )
+    refused = server.http.options(
+        "/v1/chat/completions", headers=ask | {"Origin": "https://other.example"}
+    )
     assert refused.status_code == 403 and "--cors-origin" in refused.json()["error"]["message"]
 
 
 def test_programs_of_this_machine_written_as_pages_are_served_with_a_key(serve, guide):
     server = serve("--api-key", "key")
-    for origin in ("http://localhost:3000", "http://127.0.0.1:5173", "app://obsidian.md", "tauri://localhost",
-                   "vscode-webview://1a2b", "chrome-extension://abcdef", "file://"):
-        done = server.http.get("/v1/models", headers={"Origin": origin, "Authorization": "Bearer key"})
+    for origin in (
+        "http://localhost:3000",
+        "http://127.0.0.1:5173",
+        "app://obsidian.md",
+        "tauri://localhost",
+        "vscode-webview://1a2b",
+        "chrome-extension://abcdef",
+        "file://",
+    ):
+        done = server.http.get(
+            "/v1/models", headers={"Origin": origin, "Authorization": "Bearer key"}
+        )
         assert done.status_code == 200 and done.headers["access-control-allow-origin"] == origin
         assert guide.http.get("/v1/models", headers={"Origin": origin}).status_code == 403
     stranger = {"Origin": "https://localhost.evil.example", "Authorization": "Bearer key"}
@@ -89,7 +125,16 @@ def test_keys(serve, tmp_path):
     server = serve("--api-key-file", keys, MLX_LLAMA_API_KEY="third-key")
     for path in ("/health", "/live", "/ready", "/", "/page/app.js"):
         assert server.http.get(path).status_code == 200, path
-    for path in ("/v1/models", "/metrics", "/props", "/slots", "/openapi.json", "/docs", "/v1/loading/progress", "/page"):
+    for path in (
+        "/v1/models",
+        "/metrics",
+        "/props",
+        "/slots",
+        "/openapi.json",
+        "/docs",
+        "/v1/loading/progress",
+        "/page",
+    ):
         assert server.http.get(path).status_code == 401, path
     assert server.http.post("/page/render", json={"text": "x"}).status_code == 401
     for headers in (
@@ -97,9 +142,17 @@ def test_keys(serve, tmp_path):
         {"Authorization": "bearer second-key"},
         {"x-api-key": "third-key"},
     ):
-        assert server.http.post("/v1/chat/completions", json=QUESTION, headers=headers).status_code == 200
-    for headers in ({"Authorization": "Bearer first"}, {"Authorization": "first-key"}, {"Authorization": "Bearer"},
-                    {"x-api-key": "# two keys"}, {"x-api-key": ""}):
+        assert (
+            server.http.post("/v1/chat/completions", json=QUESTION, headers=headers).status_code
+            == 200
+        )
+    for headers in (
+        {"Authorization": "Bearer first"},
+        {"Authorization": "first-key"},
+        {"Authorization": "Bearer"},
+        {"x-api-key": "# two keys"},
+        {"x-api-key": ""},
+    ):
         done = server.http.post("/v1/chat/completions", json=QUESTION, headers=headers)
         assert done.status_code == 401 and done.json()["error"]["code"] == "invalid_api_key"
     assert "first-key" not in server.text() and "third-key" not in server.text()
@@ -117,8 +170,12 @@ def test_every_answer_has_its_id_and_the_log_no_prompt(serve):
     server = serve()
     done = server.post("/v1/completions", prompt="a-secret-word", max_tokens=3)
     identity = done.headers["x-request-id"]
-    line = server.wait(lambda: next((line for line in server.text().splitlines() if identity in line), None))
-    assert "POST /v1/completions 200" in line and "tokens=3 " in line and "secret" not in server.text()
+    line = server.wait(
+        lambda: next((line for line in server.text().splitlines() if identity in line), None)
+    )
+    assert (
+        "POST /v1/completions 200" in line and "tokens=3 " in line and "secret" not in server.text()
+    )
     server.http.get("/no%0aINFO%20forged")
     assert "forged" not in [line[:12] for line in server.text().splitlines()]
     asked = serve("--log-prompts")
@@ -154,20 +211,35 @@ def test_a_bad_flag_is_one_line_and_exit_code_2(arguments, message, door):
     last = done.err.strip().splitlines()[-1]
     is_early = "--ctx-size" not in arguments and "--ssl-cert-file" not in arguments
     assert not is_early or "listening" not in done.err
-    assert done.code == 2 and last.startswith("error: ") and message in last and "Traceback" not in done.err, done.err
+    assert (
+        done.code == 2
+        and last.startswith("error: ")
+        and message in last
+        and "Traceback" not in done.err
+    ), done.err
 
 
 def test_a_port_that_is_taken(guide):
     done = subprocess.run(
-        [sys.executable, "-m", "mlx_llama.server", "--port", str(guide.port)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "mlx_llama.server", "--port", str(guide.port)],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
-    assert done.returncode == 2 and "cannot listen there" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert (
+        done.returncode == 2
+        and "cannot listen there" in done.stderr
+        and len(done.stderr.splitlines()) == 1
+    )
 
 
 def test_head_is_get_without_a_body(guide):
     for path in ("/", "/health", "/ready", "/v1/models"):
         done, found = guide.http.head(path), guide.http.get(path)
-        assert (done.status_code, done.content) == (found.status_code, b"") and found.status_code == 200, path
+        assert (done.status_code, done.content) == (
+            found.status_code,
+            b"",
+        ) and found.status_code == 200, path
         assert done.headers["content-type"] == found.headers["content-type"]
 
 
@@ -180,4 +252,6 @@ def test_paths_of_the_machine_are_not_told(serve, tmp_path):
     (tmp_path / "refuses.jinja").write_text("{{ raise_exception('no such talk') }}")
     server = serve("--template", tmp_path / "refuses.jinja")
     done = server.post("/v1/chat/completions", **QUESTION)
-    assert done.status_code == 400 and "no such talk" in done.text and str(tmp_path) not in done.text
+    assert (
+        done.status_code == 400 and "no such talk" in done.text and str(tmp_path) not in done.text
+    )

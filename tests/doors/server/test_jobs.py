@@ -15,22 +15,36 @@ def test_events_of_a_job(guide, llm):
     made = guide.post("/v1/jobs", prompt="Once upon", max_tokens=6)
     assert made.status_code == 201
     found = events(guide.http.get(made.json()["sse_url"]).text)
-    assert [name for name, _ in found] == ["started", *["token"] * 6, "end", None] and found[-1][1] == "[DONE]"
+    assert [name for name, _ in found] == ["started", *["token"] * 6, "end", None] and found[-1][
+        1
+    ] == "[DONE]"
     tokens = [json.loads(data) for name, data in found if name == "token"]
     assert "".join(token["t"] for token in tokens) == llm.generate("Once upon", max_tokens=6).text
     assert [token["i"] for token in tokens] == list(range(6))
     end = json.loads(found[-2][1])
-    assert end["tokens_out"] == 6 and end["stop_reason"] == "MAX_TOKENS" and end["decode_time_ms"] > 0
+    assert (
+        end["tokens_out"] == 6 and end["stop_reason"] == "MAX_TOKENS" and end["decode_time_ms"] > 0
+    )
 
 
 def test_lines_of_json(guide):
-    job = guide.post("/v1/jobs", messages=[{"role": "user", "content": "Who are you?"}], stop=["small"]).json()
-    for url, headers in ((job["jsonl_url"], {}), (job["sse_url"], {"Accept": "application/x-ndjson"})):
+    job = guide.post(
+        "/v1/jobs", messages=[{"role": "user", "content": "Who are you?"}], stop=["small"]
+    ).json()
+    for url, headers in (
+        (job["jsonl_url"], {}),
+        (job["sse_url"], {"Accept": "application/x-ndjson"}),
+    ):
         done = guide.http.get(url, headers=headers)
         assert done.headers["content-type"].startswith("application/x-ndjson")
         lines = [json.loads(line) for line in done.text.splitlines()]
-        assert "".join(line["t"] for line in lines if line["event"] == "token") == "I am the mlx_llama guide: a "
-        assert lines[-1]["stop_reason"] == "STOP_SEQUENCE" and [line["id"] for line in lines] == list(range(len(lines)))
+        assert (
+            "".join(line["t"] for line in lines if line["event"] == "token")
+            == "I am the mlx_llama guide: a "
+        )
+        assert lines[-1]["stop_reason"] == "STOP_SEQUENCE" and [
+            line["id"] for line in lines
+        ] == list(range(len(lines)))
 
 
 def test_a_stream_is_taken_up_again_after_the_last_event(endless):
@@ -41,10 +55,14 @@ def test_a_stream_is_taken_up_again_after_the_last_event(endless):
             first.append(json.loads(line))
             if len(first) == 7:
                 break  # the connection breaks
-    rest = endless.http.get(job["jsonl_url"], headers={"Last-Event-ID": str(first[-1]["id"])}).text.splitlines()
+    rest = endless.http.get(
+        job["jsonl_url"], headers={"Last-Event-ID": str(first[-1]["id"])}
+    ).text.splitlines()
     found = first + [json.loads(line) for line in rest]
     assert [one["id"] for one in found] == list(range(len(found)))
-    whole = endless.post("/v1/completions", prompt="hello", max_tokens=300).json()["choices"][0]["text"]
+    whole = endless.post("/v1/completions", prompt="hello", max_tokens=300).json()["choices"][0][
+        "text"
+    ]
     assert "".join(one.get("t", "") for one in found) == whole and found[-1]["tokens_out"] == 300
 
 
@@ -64,9 +82,15 @@ def test_unknown_jobs_say_why(guide, serve):
     other = guide.post("/v1/jobs", prompt="hi", max_tokens=1).json()["job_id"]
     known = other.split("-")[0]
     done = guide.http.get(f"/v1/jobs/{known}-0000/stream")
-    assert done.status_code == 404 and "was forgotten, or never was" in done.json()["error"]["message"]
+    assert (
+        done.status_code == 404 and "was forgotten, or never was" in done.json()["error"]["message"]
+    )
     done = guide.http.get("/v1/jobs/invented/stream")
-    assert done.status_code == 404 and "started anew" not in done.text and "no server gives such an id" in done.text
+    assert (
+        done.status_code == 404
+        and "started anew" not in done.text
+        and "no server gives such an id" in done.text
+    )
     done = guide.http.get(f"/v1/jobs/01234567-{'0' * 16}/stream")
     assert done.status_code == 404 and "started anew" in done.json()["error"]["message"]
     assert guide.http.delete("/v1/jobs/x").status_code == 404
@@ -75,7 +99,10 @@ def test_unknown_jobs_say_why(guide, serve):
 def test_one_prompt(guide):
     for body in ({}, {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}):
         done = guide.post("/v1/jobs", **body)
-        assert done.status_code == 400 and "either prompt or messages" in done.json()["error"]["message"]
+        assert (
+            done.status_code == 400
+            and "either prompt or messages" in done.json()["error"]["message"]
+        )
     assert guide.http.get("/v1/jobs/x/stream", headers={"Last-Event-ID": "x"}).status_code == 404
     job = guide.post("/v1/jobs", prompt="hi", max_tokens=1).json()
     assert guide.http.get(job["sse_url"], headers={"Last-Event-ID": "1e9"}).status_code == 400
@@ -93,7 +120,8 @@ def test_an_ended_job_does_not_keep_the_model(inside, toy):
     job = server.post("/v1/jobs", prompt="hello", max_tokens=3).json()
     assert '"tokens_out":3' in server.http.get(job["sse_url"]).text
     server.wait(lambda: server.keeper.state == "idle")
-    server.wait(lambda: gc.collect() >= 0 and model() is None)  # the request's own task may still be ending
+    # the request's own task may still be ending
+    server.wait(lambda: gc.collect() >= 0 and model() is None)
     assert '"tokens_out":3' in server.http.get(job["sse_url"]).text  # the events are kept
 
 
@@ -104,14 +132,29 @@ def test_the_log_has_the_receipt_of_a_job_when_it_ends(serve):
     lines = server.text().splitlines()
     made = next(line for line in lines if f" {job.headers['x-request-id']} POST" in line)
     ended = next(line for line in lines if f"job {job.json()['job_id']} MAX_TOKENS" in line)
-    assert "end=" not in made and "tokens=3 " in ended and "end=length" in ended and "a-secret-word" in ended
+    assert (
+        "end=" not in made
+        and "tokens=3 " in ended
+        and "end=length" in ended
+        and "a-secret-word" in ended
+    )
 
 
 def test_events_tell_logprobs(guide, llm):
     job = guide.post("/v1/jobs", prompt="Once upon", max_tokens=4, logprobs=2).json()
-    tokens = [json.loads(data) for name, data in events(guide.http.get(job["sse_url"]).text) if name == "token"]
-    wanted = [token.logprobs for token in llm.generate("Once upon", max_tokens=4, logprobs=2).tokens]
+    tokens = [
+        json.loads(data)
+        for name, data in events(guide.http.get(job["sse_url"]).text)
+        if name == "token"
+    ]
+    wanted = [
+        token.logprobs for token in llm.generate("Once upon", max_tokens=4, logprobs=2).tokens
+    ]
     assert [token["logprob"] for token in tokens] == [one.logprob for one in wanted]
     assert [[other["logprob"] for other in token["top_logprobs"]] for token in tokens] == [
-        [value for _, value in one.top] for one in wanted]
-    assert [token["token"] for token in tokens] == [token["top_logprobs"][0]["token"] for token in tokens]  # greedy
+        [value for _, value in one.top] for one in wanted
+    ]
+    # greedy
+    assert [token["token"] for token in tokens] == [
+        token["top_logprobs"][0]["token"] for token in tokens
+    ]

@@ -1,4 +1,6 @@
-"""Clients that leave, read slowly or wait: rows are free within a tick, and others do not feel it."""
+"""Clients that leave, read slowly or wait: rows are free within a tick, and others do not feel
+it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ LONG = {"prompt": "hello", "max_tokens": 90_000}
 def test_a_stream_that_is_left_frees_its_row(endless):
     before = endless.metric('requests_total{outcome="gone"}')
     for _ in range(3):
-        with endless.http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
+        with endless.http.stream(
+            "POST", "/v1/completions", json={**LONG, "stream": True}
+        ) as response:
             lines = response.iter_lines()
             for _ in range(9):
                 next(lines)
@@ -28,8 +32,14 @@ def test_a_stream_that_is_left_frees_its_row(endless):
 
 
 def test_a_request_without_a_stream_that_is_left_frees_its_row(endless):
-    for path, body in (("/v1/completions", LONG), ("/completion", LONG), ("/v1/chat/completions", {
-            "messages": [{"role": "user", "content": "hi"}], "max_tokens": 90_000, "n": 3})):
+    for path, body in (
+        ("/v1/completions", LONG),
+        ("/completion", LONG),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 90_000, "n": 3},
+        ),
+    ):
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(endless.url + path, json=body, timeout=0.5, trust_env=False)
         endless.wait_idle()
@@ -47,9 +57,15 @@ def test_a_request_that_waits_is_left_too(inside, narrow):
         lines = first.iter_lines()  # kept: closing it would leave
         next(lines)
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"http://127.0.0.1:{server.port}/v1/completions", json=LONG, timeout=0.4, trust_env=False)
+            httpx.post(
+                f"http://127.0.0.1:{server.port}/v1/completions",
+                json=LONG,
+                timeout=0.4,
+                trust_env=False,
+            )
         server.wait(lambda: server.desk.active == 1)
-        server.wait(lambda: not server.keeper.llm.loop.scheduler.queues.waiting)  # the next tick sees it
+        # the next tick sees it
+        server.wait(lambda: not server.keeper.llm.loop.scheduler.queues.waiting)
     server.wait(server.is_idle)
 
 
@@ -80,12 +96,21 @@ def _leave(client: httpx.Client) -> None:
 def test_time_of_a_request_is_bounded(inside, narrow):
     server = inside(narrow, timeout=0.6).ready()
     done = server.post("/v1/completions", **LONG)
-    assert done.status_code == 504 and done.json()["error"]["code"] == "timeout" and "0.6 seconds" in done.text
+    assert (
+        done.status_code == 504
+        and done.json()["error"]["code"] == "timeout"
+        and "0.6 seconds" in done.text
+    )
     text = server.post("/v1/completions", **LONG, stream=True).text
     last = json.loads(text.strip().split("\n\n")[-1].removeprefix("data: "))
     assert last["error"]["code"] == "timeout" and text.count("data: ") > 5
-    text = server.post("/v1/messages", model="default", messages=[{"role": "user", "content": "x"}], max_tokens=90_000,
-                       stream=True).text
+    text = server.post(
+        "/v1/messages",
+        model="default",
+        messages=[{"role": "user", "content": "x"}],
+        max_tokens=90_000,
+        stream=True,
+    ).text
     assert "event: error" in text and "timeout" in text
     server.wait(server.is_idle)
 
@@ -96,7 +121,11 @@ def test_a_slow_reader_holds_neither_others_nor_its_row(inside, roomy):
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect(("127.0.0.1", server.port))
         body = json.dumps({**LONG, "stream": True, "n": 8}).encode()
-        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        slow.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+            % len(body)
+            + body
+        )
         server.wait(lambda: server.desk.active == 8)
         assert server.post("/v1/completions", prompt="x", max_tokens=5).status_code == 200
         assert server.desk.active == 8  # it did not wait for them
@@ -107,6 +136,8 @@ def test_a_slow_reader_holds_neither_others_nor_its_row(inside, roomy):
 def test_a_client_that_sends_half_a_request_holds_nothing(guide):
     with socket.socket() as half:
         half.connect(("127.0.0.1", guide.port))
-        half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{\"prompt\"")
+        half.sendall(
+            b'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{"prompt"'  # noqa: E501
+        )
         assert guide.post("/v1/completions", prompt="x", max_tokens=2).status_code == 200
         assert guide.metric("active") == 0

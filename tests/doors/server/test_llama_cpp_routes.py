@@ -15,19 +15,46 @@ from .conftest import events
 def test_completion(guide, llm):
     wanted = llm.generate("Once upon", max_tokens=8)
     found = guide.post("/completion", prompt="Once upon", n_predict=8, return_tokens=True).json()
-    assert found["content"] == wanted.text and found["tokens"] == wanted.tokens and found["stop"] is True
-    assert found["stop_type"] == "limit" and found["tokens_predicted"] == 8 and found["tokens_evaluated"] == 3
-    assert set(found["timings"]) >= {"prompt_n", "prompt_ms", "predicted_n", "predicted_per_second", "cache_n"}
+    assert (
+        found["content"] == wanted.text
+        and found["tokens"] == wanted.tokens
+        and found["stop"] is True
+    )
+    assert (
+        found["stop_type"] == "limit"
+        and found["tokens_predicted"] == 8
+        and found["tokens_evaluated"] == 3
+    )
+    assert set(found["timings"]) >= {
+        "prompt_n",
+        "prompt_ms",
+        "predicted_n",
+        "predicted_per_second",
+        "cache_n",
+    }
     assert found["generation_settings"]["n_predict"] == 8
     stopped = guide.post("/completion", prompt="Once upon", stop=["time"]).json()
-    assert (stopped["stop_type"], stopped["stopping_word"], stopped["content"]) == ("word", "time", " a ")
+    assert (stopped["stop_type"], stopped["stopping_word"], stopped["content"]) == (
+        "word",
+        "time",
+        " a ",
+    )
 
 
 def test_completion_streams_and_ends_with_the_whole_receipt(guide, llm):
-    text = guide.post("/completion", prompt="Once upon", n_predict=6, stream=True, timings_per_token=True).text
+    text = guide.post(
+        "/completion", prompt="Once upon", n_predict=6, stream=True, timings_per_token=True
+    ).text
     *pieces, last = [json.loads(data) for _, data in events(text)]
-    assert "".join(piece["content"] for piece in pieces) == llm.generate("Once upon", max_tokens=6).text
-    assert [piece["stop"] for piece in pieces] == [False] * 6 and last["stop"] is True and last["tokens_predicted"] == 6
+    assert (
+        "".join(piece["content"] for piece in pieces)
+        == llm.generate("Once upon", max_tokens=6).text
+    )
+    assert (
+        [piece["stop"] for piece in pieces] == [False] * 6
+        and last["stop"] is True
+        and last["tokens_predicted"] == 6
+    )
     assert pieces[-1]["tokens_predicted"] == 6 and "timings" in pieces[0]
 
 
@@ -35,49 +62,90 @@ def test_prompts_of_ids_mixed_and_several(guide, llm):
     ids = llm.encode("Once upon")
     wanted = llm.generate("Once upon", max_tokens=5).text
     assert guide.post("/completion", prompt=ids, n_predict=5).json()["content"] == wanted
-    assert guide.post("/completion", prompt=[*ids[:-1], ids[-1]], n_predict=5).json()["content"] == wanted
-    mixed = guide.post("/completion", prompt=["Once upon", *llm.tokenizer.encode(" a"), " a"], n_predict=5).json()
+    assert (
+        guide.post("/completion", prompt=[*ids[:-1], ids[-1]], n_predict=5).json()["content"]
+        == wanted
+    )
+    mixed = guide.post(
+        "/completion", prompt=["Once upon", *llm.tokenizer.encode(" a"), " a"], n_predict=5
+    ).json()
     assert mixed["tokens_evaluated"] == 3 + 2 * len(llm.tokenizer.encode(" a"))
     several = guide.post("/completion", prompt=["Once upon", ids], n_predict=5).json()
-    assert [one["content"] for one in several] == [wanted, wanted] and [one["index"] for one in several] == [0, 1]
+    assert [one["content"] for one in several] == [wanted, wanted] and [
+        one["index"] for one in several
+    ] == [0, 1]
 
 
 def test_response_fields_seeds_and_endless(guide):
     found = guide.post(
-        "/completion", prompt="hi", n_predict=3, response_fields=["content", "timings/predicted_n", "nope"]
+        "/completion",
+        prompt="hi",
+        n_predict=3,
+        response_fields=["content", "timings/predicted_n", "nope"],
     ).json()
     assert set(found) == {"content", "predicted_n"} and found["predicted_n"] == 3
     drawn = [
-        guide.post("/completion", prompt="The", n_predict=12, temperature=2, seed=-1).json()["content"] for _ in range(3)
+        guide.post("/completion", prompt="The", n_predict=12, temperature=2, seed=-1).json()[
+            "content"
+        ]
+        for _ in range(3)
     ]
     assert len(set(drawn)) > 1
     full = guide.post("/completion", prompt="The", n_predict=-1, ignore_eos=True).json()
-    assert full["stop_type"] == "limit" and full["tokens_predicted"] + full["tokens_evaluated"] >= 512
+    assert (
+        full["stop_type"] == "limit" and full["tokens_predicted"] + full["tokens_evaluated"] >= 512
+    )
 
 
 def test_biases_as_pairs(guide, llm):
     first = int(llm.generate("Once upon", max_tokens=1).tokens[0])
     wanted = llm.generate("Once upon", max_tokens=4, logit_bias={first: -1e6}).text
     for biases in ([[first, False]], {str(first): -1e6}):
-        assert guide.post("/completion", prompt="Once upon", n_predict=4, logit_bias=biases).json()["content"] == wanted
+        assert (
+            guide.post("/completion", prompt="Once upon", n_predict=4, logit_bias=biases).json()[
+                "content"
+            ]
+            == wanted
+        )
 
 
 def test_biases_of_texts_are_those_of_their_tokens(guide, llm):
     tokens = llm.tokenizer.encode("Hello, World!")
-    wanted = llm.generate("Once upon", max_tokens=6, logit_bias={token: 20.0 * tokens.count(token) for token in tokens}).text
+    wanted = llm.generate(
+        "Once upon",
+        max_tokens=6,
+        logit_bias={token: 20.0 * tokens.count(token) for token in tokens},
+    ).text
     assert wanted != llm.generate("Once upon", max_tokens=6).text
     for biases in ([["Hello, World!", 20]], {"Hello, World!": 20}):
         done = guide.post("/completion", prompt="Once upon", n_predict=6, logit_bias=biases)
         assert done.json()["content"] == wanted, done.text
 
 
-@pytest.mark.parametrize("field, value", [
-    ("mirostat", 2), ("typical_p", 0.5), ("xtc_probability", 0.5), ("dry_multiplier", 0.8), ("dynatemp_range", 1.0),
-    ("id_slot", 99), ("n_keep", -2), ("lora", [{"id": 0, "scale": 1.0}]), ("samplers", ["top_k"]), ("min_keep", 2),
-    ("t_max_predict_ms", -1), ("post_sampling_probs", True), ("n_indent", 4), ("n_cmpl", 0),
-    ("top_n_sigma", 1.0), ("adaptive_target", 0.5), ("reasoning_format", "deepseek"), ("n_cache_reuse", 256),
-    ("prompt", {"prompt_string": "x", "multimodal_data": ["AA=="]}),
-])
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("mirostat", 2),
+        ("typical_p", 0.5),
+        ("xtc_probability", 0.5),
+        ("dry_multiplier", 0.8),
+        ("dynatemp_range", 1.0),
+        ("id_slot", 99),
+        ("n_keep", -2),
+        ("lora", [{"id": 0, "scale": 1.0}]),
+        ("samplers", ["top_k"]),
+        ("min_keep", 2),
+        ("t_max_predict_ms", -1),
+        ("post_sampling_probs", True),
+        ("n_indent", 4),
+        ("n_cmpl", 0),
+        ("top_n_sigma", 1.0),
+        ("adaptive_target", 0.5),
+        ("reasoning_format", "deepseek"),
+        ("n_cache_reuse", 256),
+        ("prompt", {"prompt_string": "x", "multimodal_data": ["AA=="]}),
+    ],
+)
 def test_a_field_that_makes_no_sense_here_is_refused_by_name(field, value, guide):
     done = guide.post("/completion", **{"prompt": "hi", field: value})
     fields = [fault["field"] for fault in done.json()["errors"]]
@@ -86,15 +154,51 @@ def test_a_field_that_makes_no_sense_here_is_refused_by_name(field, value, guide
 
 # Of the README: its defaults, and the values that it names as off or as -1 for automatic.
 OFF = {
-    "dynatemp_range": 0.0, "dynatemp_exponent": 1.0, "n_indent": 0, "n_keep": -1, "n_discard": 0, "stream": False, "stop": [],
-    "typical_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "dry_multiplier": 0.0, "dry_base": 1.75,
-    "dry_allowed_length": 2, "dry_penalty_last_n": -1, "dry_sequence_breakers": ["\n", ":", '"', "*"],
-    "xtc_probability": 0.0, "xtc_threshold": 0.1, "mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1, "grammar": "",
-    "seed": -1, "ignore_eos": False, "logit_bias": [], "n_probs": 0, "min_keep": 0, "t_max_predict_ms": 0, "image_data": [],
-    "id_slot": 0, "cache_prompt": True, "return_tokens": False, "timings_per_token": False, "return_progress": False,
-    "samplers": ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"], "post_sampling_probs": False,
-    "response_fields": [], "lora": [], "n_cache_reuse": 0, "sse_ping_interval": 30, "top_n_sigma": -1.0,
-    "adaptive_target": -1.0, "adaptive_decay": 0.9, "reasoning_format": "none", "repeat_last_n": -1, "n_cmpl": 1,
+    "dynatemp_range": 0.0,
+    "dynatemp_exponent": 1.0,
+    "n_indent": 0,
+    "n_keep": -1,
+    "n_discard": 0,
+    "stream": False,
+    "stop": [],
+    "typical_p": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "dry_multiplier": 0.0,
+    "dry_base": 1.75,
+    "dry_allowed_length": 2,
+    "dry_penalty_last_n": -1,
+    "dry_sequence_breakers": ["\n", ":", '"', "*"],
+    "xtc_probability": 0.0,
+    "xtc_threshold": 0.1,
+    "mirostat": 0,
+    "mirostat_tau": 5.0,
+    "mirostat_eta": 0.1,
+    "grammar": "",
+    "seed": -1,
+    "ignore_eos": False,
+    "logit_bias": [],
+    "n_probs": 0,
+    "min_keep": 0,
+    "t_max_predict_ms": 0,
+    "image_data": [],
+    "id_slot": 0,
+    "cache_prompt": True,
+    "return_tokens": False,
+    "timings_per_token": False,
+    "return_progress": False,
+    "samplers": ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+    "post_sampling_probs": False,
+    "response_fields": [],
+    "lora": [],
+    "n_cache_reuse": 0,
+    "sse_ping_interval": 30,
+    "top_n_sigma": -1.0,
+    "adaptive_target": -1.0,
+    "adaptive_decay": 0.9,
+    "reasoning_format": "none",
+    "repeat_last_n": -1,
+    "n_cmpl": 1,
 }
 
 
@@ -102,85 +206,163 @@ def test_documented_values_that_switch_a_field_off_change_nothing(guide, llm):
     wanted = llm.generate("Once upon", max_tokens=6).text
     done = guide.post("/completion", prompt={"prompt_string": "Once upon"}, n_predict=6, **OFF)
     assert done.status_code == 200 and done.json()["content"] == wanted, done.text
-    newer = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
-    done = guide.post("/completion", prompt=["Once upon", {"prompt_string": "Once upon"}], n_predict=6, samplers=newer)
+    newer = [
+        "penalties",
+        "dry",
+        "top_n_sigma",
+        "top_k",
+        "typ_p",
+        "top_p",
+        "min_p",
+        "xtc",
+        "temperature",
+    ]
+    done = guide.post(
+        "/completion",
+        prompt=["Once upon", {"prompt_string": "Once upon"}],
+        n_predict=6,
+        samplers=newer,
+    )
     assert [one["content"] for one in done.json()] == [wanted, wanted]
 
 
 def test_penalties_over_the_whole_context(guide, llm):
     asked = {"presence_penalty": 20.0, "max_tokens": 60}
-    far, near = (llm.generate("Once upon a time", repetition_context_size=size, **asked).text for size in (512, 20))
-    assert guide.post("/completion", prompt="Once upon a time", repeat_last_n=-1, **asked).json()["content"] == far != near
+    far, near = (
+        llm.generate("Once upon a time", repetition_context_size=size, **asked).text
+        for size in (512, 20)
+    )
+    assert (
+        guide.post("/completion", prompt="Once upon a time", repeat_last_n=-1, **asked).json()[
+            "content"
+        ]
+        == far
+        != near
+    )
 
 
 def test_a_cold_prompt_is_computed_whole(guide):
-    asked = {"prompt": "The stone bridge over the river is very old, and a llama guards it all night.", "n_predict": 2}
+    asked = {
+        "prompt": "The stone bridge over the river is very old, and a llama guards it all night.",
+        "n_predict": 2,
+    }
     first = guide.post("/completion", **asked).json()
     again = guide.post("/completion", **asked).json()
     cold = guide.post("/completion", **asked, cache_prompt=False).json()
     assert again["timings"]["cache_n"] > 0 == cold["timings"]["cache_n"]
-    assert cold["timings"]["prompt_n"] == first["tokens_evaluated"] and cold["content"] == first["content"]
+    assert (
+        cold["timings"]["prompt_n"] == first["tokens_evaluated"]
+        and cold["content"] == first["content"]
+    )
 
 
 def test_progress_of_a_long_prompt(endless):
-    asked = {"prompt": list(range(5, 200)) * 8, "n_predict": 3, "stream": True, "return_progress": True, "prefill_step_size": 64}
+    asked = {
+        "prompt": list(range(5, 200)) * 8,
+        "n_predict": 3,
+        "stream": True,
+        "return_progress": True,
+        "prefill_step_size": 64,
+    }
     total = len(asked["prompt"])
     for reused in (0, total - 1):
         told = [json.loads(data) for _, data in events(endless.post("/completion", **asked).text)]
         found = [one["prompt_progress"] for one in told if "prompt_progress" in one]
-        assert told[:len(found)] == [one for one in told if "prompt_progress" in one]  # before any token
+        # before any token
+        assert told[: len(found)] == [one for one in told if "prompt_progress" in one]
         assert len(found) >= (1 if reused else 2) and found[-1]["processed"] == total
         assert all(one["total"] == total and one["cache"] == reused for one in found)
         for before, after in itertools.pairwise(found):
-            assert before["processed"] < after["processed"] and before["time_ms"] <= after["time_ms"]
-    plain = [json.loads(data) for _, data in events(endless.post("/completion", **asked | {"return_progress": False}).text)]
+            assert (
+                before["processed"] < after["processed"] and before["time_ms"] <= after["time_ms"]
+            )
+    plain = [
+        json.loads(data)
+        for _, data in events(
+            endless.post("/completion", **asked | {"return_progress": False}).text
+        )
+    ]
     assert not any("prompt_progress" in one for one in plain)
 
 
 def test_an_answer_with_a_line_break_ends_after_its_time(endless):
     asked = {"prompt": "x", "t_max_predict_ms": 1}
-    found = endless.post("/completion", **asked, grammar='root ::= "\\n" [a-z]+', n_predict=90_000).json()
-    assert found["stop_type"] == "limit" and 1 < found["tokens_predicted"] < 90_000 and found["content"].startswith("\n")
+    found = endless.post(
+        "/completion", **asked, grammar='root ::= "\\n" [a-z]+', n_predict=90_000
+    ).json()
+    assert (
+        found["stop_type"] == "limit"
+        and 1 < found["tokens_predicted"] < 90_000
+        and found["content"].startswith("\n")
+    )
     found = endless.post("/completion", **asked, grammar="root ::= [a-z]+", n_predict=300).json()
     assert found["stop_type"] == "limit" and found["tokens_predicted"] == 300
 
 
 def test_several_answers_to_each_prompt(guide, llm):
-    wanted = [llm.generate(prompt, max_tokens=9, temperature=1.2, seed=seed).text
-              for prompt in ("Once upon", "The river") for seed in (3, 4)]
-    asked = {"prompt": ["Once upon", "The river"], "n_predict": 9, "temperature": 1.2, "seed": 3, "n_cmpl": 2}
+    wanted = [
+        llm.generate(prompt, max_tokens=9, temperature=1.2, seed=seed).text
+        for prompt in ("Once upon", "The river")
+        for seed in (3, 4)
+    ]
+    asked = {
+        "prompt": ["Once upon", "The river"],
+        "n_predict": 9,
+        "temperature": 1.2,
+        "seed": 3,
+        "n_cmpl": 2,
+    }
     found = guide.post("/completion", **asked).json()
-    assert [one["content"] for one in found] == wanted and [one["index"] for one in found] == [0, 1, 2, 3]
+    assert [one["content"] for one in found] == wanted and [one["index"] for one in found] == [
+        0,
+        1,
+        2,
+        3,
+    ]
     texts = [""] * 4
     for _, data in events(guide.post("/completion", **asked, stream=True).text):
         texts[json.loads(data)["index"]] += json.loads(data)["content"]
     assert texts == wanted
-    assert guide.post("/completion", prompt=["x"] * 9, n_cmpl=2).json()["errors"][0]["field"] == "n_cmpl"
+    assert (
+        guide.post("/completion", prompt=["x"] * 9, n_cmpl=2).json()["errors"][0]["field"]
+        == "n_cmpl"
+    )
 
 
 def test_the_end_of_a_stream_does_not_repeat_its_tokens(guide):
     asked = {"prompt": "Once upon", "n_predict": 4, "n_probs": 2, "return_tokens": True}
     whole = guide.post("/completion", **asked).json()
-    *pieces, last = [json.loads(data) for _, data in events(guide.post("/completion", **asked, stream=True).text)]
+    *pieces, last = [
+        json.loads(data) for _, data in events(guide.post("/completion", **asked, stream=True).text)
+    ]
     assert last["tokens"] == [] and last["content"] == "" and "completion_probabilities" not in last
     assert [token for piece in pieces for token in piece["tokens"]] == whole["tokens"]
     found = [one for piece in pieces for one in piece["completion_probabilities"]]
     assert found == whole["completion_probabilities"] and len(found) == 4
     for one in found:  # the README's keys
         assert set(one) == {"id", "token", "logprob", "bytes", "top_logprobs"}
-        assert [set(other) for other in one["top_logprobs"]] == [{"id", "token", "logprob", "bytes"}] * 2
+        assert [set(other) for other in one["top_logprobs"]] == [
+            {"id", "token", "logprob", "bytes"}
+        ] * 2
         assert one["id"] == one["top_logprobs"][0]["id"]  # greedy
 
 
 def test_comments_in_a_silent_stream_come_as_often_as_asked(serve, roomy):
     server = serve("--model", roomy, "--parallel", "1")
     for seconds, status in ((0, 200), (-1, 200), (-2, 400)):
-        assert server.post("/completion", prompt="x", n_predict=1, stream=True, sse_ping_interval=seconds).status_code == status
+        assert (
+            server.post(
+                "/completion", prompt="x", n_predict=1, stream=True, sse_ping_interval=seconds
+            ).status_code
+            == status
+        )
     asked = {"prompt": "x", "n_predict": -1, "ignore_eos": True, "stream": True}
     with server.http.stream("POST", "/completion", json=asked) as first:
         lines = first.iter_lines()
         assert next(lines).startswith("data:")
-        waiting = server.http.stream("POST", "/completion", json=asked | {"sse_ping_interval": 1}, timeout=8)
+        waiting = server.http.stream(
+            "POST", "/completion", json=asked | {"sse_ping_interval": 1}, timeout=8
+        )
         with waiting as second:  # the only row is taken
             more = second.iter_lines()
             assert next(more).startswith(":")
@@ -192,24 +374,69 @@ def test_the_default_settings_have_the_fields_of_an_answers(guide):
     settings = guide.post("/completion", prompt="x", n_predict=1).json()["generation_settings"]
     assert set(params) == set(settings)
     assert set(params) >= {  # the README's example
-        "n_predict", "seed", "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p",
-        "xtc_probability", "xtc_threshold", "typical_p", "repeat_last_n", "repeat_penalty", "presence_penalty",
-        "frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
-        "dry_sequence_breakers", "mirostat", "mirostat_tau", "mirostat_eta", "stop", "max_tokens", "n_keep", "n_discard",
-        "ignore_eos", "stream", "n_probs", "min_keep", "grammar", "samplers", "timings_per_token"}
-    assert (params["n_predict"], params["logit_bias"], params["grammar"], params["n_probs"]) == (256, [], "", 0)
+        "n_predict",
+        "seed",
+        "temperature",
+        "dynatemp_range",
+        "dynatemp_exponent",
+        "top_k",
+        "top_p",
+        "min_p",
+        "xtc_probability",
+        "xtc_threshold",
+        "typical_p",
+        "repeat_last_n",
+        "repeat_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "dry_multiplier",
+        "dry_base",
+        "dry_allowed_length",
+        "dry_penalty_last_n",
+        "dry_sequence_breakers",
+        "mirostat",
+        "mirostat_tau",
+        "mirostat_eta",
+        "stop",
+        "max_tokens",
+        "n_keep",
+        "n_discard",
+        "ignore_eos",
+        "stream",
+        "n_probs",
+        "min_keep",
+        "grammar",
+        "samplers",
+        "timings_per_token",
+    }
+    assert (params["n_predict"], params["logit_bias"], params["grammar"], params["n_probs"]) == (
+        256,
+        [],
+        "",
+        0,
+    )
     assert (settings["n_predict"], settings["stream"]) == (1, False)
     # An answer's settings may be sent back.
-    again = {name: value for name, value in settings.items() if value is not None and name not in ("n_predict", "speculate")}
+    again = {
+        name: value
+        for name, value in settings.items()
+        if value is not None and name not in ("n_predict", "speculate")
+    }
     assert guide.post("/completion", **again | {"prompt": "x", "max_tokens": 1}).status_code == 200
 
 
 def test_tokenize_and_back(guide, llm):
     ids = guide.post("/tokenize", content="Hello ü").json()["tokens"]
     assert ids == llm.tokenizer.encode("Hello ü", parse_special=True)
-    assert guide.post("/tokenize", content="Hello", add_special=True).json()["tokens"][0] == llm.tokenizer.bos_id
+    assert (
+        guide.post("/tokenize", content="Hello", add_special=True).json()["tokens"][0]
+        == llm.tokenizer.bos_id
+    )
     pieces = guide.post("/tokenize", content="学", with_pieces=True).json()["tokens"]
-    assert bytes(sum((piece["piece"] for piece in pieces if isinstance(piece["piece"], list)), [])) == "学".encode()
+    assert (
+        bytes(sum((piece["piece"] for piece in pieces if isinstance(piece["piece"], list)), []))
+        == "学".encode()
+    )
     assert guide.post("/detokenize", tokens=ids).json()["content"] == "Hello ü"
     done = guide.post("/detokenize", tokens=[10**6])
     assert done.status_code == 400 and done.json()["errors"][0]["field"] == "tokens"
@@ -217,7 +444,9 @@ def test_tokenize_and_back(guide, llm):
 
 def test_template_props_and_slots(guide, llm):
     messages = [{"role": "user", "content": "hi"}]
-    assert guide.post("/apply-template", messages=messages).json()["prompt"] == llm.template.render(messages)
+    assert guide.post("/apply-template", messages=messages).json()["prompt"] == llm.template.render(
+        messages
+    )
     props = guide.http.get("/props").json()
     assert props["chat_template"] == llm.template.source and props["total_slots"] == 32
     assert props["default_generation_settings"]["n_ctx"] == 512
@@ -225,8 +454,11 @@ def test_template_props_and_slots(guide, llm):
     assert len(slots) == 32 and {slot["id"] for slot in slots} == set(range(32))
 
 
-STORIES = ["Once upon a time there was a llama who lived on a hill.", "A long time ago there was a sheep that could not",
-           "The third is short, but it is long enough to be told from others."]
+STORIES = [
+    "Once upon a time there was a llama who lived on a hill.",
+    "A long time ago there was a sheep that could not",
+    "The third is short, but it is long enough to be told from others.",
+]
 
 
 def tell(server, story: str) -> dict:
@@ -238,28 +470,47 @@ def test_slots_are_saved_restored_and_erased(serve, tmp_path):
     folder.mkdir()
     server = serve("--parallel", "2", "--slot-save-path", folder)
     assert [slot["n_tokens"] for slot in server.http.get("/slots").json()] == [0, 0]
-    assert server.post("/slots/1?action=save", filename="a").json()["errors"][0]["field"] == "slot"  # nothing yet
+    # nothing yet
+    assert server.post("/slots/1?action=save", filename="a").json()["errors"][0]["field"] == "slot"
     told = [tell(server, story) for story in STORIES]
-    assert [one["id_slot"] for one in told] == [0, 1, 0]  # the third takes the one that was unused for longest
+    # the third takes the one that was unused for longest
+    assert [one["id_slot"] for one in told] == [0, 1, 0]
     more = tell(server, STORIES[1] + told[1]["content"])
     assert more["id_slot"] == 1 and more["timings"]["cache_n"] >= told[1]["tokens_evaluated"]
     # An answer is told before its row is free.
     server.wait(lambda: not any(slot["is_processing"] for slot in server.http.get("/slots").json()))
     slots = server.http.get("/slots").json()
-    assert [slot["n_tokens"] for slot in slots] == [one["tokens_evaluated"] + one["tokens_predicted"] for one in (told[2], more)]
+    assert [slot["n_tokens"] for slot in slots] == [
+        one["tokens_evaluated"] + one["tokens_predicted"] for one in (told[2], more)
+    ]
     assert "llama" not in json.dumps(slots)
     for slot, one in ((0, told[2]), (1, more)):
         saved = server.post(f"/slots/{slot}?action=save", filename=f"{slot}.bin").json()
-        assert saved["id_slot"] == slot and saved["n_written"] == (folder / f"{slot}.bin").stat().st_size
-        assert saved["n_saved"] == slots[slot]["n_tokens"] - 1 and saved["timings"]["save_ms"] > 0  # the last was not computed
+        assert (
+            saved["id_slot"] == slot
+            and saved["n_written"] == (folder / f"{slot}.bin").stat().st_size
+        )
+        # the last was not computed
+        assert saved["n_saved"] == slots[slot]["n_tokens"] - 1 and saved["timings"]["save_ms"] > 0
     erased = server.http.post("/slots/1?action=erase").json()  # without a body
-    assert erased == {"id_slot": 1, "n_erased": slots[1]["n_tokens"] - 1} != server.post("/slots/1?action=erase").json()
+    assert (
+        erased
+        == {"id_slot": 1, "n_erased": slots[1]["n_tokens"] - 1}
+        != server.post("/slots/1?action=erase").json()
+    )
     assert tell(server, STORIES[1])["timings"]["cache_n"] <= 1
 
     again = serve("--parallel", "3", "--slot-save-path", folder)
     restored = again.post("/slots/2?action=restore", filename="0.bin").json()
-    assert restored["n_restored"] == slots[0]["n_tokens"] - 1 and restored["n_read"] == (folder / "0.bin").stat().st_size
-    assert [slot["n_tokens"] for slot in again.http.get("/slots").json()] == [0, 0, restored["n_restored"]]
+    assert (
+        restored["n_restored"] == slots[0]["n_tokens"] - 1
+        and restored["n_read"] == (folder / "0.bin").stat().st_size
+    )
+    assert [slot["n_tokens"] for slot in again.http.get("/slots").json()] == [
+        0,
+        0,
+        restored["n_restored"],
+    ]
     found = tell(again, STORIES[2])
     assert found["content"] == told[2]["content"] and found["id_slot"] == 2
     assert found["timings"]["cache_n"] == told[2]["tokens_evaluated"] - 1
@@ -275,35 +526,75 @@ def test_bad_slots_and_files(serve, tmp_path):
     (folder / "link").symlink_to(tmp_path / "outside")
     before = sorted(tmp_path.rglob("*"))
     for path, name, field in (
-        ("/slots/0", "it", "action"), ("/slots/0?action=drop", "it", "action"), ("/slots/1?action=save", "it", "slot"),
-        ("/slots/-1?action=save", "it", "slot"), ("/slots/x?action=erase", "it", "slot"), ("/slots/%C2%B2?action=erase", "it", "slot"),
-        *(("/slots/0?action=restore", name, "filename") for name in (
-            "../outside", "link", "none", "..", ".hidden", "a/b", "/etc/passwd", "a\x00b", "..\\outside", "", "a" * 200)),
-        *(("/slots/0?action=save", name, "filename") for name in ("../new", "link", ".new", "..", "a/b", "C:new")),
+        ("/slots/0", "it", "action"),
+        ("/slots/0?action=drop", "it", "action"),
+        ("/slots/1?action=save", "it", "slot"),
+        ("/slots/-1?action=save", "it", "slot"),
+        ("/slots/x?action=erase", "it", "slot"),
+        ("/slots/%C2%B2?action=erase", "it", "slot"),
+        *(
+            ("/slots/0?action=restore", name, "filename")
+            for name in (
+                "../outside",
+                "link",
+                "none",
+                "..",
+                ".hidden",
+                "a/b",
+                "/etc/passwd",
+                "a\x00b",
+                "..\\outside",
+                "",
+                "a" * 200,
+            )
+        ),
+        *(
+            ("/slots/0?action=save", name, "filename")
+            for name in ("../new", "link", ".new", "..", "a/b", "C:new")
+        ),
     ):
         done = server.post(path, filename=name)
-        assert done.status_code == 400 and done.json()["errors"][0]["field"] == field, (path, name, done.text)
+        assert done.status_code == 400 and done.json()["errors"][0]["field"] == field, (
+            path,
+            name,
+            done.text,
+        )
     assert server.http.post("/slots/0?action=save").status_code == 400  # no body
     assert sorted(tmp_path.rglob("*")) == before
     assert server.post("/completion", prompt="x", n_predict=1).status_code == 200
 
 
 def test_slots_of_running_requests(inside, roomy, tmp_path):
-    server = inside(lambda: load(roomy, backend="cpu", max_rows=2), slot_folder=str(tmp_path)).ready()
+    server = inside(
+        lambda: load(roomy, backend="cpu", max_rows=2), slot_folder=str(tmp_path)
+    ).ready()
     assert server.post("/completion", prompt=STORIES[0], n_predict=2).json()["id_slot"] == 0
     assert server.post("/slots/0?action=save", filename="it").status_code == 200
-    with server.http.stream("POST", "/completion", json={"prompt": STORIES[0], "n_predict": 90_000, "stream": True}) as response:
+    with server.http.stream(
+        "POST", "/completion", json={"prompt": STORIES[0], "n_predict": 90_000, "stream": True}
+    ) as response:
         lines = response.iter_lines()
         first = json.loads(next(lines).removeprefix("data: "))
         busy, idle = server.http.get("/slots").json()
-        assert first["id_slot"] == 0 and busy["is_processing"] and not idle["is_processing"] and "params" not in idle
-        assert busy["n_prompt_tokens"] == first["tokens_evaluated"] == busy["n_prompt_tokens_cache"] + 1
+        assert (
+            first["id_slot"] == 0
+            and busy["is_processing"]
+            and not idle["is_processing"]
+            and "params" not in idle
+        )
+        assert (
+            busy["n_prompt_tokens"]
+            == first["tokens_evaluated"]
+            == busy["n_prompt_tokens_cache"] + 1
+        )
         assert busy["params"]["max_tokens"] == 90_000 and busy["next_token"][0]["n_decoded"] >= 1
         assert "prompt" not in busy and "llama" not in json.dumps(busy)
         refused = server.post("/slots/0?action=restore", filename="it")
         assert refused.status_code == 400 and "a request runs in slot 0" in refused.text
         assert server.http.get("/slots?fail_on_no_slot=1").status_code == 200
-        with server.http.stream("POST", "/completion", json={"prompt": "x", "n_predict": 90_000, "stream": True}) as second:
+        with server.http.stream(
+            "POST", "/completion", json={"prompt": "x", "n_predict": 90_000, "stream": True}
+        ) as second:
             more = second.iter_lines()
             assert json.loads(next(more).removeprefix("data: "))["id_slot"] == 1
             assert server.http.get("/slots?fail_on_no_slot=1").status_code == 503
@@ -312,11 +603,15 @@ def test_slots_of_running_requests(inside, roomy, tmp_path):
 
 def test_texts_of_slots_are_shown_where_the_owner_asks(inside, roomy):
     server = inside(lambda: load(roomy, backend="cpu", max_rows=2), logs_prompts=True).ready()
-    with server.http.stream("POST", "/completion", json={"prompt": STORIES[0], "n_predict": 90_000, "stream": True}) as response:
+    with server.http.stream(
+        "POST", "/completion", json={"prompt": STORIES[0], "n_predict": 90_000, "stream": True}
+    ) as response:
         lines = response.iter_lines()
         first = json.loads(next(lines).removeprefix("data: "))
         busy, idle = server.http.get("/slots").json()
-        assert STORIES[0] in busy["prompt"] and busy["generated"].strip().startswith(first["content"].strip())
+        assert STORIES[0] in busy["prompt"] and busy["generated"].strip().startswith(
+            first["content"].strip()
+        )
         assert "prompt" not in idle
     server.wait(server.is_idle)
 

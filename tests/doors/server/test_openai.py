@@ -20,9 +20,18 @@ def client(guide):
 def test_a_chat_answer_is_the_one_of_generate(client, llm):
     wanted = llm.generate(QUESTION, max_tokens=40)
     found = client.chat.completions.create(model="guide", messages=QUESTION, max_tokens=40)
-    assert found.choices[0].message.content == wanted.text and found.choices[0].finish_reason == "length"
-    assert found.usage.prompt_tokens == wanted.prompt_tokens and found.usage.completion_tokens == len(wanted.tokens)
-    assert client.chat.completions.create(model="guide", messages=QUESTION).choices[0].finish_reason == "stop"
+    assert (
+        found.choices[0].message.content == wanted.text
+        and found.choices[0].finish_reason == "length"
+    )
+    assert (
+        found.usage.prompt_tokens == wanted.prompt_tokens
+        and found.usage.completion_tokens == len(wanted.tokens)
+    )
+    assert (
+        client.chat.completions.create(model="guide", messages=QUESTION).choices[0].finish_reason
+        == "stop"
+    )
 
 
 def test_a_stream_is_the_same_text_in_pieces(client, llm):
@@ -46,24 +55,43 @@ def test_a_stream_is_the_same_text_in_pieces(client, llm):
 
 
 def test_parts_developer_messages_and_system_prompts(client, llm):
-    wanted = llm.generate([{"role": "system", "content": "Be kind."}, *QUESTION], max_tokens=12).text
+    wanted = llm.generate(
+        [{"role": "system", "content": "Be kind."}, *QUESTION], max_tokens=12
+    ).text
     parts = [
-        {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind."}]},
+        {
+            "role": "developer",
+            "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind."}],
+        },
         *QUESTION,
     ]
-    assert client.chat.completions.create(model="guide", messages=parts, max_tokens=12).choices[0].message.content == wanted
+    assert (
+        client.chat.completions.create(model="guide", messages=parts, max_tokens=12)
+        .choices[0]
+        .message.content
+        == wanted
+    )
 
 
 def test_an_answer_comes_back_as_a_message(client):
     first = client.chat.completions.create(model="guide", messages=QUESTION, max_tokens=20)
-    again = [*QUESTION, first.choices[0].message.model_dump(), {"role": "user", "content": "Tell me a story."}]
+    again = [
+        *QUESTION,
+        first.choices[0].message.model_dump(),
+        {"role": "user", "content": "Tell me a story."},
+    ]
     found = client.chat.completions.create(model="guide", messages=again, max_tokens=5)
     assert found.usage.prompt_tokens_details.cached_tokens >= 20  # the first turn
 
 
 def test_cached_tokens_of_several_choices_are_those_of_the_prompt(client, guide):
     """The second choice reuses what the first has just computed; nothing was cached before."""
-    asked = [{"role": "user", "content": "Seventeen purple umbrellas were left at the station: whose are they?"}]
+    asked = [
+        {
+            "role": "user",
+            "content": "Seventeen purple umbrellas were left at the station: whose are they?",
+        }
+    ]
     found = guide.post("/v1/chat/completions", messages=asked, max_tokens=2, n=2).json()
     cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert cached == found["timings"]["cache_n"] < found["usage"]["prompt_tokens"] - 10
@@ -74,7 +102,14 @@ def test_cached_tokens_of_several_choices_are_those_of_the_prompt(client, guide)
 def test_several_choices_draw_with_the_seeds_after_the_first(client, llm):
     done = [llm.generate(QUESTION, max_tokens=15, temperature=1.2, seed=seed) for seed in (5, 6, 7)]
     wanted = [one.text for one in done]
-    asked = {"model": "guide", "messages": QUESTION, "max_tokens": 15, "temperature": 1.2, "seed": 5, "n": 3}
+    asked = {
+        "model": "guide",
+        "messages": QUESTION,
+        "max_tokens": 15,
+        "temperature": 1.2,
+        "seed": 5,
+        "n": 3,
+    }
     found = client.chat.completions.create(**asked)
     assert [choice.message.content for choice in found.choices] == wanted and len(set(wanted)) > 1
     assert found.usage.completion_tokens == sum(len(one.tokens) for one in done)
@@ -85,19 +120,30 @@ def test_several_choices_draw_with_the_seeds_after_the_first(client, llm):
 
 
 def test_stop_strings_and_biases(client, llm):
-    found = client.chat.completions.create(model="guide", messages=QUESTION, stop=["small", "person"])
-    assert found.choices[0].message.content == "I am the mlx_llama guide: a " and found.choices[0].finish_reason == "stop"
+    found = client.chat.completions.create(
+        model="guide", messages=QUESTION, stop=["small", "person"]
+    )
+    assert (
+        found.choices[0].message.content == "I am the mlx_llama guide: a "
+        and found.choices[0].finish_reason == "stop"
+    )
     first = llm.generate(QUESTION, max_tokens=1).tokens[0]
     banned = client.chat.completions.create(
         model="guide", messages=QUESTION, max_tokens=5, logit_bias={str(int(first)): -100}
     )
     wanted = llm.generate(QUESTION, max_tokens=5, logit_bias={int(first): -100}).text
-    assert banned.choices[0].message.content == wanted != found.choices[0].message.content[:len(wanted)]
+    assert (
+        banned.choices[0].message.content
+        == wanted
+        != found.choices[0].message.content[: len(wanted)]
+    )
 
 
 def test_echo_of_logprobs_is_refused(client, guide):
     with pytest.raises(openai.BadRequestError, match="echo: not with logprobs"):
-        client.completions.create(model="guide", prompt="Once upon", max_tokens=2, echo=True, logprobs=1)
+        client.completions.create(
+            model="guide", prompt="Once upon", max_tokens=2, echo=True, logprobs=1
+        )
 
 
 CHARACTERS = "日本語🙂é"
@@ -105,16 +151,31 @@ CHARACTERS = "日本語🙂é"
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_offsets_of_characters_that_are_several_tokens(is_stream, client):
-    asked = {"model": "guide", "prompt": "hi", "max_tokens": 60, "logprobs": 4, "extra_body": {"regex": CHARACTERS}}
+    asked = {
+        "model": "guide",
+        "prompt": "hi",
+        "max_tokens": 60,
+        "logprobs": 4,
+        "extra_body": {"regex": CHARACTERS},
+    }
     if is_stream:
-        parts = [chunk.choices[0].logprobs for chunk in client.completions.create(**asked, stream=True)]
-        found = [sum((getattr(part, name) for part in parts if part), [])
-                 for name in ("tokens", "text_offset", "top_logprobs")]
+        parts = [
+            chunk.choices[0].logprobs for chunk in client.completions.create(**asked, stream=True)
+        ]
+        found = [
+            sum((getattr(part, name) for part in parts if part), [])
+            for name in ("tokens", "text_offset", "top_logprobs")
+        ]
     else:
         logprobs = client.completions.create(**asked).choices[0].logprobs
         found = [logprobs.tokens, logprobs.text_offset, logprobs.top_logprobs]
     tokens, offsets, tops = found
-    data = [bytes.fromhex(token[6:].replace("\\x", "")) if token.startswith("bytes:") else token.encode() for token in tokens]
+    data = [
+        bytes.fromhex(token[6:].replace("\\x", ""))
+        if token.startswith("bytes:")
+        else token.encode()
+        for token in tokens
+    ]
     assert b"".join(data).decode() == CHARACTERS and len(tokens) > len(CHARACTERS)
     # A token stands where the text had come to before it.
     wanted = [len(b"".join(data[:i]).decode(errors="ignore")) for i in range(len(data))]
@@ -131,11 +192,23 @@ def test_nulls_and_names_that_clients_send_back(client, guide):
     ask(response_format={"type": "json_schema", "json_schema": schema, "schema": None})
     nameless = {"name": "f", "description": None, "parameters": None, "strict": None}
     wanted = ask(tools=[{"type": "function", "function": {"name": "f"}}])
-    assert ask(tools=[{"type": "function", "function": nameless}])["usage"]["prompt_tokens"] == wanted["usage"]["prompt_tokens"]
+    assert (
+        ask(tools=[{"type": "function", "function": nameless}])["usage"]["prompt_tokens"]
+        == wanted["usage"]["prompt_tokens"]
+    )
     # As the client's own stream helper puts a call together.
     call = {"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    history = [{**QUESTION[0], "name": "Ada"}, {"role": "assistant", "content": None, "reasoning_content": "I think.",
-               "tool_calls": [call], "audio": None}, {"role": "tool", "tool_call_id": "a", "name": "f", "content": "x"}]
+    history = [
+        {**QUESTION[0], "name": "Ada"},
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning_content": "I think.",
+            "tool_calls": [call],
+            "audio": None,
+        },
+        {"role": "tool", "tool_call_id": "a", "name": "f", "content": "x"},
+    ]
     ask(messages=history)
     done = guide.post("/v1/chat/completions", messages=[{**QUESTION[0], "reasoning_content": "x"}])
     assert done.status_code == 400 and done.json()["errors"][0]["field"] == "messages[0]"
@@ -143,12 +216,23 @@ def test_nulls_and_names_that_clients_send_back(client, guide):
 
 def test_completions(client, llm):
     wanted = [llm.generate(prompt, max_tokens=9).text for prompt in ("Once upon", "The river")]
-    found = client.completions.create(model="guide", prompt=["Once upon", "The river"], max_tokens=9)
-    assert [choice.text for choice in found.choices] == wanted and found.usage.completion_tokens == 18
+    found = client.completions.create(
+        model="guide", prompt=["Once upon", "The river"], max_tokens=9
+    )
+    assert [
+        choice.text for choice in found.choices
+    ] == wanted and found.usage.completion_tokens == 18
     ids = llm.encode("Once upon")
-    assert client.completions.create(model="guide", prompt=ids, max_tokens=9).choices[0].text == wanted[0]
-    echoed = client.completions.create(model="guide", prompt=["Once upon", "The river"], n=2, max_tokens=9, echo=True).choices
-    assert [choice.text for choice in echoed] == ["Once upon" + wanted[0]] * 2 + ["The river" + wanted[1]] * 2
+    assert (
+        client.completions.create(model="guide", prompt=ids, max_tokens=9).choices[0].text
+        == wanted[0]
+    )
+    echoed = client.completions.create(
+        model="guide", prompt=["Once upon", "The river"], n=2, max_tokens=9, echo=True
+    ).choices
+    assert [choice.text for choice in echoed] == ["Once upon" + wanted[0]] * 2 + [
+        "The river" + wanted[1]
+    ] * 2
     stream = client.completions.create(model="guide", prompt="Once upon", max_tokens=9, stream=True)
     assert "".join(chunk.choices[0].text for chunk in stream) == wanted[0]
 
@@ -156,7 +240,11 @@ def test_completions(client, llm):
 def test_models_and_names(guide, client):
     assert [model.id for model in client.models.list()] == ["guide"]
     assert client.models.retrieve("guide").owned_by == "mlx_llama"
-    assert guide.post("/v1/chat/completions", messages=QUESTION, max_tokens=1).json()["model"] == "guide"  # without a name
+    # without a name
+    assert (
+        guide.post("/v1/chat/completions", messages=QUESTION, max_tokens=1).json()["model"]
+        == "guide"
+    )
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="gpt-5", messages=QUESTION)
     assert caught.value.code == "model_not_found" and caught.value.param == "model"
@@ -184,32 +272,64 @@ def test_responses(client, llm):
         "response.output_item.added",
         "response.content_part.added",
     ]
-    assert kinds[-4:] == ["response.output_text.done", "response.content_part.done", "response.output_item.done",
-                          "response.incomplete"]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
     assert (
         last.output_text == llm.generate(QUESTION, max_tokens=10).text
         and last.incomplete_details.reason == "max_output_tokens"
     )
     assert last.usage.output_tokens == 10
-    turns = [*QUESTION, *[item.model_dump() for item in found.output], {"role": "user", "content": "A story?"}]
-    wanted = llm.generate([{"role": "system", "content": "Be kind."}, *QUESTION, {"role": "assistant", "content": wanted},
-                           {"role": "user", "content": "A story?"}], max_tokens=9).text
+    turns = [
+        *QUESTION,
+        *[item.model_dump() for item in found.output],
+        {"role": "user", "content": "A story?"},
+    ]
+    wanted = llm.generate(
+        [
+            {"role": "system", "content": "Be kind."},
+            *QUESTION,
+            {"role": "assistant", "content": wanted},
+            {"role": "user", "content": "A story?"},
+        ],
+        max_tokens=9,
+    ).text
     assert (
-        client.responses.create(model="guide", input=turns, instructions="Be kind.", max_output_tokens=9).output_text
+        client.responses.create(
+            model="guide", input=turns, instructions="Be kind.", max_output_tokens=9
+        ).output_text
         == wanted
     )
 
 
 def test_defaults_of_responses_are_taken_and_told(client, guide):
-    found = client.responses.create(model="guide", input="hi", max_output_tokens=2, background=False, reasoning={},
-                                    text={"verbosity": "medium"})
+    found = client.responses.create(
+        model="guide",
+        input="hi",
+        max_output_tokens=2,
+        background=False,
+        reasoning={},
+        text={"verbosity": "medium"},
+    )
     assert found.text.to_dict() == {"format": {"type": "text"}, "verbosity": "medium"}
     form = {"type": "json_schema", "name": "a", "schema": {"enum": ["yes"]}}
-    found = client.responses.create(model="guide", input="hi", text={"format": form}, reasoning={"effort": "none"})
-    assert found.output_text == '"yes"' and found.text.format.to_dict() == {**form, "description": None, "strict": None}
+    found = client.responses.create(
+        model="guide", input="hi", text={"format": form}, reasoning={"effort": "none"}
+    )
+    assert found.output_text == '"yes"' and found.text.format.to_dict() == {
+        **form,
+        "description": None,
+        "strict": None,
+    }
     for name, value in (("text", {"verbosity": "low"}), ("reasoning", {"effort": "high"})):
         done = guide.post("/v1/responses", input="hi", **{name: value})
-        assert done.status_code == 400 and done.json()["errors"][0]["field"] == f"{name}.{next(iter(value))}"
+        assert (
+            done.status_code == 400
+            and done.json()["errors"][0]["field"] == f"{name}.{next(iter(value))}"
+        )
 
 
 def test_numbers_of_a_stream_of_responses_count_up(guide):
@@ -218,14 +338,28 @@ def test_numbers_of_a_stream_of_responses_count_up(guide):
     assert [one["sequence_number"] for one in found] == list(range(len(found)))
 
 
-@pytest.mark.parametrize("path, field, value", [
-    ("/v1/chat/completions", "audio", {"voice": "x"}), ("/v1/chat/completions", "modalities", ["text", "audio"]),
-    ("/v1/chat/completions", "store", True), ("/v1/chat/completions", "service_tier", "flex"),
-    ("/v1/chat/completions", "functions", []), ("/v1/completions", "suffix", "x"), ("/v1/completions", "best_of", 2),
-    ("/v1/responses", "background", True), ("/v1/responses", "truncation", "auto"),
-])
+@pytest.mark.parametrize(
+    "path, field, value",
+    [
+        ("/v1/chat/completions", "audio", {"voice": "x"}),
+        ("/v1/chat/completions", "modalities", ["text", "audio"]),
+        ("/v1/chat/completions", "store", True),
+        ("/v1/chat/completions", "service_tier", "flex"),
+        ("/v1/chat/completions", "functions", []),
+        ("/v1/completions", "suffix", "x"),
+        ("/v1/completions", "best_of", 2),
+        ("/v1/responses", "background", True),
+        ("/v1/responses", "truncation", "auto"),
+    ],
+)
 def test_a_field_that_is_not_done_is_refused_by_name(path, field, value, guide):
-    body = {"messages": QUESTION} if "chat" in path else {"input": "hi"} if "responses" in path else {"prompt": "hi"}
+    body = (
+        {"messages": QUESTION}
+        if "chat" in path
+        else {"input": "hi"}
+        if "responses" in path
+        else {"prompt": "hi"}
+    )
     done = guide.post(path, **body, **{field: value})
     assert done.status_code == 400 and done.json()["error"]["param"].startswith(field), done.text
     assert field in done.json()["error"]["message"]
@@ -234,15 +368,31 @@ def test_a_field_that_is_not_done_is_refused_by_name(path, field, value, guide):
 def test_responses_go_on_from_kept_ones(client, guide, llm):
     first = client.responses.create(model="guide", input="Who are you?", temperature=0)
     assert client.responses.retrieve(first.id).output_text == first.output_text
-    second = client.responses.create(model="guide", input="Are you fast?", previous_response_id=first.id, temperature=0)
-    talk = [*QUESTION, {"role": "assistant", "content": first.output_text}, {"role": "user", "content": "Are you fast?"}]
-    assert second.output_text == llm.generate(talk, temperature=0).text and second.previous_response_id == first.id
+    second = client.responses.create(
+        model="guide", input="Are you fast?", previous_response_id=first.id, temperature=0
+    )
+    talk = [
+        *QUESTION,
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "Are you fast?"},
+    ]
+    assert (
+        second.output_text == llm.generate(talk, temperature=0).text
+        and second.previous_response_id == first.id
+    )
     reference = {"type": "item_reference", "id": first.output[0].id}
-    talked = client.responses.create(model="guide", temperature=0, store=False, input=[
-        *QUESTION, reference, {"role": "user", "content": "Are you fast?"}])
+    talked = client.responses.create(
+        model="guide",
+        temperature=0,
+        store=False,
+        input=[*QUESTION, reference, {"role": "user", "content": "Are you fast?"}],
+    )
     assert talked.output_text == second.output_text
     assert "deleted" in guide.http.delete(f"/v1/responses/{first.id}").text
-    for made in (lambda: client.responses.retrieve(talked.id), lambda: client.responses.retrieve(first.id)):
+    for made in (
+        lambda: client.responses.retrieve(talked.id),
+        lambda: client.responses.retrieve(first.id),
+    ):
         with pytest.raises(openai.NotFoundError):
             made()
     with pytest.raises(openai.BadRequestError, match="is not kept here"):

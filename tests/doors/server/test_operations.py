@@ -34,8 +34,15 @@ def test_alive_at_once_and_ready_when_the_model_answers(inside, toy):
 
     server = inside(slowly)
     assert server.http.get("/live").json() == {"status": "ok"}
-    for path, method in (("/ready", "GET"), ("/health", "GET"), ("/v1/chat/completions", "POST"), ("/props", "GET")):
-        done = server.http.request(method, path, json=QUESTION | {"model": "toy"} if method == "POST" else None)
+    for path, method in (
+        ("/ready", "GET"),
+        ("/health", "GET"),
+        ("/v1/chat/completions", "POST"),
+        ("/props", "GET"),
+    ):
+        done = server.http.request(
+            method, path, json=QUESTION | {"model": "toy"} if method == "POST" else None
+        )
         assert (
             done.status_code == 503
             and done.json()["error"]["code"] == "model_loading"
@@ -47,7 +54,10 @@ def test_alive_at_once_and_ready_when_the_model_answers(inside, toy):
             if line.startswith("data: "):
                 told.append(json.loads(line[6:]))
                 gate.set()
-    assert told[0] == {"state": "loading", "done": 40, "total": 100, "progress": 0.4} and told[-1]["state"] == "ready"
+    assert (
+        told[0] == {"state": "loading", "done": 40, "total": 100, "progress": 0.4}
+        and told[-1]["state"] == "ready"
+    )
     assert server.http.get("/ready").status_code == 200
     assert server.post("/v1/chat/completions", **QUESTION).status_code == 200
 
@@ -66,22 +76,43 @@ def test_a_model_that_fails_to_load_says_so(inside):
 
 def test_an_idle_model_is_given_back_and_loaded_again(inside, toy):
     server = inside(lambda: load(toy, backend="cpu"), idle_unload=0.3).ready()
-    first = server.post("/v1/completions", prompt="hello", max_tokens=5).json()["choices"][0]["text"]
+    first = server.post("/v1/completions", prompt="hello", max_tokens=5).json()["choices"][0][
+        "text"
+    ]
     server.wait(lambda: server.keeper.state == "idle")
     assert server.keeper.llm is None and server.http.get("/ready").json()["state"] == "idle"
     props = server.http.get("/props").json()
-    assert props.pop("is_sleeping") is True and server.keeper.state == "idle" and server.keeper.loads == 1
+    assert (
+        props.pop("is_sleeping") is True
+        and server.keeper.state == "idle"
+        and server.keeper.loads == 1
+    )
     slots = server.http.get("/slots")
-    assert slots.status_code == 503 and slots.json()["error"]["code"] == "model_idle" and server.keeper.state == "idle"
+    assert (
+        slots.status_code == 503
+        and slots.json()["error"]["code"] == "model_idle"
+        and server.keeper.state == "idle"
+    )
     found = []
-    threads = [threading.Thread(target=lambda: found.append(httpx.post(
-        f"http://127.0.0.1:{server.port}/v1/completions", json={"prompt": "hello", "max_tokens": 5}, trust_env=False)))
-        for _ in range(4)]
+    threads = [
+        threading.Thread(
+            target=lambda: found.append(
+                httpx.post(
+                    f"http://127.0.0.1:{server.port}/v1/completions",
+                    json={"prompt": "hello", "max_tokens": 5},
+                    trust_env=False,
+                )
+            )
+        )
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [one.json()["choices"][0]["text"] for one in found] == [first] * 4 and server.keeper.loads == 2
+    assert [one.json()["choices"][0]["text"] for one in found] == [
+        first
+    ] * 4 and server.keeper.loads == 2
     assert server.http.get("/props").json() == {**props, "is_sleeping": False}
     names = [thread.name for thread in threading.enumerate()]
     assert names.count("mlx_llama scheduler") <= 1
@@ -105,22 +136,33 @@ def test_a_model_that_cannot_be_loaded_again_is_tried_at_the_next_request(inside
 
 def test_a_server_for_others_without_a_key_warns(serve):
     assert "it asks for no key" in serve("--host", "0.0.0.0").text()
-    assert "it asks for no key" not in serve("--host", "0.0.0.0", "--api-key", "x").text() + serve().text()
+    assert (
+        "it asks for no key"
+        not in serve("--host", "0.0.0.0", "--api-key", "x").text() + serve().text()
+    )
 
 
 def scrape(server) -> dict[tuple, float]:
     """Samples by name and labels, but those of histograms' buckets."""
     families = text_string_to_metric_families(server.http.get("/metrics").text)
-    return {(sample.name.removeprefix("mlx_llama_"), *sample.labels.values()): sample.value
-            for family in families for sample in family.samples if "le" not in sample.labels}
+    return {
+        (sample.name.removeprefix("mlx_llama_"), *sample.labels.values()): sample.value
+        for family in families
+        for sample in family.samples
+        if "le" not in sample.labels
+    }
 
 
 def test_metrics_of_one_request(guide):
     prompt = f"Once upon a time {time.time()} there was"  # not in the cache yet
     before = scrape(guide)
     guide.wait_idle()
-    first, used = [guide.post("/v1/completions", prompt=prompt, max_tokens=90, logit_bias={"2": -100, "6": -100}).json()["usage"]
-                   for _ in "12"]
+    first, used = [
+        guide.post(
+            "/v1/completions", prompt=prompt, max_tokens=90, logit_bias={"2": -100, "6": -100}
+        ).json()["usage"]
+        for _ in "12"
+    ]
     assert first["completion_tokens"] == used["completion_tokens"] == 90
     guide.http.post("/v1/completions", content=b"{")
     guide.wait_idle()
@@ -130,23 +172,45 @@ def test_metrics_of_one_request(guide):
         return found[name] - before.get(name, 0)
 
     assert grown("requests_total", "done") == 2 and grown("http_responses_total", "400") == 1
-    assert grown("prompt_tokens_total") == 2 * used["prompt_tokens"] and grown("generated_tokens_total") == 180
+    assert (
+        grown("prompt_tokens_total") == 2 * used["prompt_tokens"]
+        and grown("generated_tokens_total") == 180
+    )
     cached = [one["prompt_tokens_details"]["cached_tokens"] for one in (first, used)]
     assert grown("prefix_hits_total") == sum(count > 0 for count in cached)
     assert cached[1] > 8 and grown("prompt_tokens_reused_total") == sum(cached)
     assert grown("first_token_seconds_count") == 2
-    assert 0 < grown("between_tokens_seconds_count") <= 178  # tokens that come with the first are not counted
-    assert 0 < grown("between_tokens_seconds_sum") < 60 and 0 < grown("first_token_seconds_sum") < 60
-    assert found["rows",] == 32 and found["ready",] == 1 and 0 < found["cache_bytes",] <= found["cache_budget_bytes",]
-    assert found["queue",] == found["rows_running",] == found["active",] == found["set_asides_total",] == 0
+    # tokens that come with the first are not counted
+    assert 0 < grown("between_tokens_seconds_count") <= 178
+    assert (
+        0 < grown("between_tokens_seconds_sum") < 60 and 0 < grown("first_token_seconds_sum") < 60
+    )
+    assert (
+        found["rows",] == 32
+        and found["ready",] == 1
+        and 0 < found["cache_bytes",] <= found["cache_budget_bytes",]
+    )
+    assert (
+        found["queue",]
+        == found["rows_running",]
+        == found["active",]
+        == found["set_asides_total",]
+        == 0
+    )
 
 
 def test_metrics_count_set_asides_and_rows(inside, roomy):
     """Memory for one long answer and a half: the younger of two is set aside."""
     memory = load(roomy, backend="cpu").loop.scheduler.rows.nbytes_for(3 * 256)
-    server = inside(lambda: load(roomy, backend="cpu", cache_memory=memory), idle_unload=0.2).ready()
+    server = inside(
+        lambda: load(roomy, backend="cpu", cache_memory=memory), idle_unload=0.2
+    ).ready()
     assert scrape(server)["set_asides_total",] == 0
-    ask = threading.Thread(target=server.post, args=["/v1/completions"], kwargs={"prompt": "hello", "max_tokens": 520, "n": 3})
+    ask = threading.Thread(
+        target=server.post,
+        args=["/v1/completions"],
+        kwargs={"prompt": "hello", "max_tokens": 520, "n": 3},
+    )
     ask.start()
     server.wait(lambda: (found := scrape(server))["rows_running",] >= 1 and found["queue",] >= 1)
     ask.join()
@@ -158,26 +222,55 @@ def test_metrics_count_set_asides_and_rows(inside, roomy):
 
 def test_flags_set_defaults_of_requests(serve, llm):
     server = serve(
-        "--n-predict", "6", "--temp", "0.8", "--seed", "3", "--alias", "pet", "--no-slots", "--no-metrics", "--no-page"
+        "--n-predict",
+        "6",
+        "--temp",
+        "0.8",
+        "--seed",
+        "3",
+        "--alias",
+        "pet",
+        "--no-slots",
+        "--no-metrics",
+        "--no-page",
     )
     wanted = llm.generate("Once upon", max_tokens=6, temperature=0.8, seed=3).text
     found = server.post("/v1/completions", model="pet", prompt="Once upon").json()
     assert found["choices"][0]["text"] == wanted and found["model"] == "pet"
-    assert server.post("/v1/completions", prompt="Once upon", max_tokens=2).json()["usage"]["completion_tokens"] == 2
+    assert (
+        server.post("/v1/completions", prompt="Once upon", max_tokens=2).json()["usage"][
+            "completion_tokens"
+        ]
+        == 2
+    )
     for path in ("/slots", "/metrics", "/", "/page/app.js"):
         assert server.http.get(path).status_code == 404, path
 
 
 def test_a_rule_of_the_server_is_replaced_or_lifted_by_a_request(inside):
-    server = inside(lambda: load(backend="cpu"), options={"schema": {"enum": ["yes", "no"]}, "max_tokens": 8}).ready()
+    server = inside(
+        lambda: load(backend="cpu"), options={"schema": {"enum": ["yes", "no"]}, "max_tokens": 8}
+    ).ready()
 
     def ask(path="/v1/completions", **body):
-        done = server.post(path, **({"prompt": "Once upon"} if "messages" not in body and path != "/v1/responses" else {}), **body)
+        done = server.post(
+            path,
+            **(
+                {"prompt": "Once upon"}
+                if "messages" not in body and path != "/v1/responses"
+                else {}
+            ),
+            **body,
+        )
         assert done.status_code == 200, done.text
         found = done.json()
         if "output" in found:
             return found["output"][0]["content"][0]["text"]
-        return found["content"] if "content" in found else found["choices"][0].get("text") or found["choices"][0]["message"]["content"]
+        return (
+            found["content"]
+            if "content" in found
+            else found["choices"][0].get("text") or found["choices"][0]["message"]["content"]
+        )
 
     words = ('"yes"', '"no"')
     free = load(backend="cpu").generate("Once upon", max_tokens=8).text
@@ -188,14 +281,27 @@ def test_a_rule_of_the_server_is_replaced_or_lifted_by_a_request(inside):
     question = {"messages": QUESTION["messages"]}
     assert ask("/v1/chat/completions", **question) in words
     assert ask("/v1/chat/completions", **question, response_format={"type": "text"}) not in words
-    assert ask("/v1/responses", input="Who are you?", text={"format": {"type": "text"}}) not in words
+    assert (
+        ask("/v1/responses", input="Who are you?", text={"format": {"type": "text"}}) not in words
+    )
 
 
-@pytest.mark.parametrize("flags, message", [(("--regex", "("), "option regex"), (("--logit-bias", "999999=1"), "option logit_bias")])
+@pytest.mark.parametrize(
+    "flags, message",
+    [(("--regex", "("), "option regex"), (("--logit-bias", "999999=1"), "option logit_bias")],
+)
 def test_options_that_no_request_could_use_end_the_server(flags, message):
-    done = subprocess.run([sys.executable, "-m", "mlx_llama.server", "--port", "0", "--backend", "cpu", *flags], timeout=60,
-                          capture_output=True, text=True)
-    assert done.returncode == 2 and f"error: {message}" in done.stderr and "Traceback" not in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-m", "mlx_llama.server", "--port", "0", "--backend", "cpu", *flags],
+        timeout=60,
+        capture_output=True,
+        text=True,
+    )
+    assert (
+        done.returncode == 2
+        and f"error: {message}" in done.stderr
+        and "Traceback" not in done.stderr
+    )
 
 
 def test_sigterm_lets_running_requests_end_and_refuses_new_ones(tmp_path, roomy):
@@ -222,19 +328,28 @@ def test_sigterm_lets_running_requests_end_and_refuses_new_ones(tmp_path, roomy)
         assert server.http.get("/ready").status_code != 503
         raise httpx.HTTPError("refused")  # a kept connection may still answer
     thread.join(60)
-    assert found["text"].rstrip().endswith("data: [DONE]") and '"finish_reason":"length"' in found["text"]
+    assert (
+        found["text"].rstrip().endswith("data: [DONE]")
+        and '"finish_reason":"length"' in found["text"]
+    )
     server.process.wait(20)
     assert "Traceback" not in server.text(), server.text()
 
 
 def test_a_request_that_was_half_sent_at_sigterm_is_refused(tmp_path, roomy):
     server = Live(tmp_path / "log", "--model", roomy, "--shutdown-seconds", "5")
-    job = server.post("/v1/jobs", prompt="hello", max_tokens=90_000).json()  # keeps the server alive for its grace
-    reader = threading.Thread(target=lambda: httpx.get(server.url + job["sse_url"], timeout=60, trust_env=False).read())
+    # keeps the server alive for its grace
+    job = server.post("/v1/jobs", prompt="hello", max_tokens=90_000).json()
+    reader = threading.Thread(
+        target=lambda: httpx.get(server.url + job["sse_url"], timeout=60, trust_env=False).read()
+    )
     reader.start()
     body = b'{"prompt": "hello", "max_tokens": 3}'
     with socket.create_connection(("127.0.0.1", server.port)) as half:
-        half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body))
+        half.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+            % len(body)
+        )
         time.sleep(0.2)
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
@@ -242,7 +357,11 @@ def test_a_request_that_was_half_sent_at_sigterm_is_refused(tmp_path, roomy):
         answer = b""
         while piece := half.recv(4000):
             answer += piece
-    assert b" 503 " in answer.split(b"\r\n")[0] and b"shutting_down" in answer and b"retry-after" in answer.lower(), answer
+    assert (
+        b" 503 " in answer.split(b"\r\n")[0]
+        and b"shutting_down" in answer
+        and b"retry-after" in answer.lower()
+    ), answer
     reader.join(30)
     server.process.wait(20)
 
@@ -253,14 +372,24 @@ def test_sigterm_tells_those_that_run_too_long(tmp_path, roomy):
     found: dict = {}
 
     def read(name, method, path, **body):
-        with httpx.stream(method, server.url + path, json=body or None, timeout=60, trust_env=False) as response:
+        with httpx.stream(
+            method, server.url + path, json=body or None, timeout=60, trust_env=False
+        ) as response:
             found[name] = response.read().decode(), response.status_code
 
-    threads = [threading.Thread(target=read, args=("stream", "POST", "/v1/completions"),
-                                kwargs={"prompt": "hello", "max_tokens": 90_000, "stream": True}),
-               threading.Thread(target=read, args=("whole", "POST", "/v1/completions"),
-                                kwargs={"prompt": "hello", "max_tokens": 90_000}),
-               threading.Thread(target=read, args=("job", "GET", job["sse_url"]))]
+    threads = [
+        threading.Thread(
+            target=read,
+            args=("stream", "POST", "/v1/completions"),
+            kwargs={"prompt": "hello", "max_tokens": 90_000, "stream": True},
+        ),
+        threading.Thread(
+            target=read,
+            args=("whole", "POST", "/v1/completions"),
+            kwargs={"prompt": "hello", "max_tokens": 90_000},
+        ),
+        threading.Thread(target=read, args=("job", "GET", job["sse_url"])),
+    ]
     for thread in threads:
         thread.start()
     server.wait(lambda: server.metric("rows_running") == 3)
@@ -317,11 +446,18 @@ def test_https(tmp_path):
     if not shutil.which("openssl"):
         pytest.skip("no openssl")
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    made = (f"req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -days 1 -subj /CN=localhost "
-            "-addext subjectAltName=DNS:localhost")
+    made = (
+        f"req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {certificate} -days 1 -subj "
+        "/CN=localhost "
+        "-addext subjectAltName=DNS:localhost"
+    )
     subprocess.run(["openssl", *made.split()], check=True, capture_output=True)
-    server = Live(tmp_path / "log", "--ssl-key-file", key, "--ssl-cert-file", certificate, ready=False)
+    server = Live(
+        tmp_path / "log", "--ssl-key-file", key, "--ssl-cert-file", certificate, ready=False
+    )
     assert server.url.startswith("https://")
-    with httpx.Client(verify=ssl.create_default_context(cafile=certificate), trust_env=False) as client:
+    with httpx.Client(
+        verify=ssl.create_default_context(cafile=certificate), trust_env=False
+    ) as client:
         assert client.get(f"https://localhost:{server.port}/health").json() == {"status": "ok"}
     server.close()

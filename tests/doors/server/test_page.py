@@ -1,4 +1,5 @@
-"""The page in a real Chromium: a chat, stop, regenerate, edit, branches, reload, session files, narrow screen, hostile text.
+"""The page in a real Chromium: a chat, stop, regenerate, edit, branches, reload, session files,
+narrow screen, hostile text.
 
 MLX_LLAMA_SCREENSHOTS names a folder for pictures to look at.
 """
@@ -21,7 +22,8 @@ from mlx_llama.server.page import render_markdown  # noqa: E402
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 in_browser = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="no chromium and chromedriver here (apt install chromium-driver)"
+    not (CHROMIUM and DRIVER),
+    reason="no chromium and chromedriver here (apt install chromium-driver)",
 )
 
 
@@ -30,8 +32,13 @@ class Page:
 
     def __init__(self, url: str, downloads: Path, is_locked: bool = False):
         options = webdriver.ChromeOptions()
-        for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1100,900",
-                         "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"):
+        for argument in (
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-dev-shm-usage",
+            "--window-size=1100,900",
+            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+        ):
             options.add_argument(argument)
         options.binary_location = CHROMIUM
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
@@ -40,7 +47,13 @@ class Page:
         self.url, self.downloads = url, downloads
         self.requested: list[str] = []
         self.driver.get(url + "/")
-        self.wait(lambda: self.find("#key-dialog").is_displayed() if is_locked else "/" in self.find("#context-text").text)
+        self.wait(
+            lambda: (
+                self.find("#key-dialog").is_displayed()
+                if is_locked
+                else "/" in self.find("#context-text").text
+            )
+        )
 
     def find(self, selector: str):
         return self.driver.find_element(By.CSS_SELECTOR, selector)
@@ -50,7 +63,8 @@ class Page:
 
     def texts(self, selector: str) -> list[str]:
         return self.driver.execute_script(
-            "return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)", selector
+            "return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)",
+            selector,
         )
 
     def wait(self, condition, seconds: float = 20):
@@ -60,7 +74,10 @@ class Page:
                 if found := condition():
                     return found
             except Exception as error:
-                if type(error).__name__ not in ("StaleElementReferenceException", "NoSuchElementException"):
+                if type(error).__name__ not in (
+                    "StaleElementReferenceException",
+                    "NoSuchElementException",
+                ):
                     raise
             assert time.monotonic() < end, self.driver.page_source[-3000:]
             time.sleep(0.05)
@@ -72,15 +89,22 @@ class Page:
 
     def wait_answer(self) -> None:
         self.wait(
-            lambda: self.find("#status").text in ("Answered.", "Stopped.", "The answer failed.") and not self.all(".running")
+            lambda: (
+                self.find("#status").text in ("Answered.", "Stopped.", "The answer failed.")
+                and not self.all(".running")
+            )
         )
 
     def press(self, label: str, which: int = -1) -> None:
-        self.wait(lambda: [one for one in self.all(f"[aria-label='{label}']") if one.is_enabled()])[which].click()
+        self.wait(lambda: [one for one in self.all(f"[aria-label='{label}']") if one.is_enabled()])[
+            which
+        ].click()
 
     def narrow(self, width: int = 390, height: int = 760) -> None:
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
-                                    {"width": width, "height": height, "deviceScaleFactor": 2, "mobile": True})
+        self.driver.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": height, "deviceScaleFactor": 2, "mobile": True},
+        )
 
     def picture(self, name: str) -> None:
         if folder := os.environ.get("MLX_LLAMA_SCREENSHOTS"):
@@ -93,10 +117,19 @@ class Page:
             if message["method"] == "Network.requestWillBeSent":
                 self.requested.append(message["params"]["request"]["url"])
         # A server's refusals appear in the console, too, and what a test provokes.
-        errors = [entry for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"
-                  and "Failed to load resource" not in entry["message"] and "TrustedHTML" not in entry["message"]]
+        errors = [
+            entry
+            for entry in self.driver.get_log("browser")
+            if entry["level"] == "SEVERE"
+            and "Failed to load resource" not in entry["message"]
+            and "TrustedHTML" not in entry["message"]
+        ]
         self.driver.quit()
-        others = [url for url in self.requested if not url.startswith((self.url, "blob:", "data:", "chrome"))]
+        others = [
+            url
+            for url in self.requested
+            if not url.startswith((self.url, "blob:", "data:", "chrome"))
+        ]
         assert self.requested and not others and not errors, (others, errors)
 
 
@@ -112,11 +145,19 @@ def test_a_chat_in_the_browser(page, llm):
     question = [{"role": "user", "content": "Who are you?"}]
     first = llm.generate(question).text
     page.ask("Who are you?")
-    assert page.texts(".assistant .text p") == [first] and page.find("#title").text == "Who are you?"
-    assert "tokens/s" in page.find(".note").text and page.find("#context-text").text.endswith("/ 512")
+    assert (
+        page.texts(".assistant .text p") == [first] and page.find("#title").text == "Who are you?"
+    )
+    assert "tokens/s" in page.find(".note").text and page.find("#context-text").text.endswith(
+        "/ 512"
+    )
     page.picture("chat")
     page.ask("Tell me a story.")
-    asked = [*question, {"role": "assistant", "content": first}, {"role": "user", "content": "Tell me a story."}]
+    asked = [
+        *question,
+        {"role": "assistant", "content": first},
+        {"role": "user", "content": "Tell me a story."},
+    ]
     assert page.texts(".assistant .text p")[-1] == llm.generate(asked).text
 
     page.driver.refresh()
@@ -134,7 +175,9 @@ def test_a_chat_in_the_browser(page, llm):
     area.clear()
     area.send_keys("What is a llama?" + Keys.ENTER)
     page.wait_answer()
-    assert page.texts(".user .text") == ["What is a llama?"] and "2/2" in page.texts(".user .tools span")
+    assert page.texts(".user .text") == ["What is a llama?"] and "2/2" in page.texts(
+        ".user .tools span"
+    )
     page.press("Branch before", 0)
     page.wait(lambda: page.texts(".user .text") == ["Who are you?", "Tell me a story."])
     page.picture("branches")
@@ -143,7 +186,9 @@ def test_a_chat_in_the_browser(page, llm):
 @in_browser
 def test_settings_are_those_of_the_table_and_reach_the_model(page, llm):
     page.find("#open-settings").click()
-    names = page.driver.execute_script("return [...document.querySelectorAll('#options [name]')].map((one) => one.name)")
+    names = page.driver.execute_script(
+        "return [...document.querySelectorAll('#options [name]')].map((one) => one.name)"
+    )
     from mlx_llama.core.generation.options import FIELDS
 
     assert (
@@ -160,9 +205,13 @@ def test_settings_are_those_of_the_table_and_reach_the_model(page, llm):
     page.find("#settings-close").click()
     page.ask("Who are you?")
     wanted = llm.generate(
-        [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Who are you?"}], max_tokens=9
+        [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Who are you?"}],
+        max_tokens=9,
     ).text
-    assert page.texts(".assistant .text p") == [wanted.strip()] and "cut at the limit" in page.find(".note").text
+    assert (
+        page.texts(".assistant .text p") == [wanted.strip()]
+        and "cut at the limit" in page.find(".note").text
+    )
 
 
 @in_browser
@@ -172,7 +221,10 @@ def test_session_files_go_to_the_repl_and_back(page, tmp_path, llm):
     file = tmp_path / "Who are you.json"
     page.wait(file.exists)
     session = llm.chat()
-    assert session.load(file) == [] and [message["role"] for message in session.messages] == ["user", "assistant"]
+    assert session.load(file) == [] and [message["role"] for message in session.messages] == [
+        "user",
+        "assistant",
+    ]
     session.system = "Be kind."
     session.send("Tell me a story.", max_tokens=12)
     session.save(tmp_path / "longer.json")
@@ -187,7 +239,11 @@ def test_session_files_go_to_the_repl_and_back(page, tmp_path, llm):
     page.find("#settings-close").click()
     (tmp_path / "broken.json").write_text('{"format": "mlx_llama session", "version": 2}')
     page.find("#import-file").send_keys(str(tmp_path / "broken.json"))
-    page.wait(lambda: "version is 2" in page.find("#status").text or "missing" in page.find("#status").text)
+    page.wait(
+        lambda: (
+            "version is 2" in page.find("#status").text or "missing" in page.find("#status").text
+        )
+    )
     assert page.find("#title").text == "longer"
 
 
@@ -200,7 +256,10 @@ def test_a_narrow_screen_and_the_keyboard(page):
     assert not page.find("#sidebar").is_displayed()
     page.find("#open-sidebar").click()
     page.wait(
-        lambda: page.find("#sidebar").is_displayed() and page.driver.switch_to.active_element.get_attribute("id") == "new"
+        lambda: (
+            page.find("#sidebar").is_displayed()
+            and page.driver.switch_to.active_element.get_attribute("id") == "new"
+        )
     )
     page.picture("narrow-list")
     page.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
@@ -213,10 +272,14 @@ def test_a_narrow_screen_and_the_keyboard(page):
     assert page.driver.switch_to.active_element.get_attribute("id") == "question"
     # Everything that can be clicked can be reached by Tab.
     unreachable = page.driver.execute_script(
-        "return [...document.querySelectorAll('button, input, textarea, a')].filter((one) => one.tabIndex < 0).length")
+        "return [...document.querySelectorAll('button, input, textarea, a')].filter((one) => "
+        "one.tabIndex < 0).length"
+    )
     assert unreachable == 0
     unnamed = page.driver.execute_script(
-        "return [...document.querySelectorAll('button')].filter((one) => !(one.textContent.trim() || one.ariaLabel)).length")
+        "return [...document.querySelectorAll('button')].filter((one) => "
+        "!(one.textContent.trim() || one.ariaLabel)).length"
+    )
     assert unnamed == 0
 
 
@@ -247,8 +310,18 @@ HOSTILE = """<script>window.broken = 1</script> <img src=x onerror="window.broke
 
 @in_browser
 def test_hostile_text_is_shown_and_never_run(page, tmp_path):
-    session = {"format": "mlx_llama session", "version": 1, "model": "<b>m</b>", "system": None, "options": {}, "dropped": 0,
-               "messages": [{"role": "user", "content": HOSTILE}, {"role": "assistant", "content": HOSTILE}]}
+    session = {
+        "format": "mlx_llama session",
+        "version": 1,
+        "model": "<b>m</b>",
+        "system": None,
+        "options": {},
+        "dropped": 0,
+        "messages": [
+            {"role": "user", "content": HOSTILE},
+            {"role": "assistant", "content": HOSTILE},
+        ],
+    }
     file = tmp_path / "<img src=x onerror=window.broken=1>.json"
     file.write_text(json.dumps(session))
     page.find("#import-file").send_keys(str(file))
@@ -261,8 +334,10 @@ def test_hostile_text_is_shown_and_never_run(page, tmp_path):
     assert not page.all("#log script, #log img, #log b, #log [onerror], #log [href^='javascript']")
     assert page.all(".assistant pre .nt") and page.texts(".user .text") == [HOSTILE]
     # A script that were inserted all the same: the policy stops it.
-    page.driver.execute_script("const one = document.createElement('p'); try { one.innerHTML = '<img src=x onerror=1>' } "
-                               "catch (error) { window.stopped = error.name }")
+    page.driver.execute_script(
+        "const one = document.createElement('p'); try { one.innerHTML = '<img src=x onerror=1>' } "
+        "catch (error) { window.stopped = error.name }"
+    )
     assert page.driver.execute_script("return window.stopped") == "TypeError"
 
 
@@ -282,13 +357,23 @@ def test_stop_and_errors_in_the_browser(endless, tmp_path):
         assert page.find(".note").text == "stopped" and page.find("#send").is_displayed()
         kept = page.texts(".assistant .text")[0]
         page.driver.refresh()
-        page.wait(lambda: page.texts(".assistant .text") and len(page.texts(".assistant .text")[0]) == len(kept))
+        page.wait(
+            lambda: (
+                page.texts(".assistant .text")
+                and len(page.texts(".assistant .text")[0]) == len(kept)
+            )
+        )
         # A question that does not fit: the error stands where the answer would.
-        page.driver.execute_script("arguments[0].value = 'word '.repeat(120000)", page.find("#question"))
+        page.driver.execute_script(
+            "arguments[0].value = 'word '.repeat(120000)", page.find("#question")
+        )
         page.ask("")
         error = page.find(".message .error")
         assert "tokens and the context holds 100000" in error.text
-        shown = "const box = arguments[0].getBoundingClientRect(); return box.top >= 0 && box.bottom <= innerHeight"
+        shown = (
+            "const box = arguments[0].getBoundingClientRect(); return box.top >= 0 && box.bottom "
+            "<= innerHeight"
+        )
         page.wait(lambda: page.driver.execute_script(shown, error))
         # The next question is asked without the one that failed.
         page.ask("hi", wait=False)
@@ -313,7 +398,9 @@ def test_a_server_that_dies_is_named_as_the_cause(serve, roomy, tmp_path):
         page.wait(lambda: len(page.texts(".assistant .text")[0]) > 20)
         server.process.kill()
         page.wait_answer()
-        assert page.find(".message .error").text.startswith("The connection ended before the answer did.")
+        assert page.find(".message .error").text.startswith(
+            "The connection ended before the answer did."
+        )
     finally:
         page.close()
 
@@ -336,25 +423,55 @@ def test_a_key_is_asked_for(serve, tmp_path):
 
 def test_a_session_file_with_tool_calls_is_refused_with_the_reason(guide):
     messages = [{"role": "user", "content": "1 + 2?"}, {"role": "assistant", "content": "3"}]
-    saved = {"format": "mlx_llama session", "version": 1, "model": "m", "system": None, "options": {}, "dropped": 0}
+    saved = {
+        "format": "mlx_llama session",
+        "version": 1,
+        "model": "m",
+        "system": None,
+        "options": {},
+        "dropped": 0,
+    }
     done = guide.post("/page/session", text=json.dumps(saved | {"messages": messages}))
     assert done.status_code == 200 and done.json()["messages"] == messages
     call = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-    calls = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "3", "tool_call_id": "abcdefghi"}]
-    done = guide.post("/page/session", text=json.dumps(saved | {"messages": [messages[0], *calls, messages[1]]}))
-    assert done.status_code == 400 and "has tool calls, which the page cannot show" in done.json()["error"]["message"]
+    calls = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "3", "tool_call_id": "abcdefghi"},
+    ]
+    done = guide.post(
+        "/page/session", text=json.dumps(saved | {"messages": [messages[0], *calls, messages[1]]})
+    )
+    assert (
+        done.status_code == 400
+        and "has tool calls, which the page cannot show" in done.json()["error"]["message"]
+    )
 
 
 def test_headers_of_the_page(guide):
-    for path, kind in (("/", "text/html"), ("/page/app.js", "text/javascript"), ("/page/style.css", "text/css"),
-                       ("/page/code.css", "text/css"), ("/page/icon.svg", "image/svg+xml"), ("/docs", "text/html")):
+    for path, kind in (
+        ("/", "text/html"),
+        ("/page/app.js", "text/javascript"),
+        ("/page/style.css", "text/css"),
+        ("/page/code.css", "text/css"),
+        ("/page/icon.svg", "image/svg+xml"),
+        ("/docs", "text/html"),
+    ):
         done = guide.http.get(path)
         assert done.status_code == 200 and done.headers["content-type"].startswith(kind), path
         policy = done.headers["content-security-policy"]
-        assert "default-src 'none'" in policy and "unsafe" not in policy and "script-src 'self';" in policy, path
+        assert (
+            "default-src 'none'" in policy
+            and "unsafe" not in policy
+            and "script-src 'self';" in policy
+        ), path
         assert done.headers["x-content-type-options"] == "nosniff"
     html = guide.http.get("/").text
-    assert "http://" not in html and "https://" not in html and "onclick" not in html and "<style" not in html
+    assert (
+        "http://" not in html
+        and "https://" not in html
+        and "onclick" not in html
+        and "<style" not in html
+    )
 
 
 @pytest.mark.parametrize(
@@ -364,9 +481,18 @@ def test_headers_of_the_page(guide):
         ("<b>", "<p>&lt;b&gt;</p>\n"),
         ("[a](javascript:x)", "<p>[a](javascript:x)</p>\n"),
         ("[a](DATA:text/html,x)", "<p>[a](DATA:text/html,x)</p>\n"),
-        ("[a](https://b)", '<p><a href="https://b" rel="noopener noreferrer" target="_blank">a</a></p>\n'),
-        ("```nope\n<&\n```", '<pre class="code" data-language="nope"><code>&lt;&amp;\n</code></pre>\n'),
-        ('```"><script>\nx\n```', '<pre class="code" data-language="&quot;&gt;&lt;script&gt;"><code>x\n</code></pre>\n'),
+        (
+            "[a](https://b)",
+            '<p><a href="https://b" rel="noopener noreferrer" target="_blank">a</a></p>\n',
+        ),
+        (
+            "```nope\n<&\n```",
+            '<pre class="code" data-language="nope"><code>&lt;&amp;\n</code></pre>\n',
+        ),
+        (
+            '```"><script>\nx\n```',
+            '<pre class="code" data-language="&quot;&gt;&lt;script&gt;"><code>x\n</code></pre>\n',
+        ),
     ],
 )
 def test_markdown(text, wanted):
@@ -374,6 +500,14 @@ def test_markdown(text, wanted):
 
 
 def test_rendering_hostile_markdown_ends():
-    for text in ("[" * 20_000, "`" * 20_000, "> " * 5000, "* " * 5000, "|" * 20_000, "```c\n" + "\"" * 40_000, "<" * 20_000,
-                 "```python\n" + "'''" * 10_000):
+    for text in (
+        "[" * 20_000,
+        "`" * 20_000,
+        "> " * 5000,
+        "* " * 5000,
+        "|" * 20_000,
+        "```c\n" + '"' * 40_000,
+        "<" * 20_000,
+        "```python\n" + "'''" * 10_000,
+    ):
         assert render_markdown(text)

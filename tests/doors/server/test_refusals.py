@@ -42,8 +42,20 @@ def test_every_fault_is_told_with_field_constraint_and_value(guide):
     done = guide.post("/v1/chat/completions", **body)
     faults = {fault["field"]: fault for fault in done.json()["errors"]}
     assert done.status_code == 400 and set(faults) == {
-        "messages[0].role", "messages[0].content", "messages[1]", "max_tokens", "temperature", "top_p", "stop",
-        "logit_bias", "seed", "stream", "tempreature", "audio", "n"}
+        "messages[0].role",
+        "messages[0].content",
+        "messages[1]",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "stop",
+        "logit_bias",
+        "seed",
+        "stream",
+        "tempreature",
+        "audio",
+        "n",
+    }
     assert faults["max_tokens"] == {
         "field": "max_tokens",
         "constraint": ">= 0",
@@ -55,18 +67,25 @@ def test_every_fault_is_told_with_field_constraint_and_value(guide):
     assert "did you mean temperature" in faults["tempreature"]["message"]
     assert "not supported" in faults["audio"]["message"]
     error = done.json()["error"]
-    assert error["type"] == "invalid_request_error" and error["param"] in faults and error["code"] == "invalid_value"
+    assert (
+        error["type"] == "invalid_request_error"
+        and error["param"] in faults
+        and error["code"] == "invalid_value"
+    )
 
 
 @pytest.mark.parametrize("theirs, ours", [("max_completion_tokens", "max_tokens")])
 def test_a_fault_has_the_name_that_the_request_used(theirs, ours, guide):
     done = guide.post("/v1/chat/completions", messages=QUESTION, **{theirs: -2})
-    assert done.json()["errors"][0]["field"] == theirs and ours not in done.json()["errors"][0]["message"].replace(
-        theirs, ""
-    )
+    assert done.json()["errors"][0]["field"] == theirs and ours not in done.json()["errors"][0][
+        "message"
+    ].replace(theirs, "")
     done = guide.post("/v1/chat/completions", messages=QUESTION, **{theirs: 2, ours: 3})
     assert done.status_code == 400 and "contradicts" in done.text
-    assert guide.post("/v1/chat/completions", messages=QUESTION, **{theirs: 2, ours: 2}).status_code == 200
+    assert (
+        guide.post("/v1/chat/completions", messages=QUESTION, **{theirs: 2, ours: 2}).status_code
+        == 200
+    )
 
 
 HOSTILE = [
@@ -130,7 +149,11 @@ HOSTILE = [
 def test_hostile_bodies(path, guide):
     for raw in HOSTILE:
         done = guide.http.post(path, content=raw)
-        assert done.status_code == 400 or done.status_code < 300, (raw[:80], done.status_code, done.text[:300])
+        assert done.status_code == 400 or done.status_code < 300, (
+            raw[:80],
+            done.status_code,
+            done.text[:300],
+        )
         if done.status_code == 400:
             found = done.json()
             assert found["error"]["message"] and isinstance(found["errors"], list), raw[:80]
@@ -147,11 +170,15 @@ def test_nulls_count_as_left_out(guide):
 
 
 def test_a_whole_number_may_be_written_as_json_allows(guide):
-    done = guide.http.post("/v1/completions", content=b'{"prompt": "x", "max_tokens": 2.0, "seed": 1e3, "top_k": 5}')
+    done = guide.http.post(
+        "/v1/completions", content=b'{"prompt": "x", "max_tokens": 2.0, "seed": 1e3, "top_k": 5}'
+    )
     assert done.status_code == 200 and done.json()["usage"]["completion_tokens"] == 2
     for text in ("2.5", "true", '"2"', "1e300"):
         assert (
-            guide.http.post("/v1/completions", content=b'{"prompt": "x", "max_tokens": %s}' % text.encode()).status_code
+            guide.http.post(
+                "/v1/completions", content=b'{"prompt": "x", "max_tokens": %s}' % text.encode()
+            ).status_code
             == 400
         )
 
@@ -175,16 +202,29 @@ def test_limits(guide):
 
 
 def test_routes_that_are_not_there(guide):
-    for method, path, status in (("GET", "/v2", 404), ("GET", "/v1/completions", 405), ("PUT", "/health", 405),
-                                 ("POST", "/v1/embeddings", 404), ("GET", "/page/../settings.py", 404),
-                                 ("GET", "/page/%2e%2e%2fsettings.py", 404), ("DELETE", "/v1/jobs/nope", 404)):
+    for method, path, status in (
+        ("GET", "/v2", 404),
+        ("GET", "/v1/completions", 405),
+        ("PUT", "/health", 405),
+        ("POST", "/v1/embeddings", 404),
+        ("GET", "/page/../settings.py", 404),
+        ("GET", "/page/%2e%2e%2fsettings.py", 404),
+        ("DELETE", "/v1/jobs/nope", 404),
+    ):
         done = guide.http.request(method, path)
         assert done.status_code == status and done.json()["error"]["message"], path
 
 
 # As the APIs' own references have them, beside the table's.
 NAMES = {
-    "LlamaCompletionRequest": {"n_predict", "repeat_penalty", "repeat_last_n", "json_schema", "n_probs", "n_cmpl"},
+    "LlamaCompletionRequest": {
+        "n_predict",
+        "repeat_penalty",
+        "repeat_last_n",
+        "json_schema",
+        "n_probs",
+        "n_cmpl",
+    },
     "ChatRequest": {"max_completion_tokens", "max_tokens"},
     "MessagesRequest": {"stop_sequences", "max_tokens"},
     "ResponsesRequest": {"max_output_tokens"},
@@ -193,7 +233,13 @@ NAMES = {
 
 def test_the_document_has_the_limits_of_the_table(guide):
     fields = guide.http.get("/openapi.json").json()["components"]["schemas"]
-    for schema in ("ChatRequest", "CompletionRequest", "ResponsesRequest", "MessagesRequest", "JobRequest"):
+    for schema in (
+        "ChatRequest",
+        "CompletionRequest",
+        "ResponsesRequest",
+        "MessagesRequest",
+        "JobRequest",
+    ):
         properties = fields[schema]["properties"]
         assert set(FIELDS) <= set(properties), schema
         assert (properties["top_p"]["minimum"], properties["top_p"]["maximum"]) == (1e-6, 1), schema
@@ -207,26 +253,59 @@ def test_the_document_has_the_limits_of_the_table(guide):
                 assert word not in field.get("description", "").replace(">=", ""), (schema, name)
         for name in FIELDS:
             words = properties[name].get("description", "").lower()
-            assert not any(one in words for one in ("file", "flag", "token_id=")), (schema, name, words)
+            assert not any(one in words for one in ("file", "flag", "token_id=")), (
+                schema,
+                name,
+                words,
+            )
     docs = guide.http.get("/docs")
-    assert "repetition_context_size" in docs.text and "<script" not in docs.text and "http://" not in docs.text
+    assert (
+        "repetition_context_size" in docs.text
+        and "<script" not in docs.text
+        and "http://" not in docs.text
+    )
 
 
 def told(guide, path="/v1/chat/completions", **body):
     """Faults by field; each has a constraint and a message that begins with the field."""
     done = guide.post(path, **body)
     faults = done.json()["errors"]
-    assert done.status_code == 400 and len({fault["field"] for fault in faults}) == len(faults), done.text
+    assert done.status_code == 400 and len({fault["field"] for fault in faults}) == len(faults), (
+        done.text
+    )
     for fault in faults:
-        assert fault["constraint"] and fault["message"].startswith(f"{fault['field']}: ") and "_type" not in str(fault), fault
-        assert all(word not in fault["constraint"] for word in ("_", "Error", "error")) or " " in fault["constraint"], fault
+        assert (
+            fault["constraint"]
+            and fault["message"].startswith(f"{fault['field']}: ")
+            and "_type" not in str(fault)
+        ), fault
+        assert (
+            all(word not in fault["constraint"] for word in ("_", "Error", "error"))
+            or " " in fault["constraint"]
+        ), fault
     return {fault["field"]: fault for fault in faults}
 
 
 def test_faults_of_several_fields_together_are_told_with_the_others(guide):
-    faults = told(guide, messages=[], stream_options={"include_usage": True}, top_logprobs=3, model="nope",
-                  regex="(", logit_bias={"99999": 1}, speculate="model")
-    assert set(faults) == {"messages", "stream_options", "top_logprobs", "model", "regex", "logit_bias", "speculate"}
+    faults = told(
+        guide,
+        messages=[],
+        stream_options={"include_usage": True},
+        top_logprobs=3,
+        model="nope",
+        regex="(",
+        logit_bias={"99999": 1},
+        speculate="model",
+    )
+    assert set(faults) == {
+        "messages",
+        "stream_options",
+        "top_logprobs",
+        "model",
+        "regex",
+        "logit_bias",
+        "speculate",
+    }
     assert faults["regex"]["value"] == "(" and faults["logit_bias"]["value"] == '{"99999": 1}'
     assert faults["stream_options"]["value"] == '{"include_usage": true}'
     assert set(told(guide, "/v1/jobs", temperature=-1)) == {"prompt", "temperature"}
@@ -235,8 +314,13 @@ def test_faults_of_several_fields_together_are_told_with_the_others(guide):
 def test_faults_that_the_model_shows_are_told_together(guide):
     faults = told(guide, messages=QUESTION, regex="(", logit_bias={"99999": 1})
     assert set(faults) == {"regex", "logit_bias"}
-    assert faults["regex"]["value"] == "(" and faults["logit_bias"]["constraint"] == "token ids of the vocabulary"
-    faults = told(guide, messages=QUESTION, schema={"type": "string", "pattern": "^(?!a)"}, temperature=-1)
+    assert (
+        faults["regex"]["value"] == "("
+        and faults["logit_bias"]["constraint"] == "token ids of the vocabulary"
+    )
+    faults = told(
+        guide, messages=QUESTION, schema={"type": "string", "pattern": "^(?!a)"}, temperature=-1
+    )
     assert set(faults) == {"schema", "temperature"}
     done = guide.post("/v1/chat/completions", messages=QUESTION, model="nope")
     assert done.status_code == 404 and done.json()["error"]["code"] == "model_not_found"
@@ -245,16 +329,41 @@ def test_faults_that_the_model_shows_are_told_together(guide):
 UNENFORCEABLE = {"type": "string", "pattern": "^(?!a)"}
 
 
-@pytest.mark.parametrize("path, field, body", [
-    ("/v1/chat/completions", "response_format.json_schema.schema",
-     {"messages": QUESTION, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": UNENFORCEABLE}}}),
-    ("/v1/responses", "text.format.schema",
-     {"input": "hi", "text": {"format": {"type": "json_schema", "name": "x", "schema": UNENFORCEABLE}}}),
-    ("/v1/messages", "output_config.format.schema",
-     {"messages": QUESTION, "model": "guide", "max_tokens": 3,
-      "output_config": {"format": {"type": "json_schema", "schema": UNENFORCEABLE}}}),
-    ("/completion", "json_schema", {"prompt": "hi", "json_schema": UNENFORCEABLE}),
-])
+@pytest.mark.parametrize(
+    "path, field, body",
+    [
+        (
+            "/v1/chat/completions",
+            "response_format.json_schema.schema",
+            {
+                "messages": QUESTION,
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": UNENFORCEABLE},
+                },
+            },
+        ),
+        (
+            "/v1/responses",
+            "text.format.schema",
+            {
+                "input": "hi",
+                "text": {"format": {"type": "json_schema", "name": "x", "schema": UNENFORCEABLE}},
+            },
+        ),
+        (
+            "/v1/messages",
+            "output_config.format.schema",
+            {
+                "messages": QUESTION,
+                "model": "guide",
+                "max_tokens": 3,
+                "output_config": {"format": {"type": "json_schema", "schema": UNENFORCEABLE}},
+            },
+        ),
+        ("/completion", "json_schema", {"prompt": "hi", "json_schema": UNENFORCEABLE}),
+    ],
+)
 def test_a_schema_that_cannot_be_enforced_is_told_where_it_stands(path, field, body, guide):
     for more in ({}, {"temperature": -1}):
         faults = told(guide, path, **body, **more)
@@ -264,23 +373,39 @@ def test_a_schema_that_cannot_be_enforced_is_told_where_it_stands(path, field, b
 
 def test_a_part_that_is_no_text_is_the_only_fault_of_its_list(guide):
     content = [{"type": "image_url", "image_url": {"url": "data:,"}}]
-    faults = told(guide, messages=[{"role": "user", "content": content}, {"role": "user", "content": 3}])
+    faults = told(
+        guide, messages=[{"role": "user", "content": content}, {"role": "user", "content": 3}]
+    )
     assert {"messages[0].content[0].type", "messages[1].content"} <= set(faults)
-    assert "messages[0].content" not in faults and faults["messages[1].content"]["constraint"] == "string or array"
+    assert (
+        "messages[0].content" not in faults
+        and faults["messages[1].content"]["constraint"] == "string or array"
+    )
 
 
-@pytest.mark.parametrize("item, message", [
-    ({"role": "user"}, "message needs content"), ({"content": "hi"}, "message needs role"),
-    ({"type": "function_call", "call_id": "c", "name": "f"}, "function_call needs arguments"),
-    ({"type": "function_call_output", "output": "x"}, "function_call_output needs call_id"),
-    ({"role": "user", "content": "hi", "output": "x"}, "message has no output")])
+@pytest.mark.parametrize(
+    "item, message",
+    [
+        ({"role": "user"}, "message needs content"),
+        ({"content": "hi"}, "message needs role"),
+        ({"type": "function_call", "call_id": "c", "name": "f"}, "function_call needs arguments"),
+        ({"type": "function_call_output", "output": "x"}, "function_call_output needs call_id"),
+        ({"role": "user", "content": "hi", "output": "x"}, "message has no output"),
+    ],
+)
 def test_an_input_item_has_the_fields_of_its_type(item, message, guide):
     done = guide.post("/v1/responses", input=[item])
     assert done.status_code == 400 and message in done.json()["error"]["message"]
 
 
 def test_values_and_constraints_are_written_as_json(guide):
-    faults = told(guide, messages=QUESTION, tools=[{"type": "function", "function": {"name": "a b"}}], store=True, max_tokens={"a": 1})
+    faults = told(
+        guide,
+        messages=QUESTION,
+        tools=[{"type": "function", "function": {"name": "a b"}}],
+        store=True,
+        max_tokens={"a": 1},
+    )
     assert faults["store"]["constraint"] == "false" and faults["max_tokens"]["value"] == '{"a": 1}'
     assert faults["tools[0].function.name"]["constraint"].startswith("matches ^")
 
@@ -288,15 +413,31 @@ def test_values_and_constraints_are_written_as_json(guide):
 def test_faults_are_bounded_in_number_and_found_soon(guide):
     keys = {f"presence_penalty_repetition_{i}": 1 for i in range(20_000)}
     parts = [{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}] * 8000}]
-    for body in ({**keys, "messages": []}, {"messages": parts}, {"messages": QUESTION, "prompt": [None] * 100_000}):
+    for body in (
+        {**keys, "messages": []},
+        {"messages": parts},
+        {"messages": QUESTION, "prompt": [None] * 100_000},
+    ):
         done = guide.post("/v1/completions" if "prompt" in body else "/v1/chat/completions", **body)
-        assert done.status_code == 400 and len(done.json()["errors"]) <= 33 and len(done.content) < 50_000
+        assert (
+            done.status_code == 400
+            and len(done.json()["errors"]) <= 33
+            and len(done.content) < 50_000
+        )
     done = guide.post("/v1/chat/completions", **keys, messages=[])
     assert done.json()["errors"][0]["field"] == "messages"
     assert done.json()["errors"][-1]["message"] == "and faults of 19969 more fields"
-    for body in ({"messages": [1] * 40_000}, {f"k{i}": 1 for i in range(40_000)}, {"messages": [{"x": [[1] * 20_000] * 2}]}):
+    for body in (
+        {"messages": [1] * 40_000},
+        {f"k{i}": 1 for i in range(40_000)},
+        {"messages": [{"x": [[1] * 20_000] * 2}]},
+    ):
         done = guide.post("/v1/chat/completions", **body)
-        assert done.status_code == 400 and "more than 32768 values" in done.text and len(done.content) < 2000
+        assert (
+            done.status_code == 400
+            and "more than 32768 values" in done.text
+            and len(done.content) < 2000
+        )
 
 
 def test_more_answers_than_the_server_ever_takes_are_refused_for_good(inside, toy):
@@ -304,10 +445,16 @@ def test_more_answers_than_the_server_ever_takes_are_refused_for_good(inside, to
 
     server = inside(lambda: load(toy, backend="cpu", max_rows=2), queue=1).ready()
     assert server.post("/v1/completions", prompt="hello", n=3, max_tokens=2).status_code == 200
-    for field, path, body in (("n", "/v1/completions", {"prompt": "hello", "n": 4}),
-                              ("prompt", "/completion", {"prompt": ["a", "b", "c", "d"]})):
+    for field, path, body in (
+        ("n", "/v1/completions", {"prompt": "hello", "n": 4}),
+        ("prompt", "/completion", {"prompt": ["a", "b", "c", "d"]}),
+    ):
         done = server.post(path, **body, max_tokens=2)
-        assert done.status_code == 400 and done.json()["errors"][0]["field"] == field and "--max-rows" in done.text
+        assert (
+            done.status_code == 400
+            and done.json()["errors"][0]["field"] == field
+            and "--max-rows" in done.text
+        )
 
 
 def test_anthropics_errors_have_the_code(guide):
@@ -319,4 +466,6 @@ def test_anthropics_errors_have_the_code(guide):
 
 def test_a_value_in_an_error_is_short(guide):
     done = guide.post("/v1/completions", prompt={"x": "y" * 100_000})
-    assert len(done.content) < 2000 and json.loads(done.content)["errors"][0]["value"].endswith("...")
+    assert len(done.content) < 2000 and json.loads(done.content)["errors"][0]["value"].endswith(
+        "..."
+    )

@@ -18,7 +18,9 @@ EXAMPLES = ROOT / "examples"
 
 
 def run(*arguments: object) -> str:
-    done = subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -32,21 +34,34 @@ def test_openai_client(guide, llm):
 def written_blocks(language: str) -> list[str]:
     """Code of the README and of the server's page."""
     pages = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/server.md")]
-    return [block for page in pages for block in re.findall(rf"```{language}\n(.*?)```", page, re.S)]
+    return [
+        block for page in pages for block in re.findall(rf"```{language}\n(.*?)```", page, re.S)
+    ]
 
 
 @pytest.mark.skipif(not (shutil.which("curl") and shutil.which("sh")), reason="no curl here")
 def test_curl_lines_of_the_readme_and_docs_work_as_they_stand(guide, llm):
     """But for the port."""
-    lines = [line for block in written_blocks("sh") for line in block.replace("\\\n", "").splitlines() if line.startswith("curl ")]
+    lines = [
+        line
+        for block in written_blocks("sh")
+        for line in block.replace("\\\n", "").splitlines()
+        if line.startswith("curl ")
+    ]
     assert len(lines) > 4
     for line in lines:
         assert "http://127.0.0.1:8080" in line
         command = line.replace("http://127.0.0.1:8080", guide.url).split("   #")[0]
         done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0 and done.stdout, done.stderr
-        bodies = [line.removeprefix("data: ") for line in done.stdout.splitlines() if line.startswith("data: ")] or [done.stdout]
-        assert all(body == "[DONE]" or "error" not in json.loads(body) for body in bodies), done.stdout
+        bodies = [
+            line.removeprefix("data: ")
+            for line in done.stdout.splitlines()
+            if line.startswith("data: ")
+        ] or [done.stdout]
+        assert all(body == "[DONE]" or "error" not in json.loads(body) for body in bodies), (
+            done.stdout
+        )
         if "chat/completions" in line and "Who are you?" in line and bodies[0] == done.stdout:
             wanted = llm.generate([{"role": "user", "content": "Who are you?"}]).text
             assert json.loads(done.stdout)["choices"][0]["message"]["content"] == wanted
@@ -62,20 +77,49 @@ def test_clients_of_the_docs_run_as_they_stand(guide, capsys):
 
 
 def test_load(toy):
-    asked = ["--clients", "1", "3", "--rounds", "2", "--words", "12", "--tokens", "8", "--threads", "1", "--json"]
-    figures = json.loads(run(EXAMPLES / "benchmarks" / "load.py", toy, "--servers", "ours", "in-process", *asked))
+    asked = [
+        "--clients",
+        "1",
+        "3",
+        "--rounds",
+        "2",
+        "--words",
+        "12",
+        "--tokens",
+        "8",
+        "--threads",
+        "1",
+        "--json",
+    ]
+    figures = json.loads(
+        run(EXAMPLES / "benchmarks" / "load.py", toy, "--servers", "ours", "in-process", *asked)
+    )
     for clients in ("1", "3"):
         found = figures["clients"][clients]
         assert set(found) == {"mlx_llama (cpu)", "in process"}
         for rounds in found.values():
             assert len(rounds) == 2
             for one in rounds:
-                assert one["tokens"] == 8 * int(clients) and one["rate"] > 0 and 0 < one["first"] <= one["first_95"]
+                assert (
+                    one["tokens"] == 8 * int(clients)
+                    and one["rate"] > 0
+                    and 0 < one["first"] <= one["first_95"]
+                )
                 assert 0 < one["between"] <= one["between_95"]
 
 
 def test_load_of_a_server_that_runs(guide):
-    out = run(EXAMPLES / "benchmarks" / "load.py", "--url", guide.url, "--clients", "2", "--rounds", "1", "--tokens", "6")
+    out = run(
+        EXAMPLES / "benchmarks" / "load.py",
+        "--url",
+        guide.url,
+        "--clients",
+        "2",
+        "--rounds",
+        "1",
+        "--tokens",
+        "6",
+    )
     assert out.startswith("  2 clients") and "tokens/s" in out
 
 
@@ -83,7 +127,30 @@ def test_help_names_llama_servers_flags(capsys):
     with pytest.raises(SystemExit):
         command.main(["--help"])
     out = capsys.readouterr().out
-    for flag in ("host", "port", "alias", "ctx-size", "parallel", "batch-size", "threads", "api-key", "api-key-file", "timeout",
-                 "temp", "seed", "n-predict", "chat-template", "chat-template-file", "model-draft", "slots", "slot-save-path",
-                 "metrics", "cors-origin", "idle-unload", "shutdown-seconds", "cache-memory", "cache-bits"):
+    for flag in (
+        "host",
+        "port",
+        "alias",
+        "ctx-size",
+        "parallel",
+        "batch-size",
+        "threads",
+        "api-key",
+        "api-key-file",
+        "timeout",
+        "temp",
+        "seed",
+        "n-predict",
+        "chat-template",
+        "chat-template-file",
+        "model-draft",
+        "slots",
+        "slot-save-path",
+        "metrics",
+        "cors-origin",
+        "idle-unload",
+        "shutdown-seconds",
+        "cache-memory",
+        "cache-bits",
+    ):
         assert f"--{flag}" in out, flag

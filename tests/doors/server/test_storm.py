@@ -1,4 +1,6 @@
-"""Storms: many clients, some of them gone or hostile, and the server is afterwards as it was before."""
+"""Storms: many clients, some of them gone or hostile, and the server is afterwards as it was
+before.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ HOSTILE = (
 
 
 def storm(url: str, clients: int, requests: int, seed: int, most_tokens: int) -> Counter:
-    """`requests` from `clients` threads: a third leaves at random, some are hostile, busy answers are tried again.
+    """`requests` from `clients` threads: a third leaves at random, some are hostile, busy answers
+    are tried again.
 
     Returns how they ended. Raises if an accepted answer has no reason for its end.
     """
@@ -56,8 +59,12 @@ def storm(url: str, clients: int, requests: int, seed: int, most_tokens: int) ->
             assert done.status_code == 400, done.text
             return "hostile"
         prompt = " ".join(draw.choices(WORDS, k=draw.choice((1, 3, 20, 80))))
-        body = {"prompt": prompt, "max_tokens": draw.randint(1, most_tokens), "temperature": draw.choice((0, 1)),
-                "stream": draw.random() < 0.7}
+        body = {
+            "prompt": prompt,
+            "max_tokens": draw.randint(1, most_tokens),
+            "temperature": draw.choice((0, 1)),
+            "stream": draw.random() < 0.7,
+        }
         if draw.random() < 1 / 3:
             return leave(http, draw, body)
         for _ in range(200):
@@ -71,14 +78,18 @@ def storm(url: str, clients: int, requests: int, seed: int, most_tokens: int) ->
             assert choice["finish_reason"] in ("stop", "length")
             return choice["finish_reason"]
         *_, last, end = [
-            data.removeprefix("data: ") for data in done.text.strip().split("\n\n") if data.startswith("data: ")
+            data.removeprefix("data: ")
+            for data in done.text.strip().split("\n\n")
+            if data.startswith("data: ")
         ]
         assert end == "[DONE]"
         return json.loads(last)["choices"][0]["finish_reason"]
 
     def leave(http: httpx.Client, draw: random.Random, body: dict) -> str:
         try:
-            with http.stream("POST", "/v1/completions", json=body, timeout=draw.choice((0.02, 0.1, 30))) as response:
+            with http.stream(
+                "POST", "/v1/completions", json=body, timeout=draw.choice((0.02, 0.1, 30))
+            ) as response:
                 for _ in zip(range(draw.randint(0, 9)), response.iter_lines()):
                     pass
         except httpx.TimeoutException:
@@ -100,10 +111,15 @@ def check_storm(server: Live, clients: int, requests: int, most_tokens: int = 12
     before = server.post("/v1/completions", **judge).json()["choices"]
     storm(server.url, clients, 4 * clients, seed=1, most_tokens=most_tokens)  # warm-up
     server.wait_idle()
-    memory, cache = psutil.Process(server.process.pid).memory_info().rss, server.metric("cache_bytes")
+    memory, cache = (
+        psutil.Process(server.process.pid).memory_info().rss,
+        server.metric("cache_bytes"),
+    )
     ends = storm(server.url, clients, requests, seed=2, most_tokens=most_tokens)
     server.wait_idle()
-    assert sum(ends.values()) == requests and ends["left"] > requests / 6 and ends["hostile"] > 0, ends
+    assert sum(ends.values()) == requests and ends["left"] > requests / 6 and ends["hostile"] > 0, (
+        ends
+    )
     assert ends["length"] + ends["stop"] > requests / 3
     assert server.metric("cache_bytes") <= max(2 * cache, 64 << 20)
     assert psutil.Process(server.process.pid).memory_info().rss < memory + (128 << 20)
@@ -140,22 +156,39 @@ def test_a_failing_step_is_told_and_others_go_on(inside, toy):
     model.step = broken
     done = server.post("/v1/completions", prompt="hello", max_tokens=5)
     assert done.status_code == 500 and done.json()["error"]["code"] == "generation_failed"
-    assert "a kernel failed" in server.post("/v1/completions", prompt="hello", max_tokens=5, stream=True).text
+    assert (
+        "a kernel failed"
+        in server.post("/v1/completions", prompt="hello", max_tokens=5, stream=True).text
+    )
     model.step = step
     assert server.post("/v1/completions", prompt="hello", max_tokens=5).status_code == 200
     server.wait(server.is_idle)
 
 
 def test_the_same_text_alone_and_among_32_others(guide, llm):
-    judge = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 40, "temperature": 0.9, "seed": 11}
+    judge = {
+        "messages": [{"role": "user", "content": "Tell me a story."}],
+        "max_tokens": 40,
+        "temperature": 0.9,
+        "seed": 11,
+    }
     wanted = llm.generate(judge["messages"], max_tokens=40, temperature=0.9, seed=11).text
     texts: list[str] = []
 
     def ask(i: int) -> None:
         if i == 16:
-            texts.append(guide.post("/v1/chat/completions", **judge).json()["choices"][0]["message"]["content"])
+            texts.append(
+                guide.post("/v1/chat/completions", **judge).json()["choices"][0]["message"][
+                    "content"
+                ]
+            )
         else:
-            guide.post("/v1/completions", prompt=" ".join(WORDS[:1 + i % 9]), max_tokens=60, temperature=i % 2)
+            guide.post(
+                "/v1/completions",
+                prompt=" ".join(WORDS[: 1 + i % 9]),
+                max_tokens=60,
+                temperature=i % 2,
+            )
 
     threads = [threading.Thread(target=ask, args=[i]) for i in range(33)]
     for thread in threads:

@@ -25,10 +25,20 @@ class Animal(BaseModel):
     friend: Literal["Molly", "Iris"]
 
 
-WEATHER = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"enum": [1, 2, 3]}},
-           "required": ["city", "days"], "additionalProperties": False}
-TOOL = {"type": "function", "function": {"name": "weather", "description": "Tell the weather.", "parameters": WEATHER}}
-OTHER = {"type": "function", "function": {"name": "time", "parameters": {"type": "object", "properties": {}}}}
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"enum": [1, 2, 3]}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOL = {
+    "type": "function",
+    "function": {"name": "weather", "description": "Tell the weather.", "parameters": WEATHER},
+}
+OTHER = {
+    "type": "function",
+    "function": {"name": "time", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +55,25 @@ def claude(guide):
 
 
 def test_json_schema(client, llm):
-    found = client.chat.completions.parse(model="guide", messages=QUESTION, response_format=Animal, max_tokens=200)
-    assert isinstance(found.choices[0].message.parsed, Animal) and found.choices[0].finish_reason == "stop"
+    found = client.chat.completions.parse(
+        model="guide", messages=QUESTION, response_format=Animal, max_tokens=200
+    )
+    assert (
+        isinstance(found.choices[0].message.parsed, Animal)
+        and found.choices[0].finish_reason == "stop"
+    )
     wanted = llm.generate(QUESTION, schema=Animal.model_json_schema(), max_tokens=200)
     assert json.loads(wanted.text) == json.loads(found.choices[0].message.content)
     stream = client.chat.completions.create(
-        model="guide", messages=QUESTION, max_tokens=200, stream=True,
-        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": Animal.model_json_schema()}})
+        model="guide",
+        messages=QUESTION,
+        max_tokens=200,
+        stream=True,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "a", "schema": Animal.model_json_schema()},
+        },
+    )
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == wanted.text
 
 
@@ -60,9 +82,14 @@ def test_json_object_and_rules_of_the_table(client, guide, llm):
         model="guide", messages=QUESTION, response_format={"type": "json_object"}, max_tokens=60
     )
     text = found.choices[0].message.content
-    assert text == llm.generate(QUESTION, schema={"type": "object"}, max_tokens=60).text and text.startswith("{")
+    assert text == llm.generate(
+        QUESTION, schema={"type": "object"}, max_tokens=60
+    ).text and text.startswith("{")
     found = guide.post("/v1/chat/completions", messages=QUESTION, regex="(yes|no), [0-9]{3}").json()
-    assert found["choices"][0]["message"]["content"] == llm.generate(QUESTION, regex="(yes|no), [0-9]{3}").text
+    assert (
+        found["choices"][0]["message"]["content"]
+        == llm.generate(QUESTION, regex="(yes|no), [0-9]{3}").text
+    )
     found = guide.post("/completion", prompt="Is it?", grammar='root ::= "yes" | "no"').json()
     assert found["content"] in ("yes", "no")
     found = guide.post("/completion", prompt="Is it?", json_schema={"enum": ["a", "b"]}).json()
@@ -70,34 +97,65 @@ def test_json_object_and_rules_of_the_table(client, guide, llm):
 
 
 def test_formats_of_messages(claude, llm):
-    found = claude.messages.create(model="guide", max_tokens=200, messages=QUESTION, output_config={
-        "format": {"type": "json_schema", "schema": Animal.model_json_schema()}})
-    assert found.content[0].text == llm.generate(QUESTION, schema=Animal.model_json_schema(), max_tokens=200).text
+    found = claude.messages.create(
+        model="guide",
+        max_tokens=200,
+        messages=QUESTION,
+        output_config={"format": {"type": "json_schema", "schema": Animal.model_json_schema()}},
+    )
+    assert (
+        found.content[0].text
+        == llm.generate(QUESTION, schema=Animal.model_json_schema(), max_tokens=200).text
+    )
     Animal.model_validate_json(found.content[0].text)
-    assert isinstance(claude.messages.parse(model="guide", max_tokens=200, messages=QUESTION, output_format=Animal).parsed_output, Animal)
+    assert isinstance(
+        claude.messages.parse(
+            model="guide", max_tokens=200, messages=QUESTION, output_format=Animal
+        ).parsed_output,
+        Animal,
+    )
     with pytest.raises(anthropic.BadRequestError, match="output_config.effort"):
-        claude.messages.create(model="guide", max_tokens=2, messages=QUESTION, output_config={"effort": "low"})
+        claude.messages.create(
+            model="guide", max_tokens=2, messages=QUESTION, output_config={"effort": "low"}
+        )
 
 
 def test_formats_of_responses(client):
     found = client.responses.parse(model="guide", input="Who are you?", text_format=Animal)
     assert isinstance(found.output_parsed, Animal)
-    assert client.responses.create(model="guide", input="x", max_output_tokens=20,
-                                   text={"format": {"type": "json_object"}}).output_text.startswith("{")
+    assert client.responses.create(
+        model="guide", input="x", max_output_tokens=20, text={"format": {"type": "json_object"}}
+    ).output_text.startswith("{")
 
 
 @pytest.mark.parametrize(
     "body, field",
     [
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "string", "pattern": "(?=x)"}}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"type": "string", "pattern": "(?=x)"}},
+                }
+            },
             "response_format.json_schema.schema",
         ),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": False}}}, "response_format.json_schema"),
-        ({"tools": [TOOL], "response_format": {"type": "json_schema", "json_schema": {"schema": {"pattern": "(?=x)"}}}},
-         "response_format.json_schema.schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": False}}},
+            "response_format.json_schema",
+        ),
+        (
+            {
+                "tools": [TOOL],
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"pattern": "(?=x)"}},
+                },
+            },
+            "response_format.json_schema.schema",
+        ),
         ({"regex": "(?<=x)y"}, "regex"),
         ({"grammar": "start: nope"}, "grammar"),
         ({"schema": {"type": "nope"}}, "schema"),
@@ -110,7 +168,9 @@ def test_formats_of_responses(client):
 def test_a_rule_that_is_not_taken_is_refused_before_anything_is_computed(body, field, guide):
     before = guide.metric("prompt_tokens_total")
     done = guide.post("/v1/chat/completions", messages=QUESTION, **body)
-    assert done.status_code == 400 and [fault["field"] for fault in done.json()["errors"]] == [field], done.text
+    assert done.status_code == 400 and [fault["field"] for fault in done.json()["errors"]] == [
+        field
+    ], done.text
     assert guide.metric("prompt_tokens_total") == before
 
 
@@ -122,29 +182,59 @@ def call_of(message) -> tuple[str, dict]:
     return call.function.name, json.loads(call.function.arguments)
 
 
-@pytest.mark.parametrize("choice, tools", [
-    ("required", [TOOL]), ({"type": "function", "function": {"name": "weather"}}, [OTHER, TOOL])])
+@pytest.mark.parametrize(
+    "choice, tools",
+    [("required", [TOOL]), ({"type": "function", "function": {"name": "weather"}}, [OTHER, TOOL])],
+)
 def test_a_required_call_fits_its_schema(choice, tools, endless):
     client = openai.OpenAI(base_url=f"{endless.url}/v1", api_key="none", max_retries=0)
-    asked = {"model": "toy", "messages": QUESTION, "tools": tools, "tool_choice": choice, "parallel_tool_calls": False,
-             "max_tokens": 120}
+    asked = {
+        "model": "toy",
+        "messages": QUESTION,
+        "tools": tools,
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "max_tokens": 120,
+    }
     found = client.chat.completions.create(**asked).choices[0]
     name, arguments = call_of(found.message)
-    assert name == "weather" and found.finish_reason == "tool_calls" and found.message.content is None
+    assert (
+        name == "weather" and found.finish_reason == "tool_calls" and found.message.content is None
+    )
     jsonschema.validate(arguments, WEATHER)
     chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
     deltas = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
     assert deltas[0].function.name == "weather" and deltas[0].id and deltas[0].type == "function"
     assert json.loads("".join(delta.function.arguments or "" for delta in deltas)) == arguments
-    assert not "".join(chunk.delta.content or "" for chunk in chunks) and chunks[-1].finish_reason == "tool_calls"
+    assert (
+        not "".join(chunk.delta.content or "" for chunk in chunks)
+        and chunks[-1].finish_reason == "tool_calls"
+    )
 
 
 CALLING = [
-    ("/v1/chat/completions", "stop", {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}),
-    ("/v1/messages", "stop_sequences", {"tools": [{"name": "weather", "input_schema": WEATHER}],
-                                        "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}),
-    ("/v1/responses", "stop", {"tools": [{"type": "function", "name": "weather", "parameters": WEATHER}],
-                               "tool_choice": "required", "parallel_tool_calls": False}),
+    (
+        "/v1/chat/completions",
+        "stop",
+        {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False},
+    ),
+    (
+        "/v1/messages",
+        "stop_sequences",
+        {
+            "tools": [{"name": "weather", "input_schema": WEATHER}],
+            "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+        },
+    ),
+    (
+        "/v1/responses",
+        "stop",
+        {
+            "tools": [{"type": "function", "name": "weather", "parameters": WEATHER}],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+        },
+    ),
 ]
 
 
@@ -153,24 +243,48 @@ def ask_for_a_call(guide, path: str, limit: int, **body) -> tuple[str, list[str]
     if path == "/v1/responses":
         found = guide.post(path, input="hi", max_output_tokens=limit, **body).json()
         calls = [item["arguments"] for item in found["output"] if item["type"] == "function_call"]
-        return found["status"], calls, "".join(part["text"] for item in found["output"] for part in item.get("content", ()))
+        return (
+            found["status"],
+            calls,
+            "".join(part["text"] for item in found["output"] for part in item.get("content", ())),
+        )
     found = guide.post(path, model="guide", messages=QUESTION, max_tokens=limit, **body).json()
     if path == "/v1/messages":
-        calls = [json.dumps(block["input"]) for block in found["content"] if block["type"] == "tool_use"]
-        return found["stop_reason"], calls, "".join(block["text"] for block in found["content"] if block["type"] == "text")
+        calls = [
+            json.dumps(block["input"]) for block in found["content"] if block["type"] == "tool_use"
+        ]
+        return (
+            found["stop_reason"],
+            calls,
+            "".join(block["text"] for block in found["content"] if block["type"] == "text"),
+        )
     [choice] = found["choices"]
     message = choice["message"]
-    return choice["finish_reason"], [call["function"]["arguments"] for call in message.get("tool_calls", ())], message["content"] or ""
+    return (
+        choice["finish_reason"],
+        [call["function"]["arguments"] for call in message.get("tool_calls", ())],
+        message["content"] or "",
+    )
 
 
 @pytest.mark.parametrize("path, name, body", CALLING)
 def test_a_rule_of_a_text_beside_a_required_call_is_refused(path, name, body, guide):
-    asked = {"input": "hi"} if path == "/v1/responses" else {"model": "guide", "messages": QUESTION, "max_tokens": 9}
+    asked = (
+        {"input": "hi"}
+        if path == "/v1/responses"
+        else {"model": "guide", "messages": QUESTION, "max_tokens": 9}
+    )
     schema = {"type": "json_schema", "schema": {"enum": ["a"]}}
-    field, value = {"/v1/responses": ("text", {"format": {**schema, "name": "a"}}), "/v1/messages": ("output_config", {"format": schema}),
-                    "/v1/chat/completions": ("response_format", {"type": "json_object"})}[path]
-    for rule, given, named in (("regex", "a", "regex"), ("schema", True, "schema"),
-                               (field, value, field if "chat" in path else f"{field}.format")):
+    field, value = {
+        "/v1/responses": ("text", {"format": {**schema, "name": "a"}}),
+        "/v1/messages": ("output_config", {"format": schema}),
+        "/v1/chat/completions": ("response_format", {"type": "json_object"}),
+    }[path]
+    for rule, given, named in (
+        ("regex", "a", "regex"),
+        ("schema", True, "schema"),
+        (field, value, field if "chat" in path else f"{field}.format"),
+    ):
         done = guide.post(path, **asked, **body, **{rule: given})
         assert done.status_code == 400 and done.json()["errors"][0]["field"] == named, done.text
         assert f"{named}: " in done.json()["error"]["message"]
@@ -190,27 +304,56 @@ def test_a_required_call_that_is_cut_is_no_text(path, name, body, guide):
     for limit in range(1, 40, 3):
         reason, calls, text = ask_for_a_call(guide, path, limit, **body)
         is_cut = reason in ("length", "max_tokens", "incomplete")
-        assert text == "" and (is_cut or reason in ("tool_calls", "tool_use", "completed")), (limit, text)
+        assert text == "" and (is_cut or reason in ("tool_calls", "tool_use", "completed")), (
+            limit,
+            text,
+        )
         seen.add((is_cut, len(calls)))
     assert {(True, 0), (True, 1)} <= seen
 
 
 def test_a_call_and_its_result_come_back(client, llm):
-    first = client.chat.completions.create(model="guide", messages=QUESTION, tools=[TOOL], tool_choice="required",
-                                           parallel_tool_calls=False, max_tokens=120).choices[0].message
-    again = [*QUESTION, first.model_dump(), {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "Sunny."}]
+    first = (
+        client.chat.completions.create(
+            model="guide",
+            messages=QUESTION,
+            tools=[TOOL],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            max_tokens=120,
+        )
+        .choices[0]
+        .message
+    )
+    again = [
+        *QUESTION,
+        first.model_dump(),
+        {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "Sunny."},
+    ]
     found = client.chat.completions.create(model="guide", messages=again, max_tokens=12)
-    assert found.choices[0].message.content and found.usage.prompt_tokens > len(llm.encode(QUESTION)) + 10
+    assert (
+        found.choices[0].message.content
+        and found.usage.prompt_tokens > len(llm.encode(QUESTION)) + 10
+    )
 
 
 def test_tools_that_need_not_be_called(client, llm):
     plain = llm.generate(QUESTION, max_tokens=12).text
-    found = client.chat.completions.create(model="guide", messages=QUESTION, tools=[TOOL], tool_choice="none", max_tokens=12)
+    found = client.chat.completions.create(
+        model="guide", messages=QUESTION, tools=[TOOL], tool_choice="none", max_tokens=12
+    )
     assert found.choices[0].message.content == plain and not found.choices[0].message.tool_calls
-    found = client.chat.completions.create(model="guide", messages=QUESTION, tools=[TOOL], max_tokens=12)
+    found = client.chat.completions.create(
+        model="guide", messages=QUESTION, tools=[TOOL], max_tokens=12
+    )
     assert found.usage.prompt_tokens > 100 and found.choices[0].message.content
-    stream = client.chat.completions.create(model="guide", messages=QUESTION, tools=[TOOL], max_tokens=12, stream=True)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == found.choices[0].message.content
+    stream = client.chat.completions.create(
+        model="guide", messages=QUESTION, tools=[TOOL], max_tokens=12, stream=True
+    )
+    assert (
+        "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+        == found.choices[0].message.content
+    )
 
 
 def called(arguments: str) -> list[dict]:
@@ -222,46 +365,82 @@ def called(arguments: str) -> list[dict]:
     [
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL, TOOL]}, "tools"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "nope"}}}, "tool_choice"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "nope"}}},
+            "tool_choice",
+        ),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
-        ({"tools": [{"type": "function", "function": {"name": "x" * 129}}]}, "tools[0].function.name"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "x" * 129}}]},
+            "tools[0].function.name",
+        ),
         ({"tools": [TOOL], "regex": "a"}, "regex"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]"),
-        ({"messages": [{"role": "user", "content": "x", "tool_calls": called("{}")}]}, "messages[0]"),
+        (
+            {"messages": [{"role": "user", "content": "x", "tool_calls": called("{}")}]},
+            "messages[0]",
+        ),
         ({"messages": [*QUESTION, {"role": "assistant", "tool_calls": called("[")}]}, "messages"),
     ],
 )
 def test_bad_tools_are_refused_by_name(body, field, guide):
     done = guide.post("/v1/chat/completions", **({"messages": QUESTION} | body))
-    assert done.status_code == 400 and field in {fault["field"] for fault in done.json()["errors"]}, done.text
+    assert done.status_code == 400 and field in {
+        fault["field"] for fault in done.json()["errors"]
+    }, done.text
 
 
 def test_tools_of_responses(client):
     tool = {"type": "function", "name": "weather", "parameters": WEATHER}
     found = client.responses.create(
-        model="guide", input="Weather?", tools=[tool], tool_choice="required", parallel_tool_calls=False
+        model="guide",
+        input="Weather?",
+        tools=[tool],
+        tool_choice="required",
+        parallel_tool_calls=False,
     )
     [call] = found.output
     assert call.type == "function_call" and call.name == "weather" and call.status == "completed"
     jsonschema.validate(json.loads(call.arguments), WEATHER)
-    told = list(client.responses.create(model="guide", input="Weather?", tools=[tool], tool_choice="required",
-                                        parallel_tool_calls=False, stream=True))
+    told = list(
+        client.responses.create(
+            model="guide",
+            input="Weather?",
+            tools=[tool],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            stream=True,
+        )
+    )
     kinds = [event.type for event in told]
     assert kinds[2] == "response.output_item.added" and kinds[-3:] == [
-        "response.function_call_arguments.done", "response.output_item.done", "response.completed"]
-    deltas = "".join(event.delta for event in told if event.type == "response.function_call_arguments.delta")
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    deltas = "".join(
+        event.delta for event in told if event.type == "response.function_call_arguments.delta"
+    )
     assert deltas == call.arguments == told[-1].response.output[0].arguments
-    again = [{"role": "user", "content": "Weather?"}, call.model_dump(exclude_none=True),
-             {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."}]
+    again = [
+        {"role": "user", "content": "Weather?"},
+        call.model_dump(exclude_none=True),
+        {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."},
+    ]
     assert client.responses.create(model="guide", input=again, max_output_tokens=9).output_text
 
 
 def test_tools_of_messages(claude, guide):
     tool = {"name": "weather", "description": "Tell the weather.", "input_schema": WEATHER}
-    asked = {"model": "guide", "max_tokens": 120, "messages": QUESTION, "tools": [tool],
-             "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+    asked = {
+        "model": "guide",
+        "max_tokens": 120,
+        "messages": QUESTION,
+        "tools": [tool],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+    }
     found = claude.messages.create(**asked)
     [block] = found.content
     assert block.type == "tool_use" and block.name == "weather" and found.stop_reason == "tool_use"
@@ -271,11 +450,23 @@ def test_tools_of_messages(claude, guide):
     assert last.content[0].input == block.input and last.stop_reason == "tool_use"
     names = [name for name, _ in events(guide.post("/v1/messages", **asked, stream=True).text)]
     assert names[:3] == ["message_start", "ping", "content_block_start"] and names[-3:] == [
-        "content_block_stop", "message_delta", "message_stop"]
-    again = [*QUESTION, {"role": "assistant", "content": [block.model_dump(exclude_none=True)]},
-             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": block.id, "content": "Sunny."}]}]
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    again = [
+        *QUESTION,
+        {"role": "assistant", "content": [block.model_dump(exclude_none=True)]},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": block.id, "content": "Sunny."}],
+        },
+    ]
     assert claude.messages.create(model="guide", max_tokens=9, messages=again).content[0].text
-    assert claude.messages.count_tokens(model="guide", messages=QUESTION, tools=[tool]).input_tokens > 100
+    assert (
+        claude.messages.count_tokens(model="guide", messages=QUESTION, tools=[tool]).input_tokens
+        > 100
+    )
 
 
 # Log-probabilities
@@ -283,69 +474,157 @@ def test_tools_of_messages(claude, guide):
 
 def test_logprobs_of_a_chat(client, llm):
     wanted = llm.generate(QUESTION, max_tokens=8, logprobs=3)
-    asked = {"model": "guide", "messages": QUESTION, "max_tokens": 8, "logprobs": True, "top_logprobs": 3}
+    asked = {
+        "model": "guide",
+        "messages": QUESTION,
+        "max_tokens": 8,
+        "logprobs": True,
+        "top_logprobs": 3,
+    }
     found = client.chat.completions.create(**asked).choices[0].logprobs.content
-    assert [one.logprob for one in found] == pytest.approx([token.logprobs.logprob for token in wanted.tokens], abs=1e-6)
+    assert [one.logprob for one in found] == pytest.approx(
+        [token.logprobs.logprob for token in wanted.tokens], abs=1e-6
+    )
     assert "".join(one.token for one in found).strip() == wanted.text.strip()
     assert bytes(sum((one.bytes for one in found), [])).decode().strip() == wanted.text.strip()
-    assert all(len(one.top_logprobs) == 3 and one.top_logprobs[0].logprob >= one.logprob for one in found)
-    streamed = [one for chunk in client.chat.completions.create(**asked, stream=True)
-                for one in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else [])]
+    assert all(
+        len(one.top_logprobs) == 3 and one.top_logprobs[0].logprob >= one.logprob for one in found
+    )
+    streamed = [
+        one
+        for chunk in client.chat.completions.create(**asked, stream=True)
+        for one in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else [])
+    ]
     assert [one.model_dump() for one in streamed] == [one.model_dump() for one in found]
-    assert client.chat.completions.create(model="guide", messages=QUESTION, max_tokens=2).choices[0].logprobs is None
+    assert (
+        client.chat.completions.create(model="guide", messages=QUESTION, max_tokens=2)
+        .choices[0]
+        .logprobs
+        is None
+    )
 
 
 def test_logprobs_of_the_other_apis(client, guide, llm):
     wanted = llm.generate("Once upon", max_tokens=5, logprobs=2)
-    found = client.completions.create(model="guide", prompt="Once upon", max_tokens=5, logprobs=2).choices[0].logprobs
-    assert found.token_logprobs == pytest.approx([token.logprobs.logprob for token in wanted.tokens], abs=1e-6)
-    assert "".join(found.tokens) == wanted.text and [len(top) for top in found.top_logprobs] == [2] * 5
-    assert [wanted.text[at:at + len(text)] for at, text in zip(found.text_offset, found.tokens)] == found.tokens
-    done = guide.post("/completion", prompt="Once upon", n_predict=5, n_probs=2).json()["completion_probabilities"]
-    assert [one["id"] for one in done] == list(map(int, wanted.tokens)) and len(done[0]["top_logprobs"]) == 2
-    assert "completion_probabilities" not in guide.post("/completion", prompt="x", n_predict=2, n_probs=0).json()
+    found = (
+        client.completions.create(model="guide", prompt="Once upon", max_tokens=5, logprobs=2)
+        .choices[0]
+        .logprobs
+    )
+    assert found.token_logprobs == pytest.approx(
+        [token.logprobs.logprob for token in wanted.tokens], abs=1e-6
+    )
+    assert (
+        "".join(found.tokens) == wanted.text and [len(top) for top in found.top_logprobs] == [2] * 5
+    )
+    assert [
+        wanted.text[at : at + len(text)] for at, text in zip(found.text_offset, found.tokens)
+    ] == found.tokens
+    done = guide.post("/completion", prompt="Once upon", n_predict=5, n_probs=2).json()[
+        "completion_probabilities"
+    ]
+    assert [one["id"] for one in done] == list(map(int, wanted.tokens)) and len(
+        done[0]["top_logprobs"]
+    ) == 2
+    assert (
+        "completion_probabilities"
+        not in guide.post("/completion", prompt="x", n_predict=2, n_probs=0).json()
+    )
 
 
 def test_logprobs_of_responses(client):
     """As the chat's; deltas, the end of the text and the whole answer tell the same."""
     told = ["message.output_text.logprobs"]
-    chat = client.chat.completions.create(model="guide", messages=QUESTION, max_tokens=9, logprobs=True, top_logprobs=3)
+    chat = client.chat.completions.create(
+        model="guide", messages=QUESTION, max_tokens=9, logprobs=True, top_logprobs=3
+    )
     wanted = [one.model_dump() for one in chat.choices[0].logprobs.content]
-    asked = {"model": "guide", "input": QUESTION, "max_output_tokens": 9, "include": told, "top_logprobs": 3}
+    asked = {
+        "model": "guide",
+        "input": QUESTION,
+        "max_output_tokens": 9,
+        "include": told,
+        "top_logprobs": 3,
+    }
     for tools in ([], [{"type": "function", "name": "weather", "parameters": WEATHER}]):
         found = client.responses.create(**asked, tools=tools)
         part = found.output[0].content[0]
         logprobs = [one.model_dump() for one in part.logprobs]
         assert (logprobs == wanted or tools) and len(logprobs) == 9 and found.top_logprobs == 3
-        assert bytes(sum((one.bytes for one in part.logprobs), [])).decode().strip() == part.text.strip()
+        assert (
+            bytes(sum((one.bytes for one in part.logprobs), [])).decode().strip()
+            == part.text.strip()
+        )
         events = list(client.responses.create(**asked, tools=tools, stream=True))
-        deltas = [one for event in events if event.type == "response.output_text.delta" for one in event.logprobs]
+        deltas = [
+            one
+            for event in events
+            if event.type == "response.output_text.delta"
+            for one in event.logprobs
+        ]
         [done] = [event for event in events if event.type == "response.output_text.done"]
         for streamed in (deltas, done.logprobs):
-            assert [(one.token, one.logprob, [top.token for top in one.top_logprobs]) for one in streamed] == [
-                (one["token"], one["logprob"], [top["token"] for top in one["top_logprobs"]]) for one in logprobs]
-        assert [one.model_dump() for one in events[-1].response.output[0].content[0].logprobs] == logprobs
-    stopped = client.chat.completions.create(model="guide", messages=QUESTION, stop=" small", logprobs=True).choices[0]
-    found = client.responses.create(model="guide", input=QUESTION, include=told, extra_body={"stop": " small"})
-    assert [one.token for one in found.output[0].content[0].logprobs] == [one.token for one in stopped.logprobs.content]
+            assert [
+                (one.token, one.logprob, [top.token for top in one.top_logprobs])
+                for one in streamed
+            ] == [
+                (one["token"], one["logprob"], [top["token"] for top in one["top_logprobs"]])
+                for one in logprobs
+            ]
+        assert [
+            one.model_dump() for one in events[-1].response.output[0].content[0].logprobs
+        ] == logprobs
+    stopped = client.chat.completions.create(
+        model="guide", messages=QUESTION, stop=" small", logprobs=True
+    ).choices[0]
+    found = client.responses.create(
+        model="guide", input=QUESTION, include=told, extra_body={"stop": " small"}
+    )
+    assert [one.token for one in found.output[0].content[0].logprobs] == [
+        one.token for one in stopped.logprobs.content
+    ]
     plain = client.responses.create(model="guide", input=QUESTION, max_output_tokens=2)
     assert plain.output[0].content[0].logprobs == [] and plain.top_logprobs == 0
-    found = client.responses.create(model="guide", input=QUESTION, max_output_tokens=9, include=told)
-    assert client.responses.create(model="guide", input=QUESTION, max_output_tokens=2, include=told).output[0].content[0].logprobs
-    turns = [*QUESTION, *[item.model_dump() for item in found.output], {"role": "user", "content": "A story?"}]
+    found = client.responses.create(
+        model="guide", input=QUESTION, max_output_tokens=9, include=told
+    )
+    assert (
+        client.responses.create(model="guide", input=QUESTION, max_output_tokens=2, include=told)
+        .output[0]
+        .content[0]
+        .logprobs
+    )
+    turns = [
+        *QUESTION,
+        *[item.model_dump() for item in found.output],
+        {"role": "user", "content": "A story?"},
+    ]
     assert client.responses.create(model="guide", input=turns, max_output_tokens=2).output_text
 
 
-@pytest.mark.parametrize("body, field", [
-    ({"top_logprobs": 3}, ""), ({"include": ["message.output_text.logprobs"], "top_logprobs": 21}, "top_logprobs"),
-    ({"include": ["reasoning.encrypted_content"]}, "include[0]"), ({"include": "message.output_text.logprobs"}, "include")])
+@pytest.mark.parametrize(
+    "body, field",
+    [
+        ({"top_logprobs": 3}, ""),
+        ({"include": ["message.output_text.logprobs"], "top_logprobs": 21}, "top_logprobs"),
+        ({"include": ["reasoning.encrypted_content"]}, "include[0]"),
+        ({"include": "message.output_text.logprobs"}, "include"),
+    ],
+)
 def test_bad_logprobs_of_responses(body, field, guide):
     done = guide.post("/v1/responses", input="x", **body)
     assert done.status_code == 400 and done.json()["errors"][0]["field"] == field
     assert "logprobs" in done.text
 
 
-@pytest.mark.parametrize("body", [{"top_logprobs": 3}, {"logprobs": True, "top_logprobs": 21}, {"logprobs": 3},
-                                  {"logprobs": True, "top_logprobs": -1}])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"top_logprobs": 3},
+        {"logprobs": True, "top_logprobs": 21},
+        {"logprobs": 3},
+        {"logprobs": True, "top_logprobs": -1},
+    ],
+)
 def test_bad_logprobs(body, guide):
     assert guide.post("/v1/chat/completions", messages=QUESTION, **body).status_code == 400

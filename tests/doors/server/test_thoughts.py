@@ -24,7 +24,9 @@ class Thinker:
     """A server of a scripted model whose template thinks."""
 
     def __init__(self, template: str, folder, **settings):
-        self.llm = load(make_scripted_checkpoint(folder, (TEMPLATES / template).read_text()), backend="cpu")
+        self.llm = load(
+            make_scripted_checkpoint(folder, (TEMPLATES / template).read_text()), backend="cpu"
+        )
         self.server = Inside(lambda: self.llm, alias="m", **settings).ready()
         self.url = f"http://127.0.0.1:{self.server.port}"
         self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
@@ -48,9 +50,13 @@ def test_chat_completions(qwen):
     assert (message.content, message.reasoning_content) == (TEXT, THOUGHT)
     assert 0 < done.usage.completion_tokens_details.reasoning_tokens < done.usage.completion_tokens
     with qwen.script():
-        chunks = list(qwen.openai.chat.completions.create(model="m", messages=QUESTION, stream=True))
+        chunks = list(
+            qwen.openai.chat.completions.create(model="m", messages=QUESTION, stream=True)
+        )
     deltas = [chunk.choices[0].delta for chunk in chunks]
-    thoughts = [delta.reasoning_content for delta in deltas if getattr(delta, "reasoning_content", None)]
+    thoughts = [
+        delta.reasoning_content for delta in deltas if getattr(delta, "reasoning_content", None)
+    ]
     assert "".join(thoughts) == THOUGHT and len(thoughts) > 3
     assert "".join(delta.content or "" for delta in deltas) == TEXT
 
@@ -58,16 +64,32 @@ def test_chat_completions(qwen):
 def test_responses(qwen):
     with qwen.script():
         done = qwen.openai.responses.create(model="m", input="Hello?", reasoning={"effort": "low"})
-    assert [item.type for item in done.output] == ["reasoning", "message"] and done.output_text == TEXT
-    assert done.output[0].content[0].text == THOUGHT and done.usage.output_tokens_details.reasoning_tokens > 0
+    assert [item.type for item in done.output] == [
+        "reasoning",
+        "message",
+    ] and done.output_text == TEXT
+    assert (
+        done.output[0].content[0].text == THOUGHT
+        and done.usage.output_tokens_details.reasoning_tokens > 0
+    )
     with qwen.script(), qwen.openai.responses.stream(model="m", input="Hello?") as stream:
         events = list(stream)
-    assert "".join(event.delta for event in events if event.type == "response.reasoning_text.delta") == THOUGHT
-    assert events[-1].response.output_text == TEXT and [item.type for item in events[-1].response.output] == ["reasoning", "message"]
+    assert (
+        "".join(event.delta for event in events if event.type == "response.reasoning_text.delta")
+        == THOUGHT
+    )
+    assert events[-1].response.output_text == TEXT and [
+        item.type for item in events[-1].response.output
+    ] == ["reasoning", "message"]
 
 
 def test_messages(qwen):
-    asked = {"model": "m", "max_tokens": 200, "messages": QUESTION, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    asked = {
+        "model": "m",
+        "max_tokens": 200,
+        "messages": QUESTION,
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+    }
     with qwen.script():
         done = qwen.claude.messages.create(**asked)
     assert [block.type for block in done.content] == ["thinking", "text"]
@@ -75,7 +97,11 @@ def test_messages(qwen):
     with qwen.script(), qwen.claude.messages.stream(**asked) as stream:
         final = stream.get_final_message()
     assert (final.content[0].thinking, final.content[1].text) == (THOUGHT, TEXT)
-    again = [*QUESTION, {"role": "assistant", "content": [block.model_dump() for block in done.content]}, *QUESTION]
+    again = [
+        *QUESTION,
+        {"role": "assistant", "content": [block.model_dump() for block in done.content]},
+        *QUESTION,
+    ]
     with qwen.script("Hi.") as script:
         qwen.claude.messages.create(**asked | {"messages": again})
     assert "greet" not in script.prompts[0] and TEXT[:5] in script.prompts[0]
@@ -92,27 +118,58 @@ def test_ollamas_chat(qwen):
 
 
 def test_thinking_is_switched_off_where_the_template_has_a_switch(qwen):
-    for field in ({"reasoning_effort": "none"}, {"enable_thinking": False}, {"chat_template_kwargs": {"enable_thinking": False}},
-                  {"thinking": {"type": "disabled"}}):
+    for field in (
+        {"reasoning_effort": "none"},
+        {"enable_thinking": False},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"thinking": {"type": "disabled"}},
+    ):
         with qwen.script("Hi.") as script:
             done = qwen.server.post("/v1/chat/completions", messages=QUESTION, **field)
-        assert done.status_code == 200 and script.prompts[0].endswith("<think>\n\n</think>\n\n"), done.text
-        assert "x-mlx-llama-noted" not in done.headers and done.json()["choices"][0]["message"]["content"] == "Hi."
+        assert done.status_code == 200 and script.prompts[0].endswith("<think>\n\n</think>\n\n"), (
+            done.text
+        )
+        assert (
+            "x-mlx-llama-noted" not in done.headers
+            and done.json()["choices"][0]["message"]["content"] == "Hi."
+        )
     with qwen.script("Hi."):
-        done = qwen.server.post("/v1/chat/completions", messages=QUESTION, chat_template_kwargs={"mood": "good", "messages": []})
-    assert done.headers["x-mlx-llama-noted"] == "chat_template_kwargs.mood, chat_template_kwargs.messages"
+        done = qwen.server.post(
+            "/v1/chat/completions",
+            messages=QUESTION,
+            chat_template_kwargs={"mood": "good", "messages": []},
+        )
+    assert (
+        done.headers["x-mlx-llama-noted"]
+        == "chat_template_kwargs.mood, chat_template_kwargs.messages"
+    )
 
 
 def test_a_thought_that_the_template_opens(tmp_path):
     r1 = Thinker("r1.jinja", tmp_path / "m")
     try:
         with r1.script(f"{THOUGHT}\n</think>\n\n{TEXT}") as script:
-            message = r1.openai.chat.completions.create(model="m", messages=QUESTION).choices[0].message
+            message = (
+                r1.openai.chat.completions.create(model="m", messages=QUESTION).choices[0].message
+            )
         assert script.prompts[0].endswith("<think>\n")
         assert (message.content, message.reasoning_content) == (TEXT, THOUGHT)
-        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "properties": {}, "additionalProperties": False}}}
-        message = r1.openai.chat.completions.create(model="m", messages=QUESTION, response_format=form, max_tokens=20).choices[0].message
-        assert message.content == "{}" and not hasattr(message, "reasoning_content")  # a schema is the answer's
+        form = {
+            "type": "json_schema",
+            "json_schema": {
+                "name": "x",
+                "schema": {"type": "object", "properties": {}, "additionalProperties": False},
+            },
+        }
+        message = (
+            r1.openai.chat.completions.create(
+                model="m", messages=QUESTION, response_format=form, max_tokens=20
+            )
+            .choices[0]
+            .message
+        )
+        # a schema is the answer's
+        assert message.content == "{}" and not hasattr(message, "reasoning_content")
     finally:
         r1.server.close()
 
@@ -121,6 +178,11 @@ def test_raw_leaves_thoughts_in_the_text(tmp_path):
     raw = Thinker("qwen3.jinja", tmp_path / "m", reasoning="raw")
     try:
         with raw.script():
-            assert raw.openai.chat.completions.create(model="m", messages=QUESTION).choices[0].message.content == ANSWER
+            assert (
+                raw.openai.chat.completions.create(model="m", messages=QUESTION)
+                .choices[0]
+                .message.content
+                == ANSWER
+            )
     finally:
         raw.server.close()

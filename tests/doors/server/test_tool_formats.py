@@ -1,4 +1,6 @@
-"""Calls in the formats of Llama 3, Mistral, Qwen and SmolLM over HTTP: read, streamed, answered, judged by the clients."""
+"""Calls in the formats of Llama 3, Mistral, Qwen and SmolLM over HTTP: read, streamed, answered,
+judged by the clients.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,28 @@ from .conftest import Inside
 jsonschema = pytest.importorskip("jsonschema")
 
 QUESTION = [{"role": "user", "content": "1 + 2, and the time?"}]
-SUM = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"],
-       "additionalProperties": False}
+SUM = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
 EMPTY = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
-TOOLS = [{"type": "function", "function": {"name": name, "description": text, "parameters": schema, "strict": True}}
-         for name, text, schema in (("add", "Add two numbers.", SUM), ("time", "Tell the time.", EMPTY))]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": name, "description": text, "parameters": schema, "strict": True},
+    }
+    for name, text, schema in (("add", "Add two numbers.", SUM), ("time", "Tell the time.", EMPTY))
+]
 WANTED = [("add", {"a": 1, "b": 2}), ("time", {})]
 RESULTS = ("3", "noon")
 
 
 class Scripted:
-    """A server of a model with the template of a family. opening: text before calls, where the format allows it."""
+    """A server of a model with the template of a family. opening: text before calls, where the
+    format allows it.
+    """
 
     def __init__(self, name: str, folder):
         template, self.calls = tool_formats()[name]
@@ -57,24 +70,47 @@ def test_chat_completions(model):
     assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == WANTED
     assert choice.finish_reason == "tool_calls" and (choice.message.content or "") == model.opening
     with model.script():
-        chunks = [chunk.choices[0] for chunk in model.openai.chat.completions.create(**asked, stream=True)]
+        chunks = [
+            chunk.choices[0] for chunk in model.openai.chat.completions.create(**asked, stream=True)
+        ]
     deltas = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
     for index, (name, arguments) in enumerate(WANTED):
         first, *others = [one for one in deltas if one.index == index]
-        assert (first.function.name, first.type) == (name, "function") and first.id and first.id != calls[index].id
+        assert (
+            (first.function.name, first.type) == (name, "function")
+            and first.id
+            and first.id != calls[index].id
+        )
         assert json.loads("".join(one.function.arguments for one in others)) == arguments
         assert not any(one.id or one.function.name for one in others)
     assert len(deltas) > 8  # arguments arrive as they are written
-    assert "".join(chunk.delta.content or "" for chunk in chunks) == model.opening and chunks[-1].finish_reason == "tool_calls"
+    assert (
+        "".join(chunk.delta.content or "" for chunk in chunks) == model.opening
+        and chunks[-1].finish_reason == "tool_calls"
+    )
     with model.script(), model.openai.chat.completions.stream(**asked) as stream:
         [judged] = stream.get_final_completion().choices
-    assert [(call.function.name, call.function.parsed_arguments) for call in judged.message.tool_calls] == WANTED
-    again = [*QUESTION, choice.message.model_dump(), *({"role": "tool", "tool_call_id": call.id, "content": result}
-                                                       for call, result in zip(calls, RESULTS))]
+    assert [
+        (call.function.name, call.function.parsed_arguments) for call in judged.message.tool_calls
+    ] == WANTED
+    again = [
+        *QUESTION,
+        choice.message.model_dump(),
+        *(
+            {"role": "tool", "tool_call_id": call.id, "content": result}
+            for call, result in zip(calls, RESULTS)
+        ),
+    ]
     with model.script("It is 3 at noon.") as script:
         last = model.openai.chat.completions.create(**asked | {"messages": again}).choices[0]
-    assert last.message.content == "It is 3 at noon." and last.finish_reason == "stop" and not last.message.tool_calls
-    assert '"b": 2' in script.prompts[0] and script.prompts[0].index('"b": 2') < script.prompts[0].index("noon")
+    assert (
+        last.message.content == "It is 3 at noon."
+        and last.finish_reason == "stop"
+        and not last.message.tool_calls
+    )
+    assert '"b": 2' in script.prompts[0] and script.prompts[0].index('"b": 2') < script.prompts[
+        0
+    ].index("noon")
 
 
 def test_responses(model):
@@ -83,26 +119,57 @@ def test_responses(model):
     with model.script():
         found = model.openai.responses.create(**asked)
     calls = [item for item in found.output if item.type == "function_call"]
-    assert [(call.name, json.loads(call.arguments), call.status) for call in calls] == [(*one, "completed") for one in WANTED]
+    assert [(call.name, json.loads(call.arguments), call.status) for call in calls] == [
+        (*one, "completed") for one in WANTED
+    ]
     assert found.output_text == model.opening and len(found.output) == 2 + bool(model.opening)
     with model.script(), model.openai.responses.stream(**asked) as stream:
         told, judged = list(stream), stream.get_final_response()
     kinds = [event.type for event in told]
-    assert kinds.count("response.output_item.added") == kinds.count("response.output_item.done") == len(found.output)
-    assert kinds.count("response.function_call_arguments.delta") > 6 and kinds.count("response.function_call_arguments.done") == 2
-    assert [event.sequence_number for event in told] == list(range(len(told))) and judged.output_text == model.opening
-    assert [(item.name, json.loads(item.arguments)) for item in judged.output if item.type == "function_call"] == WANTED
-    again = [*QUESTION, *(item.model_dump(exclude_none=True) for item in found.output),
-             *({"type": "function_call_output", "call_id": call.call_id, "output": result} for call, result in zip(calls, RESULTS))]
+    assert (
+        kinds.count("response.output_item.added")
+        == kinds.count("response.output_item.done")
+        == len(found.output)
+    )
+    assert (
+        kinds.count("response.function_call_arguments.delta") > 6
+        and kinds.count("response.function_call_arguments.done") == 2
+    )
+    assert [event.sequence_number for event in told] == list(
+        range(len(told))
+    ) and judged.output_text == model.opening
+    assert [
+        (item.name, json.loads(item.arguments))
+        for item in judged.output
+        if item.type == "function_call"
+    ] == WANTED
+    again = [
+        *QUESTION,
+        *(item.model_dump(exclude_none=True) for item in found.output),
+        *(
+            {"type": "function_call_output", "call_id": call.call_id, "output": result}
+            for call, result in zip(calls, RESULTS)
+        ),
+    ]
     with model.script("It is 3 at noon.") as script:
-        assert model.openai.responses.create(**asked | {"input": again}).output_text == "It is 3 at noon."
-    assert '"b": 2' in script.prompts[0] and script.prompts[0].index('"b": 2') < script.prompts[0].index("noon")
+        assert (
+            model.openai.responses.create(**asked | {"input": again}).output_text
+            == "It is 3 at noon."
+        )
+    assert '"b": 2' in script.prompts[0] and script.prompts[0].index('"b": 2') < script.prompts[
+        0
+    ].index("noon")
 
 
 def test_logprobs_of_responses_are_those_of_the_text(model):
     """Not those of the calls after it; those of tokens without a text of their own included."""
     tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
-    asked = {"model": "m", "input": QUESTION, "tools": tools, "include": ["message.output_text.logprobs"]}
+    asked = {
+        "model": "m",
+        "input": QUESTION,
+        "tools": tools,
+        "include": ["message.output_text.logprobs"],
+    }
     if model.opening:
         with model.script():
             [part] = model.openai.responses.create(**asked, max_output_tokens=200).output[0].content
@@ -110,13 +177,24 @@ def test_logprobs_of_responses_are_those_of_the_text(model):
     if model.name == "qwen2.5":
         with model.script(model.opening + model.calls + "\n\U0001f999 Done."):
             output = model.openai.responses.create(**asked, max_output_tokens=200).output
-        assert [item.type for item in output] == ["message", "function_call", "function_call", "message"]
+        assert [item.type for item in output] == [
+            "message",
+            "function_call",
+            "function_call",
+            "message",
+        ]
         [part] = output[-1].content
-        assert bytes(sum((one.bytes for one in part.logprobs), [])).decode().strip() == part.text.strip() == "\U0001f999 Done."
+        assert (
+            bytes(sum((one.bytes for one in part.logprobs), [])).decode().strip()
+            == part.text.strip()
+            == "\U0001f999 Done."
+        )
         assert len({item.id for item in output}) == 4
     for most, text in ((3, ""), (60, "\U0001f999")):
         with model.script("\U0001f999"):
-            [part] = model.openai.responses.create(**asked, max_output_tokens=most).output[0].content
+            [part] = (
+                model.openai.responses.create(**asked, max_output_tokens=most).output[0].content
+            )
         found = bytes(sum((one.bytes for one in part.logprobs), [])).strip()
         assert part.text.rstrip("\ufffd") == text and "\U0001f999".encode().startswith(found)
         assert len(part.logprobs) == 3 if most == 3 else len(found) == 4
@@ -126,66 +204,132 @@ def test_a_call_that_a_stop_string_cuts_is_not_to_be_made(model):
     """The model need not call: a stop string holds in its text and in its calls."""
     cut = '"b"'  # in the arguments of the first call
     asked = {"model": "m", "messages": QUESTION, "tools": TOOLS, "max_tokens": 200, "stop": [cut]}
-    for stop, calls in ((cut, model.calls), ("5", model.calls.replace("{}", '{"a": 5}'))):  # the latter in the second call
+    # the latter in the second call
+    for stop, calls in ((cut, model.calls), ("5", model.calls.replace("{}", '{"a": 5}'))):
         with model.script(model.opening + calls):
             [choice] = model.openai.chat.completions.create(**asked | {"stop": [stop]}).choices
         assert choice.finish_reason == "stop"
     with model.script():
-        assert list(model.openai.chat.completions.create(**asked, stream=True))[-1].choices[0].finish_reason == "stop"
-    tools = [{"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]} for tool in TOOLS]
+        assert (
+            list(model.openai.chat.completions.create(**asked, stream=True))[-1]
+            .choices[0]
+            .finish_reason
+            == "stop"
+        )
+    tools = [
+        {"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]}
+        for tool in TOOLS
+    ]
     with model.script():
-        found = model.claude.messages.create(model="m", max_tokens=200, messages=QUESTION, tools=tools, stop_sequences=[cut])
+        found = model.claude.messages.create(
+            model="m", max_tokens=200, messages=QUESTION, tools=tools, stop_sequences=[cut]
+        )
     assert (found.stop_reason, found.stop_sequence) == ("stop_sequence", cut)
     tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
     with model.script():
-        found = model.openai.responses.create(model="m", input=QUESTION, tools=tools, extra_body={"stop": [cut]})
+        found = model.openai.responses.create(
+            model="m", input=QUESTION, tools=tools, extra_body={"stop": [cut]}
+        )
     assert found.status == "incomplete" and found.output[-1].status == "incomplete"
 
 
 def test_messages(model):
-    tools = [{"name": tool["function"]["name"], "description": tool["function"]["description"],
-              "input_schema": tool["function"]["parameters"]} for tool in TOOLS]
+    tools = [
+        {
+            "name": tool["function"]["name"],
+            "description": tool["function"]["description"],
+            "input_schema": tool["function"]["parameters"],
+        }
+        for tool in TOOLS
+    ]
     asked = {"model": "m", "max_tokens": 200, "messages": QUESTION, "tools": tools}
     with model.script():
         found = model.claude.messages.create(**asked)
     blocks = [block for block in found.content if block.type == "tool_use"]
-    assert [(block.name, block.input) for block in blocks] == WANTED and found.stop_reason == "tool_use"
+    assert [
+        (block.name, block.input) for block in blocks
+    ] == WANTED and found.stop_reason == "tool_use"
     assert "".join(block.text for block in found.content if block.type == "text") == model.opening
     with model.script(), model.claude.messages.stream(**asked) as stream:
         told, judged = list(stream), stream.get_final_message()
     assert [block.type for block in judged.content] == [block.type for block in found.content]
-    assert [(block.name, block.input) for block in judged.content if block.type == "tool_use"] == WANTED
-    deltas = [event for event in told if event.type == "content_block_delta" and event.delta.type == "input_json_delta"]
+    assert [
+        (block.name, block.input) for block in judged.content if block.type == "tool_use"
+    ] == WANTED
+    deltas = [
+        event
+        for event in told
+        if event.type == "content_block_delta" and event.delta.type == "input_json_delta"
+    ]
     assert len(deltas) > 6 and judged.stop_reason == "tool_use"
-    again = [*QUESTION, {"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in found.content]},
-             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": block.id, "content": result}
-                                          for block, result in zip(blocks, RESULTS)]}]
+    again = [
+        *QUESTION,
+        {
+            "role": "assistant",
+            "content": [block.model_dump(exclude_none=True) for block in found.content],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": block.id, "content": result}
+                for block, result in zip(blocks, RESULTS)
+            ],
+        },
+    ]
     with model.script("It is 3 at noon.") as script:
         last = model.claude.messages.create(**asked | {"messages": again})
     assert last.content[0].text == "It is 3 at noon." and last.stop_reason == "end_turn"
-    assert '"b": 2' in script.prompts[0] and script.prompts[0].index('"b": 2') < script.prompts[0].index("noon")
+    assert '"b": 2' in script.prompts[0] and script.prompts[0].index('"b": 2') < script.prompts[
+        0
+    ].index("noon")
 
 
 def test_a_required_call_in_the_format_of_the_model(model):
     """Of a random model: a grammar makes it write the call."""
-    choose = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"], "additionalProperties": False}
+    choose = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
     tool = {"type": "function", "function": {"name": "weather", "parameters": choose}}
-    asked = {"model": "m", "messages": QUESTION, "tools": [tool], "tool_choice": "required", "parallel_tool_calls": False,
-             "max_tokens": 100, "temperature": 1, "seed": 3}
+    asked = {
+        "model": "m",
+        "messages": QUESTION,
+        "tools": [tool],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "max_tokens": 100,
+        "temperature": 1,
+        "seed": 3,
+    }
     [choice] = model.openai.chat.completions.create(**asked).choices
     [call] = choice.message.tool_calls
     jsonschema.validate(json.loads(call.function.arguments), choose)
-    assert call.function.name == "weather" and choice.finish_reason == "tool_calls" and choice.message.content is None
+    assert (
+        call.function.name == "weather"
+        and choice.finish_reason == "tool_calls"
+        and choice.message.content is None
+    )
 
 
 def test_text_that_begins_like_a_call_is_text(model):
-    answer = {"llama-3.1": '{"answer": 3}', "mistral-nemo": "[TOOL] 3", "qwen2.5": "<tool_use> 3", "smollm2": "<tool_call 3"}[model.name]
+    answer = {
+        "llama-3.1": '{"answer": 3}',
+        "mistral-nemo": "[TOOL] 3",
+        "qwen2.5": "<tool_use> 3",
+        "smollm2": "<tool_call 3",
+    }[model.name]
     asked = {"model": "m", "messages": QUESTION, "tools": TOOLS, "max_tokens": 60, "logprobs": True}
     with model.script(answer):
         found = model.openai.chat.completions.create(**asked).choices[0]
     with model.script(answer):
-        chunks = [chunk.choices[0] for chunk in model.openai.chat.completions.create(**asked, stream=True)]
+        chunks = [
+            chunk.choices[0] for chunk in model.openai.chat.completions.create(**asked, stream=True)
+        ]
     assert found.message.content == answer == "".join(chunk.delta.content or "" for chunk in chunks)
-    assert found.finish_reason == chunks[-1].finish_reason == "stop" and not found.message.tool_calls
+    assert (
+        found.finish_reason == chunks[-1].finish_reason == "stop" and not found.message.tool_calls
+    )
     streamed = [one for chunk in chunks if chunk.logprobs for one in chunk.logprobs.content]
     assert [one.token for one in streamed] == [one.token for one in found.logprobs.content]

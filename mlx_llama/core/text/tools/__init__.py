@@ -1,7 +1,7 @@
 """Tools: their descriptions, the calls in a model's text, and grammars that enforce a call.
 
-A model writes calls in the format that its template taught it. `find_format` recognises the format, `ToolParser` reads
-calls from streamed text, `ToolFormat.grammar` spells a call for tool_choice.
+A model writes calls in the format that its template taught it. `find_format` recognises the format,
+`ToolParser` reads calls from streamed text, `ToolFormat.grammar` spells a call for tool_choice.
 """
 
 from .calls import NoCall, ToolCall, ToolDelta, mentions_tools
@@ -9,5 +9,17 @@ from .describe import ArgumentsError, Tool, read_tools
 from .formats import FORMATS, JSON_OPTIONS, ToolFormat, find_format
 from .parser import ToolParser
 
-__all__ = ["FORMATS", "JSON_OPTIONS", "ArgumentsError", "NoCall", "Tool", "ToolCall", "ToolDelta", "ToolFormat", "ToolParser",
-           "find_format", "mentions_tools", "read_tools"]
+__all__ = [
+    "FORMATS",
+    "JSON_OPTIONS",
+    "ArgumentsError",
+    "NoCall",
+    "Tool",
+    "ToolCall",
+    "ToolDelta",
+    "ToolFormat",
+    "ToolParser",
+    "find_format",
+    "mentions_tools",
+    "read_tools",
+]

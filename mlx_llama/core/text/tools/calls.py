@@ -22,7 +22,8 @@ class ToolCall:
     """A call that a model made."""
 
     name: str
-    arguments: str = ""  # JSON as the model wrote it; may be cut, or invalid if no grammar was in force
+    # JSON as the model wrote it; may be cut, or invalid if no grammar was in force
+    arguments: str = ""
     id: str = field(default_factory=new_call_id)
     is_complete: bool = False
 
@@ -35,7 +36,11 @@ class ToolCall:
 
     def as_dict(self) -> dict[str, Any]:
         """The entry of a message's tool_calls, in OpenAI's form."""
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        }
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,8 @@ class ToolDelta:
 def mentions_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
     """True if a conversation has calls or results. Malformed messages have none."""
     return any(
-        isinstance(message, Mapping) and (message.get("role") == "tool" or message.get("tool_calls"))
+        isinstance(message, Mapping)
+        and (message.get("role") == "tool" or message.get("tool_calls"))
         for message in messages
     )
 
@@ -63,8 +69,8 @@ class NoCall(Exception):
 class CallText:
     """Streamed text, split into calls and the rest.
 
-    `ToolFormat.read` is a generator over it that yields whenever it needs more text. It raises NoCall to turn `taken`
-    back into text, or to leave a call that has begun incomplete.
+    `ToolFormat.read` is a generator over it that yields whenever it needs more text. It raises
+    NoCall to turn `taken` back into text, or to leave a call that has begun incomplete.
     """
 
     def __init__(self, names: Collection[str] = ()):
@@ -73,7 +79,8 @@ class CallText:
         self.calls: list[ToolCall] = []  # so far; the last may be incomplete
         self.rest = ""  # to be read
         self.taken = ""  # read since the last call
-        self.is_bare = False  # this call has no opening mark, so that its name must be one of `names`
+        # this call has no opening mark, so that its name must be one of `names`
+        self.is_bare = False
         self.is_over = False  # no more text will come
         self._news: list[str | ToolDelta] = []
         self._space = ""  # after a call; dropped unless text follows
@@ -100,7 +107,9 @@ class CallText:
         return rest[0]
 
     def skip(self, mark: str) -> Generator[None, None, bool]:
-        """Take a mark and the white space before it; returns False, and takes nothing, if another text comes."""
+        """Take a mark and the white space before it; returns False, and takes nothing, if another
+        text comes.
+        """
         while not (rest := self.rest.lstrip()).startswith(mark):
             if not mark.startswith(rest):
                 return False

@@ -42,16 +42,28 @@ class Tool:
             return _from_function(value)
         inner = value.get("function", value) if isinstance(value, Mapping) else None
         if not isinstance(inner, Mapping) or value.get("type", "function") != "function":
-            raise OptionsError(f'tools: {show(value)} is neither a function nor {{"type": "function", "function": {{...}}}}')
+            raise OptionsError(
+                f'tools: {show(value)} is neither a function nor {{"type": "function", '
+                f'"function": {{...}}}}'
+            )
         name, description = inner.get("name"), inner.get("description") or ""
         parameters = inner.get("parameters") or {"type": "object", "properties": {}}
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise OptionsError(f"tools: name is {show(name)}, expected 1 to 128 letters, digits and characters of _-.:/@")
+            raise OptionsError(
+                f"tools: name is {show(name)}, expected 1 to 128 letters, digits and "
+                "characters of _-.:/@"
+            )
         if not isinstance(description, str) or not isinstance(parameters, Mapping):
-            raise OptionsError(f"tools: {name} has a description that is not text, or parameters that are not a JSON schema")
+            raise OptionsError(
+                f"tools: {name} has a description that is not text, or parameters that are not "
+                "a JSON schema"
+            )
         if parameters.get("type", "object") != "object":
-            raise OptionsError(f"tools: {name} has parameters of type {show(parameters['type'])}, expected object: a call has "
-                               "named arguments")
+            raise OptionsError(
+                f"tools: {name} has parameters of type {show(parameters['type'])}, expected "
+                "object: a call has "
+                "named arguments"
+            )
         return cls(name, description, dict(parameters))
 
     def as_dict(self) -> dict[str, Any]:
@@ -60,9 +72,11 @@ class Tool:
         return {"type": "function", "function": inner}
 
     def run(self, arguments: str) -> str:
-        """Call the function with arguments as JSON; returns its result as JSON, or as text if it is a text.
+        """Call the function with arguments as JSON; returns its result as JSON, or as text if it is
+        a text.
 
-        Raises OptionsError without a function, ArgumentsError for arguments that do not fit, and errors of the function.
+        Raises OptionsError without a function, ArgumentsError for arguments that do not fit, and
+        errors of the function.
         """
         from pydantic import ValidationError
 
@@ -71,27 +85,43 @@ class Tool:
         try:
             values = self.model.model_validate_json(arguments or "{}")
         except ValidationError as e:
-            faults = "; ".join(f"{'.'.join(map(str, fault['loc'])) or 'all'}: {fault['msg']}" for fault in e.errors()[:8])
+            faults = "; ".join(
+                f"{'.'.join(map(str, fault['loc'])) or 'all'}: {fault['msg']}"
+                for fault in e.errors()[:8]
+            )
             raise ArgumentsError(f"the arguments of {self.name} do not fit: {faults}") from None
-        result = self.function(**{name: getattr(values, name) for name in type(values).model_fields})
-        return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+        result = self.function(
+            **{name: getattr(values, name) for name in type(values).model_fields}
+        )
+        return (
+            result
+            if isinstance(result, str)
+            else json.dumps(result, ensure_ascii=False, default=str)
+        )
 
 
 def read_tools(values: Sequence[Any]) -> list[Tool]:
-    """Build tools. Raises OptionsError as `Tool.of`, for duplicate names, and for too many or too long tools."""
+    """Build tools. Raises OptionsError as `Tool.of`, for duplicate names, and for too many or too
+    long tools.
+    """
     if not isinstance(values, (list, tuple)):
         raise OptionsError(f"tools: {show(values)} is not a list")
     tools = [Tool.of(value) for value in values]
     names = [tool.name for tool in tools]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise OptionsError(f"tools: {', '.join(sorted(twice))} is there twice: give each tool another name")
+        raise OptionsError(
+            f"tools: {', '.join(sorted(twice))} is there twice: give each tool another name"
+        )
     try:
         characters = len(json.dumps([tool.as_dict() for tool in tools], allow_nan=False))
     except (TypeError, ValueError, RecursionError) as e:
         raise OptionsError(f"tools: not JSON: {show(str(e))}") from None
     if len(tools) > MAX_TOOLS or characters > MAX_CHARACTERS:
-        raise OptionsError(f"tools: {len(tools)} tools of {characters} characters, expected at most {MAX_TOOLS} tools and "
-                           f"{MAX_CHARACTERS} characters")
+        raise OptionsError(
+            f"tools: {len(tools)} tools of {characters} characters, expected at most "
+            f"{MAX_TOOLS} tools and "
+            f"{MAX_CHARACTERS} characters"
+        )
     return tools
 
 
@@ -104,37 +134,59 @@ def _from_function(function: Callable[..., Any]) -> Tool:
 
     name = getattr(function, "__name__", type(function).__name__)
     if not _NAME.fullmatch(name):
-        raise OptionsError(f"tools: a function called {show(name)} cannot be named by a model: define it with def")
+        raise OptionsError(
+            f"tools: a function called {show(name)} cannot be named by a model: define it with def"
+        )
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise OptionsError(f"tools: {name} is async, and its result would never be awaited: pass a plain function")
+        raise OptionsError(
+            f"tools: {name} is async, and its result would never be awaited: pass a plain function"
+        )
     summary, texts = _read_docstring(inspect.getdoc(function) or "")
     try:
         hints = get_type_hints(function, include_extras=True)
     except (NameError, TypeError) as e:
-        raise OptionsError(f"tools: the type hints of {name} cannot be read ({e}): import their names") from None
+        raise OptionsError(
+            f"tools: the type hints of {name} cannot be read ({e}): import their names"
+        ) from None
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise OptionsError(f"tools: {name} takes {parameter}: only named parameters can be described")
+            raise OptionsError(
+                f"tools: {name} takes {parameter}: only named parameters can be described"
+            )
         if parameter.name not in hints:
-            raise OptionsError(f"tools: {name} has no type hint for {parameter.name}: add it, as in {parameter.name}: int")
+            raise OptionsError(
+                f"tools: {name} has no type hint for {parameter.name}: add it, as in "
+                f"{parameter.name}: int"
+            )
         default = ... if parameter.default is parameter.empty else parameter.default
-        fields[parameter.name] = (hints[parameter.name], Field(default, description=texts.get(parameter.name)))
+        fields[parameter.name] = (
+            hints[parameter.name],
+            Field(default, description=texts.get(parameter.name)),
+        )
     try:
-        model = create_model(name, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields)
+        model = create_model(
+            name, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields
+        )
         schema = _remove_titles(model.model_json_schema())
     except (PydanticUserError, NameError) as e:
-        raise OptionsError(f"tools: {name} has a parameter without a JSON schema ({show(str(e))})") from None
+        raise OptionsError(
+            f"tools: {name} has a parameter without a JSON schema ({show(str(e))})"
+        ) from None
     schema.setdefault("properties", {})
     return Tool(name, summary, schema, function, model)
 
 
-_SECTION = re.compile(r"(args|arguments|parameters|returns?|raises|yields|examples?|notes?):?", re.IGNORECASE)
+_SECTION = re.compile(
+    r"(args|arguments|parameters|returns?|raises|yields|examples?|notes?):?", re.IGNORECASE
+)
 _ENTRY = re.compile(r"(?::param\s+)?\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)")
 
 
 def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Summary and descriptions of parameters: of "Args:" (Google's style) or ":param x:" (Sphinx)."""
+    """Summary and descriptions of parameters: of "Args:" (Google's style) or ":param x:"
+    (Sphinx).
+    """
     lines = text.splitlines()
     summary: list[str] = []
     texts: dict[str, str] = {}
@@ -173,7 +225,11 @@ def _remove_titles(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     return {
-        name: {key: _remove_titles(inner) for key, inner in value.items()} if name in ("properties", "$defs")
-        else value if name in ("default", "const", "enum", "examples") else _remove_titles(value)
-        for name, value in schema.items() if name != "title" or not isinstance(value, str)
+        name: {key: _remove_titles(inner) for key, inner in value.items()}
+        if name in ("properties", "$defs")
+        else value
+        if name in ("default", "const", "enum", "examples")
+        else _remove_titles(value)
+        for name, value in schema.items()
+        if name != "title" or not isinstance(value, str)
     }

@@ -147,7 +147,12 @@ class _Scanner:
         except (ValueError, RecursionError):
             raise NoCall from None
         call = call["function"] if isinstance(call.get("function"), dict) else call
-        name, arguments = call.get("name", call.get("function")), call.get("arguments", call.get("parameters", {}))
+        name, arguments = (
+            call.get("name", call.get("function")),
+            call.get("arguments", call.get("parameters", {})),
+        )
         if not isinstance(name, str):
             raise NoCall
-        return name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        return name, arguments if isinstance(arguments, str) else json.dumps(
+            arguments, ensure_ascii=False
+        )

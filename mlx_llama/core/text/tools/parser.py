@@ -11,8 +11,8 @@ from .formats import ToolFormat
 class ToolParser(CallText):
     """Splits streamed text into `text` and `calls`.
 
-    Text that begins like a call and turns out to be none is text again. White space after a call is dropped unless text
-    follows. The split does not depend on the pieces that the text comes in.
+    Text that begins like a call and turns out to be none is text again. White space after a call is
+    dropped unless text follows. The split does not depend on the pieces that the text comes in.
     """
 
     def __init__(self, form: ToolFormat | None, names: Collection[str] = ()):
@@ -30,7 +30,9 @@ class ToolParser(CallText):
         return self.take_news()
 
     def finish(self) -> list[str | ToolDelta]:
-        """End the text; returns what was withheld. A call that was cut stays in `calls`, with is_complete False."""
+        """End the text; returns what was withheld. A call that was cut stays in `calls`, with
+        is_complete False.
+        """
         self.is_over = True
         if self._reader is None or self._resume():
             self.emit(self.rest)
@@ -49,7 +51,9 @@ class ToolParser(CallText):
         at = self.rest.find(opens) if opens else -1
         is_call = at >= 0
         if not is_call:  # keep the end if the mark may begin there
-            kept = next((n for n in range(len(opens) - 1, 0, -1) if self.rest.endswith(opens[:n])), 0)
+            kept = next(
+                (n for n in range(len(opens) - 1, 0, -1) if self.rest.endswith(opens[:n])), 0
+            )
             at = len(self.rest) - kept
         self.emit(self.rest[:at])
         self.rest = self.rest[at:]

@@ -61,7 +61,9 @@ def test_a_function_is_described_as_transformers_does(function):
     for schema in ours["function"]["parameters"]["properties"].values():
         schema.pop("default", None)
     ours["function"]["parameters"]["properties"].get("flags", {}).pop("additionalProperties", None)
-    expected["function"]["parameters"]["properties"].get("flags", {}).pop("additionalProperties", None)
+    expected["function"]["parameters"]["properties"].get("flags", {}).pop(
+        "additionalProperties", None
+    )
     assert ours == expected
 
 
@@ -84,15 +86,31 @@ def test_models_optional_values_and_sphinx_docstrings_are_described():
     tool = Tool.of(draw)
     assert tool.description == "Draw."
     properties = tool.parameters["properties"]
-    assert properties["points"]["description"] == "the points, in order" and properties["name"]["description"] == "of the picture"
-    assert "title" in tool.parameters["$defs"]["Point"]["properties"] and "title" not in tool.parameters["$defs"]["Point"]
+    assert (
+        properties["points"]["description"] == "the points, in order"
+        and properties["name"]["description"] == "of the picture"
+    )
+    assert (
+        "title" in tool.parameters["$defs"]["Point"]["properties"]
+        and "title" not in tool.parameters["$defs"]["Point"]
+    )
     assert tool.run('{"points": [{"title": "a", "x": 2}]}') == "a 2 None"
 
 
 def test_a_call_runs_with_checked_arguments():
     tool = Tool.of(weather)
-    assert json.loads(tool.run('{"place": "Oslo"}')) == {"place": "Oslo", "days": 3, "unit": "celsius"}
-    for bad in ('{"place": 5}', "{}", '{"place": "x", "town": 1}', "[", '{"place": "x", "unit": "kelvin"}'):
+    assert json.loads(tool.run('{"place": "Oslo"}')) == {
+        "place": "Oslo",
+        "days": 3,
+        "unit": "celsius",
+    }
+    for bad in (
+        '{"place": 5}',
+        "{}",
+        '{"place": "x", "town": 1}',
+        "[",
+        '{"place": "x", "unit": "kelvin"}',
+    ):
         with pytest.raises(ValueError):
             tool.run(bad)
     with pytest.raises(OptionsError, match="weather is only described"):
@@ -115,13 +133,26 @@ def opaque(x: object, y: random.Random):
     """A parameter without a schema."""
 
 
-@pytest.mark.parametrize("value, reason", [
-    (untyped, "untyped has no type hint for a"), (variadic, "takes \\*numbers"), (later, "later is async"), (opaque, "without a JSON schema"), (5, "neither a function"),
-    ({"name": "f", "parameters": {"type": "string"}}, "parameters of type 'string', expected object"),
-    ({"name": "f", "parameters": {"type": ["object", "null"]}}, "expected object"),
-    (lambda x: x, "cannot be named"), ({"type": "retrieval"}, "neither a function"), ({"function": {"name": "a b"}}, "name is 'a b'"),
-    ({"function": {"name": "f", "parameters": []}}, None), ({"function": {"name": "f", "parameters": "x"}}, "not a JSON schema"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "value, reason",
+    [
+        (untyped, "untyped has no type hint for a"),
+        (variadic, "takes \\*numbers"),
+        (later, "later is async"),
+        (opaque, "without a JSON schema"),
+        (5, "neither a function"),
+        (
+            {"name": "f", "parameters": {"type": "string"}},
+            "parameters of type 'string', expected object",
+        ),
+        ({"name": "f", "parameters": {"type": ["object", "null"]}}, "expected object"),
+        (lambda x: x, "cannot be named"),
+        ({"type": "retrieval"}, "neither a function"),
+        ({"function": {"name": "a b"}}, "name is 'a b'"),
+        ({"function": {"name": "f", "parameters": []}}, None),
+        ({"function": {"name": "f", "parameters": "x"}}, "not a JSON schema"),
+    ],
+)
 def test_bad_tools_are_refused(value, reason):
     if reason is None:
         assert read_tools([value])[0].parameters == {"type": "object", "properties": {}}
@@ -131,9 +162,12 @@ def test_bad_tools_are_refused(value, reason):
 
 
 def test_lists_of_tools_are_bounded():
-    for values, reason in (([add, add], "add is there twice"), ("add", "not a list"),
-                           ([{"function": {"name": f"f{i}"}} for i in range(200)], "200 tools"),
-                           ([{"function": {"name": "f", "parameters": {"enum": ["x" * 70000]}}}], "65536 characters"),
-                           ([{"function": {"name": "f", "parameters": {"a": {1}}}}], "not JSON")):
+    for values, reason in (
+        ([add, add], "add is there twice"),
+        ("add", "not a list"),
+        ([{"function": {"name": f"f{i}"}} for i in range(200)], "200 tools"),
+        ([{"function": {"name": "f", "parameters": {"enum": ["x" * 70000]}}}], "65536 characters"),
+        ([{"function": {"name": "f", "parameters": {"a": {1}}}}], "not JSON"),
+    ):
         with pytest.raises(OptionsError, match=reason):
             read_tools(values)

@@ -29,33 +29,52 @@ from .test_describe import add, weather
 
 TOOL_TEMPLATES = {
     path.stem: path.read_text(encoding="utf-8")
-    for path in sorted((Path(__file__).resolve().parents[3] / "data" / "tool-templates").glob("*.jinja"))
+    for path in sorted(
+        (Path(__file__).resolve().parents[3] / "data" / "tool-templates").glob("*.jinja")
+    )
 }
 # SmolLM3's, shortened: it prints tools as Python does
 TOOL_TEMPLATES["smollm3"] = (
-    "{% for tool in xml_tools %}{{ tool | string }}\n{% endfor %}<tool_call>{name, arguments}{% for m in messages %}<|im_start|>"
-    "{{ m.role }}\n{{ m.content }}{% for call in m.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}<|im_end|>{% endfor %}")
+    "{% for tool in xml_tools %}{{ tool | string }}\n{% endfor %}<tool_call>{name, "
+    "arguments}{% for m in messages %}<|im_start|>"
+    "{{ m.role }}\n{{ m.content }}{% for call in m.tool_calls or [] %}{{ call.function | "
+    "tojson }}{% endfor %}<|im_end|>{% endfor %}"
+)
 
 
 # Templates
 
-CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2.5}}}
-TALK = [*conversation([("system", "Be brief."), ("user", "1 + 2.5?")]), {"role": "assistant", "content": "", "tool_calls": [CALL]},
-        {"role": "tool", "content": "3.5", "tool_call_id": "abcdefghi", "name": "add"},
-        *conversation([("assistant", "3.5"), ("user", "thanks")])]
+CALL = {
+    "id": "abcdefghi",
+    "type": "function",
+    "function": {"name": "add", "arguments": {"a": 1, "b": 2.5}},
+}
+TALK = [
+    *conversation([("system", "Be brief."), ("user", "1 + 2.5?")]),
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "3.5", "tool_call_id": "abcdefghi", "name": "add"},
+    *conversation([("assistant", "3.5"), ("user", "thanks")]),
+]
 
 
 @pytest.mark.parametrize("name", TOOL_TEMPLATES)
 def test_templates_with_tools_give_transformers_text_and_ids(name, model):
-    template, tools = ChatTemplate(TOOL_TEMPLATES[name], name, model.tokenizer.named), read_tools([add, weather])
+    template, tools = (
+        ChatTemplate(TOOL_TEMPLATES[name], name, model.tokenizer.named),
+        read_tools([add, weather]),
+    )
     form = find_format(template.source, model.tokenizer)
     for messages in (USER, TALK, TALK[:2]):
         ours, extras = form.offer(messages, tools)
         how = {"chat_template": template.source, "add_generation_prompt": True, **extras}
-        assert template.render(ours, **extras) == model.judge.apply_chat_template(messages, tokenize=False, **how)
+        assert template.render(ours, **extras) == model.judge.apply_chat_template(
+            messages, tokenize=False, **how
+        )
         ids = model.judge.apply_chat_template(messages, tokenize=True, return_dict=False, **how)
         bos = [model.tokenizer.bos_id]
-        assert encode_messages(model.tokenizer, template, ours, **extras) == (ids if ids[:1] == bos else bos + ids)
+        assert encode_messages(model.tokenizer, template, ours, **extras) == (
+            ids if ids[:1] == bos else bos + ids
+        )
 
 
 def test_openais_form_of_a_message_is_the_same(model):
@@ -67,17 +86,32 @@ def test_openais_form_of_a_message_is_the_same(model):
         assert check_messages(wire) == TALK
     del wire[2]["content"]
     assert check_messages(wire) == TALK
-    assert check_messages([{"role": "assistant", "content": "x", "tool_calls": None}]) == conversation([("assistant", "x")])
+    assert check_messages(
+        [{"role": "assistant", "content": "x", "tool_calls": None}]
+    ) == conversation([("assistant", "x")])
 
 
-@pytest.mark.parametrize("message, reason", [
-    ({"role": "assistant", "content": None}, "content is None"), ({"role": "user", "content": "x", "tool_calls": []}, "expected the fields"),
-    ({"role": "assistant", "tool_calls": []}, "list of 1 to"), ({"role": "assistant", "tool_calls": [{}]}, "'function'"),
-    ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}, "expected an object"),
-    ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]}, "expected an object"),
-    ({"role": "tool", "content": "x", "tool_call_id": 5}, "tool_call_id is 5"), ({"role": "tool"}, "expected the fields"),
-    ({"role": ["assistant"], "content": "x"}, "expected a word"), ({"role": "tool", "content": "x", "id": "y"}, "tool_call_id"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "message, reason",
+    [
+        ({"role": "assistant", "content": None}, "content is None"),
+        ({"role": "user", "content": "x", "tool_calls": []}, "expected the fields"),
+        ({"role": "assistant", "tool_calls": []}, "list of 1 to"),
+        ({"role": "assistant", "tool_calls": [{}]}, "'function'"),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
+            "expected an object",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]},
+            "expected an object",
+        ),
+        ({"role": "tool", "content": "x", "tool_call_id": 5}, "tool_call_id is 5"),
+        ({"role": "tool"}, "expected the fields"),
+        ({"role": ["assistant"], "content": "x"}, "expected a word"),
+        ({"role": "tool", "content": "x", "id": "y"}, "tool_call_id"),
+    ],
+)
 def test_malformed_messages_name_message_and_field(message, reason, model):
     with pytest.raises(TemplateError) as caught:
         check_messages([*USER, message])
@@ -87,14 +121,34 @@ def test_malformed_messages_name_message_and_field(message, reason, model):
 def test_a_template_of_one_call_a_message_gets_several_in_turn(model):
     """Each with its result, whatever the order of the results; a result of no call stays."""
     template = ChatTemplate(TOOL_TEMPLATES["llama-3.1"], "llama", model.tokenizer.named)
-    calls = [{**CALL, "id": f"call{i}", "function": {"name": "add", "arguments": {"a": i, "b": 0}}} for i in (1, 2)]
-    results = [{"role": "tool", "content": f"sum {i}", "tool_call_id": f"call{i}"} for i in (2, 1, 3)]
-    talk = [*USER, {"role": "assistant", "content": "x", "tool_calls": calls}, *results, *conversation([("user", "thanks")])]
+    calls = [
+        {**CALL, "id": f"call{i}", "function": {"name": "add", "arguments": {"a": i, "b": 0}}}
+        for i in (1, 2)
+    ]
+    results = [
+        {"role": "tool", "content": f"sum {i}", "tool_call_id": f"call{i}"} for i in (2, 1, 3)
+    ]
+    talk = [
+        *USER,
+        {"role": "assistant", "content": "x", "tool_calls": calls},
+        *results,
+        *conversation([("user", "thanks")]),
+    ]
     messages, extras = LLAMA3.offer(talk, read_tools([add]))
-    assert [message.get("tool_call_id") or [call["id"] for call in message.get("tool_calls", ())] for message in messages] == [
-        [], ["call1"], "call1", ["call2"], "call2", "call3", []]
-    judged = model.judge.apply_chat_template(messages, tokenize=False, chat_template=template.source, add_generation_prompt=True, **extras)
-    assert template.render(messages, **extras) == judged and judged.index("sum 1") < judged.index("sum 2")
+    assert [
+        message.get("tool_call_id") or [call["id"] for call in message.get("tool_calls", ())]
+        for message in messages
+    ] == [[], ["call1"], "call1", ["call2"], "call2", "call3", []]
+    judged = model.judge.apply_chat_template(
+        messages,
+        tokenize=False,
+        chat_template=template.source,
+        add_generation_prompt=True,
+        **extras,
+    )
+    assert template.render(messages, **extras) == judged and judged.index("sum 1") < judged.index(
+        "sum 2"
+    )
 
 
 @pytest.mark.parametrize("name", TOOL_TEMPLATES)
@@ -104,12 +158,23 @@ def test_special_tokens_in_tools_calls_and_results_are_text(name, model):
     specials = set(model.tokenizer.special_ids.values())
 
     def controls(word):
-        tool = Tool("add", f"Adds {word}.", {"type": "object", "properties": {word: {"type": "string", "description": word}}})
+        tool = Tool(
+            "add",
+            f"Adds {word}.",
+            {"type": "object", "properties": {word: {"type": "string", "description": word}}},
+        )
         call = {**CALL, "function": {"name": "add", "arguments": {"a": word, word: [word]}}}
-        talk = [*TALK[:2], {"role": "assistant", "tool_calls": [call]}, {**TALK[3], "content": word}, *TALK[4:]]
+        talk = [
+            *TALK[:2],
+            {"role": "assistant", "tool_calls": [call]},
+            {**TALK[3], "content": word},
+            *TALK[4:],
+        ]
         messages, extras = find_format(template.source, model.tokenizer).offer(talk, [tool])
         ids = encode_messages(model.tokenizer, template, messages, **extras)
-        assert model.tokenizer.decode(ids, skip_special=False).endswith(template.render(messages, **extras))
+        assert model.tokenizer.decode(ids, skip_special=False).endswith(
+            template.render(messages, **extras)
+        )
         return [token for token in ids if token in specials]
 
     for word in ("<|eot_id|>", "[TOOL_CALLS]", "</s>", "<|im_start|>system"):
@@ -122,20 +187,33 @@ def test_a_template_without_tools_gets_them_in_its_system_message(model):
     messages, extras = form.offer(TALK, read_tools([add]))
     text = template.render(messages, **extras)
     assert form is IN_SYSTEM and extras == {}
-    assert "Be brief.\n\nYou are an expert in composing functions." in text and json.dumps(Tool.of(add).as_dict()) in text
+    assert (
+        "Be brief.\n\nYou are an expert in composing functions." in text
+        and json.dumps(Tool.of(add).as_dict()) in text
+    )
     assert '<tool_call>[{"name": "add", "arguments": {"a": 1, "b": 2.5}}]</tool_call>' in text
     assert "user\n<tool_response>3.5</tool_response>" in text
     assert form.offer(USER, read_tools([add]))[0][0]["role"] == "system"
     assert find_format(TEMPLATES["zephyr"], model.tokenizer) is BRIEF
-    assert BRIEF.offer(TALK, read_tools([add]))[0][0]["content"].startswith("Be brief.\n\nYou may call these functions:\n<tools>[{")
+    assert BRIEF.offer(TALK, read_tools([add]))[0][0]["content"].startswith(
+        "Be brief.\n\nYou may call these functions:\n<tools>[{"
+    )
 
 
 def test_formats_are_recognised(model):
     found = {name: find_format(source, model.tokenizer) for name, source in TOOL_TEMPLATES.items()}
-    assert found == {"llama-3.1": LLAMA3, "mistral-nemo": MISTRAL, "qwen2.5": HERMES, "smollm3": SMOLLM3}
+    assert found == {
+        "llama-3.1": LLAMA3,
+        "mistral-nemo": MISTRAL,
+        "qwen2.5": HERMES,
+        "smollm3": SMOLLM3,
+    }
     assert find_format("{% if tools %}<tool_call>[{name, arguments}", model.tokenizer) is SMOLLM2
     assert find_format("{% if tools %}[TOOL_CALLS]f[ARGS]", model.tokenizer) is MISTRAL_HEADERS
-    for source in ("{{ tools }}<tool_call><function=f>", "{{ tools }}<tool_call>f<arg_key>arguments"):
+    for source in (
+        "{{ tools }}<tool_call><function=f>",
+        "{{ tools }}<tool_call>f<arg_key>arguments",
+    ):
         with pytest.raises(OptionsError, match="format that is not supported"):
             find_format(source, SimpleNamespace(added_ids={}))
 
@@ -143,10 +221,14 @@ def test_formats_are_recognised(model):
 # Enforced calls
 
 
-@pytest.mark.parametrize("form", [LLAMA3, MISTRAL, MISTRAL_HEADERS, HERMES, SMOLLM2, SMOLLM3], ids=lambda form: form.name)
+@pytest.mark.parametrize(
+    "form", [LLAMA3, MISTRAL, MISTRAL_HEADERS, HERMES, SMOLLM2, SMOLLM3], ids=lambda form: form.name
+)
 @pytest.mark.parametrize("many", [False, True])
 def test_enforced_calls_parse_and_fit_their_tool(form, many, model):
-    """Random tokens under the grammar, decoded with the format's special tokens shown, are calls that the functions take."""
+    """Random tokens under the grammar, decoded with the format's special tokens shown, are calls
+    that the functions take.
+    """
     import numpy as np
 
     tokenizer, tools = model.tokenizer, read_tools([weather, add])
@@ -156,7 +238,9 @@ def test_enforced_calls_parse_and_fit_their_tool(form, many, model):
     texts = tokenizer.token_bytes()
     for _ in range(30):
         constraint = grammars.compile(rule)
-        stream = tokenizer.stream(starts_text=not constraint.keeps_space, shown=form.shown_specials(tokenizer))
+        stream = tokenizer.stream(
+            starts_text=not constraint.keeps_space, shown=form.shown_specials(tokenizer)
+        )
         parser = ToolParser(form, [tool.name for tool in tools])
         for _ in range(200):
             if constraint.is_finished or (constraint.is_complete and source.random() < 0.5):
@@ -164,7 +248,9 @@ def test_enforced_calls_parse_and_fit_their_tool(form, many, model):
             ids = np.flatnonzero(np.unpackbits(constraint.mask().view(np.uint8), bitorder="little"))
             ids = [int(token) for token in ids if token not in grammars.eos]
             closing = [token for token in ids if texts[token] in (b'"', b"}", b",")]
-            for token in constraint.forced() or [source.choice(closing if closing and source.random() < 0.3 else ids)]:
+            for token in constraint.forced() or [
+                source.choice(closing if closing and source.random() < 0.3 else ids)
+            ]:
                 constraint.accept(token)
                 parser.push(stream.push(token))
         parser.push(stream.finish())
@@ -172,7 +258,11 @@ def test_enforced_calls_parse_and_fit_their_tool(form, many, model):
         if constraint.is_complete:
             ended += 1
             counts.add(len(parser.calls))
-            assert parser.text == "" and parser.calls and all(call.is_complete for call in parser.calls)
+            assert (
+                parser.text == ""
+                and parser.calls
+                and all(call.is_complete for call in parser.calls)
+            )
             for call in parser.calls:
                 next(tool for tool in tools if tool.name == call.name).run(call.arguments)
     assert ended > 5 and (max(counts) > 1) == many and min(counts) == 1
@@ -180,9 +270,14 @@ def test_enforced_calls_parse_and_fit_their_tool(form, many, model):
 
 def test_a_named_tool_is_the_only_one_that_can_be_called(model):
     only = HERMES.grammar([Tool.of(add)], model.tokenizer)
-    constraint = Grammars(model.tokenizer, model.tokenizer.eos_ids, 400).compile(Rule("tools", only), starts_text=False)
+    constraint = Grammars(model.tokenizer, model.tokenizer.eos_ids, 400).compile(
+        Rule("tools", only), starts_text=False
+    )
     text = model.tokenizer.stream(starts_text=False)
-    assert "".join(text.push(token) for token in constraint.forced()) == '<tool_call>\n{"name": "add", "arguments": {"a": '
+    assert (
+        "".join(text.push(token) for token in constraint.forced())
+        == '<tool_call>\n{"name": "add", "arguments": {"a": '
+    )
     with pytest.raises(OptionsError, match="no tool to call"):
         HERMES.grammar([], model.tokenizer)
 
@@ -192,7 +287,9 @@ def test_enforced_arguments_have_no_keys_but_the_declared_ones(model):
     grammars = Grammars(model.tokenizer, model.tokenizer.eos_ids, 400)
     for extra, taken in (({}, False), ({"additionalProperties": True}, True)):
         tool = Tool("f", "", {"type": "object", "properties": {"a": {"type": "integer"}}, **extra})
-        constraint = grammars.compile(Rule("tools", LLAMA3.grammar([tool], model.tokenizer)), starts_text=False)
+        constraint = grammars.compile(
+            Rule("tools", LLAMA3.grammar([tool], model.tokenizer)), starts_text=False
+        )
         tokens = model.tokenizer.encode('\n{"name": "f", "parameters": {"b": 1}}')[2:]
         try:
             for token in tokens:
@@ -203,6 +300,16 @@ def test_enforced_arguments_have_no_keys_but_the_declared_ones(model):
 
 
 def test_a_schema_of_parameters_that_cannot_be_enforced_is_refused(model):
-    tool = Tool("f", "", {"type": "object", "properties": {"a": {"not": {}, "x-guidance": {"lenient": True}}}, "x-guidance": {"lenient": True}})
+    tool = Tool(
+        "f",
+        "",
+        {
+            "type": "object",
+            "properties": {"a": {"not": {}, "x-guidance": {"lenient": True}}},
+            "x-guidance": {"lenient": True},
+        },
+    )
     with pytest.raises(OptionsError, match="option `tools`: cannot be enforced: .*not"):
-        Grammars(model.tokenizer, model.tokenizer.eos_ids, 400).compile(Rule("tools", HERMES.grammar([tool], model.tokenizer)))
+        Grammars(model.tokenizer, model.tokenizer.eos_ids, 400).compile(
+            Rule("tools", HERMES.grammar([tool], model.tokenizer))
+        )

@@ -15,8 +15,20 @@ from .smollm import SMOLLM2, SMOLLM3
 # The first that matches a template is its format.
 FORMATS = (MISTRAL_HEADERS, MISTRAL, SMOLLM3, SMOLLM2, HERMES, IN_SYSTEM, BRIEF, LLAMA3)
 
-__all__ = ["BRIEF", "FORMATS", "HERMES", "IN_SYSTEM", "JSON_OPTIONS", "LLAMA3", "MISTRAL", "MISTRAL_HEADERS", "SMOLLM2",
-           "SMOLLM3", "ToolFormat", "find_format"]
+__all__ = [
+    "BRIEF",
+    "FORMATS",
+    "HERMES",
+    "IN_SYSTEM",
+    "JSON_OPTIONS",
+    "LLAMA3",
+    "MISTRAL",
+    "MISTRAL_HEADERS",
+    "SMOLLM2",
+    "SMOLLM3",
+    "ToolFormat",
+    "find_format",
+]
 
 
 def find_format(source: str, tokenizer: Tokenizer) -> ToolFormat:
@@ -27,5 +39,9 @@ def find_format(source: str, tokenizer: Tokenizer) -> ToolFormat:
     for form in FORMATS:
         if form.matches(source, tokenizer):
             return form
-    raise OptionsError("tools: this model's template writes calls in a format that is not supported; supported are those of "
-                       "Llama 3, Mistral, Hermes, Qwen 2.5 and 3, and SmolLM: take another model, or ask without tools")
+    raise OptionsError(
+        "tools: this model's template writes calls in a format that is not supported; "
+        "supported are those of "
+        "Llama 3, Mistral, Hermes, Qwen 2.5 and 3, and SmolLM: take another model, or ask "
+        "without tools"
+    )

@@ -14,11 +14,18 @@ from mlx_llama.core.text.tools.describe import Tool
 from mlx_llama.core.text.tools.json_calls import read_json_calls
 
 Message = Mapping[str, Any]
-# Of llguidance: JSON as json.dumps writes it. They replace a schema's own "x-guidance", which could switch checks off.
+# Of llguidance: JSON as json.dumps writes it. They replace a schema's own "x-guidance", which could
+# switch checks off.
 JSON_OPTIONS = {
-    "item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "whitespace_pattern": None,
-    "lenient": False, "coerce_one_of": False, "json_allowed_escapes": None, "json_allow_general_unicode_escapes": False,
-}  # fmt: skip
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "whitespace_flexible": False,
+    "whitespace_pattern": None,
+    "lenient": False,
+    "coerce_one_of": False,
+    "json_allowed_escapes": None,
+    "json_allow_general_unicode_escapes": False,
+}
 
 
 class ToolFormat(ABC):
@@ -39,7 +46,9 @@ class ToolFormat(ABC):
     def matches(self, source: str, tokenizer: Tokenizer) -> bool:
         """True if a template writes calls in this format. Called in the order of `FORMATS`."""
 
-    def offer(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Sequence[Message], dict[str, Any]]:
+    def offer(
+        self, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> tuple[Sequence[Message], dict[str, Any]]:
         """Messages and further variables for `encode_messages` that offer tools to the model.
 
         Raises TemplateError for malformed messages.
@@ -55,12 +64,19 @@ class ToolFormat(ABC):
     def shown_specials(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Special tokens that a decoder must show to the parser, such as [TOOL_CALLS]."""
         marks = (self.opens, self.closes, *self.marks)
-        return frozenset(tokenizer.special_ids[mark] for mark in marks if mark in tokenizer.special_ids)
+        return frozenset(
+            tokenizer.special_ids[mark] for mark in marks if mark in tokenizer.special_ids
+        )
 
     # Enforcing calls
 
     def grammar(
-        self, tools: Sequence[Tool], tokenizer: Tokenizer, *, many: bool = False, answer: dict[str, Any] | None = None
+        self,
+        tools: Sequence[Tool],
+        tokenizer: Tokenizer,
+        *,
+        many: bool = False,
+        answer: dict[str, Any] | None = None,
     ) -> str:
         """A Lark grammar of one call of one of the tools, or of several in a row (`many`).
 
@@ -70,19 +86,34 @@ class ToolFormat(ABC):
             raise OptionsError("tool_choice: there is no tool to call: give tools")
 
         def mark(text: str) -> str:
-            return f"<[{tokenizer.special_ids[text]}]>" if text in tokenizer.special_ids else quote(text)
+            return (
+                f"<[{tokenizer.special_ids[text]}]>"
+                if text in tokenizer.special_ids
+                else quote(text)
+            )
 
-        rules = ["start: calls" + (" | answer" if answer is not None else ""), *self.rules(tools, mark, many)]
+        rules = [
+            "start: calls" + (" | answer" if answer is not None else ""),
+            *self.rules(tools, mark, many),
+        ]
         if answer is not None:
             rules.append(f"answer: %json {json.dumps({**answer, 'x-guidance': JSON_OPTIONS})}")
         return "\n".join(rules)
 
     def rules(self, tools: Sequence[Tool], mark: Callable[[str], str], many: bool) -> list[str]:
         """Lark rules of `calls`. mark: spells a mark, as a token if it is a special one."""
-        calls = [self.spell_call(tool.name, f"arguments_{number}", mark) for number, tool in enumerate(tools)]
+        calls = [
+            self.spell_call(tool.name, f"arguments_{number}", mark)
+            for number, tool in enumerate(tools)
+        ]
         rules = [f"calls: {self.spell_calls(mark, many)}", "call: " + "\n    | ".join(calls)]
         for number, tool in enumerate(tools):
-            schema = {"additionalProperties": False, **tool.parameters, "type": "object", "x-guidance": JSON_OPTIONS}
+            schema = {
+                "additionalProperties": False,
+                **tool.parameters,
+                "type": "object",
+                "x-guidance": JSON_OPTIONS,
+            }
             rules.append(f"arguments_{number}: %json {json.dumps(schema)}")
         return rules
 

@@ -1,6 +1,8 @@
-"""Templates that know no tools: these are described in the system message, with SmolLM2's format of calls.
+"""Templates that know no tools: these are described in the system message, with SmolLM2's format of
+calls.
 
-A template in ChatML gets SmolLM2's words (https://huggingface.co/HuggingFaceTB/SmolLM2-1.7B-Instruct), others fewer.
+A template in ChatML gets SmolLM2's words
+(https://huggingface.co/HuggingFaceTB/SmolLM2-1.7B-Instruct), others fewer.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class InSystem(SmolLM2):
     def matches(self, source: str, tokenizer: Tokenizer) -> bool:
         return not re.search(r"\b(tools|functions)\b", source) and "<|im_start|>" in source
 
-    def offer(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Sequence[Message], dict[str, Any]]:
+    def offer(
+        self, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> tuple[Sequence[Message], dict[str, Any]]:
         """Describe the tools in the system message; calls and results become text."""
         folded: list[dict[str, Any]] = []
         for message in check_messages(messages):
@@ -53,13 +57,19 @@ class InSystem(SmolLM2):
             if calls := message.get("tool_calls"):
                 written = json.dumps([call["function"] for call in calls], ensure_ascii=False)
                 content += f"<tool_call>{written}</tool_call>"
-            rest = {name: message[name] for name in ("name", "reasoning_content") if name in message}
+            rest = {
+                name: message[name] for name in ("name", "reasoning_content") if name in message
+            }
             if message["role"] == "tool":
-                folded.append({"role": "user", "content": f"<tool_response>{content}</tool_response>"})
+                folded.append(
+                    {"role": "user", "content": f"<tool_response>{content}</tool_response>"}
+                )
             else:
                 folded.append({"role": message["role"], "content": content, **rest})
         if tools:
-            system = self.words.format(tools=json.dumps([tool.as_dict() for tool in tools], ensure_ascii=False))
+            system = self.words.format(
+                tools=json.dumps([tool.as_dict() for tool in tools], ensure_ascii=False)
+            )
             if folded and folded[0]["role"] == "system":
                 folded[0]["content"] += "\n\n" + system
             else:

@@ -1,4 +1,4 @@
-"""Llama 3.1 to 3.3: an answer that is {"name": ..., "parameters": {...}}, or a built-in tool behind <|python_tag|>."""
+"""Llama 3.1 to 3.3: an answer that is {"name": ..., "parameters": {...}}, or a built-in tool behind <|python_tag|>."""  # noqa: E501
 
 from __future__ import annotations
 
@@ -28,9 +28,14 @@ class Llama3(ToolFormat):
 
     def matches(self, source: str, tokenizer: Tokenizer) -> bool:
         # The words of the prompt, or the token of the vocabulary
-        return '"parameters": dictionary of argument name' in source or self.opens in tokenizer.added_ids
+        return (
+            '"parameters": dictionary of argument name' in source
+            or self.opens in tokenizer.added_ids
+        )
 
-    def offer(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Sequence[Message], dict[str, Any]]:
+    def offer(
+        self, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> tuple[Sequence[Message], dict[str, Any]]:
         return super().offer(_split_calls(messages), tools)
 
     def read(self, text: CallText) -> Generator[None]:
@@ -71,9 +76,13 @@ def _split_calls(messages: Sequence[Message]) -> list[dict[str, Any]]:
         while calls and waiting and waiting[-1]["role"] == "tool":
             results.setdefault(waiting[-1].get("tool_call_id"), []).append(waiting.pop())
         for number, call in enumerate(calls):
-            split.append({**message, "content": "" if number else message["content"], "tool_calls": [call]})
+            split.append(
+                {**message, "content": "" if number else message["content"], "tool_calls": [call]}
+            )
             split += results.pop(call.get("id"), ())
-        split += [result for others in results.values() for result in others] if calls else [message]
+        split += (
+            [result for others in results.values() for result in others] if calls else [message]
+        )
     return split
 
 
@@ -83,9 +92,19 @@ def _parse_builtin(code: str) -> tuple[str, dict[str, Any]] | None:
         return None
     try:
         call = ast.parse(code, mode="eval").body
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
-            if call.func.attr == "call" and not call.args and all(word.arg for word in call.keywords):
-                return call.func.value.id, {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+        if (
+            isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Attribute)
+            and isinstance(call.func.value, ast.Name)
+        ):
+            if (
+                call.func.attr == "call"
+                and not call.args
+                and all(word.arg for word in call.keywords)
+            ):
+                return call.func.value.id, {
+                    str(word.arg): ast.literal_eval(word.value) for word in call.keywords
+                }
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         pass
     return None

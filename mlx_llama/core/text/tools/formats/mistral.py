@@ -1,4 +1,6 @@
-"""Mistral: [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], and [TOOL_CALLS]name[ARGS]{...} since Small 3.2."""
+"""Mistral: [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], and [TOOL_CALLS]name[ARGS]{...}
+since Small 3.2.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from mlx_llama.core.text.tools.json_calls import read_json_call, read_json_calls
 
 from .base import ToolFormat, quote
 
-_HEADER = re.compile(r"([\w.-]{1,64})\s*(?:\[CALL_ID\]\s*\w{1,64}\s*)?(?:\[ARGS\]\s*)?(?=\{)", re.ASCII)
+_HEADER = re.compile(
+    r"([\w.-]{1,64})\s*(?:\[CALL_ID\]\s*\w{1,64}\s*)?(?:\[ARGS\]\s*)?(?=\{)", re.ASCII
+)
 _HEADER_LENGTH = 200  # characters before the brace
 
 
@@ -43,7 +47,7 @@ class MistralHeaders(Mistral):
         return super().matches(source, tokenizer) and "[ARGS]" in source
 
     def spell_call(self, name: str, arguments: str, mark: Callable[[str], str]) -> str:
-        return f'{quote(name)} {mark("[ARGS]")} {arguments}'
+        return f"{quote(name)} {mark('[ARGS]')} {arguments}"
 
     def spell_calls(self, mark: Callable[[str], str], many: bool) -> str:
         return f"({mark(self.opens)} call)+" if many else f"{mark(self.opens)} call"

@@ -1,4 +1,6 @@
-"""SmolLM2: <tool_call>[{"name": ..., "arguments": {...}}, ...]</tool_call>. SmolLM3: as Hermes, with its own variable."""
+"""SmolLM2: <tool_call>[{"name": ..., "arguments": {...}}, ...]</tool_call>. SmolLM3: as Hermes,
+with its own variable.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ class SmolLM2(Hermes):
     name = "smollm"
 
     def matches(self, source: str, tokenizer: Tokenizer) -> bool:
-        return super().matches(source, tokenizer) and re.search(r"<tool_call>\s*\[", source) is not None
+        return (
+            super().matches(source, tokenizer)
+            and re.search(r"<tool_call>\s*\[", source) is not None
+        )
 
     def spell_calls(self, mark: Callable[[str], str], many: bool) -> str:
         calls = 'call (", " call)*' if many else "call"
