@@ -173,7 +173,6 @@ def parser() -> flags.Parser:
         "in the header x-mlx-llama-noted otherwise",
     )
     group.add_argument("--quiet", action="store_true", help="log warnings only")
-    group.add_argument("--debug", action="store_true", help="show tracebacks")
     flags.add_load_flags(result, without=())
     flags.add_generation_flags(result)
     return result

@@ -70,7 +70,7 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_made(tmp_path, 
         f"take {nbytes / 1e9:.2f} GB" in text
         and f"a small card has {free / 1e9:.2f} GB free" in text
     )
-    assert "quantise" in text and "\n" not in text
+    assert "quantize" in text and "\n" not in text
     with pytest.raises(Reached):
         model.Llama.load(checkpoint, LoadOptions(dtype="float16"), GPU)  # half as large
 

@@ -333,7 +333,9 @@ def test_regen_without_an_answer_and_regen_never_begun(session):
 
 
 def test_stats_have_the_notices_of_the_model(session, monkeypatch):
-    monkeypatch.setattr(session.engine.model, "notices", ("a word about this model",))
+    monkeypatch.setattr(
+        type(session.engine.model), "notices", property(lambda model: ("a word about this model",))
+    )
     command(session, "/clear")
     assert "no answer yet\nnote: a word about this model\n" in command(session, "/stats")
     session.send("hi")
