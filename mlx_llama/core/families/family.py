@@ -142,7 +142,7 @@ class Family:
         """Fields of config.json that the family refuses, as `neutral`."""
         reason = f"{self.name} has no such biases"
         # transformers' class ignores the field; a config that sets it is of another model.
-        refused = {
+        refused: dict[str, tuple[Any, str]] = {
             name: (False, reason)
             for name, decided in (("attention_bias", self.qkv_bias), ("mlp_bias", self.mlp_bias))
             if decided is False

@@ -54,7 +54,7 @@ DEFAULTS = {
     "tie_word_embeddings": True,
 }
 # Shared with Gemma 3
-SHARED = dict(
+SHARED: dict[str, Any] = dict(
     neutral={"use_bidirectional_attention": (False, "tokens see those before them alone")},
     qkv_bias=None,
     out_bias=None,

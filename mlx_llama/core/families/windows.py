@@ -45,7 +45,9 @@ class Windows:
             if not isinstance(kinds, list) or len(kinds) != count:
                 read.fail("layer_types", kinds, f"a list of {count} names, one per layer")
             slides = range(count) if window and sliding is None else sliding or ()
-            wanted = [(_SLIDING,) if i in slides else (_FULL,) for i in range(count)]
+            wanted: list[tuple[str, ...]] = [
+                (_SLIDING,) if i in slides else (_FULL,) for i in range(count)
+            ]
             reason = f", since sliding_window is {window or 'null'}" + (
                 f" in layers {show(list(sliding))} alone" if sliding else ""
             )

@@ -63,12 +63,16 @@ class Identity:
         computed, 0 for none."""
         # no path of this machine
         name = Path(checkpoint.name).name if os.path.exists(checkpoint.name) else checkpoint.name
-        width = {8: EIGHT_BITS, 16: "float16" if dtype == "float32" else dtype}.get(
-            cache_bits, dtype
-        )
+        widths: dict[int | None, str] = {
+            8: EIGHT_BITS,
+            16: "float16" if dtype == "float32" else dtype,
+        }
+        width = widths.get(cache_bits, dtype)
         rope, factors = checkpoint.config.rope, ""
         if rope.type == "longrope":
-            factors = "long" if context > rope.original_max_position_embeddings else "short"
+            trained = rope.original_max_position_embeddings
+            assert trained is not None  # type "longrope" has it
+            factors = "long" if context > trained else "short"
         own = checkpoint_hash(checkpoint)
         if adapter:
             used = checkpoint.adapters[adapter - 1]

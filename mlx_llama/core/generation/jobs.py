@@ -122,11 +122,12 @@ def parse_jobs(text: str, name: str, options: Mapping[str, Any], model: str) -> 
                 "give each request an id "
                 "of its own"
             )
-        prompt = (
+        prompt: str | list[dict[str, str]] | None = (
             parsed.prompt
             if parsed.messages is None
             else [message.model_dump() for message in parsed.messages]
         )
+        assert prompt is not None  # one of the two is there
         jobs.append(Job(len(jobs), parsed.id, prompt, {**options, **own}, model))
     if not jobs:
         raise OptionsError(
@@ -214,6 +215,7 @@ class Results:
 
     def write(self, result: dict[str, Any]) -> None:
         """Append a result and flush it."""
+        assert self._file is not None  # open within the block
         self._file.write(json.dumps(result).encode() + b"\n")
         self._file.flush()
         self.done.add(result["index"])

@@ -434,6 +434,9 @@ def load_model(options: LoadOptions) -> LLM:
         raise SystemExit(0)
     backend = backends.select(options.backend, options.device)
     options = backend.check(options)
+    # Limits.check has replaced texts and defaults.
+    assert isinstance(options.adapters, tuple)
+    assert not isinstance(options.cache_memory, str) and options.max_rows is not None
     checkpoint = open_checkpoint(options.model, options.revision, options.adapters)
     context = context_size(checkpoint, options.ctx_size)
     template = (

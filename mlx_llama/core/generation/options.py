@@ -15,7 +15,7 @@ import secrets
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 import numpy as np
 from pydantic import (
@@ -61,7 +61,7 @@ with warnings.catch_warnings():
             extra="forbid", frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True
         )
 
-        schema: Schema | None = _option(
+        schema: Schema | None = _option(  # type: ignore[assignment]  # shadows a method
             None,
             "JSON schema that the answer must satisfy",
             "json_schema",
@@ -269,7 +269,9 @@ class GenerationOptions(_StructureOptions):
         biases: dict[str, str] = {}
         for pair in map(str, pairs):
             # llama.cpp writes 15043+1 and 15043-1; 15043=-1 works too.
-            name, sign, number = re.fullmatch(r"(\d*)([=+-]?)(.*)", pair, re.S).groups()
+            match = re.fullmatch(r"(\d*)([=+-]?)(.*)", pair, re.S)
+            assert match is not None  # the pattern matches any text
+            name, sign, number = match.groups()
             if not (name and sign and number):
                 raise ValueError(f"TOKEN_ID=BIAS, not {pair!r:.40}")
             name = str(int(name))
@@ -301,8 +303,8 @@ FIELDS = {
 ALIASES: dict[str, str] = {
     alias: name
     for name, field in FIELDS.items()
-    for alias in (name, *field.json_schema_extra["aliases"])
-}  # type: ignore[index, call-overload]
+    for alias in (name, *cast("dict[str, Any]", field.json_schema_extra)["aliases"])
+}
 
 
 class Options(TypedDict, total=False):
@@ -370,7 +372,7 @@ def _describe_fault(fault: Mapping[str, Any]) -> str:
         return f"there is no option {name!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
     limits = _describe_limits(name)
     if limits and fault["type"].startswith(("greater_than", "less_than", "finite")):
-        special = re.search(r"; ([0-9.]+)(?:: | is )(\w+)", FIELDS[name].description)
+        special = re.search(r"; ([0-9.]+)(?:: | is )(\w+)", FIELDS[name].description or "")
         meaning = f" ({special[1]} means {special[2]})" if special else ""
         return (
             f"option `{name}`: {fault['input']!r} is not allowed, it must be a finite number, "

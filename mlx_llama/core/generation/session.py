@@ -152,7 +152,7 @@ class Session:
         self._sending, self._lock = threading.RLock(), threading.RLock()
         self._speculate: str | None = None  # the option of the newest answer
         # the last answer: text, tokens, finish reason
-        self._answer: tuple[str, list[int], str] = "", [], ""
+        self._answer: tuple[str, list[int], str | None] = "", [], ""
         # the last answer's prompt and options
         self._asked: tuple[list[int], GenerationOptions] | None = None
         # the newest stream has the last answer's prompt and options, so it gives its tokens

@@ -151,13 +151,15 @@ class LlamaConfig:
 
     def _experts(self, layer: str) -> ExpertsSpec:
         modules = FAMILIES[self.architecture].experts
+        assert modules is not None  # a family without experts has no `num_experts`
         block = f"{layer}{modules.block}"
         gate, up, down = (
             tuple(f"{block}.experts.{i}.{name}" for i in range(self.num_experts))
             for name in (modules.gate, modules.up, modules.down)
         )
         # mlx_lm's names
-        stacks = tuple(f"{block}.switch_mlp.{name}_proj" for name in ("gate", "up", "down"))
+        switch = f"{block}.switch_mlp"
+        stacks = (f"{switch}.gate_proj", f"{switch}.up_proj", f"{switch}.down_proj")
         return ExpertsSpec(
             f"{block}.gate", gate, up, down, stacks, self.num_experts_per_tok, self.norm_topk_prob
         )
@@ -270,9 +272,10 @@ class LlamaConfig:
             is_text_part=is_part,
         )
         if config.quantization is not None:
-            config = _name_each_expert(config)
+            packing = _name_each_expert(config, config.quantization)
+            config = dataclasses.replace(config, quantization=packing)
             if not read.failed:
-                check_modules(config.quantization, config.stored_shapes(), source)
+                check_modules(packing, config.stored_shapes(), source)
         return config
 
     @classmethod
@@ -480,15 +483,15 @@ def _choose_layers(
     return chosen
 
 
-def _name_each_expert(config: LlamaConfig) -> LlamaConfig:
+def _name_each_expert(config: LlamaConfig, packing: Quantization) -> Quantization:
     """Give each expert the settings of quantisation that stand under the name of its stack."""
-    stacks, packing = config.stacks(), config.quantization
+    stacks = config.stacks()
     layers = tuple(
         (module, settings)
         for name, settings in packing.layers
         for module in stacks.get(name, (name,))
     )
-    return dataclasses.replace(config, quantization=dataclasses.replace(packing, layers=layers))
+    return dataclasses.replace(packing, layers=layers)
 
 
 def _read_activation(read: Reader, field: str, default: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from mlx_llama.core.errors import ConfigError, show
 
@@ -100,7 +101,7 @@ def check_modules(
             )
 
 
-def _read_packing(read: Reader, bits: object, group_size: object) -> tuple[int, int]:
+def _read_packing(read: Reader, bits: Any, group_size: Any) -> tuple[int, int]:
     """Check mode, bits and group_size; returns (bits, group_size)."""
     mode = read.get("mode", "affine")
     if mode != "affine":

@@ -169,7 +169,8 @@ class Reader:
         value = self.attempt(self._check, name, field, default, nullable, otherwise=failed)
         if value is failed:
             self.failed.add(field.name)
-            usual = {float: 1.0, bool: False}.get(field.kind, field.high)
+            placeholders: dict[type, float] = {float: 1.0, bool: False}
+            usual = placeholders.get(field.kind, field.high)
             return usual if field.placeholder is None else field.placeholder
         return value
 

@@ -29,10 +29,12 @@ def inverse_frequencies(
         frequencies: float64 [rotary_dim / 2].
         attention_factor: 1.0 except for types "yarn" (arXiv 2309.00071) and "longrope".
     """
+    # The assertions here and below hold since a RopeConfig has all parameters of its type.
     rope, dim = config.ropes[table], config.rotary_dim
     exponents = np.arange(0, dim, 2, dtype=np.float64) / dim
     # NTK-aware scaling: the base grows with the sequence past the trained length
     if rope.type == "dynamic":
+        assert rope.factor is not None
         trained = config.max_position_embeddings
         length = max(seq_len or trained, trained)
         stretch = (rope.factor * length / trained) - (rope.factor - 1)
@@ -41,11 +43,14 @@ def inverse_frequencies(
     if rope.divisors is not None:
         frequencies = frequencies / np.array(rope.divisors)
     if rope.type == "longrope":
+        assert rope.original_max_position_embeddings is not None
+        assert rope.attention_factor is not None
         is_long = seq_len is not None and seq_len > rope.original_max_position_embeddings
         return frequencies / np.array(
             rope.long_factor if is_long else rope.short_factor
         ), rope.attention_factor
     if rope.type == "linear":
+        assert rope.factor is not None
         return frequencies / rope.factor, 1.0
     if rope.type == "llama3":
         return _llama3(frequencies, rope), 1.0
@@ -93,10 +98,9 @@ def tables(
         cosines.append((np.cos(angles) * factor).astype(np.float32))
         sines.append((np.sin(angles) * factor).astype(np.float32))
     if config.query_beta:
-        lengths = (
-            np.arange(positions_start, positions_start + count)
-            // config.rope.original_max_position_embeddings
-        )
+        trained = config.rope.original_max_position_embeddings
+        assert trained is not None
+        lengths = np.arange(positions_start, positions_start + count) // trained
         factors = 1 + config.query_beta * np.log1p(lengths)[:, None]
         for parts in (cosines, sines):
             parts.append((parts[0] * factors).astype(np.float32))
@@ -105,24 +109,26 @@ def tables(
 
 def _llama3(frequencies: np.ndarray, rope: RopeConfig) -> np.ndarray:
     """Divide low frequencies by the factor, keep high ones, blend those between (Llama 3.1)."""
-    # within the trained context
-    turns = rope.original_max_position_embeddings * frequencies / (2 * math.pi)
-    blend = np.clip(
-        (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0.0, 1.0
+    trained, low, high = (
+        rope.original_max_position_embeddings,
+        rope.low_freq_factor,
+        rope.high_freq_factor,
     )
+    assert trained is not None and low is not None and high is not None and rope.factor is not None
+    turns = trained * frequencies / (2 * math.pi)  # within the trained context
+    blend = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return frequencies * (blend + (1.0 - blend) / rope.factor)
 
 
 def _yarn(frequencies: np.ndarray, rope: RopeConfig, dim: int) -> np.ndarray:
+    trained, fast, slow = rope.original_max_position_embeddings, rope.beta_fast, rope.beta_slow
+    assert trained is not None and fast is not None and slow is not None and rope.factor is not None
+
     def find_pair(turns: float) -> float:
         """Index of the pair that makes this number of turns within the trained context."""
-        return (
-            dim
-            * math.log(rope.original_max_position_embeddings / (turns * 2 * math.pi))
-            / (2 * math.log(rope.theta))
-        )
+        return dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
-    low, high = find_pair(rope.beta_fast), find_pair(rope.beta_slow)
+    low, high = find_pair(fast), find_pair(slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
@@ -133,8 +139,11 @@ def _yarn(frequencies: np.ndarray, rope: RopeConfig, dim: int) -> np.ndarray:
 
 
 def _yarn_attention_factor(rope: RopeConfig) -> float:
+    factor = rope.factor
+    assert factor is not None
+
     def mscale(weight: float) -> float:
-        return 1.0 if rope.factor <= 1 else 0.1 * weight * math.log(rope.factor) + 1.0
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
     if rope.attention_factor is not None:
         return rope.attention_factor

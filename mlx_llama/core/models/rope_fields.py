@@ -233,7 +233,7 @@ def read_gguf_ropes(
     positions: int,
     head_dim: int,
     divisors: Mapping[str, tuple[float, ...]],
-) -> dict[str, RopeConfig | None]:
+) -> dict[str, Any]:
     """The fields `rope` and `local_rope` of LlamaConfig. divisors: as of LlamaConfig.from_gguf."""
     dim = read.integer("rope.dimension_count", head_dim)
     if dim != head_dim and not (family.partial_rotation and dim < head_dim and dim % 2 == 0):

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TextIO
 
-Report = Callable[[int, int], None]
+Report = Callable[[int, int], object]
 
 _report: ContextVar[Report | None] = ContextVar("report", default=None)
 

@@ -57,7 +57,7 @@ class InSystem(SmolLM2):
             if calls := message.get("tool_calls"):
                 written = json.dumps([call["function"] for call in calls], ensure_ascii=False)
                 content += f"<tool_call>{written}</tool_call>"
-            rest = {
+            rest: dict[str, Any] = {
                 name: message[name] for name in ("name", "reasoning_content") if name in message
             }
             if message["role"] == "tool":
