@@ -185,7 +185,8 @@ def planted_in_programs(patch, fault: str) -> None:
             (span,) = view.spans
             if span.start:
                 view.tables = tuple(
-                    part[None, span.start - 1 : span.end - 1] for part in view.cache.tables
+                    part[None, span.start - 1 : span.end - 1]
+                    for part in (view.cache.tables.cosines, view.cache.tables.sines)
                 )
             return forward(self, tokens, view, *rest)
 
