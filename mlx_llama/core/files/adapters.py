@@ -138,6 +138,9 @@ class MergedTensor(Tensor):
     access.
     """
 
+    _base: Tensor | AffineWeight
+    _additions: tuple[tuple[int, Pair], ...]
+
     def __init__(self, base: Tensor | AffineWeight, additions: Sequence[tuple[int, Pair]]):
         """additions: (first row, pair)."""
         for name in ("name", "dtype", "shape", "pages"):

@@ -20,8 +20,8 @@ from .quantized import AffineWeight, MLXWeight
 from .safetensors import SafetensorsFile
 from .tensor import Tensor
 
-# {tensor name: (its file, its name there)}
-Weights = Mapping[str, "tuple[SafetensorsFile | GGUFFile | StackPart, str]"]
+_Place = tuple["SafetensorsFile | GGUFFile | StackPart", str]  # (file, name there)
+Weights = Mapping[str, _Place]  # by tensor name
 
 _EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
 _PARTS = (".weight", ".scales", ".biases")
@@ -66,6 +66,7 @@ class StackPart:
 
     def dtype(self, name: str) -> str:
         """As SafetensorsFile.dtype."""
+        assert isinstance(self.file, SafetensorsFile)
         return self.file.dtype(name)
 
     def tensor(self, name: str) -> Tensor | AffineWeight:
@@ -77,6 +78,7 @@ class StackPart:
 
     def array(self, name: str) -> tuple[np.ndarray, tuple[FileMap, int, int] | None]:
         """As SafetensorsFile.array."""
+        assert isinstance(self.file, SafetensorsFile)
         whole, page = self.file.array(name)
         nbytes = whole.nbytes // self.count
         return whole[self.i], page and (page[0], page[1] + self.i * nbytes, nbytes)
@@ -90,6 +92,7 @@ def unstack(weights: Weights, config: LlamaConfig) -> Weights:
     single = {name: place for name, place in weights.items() if name not in stacks}
     for name in weights.keys() & stacks.keys():
         (file, stored), (names, part) = weights[name], stacks[name]
+        assert not isinstance(file, StackPart)
         if names[0] + part in single:
             raise CheckpointError(
                 f"{file.path}: holds {show(name)} and {show(names[0] + part)}, which are the "
@@ -153,12 +156,15 @@ def select(
     for name in config.stored_shapes():
         if name in packed:
             tensors[name] = _quantized(
-                name, packed[name], *(weights[part] for part in (name, *_scaling(name)))
+                name, packed[name], *(_packable(weights[part]) for part in (name, *_scaling(name)))
             )
             continue
         file, stored = weights[name]
         tensor = file.tensor(stored)
-        tensors[name] = tensor if tensor.name == name else dataclasses.replace(tensor, name=name)
+        if tensor.name != name:
+            assert isinstance(tensor, Tensor)  # GGUF tensors have the names of Hugging Face
+            tensor = dataclasses.replace(tensor, name=name)
+        tensors[name] = tensor
     return tensors
 
 
@@ -227,7 +233,7 @@ def _misshaped(
     source: str,
 ) -> Iterable[CheckpointError]:
     # a tensor that differs in all layers is a single kind
-    kinds: dict[tuple[object, ...], list[str]] = {}
+    kinds: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[str]] = {}
     for name, shape in expected.items():
         if name in weights and (stored := weights[name][0].shape(weights[name][1])) != shape:
             kinds.setdefault((_LAYER.sub(".", name), stored, shape), []).append(name)
@@ -248,7 +254,17 @@ def _scaling(name: str) -> tuple[str, str]:
 
 
 def _is_packed(name: str, weights: Weights) -> bool:
-    return name in weights and weights[name][0].dtype(weights[name][1]) == "U32"
+    if name not in weights:
+        return False
+    file, stored = _packable(weights[name])
+    return file.dtype(stored) == "U32"
+
+
+def _packable(place: _Place) -> tuple[SafetensorsFile | StackPart, str]:
+    """A place in a file that config.json's `quantization` may describe; GGUF has none."""
+    file, stored = place
+    assert not isinstance(file, GGUFFile)
+    return file, stored
 
 
 def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, tuple[int, int]]:
@@ -287,7 +303,7 @@ def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, t
 
 
 def _quantized(
-    name: str, packing: tuple[int, int], *parts: tuple[SafetensorsFile, str]
+    name: str, packing: tuple[int, int], *parts: tuple[SafetensorsFile | StackPart, str]
 ) -> MLXWeight:
     """Make a matrix of three stored tensors: codes, scales and biases."""
     (file, stored), *scaling = parts
@@ -306,8 +322,8 @@ def _quantized(
                 "scales of a quantised "
                 "matrix; quantise the model again with mlx_lm.convert"
             )
-    arrays, pages = zip(*(file.array(stored) for file, stored in parts))
-    return MLXWeight(name, *packing, *arrays, [page for page in pages if page])
+    (codes, scales, biases), pages = zip(*(file.array(stored) for file, stored in parts))
+    return MLXWeight(name, *packing, codes, scales, biases, [page for page in pages if page])
 
 
 def _more(names: list[str]) -> str:

@@ -40,8 +40,8 @@ def find_weights(folder: Path, report: Report = refuse) -> dict[str, tuple[Safet
     """
     single, index = folder / SINGLE, folder / INDEX
     if single.exists():
-        file = SafetensorsFile(single)
-        return {name: (file, name) for name in file.names}
+        whole = SafetensorsFile(single)
+        return {name: (whole, name) for name in whole.names}
     if not index.exists():
         raise _no_weights(folder)
 

@@ -48,7 +48,7 @@ _MAX_DIMENSIONS = 4
 _ALIGNMENT = 32  # default of general.alignment
 
 # metadata value types, by their number
-_NUMBERS = {
+_NUMBERS: dict[int, np.dtype] = {
     0: np.dtype("u1"), 1: np.dtype("i1"), 2: np.dtype("<u2"), 3: np.dtype("<i2"), 4: np.dtype("<u4"),
     5: np.dtype("<i4"), 6: np.dtype("<f4"), 10: np.dtype("<u8"), 11: np.dtype("<i8"), 12: np.dtype("<f8"),
 }  # fmt: skip
@@ -62,7 +62,7 @@ _TYPES = {
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
     29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
-_PLAIN = {
+_PLAIN: dict[str, tuple[str, np.dtype]] = {
     "F32": ("float32", np.dtype("<f4")),
     "F16": ("float16", np.dtype("<f2")),
     "BF16": ("bfloat16", np.dtype("<u2")),

@@ -284,7 +284,7 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
     writer.add_value_length(config.head_dim)
     writer.add_rope_dimension_count(config.rotary_dim)
     writer.add_rope_freq_base(config.rope.theta)
-    if family.local_theta and family.local_theta[1]:
+    if config.local_rope is not None and family.local_theta and family.local_theta[1]:
         writer.add_float32(f"{family.gguf}.rope.freq_base_swa", config.local_rope.theta)
     _write_rope_scaling(writer, checkpoint, notices)
     _write_windows(writer, config, notices)
@@ -373,6 +373,7 @@ def _write_rope_scaling(writer: Any, checkpoint: Checkpoint, notices: list[str])
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope.factor)
         writer.add_rope_scaling_orig_ctx_len(rope.original_max_position_embeddings)
+        assert rope.factor is not None
         usual = 0.1 * math.log(rope.factor) + 1.0  # llama.cpp's own factor
         if FAMILIES[checkpoint.config.architecture].scales_queries:
             writer.add_rope_scaling_yarn_log_mul(1.0)
@@ -435,6 +436,7 @@ def _copy_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) ->
     """Copy tokenizer.* of a GGUF source. Raises TokenizerError for a missing or malformed one."""
     from gguf import GGUFValueType as Type
 
+    assert checkpoint.gguf_metadata is not None
     _ = checkpoint.tokenizer  # raises
     for key, value in checkpoint.gguf_metadata.items():
         if not key.startswith("tokenizer."):
@@ -552,7 +554,7 @@ def _read_vocabulary(checkpoint: Checkpoint) -> _Vocabulary:
             f"{path}: model is {show(model.get('type'))}, and a GGUF file for llama.cpp takes BPE "
             f"here; write the MLX form"
         )
-    merges = [
+    merges: list[tuple[str, ...]] = [
         tuple(one.split(" ", 1)) if isinstance(one, str) else tuple(one) for one in model["merges"]
     ]
     if "ByteLevel" in json.dumps([raw.get("pre_tokenizer"), raw.get("decoder")]):
@@ -641,7 +643,7 @@ def _from_sentencepiece(path: Path) -> _Vocabulary:
 
 
 def _from_merges(
-    vocab: Mapping[str, int], merges: list[tuple[str, str]], added: frozenset[str], path: Path
+    vocab: Mapping[str, int], merges: list[tuple[str, ...]], added: frozenset[str], path: Path
 ) -> _Vocabulary:
     """Make a sentencepiece vocabulary of a tokenizer.json with byte fallback (Llama 2): scores are
     ranks of merges.
@@ -649,7 +651,8 @@ def _from_merges(
     llama.cpp joins any two neighbours whose union is a token, best score first. That equals the
     list of merges only if the list has every such pair, and the pairs of one token are consecutive.
     """
-    result, ranks = _Vocabulary("llama", "default"), {}
+    result = _Vocabulary("llama", "default")
+    ranks: dict[str, list[int]] = {}
     for rank, (a, b) in enumerate(merges):
         ranks.setdefault(a + b, []).append(rank)
     for text in vocab.keys() - added:

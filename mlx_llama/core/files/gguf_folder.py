@@ -16,7 +16,7 @@ from mlx_llama.core.families import FAMILIES
 from mlx_llama.core.families.family import Family
 from mlx_llama.core.models.config import LlamaConfig, RopeConfig
 from mlx_llama.core.models.rope import inverse_frequencies
-from mlx_llama.core.text.gguf_tokenizer import ByteLevelVocabulary
+from mlx_llama.core.text.gguf_tokenizer import ByteLevelVocabulary, SentencePieceVocabulary
 from mlx_llama.core.text.sentencepiece_model import set_space_prefix
 
 from .checkpoint import Checkpoint
@@ -54,7 +54,7 @@ def make_config(checkpoint: Checkpoint) -> dict[str, Any]:
         result |= family.write(config)
     if config.local_rope is not None and family.local_theta:
         result[family.local_theta[0]] = config.local_rope.theta
-    rope = {
+    rope: dict[str, Any] = {
         "rope_theta": config.rope.theta,
         "rope_scaling": _rope_scaling(config, str(checkpoint.path)),
     }
@@ -90,18 +90,20 @@ def _can_express(family: Family, config: LlamaConfig) -> bool:
 def _rope_scaling(config: LlamaConfig, source: str) -> dict[str, Any] | None:
     rope = config.rope
     if rope.divisors is not None and any(one != 1 for one in rope.divisors):
-        rope = _fit_llama3(config)
-        if rope is None:
+        fitted = _fit_llama3(config)
+        if fitted is None:
             raise ConfigError(
                 f"{source}: rope_freqs.weight holds factors that are not Llama 3's, which "
                 "config.json "
                 f"cannot express; write a GGUF file"
             )
+        rope = fitted
     if rope.type == "default":
         return None
-    fields = dataclasses.asdict(dataclasses.replace(rope, divisors=None, theta=None, dim=None))
-    return {"rope_type": fields.pop("type")} | {
-        name: value for name, value in fields.items() if value is not None
+    return {"rope_type": rope.type} | {
+        name: value
+        for name, value in dataclasses.asdict(rope).items()
+        if value is not None and name not in ("type", "divisors", "theta", "dim")
     }
 
 
@@ -113,7 +115,7 @@ def _fit_llama3(config: LlamaConfig) -> RopeConfig | None:
     1, as in every known model.
     """
     rope, wanted = config.rope, inverse_frequencies(config)[0]
-    if rope.type != "default":
+    if rope.type != "default" or rope.divisors is None:
         return None
     kept, factor = 1 / np.array(rope.divisors), max(rope.divisors)
     between = (kept > kept.min() * (1 + 1e-6)) & (kept < 1 - 1e-6)
@@ -156,7 +158,7 @@ def make_companions(checkpoint: Checkpoint) -> dict[str, bytes]:
             {name: value for name, value in ends.items() if value not in (None, [])}
         )
     }
-    if "tokenizer.ggml.model" not in checkpoint.gguf_metadata:
+    if "tokenizer.ggml.model" not in (checkpoint.gguf_metadata or {}):
         return files
     tokenizer = checkpoint.tokenizer
     flags = dict.fromkeys(("normalized", "lstrip", "rstrip", "single_word"), False)
@@ -174,6 +176,7 @@ def make_companions(checkpoint: Checkpoint) -> dict[str, bytes]:
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         files["tokenizer.json"] = _byte_level_json(tokenizer).encode()
     else:
+        assert isinstance(tokenizer, SentencePieceVocabulary)
         prefix = tokenizer.space_prefix
         settings |= {
             "tokenizer_class": "LlamaTokenizer",

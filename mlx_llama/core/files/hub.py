@@ -73,7 +73,9 @@ def fetch_gguf(name: str, revision: str | None = None, local_only: bool = False)
     Raises:
         CheckpointError: as `fetch`; the repository has no such file.
     """
-    model, file = gguf_in_hub(name)
+    place = gguf_in_hub(name)
+    assert place is not None
+    model, file = place
     folder, _, base = file.rpartition("/")
     parts = tuple(f"{folder}/{part}" if folder else part for part in part_names(base))
     path = fetch(model, revision, parts, skip=(), local_only=local_only) / file

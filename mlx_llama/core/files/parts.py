@@ -38,11 +38,12 @@ def take_rows(weight: Weight, start: int, stop: int) -> Weight:
     if isinstance(weight, Tensor):
         return Tensor(weight.name, weight.dtype, shape, weight.bits[start:stop], pages)
     part = copy.copy(weight)
-    part.shape, part.pages = shape, pages
+    part.shape, part.pages = (stop - start, part.shape[1]), pages
     if isinstance(part, GGUFWeight):
         part.blocks, part.order = part.blocks[first:last], order
         part.nbytes = part.blocks.nbytes
         return part
+    assert isinstance(part, MLXWeight)
     return _take_mlx(part, slice(start, stop), slice(None))
 
 
@@ -63,6 +64,7 @@ def take_columns(weight: Weight, start: int, stop: int) -> Weight:
         part.blocks = part.blocks[:, start // size * nbytes : stop // size * nbytes]
         part.nbytes = part.blocks.nbytes
         return part
+    assert isinstance(part, MLXWeight)
     return _take_mlx(part, slice(None), slice(start, stop))
 
 

@@ -119,6 +119,7 @@ def write_mlx(
         else 0.0
     )  # already added in GGUF files
     tensors, stacks = stack_experts(checkpoint), checkpoint.config.stacks()
+    packings: Mapping[str, tuple[int | None, int]]
     if keep:
         packings = {
             name.removesuffix(".weight"): _pick_packing(parts[0]) for name, parts in tensors.items()
@@ -154,7 +155,7 @@ def write_mlx(
         array: spec for name, item in plan.items() for array, spec in item.arrays(name).items()
     }
     nbytes = sum(spec[2] for spec in arrays.values())
-    scheme = {"group_size": group_size, "bits": bits, "mode": "affine"}
+    scheme: dict[str, Any] = {"group_size": group_size, "bits": bits, "mode": "affine"}
     if bits:
         scheme |= {
             name: {"group_size": packing[1], "bits": packing[0]}
@@ -183,7 +184,8 @@ def write_mlx(
                 for name, item in plan.items()
             }
         )
-        advance, weight_map = progress.meter(checkpoint.nbytes), {}
+        advance = progress.meter(checkpoint.nbytes)
+        weight_map: dict[str, str] = {}  # {array: file}
         for i, names in enumerate(shards):
             file = (
                 f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
@@ -252,6 +254,7 @@ class _TensorPlan:
         before = (len(self.parts),) if self.is_stack else ()
         shapes = {name: ((code, width), self.tensor.shape)}
         if self.is_quantised:
+            assert self.bits is not None
             (n, k), base = self.tensor.shape, name.removesuffix(".weight")
             shapes = {name: (("U32", 4), (n, k * self.bits // 32))} | dict.fromkeys(
                 (f"{base}.scales", f"{base}.biases"), ((code, width), (n, k // self.group_size))
@@ -272,26 +275,28 @@ class _TensorPlan:
                 for _, values in slabs(tensor, advance, dtype=self.dtype)
             ]
             return {name: np.concatenate(parts)}
+        assert self.bits is not None
         (n, k), base, count = self.tensor.shape, name.removesuffix(".weight"), len(self.parts)
         packed = np.empty((count * n, k * self.bits // 32), np.uint32)
         scales, biases = np.empty((2, count * n, k // self.group_size), NUMBERS[self.dtype])
         for number, tensor in enumerate(self.parts):
-            for start, codes, *scaling in self._quantise(tensor, advance):
+            for start, codes, *scaling in self._quantise(tensor, self.bits, advance):
                 here = slice(number * n + start, number * n + start + len(codes))
                 packed[here] = pack_stream(codes, self.bits)
                 scales[here], biases[here] = (encode(array, self.dtype) for array in scaling)
         return {name: packed, f"{base}.scales": scales, f"{base}.biases": biases}
 
     def _quantise(
-        self, tensor: Tensor | AffineWeight, advance: Callable[[int], None]
+        self, tensor: Tensor | AffineWeight, bits: int, advance: Callable[[int], None]
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
         """Yield (first row, codes, scales, biases) as `affine` returns them. Raises
         CheckpointError.
         """
         for start, values in slabs(tensor, advance, dtype=self.dtype):
             if not self.keeps_codes:
-                yield start, *affine(values, self.bits, self.group_size)
+                yield start, *affine(values, bits, self.group_size)
                 continue
+            assert isinstance(tensor, AffineWeight)
             rows = tensor.rows(start, start + len(values))
             biases = (0 if rows.biases is None else rows.biases) - np.float32(
                 rows.offset
@@ -311,7 +316,8 @@ def _router_packings(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
     config = checkpoint.config
     if config.architecture != "Qwen3MoeForCausalLM" or config.hidden_size % 64:
         return {}
-    return {spec.experts.router: (8, 64) for spec in config.layers}
+    experts = (spec.experts for spec in config.layers)
+    return {spec.router: (8, 64) for spec in experts if spec is not None}
 
 
 def _pick_packing(tensor: Tensor | AffineWeight) -> tuple[int | None, int]:

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -180,7 +181,7 @@ class GGUFWeight(AffineWeight):
         with np.errstate(all="ignore"):
             scaling = layout.scaling(blocks)
         per_row = k // layout.block_size
-        rows_of = {
+        rows_of: dict[str, Any] = {
             key: value if value is None else value.reshape(n, per_row * value.shape[1])
             for key, value in scaling.items()
         }
@@ -222,10 +223,11 @@ class MLXWeight(AffineWeight):
         )
 
     def part(self, name: str, first: int, last: int) -> MLXWeight:
-        arrays = (array[first:last] for array in (self.packed, self.scales, self.biases))
-        return MLXWeight(
-            name, self.bits, self.group_size, *arrays, list(self.pages_of(first, last))
+        packed, scales, biases = (
+            array[first:last] for array in (self.packed, self.scales, self.biases)
         )
+        pages = list(self.pages_of(first, last))
+        return MLXWeight(name, self.bits, self.group_size, packed, scales, biases, pages)
 
     def _gather(self, ids: np.ndarray) -> Rows:
         return self._unpack(self.packed[ids], self.scales[ids], self.biases[ids])
@@ -353,7 +355,7 @@ def _two_levels(
         "super_scales": super_scales,
         "sub_scales": sub_scales.view(np.int8),
     }
-    if dmin is not None:
+    if dmin is not None and sub_biases is not None:
         super_biases = -dmin
         scaling |= {
             "biases": super_biases.astype(np.float32) * sub_biases,

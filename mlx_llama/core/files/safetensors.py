@@ -15,7 +15,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -174,7 +174,7 @@ def _read_header(
     return entries, 8 + length
 
 
-def _are_sizes(value: object) -> bool:
+def _are_sizes(value: object) -> TypeGuard[list[int]]:
     """True for a list of at most 32 integers from 0 to 2**60 - 1."""
     return (
         isinstance(value, list)

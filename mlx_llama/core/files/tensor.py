@@ -31,7 +31,8 @@ class Mapped:
     shape: tuple[int, ...]  # (rows, ...)
     # (map, offset, bytes) of each array of equal rows
     pages: Sequence[tuple[machine.FileMap, int, int]]
-    order = None  # int64 [rows]: row n is row order[n] of the file; None if they agree
+    # int64 [rows]: row n is row order[n] of the file; None if they agree
+    order: np.ndarray | None = None
 
     def read(self, first: int, last: int) -> None:
         """Read rows first .. last - 1 of the file into memory. Raises CheckpointError for a
@@ -116,6 +117,8 @@ class Tensor(Mapped):
 
 class CopiedTensor(Tensor):
     """A tensor with permuted rows or a misaligned start, so that `bits` copies at each access."""
+
+    _view: np.ndarray
 
     def __init__(self, view: Tensor, order: np.ndarray | None):
         """order: as in `Mapped`."""

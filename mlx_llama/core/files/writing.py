@@ -67,12 +67,13 @@ def slabs(
     step = max(1, _SLAB // math.prod(tensor.shape[1:]))
     for start in range(0, rows, step):
         stop = min(start + step, rows)
-        here = slice(start, stop) if order is None else order[start:stop]
+        ids = None if order is None else order[start:stop]
         tensor.check_file()
         if array is not None:
-            values = array[here].astype(np.float32)
+            values = array[slice(start, stop) if ids is None else ids].astype(np.float32)
         else:
-            values = tensor.rows(start, stop).float32() if order is None else tensor.take(here)
+            assert isinstance(tensor, AffineWeight)
+            values = tensor.rows(start, stop).float32() if ids is None else tensor.take(ids)
         finite = np.isfinite(values).all()
         if (
             finite

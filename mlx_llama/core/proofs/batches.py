@@ -147,7 +147,8 @@ def _run(backend: Backend, model: Model, prompts: list[list[int]], start: str) -
         if shared:
             model.forward([prompts[0][:shared]], 0, cache, rows=[count])
     tokens: list[list[int]] = [[] for _ in prompts]
-    waiting, running = list(order), []
+    waiting = list(order)
+    running: list[int] = []
     while waiting or running:
         joining = waiting[: max(1, count // 4)] if start == "staggered" else list(waiting)
         for row in joining:

@@ -151,8 +151,8 @@ def _open_folder_in_part(diagnosis: Diagnosis, folder: Path) -> OpenedModel:
             damaged += misfits(weights, config, folder, complete=not damaged)
     except CheckpointError as error:
         damaged.append(error)
-    for error in damaged:
-        diagnosis.add("error", "weights", error)
+    for fault in damaged:
+        diagnosis.add("error", "weights", fault)
     return OpenedModel(folder, None, config, stand_in)
 
 
@@ -163,8 +163,8 @@ def _open_gguf_in_part(diagnosis: Diagnosis, path: Path) -> OpenedModel | None:
     except CheckpointError as error:
         refused.append(error)
         file = None
-    for error in refused:
-        diagnosis.add("error", "weights", error)
+    for fault in refused:
+        diagnosis.add("error", "weights", fault)
     if file is None:
         return None
     try:
@@ -175,8 +175,8 @@ def _open_gguf_in_part(diagnosis: Diagnosis, path: Path) -> OpenedModel | None:
         size = 0 if isinstance(tokens, (str, int, float)) else len(tokens)
         return OpenedModel(path, None, None, _stand_in(size), file.metadata)
     weights = {name: (file, name) for name in file.names}
-    for error in misfits(weights, config, path, "its metadata", complete=not refused):
-        diagnosis.add("error", "weights", error)
+    for fault in misfits(weights, config, path, "its metadata", complete=not refused):
+        diagnosis.add("error", "weights", fault)
     return OpenedModel(path, None, config, config, file.metadata)
 
 
@@ -206,8 +206,8 @@ def _read_config(
     except ConfigError as error:  # stops at an unsupported architecture
         errors.append(error)
         config = _stand_in()
-    for error in errors:
-        diagnosis.add("error", "config", error)
+    for fault in errors:
+        diagnosis.add("error", "config", fault)
     return (None if errors else config), config
 
 

@@ -133,7 +133,7 @@ def greedy(llm: LLM, prompt: list[int], count: int) -> list[int]:
 
 def free(llm: LLM) -> None:
     """Free a model before loading the next."""
-    llm.model = llm.loop = None
+    del llm.model, llm.loop
     gc.collect()
 
 
@@ -207,6 +207,7 @@ class Report:
                 f"{self.tolerance:g}"
             )
         if self.decodes_otherwise:
+            assert self.decoded is not None and self.decoded.margins is not None
             return (
                 "OUTSIDE: every probe agrees, but the decoded tokens differ from token "
                 f"{self.decoded.first} on, where "

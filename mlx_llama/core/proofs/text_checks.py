@@ -245,8 +245,8 @@ def _check_template(
     if not separator or not tail:
         return  # the template marks no end of a turn
     before = tokenizer.encode_parts([head + separator])
-    [end, *_] = tokenizer.encode_parts([head + separator, tail])[len(before) :] or [None]
-    if end in tokenizer.added_ids.values():
+    end = next(iter(tokenizer.encode_parts([head + separator, tail])[len(before) :]), None)
+    if end is not None and end in tokenizer.added_ids.values():
         diagnosis.template["turn_end"] = end
         if end not in ends:
             diagnosis.add(

@@ -14,7 +14,7 @@ import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import (
@@ -55,7 +55,7 @@ def sketch(values: np.ndarray) -> np.ndarray:
     ).astype(np.float32)
 
 
-def _unpack(value: object) -> object:
+def _unpack(value: Any) -> np.ndarray:
     """Decode float32 [n] from base64; arrays pass unchanged."""
     if isinstance(value, np.ndarray):
         return value
