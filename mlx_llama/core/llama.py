@@ -100,6 +100,7 @@ class Attention:
         ops, spec = self.ops, self.spec
         heads = self.qkv(x, view)
         if self.query_norm is not None:
+            assert self.key_norm is not None
             heads = ops.norm_heads(heads, self.query_norm.weight, self.key_norm.weight, spec)
         view.probe_heads(heads, spec, ops)
         query = ops.rope_and_store(heads, view, spec)
@@ -218,14 +219,11 @@ class Decoder:
     def build(cls, ops: Ops, weights: Weights) -> Decoder:
         """Take all weights from `weights`."""
         config = weights.config
-        return cls(
-            ops,
-            config,
-            weights.embedding("model.embed_tokens"),
-            tuple(build_block(ops, spec, weights) for spec in config.layers),
-            weights.norm("model.norm"),
-            weights.linear(config.head_name),
-        )
+        embedding = weights.embedding("model.embed_tokens")
+        blocks = tuple(build_block(ops, spec, weights) for spec in config.layers)
+        norm = weights.norm("model.norm")
+        assert norm is not None
+        return cls(ops, config, embedding, blocks, norm, weights.linear(config.head_name))
 
     def over(self, ops: Ops) -> Decoder:
         """The same layers and weights over another implementation of the vocabulary."""
@@ -265,6 +263,7 @@ def build_block(ops: Ops, spec: LayerSpec, weights: Weights) -> Block:
         weights.norm(spec.query_norm),
         weights.norm(spec.key_norm),
     )
+    mlp: MLP | Experts
     if experts := spec.experts:
         mlp = Experts(
             ops,
@@ -292,7 +291,7 @@ def _replace_ops(part: Any, ops: Ops) -> Any:
     """A layer, or a tuple of layers, over other ops; anything else as it is."""
     if isinstance(part, tuple) and part and all(isinstance(block, Block) for block in part):
         return tuple(_replace_ops(block, ops) for block in part)
-    if not is_dataclass(part) or not hasattr(part, "ops"):
+    if not is_dataclass(part) or isinstance(part, type) or not hasattr(part, "ops"):
         return part
     return replace(
         part,

@@ -30,6 +30,7 @@ class View:
 
     count: int
     listener: Probe | None = None
+    new_keys: Callable[[int], Array]  # a backend's: a layer's keys [B, G, T, D] as stored
 
     def probe(self, name: str, x: Array, layer: int | None = None) -> None:
         """Show x to the listener as `name`, in a layer as `layer.name`."""
@@ -51,7 +52,7 @@ class View:
         """Show the rotated query and the keys as they were stored."""
         if self.listener is not None:
             self.probe("query_rope", query, layer)
-            self.probe("key_rope", self.new_keys(layer), layer)  # of the backend's view
+            self.probe("key_rope", self.new_keys(layer), layer)
 
 
 class Ops(Protocol):

@@ -55,7 +55,7 @@ class Channel:
             with self._sending:
                 self._socket.sendall(_LENGTH.pack(len(head)) + head)
                 for array in arrays.values():
-                    self._socket.sendall(memoryview(array).cast("B") if array.size else b"")
+                    self._socket.sendall(array.data.cast("B") if array.size else b"")
         except OSError:
             pass
 

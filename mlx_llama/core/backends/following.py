@@ -20,6 +20,7 @@ from mlx_llama.core.system.launch import find_launch
 
 from . import ranks, selection
 from .channel import Message, stop_process
+from .interface import Array, Cache, Model
 from .load_options import LoadOptions
 from .ranks import World
 
@@ -70,11 +71,12 @@ class Follower:
         """Make rank 0's calls until it ends."""
         while True:
             message, arrays = self.world.calls.get()
-            do, number = message["do"], message.get("number")
+            do = message["do"]
             if do == "end":
                 return
             if do == "stop":
                 stop_process(message["text"])
+            number = message["number"]
             answers = do in ("load", "state")
             try:
                 for change in message["changes"]:
@@ -164,7 +166,9 @@ class Follower:
         own = ranks.take_heads(arrays, self.world.rank, self.world.size)
         self._named[message["cache"]].restore(own, message["row"])
 
-    def _find(self, message: Message) -> tuple[selection.Backend, tuple]:
+    def _find(
+        self, message: Message
+    ) -> tuple[selection.Backend, tuple[Model, Array, Any, Cache, list[int]]]:
         """The backend, and the arguments that all calls of a model begin with."""
         cache, tokens = self._named[message["cache"]], message["tokens"]
         if tokens is None:

@@ -29,6 +29,8 @@ class BaseLlama:
     verify_width = 16
     # most prompt tokens of a call that Ctrl-C does not wait long for; parts are computed one by one
     prefill_width = 1 << 16
+    _forward: Callable[..., Array]
+    _step: Callable[..., Array]
 
     def __init__(
         self,

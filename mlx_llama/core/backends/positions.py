@@ -6,7 +6,7 @@ the device. `Cache` and `View` of each backend derive from these classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,15 @@ class Positions:
     write a row's state, and `_recent(window, parts)` reads the tokens start .. end - 1 of each
     (row, start, end).
     """
+
+    arrays: Callable[[], list[Any]]
+    free_memory: Callable[[], int | None]  # bytes that the device has free; None: unknown
+    _grow: Callable[[Mapping[int, int]], None]
+    _free: Callable[[Sequence[int], bool], None]
+    _copy: Callable[[int, int, int], None]
+    _export: Callable[[int, int], dict[str, np.ndarray]]
+    _load: Callable[[Mapping[str, np.ndarray], int, int], None]
+    _recent: Callable[[int, Sequence[tuple[int, int, int]]], Any]
 
     def __init__(self, config: LlamaConfig, capacity: int, position_nbytes: int, rows: int = 1):
         """capacity: maximum positions of a row. position_nbytes: bytes of one position's keys and
@@ -300,6 +309,8 @@ class CallView(View):
     context manager: the rows' lengths include the new positions once the block succeeds, and are
     unchanged if it raises. A backend's views convert `Span.visible` in `_make_mask`.
     """
+
+    _make_mask: Callable[[Span, int], Any]
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -97,6 +97,7 @@ class World:
                 connection.sendall(key + bytes([self.rank]))
                 self._channels[0] = Channel(connection, self._receive_call, self._lose_leader)
                 return
+            assert listener is not None
             listener.settimeout(JOIN_SECONDS)
             while len(self._channels) < self.size - 1:
                 connection, _ = listener.accept()
@@ -259,7 +260,7 @@ def forward(
     backend: Any,
     model: Model,
     tokens: Array,
-    index_pos: int | list[int],
+    index_pos: int | Sequence[int],
     cache: Cache,
     rows: list[int],
     all_positions: bool,
@@ -277,7 +278,7 @@ def step(
     backend: Any,
     model: Model,
     tokens: Array,
-    index_pos: int | list[int],
+    index_pos: int | Sequence[int],
     cache: Cache,
     rows: list[int],
     sampling: SamplingBatch,
@@ -354,6 +355,7 @@ def load(
     if error:
         world.change("drop", name=name)
         raise error
+    assert model is not None
     return LeadingModel(world, backend, model, checkpoint, name)
 
 
@@ -545,7 +547,8 @@ class LeadingModel:
         """The name of a SamplingBatch, which is sent once."""
         name = getattr(sampling, "_rank_name", None)
         if name is None:
-            name = sampling._rank_name = self._world.name()
+            name = self._world.name()
+            sampling._rank_name = name  # type: ignore[attr-defined]  # only this file's
             options = [{field: getattr(o, field) for field in SAMPLING} for o in sampling.options]
             self._world.change("sampling", name=name, options=options)
             weakref.finalize(sampling, self._world.change, "drop", name=name)
@@ -581,7 +584,8 @@ class LeadingCache:
 
     def check_memory(self, ends: Mapping[int, int]) -> None:
         """Raise ContextError if storage for `ends` exceeds rank 0's free memory."""
-        Positions.check_memory(self, ends)
+        # The attributes that it reads are here, or __getattr__ finds them
+        Positions.check_memory(cast(Positions, self), ends)
 
     def reserve(self, ends: Mapping[int, int]) -> None:
         """Allocate storage. Raises ContextError where memory is short."""

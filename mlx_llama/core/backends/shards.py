@@ -146,10 +146,10 @@ def take_share(checkpoint: Checkpoint, rank: int, size: int) -> Share:
         num_key_value_heads=groups[1] - groups[0],
         intermediate_size=hidden[1] - hidden[0],
     )
-    part = dataclasses.replace(
+    smaller = dataclasses.replace(
         checkpoint, config=own, tensors=taken, nbytes=sum(one.nbytes for one in taken.values())
     )
-    return Share(part, vocabulary, frozenset(columns))
+    return Share(smaller, vocabulary, frozenset(columns))
 
 
 def working_sizes(checkpoint: Checkpoint) -> list[int]:
@@ -240,4 +240,5 @@ def _span(count: int, unit: int, rank: int, size: int) -> Span:
     rest of a unit.
     """
     units = -(-count // unit)
-    return tuple(min(units * one // size * unit, count) for one in (rank, rank + 1))
+    first, last = (min(units * one // size * unit, count) for one in (rank, rank + 1))
+    return first, last

@@ -36,6 +36,11 @@ class BaseWeights:
     vocabulary_type: ClassVar[type[Vocabulary]] = Vocabulary
     notices: tuple[str, ...] = ()  # about the dtype and kernels
     nbytes = 0  # that the weights take on the device
+    _matrix: Callable[[Sequence[str]], Matrix]
+    _vector: Callable[[Sequence[str]], Array]
+    _norm: Callable[[str], Array]
+    _stack: Callable[[Sequence[str]], Stack]
+    _pack_adapters: Callable[[Array, Array], Any]
 
     def __init__(self, checkpoint: Checkpoint, device: Any = "cpu", ranks: Ranks | None = None):
         self.device, self.ranks = device, ranks
@@ -49,7 +54,10 @@ class BaseWeights:
         """How the logits of all shares become one answer; None for a head with the whole
         vocabulary.
         """
-        return self.vocabulary_type(self.ranks, self.share.vocabulary) if self.share else None
+        if self.share is None:
+            return None
+        assert self.ranks is not None
+        return self.vocabulary_type(self.ranks, self.share.vocabulary)
 
     def linear(self, *names: str) -> Linear:
         """The modules' matrices as one, rows on rows, and their biases where they have any."""
@@ -78,11 +86,11 @@ class BaseWeights:
         """The embedding; a tied head shares its memory."""
         with self._allocating():
             weight = self._table(name)
-        return (
-            ShareEmbedding(self.ops, weight, self.share.vocabulary[self.ranks.rank], self.ranks)
-            if self.share
-            else Embedding(self.ops, weight)
-        )
+        if self.share is None:
+            return Embedding(self.ops, weight)
+        assert self.ranks is not None
+        span = self.share.vocabulary[self.ranks.rank]
+        return ShareEmbedding(self.ops, weight, span, self.ranks)
 
     def stack(self, names: Sequence[str]) -> Stack:
         """The matrices of all experts, by number. Raises CheckpointError if they have several
@@ -100,9 +108,6 @@ class BaseWeights:
         shapes = [self.tensors[f"{name}.weight"].shape for name in names]
         stacked = stack(self.adapters, names, [shape[0] for shape in shapes], shapes[0][1])
         return None if stacked is None else self._pack_adapters(*stacked)
-
-    def _pack_adapters(self, a: Array, b: Array) -> Any:
-        raise NotImplementedError
 
     @contextlib.contextmanager
     def _allocating(self) -> Iterator[None]:

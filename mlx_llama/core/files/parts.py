@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import TypeVar
 
 import numpy as np
 
 from .quantized import AffineWeight, GGUFWeight, MLXWeight
 from .tensor import CopiedTensor, Tensor
-
-Weight = TypeVar("Weight", Tensor, AffineWeight)
 
 
 def column_unit(weight: Tensor | AffineWeight) -> int:
@@ -21,7 +18,7 @@ def column_unit(weight: Tensor | AffineWeight) -> int:
     return math.lcm(weight.group_size, 32) if isinstance(weight, AffineWeight) else 1
 
 
-def take_rows(weight: Weight, start: int, stop: int) -> Weight:
+def take_rows(weight: Tensor | AffineWeight, start: int, stop: int) -> Tensor | AffineWeight:
     """Rows start .. stop - 1 of a matrix, or numbers of a vector."""
     shape = (stop - start, *weight.shape[1:])
     first, last, order = start, stop, weight.order
@@ -47,7 +44,7 @@ def take_rows(weight: Weight, start: int, stop: int) -> Weight:
     return _take_mlx(part, slice(start, stop), slice(None))
 
 
-def take_columns(weight: Weight, start: int, stop: int) -> Weight:
+def take_columns(weight: Tensor | AffineWeight, start: int, stop: int) -> Tensor | AffineWeight:
     """Columns start .. stop - 1 of a matrix, multiples of its `column_unit`."""
     shape = (weight.shape[0], stop - start)
     if isinstance(weight, CopiedTensor):

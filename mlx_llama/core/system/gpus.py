@@ -59,6 +59,7 @@ class Gpus:
             answer, _ = self._process.communicate(timeout=max(0.01, self._due - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._process.kill()  # without waiting: a process inside a hanging driver does not end
+            assert self._process.stdout is not None  # a pipe
             self._process.stdout.close()
             return None
         row = re.match(r"(.+), *(\d+), *(\d+\.\d+)\s*$", answer.split("\n")[0])
