@@ -33,8 +33,8 @@ class Fit:
     cache_bytes_per_token: int
     # positions of a conversation that fit beside the weights, up to the model's limit
     longest_context: int | None
-    longest_with_8_bits: int | None  # the same with --cache-bits 8
-    tokens: int | None  # positions of all conversations within the default --cache-memory
+    longest_with_8_bits: int | None  # the same with `cache_bits` 8
+    tokens: int | None  # positions of all conversations within the default `cache_memory`
     fits: bool | None  # weights and context fit
 
 

@@ -15,7 +15,7 @@ PROMPT = [3, 1, 4]
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
-def test_an_interrupt_at_any_line_leaves_the_others_alone(runs_ahead):
+def test_an_interrupt_at_any_line_leaves_the_others_alone(runs_ahead, ctrl_c):
     """Ctrl-C between any two lines of a tick: rows, queues and the others' tokens are right."""
     prompts = [[1, 2, 3] * 4, *make_prompts(3, longest=30)]
     given = [
@@ -72,8 +72,16 @@ def test_an_interrupt_at_any_line_leaves_the_others_alone(runs_ahead):
     assert line > 500
 
 
+@pytest.fixture
+def ctrl_c():
+    """Python's handler of SIGINT, which background jobs start without."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("width", [1, 10])
-def test_ctrl_c_ends_a_chunk_of_a_prompt_at_once_and_waits_for_a_step(width):
+def test_ctrl_c_ends_a_chunk_of_a_prompt_at_once_and_waits_for_a_step(width, ctrl_c):
     backend, loop = make(eos=())
     other = loop.submit(request([7, 8], max_tokens=9))
     next(other)

@@ -165,8 +165,11 @@ def test_lists_of_tools_are_bounded():
     for values, reason in (
         ([add, add], "add is there twice"),
         ("add", "not a list"),
-        ([{"function": {"name": f"f{i}"}} for i in range(200)], "200 tools"),
-        ([{"function": {"name": "f", "parameters": {"enum": ["x" * 70000]}}}], "65536 characters"),
+        ([{"function": {"name": f"f{i}"}} for i in range(1025)], "1025 tools"),
+        (
+            [{"function": {"name": "f", "parameters": {"enum": ["x" * 600000]}}}],
+            "524288 characters",
+        ),
         ([{"function": {"name": "f", "parameters": {"a": {1}}}}], "not JSON"),
     ):
         with pytest.raises(OptionsError, match=reason):
