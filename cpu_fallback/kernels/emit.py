@@ -7,6 +7,7 @@ bits on every target; LLVM splits them for narrower registers.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -60,12 +61,18 @@ class Module(ir.Module):
 
 def kernel(write: Callable[..., Function]) -> Callable[..., Function]:
     """Make write(module, ...) return the function that it wrote to this module before for the same
-    arguments.
+    arguments, `public` aside.
     """
+    signature = inspect.signature(write)
 
     @functools.wraps(write)
     def write_once(module: Module, *arguments, **options) -> Function:
-        key = (write, arguments, tuple(sorted(options.items())))
+        bound = signature.bind(module, *arguments, **options)
+        bound.apply_defaults()
+        values = [
+            value for name, value in bound.arguments.items() if name not in ("module", "public")
+        ]
+        key = (write, *values)
         if key not in module.kernels:
             module.kernels[key] = write(module, *arguments, **options)
         return module.kernels[key]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from dataclasses import replace
 
 from llvmlite import ir
 
@@ -57,7 +58,6 @@ def panels_at_once(target: Target, layout: layouts.Layout, tokens: int) -> int:
     return max(1, min(limit, sums // tokens))
 
 
-@kernel
 def product(
     module: Module,
     target: Target,
@@ -69,8 +69,22 @@ def product(
 ) -> Function:
     """out[t][16 rows] = panel times x[t] (+ bias) (+ out, if accumulate) for `tokens` tokens.
 
-    panels > 1 (float weights only): multiply this many consecutive panels.
+    panels > 1 (float weights only): multiply this many consecutive panels. x_layout: its largest
+    code makes no difference.
     """
+    return _product(module, target, layout, replace(x_layout, limit=0), tokens, panels, public)
+
+
+@kernel
+def _product(
+    module: Module,
+    target: Target,
+    layout: layouts.Layout,
+    x_layout: ActivationLayout,
+    tokens: int,
+    panels: int = 1,
+    public: bool = False,
+) -> Function:
     f = Function(
         module, f"product_{layout.name}_{x_layout.name}_{tokens}x{panels}", PRODUCT, public=public
     )
