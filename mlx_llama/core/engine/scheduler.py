@@ -344,7 +344,7 @@ class Scheduler:
                     goes_on = sequence.take(
                         columns[0], now, unpack(columns, sequence.options.logprobs)
                     )
-                # A step gives log-probabilities of one token, and dynamic rope rotates all positions
+                # A step gives log-probabilities of one token; dynamic rope rotates all positions
                 # of a call for one length.
                 if (
                     goes_on
