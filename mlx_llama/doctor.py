@@ -142,9 +142,8 @@ def report(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         cache = machine["cache"]
         lines.append(
             (
-                f"  cache {cache['folder']}: {format_bytes(cache['nbytes'])} in "
-                f"{cache['files']} files, at most "
-                f"{format_bytes(cache['limit_bytes'])}",
+                f"  cache {cache['folder']}: {format_bytes(cache['nbytes'])} in {cache['files']} "
+                f"files, at most {format_bytes(cache['limit_bytes'])}",
                 "",
             )
         )
@@ -204,11 +203,9 @@ def _model(diagnosis: Diagnosis) -> list[str]:
         return []
     m = diagnosis.model
     lines = [
-        f"{m['architecture']}, {_count(m['parameters'])} parameters: {m['layers']} layers, "
-        f"width {m['hidden_size']}, "
-        f"{m['heads']} heads and {m['key_value_heads']} key-value heads of {m['head_dim']}, "
-        "feed-forward "
-        f"{m['intermediate_size']}"
+        f"{m['architecture']}, {_count(m['parameters'])} parameters: {m['layers']} layers, width "
+        f"{m['hidden_size']}, {m['heads']} heads and {m['key_value_heads']} key-value heads of "
+        f"{m['head_dim']}, feed-forward {m['intermediate_size']}"
         + (
             f" of {m['experts']} experts, {m['experts_per_token']} for a token"
             if m["experts"]
@@ -231,9 +228,8 @@ def _model(diagnosis: Diagnosis) -> list[str]:
         for name, size in m["cache_bytes_per_token"].items()
     }
     lines.append(
-        f"keys and values of a token: {nbytes['32 bits']} in 32 bits, {nbytes['16 bits']} in "
-        "16 (--cache-bits 16), "
-        f"{nbytes['8 bits']} in 8 (--cache-bits 8)"
+        f"keys and values of a token: {nbytes['32 bits']} in 32 bits, {nbytes['16 bits']} in 16 "
+        f"(--cache-bits 16), {nbytes['8 bits']} in 8 (--cache-bits 8)"
     )
     if diagnosis.groups:
         lines.append(f"weights {format_bytes(m['nbytes'])}")
@@ -288,9 +284,8 @@ def _fit(fit: Fit, threads: str) -> str:
     fits = {True: "fits", False: "does not fit", None: "fits if memory suffices"}[fit.fits]
     return (
         f"{fit.backend:<5} {fits}: computes in {fit.computes_in}{low_bit}{threads}; weights "
-        f"{format_bytes(fit.weights_bytes)}, "
-        f"cache {format_bytes(fit.cache_bytes_per_token)} per token"
-        f"{f' in {fit.cache_bits} bits' if fit.cache_bits else ''}, {room}"
+        f"{format_bytes(fit.weights_bytes)}, cache {format_bytes(fit.cache_bytes_per_token)} per "
+        f"token{f' in {fit.cache_bits} bits' if fit.cache_bits else ''}, {room}"
     )
 
 

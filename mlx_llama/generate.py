@@ -234,8 +234,7 @@ def run_batch(args: argparse.Namespace, options: dict[str, Any]) -> int:
     if args.stats:
         cli.say(
             f"{len(jobs) - kept} requests, {results.tokens} tokens in {seconds:.2f} s: "
-            f"{results.tokens / seconds:.1f} "
-            "tokens/s"
+            f"{results.tokens / seconds:.1f} tokens/s"
         )
     return _report_failures(results.failed, args.output)
 

@@ -102,9 +102,8 @@ def main(arguments: list[str]) -> int:
     ratio = checkpoint.nbytes / written.nbytes
     change = f"{ratio:.1f} times smaller" if ratio >= 1 else f"{1 / ratio:.1f} times larger"
     cli.say(
-        f"{written.path}: {written.nbytes / 1e6:,.1f} MB of weights, "
-        f"{written.bits_per_weight:.2f} bits each "
-        f"({change} than {checkpoint.name})"
+        f"{written.path}: {written.nbytes / 1e6:,.1f} MB of weights, {written.bits_per_weight:.2f} "
+        f"bits each ({change} than {checkpoint.name})"
     )
     return 0
 

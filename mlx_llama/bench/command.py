@@ -295,8 +295,7 @@ def _run_kernels(args: argparse.Namespace, output: str) -> int:
     except OSError as error:
         raise OptionsError(
             f"--save: {error.filename}: {error.strerror}: leave it out, or install the package "
-            "where you may "
-            "write"
+            "where you may write"
         ) from None
     if figures is None:
         raise OptionsError(
@@ -318,7 +317,6 @@ def _check_profile(args: argparse.Namespace, row_counts: list[int] | None) -> No
             raise OptionsError(f"--profile and {flag} contradict each other: leave one of them out")
     if row_counts and args.prompt_tokens is not None:
         raise OptionsError(
-            "--profile and --rows take no --prompt-tokens, since prompts run one after the "
-            "other: name the "
-            "depth of all rows with --depth"
+            "--profile and --rows take no --prompt-tokens, since prompts run one after the other: "
+            "name the depth of all rows with --depth"
         )

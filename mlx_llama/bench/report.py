@@ -60,8 +60,7 @@ def single(figures: dict[str, Any]) -> str:
             f"prompt, {f['prompt']:5} tokens {f['prompt_tps']:8.1f} tokens/s, first token after "
             f"{f['first_token_seconds']:.2f} s",
             f"decode, {f['generate']:5} tokens {f['decode_tps']:8.1f} tokens/s ({low:.1f} to "
-            f"{high:.1f} over "
-            f"{f['repetitions']} runs)",
+            f"{high:.1f} over {f['repetitions']} runs)",
             f"evaluations          {f['evaluations_per_token']:8g} per token "
             f"({f['launches_per_token']:g} launched, "
             f"{f['evaluations_per_token']:g} waited for, {f['read_bytes_per_token']:g} bytes read)",
@@ -109,8 +108,7 @@ def host_line(host: dict[str, Any]) -> str:
     )
     return (
         f"host                 {host['thread_us']:8.0f} us of processor time per {of}; by the "
-        "clock "
-        f"{host['step_us']:.0f} to build it, {host['launch_us']:.0f} to launch it{graph}"
+        f"clock {host['step_us']:.0f} to build it, {host['launch_us']:.0f} to launch it{graph}"
     )
 
 
@@ -118,8 +116,7 @@ def _title(f: dict[str, Any]) -> str:
     cache = f", keys and values in {f['cache_bits']} bits" if f["cache_bits"] else ""
     return (
         f"{f['model']}: {f['weights_bytes'] / 1e9:.2f} GB of {f['stored']} weights on "
-        f"{f['backend']} "
-        f"({f['device']}, {f['dtype']}{cache})"
+        f"{f['backend']} ({f['device']}, {f['dtype']}{cache})"
     )
 
 

@@ -213,10 +213,9 @@ def describe_end(completion: Completion, engine: Engine) -> Iterator[str]:
         )
     elif completion.finish_reason == "context":
         yield (
-            f"cut off because the context of {engine.context} tokens is full: /resume "
-            "continues without the oldest "
-            "messages, /clear starts a new conversation"
-            f"{engine.suggest_context()}"
+            f"cut off because the context of {engine.context} tokens is full: /resume continues "
+            "without the oldest messages, /clear starts a new "
+            f"conversation{engine.suggest_context()}"
         )
     elif not completion.text:
         yield "the model ended its answer without any text"

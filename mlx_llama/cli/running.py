@@ -114,9 +114,8 @@ def read_text(path: str) -> str:
     except UnicodeDecodeError as error:
         name = "standard input" if path == "-" else path
         raise LlamaError(
-            f"{name}: is not UTF-8 (byte {error.start}: {error.reason}): convert it, for "
-            "example with "
-            f"iconv -t UTF-8"
+            f"{name}: is not UTF-8 (byte {error.start}: {error.reason}): convert it, for example "
+            "with iconv -t UTF-8"
         ) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise LlamaError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from None

@@ -20,10 +20,9 @@ TOKENS = 64
 DECODED = 16  # maximum number of tokens that run one by one
 STEPS = 24  # greedy tokens to decode
 TEXT = (
-    "The lighthouse keeper counted the ships that passed in the night, and wrote each one "
-    "down: three from the north, two "
-    "with red sails, and one that carried no light at all. In the morning he read the list "
-    "aloud to his cat. "
+    "The lighthouse keeper counted the ships that passed in the night, and wrote each one down: "
+    "three from the north, two with red sails, and one that carried no light at all. In the "
+    "morning he read the list aloud to his cat. "
 )
 
 
@@ -86,9 +85,8 @@ class Job:
             tokens = (text * (count // len(text) + 1))[:count]
         if len(tokens) > self.made_for:
             raise ContextError(
-                f"--prompt: {len(tokens)} tokens do not fit the context of {self.made_for}: "
-                "give --tokens to "
-                "run fewer"
+                f"--prompt: {len(tokens)} tokens do not fit the context of {self.made_for}: give "
+                "--tokens to run fewer"
             )
         return tokens, min(DECODED, len(tokens) // 2)
 

@@ -90,8 +90,7 @@ def record(job: Job) -> int:
     golden.save(job.args.record)
     print(
         f"{job.args.record}: {len(tokens)} tokens, {len(golden.sketches)} probes, "
-        f"{Path(job.args.record).stat().st_size} "
-        f"bytes"
+        f"{Path(job.args.record).stat().st_size} bytes"
     )
     return 0
 
@@ -149,8 +148,7 @@ def verify_cache(job: Job) -> int:
     if len(tokens) < cache_ways.MIN_TOKENS:
         raise OptionsError(
             f"--verify-cache needs at least {cache_ways.MIN_TOKENS} tokens, there are "
-            f"{len(tokens)}: give a "
-            "longer --prompt"
+            f"{len(tokens)}: give a longer --prompt"
         )
     tokens, rows = tokens[: job.made_for - 8], []
     for backend in job.opened:
@@ -180,9 +178,8 @@ def batch(job: Job) -> int:
     tokens, _ = job.tokens()
     if min(len(tokens), job.made_for - batches.STEPS - 1) < batches.MIN_TOKENS:
         raise OptionsError(
-            f"--batch needs at least {batches.MIN_TOKENS} tokens and room for "
-            f"{batches.STEPS + 1} more: give a "
-            "longer --prompt, or a model with a larger context"
+            f"--batch needs at least {batches.MIN_TOKENS} tokens and room for {batches.STEPS + 1} "
+            "more: give a longer --prompt, or a model with a larger context"
         )
     prompts, rows = batches.make_prompts(tokens, max(sizes), job.made_for), []
     is_watched = sys.stderr is not None and sys.stderr.isatty()
@@ -313,9 +310,8 @@ def perplexity(job: Job) -> int:
     stride = parse_number("--stride", job.args.stride, 1, max(1, window - 1)) or max(1, window // 2)
     if len(tokens) < 2:
         raise ContextError(
-            f"{job.args.perplexity}: has {len(tokens)} tokens, a perplexity needs at least 2: "
-            "give a longer "
-            "text"
+            f"{job.args.perplexity}: has {len(tokens)} tokens, a perplexity needs at least 2: give "
+            "a longer text"
         )
     rows = []
     for backend in job.opened:

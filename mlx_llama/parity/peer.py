@@ -20,8 +20,7 @@ class TransformersReference:
             if importlib.util.find_spec(package) is None:
                 raise BackendError(
                     f"--reference transformers needs the package {package}, which is not "
-                    "installed: pip install "
-                    f"{package}, or leave it out"
+                    f"installed: pip install {package}, or leave it out"
                 )
         import torch
         import transformers

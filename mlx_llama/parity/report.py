@@ -39,9 +39,8 @@ def show(facts: dict[str, Any], reports: list[Report]) -> None:
 
     console = _console()
     console.print(
-        f"{facts['model']}: {len(facts['tokens'])} tokens, the last {facts['decoded']} one by "
-        "one, against "
-        f"{facts['reference']}",
+        f"{facts['model']}: {len(facts['tokens'])} tokens, the last {facts['decoded']} one by one, "
+        f"against {facts['reference']}",
         soft_wrap=True,
     )
     for report in reports:
@@ -84,26 +83,23 @@ def logits_lines(report: Report) -> list[str]:
     """Findings about the logits and the decoded tokens, one per line."""
     a, lines = report.agreement, []
     lines.append(
-        f"logits: KL divergence {a.kl_mean:.2g} nats on average, {a.kl_max:.2g} at most; "
-        f"top-{TOP} agreement "
-        f"{a.top:.1%}"
+        f"logits: KL divergence {a.kl_mean:.2g} nats on average, {a.kl_max:.2g} at most; top-{TOP} "
+        f"agreement {a.top:.1%}"
     )
     if a.first is None:
         lines.append("the likeliest token is the same at every position")
     else:
         lines.append(
             f"the likeliest token first differs at position {a.first}: {a.choices[0]} (margin "
-            f"{a.margins[0]:.3g}) in "
-            f"the reference, {a.choices[1]} (margin {a.margins[1]:.3g}) here"
+            f"{a.margins[0]:.3g}) in the reference, {a.choices[1]} (margin {a.margins[1]:.3g}) here"
         )
     if (d := report.decoded) is not None:
         if d.first is None:
             lines.append(f"decoded by the engine: all {len(d.tokens)} greedy tokens are the same")
         else:
             lines.append(
-                f"decoded by the engine: greedy tokens differ from token {d.first} on, where "
-                "the margins are "
-                f"{d.margins[0]:.3g} and {d.margins[1]:.3g}: "
+                f"decoded by the engine: greedy tokens differ from token {d.first} on, where the "
+                f"margins are {d.margins[0]:.3g} and {d.margins[1]:.3g}: "
                 + ("a near-tie that rounding turned" if d.is_tie else "no tie")
             )
     return lines
@@ -168,8 +164,7 @@ def describe_way(row: dict[str, Any]) -> str:
         if row["within"]
         else (
             f"OUTSIDE: {row['backend']}, {row['way']}: relative error {row['relative']:.2g}, "
-            "allowed "
-            f"{row['tolerance']:g}"
+            f"allowed {row['tolerance']:g}"
         )
     )
 
@@ -184,10 +179,9 @@ def describe_company(row: dict[str, Any]) -> str:
         "tolerance": f"numbers within {row['tolerance']:g}",
     }[row["promise"]]
     return (
-        f"OUTSIDE: {row['backend']}, {row['rows']} rows, {row['start']}: {promise} are "
-        "promised; the same tokens in "
-        f"{row['same_tokens']}, the same bits in {row['same_bits']}, relative difference "
-        f"{row['relative']:.2g}"
+        f"OUTSIDE: {row['backend']}, {row['rows']} rows, {row['start']}: {promise} are promised; "
+        f"the same tokens in {row['same_tokens']}, the same bits in {row['same_bits']}, relative "
+        f"difference {row['relative']:.2g}"
     )
 
 
@@ -262,9 +256,8 @@ def write_page(
         )
         parts.append(
             "<details><summary>every probe</summary><table><tr><th>probe</th><th>max "
-            "abs</th><th>mean abs</th>"
-            "<th>relative</th><th>worst position's</th><th>at</th><th>cosine</th></tr>"
-            f"{rows}</table></details>"
+            "abs</th><th>mean abs</th><th>relative</th><th>worst "
+            f"position's</th><th>at</th><th>cosine</th></tr>{rows}</table></details>"
         )
     page = _PAGE.replace("TITLE", html.escape(f"parity of {facts['model']}")).replace(
         "BODY", "\n".join(parts)
