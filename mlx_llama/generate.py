@@ -43,8 +43,7 @@ def parser() -> flags.Parser:
         metavar="FILE",
         default=None,
         help="a batch: a file with one JSON object per line, with prompt or messages, options by "
-        "name and "
-        "optionally an id; - reads standard input",
+        "name and optionally an id; - reads standard input",
     )
     result.add_argument(
         "--output",
@@ -52,8 +51,7 @@ def parser() -> flags.Parser:
         metavar="FILE",
         default=None,
         help="file for the results of --prompts, one JSON object per line as they finish; an "
-        "existing file is "
-        "continued",
+        "existing file is continued",
     )
     result.add_argument(
         "--system-prompt", "-sys", default=None, help="instructions before the prompt"

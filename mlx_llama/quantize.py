@@ -48,17 +48,14 @@ def parser() -> Parser:
         default="mlx",
         metavar="{mlx,gguf:TYPE}",
         help="mlx: a folder, for mlx_lm too; gguf: a file, for llama.cpp too, of TYPE Q4_0, "
-        "IQ4_XS, "
-        "Q4_K_M, "
-        "Q5_K_M, Q6_K, Q8_0, F16, BF16 or F32 (default: mlx)",
+        "IQ4_XS, Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16, BF16 or F32 (default: mlx)",
     )
     result.add_argument(
         "--merge",
         default=None,
         metavar="FOLDER[=SCALE]",
         help="merge a LoRA adapter, in the format of PEFT or mlx_lm, optionally with a scale; "
-        "without "
-        "--bits and --format a full-width model keeps its width",
+        "without --bits and --format a full-width model keeps its width",
     )
     result.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
     return result

@@ -82,22 +82,19 @@ def parser() -> flags.Parser:
         metavar="FILE",
         default=None,
         help="plot the decode time per token over the context, or with --rows the throughput over "
-        "the rows (.png, "
-        ".svg or .pdf; needs matplotlib)",
+        "the rows (.png, .svg or .pdf; needs matplotlib)",
     )
     result.add_argument(
         "--host",
         action="store_true",
         help="measure the host's time per token (with --rows: per step of the most rows), and on "
-        "mlx the "
-        "primitives of a step's graph",
+        "mlx the primitives of a step's graph",
     )
     result.add_argument(
         "--profile",
         action="store_true",
         help="show time, bytes and bandwidth of each operation of a decoded token (of --rows rows "
-        "at --depth), "
-        "and with --prompt-tokens of a prompt",
+        "at --depth), and with --prompt-tokens of a prompt",
     )
     result.add_argument(
         "--kernels",

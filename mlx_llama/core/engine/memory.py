@@ -35,10 +35,9 @@ class Memory:
         needed, budget = self.rows.nbytes_for(length + 1), self.rows.budget
         if budget is not None and needed > budget:
             raise ContextError(
-                f"keys and values of the prompt's {length} tokens take {needed / 1e6:.1f} MB, "
-                "and the cache may take "
-                f"{budget / 1e6:.1f} MB: shorten the prompt, raise `cache_memory`, or close "
-                "other programs"
+                f"keys and values of the prompt's {length} tokens take {needed / 1e6:.1f} MB, and "
+                f"the cache may take {budget / 1e6:.1f} MB: shorten the prompt, raise "
+                "`cache_memory`, or close other programs"
             )
 
     def make_room(self, sequences: list[Sequence], count: int) -> list[Sequence]:
@@ -83,8 +82,7 @@ class Memory:
         self.check(length)
         raise ContextError(
             "memory has no room for the prompt's keys and values: shorten the prompt, or close "
-            "other "
-            "programs"
+            "other programs"
         )
 
     def _end_answer(self, sequence: Sequence) -> None:
@@ -92,9 +90,8 @@ class Memory:
         sequence.writer.end(
             "context",
             "the answer ends because memory has no room for more keys and values: those of "
-            f"{length} tokens take {self.rows.nbytes_for(length) / 1e6:.1f} MB; raise "
-            "cache_memory or close "
-            "other programs",
+            f"{length} tokens take {self.rows.nbytes_for(length) / 1e6:.1f} MB; raise cache_memory "
+            "or close other programs",
         )
         self.queues.end(sequence)
 

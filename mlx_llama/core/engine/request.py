@@ -143,9 +143,8 @@ class Sequence:
         if self.needs_logits:
             cause += ", or the function logits_processor forbade every token"
         return (
-            f"the model's logits are not finite after {len(self.tokens)} tokens: {cause}; "
-            "fetch the model again, or try "
-            "`dtype='float32'`"
+            f"the model's logits are not finite after {len(self.tokens)} tokens: {cause}; fetch "
+            "the model again, or try `dtype='float32'`"
         )
 
     def tell(self) -> None:

@@ -159,9 +159,8 @@ class Scheduler:
                 sequence.writer.add_notices(
                     [
                         "no prefix is reused: this model's dynamic rope rotates keys of a text "
-                        "beyond "
-                        f"{self.model.config.max_position_embeddings} tokens by angles of its "
-                        "length"
+                        f"beyond {self.model.config.max_position_embeddings} tokens by angles of "
+                        "its length"
                     ]
                 )
         except Exception as error:

@@ -131,9 +131,8 @@ def read_cache(path: str | os.PathLike, identity: Identity) -> dict[str, np.ndar
     if metadata.get("hash") != identity.hash:
         raise SessionError(
             f"{path}: was made by the model {show(metadata.get('model'))}, and this is "
-            f"{identity.model}, with other weights or settings: give that model with `model`, "
-            "or name "
-            "another file"
+            f"{identity.model}, with other weights or settings: give that model with `model`, or "
+            "name another file"
         )
     width = metadata.get("width")
     if width != identity.width:
@@ -144,11 +143,9 @@ def read_cache(path: str | os.PathLike, identity: Identity) -> dict[str, np.ndar
     if (factors := metadata.get("factors", "")) != identity.factors:
         trained = identity.config.rope.original_max_position_embeddings
         raise SessionError(
-            f"{path}: holds keys rotated by longrope's {show(factors)} factors, and this "
-            "context takes the "
-            f"{identity.factors} ones: load with `ctx_size` "
-            f"{'above' if factors == 'long' else 'of at most'} "
-            f"{trained}, or name another file"
+            f"{path}: holds keys rotated by longrope's {show(factors)} factors, and this context "
+            f"takes the {identity.factors} ones: load with `ctx_size` "
+            f"{'above' if factors == 'long' else 'of at most'} {trained}, or name another file"
         )
     try:
         with safe_open(path, framework="np") as file:

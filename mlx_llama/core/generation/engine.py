@@ -143,8 +143,7 @@ class Engine:
         if count >= self.context:
             raise ContextError(
                 f"the prompt has {bound}{count} tokens and the context holds {self.context}, "
-                "answer "
-                f"included: shorten the prompt{self.suggest_context()}"
+                f"answer included: shorten the prompt{self.suggest_context()}"
             )
 
     def suggest_context(self) -> str:
@@ -183,9 +182,8 @@ class Engine:
         if options.speculate == "model" and self.draft is None:
             report(
                 OptionsError(
-                    "option `speculate`: 'model' needs a draft model: load one with "
-                    "`draft_model`, or choose "
-                    "'prompt'"
+                    "option `speculate`: 'model' needs a draft model: load one with `draft_model`, "
+                    "or choose 'prompt'"
                 )
             )
 
@@ -230,14 +228,12 @@ class Engine:
         if kind != "none" and (is_constrained or options.logprobs is not None):
             return "none", [
                 "no speculation: verifying several positions in one step does not support "
-                "grammars, logits "
-                "processors or log-probabilities"
+                "grammars, logits processors or log-probabilities"
             ]
         if kind != "none" and rope.length_dependent(self.model.config):
             return "none", [
-                "no speculation: this model's dynamic rope rotates keys by angles that depend "
-                "on the length, "
-                "so several positions in one step would differ from single steps"
+                "no speculation: this model's dynamic rope rotates keys by angles that depend on "
+                "the length, so several positions in one step would differ from single steps"
             ]
         if kind == "prompt" and self.draft is not None:
             return kind, ["the draft model is not used: `speculate` asks for 'prompt'"]

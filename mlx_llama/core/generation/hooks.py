@@ -41,8 +41,7 @@ class Hooks:
             if logits.shape != shape or logits.dtype.kind != "f":
                 raise OptionsError(
                     f"logits_processor: returned {logits.dtype} {list(logits.shape)}, it must "
-                    "return its logits, "
-                    f"float32 {list(shape)}"
+                    f"return its logits, float32 {list(shape)}"
                 )
         return logits.astype(np.float32, copy=False)
 

@@ -172,18 +172,16 @@ class Results:
             index, is_failed = _read_result(line, digests)
             if index is None:
                 raise OptionsError(
-                    f"`output` {path}: line {number} is not a result of these prompts, options "
-                    "and model: choose "
-                    "another file or delete this one"
+                    f"`output` {path}: line {number} is not a result of these prompts, options and "
+                    "model: choose another file or delete this one"
                 )
             self.failed += is_failed and index not in self.done
             self.done.add(index)
             self._whole += len(line) + 1
         if not torn.startswith(_RESULT[: len(torn)]):
             raise OptionsError(
-                f"`output` {path}: its last line is not a result of these prompts: choose "
-                "another file or delete "
-                "this one"
+                f"`output` {path}: its last line is not a result of these prompts: choose another "
+                "file or delete this one"
             )
         self._file: BinaryIO | None = None
 

@@ -103,8 +103,7 @@ class LLM:
         width = self.backend.runtime.dtype_name(self.model.dtype)
         return (
             f"LLM({self.checkpoint.name!r}, backend={self.backend.name!r}, "
-            f"device={self.backend.device_name!r}, "
-            f"dtype={width!r}, context={self.engine.context})"
+            f"device={self.backend.device_name!r}, dtype={width!r}, context={self.engine.context})"
         )
 
     def ask(
@@ -442,8 +441,7 @@ def load_model(options: LoadOptions) -> LLM:
     if smaller and (difference := compare_vocabularies(smaller, checkpoint)):
         raise OptionsError(
             f"`draft_model` {smaller.name}: its vocabulary is not that of {checkpoint.name}, "
-            f"{difference}: "
-            f"choose a smaller model of the same family"
+            f"{difference}: choose a smaller model of the same family"
         )
 
     def load_both() -> tuple[Model, Model | None]:

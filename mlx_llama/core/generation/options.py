@@ -179,15 +179,13 @@ class GenerationOptions(_StructureOptions):
     )
     speculate: Literal["none", "prompt", "model"] | None = _option(
         None,
-        "guess tokens ahead, to get the same text sooner: prompt, from the text so far; model, "
-        "by the draft model; none "
-        "(default: model if a draft model is loaded, else none)",
+        "guess tokens ahead, to get the same text sooner: prompt, from the text so far; model, by "
+        "the draft model; none (default: model if a draft model is loaded, else none)",
     )
     logprobs: int | None = _option(
         None,
-        "keep each token's log-probability and those of the k likeliest: of the softmax over "
-        "the model's own "
-        "logits, before penalties, biases, temperature, filters and grammars",
+        "keep each token's log-probability and those of the k likeliest: of the softmax over the "
+        "model's own logits, before penalties, biases, temperature, filters and grammars",
         ge=0,
         le=MAX_LOGPROBS,
     )

@@ -278,9 +278,8 @@ class Session:
                 tokens, reason = self._encode_answer(), ""
             if reason in ("eos", "stop"):
                 raise SessionError(
-                    "the last answer is complete and cannot be continued: ask something, or "
-                    "have it generated "
-                    "again"
+                    "the last answer is complete and cannot be continued: ask something, or have "
+                    "it generated again"
                 )
             return self._answer_to(self.messages[:-1], resolved, hooks, tokens)
 
@@ -375,8 +374,8 @@ class Session:
     def _describe_dropped(self, dropped: int) -> str:
         return (
             f"the conversation outgrew the context of {self.engine.context} tokens: the oldest "
-            f"{dropped} messages are no "
-            "longer seen by the model" + (", the system prompt stays" if self.system else "")
+            f"{dropped} messages are no longer seen by the model"
+            + (", the system prompt stays" if self.system else "")
         )
 
     def _begin(self, turn: int) -> None:
@@ -422,9 +421,8 @@ class Session:
         if self._reader is not None and self._open is not None:
             if self._reader is not threading.current_thread() and self._reader.is_alive():
                 raise SessionError(
-                    "another thread is reading an answer of this session: wait for its end, "
-                    "close its stream, "
-                    "or give each thread a session of its own"
+                    "another thread is reading an answer of this session: wait for its end, close "
+                    "its stream, or give each thread a session of its own"
                 )
             self._open.close()
         self._turn += 1

@@ -64,9 +64,8 @@ class Toolbox:
         if self.choice not in ("none", "auto") and not self.forced:
             names = ", ".join(tool.name for tool in self.tools) or "no tools"
             raise OptionsError(
-                f"tool_choice: {show(self.choice)} is none of auto, none, required and the "
-                "tools' names "
-                f"({names})"
+                f"tool_choice: {show(self.choice)} is none of auto, none, required and the tools' "
+                f"names ({names})"
             )
         constraint = next(
             (name for name in ("regex", "grammar") if getattr(options, name) is not None), None
