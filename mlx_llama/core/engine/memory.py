@@ -90,8 +90,8 @@ class Memory:
         sequence.writer.end(
             "context",
             "the answer ends because memory has no room for more keys and values: those of "
-            f"{length} tokens take {self.rows.nbytes_for(length) / 1e6:.1f} MB; raise cache_memory "
-            "or close other programs",
+            f"{length} tokens take {self.rows.nbytes_for(length) / 1e6:.1f} MB; raise "
+            "`cache_memory` or close other programs",
         )
         self.queues.end(sequence)
 

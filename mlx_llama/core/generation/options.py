@@ -98,9 +98,7 @@ with warnings.catch_warnings():
                 if name != info.field_name and info.data.get(name) is not None
             ]
             if value is not None and others:
-                raise ValueError(
-                    f"the only one that says what the answer matches: {others[0]} is given too"
-                )
+                raise ValueError(f"the only constraint on the answer: {others[0]} is given too")
             return value
 
 
