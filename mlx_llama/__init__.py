@@ -10,7 +10,7 @@
     for piece in llm.stream("Once upon"):                  # the same as it comes, a Stream
         print(piece, end="")
 
-Errors derive from LlamaError and stand in mlx_llama.errors; every name of a signature can be
+Errors derive from LlamaError and are in mlx_llama.errors. All types that signatures name can be
 imported from here.
 """  # noqa: E501
 
@@ -125,5 +125,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    # What help() shows and Tab completes: the names that a user starts from.
+    # For help() and Tab: the names that a user starts from.
     return [*__all__[:6], "__version__"]

@@ -23,7 +23,7 @@ COMMANDS = {
 
 
 def overview() -> str:
-    """The commands, a line each."""
+    """The list of commands, one per line."""
     lines = [f"  mlx_llama {name:<10}{purpose}" for name, purpose in COMMANDS.items()]
     return "\n".join(
         [

@@ -67,12 +67,12 @@ def parser() -> flags.Parser:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the door; returns the exit code. Raises LlamaError for a bad command line."""
-    given = parser().parse_args(arguments)
-    name = given.model if given.named is None else given.named
-    if given.ctx_size is not None and not (given.ctx_size.isascii() and given.ctx_size.isdigit()):
-        raise OptionsError(f"--ctx-size {given.ctx_size!r:.40}: must be a whole number")
-    if given.clear_cache:
+    """Run the command; returns the exit code. Raises LlamaError for a bad command line."""
+    args = parser().parse_args(arguments)
+    name = args.model if args.named is None else args.named
+    if args.ctx_size is not None and not (args.ctx_size.isascii() and args.ctx_size.isdigit()):
+        raise OptionsError(f"--ctx-size {args.ctx_size!r:.40}: must be a whole number")
+    if args.clear_cache:
         if name is not None:
             raise OptionsError("--clear-cache: removes all models' files; leave the model out")
         from .core.proofs.diagnosis import format_bytes
@@ -80,29 +80,29 @@ def main(arguments: list[str]) -> int:
 
         print(f"removed {format_bytes(cache_folder.clear())} from {cache_folder.cache_folder()}")
         return 0
-    cache_bits = Limits("").check(flags.load_options(given)).cache_bits
+    cache_bits = Limits("").check(flags.load_options(args)).cache_bits
 
     from .core.proofs.doctor import diagnose
 
-    found = diagnose(name, given.revision, given.ctx_size, cache_bits)
-    if given.json:
-        print(json.dumps(as_json(found), indent=2))
+    diagnosis = diagnose(name, args.revision, args.ctx_size, cache_bits)
+    if args.json:
+        print(json.dumps(as_json(diagnosis), indent=2))
     elif sys.stdout.isatty():
         from rich.console import Console
         from rich.text import Text
 
         console = Console(highlight=False)
-        for line, style in report(found):
+        for line, style in report(diagnosis):
             console.print(Text(line, style=style), soft_wrap=True)
     else:
-        for line, _ in report(found):
+        for line, _ in report(diagnosis):
             print(line)
-    return 0 if found.ok else 1
+    return 0 if diagnosis.ok else 1
 
 
-def as_json(found: Diagnosis) -> dict[str, Any]:
-    """Everything as JSON values, with options as flags."""
-    facts = found.facts() | {"command": next_command(found)}
+def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    """The diagnosis as JSON values, with options as flags."""
+    facts = diagnosis.facts() | {"command": next_command(diagnosis)}
     for backend in facts["backends"]:
         backend["flags"] = [
             " ".join(spell_options({name: value})) for name, value in backend.pop("options")
@@ -112,13 +112,13 @@ def as_json(found: Diagnosis) -> dict[str, Any]:
     return facts
 
 
-def next_command(found: Diagnosis) -> str | None:
+def next_command(diagnosis: Diagnosis) -> str | None:
     """The command line to run next, None without one."""
-    command = found.command
+    command = diagnosis.command
     return command and spell_command(command.name, command.words, command.options)
 
 
-def report(found: Diagnosis) -> list[tuple[str, str]]:
+def report(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     """Lines of text, each with its style for rich."""
     from .core.proofs.diagnosis import format_bytes
 
@@ -127,87 +127,85 @@ def report(found: Diagnosis) -> list[tuple[str, str]]:
     def title(text: str) -> None:
         lines.extend([("", ""), (text, "bold")] if lines else [(text, "bold")])
 
-    here = found.machine
+    machine = diagnosis.machine
     title("machine")
-    gpu = f", {here['gpu']['name']}" if "gpu" in here else ""
+    gpu = f", {machine['gpu']['name']}" if "gpu" in machine else ""
     lines.append(
         (
-            f"  {here['system']} {here['machine']}, Python {here['python']}, "
-            f"{here['physical_cores']} physical "
-            f"cores, {format_bytes(here['free_memory_bytes'])} of free memory{gpu}",
+            f"  {machine['system']} {machine['machine']}, Python {machine['python']}, "
+            f"{machine['physical_cores']} physical "
+            f"cores, {format_bytes(machine['free_memory_bytes'])} of free memory{gpu}",
             "",
         )
     )
-    if "cache" in here:
-        cache = here["cache"]
+    if "cache" in machine:
+        cache = machine["cache"]
         lines.append(
             (
-                f"  cache {cache['folder']}: {format_bytes(cache['nbytes'])} in "
-                f"{cache['files']} files, at most "
-                f"{format_bytes(cache['limit_bytes'])}",
+                f"  cache {cache['folder']}: {format_bytes(cache['nbytes'])} in {cache['files']} "
+                f"files, at most {format_bytes(cache['limit_bytes'])}",
                 "",
             )
         )
     title("backends")
-    for one in found.backends:
-        lines.append((_backend(one, one.name == found.auto), "" if one.available else "dim"))
-    title(f"model {found.name}")
-    if found.path:
-        lines.append((f"  {found.path}", ""))
-    lines += [(f"  {line}", "") for line in [*_model(found), *_text(found)]]
-    if found.fits:
+    for backend in diagnosis.backends:
+        style = "" if backend.available else "dim"
+        lines.append((_backend(backend, backend.name == diagnosis.auto), style))
+    title(f"model {diagnosis.name}")
+    if diagnosis.path:
+        lines.append((f"  {diagnosis.path}", ""))
+    lines += [(f"  {line}", "") for line in [*_model(diagnosis), *_text(diagnosis)]]
+    if diagnosis.fits:
         title("runs")
-        lines += [(f"  {_fit(fit, _threads(found, fit))}", "") for fit in found.fits]
-    if found.findings:
+        lines += [(f"  {_fit(fit, _threads(diagnosis, fit))}", "") for fit in diagnosis.fits]
+    if diagnosis.findings:
         title("findings")
         for level in _STYLES:
             lines += [
-                (f"  {level}: {spell_flags(one.message)}", _STYLES[level])
-                for one in found.findings
-                if one.level == level
+                (f"  {level}: {spell_flags(finding.message)}", _STYLES[level])
+                for finding in diagnosis.findings
+                if finding.level == level
             ]
     title("next")
     lines.append(
         (
-            f"  {next_command(found) or 'correct the errors, then run this again'}",
-            "" if found.ok else "bold",
+            f"  {next_command(diagnosis) or 'correct the errors, then run this again'}",
+            "" if diagnosis.ok else "bold",
         )
     )
     return lines
 
 
-def _backend(one: BackendFacts, is_auto: bool) -> str:
+def _backend(backend: BackendFacts, is_auto: bool) -> str:
     from .core.proofs.diagnosis import format_bytes
 
-    packages = ", ".join(f"{name} {version}" for name, version in one.packages.items())
-    if not one.available:
-        return f"  {one.name:<5} no   {one.reason}" + (f" ({packages})" if packages else "")
+    packages = ", ".join(f"{name} {version}" for name, version in backend.packages.items())
+    if not backend.available:
+        return f"  {backend.name:<5} no   {backend.reason}" + (f" ({packages})" if packages else "")
     memory = (
         "memory unknown"
-        if one.memory_bytes is None
-        else f"{format_bytes(one.memory_bytes)} {one.memory_is}"
+        if backend.memory_bytes is None
+        else f"{format_bytes(backend.memory_bytes)} {backend.memory_is}"
     )
-    needed = f" with {' '.join(spell_options(dict(one.options)))}" if one.options else ""
-    said = f"  {one.name:<5} yes  on {one.device}{needed}, {memory} ({packages})"
+    needed = f" with {' '.join(spell_options(dict(backend.options)))}" if backend.options else ""
+    line = f"  {backend.name:<5} yes  on {backend.device}{needed}, {memory} ({packages})"
     return (
-        said
-        + (f"; {one.reason}" if one.reason else "")
+        line
+        + (f"; {backend.reason}" if backend.reason else "")
         + ("; the choice of --backend auto" if is_auto else "")
     )
 
 
-def _model(found: Diagnosis) -> list[str]:
+def _model(diagnosis: Diagnosis) -> list[str]:
     from .core.proofs.diagnosis import format_bytes
 
-    if not found.model:
+    if not diagnosis.model:
         return []
-    m = found.model
+    m = diagnosis.model
     lines = [
-        f"{m['architecture']}, {_count(m['parameters'])} parameters: {m['layers']} layers, "
-        f"width {m['hidden_size']}, "
-        f"{m['heads']} heads and {m['key_value_heads']} key-value heads of {m['head_dim']}, "
-        "feed-forward "
-        f"{m['intermediate_size']}"
+        f"{m['architecture']}, {_count(m['parameters'])} parameters: {m['layers']} layers, width "
+        f"{m['hidden_size']}, {m['heads']} heads and {m['key_value_heads']} key-value heads of "
+        f"{m['head_dim']}, feed-forward {m['intermediate_size']}"
         + (
             f" of {m['experts']} experts, {m['experts_per_token']} for a token"
             if m["experts"]
@@ -230,13 +228,12 @@ def _model(found: Diagnosis) -> list[str]:
         for name, size in m["cache_bytes_per_token"].items()
     }
     lines.append(
-        f"keys and values of a token: {nbytes['32 bits']} in 32 bits, {nbytes['16 bits']} in "
-        "16 (--cache-bits 16), "
-        f"{nbytes['8 bits']} in 8 (--cache-bits 8)"
+        f"keys and values of a token: {nbytes['32 bits']} in 32 bits, {nbytes['16 bits']} in 16 "
+        f"(--cache-bits 16), {nbytes['8 bits']} in 8 (--cache-bits 8)"
     )
-    if found.groups:
+    if diagnosis.groups:
         lines.append(f"weights {format_bytes(m['nbytes'])}")
-    for group in found.groups:
+    for group in diagnosis.groups:
         kinds = ", ".join(f"{count} {kind}" for kind, count in group["formats"].items())
         lines.append(
             f"  {group['group']:<10}{group['tensors']:>5} tensors "
@@ -245,49 +242,50 @@ def _model(found: Diagnosis) -> list[str]:
     return lines
 
 
-def _text(found: Diagnosis) -> list[str]:
-    t, lines = found.tokenizer, []
+def _text(diagnosis: Diagnosis) -> list[str]:
+    t, lines = diagnosis.tokenizer, []
     if t:
 
-        def named(one: int) -> str:
-            return f"{one} {t['texts'].get(one, '')}".strip()
+        def describe(token: int) -> str:
+            return f"{token} {t['texts'].get(token, '')}".strip()
 
         added = "added" if t["adds_bos"] else "not added"
-        starts = "none" if t["bos"] is None else f"{named(t['bos'])}, {added} to texts"
+        starts = "none" if t["bos"] is None else f"{describe(t['bos'])}, {added} to texts"
         lines.append(
             f"tokenizer {t['kind']}, {t['vocab_size']} tokens; BOS {starts}; ends with "
-            f"{', '.join(map(named, t['eos'])) or 'nothing'}"
+            f"{', '.join(map(describe, t['eos'])) or 'nothing'}"
         )
-    if found.template:
-        lines.append(f"template {found.template['name']}")
+    if diagnosis.template:
+        lines.append(f"template {diagnosis.template['name']}")
     return lines
 
 
-def _threads(found: Diagnosis, fit: Fit) -> str:
-    """The threads that the cpu backend would run, in words; "" for other backends and without
+def _threads(diagnosis: Diagnosis, fit: Fit) -> str:
+    """The number of threads of the cpu backend, in words; "" for other backends and without
     compiled kernels.
     """
-    if fit.backend != "cpu" or not any(one.name == "cpu" and one.kernels for one in found.backends):
+    if fit.backend != "cpu" or not any(
+        backend.name == "cpu" and backend.kernels for backend in diagnosis.backends
+    ):
         return ""
-    threads = default_threads(found.model["nbytes"], found.machine["physical_cores"])
+    threads = default_threads(diagnosis.model["nbytes"], diagnosis.machine["physical_cores"])
     return f" on {threads} thread{'s' if threads > 1 else ''}"
 
 
 def _fit(fit: Fit, threads: str) -> str:
     from .core.proofs.diagnosis import format_bytes
 
-    how = f", low-bit weights times {fit.low_bit}" if fit.low_bit else ""
-    held = (
+    low_bit = f", low-bit weights times {fit.low_bit}" if fit.low_bit else ""
+    room = (
         "longest context unknown"
         if fit.longest_context is None
         else (f"room for {fit.longest_context} positions of one conversation, {fit.tokens} of many")
     )
     fits = {True: "fits", False: "does not fit", None: "fits if memory suffices"}[fit.fits]
     return (
-        f"{fit.backend:<5} {fits}: computes in {fit.computes_in}{how}{threads}; weights "
-        f"{format_bytes(fit.weights_bytes)}, "
-        f"cache {format_bytes(fit.cache_bytes_per_token)} per token"
-        f"{f' in {fit.cache_bits} bits' if fit.cache_bits else ''}, {held}"
+        f"{fit.backend:<5} {fits}: computes in {fit.computes_in}{low_bit}{threads}; weights "
+        f"{format_bytes(fit.weights_bytes)}, cache {format_bytes(fit.cache_bytes_per_token)} per "
+        f"token{f' in {fit.cache_bits} bits' if fit.cache_bits else ''}, {room}"
     )
 
 

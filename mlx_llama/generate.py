@@ -43,8 +43,7 @@ def parser() -> flags.Parser:
         metavar="FILE",
         default=None,
         help="a batch: a file with one JSON object per line, with prompt or messages, options by "
-        "name and "
-        "optionally an id; - reads standard input",
+        "name and optionally an id; - reads standard input",
     )
     result.add_argument(
         "--output",
@@ -52,8 +51,7 @@ def parser() -> flags.Parser:
         metavar="FILE",
         default=None,
         help="file for the results of --prompts, one JSON object per line as they finish; an "
-        "existing file is "
-        "continued",
+        "existing file is continued",
     )
     result.add_argument(
         "--system-prompt", "-sys", default=None, help="instructions before the prompt"
@@ -85,25 +83,25 @@ ONLY_FOR = {"output": "prompts", "max_rows": "prompts", "jsonl": "prompt", "prom
 
 
 def main(arguments: list[str]) -> int:
-    """Run the door; returns the exit code. Raises LlamaError."""
-    given = parser().parse_args(arguments)
-    mode = "prompt" if given.prompts is None else "prompts"
-    for name, wanted in ONLY_FOR.items():
-        if wanted != mode and getattr(given, name) not in (None, False):
-            raise OptionsError(f"--{name.replace('_', '-')} is for --{wanted}: leave it out")
-    wanted = flags.given_flags(given)
-    validate(wanted)  # before loading the model
-    return run_batch(given, wanted) if mode == "prompts" else run_prompt(given, wanted)
+    """Run the command; returns the exit code. Raises LlamaError."""
+    args = parser().parse_args(arguments)
+    mode = "prompt" if args.prompts is None else "prompts"
+    for name, needed in ONLY_FOR.items():
+        if needed != mode and getattr(args, name) not in (None, False):
+            raise OptionsError(f"--{name.replace('_', '-')} is for --{needed}: leave it out")
+    options = flags.given_flags(args)
+    validate(options)  # before loading the model
+    return run_batch(args, options) if mode == "prompts" else run_prompt(args, options)
 
 
-def load(given: argparse.Namespace) -> LLM:
+def load(args: argparse.Namespace) -> LLM:
     """The model. Raises LlamaError."""
     from .core.generation.llm import load_model
 
     with cli.Bar("loading"):
-        llm = load_model(flags.load_options(given))
-    if llm.template is None and not given.ignore_chat_template:
-        if given.system_prompt is not None:
+        llm = load_model(flags.load_options(args))
+    if llm.template is None and not args.ignore_chat_template:
+        if args.system_prompt is not None:
             raise OptionsError(_SYSTEM_NEEDS_TEMPLATE)
         cli.say(
             "(the model has no chat template: the prompt is continued as plain text; "
@@ -118,12 +116,12 @@ _SYSTEM_NEEDS_TEMPLATE = (
 )
 
 
-def make_prompt(llm: LLM, prompt: Prompt, given: argparse.Namespace) -> Prompt:
-    """The text or the messages that the model gets."""
-    system = [{"role": "system", "content": given.system_prompt}] if given.system_prompt else []
+def make_prompt(llm: LLM, prompt: Prompt, args: argparse.Namespace) -> Prompt:
+    """The text or the messages to send to the model."""
+    system = [{"role": "system", "content": args.system_prompt}] if args.system_prompt else []
     if not isinstance(prompt, str):
         return prompt if prompt[0]["role"] == "system" else [*system, *prompt]
-    if llm.template is None or given.ignore_chat_template:
+    if llm.template is None or args.ignore_chat_template:
         return prompt
     return [*system, {"role": "user", "content": prompt}]
 
@@ -131,15 +129,15 @@ def make_prompt(llm: LLM, prompt: Prompt, given: argparse.Namespace) -> Prompt:
 # One prompt
 
 
-def run_prompt(given: argparse.Namespace, wanted: dict[str, Any]) -> int:
-    """Print the answer to one prompt; returns the exit code. wanted: options by name."""
-    prompt = cli.read_text("-") if given.prompt == "-" else given.prompt
-    if given.ignore_chat_template and given.system_prompt is not None:
+def run_prompt(args: argparse.Namespace, options: dict[str, Any]) -> int:
+    """Print the answer to one prompt; returns the exit code. options: by name."""
+    prompt = cli.read_text("-") if args.prompt == "-" else args.prompt
+    if args.ignore_chat_template and args.system_prompt is not None:
         raise OptionsError(_SYSTEM_NEEDS_TEMPLATE)
-    llm = load(given)
-    if given.prompt_cache is not None and os.path.lexists(os.path.expanduser(given.prompt_cache)):
-        llm.load_cache(given.prompt_cache)
-    stream = llm.stream(make_prompt(llm, prompt, given), **wanted)
+    llm = load(args)
+    if args.prompt_cache is not None and os.path.lexists(os.path.expanduser(args.prompt_cache)):
+        llm.load_cache(args.prompt_cache)
+    stream = llm.stream(make_prompt(llm, prompt, args), **options)
     for notice in stream.completion.notices:
         cli.say(f"({notice})")
     code = 0
@@ -148,68 +146,68 @@ def run_prompt(given: argparse.Namespace, wanted: dict[str, Any]) -> int:
     try:
         for piece in stream:
             print(
-                json.dumps({"text": piece}) if given.jsonl else show(piece),
-                end="\n" if given.jsonl else "",
+                json.dumps({"text": piece}) if args.jsonl else show(piece),
+                end="\n" if args.jsonl else "",
                 flush=True,
             )
     except KeyboardInterrupt:
         stream.close()
         code = 130
-    if given.jsonl:
+    if args.jsonl:
         receipt = stream.completion.receipt()
         receipt["notices"] = list(map(spell_flags, receipt["notices"]))
         print(json.dumps({"receipt": receipt}), flush=True)
     elif sys.stdout.isatty():
         print()
     if (
-        not given.jsonl
+        not args.jsonl
         and llm.tokenizer is not None
         and (logprobs := stream.completion.describe_logprobs(llm.tokenizer))
     ):
         cli.show(logprobs)
-    if given.stats:
+    if args.stats:
         cli.say(stream.completion.summary())
-    if given.prompt_cache is not None:
-        llm.save_cache(given.prompt_cache)
+    if args.prompt_cache is not None:
+        llm.save_cache(args.prompt_cache)
     return code
 
 
 # A batch
 
 
-def run_batch(given: argparse.Namespace, wanted: dict[str, Any]) -> int:
-    """Run a file of prompts, those without a result yet; returns the exit code: 1 if a request
+def run_batch(args: argparse.Namespace, options: dict[str, Any]) -> int:
+    """Run the prompts of a file that have no result yet; returns the exit code: 1 if a request
     failed.
     """
     from .core.generation.jobs import QUEUED, Results, parse_jobs, run_jobs
     from .core.system import progress
 
-    if given.output is None:
+    if args.output is None:
         raise OptionsError("--prompts needs --output FILE for the results")
-    if given.ignore_chat_template and given.system_prompt is not None:
+    if args.ignore_chat_template and args.system_prompt is not None:
         raise OptionsError(_SYSTEM_NEEDS_TEMPLATE)
-    name = "standard input" if given.prompts == "-" else given.prompts
-    asked = [
-        given.model,
-        given.revision,
-        given.template,
-        given.system_prompt,
-        given.ignore_chat_template,
+    name = "standard input" if args.prompts == "-" else args.prompts
+    conditions = [
+        args.model,
+        args.revision,
+        args.template,
+        args.system_prompt,
+        args.ignore_chat_template,
     ]
-    jobs = parse_jobs(cli.read_text(given.prompts), name, wanted, json.dumps(asked))
+    jobs = parse_jobs(cli.read_text(args.prompts), name, options, json.dumps(conditions))
     has_messages = any(not isinstance(job.prompt, str) for job in jobs)
-    if has_messages and given.ignore_chat_template:
+    if has_messages and args.ignore_chat_template:
         raise OptionsError(
             f"--ignore-chat-template: {name} has messages, which need a chat template: leave it out"
         )
-    results = Results(given.output, jobs)
+    results = Results(args.output, jobs)
     kept = len(results.done)
     if kept == len(jobs):
-        cli.say(f"({given.output} has the results of all {kept} requests already)")
-        return _report_failures(results.failed, given.output)
+        cli.say(f"({args.output} has the results of all {kept} requests already)")
+        return _report_failures(results.failed, args.output)
     if kept:
-        cli.say(f"({given.output} has the results of {kept} of {len(jobs)} requests already)")
-    llm = load(given)
+        cli.say(f"({args.output} has the results of {kept} of {len(jobs)} requests already)")
+    llm = load(args)
     if has_messages:
         llm.require_template()
     started = time.perf_counter()
@@ -218,7 +216,7 @@ def run_batch(given: argparse.Namespace, wanted: dict[str, Any]) -> int:
             run_jobs(
                 jobs,
                 results,
-                lambda job: llm.submit(make_prompt(llm, job.prompt, given), **job.options),
+                lambda job: llm.submit(make_prompt(llm, job.prompt, args), **job.options),
                 llm.loop.tick,
                 QUEUED * llm.loop.max_rows,
                 advance,
@@ -226,18 +224,17 @@ def run_batch(given: argparse.Namespace, wanted: dict[str, Any]) -> int:
             )
     except KeyboardInterrupt:
         cli.say(
-            f"(stopped after {len(results.done)} of {len(jobs)} requests; the same command "
-            "does the rest)"
+            f"(stopped after {len(results.done)} of {len(jobs)} requests; run the same "
+            "command again for the rest)"
         )
         return 130
     seconds = time.perf_counter() - started
-    if given.stats:
+    if args.stats:
         cli.say(
             f"{len(jobs) - kept} requests, {results.tokens} tokens in {seconds:.2f} s: "
-            f"{results.tokens / seconds:.1f} "
-            "tokens/s"
+            f"{results.tokens / seconds:.1f} tokens/s"
         )
-    return _report_failures(results.failed, given.output)
+    return _report_failures(results.failed, args.output)
 
 
 def _report_failures(failed: int, output: str) -> int:

@@ -48,29 +48,26 @@ def parser() -> Parser:
         default="mlx",
         metavar="{mlx,gguf:TYPE}",
         help="mlx: a folder, for mlx_lm too; gguf: a file, for llama.cpp too, of TYPE Q4_0, "
-        "IQ4_XS, "
-        "Q4_K_M, "
-        "Q5_K_M, Q6_K, Q8_0, F16, BF16 or F32 (default: mlx)",
+        "IQ4_XS, Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16, BF16 or F32 (default: mlx)",
     )
     result.add_argument(
         "--merge",
         default=None,
         metavar="FOLDER[=SCALE]",
         help="merge a LoRA adapter, in the format of PEFT or mlx_lm, optionally with a scale; "
-        "without "
-        "--bits and --format a full-width model keeps its width",
+        "without --bits and --format a full-width model keeps its width",
     )
     result.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
     return result
 
 
 def main(arguments: list[str]) -> int:
-    """Run the door; returns the exit code. Raises LlamaError."""
-    given = parser().parse_args(arguments)
-    scheme = parse_scheme(given.format, given.bits, given.group_size)
-    if given.format == "mlx" and given.out.endswith(".gguf"):
+    """Run the command; returns the exit code. Raises LlamaError."""
+    args = parser().parse_args(arguments)
+    scheme = parse_scheme(args.format, args.bits, args.group_size)
+    if args.format == "mlx" and args.out.endswith(".gguf"):
         raise OptionsError(
-            f"{given.out}: --format mlx writes a folder; for a GGUF file add --format "
+            f"{args.out}: --format mlx writes a folder; for a GGUF file add --format "
             "gguf:Q4_K_M or gguf:Q8_0"
         )
 
@@ -79,7 +76,7 @@ def main(arguments: list[str]) -> int:
     from .core.files.quantized import AffineWeight
 
     checkpoint = open_checkpoint(
-        given.source, given.revision, [given.merge] if given.merge is not None else ()
+        args.source, args.revision, [args.merge] if args.merge is not None else ()
     )
     is_low_bit = any(isinstance(tensor, AffineWeight) for tensor in checkpoint.tensors.values())
     if checkpoint.adapters:
@@ -87,26 +84,23 @@ def main(arguments: list[str]) -> int:
         checkpoint = merge_adapter(checkpoint)
         again = ", which were dequantized and are rounded again" if is_low_bit else ""
         cli.say(f"(merging {adapter.name} into {len(adapter.pairs)} matrices{again})")
-        if given.format == "mlx" and given.bits is given.group_size is None and not is_low_bit:
+        if args.format == "mlx" and args.bits is args.group_size is None and not is_low_bit:
             scheme = None, 64  # the base's width
     keeps = (
-        given.bits is given.group_size is None
-        and is_low_bit
-        and checkpoint.gguf_metadata is not None
+        args.bits is args.group_size is None and is_low_bit and checkpoint.gguf_metadata is not None
     )
     with cli.clean_up_when_terminated(), cli.Bar("quantizing"):
-        if given.format == "mlx":
-            written = quantize.write_mlx(checkpoint, given.out, *scheme, keep=keeps)
+        if args.format == "mlx":
+            written = quantize.write_mlx(checkpoint, args.out, *scheme, keep=keeps)
         else:
-            written = gguf_export.write_gguf(checkpoint, given.out, *scheme)
+            written = gguf_export.write_gguf(checkpoint, args.out, *scheme)
     for notice in written.notices:
         cli.say(f"({notice})")
     ratio = checkpoint.nbytes / written.nbytes
     change = f"{ratio:.1f} times smaller" if ratio >= 1 else f"{1 / ratio:.1f} times larger"
     cli.say(
-        f"{written.path}: {written.nbytes / 1e6:,.1f} MB of weights, "
-        f"{written.bits_per_weight:.2f} bits each "
-        f"({change} than {checkpoint.name})"
+        f"{written.path}: {written.nbytes / 1e6:,.1f} MB of weights, {written.bits_per_weight:.2f} "
+        f"bits each ({change} than {checkpoint.name})"
     )
     return 0
 

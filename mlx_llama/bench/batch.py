@@ -21,10 +21,10 @@ from .measure import Loaded
 
 @dataclass(frozen=True)
 class Batch:
-    """`rows` prompts of `prompt` tokens each, and `generate` tokens decoded after each."""
+    """Prompts that are decoded together."""
 
-    prompt: int
-    generate: int
+    prompt: int  # tokens of each prompt
+    generate: int  # tokens decoded after each prompt
     rows: int
 
     @property
@@ -39,10 +39,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class BatchRow:
-    """A batch and its repetitions: seconds of all prompts and of all decoded tokens, for each."""
+    """A batch and its repetitions."""
 
     case: Batch
-    seconds: list[tuple[float, float]]
+    seconds: list[tuple[float, float]]  # of all prompts and of all decoded tokens, per repetition
 
     def figures(self) -> dict[str, Any]:
         """Medians under the names of llama-batched-bench's JSON; speeds in tokens per second of all
@@ -83,16 +83,16 @@ def measure_batches(
     repetitions: int,
     advance: Callable[[str], None] = lambda name: None,
 ) -> list[BatchRow]:
-    """Measure each case, in order; calls advance(name) before each. Each runs once untimed, which
-    makes its storage.
+    """Measure each case, in order; calls advance(name) before each. An untimed first run allocates
+    its storage.
 
     Raises ContextError where memory has no room for all rows.
     """
-    found, vocabulary = [], loaded.checkpoint.config.vocab_size
+    measured, vocabulary = [], loaded.checkpoint.config.vocab_size
     for case in cases:
         advance(case.name)
         cache = loaded.model.make_cache(case.positions, rows=case.rows)
-        # before minutes of prompts
+        # fail before minutes of prompts
         cache.check_memory(dict.fromkeys(range(case.rows), case.positions))
         prompts = (
             np.random.default_rng(0).integers(0, vocabulary, (case.rows, case.prompt)).tolist()
@@ -102,12 +102,12 @@ def measure_batches(
             for row in range(case.rows):
                 cache.trim(0, row)
             runs.append(_run(loaded, cache, case, prompts))
-        found.append(BatchRow(case, runs[1:]))
-    return found
+        measured.append(BatchRow(case, runs[1:]))
+    return measured
 
 
 def _run(loaded: Loaded, cache: Any, case: Batch, prompts: list[list[int]]) -> tuple[float, float]:
-    """Seconds of the prompts and of the decoded tokens."""
+    """Run a batch; returns the seconds of the prompts and of the decoded tokens."""
     started = time.perf_counter()
     tokens = prefill(loaded.backend, loaded.model, cache, dict(enumerate(prompts)))
     between = time.perf_counter()

@@ -36,7 +36,7 @@ from .measure import Case, load, measure, measure_rows
 from .profile import measure_profiles
 
 PLOT_DEPTHS = 9
-PLOT_REACH = 4096  # most tokens on the axis of a picture without --depth
+PLOT_REACH = 4096  # maximum number of tokens on the axis of a plot without --depth
 
 
 def parser() -> flags.Parser:
@@ -82,22 +82,19 @@ def parser() -> flags.Parser:
         metavar="FILE",
         default=None,
         help="plot the decode time per token over the context, or with --rows the throughput over "
-        "the rows (.png, "
-        ".svg or .pdf; needs matplotlib)",
+        "the rows (.png, .svg or .pdf; needs matplotlib)",
     )
     result.add_argument(
         "--host",
         action="store_true",
         help="measure the host's time per token (with --rows: per step of the most rows), and on "
-        "mlx the "
-        "primitives of a step's graph",
+        "mlx the primitives of a step's graph",
     )
     result.add_argument(
         "--profile",
         action="store_true",
         help="show time, bytes and bandwidth of each operation of a decoded token (of --rows rows "
-        "at --depth), "
-        "and with --prompt-tokens of a prompt",
+        "at --depth), and with --prompt-tokens of a prompt",
     )
     result.add_argument(
         "--kernels",
@@ -114,24 +111,25 @@ def parser() -> flags.Parser:
     return result
 
 
-def parse_numbers(flag: str, given: str | list[str] | None, default: int, least: int) -> list[int]:
-    """Parse the texts of a flag, lists with commas, into distinct whole numbers of at least
-    `least`, in order.
+def parse_numbers(
+    flag: str, value: str | list[str] | None, default: int, minimum: int
+) -> list[int]:
+    """Parse the values of a flag, lists with commas, into distinct whole numbers in their order.
 
     Raises OptionsError that names the flag.
     """
-    if given is None:
+    if value is None:
         return [default]
-    found = []
-    for text in ",".join([given] if isinstance(given, str) else given).split(","):
+    numbers = []
+    for text in ",".join([value] if isinstance(value, str) else value).split(","):
         if not re.fullmatch(r"\s*-?[0-9]{1,9}\s*", text):
             raise OptionsError(
                 f"{flag} {text.strip()!r:.40}: must be whole numbers, with commas between them"
             )
-        if int(text) < least:
-            raise OptionsError(f"{flag} {int(text)}: must be at least {least}")
-        found.append(int(text))
-    return list(dict.fromkeys(found))
+        if int(text) < minimum:
+            raise OptionsError(f"{flag} {int(text)}: must be at least {minimum}")
+        numbers.append(int(text))
+    return list(dict.fromkeys(numbers))
 
 
 def plan(
@@ -139,8 +137,8 @@ def plan(
 ) -> list[Case]:
     """Rows of the table: at each depth every prompt, then every answer.
 
-    Without depths prompts are at depth 0, and answers are spread over `room` positions, None: at
-    depth 0.
+    Without depths prompts run at depth 0, and answers at depths spread over `room` positions (None:
+    at depth 0).
     """
     spread = depths
     if depths is None:
@@ -154,54 +152,54 @@ def plan(
 
 
 def main(arguments: list[str]) -> int:
-    """Run the door; returns the exit code. Raises LlamaError."""
-    given = parser().parse_args(arguments)
-    prompts = parse_numbers("--prompt-tokens", given.prompt_tokens, 128, 1)
-    generates = parse_numbers("--generate-tokens", given.generate_tokens, 64, 2)
-    depths = None if given.depth is None else parse_numbers("--depth", given.depth, 0, 0)
-    row_counts = None if given.rows is None else parse_numbers("--rows", given.rows, 1, 1)
+    """Run the command; returns the exit code. Raises LlamaError."""
+    args = parser().parse_args(arguments)
+    prompts = parse_numbers("--prompt-tokens", args.prompt_tokens, 128, 1)
+    generates = parse_numbers("--generate-tokens", args.generate_tokens, 64, 2)
+    depths = None if args.depth is None else parse_numbers("--depth", args.depth, 0, 0)
+    row_counts = None if args.rows is None else parse_numbers("--rows", args.rows, 1, 1)
     if row_counts and max(row_counts) > MOST_ROWS:
         raise OptionsError(f"--rows {max(row_counts)}: must be at most {MOST_ROWS}")
-    if given.profile:
-        _check_profile(given, row_counts)
+    if args.profile:
+        _check_profile(args, row_counts)
     elif row_counts and depths is not None:
         raise OptionsError(
             "--depth and --rows contradict each other: name the depth of all rows with "
             "--prompt-tokens"
         )
-    [repetitions, *more] = parse_numbers("--repetitions", given.repetitions, 3, 1)
+    [repetitions, *more] = parse_numbers("--repetitions", args.repetitions, 3, 1)
     if more:
-        raise OptionsError(f"--repetitions {given.repetitions}: must be one number")
-    if given.json and given.output not in (None, "json"):
+        raise OptionsError(f"--repetitions {args.repetitions}: must be one number")
+    if args.json and args.output not in (None, "json"):
         raise OptionsError(
-            f"--json and --output {given.output} contradict each other: leave one of them out"
+            f"--json and --output {args.output} contradict each other: leave one of them out"
         )
-    output = "json" if given.json else given.output or "text"
-    if given.kernels:
-        return _run_kernels(given, output)
-    if given.save:
+    output = "json" if args.json else args.output or "text"
+    if args.kernels:
+        return _run_kernels(args, output)
+    if args.save:
         raise OptionsError("--save is for --kernels: leave it out")
-    if given.plot is not None:
-        plot.check(given.plot)
-    backend = select(given.backend, given.device)
-    if given.profile and backend.name != "cpu":
-        given.compile = False  # the operations of a traced or captured step cannot be told apart
-    options = backend.check(flags.load_options(given))
+    if args.plot is not None:
+        plot.check(args.plot)
+    backend = select(args.backend, args.device)
+    if args.profile and backend.name != "cpu":
+        args.compile = False  # a traced or captured step hides its operations
+    options = backend.check(flags.load_options(args))
     checkpoint = open_checkpoint(options.model, options.revision, one_adapter(options))
     context = context_size(checkpoint, options.ctx_size)
     is_single = (
         row_counts is None
         and len(prompts) == len(generates) == 1
         and depths in (None, [0])
-        and not given.plot
+        and not args.plot
         and output in ("text", "json")
-        and not given.profile
+        and not args.profile
     )
-    if given.profile and given.prompt_tokens is None:
+    if args.profile and args.prompt_tokens is None:
         prompts = []
-    are_batches = row_counts is not None and not given.profile
+    are_batches = row_counts is not None and not args.profile
     cases: list[Case] | list[Batch] = plan(
-        prompts, generates, depths, context if given.plot else None
+        prompts, generates, depths, context if args.plot else None
     )
     if are_batches:
         cases = [
@@ -210,12 +208,12 @@ def main(arguments: list[str]) -> int:
             for generate in generates
             for rows in row_counts
         ]
-    asked = [(case.name, case.positions) for case in cases]
+    needs = [(case.name, case.positions) for case in cases]
     if is_single:
-        asked = [
+        needs = [
             (f"a prompt of {prompts[0]} and {generates[0]} more tokens", prompts[0] + generates[0])
         ]
-    for name, positions in asked:
+    for name, positions in needs:
         if positions > context:
             remedy = "" if options.ctx_size is None else ", or raise --ctx-size"
             raise ContextError(
@@ -225,15 +223,15 @@ def main(arguments: list[str]) -> int:
                 f"{remedy}"
             )
     loaded = load(checkpoint, backend, options)
-    host = {"host": measure_host(loaded, context, max(row_counts or [1]))} if given.host else {}
+    host = {"host": measure_host(loaded, context, max(row_counts or [1]))} if args.host else {}
     is_watched = sys.stderr is not None and sys.stderr.isatty()
     advance = lambda name: cli.say(f"measuring {name}") if is_watched else None  # noqa: E731
-    if given.profile:
-        found = measure_profiles(loaded, cases, row_counts or [1], repetitions, advance)
+    if args.profile:
+        profiles = measure_profiles(loaded, cases, row_counts or [1], repetitions, advance)
         figures = loaded.facts() | {
             "repetitions": repetitions,
             "peak_memory_bytes": loaded.peak_memory(),
-            "profiles": [one.figures() for one in found],
+            "profiles": [profile.figures() for profile in profiles],
         }
         print(report.profiles(figures, output))
         return 0
@@ -255,14 +253,14 @@ def main(arguments: list[str]) -> int:
         | host
     )
     print(report.table(figures, output))
-    if given.plot:
-        draw(figures, rows, given.plot)
-        cli.say(f"wrote {given.plot}")
+    if args.plot:
+        draw(figures, rows, args.plot)
+        cli.say(f"wrote {args.plot}")
     return 0
 
 
-def _run_kernels(given: argparse.Namespace, output: str) -> int:
-    """Measure candidates for the kernels of decoding; returns the exit code. Raises OptionsError,
+def _run_kernels(args: argparse.Namespace, output: str) -> int:
+    """Measure candidate kernels for decoding; returns the exit code. Raises OptionsError,
     BackendError.
     """
     for flag in (
@@ -276,7 +274,7 @@ def _run_kernels(given: argparse.Namespace, output: str) -> int:
         "prompt_tokens",
         "generate_tokens",
     ):
-        if getattr(given, flag):
+        if getattr(args, flag):
             raise OptionsError(
                 f"--kernels and --{flag.replace('_', '-')} contradict each other: leave one of "
                 "them out"
@@ -285,17 +283,16 @@ def _run_kernels(given: argparse.Namespace, output: str) -> int:
         raise OptionsError(
             f"--kernels and --output {output} contradict each other: choose text or json"
         )
-    backend = select(given.backend or "cpu", given.device)
-    threads = backend.check(LoadOptions(dtype=given.dtype, threads=given.threads)).threads
+    backend = select(args.backend or "cpu", args.device)
+    threads = backend.check(LoadOptions(dtype=args.dtype, threads=args.threads)).threads
     is_watched = sys.stderr is not None and sys.stderr.isatty()
     advance = lambda name: cli.say(f"measuring {name}") if is_watched else None  # noqa: E731
     try:
-        figures = backend.runtime.measure_kernels(threads, given.save, advance)
+        figures = backend.runtime.measure_kernels(threads, args.save, advance)
     except OSError as error:
         raise OptionsError(
             f"--save: {error.filename}: {error.strerror}: leave it out, or install the package "
-            "where you may "
-            "write"
+            "where you may write"
         ) from None
     if figures is None:
         raise OptionsError(
@@ -306,18 +303,17 @@ def _run_kernels(given: argparse.Namespace, output: str) -> int:
     return 0
 
 
-def _check_profile(given: argparse.Namespace, row_counts: list[int] | None) -> None:
-    """Raise OptionsError for flags that --profile cannot honour."""
-    for flag, is_given in {
-        "--plot": given.plot is not None,
-        "--host": given.host,
-        "--compile": given.compile,
+def _check_profile(args: argparse.Namespace, row_counts: list[int] | None) -> None:
+    """Raise OptionsError for flags that --profile does not support."""
+    for flag, is_set in {
+        "--plot": args.plot is not None,
+        "--host": args.host,
+        "--compile": args.compile,
     }.items():
-        if is_given:
+        if is_set:
             raise OptionsError(f"--profile and {flag} contradict each other: leave one of them out")
-    if row_counts and given.prompt_tokens is not None:
+    if row_counts and args.prompt_tokens is not None:
         raise OptionsError(
-            "--profile and --rows take no --prompt-tokens, since prompts run one after the "
-            "other: name the "
-            "depth of all rows with --depth"
+            "--profile and --rows take no --prompt-tokens, since prompts run one after the other: "
+            "name the depth of all rows with --depth"
         )

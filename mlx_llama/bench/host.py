@@ -1,8 +1,8 @@
 """The host's time per decoded token, which no faster device reduces.
 
-The host builds a step's graph and launches it; the device waits unless that is faster than its
-computing. The decode loop is measured itself, with clocks around the two calls. Only running ahead
-is off, since waiting for a full queue would count as work.
+The host builds a step's graph and launches it; the device idles unless the host is faster. The
+measurement runs the real decode loop, with clocks around the two calls. Only running ahead is off,
+since waiting for a full queue would count as work.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ TOKENS = 64  # measured tokens
 
 
 class Clocked:
-    """A model that notes the host's time of a step of all rows until its launch takes it."""
+    """A model that records the host's time of the last step of all rows, for its launch."""
 
     def __init__(self, model: Model, rows: int):
         self._model = model
         self._rows = rows
-        self.noted: tuple[float, float] | None = None  # seconds: wall, this thread's processor time
+        self.recorded: tuple[float, float] | None = (
+            None  # seconds: wall time, processor time of this thread
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -42,7 +44,7 @@ class Clocked:
         started = time.perf_counter(), time.thread_time()
         result = self._model.step(tokens, *arguments, **named)
         is_whole = tuple(np.shape(tokens)) == (self._rows, 1)
-        self.noted = (
+        self.recorded = (
             (time.perf_counter() - started[0], time.thread_time() - started[1])
             if is_whole
             else None
@@ -64,15 +66,15 @@ def measure_host(loaded: Loaded, context: int, rows: int = 1) -> dict[str, Any]:
     counts: list[int | None] = []
 
     def launch(*arrays: Any) -> None:
-        if model.noted is None:
+        if model.recorded is None:
             backend.launch(*arrays)
             return
-        noted, model.noted = model.noted, None
+        recorded, model.recorded = model.recorded, None
         if len(steps) == SKIPPED:
             counts.append(backend.runtime.primitives(*arrays))
         started = time.perf_counter(), time.thread_time()
         backend.launch(*arrays)
-        steps.append((*noted, time.perf_counter() - started[0], time.thread_time() - started[1]))
+        steps.append((*recorded, time.perf_counter() - started[0], time.thread_time() - started[1]))
 
     waiting = SimpleNamespace(
         **vars(backend.runtime) | {"launch": launch, "runs_ahead": lambda device: False}

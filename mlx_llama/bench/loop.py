@@ -1,6 +1,4 @@
-"""Prefill and decode of rows, for measurements of the model alone: no requests, no text, no waiting
-for others.
-"""
+"""Prefill and decode of rows, to measure the model alone: no requests, no text, no scheduler."""
 
 from __future__ import annotations
 
@@ -43,10 +41,10 @@ def prefill(
 def decode(
     backend: Backend, model: Model, cache: Cache, tokens: Sequence[int], count: int
 ) -> Iterator[list[int]]:
-    """Decode `count` tokens of the first rows after `tokens`, one of each row; yields the rows'
-    tokens after each step.
+    """Decode `count` tokens of each of the first rows, starting from `tokens`, one per row; yields
+    the rows' tokens after each step.
 
-    A device that works by itself receives step n+1 before step n is read, as in generation.
+    An asynchronous device receives step n+1 before step n is read, as in generation.
     """
     rows = list(range(len(tokens)))
     sampling, unread = backend.sampling_batch([GREEDY] * len(rows)), None

@@ -30,9 +30,7 @@ from .loop import decode, prefill
 
 
 class HostMemory:
-    """Memory bandwidth of all cores together, by passes over `nbytes`, far more than the caches
-    hold.
-    """
+    """Memory bandwidth of all cores together, by passes over more bytes than the caches hold."""
 
     def __init__(self, nbytes: int = 256 << 20):
         cores = (
@@ -43,7 +41,7 @@ class HostMemory:
         self.whole = np.ones(nbytes // 4, np.float32)
         self.parts = np.array_split(self.whole, cores)
         self.pool = ThreadPoolExecutor(cores)
-        # A BLAS with its own threads reads faster alone; one without needs ours.
+        # A multithreaded BLAS reads faster alone; a single-threaded one needs our threads.
         ways = (
             lambda: np.dot(self.whole, self.whole),
             lambda: list(self.pool.map(lambda part: np.dot(part, part), self.parts)),
@@ -65,11 +63,11 @@ class HostMemory:
 def bytes_per_token(
     checkpoint: Checkpoint, model: Model, position: int, width: int | None = None
 ) -> int:
-    """Bytes that decoding the token at `position` reads: every matrix, of experts those that a
-    token uses, one row of the embedding, keys and values.
+    """Bytes that decoding the token at `position` reads: every matrix (only the experts that a
+    token uses), one row of the embedding, keys and values.
 
-    Low-bit weights count their bytes in the file. width: bytes per value of the other tensors on a
-    backend that converts them while loading; None: as in the file.
+    Low-bit weights count with their bytes in the file. width: bytes per value of the other tensors
+    on a backend that converts them while loading; None: as in the file.
     """
     c, needed = checkpoint.config, 0
     for name, tensor in checkpoint.tensors.items():
@@ -100,16 +98,16 @@ def random_tokens(count: int, vocabulary: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A loaded model. seconds: time of loading."""
+    """A loaded model."""
 
     checkpoint: Checkpoint
     backend: Backend
     model: Model
-    seconds: float
+    seconds: float  # of loading
 
     @property
     def dtype(self) -> str:
-        """Of the activations."""
+        """Width of the activations."""
         return self.backend.runtime.dtype_name(self.model.dtype)
 
     def facts(self) -> dict[str, Any]:
@@ -127,7 +125,7 @@ class Loaded:
         }
 
     def peak_memory(self) -> int:
-        """Most bytes in memory so far; 0: unknown."""
+        """Peak bytes in memory so far; 0: unknown."""
         return self.backend.runtime.peak_memory(self.backend.device)
 
 
@@ -154,19 +152,19 @@ def measure(loaded: Loaded, prompt: int, generate: int, repetitions: int) -> dic
     width = None if backend.name == "cpu" else ITEMSIZE[loaded.dtype]
     needed = bytes_per_token(checkpoint, model, prompt + generate // 2, width)
 
-    def once(probe: Callable[[], float] | None = None) -> tuple[Completion, list[float]]:
-        # A scheduler of its own: an older one knows the prompt already.
+    def run_once(probe: Callable[[], float] | None = None) -> tuple[Completion, list[float]]:
+        # A new scheduler each time: an older one has the prompt in its cache.
         loop = Loop(backend, model, None, frozenset(), prompt + generate, max_rows=1)
         handle, bandwidths = loop.submit(request), []
         for count, _ in enumerate(handle.tokens()):
             # Probe memory between tokens where nothing runs ahead: its speed drifts within a run.
-            # The scheduler does not count its consumer's time.
+            # The scheduler's clock excludes the time of its consumer.
             if probe and not backend.runs_ahead and count % 8 == 0:
                 bandwidths.append(probe())
         return handle.completion, bandwidths
 
-    once()  # first use of every shape: page faults, kernels to compile
-    peak = loaded.peak_memory()  # before the bandwidth probe takes memory of its own
+    run_once()  # first use of every shape: page faults, kernels to compile
+    peak = loaded.peak_memory()  # before the bandwidth probe allocates memory
     device_bandwidth = backend.runtime.bandwidth(backend.device)
     probe = (
         HostMemory().bandwidth
@@ -176,7 +174,7 @@ def measure(loaded: Loaded, prompt: int, generate: int, repetitions: int) -> dic
     runs = []
     for _ in range(repetitions):
         before = probe()
-        completion, between = once(probe)
+        completion, between = run_once(probe)
         runs.append((completion, statistics.harmonic_mean([before, *between, probe()])))
     median = lambda values: statistics.median(list(values))  # noqa: E731
     return loaded.facts() | {
@@ -202,13 +200,11 @@ def measure(loaded: Loaded, prompt: int, generate: int, repetitions: int) -> dic
 
 @dataclass(frozen=True)
 class Case:
-    """A test of llama-bench: "pp", a prompt of `length` tokens, or "tg", `length` decoded tokens,
-    after `depth` others.
-    """
+    """A test of llama-bench: a prompt, or decoded tokens, at a depth of the context."""
 
-    kind: str
-    length: int
-    depth: int = 0
+    kind: str  # "pp", a prompt, or "tg", decoded tokens
+    length: int  # tokens
+    depth: int = 0  # tokens in the cache before
 
     @property
     def name(self) -> str:
@@ -223,12 +219,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """A case and its repetitions. per_token: seconds of each token, or of the whole prompt, for
-    each repetition.
-    """
+    """A case and its repetitions."""
 
     case: Case
-    per_token: list[list[float]]
+    per_token: list[list[float]]  # seconds of each token, or of the whole prompt, per repetition
 
     def figures(self) -> dict[str, Any]:
         """Figures by name; rates in tokens per second: median, slowest and fastest repetition."""
@@ -255,17 +249,17 @@ def measure_rows(
 ) -> list[Row]:
     """Measure a row per case, in their order; calls advance(name) before each.
 
-    Each case runs once untimed. Storage is then as large as the case needs and no larger: attention
-    over storage of a fixed shape, as in MLX's traced step, pays for all of it.
+    Each case runs once untimed, which allocates no more storage than it needs: attention over a
+    fixed shape, as in MLX's traced step, pays for all of it.
     """
-    most = max(case.positions for case in cases)
-    tokens = random_tokens(most, loaded.checkpoint.config.vocab_size)
+    longest = max(case.positions for case in cases)
+    tokens = random_tokens(longest, loaded.checkpoint.config.vocab_size)
     rows: dict[Case, Row] = {}
     cache, reached = None, 0
     for case in sorted(set(cases), key=lambda case: (case.depth, case.length)):
         advance(case.name)
         if cache is None or case.positions < reached:
-            cache = loaded.model.make_cache(most)
+            cache = loaded.model.make_cache(longest)
         _fill(loaded, tokens, cache, case.depth)
         reached = case.positions
         rows[case] = Row(
@@ -275,7 +269,7 @@ def measure_rows(
 
 
 def _fill(loaded: Loaded, tokens: list[int], cache: Cache, depth: int) -> None:
-    """Extend the cache, which holds the beginning of `tokens`, to its first `depth` tokens."""
+    """Extend the cache, which holds a prefix of `tokens`, to the first `depth` tokens."""
     cache.trim(min(depth, cache.length))
     if cache.length < depth:
         # Reads a token, so that the device is idle when the clock starts.
@@ -283,8 +277,8 @@ def _fill(loaded: Loaded, tokens: list[int], cache: Cache, depth: int) -> None:
 
 
 def _run(loaded: Loaded, tokens: list[int], cache: Cache, case: Case) -> list[float]:
-    """Seconds of each token, or of the whole prompt, after the depth; leaves the cache at the
-    depth.
+    """Run a case; returns the seconds of each token, or of the whole prompt. Leaves the cache at
+    the case's depth.
     """
     backend, model, ends = loaded.backend, loaded.model, [time.perf_counter()]
     if case.kind == "pp":

@@ -1,6 +1,4 @@
-"""The bench's pictures: decode time per token over the tokens in the cache, and throughput over the
-rows.
-"""
+"""Plots: decode time per token over the tokens in the cache, and throughput over the rows."""
 
 from __future__ import annotations
 
@@ -20,12 +18,12 @@ from .measure import Row
 
 COLOR = "#2a6f97"
 ENDINGS = (".png", ".svg", ".pdf")
-POINTS = 40  # at most, along the axis; with fewer tokens per point the machine's noise shows
+POINTS = 40  # at most, along the axis; fewer tokens per point are noisy
 
 
 def check(file: str) -> None:
-    """Raises OptionsError without matplotlib, for another ending of `file`, and for a folder that
-    is missing.
+    """Raise OptionsError without matplotlib, for a wrong suffix of `file`, or for a missing
+    folder.
     """
     path = Path(os.path.expanduser(file))
     if path.suffix.lower() not in ENDINGS:
@@ -61,7 +59,7 @@ def curve(rows: list[Row]) -> np.ndarray:
 
 
 def draw(figures: dict[str, Any], rows: list[Row], file: str) -> None:
-    """Write decode times to `file`, a .png of 1200 by 750 pixels. Raises OptionsError if that
+    """Plot decode times to `file`; a .png has 1200 by 750 pixels. Raises OptionsError if writing
     fails.
     """
     from matplotlib.ticker import MaxNLocator
@@ -84,17 +82,17 @@ def draw(figures: dict[str, Any], rows: list[Row], file: str) -> None:
 
 
 def draw_throughput(figures: dict[str, Any], rows: list[BatchRow], file: str) -> None:
-    """Write decoded tokens per second of all rows together over their number. As `draw`."""
+    """Plot decoded tokens per second of all rows together over their number. As `draw`."""
     figure, axes = _canvas(figures)
     series: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: row.case.rows):
         series.setdefault((row.case.prompt, row.case.generate), []).append(row.figures())
-    for (prompt, generate), found in series.items():
-        counts = [one["pl"] for one in found]
+    for (prompt, generate), points in series.items():
+        counts = [point["pl"] for point in points]
         label = f"{generate} tokens after {prompt}"
         [line] = axes.plot(
             counts,
-            [one["speed_tg"] for one in found],
+            [point["speed_tg"] for point in points],
             linewidth=1.8,
             marker="o",
             markersize=4,
@@ -103,15 +101,15 @@ def draw_throughput(figures: dict[str, Any], rows: list[BatchRow], file: str) ->
         )
         axes.fill_between(
             counts,
-            [one["speed_tg_min"] for one in found],
-            [one["speed_tg_max"] for one in found],
+            [point["speed_tg_min"] for point in points],
+            [point["speed_tg_max"] for point in points],
             color=line.get_color(),
             alpha=0.18,
             linewidth=0,
         )
         axes.plot(
             counts,
-            [one["speed_tg"] / one["pl"] for one in found],
+            [point["speed_tg"] / point["pl"] for point in points],
             linewidth=1.2,
             linestyle=":",
             marker="o",

@@ -1,5 +1,5 @@
 """Profile of a decoded token or a prompt by operation: time, bytes, share of the bandwidth, and the
-time lost between.
+time lost between operations.
 """
 
 from __future__ import annotations
@@ -22,28 +22,24 @@ SAMPLING, HOST = "sampling", "host: loop, bookkeeping"
 
 @dataclass(frozen=True)
 class Profiled:
-    """A case of `rows` rows and its profile over `count` steps or prompts, which took `seconds`.
-
-    bandwidth: bytes per second, measured before and after; kv_nbytes: of keys and values that
-    attention read, None for a prompt.
-    """
+    """A profiled case."""
 
     case: Case
     rows: int
-    count: int
-    seconds: float
-    bandwidth: float
+    count: int  # steps, or prompts
+    seconds: float  # of all of them
+    bandwidth: float  # bytes per second, measured before and after
     profile: Profile
-    kv_nbytes: int | None
+    kv_nbytes: int | None  # of keys and values that attention read; None for a prompt
 
     def figures(self) -> dict[str, Any]:
         """Figures of a step or prompt by name: times in microseconds, rates in bytes per second,
         shares of the time.
         """
-        named, slower = [], self.profile.slower
+        operations, slower = [], self.profile.slower
         for name, spent in self.profile.operations.items():
             nbytes = self.kv_nbytes if name == ATTENTION else spent.nbytes
-            named.append(
+            operations.append(
                 self._line(name, spent.seconds)
                 | {
                     "calls": spent.calls / self.count,
@@ -54,7 +50,7 @@ class Profiled:
                     "flops_per_second": spent.flops / spent.seconds if spent.flops else None,
                 }
             )
-        nbytes = sum(one["nbytes"] or 0 for one in named)
+        nbytes = sum(operation["nbytes"] or 0 for operation in operations)
         rate = nbytes * self.count / self.seconds
         waiting = sum(spent.waiting for spent in self.profile.operations.values())
         lost = [self._line(reason, seconds) for reason, seconds in self.profile.lost.items()]
@@ -73,7 +69,7 @@ class Profiled:
             "bytes_per_second": rate,
             "bandwidth_share": rate / self.bandwidth,
             "note": self.profile.note,
-            "operations": named,
+            "operations": operations,
             "between": [*lost, self._line(HOST, self.seconds - known)],
             "slower_us": None if slower is None else slower / self.count * 1e6,
             "barriers_us": None if slower is None else (waiting - slower) / self.count * 1e6,
@@ -94,14 +90,13 @@ def measure_profiles(
     repetitions: int,
     advance: Callable[[str], None] = lambda name: None,
 ) -> list[Profiled]:
-    """Profile each case with each number of rows; calls advance(name) before each. Of the
-    repetitions, after one without a profile, the one of the median time is kept. A case's depth is
-    that of all rows.
+    """Profile each case with each number of rows, all at the case's depth; calls advance(name)
+    before each. Keeps the repetition of the median time; an extra first one is dropped.
 
     Raises ContextError where memory has no room for all rows, BackendError where the model cannot
     be profiled.
     """
-    runtime, device, found = loaded.backend.runtime, loaded.backend.device, []
+    runtime, device, profiled = loaded.backend.runtime, loaded.backend.device, []
     probe = (
         HostMemory().bandwidth
         if runtime.bandwidth(device) is None
@@ -113,8 +108,8 @@ def measure_profiles(
             cache = loaded.model.make_cache(case.positions, rows=rows)
             cache.check_memory(dict.fromkeys(range(rows), case.positions))
             runs = [_run(loaded, cache, case, rows, probe) for _ in range(1 + repetitions)][1:]
-            found.append(sorted(runs, key=lambda run: run.seconds)[len(runs) // 2])
-    return found
+            profiled.append(sorted(runs, key=lambda run: run.seconds)[len(runs) // 2])
+    return profiled
 
 
 def _run(loaded: Loaded, cache: Any, case: Case, rows: int, probe: Callable[[], float]) -> Profiled:
@@ -130,8 +125,8 @@ def _run(loaded: Loaded, cache: Any, case: Case, rows: int, probe: Callable[[], 
     backend = dataclasses.replace(
         loaded.backend,
         sampling=SimpleNamespace(
-            SamplingBatch=lambda *given: _ClockedSampling(
-                loaded.backend.sampling.SamplingBatch(*given), sampled
+            SamplingBatch=lambda *arguments: _ClockedSampling(
+                loaded.backend.sampling.SamplingBatch(*arguments), sampled
             )
         ),
     )
@@ -143,7 +138,7 @@ def _run(loaded: Loaded, cache: Any, case: Case, rows: int, probe: Callable[[], 
             for _ in decode(backend, loaded.model, cache, [tokens[case.depth]] * rows, case.length):
                 pass
         seconds = time.perf_counter() - started
-    if sampled[0] and not backend.runs_ahead:  # elsewhere the call queues work
+    if sampled[0] and not backend.runs_ahead:  # on an asynchronous device the call only queues work
         profile.lost[SAMPLING] = sampled[0]
     for row in range(rows):
         cache.trim(case.depth, row)
@@ -175,8 +170,8 @@ class _ClockedSampling:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sampling, name)
 
-    def __call__(self, *given: Any) -> Any:
+    def __call__(self, *arguments: Any) -> Any:
         started = time.perf_counter()
-        result = self._sampling(*given)
+        result = self._sampling(*arguments)
         self._spent[0] += time.perf_counter() - started
         return result

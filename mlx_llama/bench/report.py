@@ -60,8 +60,7 @@ def single(figures: dict[str, Any]) -> str:
             f"prompt, {f['prompt']:5} tokens {f['prompt_tps']:8.1f} tokens/s, first token after "
             f"{f['first_token_seconds']:.2f} s",
             f"decode, {f['generate']:5} tokens {f['decode_tps']:8.1f} tokens/s ({low:.1f} to "
-            f"{high:.1f} over "
-            f"{f['repetitions']} runs)",
+            f"{high:.1f} over {f['repetitions']} runs)",
             f"evaluations          {f['evaluations_per_token']:8g} per token "
             f"({f['launches_per_token']:g} launched, "
             f"{f['evaluations_per_token']:g} waited for, {f['read_bytes_per_token']:g} bytes read)",
@@ -109,8 +108,7 @@ def host_line(host: dict[str, Any]) -> str:
     )
     return (
         f"host                 {host['thread_us']:8.0f} us of processor time per {of}; by the "
-        "clock "
-        f"{host['step_us']:.0f} to build it, {host['launch_us']:.0f} to launch it{graph}"
+        f"clock {host['step_us']:.0f} to build it, {host['launch_us']:.0f} to launch it{graph}"
     )
 
 
@@ -118,8 +116,7 @@ def _title(f: dict[str, Any]) -> str:
     cache = f", keys and values in {f['cache_bits']} bits" if f["cache_bits"] else ""
     return (
         f"{f['model']}: {f['weights_bytes'] / 1e9:.2f} GB of {f['stored']} weights on "
-        f"{f['backend']} "
-        f"({f['device']}, {f['dtype']}{cache})"
+        f"{f['backend']} ({f['device']}, {f['dtype']}{cache})"
     )
 
 
@@ -174,13 +171,13 @@ def _text(f: dict[str, Any]) -> str:
         )
         for row in cells
     ]
-    how = f"medians of {f['repetitions']} repetitions, loaded in {f['load_seconds']:.2f} s"
-    return "\n".join([_title(f), *lines, how, *_remarks(f)])
+    summary = f"medians of {f['repetitions']} repetitions, loaded in {f['load_seconds']:.2f} s"
+    return "\n".join([_title(f), *lines, summary, *_remarks(f)])
 
 
 def _markdown(f: dict[str, Any]) -> str:
     header, *rows = _cells(f)
-    # Escape bars, which begin a column; a name may come from a file.
+    # Escape bars, which separate columns; names may come from files.
     facts = [f[name].replace("|", "\\|") for name in ("model", "backend", "stored")]
     named = 3 if "pl" in f["rows"][0] else 4  # columns of words
     lines = [
@@ -214,7 +211,7 @@ def _csv(f: dict[str, Any]) -> str:
 
 
 def kernels(f: dict[str, Any]) -> str:
-    """Candidates for the kernels of decoding: GB/s of each format's product with each, as text."""
+    """Candidate kernels for decoding as text: GB/s of each format's product with each."""
 
     def name(candidate: list[list[int]]) -> str:
         return (
@@ -233,15 +230,19 @@ def kernels(f: dict[str, Any]) -> str:
         ("all", *(f"{rate / 1e9:.1f}" for rate in f["mean"])),
     ]
 
-    def choice(index: int, own: dict[str, int]) -> str:
+    def describe_choice(index: int, exceptions: dict[str, int]) -> str:
         return ", ".join(
             [
                 name(f["candidates"][index]),
-                *(f"{name(f['candidates'][one])} for {formats}" for formats, one in own.items()),
+                *(
+                    f"{name(f['candidates'][other])} for {formats}"
+                    for formats, other in exceptions.items()
+                ),
             ]
         )
 
-    chosen, best = choice(f["chosen"], f["chosen_own"]), choice(f["best"], f["best_own"])
+    chosen = describe_choice(f["chosen"], f["chosen_own"])
+    best = describe_choice(f["best"], f["best_own"])
     origin = "measured on it" if f["is_measured"] else "not measured on it before"
     lines = [
         f"products of one token on {f['processor']}, {f['target']}, {f['threads']} threads; "
@@ -256,21 +257,19 @@ def kernels(f: dict[str, Any]) -> str:
 
 def _profiles_tables(f: dict[str, Any], kind: str) -> str:
     blocks, apart = [_title(f)], "\n" if kind == "text" else "\n\n"
-    for one in f["profiles"]:
-        is_prompt = one["n_prompt"] > 0
-        what = (
+    for profile in f["profiles"]:
+        is_prompt = profile["n_prompt"] > 0
+        subject = (
             "a prompt"
             if is_prompt
             else "a token"
-            if one["n_rows"] == 1
-            else f"a step of {one['n_rows']} rows"
+            if profile["n_rows"] == 1
+            else f"a step of {profile['n_rows']} rows"
         )
         title = (
-            f"{one['test']}: {what} takes {one['us'] / 1e3:.2f} ms and reads "
-            f"{one['nbytes'] / 1e9:.3f} GB at "
-            f"{one['bytes_per_second'] / 1e9:.1f} GB/s, {one['bandwidth_share']:.0%} of the "
-            "measured "
-            f"{one['bandwidth'] / 1e9:.1f}"
+            f"{profile['test']}: {subject} takes {profile['us'] / 1e3:.2f} ms and reads "
+            f"{profile['nbytes'] / 1e9:.3f} GB at {profile['bytes_per_second'] / 1e9:.1f} GB/s, "
+            f"{profile['bandwidth_share']:.0%} of the measured {profile['bandwidth'] / 1e9:.1f}"
         )
         rate = "Gflop/s" if is_prompt else "GB/s"
         cells = [
@@ -290,20 +289,22 @@ def _profiles_tables(f: dict[str, Any], kind: str) -> str:
                     ),
                     _number(line.get("bandwidth_share"), ".0%"),
                 )
-                for line in (*one["operations"], *one["between"])
+                for line in (*profile["operations"], *profile["between"])
             ),
         ]
-        told = (
+        waiting = (
             []
-            if one["slower_us"] is None
+            if profile["slower_us"] is None
             else [
-                f"waiting, in the above: {one['slower_us']:.0f} us for slower threads, "
-                f"{one['barriers_us']:.0f} us for barriers"
+                f"waiting, in the above: {profile['slower_us']:.0f} us for slower threads, "
+                f"{profile['barriers_us']:.0f} us for barriers"
             ]
         )
-        blocks.append(apart.join([title, "\n".join(_align(cells, kind)), *told, one["note"]]))
-    how = f"the repetition of the median time, of {f['repetitions']}"
-    return "\n\n".join([*blocks, apart.join([how, *_remarks(f)])])
+        blocks.append(
+            apart.join([title, "\n".join(_align(cells, kind)), *waiting, profile["note"]])
+        )
+    summary = f"the repetition of the median time, of {f['repetitions']}"
+    return "\n\n".join([*blocks, apart.join([summary, *_remarks(f)])])
 
 
 def _number(value: float | None, form: str, unit: float = 1.0) -> str:
@@ -335,9 +336,12 @@ def _profiles_csv(f: dict[str, Any], kind: str) -> str:
         text, [*FACTS, *case, *PROFILE, "notices"], lineterminator="\n", extrasaction="ignore"
     )
     writer.writeheader()
-    for one in f["profiles"]:
-        for line in (*one["operations"], *one["between"]):
+    for profile in f["profiles"]:
+        for line in (*profile["operations"], *profile["between"]):
             writer.writerow(
-                f | {name: one[name] for name in case} | line | {"notices": "; ".join(f["notices"])}
+                f
+                | {name: profile[name] for name in case}
+                | line
+                | {"notices": "; ".join(f["notices"])}
             )
     return text.getvalue().rstrip("\n")

@@ -1,6 +1,4 @@
-"""The REPL's commands, lines that begin with a slash. They know the session and not the
-terminal.
-"""
+"""The REPL's commands, lines that begin with a slash. They use the session, not the terminal."""
 
 from __future__ import annotations
 
@@ -49,14 +47,14 @@ class Draft:
 
 @dataclass(frozen=True)
 class Switch:
-    """A model to load, which the conversation goes on with."""
+    """A model to load for the rest of the conversation."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Recall:
-    """A message to print, and the last exchange of a conversation that was held before."""
+    """A message to print, and the last exchange of a loaded conversation."""
 
     message: str
     question: str
@@ -69,12 +67,10 @@ Outcome = str | Stream | Draft | Switch | Recall
 
 @dataclass(frozen=True)
 class Command:
-    """run: takes the session and the text after the name. argument: as in /help, in brackets if it
-    is optional.
-    """
+    """A command of the REPL."""
 
-    run: Callable[[Session, str], Outcome]
-    argument: str
+    run: Callable[[Session, str], Outcome]  # takes the session and the text after the name
+    argument: str  # as in /help, in brackets if it is optional
     help: str
 
 
@@ -97,9 +93,9 @@ def run(session: Session, line: str) -> Outcome:
         raise CommandError(f"there is no command {'/' + name!r:.60} ({hint})")
     command = COMMANDS[name]
     if argument and not command.argument:
-        raise CommandError(f"/{name} takes nothing after it, not {argument!r:.60}")
+        raise CommandError(f"/{name} takes no argument, not {argument!r:.60}")
     if not argument and command.argument and not command.argument.startswith("["):
-        raise CommandError(f"/{name} needs something after it: /{name} {command.argument}")
+        raise CommandError(f"/{name} needs an argument: /{name} {command.argument}")
     return command.run(session, argument)
 
 
@@ -110,20 +106,18 @@ def split(line: str) -> tuple[str, str]:
 
 
 def option_name(text: str) -> str:
-    """Name of the option that `text` names, by itself or by a flag, with or without dashes."""
+    """Name of the option in `text`, which may be its name, an alias or a flag."""
     key = text.lstrip("-").replace("-", "_")
     return ALIASES.get(key, key)
 
 
 def spell(text: str) -> str:
-    """Spell options in a message: of a request by the names that /set takes, of loading as
-    flags.
-    """
+    """Spell options in a message: generation options as /set takes them, load options as flags."""
     return spell_flags(re.sub(rf"`({'|'.join(FIELDS)})`", r"\1", text))
 
 
 def option_value(session: Session, name: str) -> str:
-    """The option's value in force, in the form that /set takes."""
+    """The current value of an option, in the form that /set takes."""
     options = session.resolve().options
     value = getattr(options, name)
     if name == "seed" and "seed" not in session.options:
@@ -298,7 +292,7 @@ def _stats(session: Session, argument: str) -> str:
     dropped = (
         f", the oldest {session.dropped} no longer seen by the model" if session.dropped else ""
     )
-    # a summary lists them itself
+    # the summary of an answer lists the notices already
     notes = "".join(f"\nnote: {notice}" for notice in session.engine.model.notices)
     return (
         f"{spell(session.last.summary() if session.last else f'no answer yet{notes}')}\n"
@@ -339,7 +333,7 @@ def _require_file(path: str) -> str:
     return path
 
 
-# Options that are off unless they are set. "none" is a value of its own of speculate.
+# Options that are off unless they are set. For speculate, "none" is a value.
 NULLABLE = {name for name, field in FIELDS.items() if field.default is None} - {"seed", "speculate"}
 
 COMMANDS = {

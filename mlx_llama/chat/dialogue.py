@@ -1,4 +1,4 @@
-"""A session at the REPL's door: takes a line of the user, shows the answer, stops it at Ctrl-C."""
+"""Run the lines of a user in a session: show each answer, stop it at Ctrl-C."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from .view import Plain, View
 if TYPE_CHECKING:
     from mlx_llama.core.generation.llm import LLM
 
-PROGRESS_SECONDS = 0.25  # between two looks at the progress of a prompt
+PROGRESS_SECONDS = 0.25  # between updates of a prompt's progress
 
 
 class Interrupt:
     """Ctrl-C during an answer.
 
-    After the first piece it asks to stop at the next piece, so that no step is cut short. Before
-    it, and at a second Ctrl-C, it raises KeyboardInterrupt, since the next piece may take long.
+    After the first piece the answer stops at the next piece, so that no step is cut short. Before
+    the first piece, and at a second Ctrl-C, this raises KeyboardInterrupt: the next piece may be
+    far away.
     """
 
     def __init__(self):
@@ -51,9 +52,7 @@ class Interrupt:
 
 
 class Progress:
-    """Tells a view the progress of a prompt, from a thread of its own, until the first piece is
-    there.
-    """
+    """Shows the progress of a prompt in a view, on a separate thread, until the first piece."""
 
     def __init__(self, stream: Stream, view: View):
         self._stream, self._view = stream, view
@@ -68,7 +67,7 @@ class Progress:
         self.stop()
 
     def stop(self) -> None:
-        """Draw no more."""
+        """Stop drawing."""
         self._is_over.set()
         self._thread.join()
 
@@ -80,12 +79,7 @@ class Progress:
 
 
 class Chat:
-    """Takes the user's lines and shows the answers of a session.
-
-    load: loads a model by its name, for /model; None: it is fixed. say: prints a line for the user.
-    edit: lets the user change a text, None for one that stays; None where there is no editor.
-    recall: shows a question and its answer, None: not here.
-    """
+    """Takes the user's lines and shows the answers of a session."""
 
     def __init__(
         self,
@@ -99,10 +93,12 @@ class Chat:
         self.view = view
         self.stats = stats
         self.debug = debug
-        self.load = load
+        self.load = load  # loads a model by its name, for /model; None: the model is fixed
         self.has_switched = False  # /model chose another model
-        self.say: Callable[[str], None] = cli.show
+        self.say: Callable[[str], None] = cli.show  # prints a line for the user
+        # lets the user edit a text, returns None if it is unchanged; None without an editor
         self.edit: Callable[[str], str | None] | None = None
+        # shows the question and the answer of a loaded conversation; None: they are not shown
         self.recall: Callable[[str, str], None] | None = None
 
     def take(self, text: str) -> None:
@@ -129,7 +125,7 @@ class Chat:
 
     def _edit(self, text: str) -> None:
         if self.edit is None:
-            raise commands.CommandError("/edit needs the new text after it here: /edit TEXT")
+            raise commands.CommandError("/edit needs the new text here: /edit TEXT")
         edited = self.edit(text)
         if edited is None:
             self.say("(the message stays as it was)")
@@ -137,11 +133,11 @@ class Chat:
             self.show(self.session.edit(edited))
 
     def _switch(self, name: str) -> None:
-        """Load a model and go on with it. Both are in memory until it is loaded; whatever fails
-        keeps the old one.
+        """Load a model and continue with it. The old model stays in memory meanwhile, and stays in
+        use if loading fails.
         """
         if self.load is None:
-            raise commands.CommandError("/model: this chat keeps its model")
+            raise commands.CommandError("/model: this chat cannot change its model")
         try:
             llm = self.load(name)
         except KeyboardInterrupt:
@@ -149,12 +145,12 @@ class Chat:
             raise
         session = llm.chat(self.session.system, **self.session.options)
         session.messages, self.session, self.has_switched = self.session.messages, session, True
-        gc.collect()  # the old model is part of cycles, and its memory should be free now
+        gc.collect()  # reference cycles would keep the old model in memory
         self.say(f"{describe_model(llm)}\n({len(session.messages)} messages are kept)")
 
     def show(self, stream: Stream) -> None:
-        """Show an answer as it comes. Ctrl-C keeps the shown text in the conversation and raises
-        KeyboardInterrupt.
+        """Show an answer as it is generated. Ctrl-C keeps the shown text in the conversation and
+        raises KeyboardInterrupt.
         """
         completion = stream.completion
         for notice in completion.notices:
@@ -217,10 +213,9 @@ def describe_end(completion: Completion, engine: Engine) -> Iterator[str]:
         )
     elif completion.finish_reason == "context":
         yield (
-            f"cut off because the context of {engine.context} tokens is full: /resume "
-            "continues without the oldest "
-            "messages, /clear starts a new conversation"
-            f"{engine.suggest_context()}"
+            f"cut off because the context of {engine.context} tokens is full: /resume continues "
+            "without the oldest messages, /clear starts a new "
+            f"conversation{engine.suggest_context()}"
         )
     elif not completion.text:
-        yield "the model ended its answer without a text"
+        yield "the model ended its answer without any text"

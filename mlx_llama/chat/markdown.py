@@ -20,7 +20,7 @@ from rich.text import Text
 
 from mlx_llama.core.text.controls import show_controls
 
-from .view import describe_progress, wraps_anew
+from .view import describe_progress, rewraps_lines
 
 _ITEM = re.compile(r"\s*(?:[-*+]|\d{1,9}[.)])(?:\s|$)")
 _FENCE = re.compile(r"((?:\s*(?:[-*+]|\d{1,9}[.)])\s+)*\s*)(`{3,}(?=[^`]*$)|~{3,})")
@@ -45,7 +45,7 @@ class Blocks:
         self._is_doubtful = False  # the end of a code block is uncertain: no more cuts
 
     def push(self, piece: str) -> list[str]:
-        """Append `piece`; returns the blocks that it finished."""
+        """Append `piece`; returns the blocks that it completes."""
         self.rest += piece
         blocks = []
         while (end := self.rest.find("\n", self._scanned) + 1) > 0:
@@ -85,9 +85,9 @@ class Blocks:
                 self._is_doubtful = self._is_doubtful or self._has_list
             return False
         self._has_list = self._has_list or bool(_ITEM.match(line))
-        found = _FENCE.match(line.rstrip("\n"))
-        if found and (self._has_list or len(found[1]) <= 3):
-            self._fence = found[2], len(found[1])
+        fence = _FENCE.match(line.rstrip("\n"))
+        if fence and (self._has_list or len(fence[1]) <= 3):
+            self._fence = fence[2], len(fence[1])
         return False
 
     def _cut(self, at: int) -> str:
@@ -120,7 +120,7 @@ class _Markdown(markdown.Markdown):
         # Print addresses: a hyperlink would carry a model's text in an invisible escape sequence.
         super().__init__("", hyperlinks=False)
         self.parsed = self.parser.parse(text)
-        # Letters that must appear: all but names of code languages, titles of links and &entities;
+        # Letters that must appear: all but code languages, link titles and entities like &amp;
         self.letters = _count_letters(text) - sum(map(_count_letters, _ENTITY.findall(text)))
         for token in self.parsed:
             self.letters -= _count_letters(token.info)
@@ -188,12 +188,12 @@ def _count_letters(text: str) -> int:
 
 
 class Frame:
-    """Lines below the printed text, erased and drawn anew."""
+    """Lines below the printed text that are erased and redrawn."""
 
     def __init__(self, console: Console):
         self.console = console
         self._widths: list[int] = []  # cells of each line that is on the screen
-        self._wraps = wraps_anew()
+        self._wraps = rewraps_lines()
         self._lock = threading.RLock()
 
     def __enter__(self) -> Frame:
@@ -206,7 +206,7 @@ class Frame:
         self._lock.release()
 
     def draw(self, content: Rendered | Text) -> None:
-        """Draw `content` in place of the lines that are there."""
+        """Replace the lines of the frame by `content`."""
         with self:
             self.erase()
             lines = self.console.render_lines(content, pad=False) if content else []
@@ -221,7 +221,7 @@ class Frame:
                 )
 
     def erase(self) -> None:
-        """Erase the lines, in as many rows as a terminal of the present width wraps them into."""
+        """Erase the lines, in as many rows as the terminal wraps them into at its present width."""
         width = max(1, self.console.width)
         rows = sum(max(1, -(-cells // width)) if self._wraps else 1 for cells in self._widths)
         self._widths = []
@@ -248,7 +248,7 @@ class MarkdownView:
         return self
 
     def begin(self, text: str) -> None:
-        """Draw the last block of `text` again, which the pieces go on from."""
+        """Redraw the last block of `text`, which the pieces continue."""
         self.blocks.push(text)
         if self.blocks.rest.strip():
             self.frame.draw(self._draw(self.blocks.rest))

@@ -42,10 +42,10 @@ def parser() -> flags.Parser:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the door; returns the exit code. Raises LlamaError."""
-    given = parser().parse_args(arguments)
-    wanted = flags.given_flags(given)
-    validate(wanted)  # before loading the model
+    """Run the command; returns the exit code. Raises LlamaError."""
+    args = parser().parse_args(arguments)
+    options = flags.given_flags(args)
+    validate(options)  # before loading the model
 
     from mlx_llama.core.generation.llm import load_model
 
@@ -56,40 +56,40 @@ def main(arguments: list[str]) -> int:
         (stream for stream in (sys.stderr, sys.stdout) if stream is not None and stream.isatty()),
         None,
     )
-    if is_typed and screen and given.model:
-        cli.say(f"loading {given.model} ...")
+    if is_typed and screen and args.model:
+        cli.say(f"loading {args.model} ...")
 
-    options = flags.load_options(given)
+    load_options = flags.load_options(args)
 
     def load(**other: Any) -> LLM:
         with cli.Bar("loading"):
-            return load_model(replace(options, **other))
+            return load_model(replace(load_options, **other))
 
     def load_another(name: str) -> LLM:
         # Revision, template, draft model and adapters belong to the first model; the other flags
-        # are the user's wishes.
+        # apply to any model.
         return load(model=name, revision=None, template=None, draft_model=None, adapters=None)
 
     llm = load()
     chat = Chat(
-        llm.chat(given.system_prompt, **wanted),
-        stats=given.stats,
-        debug=given.debug,
+        llm.chat(args.system_prompt, **options),
+        stats=args.stats,
+        debug=args.debug,
         load=load_another,
     )
-    if given.prompt_cache is not None and os.path.lexists(os.path.expanduser(given.prompt_cache)):
-        cli.say(f"({llm.load_cache(given.prompt_cache)} tokens from {given.prompt_cache})")
+    if args.prompt_cache is not None and os.path.lexists(os.path.expanduser(args.prompt_cache)):
+        cli.say(f"({llm.load_cache(args.prompt_cache)} tokens from {args.prompt_cache})")
     greeting = describe_model(llm)
     del llm  # /model frees it
     code = _talk(chat, greeting, is_typed, screen)
-    if given.prompt_cache is not None and chat.session.messages:
-        _save_cache(chat, given.prompt_cache)
+    if args.prompt_cache is not None and chat.session.messages:
+        _save_cache(chat, args.prompt_cache)
     return code
 
 
 def _save_cache(chat: Chat, path: str) -> None:
-    """Save the keys and values. Not those of another model: the next start with these flags would
-    refuse them.
+    """Save the keys and values, unless /model chose another model: the next start with these flags
+    would reject them.
     """
     from mlx_llama.core.generation.cache_file import write_cache
 

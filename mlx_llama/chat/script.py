@@ -40,8 +40,7 @@ def read_messages() -> Iterator[tuple[int, str]]:
         except UnicodeDecodeError as error:
             raise LlamaError(
                 f"standard input, line {number}: is not UTF-8 (byte {error.start}: "
-                f"{error.reason}): "
-                f"convert it, for example with iconv -t UTF-8"
+                f"{error.reason}): convert it, for example with iconv -t UTF-8"
             ) from None
         parts.append(text.removesuffix("\\"))
         if not text.endswith("\\"):

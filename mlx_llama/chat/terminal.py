@@ -30,10 +30,10 @@ from mlx_llama.core.text.controls import show_controls
 from .commands import COMMANDS, Leave, option_name, option_value
 from .dialogue import Chat
 from .markdown import MarkdownView
-from .view import Plain, View, is_dumb, wraps_anew
+from .view import Plain, View, is_dumb, rewraps_lines
 
 PROMPT, EDIT = ">>> ", "edit> "
-# Words that leave other programs, or ask them for help, and the command that does it here.
+# Words that quit other programs or ask them for help, and our command for it.
 HABITS = {
     **dict.fromkeys(("exit", "exit()", "quit", "quit()", "bye", "q", ":q"), "exit"),
     **dict.fromkeys(("help", "help()", "h", "?"), "help"),
@@ -85,9 +85,7 @@ def _take(chat: Chat, text: str) -> None:
 
 
 def _edit(prompt: Prompt, text: str) -> str | None:
-    """`text` as the user changed it; None if it is the same or nothing, or was left by Ctrl-C or
-    Ctrl-D.
-    """
+    """The text as edited by the user; None if it is unchanged or empty, or at Ctrl-C or Ctrl-D."""
     try:
         edited = prompt.prompt([("class:prompt", EDIT)], default=text).rstrip()
     except (EOFError, KeyboardInterrupt):
@@ -96,9 +94,7 @@ def _edit(prompt: Prompt, text: str) -> str | None:
 
 
 def _recall(chat: Chat, question: str, answer: str) -> None:
-    """Show an exchange as it stood on the screen; nothing of it on a standard output that is no
-    terminal.
-    """
+    """Show an exchange as it appeared on the screen; only on stderr if stdout is no terminal."""
     chat.say(PROMPT + show_controls(question))
     if not sys.stdout.isatty():
         chat.say(show_controls(answer))
@@ -120,7 +116,8 @@ def say(text: str) -> None:
 
 def wrap(line: str, width: int) -> list[str]:
     """Cut a line between words, each part at most `width` cells; later parts of an indented line
-    stand under its last column, or behind the first one's indent where that is too narrow."""
+    line up with its last column, or with the line's own indent where that is too narrow.
+    """
     if cell_len(line) <= width:
         return [line]
     margin = len(line) - len(line.lstrip())
@@ -135,16 +132,16 @@ def wrap(line: str, width: int) -> list[str]:
 
 
 class LinePrompt:
-    """Reads lines where the terminal knows no escape sequences. A backslash at a line's end
-    continues it.
+    """Reads lines from a terminal without escape sequences. A backslash at a line's end continues
+    it.
     """
 
     def __init__(self, screen: TextIO):
         self.screen = screen
 
     def prompt(self, message: Any, *, default: str = "") -> str:
-        """A text of the user. message: as prompt_toolkit takes it. default: shown, since it cannot
-        be edited.
+        """Read a text. message: in prompt_toolkit's form. default: printed, since it cannot be
+        edited here.
         """
         if default:
             say(f"(the message was: {default})")
@@ -187,14 +184,14 @@ def make_prompt(chat: Chat, screen: TextIO) -> PromptSession[str]:
         enable_open_in_editor=True,
         style=Style.from_dict({"prompt": "bold ansigreen"}),
     )
-    if wraps_anew():
+    if rewraps_lines():
         _follow_wrapping(prompt)
     return prompt
 
 
 def _follow_wrapping(prompt: PromptSession[str]) -> None:
-    """Erase the rows that a terminal made of the editor's when it became narrower; prompt_toolkit
-    counts its own.
+    """Erase the editor's rows as a narrower terminal rewrapped them; prompt_toolkit counts the rows
+    that it drew.
     """
     app, renderer, erase = prompt.app, prompt.app.renderer, prompt.app.renderer.erase
 
@@ -236,17 +233,17 @@ def _bind_keys() -> KeyBindings:
 
     @keys.add("tab", filter=~is_searching)
     def _(event: KeyPressEvent) -> None:
-        # prompt_toolkit loses its own Tab while it computes completions, as fast typists notice.
+        # prompt_toolkit's own binding ignores Tab while it computes completions.
         buffer = event.current_buffer
-        found = list(
+        completions = list(
             buffer.completer.get_completions(
                 buffer.document, CompleteEvent(completion_requested=True)
             )
         )
         if buffer.complete_state:
             buffer.complete_next()
-        elif len(found) == 1:
-            buffer.apply_completion(found[0])
+        elif len(completions) == 1:
+            buffer.apply_completion(completions[0])
         else:
             buffer.start_completion(insert_common_part=True)
 
@@ -315,7 +312,7 @@ def _matching(start: str, words: dict[str, str]) -> Iterator[Completion]:
 
 
 def history_path() -> Path:
-    """The file with the lines of earlier runs; for a user without a home one that forgets them."""
+    """The file with the lines of earlier runs; os.devnull for a user without a home."""
     try:
         return user_state_path("mlx_llama", appauthor=False) / "history"
     except RuntimeError as error:
@@ -324,8 +321,8 @@ def history_path() -> Path:
 
 
 class History(FileHistory):
-    """Lines in a file that only its owner can read. Without one: this run's lines, and one message
-    to the user.
+    """Lines in a file that only its owner can read. If it cannot be written, the user is told once
+    and the lines last for this run.
     """
 
     def __init__(self, path: Path):

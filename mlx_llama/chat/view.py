@@ -10,7 +10,7 @@ from typing import Protocol
 from mlx_llama import cli
 from mlx_llama.core.text.controls import show_controls
 
-NEWS_SECONDS = 5.0  # between lines about the progress of a prompt, where they cannot be redrawn
+NEWS_SECONDS = 5.0  # between lines of progress, where they cannot be redrawn
 
 
 def is_dumb() -> bool:
@@ -18,9 +18,9 @@ def is_dumb() -> bool:
     return os.environ.get("TERM", "dumb" if os.name == "posix" else "") in ("dumb", "unknown")
 
 
-def wraps_anew() -> bool:
-    """True for a terminal that wraps the lines on the screen again when its width changes, as all
-    but xterm do.
+def rewraps_lines() -> bool:
+    """True for a terminal that rewraps the lines on the screen when its width changes, as all but
+    xterm do.
     """
     return "XTERM_VERSION" not in os.environ or "TMUX" in os.environ
 
@@ -34,28 +34,26 @@ class View(Protocol):
     """Shows an answer: entered before its first piece, left after its last."""
 
     def __enter__(self) -> View: ...
-    def begin(self, text: str) -> None: ...  # shown before, which the pieces go on from
-    # tokens of the prompt so far, before the first piece
+    def begin(self, text: str) -> None: ...  # text on the screen, which the pieces continue
+    # show the progress of the prompt, in tokens, before the first piece
     def wait(self, done: int, total: int) -> None: ...
     def push(self, piece: str) -> None: ...
     def __exit__(self, *error: object) -> None: ...
 
 
 class Plain:
-    """The plain text with a newline at its end. clean: replace control characters by visible
-    symbols.
-    """
+    """The plain text with a newline at its end."""
 
     def __init__(self, clean: bool = False):
-        self.clean = clean
+        self.clean = clean  # replace control characters by visible symbols
         self.has_shown = False
-        self.due = time.monotonic() + NEWS_SECONDS  # time of the next line about the progress
+        self.due = time.monotonic() + NEWS_SECONDS  # time of the next line of progress
 
     def __enter__(self) -> Plain:
         return self
 
     def begin(self, text: str) -> None:
-        """The text before stands in the output already."""
+        """Print nothing: the output has the text already."""
 
     def wait(self, done: int, total: int) -> None:
         if self.clean and time.monotonic() >= self.due:

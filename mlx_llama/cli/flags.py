@@ -39,15 +39,15 @@ FOREIGN_FLAGS = {
     "--extra-eos-token": "--stop-token-ids",
     "--hf-path": "--model",
 }
-# -1 as llama.cpp's flags mean it: no limit; a new one each time.
+# -1 as in llama.cpp: no limit, or a new seed each time.
 _MINUS_ONE = {"max_tokens": str(2**31), "seed": None, "repetition_context_size": "65536"}
-# As llama.cpp's flags have them: the model's context, and a number chosen here.
+# As in llama.cpp: the model's context, and a number of threads chosen by us.
 _UNSET = {"ctx_size": "0", "threads": "-1"}
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that raises OptionsError, so that every command prints errors in the same one line;
-    suggests known flags.
+    """argparse that raises OptionsError, so that all commands print errors alike, in one line, and
+    that suggests known flags.
     """
 
     def __init__(self, command: str = "", description: str = ""):
@@ -81,7 +81,7 @@ class Parser(argparse.ArgumentParser):
         return name in FOREIGN_FLAGS or name[:2] not in self._option_string_actions  # -m5 is -m 5
 
     def _suggest(self, flag: str) -> str:
-        """The flag that may have been meant, "" for none."""
+        """The flag that was probably meant, "" for none."""
         if FOREIGN_FLAGS.get(flag) in self._option_string_actions:
             return FOREIGN_FLAGS[flag]
         return next(
@@ -107,9 +107,7 @@ def option_flags(name: str) -> list[str]:
 
 
 def add_generation_flags(parser: argparse.ArgumentParser) -> None:
-    """Add a flag per option. Values stay text until they are checked, which reports all bad ones at
-    once.
-    """
+    """Add a flag per option. Values stay text, so that one check reports all bad ones."""
     group = parser.add_argument_group("generation options")
     for name, field in FIELDS.items():
         repeats = name in ("stop", "stop_token_ids", "logit_bias")
@@ -126,33 +124,32 @@ def add_generation_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Values of the flags of `add_generation_flags` on the command line, by option name. Reads
-    files of schema and grammar.
+    """The generation options on a command line, by name. Reads files of schema and grammar.
 
     Raises OptionsError for a file that cannot be read.
     """
-    given = {
+    values = {
         name.removeprefix("option:"): value
         for name, value in vars(arguments).items()
         if name.startswith("option:")
     }
-    if re.search(r"[/\\]|\.gguf$", given.get("max_tokens", "")):
+    if re.search(r"[/\\]|\.gguf$", values.get("max_tokens", "")):
         raise OptionsError(
-            f"-m {given['max_tokens']!r:.200}: is --max-tokens here, a number: did you mean "
+            f"-m {values['max_tokens']!r:.200}: is --max-tokens here, a number: did you mean "
             "--model?"
         )
     for name in ("schema", "grammar"):
-        if name in given:
-            given[name] = _read_file(name, given[name])
-    for name, meant in _MINUS_ONE.items():
-        if given.get(name) == "-1":
-            given[name] = meant
-    return {name: value for name, value in given.items() if value is not None}
+        if name in values:
+            values[name] = _read_file(name, values[name])
+    for name, meaning in _MINUS_ONE.items():
+        if values.get(name) == "-1":
+            values[name] = meaning
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _read_file(name: str, value: str) -> str:
-    """The text of a file. `value` itself if it is text: a schema starts with a brace, a grammar has
-    rules.
+    """The text of a file, or `value` itself if it is a schema (starts with a brace) or a grammar
+    (has rules).
     """
     if (
         value.lstrip().startswith("{")
@@ -162,7 +159,7 @@ def _read_file(name: str, value: str) -> str:
         return value
     try:
         with open(os.path.expanduser(value), encoding="utf-8") as file:
-            # longer ones are refused by their length
+            # one more than allowed, for the check of the length
             return file.read(max(MAX_CHARACTERS, MAX_GRAMMAR) + 1)
     except (OSError, ValueError) as error:
         reason = (
@@ -180,7 +177,7 @@ def add_load_flags(
     without: Collection[str] = ("max_rows",),
     only: Collection[str] = (),
 ) -> None:
-    """Add flags for load options, all but `without`, or `only` some. Values stay text until
+    """Add flags for load options: all but `without`, or those of `only`. Values stay text until
     Limits.check.
     """
     group = parser.add_argument_group("model")
@@ -188,43 +185,45 @@ def add_load_flags(
         about = field.metadata
         if not about["is_flag"] or name in without or (only and name not in only):
             continue
-        how: dict[str, Any] = {
+        kwargs: dict[str, Any] = {
             "metavar": about["metavar"] or f"{{{','.join(map(str, about['choices']))}}}"
         }
         if about["is_negatable"]:
-            how = {"action": argparse.BooleanOptionalAction}
+            kwargs = {"action": argparse.BooleanOptionalAction}
         elif "bool" in str(field.type):
-            how = {"action": "store_true"}
+            kwargs = {"action": "store_true"}
         elif name == "adapters":
-            how["action"] = "append"
+            kwargs["action"] = "append"
         group.add_argument(
             *flags_of(name, about["aliases"]),
             dest=name,
             default=field.default,
             help=about["help"] + about["flag_help"],
-            **how,
+            **kwargs,
         )
 
 
 def parse_number(
-    flag: str, text: str | None, least: float, most: float, is_whole: bool = True
+    flag: str, text: str | None, minimum: float, maximum: float, is_whole: bool = True
 ) -> Any:
-    """A flag's number, None without the flag. Raises OptionsError."""
+    """The number of a flag, None without the flag. Raises OptionsError."""
     try:
         value = text if text is None else int(text) if is_whole else float(text)
     except ValueError:
-        value = most + 1
-    if text is not None and not (text.isascii() and "_" not in text and least <= value <= most):
+        value = maximum + 1
+    if text is not None and not (
+        text.isascii() and "_" not in text and minimum <= value <= maximum
+    ):
         raise OptionsError(
-            f"{flag} {text!r:.40}: must be a {'whole ' if is_whole else ''}number, {least:.9g} "
-            f"to {most:.9g}"
+            f"{flag} {text!r:.40}: must be a {'whole ' if is_whole else ''}number, {minimum:.9g} "
+            f"to {maximum:.9g}"
         )
     return value
 
 
 def load_options(arguments: argparse.Namespace) -> LoadOptions:
     """The load options on a command line; those without a flag have their defaults."""
-    given = {name: value for name, value in vars(arguments).items() if name in TABLE}
+    values = {name: value for name, value in vars(arguments).items() if name in TABLE}
     return LoadOptions(
-        **given | {name: None for name, unset in _UNSET.items() if given.get(name) == unset}
+        **values | {name: None for name, unset in _UNSET.items() if values.get(name) == unset}
     )

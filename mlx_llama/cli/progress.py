@@ -12,7 +12,7 @@ from mlx_llama.core.system import progress
 
 
 class Bar:
-    """A progress bar of the work inside (core.system.progress), on a terminal's stderr.
+    """A progress bar for the work in its block (core.system.progress), on a terminal's stderr.
 
     Appears after `patience` seconds and disappears when the work is done.
     """

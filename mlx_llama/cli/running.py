@@ -20,7 +20,7 @@ from mlx_llama.core.text.controls import shorten, show_controls
 
 from .spelling import spell_flags
 
-MOST_TEXT = 1 << 28  # characters of a file
+MAX_CHARACTERS = 1 << 28  # characters of a file
 
 
 def run(main: Callable[[list[str]], int | None], arguments: list[str] | None = None) -> int:
@@ -53,7 +53,7 @@ def run(main: Callable[[list[str]], int | None], arguments: list[str] | None = N
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has gone (`| head`). Redirect stdout, or Python complains again when it closes it.  # noqa: E501
+        # The reader left (`| head`). Redirect stdout, or closing it raises the error again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
@@ -65,14 +65,12 @@ def run(main: Callable[[list[str]], int | None], arguments: list[str] | None = N
 
 
 def say(text: str) -> None:
-    """Print a line of ours on stderr, with options as flags."""
+    """Print a message on stderr, with options spelled as flags."""
     show(spell_flags(text))
 
 
 def show(text: str) -> None:
-    """Print a line on stderr, apart from the answer, without control characters; an error in one
-    short line.
-    """
+    """Print a text on stderr without control characters; an error becomes one short line."""
     if sys.stderr is not None:
         text = shorten(" ".join(text.split("\n")), 4000) if text.startswith("error: ") else text
         print(show_controls(text), file=sys.stderr, flush=True)
@@ -80,19 +78,17 @@ def show(text: str) -> None:
 
 @contextmanager
 def clean_up_when_terminated() -> Iterator[None]:
-    """Have SIGTERM end the work inside as an exception would, so that it removes what it has half
-    written; exit code 143.
-    """
+    """Make SIGTERM raise SystemExit(143) in the block, which then removes its partial files."""
 
-    def end(number: int, frame: object) -> None:
-        signal.signal(number, signal.SIG_IGN)  # another must not interrupt the removal
+    def exit_on_signal(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
         raise SystemExit(128 + number)
 
-    # called from Python: signals are the caller's
+    # only the main thread may set signal handlers
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, end)
+    before = signal.signal(signal.SIGTERM, exit_on_signal)
     try:
         yield
     finally:
@@ -109,16 +105,17 @@ def read_text(path: str) -> str:
                 raise LlamaError("standard input is closed: there is no text to read")
             return sys.stdin.buffer.read().decode("utf-8-sig")
         with open(os.path.expanduser(path), encoding="utf-8") as file:
-            text = file.read(MOST_TEXT + 1)  # a device may never end
-        if len(text) > MOST_TEXT:
-            raise LlamaError(f"{path}: is longer than {MOST_TEXT} characters: name a shorter text")
+            text = file.read(MAX_CHARACTERS + 1)  # a device may be endless
+        if len(text) > MAX_CHARACTERS:
+            raise LlamaError(
+                f"{path}: is longer than {MAX_CHARACTERS} characters: use a shorter text"
+            )
         return text
     except UnicodeDecodeError as error:
         name = "standard input" if path == "-" else path
         raise LlamaError(
-            f"{name}: is not UTF-8 (byte {error.start}: {error.reason}): convert it, for "
-            "example with "
-            f"iconv -t UTF-8"
+            f"{name}: is not UTF-8 (byte {error.start}: {error.reason}): convert it, for example "
+            "with iconv -t UTF-8"
         ) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise LlamaError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from None

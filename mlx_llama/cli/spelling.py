@@ -35,9 +35,7 @@ def spell_flags(text: str) -> str:
 
 
 def spell_options(options: Mapping[str, Any]) -> list[str]:
-    """The words of a command line for options by name; None is left out, a tuple repeats its
-    flag.
-    """
+    """Options by name as words of a command line; None is omitted, a tuple repeats its flag."""
     words: list[str] = []
     for name, value in options.items():
         flag = flag_of(name)

@@ -121,7 +121,7 @@ def parser() -> flags.Parser:
     return result
 
 
-ONLY_FOR = {  # modes that take a flag; the others refuse it
+ONLY_FOR = {  # the modes that accept a flag
     "html": ("compare",),
     "reference": ("compare",),
     "ctx_size": ("perplexity",),
@@ -146,21 +146,21 @@ ONLY_FOR = {  # modes that take a flag; the others refuse it
 
 
 def main(arguments: list[str]) -> int:
-    """Run the door; returns the exit code. Raises LlamaError."""
-    given = parser().parse_args(arguments)
+    """Run the command; returns the exit code. Raises LlamaError."""
+    args = parser().parse_args(arguments)
     mode = next(
-        (name for name in MODES if name != "compare" and getattr(given, name) not in (None, False)),
+        (name for name in MODES if name != "compare" and getattr(args, name) not in (None, False)),
         "compare",
     )
     for name, modes in ONLY_FOR.items():
-        if getattr(given, name) not in (None, False) and mode not in modes:
+        if getattr(args, name) not in (None, False) and mode not in modes:
             raise OptionsError(
                 f"`{name}` has no meaning with `{mode}`: leave it out"
                 if mode != "compare"
                 else f"`{name}` is for `perplexity`: leave it out"
             )
-    if mode == "record" and full_dtype(given.dtype) not in ("auto", "float32"):
-        raise OptionsError(f"--dtype {given.dtype}: a trace is recorded at float32: leave it out")
+    if mode == "record" and full_dtype(args.dtype) not in ("auto", "float32"):
+        raise OptionsError(f"--dtype {args.dtype}: a trace is recorded at float32: leave it out")
     if mode == "record":
-        given.backends = "cpu"
-    return MODES[mode](Job(given))
+        args.backends = "cpu"
+    return MODES[mode](Job(args))

@@ -1,4 +1,4 @@
-"""A parity run's checkpoint, tokens and backends, as the command line asks for them."""
+"""The checkpoint, tokens and backends of a parity run, from its command line."""
 
 from __future__ import annotations
 
@@ -17,39 +17,36 @@ from mlx_llama.core.generation.llm import LLM, context_size, one_adapter
 from mlx_llama.core.proofs import parity
 
 TOKENS = 64
-DECODED = 16  # most tokens that run one by one
+DECODED = 16  # maximum number of tokens that run one by one
 STEPS = 24  # greedy tokens to decode
 TEXT = (
-    "The lighthouse keeper counted the ships that passed in the night, and wrote each one "
-    "down: three from the north, two "
-    "with red sails, and one that carried no light at all. In the morning he read the list "
-    "aloud to his cat. "
+    "The lighthouse keeper counted the ships that passed in the night, and wrote each one down: "
+    "three from the north, two with red sails, and one that carried no light at all. In the "
+    "morning he read the list aloud to his cat. "
 )
 
 
 class Job:
-    """The parts that all modes share. Raises LlamaError for what is wrong with them, before any
-    model is loaded.
-    """
+    """The parts that all modes share. Raises LlamaError for bad ones before a model is loaded."""
 
-    def __init__(self, given: argparse.Namespace):
-        self.given = given
-        self.opened = open_backends(given.backends, given.device)
-        self.options = flags.load_options(given)
+    def __init__(self, args: argparse.Namespace):
+        self.args = args
+        self.opened = open_backends(args.backends, args.device)
+        self.options = flags.load_options(args)
         for backend in self.opened:
             backend.check(self.options)
-        self.checkpoint = open_checkpoint(given.model, given.revision, one_adapter(self.options))
+        self.checkpoint = open_checkpoint(args.model, args.revision, one_adapter(self.options))
         self.is_low_bit = any(
             isinstance(weight, AffineWeight) for weight in self.checkpoint.tensors.values()
         )
         self.made_for = self.checkpoint.config.max_position_embeddings
 
     def load(self, backend: backends.Backend) -> LLM:
-        """The model on a backend, as the command line asks for it."""
+        """Load the model on a backend, with the options of the command line."""
         return self._load(backend, f"{backend.name} ({backend.device_name})", self.options)
 
     def load_reference(self) -> LLM:
-        """The float32 NumPy model that all are compared with."""
+        """Load the float32 NumPy model that the others are compared with."""
         return self._load(
             backends.select("cpu"),
             "NumPy at float32",
@@ -71,14 +68,14 @@ class Job:
         )
 
     def tokens(self) -> tuple[list[int], int]:
-        """(ids, how many of them run one by one). Raises OptionsError, ContextError."""
-        given, tokenizer = self.given, self.checkpoint.tokenizer
-        count = flags.parse_number("--tokens", given.tokens, 2, self.made_for)
-        if given.prompt is not None:
-            tokens = tokenizer.encode(given.prompt, add_bos=True)
+        """(ids, number of the last ones that run one by one). Raises OptionsError, ContextError."""
+        args, tokenizer = self.args, self.checkpoint.tokenizer
+        count = flags.parse_number("--tokens", args.tokens, 2, self.made_for)
+        if args.prompt is not None:
+            tokens = tokenizer.encode(args.prompt, add_bos=True)
             if len(tokens) < 2:
                 raise ContextError(
-                    f"--prompt: {len(tokens)} token is too few, at least 2 are compared: give "
+                    f"--prompt: {len(tokens)} token is too few, at least 2 are needed: give "
                     "a longer text"
                 )
             tokens = tokens[:count]
@@ -88,9 +85,8 @@ class Job:
             tokens = (text * (count // len(text) + 1))[:count]
         if len(tokens) > self.made_for:
             raise ContextError(
-                f"--prompt: {len(tokens)} tokens do not fit the context of {self.made_for}: "
-                "give --tokens to "
-                "run fewer"
+                f"--prompt: {len(tokens)} tokens do not fit the context of {self.made_for}: give "
+                "--tokens to run fewer"
             )
         return tokens, min(DECODED, len(tokens) // 2)
 
@@ -106,34 +102,34 @@ class Job:
 
 
 def open_backends(names: str | None, device: str | None) -> list[backends.Backend]:
-    """The backends of --backends, or all that are installed, on their GPU if there is one; of a
-    launcher's processes its own.
+    """The backends of --backends, or all that are installed, on a GPU if there is one. In processes
+    of a launcher: the launcher's backend.
 
     Raises BackendError, OptionsError.
     """
     if names is not None:
-        wanted = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
-        if not wanted or not set(wanted) <= set(backends.PACKAGES):
+        requested = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+        if not requested or not set(requested) <= set(backends.PACKAGES):
             raise OptionsError(
                 f"--backends {names!r:.60}: must be some of {', '.join(backends.PACKAGES)}, "
                 "with commas"
             )
-        if wanted == ["cpu"]:
+        if requested == ["cpu"]:
             return [backends.select("cpu", device)]  # refuses a GPU
-        return [_open(name, device) for name in wanted]
+        return [_open(name, device) for name in requested]
     if world := current():
         return [_open(world.backend, device)]
-    found = []
+    opened = []
     for name in backends.PACKAGES:
         try:
-            found.append(_open(name, device))
+            opened.append(_open(name, device))
         except BackendError as error:
             cli.say(f"({name} is left out: {error})")
-    return found
+    return opened
 
 
 def _open(name: str, device: str | None) -> backends.Backend:
-    """A backend beside others: --device does not concern the cpu's."""
+    """Open a backend. --device does not apply to the cpu backend."""
     if name == "cpu" or device is not None:
         return backends.select(name, None if name == "cpu" else device)
     try:

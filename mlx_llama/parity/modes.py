@@ -21,21 +21,21 @@ from mlx_llama.core.proofs.perplexity import measure_perplexity
 from . import report
 from .job import Job
 
-MOST_ROWS = 256  # of a batch
+MAX_ROWS = 256  # of a batch
 WINDOW = 512  # of a perplexity, in a longer context
 
 
 def compare(job: Job) -> int:
-    """Backends against the reference at every probe."""
+    """Compare backends with the reference at every probe."""
     tokens, decoded = job.tokens()
     prompt = tokens[:-decoded]
     steps = job.steps(prompt)
-    if job.given.reference == "transformers":
+    if job.args.reference == "transformers":
         from .peer import TransformersReference
 
         cli.say(f"running {job.checkpoint.name} on transformers")
         peer = TransformersReference(job.checkpoint)
-        wanted, greedy, logits, name = (
+        expected, greedy, logits, name = (
             peer.collect(tokens, decoded),
             peer.greedy(prompt, steps),
             peer.logits,
@@ -43,73 +43,74 @@ def compare(job: Job) -> int:
         )
     else:
         llm = job.load_reference()
-        wanted, greedy = (
+        expected, greedy = (
             parity.collect(llm.backend, llm.model, tokens, decoded),
             parity.greedy(llm, prompt, steps),
         )
         logits, name = (lambda ids: llm.logits(ids)[-1]), "NumPy at float32"
-    found = []
+    comparisons = []
     for backend in job.opened:
         run = job.load(backend)
-        one = parity.compare(
+        comparison = parity.compare(
             backend.name,
             backend.device_name,
             parity.dtype_of(run),
             job.tolerance(run),
             parity.collect(backend, run.model, tokens, decoded),
-            wanted,
+            expected,
             job.checkpoint.config,
         )
-        one.decoded = parity.compare_decoded(run, prompt, greedy, one.tolerance, logits)
-        found.append(one)
+        comparison.decoded = parity.compare_decoded(
+            run, prompt, greedy, comparison.tolerance, logits
+        )
+        comparisons.append(comparison)
         parity.free(run)
     facts = job.facts(reference=name, tokens=tokens, decoded=decoded)
-    if job.given.html:
-        report.write_page(job.given.html, facts, found, job.checkpoint.config)
-        cli.say(f"wrote {job.given.html}")
-    if job.given.json:
-        print(json.dumps(facts | {"backends": [one.report() for one in found]}))
+    if job.args.html:
+        report.write_page(job.args.html, facts, comparisons, job.checkpoint.config)
+        cli.say(f"wrote {job.args.html}")
+    if job.args.json:
+        print(json.dumps(facts | {"backends": [comparison.report() for comparison in comparisons]}))
     else:
-        report.show(facts, found)
-    return 0 if all(one.is_within for one in found) else 1
+        report.show(facts, comparisons)
+    return 0 if all(comparison.is_within for comparison in comparisons) else 1
 
 
 def record(job: Job) -> int:
-    """A golden trace of the reference run."""
+    """Write a golden trace of the reference run."""
     tokens, decoded = job.tokens()
     prompt, llm = tokens[:-decoded], job.load_reference()
-    made = trace.record(
+    golden = trace.record(
         job.checkpoint,
         tokens,
         decoded,
         parity.collect(llm.backend, llm.model, tokens, decoded),
         parity.greedy(llm, prompt, job.steps(prompt)),
     )
-    made.save(job.given.record)
+    golden.save(job.args.record)
     print(
-        f"{job.given.record}: {len(tokens)} tokens, {len(made.sketches)} probes, "
-        f"{Path(job.given.record).stat().st_size} "
-        f"bytes"
+        f"{job.args.record}: {len(tokens)} tokens, {len(golden.sketches)} probes, "
+        f"{Path(job.args.record).stat().st_size} bytes"
     )
     return 0
 
 
 def check(job: Job) -> int:
-    """Each backend against a golden trace."""
-    golden = trace.load(job.given.check)
-    trace.require_same(golden, job.checkpoint, job.given.check)
+    """Check each backend against a golden trace."""
+    golden = trace.load(job.args.check)
+    trace.require_same(golden, job.checkpoint, job.args.check)
     prompt, rows = golden.tokens[: -golden.decoded], []
     for backend in job.opened:
         llm = job.load(backend)
         tolerance = job.tolerance(llm)
         probes = parity.collect(backend, llm.model, golden.tokens, golden.decoded)
         greedy = parity.greedy(llm, prompt, len(golden.greedy)) if golden.greedy else []
-        found = trace.check(
+        result = trace.check(
             golden, probes, greedy, tolerance, parity.probe_names(job.checkpoint.config)
         )
-        tie, at, bad = True, found.first_greedy, found.first_bad
+        near_tie, at, bad = True, result.first_greedy, result.first_bad
         if at is not None:
-            tie = is_tie(
+            near_tie = is_tie(
                 llm.logits(prompt + golden.greedy[:at])[-1],
                 golden.greedy[at],
                 greedy[at],
@@ -121,17 +122,17 @@ def check(job: Job) -> int:
                 "device": backend.device_name,
                 "dtype": parity.dtype_of(llm),
                 "tolerance": tolerance,
-                "worst": max(float(values.max()) for values in found.errors.values()),
+                "worst": max(float(values.max()) for values in result.errors.values()),
                 "first_bad": bad,
-                "position": None if bad is None else int(found.errors[bad].argmax()),
+                "position": None if bad is None else int(result.errors[bad].argmax()),
                 "first_greedy_difference": at,
-                "near_tie": tie,
-                "within": bad is None and tie,
-                "probes": len(found.errors),
+                "near_tie": near_tie,
+                "within": bad is None and near_tie,
+                "probes": len(result.errors),
             }
         )
         parity.free(llm)
-    facts = job.facts(trace=job.given.check, recorded_from=golden.model, tokens=len(golden.tokens))
+    facts = job.facts(trace=job.args.check, recorded_from=golden.model, tokens=len(golden.tokens))
     return _finish(
         job,
         facts,
@@ -142,13 +143,12 @@ def check(job: Job) -> int:
 
 
 def verify_cache(job: Job) -> int:
-    """Every way of filling a cache against a cold run, on each backend."""
+    """Compare every way of filling a cache with a cold run, on each backend."""
     tokens, _ = job.tokens()
     if len(tokens) < cache_ways.MIN_TOKENS:
         raise OptionsError(
             f"--verify-cache needs at least {cache_ways.MIN_TOKENS} tokens, there are "
-            f"{len(tokens)}: give a "
-            "longer --prompt"
+            f"{len(tokens)}: give a longer --prompt"
         )
     tokens, rows = tokens[: job.made_for - 8], []
     for backend in job.opened:
@@ -173,14 +173,13 @@ def verify_cache(job: Job) -> int:
 
 
 def batch(job: Job) -> int:
-    """Rows alone against the same rows in company, on each backend."""
-    sizes = parse_sizes(job.given.batch)
+    """Compare rows computed alone with the same rows in batches, on each backend."""
+    sizes = parse_sizes(job.args.batch)
     tokens, _ = job.tokens()
     if min(len(tokens), job.made_for - batches.STEPS - 1) < batches.MIN_TOKENS:
         raise OptionsError(
-            f"--batch needs at least {batches.MIN_TOKENS} tokens and room for "
-            f"{batches.STEPS + 1} more: give a "
-            "longer --prompt, or a model with a larger context"
+            f"--batch needs at least {batches.MIN_TOKENS} tokens and room for {batches.STEPS + 1} "
+            "more: give a longer --prompt, or a model with a larger context"
         )
     prompts, rows = batches.make_prompts(tokens, max(sizes), job.made_for), []
     is_watched = sys.stderr is not None and sys.stderr.isatty()
@@ -192,10 +191,10 @@ def batch(job: Job) -> int:
                 "backend": backend.name,
                 "device": backend.device_name,
                 "dtype": parity.dtype_of(llm),
-                **one.report(),
-                "tolerance": one.tolerance,
+                **company.report(),
+                "tolerance": company.tolerance,
             }
-            for one in batches.compare_companies(
+            for company in batches.compare_companies(
                 llm.backend,
                 llm.model,
                 prompts,
@@ -218,26 +217,25 @@ def batch(job: Job) -> int:
         ("backend", "dtype", "rows", "start", "same_tokens", "same_bits", "relative", "promise"),
         report.describe_company,
     )
-    if not job.given.json:
+    if not job.args.json:
         for line in report.batch_verdicts(rows):
             print(line)
     return code
 
 
-def parse_sizes(given: str) -> list[int]:
+def parse_sizes(text: str) -> list[int]:
     """The numbers of rows of --batch, lists with commas. Raises OptionsError."""
-    found = [parse_number("--batch", text.strip(), 2, MOST_ROWS) for text in given.split(",")]
-    return sorted({one for one in found if one is not None})
+    sizes = [parse_number("--batch", word.strip(), 2, MAX_ROWS) for word in text.split(",")]
+    return sorted({size for size in sizes if size is not None})
 
 
 def repeat(job: Job) -> int:
-    """The same bits in every run, in this process and in fresh ones."""
-    count = parse_number("--repeat", job.given.repeat, 2, 1000)
+    """Compare the bits of runs in this process and in fresh ones."""
+    count = parse_number("--repeat", job.args.repeat, 2, 1000)
     if current():
         raise OptionsError(
-            "--repeat starts processes of its own, which mlx.launch and torchrun do not "
-            "connect: start without "
-            "the launcher"
+            "--repeat starts new processes, which mlx.launch and torchrun do not connect: start "
+            "without the launcher"
         )
     tokens, decoded = job.tokens()
     rows = []
@@ -273,7 +271,7 @@ def repeat(job: Job) -> int:
 
 
 def fresh_digest(job: Job, backend: Backend) -> dict[str, str]:
-    """The digest of a process of its own. Raises BackendError if it fails."""
+    """The digest of a run in a new process. Raises BackendError if it fails."""
     names = (
         "model",
         "revision",
@@ -286,7 +284,7 @@ def fresh_digest(job: Job, backend: Backend) -> dict[str, str]:
         "compile",
         *(["device"] if backend.name != "cpu" else []),
     )
-    options = {name: getattr(job.given, name) for name in names}
+    options = {name: getattr(job.args, name) for name in names}
     command = [sys.executable, "-m", "mlx_llama.parity", "--digest", "--backends", backend.name]
     done = subprocess.run([*command, *spell_options(options)], capture_output=True, text=True)
     if done.returncode:
@@ -303,38 +301,35 @@ def digest(job: Job) -> int:
 
 
 def perplexity(job: Job) -> int:
-    """Perplexity of a text, on each backend."""
-    text = cli.read_text(job.given.perplexity)
+    """Measure the perplexity of a text on each backend."""
+    text = cli.read_text(job.args.perplexity)
     tokens = job.checkpoint.tokenizer.encode(text, add_bos=True)
-    window = parse_number("--ctx-size", job.given.ctx_size, 2, job.made_for) or min(
+    window = parse_number("--ctx-size", job.args.ctx_size, 2, job.made_for) or min(
         WINDOW, job.made_for
     )
-    stride = parse_number("--stride", job.given.stride, 1, max(1, window - 1)) or max(
-        1, window // 2
-    )
+    stride = parse_number("--stride", job.args.stride, 1, max(1, window - 1)) or max(1, window // 2)
     if len(tokens) < 2:
         raise ContextError(
-            f"{job.given.perplexity}: has {len(tokens)} tokens, a perplexity needs at least 2: "
-            "give a longer "
-            "text"
+            f"{job.args.perplexity}: has {len(tokens)} tokens, a perplexity needs at least 2: give "
+            "a longer text"
         )
     rows = []
     for backend in job.opened:
         llm = job.load(backend)
-        found = measure_perplexity(llm, tokens, window, stride)
+        result = measure_perplexity(llm, tokens, window, stride)
         rows.append(
             {
                 "backend": backend.name,
                 "device": backend.device_name,
                 "dtype": parity.dtype_of(llm),
-                "perplexity": found.value,
-                "nll": found.nll,
+                "perplexity": result.value,
+                "nll": result.nll,
                 "within": True,
             }
         )
         parity.free(llm)
     facts = job.facts(
-        text=job.given.perplexity,
+        text=job.args.perplexity,
         tokens=len(tokens),
         window=window,
         stride=stride,
@@ -348,7 +343,7 @@ def perplexity(job: Job) -> int:
 def _finish(
     job: Job, facts: dict, rows: list[dict], columns: tuple[str, ...], remark: Callable[[dict], str]
 ) -> int:
-    report.show_rows(job.given.json, facts, rows, columns, remark)
+    report.show_rows(job.args.json, facts, rows, columns, remark)
     return 0 if all(row["within"] for row in rows) else 1
 
 

@@ -20,8 +20,7 @@ class TransformersReference:
             if importlib.util.find_spec(package) is None:
                 raise BackendError(
                     f"--reference transformers needs the package {package}, which is not "
-                    "installed: pip install "
-                    f"{package}, or leave it out"
+                    f"installed: pip install {package}, or leave it out"
                 )
         import torch
         import transformers
@@ -43,15 +42,15 @@ class TransformersReference:
         self.name = f"transformers {transformers.__version__}"
 
     def collect(self, tokens: list[int], decoded: int) -> dict[str, np.ndarray]:
-        """As parity.collect, without queries and keys after rope: transformers has no module for
-        them.
+        """As parity.collect, but without queries and keys after rope: transformers has no module
+        that returns them.
         """
         import torch
 
         parts: dict[str, list[np.ndarray]] = {}
 
         def keep(name: str) -> Any:
-            def hook(module: Any, given: Any, out: Any) -> None:
+            def hook(module: Any, inputs: Any, out: Any) -> None:
                 out = out[0] if isinstance(out, tuple) else out
                 values = out.detach().float().numpy()[0]
                 parts.setdefault(name, []).append(values.reshape(len(values), -1))
@@ -65,7 +64,7 @@ class TransformersReference:
             "logits": self.model.lm_head,
         }
         for i, layer in enumerate(inner.layers):
-            # queries and keys as they are rotated: behind their norms, where it has any
+            # queries and keys before their rotation: after their norms, where there are any
             attention = layer.self_attn
             watched |= {
                 f"{i}.attention_norm": layer.input_layernorm,
@@ -91,7 +90,7 @@ class TransformersReference:
         return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
-        """`count` greedy tokens after `prompt`, past end tokens."""
+        """`count` greedy tokens after `prompt`, ignoring end tokens."""
         import torch
 
         tokens, cache, last = [], None, prompt

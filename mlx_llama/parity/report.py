@@ -21,29 +21,26 @@ from mlx_llama.core.proofs.differences import TOP, Difference
 from mlx_llama.core.proofs.parity import IN_LAYER, LAST, Report
 from mlx_llama.core.system.files import write_file
 
-COLUMNS = 64  # most columns of a picture; more positions share them
+COLUMNS = 64  # maximum number of columns of a plot; more positions share them
 
 
 def group_by_kind(report: Report) -> dict[str, list[Difference]]:
     """Probes of all layers by kind, such as "attention", in the order of computation."""
-    found: dict[str, list[Difference]] = {}
-    for one in report.differences:
-        found.setdefault(one.name.split(".")[-1], []).append(one)
+    groups: dict[str, list[Difference]] = {}
+    for difference in report.differences:
+        groups.setdefault(difference.name.split(".")[-1], []).append(difference)
     order = ["embedding", *IN_LAYER, *LAST]
-    return {name: found[name] for name in order if name in found}
+    return {name: groups[name] for name in order if name in groups}
 
 
 def show(facts: dict[str, Any], reports: list[Report]) -> None:
-    """Print a table for each backend: a line for each kind of probe, with the worst of its
-    layers.
-    """
+    """Print a table for each backend: a line per kind of probe, with the worst of its layers."""
     from rich.table import Table
 
     console = _console()
     console.print(
-        f"{facts['model']}: {len(facts['tokens'])} tokens, the last {facts['decoded']} one by "
-        "one, against "
-        f"{facts['reference']}",
+        f"{facts['model']}: {len(facts['tokens'])} tokens, the last {facts['decoded']} one by one, "
+        f"against {facts['reference']}",
         soft_wrap=True,
     )
     for report in reports:
@@ -60,16 +57,16 @@ def show(facts: dict[str, Any], reports: list[Report]) -> None:
             "where",
         ):
             table.add_column(name, justify="left" if name in ("probe", "where") else "right")
-        for kind, found in group_by_kind(report).items():
-            worst = max(found, key=lambda one: one.peak)
+        for kind, differences in group_by_kind(report).items():
+            worst = max(differences, key=lambda difference: difference.peak)
             mark = "" if worst.peak <= report.tolerance else " !"
             table.add_row(
                 kind + mark,
-                f"{max(one.max_abs for one in found):.2g}",
-                f"{np.mean([one.mean_abs for one in found]):.2g}",
-                f"{max(one.relative for one in found):.2g}",
+                f"{max(difference.max_abs for difference in differences):.2g}",
+                f"{np.mean([difference.mean_abs for difference in differences]):.2g}",
+                f"{max(difference.relative for difference in differences):.2g}",
                 f"{worst.peak:.2g}",
-                f"{min(one.cosine for one in found):.8f}",
+                f"{min(difference.cosine for difference in differences):.8f}",
                 f"{worst.name} at {worst.worst}",
             )
         console.print(table)
@@ -83,29 +80,26 @@ def show(facts: dict[str, Any], reports: list[Report]) -> None:
 
 
 def logits_lines(report: Report) -> list[str]:
-    """Findings about the logits and the decoded tokens, a line each."""
+    """Findings about the logits and the decoded tokens, one per line."""
     a, lines = report.agreement, []
     lines.append(
-        f"logits: KL divergence {a.kl_mean:.2g} nats on average, {a.kl_max:.2g} at most; "
-        f"top-{TOP} agreement "
-        f"{a.top:.1%}"
+        f"logits: KL divergence {a.kl_mean:.2g} nats on average, {a.kl_max:.2g} at most; top-{TOP} "
+        f"agreement {a.top:.1%}"
     )
     if a.first is None:
         lines.append("the likeliest token is the same at every position")
     else:
         lines.append(
             f"the likeliest token first differs at position {a.first}: {a.choices[0]} (margin "
-            f"{a.margins[0]:.3g}) in "
-            f"the reference, {a.choices[1]} (margin {a.margins[1]:.3g}) here"
+            f"{a.margins[0]:.3g}) in the reference, {a.choices[1]} (margin {a.margins[1]:.3g}) here"
         )
     if (d := report.decoded) is not None:
         if d.first is None:
             lines.append(f"decoded by the engine: all {len(d.tokens)} greedy tokens are the same")
         else:
             lines.append(
-                f"decoded by the engine: greedy tokens differ from token {d.first} on, where "
-                "the margins are "
-                f"{d.margins[0]:.3g} and {d.margins[1]:.3g}: "
+                f"decoded by the engine: greedy tokens differ from token {d.first} on, where the "
+                f"margins are {d.margins[0]:.3g} and {d.margins[1]:.3g}: "
                 + ("a near-tie that rounding turned" if d.is_tie else "no tie")
             )
     return lines
@@ -143,7 +137,7 @@ def show_rows(
 
 
 def describe_check(row: dict[str, Any]) -> str:
-    """A check against a trace, in a line."""
+    """The result of a check against a trace, in a line."""
     start = f"{row['backend']}: "
     if row["first_bad"] is not None:
         return (
@@ -170,8 +164,7 @@ def describe_way(row: dict[str, Any]) -> str:
         if row["within"]
         else (
             f"OUTSIDE: {row['backend']}, {row['way']}: relative error {row['relative']:.2g}, "
-            "allowed "
-            f"{row['tolerance']:g}"
+            f"allowed {row['tolerance']:g}"
         )
     )
 
@@ -186,33 +179,31 @@ def describe_company(row: dict[str, Any]) -> str:
         "tolerance": f"numbers within {row['tolerance']:g}",
     }[row["promise"]]
     return (
-        f"OUTSIDE: {row['backend']}, {row['rows']} rows, {row['start']}: {promise} are "
-        "promised; the same tokens in "
-        f"{row['same_tokens']}, the same bits in {row['same_bits']}, relative difference "
-        f"{row['relative']:.2g}"
+        f"OUTSIDE: {row['backend']}, {row['rows']} rows, {row['start']}: {promise} are promised; "
+        f"the same tokens in {row['same_tokens']}, the same bits in {row['same_bits']}, relative "
+        f"difference {row['relative']:.2g}"
     )
 
 
 def batch_verdicts(rows: list[dict[str, Any]]) -> list[str]:
     """A line for each backend whose promises are all kept."""
     kept = {
-        "bits": "a row's tokens and bits do not depend on its company",
-        "tokens": "a row's tokens do not depend on its company",
-        "tolerance": "a row's numbers stay within {:g} whatever else is in "
-        "the batch, and its tokens but "
-        "for near-ties",
+        "bits": "a row's tokens and bits do not depend on the rest of the batch",
+        "tokens": "a row's tokens do not depend on the rest of the batch",
+        "tolerance": "a row's numbers stay within {:g} whatever else is in the batch, "
+        "and its tokens are the same but for near-ties",
     }
-    found: dict[str, str] = {}
+    verdicts: dict[str, str] = {}
     for row in rows:
-        if all(one["within"] for one in rows if one["backend"] == row["backend"]):
-            found[row["backend"]] = (
+        if all(other["within"] for other in rows if other["backend"] == row["backend"]):
+            verdicts[row["backend"]] = (
                 f"{row['backend']}: {kept[row['promise']].format(row['tolerance'])}"
             )
-    return list(found.values())
+    return list(verdicts.values())
 
 
 def describe_repeat(row: dict[str, Any]) -> str:
-    """The bits of all runs, in a line."""
+    """The comparison of all runs, in a line."""
     if row["within"]:
         return (
             f"{row['backend']}: the same bits in {row['runs']} runs, half of them in fresh "
@@ -227,12 +218,12 @@ def describe_repeat(row: dict[str, Any]) -> str:
 
 def stored_formats(checkpoint: Checkpoint) -> str:
     """Formats of a checkpoint's matrices, by their number of weights."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for weight in checkpoint.tensors.values():
         if len(weight.shape) == 2:
             name = weight.format if isinstance(weight, AffineWeight) else weight.dtype
-            found[name] = found.get(name, 0) + math.prod(weight.shape)
-    return "+".join(sorted(found, key=found.__getitem__, reverse=True))
+            sizes[name] = sizes.get(name, 0) + math.prod(weight.shape)
+    return "+".join(sorted(sizes, key=sizes.__getitem__, reverse=True))
 
 
 # The page
@@ -258,16 +249,15 @@ def write_page(
         parts.append(depth_picture(report, config))
         parts.append(position_picture(report))
         rows = "".join(
-            f"<tr{'' if one.peak <= report.tolerance else ' class=outside'}><td>{one.name}</td><td>{one.max_abs:.3g}</td>"
-            f"<td>{one.mean_abs:.3g}</td><td>{one.relative:.3g}</td><td>{one.peak:.3g}</td><td>{one.worst}</td>"
-            f"<td>{one.cosine:.9f}</td></tr>"
-            for one in report.differences
+            f"<tr{'' if d.peak <= report.tolerance else ' class=outside'}><td>{d.name}</td>"
+            f"<td>{d.max_abs:.3g}</td><td>{d.mean_abs:.3g}</td><td>{d.relative:.3g}</td>"
+            f"<td>{d.peak:.3g}</td><td>{d.worst}</td><td>{d.cosine:.9f}</td></tr>"
+            for d in report.differences
         )
         parts.append(
             "<details><summary>every probe</summary><table><tr><th>probe</th><th>max "
-            "abs</th><th>mean abs</th>"
-            "<th>relative</th><th>worst position's</th><th>at</th><th>cosine</th></tr>"
-            f"{rows}</table></details>"
+            "abs</th><th>mean abs</th><th>relative</th><th>worst "
+            f"position's</th><th>at</th><th>cosine</th></tr>{rows}</table></details>"
         )
     page = _PAGE.replace("TITLE", html.escape(f"parity of {facts['model']}")).replace(
         "BODY", "\n".join(parts)
@@ -284,8 +274,10 @@ def depth_picture(report: Report, config: LlamaConfig) -> str:
     """The error of each kind of probe over the layers, as SVG with a logarithmic scale."""
     width, height, left, top = 720, 260, 60, 12
     layers = config.num_hidden_layers
-    series = {kind: found for kind, found in group_by_kind(report).items() if kind in IN_LAYER}
-    values = [one.peak for found in series.values() for one in found] + [report.tolerance]
+    series = {
+        kind: differences for kind, differences in group_by_kind(report).items() if kind in IN_LAYER
+    }
+    values = [d.peak for differences in series.values() for d in differences] + [report.tolerance]
     finite = [value for value in values if 0 < value < math.inf]
     if len(finite) < len(values):  # draws errors of 0 at the bottom
         finite.append(report.tolerance / 1e4)
@@ -312,18 +304,18 @@ def depth_picture(report: Report, config: LlamaConfig) -> str:
             f'text-anchor="end">1e{power}</text>'
         )
     parts.append(level(report.tolerance, 'stroke="#c22" stroke-dasharray="5 4"'))
-    for number, (kind, found) in enumerate(series.items()):
+    for number, (kind, differences) in enumerate(series.items()):
         colour = f"hsl({number * 36} 65% 45%)"
         points = " ".join(
-            f"{x(int(one.name.split('.')[0])):.1f},{y(one.peak):.1f}" for one in found
+            f"{x(int(d.name.split('.')[0])):.1f},{y(d.peak):.1f}" for d in differences
         )
         parts.append(
             f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
         )
         parts += [
-            f'<circle cx="{x(int(one.name.split(".")[0])):.1f}" cy="{y(one.peak):.1f}" r="2.5" '
-            f'fill="{colour}"><title>{one.name}: {one.peak:.3g}</title></circle>'
-            for one in found
+            f'<circle cx="{x(int(d.name.split(".")[0])):.1f}" cy="{y(d.peak):.1f}" r="2.5" '
+            f'fill="{colour}"><title>{d.name}: {d.peak:.3g}</title></circle>'
+            for d in differences
         ]
         parts.append(
             f'<text x="{width - 140}" y="{top + 12 + 16 * number}" fill="{colour}">{kind}</text>'
@@ -343,11 +335,11 @@ def depth_picture(report: Report, config: LlamaConfig) -> str:
 
 
 def position_picture(report: Report) -> str:
-    """The worst probe's error of each layer at each position, as a map of colours."""
+    """The error of each layer's worst probe at each position, as a heat map."""
     rows: dict[str, np.ndarray] = {}
-    for one in report.differences:
-        name = one.name.split(".")[0] if "." in one.name else one.name
-        rows[name] = np.maximum(rows.get(name, 0.0), one.positions)
+    for difference in report.differences:
+        name = difference.name.partition(".")[0]
+        rows[name] = np.maximum(rows.get(name, 0.0), difference.positions)
     T = len(next(iter(rows.values())))
     edges = np.linspace(0, T, min(COLUMNS, T) + 1).astype(int)
     cell, line, left = 10, 14, 80

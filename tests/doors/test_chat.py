@@ -83,8 +83,8 @@ def seen(session):
         ("/hlep", "there is no command '/hlep' (did you mean /help?)"),
         ("/", "there is no command '/' (/help lists them"),
         ("/frobnicate \x1b[31m", "'/frobnicate'"),
-        ("/clear all", "/clear takes nothing after it"),
-        ("/save", "/save needs something after it: /save FILE"),
+        ("/clear all", "/clear takes no argument"),
+        ("/save", "/save needs an argument: /save FILE"),
         ("/load /nowhere/at all", "/nowhere/at all: cannot be read"),
         ("/load /", "/: is not a file"),
         ("/load ~nobodyhere/x", "cannot be read"),
@@ -1334,7 +1334,7 @@ def test_edit_in_a_script_needs_its_text(toy, door):
     )
     assert (
         result.err.count("error: ") == 1
-        and "/edit needs the new text after it here: /edit TEXT" in result.err
+        and "/edit needs the new text here: /edit TEXT" in result.err
     )
     assert result.out.count("\n") >= 2 and result.code == 2
 

@@ -87,7 +87,7 @@ def test_a_text_that_cannot_be_read(data, message, tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="/dev/zero is not Windows's")
 def test_a_text_without_an_end(monkeypatch):
-    monkeypatch.setattr(running, "MOST_TEXT", 1000)
+    monkeypatch.setattr(running, "MAX_CHARACTERS", 1000)
     with pytest.raises(LlamaError, match="/dev/zero: is longer than 1000 characters"):
         cli.read_text("/dev/zero")
 

@@ -179,7 +179,7 @@ def test_ctrl_c_keeps_what_is_finished(door, toy_llm, tmp_path, monkeypatch):
     done = door(generate.main, "--prompts", source, "-o", tmp_path / "out")
     assert (
         done.code == 130
-        and "(stopped after 1 of 2 requests; the same command does the rest)" in done.err
+        and "(stopped after 1 of 2 requests; run the same command again for the rest)" in done.err
     )
     assert list(results(tmp_path / "out")) == [0]
     assert door(generate.main, "--prompts", source, "-o", tmp_path / "out").code == 0

@@ -534,7 +534,7 @@ def test_a_broken_promise_is_exit_code_1_and_named(batch):
     assert (
         "the same bits are promised; the same tokens in 3 of 3, the same bits in 0 of 3" in lines[0]
     )
-    assert "do not depend on its company" not in done.out
+    assert "do not depend on the rest of the batch" not in done.out
     assert batch(Counting()).code == 0
 
 
@@ -542,7 +542,8 @@ def test_kept_promises_are_said_in_a_line(batch):
     done = batch(ToyModel(), promises_bits=True)
     assert (
         done.code == 0
-        and done.out.splitlines()[-1] == "cpu: a row's tokens and bits do not depend on its company"
+        and done.out.splitlines()[-1]
+        == "cpu: a row's tokens and bits do not depend on the rest of the batch"
     )
     table = [line.split("│")[1:-1] for line in done.out.splitlines() if line.startswith("│")]
     assert [[cell.strip() for cell in line][2:7] for line in table] == [
@@ -556,7 +557,7 @@ def test_kept_promises_are_said_in_a_line(batch):
     )
     assert (
         batch(ToyModel(), "2").out.splitlines()[-1]
-        == "cpu: a row's tokens do not depend on its company"
+        == "cpu: a row's tokens do not depend on the rest of the batch"
     )
 
 

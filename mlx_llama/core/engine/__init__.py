@@ -1,3 +1,1 @@
-"""Many requests on one model: their rows of the cache, the loop that computes them, drafts and
-memory.
-"""
+"""Concurrent requests on a model: scheduling, rows of the cache, speculation and memory."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-TILE = 32  # positions: fewer cost the CPU's kernels as much
-STEPS = 4  # a tick with a chunk takes at most about as long as so many steps
-WEIGHT = 0.25  # of a new measurement in an average
+TILE = 32  # positions; the CPU's kernels take as long for fewer
+STEPS = 4  # duration of a tick with a chunk, in steps, at most
+WEIGHT = 0.25  # of a new measurement in the running average
 
 
 class Chunks:
-    """Measures a model's pace, and chooses the size of the next chunk by it.
+    """Chooses the size of the next chunk by the measured speed of the model.
 
-    For models whose bits do not depend on chunks: others would answer differently from run to run.
+    Only for models whose bits do not depend on chunks; answers of others would vary between runs.
     """
 
     def __init__(self, maximum: int):
@@ -19,8 +19,8 @@ class Chunks:
         self.token_seconds: float | None = None
 
     def note(self, seconds: float, tokens: int, is_stepping: bool) -> None:
-        """Learn from a tick. tokens: of prompts; is_stepping: it computed a step of others as
-        well.
+        """Account for a tick. tokens: of prompts. is_stepping: it also computed a step of other
+        requests.
         """
         if tokens == 0:
             self.step_seconds = _average(self.step_seconds, seconds)

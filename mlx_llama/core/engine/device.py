@@ -1,6 +1,4 @@
-"""The calls that reach the device's queue, launch and read, counted in the completions that they
-serve.
-"""
+"""Launches and reads on the device, counted in the completions that they serve."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from mlx_llama.core.generation.completion import Writer
 
 
 class Device:
-    """Launches and reads of one model on one cache: the served one, or a draft model."""
+    """Launches and reads of a model (the served model or a draft model) on its cache."""
 
     def __init__(self, backend: Backend, model: Model, cache: Cache):
         self.backend = backend

@@ -1,6 +1,4 @@
-"""A thread that makes all calls on a model's arrays, for MLX, whose streams and traces belong to
-threads.
-"""
+"""A thread for all calls on a model's arrays: MLX's streams and traces are per thread."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ Call = tuple[Future, Callable[[], Any]]
 
 
 class Home:
-    """Runs calls one after the other in a thread of its own.
+    """Runs calls one after the other in a dedicated thread.
 
     MLX caches traces per thread, by the address of the traced function, which a later model's
     function may reuse. Ending the thread with its model drops them.
@@ -58,7 +56,7 @@ class Home:
     def _submit(self, function: Callable[..., Any], arguments: tuple) -> Future:
         future: Future = Future()
         call = (future, functools.partial(contextvars.copy_context().run, function, *arguments))
-        # A forked process lacks the thread; the backend reports there that it cannot compute.
+        # A forked process lacks the thread; the backend's call reports the error there.
         if threading.get_ident() == self._thread.ident or os.getpid() != self._process:
             _run(*call)
         else:
@@ -82,5 +80,5 @@ def _serve(calls: queue.SimpleQueue[Call | None]) -> None:
         while call := calls.get():
             _run(*call)
             del call  # an idle thread keeps no model alive
-    except KeyboardInterrupt:  # arrived just after the call had ended
+    except KeyboardInterrupt:  # raised just after the call had ended
         pass

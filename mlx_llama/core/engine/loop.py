@@ -1,8 +1,8 @@
-"""The loop: who ticks, on which thread, and what happens to it in a forked process.
+"""The loop that ticks the scheduler: its thread, Ctrl-C, and forked processes.
 
 Ticks run inline, in the thread that waits for a token, or on a thread of the loop (`start`). Ctrl-C
-is put off to the end of a tick, or of another change of the rows, so that it leaves nothing half
-done; only the computation of a prompt ends at once.
+is deferred to the end of a tick or of another change of the rows, so that the state stays
+consistent; only the computation of a prompt ends at once.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from .request import Handle, Request, Sequence
 from .scheduler import Scheduler
 
 KEPT_ROWS = 8  # rows of ended requests that stay as prefixes
-WAKE_SECONDS = 0.5  # a consumer looks again after this time
+WAKE_SECONDS = 0.5  # a waiting consumer checks again after this time
 
 
 class Loop:
     """Serves requests on one model; any thread may call it.
 
     context: positions of a request, prompt and answer together. draft: a smaller model that guesses
-    tokens. cache_memory: bytes of all keys and values; None: what is free when the first request
-    comes, less a tenth, at least 256 MB. max_rows: requests in one step. kept_rows: ended ones that
-    stay as prefixes of later prompts. home: the thread that makes all calls of the backend, None
-    for the threads that tick.
+    tokens. cache_memory: bytes of all keys and values; None: the memory that is free at the first
+    request, less a tenth, at least 256 MB. max_rows: requests in one step. kept_rows: ended ones
+    that stay as prefixes for later prompts. home: the thread for all calls of the backend; None:
+    the threads that tick.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Loop:
     # Ticks
 
     def tick(self) -> bool:
-        """Compute one token of each running request. False: there was nothing to do."""
+        """Compute a token of each running request. False: there was nothing to do."""
         return self._between_ticks(self._tick)
 
     def _between_ticks(self, function: abc.Callable[..., Any], *arguments: Any) -> Any:
@@ -230,8 +230,8 @@ class Loop:
         return self._between_ticks(lambda: self.scheduler.rows.export(tokens, adapter))
 
     def erase(self, tokens: abc.Sequence[int]) -> int:
-        """Drop the kept rows that hold a prefix of `tokens` and nothing else; returns the longest
-        one's length.
+        """Drop the kept rows that hold only a prefix of `tokens`; returns the longest prefix's
+        length.
         """
         return self._between_ticks(lambda: self.scheduler.rows.drop_prefixes(tokens))
 

@@ -1,6 +1,4 @@
-"""Memory of keys and values: the default budget, room for the next positions, and the request that
-makes room for others.
-"""
+"""Memory of keys and values: the default budget, room for the next positions, eviction."""
 
 from __future__ import annotations
 
@@ -12,14 +10,14 @@ from .queues import Queues
 from .request import Sequence, Status
 from .steps import Steps
 
-LEAST_RESERVE = 256 << 20  # bytes left to activations, growing storage and other programs
+MIN_RESERVE = 256 << 20  # bytes left for activations, growing storage and other programs
 
 
 def default_budget(free: int) -> int:
     """Bytes for all keys and values. free: bytes of memory beside the weights, of which a tenth
     stays free.
     """
-    return max(0, free - max(free // 10, LEAST_RESERVE))
+    return max(0, free - max(free // 10, MIN_RESERVE))
 
 
 class Memory:
@@ -37,14 +35,13 @@ class Memory:
         needed, budget = self.rows.nbytes_for(length + 1), self.rows.budget
         if budget is not None and needed > budget:
             raise ContextError(
-                f"keys and values of the prompt's {length} tokens take {needed / 1e6:.1f} MB, "
-                "and the cache may take "
-                f"{budget / 1e6:.1f} MB: shorten the prompt, raise `cache_memory`, or close "
-                "other programs"
+                f"keys and values of the prompt's {length} tokens take {needed / 1e6:.1f} MB, and "
+                f"the cache may take {budget / 1e6:.1f} MB: shorten the prompt, raise "
+                "`cache_memory`, or close other programs"
             )
 
     def make_room(self, sequences: list[Sequence], count: int) -> list[Sequence]:
-        """Those of `sequences` that can grow by `count` positions."""
+        """Make room for `count` more positions of `sequences`; returns those that have it."""
         lengths = self.rows.cache.lengths
         while sequences:
             try:
@@ -74,8 +71,8 @@ class Memory:
         return []
 
     def refuse(self, sequence: Sequence) -> None:
-        """End a request that waits and does not fit although no other runs. Raises ContextError if
-        it never ran.
+        """End a waiting request that does not fit although no other runs. Raises ContextError if it
+        never ran.
         """
         length = len(sequence.tokens)
         if length > sequence.prompt_length:
@@ -85,8 +82,7 @@ class Memory:
         self.check(length)
         raise ContextError(
             "memory has no room for the prompt's keys and values: shorten the prompt, or close "
-            "other "
-            "programs"
+            "other programs"
         )
 
     def _end_answer(self, sequence: Sequence) -> None:
@@ -95,14 +91,13 @@ class Memory:
             "context",
             "the answer ends because memory has no room for more keys and values: those of "
             f"{length} tokens take {self.rows.nbytes_for(length) / 1e6:.1f} MB; raise "
-            "cache_memory or close "
-            "other programs",
+            "`cache_memory` or close other programs",
         )
         self.queues.end(sequence)
 
     def free(self, error: Exception) -> bool:
-        """Free memory after an error of a step. False if it is another error, or there is nothing
-        to free.
+        """Free memory after a step failed for lack of it. False for other errors, or if nothing can
+        be freed.
         """
         if not self.is_out_of_memory(error):
             return False

@@ -1,6 +1,4 @@
-"""Prefixes that two token sequences share: the part of a prompt that a cache need not compute
-again.
-"""
+"""Common prefixes of token sequences: the part of a prompt that is in the cache already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that wait and requests that have a row. Their status and row change here only."""
+"""Waiting requests and those with a row. Only this module changes their status and row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Queues:
         self.waiting: deque[Sequence] = deque()
         self.prefilling: Sequence | None = None
         self.running: list[Sequence] = []  # in the order of admission
-        # requests whose row was freed while memory was short, to be computed again
+        # times that a row was freed for lack of memory, to be computed again
         self.set_asides = 0
 
     @property
@@ -33,14 +33,14 @@ class Queues:
         sequence.row, sequence.status, self.prefilling = row, Status.PREFILLING, sequence
 
     def run(self, sequence: Sequence) -> None:
-        """The first step of an admitted request is launched."""
+        """Move an admitted request to the running ones, after its first step is launched."""
         self._remove(sequence)
         sequence.processed, sequence.status = sequence.prompt_length, Status.RUNNING
         self.running.append(sequence)
 
     def set_aside(self, sequence: Sequence) -> None:
-        """Free a row; the request goes to the front of the queue and is computed again later, to
-        the same tokens.
+        """Free a request's row and put it at the front of the queue. It is computed again later,
+        with the same tokens.
         """
         self.set_asides += 1
         self._remove(sequence)
@@ -50,8 +50,8 @@ class Queues:
         self.rows.release(row)
 
     def end(self, sequence: Sequence, error: Exception | None = None) -> None:
-        """End a request. Its row stays as a prefix, or is freed after an error. Later calls change
-        nothing.
+        """End a request. Its row stays as a prefix, or is freed after an error. Later calls have no
+        effect.
         """
         if sequence.status is Status.ENDED:
             return

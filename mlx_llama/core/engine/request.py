@@ -25,7 +25,7 @@ NO_ROW = NO_SLOT = -1
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and the conditions of its answer."""
+    """A prompt and the parameters of its answer."""
 
     prompt: abc.Sequence[int]
     options: Resolved
@@ -33,21 +33,21 @@ class Request:
     starts_text: bool = True
     eos: frozenset[int] | None = None  # end tokens, None for the model's
     wants_text: bool = True  # False where token ids suffice
-    # of its completion, None for those of the options and the speculation
+    # notices of its completion; None: those about options and speculation
     notices: abc.Sequence[str] | None = None
     # Called in the thread that computes, after each chunk of the prompt, each token and at the end.
     # Its exceptions end the request.
     notify: abc.Callable[[], None] | None = None
-    rule: Rule | None = None  # that the answer must match, None for the options'
-    # maximum time to compile the rule, None for a request that is trusted
+    rule: Rule | None = None  # for the answer; None: the rule of the options
+    # maximum time to compile the rule; None for trusted requests
     compile_seconds: float | None = None
-    # special tokens that appear in the text, such as those that open a tool call
+    # special tokens to show in the text, such as the start of a tool call
     shown: frozenset[int] = frozenset()
-    reuses: bool = True  # known prefixes of the prompt
-    # after which the answer ends with its next token, if it has a line break
+    reuses: bool = True  # cached prefixes of the prompt
+    # time limit from the first token, applied once the text has a line break
     decode_seconds: float | None = None
     hooks: Hooks = Hooks()
-    begun: int = 0  # tokens at the prompt's end that begin the answer, which goes on from them
+    begun: int = 0  # last tokens of the prompt that are the beginning of the answer
 
 
 class Status(enum.Enum):
@@ -61,10 +61,10 @@ class Status(enum.Enum):
 
 @dataclass(eq=False)
 class Sequence:
-    """A request being served. Only ticks change it, but for the fields at the end."""
+    """The state of a request. Only ticks change it, except for the last fields."""
 
     request: Request
-    # prompt and answer as far as the host knows them; others read this list and never copy it
+    # prompt and answer as known on the host; shared with readers, never copied
     tokens: list[int]
     limit: int  # maximum number of tokens of the answer
     writer: Writer
@@ -74,14 +74,14 @@ class Sequence:
     number: int = 0  # order of submission
     adapter: int = 0  # number of the adapter that computes it, 0 for none
     processed: int = 0  # tokens of the prompt whose chunk was launched, reused ones included
-    told: int = 0  # `processed` as the caller knows it
+    told: int = 0  # `processed` at the last call of on_progress
     status: Status = Status.WAITING
     row: int = NO_ROW  # of the cache
     slot: int = NO_SLOT  # see Slots; from its first row on
     error: Exception | None = None
     is_cancelled: bool = False  # set by any thread; the next tick ends the request
-    news: threading.Event | None = None  # of a consumer on another thread that waits
-    # a cancelled sequence takes no more tokens
+    news: threading.Event | None = None  # set for a waiting consumer on another thread
+    # held to append a token and to cancel
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -94,25 +94,25 @@ class Sequence:
 
     @property
     def needs_logits(self) -> bool:
-        """True if each step waits for its logits, which a function of the caller changes."""
+        """True if the caller's processors change the logits; each step then waits for them."""
         return bool(self.request.hooks.processors)
 
     def process(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Logits float32 [1, V] of the next token as the caller's functions leave them. Raises what
-        they raise.
+        """Apply the caller's processors to the next token's logits, float32 [1, V]. Raises their
+        errors.
         """
         return self.request.hooks.process(self.tokens, logits)
 
     @property
     def left(self) -> int:
-        """Tokens that may still be generated."""
+        """Number of tokens that may still be generated."""
         return self.limit + len(self.request.prompt) - len(self.tokens)
 
     def take(self, token: int, now: float, logprobs: TokenLogprobs | None = None) -> bool:
         """Append a generated token; False if the answer ends here. now: busy seconds (see Clock).
 
-        Raises NumericalError for -1, which a step gives where no logit is finite, or one is NaN or
-        infinite.
+        Raises NumericalError for -1, by which a step reports a logit that is NaN or infinite, or
+        that none is finite.
         """
         if token < 0:
             raise NumericalError(self._describe_numbers())
@@ -143,13 +143,12 @@ class Sequence:
         if self.needs_logits:
             cause += ", or the function logits_processor forbade every token"
         return (
-            f"the model's logits are not finite after {len(self.tokens)} tokens: {cause}; "
-            "fetch the model again, or try "
-            "`dtype='float32'`"
+            f"the model's logits are not finite after {len(self.tokens)} tokens: {cause}; fetch "
+            "the model again, or try `dtype='float32'`"
         )
 
     def tell(self) -> None:
-        """Wake the consumer. Raises what the request's callbacks raise."""
+        """Wake the consumer and call the callbacks. Raises their errors."""
         on_progress = self.request.hooks.on_progress
         if on_progress and self.told != self.processed:
             self.told = self.processed
@@ -161,9 +160,7 @@ class Sequence:
             self.request.notify()
 
     def finish(self, error: Exception | None = None) -> None:
-        """End the answer, by an error or as the writer or the consumer ended it, and wake the
-        consumer.
-        """
+        """End the request, after an error or once its answer has ended, and wake the consumer."""
         if error is not None:
             self.error = error
             self.writer.fail(error)
@@ -175,7 +172,7 @@ class Sequence:
 
 
 class Ticker(Protocol):
-    """The part of the loop that a handle calls."""
+    """The loop, as a handle uses it."""
 
     def enqueue(self, sequence: Sequence) -> None: ...
     # runs or awaits a tick
@@ -184,8 +181,8 @@ class Ticker(Protocol):
 
 
 class Handle:
-    """An answer as it comes: an iterator of pieces of text. `completion` grows, and is final after
-    the last piece.
+    """A streamed answer: an iterator of pieces of text. `completion` grows, and is final after the
+    last piece.
 
     One thread reads at a time; any thread may cancel. A handle that is dropped cancels its request.
     Raises the request's error, and SessionError in a thread that reads while another one does.
@@ -231,7 +228,7 @@ class Handle:
             yield self.completion.tokens[count - 1]
 
     def until_error(self) -> abc.Iterator[int]:
-        """`tokens` that end where the request fails: `completion.error` says why."""
+        """As `tokens`, but stop where the request fails: `completion.error` has the reason."""
         try:
             yield from self.tokens()
         except Exception:
@@ -251,9 +248,7 @@ class Handle:
 
     @property
     def slot(self) -> int:
-        """Its number among the running requests, which others may have had since; -1 until it
-        runs.
-        """
+        """Its number among the running requests, reused after it ends; -1 until it runs."""
         return self._sequence.slot
 
     @property
@@ -278,7 +273,7 @@ class Handle:
     close = cancel
 
     def __del__(self) -> None:
-        self._sequence.is_cancelled = True  # nothing more: it may run inside a tick
+        self._sequence.is_cancelled = True  # only this: __del__ may run inside a tick
 
     def _await(self, count: int) -> None:
         """Return once there are `count` tokens or the request is over. Raises its error."""

@@ -18,12 +18,7 @@ MIN_COPY = 8  # tokens of a prefix that are worth a copy
 
 
 class Rows:
-    """Who has which row of a cache, within a budget of bytes.
-
-    cache: of the model. drafts: the draft model's, with the same rows, or None. budget: bytes of
-    keys and values; None: unlimited. max_kept: rows that stay as prefixes after their sequence
-    ended. is_out_of_memory: of the backend's runtime.
-    """
+    """The owners of a cache's rows, within a budget of bytes."""
 
     def __init__(
         self,
@@ -35,11 +30,11 @@ class Rows:
         is_out_of_memory: Callable[[Exception], bool],
     ):
         self.config = config
-        self.cache = cache
-        self.drafts = drafts
-        self.budget = budget
-        self.max_kept = max_kept
-        self.is_out_of_memory = is_out_of_memory
+        self.cache = cache  # of the model
+        self.drafts = drafts  # of the draft model, with the same rows, or None
+        self.budget = budget  # bytes of keys and values; None: unlimited
+        self.max_kept = max_kept  # rows that stay as prefixes after their sequence ended
+        self.is_out_of_memory = is_out_of_memory  # of the backend's runtime
         self.free = list(range(cache.rows))[::-1]
         # Each row's tokens are its request's list, which may be longer than the row.
         self.used: dict[int, Sequence[int]] = {}
@@ -60,7 +55,7 @@ class Rows:
         )
 
     def growth(self, ends: Mapping[int, int]) -> int:
-        """Bytes to allocate until each row has room for its end."""
+        """Bytes to allocate so that each row has room up to its end."""
         return sum(max(0, self.nbytes_for(end) - self._taken(row)) for row, end in ends.items())
 
     def _taken(self, row: int) -> int:
@@ -77,8 +72,8 @@ class Rows:
         return grown == 0 or self.nbytes + grown <= self.budget
 
     def make_room(self, ends: Mapping[int, int], spared: int = -1) -> bool:
-        """Drop kept prefixes, but `spared`, until these rows may grow; False if that does not
-        suffice.
+        """Drop kept prefixes, except `spared`, until these rows may grow; False if there are too
+        few.
         """
         while not self.fits(ends):
             if not self._drop_oldest(spared):
@@ -86,8 +81,8 @@ class Rows:
         return True
 
     def reserve(self, ends: Mapping[int, int]) -> bool:
-        """Allocate room for these ends, dropping kept prefixes where memory is short; False if that
-        does not suffice.
+        """Allocate room up to these ends, and drop kept prefixes if memory is short; False if there
+        are too few.
         """
         allocated = self.cache.allocated
         for row, end in ends.items():
@@ -107,14 +102,15 @@ class Rows:
         return False
 
     def _is_short(self, error: Exception) -> bool:
-        """True if other processes have taken memory."""
+        """True for an error that means that memory is short."""
         return isinstance(error, ContextError) or self.is_out_of_memory(error)
 
     # Prefixes
 
     def find_prefix(self, tokens: Sequence[int], adapter: int) -> tuple[int, int]:
-        """The row with the longest common prefix by the same adapter, and its length, 0 for none;
-        at least one token of `tokens` is left over."""
+        """(row, length) of the longest common prefix by the same adapter, length 0 for none. Leaves
+        at least one token of `tokens` to compute.
+        """
         best, longest = -1, 0
         for row, known in [*self.kept.items(), *self.used.items()]:
             if self.cache.adapters[row] != adapter:
@@ -122,7 +118,7 @@ class Rows:
             length = min(common_prefix(known, tokens), self.cache.lengths[row], len(tokens) - 1)
             if length > longest:
                 best, longest = row, length
-        # keys beyond the trained length are rotated for their own length
+        # beyond the trained length, keys are rotated for one length of text
         if rope.length_dependent(self.config) and longest:
             if max(len(tokens), self.cache.lengths[best]) > self.config.max_position_embeddings:
                 return -1, 0
@@ -133,12 +129,12 @@ class Rows:
     def claim(
         self, tokens: Sequence[int], end: int, reuses: bool = True, adapter: int = 0
     ) -> tuple[int, int] | None:
-        """A row for `tokens` that may grow to `end` positions: (row, reused positions). None where
-        there is no room.
+        """Claim a row for `tokens` that may grow to `end` positions: (row, reused positions), or
+        None without room.
 
-        Takes over a kept row that would be wholly used, else copies the longest common prefix to a
-        free row. The row has storage for the tokens. reuses: prefixes at all. adapter: number of
-        the one that computes the row.
+        Takes over a kept row that is used entirely, else copies the longest common prefix to a free
+        row. The row has storage for the tokens. reuses: prefixes are reused. adapter: number of the
+        adapter that computes the row.
         """
         in_use = sum(map(self._taken, self.used))
         if self.budget is not None and in_use + self.nbytes_for(end) > self.budget:
@@ -146,7 +142,7 @@ class Rows:
         source, reused = self.find_prefix(tokens, adapter) if reuses else (-1, 0)
         is_kept = source in self.kept
         if is_kept:
-            self.kept[source] = self.kept.pop(source)  # used now
+            self.kept[source] = self.kept.pop(source)  # most recently used
         takes_over = is_kept and reused >= self.cache.lengths[source] - 1
         if not takes_over and reused < MIN_COPY:
             source, reused, is_kept = -1, 0, False
@@ -179,7 +175,7 @@ class Rows:
         return self.make_room({self.free[-1]: end}, spared)
 
     def _copy(self, source: int, target: int, length: int) -> int:
-        """Copy a prefix; returns its length, 0 where memory is short."""
+        """Copy a prefix; returns its length, 0 if memory is short."""
         try:
             self.cache.copy_prefix(source, target, length)
             return length
@@ -201,7 +197,7 @@ class Rows:
             return
         try:
             self.cache.trim(length, row)
-        except Exception:  # a prefix is not worth an error
+        except Exception:  # do without the prefix
             self._free(row)
             return
         self.kept[row] = tokens
@@ -209,8 +205,9 @@ class Rows:
             self._drop_oldest()
 
     def export(self, tokens: Sequence[int] | None, adapter: int) -> dict[str, Any]:
-        """State of the longest prefix of `tokens` by this adapter; tokens None: of the row kept
-        last; {}: there is none. See Cache.state."""
+        """State of the longest prefix of `tokens` by this adapter, {} if there is none (see
+        Cache.state). tokens None: of the row kept last.
+        """
         if tokens is None:
             row = next(
                 (row for row in reversed(self.kept) if self.cache.adapters[row] == adapter), -1
@@ -235,9 +232,8 @@ class Rows:
         if not self._make_free(len(tokens)):
             raise ContextError(
                 f"the saved cache of {len(tokens)} tokens takes "
-                f"{self.nbytes_for(len(tokens)) / 1e6:.1f} MB, and "
-                "running requests have the cache's memory: load it before them, or raise "
-                "`cache_memory`"
+                f"{self.nbytes_for(len(tokens)) / 1e6:.1f} MB, and running requests have the "
+                "cache's memory: load it before them, or raise `cache_memory`"
             )
         row = self.free.pop()
         self.kept[row] = tokens
@@ -254,15 +250,15 @@ class Rows:
         self._free(row)
 
     def _drop_oldest(self, spared: int = -1) -> bool:
-        """Drop the least recently used prefix, but `spared`; False if there is none."""
+        """Drop the least recently used prefix, except `spared`; False if there is none."""
         row = next((row for row in self.kept if row != spared), None)
         if row is not None:
             self.drop(row)
         return row is not None
 
     def drop_prefixes(self, tokens: Sequence[int]) -> int:
-        """Drop all rows that are kept with a prefix of `tokens`; returns the longest one's length,
-        0 without any.
+        """Drop all kept rows that hold only a prefix of `tokens`; returns the longest prefix's
+        length.
         """
         lengths = {row: self.cache.lengths[row] for row in self.kept}
         prefixes = [
@@ -287,7 +283,7 @@ class Rows:
     def _free(self, row: int) -> None:
         try:
             self._empty(row)
-        except Exception:  # once more, or the row is lost
+        except Exception:  # try once more: otherwise the row is lost
             self._empty(row)
         self.free.append(row)
 

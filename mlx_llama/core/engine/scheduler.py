@@ -1,9 +1,9 @@
 """A tick: admit a request, launch one chunk of a prompt and one step for all rows, read the step's
 tokens.
 
-A device that works by itself receives step n+1 before step n is read, as long as the rows stay the
-same; the surplus step of a row that ended is trimmed. A row that needs its last token on the host,
-to draft from it, has steps of its own.
+An asynchronous device receives step n+1 before step n is read, as long as the rows stay the same;
+the surplus step of a row that ended is trimmed. A row that drafts from its last token, which must
+be on the host, has separate steps.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .speculate import DraftModel
 from .steps import Step, Steps, group
 
 SHARED_CHUNK = 512  # maximum number of prompt tokens per tick while others run
-PORTION = 256  # positions of an answer that admission counts in advance
+PORTION = 256  # positions of an answer that admission reserves
 
 
 class Clock:
-    """Seconds during which ticks ran. Time that consumers spend on a token does not count."""
+    """Counts busy seconds, in which a tick runs; not the time that consumers spend on a token."""
 
     def __init__(self) -> None:
         self._idle = 0.0
@@ -47,7 +47,7 @@ class Clock:
 
 
 class Scheduler:
-    """Requests on one model and their rows. One thread at a time may call it. See Loop for the
+    """Serves requests on a model with its rows. One thread at a time may call it. See Loop for the
     parameters.
     """
 
@@ -82,7 +82,7 @@ class Scheduler:
         self.clock.start()
         try:
             return self._tick()
-        except Exception as error:  # a defect: it must not end the loop
+        except Exception as error:  # a bug must not end the loop
             self.steps.forget()
             for sequence in self.queues.admitted:
                 self.queues.end(sequence, error)
@@ -125,8 +125,8 @@ class Scheduler:
     # Admission
 
     def _admit(self) -> None:
-        """Give the next request a row, if there is one and memory for its prompt and a first
-        portion.
+        """Give the next request a row, if one is free and memory suffices for its prompt and a
+        portion of its answer.
         """
         queues, rows = self.queues, self.rows
         if queues.prefilling or not queues.waiting or len(queues.running) >= self.max_rows:
@@ -159,9 +159,8 @@ class Scheduler:
                 sequence.writer.add_notices(
                     [
                         "no prefix is reused: this model's dynamic rope rotates keys of a text "
-                        "beyond "
-                        f"{self.model.config.max_position_embeddings} tokens by angles of its "
-                        "length"
+                        f"beyond {self.model.config.max_position_embeddings} tokens by angles of "
+                        "its length"
                     ]
                 )
         except Exception as error:
@@ -176,8 +175,8 @@ class Scheduler:
     # Prefill
 
     def _prefill(self) -> int:
-        """Launch a chunk of the admitted prompt; with the last one, the step of its first token.
-        Returns its size.
+        """Launch a chunk of the admitted prompt, with the last chunk the step of the first token.
+        Returns the chunk's size.
         """
         sequence = self.queues.prefilling
         if sequence is None:
@@ -188,7 +187,7 @@ class Scheduler:
             with interruptible():  # a chunk may take long
                 sequence.speculation.prefill(end)
                 if end == len(tokens):
-                    # samples too, which saves one pass over the weights
+                    # samples in the same pass over the weights
                     self.steps.launch_rest(sequence)
                 else:
                     self.steps.prefill(sequence, tokens[start:end])
@@ -206,10 +205,10 @@ class Scheduler:
         return end - start
 
     def _choose_chunk(self, sequence: Sequence, start: int) -> int:
-        """Prompt tokens in the next chunk."""
+        """Number of prompt tokens in the next chunk."""
         if self._has_one_length(len(sequence.tokens)):
-            # Each chunk would be rotated for another length; an answer that is resumed was decoded
-            # token by token.
+            # Each chunk would be rotated for another length. The beginning of a resumed answer was
+            # decoded token by token.
             return sequence.prompt_length if start < sequence.prompt_length else 1
         chunk = min(sequence.options.prefill_step_size, self.model.prefill_width)
         if not self.queues.running:
@@ -219,8 +218,8 @@ class Scheduler:
     # Step
 
     def _launch(self, may_wait: bool = True) -> None:
-        """Launch a step for every running sequence that has none. may_wait: also for those that
-        wait for their logits.
+        """Launch a step for every running sequence without one. may_wait: including those that wait
+        for their logits.
         """
         self.memory.is_short = False
         busy = {id(sequence) for step in self.steps.launched for sequence in step.sequences}
@@ -239,9 +238,9 @@ class Scheduler:
 
     def _launch_alone(self, sequence: Sequence) -> bool:
         """Launch a step of several positions for a row that drafts or whose grammar forced tokens.
-        False: it needs none.
+        False: the row needs none.
         """
-        if sequence.status is not Status.RUNNING:  # set aside for one before
+        if sequence.status is not Status.RUNNING:  # set aside for an earlier sequence
             return True
         if sequence.constraint:
             return self._launch_forced(sequence)
@@ -271,7 +270,7 @@ class Scheduler:
         if not self.memory.make_room([sequence], min(count, SHARED_CHUNK)):
             return True
         try:
-            if count > SHARED_CHUNK:  # the next tick goes on
+            if count > SHARED_CHUNK:  # the next tick continues
                 self.steps.prefill(sequence, sequence.tokens[start : start + SHARED_CHUNK])
             else:
                 self.steps.launch_rest(sequence)
@@ -280,12 +279,12 @@ class Scheduler:
         return True
 
     def _run_ahead(self, launched: list[Step]) -> None:
-        """Launch the steps after those that are not read yet, unless their tokens may change the
-        rows or be drafted from.
+        """Launch the next steps before these are read, unless their tokens may change the rows or
+        give drafts.
         """
         groups = group(self.queues.running, True)
         for step in launched:
-            # A launched step cannot be cancelled, so do not run ahead of a possible draft.
+            # A launched step cannot be cancelled: do not run ahead of a possible draft.
             if (
                 self.memory.is_short
                 or step.drafts
@@ -306,7 +305,7 @@ class Scheduler:
             try:
                 if self.rows.reserve(ends):
                     self.steps.launch(step.sequences, step.tokens)
-            except Exception:  # launch it again once the tokens are read
+            except Exception:  # it is launched again once the tokens are read
                 for sequence in step.sequences:
                     self._rewind(sequence, ends[sequence.row] - 1)
 
@@ -326,7 +325,7 @@ class Scheduler:
         return True
 
     def _take(self, step: Step, sampled: list[int]) -> None:
-        """Append the tokens that a step gave, and those that a grammar forces after them."""
+        """Append the tokens of a step, and those that a grammar forces after them."""
         now, width = self.clock.now(), len(sampled) // len(step.sequences)
         for row, sequence in enumerate(step.sequences):
             if sequence.status is not Status.RUNNING:  # it ended while the step ran
@@ -344,8 +343,8 @@ class Scheduler:
                     goes_on = sequence.take(
                         columns[0], now, unpack(columns, sequence.options.logprobs)
                     )
-                # Log-probabilities come one a step; dynamic rope rotates several positions of one
-                # call alike.
+                # A step gives log-probabilities of one token; dynamic rope rotates all positions
+                # of a call for one length.
                 if (
                     goes_on
                     and sequence.constraint
@@ -364,7 +363,7 @@ class Scheduler:
     # Failures
 
     def _retry(self, sequences: list[Sequence], error: Exception) -> None:
-        """A step failed: compute its rows one by one and end those that fail again."""
+        """Retry a failed step row by row, and end the rows that fail again."""
         is_freed = self.memory.free(error)
         if len(sequences) == 1 and not is_freed:
             self.queues.end(sequences[0], error)
@@ -382,7 +381,7 @@ class Scheduler:
             self.steps.launched = others
 
     def _forget_steps(self) -> None:
-        """Drop all launched steps; rows go on from the tokens known on the host."""
+        """Drop all launched steps; rows continue from the tokens known on the host."""
         self.steps.forget()
         for sequence in self.queues.admitted:
             self._rewind(sequence)

@@ -8,9 +8,9 @@ smaller model with the same vocabulary.
 
 Guesses do not change the text, with or without temperature: sampling is argmax(logits + noise), the
 noise a function of seed and position (rng.py), so the tokens before a position determine its token.
-A guess is accepted only if it equals that token; this replaces the paper's rejection sampling. One
-reservation is rounding: a product over several positions may round differently from a product over
-one, and turn a tie in the last bits. On the CPU's compiled path both have the same bits.
+A guess is accepted only if it equals that token; this replaces the paper's rejection sampling. The
+exception is rounding: a product over several positions may round differently from a product over
+a single position and flip a tie in the last bits. The CPU's compiled kernels are bit-identical.
 """
 
 from __future__ import annotations
@@ -29,33 +29,31 @@ from .device import Device
 from .prefixes import common_prefix
 
 MAX_NGRAM, MIN_NGRAM = 3, 2  # tokens at the end of the text that are looked up in it
-# per verification: a lookup costs nothing, a draft model its steps
+# per verification; a lookup costs nothing, a draft model a step per draft
 MAX_LOOKUP_DRAFTS, MAX_MODEL_DRAFTS = 8, 4
 FIRST_DRAFTS, MIN_DRAFTS = 4, 2  # drafts of the first verification, and at least after wrong ones
 RATED_DRAFTS = 24  # latest drafts that decide whether speculation goes on
 # Required share of correct drafts. On a CPU 3 positions cost 1.3 to 1.6 times as much as one (AVX2,
-# TinyLlama's shapes), and two drafts with a share of 0.3 give 1.6 tokens; where memory alone is the
-# limit, any share pays.
+# TinyLlama's shapes), and two drafts with a share of 0.3 give 1.6 tokens. Where memory bandwidth is
+# the only limit, any share pays.
 MIN_ACCEPTANCE = 0.3
 COMPARED_PIECES = 4096  # pieces of two vocabularies that are compared
 
 
 class Drafter(Protocol):
-    """A source of guesses. It reads the request's list of tokens, prompt and answer, which
-    grows.
-    """
+    """A source of guesses. It reads the request's growing list of tokens, prompt and answer."""
 
-    kind: str  # as the option speculate names it
+    kind: str  # a value of the option speculate
     max_drafts: int  # per verification
 
-    def may_draft_next(self) -> bool: ...  # False: no drafts after the next token, whichever it is
+    def may_draft_next(self) -> bool: ...  # False: no drafts after the next token, whatever it is
     # 0 to `count` guesses of the next tokens
     def draft(self, count: int, writer: Writer) -> list[int]: ...
 
 
 class PromptLookup:
-    """Drafts the tokens that followed the latest earlier occurrence of the text's last three, or
-    else two, tokens.
+    """Drafts the tokens that followed the latest earlier occurrence of the last three tokens, or
+    else of the last two.
     """
 
     kind, max_drafts = "prompt", MAX_LOOKUP_DRAFTS
@@ -82,8 +80,9 @@ class PromptLookup:
         return tuple(self.tokens[1 - MIN_NGRAM :]) in self._after
 
     def draft(self, count: int, writer: Writer | None = None) -> list[int]:
-        """Up to `count` tokens. At the text's end the source continues with the draft, so a
-        repeated phrase is drafted again and again."""
+        """Up to `count` tokens. At the end of the text the source continues in the draft, so a
+        repeated phrase is drafted repeatedly.
+        """
         self._index()
         text = list(self.tokens[-MAX_NGRAM:])
         start = next(
@@ -104,10 +103,10 @@ class PromptLookup:
 
 
 class ModelDrafts:
-    """Drafts of a smaller model for one row; it has a cache of its own with the main cache's rows.
+    """Drafts of a smaller model for a row. The model has a separate cache with the same rows.
 
     The draft model samples with the main model's noise, so it guesses well at a temperature too.
-    Its row takes in the prompt beside the main model, chunk by chunk.
+    It prefills the prompt with the main model, chunk by chunk.
     """
 
     kind, max_drafts = "model", MAX_MODEL_DRAFTS
@@ -134,7 +133,7 @@ class ModelDrafts:
         self.tokens, self._sampling, self._chunk = tokens, sampling, chunk
 
     def prefill(self, end: int) -> None:
-        """Take in the text up to position `end`, but for the last token."""
+        """Prefill the text up to position `end`, without the last token."""
         for start in range(
             self.length, min(end, len(self.tokens) - 1, self.cache.capacity), self._chunk
         ):
@@ -146,7 +145,7 @@ class ModelDrafts:
         return len(self.tokens) < self.cache.capacity
 
     def draft(self, count: int, writer: Writer) -> list[int]:
-        """Up to `count` tokens: one step of the draft model each, one read for all."""
+        """Up to `count` tokens: a step of the draft model for each, one read for all."""
         count = min(count, self.cache.capacity - len(self.tokens) + 1)
         if count < 1 or self._sampling is None:
             return []
@@ -185,17 +184,17 @@ class DraftModel:
     def begin(
         self, row: int, tokens: Sequence[int], sampling: SamplingBatch, chunk: int
     ) -> ModelDrafts:
-        """Drafts of a request that enters a row. See ModelDrafts.begin."""
+        """Begin the drafts of a request in a row. See ModelDrafts.begin."""
         drafts = self.by_row.setdefault(row, ModelDrafts(self.device, row))
         drafts.begin(tokens, sampling, chunk)
         return drafts
 
 
 class Pace:
-    """Number of tokens to draft, adapted to the acceptance so far; decides when to give up.
+    """The number of tokens to draft, adapted to the acceptance so far; decides when to give up.
 
-    After drafts that were all correct: twice as many. Otherwise: one more than were correct, so a
-    wrong track stays cheap.
+    Doubles after drafts that were all correct. Otherwise it is one more than were correct, so that
+    wrong guesses stay cheap.
     """
 
     def __init__(self, maximum: int):
@@ -225,7 +224,7 @@ class Speculation:
     """Drafts of one answer and their acceptance, counted in its completion. Without a drafter there
     are no drafts.
 
-    kind: "none", "prompt" or "model", as asked for. width: maximum number of positions per
+    kind: "none", "prompt" or "model", as requested. width: maximum number of positions per
     verification.
     """
 
@@ -239,11 +238,11 @@ class Speculation:
 
     @property
     def wants_model(self) -> bool:
-        """True if drafts of a model are asked for and not given up."""
+        """True if drafts of a model are requested and not switched off."""
         return self.kind == "model" and self.writer.completion.speculation_ended is None
 
     def leave_row(self) -> None:
-        """Part with a drafter that belongs to a row."""
+        """Drop a drafter that belongs to a row."""
         if self.kind == "model":
             self.drafter = None
 
@@ -253,7 +252,7 @@ class Speculation:
             self.drafter.prefill(end)
 
     def may_draft_next(self) -> bool:
-        """False: no drafts after the next token, whichever it is."""
+        """False: no drafts after the next token, whatever it is."""
         return self.drafter is not None and self.drafter.may_draft_next()
 
     def draft(self, room: int) -> list[int]:
@@ -279,7 +278,7 @@ class Speculation:
             self.end(error)
 
     def end(self, error: Exception) -> None:
-        """Go on without drafts, which do not change the text."""
+        """Continue without drafts, which does not change the text."""
         self.writer.end_speculation(
             f"speculation was switched off: {error}", len(self.writer.completion.tokens)
         )
@@ -310,8 +309,8 @@ class Speculation:
 def compare_vocabularies(draft: Checkpoint, main: Checkpoint) -> str:
     """The first difference between two vocabularies, "" for none.
 
-    Compares sizes and pieces at regular distances. A missed difference costs speed only, since the
-    main model verifies.
+    Compares sizes and a sample of pieces. A missed difference only costs speed: the main model
+    verifies.
     """
     sizes = [(model.tokenizer.vocab_size, model.config.vocab_size) for model in (draft, main)]
     if sizes[0] != sizes[1]:

@@ -1,6 +1,4 @@
-"""Steps of requests: launched, perhaps ahead of the last one's tokens, and read in the order of
-launching.
-"""
+"""Steps of requests: launched, maybe before the last step is read, and read in that order."""
 
 from __future__ import annotations
 
@@ -34,17 +32,15 @@ class Step:
 
 
 class Steps:
-    """Launches and reads steps of one model on one cache. Raises what the calls of the backend
-    raise.
-    """
+    """Launches and reads steps of a model on its cache. Raises the errors of the backend."""
 
     def __init__(self, backend: Backend, model: Model, cache: Cache):
         self.backend = backend
         self.model = model
         self.cache = cache
         self.device = Device(backend, model, cache)
-        self.launched: list[Step] = []  # and not read
-        # read; its tokens on the device are the input of the same rows' next step
+        self.launched: list[Step] = []  # not read yet
+        # the last step read: its tokens on the device are the input of the same rows' next step
         self._last: Step | None = None
         # options of the last rows that shared a step
         self._batch: tuple[list[Sequence], SamplingBatch] | None = None
@@ -87,7 +83,7 @@ class Steps:
         return sampled
 
     def forget(self) -> None:
-        """Drop all launched steps, and what is kept of the last one."""
+        """Drop all launched steps and the state kept of the last one."""
         self.launched, self._last, self._batch = [], None, None
 
     def _step(self, sequences: list[Sequence], tokens: Array) -> Step:
@@ -111,8 +107,8 @@ class Steps:
         )
 
     def _compute_masks(self, sequences: list[Sequence]) -> np.ndarray:
-        """Allowed tokens of each sequence, int32 [B, ceil(V / 32)]. Raises OptionsError for too
-        complex a grammar.
+        """Allowed tokens of each sequence, int32 [B, ceil(V / 32)]. Raises OptionsError for a
+        grammar that is too complex.
         """
         masks = np.full((len(sequences), -(-self.model.config.vocab_size // 32)), -1, np.int32)
         for row, sequence in enumerate(sequences):
@@ -134,7 +130,7 @@ class Steps:
 def group(sequences: list[Sequence], runs_ahead: bool) -> list[list[Sequence]]:
     """Split sequences into those that share a step.
 
-    On a device that runs ahead a drafting sequence is alone, and those with a grammar are apart:
+    On a device that runs ahead a drafting sequence is alone, and those with a grammar form a group:
     they wait for their tokens, and the host computes their masks while the device works for the
     others. A sequence that waits for its logits is alone and comes last.
     """

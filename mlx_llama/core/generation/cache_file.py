@@ -1,9 +1,9 @@
-"""Prompt cache files: the tokens, keys and values of one row, to go on from elsewhere.
+"""Prompt cache files: the tokens, keys and values of one row, for another process to continue.
 
 A safetensors file in one layout for all backends: `tokens` int32 [n], `keys` and `values` [layers,
 G, n, D], keys after rope, in the cache's width (float16 where it has 8 bits). The metadata names
-the format, its version, the width, and the checkpoint with its hash: other weights or another width
-would continue with other tokens than a cold start.
+the format, its version, the width, and the checkpoint with its hash: with other weights or another
+width the answer would differ from a cold start's.
 """
 
 from __future__ import annotations
@@ -30,24 +30,19 @@ FORMAT = "mlx_llama cache"
 VERSION = "1"
 EIGHT_BITS = "8 bits"
 _CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", EIGHT_BITS: "F16"}  # by width
-_MOST_HEADER = 1 << 16  # bytes; ours have some hundreds
+_MAX_HEADER = 1 << 16  # bytes; ours have a few hundred
 _REMEDY = "remove it, or name another file"
 
 
 @dataclass(frozen=True)
 class Identity:
-    """The model and the width that a cache file belongs to.
+    """The model and the width that a cache file belongs to."""
 
-    model: the checkpoint's name, for messages. hash: of the checkpoint. width: of keys and values,
-    "float32", "float16", "bfloat16" or "8 bits". config: for the shapes. factors: of rope type
-    "longrope", "short" or "long" by the context; else "".
-    """
-
-    model: str
-    hash: str
-    width: str
-    config: LlamaConfig
-    factors: str = ""
+    model: str  # the checkpoint's name, for messages
+    hash: str  # of the checkpoint, and of the adapter if there is one
+    width: str  # of keys and values: "float32", "float16", "bfloat16" or "8 bits"
+    config: LlamaConfig  # for the shapes
+    factors: str = ""  # of rope type "longrope": "short" or "long", by the context
 
     @classmethod
     def of(
@@ -59,9 +54,9 @@ class Identity:
         adapter: int = 0,
     ) -> Identity:
         """dtype: of the activations, by name. cache_bits: as in Backend.load; in 16, float32 is
-        stored as float16. context: positions of the cache. adapter: number of the one that
-        computed, 0 for none."""
-        # no path of this machine
+        stored as float16. context: positions of the cache. adapter: number of the adapter that
+        computed the cache, 0 for none."""
+        # a path of this machine means nothing elsewhere
         name = Path(checkpoint.name).name if os.path.exists(checkpoint.name) else checkpoint.name
         widths: dict[int | None, str] = {
             8: EIGHT_BITS,
@@ -73,11 +68,11 @@ class Identity:
             trained = rope.original_max_position_embeddings
             assert trained is not None  # type "longrope" has it
             factors = "long" if context > trained else "short"
-        own = checkpoint_hash(checkpoint)
+        digest = checkpoint_hash(checkpoint)
         if adapter:
             used = checkpoint.adapters[adapter - 1]
-            name, own = f"{name} with the adapter {used.name}", f"{own}-{used.digest}"
-        return cls(name, own, width, checkpoint.config, factors)
+            name, digest = f"{name} with the adapter {used.name}", f"{digest}-{used.digest}"
+        return cls(name, digest, width, checkpoint.config, factors)
 
 
 def write_cache(
@@ -109,7 +104,7 @@ def write_cache(
         with replace_when_done(
             path, sum(array.nbytes for array in tensors.values()), folder=False, overwrites=True
         ) as partial:
-            # a conversation is its owner's
+            # conversations are private
             os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             save_file(tensors, partial, metadata)
     except SafetensorError as error:
@@ -140,9 +135,8 @@ def read_cache(path: str | os.PathLike, identity: Identity) -> dict[str, np.ndar
     if metadata.get("hash") != identity.hash:
         raise SessionError(
             f"{path}: was made by the model {show(metadata.get('model'))}, and this is "
-            f"{identity.model}, with other weights or settings: give that model with `model`, "
-            "or name "
-            "another file"
+            f"{identity.model}, with other weights or settings: give that model with `model`, or "
+            "name another file"
         )
     width = metadata.get("width")
     if width != identity.width:
@@ -153,11 +147,9 @@ def read_cache(path: str | os.PathLike, identity: Identity) -> dict[str, np.ndar
     if (factors := metadata.get("factors", "")) != identity.factors:
         trained = identity.config.rope.original_max_position_embeddings
         raise SessionError(
-            f"{path}: holds keys turned by longrope's {show(factors)} factors, and this "
-            "context takes the "
-            f"{identity.factors} ones: load with `ctx_size` "
-            f"{'above' if factors == 'long' else 'of at most'} "
-            f"{trained}, or name another file"
+            f"{path}: holds keys rotated by longrope's {show(factors)} factors, and this context "
+            f"takes the {identity.factors} ones: load with `ctx_size` "
+            f"{'above' if factors == 'long' else 'of at most'} {trained}, or name another file"
         )
     try:
         with safe_open(path, framework="np") as file:
@@ -178,9 +170,9 @@ def _read_metadata(path: Path, must_be_read: bool = False) -> dict[str, str]:
     SessionError.
     """
     try:
-        with open_file(path) as file:  # the library says less of a file that is missing or locked
+        with open_file(path) as file:  # safetensors reports missing and locked files less clearly
             length = int.from_bytes(file.read(8), "little")
-        if length > _MOST_HEADER:  # the library takes up to 100 MB
+        if length > _MAX_HEADER:  # the library accepts up to 100 MB
             raise SafetensorError(f"its header has {length} bytes")
         with safe_open(path, framework="np") as file:
             return file.metadata() or {}
@@ -196,11 +188,11 @@ def _read_metadata(path: Path, must_be_read: bool = False) -> dict[str, str]:
 
 
 def _read_tensors(path: Path, file, identity: Identity) -> dict[str, np.ndarray]:
-    found = {
+    actual = {
         name: (file.get_slice(name).get_dtype(), file.get_slice(name).get_shape())
         for name in file.keys()
     }
-    _, [*length] = found.get("tokens", ("", []))
+    _, [*length] = actual.get("tokens", ("", []))
     c, code = identity.config, _CODES[identity.width]
     expected = {
         "tokens": ("I32", length),
@@ -209,8 +201,8 @@ def _read_tensors(path: Path, file, identity: Identity) -> dict[str, np.ndarray]
             (code, [c.num_hidden_layers, c.num_key_value_heads, *length, c.head_dim]),
         ),
     }
-    if found != expected or len(length) != 1 or length == [0]:
-        raise _damaged(path, f"holds {show(found)}, expected {show(expected)}")
+    if actual != expected or len(length) != 1 or length == [0]:
+        raise _damaged(path, f"holds {show(actual)}, expected {show(expected)}")
     tokens = file.get_tensor("tokens")
     if tokens.min() < 0 or tokens.max() >= c.vocab_size:
         raise _damaged(path, f"has token ids outside the vocabulary of {c.vocab_size}")

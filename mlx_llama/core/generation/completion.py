@@ -1,4 +1,4 @@
-"""The result of one generation: text, tokens, timings, counts; and the one class that writes it."""
+"""The result of a generation (text, tokens, timings, counts) and the class that writes it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,11 @@ SHOWN_CHARACTERS = 40  # of the text, in a repr
 
 
 class Token(int):
-    """A token id.
+    """A token id with its text and time."""
 
-    text: the text that appeared with it, "" where a character or a stop string may be unfinished.
-    seconds: since the request was submitted. logprobs: None unless the option asks for them.
-    """
-
-    text: str
-    seconds: float
-    logprobs: TokenLogprobs | None
+    text: str  # that it completed; "" where a character or a stop string may be unfinished
+    seconds: float  # since the request was submitted
+    logprobs: TokenLogprobs | None  # None unless the option asks for them
 
     def __new__(
         cls, value: int, text: str = "", seconds: float = 0.0, logprobs: TokenLogprobs | None = None
@@ -39,26 +35,23 @@ class Token(int):
 
 @dataclass(repr=False)
 class Completion:
-    """An answer and its receipt. Times in seconds.
+    """An answer and its receipt. Times in seconds."""
 
-    text: the whole answer; of one that went on with an earlier one (Request.begun) the earlier text
-    too, though not its tokens. finish_reason: None while it is being generated, then "eos" (an end
-    token, or the end of its grammar), "stop" (a stop string or a stop token), "length"
-    (max_tokens), "context" (the context is full, or the memory of the cache), "interrupted" (the
-    consumer left) or "error" (see `error`).
-    """
-
+    # the whole answer; if it continues an earlier one (Request.begun), with that text
     text: str = ""
     # generated ids with text and times, the end token included
     tokens: list[Token] = field(default_factory=list)
+    # None while it is being generated, then "eos" (an end token, or the end of its grammar), "stop"
+    # (a stop string or token), "length" (max_tokens), "context" (the context or the memory of the
+    # cache is full), "interrupted" (by the consumer) or "error" (see `error`)
     finish_reason: str | None = None
     stop: str | int | None = None  # the stop string that matched, or the id of the stop token
-    error: str | None = None  # message of what ended it
+    error: str | None = None  # message of the error that ended it
     prompt_tokens: int = 0
-    reused_tokens: int = 0  # of the prompt, already in the cache, in any row of it
+    reused_tokens: int = 0  # tokens of the prompt that were in the cache already
     prefill_seconds: float = 0.0  # from its first chunk until the first token was read
     decode_seconds: float = 0.0  # from the first token to the last, without the consumer's time
-    # steps that it took part in; one more than tokens where a step ran ahead of an end token
+    # steps launched for it; one more than tokens if a step ran ahead of an end token
     launches: int = 0
     waits: int = 0  # reads from the device that brought its tokens
     read_bytes: int = 0  # bytes of its tokens
@@ -78,11 +71,10 @@ class Completion:
 
     @property
     def parsed(self) -> Any:
-        """The answer as a Python value: of the type that the option schema was given as, else of
-        JSON.
+        """The answer as a Python value: of the type passed as schema, else as JSON gives it.
 
-        None without a schema and for an answer that was cut short. Raises pydantic's
-        ValidationError where the type refuses more than its schema.
+        None without a schema, and for an answer that was cut short. Raises pydantic's
+        ValidationError if the type is stricter than its schema.
         """
         return self.schema.parse(self.text) if self.schema and self.finish_reason == "eos" else None
 
@@ -140,17 +132,17 @@ class Completion:
 
     def receipt(self) -> dict[str, Any]:
         """All fields but the text, the rates, and log-probabilities if there are any."""
-        found = {
-            one.name: getattr(self, one.name)
-            for one in fields(self)
-            if one.name not in ("text", "schema")
+        receipt = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in ("text", "schema")
         }
-        found |= {"tokens": list(map(int, self.tokens)), **self.tell_logprobs()}
-        return found | {name: round(getattr(self, name), 3) for name in RATES}
+        receipt |= {"tokens": list(map(int, self.tokens)), **self.tell_logprobs()}
+        return receipt | {name: round(getattr(self, name), 3) for name in RATES}
 
     def tell_logprobs(self) -> dict[str, Any]:
-        """tokens (ids) and logprobs ([own, [id, log-probability] of the likeliest] of each), or {}
-        without log-probabilities.
+        """tokens (ids) and logprobs (for each token [its own, [id, log-probability] of the
+        likeliest]), or {} without log-probabilities.
         """
         if not any(token.logprobs for token in self.tokens):
             return {}
@@ -163,7 +155,7 @@ class Completion:
         }
 
     def describe_logprobs(self, tokenizer: Tokenizer) -> str:
-        """Each token, its log-probability and those of the likeliest, a line each; "" without
+        """A line per token: its log-probability and those of the likeliest; "" without
         log-probabilities.
         """
 
@@ -171,9 +163,9 @@ class Completion:
             piece = tokenizer.piece(token)
             return repr(piece.data.decode("utf-8", "backslashreplace")) if piece else f"<{token}>"
 
-        def describe(token: int, found: TokenLogprobs) -> str:
-            top = ", ".join(f"{name(other)} {value:.4f}" for other, value in found.top)
-            return f"{name(token)} {found.logprob:.4f}" + (f"  of {top}" if top else "")
+        def describe(token: int, logprobs: TokenLogprobs) -> str:
+            top = ", ".join(f"{name(other)} {value:.4f}" for other, value in logprobs.top)
+            return f"{name(token)} {logprobs.logprob:.4f}" + (f"  of {top}" if top else "")
 
         return "\n".join(describe(token, token.logprobs) for token in self.tokens if token.logprobs)
 
@@ -209,11 +201,11 @@ class Completion:
 
 
 class Writer:
-    """Writes a completion as its tokens come.
+    """Writes a completion as its tokens are read.
 
-    max_tokens, limit: most tokens by the option, and by the context as well. eos: end tokens.
-    decoder: of the text; None without text. stops, stop_tokens: strings and tokens that end the
-    answer, too. Seconds are those of a clock that stands still while no tick runs.
+    max_tokens, limit: maximum number of tokens by the option, and by the context too. eos: end
+    tokens. decoder: of the text; None without text. stops, stop_tokens: strings and tokens that
+    also end the answer. Times are busy seconds (see Clock).
     """
 
     def __init__(
@@ -239,26 +231,26 @@ class Writer:
         self._first = 0.0
 
     def resume(self, tokens: Sequence[int]) -> None:
-        """Take the tokens that begin the answer: `completion.text` begins with their text, and no
-        token tells it again.
+        """Take the tokens that begin the answer. Their text begins `completion.text`; no token has
+        it.
         """
         assert self.decoder is not None
         text = "".join(map(self.decoder.push, tokens))
         shown = self.stops.push(text)
-        if self.stops.matched:  # a stop string that was set since
+        if self.stops.matched:  # by a stop string that was set later
             self.stops, shown = Stops(self.stops.stops), text
         self.completion.text = shown
 
     def start(self, now: float, reused: int) -> None:
-        """Its first chunk is due; `reused` tokens of the prompt are in the cache. Later calls
-        change nothing.
+        """Note the time of the first chunk; `reused` tokens of the prompt are in the cache. Later
+        calls have no effect.
         """
         if self._started is None:
             self._started = now
             self.completion.reused_tokens = reused
 
     def tell_prefill(self, now: float) -> None:
-        """Another chunk of the prompt was launched at `now`."""
+        """Note that a chunk of the prompt was launched at `now`."""
         self.completion.prefill_seconds = now - (self._started or 0.0)
 
     def is_late(self, now: float, seconds: float) -> bool:
@@ -279,8 +271,8 @@ class Writer:
         logprobs: TokenLogprobs | None = None,
         is_late: bool = False,
     ) -> None:
-        """Append a token that was read at `now`. is_last: its grammar allows no other. is_late: its
-        time allows no other.
+        """Append a token that was read at `now`. is_last: its grammar ends here. is_late: its
+        time is up.
         """
         completion = self.completion
         if not completion.tokens:
@@ -327,7 +319,7 @@ class Writer:
             self.add_notices([notice])
 
     def interrupt(self) -> None:
-        """The consumer left; an answer that is complete stays so."""
+        """End the answer for a consumer that left, unless it is complete."""
         self.completion.finish_reason = self.completion.finish_reason or "interrupted"
 
     def fail(self, error: BaseException) -> None:
@@ -336,26 +328,26 @@ class Writer:
         self._finish("error")
 
     def add_notices(self, notices: Sequence[str]) -> None:
-        """Add notices that are not there yet."""
+        """Add notices, each once."""
         self.completion.notices.extend(
             notice for notice in notices if notice not in self.completion.notices
         )
 
     def count_launch(self) -> None:
-        """A step was launched for it."""
+        """Count a step."""
         self.completion.launches += 1
 
     def count_read(self, nbytes: int) -> None:
-        """A read brought it `nbytes` of tokens."""
+        """Count a read of `nbytes` of tokens."""
         self.completion.waits += 1
         self.completion.read_bytes += nbytes
 
     def count_drafts(self, drafted: int, accepted: int) -> None:
-        """A verification accepted some of the drafts."""
+        """Count the drafts of a verification."""
         self.completion.drafted += drafted
         self.completion.accepted += accepted
 
     def end_speculation(self, reason: str, tokens: int) -> None:
-        """Speculation was switched off after `tokens` tokens."""
+        """Note that speculation was switched off after `tokens` tokens."""
         self.add_notices([reason])
         self.completion.speculation_ended = tokens

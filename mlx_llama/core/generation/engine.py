@@ -1,11 +1,9 @@
-"""One loaded model and what it can answer: checks of a request, and its state before the first
-tick.
-"""
+"""One loaded model: checks of its requests, and their state before the first tick."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence as Several
+from collections import abc
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +35,8 @@ class Engine:
     # From a request to a sequence
 
     def check(self, request: Request) -> None:
-        """Raises ContextError and OptionsError for a request that cannot be answered, but for its
-        rule.
+        """Raise ContextError or OptionsError for a request that cannot be answered. `begin` checks
+        its rule.
         """
         options = request.options.options
         self.check_options(options)
@@ -64,7 +62,7 @@ class Engine:
         )
         completion.backend, completion.device = self.backend.name, self.backend.device_name
         completion.dtype = self.backend.runtime.dtype_name(self.model.dtype)
-        completion.seed = options.seed or 0  # resolving draws a missing one
+        completion.seed = options.seed or 0  # Defaults.resolve draws a missing seed
         completion.options = options.model_dump() | {"speculate": kind}
         completion.origins = dict(request.options.origins)
         limit = min(options.max_tokens, self.context - len(request.prompt))
@@ -122,7 +120,7 @@ class Engine:
 
     # Checks
 
-    def check_prompt(self, tokens: Several[int]) -> None:
+    def check_prompt(self, tokens: abc.Sequence[int]) -> None:
         """Raises ContextError for an empty prompt, a prompt that leaves no room for an answer, and
         foreign token ids.
         """
@@ -139,31 +137,30 @@ class Engine:
             )
 
     def check_count(self, count: int, bound: str = "at least ") -> None:
-        """Raises ContextError for a prompt of `count` tokens that leaves no room for an answer.
-        bound: before that number.
+        """Raise ContextError for a prompt of `count` tokens that leaves no room for an answer.
+        bound: words before the number.
         """
         if count >= self.context:
             raise ContextError(
                 f"the prompt has {bound}{count} tokens and the context holds {self.context}, "
-                "answer "
-                f"included: shorten the prompt{self.suggest_context()}"
+                f"answer included: shorten the prompt{self.suggest_context()}"
             )
 
     def suggest_context(self) -> str:
-        """Rest of a message about a full context: how to ask for a larger one, "" at the model's
+        """End of a message about a full context: the option for a larger one, "" at the model's
         maximum.
         """
         return ", or raise `ctx_size`" if self.context < rope.max_context(self.model.config) else ""
 
     @functools.cached_property
     def grammars(self) -> Grammars:
-        """Compiles what answers must match. Raises OptionsError without a tokenizer."""
+        """The compiler of rules for answers. Raises OptionsError without a tokenizer."""
         if self.tokenizer is None:
             raise OptionsError("options schema, regex and grammar need a model with a tokenizer")
         return Grammars(self.tokenizer, sorted(self.eos), self.model.config.vocab_size)
 
     def check_options(self, options: GenerationOptions, report: Report = refuse) -> None:
-        """Raises OptionsError, or reports it: for token ids outside the vocabulary, and for a draft
+        """Raise OptionsError, or report it: for token ids outside the vocabulary, and for a draft
         model or an adapter that was not loaded."""
         vocabulary = self.model.config.vocab_size
         for name, tokens in (
@@ -185,21 +182,18 @@ class Engine:
         if options.speculate == "model" and self.draft is None:
             report(
                 OptionsError(
-                    "option `speculate`: 'model' needs a draft model: load one with "
-                    "`draft_model`, or choose "
-                    "'prompt'"
+                    "option `speculate`: 'model' needs a draft model: load one with `draft_model`, "
+                    "or choose 'prompt'"
                 )
             )
 
     @property
     def default_adapter(self) -> int:
-        """Number of the adapter of requests that name none: the first, 0 where there is none."""
+        """Number of the adapter for requests without the option: the first, 0 without adapters."""
         return min(1, len(self.model.adapters))
 
     def find_adapter(self, options: GenerationOptions) -> int:
-        """Number of the adapter that options ask for, 0 for none. Raises OptionsError if it was not
-        loaded.
-        """
+        """Number of the requested adapter, 0 for none. Raises OptionsError if it was not loaded."""
         names = self.model.adapters
         if options.adapter is None:
             return self.default_adapter
@@ -218,7 +212,7 @@ class Engine:
         return 1 + names.index(options.adapter)
 
     def check_rule(self, options: GenerationOptions) -> None:
-        """Compile what a conversation's answers must match; raises OptionsError if it cannot be
+        """Compile the rule for a conversation's answers. Raises OptionsError if it cannot be
         enforced.
         """
         if rule := Rule.of(options):
@@ -234,20 +228,18 @@ class Engine:
         if kind != "none" and (is_constrained or options.logprobs is not None):
             return "none", [
                 "no speculation: verifying several positions in one step does not support "
-                "grammars, logits "
-                "processors or log-probabilities"
+                "grammars, logits processors or log-probabilities"
             ]
         if kind != "none" and rope.length_dependent(self.model.config):
             return "none", [
-                "no speculation: this model's dynamic rope rotates keys by angles that depend "
-                "on the length, "
-                "so several positions in one step would differ from single steps"
+                "no speculation: this model's dynamic rope rotates keys by angles that depend on "
+                "the length, so several positions in one step would differ from single steps"
             ]
         if kind == "prompt" and self.draft is not None:
             return kind, ["the draft model is not used: `speculate` asks for 'prompt'"]
         return kind, []
 
 
-def _find_begun(request: Request) -> Several[int]:
+def _find_begun(request: Request) -> abc.Sequence[int]:
     """Tokens of the prompt that begin the answer."""
     return request.prompt[len(request.prompt) - request.begun :]

@@ -3,8 +3,8 @@
 
 `Grammars` belongs to a model and compiles; a `Constraint` belongs to one answer and yields a mask
 per token. An answer that ends by itself is complete: it parses, and validates against its schema.
-JSON is written as json.dumps writes it, on one line with ", " and ": ": a choice of white space
-would cost tokens, and small models lose themselves in it.
+JSON has json.dumps's layout, one line with ", " and ": ": free white space would cost tokens, and
+small models get lost in it.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 KEPT = 32  # compiled grammars; each takes up to a few megabytes
 JSON_OBJECT = Schema('{"type": "object"}')
 
-# Of llguidance, per request: memory for the lexer's states (up to 2 kB each) and work per mask (0.2
-# s for the worst found).
+# Limits of llguidance per request: lexer states (up to 2 kB each) and work per mask (0.2 s in the
+# worst case seen).
 _LIMITS = {"max_lexer_states": 20_000, "step_lexer_fuel": 100_000, "verbose_errors": False}
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A constraint on an answer. option: the option that gave it, to name in errors."""
+    """A constraint on an answer."""
 
-    option: Literal["schema", "regex", "grammar", "tools"]
+    option: Literal["schema", "regex", "grammar", "tools"]  # its source, for errors
     # JSON, a regular expression in Rust's syntax, Lark as llguidance reads it, or GBNF; of tools:
     # Lark
     text: str
@@ -52,7 +52,7 @@ class Rule:
 
     @classmethod
     def of(cls, options: GenerationOptions) -> Rule | None:
-        """The rule that options ask for; None: any text."""
+        """The rule that these options set; None: any text."""
         if options.schema is not None:
             return cls("schema", options.schema.text, options.schema.is_lenient)
         if options.regex is not None:
@@ -61,7 +61,7 @@ class Rule:
 
 
 def choice(texts: Sequence[str]) -> str:
-    """A grammar of these texts and no others. Raises OptionsError for an empty list."""
+    """A grammar that allows exactly these texts. Raises OptionsError for an empty list."""
     if not texts:
         raise OptionsError(
             "option `grammar`: a choice of no texts allows no answer: list at least one"
@@ -72,9 +72,8 @@ def choice(texts: Sequence[str]) -> str:
 class Constraint:
     """The state of one constrained answer: masks before each token, advanced by `accept`.
 
-    keeps_space: the answer's text may begin with a space, so it must be decoded without dropping
-    one (as a text that continues another). relaxed: keywords of a lenient schema that are not
-    enforced.
+    keeps_space: the answer may begin with a space, which the decoder must not drop. relaxed:
+    keywords of a lenient schema that are not enforced.
     """
 
     def __init__(
@@ -119,8 +118,8 @@ class Constraint:
         self._accepted += 1
 
     def forced(self) -> list[int]:
-        """Tokens of which each is the only way to go on, as the tokenizer splits their text; not
-        accepted yet.
+        """The next tokens as far as the grammar leaves no choice, as the tokenizer splits their
+        text; not accepted yet.
         """
         tokens: list[int] = self._matcher.compute_ff_tokens()
         self._check()
@@ -148,7 +147,7 @@ class Grammars:
     """Compiles rules for one tokenizer. Thread-safe.
 
     eos: end tokens, which are allowed where an answer is complete. vocab_size: of the logits. The
-    vocabulary is handed to llguidance at the first use: about 0.2 s for 32,000 tokens, 1 s for
+    vocabulary is passed to llguidance at the first use: about 0.2 s for 32,000 tokens, 1 s for
     128,000.
     """
 
@@ -162,7 +161,7 @@ class Grammars:
         )
 
     def prepare(self) -> None:
-        """Hand the vocabulary to llguidance, which the first `compile` would do."""
+        """Pass the vocabulary to llguidance now, not at the first `compile`."""
         self._load()
 
     def compile(
@@ -170,18 +169,18 @@ class Grammars:
     ) -> Constraint:
         """Compile a rule for one answer.
 
-        starts_text: the answer is a text of its own, whose first space the decoder drops. seconds:
-        refuse a rule that takes longer to compile; None: wait for it. A lenient rule loses what
-        llguidance cannot enforce (`Constraint.relaxed`).
+        starts_text: the answer starts a text, whose first space the decoder drops. seconds: refuse
+        a rule that takes longer to compile; None: wait for it. Keywords of a lenient rule that
+        llguidance cannot enforce are dropped (`Constraint.relaxed`).
 
-        Raises OptionsError for a rule that llguidance does not take, with its reason, or that is
-        above a limit.
+        Raises OptionsError for a rule that llguidance rejects, with its reason, or that exceeds a
+        limit.
         """
         drops = starts_text and self.tokenizer.dropped_space is not None
         vocabulary = self._load()
         with self._lock:
-            found = self._compiled.get((rule, drops))
-        if found is None:
+            compiled = self._compiled.get((rule, drops))
+        if compiled is None:
             body, relaxed = _describe(rule), ""
             if seconds is not None:
                 _check_time(rule, body, seconds)
@@ -198,13 +197,13 @@ class Grammars:
                     raise
                 matcher, keeps_space = self._build(rule, body, drops, vocabulary)
                 relaxed = ", ".join(sorted(keywords))
-            found = matcher, keeps_space, relaxed
+            compiled = matcher, keeps_space, relaxed
         with self._lock:
-            self._compiled[rule, drops] = found
+            self._compiled[rule, drops] = compiled
             self._compiled.move_to_end((rule, drops))
             if len(self._compiled) > KEPT:
                 self._compiled.popitem(last=False)
-        matcher, keeps_space, relaxed = found
+        matcher, keeps_space, relaxed = compiled
         not_first = vocabulary.space_bytes if drops and not keeps_space else ()
         return Constraint(
             matcher.deep_copy(), rule, self.vocab_size, keeps_space, not_first, relaxed
@@ -232,7 +231,7 @@ class Grammars:
     def _build(
         self, rule: Rule, body: dict[str, Any], drops: bool, vocabulary: _Vocabulary
     ) -> tuple[Any, bool]:
-        """The rule's matcher before its first token, and whether answers keep their first space."""
+        """The matcher of a rule before the first token; True if answers keep their first space."""
         matcher = self._match(rule, [body])
         if not drops:
             return matcher, False
@@ -253,7 +252,7 @@ class Grammars:
             self._library, json.dumps({"grammars": grammars}), log_level=0, limits=limits
         )
         first = matcher.deep_copy()
-        first.compute_bitmask()  # some limits show at the first mask
+        first.compute_bitmask()  # some limits are reached at the first mask
         if first.is_error():
             reason = first.get_error()
             raise _refusal(rule, "no text matches" if reason.startswith("NoExtension") else reason)
@@ -307,7 +306,7 @@ class _Vocabulary:
         return ids[start:] if exact else self._spell(data)
 
     def _spell(self, data: bytes) -> list[int]:
-        """Longest tokens first, for bytes that the tokenizer would not write as they are."""
+        """Split bytes into the longest tokens, where the tokenizer would change them."""
         if self._ids is None:
             special = set(self.special_token_ids)
             self._ids = {
@@ -319,13 +318,13 @@ class _Vocabulary:
         ids: list[int] = []
         at = 0
         while at < len(data):
-            found = next(
+            length = next(
                 (n for n in range(self._longest, 0, -1) if data[at : at + n] in self._ids), 0
             )
-            if not found:  # a vocabulary without this byte; llguidance then forces nothing
+            if not length:  # a vocabulary without this byte; llguidance then forces nothing
                 return []
-            ids.append(self._ids[data[at : at + found]])
-            at += found
+            ids.append(self._ids[data[at : at + length]])
+            at += length
         return ids
 
 
@@ -345,7 +344,7 @@ def _describe(rule: Rule) -> dict[str, Any]:
         raise _refusal(rule, str(e) or type(e).__name__) from None
 
 
-# that llguidance knows
+# formats that llguidance enforces
 _FORMATS = {
     "date",
     "time",
@@ -407,8 +406,8 @@ def _first_line(text: str) -> str:
     return " ".join(text.replace("<non-verbose/>", " ").split())[:200]
 
 
-# llguidance bounds most work, but a conjunction of many patterns takes time without end, and a
-# thread cannot be stopped.
+# llguidance limits most work, but not the time of a conjunction of many patterns; a process can be
+# killed, a thread cannot.
 _CHILD = """
 import sys, llguidance
 for line in sys.stdin:
@@ -418,7 +417,7 @@ for line in sys.stdin:
 """
 _child: subprocess.Popen[bytes] | None = None
 _child_lock = threading.Lock()
-_CHILD_START = 10.0  # seconds that a loaded machine may take to start Python
+_CHILD_START = 10.0  # seconds; Python starts slowly on a busy machine
 
 
 def _check_time(rule: Rule, body: dict[str, Any], seconds: float) -> None:
@@ -443,7 +442,7 @@ def _check_time(rule: Rule, body: dict[str, Any], seconds: float) -> None:
 
 
 def _ask(child: subprocess.Popen[bytes], body: dict[str, Any], seconds: float) -> bool:
-    """Have the child compile; whether it was done in time."""
+    """Compile in the child process; True if it finished in time."""
     assert child.stdin and child.stdout
     timer = threading.Timer(seconds, child.kill)
     timer.start()

@@ -1,4 +1,4 @@
-"""Functions of the caller that take part in an answer."""
+"""Callbacks of a request: logits processors and progress."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ OnProgress = Callable[[int, int], object]  # f(tokens of the prompt so far, all 
 
 @dataclass(frozen=True)
 class Hooks:
-    """Functions called while a request is served, in the thread that computes; their exceptions end
-    it.
-
-    processors: change the logits before each token, which costs one more wait for the device per
-    token. on_progress: called after each chunk of the prompt.
+    """Functions called while a request is served, on the computing thread; their exceptions end
+    the request.
     """
 
+    # change the logits before each token; one more wait for the device per token
     processors: tuple[LogitsProcessor, ...] = ()
-    on_progress: OnProgress | None = None
+    on_progress: OnProgress | None = None  # called after each chunk of the prompt
 
     def process(
         self, tokens: list[int], logits: npt.NDArray[np.float32]
@@ -43,8 +41,7 @@ class Hooks:
             if logits.shape != shape or logits.dtype.kind != "f":
                 raise OptionsError(
                     f"logits_processor: returned {logits.dtype} {list(logits.shape)}, it must "
-                    "return its logits, "
-                    f"float32 {list(shape)}"
+                    f"return its logits, float32 {list(shape)}"
                 )
         return logits.astype(np.float32, copy=False)
 
@@ -52,16 +49,15 @@ class Hooks:
 NAMES = ("logits_processor", "on_progress")
 
 
-def split_hooks(given: Mapping[str, Any]) -> tuple[dict[str, Any], Hooks]:
+def split_hooks(options: Mapping[str, Any]) -> tuple[dict[str, Any], Hooks]:
     """Options without hooks, and the hooks. logits_processor: a function or several.
 
-    Raises OptionsError for a value that is no function, and for a name that is nearly one of
-    theirs.
+    Raises OptionsError for a value that is no function, and for a misspelled hook.
     """
-    for name in given:
+    for name in options:
         if name not in NAMES and (near := difflib.get_close_matches(name, NAMES, 1, 0.8)):
             raise OptionsError(f"there is no option {name!r} (did you mean {near[0]!r}?)")
-    processors, on_progress = (given.get(name) for name in NAMES)
+    processors, on_progress = (options.get(name) for name in NAMES)
     processors = () if processors is None else (processors,) if callable(processors) else processors
     if not isinstance(processors, (list, tuple)) or not all(map(callable, processors)):
         raise OptionsError(
@@ -70,6 +66,6 @@ def split_hooks(given: Mapping[str, Any]) -> tuple[dict[str, Any], Hooks]:
         )
     if on_progress is not None and not callable(on_progress):
         raise OptionsError(f"on_progress: {on_progress!r:.60} is not a function of two numbers")
-    return {name: value for name, value in given.items() if name not in NAMES}, Hooks(
+    return {name: value for name, value in options.items() if name not in NAMES}, Hooks(
         tuple(processors), on_progress
     )

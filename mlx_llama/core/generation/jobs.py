@@ -1,9 +1,8 @@
 """Batch jobs: requests from a JSON Lines file, results into another one as they finish.
 
-A line is {"prompt": ...} or {"messages": [...]}, options by name, and perhaps an "id". A result is
-one line, written whole and flushed, so a job that was killed goes on: the same command runs what is
-missing. Results name a digest of their request, so that they are never mixed with those of other
-prompts, options or models.
+A line is {"prompt": ...} or {"messages": [...]}, options by name, and optionally an "id". A result
+is one line, written whole and flushed, so that the same command resumes a killed job. Each result
+has a digest of its request, so that results of other prompts, options or models are never mixed in.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from .completion import Completion
 from .options import validate
 
 _RESULT = b'{"index": '  # the beginning of every result
-QUEUED = 2  # requests in the scheduler per row, so that each row finds a next one
+QUEUED = 2  # requests in the scheduler per row, so that no row waits for its next one
 
 
 class _Message(BaseModel):
@@ -37,7 +36,7 @@ class _Message(BaseModel):
 
 
 class _Line(BaseModel):
-    """A line of the file; fields that are not here are options."""
+    """A line of the file; all other fields are options."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -48,24 +47,22 @@ class _Line(BaseModel):
 
 @dataclass(frozen=True)
 class Job:
-    """One request. index: counts the requests of the file from 0. prompt: a text, or messages.
-    options: by name.
-    """
+    """One request."""
 
-    index: int
+    index: int  # in the file, from 0
     id: str | int | None
-    prompt: str | list[dict[str, str]]
-    options: dict[str, Any] = field(default_factory=dict)
-    model: str = ""
+    prompt: str | list[dict[str, str]]  # a text, or messages
+    options: dict[str, Any] = field(default_factory=dict)  # by name
+    model: str = ""  # and other conditions of all requests
 
     @property
     def digest(self) -> str:
-        """Names the request in its result."""
-        asked = json.dumps([self.model, self.prompt, self.options], sort_keys=True, default=str)
-        return hashlib.sha256(asked.encode()).hexdigest()[:16]
+        """Identifies the request in its result."""
+        request = json.dumps([self.model, self.prompt, self.options], sort_keys=True, default=str)
+        return hashlib.sha256(request.encode()).hexdigest()[:16]
 
     def result(self, completion: Completion) -> dict[str, Any]:
-        """The line of an answer."""
+        """The result of an answer."""
         return self._line(
             text=completion.text,
             finish_reason=completion.finish_reason,
@@ -77,7 +74,7 @@ class Job:
         )
 
     def failure(self, error: Exception, spell: Callable[[str], str]) -> dict[str, Any]:
-        """The line of a request that failed. spell: of names of options in the error."""
+        """The result of a failed request. spell: spells option names in the error."""
         return self._line(
             error=spell(str(error))
             if isinstance(error, LlamaError)
@@ -94,8 +91,8 @@ class Job:
 
 
 def parse_jobs(text: str, name: str, options: Mapping[str, Any], model: str) -> list[Job]:
-    """The requests in `text`. name: of the file, for messages. options: of all requests; a line's
-    own win. model: its name, and what else shapes all answers.
+    """The requests in `text`. name: of the file, for messages. options: of all requests; those of
+    a line win. model: its name and other conditions of all requests.
 
     Raises OptionsError that names the file, the line and the field.
     """
@@ -114,13 +111,13 @@ def parse_jobs(text: str, name: str, options: Mapping[str, Any], model: str) -> 
                 f"{place}: needs one of the fields prompt and messages"
                 + (", not both" if parsed.messages is not None else "")
             )
-        own = {key: value for key, value in (parsed.model_extra or {}).items() if value is not None}
-        validate(own, place)
+        extra = parsed.model_extra or {}
+        line_options = {key: value for key, value in extra.items() if value is not None}
+        validate(line_options, place)
         if parsed.id is not None and seen.setdefault(parsed.id, number) != number:
             raise OptionsError(
                 f"{place}: field id: {show(parsed.id)} is that of line {seen[parsed.id]} too: "
-                "give each request an id "
-                "of its own"
+                "give each request another id"
             )
         prompt: str | list[dict[str, str]] | None = (
             parsed.prompt
@@ -128,7 +125,7 @@ def parse_jobs(text: str, name: str, options: Mapping[str, Any], model: str) -> 
             else [message.model_dump() for message in parsed.messages]
         )
         assert prompt is not None  # one of the two is there
-        jobs.append(Job(len(jobs), parsed.id, prompt, {**options, **own}, model))
+        jobs.append(Job(len(jobs), parsed.id, prompt, {**options, **line_options}, model))
     if not jobs:
         raise OptionsError(
             f'{name}: has no requests: write one JSON object per line, such as {{"prompt": '
@@ -142,7 +139,7 @@ def _describe_fault(fault: Mapping[str, Any]) -> str:
         f"[{part}]" if isinstance(part, int) else f".{part}"
         for part in fault["loc"]
         if part not in ("str", "int")
-    ).lstrip(".")  # branches of a union are no places
+    ).lstrip(".")  # omit the branches of a union
     message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if fault["type"] == "json_invalid":
         return f"is not JSON ({message.removeprefix('Invalid JSON: ')})"
@@ -154,17 +151,13 @@ def _describe_fault(fault: Mapping[str, Any]) -> str:
 
 
 class Results:
-    """The file of results. Raises OptionsError where it holds something else, before anything is
-    changed.
-
-    done: indices of the requests that have a result. failed: of those, the number of errors.
-    tokens: generated for the results that were written here.
-    """
+    """The file of results. Raises OptionsError for a file of other results, before any change."""
 
     def __init__(self, path: str | os.PathLike, jobs: Sequence[Job]):
         self.path = Path(os.path.expanduser(path))
-        self.done: set[int] = set()
-        self.failed = self.tokens = 0
+        self.done: set[int] = set()  # indices of the requests that have a result
+        self.failed = 0  # errors among them
+        self.tokens = 0  # generated for results of this run
         digests = [job.digest for job in jobs]
         self._whole = 0  # bytes of whole lines
         try:
@@ -180,25 +173,21 @@ class Results:
             index, is_failed = _read_result(line, digests)
             if index is None:
                 raise OptionsError(
-                    f"`output` {path}: line {number} is not a result of these prompts, options "
-                    "and model: choose "
-                    "another file or delete this one"
+                    f"`output` {path}: line {number} is not a result of these prompts, options and "
+                    "model: choose another file or delete this one"
                 )
             self.failed += is_failed and index not in self.done
             self.done.add(index)
             self._whole += len(line) + 1
         if not torn.startswith(_RESULT[: len(torn)]):
             raise OptionsError(
-                f"`output` {path}: its last line is not a result of these prompts: choose "
-                "another file or delete "
-                "this one"
+                f"`output` {path}: its last line is not a result of these prompts: choose another "
+                "file or delete this one"
             )
         self._file: BinaryIO | None = None
 
     def __enter__(self) -> Results:
-        """Open the file for more results; a line that was torn by a kill is dropped. Raises
-        OptionsError.
-        """
+        """Open the file for more results; drops an incomplete last line. Raises OptionsError."""
         try:
             self._file = open(self.path, "ab")
             self._file.truncate(self._whole)
@@ -228,17 +217,17 @@ def _read_result(line: bytes, digests: list[str]) -> tuple[int | None, bool]:
     requests.
     """
     try:
-        found = json.loads(line)
+        result = json.loads(line)
     except (ValueError, RecursionError):
         return None, False
-    index = found.get("index") if isinstance(found, dict) else None
+    index = result.get("index") if isinstance(result, dict) else None
     if (
         not isinstance(index, int)
         or not 0 <= index < len(digests)
-        or found.get("request") != digests[index]
+        or result.get("request") != digests[index]
     ):
         return None, False
-    return index, "error" in found
+    return index, "error" in result
 
 
 def run_jobs(
@@ -246,15 +235,15 @@ def run_jobs(
     results: Results,
     submit: Callable[[Job], Handle],
     tick: Callable[[], bool],
-    most: int,
+    max_active: int,
     advance: Callable[[int], None] = lambda done: None,
     spell: Callable[[str], str] = plain,
 ) -> None:
-    """Run the jobs that have no result yet, and write each result when it is there.
+    """Run the jobs that have no result yet, and write each result as it finishes.
 
-    submit: queues a job, or raises its error. tick: one tick of the scheduler. most: jobs in the
-    scheduler at once. advance: called with the number of results so far. spell: as for Job.failure.
-    A request that fails gets a line with its error; the others go on.
+    submit: queues a job, or raises its error. tick: runs a tick of the scheduler. max_active: jobs
+    in the scheduler at once. advance: called with the number of results so far. spell: as for
+    Job.failure. A failed request gets a line with its error; the others continue.
     """
     advance(len(results.done))
     waiting = deque(job for job in jobs if job.index not in results.done)
@@ -265,7 +254,7 @@ def run_jobs(
         advance(len(results.done))
 
     while waiting or active:
-        while waiting and len(active) < most:
+        while waiting and len(active) < max_active:
             job = waiting.popleft()
             try:
                 active[submit(job)] = job

@@ -1,4 +1,4 @@
-"""`load` and its result: one model with its tokenizer and template, ready to generate."""
+"""`load` and its result: a model with its tokenizer and template, ready to generate."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """The model and its checks."""
+        """The model and the checks of its requests."""
         return self.loop.engine
 
     @property
@@ -103,8 +103,7 @@ class LLM:
         width = self.backend.runtime.dtype_name(self.model.dtype)
         return (
             f"LLM({self.checkpoint.name!r}, backend={self.backend.name!r}, "
-            f"device={self.backend.device_name!r}, "
-            f"dtype={width!r}, context={self.engine.context})"
+            f"device={self.backend.device_name!r}, dtype={width!r}, context={self.engine.context})"
         )
 
     def ask(
@@ -170,7 +169,7 @@ class LLM:
                 for handle in handles:
                     for count, _ in enumerate(handle.until_error()):
                         if count % 16 == 0:
-                            show(sum(one.done for one in handles))
+                            show(sum(other.done for other in handles))
         finally:
             for handle in handles:
                 handle.cancel()
@@ -205,7 +204,7 @@ class LLM:
         parallel: bool = True,
         **options: Unpack[Options],
     ) -> ToolStream:
-        """The answer to messages in pieces of text and news of tool calls.
+        """The answer to messages, in pieces of text and of tool calls.
 
         tools: Python functions with type hints, or OpenAI's descriptions. tool_choice: "auto",
         "none", "required" or a tool's name. parallel: an enforced answer may have several calls.
@@ -273,8 +272,8 @@ class LLM:
         )
 
     def _resolve(self, options: abc.Mapping[str, Any]) -> tuple[Resolved, Hooks]:
-        given, hooks = split_hooks(options)
-        return self.defaults.resolve(given), hooks
+        rest, hooks = split_hooks(options)
+        return self.defaults.resolve(rest), hooks
 
     def _prepare(self, prompt: Prompt, options: abc.Mapping[str, Any]) -> Handle:
         resolved, hooks = self._resolve(options)
@@ -283,8 +282,8 @@ class LLM:
         return self.loop.prepare(Request(tokens, resolved, starts_text=not continues, hooks=hooks))
 
     def save_cache(self, path: str | os.PathLike) -> None:
-        """Write tokens, keys and values of the latest answer and its prompt, to go on from
-        elsewhere; of the first adapter's answers where adapters were loaded. Raises SessionError.
+        """Write tokens, keys and values of the latest answer and its prompt, for another process;
+        where adapters were loaded, of the first adapter's answers. Raises SessionError.
         """
         adapter = self.engine.default_adapter
         write_cache(path, self.loop.export(None, adapter), self.identify_cache(adapter))
@@ -293,8 +292,8 @@ class LLM:
         """Read what `save_cache` wrote; prompts that begin with its tokens start from there.
         Returns their number.
 
-        Raises SessionError for another model, width or version and a damaged file, ContextError
-        without memory for it.
+        Raises SessionError for a damaged file or one of another model, width or version,
+        ContextError if memory has no room for it.
         """
         adapter = self.engine.default_adapter
         state = read_cache(path, self.identify_cache(adapter))
@@ -302,8 +301,8 @@ class LLM:
         return len(state["tokens"])
 
     def identify_cache(self, adapter: int = 0) -> Identity:
-        """The model, the width and the adapter, by number (0: none), that prompt cache files must
-        match.
+        """The model, width and adapter that a prompt cache file must match. adapter: its number, 0
+        for none.
         """
         return Identity.of(
             self.checkpoint,
@@ -324,7 +323,7 @@ class LLM:
     ) -> Session:
         """A conversation: `send` or `stream` each question.
 
-        tools: Python functions with type hints, which the model may call; an answer goes on with
+        tools: Python functions with type hints, which the model may call; it answers again with
         their results. tool_choice, parallel, rounds: of each question, as for `run_tools`. Raises
         OptionsError, and TemplateError without a template.
         """
@@ -360,10 +359,9 @@ class LLM:
     def encode(
         self, prompt: Prompt, check_count: abc.Callable[[int], None] | None = None
     ) -> list[int]:
-        """Token ids of `prompt`, which is as for `stream`.
+        """Token ids of a prompt (as for `stream`).
 
-        check_count: called with a lower bound of their number before a long text is encoded, to
-        refuse it.
+        check_count: called with a lower bound of their number before a text is encoded; may raise.
 
         Raises ContextError, TemplateError, TokenizerError.
         """
@@ -395,9 +393,7 @@ class LLM:
 def with_fields_of(
     table: Callable[Fields, LoadOptions], function: Callable[[LoadOptions], Result]
 ) -> Callable[Fields, Result]:
-    """The function with the table's fields as parameters, in its signature and in its
-    documentation.
-    """
+    """Give a function the table's fields as parameters, in its signature and docstring."""
 
     @functools.wraps(function)
     def call(*args: Fields.args, **options: Fields.kwargs) -> Result:
@@ -448,15 +444,14 @@ def load_model(options: LoadOptions) -> LLM:
     if smaller and (difference := compare_vocabularies(smaller, checkpoint)):
         raise OptionsError(
             f"`draft_model` {smaller.name}: its vocabulary is not that of {checkpoint.name}, "
-            f"{difference}: "
-            f"choose a smaller model of the same family"
+            f"{difference}: choose a smaller model of the same family"
         )
 
     def load_both() -> tuple[Model, Model | None]:
         report = options.on_progress
         with progress.show_bytes("loading") if report is None else progress.reported(report):
             loaded = backend.build(checkpoint, options)
-            # The draft model decides no token.
+            # Drafts are verified, so they need no invariance.
             return loaded, backend.build(
                 smaller, replace(options, batch_invariant=False)
             ) if smaller else None
@@ -486,20 +481,19 @@ load.__name__ = load.__qualname__ = "load"
 
 
 def one_adapter(options: LoadOptions) -> tuple[str | os.PathLike, ...]:
-    """The adapter of a command that runs one model; () for none. Raises OptionsError for
+    """The adapter of a command that takes at most one; () for none. Raises OptionsError for
     several.
     """
     adapters = list_adapters(options.adapters)
     if len(adapters) > 1:
         raise OptionsError(
-            f"`adapters`: there are {len(adapters)}, and this command runs the model with one: "
-            "choose one"
+            f"`adapters`: there are {len(adapters)}, and this command takes one: choose one"
         )
     return adapters
 
 
 def check_load(options: LoadOptions) -> None:
-    """Check those options that take no time to check, before `load` is begun. Raises as `load`."""
+    """Make the quick checks of options before `load`. Raises as `load`."""
     backends.select(options.backend, options.device).check(options)
     check_name(options.model)
     if options.draft_model is not None:

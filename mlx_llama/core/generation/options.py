@@ -1,5 +1,4 @@
-"""The one table of generation options, from which command-line flags, Python arguments and HTTP
-fields are made.
+"""The table of generation options; command-line flags, Python arguments and HTTP fields follow it.
 
 Names follow mlx-lm's, with llama.cpp's as aliases where they are free. Precedence: the user's
 value, the checkpoint's generation_config.json, the default; `Resolved.origins` names the source of
@@ -53,8 +52,8 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", 'Field name "schema"')
 
     class _StructureOptions(BaseModel):
-        """Options of which at most one says what an answer must match. A class of its own for the
-        sake of the warning.
+        """Options of which at most one may constrain the answer. A separate class limits the scope
+        of the warning filter.
         """
 
         model_config = ConfigDict(
@@ -99,15 +98,13 @@ with warnings.catch_warnings():
                 if name != info.field_name and info.data.get(name) is not None
             ]
             if value is not None and others:
-                raise ValueError(
-                    f"the only one that says what the answer matches: {others[0]} is given too"
-                )
+                raise ValueError(f"the only constraint on the answer: {others[0]} is given too")
             return value
 
 
 class GenerationOptions(_StructureOptions):
-    """Generation options, complete and checked. Every field is a flag, a Python argument and a
-    receipt entry.
+    """Generation options, complete and checked. Each field is a flag, a Python argument and an
+    entry of the receipt.
     """
 
     max_tokens: int = _option(
@@ -180,15 +177,13 @@ class GenerationOptions(_StructureOptions):
     )
     speculate: Literal["none", "prompt", "model"] | None = _option(
         None,
-        "guess tokens ahead, to get the same text sooner: prompt, from the text so far; model, "
-        "by the draft model; none "
-        "(default: model if a draft model is loaded, else none)",
+        "guess tokens ahead, to get the same text sooner: prompt, from the text so far; model, by "
+        "the draft model; none (default: model if a draft model is loaded, else none)",
     )
     logprobs: int | None = _option(
         None,
-        "keep each token's log-probability and those of the k likeliest: of the softmax over "
-        "the model's own "
-        "logits, before penalties, biases, temperature, filters and grammars",
+        "keep each token's log-probability and those of the k likeliest: of the softmax over the "
+        "model's own logits, before penalties, biases, temperature, filters and grammars",
         ge=0,
         le=MAX_LOGPROBS,
     )
@@ -212,7 +207,7 @@ class GenerationOptions(_StructureOptions):
     @classmethod
     def _list_one_stop(cls, value):
         if isinstance(value, (list, tuple)) and any(
-            isinstance(one, (int, np.integer)) for one in value
+            isinstance(item, (int, np.integer)) for item in value
         ):
             raise ValueError("texts; token ids are for stop_token_ids")
         return (value,) if isinstance(value, str) else value
@@ -224,7 +219,7 @@ class GenerationOptions(_StructureOptions):
             return (value,)
         parts = [value] if isinstance(value, str) else value
         if not isinstance(parts, (list, tuple, set, frozenset, np.ndarray)) or any(
-            isinstance(one, bool) for one in parts
+            isinstance(part, bool) for part in parts
         ):
             raise ValueError("token ids")
         return tuple(
@@ -290,7 +285,7 @@ class GenerationOptions(_StructureOptions):
         return value
 
 
-# In the order of the help: what an answer must match stands last, though its class comes first.
+# In the order of the help: constraints of the answer last, though their class comes first.
 FIELDS = {
     name: GenerationOptions.model_fields[name]
     for name in sorted(
@@ -299,7 +294,7 @@ FIELDS = {
 }
 
 
-# Names of options, other tools' included -> those of the table.
+# Names of options, including those of other tools -> names in the table.
 ALIASES: dict[str, str] = {
     alias: name
     for name, field in FIELDS.items()
@@ -308,8 +303,7 @@ ALIASES: dict[str, str] = {
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments of `generate`, `stream`, `chat` and `send`, for type checkers. None: not
-    given.
+    """Keyword arguments of `generate`, `stream`, `chat` and `send`, for type checkers. None: unset.
 
     GenerationOptions states meanings, limits and defaults.
     """
@@ -352,14 +346,14 @@ class Resolved:
     notices: tuple[str, ...] = ()  # the checkpoint's settings that have no counterpart
 
 
-def validate(given: Mapping[str, Any], source: str = "") -> GenerationOptions:
+def validate(options: Mapping[str, Any], source: str = "") -> GenerationOptions:
     """Build `GenerationOptions` from names and values; converts text.
 
-    Raises OptionsError that lists every bad option with its value and its limits; `source` names a
-    file, if any, whose fields they are.
+    Raises OptionsError that lists every bad option with its value and limits. source: name of the
+    file that has the options, if any.
     """
     try:
-        return GenerationOptions(**given)
+        return GenerationOptions(**options)
     except ValidationError as error:
         text = "; ".join(dict.fromkeys(map(_describe_fault, error.errors())))
         raise OptionsError(f"{source}: {plain(text)}" if source else text) from None
@@ -444,24 +438,23 @@ _UNSUPPORTED = {
 def from_generation_config(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Options set by a generation_config.json. Without `do_sample` decoding is greedy, as in
     transformers, and its temperature and filters do not apply."""
-    found = {
+    options = {
         ours: raw[theirs]
         for theirs, ours in _GENERATION_CONFIG.items()
         if raw.get(theirs) is not None
     }
     if not raw.get("do_sample", False):
         for name in ("temperature", "top_k", "top_p", "min_p"):
-            found.pop(name, None)
-    elif "temperature" not in found:
-        found["temperature"] = 1.0
-    return found
+            options.pop(name, None)
+    elif "temperature" not in options:
+        options["temperature"] = 1.0
+    return options
 
 
 class Defaults:
-    """Options of a checkpoint's generation_config.json, checked once, and the defaults of the
-    others.
+    """The defaults of a checkpoint: its generation_config.json, checked once, and ours.
 
-    `resolve` is where the options of every request are made.
+    `resolve` makes the options of every request.
     """
 
     def __init__(
@@ -483,15 +476,15 @@ class Defaults:
             else ()
         )
 
-    def resolve(self, given: Mapping[str, Any] | GenerationOptions) -> Resolved:
-        """Add a user's options, which win; None means not given. Draws a missing seed, so that the
+    def resolve(self, user: Mapping[str, Any] | GenerationOptions) -> Resolved:
+        """Add a user's options, which win; None means unset. Draws a missing seed, so that the
         receipt can name it.
 
         Raises OptionsError.
         """
-        if not isinstance(given, GenerationOptions):
-            given = validate({name: value for name, value in given.items() if value is not None})
-        chosen = {name: getattr(given, name) for name in given.model_fields_set}
+        if not isinstance(user, GenerationOptions):
+            user = validate({name: value for name, value in user.items() if value is not None})
+        chosen = {name: getattr(user, name) for name in user.model_fields_set}
         origins = {
             name: "user"
             if name in chosen
@@ -508,9 +501,9 @@ class Defaults:
 
 
 def resolve(
-    given: Mapping[str, Any],
+    user: Mapping[str, Any],
     generation_config: Mapping[str, Any] | None = None,
     source: str = "generation_config.json",
 ) -> Resolved:
     """`Defaults.resolve` for a single request."""
-    return Defaults(generation_config, source).resolve(given)
+    return Defaults(generation_config, source).resolve(user)

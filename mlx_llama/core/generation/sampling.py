@@ -1,4 +1,4 @@
-"""Features and numbers of sampling, by row: what the backends' samplers share."""
+"""Features and parameters of sampling by row, shared by the samplers of all backends."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from .options import GenerationOptions
 
 
 class Kind(NamedTuple):
-    """Features that any row of a batch uses; without values of a row, so it is the key of a traced
-    or captured step.
+    """Features that any row of a batch uses, without a row's values: the key of a traced or
+    captured step.
 
-    Sizes are those of the largest row, rounded up to powers of two, 0 for none.
+    Sizes are of the largest row, rounded up to powers of two; 0: not used.
     """
 
     is_random: bool = False  # any row has a temperature
     top_k: int = 0
     has_top_p: bool = False
     has_min_p: bool = False
-    window: int = 0  # recent tokens that penalties look at
+    window: int = 0  # recent tokens that penalties consider
     biases: int = 0
     # likeliest tokens to report, not rounded; None: no log-probabilities
     logprobs: int | None = None
@@ -50,8 +50,8 @@ class Kind(NamedTuple):
 
 
 class RowNumbers(NamedTuple):
-    """A row's options as numbers, neutral for features that it does without: a row draws as it
-    would alone.
+    """A row's options as numbers, neutral where a feature is off: a row samples as it would
+    alone.
     """
 
     seed: tuple[int, int]  # words, low and high
@@ -84,24 +84,20 @@ class RowNumbers(NamedTuple):
 
 
 class BatchOptions:
-    """Options of a batch's rows; base of the backends' SamplingBatch.
-
-    windows: recent tokens that each row looks at; window: the most of any row. kind: features that
-    any row uses. logprobs: likeliest tokens to report beside each token (core.backends.logprobs);
-    None: tokens alone.
-    """
+    """Options of a batch's rows; base of the backends' SamplingBatch."""
 
     def __init__(self, options: Sequence[GenerationOptions], device: Any = None):
         self.options, self.device = tuple(options), device
-        self.windows = [penalty_window(o) for o in self.options]
+        self.windows = [penalty_window(o) for o in self.options]  # recent tokens, by row
         self.window = max(self.windows, default=0)
         self.kind = Kind.of(self.options)
+        # likeliest tokens to report with each token (core.backends.logprobs); None: none
         self.logprobs = self.kind.logprobs
         self._repeated: Any = None  # a batch for several rows
 
     def repeat(self, count: int) -> Any:
-        """The batch of `count` rows that each have the options of this batch's only row. The last
-        one is kept.
+        """A batch of `count` rows with the options of this batch's only row. Caches the last
+        result.
         """
         if self._repeated is None or len(self._repeated.options) != count:
             self._repeated = type(self)(self.options * count, self.device)
@@ -109,7 +105,7 @@ class BatchOptions:
 
 
 def penalty_window(o: GenerationOptions) -> int:
-    """Recent tokens that a row's penalties look at."""
+    """Number of recent tokens that a row's penalties consider."""
     penalises = o.repetition_penalty != 1 or o.presence_penalty or o.frequency_penalty
     return o.repetition_context_size if penalises else 0
 

@@ -14,12 +14,12 @@ MAX_DEPTH = 64  # of nested objects and arrays in a schema; llguidance reads 128
 
 
 class Schema:
-    """A JSON schema and the Python type it was made from, if any. Of a type, objects have no keys
-    but the declared ones, unless it keeps others (extra="allow").
+    """A JSON schema and the Python type it was made from, if any. Objects of a type have only the
+    declared keys, unless it allows others (extra="allow").
 
-    text: the schema as JSON, keys in the given order. kind: the type, or None. is_lenient: keywords
-    that cannot be enforced are left out and told, not refused; so for a type, which checks the
-    answer when it is parsed.
+    text: the schema as JSON, keys in their original order. kind: the type, or None. is_lenient:
+    keywords that cannot be enforced are dropped with a notice, not refused; true for types, which
+    check the answer when it is parsed.
     """
 
     def __init__(self, text: str, kind: Any = None, is_lenient: bool = False):

@@ -1,6 +1,4 @@
-"""A conversation: its messages. Each turn starts from the prefix that a row of the cache still
-holds.
-"""
+"""A conversation. Each turn reuses the prefix that a row of the cache still holds."""
 
 from __future__ import annotations
 
@@ -28,8 +26,7 @@ from .options import Defaults, GenerationOptions, Options, Resolved, validate
 from .session_file import expand_path, read_session, write_session
 from .tool_use import ROUNDS, Toolbox, ToolLoop, ToolPrompt, ToolStream, encode_with_tools
 
-# Tokens of a long paragraph: contexts of 512 and less keep as much as that free, or half of
-# themselves.
+# Tokens of a long paragraph. Small contexts keep that much free for an answer, at most half.
 _ANSWER_ROOM = 256
 
 
@@ -46,7 +43,7 @@ class Stream:
         begin: Callable[[], None] = lambda: None,
         end: Callable[[], None] = lambda: None,
     ):
-        """begin: called before the first piece, may raise. end: called once the answer is over."""
+        """begin: called before the first piece, may raise. end: called once at the end."""
         self._handle = handle
         self._begin, self._end = begin, end
         self._is_begun = self._is_closed = False
@@ -54,7 +51,7 @@ class Stream:
 
     @property
     def completion(self) -> Completion:
-        """Of the answer; with tools, of the newest answer to the question."""
+        """The completion so far; with tools, that of the newest answer to the question."""
         return self._handle.completion
 
     @property
@@ -83,7 +80,7 @@ class Stream:
             self._settle()
             raise
         except BaseException:
-            if self._handle.done:  # another thread's reading is no end
+            if self._handle.done:  # not over if only another thread is reading
                 self._settle()
             raise
 
@@ -129,9 +126,9 @@ class Session:
         toolbox: Toolbox = Toolbox(),
         rounds: int = ROUNDS,
     ):
-        """identify_cache: of the files that `save` writes with an adapter's cache, None: it cannot.
-        toolbox: functions that an answer may call. rounds: most answers to one question. Raises
-        OptionsError.
+        """identify_cache: identity of the cache files of `save`, by adapter; None: none are
+        written. toolbox: functions that an answer may call. rounds: maximum number of answers to a
+        question. Raises OptionsError.
         """
         self.loop = loop
         self.template = template
@@ -140,8 +137,8 @@ class Session:
         self.identify_cache = identify_cache
         self.toolbox, self.rounds = toolbox, rounds
         self.system = system
-        given, self.hooks = split_hooks(options or {})  # of every question that has none of its own
-        self.options = {name: value for name, value in given.items() if value is not None}
+        rest, self.hooks = split_hooks(options or {})  # for questions without hooks
+        self.options = {name: value for name, value in rest.items() if value is not None}
         self.messages: list[dict[str, Any]] = []
         self.dropped = 0  # messages at the front that no longer fit the context
         self.last: Completion | None = None
@@ -164,20 +161,18 @@ class Session:
 
     @property
     def engine(self) -> Engine:
-        """The model and its checks."""
+        """The model and the checks of its requests."""
         return self.loop.engine
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
-        assert self.engine.tokenizer is not None  # a session has a template, so a text
+        assert self.engine.tokenizer is not None  # a session has a template, which needs text
         return self.engine.tokenizer
 
     @property
     def cached_tokens(self) -> list[int]:
-        """The beginning of the last turn's prompt and answer that a row of the cache still
-        holds.
-        """
+        """The prefix of the last turn's prompt and answer that a row of the cache still holds."""
         return self._text[: self.loop.count_known(self._text, self.adapter)]
 
     @property
@@ -190,7 +185,7 @@ class Session:
         return f"Session({self.model!r}, {len(self.messages)} messages, {used})"
 
     def resolve(self, **options: Any) -> Resolved:
-        """The options in force, `options` added. Raises OptionsError."""
+        """The current options with `options` added. Raises OptionsError."""
         resolved = self.defaults.resolve({**self.options, **options})
         self.engine.check_options(resolved.options)
         self.toolbox.check(resolved.options)
@@ -198,9 +193,7 @@ class Session:
         return resolved
 
     def send(self, text: str, **options: Unpack[Options]) -> Completion:
-        """Ask and wait for the whole answer, after those that other threads asked for. Raises as
-        `stream`.
-        """
+        """Ask and wait for the whole answer; threads wait for their turn. Raises as `stream`."""
         with self._sending:
             return self.stream(text, **options).finish()
 
@@ -209,9 +202,9 @@ class Session:
         closed.
 
         A session gives one answer at a time. A new question ends an unfinished answer, whose text
-        stays; a stream that was not begun by then raises SessionError later. Raises OptionsError,
-        TemplateError or ContextError before any computing, and SessionError while another thread
-        reads an answer.
+        stays, and invalidates a stream that was not begun: it raises SessionError. Raises
+        OptionsError, TemplateError or ContextError before any computing, and SessionError while
+        another thread reads an answer.
         """
         resolved, hooks = self._resolve_all(options)
         with self._lock:
@@ -265,10 +258,9 @@ class Session:
             return taken
 
     def resume(self, **options: Unpack[Options]) -> Stream:
-        """Go on with the last answer after its last token; the message grows, and the pieces are
-        the text that it gains.
+        """Continue the last answer after its last token; its message grows by the pieces.
 
-        With the same options, seed included, the text is that of an answer that was never cut.
+        With the same options and seed, the text equals that of an answer that was never cut.
         Raises SessionError without an answer, for one that ended by itself and in a conversation
         with tools, and as `stream`.
         """
@@ -286,14 +278,13 @@ class Session:
                 tokens, reason = self._encode_answer(), ""
             if reason in ("eos", "stop"):
                 raise SessionError(
-                    "the last answer is complete and cannot be continued: ask something, or "
-                    "have it generated "
-                    "again"
+                    "the last answer is complete and cannot be continued: ask something, or have "
+                    "it generated again"
                 )
             return self._answer_to(self.messages[:-1], resolved, hooks, tokens)
 
     def _encode_answer(self) -> list[int]:
-        """Tokens of the last answer, as the template has them after the question."""
+        """Tokens of the last answer, as the template encodes it after the question."""
         text, shown = self.messages[-1]["content"], ""
         system = [{"role": "system", "content": self.system}] if self.system else []
         talk = [*system, *self.messages[self.dropped :]]
@@ -307,8 +298,8 @@ class Session:
         return self.tokenizer.encode(text)
 
     def _resolve_all(self, options: Mapping[str, Any]) -> tuple[Resolved, Hooks]:
-        given, hooks = split_hooks(options)
-        return self.resolve(**given), Hooks(
+        rest, hooks = split_hooks(options)
+        return self.resolve(**rest), Hooks(
             hooks.processors or self.hooks.processors, hooks.on_progress or self.hooks.on_progress
         )
 
@@ -383,8 +374,8 @@ class Session:
     def _describe_dropped(self, dropped: int) -> str:
         return (
             f"the conversation outgrew the context of {self.engine.context} tokens: the oldest "
-            f"{dropped} messages are no "
-            "longer seen by the model" + (", the system prompt stays" if self.system else "")
+            f"{dropped} messages are no longer seen by the model"
+            + (", the system prompt stays" if self.system else "")
         )
 
     def _begin(self, turn: int) -> None:
@@ -430,9 +421,8 @@ class Session:
         if self._reader is not None and self._open is not None:
             if self._reader is not threading.current_thread() and self._reader.is_alive():
                 raise SessionError(
-                    "another thread is reading an answer of this session: wait for its end, "
-                    "close its stream, "
-                    "or give each thread a session of its own"
+                    "another thread is reading an answer of this session: wait for its end, close "
+                    "its stream, or give each thread a session of its own"
                 )
             self._open.close()
         self._turn += 1
@@ -448,8 +438,8 @@ class Session:
     def save(self, path: str | os.PathLike, cache: bool = False) -> None:
         """Write the conversation as JSON, atomically. Raises SessionError.
 
-        cache: write the keys and values beside it, to PATH.safetensors, with which `load` goes on
-        at once.
+        cache: write the keys and values too, to PATH.safetensors, so that `load` need not compute
+        them.
         """
         if cache:
             assert self.identify_cache is not None
@@ -469,11 +459,10 @@ class Session:
         )
 
     def load(self, path: str | os.PathLike) -> list[str]:
-        """Continue a saved conversation, from its keys and values where they were saved with it;
-        returns notices.
+        """Continue a saved conversation, from its keys and values if they were saved; returns
+        notices.
 
-        Raises SessionError, and then changes nothing. Keys and values that cannot be used are a
-        notice.
+        Raises SessionError, and then changes nothing. Unusable keys and values give a notice.
         """
         saved = read_session(expand_path(path))
         try:
@@ -514,10 +503,9 @@ class Session:
         """Drop the oldest turns until the prompt fits; returns it and the number of dropped
         messages.
 
-        first: messages that are dropped already. begun: tokens of the answer that stand after the
-        prompt.
+        first: number of messages dropped already. begun: tokens of the answer after the prompt.
         """
-        # Keep a quarter of the context free for the answer, of a short one up to half, or
+        # Keep a quarter of the context free for the answer (up to half of a short context), or
         # max_tokens if that is less.
         context = self.engine.context
         room = context - max(
@@ -562,18 +550,18 @@ class Session:
 
 
 def _find_turns(messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Places of the questions: each begins a turn of calls, results and an answer."""
+    """Indices of the questions: each begins a turn of calls, results and an answer."""
     return [place for place, message in enumerate(messages) if message.get("role") == "user"]
 
 
 def _is_same(
-    one: tuple[list[int], GenerationOptions], other: tuple[list[int], GenerationOptions]
+    first: tuple[list[int], GenerationOptions], second: tuple[list[int], GenerationOptions]
 ) -> bool:
-    """True if two prompts with their options give the same tokens: greedy answers have no use for
-    their seeds.
+    """True if two prompts with their options give the same tokens. A greedy answer ignores its
+    seed.
     """
 
     def normalize(options: GenerationOptions) -> GenerationOptions:
         return options.model_copy(update={"seed": None}) if options.temperature == 0 else options
 
-    return one[0] == other[0] and normalize(one[1]) == normalize(other[1])
+    return first[0] == second[0] and normalize(first[1]) == normalize(second[1])

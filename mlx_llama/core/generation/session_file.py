@@ -51,7 +51,7 @@ class Message(BaseModel):
 
 
 class SavedSession(BaseModel):
-    """Content of the file."""
+    """The content of the file."""
 
     model_config = ConfigDict(strict=True)
 
@@ -80,7 +80,7 @@ class SavedSession(BaseModel):
             if kind not in NEXT[before]:
                 roles = " or ".join(
                     repr(role)
-                    for role in dict.fromkeys(ROLES.get(one, one) for one in NEXT[before])
+                    for role in dict.fromkeys(ROLES.get(kind, kind) for kind in NEXT[before])
                 )
                 raise ValueError(
                     f"questions and answers in turn: messages[{i}] needs the role {roles}"
@@ -104,7 +104,7 @@ class SavedSession(BaseModel):
 
 
 def expand_path(path: str | os.PathLike) -> Path:
-    """`path` with ~ expanded; an unknown user's stays as it is, where Path.expanduser raises."""
+    """Expand ~ in a path. An unknown user is no error here, as it is for Path.expanduser."""
     return Path(os.path.expanduser(path))
 
 

@@ -7,18 +7,16 @@ from collections.abc import Collection, Sequence
 
 from mlx_llama.core.engine.prefixes import common_prefix
 
-MIN_SHARED = 8  # tokens that make two texts one conversation; fewer are a template's
+MIN_SHARED = 8  # tokens that two texts of a conversation share; templates share fewer
 
 
 class Slots:
-    """Numbers 0 to count - 1, and the text that each had last. Rows of the cache come and go with
-    memory; slots stay.
-
-    texts: prompt and answer by slot, [] for a slot that was never used. A running request appends
-    to its own.
+    """Numbers 0 to count - 1, each with its latest text. Rows of the cache are freed when memory is
+    short; slots are not.
     """
 
     def __init__(self, count: int):
+        # prompt and answer by slot, [] for one that was never used; a running request appends
         self.texts: list[Sequence[int]] = [[] for _ in range(count)]
         self._times = itertools.count(1)
         self._used = [0] * count  # when each slot was taken

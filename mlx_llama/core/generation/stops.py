@@ -23,13 +23,13 @@ class Stops:
         if not self.stops:
             return piece
         text = self.withheld + piece
-        found = [(at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
-        if found:
-            at, self.matched = min(found)
+        matches = [(at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
+        if matches:
+            at, self.matched = min(matches)
             self.withheld = ""
             return text[:at]
         keep = next(
-            (len(one) for one in self._beginnings.get(text[-1:], ()) if text.endswith(one)), 0
+            (len(start) for start in self._beginnings.get(text[-1:], ()) if text.endswith(start)), 0
         )
         self.withheld = text[len(text) - keep :]
         return text[: len(text) - keep]

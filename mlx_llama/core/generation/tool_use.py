@@ -1,5 +1,5 @@
-"""Answers with tools: the prompt that offers them, the stream that tells calls from text, the loop
-that runs them.
+"""Answers with tools: the prompt that offers them, the stream that separates calls from text, the
+loop that runs them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .grammar import Rule
 from .options import GenerationOptions
 from .schema import Schema
 
-ROUNDS = 8  # answers to one question, before the loop of calls ends
+ROUNDS = 8  # maximum number of answers to a question
 
 Message = Mapping[str, Any]
 
@@ -49,36 +49,35 @@ class Toolbox:
 
     @property
     def offered(self) -> tuple[Tool, ...]:
-        """Tools that the model is told of."""
+        """Tools in the prompt."""
         return () if self.choice == "none" else self.tools
 
     @property
     def forced(self) -> tuple[Tool, ...]:
-        """Tools of which one must be called; () where none must."""
+        """Tools of which the answer must call one; () if it need not."""
         if self.choice in ("none", "auto"):
             return ()
         return tuple(tool for tool in self.tools if self.choice in ("required", tool.name))
 
     def check(self, options: GenerationOptions) -> None:
-        """Raises OptionsError for a choice that no tool fits, and for options that forbid calls."""
+        """Raise OptionsError for a choice that names no tool, and for options that forbid calls."""
         if self.choice not in ("none", "auto") and not self.forced:
             names = ", ".join(tool.name for tool in self.tools) or "no tools"
             raise OptionsError(
-                f"tool_choice: {show(self.choice)} is none of auto, none, required and the "
-                "tools' names "
-                f"({names})"
+                f"tool_choice: {show(self.choice)} is none of auto, none, required and the tools' "
+                f"names ({names})"
             )
-        given = next(
+        constraint = next(
             (name for name in ("regex", "grammar") if getattr(options, name) is not None), None
         )
-        if self.offered and given:
+        if self.offered and constraint:
             raise OptionsError(
-                f"option `{given}`: forbids every call of a tool: leave it out, or choose "
+                f"option `{constraint}`: forbids every call of a tool: leave it out, or choose "
                 "tool_choice 'none'"
             )
 
     def check_functions(self) -> None:
-        """Raises OptionsError for a tool that is only described: a loop of calls runs functions."""
+        """Raise OptionsError for a tool without a function, which a loop of calls cannot run."""
         if described := next((tool for tool in self.tools if tool.function is None), None):
             raise OptionsError(
                 f"tools: {described.name} is only described: pass the function itself"
@@ -87,14 +86,12 @@ class Toolbox:
 
 @dataclass(frozen=True)
 class ToolPrompt:
-    """A prompt and the fields that its Request needs. form: of the calls in the answer, None where
-    none are offered.
-    """
+    """A prompt and the fields that its Request needs."""
 
     tokens: list[int]
-    form: ToolFormat | None = None
+    form: ToolFormat | None = None  # of the calls in the answer; None if no tools are offered
     rule: Rule | None = None
-    shown: frozenset[int] = frozenset()
+    shown: frozenset[int] = frozenset()  # special tokens of the calls
 
 
 def encode_with_tools(
@@ -137,8 +134,8 @@ def encode_with_tools(
 
 
 class ToolStream:
-    """An answer as it comes: text, and news of calls. Final after the last one: `completion`,
-    `text`, `calls`.
+    """A streamed answer: pieces of text and of calls. `completion`, `text` and `calls` are final at
+    the end.
     """
 
     def __init__(self, handle: Handle, parser: ToolParser, schema: Schema | None = None):
@@ -183,8 +180,8 @@ class ToolStream:
         return self.parser.calls
 
     def messages(self) -> list[dict[str, Any]]:
-        """The answer as a message. Arguments that are no JSON object are {} in it: templates print
-        objects only.
+        """The answer as messages. Arguments that are no JSON object become {}: templates need
+        objects.
         """
         calls = []
         for call in self.calls:
@@ -202,7 +199,7 @@ class ToolLoop:
     """The answer to a conversation, with calls of Python functions in between: an iterator of the
     pieces of all texts.
 
-    A call that fails has its error for a result, so that the model may mend it. One thread reads at
+    A failed call returns its error to the model, which may try again. One thread reads at
     a time; any thread may cancel, which does not stop a function that runs.
     """
 
@@ -213,15 +210,14 @@ class ToolLoop:
         tools: Sequence[Tool],
         rounds: int = ROUNDS,
     ):
-        """ask: prepares the answer to a conversation; True for the first. rounds: most answers.
-        Raises as `ask`.
+        """ask: prepares the answer to a conversation; True for the first. rounds: maximum number of
+        answers. Raises as `ask`.
         """
         if not isinstance(rounds, int) or rounds < 1:
-            raise OptionsError(f"rounds: {show(rounds)} is no number of answers: give 1 or more")
+            raise OptionsError(f"rounds: {show(rounds)} is not a number of answers: use 1 or more")
         self._ask, self._tools, self._rounds = ask, tools, rounds
         first = ask(list(messages), True)
-        # Messages that are complete, and the answer that is not among them: changed together, for
-        # other threads.
+        # complete messages and the answer after them, assigned together for other threads
         self._talk: tuple[list[dict[str, Any]], ToolStream | None] = (
             [dict(message) for message in messages],
             first,
@@ -232,7 +228,7 @@ class ToolLoop:
 
     @property
     def completion(self) -> Completion:
-        """Of the newest answer."""
+        """The completion of the newest answer."""
         return self._newest.completion
 
     @property
@@ -282,7 +278,7 @@ class ToolLoop:
         self._newest.close()
 
     def _go_on(self) -> bool:
-        """Run the calls of the answer that ended; returns whether another one is prepared."""
+        """Run the calls of the last answer; True if another answer is prepared."""
         messages, answer = self._talk
         if answer is None or self._is_cancelled or not answer.calls:
             return False

@@ -397,7 +397,7 @@ def test_a_rule_that_cannot_be_enforced_is_refused_with_reason_and_remedy(option
         ({"regex": 5}, "string"),
         (
             {"schema": {}, "regex": "a"},
-            "the only one that says what the answer matches: schema is given too",
+            "the only constraint on the answer: schema is given too",
         ),
         ({"regex": "a", "grammar": "b"}, "regex is given too"),
         ({"schema": {}, "grammar": "b"}, "schema is given too"),
