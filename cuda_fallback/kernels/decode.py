@@ -221,7 +221,10 @@ def _multiply_tile(
         m = tl.load(members + tile * TILE + tl.arange(0, TILE)).to(tl.int32)
         row += tl.load(chosen + tile) * N
         stop = tl.where(tl.load(members + tile * TILE) < 0, 0, stop)  # of a tile without rows
-    sample = tl.maximum(tl.minimum(m, M - 1), 0) // SHARED  # those beyond M and N are not stored
+        m = tl.where(m < 0, M, m)
+    sample = tl.minimum(m, M - 1)  # those beyond M and N are not stored
+    if SHARED > 1:
+        sample = sample // SHARED
     total = tl.zeros((ROWS, TILE), tl.float32)
     for start in range(part * PART, stop, COLUMNS):
         k = start + tl.arange(0, COLUMNS)
@@ -242,7 +245,7 @@ def _multiply_tile(
     tl.store(
         out + (part * M + m)[None, :] * N + n[:, None],
         total,
-        mask=((m >= 0) & (m < M))[None, :] & (n < N)[:, None],
+        mask=(m < M)[None, :] & (n < N)[:, None],
     )
 
 

@@ -551,7 +551,7 @@ def test_replayed_steps_give_the_bits_of_plain_ones_and_the_numbers_of_forward(n
     assert same > 5
     for part in ("keys", "values"):
         assert relative_error(plain[1][part][..., :same, :], forward[1][part][..., :same, :]) < (
-            1e-5 if exact else 5e-3
+            1e-5 if exact else 2e-2 if name == "low-bit" else 5e-3  # bfloat16, float16
         )
 
 
