@@ -168,12 +168,12 @@ class Answers:
         """
         told = [0] * len(self._handles)
         shown = [0] * len(self._handles)
-        open_ones = set(range(len(self._handles)))
+        unfinished = set(range(len(self._handles)))
         last = [self.began] * len(self._handles)
         metrics = self._desk.metrics
-        while open_ones:
+        while unfinished:
             self._news.clear()
-            for i in sorted(open_ones):
+            for i in sorted(unfinished):
                 handle = self._handles[i]
                 is_last = handle.done  # before the tokens: none may come between
                 completion = handle.completion
@@ -190,12 +190,12 @@ class Answers:
                     shown[i] += len(tokens)
                     last[i] = now
                     if is_last:
-                        open_ones.discard(i)
+                        unfinished.discard(i)
                     yield Batch(i, tokens, is_last, handle.processed)
                 elif with_progress and handle.processed > told[i]:
                     told[i] = handle.processed
                     yield Batch(i, (), False, handle.processed)
-            if open_ones and not any(self._handles[i].done for i in open_ones):
+            if unfinished and not any(self._handles[i].done for i in unfinished):
                 await self._news.wait()
 
     async def finish(self) -> list[Completion]:
@@ -327,7 +327,7 @@ class Desk:
         names = {_plain_name(known) for known in ("default", *self.names, *self.keeper.adapters)}
         return _plain_name(name) in names
 
-    async def find_faults(self, name: Any, given: Mapping[str, Any]) -> list[Fault]:
+    async def find_faults(self, name: Any, values: Mapping[str, Any]) -> list[Fault]:
         """Faults that only the model shows: its name, and options, each alone. Values of a wrong
         type are skipped.
         """
@@ -340,7 +340,7 @@ class Desk:
         names = [
             name
             for name in (*RULES, "logit_bias", "speculate", "adapter")
-            if given.get(name) is not None
+            if values.get(name) is not None
         ]
         if not names or self.keeper.llm is None:
             return faults
@@ -349,10 +349,10 @@ class Desk:
         def work() -> None:
             for name in names:
                 try:
-                    options = validate({name: given[name]})
+                    options = validate({name: values[name]})
                 except OptionsError:
                     continue
-                faults.extend(check_options(llm, options, given, self.settings))
+                faults.extend(check_options(llm, options, values, self.settings))
 
         try:
             await anyio.to_thread.run_sync(work, limiter=self._ruled)
@@ -389,24 +389,27 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
 
     fits: check that the prompt leaves room for an answer.
     """
-    given = {"adapter": BASE} | merge_options(
+    merged = {"adapter": BASE} | merge_options(
         settings.options, ask.options, bool(ask.toolbox.forced)
     )
     if ask.toolbox.forced:
-        given["stop"] = ()  # a stop string would cut the call that must be made
+        merged["stop"] = ()  # a stop string would cut the call that must be made
     if ask.ignores_eos:
-        given["logit_bias"] = {**dict.fromkeys(llm.engine.eos, -1e6), **given.get("logit_bias", {})}
+        merged["logit_bias"] = {
+            **dict.fromkeys(llm.engine.eos, -1e6),
+            **merged.get("logit_bias", {}),
+        }
     if llm.template is None and _is_chat(ask.prompt):
-        given["stop"] = (*given.get("stop", ()), "<|im_end|>")
+        merged["stop"] = (*merged.get("stop", ()), "<|im_end|>")
     if "max_new_tokens" not in (llm.checkpoint.generation_config or {}):
-        given.setdefault("max_tokens", ENDLESS)
+        merged.setdefault("max_tokens", ENDLESS)
     try:
-        resolved = llm.defaults.resolve(_build_schema(given, settings))
+        resolved = llm.defaults.resolve(_build_schema(merged, settings))
     except OptionsError as error:
-        raise refuse(error, ask.field, llm, given) from None
+        raise refuse(error, ask.field, llm, merged) from None
     is_chat = _is_chat(ask.prompt)
     faults = check_options(
-        llm, resolved.options, given, settings, starts_text=is_chat, note=ask.note
+        llm, resolved.options, merged, settings, starts_text=is_chat, note=ask.note
     )
     prompt = ToolPrompt([])
 
@@ -452,8 +455,8 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
                 prompt.rule, starts_text=is_chat, seconds=settings.compile_seconds
             )
     except LlamaError as error:
-        found = _describe(error, ask.field, llm, {**given, ask.field: ask.prompt})
-        faults += [found] * (found.field not in {fault.field for fault in faults})
+        fault = _describe(error, ask.field, llm, {**merged, ask.field: ask.prompt})
+        faults += [fault] * (fault.field not in {fault.field for fault in faults})
     if fits and len(prompt.tokens) >= llm.engine.context:
         refusal = _refuse_context(llm, ask, len(prompt.tokens), None)
         if not faults:
@@ -552,18 +555,18 @@ def merge_options(
     has_rule: the request has a rule beside its options.
     """
     replaces = has_rule or any(theirs.get(name) is not None for name in RULES)
-    kept = {
+    defaults = {
         name: value
         for name, value in ours.items()
         if name not in theirs and not (replaces and name in RULES)
     }
-    return {**kept, **{name: value for name, value in theirs.items() if value is not None}}
+    return {**defaults, **{name: value for name, value in theirs.items() if value is not None}}
 
 
 def check_options(
     llm: LLM,
     options: GenerationOptions,
-    given: Mapping[str, Any],
+    values: Mapping[str, Any],
     settings: Settings,
     starts_text: bool = True,
     note: Note = lambda place: None,
@@ -583,7 +586,7 @@ def check_options(
                 note(f"schema: {constraint.relaxed}")
     except LlamaError as error:
         errors.append(error)
-    return [_describe(error, "", llm, given) for error in errors]
+    return [_describe(error, "", llm, values) for error in errors]
 
 
 def _plain_name(name: str) -> str:
@@ -597,12 +600,12 @@ def _has_rule(ask: Ask) -> bool:
 
 
 def refuse(
-    error: LlamaError, field: str, llm: LLM | None = None, given: Mapping[str, Any] | None = None
+    error: LlamaError, field: str, llm: LLM | None = None, values: Mapping[str, Any] | None = None
 ) -> Refusal:
     """A 400 for an error of core. field: of the request, if the error names none. given: values by
     field.
     """
-    return Refusal(400, "invalid_value", [_describe(error, field, llm, given or {})])
+    return Refusal(400, "invalid_value", [_describe(error, field, llm, values or {})])
 
 
 _CONSTRAINTS = {
@@ -623,7 +626,7 @@ _KINDS = {
 }
 
 
-def _describe(error: LlamaError, field: str, llm: LLM | None, given: Mapping[str, Any]) -> Fault:
+def _describe(error: LlamaError, field: str, llm: LLM | None, values: Mapping[str, Any]) -> Fault:
     """The fault that an error of core states."""
     text = str(error)
     if llm and llm.template:
@@ -632,17 +635,17 @@ def _describe(error: LlamaError, field: str, llm: LLM | None, given: Mapping[str
     for path in {llm.checkpoint.name, str(llm.checkpoint.path)} if llm else ():
         if os.path.exists(path):  # clients need not know where the model lies
             text = text.replace(path, os.path.basename(path.rstrip("/\\")))
-    found = re.match(r"(?:option )?(\w+): ", text)
+    match = re.match(r"(?:option )?(\w+): ", text)
     if (
         isinstance(error, OptionsError)
-        and found
-        and (found[1] in FIELDS or found[1] in _CONSTRAINTS)
+        and match
+        and (match[1] in FIELDS or match[1] in _CONSTRAINTS)
     ):
-        field, text = found[1], f"{found[1]}: {text[found.end() :]}"
+        field, text = match[1], f"{match[1]}: {text[match.end() :]}"
     elif field != "messages":
         text = re.sub(r"^messages\[\d+\]", field, text)
     constraint = _CONSTRAINTS.get(field) or _KINDS.get(type(error).__name__, "a valid value")
-    return Fault(field, constraint, text, shorten(given.get(field)))
+    return Fault(field, constraint, text, shorten(values.get(field)))
 
 
 def _refuse_context(

@@ -275,7 +275,7 @@ class Conversation(Body):
         system = join_parts(self.system)
         return [
             *([{"role": "system", "content": system}] if system else []),
-            *(one for message in self.messages for one in message.plain()),
+            *(plain for message in self.messages for plain in message.plain()),
         ]
 
 
@@ -291,22 +291,22 @@ class MessagesRequest(OptionFields, Conversation):
     service_tier: Literal["auto", "standard_only"] = "auto"
 
     @classmethod
-    def check_together(cls, given: Mapping[str, Any]) -> list[Fault]:
-        faults = super().check_together(given)
-        if "logprobs" in given:
+    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
+        faults = super().check_together(values)
+        if "logprobs" in values:
             faults.append(
                 Fault(
                     "logprobs",
                     "unsupported",
                     "logprobs: this API's answers have no place for them: ask /v1/chat/completions",
-                    shorten(given["logprobs"]),
+                    shorten(values["logprobs"]),
                 )
             )
-        config = given.get("output_config")
+        config = values.get("output_config")
         if (
             isinstance(config, dict)
             and config.get("format")
-            and (rules := [name for name in RULES if name in given])
+            and (rules := [name for name in RULES if name in values])
         ):
             faults.append(
                 Fault(
@@ -318,9 +318,9 @@ class MessagesRequest(OptionFields, Conversation):
             )
         return faults
 
-    def given_options(self) -> dict[str, Any]:
+    def requested_options(self) -> dict[str, Any]:
         form = self.output_config.format
-        return super().given_options() | ({"schema": form.schema_} if form else {})
+        return super().requested_options() | ({"schema": form.schema_} if form else {})
 
     @field_validator("metadata", mode="before")
     @classmethod
@@ -359,7 +359,7 @@ async def messages(request: Request) -> Response:
     """Answer a conversation."""
     body = await read_body(request, MessagesRequest)
     name = check_model(request, body.model)
-    box, options = body.toolbox(), body.given_options()
+    box, options = body.toolbox(), body.requested_options()
     check_rule(box, options, "output_config.format" if body.output_config.format else "")
     asks = [Ask(body.plain(), "messages", options, box, variables=body.chat_template_kwargs)]
     made = {

@@ -180,19 +180,19 @@ def parser() -> flags.Parser:
 
 def main(arguments: list[str]) -> int:
     """Run the door until it is told to end; returns the exit code. Raises LlamaError."""
-    given = parser().parse_args(arguments)
-    settings = make_settings(given)
+    parsed = parser().parse_args(arguments)
+    settings = make_settings(parsed)
     logging.basicConfig(
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(message)s",
-        level=logging.WARNING if given.quiet else logging.INFO,
+        level=logging.WARNING if parsed.quiet else logging.INFO,
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     from mlx_llama.core.generation.llm import check_load, load_model
 
     from .serving import bind, serve
 
-    options = flags.load_options(given)
+    options = flags.load_options(parsed)
     check_load(options)
 
     def load_checked() -> LLM:
@@ -206,20 +206,20 @@ def main(arguments: list[str]) -> int:
         llm.engine.check_rule(checked)
         return llm
 
-    return serve(settings, load_checked, bind(settings), given.ssl_key_file, given.ssl_cert_file)
+    return serve(settings, load_checked, bind(settings), parsed.ssl_key_file, parsed.ssl_cert_file)
 
 
-def make_settings(given: argparse.Namespace) -> Settings:
+def make_settings(parsed: argparse.Namespace) -> Settings:
     """Check the flags. Raises OptionsError."""
-    wanted = flags.given_flags(given)
+    wanted = flags.given_flags(parsed)
     checked = validate(wanted)  # before loading the model
     if "logprobs" in wanted:
         raise OptionsError(
             "--logprobs: each request asks for its own (logprobs, top_logprobs, n_probs): "
             "leave it out"
         )
-    parse_rows(given.max_rows)
-    for origin in given.cors_origin:
+    parse_rows(parsed.max_rows)
+    for origin in parsed.cors_origin:
         if origin != "*" and not re.fullmatch(
             r"[a-z][a-z0-9+.-]*://[^/?#@\s]+/?", origin, re.ASCII
         ):
@@ -230,44 +230,44 @@ def make_settings(given: argparse.Namespace) -> Settings:
     defaults = Settings()
     idle = (
         None
-        if given.idle_unload is None
-        else 60 * parse_number("--idle-unload", given.idle_unload, 0.001, 1e6, False)
+        if parsed.idle_unload is None
+        else 60 * parse_number("--idle-unload", parsed.idle_unload, 0.001, 1e6, False)
     )
-    if given.slot_save_path is not None and not os.path.isdir(given.slot_save_path):
-        raise OptionsError(f"--slot-save-path {given.slot_save_path}: is no folder")
-    if (given.ssl_key_file is None) != (given.ssl_cert_file is None):
+    if parsed.slot_save_path is not None and not os.path.isdir(parsed.slot_save_path):
+        raise OptionsError(f"--slot-save-path {parsed.slot_save_path}: is no folder")
+    if (parsed.ssl_key_file is None) != (parsed.ssl_cert_file is None):
         raise OptionsError("https needs both --ssl-key-file and --ssl-cert-file")
     return Settings(
-        host=given.host,
-        port=parse_number("--port", given.port, 0, 65535),
-        alias=given.alias,
-        api_keys=_read_keys(given),
-        cors_origins=tuple(origin.rstrip("/") for origin in given.cors_origin),
-        allowed_hosts=tuple(given.allowed_host),
+        host=parsed.host,
+        port=parse_number("--port", parsed.port, 0, 65535),
+        alias=parsed.alias,
+        api_keys=_read_keys(parsed),
+        cors_origins=tuple(origin.rstrip("/") for origin in parsed.cors_origin),
+        allowed_hosts=tuple(parsed.allowed_host),
         options={name: getattr(checked, name) for name in wanted},
-        queue=parse_number("--queue", given.queue, 0, 1e6),
-        timeout=parse_number("--timeout", given.timeout, 0.001, 1e7, False),
-        max_connections=parse_number("--max-connections", given.max_connections, 1, 1e5),
-        max_body=parse_memory(given.max_body, "max_body") or defaults.max_body,
-        shutdown_seconds=parse_number("--shutdown-seconds", given.shutdown_seconds, 0, 1e6, False),
+        queue=parse_number("--queue", parsed.queue, 0, 1e6),
+        timeout=parse_number("--timeout", parsed.timeout, 0.001, 1e7, False),
+        max_connections=parse_number("--max-connections", parsed.max_connections, 1, 1e5),
+        max_body=parse_memory(parsed.max_body, "max_body") or defaults.max_body,
+        shutdown_seconds=parse_number("--shutdown-seconds", parsed.shutdown_seconds, 0, 1e6, False),
         idle_unload=idle,
-        serves_slots=given.slots,
-        slot_folder=given.slot_save_path,
-        serves_metrics=given.metrics,
-        serves_page=given.page,
-        logs_prompts=given.log_prompts,
-        is_strict=given.strict,
-        reasoning=given.reasoning,
+        serves_slots=parsed.slots,
+        slot_folder=parsed.slot_save_path,
+        serves_metrics=parsed.metrics,
+        serves_page=parsed.page,
+        logs_prompts=parsed.log_prompts,
+        is_strict=parsed.strict,
+        reasoning=parsed.reasoning,
     )
 
 
-def _read_keys(given: argparse.Namespace) -> tuple[str, ...]:
-    keys = [*",".join(given.api_key).split(","), *os.environ.get(KEY_VARIABLE, "").split(",")]
-    if given.api_key_file is not None:
-        lines = cli.read_text(given.api_key_file).split("\n")
+def _read_keys(parsed: argparse.Namespace) -> tuple[str, ...]:
+    keys = [*",".join(parsed.api_key).split(","), *os.environ.get(KEY_VARIABLE, "").split(",")]
+    if parsed.api_key_file is not None:
+        lines = cli.read_text(parsed.api_key_file).split("\n")
         keys += [line for line in lines if not line.lstrip().startswith("#")]
         if not any(line.strip() for line in lines):
-            raise OptionsError(f"--api-key-file {given.api_key_file}: has no key")
+            raise OptionsError(f"--api-key-file {parsed.api_key_file}: has no key")
     keys = [key.strip() for key in keys if key.strip()]
     if any(not key.isascii() for key in keys):
         raise OptionsError("--api-key: keys are ASCII, or HTTP headers cannot carry them")

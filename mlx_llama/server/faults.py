@@ -162,16 +162,16 @@ def collect_faults(
     known: names of the fields, for "did you mean". refused: fields that the API defines and this
     server does not do, with the reason ("" for none).
     """
-    found = [(_path(error["loc"]), error) for error in errors]
+    located = [(_path(error["loc"]), error) for error in errors]
     # A union's branch of another type is no fault where a deeper one shows which branch was meant.
     within = {
         field[: match.start()]
-        for field, _ in found[:MOST_LOOKED_AT]
+        for field, _ in located[:MOST_LOOKED_AT]
         for match in re.finditer(r"[.\[]", field)
     }
     faults: dict[str, Fault] = {}
     rest = set()
-    for field, error in found:
+    for field, error in located:
         if field not in faults and len(faults) == MOST_FAULTS:
             rest.add(field)
         elif error["type"] == "extra_forbidden" and "." not in field and "[" not in field:
@@ -320,5 +320,5 @@ def _prune(value: Any, depth: int = 4) -> Any:
             else {}
         )
     if isinstance(value, (list, tuple)):
-        return [_prune(one, depth - 1) for one in value[:40]] if depth else []
+        return [_prune(item, depth - 1) for item in value[:40]] if depth else []
     return value

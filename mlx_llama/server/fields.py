@@ -70,7 +70,7 @@ class Body(Dialect, BaseModel):
     @classmethod
     def _drop_nulls(cls, value):
         return (
-            {name: found for name, found in value.items() if found is not None}
+            {name: field for name, field in value.items() if field is not None}
             if isinstance(value, dict)
             else value
         )
@@ -185,7 +185,7 @@ class OptionFields(Dialect, _TableFields):
             raise ValueError(f"must have token ids as keys, not {foreign!r:.40}")
         return {int(key): bias for key, bias in value.items()}
 
-    def given_options(self) -> dict[str, Any]:
+    def requested_options(self) -> dict[str, Any]:
         """Options that the request sets, by their names in the table."""
         return {name: getattr(self, name) for name in FIELDS if name in self.model_fields_set}
 
@@ -224,15 +224,15 @@ async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
     except Refusal as refusal:
         # Checks that need the model: of the fields that have no fault so far.
         faulty = {re.split(r"[.\[]", fault.field)[0] for fault in refusal.faults}
-        given = {
+        options = {
             name: _look_up(values, place)
             for name, place in names.items()
             if place.split(".")[0] not in faulty
         }
-        found = await desk.find_faults(
-            values.get("model") if "model" in kind.model_fields else None, given
+        faults = await desk.find_faults(
+            values.get("model") if "model" in kind.model_fields else None, options
         )
-        refusal.add([rename_fault(fault, names) for fault in found][:MOST_FAULTS])
+        refusal.add([rename_fault(fault, names) for fault in faults][:MOST_FAULTS])
         raise
 
 
@@ -285,9 +285,9 @@ def _is_large(values: list[Any], most: int) -> bool:
         inner = waiting.pop()
         most -= len(inner)
         waiting += [
-            list(one.values()) if isinstance(one, dict) else one
-            for one in inner
-            if isinstance(one, (dict, list))
+            list(item.values()) if isinstance(item, dict) else item
+            for item in inner
+            if isinstance(item, (dict, list))
         ]
     return most < 0
 
@@ -300,11 +300,11 @@ def name_options(values: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, 
             ours[name].append(theirs)
     for name, places in getattr(kind, "places", {}).items():
         ours[name] += places
-    found = {
+    chosen = {
         name: next((place for place in places if _look_up(values, place) is not None), None)
         for name, places in ours.items()
     }
-    return {name: place for name, place in found.items() if place is not None}
+    return {name: place for name, place in chosen.items() if place is not None}
 
 
 def _look_up(values: Any, place: str) -> Any:
@@ -320,17 +320,17 @@ def check_values(
     faults: list[Fault] = []
     body: Any = None
     renamed: Mapping[str, str] = getattr(kind, "renamed", {})
-    given = {
+    adapted = {
         name: value
         for name, value in values.items()
         if value is not None or (name in RULES and name in kind.model_fields)
     }
     for theirs, ours in renamed.items():
         if theirs in values and ours in RULES:
-            given.setdefault(ours, None)
+            adapted.setdefault(ours, None)
         if values.get(theirs) is not None:
-            value = given.pop(theirs)
-            if settings.is_strict and given.get(ours) not in (None, value):
+            value = adapted.pop(theirs)
+            if settings.is_strict and adapted.get(ours) not in (None, value):
                 faults.append(
                     Fault(
                         theirs,
@@ -339,17 +339,17 @@ def check_values(
                         shorten(value),
                     )
                 )
-            elif given.get(ours) not in (None, value):
+            elif adapted.get(ours) not in (None, value):
                 note(ours)
-            given[ours] = value
+            adapted[ours] = value
     if issubclass(kind, Dialect) and not settings.is_strict:
-        kind.adapt(given, note)
+        kind.adapt(adapted, note)
     while True:
         try:
-            body = kind.model_validate(given)
+            body = kind.model_validate(adapted)
         except ValidationError as error:
             errors = error.errors(include_url=False)
-            if not settings.is_strict and (places := _pass_over(given, errors, kind)):
+            if not settings.is_strict and (places := _pass_over(adapted, errors, kind)):
                 for place in places:
                     note(place)
                 continue
@@ -363,11 +363,11 @@ def check_values(
                 for fault in collect_faults(errors, known, getattr(kind, "refused", {}))
             ]
         break
-    faults += _check_limits(given, settings)
+    faults += _check_limits(adapted, settings)
     if issubclass(kind, Dialect):
         known = {fault.field for fault in faults}
         together = kind.check_together(
-            {name: value for name, value in given.items() if value is not None}
+            {name: value for name, value in adapted.items() if value is not None}
         )
         faults += [fault for fault in together if fault.field not in known]
     if faults:
@@ -376,7 +376,7 @@ def check_values(
 
 
 def _pass_over(
-    given: dict[str, Any], errors: Sequence[Mapping[str, Any]], kind: type[BaseModel]
+    values: dict[str, Any], errors: Sequence[Mapping[str, Any]], kind: type[BaseModel]
 ) -> list[str]:
     """Remove unknown fields and faulty values of `noted` ones from a body. Returns their places, as
     a[].b.
@@ -384,11 +384,11 @@ def _pass_over(
     refused, noted = getattr(kind, "refused", {}), getattr(kind, "noted", ())
     paths: dict[tuple[str | int, ...], None] = {}
     for error in errors:
-        path = _find_path(given, error["loc"])
+        path = _find_path(values, error["loc"])
         if path and error["type"] == "extra_forbidden" and path[0] not in refused:
             paths[tuple(path)] = None
         elif path is not None or error["type"] == "missing":
-            path = path or _find_path(given, error["loc"][:-1]) or []
+            path = path or _find_path(values, error["loc"][:-1]) or []
             lengths = (
                 n
                 for n in range(len(path), 0, -1)
@@ -397,7 +397,7 @@ def _pass_over(
             if length := next(lengths, 0):
                 paths[tuple(path[:length])] = None
     for path in sorted(paths, key=lambda path: [str(part).zfill(6) for part in path], reverse=True):
-        owner: Any = given
+        owner: Any = values
         for part in path[:-1]:
             owner = owner[part]
         del owner[path[-1]]
@@ -431,7 +431,7 @@ def _code(faults: list[Fault]) -> str:
     }.get(constraint, "invalid_value")
 
 
-def _check_limits(given: Mapping[str, Any], settings: Settings) -> list[Fault]:
+def _check_limits(values: Mapping[str, Any], settings: Settings) -> list[Fault]:
     """Faults against the server's own limits, which no schema states."""
     faults = []
     for name, most in (
@@ -440,7 +440,7 @@ def _check_limits(given: Mapping[str, Any], settings: Settings) -> list[Fault]:
         ("stop", settings.max_stops),
         ("stop_sequences", settings.max_stops),
     ):
-        value = given.get(name)
+        value = values.get(name)
         if isinstance(value, list) and len(value) > most:
             faults.append(
                 Fault(

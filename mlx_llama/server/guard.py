@@ -179,11 +179,11 @@ class Guard:
         if not self._keys or (is_read and (path in PUBLIC or path.startswith(PUBLIC_FOLDERS))):
             return
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = _digest(
+        digest = _digest(
             token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         )
         # Compare with all keys, so that the time tells nothing about which one is near.
-        if not max([hmac.compare_digest(given, key) for key in self._keys]):
+        if not max([hmac.compare_digest(digest, key) for key in self._keys]):
             raise Refusal(
                 401,
                 "invalid_api_key",
@@ -202,11 +202,10 @@ class Guard:
         if (
             kind.strip() not in _JSON_TYPES and not kind.strip().endswith("+json")
         ) or charset not in ("", "utf-8", "utf8", "us-ascii"):
-            found = headers["content-type"]
             raise Refusal(
                 415,
                 "unsupported_media_type",
-                message=f"a body of the type {found!r:.100} is not read: send "
+                message=f"a body of the type {headers['content-type']!r:.100} is not read: send "
                 "application/json in UTF-8",
             )
         if headers.get("content-encoding", "identity").lower() != "identity":

@@ -41,8 +41,8 @@ class JobRequest(OptionFields):
     model: str | None = Field(None, max_length=512)
 
     @classmethod
-    def check_together(cls, given: Mapping[str, Any]) -> list[Fault]:
-        if "prompt" in given and "messages" in given:
+    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
+        if "prompt" in values and "messages" in values:
             return [
                 Fault(
                     "messages",
@@ -50,7 +50,7 @@ class JobRequest(OptionFields):
                     "messages: either prompt or messages is taken, not both",
                 )
             ]
-        if not {"prompt", "messages"} & set(given):
+        if not {"prompt", "messages"} & set(values):
             return [Fault("prompt", "required", "prompt: either prompt or messages is required")]
         return []
 
@@ -89,9 +89,11 @@ class Job:
         try:
             async for batch in answers.batches():
                 for token in batch.tokens:
-                    found = list_logprobs(answers.llm, [token])
-                    if token.text or found:
-                        self.add("token", t=token.text, i=count, **(found[0] if found else {}))
+                    logprobs = list_logprobs(answers.llm, [token])
+                    if token.text or logprobs:
+                        self.add(
+                            "token", t=token.text, i=count, **(logprobs[0] if logprobs else {})
+                        )
                     count += 1
             reason = _REASONS.get(completion.finish_reason, "ERROR")
         except Failure as failure:
@@ -214,7 +216,7 @@ async def make_job(request: Request) -> Response:
         body.prompt if body.messages is None else [message.plain() for message in body.messages]
     )
     name = "prompt" if body.messages is None else "messages"
-    answers = await submit(request, [Ask(prompt, name, body.given_options())])
+    answers = await submit(request, [Ask(prompt, name, body.requested_options())])
     del request.scope["answers"]  # the log has the receipt when the job ends
     job = jobs.add(answers, request_id(request))
     stream = f"/v1/jobs/{job.identity}/stream"

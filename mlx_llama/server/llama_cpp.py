@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence as Several
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlx_llama.core.engine.request import Sequence
+from mlx_llama.core.engine.request import Sequence as EngineSequence
 from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.generation.cache_file import read_cache, write_cache
 from mlx_llama.core.generation.completion import Token
@@ -261,7 +261,7 @@ _ECHOED = [
 ]
 
 
-def _plain(value: Any) -> bool:
+def _is_text_or_id(value: Any) -> bool:
     return isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool))
 
 
@@ -279,14 +279,14 @@ async def with_model(request: Request, work: Callable[[LLM], Result], field: str
 
 def join_mixed(llm: LLM, prompt: Any) -> Any:
     """Token ids of a prompt that mixes ids and texts; other prompts as they are."""
-    if isinstance(prompt, str) or all(isinstance(one, int) for one in prompt):
+    if isinstance(prompt, str) or all(isinstance(part, int) for part in prompt):
         return prompt
     ids: list[int] = []
-    for one in prompt:
+    for part in prompt:
         ids += (
-            llm.tokenizer.encode(one, add_bos=not ids, parse_special=True)
-            if isinstance(one, str)
-            else [one]
+            llm.tokenizer.encode(part, add_bos=not ids, parse_special=True)
+            if isinstance(part, str)
+            else [part]
         )
     return ids
 
@@ -295,16 +295,16 @@ def bias_tokens(llm: LLM, biases: Mapping[int | str, float]) -> dict[int, float]
     """Biases of token ids: a text's bias is that of each of its tokens, and biases of one token add
     up.
     """
-    found: dict[int, float] = {}
+    totals: dict[int, float] = {}
     for key, bias in biases.items():
         for token in [key] if isinstance(key, int) else llm.tokenizer.encode(key, add_bos=False):
-            found[token] = max(-MOST_BIAS, min(MOST_BIAS, found.get(token, 0.0) + bias))
-    return found
+            totals[token] = max(-MOST_BIAS, min(MOST_BIAS, totals.get(token, 0.0) + bias))
+    return totals
 
 
 def _read_options(body: LlamaCompletionRequest) -> dict[str, Any]:
     """The options of a body, as the table has them."""
-    options = body.given_options()
+    options = body.requested_options()
     if options.get("seed") == -1:
         del options["seed"]
     if not options.get("logprobs"):
@@ -359,38 +359,38 @@ async def completion(request: Request) -> Response:
         """The whole receipt. content: None for that of the answer, "" after a stream, which has
         told the tokens before.
         """
-        found = answers.completions[i]
+        completion = answers.completions[i]
         prompt = asks[i].prompt
-        told = found.tokens if content is None else []
+        told = completion.tokens if content is None else []
         full = {
             "index": i,
-            "content": found.text if content is None else content,
+            "content": completion.text if content is None else content,
             "tokens": list(map(int, told)) if body.return_tokens else [],
             "id_slot": answers.slots[i],
             "stop": True,
             "model": name,
-            "tokens_predicted": len(found.tokens),
-            "tokens_evaluated": found.prompt_tokens,
-            "generation_settings": write_settings(found.options, body),
+            "tokens_predicted": len(completion.tokens),
+            "tokens_evaluated": completion.prompt_tokens,
+            "generation_settings": write_settings(completion.options, body),
             "prompt": prompt if isinstance(prompt, str) else answers.llm.tokenizer.decode(prompt),
-            "has_new_line": "\n" in found.text,
+            "has_new_line": "\n" in completion.text,
             "truncated": False,
-            "stop_type": _STOP_TYPES.get(found.finish_reason, "none"),
-            "stopping_word": found.stop if isinstance(found.stop, str) else "",
-            "tokens_cached": found.prompt_tokens + len(found.tokens),
-            "timings": write_timings(found),
+            "stop_type": _STOP_TYPES.get(completion.finish_reason, "none"),
+            "stopping_word": completion.stop if isinstance(completion.stop, str) else "",
+            "tokens_cached": completion.prompt_tokens + len(completion.tokens),
+            "timings": write_timings(completion),
             **_write_probabilities(answers.llm, body.logprobs, told),
         }
         return _pick(full, body.response_fields)
 
     def whole(answers: Answers) -> Any:
-        found = [last(answers, i) for i in range(len(asks))]
-        return found if len(found) > 1 else found[0]
+        receipts = [last(answers, i) for i in range(len(asks))]
+        return receipts if len(receipts) > 1 else receipts[0]
 
     async def events(answers: Answers) -> AsyncIterator[bytes]:
         counts, processed = [0] * len(asks), [0] * len(asks)
         async for batch in answers.batches(body.return_progress):
-            found = answers.completions[batch.index]
+            completion = answers.completions[batch.index]
             if body.return_progress and batch.processed > processed[batch.index]:
                 processed[batch.index] = batch.processed
                 yield event(
@@ -401,12 +401,12 @@ async def completion(request: Request) -> Response:
                         "stop": False,
                         "id_slot": answers.slots[batch.index],
                         "tokens_predicted": 0,
-                        "tokens_evaluated": found.prompt_tokens,
+                        "tokens_evaluated": completion.prompt_tokens,
                         "prompt_progress": {
-                            "total": found.prompt_tokens,
-                            "cache": found.reused_tokens,
+                            "total": completion.prompt_tokens,
+                            "cache": completion.reused_tokens,
                             "processed": batch.processed,
-                            "time_ms": round(found.prefill_seconds * 1e3),
+                            "time_ms": round(completion.prefill_seconds * 1e3),
                         },
                     }
                 )
@@ -421,9 +421,13 @@ async def completion(request: Request) -> Response:
                             "stop": False,
                             "id_slot": answers.slots[batch.index],
                             "tokens_predicted": counts[batch.index],
-                            "tokens_evaluated": found.prompt_tokens,
+                            "tokens_evaluated": completion.prompt_tokens,
                             **_write_probabilities(answers.llm, body.logprobs, [token]),
-                            **({"timings": write_timings(found)} if body.timings_per_token else {}),
+                            **(
+                                {"timings": write_timings(completion)}
+                                if body.timings_per_token
+                                else {}
+                            ),
                         }
                     )
             if batch.is_last:
@@ -434,9 +438,9 @@ async def completion(request: Request) -> Response:
     return await reply_whole(request, asks, whole)
 
 
-def _write_probabilities(llm: LLM, count: int | None, tokens: Several[Token]) -> dict[str, Any]:
+def _write_probabilities(llm: LLM, count: int | None, tokens: Sequence[Token]) -> dict[str, Any]:
     """completion_probabilities, where n_probs asks for them; end tokens are left out."""
-    found = (
+    entries = (
         [
             {
                 "id": int(token),
@@ -452,7 +456,7 @@ def _write_probabilities(llm: LLM, count: int | None, tokens: Several[Token]) ->
         if count
         else []
     )
-    return {"completion_probabilities": found} if found else {}
+    return {"completion_probabilities": entries} if entries else {}
 
 
 def _split(prompt: Any, most: int) -> list[Any]:
@@ -460,20 +464,20 @@ def _split(prompt: Any, most: int) -> list[Any]:
     several.
     """
     if isinstance(prompt, list):
-        prompt = [one.prompt_string if isinstance(one, PromptObject) else one for one in prompt]
+        prompt = [part.prompt_string if isinstance(part, PromptObject) else part for part in prompt]
     elif isinstance(prompt, PromptObject):
         prompt = prompt.prompt_string
     if (
         isinstance(prompt, list)
         and prompt
-        and all(_plain(one) for one in prompt)
-        and any(not isinstance(one, str) for one in prompt)
+        and all(_is_text_or_id(part) for part in prompt)
+        and any(not isinstance(part, str) for part in prompt)
     ):
         return [prompt]
     if (
         isinstance(prompt, list)
         and prompt
-        and any(not isinstance(one, (str, list)) for one in prompt)
+        and any(not isinstance(part, (str, list)) for part in prompt)
     ):
         raise bad_field(
             "prompt", "one prompt or several", "prompt: mixes token ids and lists", prompt
@@ -481,7 +485,7 @@ def _split(prompt: Any, most: int) -> list[Any]:
     return split_prompts(prompt, most)
 
 
-def _pick(full: dict[str, Any], names: Several[str]) -> dict[str, Any]:
+def _pick(full: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """The fields that `names` list; a/b is the field b of the object a. Unknown ones are left out,
     as llama-server does.
     """
@@ -543,15 +547,19 @@ async def tokenize(request: Request) -> Response:
             add_bos=body.add_special and bool(body.content),
             parse_special=body.parse_special,
         )
-        return [{"id": one, "piece": _piece(llm, one)} for one in ids] if body.with_pieces else ids
+        return (
+            [{"id": token, "piece": _piece(llm, token)} for token in ids]
+            if body.with_pieces
+            else ids
+        )
 
     return Json({"tokens": await with_model(request, work, "content")})
 
 
 def _piece(llm: LLM, token: int) -> str | list[int]:
     """The text of a token, or its bytes where they are no text."""
-    found = llm.tokenizer.piece(token)
-    data = found.data if found else b""
+    piece = llm.tokenizer.piece(token)
+    data = piece.data if piece else b""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -672,7 +680,7 @@ async def slots(request: Request) -> Response:
 
 
 def _describe_running(
-    sequence: Sequence, decode: Callable[[list[int]], str] | None
+    sequence: EngineSequence, decode: Callable[[list[int]], str] | None
 ) -> dict[str, Any]:
     """State of a running request; with `decode` its text."""
     length, text = sequence.prompt_length, list(sequence.tokens)
@@ -729,9 +737,9 @@ async def change_slot(request: Request, slot: str) -> Response:
             }
         began = time.perf_counter()
         change = _save_slot if action == "save" else _restore_slot
-        found = change(llm, number, _find_file(settings.slot_folder, name))
+        facts = change(llm, number, _find_file(settings.slot_folder, name))
         spent = round((time.perf_counter() - began) * 1e3, 3)
-        return {"id_slot": number, "filename": name, **found, "timings": {f"{action}_ms": spent}}
+        return {"id_slot": number, "filename": name, **facts, "timings": {f"{action}_ms": spent}}
 
     return Json(await with_model(request, work, "filename"))
 

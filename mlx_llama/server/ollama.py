@@ -199,7 +199,7 @@ async def chat(request: Request) -> Response:
     body = await read_body(request, OllamaChat)
     box, options = (
         build_toolbox([tool.function.described() for tool in body.tools], "auto", True),
-        body.given_options(),
+        body.requested_options(),
     )
     check_rule(box, options, "format")
     asks = (
@@ -224,7 +224,7 @@ async def generate(request: Request) -> Response:
     body = await read_body(request, OllamaGenerate)
     system = [{"role": "system", "content": body.system}] if body.system else []
     prompt = body.prompt if body.raw else [*system, {"role": "user", "content": body.prompt}]
-    ask = Ask(prompt, "prompt", body.given_options(), variables=body.chat_template_kwargs)
+    ask = Ask(prompt, "prompt", body.requested_options(), variables=body.chat_template_kwargs)
     return await _reply(request, body, [ask] if body.prompt else [], Toolbox(), "response")
 
 

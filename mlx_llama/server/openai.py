@@ -100,7 +100,7 @@ class Message(Body):
         if role == "tool":
             plain["tool_call_id"] = self.tool_call_id
         return plain | {
-            name: found for name in ("name", "reasoning_content") if (found := getattr(self, name))
+            name: value for name in ("name", "reasoning_content") if (value := getattr(self, name))
         }
 
 
@@ -166,14 +166,14 @@ class CommonFields(OptionFields):
             note("stream_options")
 
     @classmethod
-    def check_together(cls, given: Mapping[str, Any]) -> list[Fault]:
-        if "stream_options" in given and given.get("stream", False) is False:
+    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
+        if "stream_options" in values and values.get("stream", False) is False:
             return [
                 Fault(
                     "stream_options",
                     "only with stream: true",
                     "stream_options: only with stream: true",
-                    shorten(given["stream_options"]),
+                    shorten(values["stream_options"]),
                 )
             ]
         return []
@@ -246,22 +246,22 @@ class ChatRequest(CommonFields):
             values["messages"] = adapt_messages(messages)
 
     @classmethod
-    def check_together(cls, given: Mapping[str, Any]) -> list[Fault]:
-        faults = super().check_together(given)
-        if "top_logprobs" in given and given.get("logprobs", False) is False:
+    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
+        faults = super().check_together(values)
+        if "top_logprobs" in values and values.get("logprobs", False) is False:
             faults.append(
                 Fault(
                     "top_logprobs",
                     "only with logprobs: true",
                     "top_logprobs: only with logprobs: true",
-                    shorten(given["top_logprobs"]),
+                    shorten(values["top_logprobs"]),
                 )
             )
-        form = given.get("response_format")
+        form = values.get("response_format")
         if (
             isinstance(form, dict)
             and form.get("type") != "text"
-            and (rules := [name for name in RULES if name in given])
+            and (rules := [name for name in RULES if name in values])
         ):
             faults.append(
                 Fault(
@@ -273,8 +273,8 @@ class ChatRequest(CommonFields):
             )
         return faults
 
-    def given_options(self) -> dict[str, Any]:
-        options = super().given_options()
+    def requested_options(self) -> dict[str, Any]:
+        options = super().requested_options()
         options.pop("logprobs", None)
         if self.logprobs:
             options["logprobs"] = self.top_logprobs or 0
@@ -302,7 +302,7 @@ async def chat(request: Request) -> Response:
     body = await read_body(request, ChatRequest)
     name = check_model(request, body.model)
     messages = [message.plain() for message in body.messages]
-    box, options = body.toolbox(), body.given_options()
+    box, options = body.toolbox(), body.requested_options()
     check_rule(box, options, "response_format" if body.response_format.options() else "")
     asks = [
         replace(body.apply(ask), variables=body.chat_template_kwargs)
@@ -414,26 +414,26 @@ def adapt_thinking(values: dict[str, Any], note: Note) -> None:
     variables = values.get("chat_template_kwargs", {})
     if not isinstance(variables, dict):
         return
-    found: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     if (reasoning := values.pop("reasoning", None)) is not None:
         parts = reasoning if isinstance(reasoning, dict) else {"": reasoning}
         values.setdefault("reasoning_effort", parts.get("effort"))
         for name in parts.keys() - {"effort"}:
             note(f"reasoning.{name}")
     if isinstance(effort := values.pop("reasoning_effort", None), str):
-        found = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
+        chosen = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
     elif effort is not None:
         note("reasoning_effort")
     if (thinking := values.pop("thinking", None)) is not None:
         parts = thinking if isinstance(thinking, dict) else {"": thinking}
         if parts.get("type") in ("enabled", "adaptive", "disabled"):
-            found["enable_thinking"] = parts["type"] != "disabled"
-        for name in parts.keys() - ({"type"} if "enable_thinking" in found else set()):
+            chosen["enable_thinking"] = parts["type"] != "disabled"
+        for name in parts.keys() - ({"type"} if "enable_thinking" in chosen else set()):
             note(f"thinking.{name}")
     if (wanted := values.pop("enable_thinking", None)) is not None:
-        found["enable_thinking"] = wanted
-    if found or variables:
-        values["chat_template_kwargs"] = found | variables
+        chosen["enable_thinking"] = wanted
+    if chosen or variables:
+        values["chat_template_kwargs"] = chosen | variables
 
 
 def adapt_allowed_tools(values: dict[str, Any]) -> None:
@@ -584,7 +584,7 @@ def split_prompts(prompt: Any, most: int) -> list[Any]:
                 )
             ],
         )
-    if any(isinstance(one, list) and not one for one in prompts):
+    if any(isinstance(item, list) and not item for item in prompts):
         raise Refusal(
             400, "invalid_value", [Fault("prompt", "at least 1 token", "prompt: has no token")]
         )
@@ -623,7 +623,9 @@ async def complete(request: Request) -> Response:
                 )
             ],
         )
-    asks = [body.apply(ask) for ask in choices_of(body.given_options(), prompts, "prompt", body.n)]
+    asks = [
+        body.apply(ask) for ask in choices_of(body.requested_options(), prompts, "prompt", body.n)
+    ]
     made = {
         "id": f"cmpl-{request_id(request)}",
         "object": "text_completion",
@@ -659,7 +661,7 @@ async def complete(request: Request) -> Response:
         """The older form: lists side by side, the likeliest as an object."""
         if body.logprobs is None:
             return None
-        found = list_logprobs(answers.llm, tokens)
+        entries = list_logprobs(answers.llm, tokens)
         offsets = []
         for token in tokens:
             offsets.append(offset)
@@ -668,24 +670,26 @@ async def complete(request: Request) -> Response:
             token.logprobs is not None and token not in answers.llm.engine.eos for token in tokens
         ]
         return {
-            "tokens": [spell_token(one) for one in found],
-            "token_logprobs": [one["logprob"] for one in found],
+            "tokens": [spell_token(entry) for entry in entries],
+            "token_logprobs": [entry["logprob"] for entry in entries],
             "top_logprobs": [
-                {spell_token(other): other["logprob"] for other in one["top_logprobs"]}
-                for one in found
+                {spell_token(other): other["logprob"] for other in entry["top_logprobs"]}
+                for entry in entries
             ],
             "text_offset": list(itertools.compress(offsets, told)),
         }
 
     def piece(
-        i: int, text: str, reason: str | None = None, found: dict[str, Any] | None = None
+        i: int, text: str, reason: str | None = None, entries: dict[str, Any] | None = None
     ) -> bytes:
         usage = {"usage": None} if body.stream_options.include_usage else {}
         return event(
             {
                 **made,
                 **usage,
-                "choices": [{"index": i, "text": text, "logprobs": found, "finish_reason": reason}],
+                "choices": [
+                    {"index": i, "text": text, "logprobs": entries, "finish_reason": reason}
+                ],
             }
         )
 
@@ -696,10 +700,10 @@ async def complete(request: Request) -> Response:
         offsets = [len(opening(answers, i)) for i in range(len(asks))]
         async for batch in answers.batches():
             for token in batch.tokens:
-                found = logprobs(answers, [token], offsets[batch.index])
+                entries = logprobs(answers, [token], offsets[batch.index])
                 offsets[batch.index] += len(token.text)
-                if token.text or (found and found["tokens"]):
-                    yield piece(batch.index, token.text, None, found)
+                if token.text or (entries and entries["tokens"]):
+                    yield piece(batch.index, token.text, None, entries)
             if batch.is_last:
                 yield piece(batch.index, "", finish_reason(answers.completions[batch.index]))
         if body.stream_options.include_usage:

@@ -49,14 +49,14 @@ async def loading_progress(request: Request) -> Response:
     keeper = desk_of(request).keeper
 
     async def events() -> AsyncIterator[bytes]:
-        told = None
+        last = None
         while True:
-            found = keeper.describe()
-            if found != told:
-                yield event(found, "progress")
-                told = found
+            state = keeper.describe()
+            if state != last:
+                yield event(state, "progress")
+                last = state
             if keeper.state != "loading":
-                yield event(found, "end")
+                yield event(state, "end")
                 return
             await asyncio.sleep(POLL_SECONDS)
 

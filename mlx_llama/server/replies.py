@@ -229,7 +229,7 @@ def write_usage(answers: Answers, thought_tokens: int = 0) -> dict[str, Any]:
         "completion_tokens": written,
         "total_tokens": read + written,
         "prompt_tokens_details": {
-            "cached_tokens": sum(one.reused_tokens for one in prompts.values())
+            "cached_tokens": sum(completion.reused_tokens for completion in prompts.values())
         },
         "completion_tokens_details": {"reasoning_tokens": thought_tokens},
     }

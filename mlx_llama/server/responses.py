@@ -79,7 +79,7 @@ class InputItem(Body):
             )
             or getattr(self, name) is None
         ]
-        given = {
+        present = {
             "role",
             "content",
             "call_id",
@@ -89,8 +89,8 @@ class InputItem(Body):
         } & self.model_fields_set
         if missing:
             raise ValueError(f"{self.type} needs {', '.join(missing)}")
-        if given - set(needed):
-            raise ValueError(f"{self.type} has no {', '.join(sorted(given - set(needed)))}")
+        if present - set(needed):
+            raise ValueError(f"{self.type} has no {', '.join(sorted(present - set(needed)))}")
         return self
 
 
@@ -320,7 +320,7 @@ class ResponsesRequest(OptionFields):
             *items,
         ]
 
-    def given_options(self) -> dict[str, Any]:
+    def requested_options(self) -> dict[str, Any]:
         logprobs = {"logprobs": self.top_logprobs or 0} if self.include else {}
         form = self.text.format
         lifted = (
@@ -328,7 +328,7 @@ class ResponsesRequest(OptionFields):
             if "format" in self.text.model_fields_set and form.type == "text"
             else {}
         )
-        return logprobs | lifted | super().given_options() | form.options()
+        return logprobs | lifted | super().requested_options() | form.options()
 
     def toolbox(self) -> Toolbox:
         """The tools. Raises Refusal."""
@@ -341,21 +341,21 @@ class ResponsesRequest(OptionFields):
 def _adapt_tools(tools: list[Any], choice: Any, note: Note) -> list[Any]:
     """The functions among tools, those of namespaces included. Tools that the API's own servers run
     are left out, unless one of them must be called."""
-    found: list[Any] = []
+    functions: list[Any] = []
     for tool in tools:
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind == "namespace" and isinstance(tool.get("tools"), list):
-            found += _adapt_tools(tool["tools"], choice, note)
+            functions += _adapt_tools(tool["tools"], choice, note)
         # as chat completions write it
         elif kind == "function" and isinstance(tool.get("function"), dict):
-            found.append({"type": "function", **tool["function"]})
+            functions.append({"type": "function", **tool["function"]})
         elif kind in (None, "function") or (
             isinstance(choice, dict) and choice.get("type") == kind
         ):
-            found.append(tool)
+            functions.append(tool)
         else:
             note(f"tools[].{kind!s:.40}")
-    return found
+    return functions
 
 
 def _adapt_item(item: Any) -> Any:
@@ -385,7 +385,7 @@ async def respond(request: Request) -> Response:
     """Answer an input."""
     body = await read_body(request, ResponsesRequest)
     name = check_model(request, body.model)
-    box, options = body.toolbox(), body.given_options()
+    box, options = body.toolbox(), body.requested_options()
     check_rule(box, options, "text.format" if body.text.format.options() else "")
     kept: KeptResponses = request.app.state.kept_responses
     conversation = body.items(kept)
@@ -570,7 +570,7 @@ class OutputWriter:
         if self._text is None and self._call is None and self._thought is None and not self.output:
             yield from self._open_text()
         if self._text is not None:
-            self._logprobs += [one for _, logprobs in self._waiting for one in logprobs]
+            self._logprobs += [entry for _, entries in self._waiting for entry in entries]
         yield from self._end(status_of(completion, self.calls))
 
     def _take(self, piece: Piece) -> Iterator[Event]:
@@ -589,10 +589,13 @@ class OutputWriter:
             if self._text is None:
                 yield from self._end("completed")
                 yield from self._open_text()
-            found = self._take_logprobs(len(piece))
+            logprobs = self._take_logprobs(len(piece))
             self._text = (self._text or "") + piece
-            self._logprobs += found
-            yield "response.output_text.delta", {**self._place(), "delta": piece, "logprobs": found}
+            self._logprobs += logprobs
+            yield (
+                "response.output_text.delta",
+                {**self._place(), "delta": piece, "logprobs": logprobs},
+            )
             return
         self._waiting = []
         if piece.name is not None:
@@ -618,9 +621,9 @@ class OutputWriter:
         while start and (characters > 0 or not self._waiting[start - 1][0]):
             start -= 1
             characters -= len(self._waiting[start][0])
-        found = [one for _, logprobs in self._waiting[start:] for one in logprobs]
+        logprobs = [entry for _, entries in self._waiting[start:] for entry in entries]
         self._waiting = []
-        return found
+        return logprobs
 
     def _open_text(self) -> Iterator[Event]:
         self._text, self._logprobs = "", []

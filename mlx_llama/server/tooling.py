@@ -58,11 +58,11 @@ def check_rule(box: Toolbox, options: Mapping[str, Any], form: str) -> None:
 
     Raises Refusal.
     """
-    given = next(
+    rule = next(
         (name for name in ("schema", "regex", "grammar") if options.get(name) is not None), None
     )
-    if box.forced and given:
-        field = form or given
+    if box.forced and rule:
+        field = form or rule
         raise bad_field(
             field,
             "tool_choice auto or none",
@@ -125,9 +125,9 @@ class Reader:
             text = "".join(part for part in parts if isinstance(part, str))
         if self.parser is None:
             return [*pieces, text] if text else pieces
-        found = self.parser.push(text) + (self.parser.finish() if is_last else [])
+        news = self.parser.push(text) + (self.parser.finish() if is_last else [])
         return pieces + (
-            [piece for piece in found if not isinstance(piece, str)] if self._is_forced else found
+            [piece for piece in news if not isinstance(piece, str)] if self._is_forced else news
         )
 
 
