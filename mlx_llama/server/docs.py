@@ -1,4 +1,4 @@
-"""GET /docs: the OpenAPI document as one page without scripts."""
+"""GET /docs: the OpenAPI document as a page without scripts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/docs")
 async def docs(request: Request) -> Response:
-    """Routes and their fields."""
+    """Show the routes and their fields."""
     return Response(
         write_docs(request.app.openapi()), headers=HEADERS | {"Content-Type": KINDS[".html"]}
     )
 
 
 def write_docs(document: dict[str, Any]) -> str:
-    """HTML of an OpenAPI document."""
+    """Render an OpenAPI document as HTML."""
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport "
         "content='width=device-width'>"

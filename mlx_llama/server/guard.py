@@ -1,6 +1,4 @@
-"""Before a request reaches a route: its id, host, origin, key and size. After it: one line in the
-log.
-"""
+"""Checks before a route: host, origin, key and size. After it: a line in the log."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from .settings import Settings
 
 log = logging.getLogger("mlx_llama.server")
 
-# without a key: they tell nothing of the model
+# need no key: they reveal nothing about the model
 PUBLIC = {"/", "/health", "/v1/health", "/live", "/ready", "/favicon.ico"}
 PUBLIC_FOLDERS = ("/page/",)
 
@@ -100,17 +98,15 @@ class Guard:
             raise Refusal(
                 503,
                 "too_many_connections",
-                message=f"{self.settings.max_connections} connections are open, and more "
-                "are not taken (--max-connections): come again",
+                message=f"the maximum of {self.settings.max_connections} connections are open "
+                "(--max-connections): retry later",
                 headers={"Retry-After": "1", "Connection": "close"},
             )
 
     # Access
 
     def _check_host(self, headers: Headers) -> None:
-        """Refuse names that are not ours: a foreign page may point its own name at this address
-        (DNS rebinding).
-        """
+        """Refuse foreign host names: a page may point its domain here (DNS rebinding)."""
         host = _host_name(headers.get("host", ""))
         allowed = {
             "localhost",
@@ -135,9 +131,7 @@ class Guard:
                 headers.get("sec-fetch-site") in ("cross-site", "same-site")
                 and scope["path"] not in PUBLIC
             ):
-                raise Refusal(
-                    403, "origin_not_allowed", message="this server answers no other site's page"
-                )
+                raise Refusal(403, "origin_not_allowed", message="pages of other sites are refused")
             return
         if origin in self.settings.cors_origins or "*" in self.settings.cors_origins:
             return
@@ -149,14 +143,12 @@ class Guard:
         raise Refusal(
             403,
             "origin_not_allowed",
-            message=f"this server answers no page of {origin!r:.100}: start it with "
-            "--cors-origin ORIGIN, or with --api-key where the page is a program of this machine",
+            message=f"pages of {origin!r:.100} are refused: start the server with "
+            "--cors-origin ORIGIN, or with --api-key if a program on this machine opens the page",
         )
 
     def _is_local_app(self, origin: str) -> bool:
-        """True for programs of this machine that are written as pages. A key keeps pages of
-        strangers out.
-        """
+        """True for a page of a local program, if keys keep out strangers' pages."""
         parts = urlsplit(origin)
         return bool(self._keys) and (
             parts.scheme in _APP_SCHEMES or parts.hostname in ("localhost", "127.0.0.1", "::1")
@@ -165,7 +157,7 @@ class Guard:
     def _cors(self, headers: Headers, is_refused: bool) -> dict[str, str]:
         origin = headers.get("origin")
         is_listed = origin in self.settings.cors_origins or "*" in self.settings.cors_origins
-        # A refusal tells any page the remedy in the browser's console, and nothing else.
+        # Let any page read a refusal: the browser's console shows the remedy.
         if origin is None or not (is_listed or is_refused or self._is_local_app(origin)):
             return {}
         return {
@@ -182,7 +174,7 @@ class Guard:
         digest = _digest(
             token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         )
-        # Compare with all keys, so that the time tells nothing about which one is near.
+        # Compare with all keys: the time must not reveal which is close.
         if not max([hmac.compare_digest(digest, key) for key in self._keys]):
             raise Refusal(
                 401,
@@ -194,8 +186,8 @@ class Guard:
     # Bodies
 
     def _check_type(self, headers: Headers) -> None:
-        """Refuse a body that says that it is no JSON. Clients that say nothing mean it, and curl's
-        -d says it is a form.
+        """Refuse a body declared as anything but JSON. Accept undeclared bodies,
+        and forms, as curl -d declares them.
         """
         kind, _, rest = headers.get("content-type", "").lower().partition(";")
         charset = rest.partition("charset=")[2].strip(' "')
@@ -205,18 +197,18 @@ class Guard:
             raise Refusal(
                 415,
                 "unsupported_media_type",
-                message=f"a body of the type {headers['content-type']!r:.100} is not read: send "
+                message=f"unsupported body type {headers['content-type']!r:.100}: send "
                 "application/json in UTF-8",
             )
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise Refusal(
                 415,
                 "unsupported_media_type",
-                message="compressed bodies are not read: leave out Content-Encoding",
+                message="compressed bodies are not supported: leave out Content-Encoding",
             )
 
     def _limit(self, headers: Headers, receive: Receive) -> Receive:
-        """Refuse a body beyond the limit, announced or not."""
+        """Refuse a body beyond the limit, whether its length is declared or not."""
         most, taken = self.settings.max_body, 0
         refusal = Refusal(
             413,
@@ -242,7 +234,7 @@ class Guard:
     # The log
 
     def _write_line(self, scope: Scope, identity: str, status: int, seconds: float) -> None:
-        # an idle connection keeps its scope, and would keep the model
+        # an idle connection keeps its scope, which must not keep the model alive
         answers = scope.pop("answers", None)
         receipt = write_receipt(answers, self.settings) if answers else ""
         path = scope["path"].encode("unicode_escape").decode()[:200]
@@ -257,7 +249,7 @@ class Guard:
 
 
 def _join_places(places: Iterable[str]) -> str:
-    """Places of a body as a header's value."""
+    """Write places of a body as a header's value."""
     return (
         ", ".join(places)[:1024]
         .encode("ascii", "backslashreplace")
@@ -268,7 +260,7 @@ def _join_places(places: Iterable[str]) -> str:
 
 
 def write_receipt(answers: Answers, settings: Settings) -> str:
-    """The part of a log line that tells of answers."""
+    """Write the part of a log line that describes answers."""
     receipt = ""
     for completion in answers.completions:
         receipt += (
@@ -284,7 +276,7 @@ def write_receipt(answers: Answers, settings: Settings) -> str:
 
 
 def _answer_preflight(headers: Headers) -> dict[str, str]:
-    """Headers that allow what the page asks for; its origin was checked."""
+    """Write headers that allow a page's request; its origin was checked."""
     asked = headers.get("access-control-request-headers", "")
     return {
         "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
@@ -320,7 +312,7 @@ def _digest(key: str) -> bytes:
 
 
 def _host_name(host: str) -> str:
-    """The name in a Host header, without port and brackets."""
+    """Return the name in a Host header, without port and brackets."""
     name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
     return name.lower().rstrip(".")
 
@@ -334,5 +326,5 @@ def _is_address(host: str) -> bool:
 
 
 def request_id(request: Request) -> str:
-    """The id of a request, in its log line and its headers."""
+    """Return a request's id, as in its log line and headers."""
     return request.scope["request_id"]

@@ -1,4 +1,4 @@
-"""Figures for Prometheus, of one server."""
+"""A server's metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
 
 class Metrics:
-    """Counters of requests and tokens. Their registry is the server's own, so that several fit one
-    process.
-    """
+    """Counters of requests and tokens, in a registry per server: several fit in a process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -57,8 +55,9 @@ class Metrics:
         )
 
     def observe_tokens(self, count: int, seconds: float, is_first: bool) -> None:
-        """Count new tokens of an answer, `seconds` after the previous ones or, for the first, after
-        the request.
+        """Count new tokens of an answer.
+
+        seconds: since the previous tokens or, for the first ones, since the request.
         """
         if not count:
             return

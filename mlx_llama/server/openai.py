@@ -15,13 +15,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlx_llama.core.generation.completion import Token
-from mlx_llama.core.generation.options import MAX_LOGPROBS
 from mlx_llama.core.generation.tool_use import Toolbox
 from mlx_llama.core.text.thoughts import Thought
 
 from .answers import Answers, Ask
-from .faults import Fault, Refusal, shorten
-from .fields import RULES, Body, Note, OptionFields, TokenIds, read_body
+from .faults import Fault, Refusal, bad_field
+from .fields import (
+    RULES,
+    Body,
+    CacheKey,
+    Identity,
+    Likeliest,
+    ModelName,
+    Note,
+    OptionFields,
+    TemplateVariables,
+    TokenIds,
+    find_conflict,
+    list_places,
+    read_body,
+)
 from .guard import request_id
 from .replies import (
     DONE,
@@ -76,23 +89,23 @@ class Message(Body):
     )
     tool_calls: list[Call] = Field([], max_length=128)
     tool_call_id: str = Field("", max_length=4096)
-    refusal: Literal[""] = ""  # assistants' messages come back with these, empty
+    refusal: Literal[""] = ""  # clients send assistants' messages back with these, empty
     annotations: list[Any] = Field([], max_length=0)
 
     @model_validator(mode="after")
     def _check_role(self):
         if self.tool_calls and self.role != "assistant":
-            raise ValueError("tool_calls are the assistant's")
+            raise ValueError("only the assistant can have tool_calls")
         if self.content is None and not self.tool_calls:
             raise ValueError("content is required")
         if self.reasoning_content and self.role != "assistant":
-            raise ValueError("reasoning_content is the assistant's")
+            raise ValueError("only the assistant can have reasoning_content")
         if (self.role == "tool") != bool(self.tool_call_id):
-            raise ValueError("tool_call_id is for the role tool, which needs it")
+            raise ValueError("the role tool needs tool_call_id, and others have none")
         return self
 
     def plain(self) -> dict[str, Any]:
-        """The message as templates take it."""
+        """Convert to a message for templates."""
         role = "system" if self.role == "developer" else self.role
         plain: dict[str, Any] = {"role": role, "content": join_parts(self.content or "")}
         if self.tool_calls:
@@ -105,12 +118,12 @@ class Message(Body):
 
 
 def join_parts(content: Any) -> str:
-    """The text of a message's parts."""
+    """Join the text of a message's parts."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 class StreamOptions(Body):
-    """Additions to a stream's text."""
+    """Options of a stream."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
@@ -119,44 +132,28 @@ class StreamOptions(Body):
 class CommonFields(OptionFields):
     """Fields of both kinds of completion."""
 
-    noted: ClassVar = frozenset(
-        {
-            "user",
-            "stream_options",
-            "best_of",
-            "store",
-            "service_tier",
-            "metadata",
-            "safety_identifier",
-            "prompt_cache_key",
-            "parallel_tool_calls",
-            "messages.refusal",
-            "messages.annotations",
-            "messages.name",
-            "messages.reasoning_content",
-            "messages.tool_calls.type",
-            "tools.function.strict",
-        }
+    noted: ClassVar = list_places(
+        "user stream_options best_of store service_tier metadata safety_identifier "
+        "prompt_cache_key parallel_tool_calls messages.refusal messages.annotations "
+        "messages.name messages.reasoning_content messages.tool_calls.type "
+        "tools.function.strict"
     )
 
-    model: str | None = Field(None, max_length=512)
+    model: ModelName = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     n: int = Field(
-        1,
-        ge=1,
-        le=16,
-        description="answers to each prompt; with a seed, answer i draws with seed + i",
+        1, ge=1, le=16, description="answers per prompt; with a seed, answer i uses seed + i"
     )
-    user: str | None = Field(None, max_length=512, description="has no effect")
+    user: Identity = None
 
     ignore_eos: bool = Field(False, description="go on after end tokens")
     cache_prompt: bool = Field(
-        True, description="use known prefixes; false: compute the whole prompt"
+        True, description="reuse cached prefixes; false: compute the whole prompt"
     )
 
     def apply(self, ask: Ask) -> Ask:
-        """The ask as these fields have it."""
+        """Apply these fields to an ask."""
         return replace(ask, reuses=self.cache_prompt, ignores_eos=self.ignore_eos)
 
     @classmethod
@@ -168,13 +165,9 @@ class CommonFields(OptionFields):
     @classmethod
     def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
         if "stream_options" in values and values.get("stream", False) is False:
+            text = "stream_options: only with stream: true"
             return [
-                Fault(
-                    "stream_options",
-                    "only with stream: true",
-                    "stream_options: only with stream: true",
-                    shorten(values["stream_options"]),
-                )
+                Fault("stream_options", "only with stream: true", text, values["stream_options"])
             ]
         return []
 
@@ -193,27 +186,21 @@ class ChatRequest(CommonFields):
     refused: ClassVar = {"audio": ""}
 
     messages: list[Message] = Field(min_length=1)
-    logprobs: bool = Field(False, description="tell the log-probability of each token")  # type: ignore[assignment]
-    top_logprobs: int | None = Field(
-        None, ge=0, le=MAX_LOGPROBS, description="likeliest tokens told at each position"
-    )
+    logprobs: bool = Field(False, description="report the log-probability of each token")  # type: ignore[assignment]
+    top_logprobs: Likeliest = None
     response_format: ResponseFormat = ResponseFormat.model_validate({"type": "text"})
     tools: list[FunctionTool] = []
     tool_choice: Literal["none", "auto", "required"] | NamedChoice = Field(
-        "auto", description="a call that is required does not end at stop strings"
+        "auto", description="stop strings do not end a required call"
     )
     parallel_tool_calls: bool = True
-    chat_template_kwargs: dict[str, Any] = Field(
-        {}, description="variables of the chat template, such as enable_thinking"
-    )
+    chat_template_kwargs: TemplateVariables = {}
     modalities: list[Literal["text"]] = ["text"]
     store: Literal[False] = Field(False, description="answers are not kept")
     service_tier: Literal["auto", "default"] = "auto"
     metadata: dict[str, str] = Field({}, max_length=16, description="has no effect without store")
-    safety_identifier: str | None = Field(None, max_length=512, description="has no effect")
-    prompt_cache_key: str | None = Field(
-        None, max_length=512, description="has no effect: every prefix is known"
-    )
+    safety_identifier: Identity = None
+    prompt_cache_key: CacheKey = None
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
@@ -249,29 +236,11 @@ class ChatRequest(CommonFields):
     def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
         faults = super().check_together(values)
         if "top_logprobs" in values and values.get("logprobs", False) is False:
-            faults.append(
-                Fault(
-                    "top_logprobs",
-                    "only with logprobs: true",
-                    "top_logprobs: only with logprobs: true",
-                    shorten(values["top_logprobs"]),
-                )
-            )
+            rule = "only with logprobs: true"
+            value = values["top_logprobs"]
+            faults.append(Fault("top_logprobs", rule, f"top_logprobs: {rule}", value))
         form = values.get("response_format")
-        if (
-            isinstance(form, dict)
-            and form.get("type") != "text"
-            and (rules := [name for name in RULES if name in values])
-        ):
-            faults.append(
-                Fault(
-                    "response_format",
-                    "one rule of an answer",
-                    f"response_format: an answer has one rule, and {rules[0]} is given too",
-                    shorten(form),
-                )
-            )
-        return faults
+        return faults + (find_conflict("response_format", form, values) if is_rule(form) else [])
 
     def requested_options(self) -> dict[str, Any]:
         options = super().requested_options()
@@ -279,12 +248,12 @@ class ChatRequest(CommonFields):
         if self.logprobs:
             options["logprobs"] = self.top_logprobs or 0
         if "response_format" in self.model_fields_set and self.response_format.type == "text":
-            # no rule, whatever the server's options say
+            # lift the server's rule
             options = {**dict.fromkeys(RULES), **options}
         return options | self.response_format.options()
 
     def toolbox(self) -> Toolbox:
-        """The tools. Raises Refusal."""
+        """Build the toolbox. Raises Refusal."""
         choice = (
             self.tool_choice
             if isinstance(self.tool_choice, str)
@@ -369,12 +338,12 @@ async def chat(request: Request) -> Response:
         async for batch in answers.batches():
             i = batch.index
             for token in batch.tokens:
-                told = readers[i].push(token.text)
+                pieces = readers[i].push(token.text)
                 logprobs = write_logprobs(answers.llm, [token]) if body.logprobs else None
-                if logprobs and logprobs["content"] and not told:
-                    # a token without a text of its own has a log-probability all the same
-                    told = [""]
-                for piece in told:
+                if logprobs and logprobs["content"] and not pieces:
+                    # a token without text still has a log-probability
+                    pieces = [""]
+                for piece in pieces:
                     yield delta(i, write_piece(piece), None, logprobs)
                     logprobs = None
             if batch.is_last:
@@ -410,7 +379,7 @@ def is_rule(form: Any) -> bool:
 
 
 def adapt_thinking(values: dict[str, Any], note: Note) -> None:
-    """Variables of the template in place of the fields by which APIs turn thoughts on and off."""
+    """Turn the fields by which APIs control thinking into variables of the template."""
     variables = values.get("chat_template_kwargs", {})
     if not isinstance(variables, dict):
         return
@@ -437,7 +406,7 @@ def adapt_thinking(values: dict[str, Any], note: Note) -> None:
 
 
 def adapt_allowed_tools(values: dict[str, Any]) -> None:
-    """Offer the tools alone that a tool_choice of the type allowed_tools lists."""
+    """Keep only the tools that a tool_choice of type allowed_tools lists."""
     choice, tools = values.get("tool_choice"), values.get("tools")
     if (
         not isinstance(choice, dict)
@@ -458,8 +427,9 @@ def _tool_name(tool: Any) -> Any:
 
 
 def adapt_messages(messages: list[Any]) -> list[Any]:
-    """Messages with what older and other clients leave out or spell in another way: ids of calls,
-    arguments as objects, the role function, contents that are null."""
+    """Convert messages of older and other clients: missing ids of calls, arguments as objects, the
+    role function, contents that are null.
+    """
     adapted: list[Any] = []
     waiting: list[str] = []  # ids of calls without a result
     for number, message in enumerate(messages):
@@ -496,7 +466,7 @@ def _adapt_call(call: Any, identity: str) -> Any:
     if isinstance(function, dict):
         arguments = function.get("arguments", {})
         if isinstance(arguments, str) and not _is_object(arguments):
-            arguments = {"raw": arguments}  # a call that was cut: templates need an object
+            arguments = {"raw": arguments}  # an unfinished call: templates need an object
         if isinstance(arguments, dict):
             function = {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}
     return {**call, "id": call.get("id") or identity, "function": function}
@@ -510,7 +480,7 @@ def _is_object(text: str) -> bool:
 
 
 def _adapt_part(part: Any) -> Any:
-    """A part of text, whichever API it comes from."""
+    """Convert a text part of any API."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
     is_text = isinstance(part, dict) and part.get("type") in (
@@ -524,7 +494,7 @@ def _adapt_part(part: Any) -> Any:
 
 
 def write_piece(piece: Piece) -> dict[str, Any]:
-    """The delta of a piece of text or of a thought, or of news of a call."""
+    """Write the delta of text, a thought, or a part of a call."""
     if isinstance(piece, Thought):
         return {"reasoning_content": piece.text}
     if isinstance(piece, str):
@@ -539,7 +509,7 @@ def write_piece(piece: Piece) -> dict[str, Any]:
 
 
 def fail(refusal: Refusal) -> bytes:
-    """An error within a stream."""
+    """Write an error within a stream."""
     return event(write_openai(refusal))
 
 
@@ -561,40 +531,27 @@ class CompletionRequest(CommonFields):
     @model_validator(mode="after")
     def _check_echo(self):
         if self.echo and self.logprobs is not None:
-            raise ValueError("echo: not with logprobs: those of the prompt are not computed")
+            raise ValueError("echo: not with logprobs, which are not computed for the prompt")
         return self
 
 
 def split_prompts(prompt: Any, most: int) -> list[Any]:
-    """The prompts of a field that takes one or several. Raises Refusal."""
-    prompts = (
-        prompt
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list))
-        else [prompt]
-    )
+    """Return the prompts of a field that holds a prompt or several. Raises Refusal."""
+    are_many = isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list))
+    prompts = prompt if are_many else [prompt]
     if len(prompts) > most:
-        raise Refusal(
-            400,
-            "invalid_value",
-            [
-                Fault(
-                    "prompt",
-                    f"at most {most} prompts",
-                    f"prompt: has {len(prompts)} prompts, at most {most} are taken",
-                )
-            ],
+        raise bad_field(
+            "prompt",
+            f"at most {most} prompts",
+            f"prompt: has {len(prompts)} prompts, the maximum is {most}",
         )
     if any(isinstance(item, list) and not item for item in prompts):
-        raise Refusal(
-            400, "invalid_value", [Fault("prompt", "at least 1 token", "prompt: has no token")]
-        )
+        raise bad_field("prompt", "at least 1 token", "prompt: has no tokens")
     return prompts
 
 
 def spell_token(entry: Mapping[str, Any]) -> str:
-    """A token's text; bytes that are no characters as bytes:\\xe2\\x82, so that two of them are two
-    keys.
-    """
+    """Write a token's text; invalid UTF-8 as bytes:\\xe2\\x82, so that keys differ."""
     data = bytes(entry["bytes"])
     try:
         return data.decode()
@@ -611,17 +568,11 @@ async def complete(request: Request) -> Response:
     settings = desk_of(request).settings
     prompts = split_prompts(body.prompt, settings.max_choices)
     if len(prompts) * body.n > settings.max_choices:
-        raise Refusal(
-            400,
-            "invalid_value",
-            [
-                Fault(
-                    "n",
-                    f"at most {settings.max_choices} answers",
-                    f"n: {len(prompts)} prompts of {body.n} answers each, at most "
-                    f"{settings.max_choices} are taken",
-                )
-            ],
+        raise bad_field(
+            "n",
+            f"at most {settings.max_choices} answers",
+            f"n: {len(prompts)} prompts of {body.n} answers each, the maximum is "
+            f"{settings.max_choices} answers",
         )
     asks = [
         body.apply(ask) for ask in choices_of(body.requested_options(), prompts, "prompt", body.n)
@@ -658,7 +609,7 @@ async def complete(request: Request) -> Response:
         }
 
     def logprobs(answers: Answers, tokens: Sequence[Token], offset: int) -> dict[str, Any] | None:
-        """The older form: lists side by side, the likeliest as an object."""
+        """Write the older format: parallel lists, and top logprobs as an object."""
         if body.logprobs is None:
             return None
         entries = list_logprobs(answers.llm, tokens)
@@ -718,7 +669,7 @@ async def complete(request: Request) -> Response:
 @router.get("/v1/models")
 @router.get("/models", include_in_schema=False)
 async def models(request: Request) -> Response:
-    """The model of this server, and its adapters."""
+    """List the model and its adapters."""
     llm = desk_of(request).keeper.llm
     meta = (
         None
@@ -742,7 +693,7 @@ async def models(request: Request) -> Response:
 
 @router.get("/v1/models/{name:path}")
 async def model(request: Request, name: str) -> Response:
-    """One model by its name."""
+    """Return a model by its name."""
     if not desk_of(request).is_name(name):
         raise Refusal(
             404,
