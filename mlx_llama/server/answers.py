@@ -86,7 +86,7 @@ class Answers:
         self._desk, self.llm, self.settings = desk, llm, desk.settings
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
-        self._is_told = False
+        self._is_notified = False
         self._handles: list[Any] = []
         self._failure: Failure | None = None
         self.began = time.monotonic()
@@ -130,15 +130,15 @@ class Answers:
 
     def _notify(self) -> None:
         # In the scheduler's thread. A pending wake-up covers all tokens until it runs.
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_notified:
+            self._is_notified = True
             try:
                 self._loop.call_soon_threadsafe(self._wake)
             except RuntimeError:  # the event loop is closed
                 pass
 
     def _wake(self) -> None:
-        self._is_told = False
+        self._is_notified = False
         self._news.set()
 
     def stop(self, failure: Failure) -> None:
@@ -249,23 +249,23 @@ class Desk:
         if self.is_draining:
             raise shutting_down()
         self._rows = rows = self.keeper.llm.loop.max_rows if self.keeper.llm else self._rows
-        most = rows + self.settings.queue
-        if rows and len(asks) > most:
+        limit = rows + self.settings.queue
+        if rows and len(asks) > limit:
             field = "n" if all(ask.prompt is asks[0].prompt for ask in asks) else asks[0].field
             raise bad_field(
                 field,
-                f"at most {most} answers",
+                f"at most {limit} answers",
                 f"{field}: asks for {len(asks)} answers, the maximum is {rows} at once and "
                 f"{self.settings.queue} in the queue (--max-rows, --queue)",
             )
-        if rows and self.active + len(asks) > most:
+        if rows and self.active + len(asks) > limit:
             mean = sum(self._durations) / len(self._durations) if self._durations else 1.0
             wait = min(60, max(1, math.ceil(mean * self.settings.queue / rows / 2)))
             self.metrics.requests.labels("busy").inc()
             raise Refusal(
                 503,
                 "queue_full",
-                message=f"{self.active} requests are running or waiting, the maximum is {most}: "
+                message=f"{self.active} requests are running or waiting, the maximum is {limit}: "
                 f"retry in {wait} seconds",
                 headers={"Retry-After": str(wait)},
             )

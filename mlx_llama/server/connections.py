@@ -89,11 +89,11 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse data that is not HTTP."""
-        most = self.settings.max_header
-        if len(self.conn.trailing_data[0]) > most:
+        limit = self.settings.max_header
+        if len(self.conn.trailing_data[0]) > limit:
             self._refuse(
                 Refusal(
-                    431, "headers_too_large", message=f"the headers are larger than {most} bytes"
+                    431, "headers_too_large", message=f"the headers are larger than {limit} bytes"
                 )
             )
         else:

@@ -13,6 +13,8 @@ from .page import HEADERS, KINDS
 
 router = APIRouter(include_in_schema=False)
 
+_SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+
 
 @router.get("/docs")
 async def docs(request: Request) -> Response:
@@ -49,23 +51,9 @@ def write_docs(document: dict[str, Any]) -> str:
 def _write_fields(schema: dict[str, Any]) -> str:
     rows = []
     for name, field in schema.get("properties", {}).items():
-        limits = [
-            f"{sign} {field[key]}"
-            for key, sign in (
-                ("minimum", "≥"),
-                ("exclusiveMinimum", ">"),
-                ("maximum", "≤"),
-                ("exclusiveMaximum", "<"),
-            )
-            if key in field
-        ]
-        default = (
-            "required"
-            if name in schema.get("required", ())
-            else f"{field['default']!r}"
-            if "default" in field
-            else ""
-        )
+        limits = [f"{sign} {field[key]}" for key, sign in _SIGNS.items() if key in field]
+        default = repr(field["default"]) if "default" in field else ""
+        default = "required" if name in schema.get("required", ()) else default
         rows.append(
             f"<tr><td><code>{escape(name)}</code><td>{escape(_write_type(field))}<td>{escape(', '.join(limits))}"  # noqa: E501
             f"<td>{escape(default)}<td>{escape(field.get('description', ''))}"

@@ -132,23 +132,21 @@ class OptionFields(Dialect, _TableFields):
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
         """Translate values by which other servers switch an option off."""
         super().adapt(values, note)
-        for name, off in (
-            ("max_tokens", ENDLESS),
-            ("top_k", 0),
-            ("repetition_context_size", 65536),
-            ("seed", None),
-        ):
+        off_values = {
+            "max_tokens": ENDLESS,
+            "top_k": 0,
+            "repetition_context_size": 65536,
+            "seed": None,
+        }
+        for name, off in off_values.items():
             if _is_number(value := values.get(name)) and value == -1:
                 values[name] = off
         if _is_number(values.get("top_p")) and values["top_p"] == 0:
             values["top_p"] = 1e-6  # the likeliest token
         if _is_number(temperature := values.get("temperature")) and 0 < temperature < 1e-4:
             values["temperature"] = 0
-        if (
-            isinstance(seed := values.get("seed"), int)
-            and not isinstance(seed, bool)
-            and not 0 <= seed < 2**64
-        ):
+        seed = values.get("seed")
+        if isinstance(seed, int) and not isinstance(seed, bool) and not 0 <= seed < 2**64:
             note("seed")
             values["seed"] = seed % 2**64
         if isinstance(stop := values.get("stop"), list):
@@ -178,20 +176,11 @@ class OptionFields(Dialect, _TableFields):
             else value
         )
 
-    @field_validator("stop", mode="before")
+    @field_validator("stop", "stop_token_ids", mode="before")
     @classmethod
-    def _list_one_stop(cls, value):
-        return (
-            (value,)
-            if isinstance(value, str)
-            else tuple(value)
-            if isinstance(value, list)
-            else value
-        )
-
-    @field_validator("stop_token_ids", mode="before")
-    @classmethod
-    def _split_token_ids(cls, value):
+    def _make_tuple(cls, value, info):
+        if isinstance(value, str) and info.field_name == "stop":
+            return (value,)
         return tuple(value) if isinstance(value, list) else value
 
     @field_validator("logit_bias", mode="before")
@@ -201,11 +190,9 @@ class OptionFields(Dialect, _TableFields):
             raise ValueError("must be an object that maps token ids to biases")
         if len(value) > MOST_BIASES:
             raise ValueError(f"must have at most {MOST_BIASES} entries")
-        if foreign := next(
-            (key for key in value if not (key.isdecimal() and key.isascii() and len(key) < 16)),
-            None,
-        ):
-            raise ValueError(f"must have token ids as keys, not {foreign!r:.40}")
+        for key in value:
+            if not (key.isdecimal() and key.isascii() and len(key) < 16):
+                raise ValueError(f"must have token ids as keys, not {key!r:.40}")
         return {int(key): bias for key, bias in value.items()}
 
     def requested_options(self) -> dict[str, Any]:
@@ -269,43 +256,34 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     try:
         values = pydantic_core.from_json(raw.removeprefix(b"\xef\xbb\xbf"), allow_inf_nan=False)
     except ValueError as error:
-        message = f"the body is not JSON: {error}"
-        if "recursion" in message:
-            raise Refusal(
-                400,
-                "invalid_json",
-                [Fault("", "depth", "the body is nested too deeply: 200 levels at most")],
-            ) from None
-        raise Refusal(400, "invalid_json", [Fault("", "JSON", message)]) from None
+        fault = Fault("", "JSON", f"the body is not JSON: {error}")
+        if "recursion" in fault.message:
+            fault = Fault("", "depth", "the body is nested too deeply: 200 levels at most")
+        raise Refusal(400, "invalid_json", [fault]) from None
     if not isinstance(values, dict):
         raise Refusal(
             400, "invalid_type", [Fault("", "object", "the body must be a JSON object", None)]
         )
-    if _is_large(
-        [value for name, value in values.items() if name not in ("prompt", "tokens")],
-        MOST_VALUES - len(values),
-    ):
-        raise bad_field(
-            "",
-            f"at most {MOST_VALUES} values",
-            f"the body has more than {MOST_VALUES} values, not counting prompt and tokens",
-        )
+    counted = [value for name, value in values.items() if name not in ("prompt", "tokens")]
+    if _is_large(counted, MOST_VALUES - len(values)):
+        text = f"the body has more than {MOST_VALUES} values, not counting prompt and tokens"
+        raise bad_field("", f"at most {MOST_VALUES} values", text)
     return values
 
 
-def _is_large(values: list[Any], most: int) -> bool:
-    """True if there are more than `most` values, nested ones counted."""
+def _is_large(values: list[Any], limit: int) -> bool:
+    """True if there are more than `limit` values, nested ones counted."""
     waiting = [values]
-    most += len(values)
-    while waiting and most >= 0:
+    limit += len(values)
+    while waiting and limit >= 0:
         inner = waiting.pop()
-        most -= len(inner)
+        limit -= len(inner)
         waiting += [
             list(item.values()) if isinstance(item, dict) else item
             for item in inner
             if isinstance(item, (dict, list))
         ]
-    return most < 0
+    return limit < 0
 
 
 def name_options(values: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, str]:
@@ -353,17 +331,12 @@ def check_values(
             adapted.setdefault(ours, None)
         if values.get(theirs) is not None:
             value = adapted.pop(theirs)
-            if settings.is_strict and adapted.get(ours) not in (None, value):
-                faults.append(
-                    Fault(
-                        theirs,
-                        "one value",
-                        f"{theirs}: contradicts {ours}: send one of them",
-                        value,
-                    )
-                )
-            elif adapted.get(ours) not in (None, value):
-                note(ours)
+            if adapted.get(ours) not in (None, value):
+                if settings.is_strict:
+                    text = f"{theirs}: contradicts {ours}: send only one"
+                    faults.append(Fault(theirs, "one value", text, value))
+                else:
+                    note(ours)
             adapted[ours] = value
     if issubclass(kind, Dialect) and not settings.is_strict:
         kind.adapt(adapted, note)
@@ -455,21 +428,21 @@ def _code(faults: list[Fault]) -> str:
 def _check_limits(values: Mapping[str, Any], settings: Settings) -> list[Fault]:
     """Return violations of the server's limits, which no schema states."""
     faults = []
-    for name, most in (
+    for name, limit in (
         ("messages", settings.max_messages),
         ("input", settings.max_messages),
         ("stop", settings.max_stops),
         ("stop_sequences", settings.max_stops),
     ):
         value = values.get(name)
-        if isinstance(value, list) and len(value) > most:
-            text = f"{name}: has {len(value)} items, the maximum is {most}"
-            faults.append(Fault(name, f"at most {most} items", text))
+        if isinstance(value, list) and len(value) > limit:
+            text = f"{name}: has {len(value)} items, the maximum is {limit}"
+            faults.append(Fault(name, f"at most {limit} items", text))
         if name.startswith("stop"):
             texts = value if isinstance(value, list) else [value]
             longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
             if longest > settings.max_stop_length:
-                most = settings.max_stop_length
-                text = f"{name}: a text has {longest} characters, the maximum is {most}"
-                faults.append(Fault(name, f"at most {most} characters", text))
+                limit = settings.max_stop_length
+                text = f"{name}: a text has {longest} characters, the maximum is {limit}"
+                faults.append(Fault(name, f"at most {limit} characters", text))
     return faults

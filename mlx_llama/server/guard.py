@@ -209,15 +209,15 @@ class Guard:
 
     def _limit(self, headers: Headers, receive: Receive) -> Receive:
         """Refuse a body beyond the limit, whether its length is declared or not."""
-        most, taken = self.settings.max_body, 0
+        limit, taken = self.settings.max_body, 0
         refusal = Refusal(
             413,
             "body_too_large",
-            [Fault("", f"at most {most} bytes", f"the body is larger than {most} bytes")],
+            [Fault("", f"at most {limit} bytes", f"the body is larger than {limit} bytes")],
         )
         if (
             headers.get("content-length", "0").isdecimal()
-            and int(headers.get("content-length", "0")) > most
+            and int(headers.get("content-length", "0")) > limit
         ):
             raise refusal
 
@@ -225,7 +225,7 @@ class Guard:
             nonlocal taken
             message = await receive()
             taken += len(message.get("body", b""))
-            if taken > most:
+            if taken > limit:
                 raise refusal
             return message
 

@@ -302,16 +302,7 @@ async def completion(request: Request) -> Response:
     """Continue a text."""
     body = await read_body(request, LlamaCompletionRequest)
     name = check_model(request, body.model)
-    most = desk_of(request).settings.max_choices
-    prompts = _split(body.prompt, most)
-    if len(prompts) * body.n_cmpl > most:
-        raise bad_field(
-            "n_cmpl",
-            f"at most {most} answers",
-            f"n_cmpl: {len(prompts)} prompts of {body.n_cmpl} answers each, at most {most} are "
-            "taken",
-            body.n_cmpl,
-        )
+    prompts = _split(body, desk_of(request).settings.max_choices)
     options = _read_options(body)
     prompts = await with_model(request, lambda llm: _settle(llm, body, prompts, options), "prompt")
     seconds = body.t_max_predict_ms / 1e3 or None
@@ -324,11 +315,11 @@ async def completion(request: Request) -> Response:
         """Write the final object. content: None for the answer's, "" after a stream."""
         completion = answers.completions[i]
         prompt = asks[i].prompt
-        told = completion.tokens if content is None else []
+        tokens = completion.tokens if content is None else []
         full = {
             "index": i,
             "content": completion.text if content is None else content,
-            "tokens": list(map(int, told)) if body.return_tokens else [],
+            "tokens": list(map(int, tokens)) if body.return_tokens else [],
             "id_slot": answers.slots[i],
             "stop": True,
             "model": name,
@@ -342,7 +333,7 @@ async def completion(request: Request) -> Response:
             "stopping_word": completion.stop if isinstance(completion.stop, str) else "",
             "tokens_cached": completion.prompt_tokens + len(completion.tokens),
             "timings": write_timings(completion),
-            **_write_probabilities(answers.llm, body.logprobs, told),
+            **_write_probabilities(answers.llm, body.logprobs, tokens),
         }
         return _pick(full, body.response_fields)
 
@@ -422,28 +413,21 @@ def _write_probabilities(llm: LLM, count: int | None, tokens: Sequence[Token]) -
     return {"completion_probabilities": entries} if entries else {}
 
 
-def _split(prompt: Any, most: int) -> list[Any]:
+def _split(body: LlamaCompletionRequest, limit: int) -> list[Any]:
     """Split into prompts. A list with token ids is a prompt; one of texts and lists, several."""
+    prompt: Any = body.prompt
     if isinstance(prompt, list):
         prompt = [part.prompt_string if isinstance(part, PromptObject) else part for part in prompt]
     elif isinstance(prompt, PromptObject):
         prompt = prompt.prompt_string
-    if (
-        isinstance(prompt, list)
-        and prompt
-        and all(_is_text_or_id(part) for part in prompt)
-        and any(not isinstance(part, str) for part in prompt)
-    ):
-        return [prompt]
-    if (
-        isinstance(prompt, list)
-        and prompt
-        and any(not isinstance(part, (str, list)) for part in prompt)
-    ):
+    is_list = isinstance(prompt, list)
+    if is_list and any(not isinstance(part, (str, list)) for part in prompt):
+        if all(_is_text_or_id(part) for part in prompt):
+            return split_prompts([prompt], limit, body.n_cmpl, "n_cmpl")
         raise bad_field(
             "prompt", "one prompt or several", "prompt: mixes token ids and lists", prompt
         )
-    return split_prompts(prompt, most)
+    return split_prompts(prompt, limit, body.n_cmpl, "n_cmpl")
 
 
 def _pick(full: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -562,8 +546,8 @@ async def apply_template(request: Request) -> Response:
     def work(llm: LLM) -> str:
         if not box.tools:
             return find_template(llm).render(messages, body.add_generation_prompt)
-        told, extras = tool_format(llm).offer(messages, box.tools)
-        return llm.require_template().render(told, body.add_generation_prompt, **extras)
+        prompted, extras = tool_format(llm).offer(messages, box.tools)
+        return llm.require_template().render(prompted, body.add_generation_prompt, **extras)
 
     return Json({"prompt": await with_model(request, work, "messages")})
 

@@ -166,13 +166,13 @@ async def _reply(
         )
 
     async def lines(answers: Answers) -> AsyncIterator[bytes]:
-        reader, told = Reader(answers, 0, box), 0
+        reader, sent = Reader(answers, 0, box), 0
         async for batch in answers.batches():
             pieces = reader.read(batch.tokens, batch.is_last)
             text = "".join(piece for piece in pieces if isinstance(piece, str))
             thought = "".join(piece.text for piece in pieces if isinstance(piece, Thought))
-            calls = [call for call in reader.calls[told:] if call.is_complete]
-            told += len(calls)
+            calls = [call for call in reader.calls[sent:] if call.is_complete]
+            sent += len(calls)
             if text or calls or thought:
                 yield dump(line(text, calls, thought)) + b"\n"
         yield dump(line("", **_write_end(answers))) + b"\n"
@@ -290,9 +290,7 @@ async def version() -> Response:
 @router.post("/{route}", include_in_schema=False)
 async def missing(route: str) -> Response:
     """Refuse routes that manage models or compute embeddings."""
-    reason = (
-        "embeddings are not supported"
-        if route.startswith("embed")
-        else ("models cannot be changed while the server runs: restart it with --model")
-    )
-    return Json({"error": reason}, 501 if route.startswith("embed") else 400)
+    if route.startswith("embed"):
+        return Json({"error": "embeddings are not supported"}, 501)
+    text = "models cannot be changed while the server runs: restart it with --model"
+    return Json({"error": text}, 400)

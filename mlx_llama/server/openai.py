@@ -320,16 +320,8 @@ async def chat(request: Request) -> Response:
         i: int, content: dict[str, Any], reason: str | None = None, logprobs: Any = None
     ) -> bytes:
         usage = {"usage": None} if body.stream_options.include_usage else {}
-        return event(
-            {
-                **made,
-                "object": "chat.completion.chunk",
-                **usage,
-                "choices": [
-                    {"index": i, "delta": content, "logprobs": logprobs, "finish_reason": reason}
-                ],
-            }
-        )
+        choice = {"index": i, "delta": content, "logprobs": logprobs, "finish_reason": reason}
+        return event({**made, "object": "chat.completion.chunk", **usage, "choices": [choice]})
 
     async def events(answers: Answers) -> AsyncIterator[bytes]:
         for i in range(body.n):
@@ -535,16 +527,19 @@ class CompletionRequest(CommonFields):
         return self
 
 
-def split_prompts(prompt: Any, most: int) -> list[Any]:
-    """Return the prompts of a field that holds a prompt or several. Raises Refusal."""
+def split_prompts(prompt: Any, limit: int, count: int, field: str) -> list[Any]:
+    """Return the prompts of a field that holds a prompt or several. Raises Refusal.
+
+    limit: of answers, `count` per prompt. field: the name of the count.
+    """
     are_many = isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list))
     prompts = prompt if are_many else [prompt]
-    if len(prompts) > most:
-        raise bad_field(
-            "prompt",
-            f"at most {most} prompts",
-            f"prompt: has {len(prompts)} prompts, the maximum is {most}",
-        )
+    if len(prompts) > limit:
+        text = f"prompt: has {len(prompts)} prompts, the maximum is {limit}"
+        raise bad_field("prompt", f"at most {limit} prompts", text)
+    if len(prompts) * count > limit:
+        text = f"{field}: {len(prompts)} prompts of {count} answers each, the maximum is {limit}"
+        raise bad_field(field, f"at most {limit} answers", text, count)
     if any(isinstance(item, list) and not item for item in prompts):
         raise bad_field("prompt", "at least 1 token", "prompt: has no tokens")
     return prompts
@@ -565,15 +560,7 @@ async def complete(request: Request) -> Response:
     """Continue a text."""
     body = await read_body(request, CompletionRequest)
     name = check_model(request, body.model)
-    settings = desk_of(request).settings
-    prompts = split_prompts(body.prompt, settings.max_choices)
-    if len(prompts) * body.n > settings.max_choices:
-        raise bad_field(
-            "n",
-            f"at most {settings.max_choices} answers",
-            f"n: {len(prompts)} prompts of {body.n} answers each, the maximum is "
-            f"{settings.max_choices} answers",
-        )
+    prompts = split_prompts(body.prompt, desk_of(request).settings.max_choices, body.n, "n")
     asks = [
         body.apply(ask) for ask in choices_of(body.requested_options(), prompts, "prompt", body.n)
     ]
@@ -617,7 +604,7 @@ async def complete(request: Request) -> Response:
         for token in tokens:
             offsets.append(offset)
             offset += len(token.text)
-        told = [
+        is_listed = [
             token.logprobs is not None and token not in answers.llm.engine.eos for token in tokens
         ]
         return {
@@ -627,7 +614,7 @@ async def complete(request: Request) -> Response:
                 {spell_token(other): other["logprob"] for other in entry["top_logprobs"]}
                 for entry in entries
             ],
-            "text_offset": list(itertools.compress(offsets, told)),
+            "text_offset": list(itertools.compress(offsets, is_listed)),
         }
 
     def piece(
