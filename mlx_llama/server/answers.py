@@ -314,11 +314,8 @@ class Desk:
                 self.choose_name(name)
             except Refusal as refusal:
                 faults += refusal.faults
-        names = [
-            name
-            for name in (*RULES, "logit_bias", "speculate", "adapter")
-            if values.get(name) is not None
-        ]
+        checked = (*RULES, "logit_bias", "speculate", "adapter")
+        names = [name for name in checked if values.get(name) is not None]
         if not names or self.keeper.llm is None:
             return faults
         llm = await self.keeper.enter()
@@ -470,7 +467,7 @@ def _encode_text(llm: LLM, text: str) -> list[int]:
     return tokens[1:] if tokens[:2] == [llm.tokenizer.bos_id] * 2 else tokens
 
 
-_RENDERING = (
+_RENDERING = (  # arguments of the renderer
     "messages",
     "tools",
     "documents",
@@ -485,10 +482,8 @@ _RENDERING = (
 
 def _pick_variables(source: str, ask: Ask, settings: Settings) -> dict[str, Any]:
     """Pick the variables that the template's source mentions; report the others."""
-    wanted = {
-        **({"enable_thinking": False} if settings.reasoning == "off" else {}),
-        **ask.variables,
-    }
+    switch = {"enable_thinking": False} if settings.reasoning == "off" else {}
+    wanted = {**switch, **ask.variables}
     if "enable_thinking" in wanted:  # the name in Granite's and DeepSeek's templates
         wanted.setdefault("thinking", wanted["enable_thinking"])
     known = {
@@ -502,12 +497,9 @@ def _pick_variables(source: str, ask: Ask, settings: Settings) -> dict[str, Any]
 
 def _build_schema(options: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     schema = options.get("schema")
-    built = (
-        {"schema": Schema.of(schema, is_lenient=not settings.is_strict)}
-        if isinstance(schema, (dict, bool))
-        else {}
-    )
-    return {**options, **built}
+    if not isinstance(schema, (dict, bool)):
+        return dict(options)
+    return {**options, "schema": Schema.of(schema, is_lenient=not settings.is_strict)}
 
 
 def _split_beginning(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
@@ -611,11 +603,8 @@ def _describe(error: LlamaError, field: str, llm: LLM | None, values: Mapping[st
         if os.path.exists(path):  # do not reveal the model's folder to clients
             text = text.replace(path, os.path.basename(path.rstrip("/\\")))
     match = re.match(r"(?:option )?(\w+): ", text)
-    if (
-        isinstance(error, OptionsError)
-        and match
-        and (match[1] in FIELDS or match[1] in _CONSTRAINTS)
-    ):
+    is_option = match and (match[1] in FIELDS or match[1] in _CONSTRAINTS)
+    if match and is_option and isinstance(error, OptionsError):
         field, text = match[1], f"{match[1]}: {text[match.end() :]}"
     elif field != "messages":
         text = re.sub(r"^messages\[\d+\]", field, text)

@@ -371,7 +371,7 @@ async def messages(request: Request) -> Response:
                 else:
                     change = {"type": "input_json_delta", "partial_json": piece.arguments}
                     if piece.name is not None:
-                        call = {"id": piece.id, "name": piece.name, "input": {}}
+                        call: dict[str, Any] = {"id": piece.id, "name": piece.name, "input": {}}
                         block = {"type": "tool_use", **call}
                 if block is not None:
                     if kind:

@@ -63,13 +63,11 @@ class Connection(H11Protocol):
     def _watch(self) -> None:
         """Run the timer while a request is incomplete. uvicorn's timer covers idle connections."""
         state = self.conn.their_state
-        is_partial = state is h11.SEND_BODY or (
-            state is h11.IDLE and bool(self.conn.trailing_data[0])
-        )
+        has_begun = state is h11.IDLE and bool(self.conn.trailing_data[0])
+        is_partial = state is h11.SEND_BODY or has_begun
         if is_partial and self._receiving is None:
-            self._receiving = self.loop.call_later(
-                self.settings.receive_timeout, self._end_receiving
-            )
+            seconds = self.settings.receive_timeout
+            self._receiving = self.loop.call_later(seconds, self._end_receiving)
         elif not is_partial and self._receiving is not None:
             self._receiving.cancel()
             self._receiving = None
@@ -78,24 +76,16 @@ class Connection(H11Protocol):
         if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
             self.transport.close()  # it sent no request
             return
-        self._refuse(
-            Refusal(
-                408,
-                "request_too_slow",
-                message="the request took longer than "
-                f"{self.settings.receive_timeout:g} seconds to arrive",
-            )
-        )
+        limit = self.settings.receive_timeout
+        text = f"the request took longer than {limit:g} seconds to arrive"
+        self._refuse(Refusal(408, "request_too_slow", message=text))
 
     def send_400_response(self, msg: str) -> None:
         """Refuse data that is not HTTP."""
         limit = self.settings.max_header
         if len(self.conn.trailing_data[0]) > limit:
-            self._refuse(
-                Refusal(
-                    431, "headers_too_large", message=f"the headers are larger than {limit} bytes"
-                )
-            )
+            text = f"the headers are larger than {limit} bytes"
+            self._refuse(Refusal(431, "headers_too_large", message=text))
         else:
             self._refuse(Refusal(400, "invalid_http", message="this is not an HTTP request"))
 

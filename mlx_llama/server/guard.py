@@ -85,9 +85,8 @@ class Guard:
         except Exception:
             log.exception("%s failed", identity)
             if status == 0:
-                body = errors_for(scope["path"])(
-                    Refusal(500, "internal_error", message=f"internal error, request {identity}")
-                )
+                text = f"internal error, request {identity}"
+                body = errors_for(scope["path"])(Refusal(500, "internal_error", message=text))
                 await Json(body, 500)(scope, receive, send_marked)
         finally:
             self.metrics.http.labels(str(status or 499)).inc()
@@ -127,10 +126,8 @@ class Guard:
         """Refuse pages of other sites, which a browser names in Origin."""
         origin = headers.get("origin")
         if origin is None:
-            if (
-                headers.get("sec-fetch-site") in ("cross-site", "same-site")
-                and scope["path"] not in PUBLIC
-            ):
+            is_foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+            if is_foreign and scope["path"] not in PUBLIC:
                 raise Refusal(403, "origin_not_allowed", message="pages of other sites are refused")
             return
         if origin in self.settings.cors_origins or "*" in self.settings.cors_origins:
@@ -140,12 +137,11 @@ class Guard:
         if self._is_local_app(origin):
             return
         scope["origin_refused"] = True
-        raise Refusal(
-            403,
-            "origin_not_allowed",
-            message=f"pages of {origin!r:.100} are refused: start the server with "
-            "--cors-origin ORIGIN, or with --api-key if a program on this machine opens the page",
+        text = (
+            f"pages of {origin!r:.100} are refused: start the server with --cors-origin ORIGIN, "
+            "or with --api-key if a program on this machine opens the page"
         )
+        raise Refusal(403, "origin_not_allowed", message=text)
 
     def _is_local_app(self, origin: str) -> bool:
         """True for a page of a local program, if keys keep out strangers' pages."""
@@ -191,9 +187,8 @@ class Guard:
         """
         kind, _, rest = headers.get("content-type", "").lower().partition(";")
         charset = rest.partition("charset=")[2].strip(' "')
-        if (
-            kind.strip() not in _JSON_TYPES and not kind.strip().endswith("+json")
-        ) or charset not in ("", "utf-8", "utf8", "us-ascii"):
+        is_json = kind.strip() in _JSON_TYPES or kind.strip().endswith("+json")
+        if not is_json or charset not in ("", "utf-8", "utf8", "us-ascii"):
             raise Refusal(
                 415,
                 "unsupported_media_type",
@@ -210,15 +205,10 @@ class Guard:
     def _limit(self, headers: Headers, receive: Receive) -> Receive:
         """Refuse a body beyond the limit, whether its length is declared or not."""
         limit, taken = self.settings.max_body, 0
-        refusal = Refusal(
-            413,
-            "body_too_large",
-            [Fault("", f"at most {limit} bytes", f"the body is larger than {limit} bytes")],
-        )
-        if (
-            headers.get("content-length", "0").isdecimal()
-            and int(headers.get("content-length", "0")) > limit
-        ):
+        fault = Fault("", f"at most {limit} bytes", f"the body is larger than {limit} bytes")
+        refusal = Refusal(413, "body_too_large", [fault])
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > limit:
             raise refusal
 
         async def receive_limited() -> Message:
@@ -250,13 +240,8 @@ class Guard:
 
 def _join_places(places: Iterable[str]) -> str:
     """Write places of a body as a header's value."""
-    return (
-        ", ".join(places)[:1024]
-        .encode("ascii", "backslashreplace")
-        .decode()
-        .replace("\r", "")
-        .replace("\n", "")
-    )
+    text = ", ".join(places)[:1024].encode("ascii", "backslashreplace").decode()
+    return text.replace("\r", "").replace("\n", "")
 
 
 def write_receipt(answers: Answers, settings: Settings) -> str:
@@ -269,9 +254,7 @@ def write_receipt(answers: Answers, settings: Settings) -> str:
             f"end={completion.finish_reason}"
         )
     if settings.logs_prompts:
-        receipt += (
-            f" prompts={[answers.llm.tokenizer.decode(prompt) for prompt in answers.prompts]!r}"
-        )
+        receipt += f" prompts={list(map(answers.llm.tokenizer.decode, answers.prompts))!r}"
     return receipt
 
 

@@ -141,11 +141,8 @@ class Jobs:
             len(self._jobs) >= self._settings.max_jobs
             or sum(job.size for job in self._jobs.values()) > MOST_EVENTS
         ):
-            oldest = min(
-                (job for job in self._jobs.values() if job.is_over),
-                key=lambda job: job.ended,
-                default=None,
-            )
+            ended = [job for job in self._jobs.values() if job.is_over]
+            oldest = min(ended, key=lambda job: job.ended, default=None)
             if oldest is None and len(self._jobs) < self._settings.max_jobs:
                 break  # running ones are bounded by the queue
             if oldest is None:

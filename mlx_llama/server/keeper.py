@@ -129,26 +129,16 @@ class Keeper:
 
     def _refuse(self) -> Refusal:
         if self.error is not None:
-            reason = (
-                plain(str(self.error))
-                if isinstance(self.error, LlamaError)
-                else type(self.error).__name__
-            )
+            is_ours = isinstance(self.error, LlamaError)
+            reason = plain(str(self.error)) if is_ours else type(self.error).__name__
             return Refusal(503, "model_failed", message=f"the model could not be loaded: {reason}")
         if self.state == "closed":
             return shutting_down()
         if self.state == "idle":
-            return Refusal(
-                503,
-                "model_idle",
-                message="the model is unloaded; the next request for an answer reloads it",
-            )
-        return Refusal(
-            503,
-            "model_loading",
-            message="the model is loading: poll /ready",
-            headers={"Retry-After": "1"},
-        )
+            text = "the model is unloaded; the next request for an answer reloads it"
+            return Refusal(503, "model_idle", message=text)
+        text = "the model is loading: poll /ready"
+        return Refusal(503, "model_loading", message=text, headers={"Retry-After": "1"})
 
     async def enter(self) -> LLM:
         """Start using the model until `leave`. Reloads an unloaded model. Raises Refusal."""
@@ -187,12 +177,8 @@ class Keeper:
     def describe(self) -> dict[str, Any]:
         """Return state and progress, for clients."""
         share = self.done / self.total if self.total else float(self.state == "ready")
-        return {
-            "state": self.state,
-            "done": self.done,
-            "total": self.total,
-            "progress": round(share, 4),
-        }
+        counts = {"done": self.done, "total": self.total, "progress": round(share, 4)}
+        return {"state": self.state, **counts}
 
     def close(self) -> None:
         """Drop the model for good."""

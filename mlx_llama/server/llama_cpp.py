@@ -341,49 +341,42 @@ async def completion(request: Request) -> Response:
         receipts = [last(answers, i) for i in range(len(asks))]
         return receipts if len(receipts) > 1 else receipts[0]
 
+    def part(
+        answers: Answers, i: int, content: str, tokens: list[int], count: int
+    ) -> dict[str, Any]:
+        """Write the fields of an event before the last."""
+        return {
+            "index": i,
+            "content": content,
+            "tokens": tokens,
+            "stop": False,
+            "id_slot": answers.slots[i],
+            "tokens_predicted": count,
+            "tokens_evaluated": answers.completions[i].prompt_tokens,
+        }
+
     async def events(answers: Answers) -> AsyncIterator[bytes]:
         counts, processed = [0] * len(asks), [0] * len(asks)
         async for batch in answers.batches(body.return_progress):
             completion = answers.completions[batch.index]
             if body.return_progress and batch.processed > processed[batch.index]:
                 processed[batch.index] = batch.processed
-                yield event(
-                    {
-                        "index": batch.index,
-                        "content": "",
-                        "tokens": [],
-                        "stop": False,
-                        "id_slot": answers.slots[batch.index],
-                        "tokens_predicted": 0,
-                        "tokens_evaluated": completion.prompt_tokens,
-                        "prompt_progress": {
-                            "total": completion.prompt_tokens,
-                            "cache": completion.reused_tokens,
-                            "processed": batch.processed,
-                            "time_ms": round(completion.prefill_seconds * 1e3),
-                        },
-                    }
-                )
+                progress = {
+                    "total": completion.prompt_tokens,
+                    "cache": completion.reused_tokens,
+                    "processed": batch.processed,
+                    "time_ms": round(completion.prefill_seconds * 1e3),
+                }
+                yield event(part(answers, batch.index, "", [], 0) | {"prompt_progress": progress})
             for token in batch.tokens:
                 counts[batch.index] += 1
                 if token.text or body.return_tokens:
-                    yield event(
-                        {
-                            "index": batch.index,
-                            "content": token.text,
-                            "tokens": [int(token)],
-                            "stop": False,
-                            "id_slot": answers.slots[batch.index],
-                            "tokens_predicted": counts[batch.index],
-                            "tokens_evaluated": completion.prompt_tokens,
-                            **_write_probabilities(answers.llm, body.logprobs, [token]),
-                            **(
-                                {"timings": write_timings(completion)}
-                                if body.timings_per_token
-                                else {}
-                            ),
-                        }
-                    )
+                    count = counts[batch.index]
+                    fields = part(answers, batch.index, token.text, [int(token)], count)
+                    fields |= _write_probabilities(answers.llm, body.logprobs, [token])
+                    if body.timings_per_token:
+                        fields["timings"] = write_timings(completion)
+                    yield event(fields)
             if batch.is_last:
                 yield event(last(answers, batch.index, ""))
 
@@ -394,22 +387,18 @@ async def completion(request: Request) -> Response:
 
 def _write_probabilities(llm: LLM, count: int | None, tokens: Sequence[Token]) -> dict[str, Any]:
     """Write completion_probabilities if n_probs asks for them, without end tokens."""
-    entries = (
-        [
-            {
-                "id": int(token),
-                **write_token(llm, token, token.logprobs.logprob),
-                "top_logprobs": [
-                    {"id": other, **write_token(llm, other, value)}
-                    for other, value in token.logprobs.top
-                ],
-            }
-            for token in tokens
-            if token.logprobs is not None and token not in llm.engine.eos
-        ]
-        if count
-        else []
-    )
+    entries = [
+        {
+            "id": int(token),
+            **write_token(llm, token, token.logprobs.logprob),
+            "top_logprobs": [
+                {"id": other, **write_token(llm, other, value)}
+                for other, value in token.logprobs.top
+            ],
+        }
+        for token in tokens
+        if count and token.logprobs is not None and token not in llm.engine.eos
+    ]
     return {"completion_probabilities": entries} if entries else {}
 
 
@@ -519,13 +508,11 @@ class DetokenizeRequest(Body):
 async def detokenize(request: Request) -> Response:
     """Decode token ids."""
     body = await read_body(request, DetokenizeRequest)
-    return Json(
-        {
-            "content": await with_model(
-                request, lambda llm: llm.tokenizer.decode(body.tokens, skip_special=False), "tokens"
-            )
-        }
-    )
+
+    def work(llm: LLM) -> str:
+        return llm.tokenizer.decode(body.tokens, skip_special=False)
+
+    return Json({"content": await with_model(request, work, "tokens")})
 
 
 class TemplateRequest(Body):
@@ -671,10 +658,8 @@ async def change_slot(request: Request, slot: str) -> Response:
     def work(llm: LLM) -> dict[str, Any]:
         number = _find_slot(llm, slot)
         if action == "erase":
-            return {
-                "id_slot": number,
-                "n_erased": llm.loop.erase(llm.loop.scheduler.slots.texts[number]),
-            }
+            erased = llm.loop.erase(llm.loop.scheduler.slots.texts[number])
+            return {"id_slot": number, "n_erased": erased}
         began = time.perf_counter()
         change = _save_slot if action == "save" else _restore_slot
         facts = change(llm, number, _find_file(settings.slot_folder, name))

@@ -621,15 +621,8 @@ async def complete(request: Request) -> Response:
         i: int, text: str, reason: str | None = None, entries: dict[str, Any] | None = None
     ) -> bytes:
         usage = {"usage": None} if body.stream_options.include_usage else {}
-        return event(
-            {
-                **made,
-                **usage,
-                "choices": [
-                    {"index": i, "text": text, "logprobs": entries, "finish_reason": reason}
-                ],
-            }
-        )
+        choice = {"index": i, "text": text, "logprobs": entries, "finish_reason": reason}
+        return event({**made, **usage, "choices": [choice]})
 
     async def events(answers: Answers) -> AsyncIterator[bytes]:
         for i in range(len(asks)):
@@ -658,24 +651,14 @@ async def complete(request: Request) -> Response:
 async def models(request: Request) -> Response:
     """List the model and its adapters."""
     llm = desk_of(request).keeper.llm
-    meta = (
-        None
-        if llm is None
-        else {
-            "n_vocab": llm.model.config.vocab_size,
-            "n_ctx": llm.engine.context,
-            "n_ctx_train": llm.model.config.max_position_embeddings,
-        }
-    )
-    return Json(
-        {
-            "object": "list",
-            "data": [
-                _model(request, name) | {"meta": meta}
-                for name in (*served_names(request), *served_adapters(request))
-            ],
-        }
-    )
+    meta = llm and {
+        "n_vocab": llm.model.config.vocab_size,
+        "n_ctx": llm.engine.context,
+        "n_ctx_train": llm.model.config.max_position_embeddings,
+    }
+    names = (*served_names(request), *served_adapters(request))
+    data = [_model(request, name) | {"meta": meta} for name in names]
+    return Json({"object": "list", "data": data})
 
 
 @router.get("/v1/models/{name:path}")

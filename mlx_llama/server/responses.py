@@ -223,11 +223,8 @@ class ResponsesRequest(OptionFields):
         if values.get("tool_choice") == "none" and not values.get("tools"):
             del values["tool_choice"]
         text = values.get("text")
-        if (
-            is_forced(values.get("tool_choice"))
-            and isinstance(text, dict)
-            and is_rule(text.get("format"))
-        ):
+        is_ruled = isinstance(text, dict) and is_rule(text.get("format"))
+        if is_ruled and is_forced(values.get("tool_choice")):
             values["text"] = {name: value for name, value in text.items() if name != "format"}
             note("text.format")
         if "message.output_text.logprobs" not in (values.get("include") or ()) and values.pop(
@@ -296,11 +293,8 @@ class ResponsesRequest(OptionFields):
     def requested_options(self) -> dict[str, Any]:
         logprobs = {"logprobs": self.top_logprobs or 0} if self.include else {}
         form = self.text.format
-        lifted = (
-            dict.fromkeys(RULES)
-            if "format" in self.text.model_fields_set and form.type == "text"
-            else {}
-        )
+        lifts = "format" in self.text.model_fields_set and form.type == "text"
+        lifted = dict.fromkeys(RULES) if lifts else {}
         return logprobs | lifted | super().requested_options() | form.options()
 
     def toolbox(self) -> Toolbox:
@@ -373,6 +367,7 @@ async def respond(request: Request) -> Response:
     ) -> dict[str, Any]:
         completion = answers.completions[0]
         options = completion.options
+        limit = options.get("max_tokens")
         is_over = status not in ("in_progress", "queued")
         is_cut = status == "incomplete" and completion.finish_reason in ("length", "context")
         reason = {"reason": "max_output_tokens"} if is_cut else None
@@ -384,9 +379,7 @@ async def respond(request: Request) -> Response:
             "error": None,
             "incomplete_details": reason,
             "instructions": body.instructions or None,
-            "max_output_tokens": None
-            if options.get("max_tokens") == ENDLESS
-            else options.get("max_tokens"),
+            "max_output_tokens": None if limit == ENDLESS else limit,
             "model": name,
             "output": output,
             "parallel_tool_calls": box.many,
@@ -571,14 +564,8 @@ class OutputWriter:
             begun = _write_call(self._call, "in_progress") | {"arguments": ""}
             yield "response.output_item.added", {"output_index": len(self.output), "item": begun}
         if piece.arguments and self._call:
-            yield (
-                "response.function_call_arguments.delta",
-                {
-                    "item_id": f"fc_{self._call.id}",
-                    "output_index": len(self.output),
-                    "delta": piece.arguments,
-                },
-            )
+            place = {"item_id": f"fc_{self._call.id}", "output_index": len(self.output)}
+            yield "response.function_call_arguments.delta", {**place, "delta": piece.arguments}
 
     def _take_logprobs(self, characters: int) -> list[dict[str, Any]]:
         """Take the log-probabilities of the latest `characters`; earlier ones belong to a call."""
@@ -616,15 +603,9 @@ class OutputWriter:
         if self._call is not None:
             call = self._call
             done = _write_call(call, "completed" if call.is_complete else "incomplete")
-            yield (
-                "response.function_call_arguments.done",
-                {
-                    "item_id": done["id"],
-                    "output_index": len(self.output),
-                    "name": call.name,
-                    "arguments": call.arguments,
-                },
-            )
+            place = {"item_id": done["id"], "output_index": len(self.output)}
+            fields = {"name": call.name, "arguments": call.arguments}
+            yield "response.function_call_arguments.done", {**place, **fields}
             yield from self._close(done)
         self._text = self._call = None
 
