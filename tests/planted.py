@@ -557,8 +557,8 @@ FAULTS = [
     Fault(
         "server",
         "mlx_llama/server/answers.py",
-        "if rows and self.active + len(asks) > most:",
-        "if rows and self.active + len(asks) >= most:",
+        "if rows and self.active + len(asks) > limit:",
+        "if rows and self.active + len(asks) >= limit:",
         "the queue takes one request less than --queue says",
     ),
     Fault(

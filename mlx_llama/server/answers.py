@@ -1,6 +1,4 @@
-"""Answers of the scheduler for the event loop: admitted, streamed, cut off by time or by the
-client's leaving, counted.
-"""
+"""The scheduler's answers for the event loop: admit, stream, cancel and count them."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ from mlx_llama.core.generation.tool_use import Toolbox, ToolPrompt, encode_with_
 from mlx_llama.core.text.template import ChatTemplate, load_builtin_template
 from mlx_llama.core.text.thoughts import find_thoughts
 
-from .faults import Fault, Refusal, bad_field, client_gone, shorten
+from .faults import Fault, Refusal, bad_field, client_gone, shutting_down
 from .fields import ENDLESS, RULES, Note
 from .keeper import Keeper
 from .metrics import Metrics
@@ -39,33 +37,28 @@ from .settings import Settings
 
 Result = TypeVar("Result")
 
-PREPARING, COMPILING = 8, 2  # threads that encode prompts, and those that compile rules as well
+PREPARING, COMPILING = 8, 2  # threads for requests without a rule, and for those that compile one
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One prompt and its options, whatever the API.
+    """A prompt and its options, from any API."""
 
-    prompt: a text to continue, messages for the template, or token ids. field: of the body that the
-    prompt came from. options: by their names in the table; those that are missing come from the
-    server, the checkpoint and the table. toolbox: what the model may call. reuses, decode_seconds:
-    see Request. ignores_eos: go on after end tokens. note: tells what is passed over. variables: of
-    the chat template, such as enable_thinking.
-    """
-
-    prompt: Any
-    field: str
+    prompt: Any  # a text to continue, messages for the template, or token ids
+    field: str  # of the body with the prompt
+    # by their names in the table; defaults come from the server, the checkpoint and the table
     options: dict[str, Any]
     toolbox: Toolbox = Toolbox()
-    reuses: bool = True
-    decode_seconds: float | None = None
-    ignores_eos: bool = False
+    reuses: bool = True  # see Request
+    decode_seconds: float | None = None  # see Request
+    ignores_eos: bool = False  # go on after end tokens
     note: Note = lambda place: None
+    # of the chat template, such as enable_thinking
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Failure(Exception):
-    """An answer that ended without its fault: a step failed, the time was over, the server ends."""
+    """The end of an answer that is not the request's fault: a failed step, a timeout, shutdown."""
 
     def __init__(self, status: int, code: str, message: str):
         super().__init__(message)
@@ -74,14 +67,12 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class Batch:
-    """New tokens of one answer. is_last: the answer is complete with them. processed: tokens of its
-    prompt so far.
-    """
+    """New tokens of an answer."""
 
     index: int
     tokens: Sequence[Token]
-    is_last: bool
-    processed: int
+    is_last: bool  # they complete the answer
+    processed: int  # tokens of the prompt so far
 
     @property
     def text(self) -> str:
@@ -89,15 +80,13 @@ class Batch:
 
 
 class Answers:
-    """Answers to one HTTP request, one per Ask, computed side by side. Leave it by `close`, which
-    ends what still runs.
-    """
+    """Answers to an HTTP request, one per Ask, computed concurrently. `close` cancels the rest."""
 
     def __init__(self, desk: Desk, llm: LLM, seconds: float):
         self._desk, self.llm, self.settings = desk, llm, desk.settings
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
-        self._is_told = False
+        self._is_notified = False
         self._handles: list[Any] = []
         self._failure: Failure | None = None
         self.began = time.monotonic()
@@ -140,21 +129,20 @@ class Answers:
                 handle.cancel()
 
     def _notify(self) -> None:
-        # In the scheduler's thread. One wake-up is enough for all tokens that come before it is
-        # served.
-        if not self._is_told:
-            self._is_told = True
+        # In the scheduler's thread. A pending wake-up covers all tokens until it runs.
+        if not self._is_notified:
+            self._is_notified = True
             try:
                 self._loop.call_soon_threadsafe(self._wake)
             except RuntimeError:  # the event loop is closed
                 pass
 
     def _wake(self) -> None:
-        self._is_told = False
+        self._is_notified = False
         self._news.set()
 
     def stop(self, failure: Failure) -> None:
-        """End the answers; the reader gets `failure`."""
+        """Cancel the answers; the reader gets `failure`."""
         if self._failure is None:
             self._failure = failure
         for handle in self._handles:
@@ -164,20 +152,20 @@ class Answers:
     async def batches(self, with_progress: bool = False) -> AsyncIterator[Batch]:
         """New tokens of all answers as they come. Raises Failure.
 
-        with_progress: batches without tokens too, while the prompts are processed.
+        with_progress: also yield batches without tokens while prompts are processed.
         """
-        told = [0] * len(self._handles)
-        shown = [0] * len(self._handles)
-        open_ones = set(range(len(self._handles)))
+        processed = [0] * len(self._handles)
+        sent = [0] * len(self._handles)
+        unfinished = set(range(len(self._handles)))
         last = [self.began] * len(self._handles)
         metrics = self._desk.metrics
-        while open_ones:
+        while unfinished:
             self._news.clear()
-            for i in sorted(open_ones):
+            for i in sorted(unfinished):
                 handle = self._handles[i]
-                is_last = handle.done  # before the tokens: none may come between
+                is_last = handle.done  # read before the tokens, so that none is missed
                 completion = handle.completion
-                tokens = completion.tokens[shown[i] :]
+                tokens = completion.tokens[sent[i] :]
                 if self._failure is not None:
                     raise self._failure
                 if is_last and completion.finish_reason in ("error", "interrupted"):
@@ -186,16 +174,16 @@ class Answers:
                     )
                 if tokens or is_last:
                     now = time.monotonic()
-                    metrics.observe_tokens(len(tokens), now - last[i], is_first=not shown[i])
-                    shown[i] += len(tokens)
+                    metrics.observe_tokens(len(tokens), now - last[i], is_first=not sent[i])
+                    sent[i] += len(tokens)
                     last[i] = now
                     if is_last:
-                        open_ones.discard(i)
+                        unfinished.discard(i)
                     yield Batch(i, tokens, is_last, handle.processed)
-                elif with_progress and handle.processed > told[i]:
-                    told[i] = handle.processed
+                elif with_progress and handle.processed > processed[i]:
+                    processed[i] = handle.processed
                     yield Batch(i, (), False, handle.processed)
-            if open_ones and not any(self._handles[i].done for i in open_ones):
+            if unfinished and not any(self._handles[i].done for i in unfinished):
                 await self._news.wait()
 
     async def finish(self) -> list[Completion]:
@@ -205,9 +193,7 @@ class Answers:
         return self.completions
 
     def close(self, outcome: str) -> None:
-        """End what still runs, and free its place. Later calls change nothing. outcome: for the
-        metrics.
-        """
+        """Cancel unfinished answers and free their places; idempotent. outcome: for the metrics."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -218,15 +204,15 @@ class Answers:
 
 
 class Desk:
-    """Admits requests: a bounded number, none while the server shuts down."""
+    """Admits a limited number of requests, and none during shutdown."""
 
     def __init__(self, settings: Settings, keeper: Keeper, metrics: Metrics):
         self.settings, self.keeper, self.metrics = settings, keeper, metrics
-        self._open: dict[Answers, int] = {}  # and the number of their requests
-        self._entering = 0  # requests that wait for the model to be loaded again
-        self._rows = 0  # of the model when it was last there
+        self._open: dict[Answers, int] = {}  # and their number of requests
+        self._entering = 0  # requests that wait for the model to reload
+        self._rows = 0  # of the last loaded model
         self._durations: deque[float] = deque(maxlen=32)
-        # Compiling a schema may take seconds: those who ask without one need not wait for it.
+        # Compiling a schema may take seconds: do not delay requests without one.
         self._plain, self._ruled = (
             anyio.CapacityLimiter(PREPARING),
             anyio.CapacityLimiter(COMPILING),
@@ -236,7 +222,7 @@ class Desk:
 
     @property
     def active(self) -> int:
-        """Requests to the scheduler that run or wait."""
+        """Number of running and waiting requests."""
         return sum(self._open.values()) + self._entering
 
     async def answer(self, asks: Sequence[Ask]) -> Answers:
@@ -261,31 +247,26 @@ class Desk:
 
     def _check_room(self, asks: Sequence[Ask]) -> None:
         if self.is_draining:
-            raise Refusal(
-                503,
-                "shutting_down",
-                message="the server is shutting down",
-                headers={"Retry-After": "5"},
-            )
+            raise shutting_down()
         self._rows = rows = self.keeper.llm.loop.max_rows if self.keeper.llm else self._rows
-        most = rows + self.settings.queue
-        if rows and len(asks) > most:
+        limit = rows + self.settings.queue
+        if rows and len(asks) > limit:
             field = "n" if all(ask.prompt is asks[0].prompt for ask in asks) else asks[0].field
             raise bad_field(
                 field,
-                f"at most {most} answers",
-                f"{field}: asks for {len(asks)} answers, and this server computes "
-                f"{rows} at once and lets {self.settings.queue} wait (--max-rows, --queue)",
+                f"at most {limit} answers",
+                f"{field}: asks for {len(asks)} answers, the maximum is {rows} at once and "
+                f"{self.settings.queue} in the queue (--max-rows, --queue)",
             )
-        if rows and self.active + len(asks) > most:
+        if rows and self.active + len(asks) > limit:
             mean = sum(self._durations) / len(self._durations) if self._durations else 1.0
             wait = min(60, max(1, math.ceil(mean * self.settings.queue / rows / 2)))
             self.metrics.requests.labels("busy").inc()
             raise Refusal(
                 503,
                 "queue_full",
-                message=f"{self.active} requests are running or waiting, at most {most} are "
-                f"taken: come again in {wait} seconds",
+                message=f"{self.active} requests are running or waiting, the maximum is {limit}: "
+                f"retry in {wait} seconds",
                 headers={"Retry-After": str(wait)},
             )
 
@@ -293,16 +274,14 @@ class Desk:
 
     @property
     def names(self) -> list[str]:
-        """Names of the model, the preferred one first."""
+        """Names of the model, the preferred name first."""
         aliases = (self.settings.alias or "").split(",")
         return list(dict.fromkeys(name for name in (*aliases, self.keeper.name) if name)) or [
             "default"
         ]
 
     def choose_name(self, name: str | None) -> str:
-        """The model's or the adapter's name as the answer gives it. Raises Refusal for another
-        model's.
-        """
+        """Return the model's or adapter's name for the answer. Raises Refusal for others."""
         if not self.keeper.name:
             self.keeper.require()  # its name is not known yet
         names = self.names
@@ -323,25 +302,20 @@ class Desk:
         raise refusal
 
     def is_name(self, name: str) -> bool:
-        """True for a name of the model or of an adapter, case and the ending .gguf aside."""
+        """True for a name of the model or of an adapter, ignoring case and the ending .gguf."""
         names = {_plain_name(known) for known in ("default", *self.names, *self.keeper.adapters)}
         return _plain_name(name) in names
 
-    async def find_faults(self, name: Any, given: Mapping[str, Any]) -> list[Fault]:
-        """Faults that only the model shows: its name, and options, each alone. Values of a wrong
-        type are skipped.
-        """
+    async def find_faults(self, name: Any, values: Mapping[str, Any]) -> list[Fault]:
+        """Return faults that only the model reveals: its name, and valid options."""
         faults: list[Fault] = []
         if isinstance(name, str) and self.keeper.name:
             try:
                 self.choose_name(name)
             except Refusal as refusal:
                 faults += refusal.faults
-        names = [
-            name
-            for name in (*RULES, "logit_bias", "speculate", "adapter")
-            if given.get(name) is not None
-        ]
+        checked = (*RULES, "logit_bias", "speculate", "adapter")
+        names = [name for name in checked if values.get(name) is not None]
         if not names or self.keeper.llm is None:
             return faults
         llm = await self.keeper.enter()
@@ -349,10 +323,10 @@ class Desk:
         def work() -> None:
             for name in names:
                 try:
-                    options = validate({name: given[name]})
+                    options = validate({name: values[name]})
                 except OptionsError:
                     continue
-                faults.extend(check_options(llm, options, given, self.settings))
+                faults.extend(check_options(llm, options, values, self.settings))
 
         try:
             await anyio.to_thread.run_sync(work, limiter=self._ruled)
@@ -370,7 +344,7 @@ class Desk:
         for completion in answers.completions:
             self.metrics.prefix_hits.inc(completion.reused_tokens > 0)
             self.metrics.reused_tokens.inc(completion.reused_tokens)
-        if outcome != "refused":  # those that time out or leave take rows too
+        if outcome != "refused":  # timed-out and abandoned requests take rows too
             self._durations.append(time.monotonic() - answers.began)
 
     def drain(self) -> None:
@@ -378,35 +352,38 @@ class Desk:
         self.is_draining = True
 
     def stop_all(self) -> None:
-        """End what still runs, and tell the clients."""
+        """Cancel all answers and notify their clients."""
         for answers in list(self._open):
             answers.stop(Failure(503, "shutting_down", "the server is shutting down"))
 
 
 def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Request:
-    """The request for the scheduler. Encodes the prompt and resolves the options. Raises Refusal
-    with every fault.
+    """Encode an ask's prompt and resolve its options for the scheduler. Raises Refusal with every
+    fault.
 
     fits: check that the prompt leaves room for an answer.
     """
-    given = {"adapter": BASE} | merge_options(
+    merged = {"adapter": BASE} | merge_options(
         settings.options, ask.options, bool(ask.toolbox.forced)
     )
     if ask.toolbox.forced:
-        given["stop"] = ()  # a stop string would cut the call that must be made
+        merged["stop"] = ()  # a stop string would cut the required call
     if ask.ignores_eos:
-        given["logit_bias"] = {**dict.fromkeys(llm.engine.eos, -1e6), **given.get("logit_bias", {})}
+        merged["logit_bias"] = {
+            **dict.fromkeys(llm.engine.eos, -1e6),
+            **merged.get("logit_bias", {}),
+        }
     if llm.template is None and _is_chat(ask.prompt):
-        given["stop"] = (*given.get("stop", ()), "<|im_end|>")
+        merged["stop"] = (*merged.get("stop", ()), "<|im_end|>")
     if "max_new_tokens" not in (llm.checkpoint.generation_config or {}):
-        given.setdefault("max_tokens", ENDLESS)
+        merged.setdefault("max_tokens", ENDLESS)
     try:
-        resolved = llm.defaults.resolve(_build_schema(given, settings))
+        resolved = llm.defaults.resolve(_build_schema(merged, settings))
     except OptionsError as error:
-        raise refuse(error, ask.field, llm, given) from None
+        raise refuse(error, ask.field, llm, merged) from None
     is_chat = _is_chat(ask.prompt)
     faults = check_options(
-        llm, resolved.options, given, settings, starts_text=is_chat, note=ask.note
+        llm, resolved.options, merged, settings, starts_text=is_chat, note=ask.note
     )
     prompt = ToolPrompt([])
 
@@ -433,7 +410,7 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
             if thoughts := find_thoughts(template.source):
                 prompt = replace(prompt, shown=prompt.shown | thoughts.special_ids(llm.tokenizer))
                 has_rule = prompt.rule or Rule.of(resolved.options)
-                # the rule is the answer's
+                # a rule applies to the answer, not to thoughts
                 if has_rule and thoughts.is_open(llm.tokenizer, prompt.tokens):
                     closed = llm.tokenizer.encode(f"\n{thoughts.end}\n\n", add_bos=False)
                     prompt = replace(prompt, tokens=[*prompt.tokens, *closed])
@@ -446,14 +423,14 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
             prompt = ToolPrompt(_encode_text(llm, ask.prompt))
         else:
             prompt = ToolPrompt(llm.encode(ask.prompt, check_count))
-        # it has the schema in it
+        # prompt.rule includes the schema
         if prompt.rule and not any(fault.field in RULES for fault in faults):
             llm.engine.grammars.compile(
                 prompt.rule, starts_text=is_chat, seconds=settings.compile_seconds
             )
     except LlamaError as error:
-        found = _describe(error, ask.field, llm, {**given, ask.field: ask.prompt})
-        faults += [found] * (found.field not in {fault.field for fault in faults})
+        fault = _describe(error, ask.field, llm, {**merged, ask.field: ask.prompt})
+        faults += [fault] * (fault.field not in {fault.field for fault in faults})
     if fits and len(prompt.tokens) >= llm.engine.context:
         refusal = _refuse_context(llm, ask, len(prompt.tokens), None)
         if not faults:
@@ -474,7 +451,7 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
 
 
 def find_template(llm: LLM) -> ChatTemplate:
-    """The model's chat template, or ChatML for a model without one, as llama-server has it."""
+    """Return the model's chat template, or ChatML if it has none, like llama-server."""
     return llm.template or load_builtin_template("chatml", llm.tokenizer)
 
 
@@ -483,14 +460,14 @@ def _is_chat(prompt: Any) -> bool:
 
 
 def _encode_text(llm: LLM, text: str) -> list[int]:
-    """Token ids of a text to continue, special tokens read as such and one BOS, so that a rendered
-    template is its chat.
+    """Encode a text to continue, with special tokens and a single BOS, so that it may be a rendered
+    template.
     """
     tokens = llm.tokenizer.encode(text, add_bos=True, parse_special=True)
     return tokens[1:] if tokens[:2] == [llm.tokenizer.bos_id] * 2 else tokens
 
 
-_RENDERING = (
+_RENDERING = (  # arguments of the renderer
     "messages",
     "tools",
     "documents",
@@ -504,12 +481,10 @@ _RENDERING = (
 
 
 def _pick_variables(source: str, ask: Ask, settings: Settings) -> dict[str, Any]:
-    """Variables of a request that the template's source mentions; others are told."""
-    wanted = {
-        **({"enable_thinking": False} if settings.reasoning == "off" else {}),
-        **ask.variables,
-    }
-    if "enable_thinking" in wanted:  # Granite's and DeepSeek's word
+    """Pick the variables that the template's source mentions; report the others."""
+    switch = {"enable_thinking": False} if settings.reasoning == "off" else {}
+    wanted = {**switch, **ask.variables}
+    if "enable_thinking" in wanted:  # the name in Granite's and DeepSeek's templates
         wanted.setdefault("thinking", wanted["enable_thinking"])
     known = {
         name: value for name, value in wanted.items() if name in source and name not in _RENDERING
@@ -522,17 +497,15 @@ def _pick_variables(source: str, ask: Ask, settings: Settings) -> dict[str, Any]
 
 def _build_schema(options: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     schema = options.get("schema")
-    built = (
-        {"schema": Schema.of(schema, is_lenient=not settings.is_strict)}
-        if isinstance(schema, (dict, bool))
-        else {}
-    )
-    return {**options, **built}
+    if not isinstance(schema, (dict, bool)):
+        return dict(options)
+    return {**options, "schema": Schema.of(schema, is_lenient=not settings.is_strict)}
 
 
 def _split_beginning(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
-    """The conversation, and the beginning of the answer: the text of a last message of the
-    assistant. Leading system messages are joined, since many templates take one."""
+    """Split a conversation from the start of its answer, the text of a last assistant message.
+    Join leading system messages, since many templates allow only one.
+    """
     systems = list(itertools.takewhile(lambda message: message["role"] == "system", messages))
     rest = list(messages[len(systems) :])
     if len(systems) > 1:
@@ -546,36 +519,37 @@ def _split_beginning(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mappin
 def merge_options(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], has_rule: bool = False
 ) -> dict[str, Any]:
-    """The server's options and a request's, which win: its rule replaces the server's, and a null
-    lifts it.
+    """Merge the server's options and a request's, which win: its rule replaces the server's, and a
+    null lifts it.
 
-    has_rule: the request has a rule beside its options.
+    has_rule: the request has a rule outside of its options.
     """
     replaces = has_rule or any(theirs.get(name) is not None for name in RULES)
-    kept = {
+    defaults = {
         name: value
         for name, value in ours.items()
         if name not in theirs and not (replaces and name in RULES)
     }
-    return {**kept, **{name: value for name, value in theirs.items() if value is not None}}
+    return {**defaults, **{name: value for name, value in theirs.items() if value is not None}}
 
 
 def check_options(
     llm: LLM,
     options: GenerationOptions,
-    given: Mapping[str, Any],
+    values: Mapping[str, Any],
     settings: Settings,
     starts_text: bool = True,
     note: Note = lambda place: None,
 ) -> list[Fault]:
-    """Faults of options that only the model shows. given: the values, for the faults. note: told of
-    relaxed keywords.
+    """Return faults of options that only the model reveals.
+
+    values: of the request, for the faults. note: reports relaxed keywords.
     """
     errors: list[LlamaError] = []
     llm.engine.check_options(options, errors.append)
     try:
         if rule := Rule.of(options):
-            # With a limit of time: later calls find it compiled.
+            # Compile within a time limit; later calls hit the cache.
             constraint = llm.engine.grammars.compile(
                 rule, starts_text=starts_text, seconds=settings.compile_seconds
             )
@@ -583,7 +557,7 @@ def check_options(
                 note(f"schema: {constraint.relaxed}")
     except LlamaError as error:
         errors.append(error)
-    return [_describe(error, "", llm, given) for error in errors]
+    return [_describe(error, "", llm, values) for error in errors]
 
 
 def _plain_name(name: str) -> str:
@@ -591,18 +565,14 @@ def _plain_name(name: str) -> str:
 
 
 def _has_rule(ask: Ask) -> bool:
-    return bool(ask.toolbox.forced) or any(
-        ask.options.get(name) is not None for name in ("schema", "regex", "grammar")
-    )
+    return bool(ask.toolbox.forced) or any(ask.options.get(name) is not None for name in RULES)
 
 
 def refuse(
-    error: LlamaError, field: str, llm: LLM | None = None, given: Mapping[str, Any] | None = None
+    error: LlamaError, field: str, llm: LLM | None = None, values: Mapping[str, Any] | None = None
 ) -> Refusal:
-    """A 400 for an error of core. field: of the request, if the error names none. given: values by
-    field.
-    """
-    return Refusal(400, "invalid_value", [_describe(error, field, llm, given or {})])
+    """Turn an error of core into a 400. field: used if the error names none. values: by field."""
+    return Refusal(400, "invalid_value", [_describe(error, field, llm, values or {})])
 
 
 _CONSTRAINTS = {
@@ -623,26 +593,23 @@ _KINDS = {
 }
 
 
-def _describe(error: LlamaError, field: str, llm: LLM | None, given: Mapping[str, Any]) -> Fault:
-    """The fault that an error of core states."""
+def _describe(error: LlamaError, field: str, llm: LLM | None, values: Mapping[str, Any]) -> Fault:
+    """Turn an error of core into a fault."""
     text = str(error)
     if llm and llm.template:
-        text = text.replace(f"{llm.template.name}: ", "")  # perhaps a path too
+        text = text.replace(f"{llm.template.name}: ", "")  # may be a path
     text = plain(text)
     for path in {llm.checkpoint.name, str(llm.checkpoint.path)} if llm else ():
-        if os.path.exists(path):  # clients need not know where the model lies
+        if os.path.exists(path):  # do not reveal the model's folder to clients
             text = text.replace(path, os.path.basename(path.rstrip("/\\")))
-    found = re.match(r"(?:option )?(\w+): ", text)
-    if (
-        isinstance(error, OptionsError)
-        and found
-        and (found[1] in FIELDS or found[1] in _CONSTRAINTS)
-    ):
-        field, text = found[1], f"{found[1]}: {text[found.end() :]}"
+    match = re.match(r"(?:option )?(\w+): ", text)
+    is_option = match and (match[1] in FIELDS or match[1] in _CONSTRAINTS)
+    if match and is_option and isinstance(error, OptionsError):
+        field, text = match[1], f"{match[1]}: {text[match.end() :]}"
     elif field != "messages":
         text = re.sub(r"^messages\[\d+\]", field, text)
     constraint = _CONSTRAINTS.get(field) or _KINDS.get(type(error).__name__, "a valid value")
-    return Fault(field, constraint, text, shorten(given.get(field)))
+    return Fault(field, constraint, text, values.get(field))
 
 
 def _refuse_context(
@@ -667,9 +634,7 @@ def _refuse_context(
 
 
 async def until_gone(request: HttpRequest, work: Awaitable[Result]) -> Result:
-    """Await `work`, and cancel it when the client leaves. Raises Refusal 499, which goes nowhere
-    but into the log.
-    """
+    """Await `work`, and cancel it if the client leaves. Raises Refusal 499 then, for the log."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_wait_gone(request))
     try:

@@ -16,8 +16,18 @@ from mlx_llama.core.text.thoughts import Thought
 from mlx_llama.core.text.tools import ToolCall, ToolDelta
 
 from .answers import Answers, Ask
-from .faults import Fault, Refusal, shorten, write_anthropic
-from .fields import RULES, Body, Note, OptionFields, read_body
+from .faults import Fault, Refusal, write_anthropic
+from .fields import (
+    Body,
+    ModelName,
+    Note,
+    OptionFields,
+    Strict,
+    TemplateVariables,
+    find_conflict,
+    list_places,
+    read_body,
+)
 from .guard import request_id
 from .openai import adapt_thinking, join_parts
 from .replies import Json, check_model, count_prompt, event, reply_stream, reply_whole
@@ -29,10 +39,15 @@ from .tooling import (
     build_toolbox,
     check_rule,
     check_schema,
+    describe_function,
     read_answer,
 )
 
 router = APIRouter(tags=["Anthropic"])
+
+CacheControl = Annotated[
+    dict[str, Any] | None, Field(description="has no effect: every prefix is reused")
+]
 
 
 class TextBlock(Body):
@@ -40,7 +55,7 @@ class TextBlock(Body):
 
     type: Literal["text"]
     text: str
-    cache_control: dict[str, Any] = Field({}, description="has no effect: every prefix is known")
+    cache_control: CacheControl = None
     citations: list[Any] = Field([], max_length=0)
 
 
@@ -51,9 +66,7 @@ class ToolUse(Body):
     id: str = Field(max_length=4096)
     name: str = Field(max_length=128)
     input: dict[str, Any]
-    cache_control: dict[str, Any] | None = Field(
-        None, description="has no effect: every prefix is known"
-    )
+    cache_control: CacheControl = None
     caller: dict[str, Any] | None = Field(None, description="has no effect")
 
 
@@ -63,10 +76,8 @@ class ToolResult(Body):
     type: Literal["tool_result"]
     tool_use_id: str = Field(max_length=4096)
     content: str | list[TextBlock] = ""
-    is_error: bool | None = Field(None, description="has no effect: the content says it")
-    cache_control: dict[str, Any] | None = Field(
-        None, description="has no effect: every prefix is known"
-    )
+    is_error: bool | None = Field(None, description="has no effect: the content reports it")
+    cache_control: CacheControl = None
 
 
 class AnthropicMessage(Body):
@@ -85,11 +96,11 @@ class AnthropicMessage(Body):
         if not isinstance(self.content, str) and any(
             block.type in foreign for block in self.content
         ):
-            raise ValueError(f"a message of the {self.role} has no {' and no '.join(foreign)}")
+            raise ValueError(f"a message of the {self.role} cannot have {' or '.join(foreign)}")
         return self
 
     def plain(self) -> list[dict[str, Any]]:
-        """The messages as templates take them: results of calls are messages of their own."""
+        """Convert to messages for templates: results of calls become separate messages."""
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
         results = [
@@ -123,16 +134,16 @@ class AnthropicTool(Body):
     name: str = Field(pattern=TOOL_NAME)
     description: str = Field("", max_length=1 << 18)
     input_schema: dict[str, Any]
-    cache_control: dict[str, Any] | None = Field(
-        None, description="has no effect: every prefix is known"
-    )
-    strict: bool | None = Field(
-        None, description="has no effect: a required call always fits its schema"
-    )
+    cache_control: CacheControl = None
+    strict: Strict = None
+
+    def described(self) -> dict[str, Any]:
+        """Describe the tool for core."""
+        return describe_function(self.name, self.description, self.input_schema)
 
 
 class AnthropicChoice(Body):
-    """Whether a tool is called, and which."""
+    """Choice of whether and which tool to call."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -141,7 +152,7 @@ class AnthropicChoice(Body):
     @model_validator(mode="after")
     def _check_name(self):
         if (self.type == "tool") != (self.name is not None):
-            raise ValueError("name is for the type tool, which needs it")
+            raise ValueError("the type tool needs a name, and others have none")
         return self
 
 
@@ -170,26 +181,14 @@ class OutputConfig(Body):
 
 
 class Conversation(Body):
-    """Fields that both routes take."""
+    """Fields of both routes."""
 
-    noted: ClassVar = frozenset(
-        {
-            "thinking",
-            "metadata",
-            "service_tier",
-            "speed",
-            "cache_control",
-            "system.citations",
-            "system.cache_control",
-            "messages.content.cache_control",
-            "messages.content.citations",
-            "messages.content.caller",
-            "messages.content.is_error",
-            "messages.content.content.cache_control",
-            "messages.content.content.citations",
-            "tools.cache_control",
-            "tools.strict",
-        }
+    noted: ClassVar = list_places(
+        "thinking metadata service_tier speed cache_control system.citations "
+        "system.cache_control messages.content.cache_control messages.content.citations "
+        "messages.content.caller messages.content.is_error "
+        "messages.content.content.cache_control messages.content.content.citations "
+        "tools.cache_control tools.strict"
     )
     refused: ClassVar[Mapping[str, str]] = {
         "thread": "conversations are not kept: send the messages"
@@ -199,83 +198,57 @@ class Conversation(Body):
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
         super().adapt(values, note)
         adapt_thinking(values, note)
-        if "thread" in values:  # clients with threads read this and send the messages
-            raise Refusal(
-                400,
-                "unsupported",
-                [
-                    Fault(
-                        "thread",
-                        "unsupported",
-                        "thread: conversations are not kept: send the messages",
-                    )
-                ],
-                details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
-            )
+        if "thread" in values:  # clients with threads then send the messages
+            text = f"thread: {cls.refused['thread']}"
+            details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+            fault = Fault("thread", "unsupported", text)
+            raise Refusal(400, "unsupported", [fault], details=details)
         config = values.get("output_config", {})
         if (form := values.pop("output_format", None)) is not None and isinstance(config, dict):
             values["output_config"] = {"format": form, **config}
         tools, choice = values.get("tools"), values.get("tool_choice")
         named = choice.get("name") if isinstance(choice, dict) else None
         if isinstance(tools, list):
-            is_ours = [
-                not isinstance(tool, dict)
+            values["tools"] = [
+                tool
+                for tool in tools
+                if not isinstance(tool, dict)
                 or tool.get("type") in (None, "custom")
                 or tool.get("name") == named
-                for tool in tools
             ]
-            values["tools"] = [tool for tool, kept in zip(tools, is_ours, strict=True) if kept]
-            for kind in {
-                str(tool["type"])[:40]
-                for tool, kept in zip(tools, is_ours, strict=True)
-                if not kept
-            }:
-                note(f"tools[].{kind}")  # run by the API's own servers
+            for tool in tools:
+                if tool not in values["tools"]:  # it runs on Anthropic's servers
+                    note(f"tools[].{tool['type']!s:.40}")
         if isinstance(messages := values.get("messages"), list):
             values["messages"] = [_adapt_message(message, note) for message in messages]
 
-    model: str | None = Field(None, max_length=512)
+    model: ModelName = None
     messages: list[AnthropicMessage] = Field(min_length=1)
     system: str | list[TextBlock] = ""
     thinking: Thinking | None = None
     tools: list[AnthropicTool] = []
     tool_choice: AnthropicChoice = Field(
-        AnthropicChoice(type="auto"),
-        description="a call that is required does not end at stop sequences",
+        AnthropicChoice(type="auto"), description="stop sequences do not end a required call"
     )
     output_config: OutputConfig = OutputConfig()
-    cache_control: dict[str, Any] | None = Field(
-        None, description="has no effect: every prefix is known"
-    )
+    cache_control: CacheControl = None
     speed: Literal["standard"] = "standard"
-    chat_template_kwargs: dict[str, Any] = Field(
-        {}, description="variables of the chat template, such as enable_thinking"
-    )
+    chat_template_kwargs: TemplateVariables = {}
 
     def toolbox(self) -> Toolbox:
-        """The tools. Raises Refusal."""
+        """Build the toolbox. Raises Refusal."""
         choice = {"any": "required", "tool": self.tool_choice.name or ""}.get(
             self.tool_choice.type, self.tool_choice.type
         )
-        described = [
-            {
-                "type": "function",
-                "function": {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "parameters": tool.input_schema,
-                },
-            }
-            for tool in self.tools
-        ]
-        return build_toolbox(described, choice, not self.tool_choice.disable_parallel_tool_use)
+        many = not self.tool_choice.disable_parallel_tool_use
+        return build_toolbox([tool.described() for tool in self.tools], choice, many)
 
     def plain(self) -> list[dict[str, Any]]:
-        """The conversation as templates take it. Raises Refusal."""
+        """Convert to messages for templates. Raises Refusal."""
         system = join_parts(self.system)
         return [
             *([{"role": "system", "content": system}] if system else []),
-            *(one for message in self.messages for one in message.plain()),
+            *(plain for message in self.messages for plain in message.plain()),
         ]
 
 
@@ -291,49 +264,30 @@ class MessagesRequest(OptionFields, Conversation):
     service_tier: Literal["auto", "standard_only"] = "auto"
 
     @classmethod
-    def check_together(cls, given: Mapping[str, Any]) -> list[Fault]:
-        faults = super().check_together(given)
-        if "logprobs" in given:
-            faults.append(
-                Fault(
-                    "logprobs",
-                    "unsupported",
-                    "logprobs: this API's answers have no place for them: ask /v1/chat/completions",
-                    shorten(given["logprobs"]),
-                )
-            )
-        config = given.get("output_config")
-        if (
-            isinstance(config, dict)
-            and config.get("format")
-            and (rules := [name for name in RULES if name in given])
-        ):
-            faults.append(
-                Fault(
-                    "output_config",
-                    "one rule of an answer",
-                    f"output_config: an answer has one rule, and {rules[0]} is given too",
-                    shorten(config["format"]),
-                )
-            )
+    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
+        faults = super().check_together(values)
+        if "logprobs" in values:
+            text = "logprobs: not available in this API: use /v1/chat/completions"
+            faults.append(Fault("logprobs", "unsupported", text, values["logprobs"]))
+        config = values.get("output_config")
+        if isinstance(config, dict) and (form := config.get("format")):
+            faults += find_conflict("output_config", form, values)
         return faults
 
-    def given_options(self) -> dict[str, Any]:
+    def requested_options(self) -> dict[str, Any]:
         form = self.output_config.format
-        return super().given_options() | ({"schema": form.schema_} if form else {})
+        return super().requested_options() | ({"schema": form.schema_} if form else {})
 
     @field_validator("metadata", mode="before")
     @classmethod
     def _take_metadata(cls, value):
         if not isinstance(value, dict) or set(value) - {"user_id"}:
-            raise ValueError("an object with user_id")
+            raise ValueError("must be an object with user_id")
         return value
 
 
 def _adapt_message(message: Any, note: Note) -> Any:
-    """A message without earlier thoughts and what the API's own servers did, documents of text as
-    text.
-    """
+    """Drop a message's thoughts and server-side tools; turn its text documents into text."""
     if not isinstance(message, dict) or not isinstance(blocks := message.get("content"), list):
         return message
     kept = []
@@ -359,7 +313,7 @@ async def messages(request: Request) -> Response:
     """Answer a conversation."""
     body = await read_body(request, MessagesRequest)
     name = check_model(request, body.model)
-    box, options = body.toolbox(), body.given_options()
+    box, options = body.toolbox(), body.requested_options()
     check_rule(box, options, "output_config.format" if body.output_config.format else "")
     asks = [Ask(body.plain(), "messages", options, box, variables=body.chat_template_kwargs)]
     made = {
@@ -393,7 +347,7 @@ async def messages(request: Request) -> Response:
         reader, begun = Reader(answers, 0, box), False
         index, kind = -1, ""  # the open block
         async for batch in answers.batches():
-            if not begun:  # by now the reused tokens are known
+            if not begun:  # the reused tokens are known now
                 begun = True
                 empty: dict[str, Any] = {
                     **made,
@@ -404,8 +358,7 @@ async def messages(request: Request) -> Response:
                 }
                 yield named({"type": "message_start", "message": empty})
                 yield named({"type": "ping"})
-            pieces = [piece for token in batch.tokens for piece in reader.push(token.text)]
-            for piece in pieces + (reader.push("", is_last=True) if batch.is_last else []):
+            for piece in reader.read(batch.tokens, batch.is_last):
                 block: dict[str, Any] | None = None
                 if isinstance(piece, Thought):
                     change = {"type": "thinking_delta", "thinking": piece.text}
@@ -418,12 +371,8 @@ async def messages(request: Request) -> Response:
                 else:
                     change = {"type": "input_json_delta", "partial_json": piece.arguments}
                     if piece.name is not None:
-                        block = {
-                            "type": "tool_use",
-                            "id": piece.id,
-                            "name": piece.name,
-                            "input": {},
-                        }
+                        call: dict[str, Any] = {"id": piece.id, "name": piece.name, "input": {}}
+                        block = {"type": "tool_use", **call}
                 if block is not None:
                     if kind:
                         yield named({"type": "content_block_stop", "index": index})
@@ -433,15 +382,10 @@ async def messages(request: Request) -> Response:
                     )
                 if not isinstance(piece, ToolDelta) or piece.arguments:
                     yield named({"type": "content_block_delta", "index": index, "delta": change})
-        if not kind:  # an answer without text is an empty block
+        if not kind:  # an empty answer is an empty block
             index = 0
-            yield named(
-                {
-                    "type": "content_block_start",
-                    "index": index,
-                    "content_block": {"type": "text", "text": ""},
-                }
-            )
+            block = {"type": "text", "text": ""}
+            yield named({"type": "content_block_start", "index": index, "content_block": block})
         yield named({"type": "content_block_stop", "index": index})
         reason = stop_reason(completion, reader.calls)
         yield named(
@@ -459,17 +403,17 @@ async def messages(request: Request) -> Response:
 
 
 def named(value: Mapping[str, Any]) -> bytes:
-    """An event with the name that its type says."""
+    """Write an event with its type as its name."""
     return event(value, value["type"])
 
 
 def fail(refusal: Refusal) -> bytes:
-    """An error within a stream."""
+    """Write an error within a stream."""
     return event(write_anthropic(refusal), "error")
 
 
 def read_values(call: ToolCall) -> dict[str, Any]:
-    """The arguments of a call; {} where they are unfinished."""
+    """Parse the arguments of a call; {} if they are unfinished."""
     try:
         return call.values()
     except ValueError:
@@ -477,7 +421,7 @@ def read_values(call: ToolCall) -> dict[str, Any]:
 
 
 def stop_reason(completion: Completion, calls: Sequence[ToolCall] = ()) -> str:
-    """Anthropic's word for the end of an answer."""
+    """Return Anthropic's stop_reason."""
     if are_complete(calls) and completion.finish_reason in ("eos", "stop"):
         return "tool_use"
     return {
@@ -489,12 +433,12 @@ def stop_reason(completion: Completion, calls: Sequence[ToolCall] = ()) -> str:
 
 
 def stop_sequence(completion: Completion) -> str | None:
-    """The stop string that matched, None for another end."""
+    """Return the stop string that matched, or None."""
     return completion.stop if isinstance(completion.stop, str) else None
 
 
 def write_usage(completion: Completion) -> dict[str, int]:
-    """Anthropic's usage: reused tokens are not among the input's."""
+    """Write Anthropic's usage, whose input_tokens exclude reused ones."""
     return {
         "input_tokens": completion.prompt_tokens - completion.reused_tokens,
         "cache_creation_input_tokens": 0,
@@ -509,20 +453,9 @@ class CountRequest(Conversation):
 
 @router.post("/v1/messages/count_tokens", **takes(CountRequest))
 async def count_tokens(request: Request) -> Response:
-    """The tokens of a prompt, as the model sees it."""
+    """Count the tokens of a prompt, as the model sees it."""
     body = await read_body(request, CountRequest)
     check_model(request, body.model)
-    return Json(
-        {
-            "input_tokens": await count_prompt(
-                request,
-                Ask(
-                    body.plain(),
-                    "messages",
-                    {},
-                    body.toolbox(),
-                    variables=body.chat_template_kwargs,
-                ),
-            )
-        }
-    )
+    variables = body.chat_template_kwargs
+    ask = Ask(body.plain(), "messages", {}, body.toolbox(), variables=variables)
+    return Json({"input_tokens": await count_prompt(request, ask)})

@@ -27,24 +27,23 @@ from .schemas import write_openapi
 from .settings import Settings
 
 ABOUT = (
-    "One Llama-family model over HTTP. Generation options come from one table, which the commands "
-    "and Python share."
+    "A Llama-family model over HTTP. Generation options are those of the commands and of Python."
 )
 
 
 def make_app(
     settings: Settings, load: Callable[[], LLM], on_failure: Callable[[], None] = lambda: None
 ) -> FastAPI:
-    """Build the application. load: makes the model, in a thread, when the server has started;
-    on_failure: it raised.
+    """Build the application.
 
-    `app.state` holds the settings, the desk and the time of the start.
+    load: called in a thread at startup, returns the model. on_failure: called if `load` raises.
+    `app.state` holds the settings, the desk and the start time.
     """
     metrics = Metrics()
 
     @asynccontextmanager
     async def live(app: FastAPI) -> AsyncIterator[None]:
-        # Streams end by themselves: Desk.stop_all ends what runs too long after SIGTERM.
+        # Let streams finish: Desk.stop_all stops those that run too long after SIGTERM.
         AppStatus.disable_automatic_graceful_drain()
         app.state.started = time.time()
         app.state.keeper = Keeper(
@@ -83,8 +82,8 @@ def make_app(
     async def refuse_http(request: Request, error: HTTPException) -> Response:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "refused")
         text = {
-            404: f"there is nothing at {request.url.path:.200}: GET /docs lists the routes",
-            405: f"{request.url.path:.200} does not take {request.method:.20}",
+            404: f"there is no route {request.url.path:.200}: GET /docs lists the routes",
+            405: f"{request.url.path:.200} does not support {request.method:.20}",
         }.get(error.status_code, str(error.detail))
         return reply_refusal(
             request, Refusal(error.status_code, code, message=text, headers=error.headers)

@@ -5,6 +5,7 @@ and a browser.
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import os
 import re
@@ -27,68 +28,49 @@ KEY_VARIABLE = "MLX_LLAMA_API_KEY"
 
 
 def parser() -> flags.Parser:
-    """The command line. Names follow llama-server's."""
+    """Build the command line. Names follow llama-server's."""
     result = flags.Parser("server", __doc__)
     default = Settings()
-    group = result.add_argument_group("server")
-    group.add_argument(
+    add = result.add_argument_group("server").add_argument
+    switch = functools.partial(add, action=argparse.BooleanOptionalAction, default=True)
+    add(
         "--host",
         default=default.host,
-        help=f"address to listen at (default: {default.host}, this machine only)",
+        help=f"address to listen on (default: {default.host}, this machine only)",
     )
-    group.add_argument(
-        "--port", default=str(default.port), help=f"0 picks a free one (default: {default.port})"
+    add(
+        "--port",
+        default=str(default.port),
+        help=f"port; 0 picks a free port (default: {default.port})",
     )
-    group.add_argument(
-        "--alias",
-        "-a",
-        default=None,
-        metavar="NAME",
-        help="name of the model in requests and answers",
-    )
-    group.add_argument(
+    add("--alias", "-a", metavar="NAME", help="name of the model in requests and answers")
+    add(
         "--api-key",
         action="append",
         default=[],
         metavar="KEY",
         help="keys that clients must send, separated by commas. Other users of this machine can "
-        "see "
-        "them: prefer "
-        f"--api-key-file or the variable {KEY_VARIABLE}",
+        f"see them: prefer --api-key-file or the variable {KEY_VARIABLE}",
     )
-    group.add_argument(
-        "--api-key-file", default=None, metavar="FILE", help="file of keys, one per line"
-    )
-    group.add_argument(
+    add("--api-key-file", metavar="FILE", help="file of keys, one per line")
+    add(
         "--cors-origin",
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="origin whose pages may send requests, such as https://example.org; * for all; repeat "
-        "it for more",
+        help="origin whose pages may send requests, such as https://example.org; * for all;"
+        " repeatable",
     )
-    group.add_argument(
+    add(
         "--allowed-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="host name that clients may use, besides localhost and the address",
+        help="further host name to accept besides localhost and the address; repeatable",
     )
-    group.add_argument(
-        "--ssl-key-file",
-        "--ssl-keyfile",
-        default=None,
-        metavar="FILE",
-        help="private key, for https",
-    )
-    group.add_argument(
-        "--ssl-cert-file",
-        "--ssl-certfile",
-        default=None,
-        metavar="FILE",
-        help="certificate, for https",
-    )
-    group.add_argument(
+    add("--ssl-key-file", "--ssl-keyfile", metavar="FILE", help="private key, for https")
+    add("--ssl-cert-file", "--ssl-certfile", metavar="FILE", help="certificate, for https")
+    add(
         "--timeout",
         "-to",
         default=f"{default.timeout:g}",
@@ -96,130 +78,113 @@ def parser() -> flags.Parser:
         help="maximum time of a request, including its wait in the queue (default: "
         f"{default.timeout:g})",
     )
-    group.add_argument(
+    add(
         "--queue",
         default=str(default.queue),
         metavar="N",
-        help="maximum number of requests that wait for a row; more get 503 (default: "
+        help="maximum number of requests waiting for a row; more get 503 (default: "
         f"{default.queue})",
     )
-    group.add_argument(
+    add(
         "--max-connections",
         default=str(default.max_connections),
         metavar="N",
         help="maximum number of open connections; more get 503 (default: "
         f"{default.max_connections})",
     )
-    group.add_argument(
+    add(
         "--max-body",
         default=str(default.max_body),
         metavar="SIZE",
         help="maximum size of a request body, such as 8MB (default: 8MiB)",
     )
-    group.add_argument(
+    add(
         "--shutdown-seconds",
         default=f"{default.shutdown_seconds:g}",
         metavar="SECONDS",
-        help="time that running requests get after SIGTERM (default: "
+        help="time for running requests to finish after SIGTERM (default: "
         f"{default.shutdown_seconds:g})",
     )
-    group.add_argument(
+    add(
         "--idle-unload",
-        default=None,
         metavar="MINUTES",
-        help="free the model's memory after this time without a request; the next request loads it "
-        "again",
+        help="unload the model after this long without a request; the next request reloads it",
     )
-    group.add_argument(
-        "--slots",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="serve GET /slots (default: yes)",
-    )
-    group.add_argument(
+    switch("--slots", help="serve GET /slots (default: yes)")
+    add(
         "--slot-save-path",
-        default=None,
         metavar="FOLDER",
         help="allow POST /slots/0?action=save and restore, with files in this folder",
     )
-    group.add_argument(
-        "--metrics",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="serve GET /metrics (default: yes)",
-    )
-    group.add_argument(
+    switch("--metrics", help="serve GET /metrics (default: yes)")
+    add(
         "--page",
         "--webui",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="serve the web page at / (default: yes)",
     )
-    group.add_argument(
-        "--log-prompts", action="store_true", help="log prompts, and show them in GET /slots"
-    )
-    group.add_argument(
+    add("--log-prompts", action="store_true", help="log prompts, and show them in GET /slots")
+    add(
         "--reasoning",
         choices=("auto", "off", "raw"),
         default="auto",
-        help="thoughts of reasoning models: split off "
-        "the answer's text (auto), not asked for where the template has a switch (off), or "
-        "left in the text (raw)",
+        help="thoughts of reasoning models: in a separate field (auto), disabled if the template "
+        "has a switch (off), or left in the text (raw)",
     )
-    group.add_argument(
+    add(
         "--strict",
         action="store_true",
-        help="refuse unknown fields and model names, which are passed over and told "
-        "in the header x-mlx-llama-noted otherwise",
+        help="refuse unknown fields and model names; without it they are ignored and listed in the "
+        "header x-mlx-llama-noted",
     )
-    group.add_argument("--quiet", action="store_true", help="log warnings only")
+    add("--quiet", action="store_true", help="log warnings only")
     flags.add_load_flags(result, without=())
     flags.add_generation_flags(result)
     return result
 
 
 def main(arguments: list[str]) -> int:
-    """Run the door until it is told to end; returns the exit code. Raises LlamaError."""
-    given = parser().parse_args(arguments)
-    settings = make_settings(given)
+    """Run the server until a signal stops it; return the exit code. Raises LlamaError."""
+    parsed = parser().parse_args(arguments)
+    settings = make_settings(parsed)
     logging.basicConfig(
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(message)s",
-        level=logging.WARNING if given.quiet else logging.INFO,
+        level=logging.WARNING if parsed.quiet else logging.INFO,
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     from mlx_llama.core.generation.llm import check_load, load_model
 
     from .serving import bind, serve
 
-    options = flags.load_options(given)
+    options = flags.load_options(parsed)
     check_load(options)
 
     def load_checked() -> LLM:
         llm = load_model(options)
         if settings.alias in llm.model.adapters:
             raise OptionsError(
-                f"--alias {settings.alias}: an adapter has that name: choose another one"
+                f"--alias {settings.alias}: is the name of an adapter: choose another"
             )
         checked = validate(settings.options)
         llm.engine.check_options(checked)
         llm.engine.check_rule(checked)
         return llm
 
-    return serve(settings, load_checked, bind(settings), given.ssl_key_file, given.ssl_cert_file)
+    return serve(settings, load_checked, bind(settings), parsed.ssl_key_file, parsed.ssl_cert_file)
 
 
-def make_settings(given: argparse.Namespace) -> Settings:
-    """Check the flags. Raises OptionsError."""
-    wanted = flags.given_flags(given)
+def make_settings(parsed: argparse.Namespace) -> Settings:
+    """Turn flags into checked settings. Raises OptionsError."""
+    wanted = flags.given_flags(parsed)
     checked = validate(wanted)  # before loading the model
     if "logprobs" in wanted:
         raise OptionsError(
-            "--logprobs: each request asks for its own (logprobs, top_logprobs, n_probs): "
-            "leave it out"
+            "--logprobs: is set by each request (logprobs, top_logprobs, n_probs): leave it out"
         )
-    parse_rows(given.max_rows)
-    for origin in given.cors_origin:
+    parse_rows(parsed.max_rows)
+    for origin in parsed.cors_origin:
         if origin != "*" and not re.fullmatch(
             r"[a-z][a-z0-9+.-]*://[^/?#@\s]+/?", origin, re.ASCII
         ):
@@ -230,45 +195,45 @@ def make_settings(given: argparse.Namespace) -> Settings:
     defaults = Settings()
     idle = (
         None
-        if given.idle_unload is None
-        else 60 * parse_number("--idle-unload", given.idle_unload, 0.001, 1e6, False)
+        if parsed.idle_unload is None
+        else 60 * parse_number("--idle-unload", parsed.idle_unload, 0.001, 1e6, False)
     )
-    if given.slot_save_path is not None and not os.path.isdir(given.slot_save_path):
-        raise OptionsError(f"--slot-save-path {given.slot_save_path}: is no folder")
-    if (given.ssl_key_file is None) != (given.ssl_cert_file is None):
+    if parsed.slot_save_path is not None and not os.path.isdir(parsed.slot_save_path):
+        raise OptionsError(f"--slot-save-path {parsed.slot_save_path}: is not a folder")
+    if (parsed.ssl_key_file is None) != (parsed.ssl_cert_file is None):
         raise OptionsError("https needs both --ssl-key-file and --ssl-cert-file")
     return Settings(
-        host=given.host,
-        port=parse_number("--port", given.port, 0, 65535),
-        alias=given.alias,
-        api_keys=_read_keys(given),
-        cors_origins=tuple(origin.rstrip("/") for origin in given.cors_origin),
-        allowed_hosts=tuple(given.allowed_host),
+        host=parsed.host,
+        port=parse_number("--port", parsed.port, 0, 65535),
+        alias=parsed.alias,
+        api_keys=_read_keys(parsed),
+        cors_origins=tuple(origin.rstrip("/") for origin in parsed.cors_origin),
+        allowed_hosts=tuple(parsed.allowed_host),
         options={name: getattr(checked, name) for name in wanted},
-        queue=parse_number("--queue", given.queue, 0, 1e6),
-        timeout=parse_number("--timeout", given.timeout, 0.001, 1e7, False),
-        max_connections=parse_number("--max-connections", given.max_connections, 1, 1e5),
-        max_body=parse_memory(given.max_body, "max_body") or defaults.max_body,
-        shutdown_seconds=parse_number("--shutdown-seconds", given.shutdown_seconds, 0, 1e6, False),
+        queue=parse_number("--queue", parsed.queue, 0, 1e6),
+        timeout=parse_number("--timeout", parsed.timeout, 0.001, 1e7, False),
+        max_connections=parse_number("--max-connections", parsed.max_connections, 1, 1e5),
+        max_body=parse_memory(parsed.max_body, "max_body") or defaults.max_body,
+        shutdown_seconds=parse_number("--shutdown-seconds", parsed.shutdown_seconds, 0, 1e6, False),
         idle_unload=idle,
-        serves_slots=given.slots,
-        slot_folder=given.slot_save_path,
-        serves_metrics=given.metrics,
-        serves_page=given.page,
-        logs_prompts=given.log_prompts,
-        is_strict=given.strict,
-        reasoning=given.reasoning,
+        serves_slots=parsed.slots,
+        slot_folder=parsed.slot_save_path,
+        serves_metrics=parsed.metrics,
+        serves_page=parsed.page,
+        logs_prompts=parsed.log_prompts,
+        is_strict=parsed.strict,
+        reasoning=parsed.reasoning,
     )
 
 
-def _read_keys(given: argparse.Namespace) -> tuple[str, ...]:
-    keys = [*",".join(given.api_key).split(","), *os.environ.get(KEY_VARIABLE, "").split(",")]
-    if given.api_key_file is not None:
-        lines = cli.read_text(given.api_key_file).split("\n")
+def _read_keys(parsed: argparse.Namespace) -> tuple[str, ...]:
+    keys = [*",".join(parsed.api_key).split(","), *os.environ.get(KEY_VARIABLE, "").split(",")]
+    if parsed.api_key_file is not None:
+        lines = cli.read_text(parsed.api_key_file).split("\n")
         keys += [line for line in lines if not line.lstrip().startswith("#")]
         if not any(line.strip() for line in lines):
-            raise OptionsError(f"--api-key-file {given.api_key_file}: has no key")
+            raise OptionsError(f"--api-key-file {parsed.api_key_file}: has no key")
     keys = [key.strip() for key in keys if key.strip()]
     if any(not key.isascii() for key in keys):
-        raise OptionsError("--api-key: keys are ASCII, or HTTP headers cannot carry them")
+        raise OptionsError("--api-key: keys must be ASCII, as HTTP headers are")
     return tuple(dict.fromkeys(keys))

@@ -1,6 +1,4 @@
-"""Connections: their number, the size of their headers, and the time that a client may take to send
-a request.
-"""
+"""Connections: limits of their number, header size and the time to receive a request."""
 
 from __future__ import annotations
 
@@ -16,15 +14,13 @@ from uvicorn.server import ServerState
 
 from .faults import Refusal, write_openai
 
-# in the state of a request: its connection is one too many, so the guard refuses it
+# set in a request's state when there are too many connections: the guard refuses it
 CROWDED = "is_crowded"
-SPARE = 32  # connections beyond the limit that are told so; more are closed at once
+SPARE = 32  # connections beyond the limit that get a 503; any more are closed at once
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, bounded in time: from a request's first byte, or the connection, to the
-    request's last.
-    """
+    """uvicorn's connection with a time limit for receiving each request."""
 
     def __init__(
         self,
@@ -65,48 +61,36 @@ class Connection(H11Protocol):
         self._watch()
 
     def _watch(self) -> None:
-        """Run the timer while a part of a request is there, and the rest is not. uvicorn's own
-        watches idle connections.
-        """
+        """Run the timer while a request is incomplete. uvicorn's timer covers idle connections."""
         state = self.conn.their_state
-        is_partial = state is h11.SEND_BODY or (
-            state is h11.IDLE and bool(self.conn.trailing_data[0])
-        )
+        has_begun = state is h11.IDLE and bool(self.conn.trailing_data[0])
+        is_partial = state is h11.SEND_BODY or has_begun
         if is_partial and self._receiving is None:
-            self._receiving = self.loop.call_later(
-                self.settings.receive_timeout, self._end_receiving
-            )
+            seconds = self.settings.receive_timeout
+            self._receiving = self.loop.call_later(seconds, self._end_receiving)
         elif not is_partial and self._receiving is not None:
             self._receiving.cancel()
             self._receiving = None
 
     def _end_receiving(self) -> None:
         if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
-            self.transport.close()  # it never asked
+            self.transport.close()  # it sent no request
             return
-        self._refuse(
-            Refusal(
-                408,
-                "request_too_slow",
-                message="the request took longer than "
-                f"{self.settings.receive_timeout:g} seconds to arrive",
-            )
-        )
+        limit = self.settings.receive_timeout
+        text = f"the request took longer than {limit:g} seconds to arrive"
+        self._refuse(Refusal(408, "request_too_slow", message=text))
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP."""
-        most = self.settings.max_header
-        if len(self.conn.trailing_data[0]) > most:
-            self._refuse(
-                Refusal(
-                    431, "headers_too_large", message=f"the headers are larger than {most} bytes"
-                )
-            )
+        """Refuse data that is not HTTP."""
+        limit = self.settings.max_header
+        if len(self.conn.trailing_data[0]) > limit:
+            text = f"the headers are larger than {limit} bytes"
+            self._refuse(Refusal(431, "headers_too_large", message=text))
         else:
-            self._refuse(Refusal(400, "invalid_http", message="this is no HTTP request"))
+            self._refuse(Refusal(400, "invalid_http", message="this is not an HTTP request"))
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answer in the application's place, unless it has begun to, and close."""
+        """Answer in place of the application, unless it has begun to answer, and close."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps(write_openai(refusal)).encode()
             headers = {
@@ -129,7 +113,7 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        # Streams have the same limit and say why; this one is for all other answers.
+        # For all answers but streams, which have a limit that reports the reason.
         self._sending = self.loop.call_later(2 * self.settings.send_timeout, self.transport.abort)
 
     def resume_writing(self) -> None:

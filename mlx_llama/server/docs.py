@@ -1,4 +1,4 @@
-"""GET /docs: the OpenAPI document as one page without scripts."""
+"""GET /docs: the OpenAPI document as a page without scripts."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from .page import HEADERS, KINDS
 
 router = APIRouter(include_in_schema=False)
 
+_SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+
 
 @router.get("/docs")
 async def docs(request: Request) -> Response:
-    """Routes and their fields."""
+    """Show the routes and their fields."""
     return Response(
         write_docs(request.app.openapi()), headers=HEADERS | {"Content-Type": KINDS[".html"]}
     )
 
 
 def write_docs(document: dict[str, Any]) -> str:
-    """HTML of an OpenAPI document."""
+    """Render an OpenAPI document as HTML."""
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport "
         "content='width=device-width'>"
@@ -49,23 +51,9 @@ def write_docs(document: dict[str, Any]) -> str:
 def _write_fields(schema: dict[str, Any]) -> str:
     rows = []
     for name, field in schema.get("properties", {}).items():
-        limits = [
-            f"{sign} {field[key]}"
-            for key, sign in (
-                ("minimum", "≥"),
-                ("exclusiveMinimum", ">"),
-                ("maximum", "≤"),
-                ("exclusiveMaximum", "<"),
-            )
-            if key in field
-        ]
-        default = (
-            "required"
-            if name in schema.get("required", ())
-            else f"{field['default']!r}"
-            if "default" in field
-            else ""
-        )
+        limits = [f"{sign} {field[key]}" for key, sign in _SIGNS.items() if key in field]
+        default = repr(field["default"]) if "default" in field else ""
+        default = "required" if name in schema.get("required", ()) else default
         rows.append(
             f"<tr><td><code>{escape(name)}</code><td>{escape(_write_type(field))}<td>{escape(', '.join(limits))}"  # noqa: E501
             f"<td>{escape(default)}<td>{escape(field.get('description', ''))}"

@@ -1,7 +1,6 @@
-"""Refusals in one shape: status, code, and every fault of the request with its field.
+"""Refused requests: status, code, and every fault with its field.
 
-An API writes a refusal in its own envelope (OpenAI's `error`, Anthropic's `type: error`); `errors`
-is beside it in both.
+Each API has an envelope (OpenAI's `error`, Anthropic's `type: error`) with `errors` beside it.
 """
 
 from __future__ import annotations
@@ -14,21 +13,24 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 SHOWN = 200  # characters of a value in an error
-MOST_FAULTS = 32  # told of one request
+MOST_FAULTS = 32  # reported per request
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One reason to refuse a request. field: its path in the body, "" for the body itself."""
+    """A reason to refuse a request."""
 
-    field: str
+    field: str  # its path in the body, "" for the body itself
     constraint: str
     message: str
-    value: Any = None
+    value: Any = None  # shortened
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", shorten(self.value))
 
 
 class Refusal(Exception):
-    """A request that is not served; `status`, `code` and `headers` are HTTP's."""
+    """A refused request; `status` and `headers` are HTTP's."""
 
     def __init__(
         self,
@@ -58,13 +60,19 @@ class Refusal(Exception):
 
 
 def bad_field(field: str, constraint: str, message: str, value: Any = None) -> Refusal:
-    """A 400 for one field."""
-    return Refusal(400, "invalid_value", [Fault(field, constraint, message, shorten(value))])
+    """Refuse a request for a fault of a field, with status 400."""
+    return Refusal(400, "invalid_value", [Fault(field, constraint, message, value)])
 
 
 def client_gone() -> Refusal:
-    """The end of a request whose client left; nobody reads it."""
+    """Refuse a request whose client has left, for the log."""
     return Refusal(499, "client_gone", message="the client left")
+
+
+def shutting_down() -> Refusal:
+    """Refuse a request while the server shuts down."""
+    message = "the server is shutting down"
+    return Refusal(503, "shutting_down", message=message, headers={"Retry-After": "5"})
 
 
 _TYPES = {
@@ -78,51 +86,35 @@ _TYPES = {
     415: "invalid_request_error",
     429: "rate_limit_error",
     499: "client_closed_request",
+    500: "api_error",
     503: "overloaded_error",
     504: "timeout_error",
 }
 
 
 def write_openai(refusal: Refusal) -> dict[str, Any]:
-    """The body of an error as OpenAI's clients read it."""
-    kind = (
-        "api_error"
-        if refusal.status == 500
-        else _TYPES.get(refusal.status, "invalid_request_error")
-    )
-    kind = {"not_found_error": "invalid_request_error", "overloaded_error": "server_error"}.get(
-        kind, kind
-    )
+    """Write an error for OpenAI's clients."""
+    kinds = {404: "invalid_request_error", 503: "server_error"}
+    kind = kinds.get(refusal.status) or _TYPES.get(refusal.status, "invalid_request_error")
     param = refusal.faults[0].field or None if refusal.faults else None
-    return {
-        "error": {
-            "message": refusal.message,
-            "type": kind,
-            "param": param,
-            "code": refusal.code,
-            **refusal.extras,
-        },
-        "errors": [asdict(fault) for fault in refusal.faults],
-    }
+    error = {"message": refusal.message, "type": kind, "param": param, "code": refusal.code}
+    return {"error": error | refusal.extras, "errors": _write_faults(refusal)}
 
 
 def write_anthropic(refusal: Refusal) -> dict[str, Any]:
-    """The body of an error as Anthropic's clients read it."""
-    kind = (
-        "api_error"
-        if refusal.status == 500
-        else _TYPES.get(refusal.status, "invalid_request_error")
-    )
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": refusal.message, "code": refusal.code, **refusal.extras},
-        "errors": [asdict(fault) for fault in refusal.faults],
-    }
+    """Write an error for Anthropic's clients."""
+    kind = _TYPES.get(refusal.status, "invalid_request_error")
+    error = {"type": kind, "message": refusal.message, "code": refusal.code}
+    return {"type": "error", "error": error | refusal.extras, "errors": _write_faults(refusal)}
 
 
 def write_ollama(refusal: Refusal) -> dict[str, Any]:
-    """The body of an error as Ollama's clients read it."""
-    return {"error": refusal.message, "errors": [asdict(fault) for fault in refusal.faults]}
+    """Write an error for Ollama's clients."""
+    return {"error": refusal.message, "errors": _write_faults(refusal)}
+
+
+def _write_faults(refusal: Refusal) -> list[dict[str, Any]]:
+    return [asdict(fault) for fault in refusal.faults]
 
 
 # pydantic's errors -> faults
@@ -151,27 +143,27 @@ _TYPE_NAMES = {
     "none": "null",
 }
 _JSON_WORDS = {"True": "true", "False": "false", "None": "null"}
-MOST_LOOKED_AT = 1000  # errors, for those of a union's branches
+MOST_LOOKED_AT = 1000  # errors searched for a union's branches
 
 
 def collect_faults(
     errors: Iterable[Mapping[str, Any]], known: Iterable[str], refused: Mapping[str, str]
 ) -> list[Fault]:
-    """One fault per field from pydantic's errors, MOST_FAULTS at most and one that counts the rest.
+    """Reduce pydantic's errors to a fault per field, at most MOST_FAULTS and a count of the rest.
 
-    known: names of the fields, for "did you mean". refused: fields that the API defines and this
-    server does not do, with the reason ("" for none).
+    known: names of fields, for "did you mean". refused: fields of the API that this server does not
+    support, with the reason or "".
     """
-    found = [(_path(error["loc"]), error) for error in errors]
-    # A union's branch of another type is no fault where a deeper one shows which branch was meant.
+    located = [(_path(error["loc"]), error) for error in errors]
+    # Skip type errors of a union's other branches if a deeper error shows which one was meant.
     within = {
         field[: match.start()]
-        for field, _ in found[:MOST_LOOKED_AT]
+        for field, _ in located[:MOST_LOOKED_AT]
         for match in re.finditer(r"[.\[]", field)
     }
     faults: dict[str, Fault] = {}
     rest = set()
-    for field, error in found:
+    for field, error in located:
         if field not in faults and len(faults) == MOST_FAULTS:
             rest.add(field)
         elif error["type"] == "extra_forbidden" and "." not in field and "[" not in field:
@@ -180,28 +172,22 @@ def collect_faults(
             continue
         elif field not in faults:
             constraint, message = _describe(error)
-            value = shorten(error["input"]) if field and error["type"] != "missing" else None
+            value = error["input"] if field and error["type"] != "missing" else None
             faults[field] = Fault(field, constraint, f"{field or 'body'}: {message}", value)
         elif error["type"].endswith("_type") and faults[field].constraint not in ("required",):
-            # Branches of a union: name every type that is allowed.
+            # A union: name every allowed type.
             constraint, _ = _describe(error)
             other = faults[field]
             if other.constraint in _TYPE_NAMES.values() or " or " in other.constraint:
                 names = dict.fromkeys([*other.constraint.split(" or "), constraint])
                 joined = " or ".join(names)
                 faults[field] = Fault(field, joined, f"{field}: must be {joined}", other.value)
-    more = (
-        [Fault("", f"at most {MOST_FAULTS} faults", f"and faults of {len(rest)} more fields")]
-        if rest
-        else []
-    )
-    return [*faults.values(), *more]
+    more = Fault("", f"at most {MOST_FAULTS} faults", f"and faults of {len(rest)} more fields")
+    return [*faults.values(), *([more] if rest else [])]
 
 
 def rename_fault(fault: Fault, names: Mapping[str, str]) -> Fault:
-    """The fault with the name that the request used. names: of options in the table -> of places in
-    the request.
-    """
+    """Rename a fault's field as the request does. names: option -> place in the request."""
     head = re.split(r"[.\[]", fault.field)[0]
     if head not in names:
         return fault
@@ -216,24 +202,16 @@ def _describe_foreign(
     field: str, value: Any, known: Iterable[str], refused: Mapping[str, str]
 ) -> Fault:
     if field in refused:
-        reason = refused[field]
-        return Fault(
-            field,
-            "unsupported",
-            f"{field}: is not supported by this server" + (f": {reason}" if reason else ""),
-            shorten(value),
-        )
+        reason = f": {refused[field]}" if refused[field] else ""
+        message = f"{field}: is not supported by this server{reason}"
+        return Fault(field, "unsupported", message, value)
     near = difflib.get_close_matches(field, known, 1)
-    return Fault(
-        field,
-        "unknown",
-        f"{field}: there is no such field" + (f" (did you mean {near[0]}?)" if near else ""),
-        shorten(value),
-    )
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return Fault(field, "unknown", f"{field}: unknown field{hint}", value)
 
 
 def _describe(error: Mapping[str, Any]) -> tuple[str, str]:
-    """The constraint that an error names, and a clause for the message."""
+    """Return an error's constraint, and a clause for the message."""
     kind, context = error["type"], error.get("ctx") or {}
     if kind in _BOUNDS:
         sign, key = _BOUNDS[kind]
@@ -254,7 +232,7 @@ def _describe(error: Mapping[str, Any]) -> tuple[str, str]:
     if kind == "finite_number":
         return "finite", "must be a finite number"
     if kind == "extra_forbidden":
-        return "unknown", "there is no such field"
+        return "unknown", "unknown field"
     if kind == "union_tag_invalid":
         return (
             f"one of {context['expected_tags']}",
@@ -264,7 +242,7 @@ def _describe(error: Mapping[str, Any]) -> tuple[str, str]:
     if kind.endswith("_type") and base in _TYPE_NAMES:
         return _TYPE_NAMES[base], f"must be {_article(_TYPE_NAMES[base])}"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    # The checks that raise ValueError state the rule.
+    # A ValueError of our checks states the rule.
     return message[:SHOWN] if kind == "value_error" else kind.replace("_", " "), message
 
 
@@ -279,9 +257,7 @@ _BRANCH = re.compile(
 
 
 def _path(location: tuple[Any, ...]) -> str:
-    """messages[0].content: a place in the body, without the names of a union's branches and a
-    mapping's "[key]".
-    """
+    """Write a location as messages[0].content, without branches of unions and "[key]"."""
     parts = []
     for i, part in enumerate(location):
         if isinstance(part, int):
@@ -292,25 +268,16 @@ def _path(location: tuple[Any, ...]) -> str:
 
 
 def shorten(value: Any) -> Any:
-    """A value for an error: numbers and short texts as they are, the rest as a short text of
-    JSON.
-    """
-    if (
-        value is None
-        or isinstance(value, bool)
-        or (isinstance(value, (int, float)) and abs(value) < 2**53)
-    ):
+    """Shorten a value for an error: numbers and short texts stay, others become text or JSON."""
+    if value is None or (isinstance(value, (int, float)) and abs(value) < 2**53):
         return value
-    text = (
-        value
-        if isinstance(value, str)
-        else json.dumps(_prune(value), ensure_ascii=False, default=str)
-    )
+    is_text = isinstance(value, str)
+    text = value if is_text else json.dumps(_prune(value), ensure_ascii=False, default=str)
     return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
 
 
 def _prune(value: Any, depth: int = 4) -> Any:
-    """The beginning of a value, as much as a short text may show."""
+    """Cut a value to about as much as a short text shows."""
     if isinstance(value, str):
         return value[:SHOWN]
     if isinstance(value, dict):
@@ -320,5 +287,5 @@ def _prune(value: Any, depth: int = 4) -> Any:
             else {}
         )
     if isinstance(value, (list, tuple)):
-        return [_prune(one, depth - 1) for one in value[:40]] if depth else []
+        return [_prune(item, depth - 1) for item in value[:40]] if depth else []
     return value

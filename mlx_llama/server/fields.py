@@ -1,5 +1,5 @@
-"""Bodies of requests: read, checked field by field, every fault collected. Generation options come
-from core's one table.
+"""Read and check request bodies, and collect every fault. Generation options come from core's
+table.
 """
 
 from __future__ import annotations
@@ -13,49 +13,74 @@ import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from starlette.requests import ClientDisconnect, Request
 
-from mlx_llama.core.generation.options import FIELDS, GenerationOptions
+from mlx_llama.core.generation.options import FIELDS, MAX_LOGPROBS, GenerationOptions
 from mlx_llama.core.generation.schema import Schema
 
-from .faults import MOST_FAULTS, Fault, Refusal, client_gone, collect_faults, rename_fault, shorten
+from .faults import (
+    MOST_FAULTS,
+    Fault,
+    Refusal,
+    bad_field,
+    client_gone,
+    collect_faults,
+    rename_fault,
+)
 from .settings import Settings
 
 MOST_BIASES = 4096  # entries of logit_bias
-# of a body, token ids apart: each may be a fault, which takes some microseconds to find
+# in a body, without token ids: reporting a fault takes some microseconds
 MOST_VALUES = 1 << 15
-RULES = ("schema", "regex", "grammar")  # options of which an answer has one
+RULES = ("schema", "regex", "grammar")  # options that exclude each other
 ENDLESS = 2**31  # tokens: more than any context holds
-Note = Callable[[str], None]  # tells a place in the body that was passed over
-TokenIds = Annotated[list[int], Field(fail_fast=True)]  # may be long: the first fault is enough
+Note = Callable[[str], None]  # reports an ignored place in the body
+TokenIds = Annotated[list[int], Field(fail_fast=True)]  # may be long: report the first fault only
+TemplateVariables = Annotated[
+    dict[str, Any], Field(description="variables of the chat template, such as enable_thinking")
+]
+CacheKey = Annotated[
+    str | None, Field(max_length=512, description="has no effect: every prefix is reused")
+]
+Identity = Annotated[str | None, Field(max_length=512, description="has no effect")]
+ModelName = Annotated[str | None, Field(max_length=512)]
+Likeliest = Annotated[
+    int | None,
+    Field(ge=0, le=MAX_LOGPROBS, description="number of likeliest tokens to report per position"),
+]
+Strict = Annotated[
+    bool | None, Field(description="has no effect: a required call always fits its schema")
+]
+
+
+def list_places(text: str) -> frozenset[str]:
+    """Places in a body, written with spaces between them."""
+    return frozenset(text.split())
 
 
 class Dialect:
-    """How an API's requests are read. A field that is null counts as left out, but a null of RULES
-    lifts the server's rule.
+    """Conventions of an API's requests.
 
-    Fields that no class lists, and values of `noted` fields that do not fit, cannot change what a
-    client reads as the answer: they are passed over and told, or refused with --strict.
+    A null field counts as absent; a null of RULES also lifts the server's rule.
+
+    Unknown fields, and invalid values of `noted` fields, cannot change the answer: they are ignored
+    and reported, or refused with --strict.
     """
 
-    # Names of the API -> names of the options table; both are taken, and the API's wins.
+    # Name in the API -> name in the options table; both are accepted, and the API's wins.
     renamed: ClassVar[Mapping[str, str]] = {}
-    # Names of the options table -> places in the body that may set them too
+    # Name in the options table -> further places in the body that may set it
     places: ClassVar[Mapping[str, Sequence[str]]] = {}
-    # Places (a.b, items of lists included) whose values may be passed over
+    # Places (a.b, items of lists included) whose invalid values are ignored
     noted: ClassVar[frozenset[str]] = frozenset()
-    # Fields that no class lists and without which the answer would be wrong -> the reason, or ""
+    # Unsupported fields that change the answer -> the reason, or ""
     refused: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
-        """Rewrite other spellings of what this server does, in place. values: not null, their types
-        may be wrong.
-        """
+        """Rewrite other spellings of supported values, in place. values: not null, unchecked."""
 
     @classmethod
     def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
-        """Faults of fields that contradict each other. values: not null, their types may be
-        wrong.
-        """
+        """Return faults of fields that contradict each other. values: not null, unchecked."""
         return []
 
 
@@ -70,18 +95,18 @@ class Body(Dialect, BaseModel):
     @classmethod
     def _drop_nulls(cls, value):
         return (
-            {name: found for name, found in value.items() if found is not None}
+            {name: field for name, field in value.items() if field is not None}
             if isinstance(value, dict)
             else value
         )
 
 
 with warnings.catch_warnings():
-    # it shadows BaseModel.schema, long deprecated
+    # shadows BaseModel.schema, which is deprecated
     warnings.filterwarnings("ignore", 'Field name "schema"')
 
     class _TableFields(GenerationOptions):
-        """The options table with types that JSON has."""
+        """The options table with JSON's types."""
 
         schema: dict[str, Any] | bool | None = Field(  # type: ignore[assignment]
             None,
@@ -91,9 +116,7 @@ with warnings.catch_warnings():
 
 
 class OptionFields(Dialect, _TableFields):
-    """The options table as fields of a request. JSON's types are kept apart: no "0.5" for 0.5, no
-    true for 1.
-    """
+    """The options table as fields of a request, strictly typed: "0.5" is not 0.5, true is not 1."""
 
     model_config = Body.model_config
     renamed: ClassVar[Mapping[str, str]] = {
@@ -107,25 +130,23 @@ class OptionFields(Dialect, _TableFields):
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
-        """Values by which peers switch an option off."""
+        """Translate values by which other servers switch an option off."""
         super().adapt(values, note)
-        for name, off in (
-            ("max_tokens", ENDLESS),
-            ("top_k", 0),
-            ("repetition_context_size", 65536),
-            ("seed", None),
-        ):
+        off_values = {
+            "max_tokens": ENDLESS,
+            "top_k": 0,
+            "repetition_context_size": 65536,
+            "seed": None,
+        }
+        for name, off in off_values.items():
             if _is_number(value := values.get(name)) and value == -1:
                 values[name] = off
         if _is_number(values.get("top_p")) and values["top_p"] == 0:
             values["top_p"] = 1e-6  # the likeliest token
-        if _is_number(heat := values.get("temperature")) and 0 < heat < 1e-4:
+        if _is_number(temperature := values.get("temperature")) and 0 < temperature < 1e-4:
             values["temperature"] = 0
-        if (
-            isinstance(seed := values.get("seed"), int)
-            and not isinstance(seed, bool)
-            and not 0 <= seed < 2**64
-        ):
+        seed = values.get("seed")
+        if isinstance(seed, int) and not isinstance(seed, bool) and not 0 <= seed < 2**64:
             note("seed")
             values["seed"] = seed % 2**64
         if isinstance(stop := values.get("stop"), list):
@@ -147,7 +168,7 @@ class OptionFields(Dialect, _TableFields):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_bool(cls, value, info):
-        # Strict types refuse it where a number is due. JSON's 5.0 is a whole number.
+        # Strict types refuse booleans as numbers. JSON's 5.0 is an integer.
         is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
         return (
             int(value)
@@ -155,42 +176,31 @@ class OptionFields(Dialect, _TableFields):
             else value
         )
 
-    @field_validator("stop", mode="before")
+    @field_validator("stop", "stop_token_ids", mode="before")
     @classmethod
-    def _list_one_stop(cls, value):
-        return (
-            (value,)
-            if isinstance(value, str)
-            else tuple(value)
-            if isinstance(value, list)
-            else value
-        )
-
-    @field_validator("stop_token_ids", mode="before")
-    @classmethod
-    def _split_token_ids(cls, value):
+    def _make_tuple(cls, value, info):
+        if isinstance(value, str) and info.field_name == "stop":
+            return (value,)
         return tuple(value) if isinstance(value, list) else value
 
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _parse_biases(cls, value):
         if not isinstance(value, dict):
-            raise ValueError("must be an object of token ids and biases")
+            raise ValueError("must be an object that maps token ids to biases")
         if len(value) > MOST_BIASES:
             raise ValueError(f"must have at most {MOST_BIASES} entries")
-        if foreign := next(
-            (key for key in value if not (key.isdecimal() and key.isascii() and len(key) < 16)),
-            None,
-        ):
-            raise ValueError(f"must have token ids as keys, not {foreign!r:.40}")
+        for key in value:
+            if not (key.isdecimal() and key.isascii() and len(key) < 16):
+                raise ValueError(f"must have token ids as keys, not {key!r:.40}")
         return {int(key): bias for key, bias in value.items()}
 
-    def given_options(self) -> dict[str, Any]:
-        """Options that the request sets, by their names in the table."""
+    def requested_options(self) -> dict[str, Any]:
+        """Return the options that the request sets, by their names in the table."""
         return {name: getattr(self, name) for name in FIELDS if name in self.model_fields_set}
 
 
-# Fields by which APIs turn thoughts on and off
+# Fields by which APIs control thinking
 _SWITCHES = ("reasoning_effort", "reasoning", "thinking", "enable_thinking", "think")
 
 
@@ -204,8 +214,8 @@ Parsed = TypeVar("Parsed", bound=BaseModel)
 async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
     """Read and check a request's body. Raises Refusal with every fault.
 
-    Leaves in the request's scope `names`, of options -> of the places in this body that set them,
-    and `noted`, places that were passed over.
+    Sets in the request's scope `names`, option -> place in this body that sets it, and `noted`,
+    the ignored places.
     """
     try:
         raw = await request.body()
@@ -222,89 +232,80 @@ async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
     try:
         return check_values(values, kind, settings, lambda place: note(request, place))
     except Refusal as refusal:
-        # Checks that need the model: of the fields that have no fault so far.
+        # Also run the checks that need the model, for fields without a fault so far.
         faulty = {re.split(r"[.\[]", fault.field)[0] for fault in refusal.faults}
-        given = {
+        options = {
             name: _look_up(values, place)
             for name, place in names.items()
             if place.split(".")[0] not in faulty
         }
-        found = await desk.find_faults(
-            values.get("model") if "model" in kind.model_fields else None, given
+        faults = await desk.find_faults(
+            values.get("model") if "model" in kind.model_fields else None, options
         )
-        refusal.add([rename_fault(fault, names) for fault in found][:MOST_FAULTS])
+        refusal.add([rename_fault(fault, names) for fault in faults][:MOST_FAULTS])
         raise
 
 
 def note(request: Request, place: str) -> None:
-    """Tell in the answer and in the log that a place of the request was passed over."""
+    """Report in the answer and in the log that a place of the request was ignored."""
     request.scope.setdefault("noted", {})[place] = None
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
-    """A JSON object. Raises Refusal."""
+    """Parse a JSON object. Raises Refusal."""
     try:
         values = pydantic_core.from_json(raw.removeprefix(b"\xef\xbb\xbf"), allow_inf_nan=False)
     except ValueError as error:
-        message = f"the body is not JSON: {error}"
-        if "recursion" in message:
-            raise Refusal(
-                400,
-                "invalid_json",
-                [Fault("", "depth", "the body is nested too deeply: 200 levels at most")],
-            ) from None
-        raise Refusal(400, "invalid_json", [Fault("", "JSON", message)]) from None
+        fault = Fault("", "JSON", f"the body is not JSON: {error}")
+        if "recursion" in fault.message:
+            fault = Fault("", "depth", "the body is nested too deeply: 200 levels at most")
+        raise Refusal(400, "invalid_json", [fault]) from None
     if not isinstance(values, dict):
         raise Refusal(
             400, "invalid_type", [Fault("", "object", "the body must be a JSON object", None)]
         )
-    if _is_large(
-        [value for name, value in values.items() if name not in ("prompt", "tokens")],
-        MOST_VALUES - len(values),
-    ):
-        raise Refusal(
-            400,
-            "invalid_value",
-            [
-                Fault(
-                    "",
-                    f"at most {MOST_VALUES} values",
-                    "the body has more than "
-                    f"{MOST_VALUES} values, those of prompt and tokens not counted",
-                )
-            ],
-        )
+    counted = [value for name, value in values.items() if name not in ("prompt", "tokens")]
+    if _is_large(counted, MOST_VALUES - len(values)):
+        text = f"the body has more than {MOST_VALUES} values, not counting prompt and tokens"
+        raise bad_field("", f"at most {MOST_VALUES} values", text)
     return values
 
 
-def _is_large(values: list[Any], most: int) -> bool:
-    """True if there are more than `most` values, nested ones counted."""
+def _is_large(values: list[Any], limit: int) -> bool:
+    """True if there are more than `limit` values, nested ones counted."""
     waiting = [values]
-    most += len(values)
-    while waiting and most >= 0:
+    limit += len(values)
+    while waiting and limit >= 0:
         inner = waiting.pop()
-        most -= len(inner)
+        limit -= len(inner)
         waiting += [
-            list(one.values()) if isinstance(one, dict) else one
-            for one in inner
-            if isinstance(one, (dict, list))
+            list(item.values()) if isinstance(item, dict) else item
+            for item in inner
+            if isinstance(item, (dict, list))
         ]
-    return most < 0
+    return limit < 0
 
 
 def name_options(values: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, str]:
-    """Options that a body sets -> the places where it does, as "a.b" within objects."""
+    """Map the options that a body sets to their places, written "a.b" within objects."""
     ours = {name: [name] for name in FIELDS}
     for theirs, name in getattr(kind, "renamed", {}).items():
         if name in ours:
             ours[name].append(theirs)
     for name, places in getattr(kind, "places", {}).items():
         ours[name] += places
-    found = {
+    chosen = {
         name: next((place for place in places if _look_up(values, place) is not None), None)
         for name, places in ours.items()
     }
-    return {name: place for name, place in found.items() if place is not None}
+    return {name: place for name, place in chosen.items() if place is not None}
+
+
+def find_conflict(field: str, form: Any, values: Mapping[str, Any]) -> list[Fault]:
+    """Return the fault of a format beside a rule of the options table."""
+    rules = [name for name in RULES if name in values]
+    text = f"{field}: cannot be combined with {', '.join(rules)}"
+    return [Fault(field, "at most one rule", text, form)] if rules else []
 
 
 def _look_up(values: Any, place: str) -> Any:
@@ -316,40 +317,35 @@ def _look_up(values: Any, place: str) -> Any:
 def check_values(
     values: dict[str, Any], kind: type[Parsed], settings: Settings, note: Note = lambda place: None
 ) -> Parsed:
-    """Check a JSON object, which is changed. Raises Refusal with every fault."""
+    """Check a JSON object, which is modified. Raises Refusal with every fault."""
     faults: list[Fault] = []
     body: Any = None
     renamed: Mapping[str, str] = getattr(kind, "renamed", {})
-    given = {
+    adapted = {
         name: value
         for name, value in values.items()
         if value is not None or (name in RULES and name in kind.model_fields)
     }
     for theirs, ours in renamed.items():
         if theirs in values and ours in RULES:
-            given.setdefault(ours, None)
+            adapted.setdefault(ours, None)
         if values.get(theirs) is not None:
-            value = given.pop(theirs)
-            if settings.is_strict and given.get(ours) not in (None, value):
-                faults.append(
-                    Fault(
-                        theirs,
-                        "one value",
-                        f"{theirs}: contradicts {ours}; give one of them",
-                        shorten(value),
-                    )
-                )
-            elif given.get(ours) not in (None, value):
-                note(ours)
-            given[ours] = value
+            value = adapted.pop(theirs)
+            if adapted.get(ours) not in (None, value):
+                if settings.is_strict:
+                    text = f"{theirs}: contradicts {ours}: send only one"
+                    faults.append(Fault(theirs, "one value", text, value))
+                else:
+                    note(ours)
+            adapted[ours] = value
     if issubclass(kind, Dialect) and not settings.is_strict:
-        kind.adapt(given, note)
+        kind.adapt(adapted, note)
     while True:
         try:
-            body = kind.model_validate(given)
+            body = kind.model_validate(adapted)
         except ValidationError as error:
             errors = error.errors(include_url=False)
-            if not settings.is_strict and (places := _pass_over(given, errors, kind)):
+            if not settings.is_strict and (places := _pass_over(adapted, errors, kind)):
                 for place in places:
                     note(place)
                 continue
@@ -363,11 +359,11 @@ def check_values(
                 for fault in collect_faults(errors, known, getattr(kind, "refused", {}))
             ]
         break
-    faults += _check_limits(given, settings)
+    faults += _check_limits(adapted, settings)
     if issubclass(kind, Dialect):
         known = {fault.field for fault in faults}
         together = kind.check_together(
-            {name: value for name, value in given.items() if value is not None}
+            {name: value for name, value in adapted.items() if value is not None}
         )
         faults += [fault for fault in together if fault.field not in known]
     if faults:
@@ -376,19 +372,17 @@ def check_values(
 
 
 def _pass_over(
-    given: dict[str, Any], errors: Sequence[Mapping[str, Any]], kind: type[BaseModel]
+    values: dict[str, Any], errors: Sequence[Mapping[str, Any]], kind: type[BaseModel]
 ) -> list[str]:
-    """Remove unknown fields and faulty values of `noted` ones from a body. Returns their places, as
-    a[].b.
-    """
+    """Remove unknown fields, and invalid values of `noted` ones. Return their places, as a[].b."""
     refused, noted = getattr(kind, "refused", {}), getattr(kind, "noted", ())
     paths: dict[tuple[str | int, ...], None] = {}
     for error in errors:
-        path = _find_path(given, error["loc"])
+        path = _find_path(values, error["loc"])
         if path and error["type"] == "extra_forbidden" and path[0] not in refused:
             paths[tuple(path)] = None
         elif path is not None or error["type"] == "missing":
-            path = path or _find_path(given, error["loc"][:-1]) or []
+            path = path or _find_path(values, error["loc"][:-1]) or []
             lengths = (
                 n
                 for n in range(len(path), 0, -1)
@@ -397,7 +391,7 @@ def _pass_over(
             if length := next(lengths, 0):
                 paths[tuple(path[:length])] = None
     for path in sorted(paths, key=lambda path: [str(part).zfill(6) for part in path], reverse=True):
-        owner: Any = given
+        owner: Any = values
         for part in path[:-1]:
             owner = owner[part]
         del owner[path[-1]]
@@ -408,8 +402,8 @@ def _pass_over(
 
 
 def _find_path(value: Any, location: Sequence[str | int]) -> list[str | int] | None:
-    """The keys and indices of pydantic's location, without the names of a union's branches; None:
-    there is no such place.
+    """Return the keys and indices of pydantic's location, without a union's branches; None if there
+    is no such place.
     """
     if not location:
         return []
@@ -431,34 +425,24 @@ def _code(faults: list[Fault]) -> str:
     }.get(constraint, "invalid_value")
 
 
-def _check_limits(given: Mapping[str, Any], settings: Settings) -> list[Fault]:
-    """Faults against the server's own limits, which no schema states."""
+def _check_limits(values: Mapping[str, Any], settings: Settings) -> list[Fault]:
+    """Return violations of the server's limits, which no schema states."""
     faults = []
-    for name, most in (
+    for name, limit in (
         ("messages", settings.max_messages),
         ("input", settings.max_messages),
         ("stop", settings.max_stops),
         ("stop_sequences", settings.max_stops),
     ):
-        value = given.get(name)
-        if isinstance(value, list) and len(value) > most:
-            faults.append(
-                Fault(
-                    name,
-                    f"at most {most} items",
-                    f"{name}: has {len(value)} items, at most {most} are taken",
-                )
-            )
+        value = values.get(name)
+        if isinstance(value, list) and len(value) > limit:
+            text = f"{name}: has {len(value)} items, the maximum is {limit}"
+            faults.append(Fault(name, f"at most {limit} items", text))
         if name.startswith("stop"):
             texts = value if isinstance(value, list) else [value]
             longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
             if longest > settings.max_stop_length:
-                faults.append(
-                    Fault(
-                        name,
-                        f"at most {settings.max_stop_length} characters",
-                        f"{name}: a text of {longest} characters, at most "
-                        f"{settings.max_stop_length} are taken",
-                    )
-                )
+                limit = settings.max_stop_length
+                text = f"{name}: a text has {longest} characters, the maximum is {limit}"
+                faults.append(Fault(name, f"at most {limit} characters", text))
     return faults

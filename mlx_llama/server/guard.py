@@ -1,6 +1,4 @@
-"""Before a request reaches a route: its id, host, origin, key and size. After it: one line in the
-log.
-"""
+"""Checks before a route: host, origin, key and size. After it: a line in the log."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from .settings import Settings
 
 log = logging.getLogger("mlx_llama.server")
 
-# without a key: they tell nothing of the model
+# need no key: they reveal nothing about the model
 PUBLIC = {"/", "/health", "/v1/health", "/live", "/ready", "/favicon.ico"}
 PUBLIC_FOLDERS = ("/page/",)
 
@@ -87,9 +85,8 @@ class Guard:
         except Exception:
             log.exception("%s failed", identity)
             if status == 0:
-                body = errors_for(scope["path"])(
-                    Refusal(500, "internal_error", message=f"internal error, request {identity}")
-                )
+                text = f"internal error, request {identity}"
+                body = errors_for(scope["path"])(Refusal(500, "internal_error", message=text))
                 await Json(body, 500)(scope, receive, send_marked)
         finally:
             self.metrics.http.labels(str(status or 499)).inc()
@@ -100,17 +97,15 @@ class Guard:
             raise Refusal(
                 503,
                 "too_many_connections",
-                message=f"{self.settings.max_connections} connections are open, and more "
-                "are not taken (--max-connections): come again",
+                message=f"the maximum of {self.settings.max_connections} connections are open "
+                "(--max-connections): retry later",
                 headers={"Retry-After": "1", "Connection": "close"},
             )
 
     # Access
 
     def _check_host(self, headers: Headers) -> None:
-        """Refuse names that are not ours: a foreign page may point its own name at this address
-        (DNS rebinding).
-        """
+        """Refuse foreign host names: a page may point its domain here (DNS rebinding)."""
         host = _host_name(headers.get("host", ""))
         allowed = {
             "localhost",
@@ -131,13 +126,9 @@ class Guard:
         """Refuse pages of other sites, which a browser names in Origin."""
         origin = headers.get("origin")
         if origin is None:
-            if (
-                headers.get("sec-fetch-site") in ("cross-site", "same-site")
-                and scope["path"] not in PUBLIC
-            ):
-                raise Refusal(
-                    403, "origin_not_allowed", message="this server answers no other site's page"
-                )
+            is_foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+            if is_foreign and scope["path"] not in PUBLIC:
+                raise Refusal(403, "origin_not_allowed", message="pages of other sites are refused")
             return
         if origin in self.settings.cors_origins or "*" in self.settings.cors_origins:
             return
@@ -146,17 +137,14 @@ class Guard:
         if self._is_local_app(origin):
             return
         scope["origin_refused"] = True
-        raise Refusal(
-            403,
-            "origin_not_allowed",
-            message=f"this server answers no page of {origin!r:.100}: start it with "
-            "--cors-origin ORIGIN, or with --api-key where the page is a program of this machine",
+        text = (
+            f"pages of {origin!r:.100} are refused: start the server with --cors-origin ORIGIN, "
+            "or with --api-key if a program on this machine opens the page"
         )
+        raise Refusal(403, "origin_not_allowed", message=text)
 
     def _is_local_app(self, origin: str) -> bool:
-        """True for programs of this machine that are written as pages. A key keeps pages of
-        strangers out.
-        """
+        """True for a page of a local program, if keys keep out strangers' pages."""
         parts = urlsplit(origin)
         return bool(self._keys) and (
             parts.scheme in _APP_SCHEMES or parts.hostname in ("localhost", "127.0.0.1", "::1")
@@ -165,7 +153,7 @@ class Guard:
     def _cors(self, headers: Headers, is_refused: bool) -> dict[str, str]:
         origin = headers.get("origin")
         is_listed = origin in self.settings.cors_origins or "*" in self.settings.cors_origins
-        # A refusal tells any page the remedy in the browser's console, and nothing else.
+        # Let any page read a refusal: the browser's console shows the remedy.
         if origin is None or not (is_listed or is_refused or self._is_local_app(origin)):
             return {}
         return {
@@ -179,11 +167,11 @@ class Guard:
         if not self._keys or (is_read and (path in PUBLIC or path.startswith(PUBLIC_FOLDERS))):
             return
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = _digest(
+        digest = _digest(
             token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         )
-        # Compare with all keys, so that the time tells nothing about which one is near.
-        if not max([hmac.compare_digest(given, key) for key in self._keys]):
+        # Compare with all keys: the time must not reveal which is close.
+        if not max([hmac.compare_digest(digest, key) for key in self._keys]):
             raise Refusal(
                 401,
                 "invalid_api_key",
@@ -194,47 +182,40 @@ class Guard:
     # Bodies
 
     def _check_type(self, headers: Headers) -> None:
-        """Refuse a body that says that it is no JSON. Clients that say nothing mean it, and curl's
-        -d says it is a form.
+        """Refuse a body declared as anything but JSON. Accept undeclared bodies,
+        and forms, as curl -d declares them.
         """
         kind, _, rest = headers.get("content-type", "").lower().partition(";")
         charset = rest.partition("charset=")[2].strip(' "')
-        if (
-            kind.strip() not in _JSON_TYPES and not kind.strip().endswith("+json")
-        ) or charset not in ("", "utf-8", "utf8", "us-ascii"):
-            found = headers["content-type"]
+        is_json = kind.strip() in _JSON_TYPES or kind.strip().endswith("+json")
+        if not is_json or charset not in ("", "utf-8", "utf8", "us-ascii"):
             raise Refusal(
                 415,
                 "unsupported_media_type",
-                message=f"a body of the type {found!r:.100} is not read: send "
+                message=f"unsupported body type {headers['content-type']!r:.100}: send "
                 "application/json in UTF-8",
             )
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise Refusal(
                 415,
                 "unsupported_media_type",
-                message="compressed bodies are not read: leave out Content-Encoding",
+                message="compressed bodies are not supported: leave out Content-Encoding",
             )
 
     def _limit(self, headers: Headers, receive: Receive) -> Receive:
-        """Refuse a body beyond the limit, announced or not."""
-        most, taken = self.settings.max_body, 0
-        refusal = Refusal(
-            413,
-            "body_too_large",
-            [Fault("", f"at most {most} bytes", f"the body is larger than {most} bytes")],
-        )
-        if (
-            headers.get("content-length", "0").isdecimal()
-            and int(headers.get("content-length", "0")) > most
-        ):
+        """Refuse a body beyond the limit, whether its length is declared or not."""
+        limit, taken = self.settings.max_body, 0
+        fault = Fault("", f"at most {limit} bytes", f"the body is larger than {limit} bytes")
+        refusal = Refusal(413, "body_too_large", [fault])
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > limit:
             raise refusal
 
         async def receive_limited() -> Message:
             nonlocal taken
             message = await receive()
             taken += len(message.get("body", b""))
-            if taken > most:
+            if taken > limit:
                 raise refusal
             return message
 
@@ -243,7 +224,7 @@ class Guard:
     # The log
 
     def _write_line(self, scope: Scope, identity: str, status: int, seconds: float) -> None:
-        # an idle connection keeps its scope, and would keep the model
+        # an idle connection keeps its scope, which must not keep the model alive
         answers = scope.pop("answers", None)
         receipt = write_receipt(answers, self.settings) if answers else ""
         path = scope["path"].encode("unicode_escape").decode()[:200]
@@ -258,18 +239,13 @@ class Guard:
 
 
 def _join_places(places: Iterable[str]) -> str:
-    """Places of a body as a header's value."""
-    return (
-        ", ".join(places)[:1024]
-        .encode("ascii", "backslashreplace")
-        .decode()
-        .replace("\r", "")
-        .replace("\n", "")
-    )
+    """Write places of a body as a header's value."""
+    text = ", ".join(places)[:1024].encode("ascii", "backslashreplace").decode()
+    return text.replace("\r", "").replace("\n", "")
 
 
 def write_receipt(answers: Answers, settings: Settings) -> str:
-    """The part of a log line that tells of answers."""
+    """Write the part of a log line that describes answers."""
     receipt = ""
     for completion in answers.completions:
         receipt += (
@@ -278,14 +254,12 @@ def write_receipt(answers: Answers, settings: Settings) -> str:
             f"end={completion.finish_reason}"
         )
     if settings.logs_prompts:
-        receipt += (
-            f" prompts={[answers.llm.tokenizer.decode(prompt) for prompt in answers.prompts]!r}"
-        )
+        receipt += f" prompts={list(map(answers.llm.tokenizer.decode, answers.prompts))!r}"
     return receipt
 
 
 def _answer_preflight(headers: Headers) -> dict[str, str]:
-    """Headers that allow what the page asks for; its origin was checked."""
+    """Write headers that allow a page's request; its origin was checked."""
     asked = headers.get("access-control-request-headers", "")
     return {
         "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
@@ -321,7 +295,7 @@ def _digest(key: str) -> bytes:
 
 
 def _host_name(host: str) -> str:
-    """The name in a Host header, without port and brackets."""
+    """Return the name in a Host header, without port and brackets."""
     name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
     return name.lower().rstrip(".")
 
@@ -335,5 +309,5 @@ def _is_address(host: str) -> bool:
 
 
 def request_id(request: Request) -> str:
-    """The id of a request, in its log line and its headers."""
+    """Return a request's id, as in its log line and headers."""
     return request.scope["request_id"]

@@ -1,4 +1,4 @@
-"""Jobs: answers that go on without their client, whose stream can be taken up again."""
+"""Jobs: answers that continue without their client, with streams that can be resumed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from .answers import Answers, Ask, Failure
-from .faults import Fault, Refusal
-from .fields import OptionFields, TokenIds, read_body
+from .faults import Fault, Refusal, bad_field
+from .fields import ModelName, OptionFields, TokenIds, read_body
 from .guard import log, request_id, write_receipt
 from .openai import Message
 from .replies import PING_SECONDS, Json, check_model, desk_of, dump, event, submit
@@ -28,7 +28,7 @@ from .tooling import list_logprobs
 
 router = APIRouter(tags=["jobs"])
 
-# of all jobs; each takes some 300 bytes, and so does each likeliest token that one tells
+# of all jobs; an event takes some 300 bytes, and so does each of its top logprobs
 MOST_EVENTS = 500_000
 _REASONS = {"eos": "EOS", "stop": "STOP_SEQUENCE", "length": "MAX_TOKENS", "context": "MAX_TOKENS"}
 
@@ -38,32 +38,24 @@ class JobRequest(OptionFields):
 
     prompt: str | TokenIds | None = None
     messages: list[Message] | None = Field(None, min_length=1)
-    model: str | None = Field(None, max_length=512)
+    model: ModelName = None
 
     @classmethod
-    def check_together(cls, given: Mapping[str, Any]) -> list[Fault]:
-        if "prompt" in given and "messages" in given:
-            return [
-                Fault(
-                    "messages",
-                    "one of prompt and messages",
-                    "messages: either prompt or messages is taken, not both",
-                )
-            ]
-        if not {"prompt", "messages"} & set(given):
+    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
+        if "prompt" in values and "messages" in values:
+            text = "messages: send either prompt or messages, not both"
+            return [Fault("messages", "one of prompt and messages", text)]
+        if not {"prompt", "messages"} & set(values):
             return [Fault("prompt", "required", "prompt: either prompt or messages is required")]
         return []
 
 
 @dataclass
 class Job:
-    """An answer and its events so far, which every reader sees from the number that it asks for.
-
-    answers: None once the job is over, or an ended job would hold the model in memory.
-    """
+    """An answer and its events so far. Readers choose the first event that they want."""
 
     identity: str
-    answers: Answers | None
+    answers: Answers | None  # None once the job is over: it would keep the model in memory
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     size: int = 0  # in events
     is_over: bool = False
@@ -80,7 +72,7 @@ class Job:
         news.set()
 
     async def run(self, answers: Answers) -> None:
-        """Collect the answer's events to its end."""
+        """Collect the answer's events until its end."""
         outcome, reason, error = "done", "ERROR", None
         began = time.monotonic()
         count = 0
@@ -89,9 +81,11 @@ class Job:
         try:
             async for batch in answers.batches():
                 for token in batch.tokens:
-                    found = list_logprobs(answers.llm, [token])
-                    if token.text or found:
-                        self.add("token", t=token.text, i=count, **(found[0] if found else {}))
+                    logprobs = list_logprobs(answers.llm, [token])
+                    if token.text or logprobs:
+                        self.add(
+                            "token", t=token.text, i=count, **(logprobs[0] if logprobs else {})
+                        )
                     count += 1
             reason = _REASONS.get(completion.finish_reason, "ERROR")
         except Failure as failure:
@@ -116,7 +110,7 @@ class Job:
             log.info("job %s %s%s", self.identity, reason, write_receipt(answers, answers.settings))
 
     async def follow(self, first: int) -> AsyncIterator[tuple[int, str, dict[str, Any]]]:
-        """Events from number `first` on, until the last."""
+        """Yield events from number `first` to the last."""
         number = first
         while True:
             news = self.news
@@ -129,83 +123,65 @@ class Job:
 
 
 class Jobs:
-    """The jobs of one server. Ended ones are forgotten after a time, or when there are too many."""
+    """The jobs of a server. Ended jobs are forgotten after a time, or when there are too many."""
 
     def __init__(self, settings: Settings):
         self._settings = settings
-        # part of each id: a later server knows that an id is not its own
+        # part of each id: a restarted server recognizes ids of an earlier run
         self._start = secrets.token_hex(4)
         self._jobs: dict[str, Job] = {}
 
     def make_room(self) -> None:
-        """Forget old jobs that have ended. Raises Refusal if no place is left."""
+        """Forget old jobs that have ended. Raises Refusal if there is still no room."""
         now = time.monotonic()
-        for job in [
-            job
-            for job in self._jobs.values()
-            if job.is_over and now - job.ended > self._settings.job_seconds
-        ]:
-            del self._jobs[job.identity]
+        for job in list(self._jobs.values()):
+            if job.is_over and now - job.ended > self._settings.job_seconds:
+                del self._jobs[job.identity]
         while (
             len(self._jobs) >= self._settings.max_jobs
             or sum(job.size for job in self._jobs.values()) > MOST_EVENTS
         ):
-            oldest = min(
-                (job for job in self._jobs.values() if job.is_over),
-                key=lambda job: job.ended,
-                default=None,
-            )
+            ended = [job for job in self._jobs.values() if job.is_over]
+            oldest = min(ended, key=lambda job: job.ended, default=None)
             if oldest is None and len(self._jobs) < self._settings.max_jobs:
                 break  # running ones are bounded by the queue
             if oldest is None:
                 raise Refusal(
                     503,
                     "too_many_jobs",
-                    message=f"{len(self._jobs)} jobs are running: come again later",
+                    message=f"{len(self._jobs)} jobs are running: retry later",
                     headers={"Retry-After": "5"},
                 )
             del self._jobs[oldest.identity]
 
     def add(self, answers: Answers, identity: str) -> Job:
-        """Run a new job."""
+        """Start a job."""
         job = Job(f"{self._start}-{identity}", answers)
         self._jobs[job.identity] = job
         job.task = asyncio.create_task(job.run(answers))
         return job
 
     def find(self, identity: str) -> Job:
-        """A job by its id. Raises Refusal with the reason why there is none."""
+        """Return a job by its id. Raises Refusal with the reason if there is none."""
         if identity in self._jobs:
             return self._jobs[identity]
         if identity.startswith(f"{self._start}-"):
             reason = (
                 f"it ended more than {self._settings.job_seconds:g} seconds ago and was forgotten, "
-                "or never was"
+                "or never existed"
             )
         elif re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]{16}", identity):
-            reason = (
-                "it is none of this server's; if the server has been started anew since, its jobs "
-                "ended with it"
-            )
+            reason = "another server made it; a restart of the server ends its jobs"
         else:
-            reason = "no server gives such an id"
-        raise Refusal(
-            404,
-            "job_not_found",
-            [
-                Fault(
-                    "job_id",
-                    "a job of this server",
-                    f"there is no job {identity:.100}: {reason}",
-                    identity[:200],
-                )
-            ],
-        )
+            reason = "it is not a job id"
+        text = f"there is no job {identity:.100}: {reason}"
+        fault = Fault("job_id", "a job of this server", text, identity)
+        raise Refusal(404, "job_not_found", [fault])
 
 
 @router.post("/v1/jobs", status_code=201, **takes(JobRequest))
 async def make_job(request: Request) -> Response:
-    """Begin an answer."""
+    """Start an answer that continues without its client."""
     body = await read_body(request, JobRequest)
     check_model(request, body.model)
     jobs: Jobs = request.app.state.jobs
@@ -214,7 +190,7 @@ async def make_job(request: Request) -> Response:
         body.prompt if body.messages is None else [message.plain() for message in body.messages]
     )
     name = "prompt" if body.messages is None else "messages"
-    answers = await submit(request, [Ask(prompt, name, body.given_options())])
+    answers = await submit(request, [Ask(prompt, name, body.requested_options())])
     del request.scope["answers"]  # the log has the receipt when the job ends
     job = jobs.add(answers, request_id(request))
     stream = f"/v1/jobs/{job.identity}/stream"
@@ -225,31 +201,21 @@ async def make_job(request: Request) -> Response:
 
 @router.get("/v1/jobs/{job_id}/stream")
 async def stream_job(request: Request, job_id: str) -> Response:
-    """Events of a job: server-sent, or one JSON object a line for Accept: application/x-ndjson or
+    """Stream a job's events: server-sent, or as JSON lines for Accept: application/x-ndjson or
     ?format=jsonl.
 
-    The header Last-Event-ID (or ?last_event_id=) goes on after that event.
+    The header Last-Event-ID, or ?last_event_id=, resumes after that event.
     """
     job = request.app.state.jobs.find(job_id)
     last = request.headers.get("last-event-id") or request.query_params.get("last_event_id") or "-1"
     if not last.lstrip("-").isdecimal() or not last.isascii() or len(last) > 12 or int(last) < -1:
-        raise Refusal(
-            400,
-            "invalid_value",
-            [
-                Fault(
-                    "Last-Event-ID",
-                    "a number",
-                    "Last-Event-ID: must be an event's number",
-                    last[:200],
-                )
-            ],
+        raise bad_field(
+            "Last-Event-ID", "a number", "Last-Event-ID: must be an event's number", last
         )
     first = int(last) + 1
     settings = desk_of(request).settings
-    if request.query_params.get(
-        "format"
-    ) == "jsonl" or "application/x-ndjson" in request.headers.get("accept", ""):
+    accepted = request.headers.get("accept", "")
+    if request.query_params.get("format") == "jsonl" or "application/x-ndjson" in accepted:
         return StreamingResponse(
             _lines(job, first),
             media_type="application/x-ndjson",
@@ -273,7 +239,7 @@ async def _lines(job: Job, first: int) -> AsyncIterator[bytes]:
 
 @router.delete("/v1/jobs/{job_id}")
 async def cancel_job(request: Request, job_id: str) -> Response:
-    """End a job; its readers get the end event with CANCELLED."""
+    """Cancel a job; its readers get the end event with CANCELLED."""
     job: Job = request.app.state.jobs.find(job_id)
     if job.answers:
         job.answers.stop(Failure(409, "cancelled", "the job was cancelled"))

@@ -1,6 +1,4 @@
-"""The model of a server: loaded in the background, given back when idle, loaded again at the next
-request.
-"""
+"""A server's model: loaded in the background, unloaded when idle, reloaded on the next request."""
 
 from __future__ import annotations
 
@@ -16,17 +14,17 @@ from mlx_llama.core.errors import LlamaError, plain
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.system import progress
 
-from .faults import Refusal
+from .faults import Refusal, shutting_down
 
 State = Literal["loading", "ready", "idle", "failed", "closed"]
 
 
 class Keeper:
-    """Holds one model for the event loop that calls `start`.
+    """Holds a model for the event loop that calls `start`.
 
-    load: makes the model, in a thread of its own. idle: after so many seconds without use the model
-    is dropped; None: never. on_failure: called in the event loop if the first load fails; `error`
-    is set by then. describe_model: what `facts` tell while the model is idle.
+    load: returns the model; called in a thread. idle: seconds without use until the model is
+    dropped; None: never. on_failure: called in the event loop if the first load fails, with
+    `error` set. describe_model: returns the `facts` to keep while the model is idle.
     """
 
     def __init__(
@@ -44,17 +42,17 @@ class Keeper:
         self._llm: LLM | None = None
         self._task: asyncio.Task[None] | None = None
         self._users = 0
-        self._left = time.monotonic()  # the last user
+        self._left = time.monotonic()  # when the last user left
         self.state: State = "loading"
         self.error: Exception | None = None
         self.done = self.total = 0  # bytes of weights, while loading
         self.loads = 0
-        self._set_asides = 0  # of models that were given back
+        self._set_asides = 0  # of unloaded models
         self.name = ""
-        self.adapters: tuple[str, ...] = ()  # names that requests may give for the model
+        self.adapters: tuple[str, ...] = ()  # names that requests may use as the model's
 
     def start(self) -> None:
-        """Begin to load, and to watch for idleness."""
+        """Start loading, and watching for idleness."""
         self._begin()
         if self._idle is not None:
             self._watcher = asyncio.create_task(self._watch(self._idle))
@@ -80,7 +78,7 @@ class Keeper:
             try:
                 with progress.reported(self._report):
                     result = self._load()
-            except Exception as caught:  # told to the clients, and to the command
+            except Exception as caught:  # reported to clients and to the command
                 error = caught
             try:
                 loop.call_soon_threadsafe(settle, result, error)
@@ -88,13 +86,13 @@ class Keeper:
                 if result is not None:
                     result.loop.close()
 
-        # A daemon: the process may end while a large model is being read.
+        # A daemon: the process may exit while it reads a large model.
         threading.Thread(target=work, name="load", daemon=True).start()
         try:
             llm = await future
         except Exception as error:
             self.error = error
-            if self.loads:  # it was loaded before: the next request tries again
+            if self.loads:  # loaded before: the next request retries
                 self.state = "idle"
                 return
             self.state = "failed"
@@ -103,7 +101,7 @@ class Keeper:
         self.loads += 1
         self.error = None
         name = llm.checkpoint.name
-        # Clients need not know where the model lies.
+        # Do not reveal the model's folder to clients.
         self.name = os.path.basename(name.rstrip("/\\")) if os.path.exists(name) else name
         self.adapters = llm.model.adapters
         self._llm, self.state = llm, "ready"
@@ -115,55 +113,35 @@ class Keeper:
 
     @property
     def llm(self) -> LLM | None:
-        """The model if it is loaded."""
+        """The model, or None if it is not loaded."""
         return self._llm
 
     @property
     def set_asides(self) -> int:
-        """Requests that were set aside while memory was short, of all models so far."""
+        """Number of requests set aside while memory was short, of all models so far."""
         return self._set_asides + (self._llm.loop.set_asides if self._llm else 0)
 
     def require(self) -> LLM:
-        """The model. Raises Refusal while it is loaded, while it is given back, and after a
-        failure.
-        """
+        """Return the model. Raises Refusal if it is loading, unloaded or has failed."""
         if self._llm is None:
             raise self._refuse()
         return self._llm
 
     def _refuse(self) -> Refusal:
         if self.error is not None:
-            reason = (
-                plain(str(self.error))
-                if isinstance(self.error, LlamaError)
-                else type(self.error).__name__
-            )
+            is_ours = isinstance(self.error, LlamaError)
+            reason = plain(str(self.error)) if is_ours else type(self.error).__name__
             return Refusal(503, "model_failed", message=f"the model could not be loaded: {reason}")
         if self.state == "closed":
-            return Refusal(
-                503,
-                "shutting_down",
-                message="the server is shutting down",
-                headers={"Retry-After": "5"},
-            )
+            return shutting_down()
         if self.state == "idle":
-            return Refusal(
-                503,
-                "model_idle",
-                message="the model's memory was given back; the next request for an answer loads "
-                "it again",
-            )
-        return Refusal(
-            503,
-            "model_loading",
-            message="the model is being loaded: ask /ready",
-            headers={"Retry-After": "1"},
-        )
+            text = "the model is unloaded; the next request for an answer reloads it"
+            return Refusal(503, "model_idle", message=text)
+        text = "the model is loading: poll /ready"
+        return Refusal(503, "model_loading", message=text, headers={"Retry-After": "1"})
 
     async def enter(self) -> LLM:
-        """Begin to use the model; `leave` ends it. Loads a model that was given back. Raises
-        Refusal.
-        """
+        """Start using the model until `leave`. Reloads an unloaded model. Raises Refusal."""
         self._users += 1
         try:
             if self.state == "idle":
@@ -176,7 +154,7 @@ class Keeper:
             raise
 
     def leave(self) -> None:
-        """End a use of the model."""
+        """Stop using the model."""
         self._users -= 1
         self._left = time.monotonic()
 
@@ -194,17 +172,13 @@ class Keeper:
             self._set_asides += llm.loop.set_asides
             del llm
             gc.collect()
-        self.state = state  # last: threads that poll it may count on the memory
+        self.state = state  # last: memory is free when pollers see the state
 
     def describe(self) -> dict[str, Any]:
-        """State and progress, for clients."""
+        """Return state and progress, for clients."""
         share = self.done / self.total if self.total else float(self.state == "ready")
-        return {
-            "state": self.state,
-            "done": self.done,
-            "total": self.total,
-            "progress": round(share, 4),
-        }
+        counts = {"done": self.done, "total": self.total, "progress": round(share, 4)}
+        return {"state": self.state, **counts}
 
     def close(self) -> None:
         """Drop the model for good."""

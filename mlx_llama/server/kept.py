@@ -1,6 +1,4 @@
-"""Responses that are kept for `previous_response_id` and item references: in memory, bounded in
-number, size and time.
-"""
+"""Responses kept for `previous_response_id` and item references, within limits."""
 
 from __future__ import annotations
 
@@ -18,37 +16,35 @@ MOST_RESPONSES, MOST_CHARACTERS, SECONDS = 256, 16 << 20, 3600.0
 
 @dataclass(frozen=True)
 class Kept:
-    """A response, and the items of its conversation as an input may have them, its own output
-    last.
-    """
+    """A response and its conversation."""
 
     response: dict[str, Any]
-    items: Sequence[dict[str, Any]]
-    ends: float
-    characters: int
+    items: Sequence[dict[str, Any]]  # the conversation as an input, the output at its end
+    ends: float  # time.monotonic()
+    characters: int  # size of both as JSON
 
 
 class KeptResponses:
-    """The newest responses by id."""
+    """The latest responses by id."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, Kept] = OrderedDict()
 
     def put(self, response: dict[str, Any], items: Sequence[dict[str, Any]]) -> None:
-        """Keep a response; items: of the input before it."""
+        """Keep a response. items: its input."""
         items = [*items, *filter(None, map(_as_input, response["output"]))]
         characters = len(json.dumps([response, items]))
         self._kept[response["id"]] = Kept(response, items, time.monotonic() + SECONDS, characters)
         self._clean()
 
     def get(self, name: str, field: str) -> Kept:
-        """A response. Raises Refusal for one that is not kept, or no longer."""
+        """Return a response. Raises Refusal if it is not kept, or no longer."""
         self._clean()
         if name not in self._kept:
             refusal = bad_field(
                 field,
                 "a response that is kept",
-                f"{field}: {name!r:.100} is not kept here: the newest "
+                f"{field}: {name!r:.100} is not kept here: only the latest "
                 f"{MOST_RESPONSES} are, for an hour; send the conversation as input",
                 name,
             )
@@ -60,7 +56,7 @@ class KeptResponses:
         return self._kept[name]
 
     def find_item(self, name: str) -> dict[str, Any]:
-        """An item of a kept response. Raises Refusal."""
+        """Return an item of a kept response. Raises Refusal."""
         self._clean()
         for kept in reversed(self._kept.values()):
             for item in kept.items:
@@ -69,7 +65,7 @@ class KeptResponses:
         raise bad_field(
             "input",
             "an item that is kept",
-            f"input: the item {name!r:.100} is not kept here: send it whole",
+            f"input: the item {name!r:.100} is not kept here: send the whole item",
             name,
         )
 
@@ -88,7 +84,7 @@ class KeptResponses:
 
 
 def _as_input(item: dict[str, Any]) -> dict[str, Any] | None:
-    """An item of an output as an input has it; None for thoughts."""
+    """Turn an output item into an input item; None for thoughts."""
     if item["type"] == "message":
         return {
             "type": "message",

@@ -1,10 +1,10 @@
-"""llama-server's own routes, for its clients and scripts."""
+"""llama-server's routes, for its clients and scripts."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence as Several
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlx_llama.core.engine.request import Sequence
+from mlx_llama.core.engine.request import Sequence as EngineSequence
 from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.generation.cache_file import read_cache, write_cache
 from mlx_llama.core.generation.completion import Token
@@ -24,7 +24,7 @@ from mlx_llama.core.generation.options import FIELDS
 
 from .answers import Answers, find_template, refuse
 from .faults import Fault, Refusal, bad_field
-from .fields import ENDLESS, Body, OptionFields, read_body
+from .fields import ENDLESS, Body, ModelName, OptionFields, list_places, read_body
 from .openai import Message, fail, split_prompts
 from .replies import (
     FINGERPRINT,
@@ -51,13 +51,13 @@ _STOP_TYPES = {"eos": "eos", "stop": "word", "length": "limit", "context": "limi
 
 
 class PromptObject(Body):
-    """A prompt as an object; models here read text only."""
+    """A prompt as an object; models are text only."""
 
     prompt_string: str
     multimodal_data: list[Any] = Field([], max_length=0)
 
 
-# llama-server's own default lists; both name every sampler there is.
+# llama-server's default lists; either names all samplers.
 _SAMPLERS = (
     ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
     ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
@@ -65,47 +65,20 @@ _SAMPLERS = (
 
 
 class LlamaCompletionRequest(OptionFields):
-    """POST /completion. Without a value an option has the server's default, which is not
-    llama-server's.
-    """
+    """POST /completion. Defaults of options are this server's, not llama-server's."""
 
     renamed: ClassVar = OptionFields.renamed | {
         "json_schema": "schema",
         "n_probs": "logprobs",
         "n": "n_cmpl",
     }
-    # Samplers that do not exist here, and hints
-    noted: ClassVar = frozenset(
-        {
-            "min_keep",
-            "n_indent",
-            "n_discard",
-            "n_cache_reuse",
-            "n_keep",
-            "post_sampling_probs",
-            "grammar_lazy",
-            "grammar_triggers",
-            "preserved_tokens",
-            "reasoning_format",
-            "top_n_sigma",
-            "adaptive_target",
-            "adaptive_decay",
-            "dynatemp_range",
-            "dynatemp_exponent",
-            "typical_p",
-            "xtc_probability",
-            "xtc_threshold",
-            "dry_multiplier",
-            "dry_base",
-            "dry_allowed_length",
-            "dry_penalty_last_n",
-            "dry_sequence_breakers",
-            "mirostat",
-            "mirostat_tau",
-            "mirostat_eta",
-            "samplers",
-            "id_slot",
-        }
+    # Unsupported samplers, and hints
+    noted: ClassVar = list_places(
+        "min_keep n_indent n_discard n_cache_reuse n_keep post_sampling_probs grammar_lazy "
+        "grammar_triggers preserved_tokens reasoning_format top_n_sigma adaptive_target "
+        "adaptive_decay dynatemp_range dynatemp_exponent typical_p xtc_probability "
+        "xtc_threshold dry_multiplier dry_base dry_allowed_length dry_penalty_last_n "
+        "dry_sequence_breakers mirostat mirostat_tau mirostat_eta samplers id_slot"
     )
     refused: ClassVar = dict.fromkeys(("multimodal_data", "nodes"), "")
 
@@ -116,19 +89,16 @@ class LlamaCompletionRequest(OptionFields):
         -1,
         ge=-1,
         le=2**31,
-        description="maximum number of tokens to generate; -1: as many as the context holds",
+        description="maximum number of tokens to generate; -1: until the context is full",
     )
-    seed: int = Field(
-        -1, ge=-1, lt=2**64, description="seed of the random numbers; -1: a new one each time"
-    )
+    seed: int = Field(-1, ge=-1, lt=2**64, description="seed of the random numbers; -1: random")
     repetition_context_size: int = Field(
         20,
         ge=-1,
         le=65536,
-        description="recent tokens that the three penalties look at; "
-        "-1: as many as the context holds",
+        description="number of recent tokens that penalties consider; -1: all of the context",
     )
-    grammar: str | None = Field(None, description='GBNF or Lark that the answer follows; "": none')
+    grammar: str | None = Field(None, description='GBNF or Lark grammar of the answer; "": none')
     n_cmpl: int = Field(
         1,
         ge=1,
@@ -142,16 +112,16 @@ class LlamaCompletionRequest(OptionFields):
         le=86400,
         description="seconds of silence before a comment in a stream; 0 or -1: none",
     )
-    model: str | None = Field(None, max_length=512)
+    model: ModelName = None
     t_max_predict_ms: int = Field(
         0,
         ge=0,
         le=2**31,
-        description="milliseconds after the first token, after which an answer "
-        "with a line break ends; 0: any",
+        description="milliseconds after the first token until an answer with a line break ends; "
+        "0: no limit",
     )
     return_progress: bool = Field(
-        False, description="tell in a stream how much of the prompt is processed"
+        False, description="report in a stream how much of the prompt is processed"
     )
     cache_prompt: bool = Field(
         True, description="use known prefixes; false: compute the whole prompt"
@@ -162,23 +132,20 @@ class LlamaCompletionRequest(OptionFields):
     response_fields: list[str] = Field(
         [], max_length=64, description="fields of the answer, as a/b within objects"
     )
-    id_slot: int = Field(
-        -1,
-        ge=-1,
-        description="a row of the server, which is free to take another: the answer is the same",
+    id_slot: int = Field(-1, ge=-1, description="preferred row; another gives the same answer")
+    n_keep: int = Field(
+        0, ge=-1, description="has no effect: an answer ends when the context is full"
     )
-    n_keep: int = Field(0, ge=-1, description="has no effect: a text that fills the context ends")
     logit_bias: dict[int | str, float] = Field(  # type: ignore[assignment]
         {},
-        description="of token ids or of a text's tokens; also a list "
-        "of [id or text, bias or false]",
+        description="maps token ids or texts to biases; also a list of [id or text, bias or false]",
     )
     samplers: list[str] = Field(
         _SAMPLERS[0],
-        description="llama-server's default lists only; the order here is penalties, "
+        description="llama-server's default lists only; the order is fixed: penalties, "
         "temperature, top_k, top_p, min_p",
     )
-    # Values that switch off what does not exist here
+    # Values that switch off unsupported features
     min_keep: Literal[0] = 0
     n_indent: Literal[0] = 0
     n_discard: Literal[0] = 0
@@ -219,8 +186,8 @@ class LlamaCompletionRequest(OptionFields):
     def _check_samplers(cls, value):
         if value not in _SAMPLERS:
             raise ValueError(
-                f"{json.dumps(_SAMPLERS[0])} or {json.dumps(_SAMPLERS[1])}: the order of "
-                "samplers is fixed"
+                f"must be {json.dumps(_SAMPLERS[0])} or {json.dumps(_SAMPLERS[1])}: "
+                "the order of samplers is fixed"
             )
         return value
 
@@ -229,16 +196,16 @@ class LlamaCompletionRequest(OptionFields):
     def _parse_biases(cls, value):
         pairs = list(value.items()) if isinstance(value, dict) else value
         if not isinstance(pairs, list) or len(pairs) > 4096:
-            raise ValueError("a list of at most 4096 pairs [token id or text, bias], or an object")
+            raise ValueError("must be at most 4096 pairs [token id or text, bias], or an object")
         biases = {}
         for pair in pairs:
             if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-                raise ValueError("pairs [token id or text, bias]")
+                raise ValueError("must have pairs [token id or text, bias]")
             token, bias = pair
             if isinstance(token, str) and token.isdecimal() and token.isascii() and len(token) < 16:
                 token = int(token)
             if isinstance(token, bool) or not isinstance(token, (int, str)):
-                raise ValueError("token ids or texts")
+                raise ValueError("must have token ids or texts")
             biases[token] = -MOST_BIAS if bias is False else bias
         return biases
 
@@ -246,13 +213,13 @@ class LlamaCompletionRequest(OptionFields):
     @classmethod
     def _check_biases(cls, value):
         if any(isinstance(token, int) and token < 0 for token in value):
-            raise ValueError("for token ids that are not negative")
+            raise ValueError("token ids must not be negative")
         if any(abs(bias) > MOST_BIAS for bias in value.values()):
-            raise ValueError("between -1e6 and 1e6")
+            raise ValueError("biases must be between -1e6 and 1e6")
         return value
 
 
-# Fields of a body that are no options of the table and that generation_settings repeats.
+# Fields that generation_settings repeats although they are not options of the table.
 _ECHOED = [
     name
     for name in LlamaCompletionRequest.model_fields
@@ -261,7 +228,7 @@ _ECHOED = [
 ]
 
 
-def _plain(value: Any) -> bool:
+def _is_text_or_id(value: Any) -> bool:
     return isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool))
 
 
@@ -278,33 +245,31 @@ async def with_model(request: Request, work: Callable[[LLM], Result], field: str
 
 
 def join_mixed(llm: LLM, prompt: Any) -> Any:
-    """Token ids of a prompt that mixes ids and texts; other prompts as they are."""
-    if isinstance(prompt, str) or all(isinstance(one, int) for one in prompt):
+    """Encode a prompt that mixes ids and texts; return other prompts unchanged."""
+    if isinstance(prompt, str) or all(isinstance(part, int) for part in prompt):
         return prompt
     ids: list[int] = []
-    for one in prompt:
+    for part in prompt:
         ids += (
-            llm.tokenizer.encode(one, add_bos=not ids, parse_special=True)
-            if isinstance(one, str)
-            else [one]
+            llm.tokenizer.encode(part, add_bos=not ids, parse_special=True)
+            if isinstance(part, str)
+            else [part]
         )
     return ids
 
 
 def bias_tokens(llm: LLM, biases: Mapping[int | str, float]) -> dict[int, float]:
-    """Biases of token ids: a text's bias is that of each of its tokens, and biases of one token add
-    up.
-    """
-    found: dict[int, float] = {}
+    """Map token ids to biases: a text biases each of its tokens; biases of a token add up."""
+    totals: dict[int, float] = {}
     for key, bias in biases.items():
         for token in [key] if isinstance(key, int) else llm.tokenizer.encode(key, add_bos=False):
-            found[token] = max(-MOST_BIAS, min(MOST_BIAS, found.get(token, 0.0) + bias))
-    return found
+            totals[token] = max(-MOST_BIAS, min(MOST_BIAS, totals.get(token, 0.0) + bias))
+    return totals
 
 
 def _read_options(body: LlamaCompletionRequest) -> dict[str, Any]:
-    """The options of a body, as the table has them."""
-    options = body.given_options()
+    """Return a body's options with the table's conventions."""
+    options = body.requested_options()
     if options.get("seed") == -1:
         del options["seed"]
     if not options.get("logprobs"):
@@ -317,12 +282,12 @@ def _read_options(body: LlamaCompletionRequest) -> dict[str, Any]:
 def _settle(
     llm: LLM, body: LlamaCompletionRequest, prompts: list[Any], options: dict[str, Any]
 ) -> list[Any]:
-    """The prompts, and `options` changed: everything that needs the model. Raises Refusal."""
+    """Encode the prompts and resolve `options` in place, with the model. Raises Refusal."""
     if body.id_slot >= llm.loop.max_rows:
         raise bad_field(
             "id_slot",
             f"< {llm.loop.max_rows}",
-            f"id_slot: there are {llm.loop.max_rows} rows, the first is 0",
+            f"id_slot: must be less than {llm.loop.max_rows}, the number of rows",
             body.id_slot,
         )
     if options.get("repetition_context_size") == -1:
@@ -337,16 +302,7 @@ async def completion(request: Request) -> Response:
     """Continue a text."""
     body = await read_body(request, LlamaCompletionRequest)
     name = check_model(request, body.model)
-    most = desk_of(request).settings.max_choices
-    prompts = _split(body.prompt, most)
-    if len(prompts) * body.n_cmpl > most:
-        raise bad_field(
-            "n_cmpl",
-            f"at most {most} answers",
-            f"n_cmpl: {len(prompts)} prompts of {body.n_cmpl} answers each, at most {most} are "
-            "taken",
-            body.n_cmpl,
-        )
+    prompts = _split(body, desk_of(request).settings.max_choices)
     options = _read_options(body)
     prompts = await with_model(request, lambda llm: _settle(llm, body, prompts, options), "prompt")
     seconds = body.t_max_predict_ms / 1e3 or None
@@ -356,76 +312,71 @@ async def completion(request: Request) -> Response:
     ]
 
     def last(answers: Answers, i: int, content: str | None = None) -> dict[str, Any]:
-        """The whole receipt. content: None for that of the answer, "" after a stream, which has
-        told the tokens before.
-        """
-        found = answers.completions[i]
+        """Write the final object. content: None for the answer's, "" after a stream."""
+        completion = answers.completions[i]
         prompt = asks[i].prompt
-        told = found.tokens if content is None else []
+        tokens = completion.tokens if content is None else []
         full = {
             "index": i,
-            "content": found.text if content is None else content,
-            "tokens": list(map(int, told)) if body.return_tokens else [],
+            "content": completion.text if content is None else content,
+            "tokens": list(map(int, tokens)) if body.return_tokens else [],
             "id_slot": answers.slots[i],
             "stop": True,
             "model": name,
-            "tokens_predicted": len(found.tokens),
-            "tokens_evaluated": found.prompt_tokens,
-            "generation_settings": write_settings(found.options, body),
+            "tokens_predicted": len(completion.tokens),
+            "tokens_evaluated": completion.prompt_tokens,
+            "generation_settings": write_settings(completion.options, body),
             "prompt": prompt if isinstance(prompt, str) else answers.llm.tokenizer.decode(prompt),
-            "has_new_line": "\n" in found.text,
+            "has_new_line": "\n" in completion.text,
             "truncated": False,
-            "stop_type": _STOP_TYPES.get(found.finish_reason, "none"),
-            "stopping_word": found.stop if isinstance(found.stop, str) else "",
-            "tokens_cached": found.prompt_tokens + len(found.tokens),
-            "timings": write_timings(found),
-            **_write_probabilities(answers.llm, body.logprobs, told),
+            "stop_type": _STOP_TYPES.get(completion.finish_reason, "none"),
+            "stopping_word": completion.stop if isinstance(completion.stop, str) else "",
+            "tokens_cached": completion.prompt_tokens + len(completion.tokens),
+            "timings": write_timings(completion),
+            **_write_probabilities(answers.llm, body.logprobs, tokens),
         }
         return _pick(full, body.response_fields)
 
     def whole(answers: Answers) -> Any:
-        found = [last(answers, i) for i in range(len(asks))]
-        return found if len(found) > 1 else found[0]
+        receipts = [last(answers, i) for i in range(len(asks))]
+        return receipts if len(receipts) > 1 else receipts[0]
+
+    def part(
+        answers: Answers, i: int, content: str, tokens: list[int], count: int
+    ) -> dict[str, Any]:
+        """Write the fields of an event before the last."""
+        return {
+            "index": i,
+            "content": content,
+            "tokens": tokens,
+            "stop": False,
+            "id_slot": answers.slots[i],
+            "tokens_predicted": count,
+            "tokens_evaluated": answers.completions[i].prompt_tokens,
+        }
 
     async def events(answers: Answers) -> AsyncIterator[bytes]:
         counts, processed = [0] * len(asks), [0] * len(asks)
         async for batch in answers.batches(body.return_progress):
-            found = answers.completions[batch.index]
+            completion = answers.completions[batch.index]
             if body.return_progress and batch.processed > processed[batch.index]:
                 processed[batch.index] = batch.processed
-                yield event(
-                    {
-                        "index": batch.index,
-                        "content": "",
-                        "tokens": [],
-                        "stop": False,
-                        "id_slot": answers.slots[batch.index],
-                        "tokens_predicted": 0,
-                        "tokens_evaluated": found.prompt_tokens,
-                        "prompt_progress": {
-                            "total": found.prompt_tokens,
-                            "cache": found.reused_tokens,
-                            "processed": batch.processed,
-                            "time_ms": round(found.prefill_seconds * 1e3),
-                        },
-                    }
-                )
+                progress = {
+                    "total": completion.prompt_tokens,
+                    "cache": completion.reused_tokens,
+                    "processed": batch.processed,
+                    "time_ms": round(completion.prefill_seconds * 1e3),
+                }
+                yield event(part(answers, batch.index, "", [], 0) | {"prompt_progress": progress})
             for token in batch.tokens:
                 counts[batch.index] += 1
                 if token.text or body.return_tokens:
-                    yield event(
-                        {
-                            "index": batch.index,
-                            "content": token.text,
-                            "tokens": [int(token)],
-                            "stop": False,
-                            "id_slot": answers.slots[batch.index],
-                            "tokens_predicted": counts[batch.index],
-                            "tokens_evaluated": found.prompt_tokens,
-                            **_write_probabilities(answers.llm, body.logprobs, [token]),
-                            **({"timings": write_timings(found)} if body.timings_per_token else {}),
-                        }
-                    )
+                    count = counts[batch.index]
+                    fields = part(answers, batch.index, token.text, [int(token)], count)
+                    fields |= _write_probabilities(answers.llm, body.logprobs, [token])
+                    if body.timings_per_token:
+                        fields["timings"] = write_timings(completion)
+                    yield event(fields)
             if batch.is_last:
                 yield event(last(answers, batch.index, ""))
 
@@ -434,57 +385,42 @@ async def completion(request: Request) -> Response:
     return await reply_whole(request, asks, whole)
 
 
-def _write_probabilities(llm: LLM, count: int | None, tokens: Several[Token]) -> dict[str, Any]:
-    """completion_probabilities, where n_probs asks for them; end tokens are left out."""
-    found = (
-        [
-            {
-                "id": int(token),
-                **write_token(llm, token, token.logprobs.logprob),
-                "top_logprobs": [
-                    {"id": other, **write_token(llm, other, value)}
-                    for other, value in token.logprobs.top
-                ],
-            }
-            for token in tokens
-            if token.logprobs is not None and token not in llm.engine.eos
-        ]
-        if count
-        else []
-    )
-    return {"completion_probabilities": found} if found else {}
+def _write_probabilities(llm: LLM, count: int | None, tokens: Sequence[Token]) -> dict[str, Any]:
+    """Write completion_probabilities if n_probs asks for them, without end tokens."""
+    entries = [
+        {
+            "id": int(token),
+            **write_token(llm, token, token.logprobs.logprob),
+            "top_logprobs": [
+                {"id": other, **write_token(llm, other, value)}
+                for other, value in token.logprobs.top
+            ],
+        }
+        for token in tokens
+        if count and token.logprobs is not None and token not in llm.engine.eos
+    ]
+    return {"completion_probabilities": entries} if entries else {}
 
 
-def _split(prompt: Any, most: int) -> list[Any]:
-    """One prompt, or several. A list with an id in it is one prompt; a list of texts and lists is
-    several.
-    """
+def _split(body: LlamaCompletionRequest, limit: int) -> list[Any]:
+    """Split into prompts. A list with token ids is a prompt; one of texts and lists, several."""
+    prompt: Any = body.prompt
     if isinstance(prompt, list):
-        prompt = [one.prompt_string if isinstance(one, PromptObject) else one for one in prompt]
+        prompt = [part.prompt_string if isinstance(part, PromptObject) else part for part in prompt]
     elif isinstance(prompt, PromptObject):
         prompt = prompt.prompt_string
-    if (
-        isinstance(prompt, list)
-        and prompt
-        and all(_plain(one) for one in prompt)
-        and any(not isinstance(one, str) for one in prompt)
-    ):
-        return [prompt]
-    if (
-        isinstance(prompt, list)
-        and prompt
-        and any(not isinstance(one, (str, list)) for one in prompt)
-    ):
+    is_list = isinstance(prompt, list)
+    if is_list and any(not isinstance(part, (str, list)) for part in prompt):
+        if all(_is_text_or_id(part) for part in prompt):
+            return split_prompts([prompt], limit, body.n_cmpl, "n_cmpl")
         raise bad_field(
             "prompt", "one prompt or several", "prompt: mixes token ids and lists", prompt
         )
-    return split_prompts(prompt, most)
+    return split_prompts(prompt, limit, body.n_cmpl, "n_cmpl")
 
 
-def _pick(full: dict[str, Any], names: Several[str]) -> dict[str, Any]:
-    """The fields that `names` list; a/b is the field b of the object a. Unknown ones are left out,
-    as llama-server does.
-    """
+def _pick(full: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Pick fields by name; a/b is field b of object a. Skip unknown fields, like llama-server."""
     if not names:
         return full
     picked = {}
@@ -500,7 +436,7 @@ def _pick(full: dict[str, Any], names: Several[str]) -> dict[str, Any]:
 def write_settings(
     options: Mapping[str, Any], body: LlamaCompletionRequest | None = None
 ) -> dict[str, Any]:
-    """Options in force, by our names and llama-server's. body: None for the defaults."""
+    """Write effective options, by our names and llama-server's. body: None for the defaults."""
     bias = [[token, value] for token, value in options["logit_bias"].items()]
     fields = LlamaCompletionRequest.model_fields
     return {
@@ -527,13 +463,13 @@ class TokenizeRequest(Body):
 
     content: str
     add_special: bool = Field(False, description="put the model's first token before the text")
-    parse_special: bool = Field(True, description="read special tokens in the text as such")
+    parse_special: bool = Field(True, description="parse special tokens in the text")
     with_pieces: bool = False
 
 
 @router.post("/tokenize", **takes(TokenizeRequest))
 async def tokenize(request: Request) -> Response:
-    """Token ids of a text."""
+    """Encode a text as token ids."""
     body = await read_body(request, TokenizeRequest)
 
     def work(llm: LLM) -> list[Any]:
@@ -543,15 +479,19 @@ async def tokenize(request: Request) -> Response:
             add_bos=body.add_special and bool(body.content),
             parse_special=body.parse_special,
         )
-        return [{"id": one, "piece": _piece(llm, one)} for one in ids] if body.with_pieces else ids
+        return (
+            [{"id": token, "piece": _piece(llm, token)} for token in ids]
+            if body.with_pieces
+            else ids
+        )
 
     return Json({"tokens": await with_model(request, work, "content")})
 
 
 def _piece(llm: LLM, token: int) -> str | list[int]:
-    """The text of a token, or its bytes where they are no text."""
-    found = llm.tokenizer.piece(token)
-    data = found.data if found else b""
+    """Return the text of a token, or its bytes if they are not valid UTF-8."""
+    piece = llm.tokenizer.piece(token)
+    data = piece.data if piece else b""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -566,15 +506,13 @@ class DetokenizeRequest(Body):
 
 @router.post("/detokenize", **takes(DetokenizeRequest))
 async def detokenize(request: Request) -> Response:
-    """The text of token ids."""
+    """Decode token ids."""
     body = await read_body(request, DetokenizeRequest)
-    return Json(
-        {
-            "content": await with_model(
-                request, lambda llm: llm.tokenizer.decode(body.tokens, skip_special=False), "tokens"
-            )
-        }
-    )
+
+    def work(llm: LLM) -> str:
+        return llm.tokenizer.decode(body.tokens, skip_special=False)
+
+    return Json({"content": await with_model(request, work, "tokens")})
 
 
 class TemplateRequest(Body):
@@ -587,7 +525,7 @@ class TemplateRequest(Body):
 
 @router.post("/apply-template", **takes(TemplateRequest))
 async def apply_template(request: Request) -> Response:
-    """The text that the chat template makes of a conversation."""
+    """Render a conversation with the chat template."""
     body = await read_body(request, TemplateRequest)
     messages = [message.plain() for message in body.messages]
     box = build_toolbox([tool.function.described() for tool in body.tools], "auto", True)
@@ -595,8 +533,8 @@ async def apply_template(request: Request) -> Response:
     def work(llm: LLM) -> str:
         if not box.tools:
             return find_template(llm).render(messages, body.add_generation_prompt)
-        told, extras = tool_format(llm).offer(messages, box.tools)
-        return llm.require_template().render(told, body.add_generation_prompt, **extras)
+        prompted, extras = tool_format(llm).offer(messages, box.tools)
+        return llm.require_template().render(prompted, body.add_generation_prompt, **extras)
 
     return Json({"prompt": await with_model(request, work, "messages")})
 
@@ -606,9 +544,7 @@ async def apply_template(request: Request) -> Response:
 
 @router.get("/props")
 async def props(request: Request) -> Response:
-    """The model, its context, its template and the options in force without others. An idle model
-    stays idle.
-    """
+    """Describe the model, its context, template and default options. An idle model stays idle."""
     desk = desk_of(request)
     facts, is_idle = desk.keeper.facts, desk.keeper.state == "idle"
     if not is_idle:
@@ -617,7 +553,7 @@ async def props(request: Request) -> Response:
 
 
 def describe_model(llm: LLM, settings: Settings) -> dict[str, Any]:
-    """The part of /props that stays the same while the model is given back."""
+    """Return the part of /props that remains available while the model is unloaded."""
     options = write_settings(llm.defaults.resolve(settings.options).options.model_dump())
     if "seed" not in settings.options:
         options["seed"] = None
@@ -640,11 +576,10 @@ def describe_model(llm: LLM, settings: Settings) -> dict[str, Any]:
 
 @router.get("/slots")
 async def slots(request: Request) -> Response:
-    """Slots, as many as requests may run, and their state. ?fail_on_no_slot=1: 503 if all are
-    taken.
+    """List the slots, one for each request that can run, and their state.
 
-    An idle slot has the number of tokens of its last prompt and answer. Texts are shown with
-    --log-prompts only.
+    ?fail_on_no_slot=1: 503 if none is free. An idle slot reports the length of its last prompt and
+    answer. Texts are shown with --log-prompts only.
     """
     desk = desk_of(request)
     if not desk.settings.serves_slots:
@@ -672,9 +607,9 @@ async def slots(request: Request) -> Response:
 
 
 def _describe_running(
-    sequence: Sequence, decode: Callable[[list[int]], str] | None
+    sequence: EngineSequence, decode: Callable[[list[int]], str] | None
 ) -> dict[str, Any]:
-    """State of a running request; with `decode` its text."""
+    """Describe a running request, with its text if `decode` is given."""
     length, text = sequence.prompt_length, list(sequence.tokens)
     shown = {"prompt": decode(text[:length]), "generated": decode(text[length:])} if decode else {}
     return {
@@ -698,10 +633,10 @@ class SlotRequest(Body):
 
 @router.post("/slots/{slot}", **takes(SlotRequest))
 async def change_slot(request: Request, slot: str) -> Response:
-    """Save what the cache holds of a slot's last prompt and answer (?action=save), restore a saved
-    one (?action=restore), or forget it (?action=erase, without a body).
+    """Save the cache of a slot's last prompt and answer (?action=save), restore a saved cache
+    (?action=restore), or forget it (?action=erase, without a body).
 
-    Prompts that begin with a restored text start from it, in any slot.
+    Prompts in any slot reuse a restored prefix.
     """
     settings = desk_of(request).settings
     action = request.query_params.get("action")
@@ -714,7 +649,7 @@ async def change_slot(request: Request, slot: str) -> Response:
         )
     if action != "erase" and settings.slot_folder is None:
         raise Refusal(
-            404, "not_found", message="caches are not saved: start the server with --slot-save-path"
+            404, "not_found", message="saving caches is off: start the server with --slot-save-path"
         )
     if not settings.serves_slots:
         raise Refusal(404, "not_found", message="slots are off: start the server with --slots")
@@ -723,15 +658,13 @@ async def change_slot(request: Request, slot: str) -> Response:
     def work(llm: LLM) -> dict[str, Any]:
         number = _find_slot(llm, slot)
         if action == "erase":
-            return {
-                "id_slot": number,
-                "n_erased": llm.loop.erase(llm.loop.scheduler.slots.texts[number]),
-            }
+            erased = llm.loop.erase(llm.loop.scheduler.slots.texts[number])
+            return {"id_slot": number, "n_erased": erased}
         began = time.perf_counter()
         change = _save_slot if action == "save" else _restore_slot
-        found = change(llm, number, _find_file(settings.slot_folder, name))
+        facts = change(llm, number, _find_file(settings.slot_folder, name))
         spent = round((time.perf_counter() - began) * 1e3, 3)
-        return {"id_slot": number, "filename": name, **found, "timings": {f"{action}_ms": spent}}
+        return {"id_slot": number, "filename": name, **facts, "timings": {f"{action}_ms": spent}}
 
     return Json(await with_model(request, work, "filename"))
 
@@ -746,11 +679,14 @@ def _find_slot(llm: LLM, slot: str) -> int:
 
 
 def _find_file(folder: str | None, name: str) -> Path:
-    """A file of the folder; a link must not lead out of it."""
+    """Return a file's path in the folder. Raises Refusal for a link that leaves it."""
     file = Path(folder or "", name)
     if file.resolve().parent != file.parent.resolve():
         raise bad_field(
-            "filename", "a file of --slot-save-path", "filename: is a link out of the folder", name
+            "filename",
+            "a file of --slot-save-path",
+            "filename: links to a file outside of the folder",
+            name,
         )
     return file
 
@@ -762,8 +698,7 @@ def _save_slot(llm: LLM, slot: int, file: Path) -> dict[str, Any]:
         raise bad_field(
             "slot",
             "a slot with a cache",
-            f"slot: the cache holds nothing of slot {slot}; its memory was wanted, or "
-            "it had no request yet",
+            f"slot: nothing is cached for slot {slot}: it had no request yet, or was evicted",
             slot,
         )
     write_cache(file, state, llm.identify_cache(0))
@@ -775,7 +710,7 @@ def _restore_slot(llm: LLM, slot: int, file: Path) -> dict[str, Any]:
         raise bad_field(
             "slot",
             "an idle slot",
-            f"slot: a request runs in slot {slot}: wait for its end, or take another",
+            f"slot: slot {slot} is running a request: wait, or use another slot",
             slot,
         )
     state = read_cache(file, llm.identify_cache(0))

@@ -1,4 +1,4 @@
-"""Figures for Prometheus, of one server."""
+"""A server's metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -12,53 +12,31 @@ _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
 
 class Metrics:
-    """Counters of requests and tokens. Their registry is the server's own, so that several fit one
-    process.
-    """
+    """Counters of requests and tokens, in a registry per server: several fit in a process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "mlx_llama_requests",
-            "requests to the model by outcome",
-            ["outcome"],
-            registry=self.registry,
-        )
-        self.http = Counter(
-            "mlx_llama_http_responses", "responses by status", ["status"], registry=self.registry
-        )
-        self.prompt_tokens = Counter(
-            "mlx_llama_prompt_tokens", "tokens of prompts", registry=self.registry
-        )
-        self.reused_tokens = Counter(
-            "mlx_llama_prompt_tokens_reused",
-            "tokens of prompts that were in the cache",
-            registry=self.registry,
-        )
-        self.prefix_hits = Counter(
-            "mlx_llama_prefix_hits",
-            "requests whose prompt began in the cache",
-            registry=self.registry,
-        )
-        self.generated_tokens = Counter(
-            "mlx_llama_generated_tokens", "tokens generated", registry=self.registry
-        )
-        self.first_token = Histogram(
-            "mlx_llama_first_token_seconds",
-            "from a request to its first token",
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self.between_tokens = Histogram(
-            "mlx_llama_between_tokens_seconds",
-            "from a token to the next",
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
+
+        def count(name: str, about: str, *labels: str) -> Counter:
+            return Counter(f"mlx_llama_{name}", about, labels, registry=self.registry)
+
+        def measure(name: str, about: str) -> Histogram:
+            name = f"mlx_llama_{name}_seconds"
+            return Histogram(name, about, buckets=_SECONDS, registry=self.registry)
+
+        self.requests = count("requests", "requests to the model by outcome", "outcome")
+        self.http = count("http_responses", "responses by status", "status")
+        self.prompt_tokens = count("prompt_tokens", "tokens of prompts")
+        self.reused_tokens = count("prompt_tokens_reused", "tokens of prompts found in the cache")
+        self.prefix_hits = count("prefix_hits", "requests whose prompt began in the cache")
+        self.generated_tokens = count("generated_tokens", "tokens generated")
+        self.first_token = measure("first_token", "from a request to its first token")
+        self.between_tokens = measure("between_tokens", "from a token to the next")
 
     def observe_tokens(self, count: int, seconds: float, is_first: bool) -> None:
-        """Count new tokens of an answer, `seconds` after the previous ones or, for the first, after
-        the request.
+        """Count new tokens of an answer.
+
+        seconds: since the previous tokens or, for the first ones, since the request.
         """
         if not count:
             return

@@ -1,4 +1,4 @@
-"""Ollama's API (docs/api.md of its repository): one JSON object a line, times in nanoseconds."""
+"""Ollama's API (docs/api.md in its repository): JSON lines, times in nanoseconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mlx_llama.core.text.thoughts import Thought
 
 from .answers import Answers, Ask
 from .faults import Refusal
-from .fields import Body, Note, OptionFields, read_body
+from .fields import Body, ModelName, Note, OptionFields, read_body
 from .llama_cpp import describe_model
 from .openai import Message, adapt_messages
 from .replies import (
@@ -44,18 +44,18 @@ _OPTIONS = {
     "repeat_penalty": "repetition_penalty",
     "repeat_last_n": "repetition_context_size",
 }
-_IMAGES = "models here read text only"
+_IMAGES = "models are text only"
 
 
 class OllamaFields(OptionFields):
-    """Fields of both ways to generate; those of `options` stand beside the others."""
+    """Fields of both routes; those of `options` move to the top level."""
 
     noted: ClassVar = frozenset(
         {"messages.thinking", "messages.tool_calls.function.index", "tools.function.strict"}
     )
     refused: ClassVar[Mapping[str, str]] = {"images": _IMAGES}
 
-    model: str | None = Field(None, max_length=512)
+    model: ModelName = None
     stream: bool = True
     chat_template_kwargs: dict[str, Any] = Field(
         {}, description="variables of the chat template; think sets enable_thinking"
@@ -69,7 +69,7 @@ class OllamaFields(OptionFields):
                 if ours not in cls.model_fields:
                     note(f"options.{name}")
                 elif value is not None:
-                    # both: as the context holds
+                    # -1 and -2: until the context is full
                     values[ours] = -1 if ours == "max_tokens" and value == -2 else value
         if (form := values.pop("format", None)) not in (None, ""):
             values["schema"] = {"type": "object"} if form == "json" else form
@@ -103,12 +103,12 @@ class OllamaGenerate(OllamaFields):
 
     refused: ClassVar[Mapping[str, str]] = {
         "images": _IMAGES,
-        "suffix": "the model continues a text",
+        "suffix": "the model only continues a text",
     }
 
     prompt: str = ""
     system: str = ""
-    raw: bool = Field(False, description="continue the prompt as a text, without the chat template")
+    raw: bool = Field(False, description="continue the prompt without the chat template")
 
 
 def _now() -> str:
@@ -120,7 +120,7 @@ def _tag(name: str) -> str:
 
 
 def _write_end(answers: Answers) -> dict[str, Any]:
-    """The receipt in the last line of an answer."""
+    """Write the statistics in the last line of an answer."""
     completion = answers.completions[0]
     reason = "length" if completion.finish_reason in ("length", "context") else "stop"
     return {
@@ -136,36 +136,28 @@ def _write_end(answers: Answers) -> dict[str, Any]:
 
 
 def fail(refusal: Refusal) -> bytes:
-    """An error within a stream."""
+    """Write an error within a stream."""
     return dump(write_ollama(refusal)) + b"\n"
 
 
 async def _reply(
     request: Request, body: OllamaFields, asks: Sequence[Ask], box: Toolbox, field: str
 ) -> Response:
-    """Answer whole or line by line. field: "message" or "response", where the text goes."""
+    """Reply at once or line by line. field: "message" or "response", for the text."""
     name = check_model(request, body.model)
 
     def line(
         text: str, calls: Sequence[Any] = (), thought: str = "", **more: Any
     ) -> dict[str, Any]:
-        message = {
-            "role": "assistant",
-            "content": text,
-            **({"thinking": thought} if thought else {}),
-        }
+        thinking = {"thinking": thought} if thought else {}
+        content: dict[str, Any] = {"response": text, **thinking}
+        if field == "message":
+            content = {"message": {"role": "assistant", "content": text, **thinking}}
         if calls:
-            message["tool_calls"] = [
+            content["message"]["tool_calls"] = [
                 {"function": {"name": call.name, "arguments": call.values()}} for call in calls
             ]
-        return {
-            "model": name,
-            "created_at": _now(),
-            field: message if field == "message" else text,
-            **({"thinking": thought} if thought and field != "message" else {}),
-            "done": False,
-            **more,
-        }
+        return {"model": name, "created_at": _now(), **content, "done": False, **more}
 
     def whole(answers: Answers) -> dict[str, Any]:
         text, calls, thought, _ = read_answer(answers, 0, box)
@@ -174,19 +166,18 @@ async def _reply(
         )
 
     async def lines(answers: Answers) -> AsyncIterator[bytes]:
-        reader, told = Reader(answers, 0, box), 0
+        reader, sent = Reader(answers, 0, box), 0
         async for batch in answers.batches():
-            pieces = [piece for token in batch.tokens for piece in reader.push(token.text)]
-            pieces += reader.push("", is_last=True) if batch.is_last else []
+            pieces = reader.read(batch.tokens, batch.is_last)
             text = "".join(piece for piece in pieces if isinstance(piece, str))
             thought = "".join(piece.text for piece in pieces if isinstance(piece, Thought))
-            calls = [call for call in reader.calls[told:] if call.is_complete]
-            told += len(calls)
+            calls = [call for call in reader.calls[sent:] if call.is_complete]
+            sent += len(calls)
             if text or calls or thought:
                 yield dump(line(text, calls, thought)) + b"\n"
         yield dump(line("", **_write_end(answers))) + b"\n"
 
-    if not asks:  # Ollama's way to load a model
+    if not asks:  # a request to load the model
         return Json(line("", done=True, done_reason="load"))
     if body.stream:
         return await reply_stream(request, asks, lines, fail, 0, "application/x-ndjson")
@@ -197,34 +188,20 @@ async def _reply(
 async def chat(request: Request) -> Response:
     """Answer a conversation."""
     body = await read_body(request, OllamaChat)
-    box, options = (
-        build_toolbox([tool.function.described() for tool in body.tools], "auto", True),
-        body.given_options(),
-    )
+    box = build_toolbox([tool.function.described() for tool in body.tools], "auto", True)
+    options, messages = body.requested_options(), [message.plain() for message in body.messages]
     check_rule(box, options, "format")
-    asks = (
-        [
-            Ask(
-                [message.plain() for message in body.messages],
-                "messages",
-                options,
-                box,
-                variables=body.chat_template_kwargs,
-            )
-        ]
-        if body.messages
-        else []
-    )
-    return await _reply(request, body, asks, box, "message")
+    ask = Ask(messages, "messages", options, box, variables=body.chat_template_kwargs)
+    return await _reply(request, body, [ask] if messages else [], box, "message")
 
 
 @router.post("/generate", **takes(OllamaGenerate))
 async def generate(request: Request) -> Response:
-    """Answer a question, or continue a text with raw."""
+    """Answer a question, or continue a text if raw is set."""
     body = await read_body(request, OllamaGenerate)
     system = [{"role": "system", "content": body.system}] if body.system else []
     prompt = body.prompt if body.raw else [*system, {"role": "user", "content": body.prompt}]
-    ask = Ask(prompt, "prompt", body.given_options(), variables=body.chat_template_kwargs)
+    ask = Ask(prompt, "prompt", body.requested_options(), variables=body.chat_template_kwargs)
     return await _reply(request, body, [ask] if body.prompt else [], Toolbox(), "response")
 
 
@@ -252,7 +229,7 @@ def _describe(request: Request) -> dict[str, Any]:
 @router.get("/tags")
 @router.get("/ps", include_in_schema=False)
 async def tags(request: Request) -> Response:
-    """The model of this server, and its adapters."""
+    """List the model and its adapters."""
     started = datetime.fromtimestamp(request.app.state.started, timezone.utc).isoformat()
     details = _describe(request)
     path = Path(str(_facts(request).get("model_path", "")))
@@ -278,12 +255,12 @@ class ShowRequest(Body):
 
     renamed: ClassVar = {"name": "model"}
 
-    model: str | None = Field(None, max_length=512)
+    model: ModelName = None
 
 
 @router.post("/show", **takes(ShowRequest))
 async def show(request: Request) -> Response:
-    """What the model is, and what it can do."""
+    """Describe the model and its capabilities."""
     body = await read_body(request, ShowRequest)
     check_model(request, body.model)
     facts = _facts(request)
@@ -306,16 +283,14 @@ async def show(request: Request) -> Response:
 
 @router.get("/version")
 async def version() -> Response:
-    """The version of this server."""
+    """Return the version of this server."""
     return Json({"version": __version__})
 
 
 @router.post("/{route}", include_in_schema=False)
 async def missing(route: str) -> Response:
-    """Routes that would change which models there are, and those for embeddings."""
-    reason = (
-        "this server computes no embeddings"
-        if route.startswith("embed")
-        else ("this server has the one model that it was started with: start it again with --model")
-    )
-    return Json({"error": reason}, 501 if route.startswith("embed") else 400)
+    """Refuse routes that manage models or compute embeddings."""
+    if route.startswith("embed"):
+        return Json({"error": "embeddings are not supported"}, 501)
+    text = "models cannot be changed while the server runs: restart it with --model"
+    return Json({"error": text}, 400)

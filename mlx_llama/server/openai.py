@@ -15,13 +15,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlx_llama.core.generation.completion import Token
-from mlx_llama.core.generation.options import MAX_LOGPROBS
 from mlx_llama.core.generation.tool_use import Toolbox
 from mlx_llama.core.text.thoughts import Thought
 
 from .answers import Answers, Ask
-from .faults import Fault, Refusal, shorten
-from .fields import RULES, Body, Note, OptionFields, TokenIds, read_body
+from .faults import Fault, Refusal, bad_field
+from .fields import (
+    RULES,
+    Body,
+    CacheKey,
+    Identity,
+    Likeliest,
+    ModelName,
+    Note,
+    OptionFields,
+    TemplateVariables,
+    TokenIds,
+    find_conflict,
+    list_places,
+    read_body,
+)
 from .guard import request_id
 from .replies import (
     DONE,
@@ -76,23 +89,23 @@ class Message(Body):
     )
     tool_calls: list[Call] = Field([], max_length=128)
     tool_call_id: str = Field("", max_length=4096)
-    refusal: Literal[""] = ""  # assistants' messages come back with these, empty
+    refusal: Literal[""] = ""  # clients send assistants' messages back with these, empty
     annotations: list[Any] = Field([], max_length=0)
 
     @model_validator(mode="after")
     def _check_role(self):
         if self.tool_calls and self.role != "assistant":
-            raise ValueError("tool_calls are the assistant's")
+            raise ValueError("only the assistant can have tool_calls")
         if self.content is None and not self.tool_calls:
             raise ValueError("content is required")
         if self.reasoning_content and self.role != "assistant":
-            raise ValueError("reasoning_content is the assistant's")
+            raise ValueError("only the assistant can have reasoning_content")
         if (self.role == "tool") != bool(self.tool_call_id):
-            raise ValueError("tool_call_id is for the role tool, which needs it")
+            raise ValueError("the role tool needs tool_call_id, and others have none")
         return self
 
     def plain(self) -> dict[str, Any]:
-        """The message as templates take it."""
+        """Convert to a message for templates."""
         role = "system" if self.role == "developer" else self.role
         plain: dict[str, Any] = {"role": role, "content": join_parts(self.content or "")}
         if self.tool_calls:
@@ -100,17 +113,17 @@ class Message(Body):
         if role == "tool":
             plain["tool_call_id"] = self.tool_call_id
         return plain | {
-            name: found for name in ("name", "reasoning_content") if (found := getattr(self, name))
+            name: value for name in ("name", "reasoning_content") if (value := getattr(self, name))
         }
 
 
 def join_parts(content: Any) -> str:
-    """The text of a message's parts."""
+    """Join the text of a message's parts."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 class StreamOptions(Body):
-    """Additions to a stream's text."""
+    """Options of a stream."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
@@ -119,44 +132,28 @@ class StreamOptions(Body):
 class CommonFields(OptionFields):
     """Fields of both kinds of completion."""
 
-    noted: ClassVar = frozenset(
-        {
-            "user",
-            "stream_options",
-            "best_of",
-            "store",
-            "service_tier",
-            "metadata",
-            "safety_identifier",
-            "prompt_cache_key",
-            "parallel_tool_calls",
-            "messages.refusal",
-            "messages.annotations",
-            "messages.name",
-            "messages.reasoning_content",
-            "messages.tool_calls.type",
-            "tools.function.strict",
-        }
+    noted: ClassVar = list_places(
+        "user stream_options best_of store service_tier metadata safety_identifier "
+        "prompt_cache_key parallel_tool_calls messages.refusal messages.annotations "
+        "messages.name messages.reasoning_content messages.tool_calls.type "
+        "tools.function.strict"
     )
 
-    model: str | None = Field(None, max_length=512)
+    model: ModelName = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     n: int = Field(
-        1,
-        ge=1,
-        le=16,
-        description="answers to each prompt; with a seed, answer i draws with seed + i",
+        1, ge=1, le=16, description="answers per prompt; with a seed, answer i uses seed + i"
     )
-    user: str | None = Field(None, max_length=512, description="has no effect")
+    user: Identity = None
 
     ignore_eos: bool = Field(False, description="go on after end tokens")
     cache_prompt: bool = Field(
-        True, description="use known prefixes; false: compute the whole prompt"
+        True, description="reuse cached prefixes; false: compute the whole prompt"
     )
 
     def apply(self, ask: Ask) -> Ask:
-        """The ask as these fields have it."""
+        """Apply these fields to an ask."""
         return replace(ask, reuses=self.cache_prompt, ignores_eos=self.ignore_eos)
 
     @classmethod
@@ -166,15 +163,11 @@ class CommonFields(OptionFields):
             note("stream_options")
 
     @classmethod
-    def check_together(cls, given: Mapping[str, Any]) -> list[Fault]:
-        if "stream_options" in given and given.get("stream", False) is False:
+    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
+        if "stream_options" in values and values.get("stream", False) is False:
+            text = "stream_options: only with stream: true"
             return [
-                Fault(
-                    "stream_options",
-                    "only with stream: true",
-                    "stream_options: only with stream: true",
-                    shorten(given["stream_options"]),
-                )
+                Fault("stream_options", "only with stream: true", text, values["stream_options"])
             ]
         return []
 
@@ -193,27 +186,21 @@ class ChatRequest(CommonFields):
     refused: ClassVar = {"audio": ""}
 
     messages: list[Message] = Field(min_length=1)
-    logprobs: bool = Field(False, description="tell the log-probability of each token")  # type: ignore[assignment]
-    top_logprobs: int | None = Field(
-        None, ge=0, le=MAX_LOGPROBS, description="likeliest tokens told at each position"
-    )
+    logprobs: bool = Field(False, description="report the log-probability of each token")  # type: ignore[assignment]
+    top_logprobs: Likeliest = None
     response_format: ResponseFormat = ResponseFormat.model_validate({"type": "text"})
     tools: list[FunctionTool] = []
     tool_choice: Literal["none", "auto", "required"] | NamedChoice = Field(
-        "auto", description="a call that is required does not end at stop strings"
+        "auto", description="stop strings do not end a required call"
     )
     parallel_tool_calls: bool = True
-    chat_template_kwargs: dict[str, Any] = Field(
-        {}, description="variables of the chat template, such as enable_thinking"
-    )
+    chat_template_kwargs: TemplateVariables = {}
     modalities: list[Literal["text"]] = ["text"]
     store: Literal[False] = Field(False, description="answers are not kept")
     service_tier: Literal["auto", "default"] = "auto"
     metadata: dict[str, str] = Field({}, max_length=16, description="has no effect without store")
-    safety_identifier: str | None = Field(None, max_length=512, description="has no effect")
-    prompt_cache_key: str | None = Field(
-        None, max_length=512, description="has no effect: every prefix is known"
-    )
+    safety_identifier: Identity = None
+    prompt_cache_key: CacheKey = None
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
@@ -246,45 +233,27 @@ class ChatRequest(CommonFields):
             values["messages"] = adapt_messages(messages)
 
     @classmethod
-    def check_together(cls, given: Mapping[str, Any]) -> list[Fault]:
-        faults = super().check_together(given)
-        if "top_logprobs" in given and given.get("logprobs", False) is False:
-            faults.append(
-                Fault(
-                    "top_logprobs",
-                    "only with logprobs: true",
-                    "top_logprobs: only with logprobs: true",
-                    shorten(given["top_logprobs"]),
-                )
-            )
-        form = given.get("response_format")
-        if (
-            isinstance(form, dict)
-            and form.get("type") != "text"
-            and (rules := [name for name in RULES if name in given])
-        ):
-            faults.append(
-                Fault(
-                    "response_format",
-                    "one rule of an answer",
-                    f"response_format: an answer has one rule, and {rules[0]} is given too",
-                    shorten(form),
-                )
-            )
-        return faults
+    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
+        faults = super().check_together(values)
+        if "top_logprobs" in values and values.get("logprobs", False) is False:
+            rule = "only with logprobs: true"
+            value = values["top_logprobs"]
+            faults.append(Fault("top_logprobs", rule, f"top_logprobs: {rule}", value))
+        form = values.get("response_format")
+        return faults + (find_conflict("response_format", form, values) if is_rule(form) else [])
 
-    def given_options(self) -> dict[str, Any]:
-        options = super().given_options()
+    def requested_options(self) -> dict[str, Any]:
+        options = super().requested_options()
         options.pop("logprobs", None)
         if self.logprobs:
             options["logprobs"] = self.top_logprobs or 0
         if "response_format" in self.model_fields_set and self.response_format.type == "text":
-            # no rule, whatever the server's options say
+            # lift the server's rule
             options = {**dict.fromkeys(RULES), **options}
         return options | self.response_format.options()
 
     def toolbox(self) -> Toolbox:
-        """The tools. Raises Refusal."""
+        """Build the toolbox. Raises Refusal."""
         choice = (
             self.tool_choice
             if isinstance(self.tool_choice, str)
@@ -302,7 +271,7 @@ async def chat(request: Request) -> Response:
     body = await read_body(request, ChatRequest)
     name = check_model(request, body.model)
     messages = [message.plain() for message in body.messages]
-    box, options = body.toolbox(), body.given_options()
+    box, options = body.toolbox(), body.requested_options()
     check_rule(box, options, "response_format" if body.response_format.options() else "")
     asks = [
         replace(body.apply(ask), variables=body.chat_template_kwargs)
@@ -351,16 +320,8 @@ async def chat(request: Request) -> Response:
         i: int, content: dict[str, Any], reason: str | None = None, logprobs: Any = None
     ) -> bytes:
         usage = {"usage": None} if body.stream_options.include_usage else {}
-        return event(
-            {
-                **made,
-                "object": "chat.completion.chunk",
-                **usage,
-                "choices": [
-                    {"index": i, "delta": content, "logprobs": logprobs, "finish_reason": reason}
-                ],
-            }
-        )
+        choice = {"index": i, "delta": content, "logprobs": logprobs, "finish_reason": reason}
+        return event({**made, "object": "chat.completion.chunk", **usage, "choices": [choice]})
 
     async def events(answers: Answers) -> AsyncIterator[bytes]:
         for i in range(body.n):
@@ -369,12 +330,12 @@ async def chat(request: Request) -> Response:
         async for batch in answers.batches():
             i = batch.index
             for token in batch.tokens:
-                told = readers[i].push(token.text)
+                pieces = readers[i].push(token.text)
                 logprobs = write_logprobs(answers.llm, [token]) if body.logprobs else None
-                if logprobs and logprobs["content"] and not told:
-                    # a token without a text of its own has a log-probability all the same
-                    told = [""]
-                for piece in told:
+                if logprobs and logprobs["content"] and not pieces:
+                    # a token without text still has a log-probability
+                    pieces = [""]
+                for piece in pieces:
                     yield delta(i, write_piece(piece), None, logprobs)
                     logprobs = None
             if batch.is_last:
@@ -410,34 +371,34 @@ def is_rule(form: Any) -> bool:
 
 
 def adapt_thinking(values: dict[str, Any], note: Note) -> None:
-    """Variables of the template in place of the fields by which APIs turn thoughts on and off."""
+    """Turn the fields by which APIs control thinking into variables of the template."""
     variables = values.get("chat_template_kwargs", {})
     if not isinstance(variables, dict):
         return
-    found: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     if (reasoning := values.pop("reasoning", None)) is not None:
         parts = reasoning if isinstance(reasoning, dict) else {"": reasoning}
         values.setdefault("reasoning_effort", parts.get("effort"))
         for name in parts.keys() - {"effort"}:
             note(f"reasoning.{name}")
     if isinstance(effort := values.pop("reasoning_effort", None), str):
-        found = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
+        chosen = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
     elif effort is not None:
         note("reasoning_effort")
     if (thinking := values.pop("thinking", None)) is not None:
         parts = thinking if isinstance(thinking, dict) else {"": thinking}
         if parts.get("type") in ("enabled", "adaptive", "disabled"):
-            found["enable_thinking"] = parts["type"] != "disabled"
-        for name in parts.keys() - ({"type"} if "enable_thinking" in found else set()):
+            chosen["enable_thinking"] = parts["type"] != "disabled"
+        for name in parts.keys() - ({"type"} if "enable_thinking" in chosen else set()):
             note(f"thinking.{name}")
     if (wanted := values.pop("enable_thinking", None)) is not None:
-        found["enable_thinking"] = wanted
-    if found or variables:
-        values["chat_template_kwargs"] = found | variables
+        chosen["enable_thinking"] = wanted
+    if chosen or variables:
+        values["chat_template_kwargs"] = chosen | variables
 
 
 def adapt_allowed_tools(values: dict[str, Any]) -> None:
-    """Offer the tools alone that a tool_choice of the type allowed_tools lists."""
+    """Keep only the tools that a tool_choice of type allowed_tools lists."""
     choice, tools = values.get("tool_choice"), values.get("tools")
     if (
         not isinstance(choice, dict)
@@ -458,8 +419,9 @@ def _tool_name(tool: Any) -> Any:
 
 
 def adapt_messages(messages: list[Any]) -> list[Any]:
-    """Messages with what older and other clients leave out or spell in another way: ids of calls,
-    arguments as objects, the role function, contents that are null."""
+    """Convert messages of older and other clients: missing ids of calls, arguments as objects, the
+    role function, contents that are null.
+    """
     adapted: list[Any] = []
     waiting: list[str] = []  # ids of calls without a result
     for number, message in enumerate(messages):
@@ -496,7 +458,7 @@ def _adapt_call(call: Any, identity: str) -> Any:
     if isinstance(function, dict):
         arguments = function.get("arguments", {})
         if isinstance(arguments, str) and not _is_object(arguments):
-            arguments = {"raw": arguments}  # a call that was cut: templates need an object
+            arguments = {"raw": arguments}  # an unfinished call: templates need an object
         if isinstance(arguments, dict):
             function = {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}
     return {**call, "id": call.get("id") or identity, "function": function}
@@ -510,7 +472,7 @@ def _is_object(text: str) -> bool:
 
 
 def _adapt_part(part: Any) -> Any:
-    """A part of text, whichever API it comes from."""
+    """Convert a text part of any API."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
     is_text = isinstance(part, dict) and part.get("type") in (
@@ -524,7 +486,7 @@ def _adapt_part(part: Any) -> Any:
 
 
 def write_piece(piece: Piece) -> dict[str, Any]:
-    """The delta of a piece of text or of a thought, or of news of a call."""
+    """Write the delta of text, a thought, or a part of a call."""
     if isinstance(piece, Thought):
         return {"reasoning_content": piece.text}
     if isinstance(piece, str):
@@ -539,7 +501,7 @@ def write_piece(piece: Piece) -> dict[str, Any]:
 
 
 def fail(refusal: Refusal) -> bytes:
-    """An error within a stream."""
+    """Write an error within a stream."""
     return event(write_openai(refusal))
 
 
@@ -561,40 +523,30 @@ class CompletionRequest(CommonFields):
     @model_validator(mode="after")
     def _check_echo(self):
         if self.echo and self.logprobs is not None:
-            raise ValueError("echo: not with logprobs: those of the prompt are not computed")
+            raise ValueError("echo: not with logprobs, which are not computed for the prompt")
         return self
 
 
-def split_prompts(prompt: Any, most: int) -> list[Any]:
-    """The prompts of a field that takes one or several. Raises Refusal."""
-    prompts = (
-        prompt
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list))
-        else [prompt]
-    )
-    if len(prompts) > most:
-        raise Refusal(
-            400,
-            "invalid_value",
-            [
-                Fault(
-                    "prompt",
-                    f"at most {most} prompts",
-                    f"prompt: has {len(prompts)} prompts, at most {most} are taken",
-                )
-            ],
-        )
-    if any(isinstance(one, list) and not one for one in prompts):
-        raise Refusal(
-            400, "invalid_value", [Fault("prompt", "at least 1 token", "prompt: has no token")]
-        )
+def split_prompts(prompt: Any, limit: int, count: int, field: str) -> list[Any]:
+    """Return the prompts of a field that holds a prompt or several. Raises Refusal.
+
+    limit: of answers, `count` per prompt. field: the name of the count.
+    """
+    are_many = isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list))
+    prompts = prompt if are_many else [prompt]
+    if len(prompts) > limit:
+        text = f"prompt: has {len(prompts)} prompts, the maximum is {limit}"
+        raise bad_field("prompt", f"at most {limit} prompts", text)
+    if len(prompts) * count > limit:
+        text = f"{field}: {len(prompts)} prompts of {count} answers each, the maximum is {limit}"
+        raise bad_field(field, f"at most {limit} answers", text, count)
+    if any(isinstance(item, list) and not item for item in prompts):
+        raise bad_field("prompt", "at least 1 token", "prompt: has no tokens")
     return prompts
 
 
 def spell_token(entry: Mapping[str, Any]) -> str:
-    """A token's text; bytes that are no characters as bytes:\\xe2\\x82, so that two of them are two
-    keys.
-    """
+    """Write a token's text; invalid UTF-8 as bytes:\\xe2\\x82, so that keys differ."""
     data = bytes(entry["bytes"])
     try:
         return data.decode()
@@ -608,22 +560,10 @@ async def complete(request: Request) -> Response:
     """Continue a text."""
     body = await read_body(request, CompletionRequest)
     name = check_model(request, body.model)
-    settings = desk_of(request).settings
-    prompts = split_prompts(body.prompt, settings.max_choices)
-    if len(prompts) * body.n > settings.max_choices:
-        raise Refusal(
-            400,
-            "invalid_value",
-            [
-                Fault(
-                    "n",
-                    f"at most {settings.max_choices} answers",
-                    f"n: {len(prompts)} prompts of {body.n} answers each, at most "
-                    f"{settings.max_choices} are taken",
-                )
-            ],
-        )
-    asks = [body.apply(ask) for ask in choices_of(body.given_options(), prompts, "prompt", body.n)]
+    prompts = split_prompts(body.prompt, desk_of(request).settings.max_choices, body.n, "n")
+    asks = [
+        body.apply(ask) for ask in choices_of(body.requested_options(), prompts, "prompt", body.n)
+    ]
     made = {
         "id": f"cmpl-{request_id(request)}",
         "object": "text_completion",
@@ -656,38 +596,33 @@ async def complete(request: Request) -> Response:
         }
 
     def logprobs(answers: Answers, tokens: Sequence[Token], offset: int) -> dict[str, Any] | None:
-        """The older form: lists side by side, the likeliest as an object."""
+        """Write the older format: parallel lists, and top logprobs as an object."""
         if body.logprobs is None:
             return None
-        found = list_logprobs(answers.llm, tokens)
+        entries = list_logprobs(answers.llm, tokens)
         offsets = []
         for token in tokens:
             offsets.append(offset)
             offset += len(token.text)
-        told = [
+        is_listed = [
             token.logprobs is not None and token not in answers.llm.engine.eos for token in tokens
         ]
         return {
-            "tokens": [spell_token(one) for one in found],
-            "token_logprobs": [one["logprob"] for one in found],
+            "tokens": [spell_token(entry) for entry in entries],
+            "token_logprobs": [entry["logprob"] for entry in entries],
             "top_logprobs": [
-                {spell_token(other): other["logprob"] for other in one["top_logprobs"]}
-                for one in found
+                {spell_token(other): other["logprob"] for other in entry["top_logprobs"]}
+                for entry in entries
             ],
-            "text_offset": list(itertools.compress(offsets, told)),
+            "text_offset": list(itertools.compress(offsets, is_listed)),
         }
 
     def piece(
-        i: int, text: str, reason: str | None = None, found: dict[str, Any] | None = None
+        i: int, text: str, reason: str | None = None, entries: dict[str, Any] | None = None
     ) -> bytes:
         usage = {"usage": None} if body.stream_options.include_usage else {}
-        return event(
-            {
-                **made,
-                **usage,
-                "choices": [{"index": i, "text": text, "logprobs": found, "finish_reason": reason}],
-            }
-        )
+        choice = {"index": i, "text": text, "logprobs": entries, "finish_reason": reason}
+        return event({**made, **usage, "choices": [choice]})
 
     async def events(answers: Answers) -> AsyncIterator[bytes]:
         for i in range(len(asks)):
@@ -696,10 +631,10 @@ async def complete(request: Request) -> Response:
         offsets = [len(opening(answers, i)) for i in range(len(asks))]
         async for batch in answers.batches():
             for token in batch.tokens:
-                found = logprobs(answers, [token], offsets[batch.index])
+                entries = logprobs(answers, [token], offsets[batch.index])
                 offsets[batch.index] += len(token.text)
-                if token.text or (found and found["tokens"]):
-                    yield piece(batch.index, token.text, None, found)
+                if token.text or (entries and entries["tokens"]):
+                    yield piece(batch.index, token.text, None, entries)
             if batch.is_last:
                 yield piece(batch.index, "", finish_reason(answers.completions[batch.index]))
         if body.stream_options.include_usage:
@@ -714,31 +649,21 @@ async def complete(request: Request) -> Response:
 @router.get("/v1/models")
 @router.get("/models", include_in_schema=False)
 async def models(request: Request) -> Response:
-    """The model of this server, and its adapters."""
+    """List the model and its adapters."""
     llm = desk_of(request).keeper.llm
-    meta = (
-        None
-        if llm is None
-        else {
-            "n_vocab": llm.model.config.vocab_size,
-            "n_ctx": llm.engine.context,
-            "n_ctx_train": llm.model.config.max_position_embeddings,
-        }
-    )
-    return Json(
-        {
-            "object": "list",
-            "data": [
-                _model(request, name) | {"meta": meta}
-                for name in (*served_names(request), *served_adapters(request))
-            ],
-        }
-    )
+    meta = llm and {
+        "n_vocab": llm.model.config.vocab_size,
+        "n_ctx": llm.engine.context,
+        "n_ctx_train": llm.model.config.max_position_embeddings,
+    }
+    names = (*served_names(request), *served_adapters(request))
+    data = [_model(request, name) | {"meta": meta} for name in names]
+    return Json({"object": "list", "data": data})
 
 
 @router.get("/v1/models/{name:path}")
 async def model(request: Request, name: str) -> Response:
-    """One model by its name."""
+    """Return a model by its name."""
     if not desk_of(request).is_name(name):
         raise Refusal(
             404,

@@ -20,21 +20,21 @@ POLL_SECONDS = 0.1
 
 @router.get("/live")
 async def live() -> Response:
-    """The process is alive."""
+    """Return 200 while the process is alive."""
     return Json({"status": "ok"})
 
 
 @router.get("/health")
 @router.get("/v1/health", include_in_schema=False)
 async def health(request: Request) -> Response:
-    """The model answers: 200, else 503 with the reason, as llama-server and vLLM have it."""
+    """Return 200 if the model is ready, else 503 with the reason, like llama-server and vLLM."""
     await ready(request)
     return Json({"status": "ok"})
 
 
 @router.get("/ready")
 async def ready(request: Request) -> Response:
-    """The same, with the state of the model: ready, or idle until the next request loads it."""
+    """The same, with the model's state: ready, or idle until the next request loads it."""
     desk = desk_of(request)
     if desk.is_draining:
         raise Refusal(503, "shutting_down", message="the server is shutting down")
@@ -45,18 +45,18 @@ async def ready(request: Request) -> Response:
 
 @router.get("/v1/loading/progress")
 async def loading_progress(request: Request) -> Response:
-    """Events of the model's loading, until it is ready or has failed."""
+    """Stream the progress of loading, until the model is ready or has failed."""
     keeper = desk_of(request).keeper
 
     async def events() -> AsyncIterator[bytes]:
-        told = None
+        last = None
         while True:
-            found = keeper.describe()
-            if found != told:
-                yield event(found, "progress")
-                told = found
+            state = keeper.describe()
+            if state != last:
+                yield event(state, "progress")
+                last = state
             if keeper.state != "loading":
-                yield event(found, "end")
+                yield event(state, "end")
                 return
             await asyncio.sleep(POLL_SECONDS)
 
@@ -67,7 +67,7 @@ async def loading_progress(request: Request) -> Response:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """Figures for Prometheus."""
+    """Return metrics for Prometheus."""
     if not desk_of(request).settings.serves_metrics:
         raise Refusal(404, "not_found", message="metrics are off: start the server with --metrics")
     return Response(

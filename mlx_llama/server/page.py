@@ -1,6 +1,4 @@
-"""The web page: its files, Markdown rendered for it, session files checked for it. Nothing is
-fetched from elsewhere.
-"""
+"""The web page: files, rendered Markdown, checked session files. Nothing comes from elsewhere."""
 
 from __future__ import annotations
 
@@ -59,26 +57,26 @@ def _require_page(request: Request) -> None:
 
 @router.get("/")
 async def index(request: Request) -> Response:
-    """The page."""
+    """Return the page."""
     return _file(request, "index.html")
 
 
 @router.get("/favicon.ico")
 async def icon(request: Request) -> Response:
-    """The page's icon."""
+    """Return the page's icon."""
     return _file(request, "icon.svg")
 
 
 @router.get("/page/code.css")
 async def code_colors(request: Request) -> Response:
-    """Colours of highlighted code."""
+    """Return the colors of highlighted code."""
     _require_page(request)
     return Response(_write_code_colors(), headers=HEADERS | {"Content-Type": KINDS[".css"]})
 
 
 @router.get("/page/{name}")
 async def page_file(request: Request, name: str) -> Response:
-    """A file of the page."""
+    """Return a file of the page."""
     return _file(request, name)
 
 
@@ -114,7 +112,7 @@ class RenderRequest(Body):
 
 @router.post("/page/render", **takes(RenderRequest))
 async def render(request: Request) -> Response:
-    """HTML of Markdown."""
+    """Render Markdown as HTML."""
     body = await read_body(request, RenderRequest)
     return Json({"html": await anyio.to_thread.run_sync(render_markdown, body.text)})
 
@@ -126,7 +124,7 @@ def _markdown() -> Any:
     markdown = MarkdownIt("commonmark", {"html": False, "highlight": highlight}).enable(
         ["table", "strikethrough"]
     )
-    # A picture would be fetched from wherever the model says.
+    # The browser would fetch an image from any address that the model writes.
     markdown.disable("image")
 
     def open_link(self: Any, tokens: Any, i: int, options: Any, env: Any) -> str:
@@ -139,12 +137,12 @@ def _markdown() -> Any:
 
 
 def render_markdown(text: str) -> str:
-    """HTML of Markdown; HTML in it is shown as text."""
+    """Render Markdown as HTML; HTML in it is shown as text."""
     return _markdown().render(text)
 
 
 def highlight(code: str, language: str, attributes: str) -> str:
-    """HTML of a block of code, with Pygments' classes where it knows the language."""
+    """Render a block of code as HTML, with Pygments' classes if it knows the language."""
     from pygments import highlight as color  # type: ignore[import-untyped]
     from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]
     from pygments.lexers import get_lexer_by_name  # type: ignore[import-untyped]
@@ -170,7 +168,7 @@ class SessionRequest(Body):
 
 @router.post("/page/session", **takes(SessionRequest))
 async def check_session(request: Request) -> Response:
-    """The content of a REPL's session file, checked as the REPL checks it."""
+    """Check a session file as the REPL does, and return its content."""
     body = await read_body(request, SessionRequest)
     try:
         saved = await anyio.to_thread.run_sync(

@@ -1,4 +1,4 @@
-"""From asks to HTTP: a whole answer as JSON, or a stream of events; the same way for every API."""
+"""HTTP replies of all APIs: whole answers as JSON, and streams of events."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NEVER = 1 << 20  # seconds, longer than any request lasts
 
 
 def dump(value: Any) -> bytes:
-    """JSON in one line of UTF-8."""
+    """Write JSON on a line, in UTF-8."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode(
         "utf-8", "replace"
     )
@@ -45,7 +45,7 @@ class Json(Response):
 
 
 def event(value: Any, name: str | None = None, number: int | str | None = None) -> bytes:
-    """A server-sent event with JSON."""
+    """Write a server-sent event with JSON."""
     return (
         (b"" if name is None else b"event: %s\n" % name.encode())
         + (b"" if number is None else b"id: %s\n" % str(number).encode())
@@ -57,25 +57,25 @@ DONE = b"data: [DONE]\n\n"
 
 
 def desk_of(request: Request) -> Desk:
-    """The server's desk."""
+    """Return the server's desk."""
     return request.app.state.desk
 
 
 def errors_for(path: str) -> Errors:
-    """The way in which the API of this path writes errors."""
+    """Return the function that writes errors of this path's API."""
     if path.startswith("/api/"):
         return write_ollama
     return write_anthropic if path.startswith("/v1/messages") else write_openai
 
 
 def reply_refusal(request: Request, refusal: Refusal) -> Response:
-    """A refusal in the envelope of the path's API."""
+    """Reply with a refusal in the envelope of the path's API."""
     request.scope["refusal"] = refusal  # for the log
     return Json(errors_for(request.url.path)(refusal), refusal.status, headers=refusal.headers)
 
 
 async def submit(request: Request, asks: Sequence[Ask]) -> Answers:
-    """Queue the asks; a client that leaves meanwhile cancels them. Raises Refusal."""
+    """Queue the asks; cancel them if the client leaves meanwhile. Raises Refusal."""
     if adapter := request.scope.get("adapter"):
         asks = [replace(ask, options={"adapter": adapter} | ask.options) for ask in asks]
     asks = [_with_notes(request, ask) for ask in asks]
@@ -121,16 +121,16 @@ async def reply_stream(
     media_type: str = "text/event-stream",
 ) -> Response:
     """Stream the events of `write`, which reads `answers.batches()`. Raises Refusal before the
-    first.
+    first event.
 
-    ping: seconds of silence before a comment; 0 or less: none.
+    ping: seconds of silence before a comment; 0 or less: no comments.
     """
     answers = await submit(request, asks)
     return Stream(request, answers, write(answers), write_failure, ping, media_type)
 
 
 class Stream(EventSourceResponse):
-    """Events of answers that end with the connection, however that ends."""
+    """A stream of events that stops its answers when the connection ends."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class Stream(EventSourceResponse):
         try:
             async for data in self._events:
                 yield data
-                # Sending does not always wait: let others run, and the connection's end be noticed.
+                # Sending may not wait: let other tasks run and notice a closed connection.
                 await asyncio.sleep(0)
             self._outcome = "done"
         except Failure as failure:
@@ -189,10 +189,9 @@ def served_adapters(request: Request) -> tuple[str, ...]:
 
 
 def check_model(request: Request, name: str | None) -> str:
-    """The name of the model, or of one of its adapters, as the answer gives it. Raises Refusal for
-    another model's.
+    """Return the name of the model or adapter for the answer. Raises Refusal for another model's.
 
-    Leaves `adapter` in the request's scope: the one that the name asks for.
+    Sets `adapter` in the request's scope if the name is an adapter's.
     """
     desk = desk_of(request)
     chosen = desk.choose_name(name)
@@ -204,7 +203,7 @@ def check_model(request: Request, name: str | None) -> str:
 
 
 async def count_prompt(request: Request, ask: Ask) -> int:
-    """Tokens of a prompt, as the model sees it. Raises Refusal."""
+    """Count the tokens of a prompt, as the model sees it. Raises Refusal."""
     desk, ask = desk_of(request), _with_notes(request, ask)
     llm = await desk.keeper.enter()
     try:
@@ -216,11 +215,11 @@ async def count_prompt(request: Request, ask: Ask) -> int:
 
 
 def write_usage(answers: Answers, thought_tokens: int = 0) -> dict[str, Any]:
-    """OpenAI's usage of all answers; choices of one prompt count it once."""
+    """Write OpenAI's usage of all answers; choices of the same prompt count it once."""
     completions = answers.completions
     prompts: dict[tuple[int, ...], Completion] = {}
     for prompt, completion in zip(answers.prompts, completions, strict=True):
-        # the later ones reuse what the first computed
+        # later choices reuse the first one's prefix
         prompts.setdefault(tuple(prompt), completion)
     read = sum(completion.prompt_tokens for completion in prompts.values())
     written = sum(len(completion.tokens) for completion in completions)
@@ -229,14 +228,14 @@ def write_usage(answers: Answers, thought_tokens: int = 0) -> dict[str, Any]:
         "completion_tokens": written,
         "total_tokens": read + written,
         "prompt_tokens_details": {
-            "cached_tokens": sum(one.reused_tokens for one in prompts.values())
+            "cached_tokens": sum(completion.reused_tokens for completion in prompts.values())
         },
         "completion_tokens_details": {"reasoning_tokens": thought_tokens},
     }
 
 
 def write_timings(completion: Completion) -> dict[str, Any]:
-    """llama-server's timings."""
+    """Write llama-server's timings."""
     read, written = completion.prompt_tokens - completion.reused_tokens, len(completion.tokens)
     prompt_ms, decode_ms = completion.prefill_seconds * 1e3, completion.decode_seconds * 1e3
     return {
@@ -263,15 +262,7 @@ def choices_of(
     count: int,
     toolbox: Toolbox = Toolbox(),
 ) -> list[Ask]:
-    """`count` asks per prompt. With a seed, choice i of a prompt draws with seed + i."""
+    """Return `count` asks per prompt. With a seed, choice i of a prompt uses seed + i."""
     seed = options.get("seed")
-    return [
-        Ask(
-            prompt,
-            field,
-            {**options, "seed": (seed + i) % 2**64} if seed is not None else dict(options),
-            toolbox,
-        )
-        for prompt in prompts
-        for i in range(count)
-    ]
+    seeds = [{} if seed is None else {"seed": (seed + i) % 2**64} for i in range(count)]
+    return [Ask(prompt, field, {**options, **s}, toolbox) for prompt in prompts for s in seeds]

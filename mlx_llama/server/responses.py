@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlx_llama.core.generation.completion import Completion, Token
-from mlx_llama.core.generation.options import MAX_LOGPROBS
 from mlx_llama.core.generation.schema import Schema
 from mlx_llama.core.generation.tool_use import Toolbox
 from mlx_llama.core.text.thoughts import Thought
@@ -21,7 +20,20 @@ from mlx_llama.core.text.tools import ToolCall
 
 from .answers import Answers, Ask
 from .faults import Refusal
-from .fields import ENDLESS, RULES, Body, Note, OptionFields, read_body
+from .fields import (
+    ENDLESS,
+    RULES,
+    Body,
+    CacheKey,
+    Identity,
+    Likeliest,
+    ModelName,
+    Note,
+    OptionFields,
+    TemplateVariables,
+    list_places,
+    read_body,
+)
 from .guard import request_id
 from .kept import KeptResponses
 from .openai import adapt_allowed_tools, adapt_thinking, is_forced, is_rule, join_parts
@@ -42,16 +54,16 @@ router = APIRouter(tags=["OpenAI"])
 
 
 class InputPart(Body):
-    """A part of an item: text of a question, or of an earlier answer."""
+    """A text part of an item, from a question or an earlier answer."""
 
     type: Literal["input_text", "output_text"]
     text: str
     annotations: list[Any] = Field([], max_length=0)
-    logprobs: list[Any] = Field([], description="has no effect: those of an earlier answer")
+    logprobs: list[Any] = Field([], description="has no effect")
 
 
 class InputItem(Body):
-    """A message, a call or its result among the input."""
+    """A message, a call or its result in the input."""
 
     type: Literal["message", "function_call", "function_call_output", "item_reference"] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -79,23 +91,17 @@ class InputItem(Body):
             )
             or getattr(self, name) is None
         ]
-        given = {
-            "role",
-            "content",
-            "call_id",
-            "name",
-            "arguments",
-            "output",
-        } & self.model_fields_set
+        fields = {"role", "content", "call_id", "name", "arguments", "output"}
+        present = fields & self.model_fields_set
         if missing:
             raise ValueError(f"{self.type} needs {', '.join(missing)}")
-        if given - set(needed):
-            raise ValueError(f"{self.type} has no {', '.join(sorted(given - set(needed)))}")
+        if present - set(needed):
+            raise ValueError(f"{self.type} cannot have {', '.join(sorted(present - set(needed)))}")
         return self
 
 
 class TextFormat(Body):
-    """Any text, JSON, or JSON of a schema."""
+    """Format of the answer: text, JSON, or JSON of a schema."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str = Field("", max_length=64)
@@ -106,28 +112,28 @@ class TextFormat(Body):
     @model_validator(mode="after")
     def _check(self):
         if (self.type == "json_schema") != (self.schema_ is not None):
-            raise ValueError("schema is for the type json_schema, which needs it")
+            raise ValueError("the type json_schema needs a schema, and others have none")
         if self.schema_ is not None:
             check_schema(self.schema_)
         return self
 
     def options(self) -> dict[str, Any]:
-        """The option that enforces the format."""
+        """Return the option that enforces the format."""
         if self.type == "text":
             return {}
         schema = {"type": "object"} if self.schema_ is None else self.schema_
-        # strict: nothing is relaxed
+        # strict: relax nothing
         return {"schema": Schema.of(schema) if self.strict else schema}
 
 
 class TextConfig(Body):
-    """Format of the answer. verbosity: the default only, no other is enforced."""
+    """Format of the answer."""
 
     format: TextFormat = TextFormat.model_validate({})
-    verbosity: Literal["medium"] = "medium"
+    verbosity: Literal["medium"] = "medium"  # others are not supported
 
     def as_dict(self) -> dict[str, Any]:
-        """The echo of a response."""
+        """Write the format as a response repeats it."""
         form = self.format
         named = {
             "name": form.name,
@@ -168,26 +174,10 @@ class ResponsesRequest(OptionFields):
         "json_schema": "schema",
     }
     places: ClassVar[Mapping[str, Sequence[str]]] = {"schema": ("text.format.schema",)}
-    noted: ClassVar = frozenset(
-        {
-            "reasoning",
-            "store",
-            "truncation",
-            "include",
-            "service_tier",
-            "metadata",
-            "user",
-            "safety_identifier",
-            "prompt_cache_key",
-            "text.verbosity",
-            "parallel_tool_calls",
-            "top_logprobs",
-            "input.content.annotations",
-            "input.content.logprobs",
-            "input.status",
-            "input.id",
-            "tools.strict",
-        }
+    noted: ClassVar = list_places(
+        "reasoning store truncation include service_tier metadata user safety_identifier "
+        "prompt_cache_key text.verbosity parallel_tool_calls top_logprobs "
+        "input.content.annotations input.content.logprobs input.status input.id tools.strict"
     )
     refused: ClassVar[Mapping[str, str]] = {
         "conversation": "use previous_response_id, or send the conversation as input",
@@ -196,38 +186,32 @@ class ResponsesRequest(OptionFields):
 
     input: str | list[InputItem] = Field(min_length=1)
     instructions: str = ""
-    model: str | None = Field(None, max_length=512)
+    model: ModelName = None
     stream: bool = False
     text: TextConfig = TextConfig()
     tools: list[ResponsesTool] = []
     tool_choice: Literal["none", "auto", "required"] | ResponsesChoice = Field(
-        "auto", description="a call that is required does not end at stop strings"
+        "auto", description="stop strings do not end a required call"
     )
     parallel_tool_calls: bool = True
     background: Literal[False] = False
     reasoning: Reasoning = Reasoning()
-    chat_template_kwargs: dict[str, Any] = Field(
-        {}, description="variables of the chat template, such as enable_thinking"
-    )
+    chat_template_kwargs: TemplateVariables = {}
     previous_response_id: str | None = Field(
         None,
         max_length=512,
-        description="go on from this response, which is kept in memory "
-        "for an hour; instructions are not taken over",
+        description="continue this response, which is kept in memory for an hour; its instructions "
+        "do not carry over",
     )
     store: bool = Field(True, description="keep the response for previous_response_id")
     truncation: Literal["disabled"] = "disabled"
     include: list[Literal["message.output_text.logprobs"]] = []
-    top_logprobs: int | None = Field(
-        None, ge=0, le=MAX_LOGPROBS, description="likeliest tokens told at each position"
-    )
+    top_logprobs: Likeliest = None
     service_tier: Literal["auto", "default"] = "auto"
-    metadata: dict[str, str] = Field({}, max_length=16, description="comes back with the answer")
-    user: str | None = Field(None, max_length=512, description="has no effect")
-    safety_identifier: str | None = Field(None, max_length=512, description="has no effect")
-    prompt_cache_key: str | None = Field(
-        None, max_length=512, description="has no effect: every prefix is known"
-    )
+    metadata: dict[str, str] = Field({}, max_length=16, description="returned with the answer")
+    user: Identity = None
+    safety_identifier: Identity = None
+    prompt_cache_key: CacheKey = None
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
@@ -239,11 +223,8 @@ class ResponsesRequest(OptionFields):
         if values.get("tool_choice") == "none" and not values.get("tools"):
             del values["tool_choice"]
         text = values.get("text")
-        if (
-            is_forced(values.get("tool_choice"))
-            and isinstance(text, dict)
-            and is_rule(text.get("format"))
-        ):
+        is_ruled = isinstance(text, dict) and is_rule(text.get("format"))
+        if is_ruled and is_forced(values.get("tool_choice")):
             values["text"] = {name: value for name, value in text.items() if name != "format"}
             note("text.format")
         if "message.output_text.logprobs" not in (values.get("include") or ()) and values.pop(
@@ -257,40 +238,34 @@ class ResponsesRequest(OptionFields):
 
     @model_validator(mode="after")
     def _check_options(self):
-        if self.text.format.options() and any(
-            getattr(self, name) is not None for name in ("schema", "regex", "grammar")
-        ):
-            raise ValueError(
-                "text: an answer has one rule, and schema, regex or grammar is given too"
-            )
+        if self.text.format.options() and any(getattr(self, name) is not None for name in RULES):
+            raise ValueError("text: cannot be combined with schema, regex or grammar")
         if self.top_logprobs is not None and not self.include:
             raise ValueError('top_logprobs: only with include: ["message.output_text.logprobs"]')
         return self
 
     def items(self, kept: KeptResponses) -> list[InputItem]:
-        """The conversation: what is kept of it, and the input. Raises Refusal."""
+        """Return the conversation: the kept items, and the input. Raises Refusal."""
         earlier = (
             kept.get(self.previous_response_id, "previous_response_id").items
             if self.previous_response_id
             else ()
         )
-        told = (
-            [InputItem(role="user", content=self.input)]
-            if isinstance(self.input, str)
-            else self.input
-        )
+        items = self.input
+        if isinstance(items, str):
+            items = [InputItem(role="user", content=items)]
         return [
             *map(InputItem.model_validate, earlier),
             *(
                 InputItem.model_validate(kept.find_item(item.id))
                 if item.type == "item_reference"
                 else item
-                for item in told
+                for item in items
             ),
         ]
 
     def plain(self, conversation: Sequence[InputItem]) -> list[dict[str, Any]]:
-        """The conversation as templates take it."""
+        """Convert a conversation to messages for templates."""
         items: list[dict[str, Any]] = []
         for item in conversation:
             if item.type == "function_call":
@@ -299,19 +274,14 @@ class ResponsesRequest(OptionFields):
                     "type": "function",
                     "function": {"name": item.name, "arguments": item.arguments},
                 }
-                # one message of the assistant has text and calls
+                # text and calls share a message of the assistant
                 if items and items[-1]["role"] == "assistant":
                     items[-1].setdefault("tool_calls", []).append(call)
                 else:
                     items.append({"role": "assistant", "content": "", "tool_calls": [call]})
             elif item.type == "function_call_output":
-                items.append(
-                    {
-                        "role": "tool",
-                        "content": join_parts(item.output),
-                        "tool_call_id": item.call_id,
-                    }
-                )
+                result = join_parts(item.output)
+                items.append({"role": "tool", "content": result, "tool_call_id": item.call_id})
             else:
                 role = "system" if item.role == "developer" else item.role
                 items.append({"role": role, "content": join_parts(item.content)})
@@ -320,18 +290,15 @@ class ResponsesRequest(OptionFields):
             *items,
         ]
 
-    def given_options(self) -> dict[str, Any]:
+    def requested_options(self) -> dict[str, Any]:
         logprobs = {"logprobs": self.top_logprobs or 0} if self.include else {}
         form = self.text.format
-        lifted = (
-            dict.fromkeys(RULES)
-            if "format" in self.text.model_fields_set and form.type == "text"
-            else {}
-        )
-        return logprobs | lifted | super().given_options() | form.options()
+        lifts = "format" in self.text.model_fields_set and form.type == "text"
+        lifted = dict.fromkeys(RULES) if lifts else {}
+        return logprobs | lifted | super().requested_options() | form.options()
 
     def toolbox(self) -> Toolbox:
-        """The tools. Raises Refusal."""
+        """Build the toolbox. Raises Refusal."""
         choice = self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.name
         return build_toolbox(
             [tool.described() for tool in self.tools], choice, self.parallel_tool_calls
@@ -339,27 +306,28 @@ class ResponsesRequest(OptionFields):
 
 
 def _adapt_tools(tools: list[Any], choice: Any, note: Note) -> list[Any]:
-    """The functions among tools, those of namespaces included. Tools that the API's own servers run
-    are left out, unless one of them must be called."""
-    found: list[Any] = []
+    """Pick the functions among tools, including those of namespaces. Drop tools that run on
+    OpenAI's servers, unless the choice requires them.
+    """
+    functions: list[Any] = []
     for tool in tools:
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind == "namespace" and isinstance(tool.get("tools"), list):
-            found += _adapt_tools(tool["tools"], choice, note)
-        # as chat completions write it
+            functions += _adapt_tools(tool["tools"], choice, note)
+        # in the format of chat completions
         elif kind == "function" and isinstance(tool.get("function"), dict):
-            found.append({"type": "function", **tool["function"]})
+            functions.append({"type": "function", **tool["function"]})
         elif kind in (None, "function") or (
             isinstance(choice, dict) and choice.get("type") == kind
         ):
-            found.append(tool)
+            functions.append(tool)
         else:
             note(f"tools[].{kind!s:.40}")
-    return found
+    return functions
 
 
 def _adapt_item(item: Any) -> Any:
-    """An item of the input; None for thoughts and for calls that the API's own servers made."""
+    """Convert an input item; None for thoughts, and for calls that ran on OpenAI's servers."""
     if not isinstance(item, dict):
         return item
     item = {name: value for name, value in item.items() if value is not None}
@@ -385,7 +353,7 @@ async def respond(request: Request) -> Response:
     """Answer an input."""
     body = await read_body(request, ResponsesRequest)
     name = check_model(request, body.model)
-    box, options = body.toolbox(), body.given_options()
+    box, options = body.toolbox(), body.requested_options()
     check_rule(box, options, "text.format" if body.text.format.options() else "")
     kept: KeptResponses = request.app.state.kept_responses
     conversation = body.items(kept)
@@ -399,6 +367,7 @@ async def respond(request: Request) -> Response:
     ) -> dict[str, Any]:
         completion = answers.completions[0]
         options = completion.options
+        limit = options.get("max_tokens")
         is_over = status not in ("in_progress", "queued")
         is_cut = status == "incomplete" and completion.finish_reason in ("length", "context")
         reason = {"reason": "max_output_tokens"} if is_cut else None
@@ -410,9 +379,7 @@ async def respond(request: Request) -> Response:
             "error": None,
             "incomplete_details": reason,
             "instructions": body.instructions or None,
-            "max_output_tokens": None
-            if options.get("max_tokens") == ENDLESS
-            else options.get("max_tokens"),
+            "max_output_tokens": None if limit == ENDLESS else limit,
             "model": name,
             "output": output,
             "parallel_tool_calls": box.many,
@@ -456,23 +423,23 @@ async def respond(request: Request) -> Response:
         number = -1
         writer = OutputWriter(answers, box, identity)
 
-        def told(kind: str, **fields: Any) -> bytes:
+        def write(kind: str, **fields: Any) -> bytes:
             nonlocal number
             number += 1
             return event({"type": kind, "sequence_number": number, **fields}, kind)
 
-        yield told("response.created", response=response(answers, "in_progress", []))
-        yield told("response.in_progress", response=response(answers, "in_progress", []))
+        for kind in ("response.created", "response.in_progress"):
+            yield write(kind, response=response(answers, "in_progress", []))
         for kind, fields in writer.begin():
-            yield told(kind, **fields)
+            yield write(kind, **fields)
         async for batch in answers.batches():
             for kind, fields in writer.push(batch.tokens):
-                yield told(kind, **fields)
+                yield write(kind, **fields)
         completion = answers.completions[0]
         for kind, fields in writer.finish(completion):
-            yield told(kind, **fields)
+            yield write(kind, **fields)
         status = status_of(completion, writer.calls)
-        yield told(
+        yield write(
             f"response.{status}",
             response=keep(response(answers, status, writer.output, writer.thought_tokens)),
         )
@@ -484,7 +451,7 @@ async def respond(request: Request) -> Response:
 
 @router.get("/v1/responses/{response_id}")
 async def retrieve(request: Request, response_id: str) -> Response:
-    """A response that is kept."""
+    """Return a kept response."""
     return Json(request.app.state.kept_responses.get(response_id, "response_id").response)
 
 
@@ -502,19 +469,13 @@ class InputTokensRequest(ResponsesRequest):
 
 @router.post("/v1/responses/input_tokens", **takes(InputTokensRequest))
 async def count_input(request: Request) -> Response:
-    """The tokens of an input, as the model sees it."""
+    """Count the tokens of an input, as the model sees it."""
     body = await read_body(request, InputTokensRequest)
     check_model(request, body.model)
-    counted = await count_prompt(
-        request,
-        Ask(
-            body.plain(body.items(request.app.state.kept_responses)),
-            "input",
-            {},
-            body.toolbox(),
-            variables=body.chat_template_kwargs,
-        ),
-    )
+    prompt = body.plain(body.items(request.app.state.kept_responses))
+    variables = body.chat_template_kwargs
+    ask = Ask(prompt, "input", {}, body.toolbox(), variables=variables)
+    counted = await count_prompt(request, ask)
     return Json({"object": "response.input_tokens", "input_tokens": counted})
 
 
@@ -522,22 +483,21 @@ Event = tuple[str, dict[str, Any]]  # its kind and fields
 
 
 class OutputWriter:
-    """Items of an answer from its tokens: thoughts, messages and calls. output: those that have
-    ended.
+    """Turns tokens into the items of an answer: thoughts, messages and calls.
 
-    Each method returns the events of a stream.
+    Its methods yield the events of a stream.
     """
 
     def __init__(self, answers: Answers, toolbox: Toolbox, identity: str):
-        self.output: list[dict[str, Any]] = []
+        self.output: list[dict[str, Any]] = []  # finished items
         self._llm, self._identity = answers.llm, identity
         self._reader = Reader(answers, 0, toolbox)
-        # An answer that begins with its text has the message at once.
+        # An answer without tools and thoughts opens its message at once.
         self._opens_late = bool(toolbox.offered) or self._reader.may_think
         self._thought: str | None = None  # of the open item
         self._text: str | None = None  # of the open message
         self._logprobs: list[dict[str, Any]] = []  # of the open message
-        # texts of tokens since the last piece, their logprobs
+        # text and logprobs of tokens since the last piece
         self._waiting: list[tuple[str, list[dict[str, Any]]]] = []
         self._call: ToolCall | None = None  # the open call
 
@@ -552,7 +512,7 @@ class OutputWriter:
         return self._reader.thought_tokens
 
     def begin(self) -> Iterator[Event]:
-        """Open the message that an answer without thoughts and tools is."""
+        """Open the message of an answer without thoughts and tools."""
         if not self._opens_late:
             yield from self._open_text()
 
@@ -570,7 +530,7 @@ class OutputWriter:
         if self._text is None and self._call is None and self._thought is None and not self.output:
             yield from self._open_text()
         if self._text is not None:
-            self._logprobs += [one for _, logprobs in self._waiting for one in logprobs]
+            self._logprobs += [entry for _, entries in self._waiting for entry in entries]
         yield from self._end(status_of(completion, self.calls))
 
     def _take(self, piece: Piece) -> Iterator[Event]:
@@ -589,10 +549,13 @@ class OutputWriter:
             if self._text is None:
                 yield from self._end("completed")
                 yield from self._open_text()
-            found = self._take_logprobs(len(piece))
+            logprobs = self._take_logprobs(len(piece))
             self._text = (self._text or "") + piece
-            self._logprobs += found
-            yield "response.output_text.delta", {**self._place(), "delta": piece, "logprobs": found}
+            self._logprobs += logprobs
+            yield (
+                "response.output_text.delta",
+                {**self._place(), "delta": piece, "logprobs": logprobs},
+            )
             return
         self._waiting = []
         if piece.name is not None:
@@ -601,26 +564,18 @@ class OutputWriter:
             begun = _write_call(self._call, "in_progress") | {"arguments": ""}
             yield "response.output_item.added", {"output_index": len(self.output), "item": begun}
         if piece.arguments and self._call:
-            yield (
-                "response.function_call_arguments.delta",
-                {
-                    "item_id": f"fc_{self._call.id}",
-                    "output_index": len(self.output),
-                    "delta": piece.arguments,
-                },
-            )
+            place = {"item_id": f"fc_{self._call.id}", "output_index": len(self.output)}
+            yield "response.function_call_arguments.delta", {**place, "delta": piece.arguments}
 
     def _take_logprobs(self, characters: int) -> list[dict[str, Any]]:
-        """Log-probabilities of the newest tokens with so many characters; older ones wrote the end
-        of a call.
-        """
+        """Take the log-probabilities of the latest `characters`; earlier ones belong to a call."""
         start = len(self._waiting)
         while start and (characters > 0 or not self._waiting[start - 1][0]):
             start -= 1
             characters -= len(self._waiting[start][0])
-        found = [one for _, logprobs in self._waiting[start:] for one in logprobs]
+        logprobs = [entry for _, entries in self._waiting[start:] for entry in entries]
         self._waiting = []
-        return found
+        return logprobs
 
     def _open_text(self) -> Iterator[Event]:
         self._text, self._logprobs = "", []
@@ -648,15 +603,9 @@ class OutputWriter:
         if self._call is not None:
             call = self._call
             done = _write_call(call, "completed" if call.is_complete else "incomplete")
-            yield (
-                "response.function_call_arguments.done",
-                {
-                    "item_id": done["id"],
-                    "output_index": len(self.output),
-                    "name": call.name,
-                    "arguments": call.arguments,
-                },
-            )
+            place = {"item_id": done["id"], "output_index": len(self.output)}
+            fields = {"name": call.name, "arguments": call.arguments}
+            yield "response.function_call_arguments.done", {**place, **fields}
             yield from self._close(done)
         self._text = self._call = None
 
@@ -665,9 +614,10 @@ class OutputWriter:
         self.output.append(item)
 
     def _place_thought(self) -> dict[str, Any]:
+        index = len(self.output)
         return {
-            "item_id": f"rs_{self._identity}_{len(self.output)}",
-            "output_index": len(self.output),
+            "item_id": f"rs_{self._identity}_{index}",
+            "output_index": index,
             "content_index": 0,
         }
 
@@ -714,21 +664,13 @@ def _write_call(call: ToolCall, status: str) -> dict[str, Any]:
 
 
 def fail(refusal: Refusal) -> bytes:
-    """An error within a stream."""
-    return event(
-        {
-            "type": "error",
-            "code": refusal.code,
-            "message": refusal.message,
-            "param": None,
-            "sequence_number": 0,
-        },
-        "error",
-    )
+    """Write an error within a stream."""
+    error = {"code": refusal.code, "message": refusal.message, "param": None}
+    return event({"type": "error", **error, "sequence_number": 0}, "error")
 
 
 def status_of(completion: Completion, calls: Sequence[ToolCall]) -> str:
-    """True if the answer ended by itself, and not within a call."""
+    """Return "completed", or "incomplete" for an answer or call that was cut."""
     is_cut = completion.finish_reason in ("length", "context") or (
         calls and not are_complete(calls)
     )
@@ -736,7 +678,7 @@ def status_of(completion: Completion, calls: Sequence[ToolCall]) -> str:
 
 
 def write_usage(completion: Completion, thought_tokens: int) -> dict[str, Any]:
-    """The usage of a response."""
+    """Write the usage of a response."""
     read, written = completion.prompt_tokens, len(completion.tokens)
     return {
         "input_tokens": read,

@@ -1,6 +1,4 @@
-"""The OpenAPI document: bodies from the pydantic models that check them, so from the one options
-table.
-"""
+"""The OpenAPI document. Its bodies come from the pydantic models that check requests."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ _BODIES: list[type[BaseModel]] = []
 
 
 def takes(body: type[BaseModel]) -> dict[str, Any]:
-    """Arguments of a route whose JSON body is `body`; the route reads it by fields.read_body."""
+    """Return arguments of a route whose JSON body is `body`; fields.read_body reads it."""
     _BODIES.append(body)
     content = {"application/json": {"schema": {"$ref": _REFS.format(model=body.__name__)}}}
     return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
@@ -45,10 +43,10 @@ _REFUSAL = {
 }
 
 
-# Descriptions for JSON where the table's do not suffice.
+# Descriptions of options whose JSON type differs from the table's.
 _WORDS = {
-    "stop": "stop at this text: one text, or a list of them",
-    "logit_bias": "object of token ids and what is added to their logits",
+    "stop": "stop at this text, or at any in a list of texts",
+    "logit_bias": "object that maps token ids to numbers added to their logits",
 }
 
 
@@ -60,9 +58,7 @@ def _put_words(schema: dict[str, Any]) -> None:
 
 
 def _add_names(schema: dict[str, Any], names: Mapping[str, str]) -> None:
-    """Add the API's own names of fields to a body's schema; one of a pair suffices where the field
-    is required.
-    """
+    """Add the API's names of fields to a body's schema; a required field needs either name."""
     properties = schema["properties"]
     for theirs, ours in names.items():
         text = f"{properties[ours].get('description', '')} (also: {ours})".strip()
@@ -70,7 +66,7 @@ def _add_names(schema: dict[str, Any], names: Mapping[str, str]) -> None:
 
 
 def write_openapi(app: FastAPI) -> dict[str, Any]:
-    """The document, made once."""
+    """Build the document, once."""
     if app.openapi_schema is None:
         document = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes

@@ -1,4 +1,4 @@
-"""uvicorn around the application: signals, the grace of running requests, the end."""
+"""uvicorn around the application: signals, and time for running requests to finish."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .connections import Connection
 from .settings import Settings
 
 BACKLOG = 2048  # connections
-SPARE_SECONDS = 5  # after --shutdown-seconds, to tell the clients
+SPARE_SECONDS = 5  # after --shutdown-seconds, to notify clients
 
 
 class Server(uvicorn.Server):
-    """uvicorn that refuses new requests at the first signal and ends running ones after a grace. A
-    second ends at once.
+    """uvicorn that refuses new requests at the first signal and stops running ones `grace` seconds
+    later. A second signal stops at once.
     """
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, grace: float):
@@ -37,7 +37,7 @@ class Server(uvicorn.Server):
         if is_first:
             desk = self._app.state.desk
             desk.drain()
-            # Signals come between two instructions of any code: leave the rest to the event loop.
+            # A signal may interrupt any code: leave the rest to the event loop.
             desk.loop.call_soon_threadsafe(desk.loop.call_later, self._grace, desk.stop_all)
         elif sig == signal.SIGTERM:
             self.force_exit = True
@@ -71,8 +71,8 @@ def serve(
     cli.say(describe(settings, listening.getsockname()[1], certificate_file is not None))
     if not settings.api_keys and not listening.getsockname()[0].startswith(("127.", "::1")):
         cli.say(
-            "warning: other machines can reach this server, and it asks for no key: "
-            "--api-key-file sets one"
+            "warning: other machines can reach this server without a key: "
+            "set keys with --api-key-file"
         )
     servers[0].run(sockets=[listening])
     failure = app.state.keeper.error
@@ -87,7 +87,7 @@ def make_config(
     key_file: str | None = None,
     certificate_file: str | None = None,
 ) -> uvicorn.Config:
-    """uvicorn's settings."""
+    """Build uvicorn's settings."""
     return uvicorn.Config(
         app,
         http=Connection,
@@ -103,13 +103,13 @@ def make_config(
 
 
 def bind(settings: Settings) -> socket.socket:
-    """A listening socket. Raises LlamaError."""
+    """Open a listening socket. Raises LlamaError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listening = socket.socket(family, kind, protocol)
-        # a port of a killed server is free at once
+        # reuse the port of a killed server at once
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen(BACKLOG)  # early connections wait
@@ -117,14 +117,13 @@ def bind(settings: Settings) -> socket.socket:
         reason = getattr(error, "strerror", None) or str(error)
         raise LlamaError(
             f"--host {settings.host} --port {settings.port}: cannot listen there ({reason}): "
-            "choose another "
-            "--port, or 0 for a free one"
+            "choose another --port, or 0 for a free port"
         ) from None
     return listening
 
 
 def describe(settings: Settings, port: int, is_https: bool) -> str:
-    """The line that says where the server is."""
+    """Write the line with the server's address."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     key = "; clients need an API key" if settings.api_keys else ""
     return f"listening on http{'s' if is_https else ''}://{host}:{port}{key}"

@@ -1,4 +1,4 @@
-"""Settings of one server: where it listens, who may ask, and how much."""
+"""Settings of a server: address, access and limits."""
 
 from __future__ import annotations
 
@@ -9,25 +9,23 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Settings:
-    """Complete settings; `command.py` makes them from flags. Sizes in bytes, times in seconds.
-
-    options: generation options in force where a request does not set them, by name.
-    """
+    """Complete settings; `command.py` makes them from flags. Sizes in bytes, times in seconds."""
 
     host: str = "127.0.0.1"
     port: int = 8080
     alias: str | None = None  # name of the model in answers; None: the checkpoint's
     api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()  # names beside localhost, `host` and IP addresses
+    allowed_hosts: tuple[str, ...] = ()  # names besides localhost, `host` and IP addresses
+    # generation options by name, for requests that do not set them
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    queue: int = 64  # requests beyond the rows; more are told to come again
+    queue: int = 64  # requests that wait for a row; more get 503
     timeout: float = 600.0  # per request, queue included
     receive_timeout: float = 60.0  # until a request has arrived, headers and body
-    send_timeout: float = 60.0  # until a client takes the next piece
-    shutdown_seconds: float = 30.0  # that running requests have after SIGTERM
-    # seconds without a request until the model's memory is given back
+    send_timeout: float = 60.0  # until a client reads the next piece
+    shutdown_seconds: float = 30.0  # for running requests after SIGTERM
+    # without a request until the model is unloaded
     idle_unload: float | None = None
 
     max_connections: int = 200  # fits macOS's 256 open files of a process
@@ -37,15 +35,15 @@ class Settings:
     compile_seconds: float = 2.0  # of a schema, regular expression or grammar
     max_stops: int = 16
     max_stop_length: int = 1024  # characters
-    max_choices: int = 16  # answers of one request
-    max_jobs: int = 256  # kept, running and ended
-    job_seconds: float = 600.0  # that an ended job is kept
+    max_choices: int = 16  # answers per request
+    max_jobs: int = 256  # running and ended
+    job_seconds: float = 600.0  # until an ended job is forgotten
 
     serves_slots: bool = True
     slot_folder: str | None = None  # of saved caches
     serves_metrics: bool = True
     serves_page: bool = True
     logs_prompts: bool = False
-    # thoughts: split off; not asked for; left in the text
+    # thoughts: in a separate field; disabled; left in the text
     reasoning: Literal["auto", "off", "raw"] = "auto"
-    is_strict: bool = False  # refuse what would be passed over
+    is_strict: bool = False  # refuse fields that would be ignored

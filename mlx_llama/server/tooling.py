@@ -1,6 +1,4 @@
-"""Tools, formats and log-probabilities as OpenAI's APIs write them; answers taken apart into text
-and calls.
-"""
+"""Tools, formats and log-probabilities of OpenAI's APIs; answers split into text and calls."""
 
 from __future__ import annotations
 
@@ -26,22 +24,20 @@ from mlx_llama.core.text.tools import (
 
 from .answers import Answers
 from .faults import bad_field
-from .fields import Body
+from .fields import RULES, Body, Strict
 
 TOOL_NAME = r"^[\w.:/@-]{1,128}$"
 
 
 def build_toolbox(described: Sequence[Mapping[str, Any]], choice: str, many: bool) -> Toolbox:
-    """Check tools and the choice among them. Raises Refusal."""
+    """Check tools and the choice among them. many: allow several calls. Raises Refusal."""
     try:
         tools = tuple(read_tools(list(described)))
     except OptionsError as error:
         raise bad_field("tools", "tools", str(error)) from None
     names = [tool.name for tool in tools]
     if choice not in ("none", "auto") and not tools:
-        raise bad_field(
-            "tool_choice", "tools", "tool_choice: there is no tool to call: give tools", choice
-        )
+        raise bad_field("tool_choice", "tools", "tool_choice: needs tools", choice)
     if choice not in ("none", "auto", "required", *names):
         raise bad_field(
             "tool_choice",
@@ -53,21 +49,18 @@ def build_toolbox(described: Sequence[Mapping[str, Any]], choice: str, many: boo
 
 
 def check_rule(box: Toolbox, options: Mapping[str, Any], form: str) -> None:
-    """Refuse a rule for the text of an answer that must be a call. form: the field that gave the
-    schema, "" for schema.
+    """Refuse a rule for the text of an answer that must be a call.
 
-    Raises Refusal.
+    form: the field with the schema, "" for schema itself.
     """
-    given = next(
-        (name for name in ("schema", "regex", "grammar") if options.get(name) is not None), None
-    )
-    if box.forced and given:
-        field = form or given
+    rule = next((name for name in RULES if options.get(name) is not None), None)
+    if box.forced and rule:
+        field = form or rule
         raise bad_field(
             field,
             "tool_choice auto or none",
-            f"{field}: an answer that must be a call has no text to fit it: leave "
-            "it out, or choose tool_choice auto",
+            f"{field}: does not apply to an answer that must be a call: leave it out, "
+            "or use tool_choice auto",
         )
 
 
@@ -75,16 +68,15 @@ Piece = str | Thought | ToolDelta
 
 
 class Reader:
-    """Takes the streamed text of one answer apart: thoughts, text, calls.
+    """Splits the streamed text of an answer into thoughts, text and calls.
 
-    An answer that must be a call has no text: the beginning of a call that was cut is dropped.
-    thought_tokens: tokens that were thoughts.
+    An answer that must be a call has no text: the start of an unfinished call is dropped.
     """
 
     def __init__(self, answers: Answers, index: int, toolbox: Toolbox):
         llm = answers.llm
         self.parser: ToolParser | None = None
-        self.thought_tokens = 0
+        self.thought_tokens = 0  # tokens of thoughts so far
         self._thoughts = self._find_thoughts(answers, index)
         self._is_forced = bool(toolbox.forced)
         if toolbox.offered:
@@ -94,16 +86,11 @@ class Reader:
     @staticmethod
     def _find_thoughts(answers: Answers, index: int) -> ThoughtParser | None:
         llm = answers.llm
-        form = (
-            find_thoughts(llm.template.source)
-            if llm.template and answers.settings.reasoning != "raw"
-            else None
-        )
-        return (
-            ThoughtParser(form, form.is_open(llm.tokenizer, answers.prompts[index]))
-            if form
-            else None
-        )
+        if llm.template is None or answers.settings.reasoning == "raw":
+            return None
+        form = find_thoughts(llm.template.source)
+        is_open = form is not None and form.is_open(llm.tokenizer, answers.prompts[index])
+        return ThoughtParser(form, is_open) if form else None
 
     @property
     def may_think(self) -> bool:
@@ -115,8 +102,13 @@ class Reader:
         """Calls so far."""
         return self.parser.calls if self.parser else []
 
+    def read(self, tokens: Sequence[Token], is_last: bool) -> list[Piece]:
+        """Push the tokens, and the end if they are the last."""
+        pieces = [piece for token in tokens for piece in self.push(token.text)]
+        return pieces + (self.push("", is_last=True) if is_last else [])
+
     def push(self, text: str, is_last: bool = False) -> list[Piece]:
-        """Read a token's text; returns thoughts and texts that are not empty, and news of calls."""
+        """Read a token's text; return new thoughts, text and parts of calls, none empty."""
         pieces: list[Piece] = []
         if self._thoughts is not None:
             self.thought_tokens += self._thoughts.is_thinking and not is_last
@@ -125,19 +117,19 @@ class Reader:
             text = "".join(part for part in parts if isinstance(part, str))
         if self.parser is None:
             return [*pieces, text] if text else pieces
-        found = self.parser.push(text) + (self.parser.finish() if is_last else [])
+        news = self.parser.push(text) + (self.parser.finish() if is_last else [])
         return pieces + (
-            [piece for piece in found if not isinstance(piece, str)] if self._is_forced else found
+            [piece for piece in news if not isinstance(piece, str)] if self._is_forced else news
         )
 
 
 def tool_format(llm: LLM) -> ToolFormat:
-    """The format in which the model writes calls. Raises OptionsError."""
+    """Return the format in which the model writes calls. Raises OptionsError."""
     return find_format(llm.require_template().source, llm.tokenizer)
 
 
 class Parts(NamedTuple):
-    """A whole answer, taken apart."""
+    """The parts of a whole answer."""
 
     text: str
     calls: list[ToolCall]
@@ -146,11 +138,9 @@ class Parts(NamedTuple):
 
 
 def read_answer(answers: Answers, index: int, toolbox: Toolbox) -> Parts:
-    """Thoughts, text and calls of a whole answer."""
+    """Split a whole answer into thoughts, text and calls."""
     reader, completion = Reader(answers, index, toolbox), answers.completions[index]
-    pieces = [
-        piece for token in completion.tokens for piece in reader.push(token.text)
-    ] + reader.push("", is_last=True)
+    pieces = reader.read(completion.tokens, is_last=True)
     return Parts(
         "".join(piece for piece in pieces if isinstance(piece, str)),
         reader.calls,
@@ -160,20 +150,24 @@ def read_answer(answers: Answers, index: int, toolbox: Toolbox) -> Parts:
 
 
 def are_complete(calls: Sequence[ToolCall]) -> bool:
-    """True if there are calls and all of them may be made: none was cut by a stop string or a
-    limit.
-    """
+    """True if there are calls, none of them cut by a stop string or a limit."""
     return bool(calls) and all(call.is_complete for call in calls)
 
 
 def finish_reason(completion: Completion, calls: Sequence[ToolCall] = ()) -> str:
-    """OpenAI's word for the end of an answer."""
+    """Return OpenAI's finish_reason."""
     if completion.finish_reason in ("length", "context"):
         return "length"
     return "tool_calls" if are_complete(calls) else "stop"
 
 
 # Bodies
+
+
+def describe_function(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe a tool for core."""
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}
 
 
 class FunctionBody(Body):
@@ -184,24 +178,15 @@ class FunctionBody(Body):
     parameters: dict[str, Any] = Field(
         {"type": "object", "properties": {}}, description="JSON schema of an object"
     )
-    strict: bool | None = Field(
-        None, description="has no effect: a required call always fits its schema"
-    )
+    strict: Strict = None
 
     def described(self) -> dict[str, Any]:
-        """The tool as core reads it."""
-        return {
-            "type": "function",
-            "function": {
-                "name": self.name,
-                "description": self.description,
-                "parameters": self.parameters,
-            },
-        }
+        """Describe the tool for core."""
+        return describe_function(self.name, self.description, self.parameters)
 
 
 class FunctionTool(Body):
-    """A tool of the kind function."""
+    """A function as a tool."""
 
     type: Literal["function"]
     function: FunctionBody
@@ -231,7 +216,7 @@ class Call(Body):
     """A call that an assistant made."""
 
     id: str = Field(max_length=4096)
-    index: int = Field(0, ge=0, description="has no effect: calls are in their order")
+    index: int = Field(0, ge=0, description="has no effect: calls are listed in order")
     type: Literal["function"] = "function"
     function: CallFunction
 
@@ -251,37 +236,37 @@ class NamedSchema(Body):
 
 
 class ResponseFormat(Body):
-    """Kind of the answer: any text, JSON, or JSON of a schema."""
+    """Format of the answer: text, JSON, or JSON of a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
     schema_: dict[str, Any] | bool | None = Field(
-        default=None, alias="schema", description="of json_object, as llama-server has it"
+        default=None, alias="schema", description="for json_object, as in llama-server"
     )
 
     @model_validator(mode="after")
     def _check(self):
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("json_schema is for the type json_schema, which needs it")
+            raise ValueError("the type json_schema needs json_schema, and others have none")
         if self.schema_ is not None and self.type != "json_object":
-            raise ValueError("schema is for the type json_object")
+            raise ValueError("only the type json_object has a schema")
         if self.schema_ is not None:
             check_schema(self.schema_)
         return self
 
     def options(self) -> dict[str, Any]:
-        """The option that enforces the format."""
+        """Return the option that enforces the format."""
         if self.type == "text":
             return {}
         if self.json_schema is not None:
             form = self.json_schema
-            # strict: nothing is relaxed
+            # strict: relax nothing
             return {"schema": Schema.of(form.schema_) if form.strict else form.schema_}
         return {"schema": {"type": "object"} if self.schema_ is None else self.schema_}
 
 
 def check_schema(value: Any) -> None:
-    """Raise ValueError for a schema that is too long, too deep, or none."""
+    """Raise ValueError for an invalid schema, or one that is too long or too deep."""
     Schema.of(value)
 
 
@@ -289,7 +274,7 @@ def check_schema(value: Any) -> None:
 
 
 def write_token(llm: LLM, token: int, logprob: float) -> dict[str, Any]:
-    """A token and its log-probability."""
+    """Write a token and its log-probability."""
     piece = llm.tokenizer.piece(token)
     data = piece.data if piece else b""
     return {
@@ -300,12 +285,12 @@ def write_token(llm: LLM, token: int, logprob: float) -> dict[str, Any]:
 
 
 def write_logprobs(llm: LLM, tokens: Sequence[Token]) -> dict[str, Any]:
-    """OpenAI's logprobs of tokens; end tokens are left out."""
+    """Write OpenAI's logprobs, without end tokens."""
     return {"content": list_logprobs(llm, tokens), "refusal": None}
 
 
 def list_logprobs(llm: LLM, tokens: Sequence[Token]) -> list[dict[str, Any]]:
-    """The entries of `write_logprobs`."""
+    """Return the entries of `write_logprobs`."""
     return [
         write_token(llm, token, token.logprobs.logprob)
         | {"top_logprobs": [write_token(llm, other, value) for other, value in token.logprobs.top]}

@@ -135,7 +135,7 @@ def test_logprobs_of_a_conversation_follow_its_answer(door, toy, asked):
 
 
 def test_logprobs_of_a_server_are_asked_for_by_its_clients():
-    with pytest.raises(OptionsError, match="each request asks for its own"):
+    with pytest.raises(OptionsError, match="is set by each request"):
         server.make_settings(server.parser().parse_args(["--logprobs", "2"]))
 
 

@@ -101,7 +101,7 @@ def test_an_alias_that_is_an_adapter_s_name_is_refused(folders, monkeypatch):
     monkeypatch.setattr(
         "mlx_llama.server.serving.serve", lambda settings, load_checked, *rest: load_checked()
     )
-    with pytest.raises(OptionsError, match="an adapter has that name"):
+    with pytest.raises(OptionsError, match="is the name of an adapter"):
         command.main(
             [
                 "--model",

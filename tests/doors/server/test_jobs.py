@@ -82,17 +82,15 @@ def test_unknown_jobs_say_why(guide, serve):
     other = guide.post("/v1/jobs", prompt="hi", max_tokens=1).json()["job_id"]
     known = other.split("-")[0]
     done = guide.http.get(f"/v1/jobs/{known}-0000/stream")
-    assert (
-        done.status_code == 404 and "was forgotten, or never was" in done.json()["error"]["message"]
-    )
+    assert done.status_code == 404 and "or never existed" in done.json()["error"]["message"]
     done = guide.http.get("/v1/jobs/invented/stream")
     assert (
         done.status_code == 404
-        and "started anew" not in done.text
-        and "no server gives such an id" in done.text
+        and "restart of the server" not in done.text
+        and "it is not a job id" in done.text
     )
     done = guide.http.get(f"/v1/jobs/01234567-{'0' * 16}/stream")
-    assert done.status_code == 404 and "started anew" in done.json()["error"]["message"]
+    assert done.status_code == 404 and "restart of the server" in done.json()["error"]["message"]
     assert guide.http.delete("/v1/jobs/x").status_code == 404
 
 

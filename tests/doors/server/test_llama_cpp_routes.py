@@ -590,7 +590,7 @@ def test_slots_of_running_requests(inside, roomy, tmp_path):
         assert busy["params"]["max_tokens"] == 90_000 and busy["next_token"][0]["n_decoded"] >= 1
         assert "prompt" not in busy and "llama" not in json.dumps(busy)
         refused = server.post("/slots/0?action=restore", filename="it")
-        assert refused.status_code == 400 and "a request runs in slot 0" in refused.text
+        assert refused.status_code == 400 and "slot 0 is running a request" in refused.text
         assert server.http.get("/slots?fail_on_no_slot=1").status_code == 200
         with server.http.stream(
             "POST", "/completion", json={"prompt": "x", "n_predict": 90_000, "stream": True}

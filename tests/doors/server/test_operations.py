@@ -135,9 +135,9 @@ def test_a_model_that_cannot_be_loaded_again_is_tried_at_the_next_request(inside
 
 
 def test_a_server_for_others_without_a_key_warns(serve):
-    assert "it asks for no key" in serve("--host", "0.0.0.0").text()
+    assert "reach this server without a key" in serve("--host", "0.0.0.0").text()
     assert (
-        "it asks for no key"
+        "reach this server without a key"
         not in serve("--host", "0.0.0.0", "--api-key", "x").text() + serve().text()
     )
 

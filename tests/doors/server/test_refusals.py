@@ -194,7 +194,7 @@ def test_limits(guide):
     done = guide.http.post("/v1/completions", content=chunks())  # no Content-Length
     assert done.status_code == 413
     done = guide.post("/v1/chat/completions", messages=QUESTION * 3000)
-    assert done.status_code == 400 and "has 3000 items, at most 2048" in done.text
+    assert done.status_code == 400 and "has 3000 items, the maximum is 2048" in done.text
     done = guide.post("/v1/completions", prompt=["a"] * 8, n=3)
     assert done.status_code == 400 and done.json()["errors"][0]["field"] == "n"
     done = guide.post("/v1/completions", prompt=["a"] * 17)
@@ -390,7 +390,7 @@ def test_a_part_that_is_no_text_is_the_only_fault_of_its_list(guide):
         ({"content": "hi"}, "message needs role"),
         ({"type": "function_call", "call_id": "c", "name": "f"}, "function_call needs arguments"),
         ({"type": "function_call_output", "output": "x"}, "function_call_output needs call_id"),
-        ({"role": "user", "content": "hi", "output": "x"}, "message has no output"),
+        ({"role": "user", "content": "hi", "output": "x"}, "message cannot have output"),
     ],
 )
 def test_an_input_item_has_the_fields_of_its_type(item, message, guide):
