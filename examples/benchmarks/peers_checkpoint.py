@@ -129,6 +129,7 @@ class Ours(Engined):
 
     def __init__(self, path: str, capacity: int, threads: int, setting: list[Any]):
         from mlx_llama.bench.measure import load
+        from mlx_llama.core.backends.load_options import LoadOptions
         from mlx_llama.core.backends.selection import select
         from mlx_llama.core.files.checkpoint import open_checkpoint
 
@@ -138,12 +139,7 @@ class Ours(Engined):
             self.backend,
             device or ("gpu" if select(self.backend, "cpu").runtime.has_gpu() else "cpu"),
         )
-        self.loaded = load(
-            open_checkpoint(path),
-            backend,
-            "auto",
-            **({} if compile is None else {"compile": compile}),
-        )
+        self.loaded = load(open_checkpoint(path), backend, LoadOptions(compile=compile))
         super().__init__(backend, self.loaded.model, capacity)
 
     def _set_threads(self, threads: int) -> None:
@@ -164,7 +160,7 @@ class OursMlx(Ours):
         """
         from mlx_llama.bench import host
 
-        found = host.measure_host(self.loaded, self.warm.context)
+        found = host.measure_host(self.loaded, self.warm.engine.context)
         return {
             "build": found["step_us"],
             "host": found["thread_us"],

@@ -375,8 +375,7 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
         }
     if llm.template is None and _is_chat(ask.prompt):
         merged["stop"] = (*merged.get("stop", ()), "<|im_end|>")
-    if "max_new_tokens" not in (llm.checkpoint.generation_config or {}):
-        merged.setdefault("max_tokens", ENDLESS)
+    merged = default_limit(llm) | merged
     try:
         resolved = llm.defaults.resolve(_build_schema(merged, settings))
     except OptionsError as error:
@@ -448,6 +447,12 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
         reuses=ask.reuses,
         decode_seconds=ask.decode_seconds,
     )
+
+
+def default_limit(llm: LLM) -> dict[str, Any]:
+    """No limit but the context, unless the checkpoint has one."""
+    is_limited = "max_new_tokens" in (llm.checkpoint.generation_config or {})
+    return {} if is_limited else {"max_tokens": ENDLESS}
 
 
 def find_template(llm: LLM) -> ChatTemplate:

@@ -22,7 +22,7 @@ from mlx_llama.core.generation.completion import Token
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import FIELDS
 
-from .answers import Answers, find_template, refuse
+from .answers import Answers, default_limit, find_template, refuse
 from .faults import Fault, Refusal, bad_field
 from .fields import ENDLESS, Body, ModelName, OptionFields, list_places, read_body
 from .openai import Message, fail, split_prompts
@@ -554,7 +554,8 @@ async def props(request: Request) -> Response:
 
 def describe_model(llm: LLM, settings: Settings) -> dict[str, Any]:
     """Return the part of /props that remains available while the model is unloaded."""
-    options = write_settings(llm.defaults.resolve(settings.options).options.model_dump())
+    resolved = llm.defaults.resolve({**default_limit(llm), **settings.options})
+    options = write_settings(resolved.options.model_dump())
     if "seed" not in settings.options:
         options["seed"] = None
     named = llm.tokenizer.named

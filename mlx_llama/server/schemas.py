@@ -62,7 +62,8 @@ def _add_names(schema: dict[str, Any], names: Mapping[str, str]) -> None:
     properties = schema["properties"]
     for theirs, ours in names.items():
         text = f"{properties[ours].get('description', '')} (also: {ours})".strip()
-        properties[theirs] = {**properties[ours], "title": theirs, "description": text}
+        field = {name: value for name, value in properties[ours].items() if name != "aliases"}
+        properties[theirs] = {**field, "title": theirs, "description": text}
 
 
 def write_openapi(app: FastAPI) -> dict[str, Any]:

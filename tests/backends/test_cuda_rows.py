@@ -343,7 +343,7 @@ def logits_alone(name: str, i: int) -> list[bytes]:
     cache = model.make_cache(100)
     model.forward([prompt(i)], 0, cache)
     return [
-        model.forward([[token]], cache.length, cache).numpy().tobytes()
+        model.forward([[token]], cache.length, cache).float().numpy().tobytes()
         for token in conversation(i, COUNT)
     ]
 
@@ -363,12 +363,16 @@ def check_company(name: str, joins: list[int], order: int) -> int:
             if not now:
                 continue
             rng.shuffle(now)
-            got = model.forward(
-                [[conversation(i, COUNT)[done[i]]] for i in now],
-                [cache.lengths[i + 1] for i in now],
-                cache,
-                rows=[i + 1 for i in now],
-            ).numpy()
+            got = (
+                model.forward(
+                    [[conversation(i, COUNT)[done[i]]] for i in now],
+                    [cache.lengths[i + 1] for i in now],
+                    cache,
+                    rows=[i + 1 for i in now],
+                )
+                .float()
+                .numpy()
+            )
             for i, logits in zip(now, got):
                 assert logits.tobytes() == logits_alone(name, i)[done[i]], (
                     name,
@@ -402,9 +406,13 @@ def many_rows(name: str) -> int:
         for row in range(33):
             if row < 5:
                 model.forward([prompt(row)], 0, cache, rows=[row])
-        got = model.forward(
-            [[conversation(row, COUNT)[0]] for row in range(33)], cache.lengths, cache
-        ).numpy()
+        got = (
+            model.forward(
+                [[conversation(row, COUNT)[0]] for row in range(33)], cache.lengths, cache
+            )
+            .float()
+            .numpy()
+        )
         for row in (0, 2, 4):
             assert got[row].tobytes() == logits_alone(name, row)[0], row
         assert cache.lengths == [41, 2, 21, 4, 10] + [1] * 28
@@ -482,7 +490,7 @@ def decoded_text(name: str, bits: int | None) -> tuple[list[bytes], dict]:
     model, _ = plain_and_invariant(name, bits)
     cache = model.make_cache(len(TEXT))
     return [
-        model.forward([[token]], cache.length, cache).numpy().tobytes() for token in TEXT
+        model.forward([[token]], cache.length, cache).float().numpy().tobytes() for token in TEXT
     ], cache.state()
 
 
@@ -514,9 +522,11 @@ def check_chunks(name: str, bits: int | None, events: list[tuple]) -> int:
                     continue
                 starts = [cache.lengths[row] for row in rows]
                 tokens = [TEXT[start : start + count] for start in starts]
-                found = model.forward(
-                    tokens, starts, cache, rows=rows, all_positions=count % 2 == 0
-                ).numpy()
+                found = (
+                    model.forward(tokens, starts, cache, rows=rows, all_positions=count % 2 == 0)
+                    .float()
+                    .numpy()
+                )
                 for start, logits in zip(starts, found.reshape(len(rows), -1, found.shape[-1])):
                     first = start if count % 2 == 0 else start + count - 1
                     for at, one in enumerate(logits, first):

@@ -500,7 +500,7 @@ class Loaded:
     def __init__(self, model, promises_bits=False):
         self.backend, self.model = ToyBackend(), model
         model.is_batch_invariant = promises_bits
-        self.engine = self
+        self.engine = self.loop = self
 
 
 @pytest.fixture

@@ -107,7 +107,8 @@ class Reader:
         """The field's name in this file, "" for none."""
         if self.is_gguf:
             return field.gguf
-        return field.alias if field.alias in self.raw and field.json not in self.raw else field.json
+        has_alias = field.alias and field.alias in self.raw and field.json not in self.raw
+        return field.alias if has_alias else field.json
 
     def field(self, field: Field, defaults: Mapping[str, Any]) -> Any:
         """The field's value, None where LlamaConfig's default applies. defaults: by config.json's

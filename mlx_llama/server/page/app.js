@@ -324,7 +324,8 @@ function showSettings() {
       : make("input", { type: "text", inputMode: field.isNumber ? "decimal" : "text", autocomplete: "off" });
     input.name = name;
     input.value = value === undefined ? "" : typeof value === "object" ? JSON.stringify(value) : String(value);
-    if (!field.choices) input.placeholder = name === "seed" && defaults.seed === null ? "drawn anew" : write(defaults[name]);
+    if (!field.choices) input.placeholder = name === "seed" && defaults.seed === null ? "drawn anew"
+      : name === "max_tokens" && defaults.max_tokens >= 2 ** 31 ? "until the end" : write(defaults[name]);
     return make("label", {}, name.replaceAll("_", " "), input, make("small", { textContent: field.about }));
   }));
   $("settings").showModal();

@@ -288,7 +288,7 @@ def test_a_rule_of_the_server_is_replaced_or_lifted_by_a_request(inside):
 
 @pytest.mark.parametrize(
     "flags, message",
-    [(("--regex", "("), "option regex"), (("--logit-bias", "999999=1"), "option logit_bias")],
+    [(("--regex", "("), "option --regex"), (("--logit-bias", "999999=1"), "option --logit-bias")],
 )
 def test_options_that_no_request_could_use_end_the_server(flags, message):
     done = subprocess.run(
@@ -459,5 +459,5 @@ def test_https(tmp_path):
     with httpx.Client(
         verify=ssl.create_default_context(cafile=certificate), trust_env=False
     ) as client:
-        assert client.get(f"https://localhost:{server.port}/health").json() == {"status": "ok"}
+        assert client.get(f"https://localhost:{server.port}/live").json() == {"status": "ok"}
     server.close()

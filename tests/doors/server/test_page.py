@@ -193,7 +193,7 @@ def test_settings_are_those_of_the_table_and_reach_the_model(page, llm):
 
     assert (
         names == [name for name in FIELDS if name != "logprobs"]
-        and page.find("[name=max_tokens]").get_attribute("placeholder") == "256"
+        and page.find("[name=max_tokens]").get_attribute("placeholder") == "until the end"
     )
     page.find("#system").send_keys("Be kind.")
     page.find("[name=top_p]").send_keys("7")

@@ -128,7 +128,9 @@ def check_storm(server: Live, clients: int, requests: int, most_tokens: int = 12
 
 
 def test_a_small_storm(tmp_path, toy):
-    server = Live(tmp_path / "log", "--model", toy, "--parallel", "8", "--queue", "8", "--quiet")
+    server = Live(
+        tmp_path / "log", "--model", toy, "--parallel", "8", "--queue", "8", "--quiet", "--strict"
+    )
     try:
         check_storm(server, 16, 300)
     finally:
@@ -137,7 +139,7 @@ def test_a_small_storm(tmp_path, toy):
 
 @pytest.mark.slow
 def test_a_storm(tmp_path, toy):
-    server = Live(tmp_path / "log", "--model", toy, "--parallel", "16", "--quiet")
+    server = Live(tmp_path / "log", "--model", toy, "--parallel", "16", "--quiet", "--strict")
     try:
         check_storm(server, 64, 2000)
     finally:
