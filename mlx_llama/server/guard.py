@@ -239,9 +239,9 @@ class Guard:
 
 
 def _join_places(places: Iterable[str]) -> str:
-    """Write places of a body as a header's value."""
+    """Places of a body as a header's value: printable ASCII."""
     text = ", ".join(places)[:1024].encode("ascii", "backslashreplace").decode()
-    return text.replace("\r", "").replace("\n", "")
+    return re.sub(r"[^ -~]", "?", text)
 
 
 def write_receipt(answers: Answers, settings: Settings) -> str:

@@ -180,3 +180,13 @@ def test_options_of_the_table_that_an_api_cannot_tell_are_refused(guide):
     ):
         done = guide.post(path, **base, regex="a", **{name: value})
         assert done.status_code == 400 and f"{name}: cannot be combined with" in done.text
+
+
+def test_strange_names_of_fields_are_told_in_a_header_of_ascii(lenient):
+    path, base = CHAT
+    done = lenient.post(
+        path, **base, max_tokens=1, **{"a\r\nSet-Cookie: x\x00": 1, "ü🦙": 2, "x" * 3000: 3}
+    )
+    assert done.status_code == 200 and "set-cookie" not in done.headers, done.text
+    assert "a??Set-Cookie: x?" in done.headers["x-mlx-llama-noted"]
+    assert len(done.headers["x-mlx-llama-noted"]) < 3000
