@@ -410,7 +410,7 @@ def test_the_default_settings_have_the_fields_of_an_answers(guide):
         "timings_per_token",
     }
     assert (params["n_predict"], params["logit_bias"], params["grammar"], params["n_probs"]) == (
-        256,
+        -1,
         [],
         "",
         0,
