@@ -431,7 +431,10 @@ def test_killed_in_the_middle_and_started_again_on_the_same_port(tmp_path, roomy
         assert again.port == server.port
         assert again.post("/v1/completions", prompt="hello", max_tokens=3).status_code == 200
         done = again.http.get(f"/v1/jobs/{job}/stream")
-        assert done.status_code == 404 and "a restart of the server ends" in done.json()["error"]["message"]
+        assert (
+            done.status_code == 404
+            and "a restart of the server ends" in done.json()["error"]["message"]
+        )
         for thread in threads:
             thread.join(20)
     finally:
