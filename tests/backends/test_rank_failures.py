@@ -43,15 +43,18 @@ def read_some(process, seconds=180) -> bytes:
     return text
 
 
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def await_end(pids, seconds) -> list[int]:
     """Those of `pids` that still run after a time."""
     last = time.monotonic() + seconds
     while time.monotonic() < last:
-        pids = [
-            one
-            for one in pids
-            if psutil.pid_exists(one) and psutil.Process(one).status() != psutil.STATUS_ZOMBIE
-        ]
+        pids = [pid for pid in pids if is_running(pid)]
         if not pids:
             break
         time.sleep(0.05)
@@ -108,10 +111,12 @@ def test_all_others_end(backend, way, victim, size, tmp_path):
                 and "KeyboardInterrupt" not in said
             ), said
         else:
+            # mlx.launch may end the others before they have said it, and says it then.
+            launcher_said = f"Node with rank {victim} exited with code -9" in said
             assert (
                 f"error: rank {victim} has " + ("been silent" if way == "SIGSTOP" else "ended")
                 in said
-            ), said
+            ) or (way == "SIGKILL" and launcher_said), said
     finally:
         end(process)
         errors.close()
