@@ -35,13 +35,13 @@ class Cache(Positions):
         super().__init__(config, capacity, position_nbytes(config, dtype.itemsize, bits), rows)
         self.dtype, self.device, self.bits = dtype, device, bits
         self.versions = [0] * rows
-        self._storage: list[Storage | None] = [None] * rows
+        self.row_storage: list[Storage | None] = [None] * rows
         # cosines and sines of all positions of any row
         self.tables: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def _free(self, rows: Sequence[int], is_all: bool) -> None:
         for row in rows:
-            self._storage[row] = None
+            self.row_storage[row] = None
             self.versions[row] += 1
         if is_all:
             self.tables = None
@@ -52,7 +52,7 @@ class Cache(Positions):
 
     def arrays(self) -> list[torch.Tensor]:
         """Arrays that the next call depends on, to launch after a chunk of the prompt."""
-        return [array for storage in self._storage if storage for array in storage.arrays()]
+        return [array for storage in self.row_storage if storage for array in storage.arrays()]
 
     def view(
         self,
@@ -66,24 +66,24 @@ class Cache(Positions):
         recent = torch.full((len(parts), window), -1, dtype=torch.int32, device=self.device)
         for into, (row, start, end) in zip(recent, parts):
             if start < end:
-                into[window - end + start :] = self._storage[row].tokens[start:end]
+                into[window - end + start :] = self.row_storage[row].tokens[start:end]
         return recent
 
     @torch.inference_mode()
     def _copy(self, source: int, target: int, length: int) -> None:
         self.reserve({target: length})
         self.versions[target] += 1
-        self._storage[target].copy_from(self._storage[source], length)
+        self.row_storage[target].copy_from(self.row_storage[source], length)
 
     def _export(self, row: int, length: int) -> dict[str, np.ndarray]:
-        storage = self._storage[row]
+        storage = self.row_storage[row]
         parts = (storage.read(slice(None), part, 0, length, torch.float32) for part in (0, 1))
         keys, values = (runtime.to_numpy(part) for part in parts)
         return {"tokens": runtime.to_numpy(storage.tokens[:length]), "keys": keys, "values": values}
 
     @torch.inference_mode()
     def _load(self, state: Mapping[str, np.ndarray], row: int, length: int) -> None:
-        storage = self._storage[row]
+        storage = self.row_storage[row]
         storage.tokens[:length] = torch.from_numpy(state["tokens"])
         for part, name in enumerate(("keys", "values")):
             for layer, values in enumerate(state[name]):
@@ -103,14 +103,14 @@ class Cache(Positions):
             new[row] = Storage.allocate(
                 self.config, self.storage_for(end), self.dtype, self.bits, self.device
             )
-            if self._storage[row] and self.lengths[row]:
-                new[row].copy_from(self._storage[row], self.lengths[row])
+            if self.row_storage[row] and self.lengths[row]:
+                new[row].copy_from(self.row_storage[row], self.lengths[row])
         tables, longest = self.tables, max(len(storage.tokens) - 1 for storage in new.values())
         if tables is None or len(tables[0]) < longest:
             tables = self._make_tables(0, longest, self.capacity)
         # Assign last: an interrupt while allocating leaves the cache unchanged.
         for row, storage in new.items():
-            self._storage[row], self.allocated[row] = storage, len(storage.tokens) - 1
+            self.row_storage[row], self.allocated[row] = storage, len(storage.tokens) - 1
             self.versions[row] += 1
         if tables is not self.tables:
             self.tables = tables
@@ -131,8 +131,8 @@ class View(CallView):
         rows: Sequence[int] | None = None,
     ):
         super().__init__(cache, *tokens.shape, index_pos, rows)
-        self._storage = [cache._storage[span.row] for span in self.spans]
-        for span, storage, new in zip(self.spans, self._storage, tokens):
+        self.row_storage = [cache.row_storage[span.row] for span in self.spans]
+        for span, storage, new in zip(self.spans, self.row_storage, tokens):
             cache.versions[span.row] += 1
             storage.tokens[span.start : span.end] = new
         if rope.length_dependent(self.config):
@@ -148,7 +148,7 @@ class View(CallView):
     def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store new keys and values of a layer, [B, G, T, D] each."""
         for part, new in enumerate((key, value)):
-            for span, storage, own in zip(self.spans, self._storage, split_rows(new)):
+            for span, storage, own in zip(self.spans, self.row_storage, split_rows(new)):
                 storage.write(layer, part, span.start, own)
 
     def stored(
@@ -157,7 +157,7 @@ class View(CallView):
         """Of each sequence, a layer's keys and values that its new queries see: [1, G, end -
         first_visible, D] each, the new ones last."""
         found = []
-        for span, storage in zip(self.spans, self._storage):
+        for span, storage in zip(self.spans, self.row_storage):
             first, end = span.first_visible(window), span.end
             if storage.numbers.dtype == self.cache.dtype:
                 keys, values = storage.layers[layer]
@@ -176,7 +176,7 @@ class View(CallView):
         return torch.stack(
             [
                 storage.read(layer, 0, span.start, span.end, self.cache.dtype)
-                for span, storage in zip(self.spans, self._storage)
+                for span, storage in zip(self.spans, self.row_storage)
             ]
         )
 

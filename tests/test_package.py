@@ -17,7 +17,7 @@ from mlx_llama.core import errors
 
 ROOT = Path(mlx_llama.__file__).resolve().parents[1]
 FIRST = {"load", "LLM", "Session", "Stream", "Completion", "errors"}
-# What a program calls or reads; parts such as the engine are there to look at.
+# Classes that programs call or read; the engine and other parts are not among them.
 CALLED = {
     "load",
     "LLM",

@@ -175,11 +175,11 @@ CONTEXT = {
             "scores",
             "scores_bytes",
             "scores_head_bytes",
-            "sync",
+            "sync",  # of the barrier
         )
     )
-}  # of the barrier
-# Where the cache has a token.
+}
+# A token's place in the cache.
 PLACE = {
     name: index
     for index, name in enumerate(

@@ -305,7 +305,7 @@ class Runner:
         _count_writes(cache, spans)
         if len(spans) == 1 and kind.logprobs is None:  # the cache keeps it
             (span,) = spans
-            drawn = cache._storage[span.row].tokens[span.end : span.end + 1].view(1, 1)
+            drawn = cache.row_storage[span.row].tokens[span.end : span.end + 1].view(1, 1)
         else:
             drawn = step.drawn[: len(spans)].clone()
         following = tuple(Span(span.row, span.end, 1) for span in spans)

@@ -135,7 +135,7 @@ class StateView(View):
                 state,
                 i,
                 span.start,
-                cache._storage[span.row],
+                cache.row_storage[span.row],
                 cache.tables,
                 0 if on_device else int(tokens[i][0]),
                 adapter=cache.adapters[span.row],

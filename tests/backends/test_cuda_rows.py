@@ -84,7 +84,7 @@ def fill(model, cache, rows) -> None:
 
 
 def contents(cache, row: int) -> tuple:
-    storage = cache._storage[row]
+    storage = cache.row_storage[row]
     return [(array.data_ptr(), array.clone()) for array in storage.arrays()], cache.lengths[row]
 
 

@@ -1,4 +1,4 @@
-"""Where a cache keeps its rows.
+"""Storage of a cache's rows.
 
 Three nouns. A *row* holds the tokens, keys and values of one sequence. A *buffer* is a set of
 arrays that one graph updates. It has *slots*, each for a row. A row alone has a buffer of one slot;
@@ -70,7 +70,7 @@ class Buffer:
 
 
 class Slot(NamedTuple):
-    """Where a row lies."""
+    """Place of a row."""
 
     buffer: Buffer
     number: int

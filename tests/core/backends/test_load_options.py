@@ -20,7 +20,7 @@ from mlx_llama.core.errors import BackendError, OptionsError
 
 
 def check(backend, **given):
-    """What the backend makes of load options."""
+    """Check load options for a backend."""
     return backend.check(LoadOptions(**given))
 
 
