@@ -60,9 +60,8 @@ class Llama(BaseLlama):
             )
         if target is None and options.batch_invariant:
             raise BackendError(
-                "`batch_invariant`: plain NumPy's products depend on their shapes, and there "
-                "are no compiled "
-                f"kernels ({reason}): leave it out"
+                "`batch_invariant`: plain NumPy's products depend on their shapes, and there are "
+                f"no compiled kernels ({reason}): leave it out"
             )
         if target is None:
             return cls(

@@ -53,9 +53,8 @@ def pick_device(device: str | None = None) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise BackendError(
-            "torch sees no CUDA GPU here: use `device='cpu'` to run the cuda backend on "
-            "torch's CPU device, "
-            "or `backend='cpu'`"
+            "torch sees no CUDA GPU here: use `device='cpu'` to run the cuda backend on torch's "
+            "CPU device, or `backend='cpu'`"
         )
     return torch.device("cuda", torch.cuda.current_device())
 

@@ -481,9 +481,8 @@ class Trace:
         layout, columns = self.code.recipe.activation_layout(plan.layout), packed.array.shape[1]
         if plan.columns > columns or plan.panels * ROWS > out.array.shape[1]:
             raise ValueError(
-                f"{plan.tensor.name} {plan.tensor.shape} does not fit inputs of {columns}, "
-                "outputs of "
-                f"{out.array.shape[1]}"
+                f"{plan.tensor.name} {plan.tensor.shape} does not fit inputs of {columns}, outputs "
+                f"of {out.array.shape[1]}"
             )
         addresses = Buffer(len(stack), dtype=np.int64)
         addresses.array[:] = [matrix.address for matrix in stack]

@@ -248,9 +248,8 @@ class Slab:
         )
         if rows.itemsize != width or rows.shape[1] != count or rows.strides[1] != width:
             raise ValueError(
-                f"{tensor.name}: {plan.layout.name} panels cannot be filled from {rows.dtype} "
-                "rows of "
-                f"{rows.shape}, {rows.strides} bytes apart"
+                f"{tensor.name}: {plan.layout.name} panels cannot be filled from {rows.dtype} rows "
+                f"of {rows.shape}, {rows.strides} bytes apart"
             )
         padding = np.zeros(count * width, np.uint8)  # zero rows have zero scales
         addresses = np.full(ROWS * (self.last - self.first), padding.ctypes.data)

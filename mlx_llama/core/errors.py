@@ -62,9 +62,8 @@ class OutOfMemoryError(BackendError):
         """
         has = "does not give that much memory" if free is None else f"has {free / 1e9:.2f} GB free"
         return cls(
-            f"the weights take {needed / 1e9:.2f} GB, and {device} {has}: choose a smaller "
-            "model, quantize it "
-            "(python -m mlx_llama.quantize), or close other programs"
+            f"the weights take {needed / 1e9:.2f} GB, and {device} {has}: choose a smaller model, "
+            "quantize it (python -m mlx_llama.quantize), or close other programs"
         )
 
 

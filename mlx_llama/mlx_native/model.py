@@ -205,9 +205,8 @@ def _decide_compile(
         return False, "`compile=False` asks for it"
     if device.type == mx.cpu and requested and shutil.which("g++") is None:
         raise BackendError(
-            "`compile`: MLX compiles for its CPU device with g++, which is not installed: "
-            "install it, or leave "
-            "`compile` out"
+            "`compile`: MLX compiles for its CPU device with g++, which is not installed: install "
+            "it, or leave `compile` out"
         )
     if device.type == mx.cpu and not requested:
         return (

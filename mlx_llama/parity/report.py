@@ -326,8 +326,7 @@ def depth_picture(report: Report, config: LlamaConfig) -> str:
         )
     parts.append(
         f'<text x="{(left + width - 150) / 2}" y="{height - 4}" text-anchor="middle">layer '
-        "(dashed: the "
-        "tolerance)</text>"
+        "(dashed: the tolerance)</text>"
     )
     return _figure(
         width, height, "error over depth", parts, "worst position's relative error, over depth"

@@ -624,8 +624,7 @@ def _refuse_context(
     if count >= context:
         message = (
             f"the prompt has {bound}{count} tokens and the context holds {context}, answer "
-            "included: shorten the prompt"
-            f"{plain(llm.engine.suggest_context())}"
+            f"included: shorten the prompt{plain(llm.engine.suggest_context())}"
         )
         return Refusal(
             400,

@@ -28,11 +28,10 @@ def write_docs(document: dict[str, Any]) -> str:
     """Render an OpenAPI document as HTML."""
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport "
-        "content='width=device-width'>"
-        f"<title>{escape(document['info']['title'])}: routes</title><link rel=stylesheet "
-        "href=/page/style.css>"
-        f"<body class=docs><main><h1>Routes</h1><p>{escape(document['info']['description'])} "
-        "<a href=/openapi.json>openapi.json</a></p>"
+        f"content='width=device-width'><title>{escape(document['info']['title'])}: "
+        "routes</title><link rel=stylesheet href=/page/style.css><body "
+        f"class=docs><main><h1>Routes</h1><p>{escape(document['info']['description'])} <a "
+        "href=/openapi.json>openapi.json</a></p>"
     ]
     schemas = document["components"]["schemas"]
     for path, operations in document["paths"].items():

@@ -37,9 +37,8 @@ MOST_CODE = 50_000  # characters of a highlighted block
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; "
-    "style-src 'self'; img-src 'self'; "
-    "connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types page",
     "Referrer-Policy": "no-referrer",
     "X-Frame-Options": "DENY",

@@ -250,9 +250,8 @@ class Limits:
         bits = self._whole_number("activation_bits", options.activation_bits, self.activation_bits)
         if dtype == "float32" and bits not in (None, 32):
             raise BackendError(
-                f"`activation_bits` {bits} and `dtype='float32'`, which asks for 32, "
-                "contradict each other: leave "
-                "one of them out"
+                f"`activation_bits` {bits} and `dtype='float32'`, which asks for 32, contradict "
+                "each other: leave one of them out"
             )
         if options.compile is False and not (threads is bits is None):
             raise BackendError(
@@ -263,14 +262,12 @@ class Limits:
         if cache_bits is not None and str(cache_bits) not in map(str, allowed):
             raise BackendError(
                 f"`cache_bits` {cache_bits!r:.40}: must be {' or '.join(map(str, allowed))}; "
-                "without it, keys and "
-                "values have the activations' width"
+                "without it, keys and values have the activations' width"
             )
         if options.batch_invariant and not self.has_invariance:
             raise BackendError(
-                f"`batch_invariant`: the {self.backend} backend's products depend on their "
-                "shapes, and at "
-                "float32 the tokens are the same without it: leave it out, or choose "
+                f"`batch_invariant`: the {self.backend} backend's products depend on their shapes, "
+                "and at float32 the tokens are the same without it: leave it out, or choose "
                 "`backend='cpu'` or cuda"
             )
         return replace(
@@ -293,8 +290,7 @@ class Limits:
         if not allowed:
             raise BackendError(
                 f"`{name}` {value!s:.40}: is for the cpu backend, and this is {self.backend}: "
-                "leave it out, or "
-                "choose `backend='cpu'`"
+                "leave it out, or choose `backend='cpu'`"
             )
         if not re.fullmatch(r"[0-9]{1,9}", str(value)) or int(value) not in allowed:
             limits = (

@@ -77,8 +77,7 @@ class Backend:
             if checkpoint.adapters:
                 raise BackendError(
                     "`adapters`: adapters are not split over several processes: start one, or "
-                    "merge the adapter "
-                    "into the model first (python -m mlx_llama.quantize)"
+                    "merge the adapter into the model first (python -m mlx_llama.quantize)"
                 )
             model = ranks.load(
                 world, self, checkpoint, options, functools.partial(build, ranks=world.ranks)
@@ -95,10 +94,9 @@ class Backend:
             and _loaded_by.setdefault(self.name, os.getpid()) != os.getpid()
         ):
             raise BackendError(
-                f"the {self.name} backend had loaded a model when this process was forked, and "
-                "its threads stayed behind: load "
-                "models in the new process alone, start processes by multiprocessing's method "
-                "'spawn', or use the cpu backend"
+                f"the {self.name} backend had loaded a model when this process was forked, and its "
+                "threads stayed behind: load models in the new process alone, start processes by "
+                "multiprocessing's method 'spawn', or use the cpu backend"
             )
 
     def check(self, options: LoadOptions) -> LoadOptions:
@@ -139,15 +137,13 @@ def _check_launcher(name: str, launched: str) -> None:
     launcher = {"mlx": "mlx.launch", "cuda": "torchrun"}
     if name == "cpu":
         raise BackendError(
-            f"`backend='cpu'` computes in one process, and {launcher[launched]} started "
-            "several: choose "
-            f"`backend={launched!r}`, or start without the launcher"
+            f"`backend='cpu'` computes in one process, and {launcher[launched]} started several: "
+            f"choose `backend={launched!r}`, or start without the launcher"
         )
     if name != launched:
         raise BackendError(
             f"`backend={name!r}`: {launcher[launched]} connects processes of the {launched} "
-            "backend: choose "
-            f"`backend={launched!r}`, or start with {launcher[name]}"
+            f"backend: choose `backend={launched!r}`, or start with {launcher[name]}"
         )
 
 

@@ -101,9 +101,8 @@ def find_family(read: Reader) -> tuple[Family, Reader, bool]:
         family = BY_SPELLING[name]
         if kind is not None and (not isinstance(kind, str) or BY_MODEL_TYPE.get(kind) != family):
             raise ConfigError(
-                f"{read.source}: model_type is {show(kind)}, expected {family.model_type!r} "
-                f"for {family.name}; "
-                "correct one of them"
+                f"{read.source}: model_type is {show(kind)}, expected {family.model_type!r} for "
+                f"{family.name}; correct one of them"
             )
         return family, read, False
     if names is not None and names != []:
@@ -111,8 +110,7 @@ def find_family(read: Reader) -> tuple[Family, Reader, bool]:
     if not isinstance(kind, str) or kind not in BY_MODEL_TYPE:
         raise ConfigError(
             f"{read.source}: names no architecture (model_type is {show(kind)}), supported are "
-            f"{known}; load "
-            "another model"
+            f"{known}; load another model"
         )
     return BY_MODEL_TYPE[kind], read, False
 
@@ -122,16 +120,14 @@ def _text_part(read: Reader, wrapper: str) -> dict[str, Any]:
     if read.get("model_type", WRAPPERS[wrapper]) != WRAPPERS[wrapper]:
         raise ConfigError(
             f"{read.source}: model_type is {show(read.raw['model_type'])}, expected "
-            f"{WRAPPERS[wrapper]!r} for "
-            f"{wrapper}; correct one of them"
+            f"{WRAPPERS[wrapper]!r} for {wrapper}; correct one of them"
         )
     text = read.get("text_config", None)
     kind = text.get("model_type") if isinstance(text, dict) else text
     if not isinstance(kind, str) or kind not in BY_MODEL_TYPE:
         raise ConfigError(
             f"{read.source}: text_config.model_type is {show(kind)}, supported are "
-            f"{', '.join(BY_MODEL_TYPE)}; "
-            "load another model"
+            f"{', '.join(BY_MODEL_TYPE)}; load another model"
         )
     outer = (
         "quantization",

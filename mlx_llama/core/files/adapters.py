@@ -275,8 +275,7 @@ def open_adapters(
                 other = f"{adapters[adapter.name].path} has the same name"
             raise CheckpointError(
                 f"adapter {adapter.path}: requests would call it {show(adapter.name)}, and "
-                f"{other}: rename "
-                "the folder"
+                f"{other}: rename the folder"
             )
         adapters[adapter.name] = adapter
     return tuple(adapters.values())
@@ -296,9 +295,8 @@ def _open(
         read, weights = _read_mlx, path / MLX_WEIGHTS
     else:
         raise CheckpointError(
-            f"{path / CONFIG}: has neither peft_type (PEFT) nor lora_parameters (mlx_lm): "
-            "choose an adapter's "
-            "folder"
+            f"{path / CONFIG}: has neither peft_type (PEFT) nor lora_parameters (mlx_lm): choose "
+            "an adapter's folder"
         )
     pairs = _expand(read(settings, SafetensorsFile(weights), path / CONFIG), config)
     for module, pair in pairs.items():
@@ -321,23 +319,20 @@ def _read_peft(settings: Mapping[str, Any], file: SafetensorsFile, config: Path)
     """Pairs by the module's name in the file."""
     if settings["peft_type"] != "LORA":
         raise CheckpointError(
-            f"{config}: peft_type is {show(settings['peft_type'])}, and only LORA is "
-            "supported: merge the adapter "
-            "with PEFT"
+            f"{config}: peft_type is {show(settings['peft_type'])}, and only LORA is supported: "
+            "merge the adapter with PEFT"
         )
     for name, allowed in _PEFT_REFUSED.items():
         if settings.get(name) is not None and settings[name] not in allowed:
             raise CheckpointError(
-                f"{config}: {name} is {show(settings[name])}, which is not supported: merge "
-                "the adapter with "
-                "PEFT"
+                f"{config}: {name} is {show(settings[name])}, which is not supported: merge the "
+                "adapter with PEFT"
             )
     start = settings.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
         raise CheckpointError(
-            f"{config}: init_lora_weights is {show(start)}, which also changes the base: "
-            "convert the adapter "
-            "with PEFT's path_initial_model_for_weight_conversion"
+            f"{config}: init_lora_weights is {show(start)}, which also changes the base: convert "
+            "the adapter with PEFT's path_initial_model_for_weight_conversion"
         )
     alpha = _number(settings, "lora_alpha", 8, config)
     alphas = _patterns(settings, "alpha_pattern", config)
@@ -360,8 +355,7 @@ def _read_mlx(settings: Mapping[str, Any], file: SafetensorsFile, config: Path) 
     if kind != "lora":
         raise CheckpointError(
             f"{config}: fine_tune_type is {show(kind)}, and only lora is supported: fuse the "
-            "adapter with "
-            "mlx_lm.fuse"
+            "adapter with mlx_lm.fuse"
         )
     parameters = settings.get("lora_parameters")
     if not isinstance(parameters, dict):
@@ -388,9 +382,8 @@ def _patterns(settings: Mapping[str, Any], name: str, config: Path) -> dict[str,
         isinstance(key, str) and re.fullmatch(r"\^?[\w.]+\$?", key) for key in patterns
     ):
         raise CheckpointError(
-            f"{config}: {name} is {show(patterns)}, expected names of modules and numbers; "
-            "regular expressions "
-            "are not supported: write the names"
+            f"{config}: {name} is {show(patterns)}, expected names of modules and numbers; regular "
+            "expressions are not supported: write the names"
         )
     return {key.strip("^$"): _number(patterns, key, 0.0, config) for key in patterns}
 
@@ -404,9 +397,8 @@ def _pair(
         match = part.fullmatch(name)
         if match is None:
             raise CheckpointError(
-                f"{file.path}: tensor {show(name)} is not part of a LoRA pair, and others are "
-                "not supported: "
-                "merge the adapter with the tool that wrote it"
+                f"{file.path}: tensor {show(name)} is not part of a LoRA pair, and others are not "
+                "supported: merge the adapter with the tool that wrote it"
             )
         tensor = file.tensor(name)
         if len(tensor.shape) != 2 or 0 in tensor.shape:
@@ -428,9 +420,8 @@ def _pair(
         ranks = (a.shape[1], b.shape[0]) if is_transposed else (a.shape[0], b.shape[1])
         if ranks[0] != ranks[1] or ranks[0] > MOST_RANK:
             raise CheckpointError(
-                f"{file.path}: {a.name} {list(a.shape)} and {b.name} {list(b.shape)} have "
-                f"ranks {ranks[0]} and "
-                f"{ranks[1]}, expected the same, at most {MOST_RANK}; {_FETCH}"
+                f"{file.path}: {a.name} {list(a.shape)} and {b.name} {list(b.shape)} have ranks "
+                f"{ranks[0]} and {ranks[1]}, expected the same, at most {MOST_RANK}; {_FETCH}"
             )
         pairs[module] = Pair(a, b, scale(module, ranks[0]), is_transposed)
     return pairs
@@ -483,14 +474,12 @@ def _check(
         )
     if not any(module in modules for modules in _groups(config)):
         raise CheckpointError(
-            f"{file}: {names}: adapters change projections of layers, which {module} is not: "
-            "train it "
-            "without, or merge it with the tool that wrote it"
+            f"{file}: {names}: adapters change projections of layers, which {module} is not: train "
+            "it without, or merge it with the tool that wrote it"
         )
     shape = tensors[f"{module}.weight"].shape
     if pair.shape != tuple(shape):
         raise CheckpointError(
             f"{file}: {names} are for a matrix {list(pair.shape)}, and {module}.weight is "
-            f"{list(shape)}; the "
-            "adapter was made for another model"
+            f"{list(shape)}; the adapter was made for another model"
         )

@@ -264,9 +264,8 @@ def find_local(name: str) -> Path:
             f"{show(name)}: no such file; check the path (a file on the hub is org/name:file.gguf)"
         )
     raise CheckpointError(
-        f"model {show(name)}: no such folder, and not a hub id (which look like org/name); "
-        "check the path, or use guide, "
-        "the model that ships"
+        f"model {show(name)}: no such folder, and not a hub id (which look like org/name); check "
+        "the path, or use guide, the model that ships"
     )
 
 
@@ -277,7 +276,6 @@ def _read_eos_ids(raw: dict[str, Any], folder: Path, vocab: int) -> list[int]:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
             raise ConfigError(
                 f"{folder / 'generation_config.json'}: eos_token_id is {show(value)}, expected "
-                "token ids from 0 to "
-                f"{vocab - 1}; correct the file"
+                f"token ids from 0 to {vocab - 1}; correct the file"
             )
     return values

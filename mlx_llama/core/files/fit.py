@@ -95,9 +95,8 @@ def unstack(weights: Weights, config: LlamaConfig) -> Weights:
         assert not isinstance(file, StackPart)
         if names[0] + part in single:
             raise CheckpointError(
-                f"{file.path}: holds {show(name)} and {show(names[0] + part)}, which are the "
-                "same matrix; "
-                "fetch it again"
+                f"{file.path}: holds {show(name)} and {show(names[0] + part)}, which are the same "
+                "matrix; fetch it again"
             )
         single |= {
             each + part: (StackPart(file, each + part, i, len(names)), stored)
@@ -318,9 +317,8 @@ def _quantized(
         if kind not in _SCALES or kind != kinds[0]:
             wanted = kinds[0] if kind in _SCALES else "F32, F16 or BF16"
             raise CheckpointError(
-                f"{file.path}: tensor {stored} has dtype {kind}, expected {wanted} for the "
-                "scales of a quantised "
-                "matrix; quantise the model again with mlx_lm.convert"
+                f"{file.path}: tensor {stored} has dtype {kind}, expected {wanted} for the scales "
+                "of a quantised matrix; quantise the model again with mlx_lm.convert"
             )
     (codes, scales, biases), pages = zip(*(file.array(stored) for file, stored in parts))
     return MLXWeight(name, *packing, codes, scales, biases, [page for page in pages if page])

@@ -23,8 +23,7 @@ LEFTOVER = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _CONVERT = (
     'convert it once on a machine where you trust it: python -c "from transformers import '
-    "AutoModelForCausalLM as M; "
-    "M.from_pretrained('DIR').save_pretrained('NEW_DIR')\""
+    "AutoModelForCausalLM as M; M.from_pretrained('DIR').save_pretrained('NEW_DIR')\""
 )
 # The plain name of a file beside the index: no separators, parents or drives
 _SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
@@ -56,9 +55,8 @@ def find_weights(folder: Path, report: Report = refuse) -> dict[str, tuple[Safet
         if not isinstance(shard, str) or not _SHARD.fullmatch(shard):
             report(
                 CheckpointError(
-                    f"{index}: weight_map[{show(name)}] is {show(shard)}, expected the plain "
-                    "name of a .safetensors file "
-                    "in the same folder; fetch the index again"
+                    f"{index}: weight_map[{show(name)}] is {show(shard)}, expected the plain name "
+                    "of a .safetensors file in the same folder; fetch the index again"
                 )
             )
             continue

@@ -274,9 +274,8 @@ def _open_parts(named: _Part, report: Report) -> list[_Part]:
     if missing:
         raise CheckpointError(
             f"{named.path}: is part {named.number + 1} of {named.count}, but "
-            f"{', '.join(missing[:3])}"
-            f"{f' and {len(missing) - 3} more' if len(missing) > 3 else ''} cannot be found "
-            "beside it; fetch all parts"
+            f"{', '.join(missing[:3])}{f' and {len(missing) - 3} more' if len(missing) > 3 else ''} "
+            "cannot be found beside it; fetch all parts"
         )
     parts = [named if path == paths[named.number] else _Part(path, report) for path in paths]
     for i, part in enumerate(parts):
@@ -378,8 +377,7 @@ class _Part:
         if entry.type not in _PLAIN:
             raise CheckpointError(
                 f"{self.path}: tensor {stored} has type {entry.type}, expected one of "
-                f"{', '.join(_PLAIN)}; convert the "
-                "model again"
+                f"{', '.join(_PLAIN)}; convert the model again"
             )
         dtype, storage = _PLAIN[entry.type]
         bits = np.frombuffer(self.data, storage, math.prod(entry.shape), entry.begin).reshape(
@@ -397,8 +395,7 @@ class _Part:
             )
         raise CheckpointError(
             f"{self.path}: has GGUF version {version}, expected "
-            f"{' or '.join(map(str, _VERSIONS))}; convert the model "
-            "again"
+            f"{' or '.join(map(str, _VERSIONS))}; convert the model again"
         )
 
     # Each read advances self._at, never past the end of the file.
@@ -559,9 +556,8 @@ class _Part:
                 continue
             if min(shape) < 1 or shape[-1] % _BLOCKS[type][0]:
                 raise self.corrupt(
-                    f"{what} has shape {show(list(shape))}, expected sizes from 1 and rows of "
-                    "a multiple of "
-                    f"{_BLOCKS[type][0]} for {type}"
+                    f"{what} has shape {show(list(shape))}, expected sizes from 1 and rows of a "
+                    f"multiple of {_BLOCKS[type][0]} for {type}"
                 )
             if offset % alignment:
                 raise self.corrupt(

@@ -303,9 +303,8 @@ def _write_windows(writer: Any, config: LlamaConfig, notices: list[str]) -> None
     ):
         writer.add_sliding_window(config.sliding_window)
         notices.append(
-            f"the model looks back {config.sliding_window} tokens at most; the file says so, "
-            "but llama.cpp "
-            f"ignores it for this architecture: keep contexts below that"
+            f"the model looks back {config.sliding_window} tokens at most; the file says so, but "
+            "llama.cpp ignores it for this architecture: keep contexts below that"
         )
 
 
@@ -324,8 +323,7 @@ def _check_settings(writer: Any, checkpoint: Checkpoint) -> None:
         if value != theirs[name]:
             raise ConfigError(
                 f"{checkpoint.name}: {name} is {show(value)}, where a GGUF file means "
-                f"{show(theirs[name])} to "
-                "llama.cpp; write the MLX form"
+                f"{show(theirs[name])} to llama.cpp; write the MLX form"
             )
 
 
@@ -351,9 +349,8 @@ def _write_rope_scaling(writer: Any, checkpoint: Checkpoint, notices: list[str])
     rope = checkpoint.config.rope
     if rope.type == "dynamic":
         raise ConfigError(
-            f"{checkpoint.name}: rope type dynamic depends on the context's length, which a "
-            "GGUF file "
-            f"cannot express; write the MLX form"
+            f"{checkpoint.name}: rope type dynamic depends on the context's length, which a GGUF "
+            "file cannot express; write the MLX form"
         )
     if rope.type == "longrope":
         writer.add_rope_scaling_orig_ctx_len(rope.original_max_position_embeddings)
@@ -366,9 +363,8 @@ def _write_rope_scaling(writer: Any, checkpoint: Checkpoint, notices: list[str])
         if (rope.beta_fast, rope.beta_slow, rope.truncate) != (32.0, 1.0, True):
             raise ConfigError(
                 f"{checkpoint.name}: rope type yarn with beta_fast {rope.beta_fast:g}, beta_slow "
-                f"{rope.beta_slow:g} and truncate {rope.truncate}: a GGUF file has only 32, 1 "
-                "and True "
-                f"for them; write the MLX form"
+                f"{rope.beta_slow:g} and truncate {rope.truncate}: a GGUF file has only 32, 1 and "
+                "True for them; write the MLX form"
             )
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope.factor)
@@ -518,9 +514,8 @@ def _write_space_prefix(
     ]
     if missing:
         notices.append(
-            "llama.cpp puts a space before a text and after each special token; this "
-            "tokenizer does not "
-            f"{' or '.join(missing)}, which a GGUF file cannot express"
+            "llama.cpp puts a space before a text and after each special token; this tokenizer "
+            f"does not {' or '.join(missing)}, which a GGUF file cannot express"
         )
 
 
@@ -610,16 +605,14 @@ def _from_sentencepiece(path: Path) -> _Vocabulary:
     trainer, normalizer = (read_settings(blob, number) for number in (TRAINER, NORMALIZER))
     if trainer.get(3, 1) != 2:
         raise TokenizerError(
-            f"{path}: is a sentencepiece model of type {trainer.get(3, 1)}, and llama.cpp "
-            "takes BPE, "
-            f"which is 2, for this architecture; write the MLX form"
+            f"{path}: is a sentencepiece model of type {trainer.get(3, 1)}, and llama.cpp takes "
+            "BPE, which is 2, for this architecture; write the MLX form"
         )
     if normalizer.get(2) or normalizer.get(4, 1):
         what = "changes characters" if normalizer.get(2) else "removes extra spaces"
         raise TokenizerError(
-            f"{path}: its normalizer {what}, which a GGUF file of this kind cannot express; "
-            "write the "
-            f"MLX form"
+            f"{path}: its normalizer {what}, which a GGUF file of this kind cannot express; write "
+            "the MLX form"
         )
     result, users = _Vocabulary("llama", "default"), frozenset(user_defined_ids(blob))
     for one in range(sp.get_piece_size()):
@@ -661,8 +654,7 @@ def _from_merges(
         if len(places) != pairs or (places and places[-1] - places[0] != len(places) - 1):
             raise TokenizerError(
                 f"{path}: the merges that make {show(text)} are incomplete or not consecutive, "
-                "which "
-                f"llama.cpp's scores cannot express; write the MLX form"
+                "which llama.cpp's scores cannot express; write the MLX form"
             )
     for text, one in vocab.items():
         byte = len(text) == 6 and text.startswith("<0x") and text.endswith(">")

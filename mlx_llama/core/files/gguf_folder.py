@@ -33,9 +33,8 @@ def make_config(checkpoint: Checkpoint) -> dict[str, Any]:
     family = next((family for family in families if _can_express(family, config)), None)
     if family is None:
         raise ConfigError(
-            f"{checkpoint.path}: no architecture of config.json has its sliding window and "
-            "biases; write a "
-            f"GGUF file"
+            f"{checkpoint.path}: no architecture of config.json has its sliding window and biases; "
+            "write a GGUF file"
         )
     result = {field.json: config.stored(field) for field in family.table if field.json}
     result |= {name: value for name, (value, _) in family.neutral.items()}
@@ -94,8 +93,7 @@ def _rope_scaling(config: LlamaConfig, source: str) -> dict[str, Any] | None:
         if fitted is None:
             raise ConfigError(
                 f"{source}: rope_freqs.weight holds factors that are not Llama 3's, which "
-                "config.json "
-                f"cannot express; write a GGUF file"
+                "config.json cannot express; write a GGUF file"
             )
         rope = fitted
     if rope.type == "default":

@@ -108,9 +108,8 @@ def write_mlx(
     """
     if (bits is not None and bits not in BITS) or group_size not in GROUP_SIZES:
         raise OptionsError(
-            f"`bits` {bits} and `group_size` {group_size}: MLX has {_join(BITS)} bits and "
-            "groups of "
-            f"{_join(GROUP_SIZES)}"
+            f"`bits` {bits} and `group_size` {group_size}: MLX has {_join(BITS)} bits and groups "
+            f"of {_join(GROUP_SIZES)}"
         )
     config, companions = _read_config(checkpoint), _read_companions(checkpoint)
     offset = (

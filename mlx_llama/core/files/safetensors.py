@@ -155,9 +155,8 @@ def _read_header(
         begin, end = offsets
         if math.prod(shape) * _SIZES[code] != end - begin:
             raise corrupt(
-                f"tensor {show(name)}: data_offsets span {end - begin} bytes, shape "
-                f"{show(shape)} of {code} "
-                f"takes {show(math.prod(shape) * _SIZES[code])}"
+                f"tensor {show(name)}: data_offsets span {end - begin} bytes, shape {show(shape)} "
+                f"of {code} takes {show(math.prod(shape) * _SIZES[code])}"
             )
         entries[name] = (code, tuple(shape), begin)
         spans.append((begin, end, name))

@@ -85,8 +85,7 @@ def slabs(
         if not finite:
             raise CheckpointError(
                 f"tensor {tensor.name} holds a value that is not finite at {dtype}, in rows "
-                f"{start} to {stop - 1}: it "
-                "cannot be quantised; fetch the model again"
+                f"{start} to {stop - 1}: it cannot be quantised; fetch the model again"
                 + ("" if dtype == "float32" else ", or take its float32 or bfloat16 version")
             )
         yield start, values
@@ -132,9 +131,8 @@ def replace_when_done(
         free = shutil.disk_usage(out.parent).free
         if free < nbytes + _SPARE:
             raise CheckpointError(
-                f"{out}: takes {(nbytes + _SPARE) / 1e9:.2f} GB and the disk has "
-                f"{free / 1e9:.2f} GB free; make room, or "
-                "choose another place"
+                f"{out}: takes {(nbytes + _SPARE) / 1e9:.2f} GB and the disk has {free / 1e9:.2f} "
+                "GB free; make room, or choose another place"
             )
         partial = out.with_name(f".{out.name[:200]}.{secrets.token_hex(4)}.partial")
         try:
@@ -151,9 +149,8 @@ def replace_when_done(
             raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise CheckpointError(
-            f"{out}: cannot be written ({getattr(error, 'strerror', None) or error}); check "
-            "the free space and the "
-            "permissions"
+            f"{out}: cannot be written ({getattr(error, 'strerror', None) or error}); check the "
+            "free space and the permissions"
         ) from None
 
 

@@ -173,14 +173,12 @@ class Completion:
         """Speed, counts and notices in a few lines."""
         return (
             f"prompt: {self.prompt_tokens} tokens, {self.reused_tokens} reused, "
-            f"{self.prompt_tps:.1f} tokens/s, "
-            f"first token after {self.prefill_seconds:.3f} s\n"
-            f"decode: {len(self.tokens)} tokens, {self.decode_tps:.1f} tokens/s, finish reason "
-            f"{self.finish_reason}\n"
-            f"evaluations per token: {round(self.evaluations_per_token, 3):g} ({self.launches} "
-            f"launched, {self.waits} read, "
-            f"{round(self.bytes_per_token, 2):g} bytes per token)\n"
-            f"{self._summarize_speculation()}backend: {self.backend} ({self.device}, "
+            f"{self.prompt_tps:.1f} tokens/s, first token after {self.prefill_seconds:.3f} "
+            f"s\ndecode: {len(self.tokens)} tokens, {self.decode_tps:.1f} tokens/s, finish reason "
+            f"{self.finish_reason}\nevaluations per token: "
+            f"{round(self.evaluations_per_token, 3):g} ({self.launches} launched, {self.waits} "
+            f"read, {round(self.bytes_per_token, 2):g} bytes per "
+            f"token)\n{self._summarize_speculation()}backend: {self.backend} ({self.device}, "
             f"{self.dtype}), seed {self.seed}"
             + "".join(f"\nnote: {notice}" for notice in self.notices)
         )

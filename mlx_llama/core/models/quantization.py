@@ -44,8 +44,7 @@ def read_quantization(read: Reader) -> Quantization | None:
         method = other.get("quant_method", other) if isinstance(other, dict) else other
         raise ConfigError(
             f"{read.source}: quantization_config names a quantisation that is not supported "
-            f"({show(method)}); "
-            f"{_REQUANTIZE}"
+            f"({show(method)}); {_REQUANTIZE}"
         )
     if raw is None:
         return None
@@ -89,15 +88,13 @@ def check_modules(
         shape = shapes.get(module + ".weight", ())
         if len(shape) != 2:
             raise ConfigError(
-                f"{source}: quantization.{show(module)[1:-1]} names a module that has no "
-                "matrix in this model; "
-                "correct the file"
+                f"{source}: quantization.{show(module)[1:-1]} names a module that has no matrix in "
+                "this model; correct the file"
             )
         if packing and shape[1] % packing[1]:
             raise ConfigError(
                 f"{source}: quantization.{module}.group_size is {packing[1]}, which does not "
-                "divide the rows of "
-                f"{module}.weight {list(shape)}; correct the file"
+                f"divide the rows of {module}.weight {list(shape)}; correct the file"
             )
 
 

@@ -203,16 +203,14 @@ class Report:
             )
             return (
                 f"OUTSIDE: first at probe {bad.name}, {where}: relative error {bad.peak:.2g}, "
-                "allowed "
-                f"{self.tolerance:g}"
+                f"allowed {self.tolerance:g}"
             )
         if self.decodes_otherwise:
             assert self.decoded is not None and self.decoded.margins is not None
             return (
                 "OUTSIDE: every probe agrees, but the decoded tokens differ from token "
-                f"{self.decoded.first} on, where "
-                f"the reference's margin is {self.decoded.margins[0]:.3g}: the decode step "
-                "computes something else"
+                f"{self.decoded.first} on, where the reference's margin is "
+                f"{self.decoded.margins[0]:.3g}: the decode step computes something else"
             )
         return f"within {self.tolerance:g}"
 

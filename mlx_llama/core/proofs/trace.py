@@ -193,9 +193,8 @@ def require_same(trace: Trace, checkpoint: Checkpoint, path: str | os.PathLike) 
     if (identity := checkpoint_hash(checkpoint)) != trace.hash:
         raise TraceError(
             f"{path}: was recorded from {trace.model} (hash {trace.hash[:12]}), and this is "
-            f"{checkpoint.name} "
-            f"(hash {identity[:12]}): choose that model with `model`, or record this model "
-            "with `record`"
+            f"{checkpoint.name} (hash {identity[:12]}): choose that model with `model`, or record "
+            "this model with `record`"
         )
 
 

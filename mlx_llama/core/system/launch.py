@@ -48,6 +48,5 @@ def _mlx_host() -> str:
         return address
     raise BackendError(
         "MLX_RANK is set, but none of mlx.launch's MLX_HOSTFILE, MLX_JACCL_COORDINATOR and "
-        "NCCL_HOST_IP: "
-        "start with mlx.launch --backend ring, jaccl or nccl, or unset MLX_RANK"
+        "NCCL_HOST_IP: start with mlx.launch --backend ring, jaccl or nccl, or unset MLX_RANK"
     )

@@ -60,9 +60,8 @@ _OTHER_FILES = "use the model's folder with its tokenizer files instead"
 # (FIM) tokens, listed by metadata key, count only if the metadata lacks that key.
 _ENDS = frozenset(
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> "
-    "<|endoftext|> </s> <|eom_id|> "
-    "<EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> "
-    "<|tool_response> <｜end▁of▁sentence｜> "
+    "<|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> "
+    "<eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> "
     "[e~[".split()
 )
 _FIM_ENDS = {
@@ -262,8 +261,7 @@ class GGUFTokenizer(Tokenizer):
             i = next(i for i, text in enumerate(texts) if ids[text] != i)
             raise TokenizerError(
                 f"{self.path}: {_KEY}tokens holds {show(texts[i])} twice, as {i} and as "
-                f"{ids[texts[i]]}, expected each "
-                f"token once; {_AGAIN}"
+                f"{ids[texts[i]]}, expected each token once; {_AGAIN}"
             )
         self.tokens, self._id_of, self.vocab_size = texts, ids, len(texts)
 
@@ -429,9 +427,8 @@ class SentencePieceVocabulary(GGUFTokenizer):
             text = min(texts - expected or expected - texts)
             problem = "not one of" if texts - expected else "missing among"
             raise TokenizerError(
-                f"{fields.source}: {_KEY}tokens: byte token {show(text)} is {problem} the 256 "
-                "from <0x00> to <0xFF>, each "
-                f"expected once, with token_type {BYTE}; {_AGAIN}"
+                f"{fields.source}: {_KEY}tokens: byte token {show(text)} is {problem} the 256 from "
+                f"<0x00> to <0xFF>, each expected once, with token_type {BYTE}; {_AGAIN}"
             )
 
     def _build_library(self, scores: npt.NDArray[Any]) -> Any:

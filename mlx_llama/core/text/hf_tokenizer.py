@@ -179,9 +179,8 @@ class _FolderTokenizer(Tokenizer):
             token = self._id_of(self.named[name])
             if token is None:
                 raise TokenizerError(
-                    f"{settings.path}: {name} is {show(self.named[name])}, which "
-                    f"{self.path.name} does not contain; "
-                    "take both files from the same model"
+                    f"{settings.path}: {name} is {show(self.named[name])}, which {self.path.name} "
+                    "does not contain; take both files from the same model"
                 )
             return token
 
@@ -334,9 +333,8 @@ class _FastTokenizer(_FolderTokenizer):
             )
         if growth > _MAX_GROWTH:
             raise TokenizerError(
-                f"{self.path}: its normalizer can make a text {growth} times as long, "
-                f"supported is {_MAX_GROWTH}; use another "
-                "model"
+                f"{self.path}: its normalizer can make a text {growth} times as long, supported is "
+                f"{_MAX_GROWTH}; use another model"
             )
 
     @functools.cached_property
@@ -413,9 +411,8 @@ class _FastTokenizer(_FolderTokenizer):
             self._has_byte_tokens = True
         else:
             raise TokenizerError(
-                f"{self.path}: decoder is {show(kinds)}, supported are ByteLevel, Metaspace "
-                "and Llama's sequence of "
-                "Replace, ByteFallback, Fuse and Strip; use another model"
+                f"{self.path}: decoder is {show(kinds)}, supported are ByteLevel, Metaspace and "
+                "Llama's sequence of Replace, ByteFallback, Fuse and Strip; use another model"
             )
 
     def _encode(self, text: str, parse_special: bool) -> list[int]:
@@ -600,9 +597,8 @@ class _SentencePieceTokenizer(_FolderTokenizer):
             text = fields["content"]
             if fields.get("single_word"):
                 raise TokenizerError(
-                    f"{settings.path}: added_tokens_decoder[{token}] has single_word, which is "
-                    "not supported beside "
-                    f"{_MODEL}; use a model with {_JSON}"
+                    f"{settings.path}: added_tokens_decoder[{token}] has single_word, which is not "
+                    f"supported beside {_MODEL}; use a model with {_JSON}"
                 )
             if text:
                 self._add_token(

@@ -168,9 +168,8 @@ def _check_calls(calls: Any, where: str) -> list[dict[str, Any]]:
                 arguments = None
         if not isinstance(arguments, Mapping):
             raise TemplateError(
-                f"{where}[{i}].function.arguments is {show(function['arguments'])}, expected "
-                "an object, or "
-                "JSON text of one"
+                f"{where}[{i}].function.arguments is {show(function['arguments'])}, expected an "
+                "object, or JSON text of one"
             )
         identity = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
         inner = {"name": function["name"], "arguments": dict(arguments)}
@@ -277,8 +276,7 @@ def missing_template(name: str) -> str:
     """Message for a model without a template."""
     return (
         f"model {name} has no chat template; choose the format that it was trained on with "
-        "`template` "
-        f"({', '.join(BUILTIN)}, or a .jinja file), or continue plain text: "
+        f"`template` ({', '.join(BUILTIN)}, or a .jinja file), or continue plain text: "
         "`ignore_chat_template` in the command generate"
     )
 

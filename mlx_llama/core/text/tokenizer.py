@@ -296,9 +296,8 @@ def library_faults(path: Path) -> Iterator[None]:
         ):
             raise
         raise TokenizerError(
-            f"{path}: its tokenizer cannot encode this text ({show(str(e))}); shorten long "
-            "runs of one character, or fetch "
-            "the tokenizer again"
+            f"{path}: its tokenizer cannot encode this text ({show(str(e))}); shorten long runs of "
+            "one character, or fetch the tokenizer again"
         ) from None
 
 
@@ -342,7 +341,6 @@ def _check(text: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as e:
         raise TokenizerError(
-            f"text holds {show(text[e.start])} at character {e.start}, half of a surrogate "
-            "pair, which UTF-8 cannot "
-            "express; remove it"
+            f"text holds {show(text[e.start])} at character {e.start}, half of a surrogate pair, "
+            "which UTF-8 cannot express; remove it"
         ) from None

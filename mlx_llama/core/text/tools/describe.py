@@ -61,8 +61,7 @@ class Tool:
         if parameters.get("type", "object") != "object":
             raise OptionsError(
                 f"tools: {name} has parameters of type {show(parameters['type'])}, expected "
-                "object: a call has "
-                "named arguments"
+                "object: a call has named arguments"
             )
         return cls(name, description, dict(parameters))
 
@@ -118,9 +117,8 @@ def read_tools(values: Sequence[Any]) -> list[Tool]:
         raise OptionsError(f"tools: not JSON: {show(str(e))}") from None
     if len(tools) > MAX_TOOLS or characters > MAX_CHARACTERS:
         raise OptionsError(
-            f"tools: {len(tools)} tools of {characters} characters, expected at most "
-            f"{MAX_TOOLS} tools and "
-            f"{MAX_CHARACTERS} characters"
+            f"tools: {len(tools)} tools of {characters} characters, expected at most {MAX_TOOLS} "
+            f"tools and {MAX_CHARACTERS} characters"
         )
     return tools
 

@@ -40,8 +40,7 @@ def find_format(source: str, tokenizer: Tokenizer) -> ToolFormat:
         if form.matches(source, tokenizer):
             return form
     raise OptionsError(
-        "tools: this model's template writes calls in a format that is not supported; "
-        "supported are those of "
-        "Llama 3, Mistral, Hermes, Qwen 2.5 and 3, and SmolLM: take another model, or ask "
-        "without tools"
+        "tools: this model's template writes calls in a format that is not supported; supported "
+        "are those of Llama 3, Mistral, Hermes, Qwen 2.5 and 3, and SmolLM: take another model, "
+        "or ask without tools"
     )
