@@ -514,10 +514,10 @@ FAULTS = [
     # Server
     Fault(
         "server",
-        "mlx_llama/server/openai.py",
-        "prompt = prompts[i // body.n]",
-        "prompt = prompts[i % len(prompts)]",
-        "echo with several prompts of several answers each repeats another's prompt",
+        "mlx_llama/server/completions.py",
+        "prompt = reader.answers.asks[reader.index].prompt",
+        "prompt = reader.answers.asks[0].prompt",
+        "echo with several prompts repeats the first one's before every answer",
     ),
     Fault(
         "server",
@@ -528,7 +528,7 @@ FAULTS = [
     ),
     Fault(
         "server",
-        "mlx_llama/server/llama_cpp.py",
+        "mlx_llama/server/llama_completion.py",
         "add_bos=not ids, parse",
         "add_bos=True, parse",
         "a prompt that mixes ids and texts has BOS before each text",
@@ -536,8 +536,8 @@ FAULTS = [
     Fault(
         "server",
         "mlx_llama/server/responses.py",
-        '("content", "output", "arguments")) or getattr(self, name) is None',
-        '("content", "output", "arguments"))',
+        'if value is None or (value == "" and',
+        'if (value == "" and',
         "a message without content is 500 instead of 400",
     ),
     Fault(

@@ -97,6 +97,7 @@ class Answers:
                 504, "timeout", f"the request took longer than {seconds:g} seconds (--timeout)"
             ),
         )
+        self.asks: Sequence[Ask] = ()
         self.prompts: list[list[int]] = []
         self.is_closed = False
 
@@ -113,6 +114,7 @@ class Answers:
         """Encode the prompts and queue the requests. Runs outside the event loop. Raises
         Refusal.
         """
+        self.asks = asks
         requests = [prepare(self.llm, ask, self._desk.settings) for ask in asks]
         for request in requests:
             self.prompts.append(list(request.prompt))
@@ -255,7 +257,7 @@ class Desk:
             raise bad_field(
                 field,
                 f"at most {limit} answers",
-                f"{field}: asks for {len(asks)} answers, the maximum is {rows} at once and "
+                f"asks for {len(asks)} answers, the maximum is {rows} at once and "
                 f"{self.settings.queue} in the queue (--max-rows, --queue)",
             )
         if rows and self.active + len(asks) > limit:
@@ -292,14 +294,14 @@ class Desk:
         if not self.settings.is_strict and not self.keeper.adapters:
             return names[0]
         names = [*names, *self.keeper.adapters]
-        refusal = bad_field(
+        raise bad_field(
             "model",
             f"one of {', '.join([*names, 'default'])}",
-            f"model: there is no model {name!r:.100} here: this server has {', '.join(names)}",
+            f"there is no model {name!r:.100} here: this server has {', '.join(names)}",
             name,
+            404,
+            "model_not_found",
         )
-        refusal.status, refusal.code = 404, "model_not_found"
-        raise refusal
 
     def is_name(self, name: str) -> bool:
         """True for a name of the model or of an adapter, ignoring case and the ending .gguf."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter
@@ -10,38 +10,26 @@ from pydantic import Field, field_validator, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlx_llama.core.generation.completion import Completion
-from mlx_llama.core.generation.tool_use import Toolbox
+from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.text.thoughts import Thought
 from mlx_llama.core.text.tools import ToolCall, ToolDelta
 
-from .answers import Answers, Ask
-from .faults import Fault, Refusal, write_anthropic
-from .fields import (
-    Body,
-    ModelName,
-    Note,
-    OptionFields,
-    Strict,
-    TemplateVariables,
-    find_conflict,
-    list_places,
-    read_body,
-)
-from .guard import request_id
-from .openai import adapt_thinking, join_parts
-from .replies import Json, check_model, count_prompt, event, reply_stream, reply_whole
-from .schemas import takes
-from .tooling import (
-    TOOL_NAME,
-    Reader,
-    are_complete,
-    build_toolbox,
-    check_rule,
-    check_schema,
+from .conversations import (
+    Conversing,
+    Description,
+    ObjectSchema,
+    ToolName,
+    adapt_thinking,
     describe_function,
-    read_answer,
+    format_options,
+    plain_call,
+    plain_message,
 )
+from .faults import Fault, Refusal, fault_of, write_anthropic
+from .fields import Body, ModelName, Note, OptionFields, Strict, find_conflict, list_places
+from .replies import Json, Writer, check_model, count_prompt, event, reply
+from .schemas import serves
+from .tooling import Piece, Reader
 
 router = APIRouter(tags=["Anthropic"])
 
@@ -80,6 +68,14 @@ class ToolResult(Body):
     cache_control: CacheControl = None
 
 
+# Blocks that a message of a role cannot have
+_FOREIGN = {
+    "assistant": ("tool_result",),
+    "user": ("tool_use",),
+    "system": ("tool_use", "tool_result"),
+}
+
+
 class AnthropicMessage(Body):
     """A message of a conversation."""
 
@@ -88,51 +84,36 @@ class AnthropicMessage(Body):
 
     @model_validator(mode="after")
     def _check_blocks(self):
-        foreign = {
-            "assistant": ("tool_result",),
-            "user": ("tool_use",),
-            "system": ("tool_use", "tool_result"),
-        }[self.role]
-        if not isinstance(self.content, str) and any(
-            block.type in foreign for block in self.content
-        ):
+        foreign, blocks = _FOREIGN[self.role], [] if isinstance(self.content, str) else self.content
+        if any(block.type in foreign for block in blocks):
             raise ValueError(f"a message of the {self.role} cannot have {' or '.join(foreign)}")
         return self
 
     def plain(self) -> list[dict[str, Any]]:
         """Convert to messages for templates: results of calls become separate messages."""
         if isinstance(self.content, str):
-            return [{"role": self.role, "content": self.content}]
-        results = [
-            {
-                "role": "tool",
-                "content": join_parts(block.content),
-                "tool_call_id": block.tool_use_id,
-            }
-            for block in self.content
-            if isinstance(block, ToolResult)
-        ]
-        text = join_parts([block for block in self.content if isinstance(block, TextBlock)])
-        calls = [
-            {
-                "id": block.id,
-                "type": "function",
-                "function": {"name": block.name, "arguments": block.input},
-            }
-            for block in self.content
-            if isinstance(block, ToolUse)
-        ]
+            return [plain_message(self.role, self.content)]
+        results, texts, calls = [], [], []
+        for block in self.content:
+            if isinstance(block, ToolResult):
+                identity = block.tool_use_id
+                results.append(plain_message("tool", block.content, tool_call_id=identity))
+            elif isinstance(block, ToolUse):
+                calls.append(plain_call(block.id, block.name, block.input))
+            else:
+                texts.append(block)
+        message = plain_message(self.role, texts)
         if calls:
-            return [{"role": self.role, "content": text, "tool_calls": calls}]
-        return [*results, *([{"role": self.role, "content": text}] if text or not results else [])]
+            return [message | {"tool_calls": calls}]
+        return [*results, *([message] if message["content"] or not results else [])]
 
 
 class AnthropicTool(Body):
     """A tool that the model may call."""
 
     type: Literal["custom"] = "custom"
-    name: str = Field(pattern=TOOL_NAME)
-    description: str = Field("", max_length=1 << 18)
+    name: ToolName
+    description: Description = ""
     input_schema: dict[str, Any]
     cache_control: CacheControl = None
     strict: Strict = None
@@ -166,12 +147,7 @@ class OutputFormat(Body):
     """JSON of a schema."""
 
     type: Literal["json_schema"]
-    schema_: dict[str, Any] = Field(alias="schema")
-
-    @model_validator(mode="after")
-    def _check(self):
-        check_schema(self.schema_)
-        return self
+    schema_: ObjectSchema = Field(alias="schema")
 
 
 class OutputConfig(Body):
@@ -180,7 +156,7 @@ class OutputConfig(Body):
     format: OutputFormat | None = None
 
 
-class Conversation(Body):
+class Conversation(Conversing):
     """Fields of both routes."""
 
     noted: ClassVar = list_places(
@@ -192,34 +168,7 @@ class Conversation(Body):
     refused: ClassVar[Mapping[str, str]] = {
         "thread": "conversations are not kept: send the messages"
     }
-
-    @classmethod
-    def adapt(cls, values: dict[str, Any], note: Note) -> None:
-        super().adapt(values, note)
-        adapt_thinking(values, note)
-        if "thread" in values:  # clients with threads then send the messages
-            text = f"thread: {cls.refused['thread']}"
-            details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-            fault = Fault("thread", "unsupported", text)
-            raise Refusal(400, "unsupported", [fault], details=details)
-        config = values.get("output_config", {})
-        if (form := values.pop("output_format", None)) is not None and isinstance(config, dict):
-            values["output_config"] = {"format": form, **config}
-        tools, choice = values.get("tools"), values.get("tool_choice")
-        named = choice.get("name") if isinstance(choice, dict) else None
-        if isinstance(tools, list):
-            values["tools"] = [
-                tool
-                for tool in tools
-                if not isinstance(tool, dict)
-                or tool.get("type") in (None, "custom")
-                or tool.get("name") == named
-            ]
-            for tool in tools:
-                if tool not in values["tools"]:  # it runs on Anthropic's servers
-                    note(f"tools[].{tool['type']!s:.40}")
-        if isinstance(messages := values.get("messages"), list):
-            values["messages"] = [_adapt_message(message, note) for message in messages]
+    format_field: ClassVar = "output_config.format"
 
     model: ModelName = None
     messages: list[AnthropicMessage] = Field(min_length=1)
@@ -232,30 +181,57 @@ class Conversation(Body):
     output_config: OutputConfig = OutputConfig()
     cache_control: CacheControl = None
     speed: Literal["standard"] = "standard"
-    chat_template_kwargs: TemplateVariables = {}
 
-    def toolbox(self) -> Toolbox:
-        """Build the toolbox. Raises Refusal."""
-        choice = {"any": "required", "tool": self.tool_choice.name or ""}.get(
-            self.tool_choice.type, self.tool_choice.type
-        )
-        many = not self.tool_choice.disable_parallel_tool_use
-        return build_toolbox([tool.described() for tool in self.tools], choice, many)
+    @classmethod
+    def adapt(cls, values: dict[str, Any], note: Note) -> None:
+        super().adapt(values, note)
+        adapt_thinking(values, note)
+        if "thread" in values:  # clients with threads then send the messages
+            details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+            fault = fault_of("thread", "unsupported", cls.refused["thread"])
+            raise Refusal(400, "unsupported", [fault], details=details)
+        config = values.get("output_config", {})
+        if (form := values.pop("output_format", None)) is not None and isinstance(config, dict):
+            values["output_config"] = {"format": form, **config}
+        tools, choice = values.get("tools"), values.get("tool_choice")
+        named = choice.get("name") if isinstance(choice, dict) else None
+        if isinstance(tools, list):
+            ours: list[Any] = []
+            values["tools"] = ours
+            for tool in tools:
+                kind = tool.get("type") if isinstance(tool, dict) else None
+                if kind in (None, "custom") or tool.get("name") == named:
+                    ours.append(tool)
+                else:  # it runs on Anthropic's servers
+                    note(f"tools[].{kind!s:.40}")
+        if isinstance(messages := values.get("messages"), list):
+            values["messages"] = [_adapt_message(message, note) for message in messages]
+
+    def choice(self) -> tuple[str, bool]:
+        choice = self.tool_choice
+        name = {"any": "required", "tool": choice.name or ""}.get(choice.type, choice.type)
+        return name, not choice.disable_parallel_tool_use
+
+    def form(self) -> dict[str, Any]:
+        form = self.output_config.format
+        return format_options(form.type, form.schema_) if form else {}
 
     def plain(self) -> list[dict[str, Any]]:
-        """Convert to messages for templates. Raises Refusal."""
-        system = join_parts(self.system)
-        return [
-            *([{"role": "system", "content": system}] if system else []),
-            *(plain for message in self.messages for plain in message.plain()),
-        ]
+        """Convert to messages for templates."""
+        system = [plain_message("system", self.system)] if self.system else []
+        system = [message for message in system if message["content"]]
+        return [*system, *(plain for message in self.messages for plain in message.plain())]
 
 
 class MessagesRequest(OptionFields, Conversation):
     """POST /v1/messages."""
 
     model_config = Body.model_config
-    renamed: ClassVar = OptionFields.renamed | {"stop_sequences": "stop", "json_schema": "schema"}
+    renamed: ClassVar = {
+        **OptionFields.renamed,
+        "stop_sequences": "stop",
+        "json_schema": "schema",
+    }
     places: ClassVar[Mapping[str, Sequence[str]]] = {"schema": ("output_config.format.schema",)}
 
     stream: bool = False
@@ -266,16 +242,15 @@ class MessagesRequest(OptionFields, Conversation):
     def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
         faults = super().check_together(values)
         if "logprobs" in values:
-            text = "logprobs: not available in this API: use /v1/chat/completions"
-            faults.append(Fault("logprobs", "unsupported", text, values["logprobs"]))
+            text = "not available in this API: use /v1/chat/completions"
+            faults.append(fault_of("logprobs", "unsupported", text, values["logprobs"]))
         config = values.get("output_config")
         if isinstance(config, dict) and (form := config.get("format")):
             faults += find_conflict("output_config", form, values)
         return faults
 
     def requested_options(self) -> dict[str, Any]:
-        form = self.output_config.format
-        return super().requested_options() | ({"schema": form.schema_} if form else {})
+        return super().requested_options() | self.form()
 
     @field_validator("metadata", mode="before")
     @classmethod
@@ -296,10 +271,8 @@ def _adapt_message(message: Any, note: Note) -> Any:
         if isinstance(source, dict) and source.get("type") == "text":
             title = f"{block['title']}\n" if block.get("title") else ""
             kept.append({"type": "text", "text": f"{title}{source.get('data', '')}\n"})
-        elif (
-            kind in ("thinking", "redacted_thinking")
-            or str(kind).endswith("_tool_result")
-            or kind == "server_tool_use"
+        elif kind in ("thinking", "redacted_thinking", "server_tool_use") or str(kind).endswith(
+            "_tool_result"
         ):
             note(f"messages[].content[].{kind:.40}")
         else:
@@ -307,108 +280,84 @@ def _adapt_message(message: Any, note: Note) -> Any:
     return {**message, "content": kept}
 
 
-@router.post("/v1/messages", **takes(MessagesRequest))
-async def messages(request: Request) -> Response:
-    """Answer a conversation."""
-    body = await read_body(request, MessagesRequest)
-    name = check_model(request, body.model)
-    box, options = body.toolbox(), body.requested_options()
-    check_rule(box, options, "output_config.format" if body.output_config.format else "")
-    asks = [Ask(body.plain(), "messages", options, box, variables=body.chat_template_kwargs)]
-    made = {
-        "id": f"msg_{request_id(request)}",
-        "type": "message",
-        "role": "assistant",
-        "model": name,
-    }
+class MessagesWriter(Writer):
+    """Writes messages: blocks of thoughts, text and calls."""
 
-    def whole(answers: Answers) -> dict[str, Any]:
-        completion = answers.completions[0]
-        text, calls, thought, _ = read_answer(answers, 0, box)
-        content: list[dict[str, Any]] = (
-            [{"type": "thinking", "thinking": thought, "signature": ""}] if thought else []
-        )
-        content += [{"type": "text", "text": text}] if text or not calls else []
-        content += [
-            {"type": "tool_use", "id": call.id, "name": call.name, "input": read_values(call)}
-            for call in calls
-        ]
-        return {
-            **made,
-            "content": content,
-            "stop_reason": stop_reason(completion, calls),
-            "stop_sequence": stop_sequence(completion),
-            "usage": write_usage(completion),
-        }
+    prefix = "msg_"
+    errors = staticmethod(write_anthropic)
+    index: int | None = None  # of the open block; None before the first token
+    kind = ""  # of the open block
 
-    async def events(answers: Answers) -> AsyncIterator[bytes]:
-        completion = answers.completions[0]
-        reader, begun = Reader(answers, 0, box), False
-        index, kind = -1, ""  # the open block
-        async for batch in answers.batches():
-            if not begun:  # the reused tokens are known now
-                begun = True
-                empty: dict[str, Any] = {
-                    **made,
-                    "content": [],
-                    "stop_reason": None,
-                    "stop_sequence": None,
-                    "usage": write_usage(completion) | {"output_tokens": 0},
-                }
-                yield named({"type": "message_start", "message": empty})
-                yield named({"type": "ping"})
-            for piece in reader.read(batch.tokens, batch.is_last):
-                block: dict[str, Any] | None = None
-                if isinstance(piece, Thought):
-                    change = {"type": "thinking_delta", "thinking": piece.text}
-                    if kind != "thinking":
-                        block = {"type": "thinking", "thinking": "", "signature": ""}
-                elif isinstance(piece, str):
-                    change = {"type": "text_delta", "text": piece}
-                    if kind != "text":
-                        block = {"type": "text", "text": ""}
-                else:
-                    change = {"type": "input_json_delta", "partial_json": piece.arguments}
-                    if piece.name is not None:
-                        call: dict[str, Any] = {"id": piece.id, "name": piece.name, "input": {}}
-                        block = {"type": "tool_use", **call}
-                if block is not None:
-                    if kind:
-                        yield named({"type": "content_block_stop", "index": index})
-                    index, kind = index + 1, block["type"]
-                    yield named(
-                        {"type": "content_block_start", "index": index, "content_block": block}
-                    )
-                if not isinstance(piece, ToolDelta) or piece.arguments:
-                    yield named({"type": "content_block_delta", "index": index, "delta": change})
-        if not kind:  # an empty answer is an empty block
-            index = 0
-            block = {"type": "text", "text": ""}
-            yield named({"type": "content_block_start", "index": index, "content_block": block})
-        yield named({"type": "content_block_stop", "index": index})
-        reason = stop_reason(completion, reader.calls)
-        yield named(
-            {
-                "type": "message_delta",
-                "delta": {"stop_reason": reason, "stop_sequence": stop_sequence(completion)},
-                "usage": write_usage(completion),
-            }
-        )
-        yield named({"type": "message_stop"})
+    def encode(self, value: Any) -> bytes:
+        return event(value, value["type"])
 
-    if body.stream:
-        return await reply_stream(request, asks, events, fail)
-    return await reply_whole(request, asks, whole)
+    def fail(self, refusal: Refusal) -> bytes:
+        return event(write_anthropic(refusal), "error")
+
+    def message(self, content: list[Any], ending: dict[str, Any], usage: Any) -> dict[str, Any]:
+        """Write a message. ending: stop_reason and stop_sequence."""
+        made = {"id": self.identity, "type": "message", "role": "assistant", "model": self.name}
+        return {**made, "content": content, **ending, "usage": usage}
+
+    def whole(self, readers: Sequence[Reader]) -> dict[str, Any]:
+        reader = readers[0].finish()
+        content = [write_block("thinking", reader.thought)] if reader.thought else []
+        if reader.text or not reader.calls:
+            content.append(write_block("text", reader.text))
+        content += [write_call(call.id, call.name, read_values(call)) for call in reader.calls]
+        return self.message(content, write_ending(reader), write_usage(reader.completion))
+
+    def write(
+        self, reader: Reader, token: Token | None, pieces: list[Piece]
+    ) -> Iterator[dict[str, Any]]:
+        if self.index is None:  # the reused tokens are known now
+            self.index = -1
+            usage = write_usage(reader.completion) | {"output_tokens": 0}
+            ending = {"stop_reason": None, "stop_sequence": None}
+            yield {"type": "message_start", "message": self.message([], ending, usage)}
+            yield {"type": "ping"}
+        for piece in pieces:
+            if isinstance(piece, ToolDelta):
+                if piece.name is not None:
+                    yield from self.open(write_call(piece.id, piece.name, {}))
+                if piece.arguments:
+                    yield self.delta("input_json_delta", "partial_json", piece.arguments)
+                continue
+            is_thought = isinstance(piece, Thought)
+            kind, text = ("thinking", piece.text) if is_thought else ("text", piece)
+            if kind != self.kind:
+                yield from self.open(write_block(kind, ""))
+            yield self.delta(f"{kind}_delta", kind, text)
+
+    def open(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Open a block, and close the one before."""
+        if self.kind:
+            yield {"type": "content_block_stop", "index": self.index}
+        self.index, self.kind = (self.index or 0) + 1 if self.kind else 0, block["type"]
+        yield {"type": "content_block_start", "index": self.index, "content_block": block}
+
+    def delta(self, kind: str, field: str, text: Any) -> dict[str, Any]:
+        """Write a part of the open block."""
+        delta = {"type": kind, field: text}
+        return {"type": "content_block_delta", "index": self.index, "delta": delta}
+
+    def end(self, reader: Reader) -> Iterator[dict[str, Any]]:
+        if not self.kind:  # an empty answer is an empty block
+            yield from self.open(write_block("text", ""))
+        yield {"type": "content_block_stop", "index": self.index}
+        usage = write_usage(reader.completion)
+        yield {"type": "message_delta", "delta": write_ending(reader), "usage": usage}
+        yield {"type": "message_stop"}
 
 
-def named(value: Mapping[str, Any]) -> bytes:
-    """Write an event with its type as its name."""
-    return event(value, value["type"])
+def write_block(kind: str, text: str) -> dict[str, Any]:
+    """Write a block of text or of a thought."""
+    return {"type": kind, kind: text} | ({"signature": ""} if kind == "thinking" else {})
 
 
-def fail(refusal: Refusal) -> bytes:
-    """Write an error within a stream."""
-    return event(write_anthropic(refusal), "error")
+def write_call(identity: str | None, name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Write a block with a call."""
+    return {"type": "tool_use", "id": identity, "name": name, "input": values}
 
 
 def read_values(call: ToolCall) -> dict[str, Any]:
@@ -419,21 +368,20 @@ def read_values(call: ToolCall) -> dict[str, Any]:
         return {}
 
 
-def stop_reason(completion: Completion, calls: Sequence[ToolCall] = ()) -> str:
-    """Return Anthropic's stop_reason."""
-    if are_complete(calls) and completion.finish_reason in ("eos", "stop"):
-        return "tool_use"
-    return {
-        "eos": "end_turn",
-        "stop": "stop_sequence",
-        "length": "max_tokens",
-        "context": "model_context_window_exceeded",
-    }.get(completion.finish_reason, "end_turn")
+_REASONS = {
+    "eos": "end_turn",
+    "stop": "stop_sequence",
+    "length": "max_tokens",
+    "context": "model_context_window_exceeded",
+}
 
 
-def stop_sequence(completion: Completion) -> str | None:
-    """Return the stop string that matched, or None."""
-    return completion.stop if isinstance(completion.stop, str) else None
+def write_ending(reader: Reader) -> dict[str, Any]:
+    """Write the reason of an answer's end, and the stop string that matched."""
+    reason = _REASONS.get(reader.completion.finish_reason or "", "end_turn")
+    if reader.has_called and reader.completion.finish_reason in ("eos", "stop"):
+        reason = "tool_use"
+    return {"stop_reason": reason, "stop_sequence": reader.stop_string}
 
 
 def write_usage(completion: Completion) -> dict[str, int]:
@@ -446,15 +394,19 @@ def write_usage(completion: Completion) -> dict[str, int]:
     }
 
 
+@serves(router, MessagesRequest, "/v1/messages")
+async def messages(request: Request, body: MessagesRequest) -> Response:
+    """Answer a conversation."""
+    writer = MessagesWriter(request, body)
+    return await reply(request, [body.ask(body.plain())], writer, body.stream)
+
+
 class CountRequest(Conversation):
     """POST /v1/messages/count_tokens."""
 
 
-@router.post("/v1/messages/count_tokens", **takes(CountRequest))
-async def count_tokens(request: Request) -> Response:
+@serves(router, CountRequest, "/v1/messages/count_tokens")
+async def count_tokens(request: Request, body: CountRequest) -> Response:
     """Count the tokens of a prompt, as the model sees it."""
-    body = await read_body(request, CountRequest)
     check_model(request, body.model)
-    variables = body.chat_template_kwargs
-    ask = Ask(body.plain(), "messages", {}, body.toolbox(), variables=variables)
-    return Json({"input_tokens": await count_prompt(request, ask)})
+    return Json({"input_tokens": await count_prompt(request, body.prompt_ask(body.plain()))})

@@ -15,7 +15,19 @@ from starlette.responses import Response
 from mlx_llama import __version__
 from mlx_llama.core.generation.llm import LLM
 
-from . import anthropic, docs, jobs, llama_cpp, ollama, openai, operations, page, responses
+from . import (
+    anthropic,
+    completions,
+    docs,
+    jobs,
+    llama_completion,
+    llama_cpp,
+    ollama,
+    openai,
+    operations,
+    page,
+    responses,
+)
 from .answers import Desk
 from .faults import Refusal
 from .guard import Guard
@@ -70,7 +82,8 @@ def make_app(
         docs_url=None,
     )
     app.state.settings = settings
-    for part in (openai, responses, anthropic, llama_cpp, ollama, jobs, operations, docs, page):
+    parts = (openai, completions, responses, anthropic, llama_completion, llama_cpp, ollama, jobs)
+    for part in (*parts, operations, docs, page):
         app.include_router(part.router)
     app.openapi = lambda: write_openapi(app)  # type: ignore[method-assign]
 

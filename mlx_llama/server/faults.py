@@ -59,9 +59,26 @@ class Refusal(Exception):
         self.faults += [fault for fault in faults if fault.field not in known]
 
 
-def bad_field(field: str, constraint: str, message: str, value: Any = None) -> Refusal:
-    """Refuse a request for a fault of a field, with status 400."""
-    return Refusal(400, "invalid_value", [Fault(field, constraint, message, value)])
+def fault_of(field: str, constraint: str, text: str, value: Any = None) -> Fault:
+    """Return a fault whose message is the field and a text."""
+    return Fault(field, constraint, f"{field}: {text}", value)
+
+
+def bad_field(
+    field: str,
+    constraint: str,
+    text: str,
+    value: Any = None,
+    status: int = 400,
+    code: str = "invalid_value",
+) -> Refusal:
+    """Refuse a request for a fault of a field."""
+    return Refusal(status, code, [fault_of(field, constraint, text, value)])
+
+
+def not_found(text: str, code: str = "not_found") -> Refusal:
+    """Refuse a request for something that is not there, or switched off."""
+    return Refusal(404, code, message=text)
 
 
 def client_gone() -> Refusal:

@@ -20,7 +20,6 @@ from .faults import (
     MOST_FAULTS,
     Fault,
     Refusal,
-    bad_field,
     client_gone,
     collect_faults,
     rename_fault,
@@ -267,7 +266,7 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     counted = [value for name, value in values.items() if name not in ("prompt", "tokens")]
     if _is_large(counted, MOST_VALUES - len(values)):
         text = f"the body has more than {MOST_VALUES} values, not counting prompt and tokens"
-        raise bad_field("", f"at most {MOST_VALUES} values", text)
+        raise Refusal(400, "invalid_value", [Fault("", f"at most {MOST_VALUES} values", text)])
     return values
 
 

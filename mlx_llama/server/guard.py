@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -306,8 +305,3 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def request_id(request: Request) -> str:
-    """Return a request's id, as in its log line and headers."""
-    return request.scope["request_id"]

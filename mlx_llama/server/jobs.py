@@ -17,12 +17,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from .answers import Answers, Ask, Failure
-from .faults import Fault, Refusal, bad_field
-from .fields import ModelName, OptionFields, TokenIds, read_body
-from .guard import log, request_id, write_receipt
-from .openai import Message
-from .replies import PING_SECONDS, Json, check_model, desk_of, dump, event, submit
-from .schemas import takes
+from .conversations import Message
+from .faults import Fault, Refusal, bad_field, fault_of
+from .fields import ModelName, OptionFields, TokenIds
+from .guard import log, write_receipt
+from .replies import PING_SECONDS, Json, check_model, desk_of, dump, event, request_id, submit
+from .schemas import serves
 from .settings import Settings
 from .tooling import list_logprobs
 
@@ -43,10 +43,10 @@ class JobRequest(OptionFields):
     @classmethod
     def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
         if "prompt" in values and "messages" in values:
-            text = "messages: send either prompt or messages, not both"
-            return [Fault("messages", "one of prompt and messages", text)]
+            text = "send either prompt or messages, not both"
+            return [fault_of("messages", "one of prompt and messages", text)]
         if not {"prompt", "messages"} & set(values):
-            return [Fault("prompt", "required", "prompt: either prompt or messages is required")]
+            return [fault_of("prompt", "required", "either prompt or messages is required")]
         return []
 
 
@@ -87,7 +87,7 @@ class Job:
                             "token", t=token.text, i=count, **(logprobs[0] if logprobs else {})
                         )
                     count += 1
-            reason = _REASONS.get(completion.finish_reason, "ERROR")
+            reason = _REASONS.get(completion.finish_reason or "", "ERROR")
         except Failure as failure:
             outcome = failure.refusal.code
             reason = "CANCELLED" if outcome in ("cancelled", "shutting_down") else "ERROR"
@@ -179,10 +179,9 @@ class Jobs:
         raise Refusal(404, "job_not_found", [fault])
 
 
-@router.post("/v1/jobs", status_code=201, **takes(JobRequest))
-async def make_job(request: Request) -> Response:
+@serves(router, JobRequest, "/v1/jobs", status_code=201)
+async def make_job(request: Request, body: JobRequest) -> Response:
     """Start an answer that continues without its client."""
-    body = await read_body(request, JobRequest)
     check_model(request, body.model)
     jobs: Jobs = request.app.state.jobs
     jobs.make_room()
@@ -209,9 +208,7 @@ async def stream_job(request: Request, job_id: str) -> Response:
     job = request.app.state.jobs.find(job_id)
     last = request.headers.get("last-event-id") or request.query_params.get("last_event_id") or "-1"
     if not last.lstrip("-").isdecimal() or not last.isascii() or len(last) > 12 or int(last) < -1:
-        raise bad_field(
-            "Last-Event-ID", "a number", "Last-Event-ID: must be an event's number", last
-        )
+        raise bad_field("Last-Event-ID", "a number", "must be an event's number", last)
     first = int(last) + 1
     settings = desk_of(request).settings
     accepted = request.headers.get("accept", "")

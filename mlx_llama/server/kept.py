@@ -41,18 +41,15 @@ class KeptResponses:
         """Return a response. Raises Refusal if it is not kept, or no longer."""
         self._clean()
         if name not in self._kept:
-            refusal = bad_field(
+            raise bad_field(
                 field,
                 "a response that is kept",
-                f"{field}: {name!r:.100} is not kept here: only the latest "
-                f"{MOST_RESPONSES} are, for an hour; send the conversation as input",
+                f"{name!r:.100} is not kept here: only the latest {MOST_RESPONSES} are, for an "
+                "hour; send the conversation as input",
                 name,
-            )
-            refusal.status, refusal.code = (
-                (404 if field == "response_id" else 400),
+                404 if field == "response_id" else 400,
                 "previous_response_not_found",
             )
-            raise refusal
         return self._kept[name]
 
     def find_item(self, name: str) -> dict[str, Any]:
@@ -62,12 +59,8 @@ class KeptResponses:
             for item in kept.items:
                 if item.get("id") == name:
                     return item
-        raise bad_field(
-            "input",
-            "an item that is kept",
-            f"input: the item {name!r:.100} is not kept here: send the whole item",
-            name,
-        )
+        text = f"the item {name!r:.100} is not kept here: send the whole item"
+        raise bad_field("input", "an item that is kept", text, name)
 
     def drop(self, name: str) -> None:
         """Forget a response."""

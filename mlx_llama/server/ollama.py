@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,27 +15,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlx_llama import __version__
-from mlx_llama.core.generation.tool_use import Toolbox
+from mlx_llama.core.generation.completion import Token
 from mlx_llama.core.text.thoughts import Thought
+from mlx_llama.core.text.tools import ToolCall
 
-from .answers import Answers, Ask
-from .faults import Refusal
-from .fields import Body, ModelName, Note, OptionFields, read_body
+from .answers import Ask
+from .conversations import Conversing, FunctionTool, Message, adapt_messages, plain_message
+from .faults import Refusal, write_ollama
+from .fields import Body, ModelName, Note, OptionFields
 from .llama_cpp import describe_model
-from .openai import Message, adapt_messages
-from .replies import (
-    Json,
-    check_model,
-    desk_of,
-    dump,
-    reply_stream,
-    reply_whole,
-    served_adapters,
-    served_names,
-    write_ollama,
-)
-from .schemas import takes
-from .tooling import FunctionTool, Reader, build_toolbox, check_rule, read_answer
+from .replies import Json, Writer, check_model, desk_of, dump, reply, served_adapters, served_names
+from .schemas import serves
+from .tooling import Piece, Reader
 
 router = APIRouter(prefix="/api", tags=["Ollama"])
 
@@ -47,19 +39,18 @@ _OPTIONS = {
 _IMAGES = "models are text only"
 
 
-class OllamaFields(OptionFields):
+class OllamaFields(OptionFields, Conversing):
     """Fields of both routes; those of `options` move to the top level."""
 
     noted: ClassVar = frozenset(
         {"messages.thinking", "messages.tool_calls.function.index", "tools.function.strict"}
     )
+    model_config = Body.model_config
     refused: ClassVar[Mapping[str, str]] = {"images": _IMAGES}
+    format_field: ClassVar = "format"
 
     model: ModelName = None
     stream: bool = True
-    chat_template_kwargs: dict[str, Any] = Field(
-        {}, description="variables of the chat template; think sets enable_thinking"
-    )
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
@@ -119,14 +110,59 @@ def _tag(name: str) -> str:
     return name if ":" in name else f"{name}:latest"
 
 
-def _write_end(answers: Answers) -> dict[str, Any]:
+class OllamaWriter(Writer):
+    """Writes lines of JSON. `field`: "message" or "response", for the text."""
+
+    media_type = "application/x-ndjson"
+    errors = staticmethod(write_ollama)
+
+    def __init__(self, request: Request, body: OllamaFields, field: str):
+        super().__init__(request, body)
+        self.field, self.ping = field, 0
+        self.sent = 0  # calls so far
+
+    def encode(self, value: Any) -> bytes:
+        return dump(value) + b"\n"
+
+    def line(self, text: str, calls: Sequence[ToolCall], thought: str) -> dict[str, Any]:
+        """Write a part of an answer."""
+        content: dict[str, Any] = {"thinking": thought} if thought else {}
+        if self.field == "message":
+            content = {"message": {"role": "assistant", "content": text, **content}}
+        else:
+            content["response"] = text
+        if calls:
+            content["message"]["tool_calls"] = [
+                {"function": {"name": call.name, "arguments": call.values()}} for call in calls
+            ]
+        return {"model": self.name, "created_at": _now(), **content, "done": False}
+
+    def whole(self, readers: Sequence[Reader]) -> dict[str, Any]:
+        reader = readers[0].finish()
+        calls = [call for call in reader.calls if call.is_complete]
+        return self.line(reader.text, calls, reader.thought) | _write_end(reader)
+
+    def write(
+        self, reader: Reader, token: Token | None, pieces: list[Piece]
+    ) -> Iterator[dict[str, Any]]:
+        text = "".join(piece for piece in pieces if isinstance(piece, str))
+        thought = "".join(piece.text for piece in pieces if isinstance(piece, Thought))
+        calls = [call for call in reader.calls[self.sent :] if call.is_complete]
+        self.sent += len(calls)
+        if text or calls or thought:
+            yield self.line(text, calls, thought)
+
+    def end(self, reader: Reader) -> Iterator[dict[str, Any]]:
+        yield self.line("", (), "") | _write_end(reader)
+
+
+def _write_end(reader: Reader) -> dict[str, Any]:
     """Write the statistics in the last line of an answer."""
-    completion = answers.completions[0]
-    reason = "length" if completion.finish_reason in ("length", "context") else "stop"
+    completion = reader.completion
     return {
         "done": True,
-        "done_reason": reason,
-        "total_duration": int((time.monotonic() - answers.began) * 1e9),
+        "done_reason": "length" if reader.is_cut else "stop",
+        "total_duration": int((time.monotonic() - reader.answers.began) * 1e9),
         "load_duration": 0,
         "prompt_eval_count": completion.prompt_tokens,
         "prompt_eval_duration": int(completion.prefill_seconds * 1e9),
@@ -135,74 +171,29 @@ def _write_end(answers: Answers) -> dict[str, Any]:
     }
 
 
-def fail(refusal: Refusal) -> bytes:
-    """Write an error within a stream."""
-    return dump(write_ollama(refusal)) + b"\n"
+async def _reply(request: Request, body: OllamaFields, ask: Ask, field: str) -> Response:
+    writer = OllamaWriter(request, body, field)
+    if not ask.prompt:  # a request to load the model
+        return Json(writer.line("", (), "") | {"done": True, "done_reason": "load"})
+    return await reply(request, [ask], writer, body.stream)
 
 
-async def _reply(
-    request: Request, body: OllamaFields, asks: Sequence[Ask], box: Toolbox, field: str
-) -> Response:
-    """Reply at once or line by line. field: "message" or "response", for the text."""
-    name = check_model(request, body.model)
-
-    def line(
-        text: str, calls: Sequence[Any] = (), thought: str = "", **more: Any
-    ) -> dict[str, Any]:
-        thinking = {"thinking": thought} if thought else {}
-        content: dict[str, Any] = {"response": text, **thinking}
-        if field == "message":
-            content = {"message": {"role": "assistant", "content": text, **thinking}}
-        if calls:
-            content["message"]["tool_calls"] = [
-                {"function": {"name": call.name, "arguments": call.values()}} for call in calls
-            ]
-        return {"model": name, "created_at": _now(), **content, "done": False, **more}
-
-    def whole(answers: Answers) -> dict[str, Any]:
-        text, calls, thought, _ = read_answer(answers, 0, box)
-        return line(
-            text, [call for call in calls if call.is_complete], thought, **_write_end(answers)
-        )
-
-    async def lines(answers: Answers) -> AsyncIterator[bytes]:
-        reader, sent = Reader(answers, 0, box), 0
-        async for batch in answers.batches():
-            pieces = reader.read(batch.tokens, batch.is_last)
-            text = "".join(piece for piece in pieces if isinstance(piece, str))
-            thought = "".join(piece.text for piece in pieces if isinstance(piece, Thought))
-            calls = [call for call in reader.calls[sent:] if call.is_complete]
-            sent += len(calls)
-            if text or calls or thought:
-                yield dump(line(text, calls, thought)) + b"\n"
-        yield dump(line("", **_write_end(answers))) + b"\n"
-
-    if not asks:  # a request to load the model
-        return Json(line("", done=True, done_reason="load"))
-    if body.stream:
-        return await reply_stream(request, asks, lines, fail, 0, "application/x-ndjson")
-    return await reply_whole(request, asks, whole)
-
-
-@router.post("/chat", **takes(OllamaChat))
-async def chat(request: Request) -> Response:
+@serves(router, OllamaChat, "/chat")
+async def chat(request: Request, body: OllamaChat) -> Response:
     """Answer a conversation."""
-    body = await read_body(request, OllamaChat)
-    box = build_toolbox([tool.function.described() for tool in body.tools], "auto", True)
-    options, messages = body.requested_options(), [message.plain() for message in body.messages]
-    check_rule(box, options, "format")
-    ask = Ask(messages, "messages", options, box, variables=body.chat_template_kwargs)
-    return await _reply(request, body, [ask] if messages else [], box, "message")
+    ask = body.ask([message.plain() for message in body.messages])
+    return await _reply(request, body, ask, "message")
 
 
-@router.post("/generate", **takes(OllamaGenerate))
-async def generate(request: Request) -> Response:
+@serves(router, OllamaGenerate, "/generate")
+async def generate(request: Request, body: OllamaGenerate) -> Response:
     """Answer a question, or continue a text if raw is set."""
-    body = await read_body(request, OllamaGenerate)
-    system = [{"role": "system", "content": body.system}] if body.system else []
-    prompt = body.prompt if body.raw else [*system, {"role": "user", "content": body.prompt}]
-    ask = Ask(prompt, "prompt", body.requested_options(), variables=body.chat_template_kwargs)
-    return await _reply(request, body, [ask] if body.prompt else [], Toolbox(), "response")
+    system = [plain_message("system", body.system)] if body.system else []
+    messages = [*system, plain_message("user", body.prompt)] if body.prompt else []
+    ask = replace(body.ask(messages), field="prompt")
+    if body.raw:
+        ask = replace(ask, prompt=body.prompt)
+    return await _reply(request, body, ask, "response")
 
 
 # The model
@@ -258,10 +249,9 @@ class ShowRequest(Body):
     model: ModelName = None
 
 
-@router.post("/show", **takes(ShowRequest))
-async def show(request: Request) -> Response:
+@serves(router, ShowRequest, "/show")
+async def show(request: Request, body: ShowRequest) -> Response:
     """Describe the model and its capabilities."""
-    body = await read_body(request, ShowRequest)
     check_model(request, body.model)
     facts = _facts(request)
     template, details = str(facts.get("chat_template", "")), _describe(request)

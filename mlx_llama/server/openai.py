@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -15,11 +12,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlx_llama.core.generation.completion import Token
-from mlx_llama.core.generation.tool_use import Toolbox
 from mlx_llama.core.text.thoughts import Thought
 
-from .answers import Answers, Ask
-from .faults import Fault, Refusal, bad_field
+from .answers import Ask
+from .conversations import (
+    AnySchema,
+    Conversing,
+    FunctionTool,
+    Message,
+    NamedSchema,
+    adapt_allowed_tools,
+    adapt_messages,
+    adapt_thinking,
+    format_options,
+    is_forced,
+    is_rule,
+)
+from .faults import Fault, fault_of, not_found
 from .fields import (
     RULES,
     Body,
@@ -29,97 +38,58 @@ from .fields import (
     ModelName,
     Note,
     OptionFields,
-    TemplateVariables,
-    TokenIds,
     find_conflict,
     list_places,
-    read_body,
 )
-from .guard import request_id
 from .replies import (
     DONE,
     FINGERPRINT,
     Json,
+    Writer,
     check_model,
     choices_of,
     desk_of,
-    event,
-    reply_stream,
-    reply_whole,
+    reply,
     served_adapters,
     served_names,
-    write_openai,
     write_timings,
     write_usage,
 )
-from .schemas import takes
-from .tooling import (
-    Call,
-    FunctionTool,
-    NamedChoice,
-    Piece,
-    Reader,
-    ResponseFormat,
-    build_toolbox,
-    check_rule,
-    finish_reason,
-    list_logprobs,
-    read_answer,
-    write_logprobs,
-)
+from .schemas import serves
+from .tooling import Piece, Reader, list_logprobs
 
 router = APIRouter(tags=["OpenAI"])
 
 
-class TextPart(Body):
-    """A part of a message."""
+class NamedFunction(Body):
+    """The name of a function."""
 
-    type: Literal["text"]
-    text: str
+    name: str
 
 
-class Message(Body):
-    """A message of a conversation."""
+class NamedChoice(Body):
+    """The tool that must be called."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    name: str = Field("", max_length=256, description="for templates that show it")
-    reasoning_content: str = Field(
-        "", description="of an assistant's message, for templates that show it"
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ResponseFormat(Body):
+    """Format of the answer: text, JSON, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+    schema_: AnySchema | None = Field(
+        default=None, alias="schema", description="for json_object, as in llama-server"
     )
-    tool_calls: list[Call] = Field([], max_length=128)
-    tool_call_id: str = Field("", max_length=4096)
-    refusal: Literal[""] = ""  # clients send assistants' messages back with these, empty
-    annotations: list[Any] = Field([], max_length=0)
 
     @model_validator(mode="after")
-    def _check_role(self):
-        if self.tool_calls and self.role != "assistant":
-            raise ValueError("only the assistant can have tool_calls")
-        if self.content is None and not self.tool_calls:
-            raise ValueError("content is required")
-        if self.reasoning_content and self.role != "assistant":
-            raise ValueError("only the assistant can have reasoning_content")
-        if (self.role == "tool") != bool(self.tool_call_id):
-            raise ValueError("the role tool needs tool_call_id, and others have none")
+    def _check(self):
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("the type json_schema needs json_schema, and others have none")
+        if self.schema_ is not None and self.type != "json_object":
+            raise ValueError("only the type json_object has a schema")
         return self
-
-    def plain(self) -> dict[str, Any]:
-        """Convert to a message for templates."""
-        role = "system" if self.role == "developer" else self.role
-        plain: dict[str, Any] = {"role": role, "content": join_parts(self.content or "")}
-        if self.tool_calls:
-            plain["tool_calls"] = [call.model_dump(exclude={"index"}) for call in self.tool_calls]
-        if role == "tool":
-            plain["tool_call_id"] = self.tool_call_id
-        return plain | {
-            name: value for name in ("name", "reasoning_content") if (value := getattr(self, name))
-        }
-
-
-def join_parts(content: Any) -> str:
-    """Join the text of a message's parts."""
-    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 class StreamOptions(Body):
@@ -164,18 +134,68 @@ class CommonFields(OptionFields):
 
     @classmethod
     def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
-        if "stream_options" in values and values.get("stream", False) is False:
-            text = "stream_options: only with stream: true"
-            return [
-                Fault("stream_options", "only with stream: true", text, values["stream_options"])
-            ]
-        return []
+        return cls.needs(values, "stream_options", "stream")
+
+    @staticmethod
+    def needs(values: Mapping[str, Any], field: str, switch: str) -> list[Fault]:
+        """Return the fault of a field without its switch."""
+        if field not in values or values.get(switch, False) is not False:
+            return []
+        rule = f"only with {switch}: true"
+        return [fault_of(field, rule, rule, values[field])]
 
 
-class ChatRequest(CommonFields):
+class OpenAIWriter(Writer):
+    """Writes both kinds of completion."""
+
+    last = DONE
+    kind = chunk_kind = "text_completion"
+
+    def made(self, kind: str) -> dict[str, Any]:
+        """Write the fields of every object."""
+        made = {"id": self.identity, "object": kind, "created": self.created, "model": self.name}
+        return made | {"system_fingerprint": FINGERPRINT}
+
+    def choice(self, reader: Reader) -> dict[str, Any]:
+        """Write a completed answer, without index and finish_reason."""
+        raise NotImplementedError
+
+    def whole(self, readers: Sequence[Reader]) -> dict[str, Any]:
+        choices = [
+            {"index": reader.index, "finish_reason": finish_reason(reader), **self.choice(reader)}
+            for reader in readers
+            if reader.finish()
+        ]
+        return {**self.made(self.kind), "choices": choices, **self.statistics(readers)}
+
+    def statistics(self, readers: Sequence[Reader]) -> dict[str, Any]:
+        """Write usage and timings."""
+        return {
+            "usage": write_usage(readers),
+            "timings": write_timings(readers[0].completion),
+        }
+
+    def chunk(self, *choices: dict[str, Any], **more: Any) -> dict[str, Any]:
+        """Write an event."""
+        usage = {"usage": None} if self.body.stream_options.include_usage else {}
+        return {**self.made(self.chunk_kind), **usage, "choices": choices, **more}
+
+    def finish(self, readers: Sequence[Reader]) -> Iterator[dict[str, Any]]:
+        if self.body.stream_options.include_usage:
+            yield self.chunk(**self.statistics(readers))
+
+
+def finish_reason(reader: Reader) -> str:
+    """Return OpenAI's finish_reason."""
+    return "length" if reader.is_cut else "tool_calls" if reader.has_called else "stop"
+
+
+class ChatRequest(CommonFields, Conversing):
     """POST /v1/chat/completions."""
 
-    renamed: ClassVar = OptionFields.renamed | {
+    model_config = Body.model_config
+    renamed: ClassVar = {
+        **OptionFields.renamed,
         "max_completion_tokens": "max_tokens",
         "n_probs": "top_logprobs",
     }
@@ -184,6 +204,7 @@ class ChatRequest(CommonFields):
         "logprobs": ("top_logprobs",),
     }
     refused: ClassVar = {"audio": ""}
+    format_field: ClassVar = "response_format"
 
     messages: list[Message] = Field(min_length=1)
     logprobs: bool = Field(False, description="report the log-probability of each token")  # type: ignore[assignment]
@@ -194,7 +215,6 @@ class ChatRequest(CommonFields):
         "auto", description="stop strings do not end a required call"
     )
     parallel_tool_calls: bool = True
-    chat_template_kwargs: TemplateVariables = {}
     modalities: list[Literal["text"]] = ["text"]
     store: Literal[False] = Field(False, description="answers are not kept")
     service_tier: Literal["auto", "default"] = "auto"
@@ -207,19 +227,15 @@ class ChatRequest(CommonFields):
         super().adapt(values, note)
         adapt_thinking(values, note)
         if (functions := values.pop("functions", None)) and isinstance(functions, list):
-            values.setdefault(
-                "tools", [{"type": "function", "function": function} for function in functions]
-            )
+            tools = [{"type": "function", "function": function} for function in functions]
+            values.setdefault("tools", tools)
         if (choice := values.pop("function_call", None)) is not None:
-            values.setdefault(
-                "tool_choice",
-                {"type": "function", "function": choice} if isinstance(choice, dict) else choice,
-            )
+            is_name = isinstance(choice, dict)
+            named = {"type": "function", "function": choice} if is_name else choice
+            values.setdefault("tool_choice", named)
         if values.get("tool_choice") == "any":  # Mistral's word
             values["tool_choice"] = "required"
         adapt_allowed_tools(values)
-        if values.get("tool_choice") == "none" and not values.get("tools"):
-            del values["tool_choice"]
         if is_forced(values.get("tool_choice")) and is_rule(values.get("response_format")):
             del values["response_format"]
             note("response_format")
@@ -234,11 +250,7 @@ class ChatRequest(CommonFields):
 
     @classmethod
     def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
-        faults = super().check_together(values)
-        if "top_logprobs" in values and values.get("logprobs", False) is False:
-            rule = "only with logprobs: true"
-            value = values["top_logprobs"]
-            faults.append(Fault("top_logprobs", rule, f"top_logprobs: {rule}", value))
+        faults = super().check_together(values) + cls.needs(values, "top_logprobs", "logprobs")
         form = values.get("response_format")
         return faults + (find_conflict("response_format", form, values) if is_rule(form) else [])
 
@@ -250,239 +262,65 @@ class ChatRequest(CommonFields):
         if "response_format" in self.model_fields_set and self.response_format.type == "text":
             # lift the server's rule
             options = {**dict.fromkeys(RULES), **options}
-        return options | self.response_format.options()
+        return options | self.form()
 
-    def toolbox(self) -> Toolbox:
-        """Build the toolbox. Raises Refusal."""
-        choice = (
-            self.tool_choice
-            if isinstance(self.tool_choice, str)
-            else self.tool_choice.function.name
-        )
-        return build_toolbox(
-            [tool.function.described() for tool in self.tools], choice, self.parallel_tool_calls
-        )
+    def form(self) -> dict[str, Any]:
+        form = self.response_format
+        if (named := form.json_schema) is not None:
+            return format_options(form.type, named.schema_, named.strict)
+        return format_options(form.type, form.schema_)
+
+    def choice(self) -> tuple[str, bool]:
+        choice = self.tool_choice
+        name = choice if isinstance(choice, str) else choice.function.name
+        return name, self.parallel_tool_calls
 
 
-@router.post("/v1/chat/completions", **takes(ChatRequest))
-@router.post("/chat/completions", include_in_schema=False)
-async def chat(request: Request) -> Response:
-    """Answer a conversation."""
-    body = await read_body(request, ChatRequest)
-    name = check_model(request, body.model)
-    messages = [message.plain() for message in body.messages]
-    box, options = body.toolbox(), body.requested_options()
-    check_rule(box, options, "response_format" if body.response_format.options() else "")
-    asks = [
-        replace(body.apply(ask), variables=body.chat_template_kwargs)
-        for ask in choices_of(options, [messages], "messages", body.n, box)
-    ]
-    made = {
-        "id": f"chatcmpl-{request_id(request)}",
-        "created": int(time.time()),
-        "model": name,
-        "system_fingerprint": FINGERPRINT,
-    }
+class ChatWriter(OpenAIWriter):
+    """Writes chat completions."""
 
-    def whole(answers: Answers) -> dict[str, Any]:
-        choices, thought_tokens = [], 0
-        for i, completion in enumerate(answers.completions):
-            text, calls, thought, count = read_answer(answers, i, box)
-            thought_tokens += count
-            message: dict[str, Any] = {
-                "role": "assistant",
-                "content": text if text or not calls else None,
-                "refusal": None,
-            }
-            if thought:
-                message["reasoning_content"] = thought
-            if calls:
-                message["tool_calls"] = [call.as_dict() for call in calls]
-            choices.append(
-                {
-                    "index": i,
-                    "message": message,
-                    "logprobs": write_logprobs(answers.llm, completion.tokens)
-                    if body.logprobs
-                    else None,
-                    "finish_reason": finish_reason(completion, calls),
-                }
-            )
-        return {
-            **made,
-            "object": "chat.completion",
-            "choices": choices,
-            "usage": write_usage(answers, thought_tokens),
-            "timings": write_timings(answers.completions[0]),
-        }
+    prefix = "chatcmpl-"
+    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
+
+    def choice(self, reader: Reader) -> dict[str, Any]:
+        text, calls = reader.text, [call.as_dict() for call in reader.calls]
+        message: dict[str, Any] = {"role": "assistant", "refusal": None}
+        message["content"] = text if text or not calls else None
+        if reader.thought:
+            message["reasoning_content"] = reader.thought
+        if calls:
+            message["tool_calls"] = calls
+        return {"message": message, "logprobs": self.logprobs(reader, reader.completion.tokens)}
+
+    def logprobs(self, reader: Reader, tokens: Sequence[Token]) -> dict[str, Any] | None:
+        """Write log-probabilities, if they are asked for."""
+        if not self.body.logprobs:
+            return None
+        return {"content": list_logprobs(reader.llm, tokens), "refusal": None}
 
     def delta(
-        i: int, content: dict[str, Any], reason: str | None = None, logprobs: Any = None
-    ) -> bytes:
-        usage = {"usage": None} if body.stream_options.include_usage else {}
-        choice = {"index": i, "delta": content, "logprobs": logprobs, "finish_reason": reason}
-        return event({**made, "object": "chat.completion.chunk", **usage, "choices": [choice]})
+        self, reader: Reader, delta: dict[str, Any], reason: str | None = None, logprobs: Any = None
+    ) -> dict[str, Any]:
+        """Write an event with a part of an answer."""
+        fields = {"delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return self.chunk({"index": reader.index, **fields})
 
-    async def events(answers: Answers) -> AsyncIterator[bytes]:
-        for i in range(body.n):
-            yield delta(i, {"role": "assistant", "content": ""})
-        readers = [Reader(answers, i, box) for i in range(len(asks))]
-        async for batch in answers.batches():
-            i = batch.index
-            for token in batch.tokens:
-                pieces = readers[i].push(token.text)
-                logprobs = write_logprobs(answers.llm, [token]) if body.logprobs else None
-                if logprobs and logprobs["content"] and not pieces:
-                    # a token without text still has a log-probability
-                    pieces = [""]
-                for piece in pieces:
-                    yield delta(i, write_piece(piece), None, logprobs)
-                    logprobs = None
-            if batch.is_last:
-                for piece in readers[i].push("", is_last=True):
-                    yield delta(i, write_piece(piece))
-                yield delta(i, {}, finish_reason(answers.completions[i], readers[i].calls))
-        if body.stream_options.include_usage:
-            usage = write_usage(answers, sum(reader.thought_tokens for reader in readers))
-            yield event(
-                {
-                    **made,
-                    "object": "chat.completion.chunk",
-                    "choices": [],
-                    "usage": usage,
-                    "timings": write_timings(answers.completions[0]),
-                }
-            )
-        yield DONE
+    def begin(self, readers: Sequence[Reader]) -> Iterator[dict[str, Any]]:
+        for reader in readers:
+            yield self.delta(reader, {"role": "assistant", "content": ""})
 
-    if body.stream:
-        return await reply_stream(request, asks, events, fail)
-    return await reply_whole(request, asks, whole)
+    def write(
+        self, reader: Reader, token: Token | None, pieces: list[Piece]
+    ) -> Iterator[dict[str, Any]]:
+        logprobs = None if token is None else self.logprobs(reader, [token])
+        if logprobs and logprobs["content"] and not pieces:
+            pieces = [""]  # a token without text still has a log-probability
+        for piece in pieces:
+            yield self.delta(reader, write_piece(piece), None, logprobs)
+            logprobs = None
 
-
-def is_forced(choice: Any) -> bool:
-    """True for a tool_choice that demands a call."""
-    return choice == "required" or isinstance(choice, dict)
-
-
-def is_rule(form: Any) -> bool:
-    """True for a format that demands more than text."""
-    return isinstance(form, dict) and form.get("type") != "text"
-
-
-def adapt_thinking(values: dict[str, Any], note: Note) -> None:
-    """Turn the fields by which APIs control thinking into variables of the template."""
-    variables = values.get("chat_template_kwargs", {})
-    if not isinstance(variables, dict):
-        return
-    chosen: dict[str, Any] = {}
-    if (reasoning := values.pop("reasoning", None)) is not None:
-        parts = reasoning if isinstance(reasoning, dict) else {"": reasoning}
-        values.setdefault("reasoning_effort", parts.get("effort"))
-        for name in parts.keys() - {"effort"}:
-            note(f"reasoning.{name}")
-    if isinstance(effort := values.pop("reasoning_effort", None), str):
-        chosen = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
-    elif effort is not None:
-        note("reasoning_effort")
-    if (thinking := values.pop("thinking", None)) is not None:
-        parts = thinking if isinstance(thinking, dict) else {"": thinking}
-        if parts.get("type") in ("enabled", "adaptive", "disabled"):
-            chosen["enable_thinking"] = parts["type"] != "disabled"
-        for name in parts.keys() - ({"type"} if "enable_thinking" in chosen else set()):
-            note(f"thinking.{name}")
-    if (wanted := values.pop("enable_thinking", None)) is not None:
-        chosen["enable_thinking"] = wanted
-    if chosen or variables:
-        values["chat_template_kwargs"] = chosen | variables
-
-
-def adapt_allowed_tools(values: dict[str, Any]) -> None:
-    """Keep only the tools that a tool_choice of type allowed_tools lists."""
-    choice, tools = values.get("tool_choice"), values.get("tools")
-    if (
-        not isinstance(choice, dict)
-        or choice.get("type") != "allowed_tools"
-        or not isinstance(tools, list)
-    ):
-        return
-    allowed = choice.get("allowed_tools", choice)
-    if isinstance(allowed, dict) and isinstance(allowed.get("tools"), list):
-        names = [_tool_name(tool) for tool in allowed["tools"]]
-        values["tools"] = [tool for tool in tools if _tool_name(tool) in names]
-        values["tool_choice"] = allowed.get("mode", "auto")
-
-
-def _tool_name(tool: Any) -> Any:
-    function = tool.get("function", tool) if isinstance(tool, dict) else None
-    return function.get("name") if isinstance(function, dict) else None
-
-
-def adapt_messages(messages: list[Any]) -> list[Any]:
-    """Convert messages of older and other clients: missing ids of calls, arguments as objects, the
-    role function, contents that are null.
-    """
-    adapted: list[Any] = []
-    waiting: list[str] = []  # ids of calls without a result
-    for number, message in enumerate(messages):
-        if not isinstance(message, dict):
-            adapted.append(message)
-            continue
-        message = {name: value for name, value in message.items() if value is not None}
-        if isinstance(call := message.pop("function_call", None), dict):
-            message.setdefault("tool_calls", [{"type": "function", "function": call}])
-        if isinstance(calls := message.get("tool_calls"), list):
-            message["tool_calls"] = [
-                _adapt_call(call, f"call_{number}_{i}") for i, call in enumerate(calls)
-            ]
-            waiting = [call["id"] for call in message["tool_calls"] if isinstance(call, dict)]
-        if message.get("role") == "function":
-            message["role"] = "tool"
-        if message.get("role") == "tool":
-            identity = message.setdefault(
-                "tool_call_id", waiting[0] if waiting else f"call_{number}"
-            )
-            waiting = [other for other in waiting if other != identity]
-        if message.get("role") in ("user", "assistant", "tool", "system", "developer"):
-            message.setdefault("content", "")
-        if isinstance(parts := message.get("content"), list):
-            message["content"] = [_adapt_part(part) for part in parts]
-        adapted.append(message)
-    return adapted
-
-
-def _adapt_call(call: Any, identity: str) -> Any:
-    if not isinstance(call, dict):
-        return call
-    function = call.get("function")
-    if isinstance(function, dict):
-        arguments = function.get("arguments", {})
-        if isinstance(arguments, str) and not _is_object(arguments):
-            arguments = {"raw": arguments}  # an unfinished call: templates need an object
-        if isinstance(arguments, dict):
-            function = {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}
-    return {**call, "id": call.get("id") or identity, "function": function}
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text or "{}"), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
-def _adapt_part(part: Any) -> Any:
-    """Convert a text part of any API."""
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
-    is_text = isinstance(part, dict) and part.get("type") in (
-        "input_text",
-        "output_text",
-        "refusal",
-    )
-    return (
-        {**part, "type": "text", "text": part.get("text", part.get("refusal"))} if is_text else part
-    )
+    def end(self, reader: Reader) -> Iterator[dict[str, Any]]:
+        yield self.delta(reader, {}, finish_reason(reader))
 
 
 def write_piece(piece: Piece) -> dict[str, Any]:
@@ -493,157 +331,16 @@ def write_piece(piece: Piece) -> dict[str, Any]:
         return {"content": piece}
     begun = {"id": piece.id, "type": "function"} if piece.id else {}
     name = {"name": piece.name} if piece.name else {}
-    return {
-        "tool_calls": [
-            {"index": piece.index, **begun, "function": {**name, "arguments": piece.arguments}}
-        ]
-    }
+    function = {**name, "arguments": piece.arguments}
+    return {"tool_calls": [{"index": piece.index, **begun, "function": function}]}
 
 
-def fail(refusal: Refusal) -> bytes:
-    """Write an error within a stream."""
-    return event(write_openai(refusal))
-
-
-class CompletionRequest(CommonFields):
-    """POST /v1/completions."""
-
-    renamed: ClassVar = OptionFields.renamed | {"n_probs": "logprobs", "json_schema": "schema"}
-    refused: ClassVar = {"suffix": "the model continues a text: POST /infill fills a gap"}
-
-    prompt: str | list[str] | TokenIds | list[TokenIds]
-    echo: bool = Field(False, description="put the prompt before the answer")
-
-    @classmethod
-    def adapt(cls, values: dict[str, Any], note: Note) -> None:
-        super().adapt(values, note)
-        if values.get("suffix") == "":
-            del values["suffix"]
-
-    @model_validator(mode="after")
-    def _check_echo(self):
-        if self.echo and self.logprobs is not None:
-            raise ValueError("echo: not with logprobs, which are not computed for the prompt")
-        return self
-
-
-def split_prompts(prompt: Any, limit: int, count: int, field: str) -> list[Any]:
-    """Return the prompts of a field that holds a prompt or several. Raises Refusal.
-
-    limit: of answers, `count` per prompt. field: the name of the count.
-    """
-    are_many = isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list))
-    prompts = prompt if are_many else [prompt]
-    if len(prompts) > limit:
-        text = f"prompt: has {len(prompts)} prompts, the maximum is {limit}"
-        raise bad_field("prompt", f"at most {limit} prompts", text)
-    if len(prompts) * count > limit:
-        text = f"{field}: {len(prompts)} prompts of {count} answers each, the maximum is {limit}"
-        raise bad_field(field, f"at most {limit} answers", text, count)
-    if any(isinstance(item, list) and not item for item in prompts):
-        raise bad_field("prompt", "at least 1 token", "prompt: has no tokens")
-    return prompts
-
-
-def spell_token(entry: Mapping[str, Any]) -> str:
-    """Write a token's text; invalid UTF-8 as bytes:\\xe2\\x82, so that keys differ."""
-    data = bytes(entry["bytes"])
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
-@router.post("/v1/completions", **takes(CompletionRequest))
-@router.post("/completions", include_in_schema=False)
-async def complete(request: Request) -> Response:
-    """Continue a text."""
-    body = await read_body(request, CompletionRequest)
-    name = check_model(request, body.model)
-    prompts = split_prompts(body.prompt, desk_of(request).settings.max_choices, body.n, "n")
-    asks = [
-        body.apply(ask) for ask in choices_of(body.requested_options(), prompts, "prompt", body.n)
-    ]
-    made = {
-        "id": f"cmpl-{request_id(request)}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": name,
-        "system_fingerprint": FINGERPRINT,
-    }
-
-    def opening(answers: Answers, i: int) -> str:
-        if not body.echo:
-            return ""
-        prompt = prompts[i // body.n]
-        return prompt if isinstance(prompt, str) else answers.llm.tokenizer.decode(prompt)
-
-    def whole(answers: Answers) -> dict[str, Any]:
-        choices = [
-            {
-                "index": i,
-                "text": opening(answers, i) + completion.text,
-                "logprobs": logprobs(answers, completion.tokens, len(opening(answers, i))),
-                "finish_reason": finish_reason(completion),
-            }
-            for i, completion in enumerate(answers.completions)
-        ]
-        return {
-            **made,
-            "choices": choices,
-            "usage": write_usage(answers),
-            "timings": write_timings(answers.completions[0]),
-        }
-
-    def logprobs(answers: Answers, tokens: Sequence[Token], offset: int) -> dict[str, Any] | None:
-        """Write the older format: parallel lists, and top logprobs as an object."""
-        if body.logprobs is None:
-            return None
-        entries = list_logprobs(answers.llm, tokens)
-        offsets = []
-        for token in tokens:
-            offsets.append(offset)
-            offset += len(token.text)
-        is_listed = [
-            token.logprobs is not None and token not in answers.llm.engine.eos for token in tokens
-        ]
-        return {
-            "tokens": [spell_token(entry) for entry in entries],
-            "token_logprobs": [entry["logprob"] for entry in entries],
-            "top_logprobs": [
-                {spell_token(other): other["logprob"] for other in entry["top_logprobs"]}
-                for entry in entries
-            ],
-            "text_offset": list(itertools.compress(offsets, is_listed)),
-        }
-
-    def piece(
-        i: int, text: str, reason: str | None = None, entries: dict[str, Any] | None = None
-    ) -> bytes:
-        usage = {"usage": None} if body.stream_options.include_usage else {}
-        choice = {"index": i, "text": text, "logprobs": entries, "finish_reason": reason}
-        return event({**made, **usage, "choices": [choice]})
-
-    async def events(answers: Answers) -> AsyncIterator[bytes]:
-        for i in range(len(asks)):
-            if text := opening(answers, i):
-                yield piece(i, text)
-        offsets = [len(opening(answers, i)) for i in range(len(asks))]
-        async for batch in answers.batches():
-            for token in batch.tokens:
-                entries = logprobs(answers, [token], offsets[batch.index])
-                offsets[batch.index] += len(token.text)
-                if token.text or (entries and entries["tokens"]):
-                    yield piece(batch.index, token.text, None, entries)
-            if batch.is_last:
-                yield piece(batch.index, "", finish_reason(answers.completions[batch.index]))
-        if body.stream_options.include_usage:
-            yield event({**made, "choices": [], "usage": write_usage(answers)})
-        yield DONE
-
-    if body.stream:
-        return await reply_stream(request, asks, events, fail)
-    return await reply_whole(request, asks, whole)
+@serves(router, ChatRequest, "/v1/chat/completions", "/chat/completions")
+async def chat(request: Request, body: ChatRequest) -> Response:
+    """Answer a conversation."""
+    writer = ChatWriter(request, body)
+    ask = body.apply(body.ask([message.plain() for message in body.messages]))
+    return await reply(request, choices_of(ask, [ask.prompt], body.n), writer, body.stream)
 
 
 @router.get("/v1/models")
@@ -665,19 +362,12 @@ async def models(request: Request) -> Response:
 async def model(request: Request, name: str) -> Response:
     """Return a model by its name."""
     if not desk_of(request).is_name(name):
-        raise Refusal(
-            404,
-            "model_not_found",
-            message=f"there is no model {name!r:.100} here: this server has "
-            f"{', '.join((*served_names(request), *served_adapters(request)))}",
-        )
+        names = ", ".join((*served_names(request), *served_adapters(request)))
+        text = f"there is no model {name!r:.100} here: this server has {names}"
+        raise not_found(text, "model_not_found")
     return Json(_model(request, check_model(request, name)))
 
 
 def _model(request: Request, name: str) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": int(request.app.state.started),
-        "owned_by": "mlx_llama",
-    }
+    created = int(request.app.state.started)
+    return {"id": name, "object": "model", "created": created, "owned_by": "mlx_llama"}

@@ -19,9 +19,9 @@ from mlx_llama.core.generation.session_file import parse_session
 
 from .answers import refuse
 from .faults import Refusal, bad_field
-from .fields import Body, read_body
+from .fields import Body
 from .replies import Json, desk_of
-from .schemas import takes
+from .schemas import serves
 
 router = APIRouter(tags=["page"], include_in_schema=False)
 
@@ -109,10 +109,9 @@ class RenderRequest(Body):
     text: str = Field(max_length=MOST_TEXT)
 
 
-@router.post("/page/render", **takes(RenderRequest))
-async def render(request: Request) -> Response:
+@serves(router, RenderRequest, "/page/render")
+async def render(request: Request, body: RenderRequest) -> Response:
     """Render Markdown as HTML."""
-    body = await read_body(request, RenderRequest)
     return Json({"html": await anyio.to_thread.run_sync(render_markdown, body.text)})
 
 
@@ -165,10 +164,9 @@ class SessionRequest(Body):
     text: str
 
 
-@router.post("/page/session", **takes(SessionRequest))
-async def check_session(request: Request) -> Response:
+@serves(router, SessionRequest, "/page/session")
+async def check_session(request: Request, body: SessionRequest) -> Response:
     """Check a session file as the REPL does, and return its content."""
-    body = await read_body(request, SessionRequest)
     try:
         saved = await anyio.to_thread.run_sync(
             lambda: parse_session(body.text.encode("utf-8", "replace"), "the file")
@@ -179,7 +177,7 @@ async def check_session(request: Request) -> Response:
         raise bad_field(
             "text",
             "a conversation without tools",
-            "text: this conversation has tool calls, which the page cannot "
+            "this conversation has tool calls, which the page cannot "
             "show: load it in the REPL (/load FILE) or from Python",
         )
     return Json(saved.model_dump(mode="json"))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import anyio
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -16,13 +17,16 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mlx_llama import __version__
-from mlx_llama.core.generation.completion import Completion
-from mlx_llama.core.generation.tool_use import Toolbox
+from mlx_llama.core.errors import LlamaError
+from mlx_llama.core.generation.completion import Completion, Token
+from mlx_llama.core.generation.llm import LLM
 
-from .answers import Answers, Ask, Desk, Failure, prepare, until_gone
+from .answers import Answers, Ask, Desk, Failure, prepare, refuse, until_gone
 from .faults import Refusal, rename_fault, write_anthropic, write_ollama, write_openai
 from .fields import note
+from .tooling import Piece, Reader
 
+Result = TypeVar("Result")
 Errors = Callable[[Refusal], dict[str, Any]]
 PING_SECONDS = 15
 NEVER = 1 << 20  # seconds, longer than any request lasts
@@ -54,6 +58,11 @@ def event(value: Any, name: str | None = None, number: int | str | None = None) 
 
 
 DONE = b"data: [DONE]\n\n"
+
+
+def request_id(request: Request) -> str:
+    """Return a request's id, as in its log line and headers."""
+    return request.scope["request_id"]
 
 
 def desk_of(request: Request) -> Desk:
@@ -95,16 +104,96 @@ def _with_notes(request: Request, ask: Ask) -> Ask:
     return replace(ask, note=lambda place: note(request, names.get(place, place)))
 
 
-async def reply_whole(
-    request: Request, asks: Sequence[Ask], write: Callable[[Answers], Any]
-) -> Response:
-    """Wait for all answers and write them. Raises Refusal."""
+class Writer:
+    """Writes the answers to a request in an API's format, whole or as events of a stream.
+
+    Its methods for events yield JSON values; `encode` turns them into bytes.
+    """
+
+    media_type = "text/event-stream"
+    last = b""  # after the last event
+    prefix = ""  # of the answer's id
+    shows_progress = False  # call `progress` while prompts are processed
+    splits = True  # split answers into thoughts, text and calls
+    errors: ClassVar[Errors] = staticmethod(write_openai)
+
+    def __init__(self, request: Request, body: Any):
+        self.body = body
+        self.name = check_model(request, body.model)
+        self.identity, self.created = self.prefix + request_id(request), int(time.time())
+        self.ping = PING_SECONDS  # seconds of silence before a comment; 0 or less: no comments
+
+    def whole(self, readers: Sequence[Reader]) -> Any:
+        """Write completed answers."""
+        raise NotImplementedError
+
+    def begin(self, readers: Sequence[Reader]) -> Iterator[Any]:
+        """Write events before the first token."""
+        yield from ()
+
+    def progress(self, reader: Reader, processed: int) -> Iterator[Any]:
+        """Write that so many tokens of the prompt are processed."""
+        yield from ()
+
+    def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Iterator[Any]:
+        """Write a token, None at the end, and the pieces that it completes."""
+        yield from ()
+
+    def end(self, reader: Reader) -> Iterator[Any]:
+        """Write the end of an answer."""
+        yield from ()
+
+    def finish(self, readers: Sequence[Reader]) -> Iterator[Any]:
+        """Write events after all answers."""
+        yield from ()
+
+    def encode(self, value: Any) -> bytes:
+        """Write an event."""
+        return event(value)
+
+    def fail(self, refusal: Refusal) -> bytes:
+        """Write an error within a stream."""
+        return self.encode(self.errors(refusal))
+
+    def drive(self, reader: Reader, tokens: Sequence[Token], is_last: bool) -> Iterator[Any]:
+        """Write new tokens of an answer."""
+        for token, pieces in reader.steps(tokens, is_last):
+            yield from self.write(reader, token, pieces)
+        if is_last:
+            yield from self.end(reader)
+
+    def read(self, answers: Answers) -> list[Reader]:
+        """Return a reader of each answer."""
+        return [Reader(answers, i, self.splits) for i in range(len(answers.completions))]
+
+    async def stream(self, answers: Answers) -> AsyncIterator[bytes]:
+        """Write the events of all answers as they come. Raises Failure."""
+        readers = self.read(answers)
+        for value in self.begin(readers):
+            yield self.encode(value)
+        async for batch in answers.batches(self.shows_progress):
+            reader = readers[batch.index]
+            if self.shows_progress:
+                for value in self.progress(reader, batch.processed):
+                    yield self.encode(value)
+            for value in self.drive(reader, batch.tokens, batch.is_last):
+                yield self.encode(value)
+        for value in self.finish(readers):
+            yield self.encode(value)
+        if self.last:
+            yield self.last
+
+
+async def reply(request: Request, asks: Sequence[Ask], writer: Writer, is_stream: bool) -> Response:
+    """Answer with a stream, or wait for all answers and write them. Raises Refusal before."""
     answers = await submit(request, asks)
+    if is_stream:
+        return Stream(request, answers, writer)
     outcome = "gone"
     try:
         await until_gone(request, answers.finish())
         outcome = "done"
-        return Json(write(answers))
+        return Json(writer.whole(writer.read(answers)))
     except Failure as failure:
         outcome = failure.refusal.code
         raise failure.refusal from None
@@ -112,57 +201,31 @@ async def reply_whole(
         answers.close(outcome)
 
 
-async def reply_stream(
-    request: Request,
-    asks: Sequence[Ask],
-    write: Callable[[Answers], AsyncIterator[bytes]],
-    write_failure: Callable[[Refusal], bytes],
-    ping: int = PING_SECONDS,
-    media_type: str = "text/event-stream",
-) -> Response:
-    """Stream the events of `write`, which reads `answers.batches()`. Raises Refusal before the
-    first event.
-
-    ping: seconds of silence before a comment; 0 or less: no comments.
-    """
-    answers = await submit(request, asks)
-    return Stream(request, answers, write(answers), write_failure, ping, media_type)
-
-
 class Stream(EventSourceResponse):
     """A stream of events that stops its answers when the connection ends."""
 
-    def __init__(
-        self,
-        request: Request,
-        answers: Answers,
-        events: AsyncIterator[bytes],
-        write_failure: Callable[[Refusal], bytes],
-        ping: int,
-        media_type: str,
-    ):
-        settings = desk_of(request).settings
-        self._answers, self._events, self._write_failure = answers, events, write_failure
+    def __init__(self, request: Request, answers: Answers, writer: Writer):
+        self._answers, self._writer = answers, writer
         self._outcome = "gone"
         super().__init__(
             self._run(),
-            media_type=media_type,
-            ping=ping if ping > 0 else NEVER,
+            media_type=writer.media_type,
+            ping=writer.ping if writer.ping > 0 else NEVER,
             sep="\n",
-            send_timeout=settings.send_timeout,
+            send_timeout=answers.settings.send_timeout,
             ping_message_factory=lambda: ServerSentEvent(comment="waiting", sep="\n"),
         )
 
     async def _run(self) -> AsyncIterator[bytes]:
         try:
-            async for data in self._events:
+            async for data in self._writer.stream(self._answers):
                 yield data
                 # Sending may not wait: let other tasks run and notice a closed connection.
                 await asyncio.sleep(0)
             self._outcome = "done"
         except Failure as failure:
             self._outcome = failure.refusal.code
-            yield self._write_failure(failure.refusal)
+            yield self._writer.fail(failure.refusal)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -202,35 +265,42 @@ def check_model(request: Request, name: str | None) -> str:
     return chosen
 
 
+async def with_model(request: Request, work: Callable[[LLM], Result], field: str = "") -> Result:
+    """Run `work` with the model, outside the event loop. Raises Refusal."""
+    keeper = desk_of(request).keeper
+    llm = await keeper.enter()
+    try:
+        return await anyio.to_thread.run_sync(work, llm)
+    except LlamaError as error:
+        raise refuse(error, field, llm) from None
+    finally:
+        keeper.leave()
+
+
 async def count_prompt(request: Request, ask: Ask) -> int:
     """Count the tokens of a prompt, as the model sees it. Raises Refusal."""
-    desk, ask = desk_of(request), _with_notes(request, ask)
-    llm = await desk.keeper.enter()
-    try:
-        return await anyio.to_thread.run_sync(
-            lambda: len(prepare(llm, ask, desk.settings, fits=False).prompt)
-        )
-    finally:
-        desk.keeper.leave()
+    settings, ask = desk_of(request).settings, _with_notes(request, ask)
+    return await with_model(
+        request, lambda llm: len(prepare(llm, ask, settings, fits=False).prompt)
+    )
 
 
-def write_usage(answers: Answers, thought_tokens: int = 0) -> dict[str, Any]:
+def write_usage(readers: Sequence[Reader]) -> dict[str, Any]:
     """Write OpenAI's usage of all answers; choices of the same prompt count it once."""
-    completions = answers.completions
+    completions = [reader.completion for reader in readers]
     prompts: dict[tuple[int, ...], Completion] = {}
-    for prompt, completion in zip(answers.prompts, completions, strict=True):
-        # later choices reuse the first one's prefix
-        prompts.setdefault(tuple(prompt), completion)
+    for reader in readers:  # later choices reuse the first one's prefix
+        prompts.setdefault(tuple(reader.answers.prompts[reader.index]), reader.completion)
     read = sum(completion.prompt_tokens for completion in prompts.values())
     written = sum(len(completion.tokens) for completion in completions)
+    reused = sum(completion.reused_tokens for completion in prompts.values())
+    thought = sum(reader.thought_tokens for reader in readers)
     return {
         "prompt_tokens": read,
         "completion_tokens": written,
         "total_tokens": read + written,
-        "prompt_tokens_details": {
-            "cached_tokens": sum(completion.reused_tokens for completion in prompts.values())
-        },
-        "completion_tokens_details": {"reasoning_tokens": thought_tokens},
+        "prompt_tokens_details": {"cached_tokens": reused},
+        "completion_tokens_details": {"reasoning_tokens": thought},
     }
 
 
@@ -255,14 +325,12 @@ def _divide(amount: float, count: int) -> float:
     return round(amount / count, 3) if count else 0.0
 
 
-def choices_of(
-    options: Mapping[str, Any],
-    prompts: Sequence[Any],
-    field: str,
-    count: int,
-    toolbox: Toolbox = Toolbox(),
-) -> list[Ask]:
+def choices_of(ask: Ask, prompts: Sequence[Any], count: int) -> list[Ask]:
     """Return `count` asks per prompt. With a seed, choice i of a prompt uses seed + i."""
-    seed = options.get("seed")
+    seed = ask.options.get("seed")
     seeds = [{} if seed is None else {"seed": (seed + i) % 2**64} for i in range(count)]
-    return [Ask(prompt, field, {**options, **s}, toolbox) for prompt in prompts for s in seeds]
+    return [
+        replace(ask, prompt=prompt, options={**ask.options, **seed})
+        for prompt in prompts
+        for seed in seeds
+    ]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter
@@ -13,12 +11,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlx_llama.core.generation.completion import Completion, Token
-from mlx_llama.core.generation.schema import Schema
-from mlx_llama.core.generation.tool_use import Toolbox
 from mlx_llama.core.text.thoughts import Thought
 from mlx_llama.core.text.tools import ToolCall
 
-from .answers import Answers, Ask
+from .conversations import (
+    Conversing,
+    FunctionBody,
+    ObjectSchema,
+    adapt_allowed_tools,
+    adapt_parts,
+    adapt_thinking,
+    format_options,
+    is_forced,
+    is_rule,
+    plain_call,
+    plain_message,
+    write_arguments,
+)
 from .faults import Refusal
 from .fields import (
     ENDLESS,
@@ -30,25 +39,12 @@ from .fields import (
     ModelName,
     Note,
     OptionFields,
-    TemplateVariables,
     list_places,
-    read_body,
 )
-from .guard import request_id
 from .kept import KeptResponses
-from .openai import adapt_allowed_tools, adapt_thinking, is_forced, is_rule, join_parts
-from .replies import Json, check_model, count_prompt, event, reply_stream, reply_whole
-from .schemas import takes
-from .tooling import (
-    FunctionBody,
-    Piece,
-    Reader,
-    are_complete,
-    build_toolbox,
-    check_rule,
-    check_schema,
-    list_logprobs,
-)
+from .replies import Json, Writer, check_model, count_prompt, event, reply
+from .schemas import serves
+from .tooling import Piece, Reader, list_logprobs
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -62,41 +58,41 @@ class InputPart(Body):
     logprobs: list[Any] = Field([], description="has no effect")
 
 
+# Fields that an item of a type has
+_ITEMS = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "item_reference": (),
+}
+_MAY_BE_EMPTY = ("content", "output", "arguments")
+
+
 class InputItem(Body):
     """A message, a call or its result in the input."""
 
     type: Literal["message", "function_call", "function_call_output", "item_reference"] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: str | list[InputPart] | None = None
-    id: str = Field("", max_length=512)
+    id: str = Field(default="", max_length=512)
     status: Literal["in_progress", "completed", "incomplete"] = "completed"
-    call_id: str = Field("", max_length=4096)
-    name: str = Field("", max_length=64)
+    call_id: str = Field(default="", max_length=4096)
+    name: str = Field(default="", max_length=64)
     arguments: str | None = None
     output: str | list[InputPart] | None = None
 
     @model_validator(mode="after")
     def _check_type(self):
-        needed = {
-            "message": ("role", "content"),
-            "function_call": ("call_id", "name", "arguments"),
-            "function_call_output": ("call_id", "output"),
-            "item_reference": (),
-        }[self.type]
-        missing = [
-            name
-            for name in needed
-            if (
-                getattr(self, name) in (None, "") and name not in ("content", "output", "arguments")
-            )
-            or getattr(self, name) is None
-        ]
-        fields = {"role", "content", "call_id", "name", "arguments", "output"}
-        present = fields & self.model_fields_set
+        needed, missing = _ITEMS[self.type], []
+        for name in needed:
+            value = getattr(self, name)
+            if value is None or (value == "" and name not in _MAY_BE_EMPTY):
+                missing.append(name)
         if missing:
             raise ValueError(f"{self.type} needs {', '.join(missing)}")
-        if present - set(needed):
-            raise ValueError(f"{self.type} cannot have {', '.join(sorted(present - set(needed)))}")
+        fields = {name for names in _ITEMS.values() for name in names}
+        if foreign := sorted((fields & self.model_fields_set) - set(needed)):
+            raise ValueError(f"{self.type} cannot have {', '.join(foreign)}")
         return self
 
 
@@ -106,24 +102,14 @@ class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str = Field("", max_length=64)
     description: str = Field("", max_length=1 << 16, description="has no effect")
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: ObjectSchema | None = Field(None, alias="schema")
     strict: bool | None = Field(None, description="has no effect: the schema is always enforced")
 
     @model_validator(mode="after")
     def _check(self):
         if (self.type == "json_schema") != (self.schema_ is not None):
             raise ValueError("the type json_schema needs a schema, and others have none")
-        if self.schema_ is not None:
-            check_schema(self.schema_)
         return self
-
-    def options(self) -> dict[str, Any]:
-        """Return the option that enforces the format."""
-        if self.type == "text":
-            return {}
-        schema = {"type": "object"} if self.schema_ is None else self.schema_
-        # strict: relax nothing
-        return {"schema": Schema.of(schema) if self.strict else schema}
 
 
 class TextConfig(Body):
@@ -134,17 +120,11 @@ class TextConfig(Body):
 
     def as_dict(self) -> dict[str, Any]:
         """Write the format as a response repeats it."""
-        form = self.format
-        named = {
-            "name": form.name,
-            "description": form.description or None,
-            "schema": form.schema_,
-            "strict": form.strict,
-        }
-        return {
-            "format": {"type": form.type, **(named if form.type == "json_schema" else {})},
-            "verbosity": self.verbosity,
-        }
+        form = self.format.model_dump()
+        form["description"] = form["description"] or None
+        if self.format.type != "json_schema":
+            form = {"type": form["type"]}
+        return {"format": form, "verbosity": self.verbosity}
 
 
 class Reasoning(Body):
@@ -166,10 +146,15 @@ class ResponsesChoice(Body):
     name: str
 
 
-class ResponsesRequest(OptionFields):
+LOGPROBS = "message.output_text.logprobs"
+
+
+class ResponsesRequest(OptionFields, Conversing):
     """POST /v1/responses."""
 
-    renamed: ClassVar = OptionFields.renamed | {
+    model_config = Body.model_config
+    renamed: ClassVar = {
+        **OptionFields.renamed,
         "max_output_tokens": "max_tokens",
         "json_schema": "schema",
     }
@@ -183,6 +168,8 @@ class ResponsesRequest(OptionFields):
         "conversation": "use previous_response_id, or send the conversation as input",
         "prompt": "prompts are not kept: send instructions and input",
     }
+    prompt_field: ClassVar = "input"
+    format_field: ClassVar = "text.format"
 
     input: str | list[InputItem] = Field(min_length=1)
     instructions: str = ""
@@ -196,7 +183,6 @@ class ResponsesRequest(OptionFields):
     parallel_tool_calls: bool = True
     background: Literal[False] = False
     reasoning: Reasoning = Reasoning()
-    chat_template_kwargs: TemplateVariables = {}
     previous_response_id: str | None = Field(
         None,
         max_length=512,
@@ -227,9 +213,7 @@ class ResponsesRequest(OptionFields):
         if is_ruled and is_forced(values.get("tool_choice")):
             values["text"] = {name: value for name, value in text.items() if name != "format"}
             note("text.format")
-        if "message.output_text.logprobs" not in (values.get("include") or ()) and values.pop(
-            "top_logprobs", None
-        ):
+        if LOGPROBS not in (values.get("include") or ()) and values.pop("top_logprobs", None):
             note("top_logprobs")
         if isinstance(items := values.get("input"), list):
             values["input"] = [item for item in map(_adapt_item, items) if item is not None]
@@ -238,71 +222,56 @@ class ResponsesRequest(OptionFields):
 
     @model_validator(mode="after")
     def _check_options(self):
-        if self.text.format.options() and any(getattr(self, name) is not None for name in RULES):
+        if self.form() and any(getattr(self, name) is not None for name in RULES):
             raise ValueError("text: cannot be combined with schema, regex or grammar")
         if self.top_logprobs is not None and not self.include:
-            raise ValueError('top_logprobs: only with include: ["message.output_text.logprobs"]')
+            raise ValueError(f'top_logprobs: only with include: ["{LOGPROBS}"]')
         return self
 
     def items(self, kept: KeptResponses) -> list[InputItem]:
         """Return the conversation: the kept items, and the input. Raises Refusal."""
-        earlier = (
-            kept.get(self.previous_response_id, "previous_response_id").items
-            if self.previous_response_id
-            else ()
-        )
-        items = self.input
+        previous, items = self.previous_response_id, self.input
         if isinstance(items, str):
             items = [InputItem(role="user", content=items)]
-        return [
-            *map(InputItem.model_validate, earlier),
-            *(
-                InputItem.model_validate(kept.find_item(item.id))
-                if item.type == "item_reference"
-                else item
-                for item in items
-            ),
-        ]
+        earlier = kept.get(previous, "previous_response_id").items if previous else ()
+        conversation = [InputItem.model_validate(item) for item in earlier]
+        for item in items:
+            if item.type == "item_reference":
+                item = InputItem.model_validate(kept.find_item(item.id))
+            conversation.append(item)
+        return conversation
 
-    def plain(self, conversation: Sequence[InputItem]) -> list[dict[str, Any]]:
+    def translate(self, conversation: Sequence[InputItem]) -> list[dict[str, Any]]:
         """Convert a conversation to messages for templates."""
-        items: list[dict[str, Any]] = []
+        plain: list[dict[str, Any]] = []
         for item in conversation:
             if item.type == "function_call":
-                call = {
-                    "id": item.call_id,
-                    "type": "function",
-                    "function": {"name": item.name, "arguments": item.arguments},
-                }
                 # text and calls share a message of the assistant
-                if items and items[-1]["role"] == "assistant":
-                    items[-1].setdefault("tool_calls", []).append(call)
-                else:
-                    items.append({"role": "assistant", "content": "", "tool_calls": [call]})
+                if not plain or plain[-1]["role"] != "assistant":
+                    plain.append(plain_message("assistant", ""))
+                call = plain_call(item.call_id, item.name, item.arguments)
+                plain[-1].setdefault("tool_calls", []).append(call)
             elif item.type == "function_call_output":
-                result = join_parts(item.output)
-                items.append({"role": "tool", "content": result, "tool_call_id": item.call_id})
+                plain.append(plain_message("tool", item.output, tool_call_id=item.call_id))
             else:
-                role = "system" if item.role == "developer" else item.role
-                items.append({"role": role, "content": join_parts(item.content)})
-        return [
-            *([{"role": "system", "content": self.instructions}] if self.instructions else []),
-            *items,
-        ]
+                plain.append(plain_message(item.role, item.content))
+        system = [plain_message("system", self.instructions)] if self.instructions else []
+        return [*system, *plain]
+
+    def form(self) -> dict[str, Any]:
+        form = self.text.format
+        return format_options(form.type, form.schema_, form.strict)
 
     def requested_options(self) -> dict[str, Any]:
         logprobs = {"logprobs": self.top_logprobs or 0} if self.include else {}
         form = self.text.format
         lifts = "format" in self.text.model_fields_set and form.type == "text"
         lifted = dict.fromkeys(RULES) if lifts else {}
-        return logprobs | lifted | super().requested_options() | form.options()
+        return logprobs | lifted | super().requested_options() | self.form()
 
-    def toolbox(self) -> Toolbox:
-        """Build the toolbox. Raises Refusal."""
-        choice = self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.name
-        return build_toolbox(
-            [tool.described() for tool in self.tools], choice, self.parallel_tool_calls
-        )
+    def choice(self) -> tuple[str, bool]:
+        choice = self.tool_choice
+        return choice if isinstance(choice, str) else choice.name, self.parallel_tool_calls
 
 
 def _adapt_tools(tools: list[Any], choice: Any, note: Note) -> list[Any]:
@@ -312,14 +281,13 @@ def _adapt_tools(tools: list[Any], choice: Any, note: Note) -> list[Any]:
     functions: list[Any] = []
     for tool in tools:
         kind = tool.get("type") if isinstance(tool, dict) else None
+        is_chosen = isinstance(choice, dict) and choice.get("type") == kind
         if kind == "namespace" and isinstance(tool.get("tools"), list):
             functions += _adapt_tools(tool["tools"], choice, note)
-        # in the format of chat completions
         elif kind == "function" and isinstance(tool.get("function"), dict):
+            # in the format of chat completions
             functions.append({"type": "function", **tool["function"]})
-        elif kind in (None, "function") or (
-            isinstance(choice, dict) and choice.get("type") == kind
-        ):
+        elif kind in (None, "function") or is_chosen:
             functions.append(tool)
         else:
             note(f"tools[].{kind!s:.40}")
@@ -334,119 +302,245 @@ def _adapt_item(item: Any) -> Any:
     kind = item.get("type", "message")
     if kind == "reasoning" or (kind.endswith("_call") and kind != "function_call"):
         return None
-    if kind == "function_call" and isinstance(item.get("arguments"), dict):
-        item["arguments"] = json.dumps(item["arguments"], ensure_ascii=False)
+    if kind == "function_call" and "arguments" in item:
+        item["arguments"] = write_arguments(item["arguments"])
     for name in ("content", "output"):
-        if isinstance(parts := item.get(name), list):
-            item[name] = [
-                {**part, "type": "input_text", "text": part.get("text", part.get("refusal"))}
-                if isinstance(part, dict) and part.get("type") in ("text", "refusal")
-                else part
-                for part in parts
-            ]
+        adapt_parts(item, name, "input_text")
     return item
 
 
-@router.post("/v1/responses", **takes(ResponsesRequest))
-@router.post("/responses", include_in_schema=False)
-async def respond(request: Request) -> Response:
-    """Answer an input."""
-    body = await read_body(request, ResponsesRequest)
-    name = check_model(request, body.model)
-    box, options = body.toolbox(), body.requested_options()
-    check_rule(box, options, "text.format" if body.text.format.options() else "")
-    kept: KeptResponses = request.app.state.kept_responses
-    conversation = body.items(kept)
-    asks = [
-        Ask(body.plain(conversation), "input", options, box, variables=body.chat_template_kwargs)
-    ]
-    identity, created = request_id(request), int(time.time())
+Event = dict[str, Any]
 
-    def response(
-        answers: Answers, status: str, output: list[Any], thought_tokens: int = 0
-    ) -> dict[str, Any]:
-        completion = answers.completions[0]
-        options = completion.options
-        limit = options.get("max_tokens")
-        is_over = status not in ("in_progress", "queued")
-        is_cut = status == "incomplete" and completion.finish_reason in ("length", "context")
-        reason = {"reason": "max_output_tokens"} if is_cut else None
+
+class ResponseWriter(Writer):
+    """Writes responses: items that are thoughts, messages and calls."""
+
+    def __init__(self, request: Request, body: ResponsesRequest):
+        super().__init__(request, body)
+        self.kept: KeptResponses = request.app.state.kept_responses
+        self.conversation = body.items(self.kept)
+        self.output: list[dict[str, Any]] = []  # finished items
+        self.number = -1  # of the last event
+        self.kind = ""  # of the open item: reasoning, message or function_call
+        self.text = ""  # of the open item
+        self.call: ToolCall | None = None  # the open call
+        self.logprobs: list[dict[str, Any]] = []  # of the open message
+        # text and logprobs of tokens since the last piece
+        self.waiting: list[tuple[str, list[dict[str, Any]]]] = []
+
+    def event(self, kind: str, **fields: Any) -> Event:
+        """Write an event."""
+        self.number += 1
+        return {"type": kind, "sequence_number": self.number, **fields}
+
+    def encode(self, value: Any) -> bytes:
+        return event(value, value["type"])
+
+    def fail(self, refusal: Refusal) -> bytes:
+        error = {"code": refusal.code, "message": refusal.message, "param": None}
+        return event({"type": "error", **error, "sequence_number": 0}, "error")
+
+    # The response
+
+    def response(self, reader: Reader, status: str) -> dict[str, Any]:
+        """Write the response as it is."""
+        body, completion, options = self.body, reader.completion, reader.completion.options
+        limit, is_over = options.get("max_tokens"), status != "in_progress"
+        is_limited = status == "incomplete" and reader.is_cut
+        choice = body.tool_choice
         return {
-            "id": f"resp_{identity}",
+            "id": f"resp_{self.identity}",
             "object": "response",
-            "created_at": created,
+            "created_at": self.created,
             "status": status,
             "error": None,
-            "incomplete_details": reason,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_limited else None,
             "instructions": body.instructions or None,
             "max_output_tokens": None if limit == ENDLESS else limit,
-            "model": name,
-            "output": output,
-            "parallel_tool_calls": box.many,
+            "model": self.name,
+            "output": self.output,
+            "parallel_tool_calls": reader.toolbox.many,
             "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": None, "summary": None},
             "store": body.store,
             "temperature": options.get("temperature"),
             "text": body.text.as_dict(),
-            "tool_choice": body.tool_choice
-            if isinstance(body.tool_choice, str)
-            else body.tool_choice.model_dump(),
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
             "tools": [tool.model_dump() for tool in body.tools],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": options.get("top_p"),
             "truncation": "disabled",
             "user": body.user,
             "metadata": body.metadata,
-            "usage": write_usage(completion, thought_tokens) if is_over else None,
+            "usage": write_usage(completion, reader.thought_tokens) if is_over else None,
         }
 
-    def whole(answers: Answers) -> dict[str, Any]:
-        completion = answers.completions[0]
-        writer = OutputWriter(answers, box, identity)
-        for _ in [*writer.push(completion.tokens), *writer.finish(completion)]:
+    def complete(self, reader: Reader) -> dict[str, Any]:
+        """Write the finished response, and keep it."""
+        response = self.response(reader, status_of(reader))
+        if self.body.store:
+            items = [
+                item.model_dump(exclude_none=True, exclude_unset=True) for item in self.conversation
+            ]
+            self.kept.put(response, items)
+        return response
+
+    def whole(self, readers: Sequence[Reader]) -> dict[str, Any]:
+        for _ in self.drive(readers[0], readers[0].completion.tokens, is_last=True):
             pass
-        return keep(
-            response(
-                answers, status_of(completion, writer.calls), writer.output, writer.thought_tokens
-            )
-        )
+        return self.complete(readers[0])
 
-    def keep(made: dict[str, Any]) -> dict[str, Any]:
-        if body.store:
-            kept.put(
-                made,
-                [item.model_dump(exclude_none=True, exclude_unset=True) for item in conversation],
-            )
-        return made
+    # Events
 
-    async def events(answers: Answers) -> AsyncIterator[bytes]:
-        number = -1
-        writer = OutputWriter(answers, box, identity)
-
-        def write(kind: str, **fields: Any) -> bytes:
-            nonlocal number
-            number += 1
-            return event({"type": kind, "sequence_number": number, **fields}, kind)
-
+    def begin(self, readers: Sequence[Reader]) -> Iterator[Event]:
         for kind in ("response.created", "response.in_progress"):
-            yield write(kind, response=response(answers, "in_progress", []))
-        for kind, fields in writer.begin():
-            yield write(kind, **fields)
-        async for batch in answers.batches():
-            for kind, fields in writer.push(batch.tokens):
-                yield write(kind, **fields)
-        completion = answers.completions[0]
-        for kind, fields in writer.finish(completion):
-            yield write(kind, **fields)
-        status = status_of(completion, writer.calls)
-        yield write(
-            f"response.{status}",
-            response=keep(response(answers, status, writer.output, writer.thought_tokens)),
-        )
+            yield self.event(kind, response=self.response(readers[0], "in_progress"))
+        # An answer without tools and thoughts opens its message at once.
+        if not readers[0].toolbox.offered and not readers[0].may_think:
+            yield from self.open("message")
 
-    if body.stream:
-        return await reply_stream(request, asks, events, fail)
-    return await reply_whole(request, asks, whole)
+    def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Iterator[Event]:
+        if token is not None:
+            self.waiting.append((token.text, list_logprobs(reader.llm, [token])))
+        for piece in pieces:
+            if isinstance(piece, Thought):
+                self.waiting = []
+                yield from self.switch("reasoning")
+                self.text += piece.text
+                yield self.event("response.reasoning_text.delta", **self.place(), delta=piece.text)
+            elif isinstance(piece, str):
+                yield from self.switch("message")
+                logprobs = self.take_logprobs(len(piece))
+                self.text += piece
+                self.logprobs += logprobs
+                fields = {"delta": piece, "logprobs": logprobs}
+                yield self.event("response.output_text.delta", **self.place(), **fields)
+            else:
+                self.waiting = []
+                if piece.name is not None:
+                    yield from self.close("completed")
+                    self.call = reader.calls[piece.index]
+                    yield from self.open("function_call")
+                if piece.arguments and self.call:
+                    kind = "response.function_call_arguments.delta"
+                    yield self.event(kind, **self.place(), delta=piece.arguments)
+
+    def take_logprobs(self, characters: int) -> list[dict[str, Any]]:
+        """Take the log-probabilities of the latest `characters`; earlier ones belong to a call."""
+        start = len(self.waiting)
+        while start and (characters > 0 or not self.waiting[start - 1][0]):
+            start -= 1
+            characters -= len(self.waiting[start][0])
+        logprobs = [entry for _, entries in self.waiting[start:] for entry in entries]
+        self.waiting = []
+        return logprobs
+
+    def end(self, reader: Reader) -> Iterator[Event]:
+        if not self.kind and not self.output:
+            yield from self.open("message")
+        if self.kind == "message":
+            self.logprobs += [entry for _, entries in self.waiting for entry in entries]
+        yield from self.close(status_of(reader))
+
+    def finish(self, readers: Sequence[Reader]) -> Iterator[Event]:
+        response = self.complete(readers[0])
+        yield self.event(f"response.{response['status']}", response=response)
+
+    # Items
+
+    def switch(self, kind: str) -> Iterator[Event]:
+        """Open an item, unless one of this kind is open."""
+        if self.kind != kind:
+            yield from self.close("completed")
+            yield from self.open(kind)
+
+    def open(self, kind: str) -> Iterator[Event]:
+        """Open an item."""
+        self.kind, self.text, self.logprobs = kind, "", []
+        index = len(self.output)
+        yield self.event(
+            "response.output_item.added", output_index=index, item=self.item("in_progress")
+        )
+        if kind == "message":
+            yield self.event("response.content_part.added", **self.place(), part=self.part())
+
+    def close(self, status: str) -> Iterator[Event]:
+        """End the open item."""
+        if not self.kind:
+            return
+        place, text = self.place(), self.text
+        if self.kind == "reasoning":
+            yield self.event("response.reasoning_text.done", **place, text=text)
+        elif self.kind == "message":
+            fields = {"text": text, "logprobs": self.logprobs}
+            yield self.event("response.output_text.done", **place, **fields)
+            yield self.event("response.content_part.done", **place, part=self.part())
+        elif self.call:
+            fields = {"name": self.call.name, "arguments": self.call.arguments}
+            yield self.event("response.function_call_arguments.done", **place, **fields)
+            status = "completed" if self.call.is_complete else "incomplete"
+        item = self.item(status)
+        yield self.event("response.output_item.done", output_index=len(self.output), item=item)
+        self.output.append(item)
+        self.kind = ""
+
+    def place(self) -> dict[str, Any]:
+        """Write the place of the open item."""
+        place = {"item_id": self.item_id(), "output_index": len(self.output)}
+        return place if self.kind == "function_call" else {**place, "content_index": 0}
+
+    def item_id(self) -> str:
+        """Return the id of the open item."""
+        index = len(self.output)
+        if self.kind == "function_call" and self.call:
+            return f"fc_{self.call.id}"
+        if self.kind == "reasoning":
+            return f"rs_{self.identity}_{index}"
+        return f"msg_{self.identity}" + (f"_{index}" if index else "")
+
+    def part(self) -> dict[str, Any]:
+        """Write the part of the open message."""
+        part = {"type": "output_text", "text": self.text, "annotations": []}
+        return part | {"logprobs": self.logprobs}
+
+    def item(self, status: str) -> dict[str, Any]:
+        """Write the open item."""
+        is_begun = status == "in_progress"
+        item: dict[str, Any] = {"type": self.kind, "id": self.item_id(), "status": status}
+        if self.kind == "function_call" and (call := self.call):
+            arguments = "" if is_begun else call.arguments
+            return item | {"call_id": call.id, "name": call.name, "arguments": arguments}
+        if self.kind == "reasoning":
+            content = [{"type": "reasoning_text", "text": self.text}] if self.text else []
+            return item | {"summary": [], "content": content}
+        return item | {"role": "assistant", "content": [] if is_begun else [self.part()]}
+
+
+def status_of(reader: Reader) -> str:
+    """Return "completed", or "incomplete" for an answer or call that was cut."""
+    is_cut = reader.is_cut or (reader.calls and not reader.has_called)
+    return "incomplete" if is_cut else "completed"
+
+
+def write_usage(completion: Completion, thought_tokens: int) -> dict[str, Any]:
+    """Write the usage of a response."""
+    read, written = completion.prompt_tokens, len(completion.tokens)
+    cached = {"cached_tokens": completion.reused_tokens, "cache_write_tokens": 0}
+    return {
+        "input_tokens": read,
+        "input_tokens_details": cached,
+        "output_tokens": written,
+        "output_tokens_details": {"reasoning_tokens": thought_tokens},
+        "total_tokens": read + written,
+    }
+
+
+@serves(router, ResponsesRequest, "/v1/responses", "/responses")
+async def respond(request: Request, body: ResponsesRequest) -> Response:
+    """Answer an input."""
+    writer = ResponseWriter(request, body)
+    ask = body.ask(body.translate(writer.conversation))
+    return await reply(request, [ask], writer, body.stream)
 
 
 @router.get("/v1/responses/{response_id}")
@@ -467,226 +561,10 @@ class InputTokensRequest(ResponsesRequest):
     """POST /v1/responses/input_tokens."""
 
 
-@router.post("/v1/responses/input_tokens", **takes(InputTokensRequest))
-async def count_input(request: Request) -> Response:
+@serves(router, InputTokensRequest, "/v1/responses/input_tokens")
+async def count_input(request: Request, body: InputTokensRequest) -> Response:
     """Count the tokens of an input, as the model sees it."""
-    body = await read_body(request, InputTokensRequest)
     check_model(request, body.model)
-    prompt = body.plain(body.items(request.app.state.kept_responses))
-    variables = body.chat_template_kwargs
-    ask = Ask(prompt, "input", {}, body.toolbox(), variables=variables)
+    ask = body.prompt_ask(body.translate(body.items(request.app.state.kept_responses)))
     counted = await count_prompt(request, ask)
     return Json({"object": "response.input_tokens", "input_tokens": counted})
-
-
-Event = tuple[str, dict[str, Any]]  # its kind and fields
-
-
-class OutputWriter:
-    """Turns tokens into the items of an answer: thoughts, messages and calls.
-
-    Its methods yield the events of a stream.
-    """
-
-    def __init__(self, answers: Answers, toolbox: Toolbox, identity: str):
-        self.output: list[dict[str, Any]] = []  # finished items
-        self._llm, self._identity = answers.llm, identity
-        self._reader = Reader(answers, 0, toolbox)
-        # An answer without tools and thoughts opens its message at once.
-        self._opens_late = bool(toolbox.offered) or self._reader.may_think
-        self._thought: str | None = None  # of the open item
-        self._text: str | None = None  # of the open message
-        self._logprobs: list[dict[str, Any]] = []  # of the open message
-        # text and logprobs of tokens since the last piece
-        self._waiting: list[tuple[str, list[dict[str, Any]]]] = []
-        self._call: ToolCall | None = None  # the open call
-
-    @property
-    def calls(self) -> list[ToolCall]:
-        """Calls so far."""
-        return self._reader.calls
-
-    @property
-    def thought_tokens(self) -> int:
-        """Tokens of thoughts so far."""
-        return self._reader.thought_tokens
-
-    def begin(self) -> Iterator[Event]:
-        """Open the message of an answer without thoughts and tools."""
-        if not self._opens_late:
-            yield from self._open_text()
-
-    def push(self, tokens: Sequence[Token]) -> Iterator[Event]:
-        """Read tokens."""
-        for token in tokens:
-            self._waiting.append((token.text, list_logprobs(self._llm, [token])))
-            for piece in self._reader.push(token.text):
-                yield from self._take(piece)
-
-    def finish(self, completion: Completion) -> Iterator[Event]:
-        """End the answer."""
-        for piece in self._reader.push("", is_last=True):
-            yield from self._take(piece)
-        if self._text is None and self._call is None and self._thought is None and not self.output:
-            yield from self._open_text()
-        if self._text is not None:
-            self._logprobs += [entry for _, entries in self._waiting for entry in entries]
-        yield from self._end(status_of(completion, self.calls))
-
-    def _take(self, piece: Piece) -> Iterator[Event]:
-        if isinstance(piece, Thought):
-            self._waiting = []
-            if self._thought is None:
-                self._thought = ""
-                yield (
-                    "response.output_item.added",
-                    {"output_index": len(self.output), "item": self._write_thought("in_progress")},
-                )
-            self._thought += piece.text
-            yield "response.reasoning_text.delta", {**self._place_thought(), "delta": piece.text}
-            return
-        if isinstance(piece, str):
-            if self._text is None:
-                yield from self._end("completed")
-                yield from self._open_text()
-            logprobs = self._take_logprobs(len(piece))
-            self._text = (self._text or "") + piece
-            self._logprobs += logprobs
-            yield (
-                "response.output_text.delta",
-                {**self._place(), "delta": piece, "logprobs": logprobs},
-            )
-            return
-        self._waiting = []
-        if piece.name is not None:
-            yield from self._end("completed")
-            self._call = self._reader.calls[piece.index]
-            begun = _write_call(self._call, "in_progress") | {"arguments": ""}
-            yield "response.output_item.added", {"output_index": len(self.output), "item": begun}
-        if piece.arguments and self._call:
-            place = {"item_id": f"fc_{self._call.id}", "output_index": len(self.output)}
-            yield "response.function_call_arguments.delta", {**place, "delta": piece.arguments}
-
-    def _take_logprobs(self, characters: int) -> list[dict[str, Any]]:
-        """Take the log-probabilities of the latest `characters`; earlier ones belong to a call."""
-        start = len(self._waiting)
-        while start and (characters > 0 or not self._waiting[start - 1][0]):
-            start -= 1
-            characters -= len(self._waiting[start][0])
-        logprobs = [entry for _, entries in self._waiting[start:] for entry in entries]
-        self._waiting = []
-        return logprobs
-
-    def _open_text(self) -> Iterator[Event]:
-        self._text, self._logprobs = "", []
-        yield (
-            "response.output_item.added",
-            {"output_index": len(self.output), "item": self._write_message("in_progress", [])},
-        )
-        yield "response.content_part.added", {**self._place(), "part": _write_part("", [])}
-
-    def _end(self, status: str) -> Iterator[Event]:
-        """End the open item."""
-        if self._thought is not None:
-            yield "response.reasoning_text.done", {**self._place_thought(), "text": self._thought}
-            done = self._write_thought(status)
-            self._thought = None
-            yield from self._close(done)
-        if self._text is not None:
-            part = _write_part(self._text, self._logprobs)
-            yield (
-                "response.output_text.done",
-                {**self._place(), "text": self._text, "logprobs": self._logprobs},
-            )
-            yield "response.content_part.done", {**self._place(), "part": part}
-            yield from self._close(self._write_message(status, [part]))
-        if self._call is not None:
-            call = self._call
-            done = _write_call(call, "completed" if call.is_complete else "incomplete")
-            place = {"item_id": done["id"], "output_index": len(self.output)}
-            fields = {"name": call.name, "arguments": call.arguments}
-            yield "response.function_call_arguments.done", {**place, **fields}
-            yield from self._close(done)
-        self._text = self._call = None
-
-    def _close(self, item: dict[str, Any]) -> Iterator[Event]:
-        yield "response.output_item.done", {"output_index": len(self.output), "item": item}
-        self.output.append(item)
-
-    def _place_thought(self) -> dict[str, Any]:
-        index = len(self.output)
-        return {
-            "item_id": f"rs_{self._identity}_{index}",
-            "output_index": index,
-            "content_index": 0,
-        }
-
-    def _write_thought(self, status: str) -> dict[str, Any]:
-        content = [{"type": "reasoning_text", "text": self._thought}] if self._thought else []
-        return {
-            "type": "reasoning",
-            "id": f"rs_{self._identity}_{len(self.output)}",
-            "summary": [],
-            "content": content,
-            "status": status,
-        }
-
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self._message_id, "output_index": len(self.output), "content_index": 0}
-
-    @property
-    def _message_id(self) -> str:
-        return f"msg_{self._identity}" + (f"_{len(self.output)}" if self.output else "")
-
-    def _write_message(self, status: str, content: list[Any]) -> dict[str, Any]:
-        return {
-            "type": "message",
-            "id": self._message_id,
-            "status": status,
-            "role": "assistant",
-            "content": content,
-        }
-
-
-def _write_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-def _write_call(call: ToolCall, status: str) -> dict[str, Any]:
-    return {
-        "type": "function_call",
-        "id": f"fc_{call.id}",
-        "call_id": call.id,
-        "name": call.name,
-        "arguments": call.arguments,
-        "status": status,
-    }
-
-
-def fail(refusal: Refusal) -> bytes:
-    """Write an error within a stream."""
-    error = {"code": refusal.code, "message": refusal.message, "param": None}
-    return event({"type": "error", **error, "sequence_number": 0}, "error")
-
-
-def status_of(completion: Completion, calls: Sequence[ToolCall]) -> str:
-    """Return "completed", or "incomplete" for an answer or call that was cut."""
-    is_cut = completion.finish_reason in ("length", "context") or (
-        calls and not are_complete(calls)
-    )
-    return "incomplete" if is_cut else "completed"
-
-
-def write_usage(completion: Completion, thought_tokens: int) -> dict[str, Any]:
-    """Write the usage of a response."""
-    read, written = completion.prompt_tokens, len(completion.tokens)
-    return {
-        "input_tokens": read,
-        "input_tokens_details": {
-            "cached_tokens": completion.reused_tokens,
-            "cache_write_tokens": 0,
-        },
-        "output_tokens": written,
-        "output_tokens_details": {"reasoning_tokens": thought_tokens},
-        "total_tokens": read + written,
-    }

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import Response
 
 from mlx_llama.core.generation.options import FIELDS
+
+from .fields import read_body
 
 _REFS = "#/components/schemas/{model}"
 _BODIES: list[type[BaseModel]] = []
@@ -18,9 +22,30 @@ _BODIES: list[type[BaseModel]] = []
 
 def takes(body: type[BaseModel]) -> dict[str, Any]:
     """Return arguments of a route whose JSON body is `body`; fields.read_body reads it."""
-    _BODIES.append(body)
+    if body not in _BODIES:
+        _BODIES.append(body)
     content = {"application/json": {"schema": {"$ref": _REFS.format(model=body.__name__)}}}
     return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
+
+
+Handler = Callable[[Request, Any], Awaitable[Response]]
+
+
+def serves(
+    router: APIRouter, body: type[BaseModel], *paths: str, **options: Any
+) -> Callable[[Handler], Handler]:
+    """Serve a handler of a checked `body` at these paths; the document has the first."""
+
+    def register(handler: Handler) -> Handler:
+        async def route(request: Request) -> Response:
+            return await handler(request, await read_body(request, body))
+
+        route.__name__, route.__doc__ = handler.__name__, handler.__doc__
+        for path in paths:
+            router.post(path, include_in_schema=path == paths[0], **takes(body), **options)(route)
+        return handler
+
+    return register
 
 
 _FAULT = {

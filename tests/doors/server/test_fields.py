@@ -14,7 +14,8 @@ from openai.types.responses import response_create_params
 from pydantic import BaseModel
 
 from mlx_llama.server.anthropic import CountRequest, MessagesRequest
-from mlx_llama.server.openai import ChatRequest, CompletionRequest
+from mlx_llama.server.completions import CompletionRequest
+from mlx_llama.server.openai import ChatRequest
 from mlx_llama.server.responses import ResponsesRequest
 
 QUESTION = [{"role": "user", "content": "hi"}]

@@ -1,0 +1,335 @@
+"""Conversations in any API: messages, tools, choices and formats, translated for core."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from mlx_llama.core.generation.schema import Schema
+from mlx_llama.core.generation.tool_use import Toolbox
+
+from .answers import Ask
+from .fields import Body, Note, Strict, TemplateVariables
+from .tooling import build_toolbox, check_rule
+
+ToolName = Annotated[str, Field(pattern=r"^[\w.:/@-]{1,128}$")]
+Description = Annotated[str, Field(max_length=1 << 18)]
+
+
+def _check_schema(value: Any) -> Any:
+    """Raise ValueError for an invalid schema, or one that is too long or too deep."""
+    Schema.of(value)
+    return value
+
+
+ObjectSchema = Annotated[dict[str, Any], AfterValidator(_check_schema)]
+AnySchema = Annotated[dict[str, Any] | bool, AfterValidator(_check_schema)]
+
+
+# Messages
+
+
+class TextPart(Body):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CallFunction(Body):
+    """Name and arguments of a call."""
+
+    name: str = Field(max_length=128)
+    arguments: str
+
+
+class Call(Body):
+    """A call that an assistant made."""
+
+    id: str = Field(max_length=4096)
+    index: int = Field(0, ge=0, description="has no effect: calls are listed in order")
+    type: Literal["function"] = "function"
+    function: CallFunction
+
+
+class Message(Body):
+    """A message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str = Field("", max_length=256, description="for templates that show it")
+    reasoning_content: str = Field(
+        "", description="of an assistant's message, for templates that show it"
+    )
+    tool_calls: list[Call] = Field([], max_length=128)
+    tool_call_id: str = Field("", max_length=4096)
+    refusal: Literal[""] = ""  # clients send assistants' messages back with these, empty
+    annotations: list[Any] = Field([], max_length=0)
+
+    @model_validator(mode="after")
+    def _check_role(self):
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("only the assistant can have tool_calls")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content is required")
+        if self.reasoning_content and self.role != "assistant":
+            raise ValueError("only the assistant can have reasoning_content")
+        if (self.role == "tool") != bool(self.tool_call_id):
+            raise ValueError("the role tool needs tool_call_id, and others have none")
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        """Convert to a message for templates."""
+        role = "system" if self.role == "developer" else self.role
+        calls = [call.model_dump(exclude={"index"}) for call in self.tool_calls]
+        fields = {
+            "tool_calls": calls,
+            "tool_call_id": self.tool_call_id,
+            "name": self.name,
+            "reasoning_content": self.reasoning_content,
+        }
+        plain = {"role": role, "content": join_parts(self.content or "")}
+        return plain | {name: value for name, value in fields.items() if value}
+
+
+def plain_message(role: str | None, content: Any, **more: Any) -> dict[str, Any]:
+    """Return a message for templates. content: a text, or text parts."""
+    role = "system" if role == "developer" else role
+    return {"role": role, "content": join_parts(content), **more}
+
+
+def plain_call(identity: str, name: str, arguments: Any) -> dict[str, Any]:
+    """Return a call for templates."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": identity, "type": "function", "function": function}
+
+
+def join_parts(content: Any) -> str:
+    """Join the text of a message's parts."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def adapt_messages(messages: list[Any]) -> list[Any]:
+    """Convert messages of older and other clients: missing ids of calls, arguments as objects, the
+    role function, contents that are null.
+    """
+    adapted: list[Any] = []
+    waiting: list[str] = []  # ids of calls without a result
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict):
+            adapted.append(message)
+            continue
+        message = {name: value for name, value in message.items() if value is not None}
+        if isinstance(call := message.pop("function_call", None), dict):
+            message.setdefault("tool_calls", [{"type": "function", "function": call}])
+        if isinstance(calls := message.get("tool_calls"), list):
+            calls = [_adapt_call(call, f"call_{number}_{i}") for i, call in enumerate(calls)]
+            message["tool_calls"] = calls
+            waiting = [call["id"] for call in calls if isinstance(call, dict)]
+        if message.get("role") == "function":
+            message["role"] = "tool"
+        if message.get("role") == "tool":
+            missing = waiting[0] if waiting else f"call_{number}"
+            identity = message.setdefault("tool_call_id", missing)
+            waiting = [other for other in waiting if other != identity]
+        if message.get("role") in ("user", "assistant", "tool", "system", "developer"):
+            message.setdefault("content", "")
+        adapt_parts(message, "content", "text")
+        adapted.append(message)
+    return adapted
+
+
+def _adapt_call(call: Any, identity: str) -> Any:
+    if not isinstance(call, dict):
+        return call
+    function = call.get("function")
+    if isinstance(function, dict):
+        arguments = function.get("arguments", {})
+        if isinstance(arguments, str) and not _is_object(arguments):
+            arguments = {"raw": arguments}  # an unfinished call: templates need an object
+        function = {**function, "arguments": write_arguments(arguments)}
+    return {**call, "id": call.get("id") or identity, "function": function}
+
+
+def write_arguments(arguments: Any) -> Any:
+    """Write an object of arguments as JSON; return other values unchanged."""
+    is_object = isinstance(arguments, dict)
+    return json.dumps(arguments, ensure_ascii=False) if is_object else arguments
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text or "{}"), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def adapt_parts(owner: dict[str, Any], name: str, kind: str) -> None:
+    """Turn the text parts of all APIs in a list `owner[name]` into parts of the type `kind`."""
+    if not isinstance(parts := owner.get(name), list):
+        return
+    adapted = owner[name] = [
+        {"type": kind, "text": part} if isinstance(part, str) else part for part in parts
+    ]
+    for i, part in enumerate(adapted):
+        texts = ("text", "input_text", "output_text", "refusal")
+        if isinstance(part, dict) and part.get("type") in texts:
+            adapted[i] = {**part, "type": kind, "text": part.get("text", part.get("refusal"))}
+
+
+# Tools
+
+
+class FunctionBody(Body):
+    """A function that the model may call."""
+
+    name: ToolName
+    description: Description = ""
+    parameters: dict[str, Any] = Field(
+        {"type": "object", "properties": {}}, description="JSON schema of an object"
+    )
+    strict: Strict = None
+
+    def described(self) -> dict[str, Any]:
+        """Describe the tool for core."""
+        return describe_function(self.name, self.description, self.parameters)
+
+
+class FunctionTool(Body):
+    """A function as a tool."""
+
+    type: Literal["function"]
+    function: FunctionBody
+
+    def described(self) -> dict[str, Any]:
+        """Describe the tool for core."""
+        return self.function.described()
+
+
+def describe_function(name: str, description: str, parameters: Any) -> dict[str, Any]:
+    """Describe a tool for core."""
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def adapt_allowed_tools(values: dict[str, Any]) -> None:
+    """Keep only the tools that a tool_choice of type allowed_tools lists."""
+    choice, tools = values.get("tool_choice"), values.get("tools")
+    if not isinstance(choice, dict) or not isinstance(tools, list):
+        return
+    allowed = choice.get("allowed_tools", choice)
+    if choice.get("type") != "allowed_tools" or not isinstance(allowed, dict):
+        return
+    if isinstance(listed := allowed.get("tools"), list):
+        names = [_tool_name(tool) for tool in listed]
+        values["tools"] = [tool for tool in tools if _tool_name(tool) in names]
+        values["tool_choice"] = allowed.get("mode", "auto")
+
+
+def _tool_name(tool: Any) -> Any:
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    return function.get("name") if isinstance(function, dict) else None
+
+
+# Formats
+
+
+class NamedSchema(Body):
+    """A JSON schema with a name."""
+
+    name: str = Field("", max_length=64)
+    description: str = Field("", max_length=1 << 16, description="has no effect")
+    schema_: AnySchema = Field({}, alias="schema")
+    strict: bool | None = Field(None, description="has no effect: the schema is always enforced")
+
+
+def format_options(kind: str, schema: Any, is_strict: bool | None = False) -> dict[str, Any]:
+    """Return the option that enforces a format. is_strict: relax nothing of the schema."""
+    if kind == "text":
+        return {}
+    schema = {"type": "object"} if schema is None else schema
+    return {"schema": Schema.of(schema) if is_strict else schema}
+
+
+def is_forced(choice: Any) -> bool:
+    """True for a tool_choice that demands a call."""
+    return choice == "required" or isinstance(choice, dict)
+
+
+def is_rule(form: Any) -> bool:
+    """True for a format that demands more than text."""
+    return isinstance(form, dict) and form.get("type") != "text"
+
+
+# Thoughts
+
+
+def adapt_thinking(values: dict[str, Any], note: Note) -> None:
+    """Turn the fields by which APIs control thinking into variables of the template."""
+    variables = values.get("chat_template_kwargs", {})
+    if not isinstance(variables, dict):
+        return
+    chosen: dict[str, Any] = {}
+    if (reasoning := values.pop("reasoning", None)) is not None:
+        parts = reasoning if isinstance(reasoning, dict) else {"": reasoning}
+        values.setdefault("reasoning_effort", parts.get("effort"))
+        for name in parts.keys() - {"effort"}:
+            note(f"reasoning.{name}")
+    if isinstance(effort := values.pop("reasoning_effort", None), str):
+        chosen = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
+    elif effort is not None:
+        note("reasoning_effort")
+    if (thinking := values.pop("thinking", None)) is not None:
+        parts = thinking if isinstance(thinking, dict) else {"": thinking}
+        if parts.get("type") in ("enabled", "adaptive", "disabled"):
+            chosen["enable_thinking"] = parts["type"] != "disabled"
+        for name in parts.keys() - ({"type"} if "enable_thinking" in chosen else set()):
+            note(f"thinking.{name}")
+    if (wanted := values.pop("enable_thinking", None)) is not None:
+        chosen["enable_thinking"] = wanted
+    if chosen or variables:
+        values["chat_template_kwargs"] = chosen | variables
+
+
+# Requests
+
+
+class Conversing(Body):
+    """A request with a conversation. Bodies of APIs say where its parts are."""
+
+    prompt_field: ClassVar[str] = "messages"
+    format_field: ClassVar[str] = ""  # place of the answer's format
+
+    chat_template_kwargs: TemplateVariables = {}
+    tools: Sequence[Any] = ()  # with a method `described`
+
+    def choice(self) -> tuple[str, bool]:
+        """Return auto, none, required or a tool's name; and whether several calls are allowed."""
+        return "auto", True
+
+    def form(self) -> dict[str, Any]:
+        """Return the option that enforces the answer's format."""
+        return {}
+
+    def requested_options(self) -> dict[str, Any]:
+        """Return the options that the request sets, by their names in the table."""
+        return {}
+
+    def toolbox(self) -> Toolbox:
+        """Build the toolbox. Raises Refusal."""
+        return build_toolbox([tool.described() for tool in self.tools], *self.choice())
+
+    def prompt_ask(self, messages: list[dict[str, Any]]) -> Ask:
+        """Translate the prompt alone, without options. Raises Refusal."""
+        variables = self.chat_template_kwargs
+        return Ask(messages, self.prompt_field, {}, self.toolbox(), variables=variables)
+
+    def ask(self, messages: list[dict[str, Any]]) -> Ask:
+        """Translate for core. messages: as templates take them. Raises Refusal."""
+        ask = replace(self.prompt_ask(messages), options=self.requested_options())
+        check_rule(ask.toolbox, ask.options, self.format_field if self.form() else "")
+        return ask

@@ -1,0 +1,437 @@
+"""llama-server's completions, for its clients and scripts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from fastapi import APIRouter
+from pydantic import Field, field_validator
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mlx_llama.core.generation.completion import Token
+from mlx_llama.core.generation.llm import LLM
+from mlx_llama.core.generation.options import FIELDS
+
+from .answers import Ask
+from .completions import split_prompts
+from .faults import bad_field
+from .fields import ENDLESS, Body, ModelName, OptionFields, list_places
+from .replies import (
+    PING_SECONDS,
+    Writer,
+    choices_of,
+    desk_of,
+    reply,
+    with_model,
+    write_timings,
+)
+from .schemas import serves
+from .tooling import Piece, Reader, write_token
+
+router = APIRouter(tags=["llama-server"])
+
+MOST_BIAS = 1e6
+_STOP_TYPES = {"eos": "eos", "stop": "word", "length": "limit", "context": "limit"}
+
+
+class PromptObject(Body):
+    """A prompt as an object; models are text only."""
+
+    prompt_string: str
+    multimodal_data: list[Any] = Field([], max_length=0)
+
+
+# llama-server's default lists; either names all samplers.
+_SAMPLERS = (
+    ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+    ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+)
+
+
+class LlamaCompletionRequest(OptionFields):
+    """POST /completion. Defaults of options are this server's, not llama-server's."""
+
+    renamed: ClassVar = {
+        **OptionFields.renamed,
+        "json_schema": "schema",
+        "n_probs": "logprobs",
+        "n": "n_cmpl",
+    }
+    # Unsupported samplers, and hints
+    noted: ClassVar = list_places(
+        "min_keep n_indent n_discard n_cache_reuse n_keep post_sampling_probs grammar_lazy "
+        "grammar_triggers preserved_tokens reasoning_format top_n_sigma adaptive_target "
+        "adaptive_decay dynatemp_range dynatemp_exponent typical_p xtc_probability "
+        "xtc_threshold dry_multiplier dry_base dry_allowed_length dry_penalty_last_n "
+        "dry_sequence_breakers mirostat mirostat_tau mirostat_eta samplers id_slot"
+    )
+    refused: ClassVar = dict.fromkeys(("multimodal_data", "nodes"), "")
+
+    prompt: str | PromptObject | list[str | int | PromptObject | list[str | int]] = Field(
+        description="a text, token ids, both mixed, or a list of these"
+    )
+    max_tokens: int = Field(
+        -1,
+        ge=-1,
+        le=2**31,
+        description="maximum number of tokens to generate; -1: until the context is full",
+    )
+    seed: int = Field(-1, ge=-1, lt=2**64, description="seed of the random numbers; -1: random")
+    repetition_context_size: int = Field(
+        20,
+        ge=-1,
+        le=65536,
+        description="number of recent tokens that penalties consider; -1: all of the context",
+    )
+    grammar: str | None = Field(None, description='GBNF or Lark grammar of the answer; "": none')
+    n_cmpl: int = Field(
+        1,
+        ge=1,
+        le=16,
+        description="answers to each prompt; with a seed, answer i draws with seed + i",
+    )
+    stream: bool = False
+    sse_ping_interval: int = Field(
+        PING_SECONDS,
+        ge=-1,
+        le=86400,
+        description="seconds of silence before a comment in a stream; 0 or -1: none",
+    )
+    model: ModelName = None
+    t_max_predict_ms: int = Field(
+        0,
+        ge=0,
+        le=2**31,
+        description="milliseconds after the first token until an answer with a line break ends; "
+        "0: no limit",
+    )
+    return_progress: bool = Field(
+        False, description="report in a stream how much of the prompt is processed"
+    )
+    cache_prompt: bool = Field(
+        True, description="use known prefixes; false: compute the whole prompt"
+    )
+    ignore_eos: bool = Field(False, description="go on after end tokens")
+    return_tokens: bool = False
+    timings_per_token: bool = False
+    response_fields: list[str] = Field(
+        [], max_length=64, description="fields of the answer, as a/b within objects"
+    )
+    id_slot: int = Field(-1, ge=-1, description="preferred row; another gives the same answer")
+    n_keep: int = Field(
+        0, ge=-1, description="has no effect: an answer ends when the context is full"
+    )
+    logit_bias: dict[int | str, float] = Field(  # type: ignore[assignment]
+        {},
+        description="maps token ids or texts to biases; also a list of [id or text, bias or false]",
+    )
+    samplers: list[str] = Field(
+        _SAMPLERS[0],
+        description="llama-server's default lists only; the order is fixed: penalties, "
+        "temperature, top_k, top_p, min_p",
+    )
+    # Values that switch off unsupported features
+    min_keep: Literal[0] = 0
+    n_indent: Literal[0] = 0
+    n_discard: Literal[0] = 0
+    n_cache_reuse: Literal[0] = 0
+    post_sampling_probs: Literal[False] = False
+    lora: list[Any] = Field([], max_length=0, description="adapters are not loaded")
+    image_data: list[Any] = Field([], max_length=0)
+    grammar_lazy: Literal[False] = False
+    grammar_triggers: list[Any] = Field([], max_length=0)
+    preserved_tokens: list[Any] = Field([], max_length=0)
+    reasoning_format: Literal["none"] = "none"
+    top_n_sigma: float = Field(-1, le=0)
+    adaptive_target: float = Field(-1, lt=0)
+    adaptive_decay: float = Field(0.9, description="has no effect without adaptive_target")
+    dynatemp_range: float = Field(0, ge=0, le=0)
+    dynatemp_exponent: float = Field(1, description="has no effect without dynatemp_range")
+    typical_p: float = Field(1, ge=1, le=1)
+    xtc_probability: float = Field(0, ge=0, le=0)
+    xtc_threshold: float = Field(0.1, description="has no effect without xtc_probability")
+    dry_multiplier: float = Field(0, ge=0, le=0)
+    dry_base: float = Field(1.75, description="has no effect without dry_multiplier")
+    dry_allowed_length: int = Field(2, description="has no effect without dry_multiplier")
+    dry_penalty_last_n: int = Field(-1, description="has no effect without dry_multiplier")
+    dry_sequence_breakers: list[str] = Field(
+        ["\n", ":", '"', "*"], max_length=64, description="has no effect without dry_multiplier"
+    )
+    mirostat: Literal[0] = 0
+    mirostat_tau: float = Field(5, description="has no effect without mirostat")
+    mirostat_eta: float = Field(0.1, description="has no effect without mirostat")
+
+    @field_validator("grammar", mode="before")
+    @classmethod
+    def _drop_empty_grammar(cls, value):
+        return value or None if isinstance(value, str) else value
+
+    @field_validator("samplers")
+    @classmethod
+    def _check_samplers(cls, value):
+        if value not in _SAMPLERS:
+            raise ValueError(
+                f"must be {json.dumps(_SAMPLERS[0])} or {json.dumps(_SAMPLERS[1])}: "
+                "the order of samplers is fixed"
+            )
+        return value
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _parse_biases(cls, value):
+        pairs = list(value.items()) if isinstance(value, dict) else value
+        if not isinstance(pairs, list) or len(pairs) > 4096:
+            raise ValueError("must be at most 4096 pairs [token id or text, bias], or an object")
+        biases = {}
+        for pair in pairs:
+            if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+                raise ValueError("must have pairs [token id or text, bias]")
+            token, bias = pair
+            if isinstance(token, str) and token.isdecimal() and token.isascii() and len(token) < 16:
+                token = int(token)
+            if isinstance(token, bool) or not isinstance(token, (int, str)):
+                raise ValueError("must have token ids or texts")
+            biases[token] = -MOST_BIAS if bias is False else bias
+        return biases
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _check_biases(cls, value):
+        if any(isinstance(token, int) and token < 0 for token in value):
+            raise ValueError("token ids must not be negative")
+        if any(abs(bias) > MOST_BIAS for bias in value.values()):
+            raise ValueError("biases must be between -1e6 and 1e6")
+        return value
+
+
+# Fields that generation_settings repeats although they are not options of the table.
+_ECHOED = [
+    name
+    for name in LlamaCompletionRequest.model_fields
+    if name not in FIELDS
+    and name not in ("prompt", "model", "response_fields", "sse_ping_interval")
+]
+
+
+def _is_text_or_id(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool))
+
+
+def join_mixed(llm: LLM, prompt: Any) -> Any:
+    """Encode a prompt that mixes ids and texts; return other prompts unchanged."""
+    if isinstance(prompt, str) or all(isinstance(part, int) for part in prompt):
+        return prompt
+    ids: list[int] = []
+    for part in prompt:
+        ids += (
+            llm.tokenizer.encode(part, add_bos=not ids, parse_special=True)
+            if isinstance(part, str)
+            else [part]
+        )
+    return ids
+
+
+def bias_tokens(llm: LLM, biases: Mapping[int | str, float]) -> dict[int, float]:
+    """Map token ids to biases: a text biases each of its tokens; biases of a token add up."""
+    totals: dict[int, float] = {}
+    for key, bias in biases.items():
+        for token in [key] if isinstance(key, int) else llm.tokenizer.encode(key, add_bos=False):
+            totals[token] = max(-MOST_BIAS, min(MOST_BIAS, totals.get(token, 0.0) + bias))
+    return totals
+
+
+def _read_options(body: LlamaCompletionRequest) -> dict[str, Any]:
+    """Return a body's options with the table's conventions."""
+    options = body.requested_options()
+    if options.get("seed") == -1:
+        del options["seed"]
+    if not options.get("logprobs"):
+        options.pop("logprobs", None)  # n_probs: 0
+    if options.get("max_tokens") == -1:
+        options["max_tokens"] = ENDLESS
+    return options
+
+
+def _settle(
+    llm: LLM, body: LlamaCompletionRequest, prompts: list[Any], options: dict[str, Any]
+) -> list[Any]:
+    """Encode the prompts and resolve `options` in place, with the model. Raises Refusal."""
+    if body.id_slot >= llm.loop.max_rows:
+        rows = llm.loop.max_rows
+        text = f"must be less than {rows}, the number of rows"
+        raise bad_field("id_slot", f"< {rows}", text, body.id_slot)
+    if options.get("repetition_context_size") == -1:
+        options["repetition_context_size"] = min(llm.engine.context, 65536)
+    if biases := options.get("logit_bias"):
+        options["logit_bias"] = bias_tokens(llm, biases)
+    return [join_mixed(llm, prompt) for prompt in prompts]
+
+
+class LlamaWriter(Writer):
+    """Writes completions as llama-server does."""
+
+    splits = False
+
+    def __init__(self, request: Request, body: LlamaCompletionRequest):
+        super().__init__(request, body)
+        self.shows_progress, self.ping = body.return_progress, body.sse_ping_interval
+        self.counts: dict[int, int] = {}  # tokens so far
+        self.processed: dict[int, int] = {}  # tokens of the prompt so far
+
+    def whole(self, readers: Sequence[Reader]) -> Any:
+        receipts = [self.receipt(reader) for reader in readers]
+        return receipts if len(receipts) > 1 else receipts[0]
+
+    def receipt(self, reader: Reader, is_streamed: bool = False) -> dict[str, Any]:
+        """Write the final object, without the content of a stream."""
+        body, completion = self.body, reader.completion
+        prompt = reader.answers.asks[reader.index].prompt
+        tokens = [] if is_streamed else completion.tokens
+        full = {
+            "index": reader.index,
+            "content": "" if is_streamed else completion.text,
+            "tokens": list(map(int, tokens)) if body.return_tokens else [],
+            "id_slot": reader.answers.slots[reader.index],
+            "stop": True,
+            "model": self.name,
+            "tokens_predicted": len(completion.tokens),
+            "tokens_evaluated": completion.prompt_tokens,
+            "generation_settings": write_settings(completion.options, body),
+            "prompt": prompt if isinstance(prompt, str) else reader.llm.tokenizer.decode(prompt),
+            "has_new_line": "\n" in completion.text,
+            "truncated": False,
+            "stop_type": _STOP_TYPES.get(completion.finish_reason or "", "none"),
+            "stopping_word": reader.stop_string or "",
+            "tokens_cached": completion.prompt_tokens + len(completion.tokens),
+            "timings": write_timings(completion),
+            **_write_probabilities(reader.llm, body.logprobs, tokens),
+        }
+        return _pick(full, body.response_fields)
+
+    def part(self, reader: Reader, content: str, tokens: list[int]) -> dict[str, Any]:
+        """Write the fields of an event before the last."""
+        return {
+            "index": reader.index,
+            "content": content,
+            "tokens": tokens,
+            "stop": False,
+            "id_slot": reader.answers.slots[reader.index],
+            "tokens_predicted": self.counts.get(reader.index, 0),
+            "tokens_evaluated": reader.completion.prompt_tokens,
+        }
+
+    def progress(self, reader: Reader, processed: int) -> Iterator[dict[str, Any]]:
+        if processed <= self.processed.get(reader.index, 0):
+            return
+        self.processed[reader.index] = processed
+        progress = {
+            "total": reader.completion.prompt_tokens,
+            "cache": reader.completion.reused_tokens,
+            "processed": processed,
+            "time_ms": round(reader.completion.prefill_seconds * 1e3),
+        }
+        yield self.part(reader, "", []) | {"prompt_progress": progress}
+
+    def write(
+        self, reader: Reader, token: Token | None, pieces: list[Piece]
+    ) -> Iterator[dict[str, Any]]:
+        if token is None:
+            return
+        self.counts[reader.index] = self.counts.get(reader.index, 0) + 1
+        if token.text or self.body.return_tokens:
+            probabilities = _write_probabilities(reader.llm, self.body.logprobs, [token])
+            fields = self.part(reader, token.text, [int(token)]) | probabilities
+            if self.body.timings_per_token:
+                fields["timings"] = write_timings(reader.completion)
+            yield fields
+
+    def end(self, reader: Reader) -> Iterator[dict[str, Any]]:
+        yield self.receipt(reader, is_streamed=True)
+
+
+@serves(router, LlamaCompletionRequest, "/completion")
+async def completion(request: Request, body: LlamaCompletionRequest) -> Response:
+    """Continue a text."""
+    writer = LlamaWriter(request, body)
+    prompts = _split(body, desk_of(request).settings.max_choices)
+    options = _read_options(body)
+    prompts = await with_model(request, lambda llm: _settle(llm, body, prompts, options), "prompt")
+    ask = Ask(
+        None,
+        "prompt",
+        options,
+        reuses=body.cache_prompt,
+        decode_seconds=body.t_max_predict_ms / 1e3 or None,
+        ignores_eos=body.ignore_eos,
+    )
+    return await reply(request, choices_of(ask, prompts, body.n_cmpl), writer, body.stream)
+
+
+def _write_probabilities(llm: LLM, count: int | None, tokens: Sequence[Token]) -> dict[str, Any]:
+    """Write completion_probabilities if n_probs asks for them, without end tokens."""
+    entries = [
+        {
+            "id": int(token),
+            **write_token(llm, token, token.logprobs.logprob),
+            "top_logprobs": [
+                {"id": other, **write_token(llm, other, value)}
+                for other, value in token.logprobs.top
+            ],
+        }
+        for token in tokens
+        if count and token.logprobs is not None and token not in llm.engine.eos
+    ]
+    return {"completion_probabilities": entries} if entries else {}
+
+
+def _split(body: LlamaCompletionRequest, limit: int) -> list[Any]:
+    """Split into prompts. A list with token ids is a prompt; one of texts and lists, several."""
+    prompt: Any = body.prompt
+    if isinstance(prompt, list):
+        prompt = [part.prompt_string if isinstance(part, PromptObject) else part for part in prompt]
+    elif isinstance(prompt, PromptObject):
+        prompt = prompt.prompt_string
+    is_list = isinstance(prompt, list)
+    if is_list and any(not isinstance(part, (str, list)) for part in prompt):
+        if all(_is_text_or_id(part) for part in prompt):
+            return split_prompts([prompt], limit, body.n_cmpl, "n_cmpl")
+        text = "mixes token ids and lists"
+        raise bad_field("prompt", "one prompt or several", text, prompt)
+    return split_prompts(prompt, limit, body.n_cmpl, "n_cmpl")
+
+
+def _pick(full: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Pick fields by name; a/b is field b of object a. Skip unknown fields, like llama-server."""
+    if not names:
+        return full
+    picked = {}
+    for name in names:
+        value: Any = full
+        for part in name.split("/"):
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is not None:
+            picked[name.split("/")[-1]] = value
+    return picked
+
+
+def write_settings(
+    options: Mapping[str, Any], body: LlamaCompletionRequest | None = None
+) -> dict[str, Any]:
+    """Write effective options, by our names and llama-server's. body: None for the defaults."""
+    bias = [[token, value] for token, value in options["logit_bias"].items()]
+    fields = LlamaCompletionRequest.model_fields
+    return {
+        **{name: options[name] for name in FIELDS},  # in the order of the table
+        "logit_bias": bias,
+        "stop": list(options["stop"]),
+        "grammar": options["grammar"] or "",
+        "n_predict": -1 if options["max_tokens"] >= ENDLESS else options["max_tokens"],
+        "repeat_penalty": options["repetition_penalty"],
+        "repeat_last_n": options["repetition_context_size"],
+        "json_schema": options["schema"],
+        "n_probs": options["logprobs"] or 0,
+        **{name: getattr(body, name) if body else fields[name].get_default() for name in _ECHOED},
+    }
