@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter
@@ -17,7 +17,7 @@ from mlx_llama.core.text.tools import ToolCall, ToolDelta
 from .conversations import (
     Conversing,
     Description,
-    ObjectSchema,
+    SchemaBody,
     ToolName,
     adapt_thinking,
     describe_function,
@@ -27,7 +27,7 @@ from .conversations import (
 )
 from .faults import Fault, Refusal, fault_of, write_anthropic
 from .fields import Body, ModelName, Note, OptionFields, Strict, find_conflict, list_places
-from .replies import Json, Writer, check_model, count_prompt, event, reply
+from .replies import Events, Json, Writer, check_model, count_prompt, event, reply
 from .schemas import serves
 from .tooling import Piece, Reader
 
@@ -38,34 +38,37 @@ CacheControl = Annotated[
 ]
 
 
-class TextBlock(Body):
+class Block(Body):
+    """A part of a message."""
+
+    cache_control: CacheControl = None
+
+
+class TextBlock(Block):
     """A block of text."""
 
     type: Literal["text"]
     text: str
-    cache_control: CacheControl = None
     citations: list[Any] = Field([], max_length=0)
 
 
-class ToolUse(Body):
+class ToolUse(Block):
     """A call that the assistant made."""
 
     type: Literal["tool_use"]
     id: str = Field(max_length=4096)
     name: str = Field(max_length=128)
     input: dict[str, Any]
-    cache_control: CacheControl = None
     caller: dict[str, Any] | None = Field(None, description="has no effect")
 
 
-class ToolResult(Body):
+class ToolResult(Block):
     """The result of a call."""
 
     type: Literal["tool_result"]
     tool_use_id: str = Field(max_length=4096)
     content: str | list[TextBlock] = ""
     is_error: bool | None = Field(None, description="has no effect: the content reports it")
-    cache_control: CacheControl = None
 
 
 # Blocks that a message of a role cannot have
@@ -108,14 +111,13 @@ class AnthropicMessage(Body):
         return [*results, *([message] if message["content"] or not results else [])]
 
 
-class AnthropicTool(Body):
+class AnthropicTool(Block):
     """A tool that the model may call."""
 
     type: Literal["custom"] = "custom"
     name: ToolName
     description: Description = ""
     input_schema: dict[str, Any]
-    cache_control: CacheControl = None
     strict: Strict = None
 
     def described(self) -> dict[str, Any]:
@@ -143,11 +145,11 @@ class Thinking(Body):
     type: Literal["disabled"]
 
 
-class OutputFormat(Body):
+class OutputFormat(SchemaBody):
     """JSON of a schema."""
 
     type: Literal["json_schema"]
-    schema_: ObjectSchema = Field(alias="schema")
+    schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputConfig(Body):
@@ -227,11 +229,7 @@ class MessagesRequest(OptionFields, Conversation):
     """POST /v1/messages."""
 
     model_config = Body.model_config
-    renamed: ClassVar = {
-        **OptionFields.renamed,
-        "stop_sequences": "stop",
-        "json_schema": "schema",
-    }
+    renamed: ClassVar = OptionFields.renames(stop_sequences="stop", json_schema="schema")
     places: ClassVar[Mapping[str, Sequence[str]]] = {"schema": ("output_config.format.schema",)}
 
     stream: bool = False
@@ -307,9 +305,7 @@ class MessagesWriter(Writer):
         content += [write_call(call.id, call.name, read_values(call)) for call in reader.calls]
         return self.message(content, write_ending(reader), write_usage(reader.completion))
 
-    def write(
-        self, reader: Reader, token: Token | None, pieces: list[Piece]
-    ) -> Iterator[dict[str, Any]]:
+    def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
         if self.index is None:  # the reused tokens are known now
             self.index = -1
             usage = write_usage(reader.completion) | {"output_tokens": 0}
@@ -329,7 +325,7 @@ class MessagesWriter(Writer):
                 yield from self.open(write_block(kind, ""))
             yield self.delta(f"{kind}_delta", kind, text)
 
-    def open(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def open(self, block: dict[str, Any]) -> Events:
         """Open a block, and close the one before."""
         if self.kind:
             yield {"type": "content_block_stop", "index": self.index}
@@ -341,7 +337,7 @@ class MessagesWriter(Writer):
         delta = {"type": kind, field: text}
         return {"type": "content_block_delta", "index": self.index, "delta": delta}
 
-    def end(self, reader: Reader) -> Iterator[dict[str, Any]]:
+    def end(self, reader: Reader) -> Events:
         if not self.kind:  # an empty answer is an empty block
             yield from self.open(write_block("text", ""))
         yield {"type": "content_block_stop", "index": self.index}

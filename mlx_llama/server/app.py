@@ -20,6 +20,7 @@ from . import (
     completions,
     docs,
     jobs,
+    kept,
     llama_completion,
     llama_cpp,
     ollama,
@@ -32,7 +33,6 @@ from .answers import Desk
 from .faults import Refusal
 from .guard import Guard
 from .keeper import Keeper
-from .kept import KeptResponses
 from .metrics import Metrics
 from .replies import reply_refusal
 from .schemas import write_openapi
@@ -66,7 +66,7 @@ def make_app(
         )
         app.state.desk = Desk(settings, app.state.keeper, metrics)
         app.state.jobs = jobs.Jobs(settings)
-        app.state.kept_responses = KeptResponses()
+        app.state.kept_responses = kept.KeptResponses()
         metrics.watch(app.state.desk)
         app.state.keeper.start()
         yield
@@ -82,8 +82,8 @@ def make_app(
         docs_url=None,
     )
     app.state.settings = settings
-    parts = (openai, completions, responses, anthropic, llama_completion, llama_cpp, ollama, jobs)
-    for part in (*parts, operations, docs, page):
+    apis = (openai, completions, responses, kept, anthropic, llama_completion, llama_cpp, ollama)
+    for part in (*apis, jobs, operations, docs, page):
         app.include_router(part.router)
     app.openapi = lambda: write_openapi(app)  # type: ignore[method-assign]
 

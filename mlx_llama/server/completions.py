@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from fastapi import APIRouter
@@ -16,7 +16,7 @@ from .answers import Ask
 from .faults import bad_field
 from .fields import Note, OptionFields, TokenIds
 from .openai import CommonFields, OpenAIWriter, finish_reason
-from .replies import choices_of, desk_of, reply
+from .replies import Events, choices_of, desk_of, reply
 from .schemas import serves
 from .tooling import Piece, Reader, list_logprobs
 
@@ -26,7 +26,7 @@ router = APIRouter(tags=["OpenAI"])
 class CompletionRequest(CommonFields):
     """POST /v1/completions."""
 
-    renamed: ClassVar = {**OptionFields.renamed, "n_probs": "logprobs", "json_schema": "schema"}
+    renamed: ClassVar = OptionFields.renames(n_probs="logprobs", json_schema="schema")
     refused: ClassVar = {"suffix": "the model continues a text: POST /infill fills a gap"}
 
     prompt: str | list[str] | TokenIds | list[TokenIds]
@@ -70,11 +70,10 @@ class CompletionWriter(OpenAIWriter):
     prefix = "cmpl-"
     splits = False
 
-    def begin(self, readers: Sequence[Reader]) -> Iterator[dict[str, Any]]:
-        self.offsets = [len(self.opening(reader)) for reader in readers]
+    def begin(self, readers: Sequence[Reader]) -> Events:
         for reader in readers:
             if text := self.opening(reader):
-                yield self.piece(reader, text)
+                yield self.part(reader, {"text": text})
 
     def opening(self, reader: Reader) -> str:
         """Return the prompt to repeat before an answer."""
@@ -109,25 +108,16 @@ class CompletionWriter(OpenAIWriter):
             "text_offset": offsets,
         }
 
-    def piece(
-        self, reader: Reader, text: str, reason: str | None = None, logprobs: Any = None
-    ) -> dict[str, Any]:
-        """Write an event with a part of an answer."""
-        fields = {"text": text, "logprobs": logprobs, "finish_reason": reason}
-        return self.chunk({"index": reader.index, **fields})
-
-    def write(
-        self, reader: Reader, token: Token | None, pieces: list[Piece]
-    ) -> Iterator[dict[str, Any]]:
+    def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
         if token is None:
             return
-        logprobs = self.logprobs(reader, [token], self.offsets[reader.index])
-        self.offsets[reader.index] += len(token.text)
+        offset = len(self.opening(reader)) + len(reader.text) - len(token.text)
+        logprobs = self.logprobs(reader, [token], offset)
         if token.text or (logprobs and logprobs["tokens"]):
-            yield self.piece(reader, token.text, None, logprobs)
+            yield self.part(reader, {"text": token.text}, None, logprobs)
 
-    def end(self, reader: Reader) -> Iterator[dict[str, Any]]:
-        yield self.piece(reader, "", finish_reason(reader))
+    def end(self, reader: Reader) -> Events:
+        yield self.part(reader, {"text": ""}, finish_reason(reader))
 
 
 def spell_token(entry: Mapping[str, Any]) -> str:

@@ -7,27 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from mlx_llama.core.generation.schema import Schema
 from mlx_llama.core.generation.tool_use import Toolbox
 
 from .answers import Ask
-from .fields import Body, Note, Strict, TemplateVariables
+from .fields import Body, ModelName, Note, OptionFields, Strict, TemplateVariables
 from .tooling import build_toolbox, check_rule
 
 ToolName = Annotated[str, Field(pattern=r"^[\w.:/@-]{1,128}$")]
 Description = Annotated[str, Field(max_length=1 << 18)]
-
-
-def _check_schema(value: Any) -> Any:
-    """Raise ValueError for an invalid schema, or one that is too long or too deep."""
-    Schema.of(value)
-    return value
-
-
-ObjectSchema = Annotated[dict[str, Any], AfterValidator(_check_schema)]
-AnySchema = Annotated[dict[str, Any] | bool, AfterValidator(_check_schema)]
 
 
 # Messages
@@ -219,10 +209,9 @@ def describe_function(name: str, description: str, parameters: Any) -> dict[str,
 def adapt_allowed_tools(values: dict[str, Any]) -> None:
     """Keep only the tools that a tool_choice of type allowed_tools lists."""
     choice, tools = values.get("tool_choice"), values.get("tools")
-    if not isinstance(choice, dict) or not isinstance(tools, list):
-        return
-    allowed = choice.get("allowed_tools", choice)
-    if choice.get("type") != "allowed_tools" or not isinstance(allowed, dict):
+    is_list = isinstance(choice, dict) and choice.get("type") == "allowed_tools"
+    allowed = choice.get("allowed_tools", choice) if is_list else None
+    if not isinstance(allowed, dict) or not isinstance(tools, list):
         return
     if isinstance(listed := allowed.get("tools"), list):
         names = [_tool_name(tool) for tool in listed]
@@ -238,12 +227,25 @@ def _tool_name(tool: Any) -> Any:
 # Formats
 
 
-class NamedSchema(Body):
+class SchemaBody(Body):
+    """A format with a JSON schema."""
+
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+
+    @model_validator(mode="after")
+    def _check_schema(self):
+        """Raise ValueError for an invalid schema, or one that is too long or too deep."""
+        if self.schema_ is not None:
+            Schema.of(self.schema_)
+        return self
+
+
+class NamedSchema(SchemaBody):
     """A JSON schema with a name."""
 
     name: str = Field("", max_length=64)
     description: str = Field("", max_length=1 << 16, description="has no effect")
-    schema_: AnySchema = Field({}, alias="schema")
+    schema_: dict[str, Any] | bool = Field({}, alias="schema")
     strict: bool | None = Field(None, description="has no effect: the schema is always enforced")
 
 
@@ -296,6 +298,21 @@ def adapt_thinking(values: dict[str, Any], note: Note) -> None:
 
 
 # Requests
+
+
+class AnswerFields(OptionFields):
+    """Fields of chat completions and of the routes that continue a text."""
+
+    model: ModelName = None
+    stream: bool = False
+    ignore_eos: bool = Field(False, description="go on after end tokens")
+    cache_prompt: bool = Field(
+        True, description="reuse cached prefixes; false: compute the whole prompt"
+    )
+
+    def apply(self, ask: Ask, **more: Any) -> Ask:
+        """Apply these fields to an ask, and set `more` of its fields."""
+        return replace(ask, reuses=self.cache_prompt, ignores_eos=self.ignore_eos, **more)
 
 
 class Conversing(Body):

@@ -136,17 +136,16 @@ def _write_faults(refusal: Refusal) -> list[dict[str, Any]]:
 
 # pydantic's errors -> faults
 
-_BOUNDS = {
-    "greater_than_equal": (">=", "ge"),
-    "greater_than": (">", "gt"),
-    "less_than_equal": ("<=", "le"),
-    "less_than": ("<", "lt"),
-}
-_LENGTHS = {
-    "too_long": ("at most", "max_length"),
-    "too_short": ("at least", "min_length"),
-    "string_too_long": ("at most", "max_length"),
-    "string_too_short": ("at least", "min_length"),
+_RULES = {  # what a value must do; the constraint is all but the verb
+    "greater_than_equal": "be >= {ge}",
+    "greater_than": "be > {gt}",
+    "less_than_equal": "be <= {le}",
+    "less_than": "be < {lt}",
+    "too_long": "have at most {max_length} items",
+    "too_short": "have at least {min_length} items",
+    "string_too_long": "have at most {max_length} characters",
+    "string_too_short": "have at least {min_length} characters",
+    "string_unicode": "be valid Unicode",
 }
 _TYPE_NAMES = {
     "int": "integer",
@@ -230,13 +229,9 @@ def _describe_foreign(
 def _describe(error: Mapping[str, Any]) -> tuple[str, str]:
     """Return an error's constraint, and a clause for the message."""
     kind, context = error["type"], error.get("ctx") or {}
-    if kind in _BOUNDS:
-        sign, key = _BOUNDS[kind]
-        return f"{sign} {context[key]}", f"must be {sign} {context[key]}"
-    if kind in _LENGTHS:
-        words, key = _LENGTHS[kind]
-        unit = ("character" if kind.startswith("string") else "item") + "s" * (context[key] != 1)
-        return f"{words} {context[key]} {unit}", f"must have {words} {context[key]} {unit}"
+    if kind in _RULES:
+        rule = re.sub(r"\b(1 \w+)s$", r"\1", _RULES[kind].format(**context))
+        return rule.partition(" ")[2], f"must {rule}"
     if kind == "missing":
         return "required", "is required"
     if kind == "literal_error":
@@ -244,17 +239,13 @@ def _describe(error: Mapping[str, Any]) -> tuple[str, str]:
         return f"one of {expected}" if " or " in expected else expected, f"must be {expected}"
     if kind == "string_pattern_mismatch":
         return f"matches {context['pattern']}", f"must match {context['pattern']}"
-    if kind == "string_unicode":
-        return "valid Unicode", "must be valid Unicode"
     if kind == "finite_number":
         return "finite", "must be a finite number"
     if kind == "extra_forbidden":
         return "unknown", "unknown field"
     if kind == "union_tag_invalid":
-        return (
-            f"one of {context['expected_tags']}",
-            f"{context['discriminator']} must be one of {context['expected_tags']}",
-        )
+        rule = f"one of {context['expected_tags']}"
+        return rule, f"{context['discriminator']} must be {rule}"
     base = kind.removesuffix("_type")
     if kind.endswith("_type") and base in _TYPE_NAMES:
         return _TYPE_NAMES[base], f"must be {_article(_TYPE_NAMES[base])}"
@@ -298,11 +289,8 @@ def _prune(value: Any, depth: int = 4) -> Any:
     if isinstance(value, str):
         return value[:SHOWN]
     if isinstance(value, dict):
-        return (
-            {str(key)[:SHOWN]: _prune(value[key], depth - 1) for key in list(value)[:20]}
-            if depth
-            else {}
-        )
+        keys = list(value)[:20] if depth else []
+        return {str(key)[:SHOWN]: _prune(value[key], depth - 1) for key in keys}
     if isinstance(value, (list, tuple)):
-        return [_prune(item, depth - 1) for item in value[:40]] if depth else []
+        return [_prune(item, depth - 1) for item in value[: 40 if depth else 0]]
     return value

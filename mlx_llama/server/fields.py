@@ -194,6 +194,11 @@ class OptionFields(Dialect, _TableFields):
                 raise ValueError(f"must have token ids as keys, not {key!r:.40}")
         return {int(key): bias for key, bias in value.items()}
 
+    @classmethod
+    def renames(cls, **names: str) -> Mapping[str, str]:
+        """Return `renamed` with further names of an API."""
+        return {**cls.renamed, **names}
+
     def requested_options(self) -> dict[str, Any]:
         """Return the options that the request sets, by their names in the table."""
         return {name: getattr(self, name) for name in FIELDS if name in self.model_fields_set}

@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
 from .faults import bad_field
+from .replies import Json
+
+router = APIRouter(tags=["OpenAI"])
 
 MOST_RESPONSES, MOST_CHARACTERS, SECONDS = 256, 16 << 20, 3600.0
 
@@ -88,3 +95,17 @@ def _as_input(item: dict[str, Any]) -> dict[str, Any] | None:
     if item["type"] == "function_call":
         return {name: item[name] for name in ("type", "id", "call_id", "name", "arguments")}
     return None
+
+
+@router.get("/v1/responses/{response_id}")
+async def retrieve(request: Request, response_id: str) -> Response:
+    """Return a kept response."""
+    return Json(request.app.state.kept_responses.get(response_id, "response_id").response)
+
+
+@router.delete("/v1/responses/{response_id}")
+async def forget(request: Request, response_id: str) -> Response:
+    """Forget a response."""
+    request.app.state.kept_responses.get(response_id, "response_id")
+    request.app.state.kept_responses.drop(response_id)
+    return Json({"id": response_id, "object": "response", "deleted": True})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter
@@ -17,10 +17,12 @@ from mlx_llama.core.generation.options import FIELDS
 
 from .answers import Ask
 from .completions import split_prompts
+from .conversations import AnswerFields
 from .faults import bad_field
-from .fields import ENDLESS, Body, ModelName, OptionFields, list_places
+from .fields import ENDLESS, Body, OptionFields, list_places
 from .replies import (
     PING_SECONDS,
+    Events,
     Writer,
     choices_of,
     desk_of,
@@ -51,15 +53,10 @@ _SAMPLERS = (
 )
 
 
-class LlamaCompletionRequest(OptionFields):
+class LlamaCompletionRequest(AnswerFields):
     """POST /completion. Defaults of options are this server's, not llama-server's."""
 
-    renamed: ClassVar = {
-        **OptionFields.renamed,
-        "json_schema": "schema",
-        "n_probs": "logprobs",
-        "n": "n_cmpl",
-    }
+    renamed: ClassVar = OptionFields.renames(json_schema="schema", n_probs="logprobs", n="n_cmpl")
     # Unsupported samplers, and hints
     noted: ClassVar = list_places(
         "min_keep n_indent n_discard n_cache_reuse n_keep post_sampling_probs grammar_lazy "
@@ -93,14 +90,12 @@ class LlamaCompletionRequest(OptionFields):
         le=16,
         description="answers to each prompt; with a seed, answer i draws with seed + i",
     )
-    stream: bool = False
     sse_ping_interval: int = Field(
         PING_SECONDS,
         ge=-1,
         le=86400,
         description="seconds of silence before a comment in a stream; 0 or -1: none",
     )
-    model: ModelName = None
     t_max_predict_ms: int = Field(
         0,
         ge=0,
@@ -111,10 +106,6 @@ class LlamaCompletionRequest(OptionFields):
     return_progress: bool = Field(
         False, description="report in a stream how much of the prompt is processed"
     )
-    cache_prompt: bool = Field(
-        True, description="use known prefixes; false: compute the whole prompt"
-    )
-    ignore_eos: bool = Field(False, description="go on after end tokens")
     return_tokens: bool = False
     timings_per_token: bool = False
     response_fields: list[str] = Field(
@@ -173,10 +164,8 @@ class LlamaCompletionRequest(OptionFields):
     @classmethod
     def _check_samplers(cls, value):
         if value not in _SAMPLERS:
-            raise ValueError(
-                f"must be {json.dumps(_SAMPLERS[0])} or {json.dumps(_SAMPLERS[1])}: "
-                "the order of samplers is fixed"
-            )
+            orders = " or ".join(map(json.dumps, _SAMPLERS))
+            raise ValueError(f"must be {orders}: the order of samplers is fixed")
         return value
 
     @field_validator("logit_bias", mode="before")
@@ -208,16 +197,8 @@ class LlamaCompletionRequest(OptionFields):
 
 
 # Fields that generation_settings repeats although they are not options of the table.
-_ECHOED = [
-    name
-    for name in LlamaCompletionRequest.model_fields
-    if name not in FIELDS
-    and name not in ("prompt", "model", "response_fields", "sse_ping_interval")
-]
-
-
-def _is_text_or_id(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool))
+_UNSAID = {*FIELDS, "prompt", "model", "response_fields", "sse_ping_interval"}
+_ECHOED = [name for name in LlamaCompletionRequest.model_fields if name not in _UNSAID]
 
 
 def join_mixed(llm: LLM, prompt: Any) -> Any:
@@ -226,11 +207,8 @@ def join_mixed(llm: LLM, prompt: Any) -> Any:
         return prompt
     ids: list[int] = []
     for part in prompt:
-        ids += (
-            llm.tokenizer.encode(part, add_bos=not ids, parse_special=True)
-            if isinstance(part, str)
-            else [part]
-        )
+        is_text, encode = isinstance(part, str), llm.tokenizer.encode
+        ids += encode(part, add_bos=not ids, parse_special=True) if is_text else [part]
     return ids
 
 
@@ -278,8 +256,6 @@ class LlamaWriter(Writer):
     def __init__(self, request: Request, body: LlamaCompletionRequest):
         super().__init__(request, body)
         self.shows_progress, self.ping = body.return_progress, body.sse_ping_interval
-        self.counts: dict[int, int] = {}  # tokens so far
-        self.processed: dict[int, int] = {}  # tokens of the prompt so far
 
     def whole(self, readers: Sequence[Reader]) -> Any:
         receipts = [self.receipt(reader) for reader in readers]
@@ -319,14 +295,14 @@ class LlamaWriter(Writer):
             "tokens": tokens,
             "stop": False,
             "id_slot": reader.answers.slots[reader.index],
-            "tokens_predicted": self.counts.get(reader.index, 0),
+            "tokens_predicted": reader.count if tokens else 0,
             "tokens_evaluated": reader.completion.prompt_tokens,
         }
 
-    def progress(self, reader: Reader, processed: int) -> Iterator[dict[str, Any]]:
-        if processed <= self.processed.get(reader.index, 0):
+    def progress(self, reader: Reader, processed: int) -> Events:
+        if processed <= reader.processed:
             return
-        self.processed[reader.index] = processed
+        reader.processed = processed
         progress = {
             "total": reader.completion.prompt_tokens,
             "cache": reader.completion.reused_tokens,
@@ -335,12 +311,9 @@ class LlamaWriter(Writer):
         }
         yield self.part(reader, "", []) | {"prompt_progress": progress}
 
-    def write(
-        self, reader: Reader, token: Token | None, pieces: list[Piece]
-    ) -> Iterator[dict[str, Any]]:
+    def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
         if token is None:
             return
-        self.counts[reader.index] = self.counts.get(reader.index, 0) + 1
         if token.text or self.body.return_tokens:
             probabilities = _write_probabilities(reader.llm, self.body.logprobs, [token])
             fields = self.part(reader, token.text, [int(token)]) | probabilities
@@ -348,7 +321,7 @@ class LlamaWriter(Writer):
                 fields["timings"] = write_timings(reader.completion)
             yield fields
 
-    def end(self, reader: Reader) -> Iterator[dict[str, Any]]:
+    def end(self, reader: Reader) -> Events:
         yield self.receipt(reader, is_streamed=True)
 
 
@@ -359,14 +332,8 @@ async def completion(request: Request, body: LlamaCompletionRequest) -> Response
     prompts = _split(body, desk_of(request).settings.max_choices)
     options = _read_options(body)
     prompts = await with_model(request, lambda llm: _settle(llm, body, prompts, options), "prompt")
-    ask = Ask(
-        None,
-        "prompt",
-        options,
-        reuses=body.cache_prompt,
-        decode_seconds=body.t_max_predict_ms / 1e3 or None,
-        ignores_eos=body.ignore_eos,
-    )
+    seconds = body.t_max_predict_ms / 1e3 or None
+    ask = body.apply(Ask(None, "prompt", options), decode_seconds=seconds)
     return await reply(request, choices_of(ask, prompts, body.n_cmpl), writer, body.stream)
 
 
@@ -394,12 +361,11 @@ def _split(body: LlamaCompletionRequest, limit: int) -> list[Any]:
         prompt = [part.prompt_string if isinstance(part, PromptObject) else part for part in prompt]
     elif isinstance(prompt, PromptObject):
         prompt = prompt.prompt_string
-    is_list = isinstance(prompt, list)
-    if is_list and any(not isinstance(part, (str, list)) for part in prompt):
-        if all(_is_text_or_id(part) for part in prompt):
-            return split_prompts([prompt], limit, body.n_cmpl, "n_cmpl")
-        text = "mixes token ids and lists"
-        raise bad_field("prompt", "one prompt or several", text, prompt)
+    if isinstance(prompt, list) and any(isinstance(part, int) for part in prompt):
+        if any(isinstance(part, list) for part in prompt):
+            text = "mixes token ids and lists"
+            raise bad_field("prompt", "one prompt or several", text, prompt)
+        prompt = [prompt]
     return split_prompts(prompt, limit, body.n_cmpl, "n_cmpl")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -24,7 +24,17 @@ from .conversations import Conversing, FunctionTool, Message, adapt_messages, pl
 from .faults import Refusal, write_ollama
 from .fields import Body, ModelName, Note, OptionFields
 from .llama_cpp import describe_model
-from .replies import Json, Writer, check_model, desk_of, dump, reply, served_adapters, served_names
+from .replies import (
+    Events,
+    Json,
+    Writer,
+    check_model,
+    desk_of,
+    dump,
+    reply,
+    served_adapters,
+    served_names,
+)
 from .schemas import serves
 from .tooling import Piece, Reader
 
@@ -142,9 +152,7 @@ class OllamaWriter(Writer):
         calls = [call for call in reader.calls if call.is_complete]
         return self.line(reader.text, calls, reader.thought) | _write_end(reader)
 
-    def write(
-        self, reader: Reader, token: Token | None, pieces: list[Piece]
-    ) -> Iterator[dict[str, Any]]:
+    def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
         text = "".join(piece for piece in pieces if isinstance(piece, str))
         thought = "".join(piece.text for piece in pieces if isinstance(piece, Thought))
         calls = [call for call in reader.calls[self.sent :] if call.is_complete]
@@ -152,7 +160,7 @@ class OllamaWriter(Writer):
         if text or calls or thought:
             yield self.line(text, calls, thought)
 
-    def end(self, reader: Reader) -> Iterator[dict[str, Any]]:
+    def end(self, reader: Reader) -> Events:
         yield self.line("", (), "") | _write_end(reader)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter
@@ -14,13 +13,13 @@ from starlette.responses import Response
 from mlx_llama.core.generation.completion import Token
 from mlx_llama.core.text.thoughts import Thought
 
-from .answers import Ask
 from .conversations import (
-    AnySchema,
+    AnswerFields,
     Conversing,
     FunctionTool,
     Message,
     NamedSchema,
+    SchemaBody,
     adapt_allowed_tools,
     adapt_messages,
     adapt_thinking,
@@ -35,7 +34,6 @@ from .fields import (
     CacheKey,
     Identity,
     Likeliest,
-    ModelName,
     Note,
     OptionFields,
     find_conflict,
@@ -44,6 +42,7 @@ from .fields import (
 from .replies import (
     DONE,
     FINGERPRINT,
+    Events,
     Json,
     Writer,
     check_model,
@@ -74,12 +73,12 @@ class NamedChoice(Body):
     function: NamedFunction
 
 
-class ResponseFormat(Body):
+class ResponseFormat(SchemaBody):
     """Format of the answer: text, JSON, or JSON of a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
-    schema_: AnySchema | None = Field(
+    schema_: dict[str, Any] | bool | None = Field(
         default=None, alias="schema", description="for json_object, as in llama-server"
     )
 
@@ -99,7 +98,7 @@ class StreamOptions(Body):
     include_obfuscation: Literal[False] = False
 
 
-class CommonFields(OptionFields):
+class CommonFields(AnswerFields):
     """Fields of both kinds of completion."""
 
     noted: ClassVar = list_places(
@@ -109,22 +108,11 @@ class CommonFields(OptionFields):
         "tools.function.strict"
     )
 
-    model: ModelName = None
-    stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     n: int = Field(
         1, ge=1, le=16, description="answers per prompt; with a seed, answer i uses seed + i"
     )
     user: Identity = None
-
-    ignore_eos: bool = Field(False, description="go on after end tokens")
-    cache_prompt: bool = Field(
-        True, description="reuse cached prefixes; false: compute the whole prompt"
-    )
-
-    def apply(self, ask: Ask) -> Ask:
-        """Apply these fields to an ask."""
-        return replace(ask, reuses=self.cache_prompt, ignores_eos=self.ignore_eos)
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
@@ -170,17 +158,22 @@ class OpenAIWriter(Writer):
 
     def statistics(self, readers: Sequence[Reader]) -> dict[str, Any]:
         """Write usage and timings."""
-        return {
-            "usage": write_usage(readers),
-            "timings": write_timings(readers[0].completion),
-        }
+        timings = write_timings(readers[0].completion)
+        return {"usage": write_usage(readers), "timings": timings}
 
     def chunk(self, *choices: dict[str, Any], **more: Any) -> dict[str, Any]:
         """Write an event."""
         usage = {"usage": None} if self.body.stream_options.include_usage else {}
         return {**self.made(self.chunk_kind), **usage, "choices": choices, **more}
 
-    def finish(self, readers: Sequence[Reader]) -> Iterator[dict[str, Any]]:
+    def part(
+        self, reader: Reader, content: Any, reason: str | None = None, logprobs: Any = None
+    ) -> dict[str, Any]:
+        """Write an event with a part of an answer."""
+        fields = {"logprobs": logprobs, "finish_reason": reason}
+        return self.chunk({"index": reader.index, **content, **fields})
+
+    def finish(self, readers: Sequence[Reader]) -> Events:
         if self.body.stream_options.include_usage:
             yield self.chunk(**self.statistics(readers))
 
@@ -194,11 +187,9 @@ class ChatRequest(CommonFields, Conversing):
     """POST /v1/chat/completions."""
 
     model_config = Body.model_config
-    renamed: ClassVar = {
-        **OptionFields.renamed,
-        "max_completion_tokens": "max_tokens",
-        "n_probs": "top_logprobs",
-    }
+    renamed: ClassVar = OptionFields.renames(
+        max_completion_tokens="max_tokens", n_probs="top_logprobs"
+    )
     places: ClassVar[Mapping[str, Sequence[str]]] = {
         "schema": ("response_format.json_schema.schema", "response_format.schema"),
         "logprobs": ("top_logprobs",),
@@ -298,29 +289,20 @@ class ChatWriter(OpenAIWriter):
             return None
         return {"content": list_logprobs(reader.llm, tokens), "refusal": None}
 
-    def delta(
-        self, reader: Reader, delta: dict[str, Any], reason: str | None = None, logprobs: Any = None
-    ) -> dict[str, Any]:
-        """Write an event with a part of an answer."""
-        fields = {"delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return self.chunk({"index": reader.index, **fields})
-
-    def begin(self, readers: Sequence[Reader]) -> Iterator[dict[str, Any]]:
+    def begin(self, readers: Sequence[Reader]) -> Events:
         for reader in readers:
-            yield self.delta(reader, {"role": "assistant", "content": ""})
+            yield self.part(reader, {"delta": {"role": "assistant", "content": ""}})
 
-    def write(
-        self, reader: Reader, token: Token | None, pieces: list[Piece]
-    ) -> Iterator[dict[str, Any]]:
+    def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
         logprobs = None if token is None else self.logprobs(reader, [token])
         if logprobs and logprobs["content"] and not pieces:
             pieces = [""]  # a token without text still has a log-probability
         for piece in pieces:
-            yield self.delta(reader, write_piece(piece), None, logprobs)
+            yield self.part(reader, {"delta": write_piece(piece)}, None, logprobs)
             logprobs = None
 
-    def end(self, reader: Reader) -> Iterator[dict[str, Any]]:
-        yield self.delta(reader, {}, finish_reason(reader))
+    def end(self, reader: Reader) -> Events:
+        yield self.part(reader, {"delta": {}}, finish_reason(reader))
 
 
 def write_piece(piece: Piece) -> dict[str, Any]:

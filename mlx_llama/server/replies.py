@@ -27,6 +27,7 @@ from .fields import note
 from .tooling import Piece, Reader
 
 Result = TypeVar("Result")
+Events = Iterator[Any]  # JSON values
 Errors = Callable[[Refusal], dict[str, Any]]
 PING_SECONDS = 15
 NEVER = 1 << 20  # seconds, longer than any request lasts
@@ -127,23 +128,23 @@ class Writer:
         """Write completed answers."""
         raise NotImplementedError
 
-    def begin(self, readers: Sequence[Reader]) -> Iterator[Any]:
+    def begin(self, readers: Sequence[Reader]) -> Events:
         """Write events before the first token."""
         yield from ()
 
-    def progress(self, reader: Reader, processed: int) -> Iterator[Any]:
+    def progress(self, reader: Reader, processed: int) -> Events:
         """Write that so many tokens of the prompt are processed."""
         yield from ()
 
-    def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Iterator[Any]:
+    def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
         """Write a token, None at the end, and the pieces that it completes."""
         yield from ()
 
-    def end(self, reader: Reader) -> Iterator[Any]:
+    def end(self, reader: Reader) -> Events:
         """Write the end of an answer."""
         yield from ()
 
-    def finish(self, readers: Sequence[Reader]) -> Iterator[Any]:
+    def finish(self, readers: Sequence[Reader]) -> Events:
         """Write events after all answers."""
         yield from ()
 
@@ -155,7 +156,7 @@ class Writer:
         """Write an error within a stream."""
         return self.encode(self.errors(refusal))
 
-    def drive(self, reader: Reader, tokens: Sequence[Token], is_last: bool) -> Iterator[Any]:
+    def drive(self, reader: Reader, tokens: Sequence[Token], is_last: bool) -> Events:
         """Write new tokens of an answer."""
         for token, pieces in reader.steps(tokens, is_last):
             yield from self.write(reader, token, pieces)

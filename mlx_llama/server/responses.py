@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter
@@ -12,12 +12,12 @@ from starlette.responses import Response
 
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.text.thoughts import Thought
-from mlx_llama.core.text.tools import ToolCall
+from mlx_llama.core.text.tools import ToolCall, ToolDelta
 
 from .conversations import (
     Conversing,
     FunctionBody,
-    ObjectSchema,
+    NamedSchema,
     adapt_allowed_tools,
     adapt_parts,
     adapt_thinking,
@@ -42,7 +42,7 @@ from .fields import (
     list_places,
 )
 from .kept import KeptResponses
-from .replies import Json, Writer, check_model, count_prompt, event, reply
+from .replies import Events, Json, Writer, check_model, count_prompt, event, reply
 from .schemas import serves
 from .tooling import Piece, Reader, list_logprobs
 
@@ -96,14 +96,11 @@ class InputItem(Body):
         return self
 
 
-class TextFormat(Body):
+class TextFormat(NamedSchema):
     """Format of the answer: text, JSON, or JSON of a schema."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
-    name: str = Field("", max_length=64)
-    description: str = Field("", max_length=1 << 16, description="has no effect")
-    schema_: ObjectSchema | None = Field(None, alias="schema")
-    strict: bool | None = Field(None, description="has no effect: the schema is always enforced")
+    schema_: dict[str, Any] | None = Field(None, alias="schema")  # type: ignore[assignment]
 
     @model_validator(mode="after")
     def _check(self):
@@ -153,11 +150,7 @@ class ResponsesRequest(OptionFields, Conversing):
     """POST /v1/responses."""
 
     model_config = Body.model_config
-    renamed: ClassVar = {
-        **OptionFields.renamed,
-        "max_output_tokens": "max_tokens",
-        "json_schema": "schema",
-    }
+    renamed: ClassVar = OptionFields.renames(max_output_tokens="max_tokens", json_schema="schema")
     places: ClassVar[Mapping[str, Sequence[str]]] = {"schema": ("text.format.schema",)}
     noted: ClassVar = list_places(
         "reasoning store truncation include service_tier metadata user safety_identifier "
@@ -309,7 +302,14 @@ def _adapt_item(item: Any) -> Any:
     return item
 
 
-Event = dict[str, Any]
+# Fields of a request that its response repeats
+_REPEATED = ("previous_response_id", "store", "user", "metadata")
+# Items of an answer -> the beginning of their events' names
+_EVENTS = {
+    "reasoning": "response.reasoning_text",
+    "message": "response.output_text",
+    "function_call": "response.function_call_arguments",
+}
 
 
 class ResponseWriter(Writer):
@@ -321,14 +321,14 @@ class ResponseWriter(Writer):
         self.conversation = body.items(self.kept)
         self.output: list[dict[str, Any]] = []  # finished items
         self.number = -1  # of the last event
-        self.kind = ""  # of the open item: reasoning, message or function_call
+        self.kind = ""  # of the open item, if there is one
         self.text = ""  # of the open item
         self.call: ToolCall | None = None  # the open call
         self.logprobs: list[dict[str, Any]] = []  # of the open message
         # text and logprobs of tokens since the last piece
         self.waiting: list[tuple[str, list[dict[str, Any]]]] = []
 
-    def event(self, kind: str, **fields: Any) -> Event:
+    def event(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Write an event."""
         self.number += 1
         return {"type": kind, "sequence_number": self.number, **fields}
@@ -360,9 +360,7 @@ class ResponseWriter(Writer):
             "model": self.name,
             "output": self.output,
             "parallel_tool_calls": reader.toolbox.many,
-            "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": None, "summary": None},
-            "store": body.store,
             "temperature": options.get("temperature"),
             "text": body.text.as_dict(),
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
@@ -370,60 +368,56 @@ class ResponseWriter(Writer):
             "top_logprobs": body.top_logprobs or 0,
             "top_p": options.get("top_p"),
             "truncation": "disabled",
-            "user": body.user,
-            "metadata": body.metadata,
             "usage": write_usage(completion, reader.thought_tokens) if is_over else None,
+            **{name: getattr(body, name) for name in _REPEATED},
         }
 
     def complete(self, reader: Reader) -> dict[str, Any]:
         """Write the finished response, and keep it."""
         response = self.response(reader, status_of(reader))
         if self.body.store:
-            items = [
-                item.model_dump(exclude_none=True, exclude_unset=True) for item in self.conversation
-            ]
-            self.kept.put(response, items)
+            how = {"exclude_none": True, "exclude_unset": True}
+            self.kept.put(response, [item.model_dump(**how) for item in self.conversation])
         return response
 
     def whole(self, readers: Sequence[Reader]) -> dict[str, Any]:
-        for _ in self.drive(readers[0], readers[0].completion.tokens, is_last=True):
-            pass
+        list(self.drive(readers[0], readers[0].completion.tokens, is_last=True))
         return self.complete(readers[0])
 
     # Events
 
-    def begin(self, readers: Sequence[Reader]) -> Iterator[Event]:
+    def begin(self, readers: Sequence[Reader]) -> Events:
         for kind in ("response.created", "response.in_progress"):
             yield self.event(kind, response=self.response(readers[0], "in_progress"))
         # An answer without tools and thoughts opens its message at once.
         if not readers[0].toolbox.offered and not readers[0].may_think:
             yield from self.open("message")
 
-    def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Iterator[Event]:
+    def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
         if token is not None:
             self.waiting.append((token.text, list_logprobs(reader.llm, [token])))
         for piece in pieces:
-            if isinstance(piece, Thought):
-                self.waiting = []
-                yield from self.switch("reasoning")
-                self.text += piece.text
-                yield self.event("response.reasoning_text.delta", **self.place(), delta=piece.text)
-            elif isinstance(piece, str):
-                yield from self.switch("message")
-                logprobs = self.take_logprobs(len(piece))
-                self.text += piece
-                self.logprobs += logprobs
-                fields = {"delta": piece, "logprobs": logprobs}
-                yield self.event("response.output_text.delta", **self.place(), **fields)
-            else:
-                self.waiting = []
+            fields: dict[str, Any] = {}
+            if isinstance(piece, ToolDelta):
                 if piece.name is not None:
                     yield from self.close("completed")
                     self.call = reader.calls[piece.index]
                     yield from self.open("function_call")
-                if piece.arguments and self.call:
-                    kind = "response.function_call_arguments.delta"
-                    yield self.event(kind, **self.place(), delta=piece.arguments)
+                text = piece.arguments
+            else:
+                is_thought = isinstance(piece, Thought)
+                kind, text = ("reasoning", piece.text) if is_thought else ("message", piece)
+                if kind != self.kind:
+                    yield from self.close("completed")
+                    yield from self.open(kind)
+                self.text += text
+                if kind == "message":
+                    fields["logprobs"] = self.take_logprobs(len(text))
+                    self.logprobs += fields["logprobs"]
+            self.waiting = []
+            if text:
+                fields = {**self.place(), "delta": text, **fields}
+                yield self.event(f"{_EVENTS[self.kind]}.delta", **fields)
 
     def take_logprobs(self, characters: int) -> list[dict[str, Any]]:
         """Take the log-probabilities of the latest `characters`; earlier ones belong to a call."""
@@ -431,54 +425,41 @@ class ResponseWriter(Writer):
         while start and (characters > 0 or not self.waiting[start - 1][0]):
             start -= 1
             characters -= len(self.waiting[start][0])
-        logprobs = [entry for _, entries in self.waiting[start:] for entry in entries]
-        self.waiting = []
-        return logprobs
+        return [entry for _, entries in self.waiting[start:] for entry in entries]
 
-    def end(self, reader: Reader) -> Iterator[Event]:
+    def end(self, reader: Reader) -> Events:
         if not self.kind and not self.output:
             yield from self.open("message")
         if self.kind == "message":
             self.logprobs += [entry for _, entries in self.waiting for entry in entries]
         yield from self.close(status_of(reader))
 
-    def finish(self, readers: Sequence[Reader]) -> Iterator[Event]:
+    def finish(self, readers: Sequence[Reader]) -> Events:
         response = self.complete(readers[0])
         yield self.event(f"response.{response['status']}", response=response)
 
     # Items
 
-    def switch(self, kind: str) -> Iterator[Event]:
-        """Open an item, unless one of this kind is open."""
-        if self.kind != kind:
-            yield from self.close("completed")
-            yield from self.open(kind)
-
-    def open(self, kind: str) -> Iterator[Event]:
+    def open(self, kind: str) -> Events:
         """Open an item."""
         self.kind, self.text, self.logprobs = kind, "", []
-        index = len(self.output)
-        yield self.event(
-            "response.output_item.added", output_index=index, item=self.item("in_progress")
-        )
+        place = {"output_index": len(self.output), "item": self.item("in_progress")}
+        yield self.event("response.output_item.added", **place)
         if kind == "message":
             yield self.event("response.content_part.added", **self.place(), part=self.part())
 
-    def close(self, status: str) -> Iterator[Event]:
+    def close(self, status: str) -> Events:
         """End the open item."""
         if not self.kind:
             return
-        place, text = self.place(), self.text
-        if self.kind == "reasoning":
-            yield self.event("response.reasoning_text.done", **place, text=text)
-        elif self.kind == "message":
-            fields = {"text": text, "logprobs": self.logprobs}
-            yield self.event("response.output_text.done", **place, **fields)
-            yield self.event("response.content_part.done", **place, part=self.part())
-        elif self.call:
+        place, fields = self.place(), {"text": self.text}
+        if self.kind == "function_call" and self.call:
             fields = {"name": self.call.name, "arguments": self.call.arguments}
-            yield self.event("response.function_call_arguments.done", **place, **fields)
             status = "completed" if self.call.is_complete else "incomplete"
+        logprobs = {"logprobs": self.logprobs} if self.kind == "message" else {}
+        yield self.event(f"{_EVENTS[self.kind]}.done", **place, **fields, **logprobs)
+        if self.kind == "message":
+            yield self.event("response.content_part.done", **place, part=self.part())
         item = self.item(status)
         yield self.event("response.output_item.done", output_index=len(self.output), item=item)
         self.output.append(item)
@@ -486,33 +467,25 @@ class ResponseWriter(Writer):
 
     def place(self) -> dict[str, Any]:
         """Write the place of the open item."""
-        place = {"item_id": self.item_id(), "output_index": len(self.output)}
+        place = {"item_id": self.item("")["id"], "output_index": len(self.output)}
         return place if self.kind == "function_call" else {**place, "content_index": 0}
-
-    def item_id(self) -> str:
-        """Return the id of the open item."""
-        index = len(self.output)
-        if self.kind == "function_call" and self.call:
-            return f"fc_{self.call.id}"
-        if self.kind == "reasoning":
-            return f"rs_{self.identity}_{index}"
-        return f"msg_{self.identity}" + (f"_{index}" if index else "")
 
     def part(self) -> dict[str, Any]:
         """Write the part of the open message."""
-        part = {"type": "output_text", "text": self.text, "annotations": []}
-        return part | {"logprobs": self.logprobs}
+        logprobs = {"logprobs": self.logprobs}
+        return {"type": "output_text", "text": self.text, "annotations": [], **logprobs}
 
     def item(self, status: str) -> dict[str, Any]:
         """Write the open item."""
-        is_begun = status == "in_progress"
-        item: dict[str, Any] = {"type": self.kind, "id": self.item_id(), "status": status}
+        is_begun, index, identity = status == "in_progress", len(self.output), self.identity
+        item: dict[str, Any] = {"type": self.kind, "status": status}
         if self.kind == "function_call" and (call := self.call):
-            arguments = "" if is_begun else call.arguments
-            return item | {"call_id": call.id, "name": call.name, "arguments": arguments}
+            item |= {"id": f"fc_{call.id}", "call_id": call.id, "name": call.name}
+            return item | {"arguments": "" if is_begun else call.arguments}
         if self.kind == "reasoning":
             content = [{"type": "reasoning_text", "text": self.text}] if self.text else []
-            return item | {"summary": [], "content": content}
+            return item | {"id": f"rs_{identity}_{index}", "summary": [], "content": content}
+        item["id"] = f"msg_{identity}_{index}" if index else f"msg_{identity}"
         return item | {"role": "assistant", "content": [] if is_begun else [self.part()]}
 
 
@@ -541,20 +514,6 @@ async def respond(request: Request, body: ResponsesRequest) -> Response:
     writer = ResponseWriter(request, body)
     ask = body.ask(body.translate(writer.conversation))
     return await reply(request, [ask], writer, body.stream)
-
-
-@router.get("/v1/responses/{response_id}")
-async def retrieve(request: Request, response_id: str) -> Response:
-    """Return a kept response."""
-    return Json(request.app.state.kept_responses.get(response_id, "response_id").response)
-
-
-@router.delete("/v1/responses/{response_id}")
-async def forget(request: Request, response_id: str) -> Response:
-    """Forget a response."""
-    request.app.state.kept_responses.get(response_id, "response_id")
-    request.app.state.kept_responses.drop(response_id)
-    return Json({"id": response_id, "object": "response", "deleted": True})
 
 
 class InputTokensRequest(ResponsesRequest):

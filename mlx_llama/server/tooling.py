@@ -69,7 +69,8 @@ class Reader:
         self.answers, self.index, self.llm = answers, index, answers.llm
         self.completion: Completion = answers.completions[index]
         self.text = self.thought = ""  # so far
-        self.thought_tokens = 0  # tokens of thoughts so far
+        self.count = self.thought_tokens = 0  # tokens so far, and those of thoughts
+        self.processed = 0  # tokens of the prompt so far
         self.parser: ToolParser | None = None
         self._thoughts = self._find_thoughts() if splits else None
         self._is_forced = bool(toolbox.forced)
@@ -116,6 +117,7 @@ class Reader:
     ) -> Iterator[tuple[Token | None, list[Piece]]]:
         """Push tokens; yield each with its pieces, and None with those of the end."""
         for token in tokens:
+            self.count += 1
             yield token, self.push(token.text)
         if is_last:
             yield None, self.push("", is_last=True)
