@@ -29,7 +29,7 @@ from .faults import Fault, Refusal, fault_of, write_anthropic
 from .fields import Body, ModelName, Note, OptionFields, Strict, find_conflict, list_places
 from .replies import Events, Json, Writer, check_model, count_prompt, event, reply
 from .schemas import serves
-from .tooling import Piece, Reader
+from .tooling import Piece, Reader, text_of
 
 router = APIRouter(tags=["Anthropic"])
 
@@ -282,7 +282,6 @@ class MessagesWriter(Writer):
     """Writes messages: blocks of thoughts, text and calls."""
 
     prefix = "msg_"
-    errors = staticmethod(write_anthropic)
     index: int | None = None  # of the open block; None before the first token
     kind = ""  # of the open block
 
@@ -319,8 +318,9 @@ class MessagesWriter(Writer):
                 if piece.arguments:
                     yield self.delta("input_json_delta", "partial_json", piece.arguments)
                 continue
-            is_thought = isinstance(piece, Thought)
-            kind, text = ("thinking", piece.text) if is_thought else ("text", piece)
+            kind, text = "text", text_of(piece)
+            if isinstance(piece, Thought):
+                kind = "thinking"
             if kind != self.kind:
                 yield from self.open(write_block(kind, ""))
             yield self.delta(f"{kind}_delta", kind, text)

@@ -208,7 +208,8 @@ def describe_function(name: str, description: str, parameters: Any) -> dict[str,
 
 def adapt_allowed_tools(values: dict[str, Any]) -> None:
     """Keep only the tools that a tool_choice of type allowed_tools lists."""
-    choice, tools = values.get("tool_choice"), values.get("tools")
+    choice: Any = values.get("tool_choice")
+    tools = values.get("tools")
     is_list = isinstance(choice, dict) and choice.get("type") == "allowed_tools"
     allowed = choice.get("allowed_tools", choice) if is_list else None
     if not isinstance(allowed, dict) or not isinstance(tools, list):

@@ -4,6 +4,7 @@ table.
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from .faults import (
     Refusal,
     client_gone,
     collect_faults,
+    fault_of,
     rename_fault,
 )
 from .settings import Settings
@@ -55,7 +57,7 @@ def list_places(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-class Dialect:
+class Dialect(BaseModel):
     """Conventions of an API's requests.
 
     A null field counts as absent; a null of RULES also lifts the server's rule.
@@ -64,6 +66,9 @@ class Dialect:
     and reported, or refused with --strict.
     """
 
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, frozen=True, serialize_by_alias=True
+    )
     # Name in the API -> name in the options table; both are accepted, and the API's wins.
     renamed: ClassVar[Mapping[str, str]] = {}
     # Name in the options table -> further places in the body that may set it
@@ -83,21 +88,15 @@ class Dialect:
         return []
 
 
-class Body(Dialect, BaseModel):
+class Body(Dialect):
     """A JSON object of a request."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, frozen=True, serialize_by_alias=True
-    )
 
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, value):
-        return (
-            {name: field for name, field in value.items() if field is not None}
-            if isinstance(value, dict)
-            else value
-        )
+        if not isinstance(value, dict):
+            return value
+        return {name: field for name, field in value.items() if field is not None}
 
 
 with warnings.catch_warnings():
@@ -117,7 +116,7 @@ with warnings.catch_warnings():
 class OptionFields(Dialect, _TableFields):
     """The options table as fields of a request, strictly typed: "0.5" is not 0.5, true is not 1."""
 
-    model_config = Body.model_config
+    model_config = Dialect.model_config
     renamed: ClassVar[Mapping[str, str]] = {
         "n_predict": "max_tokens",
         "repeat_penalty": "repetition_penalty",
@@ -131,31 +130,24 @@ class OptionFields(Dialect, _TableFields):
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
         """Translate values by which other servers switch an option off."""
         super().adapt(values, note)
-        off_values = {
-            "max_tokens": ENDLESS,
-            "top_k": 0,
-            "repetition_context_size": 65536,
-            "seed": None,
-        }
-        for name, off in off_values.items():
-            if _is_number(value := values.get(name)) and value == -1:
+        for name, off in _OFF.items():
+            if _number(values.get(name)) == -1:
                 values[name] = off
-        if _is_number(values.get("top_p")) and values["top_p"] == 0:
+        if _number(values.get("top_p")) == 0:
             values["top_p"] = 1e-6  # the likeliest token
-        if _is_number(temperature := values.get("temperature")) and 0 < temperature < 1e-4:
+        if 0 < _number(values.get("temperature")) < 1e-4:
             values["temperature"] = 0
         seed = values.get("seed")
-        if isinstance(seed, int) and not isinstance(seed, bool) and not 0 <= seed < 2**64:
+        if _number(seed) == -1:
+            del values["seed"]
+        elif isinstance(seed, int) and not isinstance(seed, bool) and not 0 <= seed < 2**64:
             note("seed")
             values["seed"] = seed % 2**64
         if isinstance(stop := values.get("stop"), list):
             values["stop"] = [text for text in stop if text != ""]
-        elif stop == "":
-            del values["stop"]
-        if isinstance(bias := values.get("logit_bias"), list) and not bias:
-            del values["logit_bias"]
-        if values.get("seed", 0) is None:
-            del values["seed"]
+        for name, nothing in (("stop", ""), ("logit_bias", [])):
+            if values.get(name) == nothing:
+                del values[name]
 
     @field_validator("schema", mode="before")
     @classmethod
@@ -169,11 +161,8 @@ class OptionFields(Dialect, _TableFields):
     def _refuse_bool(cls, value, info):
         # Strict types refuse booleans as numbers. JSON's 5.0 is an integer.
         is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
-        return (
-            int(value)
-            if is_whole and cls.model_fields[info.field_name].annotation in (int, int | None)
-            else value
-        )
+        is_integer = cls.model_fields[info.field_name].annotation in (int, int | None)
+        return int(value) if is_whole and is_integer else value
 
     @field_validator("stop", "stop_token_ids", mode="before")
     @classmethod
@@ -208,11 +197,16 @@ class OptionFields(Dialect, _TableFields):
 _SWITCHES = ("reasoning_effort", "reasoning", "thinking", "enable_thinking", "think")
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+# Numbers that -1 stands for
+_OFF = {"max_tokens": ENDLESS, "top_k": 0, "repetition_context_size": 65536}
 
 
-Parsed = TypeVar("Parsed", bound=BaseModel)
+def _number(value: Any) -> float:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if is_number else math.nan
+
+
+Parsed = TypeVar("Parsed", bound=Dialect)
 
 
 async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
@@ -229,10 +223,8 @@ async def read_body(request: Request, kind: type[Parsed]) -> Parsed:
     values = parse_object(raw)
     names = request.scope["names"] = name_options(values, kind)
     if switch := next((name for name in _SWITCHES if values.get(name) is not None), None):
-        names |= dict.fromkeys(
-            ("chat_template_kwargs.enable_thinking", "chat_template_kwargs.reasoning_effort"),
-            switch,
-        )
+        for name in ("enable_thinking", "reasoning_effort"):
+            names[f"chat_template_kwargs.{name}"] = switch
     try:
         return check_values(values, kind, settings, lambda place: note(request, place))
     except Refusal as refusal:
@@ -265,9 +257,8 @@ def parse_object(raw: bytes) -> dict[str, Any]:
             fault = Fault("", "depth", "the body is nested too deeply: 200 levels at most")
         raise Refusal(400, "invalid_json", [fault]) from None
     if not isinstance(values, dict):
-        raise Refusal(
-            400, "invalid_type", [Fault("", "object", "the body must be a JSON object", None)]
-        )
+        fault = Fault("", "object", "the body must be a JSON object")
+        raise Refusal(400, "invalid_type", [fault])
     counted = [value for name, value in values.items() if name not in ("prompt", "tokens")]
     if _is_large(counted, MOST_VALUES - len(values)):
         text = f"the body has more than {MOST_VALUES} values, not counting prompt and tokens"
@@ -290,19 +281,15 @@ def _is_large(values: list[Any], limit: int) -> bool:
     return limit < 0
 
 
-def name_options(values: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, str]:
+def name_options(values: Mapping[str, Any], kind: type[Dialect]) -> dict[str, str]:
     """Map the options that a body sets to their places, written "a.b" within objects."""
-    ours = {name: [name] for name in FIELDS}
-    for theirs, name in getattr(kind, "renamed", {}).items():
-        if name in ours:
-            ours[name].append(theirs)
-    for name, places in getattr(kind, "places", {}).items():
-        ours[name] += places
-    chosen = {
-        name: next((place for place in places if _look_up(values, place) is not None), None)
-        for name, places in ours.items()
-    }
-    return {name: place for name, place in chosen.items() if place is not None}
+    chosen: dict[str, str] = {}
+    for name in FIELDS:
+        theirs = [theirs for theirs, ours in kind.renamed.items() if ours == name]
+        for place in (name, *theirs, *kind.places.get(name, ())):
+            if _look_up(values, place) is not None:
+                chosen.setdefault(name, place)
+    return chosen
 
 
 def find_conflict(field: str, form: Any, values: Mapping[str, Any]) -> list[Fault]:
@@ -324,7 +311,7 @@ def check_values(
     """Check a JSON object, which is modified. Raises Refusal with every fault."""
     faults: list[Fault] = []
     body: Any = None
-    renamed: Mapping[str, str] = getattr(kind, "renamed", {})
+    renamed = kind.renamed
     adapted = {
         name: value
         for name, value in values.items()
@@ -342,7 +329,7 @@ def check_values(
                 else:
                     note(ours)
             adapted[ours] = value
-    if issubclass(kind, Dialect) and not settings.is_strict:
+    if not settings.is_strict:
         kind.adapt(adapted, note)
     while True:
         try:
@@ -353,52 +340,43 @@ def check_values(
                 for place in places:
                     note(place)
                 continue
-            known = [*kind.model_fields, *renamed]
+            names = [*kind.model_fields, *renamed]
             # Name the field as the request does.
-            back = {
-                ours: theirs for theirs, ours in renamed.items() if values.get(theirs) is not None
-            }
-            faults += [
-                rename_fault(fault, back)
-                for fault in collect_faults(errors, known, getattr(kind, "refused", {}))
-            ]
+            sent = {theirs for theirs in renamed if values.get(theirs) is not None}
+            back = {ours: theirs for theirs, ours in renamed.items() if theirs in sent}
+            found = collect_faults(errors, names, kind.refused)
+            faults += [rename_fault(fault, back) for fault in found]
         break
     faults += _check_limits(adapted, settings)
-    if issubclass(kind, Dialect):
-        known = {fault.field for fault in faults}
-        together = kind.check_together(
-            {name: value for name, value in adapted.items() if value is not None}
-        )
-        faults += [fault for fault in together if fault.field not in known]
+    known = {fault.field for fault in faults}
+    present = {name: value for name, value in adapted.items() if value is not None}
+    faults += [fault for fault in kind.check_together(present) if fault.field not in known]
     if faults:
-        raise Refusal(400, _code(faults), faults)
+        raise Refusal(400, _CODES.get(faults[0].constraint, "invalid_value"), faults)
     return body
 
 
 def _pass_over(
-    values: dict[str, Any], errors: Sequence[Mapping[str, Any]], kind: type[BaseModel]
+    values: dict[str, Any], errors: Sequence[Mapping[str, Any]], kind: type[Dialect]
 ) -> list[str]:
     """Remove unknown fields, and invalid values of `noted` ones. Return their places, as a[].b."""
-    refused, noted = getattr(kind, "refused", {}), getattr(kind, "noted", ())
     paths: dict[tuple[str | int, ...], None] = {}
     for error in errors:
         path = _find_path(values, error["loc"])
-        if path and error["type"] == "extra_forbidden" and path[0] not in refused:
+        if path and error["type"] == "extra_forbidden" and path[0] not in kind.refused:
             paths[tuple(path)] = None
         elif path is not None or error["type"] == "missing":
             path = path or _find_path(values, error["loc"][:-1]) or []
-            lengths = (
-                n
-                for n in range(len(path), 0, -1)
-                if ".".join(p for p in path[:n] if isinstance(p, str)) in noted
-            )
-            if length := next(lengths, 0):
-                paths[tuple(path[:length])] = None
-    for path in sorted(paths, key=lambda path: [str(part).zfill(6) for part in path], reverse=True):
+            for length in range(len(path), 0, -1):
+                names = [part for part in path[:length] if isinstance(part, str)]
+                if ".".join(names) in kind.noted:
+                    paths[tuple(path[:length])] = None
+                    break
+    for place in sorted(paths, key=lambda path: [str(part).zfill(6) for part in path])[::-1]:
         owner: Any = values
-        for part in path[:-1]:
+        for part in place[:-1]:
             owner = owner[part]
-        del owner[path[-1]]
+        del owner[place[-1]]
     return [
         "".join("[]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
         for path in paths
@@ -420,33 +398,27 @@ def _find_path(value: Any, location: Sequence[str | int]) -> list[str | int] | N
     return _find_path(value, rest) if rest and isinstance(head, str) else None
 
 
-def _code(faults: list[Fault]) -> str:
-    constraint = faults[0].constraint
-    return {
-        "required": "missing_required_parameter",
-        "unknown": "unknown_parameter",
-        "unsupported": "unsupported_parameter",
-    }.get(constraint, "invalid_value")
+_CODES = {
+    "required": "missing_required_parameter",
+    "unknown": "unknown_parameter",
+    "unsupported": "unsupported_parameter",
+}
 
 
 def _check_limits(values: Mapping[str, Any], settings: Settings) -> list[Fault]:
     """Return violations of the server's limits, which no schema states."""
     faults = []
-    for name, limit in (
-        ("messages", settings.max_messages),
-        ("input", settings.max_messages),
-        ("stop", settings.max_stops),
-        ("stop_sequences", settings.max_stops),
-    ):
+    limits = {"messages": settings.max_messages, "input": settings.max_messages}
+    limits |= {"stop": settings.max_stops, "stop_sequences": settings.max_stops}
+    for name, limit in limits.items():
         value = values.get(name)
         if isinstance(value, list) and len(value) > limit:
-            text = f"{name}: has {len(value)} items, the maximum is {limit}"
-            faults.append(Fault(name, f"at most {limit} items", text))
+            text = f"has {len(value)} items, the maximum is {limit}"
+            faults.append(fault_of(name, f"at most {limit} items", text))
         if name.startswith("stop"):
             texts = value if isinstance(value, list) else [value]
             longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
-            if longest > settings.max_stop_length:
-                limit = settings.max_stop_length
-                text = f"{name}: a text has {longest} characters, the maximum is {limit}"
-                faults.append(Fault(name, f"at most {limit} characters", text))
+            if longest > (limit := settings.max_stop_length):
+                text = f"a text has {longest} characters, the maximum is {limit}"
+                faults.append(fault_of(name, f"at most {limit} characters", text))
     return faults

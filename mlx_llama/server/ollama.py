@@ -124,7 +124,6 @@ class OllamaWriter(Writer):
     """Writes lines of JSON. `field`: "message" or "response", for the text."""
 
     media_type = "application/x-ndjson"
-    errors = staticmethod(write_ollama)
 
     def __init__(self, request: Request, body: OllamaFields, field: str):
         super().__init__(request, body)
@@ -133,6 +132,9 @@ class OllamaWriter(Writer):
 
     def encode(self, value: Any) -> bytes:
         return dump(value) + b"\n"
+
+    def fail(self, refusal: Refusal) -> bytes:
+        return self.encode(write_ollama(refusal))
 
     def line(self, text: str, calls: Sequence[ToolCall], thought: str) -> dict[str, Any]:
         """Write a part of an answer."""

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -116,7 +116,6 @@ class Writer:
     prefix = ""  # of the answer's id
     shows_progress = False  # call `progress` while prompts are processed
     splits = True  # split answers into thoughts, text and calls
-    errors: ClassVar[Errors] = staticmethod(write_openai)
 
     def __init__(self, request: Request, body: Any):
         self.body = body
@@ -154,7 +153,7 @@ class Writer:
 
     def fail(self, refusal: Refusal) -> bytes:
         """Write an error within a stream."""
-        return self.encode(self.errors(refusal))
+        return self.encode(write_openai(refusal))
 
     def drive(self, reader: Reader, tokens: Sequence[Token], is_last: bool) -> Events:
         """Write new tokens of an answer."""

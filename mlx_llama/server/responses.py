@@ -44,7 +44,7 @@ from .fields import (
 from .kept import KeptResponses
 from .replies import Events, Json, Writer, check_model, count_prompt, event, reply
 from .schemas import serves
-from .tooling import Piece, Reader, list_logprobs
+from .tooling import Piece, Reader, list_logprobs, text_of
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -201,7 +201,7 @@ class ResponsesRequest(OptionFields, Conversing):
             values["tools"] = _adapt_tools(tools, values.get("tool_choice"), note)
         if values.get("tool_choice") == "none" and not values.get("tools"):
             del values["tool_choice"]
-        text = values.get("text")
+        text: Any = values.get("text")
         is_ruled = isinstance(text, dict) and is_rule(text.get("format"))
         if is_ruled and is_forced(values.get("tool_choice")):
             values["text"] = {name: value for name, value in text.items() if name != "format"}
@@ -376,7 +376,7 @@ class ResponseWriter(Writer):
         """Write the finished response, and keep it."""
         response = self.response(reader, status_of(reader))
         if self.body.store:
-            how = {"exclude_none": True, "exclude_unset": True}
+            how: Any = {"exclude_none": True, "exclude_unset": True}
             self.kept.put(response, [item.model_dump(**how) for item in self.conversation])
         return response
 
@@ -405,8 +405,8 @@ class ResponseWriter(Writer):
                     yield from self.open("function_call")
                 text = piece.arguments
             else:
-                is_thought = isinstance(piece, Thought)
-                kind, text = ("reasoning", piece.text) if is_thought else ("message", piece)
+                kind = "reasoning" if isinstance(piece, Thought) else "message"
+                text = text_of(piece)
                 if kind != self.kind:
                     yield from self.close("completed")
                     yield from self.open(kind)

@@ -57,6 +57,11 @@ def check_rule(box: Toolbox, options: Mapping[str, Any], form: str) -> None:
 Piece = str | Thought | ToolDelta
 
 
+def text_of(piece: str | Thought) -> str:
+    """Return the text of a piece of text or of a thought."""
+    return piece.text if isinstance(piece, Thought) else piece
+
+
 class Reader:
     """Splits the streamed text of an answer into thoughts, text and calls.
 
