@@ -282,6 +282,11 @@ class Desk:
             "default"
         ]
 
+    @property
+    def served(self) -> list[str]:
+        """Names of the model and of its adapters."""
+        return [*self.names, *self.keeper.adapters]
+
     def choose_name(self, name: str | None) -> str:
         """Return the model's or adapter's name for the answer. Raises Refusal for others."""
         if not self.keeper.name:
@@ -293,20 +298,14 @@ class Desk:
             return name
         if not self.settings.is_strict and not self.keeper.adapters:
             return names[0]
-        names = [*names, *self.keeper.adapters]
-        raise bad_field(
-            "model",
-            f"one of {', '.join([*names, 'default'])}",
-            f"there is no model {name!r:.100} here: this server has {', '.join(names)}",
-            name,
-            404,
-            "model_not_found",
-        )
+        served = ", ".join(self.served)
+        text = f"there is no model {name!r:.100} here: this server has {served}"
+        constraint = f"one of {served}, default"
+        raise bad_field("model", constraint, text, name, 404, "model_not_found")
 
     def is_name(self, name: str) -> bool:
         """True for a name of the model or of an adapter, ignoring case and the ending .gguf."""
-        names = {_plain_name(known) for known in ("default", *self.names, *self.keeper.adapters)}
-        return _plain_name(name) in names
+        return _plain_name(name) in map(_plain_name, ("default", *self.served))
 
     async def find_faults(self, name: Any, values: Mapping[str, Any]) -> list[Fault]:
         """Return faults that only the model reveals: its name, and valid options."""

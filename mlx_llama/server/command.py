@@ -5,7 +5,6 @@ and a browser.
 from __future__ import annotations
 
 import argparse
-import functools
 import logging
 import os
 import re
@@ -27,104 +26,89 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "MLX_LLAMA_API_KEY"
 
 
+_DEFAULT = Settings()
+# Flags -> the word for their value, the default ("" for none) and the help
+_VALUES = {
+    "--host": (None, _DEFAULT.host, "address to listen on; the default is this machine only"),
+    "--port": (None, f"{_DEFAULT.port}", "port; 0 picks a free port"),
+    "--alias -a": ("NAME", "", "name of the model in requests and answers"),
+    "--api-key-file": ("FILE", "", "file of keys, one per line"),
+    "--ssl-key-file --ssl-keyfile": ("FILE", "", "private key, for https"),
+    "--ssl-cert-file --ssl-certfile": ("FILE", "", "certificate, for https"),
+    "--timeout -to": (
+        "SECONDS",
+        f"{_DEFAULT.timeout:g}",
+        "maximum time of a request, including its wait in the queue",
+    ),
+    "--queue": (
+        "N",
+        f"{_DEFAULT.queue}",
+        "maximum number of requests waiting for a row; more get 503",
+    ),
+    "--max-connections": (
+        "N",
+        f"{_DEFAULT.max_connections}",
+        "maximum number of open connections; more get 503",
+    ),
+    "--max-body": ("SIZE", "8MiB", "maximum size of a request body, such as 8MB"),
+    "--shutdown-seconds": (
+        "SECONDS",
+        f"{_DEFAULT.shutdown_seconds:g}",
+        "time for running requests to finish after SIGTERM",
+    ),
+    "--idle-unload": (
+        "MINUTES",
+        "",
+        "unload the model after this long without a request; the next request reloads it",
+    ),
+    "--slot-save-path": (
+        "FOLDER",
+        "",
+        "allow POST /slots/0?action=save and restore, with files in this folder",
+    ),
+}
+_LISTS = {  # repeatable flags
+    "--api-key": (
+        "KEY",
+        "keys that clients must send, separated by commas. Other users of this machine can see "
+        f"them: prefer --api-key-file or the variable {KEY_VARIABLE}",
+    ),
+    "--cors-origin": (
+        "ORIGIN",
+        "origin whose pages may send requests, such as https://example.org; * for all; repeatable",
+    ),
+    "--allowed-host": (
+        "NAME",
+        "further host name to accept besides localhost and the address; repeatable",
+    ),
+}
+_SWITCHES = {  # on by default
+    "--slots": "serve GET /slots",
+    "--metrics": "serve GET /metrics",
+    "--page --webui": "serve the web page at /",
+}
+_OPTIONS = {  # off by default
+    "--log-prompts": "log prompts, and show them in GET /slots",
+    "--strict": "refuse unknown fields and model names; without it they are ignored and listed in "
+    "the header x-mlx-llama-noted",
+    "--quiet": "log warnings only",
+}
+
+
 def parser() -> flags.Parser:
     """Build the command line. Names follow llama-server's."""
     result = flags.Parser("server", __doc__)
-    default = Settings()
     add = result.add_argument_group("server").add_argument
-    switch = functools.partial(add, action=argparse.BooleanOptionalAction, default=True)
-    add(
-        "--host",
-        default=default.host,
-        help=f"address to listen on (default: {default.host}, this machine only)",
-    )
-    add(
-        "--port",
-        default=str(default.port),
-        help=f"port; 0 picks a free port (default: {default.port})",
-    )
-    add("--alias", "-a", metavar="NAME", help="name of the model in requests and answers")
-    add(
-        "--api-key",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help="keys that clients must send, separated by commas. Other users of this machine can "
-        f"see them: prefer --api-key-file or the variable {KEY_VARIABLE}",
-    )
-    add("--api-key-file", metavar="FILE", help="file of keys, one per line")
-    add(
-        "--cors-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="origin whose pages may send requests, such as https://example.org; * for all;"
-        " repeatable",
-    )
-    add(
-        "--allowed-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="further host name to accept besides localhost and the address; repeatable",
-    )
-    add("--ssl-key-file", "--ssl-keyfile", metavar="FILE", help="private key, for https")
-    add("--ssl-cert-file", "--ssl-certfile", metavar="FILE", help="certificate, for https")
-    add(
-        "--timeout",
-        "-to",
-        default=f"{default.timeout:g}",
-        metavar="SECONDS",
-        help="maximum time of a request, including its wait in the queue (default: "
-        f"{default.timeout:g})",
-    )
-    add(
-        "--queue",
-        default=str(default.queue),
-        metavar="N",
-        help="maximum number of requests waiting for a row; more get 503 (default: "
-        f"{default.queue})",
-    )
-    add(
-        "--max-connections",
-        default=str(default.max_connections),
-        metavar="N",
-        help="maximum number of open connections; more get 503 (default: "
-        f"{default.max_connections})",
-    )
-    add(
-        "--max-body",
-        default=str(default.max_body),
-        metavar="SIZE",
-        help="maximum size of a request body, such as 8MB (default: 8MiB)",
-    )
-    add(
-        "--shutdown-seconds",
-        default=f"{default.shutdown_seconds:g}",
-        metavar="SECONDS",
-        help="time for running requests to finish after SIGTERM (default: "
-        f"{default.shutdown_seconds:g})",
-    )
-    add(
-        "--idle-unload",
-        metavar="MINUTES",
-        help="unload the model after this long without a request; the next request reloads it",
-    )
-    switch("--slots", help="serve GET /slots (default: yes)")
-    add(
-        "--slot-save-path",
-        metavar="FOLDER",
-        help="allow POST /slots/0?action=save and restore, with files in this folder",
-    )
-    switch("--metrics", help="serve GET /metrics (default: yes)")
-    add(
-        "--page",
-        "--webui",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="serve the web page at / (default: yes)",
-    )
-    add("--log-prompts", action="store_true", help="log prompts, and show them in GET /slots")
+    for name, (metavar, default, text) in _VALUES.items():
+        words, shown = name.split(), f" (default: {default})" if default else ""
+        add(*words, default=default or None, metavar=metavar, help=text + shown)
+    for name, (metavar, text) in _LISTS.items():
+        add(name, action="append", default=[], metavar=metavar, help=text)
+    for names, text in _SWITCHES.items():
+        switch = argparse.BooleanOptionalAction
+        add(*names.split(), action=switch, default=True, help=f"{text} (default: yes)")
+    for name, text in _OPTIONS.items():
+        add(name, action="store_true", help=text)
     add(
         "--reasoning",
         choices=("auto", "off", "raw"),
@@ -132,13 +116,6 @@ def parser() -> flags.Parser:
         help="thoughts of reasoning models: in a separate field (auto), disabled if the template "
         "has a switch (off), or left in the text (raw)",
     )
-    add(
-        "--strict",
-        action="store_true",
-        help="refuse unknown fields and model names; without it they are ignored and listed in the "
-        "header x-mlx-llama-noted",
-    )
-    add("--quiet", action="store_true", help="log warnings only")
     flags.add_load_flags(result, without=())
     flags.add_generation_flags(result)
     return result

@@ -71,6 +71,7 @@ class CompletionWriter(OpenAIWriter):
     splits = False
 
     def begin(self, readers: Sequence[Reader]) -> Events:
+        self.offsets = [len(self.opening(reader)) for reader in readers]  # of the next tokens
         for reader in readers:
             if text := self.opening(reader):
                 yield self.part(reader, {"text": text})
@@ -111,8 +112,8 @@ class CompletionWriter(OpenAIWriter):
     def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
         if token is None:
             return
-        offset = len(self.opening(reader)) + len(reader.text) - len(token.text)
-        logprobs = self.logprobs(reader, [token], offset)
+        logprobs = self.logprobs(reader, [token], self.offsets[reader.index])
+        self.offsets[reader.index] += len(token.text)
         if token.text or (logprobs and logprobs["tokens"]):
             yield self.part(reader, {"text": token.text}, None, logprobs)
 

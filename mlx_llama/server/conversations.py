@@ -323,7 +323,7 @@ class Conversing(Body):
     format_field: ClassVar[str] = ""  # place of the answer's format
 
     chat_template_kwargs: TemplateVariables = {}
-    tools: Sequence[Any] = ()  # with a method `described`
+    tools: Sequence[Any]  # with a method `described`
 
     def choice(self) -> tuple[str, bool]:
         """Return auto, none, required or a tool's name; and whether several calls are allowed."""

@@ -47,6 +47,9 @@ Likeliest = Annotated[
     int | None,
     Field(ge=0, le=MAX_LOGPROBS, description="number of likeliest tokens to report per position"),
 ]
+Count = Annotated[
+    int, Field(ge=1, le=16, description="answers per prompt; with a seed, answer i uses seed + i")
+]
 Strict = Annotated[
     bool | None, Field(description="has no effect: a required call always fits its schema")
 ]

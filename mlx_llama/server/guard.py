@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,7 +21,7 @@ from .answers import Answers
 from .connections import CROWDED
 from .faults import Fault, Refusal
 from .metrics import Metrics
-from .replies import Json, errors_for
+from .replies import reply_refusal
 from .settings import Settings
 
 log = logging.getLogger("mlx_llama.server")
@@ -76,17 +77,13 @@ class Guard:
             await self.app(inner, self._limit(headers, receive), send_marked)
         except Refusal as refusal:
             if status == 0:
-                scope["refusal"] = refusal
-                body = errors_for(scope["path"])(refusal)
-                await Json(body, refusal.status, headers=refusal.headers)(
-                    scope, receive, send_marked
-                )
+                await reply_refusal(Request(scope), refusal)(scope, receive, send_marked)
         except Exception:
             log.exception("%s failed", identity)
             if status == 0:
                 text = f"internal error, request {identity}"
-                body = errors_for(scope["path"])(Refusal(500, "internal_error", message=text))
-                await Json(body, 500)(scope, receive, send_marked)
+                failure = Refusal(500, "internal_error", message=text)
+                await reply_refusal(Request(scope), failure)(scope, receive, send_marked)
         finally:
             self.metrics.http.labels(str(status or 499)).inc()
             self._write_line(scope, identity, status or 499, time.monotonic() - began)

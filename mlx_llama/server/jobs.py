@@ -83,9 +83,7 @@ class Job:
                 for token in batch.tokens:
                     logprobs = list_logprobs(answers.llm, [token])
                     if token.text or logprobs:
-                        self.add(
-                            "token", t=token.text, i=count, **(logprobs[0] if logprobs else {})
-                        )
+                        self.add("token", t=token.text, i=count, **(*logprobs, {})[0])
                     count += 1
             reason = _REASONS.get(completion.finish_reason or "", "ERROR")
         except Failure as failure:

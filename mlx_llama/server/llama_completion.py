@@ -19,7 +19,7 @@ from .answers import Ask
 from .completions import split_prompts
 from .conversations import AnswerFields
 from .faults import bad_field
-from .fields import ENDLESS, Body, OptionFields, list_places
+from .fields import ENDLESS, Body, Count, OptionFields, list_places
 from .replies import (
     PING_SECONDS,
     Events,
@@ -84,12 +84,7 @@ class LlamaCompletionRequest(AnswerFields):
         description="number of recent tokens that penalties consider; -1: all of the context",
     )
     grammar: str | None = Field(None, description='GBNF or Lark grammar of the answer; "": none')
-    n_cmpl: int = Field(
-        1,
-        ge=1,
-        le=16,
-        description="answers to each prompt; with a seed, answer i draws with seed + i",
-    )
+    n_cmpl: Count = 1
     sse_ping_interval: int = Field(
         PING_SECONDS,
         ge=-1,

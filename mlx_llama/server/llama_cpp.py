@@ -21,7 +21,7 @@ from .conversations import FunctionTool, Message
 from .faults import Fault, Refusal, bad_field
 from .fields import Body, read_body
 from .llama_completion import write_settings
-from .replies import FINGERPRINT, Json, desk_of, served_names, with_model
+from .replies import FINGERPRINT, Json, desk_of, with_model
 from .schemas import serves, takes
 from .settings import Settings
 from .tooling import build_toolbox, tool_format
@@ -121,7 +121,7 @@ async def props(request: Request) -> Response:
     facts, is_idle = desk.keeper.facts, desk.keeper.state == "idle"
     if not is_idle:
         facts = await with_model(request, lambda llm: describe_model(llm, desk.settings))
-    return Json({**facts, "model_alias": served_names(request)[0], "is_sleeping": is_idle})
+    return Json({**facts, "model_alias": desk.names[0], "is_sleeping": is_idle})
 
 
 def describe_model(llm: LLM, settings: Settings) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,7 +21,7 @@ from mlx_llama.core.text.tools import ToolCall
 from .answers import Ask
 from .conversations import Conversing, FunctionTool, Message, adapt_messages, plain_message
 from .faults import Refusal, write_ollama
-from .fields import Body, ModelName, Note, OptionFields
+from .fields import Body, ModelName, Note, OptionFields, TemplateVariables
 from .llama_cpp import describe_model
 from .replies import (
     Events,
@@ -32,8 +31,6 @@ from .replies import (
     desk_of,
     dump,
     reply,
-    served_adapters,
-    served_names,
 )
 from .schemas import serves
 from .tooling import Piece, Reader
@@ -49,18 +46,17 @@ _OPTIONS = {
 _IMAGES = "models are text only"
 
 
-class OllamaFields(OptionFields, Conversing):
+class OllamaFields(OptionFields):
     """Fields of both routes; those of `options` move to the top level."""
 
     noted: ClassVar = frozenset(
         {"messages.thinking", "messages.tool_calls.function.index", "tools.function.strict"}
     )
-    model_config = Body.model_config
     refused: ClassVar[Mapping[str, str]] = {"images": _IMAGES}
-    format_field: ClassVar = "format"
 
     model: ModelName = None
     stream: bool = True
+    chat_template_kwargs: TemplateVariables = {}
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
@@ -81,8 +77,11 @@ class OllamaFields(OptionFields, Conversing):
         super().adapt(values, note)
 
 
-class OllamaChat(OllamaFields):
+class OllamaChat(OllamaFields, Conversing):
     """POST /api/chat."""
+
+    model_config = Body.model_config
+    format_field: ClassVar = "format"
 
     messages: list[Message] = []
     tools: list[FunctionTool] = []
@@ -114,10 +113,6 @@ class OllamaGenerate(OllamaFields):
 
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def _tag(name: str) -> str:
-    return name if ":" in name else f"{name}:latest"
 
 
 class OllamaWriter(Writer):
@@ -200,9 +195,8 @@ async def generate(request: Request, body: OllamaGenerate) -> Response:
     """Answer a question, or continue a text if raw is set."""
     system = [plain_message("system", body.system)] if body.system else []
     messages = [*system, plain_message("user", body.prompt)] if body.prompt else []
-    ask = replace(body.ask(messages), field="prompt")
-    if body.raw:
-        ask = replace(ask, prompt=body.prompt)
+    prompt, variables = body.prompt if body.raw else messages, body.chat_template_kwargs
+    ask = Ask(prompt, "prompt", body.requested_options(), variables=variables)
     return await _reply(request, body, ask, "response")
 
 
@@ -210,21 +204,16 @@ async def generate(request: Request, body: OllamaGenerate) -> Response:
 
 
 def _facts(request: Request) -> dict[str, Any]:
+    """Return the model's facts, and its `details` as Ollama writes them."""
     desk = desk_of(request)
-    return describe_model(desk.keeper.llm, desk.settings) if desk.keeper.llm else desk.keeper.facts
-
-
-def _describe(request: Request) -> dict[str, Any]:
-    llm, path = desk_of(request).keeper.llm, str(_facts(request).get("model_path", ""))
+    llm, facts = desk.keeper.llm, desk.keeper.facts
+    if llm:
+        facts = describe_model(llm, desk.settings)
     family = llm.model.config.architecture.removesuffix("ForCausalLM").lower() if llm else ""
-    return {
-        "format": "gguf" if path.endswith(".gguf") else "safetensors",
-        "family": family,
-        "families": [family],
-        "parameter_size": "",
-        "quantization_level": "",
-        "parent_model": "",
-    }
+    is_gguf = str(facts.get("model_path", "")).endswith(".gguf")
+    details = {"format": "gguf" if is_gguf else "safetensors", "family": family}
+    unknown = dict.fromkeys(("parameter_size", "quantization_level", "parent_model"), "")
+    return {**facts, "details": {**details, "families": [family], **unknown}}
 
 
 @router.get("/tags")
@@ -232,23 +221,18 @@ def _describe(request: Request) -> dict[str, Any]:
 async def tags(request: Request) -> Response:
     """List the model and its adapters."""
     started = datetime.fromtimestamp(request.app.state.started, timezone.utc).isoformat()
-    details = _describe(request)
-    path = Path(str(_facts(request).get("model_path", "")))
-    size = path.stat().st_size if path.is_file() else 0
-    models = [
-        {
-            "name": _tag(name),
-            "model": _tag(name),
-            "modified_at": started,
-            "expires_at": "2318-01-01T00:00:00Z",
-            "size": size,
-            "size_vram": 0,
-            "digest": "",
-            "details": details,
-        }
-        for name in (*served_names(request), *served_adapters(request))
-    ]
-    return Json({"models": models})
+    facts = _facts(request)
+    path = Path(str(facts.get("model_path", "")))
+    shared = {
+        "modified_at": started,
+        "expires_at": "2318-01-01T00:00:00Z",
+        "size": path.stat().st_size if path.is_file() else 0,
+        "size_vram": 0,
+        "digest": "",
+        "details": facts["details"],
+    }
+    names = [name if ":" in name else f"{name}:latest" for name in desk_of(request).served]
+    return Json({"models": [{"name": name, "model": name, **shared} for name in names]})
 
 
 class ShowRequest(Body):
@@ -264,21 +248,12 @@ async def show(request: Request, body: ShowRequest) -> Response:
     """Describe the model and its capabilities."""
     check_model(request, body.model)
     facts = _facts(request)
-    template, details = str(facts.get("chat_template", "")), _describe(request)
-    info = {
-        "general.architecture": details["family"],
-        f"{details['family']}.context_length": facts.get("n_ctx_train"),
-    }
-    return Json(
-        {
-            "modelfile": "",
-            "parameters": "",
-            "template": template,
-            "details": details,
-            "model_info": info,
-            "capabilities": ["completion", *(["tools"] if "tools" in template else [])],
-        }
-    )
+    template, details = str(facts.get("chat_template", "")), facts["details"]
+    family, length = details["family"], facts.get("n_ctx_train")
+    info = {"general.architecture": family, f"{family}.context_length": length}
+    tools = ["tools"] if "tools" in template else []
+    shown = {"modelfile": "", "parameters": "", "template": template, "details": details}
+    return Json({**shown, "model_info": info, "capabilities": ["completion", *tools]})
 
 
 @router.get("/version")

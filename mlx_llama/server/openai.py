@@ -32,6 +32,7 @@ from .fields import (
     RULES,
     Body,
     CacheKey,
+    Count,
     Identity,
     Likeliest,
     Note,
@@ -49,8 +50,6 @@ from .replies import (
     choices_of,
     desk_of,
     reply,
-    served_adapters,
-    served_names,
     write_timings,
     write_usage,
 )
@@ -109,9 +108,7 @@ class CommonFields(AnswerFields):
     )
 
     stream_options: StreamOptions = StreamOptions()
-    n: int = Field(
-        1, ge=1, le=16, description="answers per prompt; with a seed, answer i uses seed + i"
-    )
+    n: Count = 1
     user: Identity = None
 
     @classmethod
@@ -335,8 +332,7 @@ async def models(request: Request) -> Response:
         "n_ctx": llm.engine.context,
         "n_ctx_train": llm.model.config.max_position_embeddings,
     }
-    names = (*served_names(request), *served_adapters(request))
-    data = [_model(request, name) | {"meta": meta} for name in names]
+    data = [_model(request, name) | {"meta": meta} for name in desk_of(request).served]
     return Json({"object": "list", "data": data})
 
 
@@ -344,8 +340,8 @@ async def models(request: Request) -> Response:
 async def model(request: Request, name: str) -> Response:
     """Return a model by its name."""
     if not desk_of(request).is_name(name):
-        names = ", ".join((*served_names(request), *served_adapters(request)))
-        text = f"there is no model {name!r:.100} here: this server has {names}"
+        served = ", ".join(desk_of(request).served)
+        text = f"there is no model {name!r:.100} here: this server has {served}"
         raise not_found(text, "model_not_found")
     return Json(_model(request, check_model(request, name)))
 

@@ -241,16 +241,6 @@ class Stream(EventSourceResponse):
 FINGERPRINT = f"mlx_llama-{__version__}"
 
 
-def served_names(request: Request) -> list[str]:
-    """Names of the model, the preferred one first."""
-    return desk_of(request).names
-
-
-def served_adapters(request: Request) -> tuple[str, ...]:
-    """Names of the model's adapters."""
-    return desk_of(request).keeper.adapters
-
-
 def check_model(request: Request, name: str | None) -> str:
     """Return the name of the model or adapter for the answer. Raises Refusal for another model's.
 
