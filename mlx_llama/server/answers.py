@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ from mlx_llama.core.generation.tool_use import Toolbox, ToolPrompt, encode_with_
 from mlx_llama.core.text.template import ChatTemplate, load_builtin_template
 from mlx_llama.core.text.thoughts import find_thoughts
 
-from .faults import Fault, Refusal, bad_field, client_gone, shutting_down
+from .faults import Fault, Refusal, bad_field, client_gone, shutting_down, unavailable
 from .fields import ENDLESS, RULES, Note
 from .keeper import Keeper
 from .metrics import Metrics
@@ -90,13 +90,8 @@ class Answers:
         self._handles: list[Any] = []
         self._failure: Failure | None = None
         self.began = time.monotonic()
-        self._timer = self._loop.call_later(
-            seconds,
-            self.stop,
-            Failure(
-                504, "timeout", f"the request took longer than {seconds:g} seconds (--timeout)"
-            ),
-        )
+        text = f"the request took longer than {seconds:g} seconds (--timeout)"
+        self._timer = self._loop.call_later(seconds, self.stop, Failure(504, "timeout", text))
         self.asks: Sequence[Ask] = ()
         self.prompts: list[list[int]] = []
         self.is_closed = False
@@ -122,10 +117,12 @@ class Answers:
                 return
             try:
                 handle = self.llm.loop.submit(replace(request, notify=self._notify))
-            except ContextError as error:
-                raise _refuse_context(self.llm, asks[0], len(request.prompt), error) from None
             except LlamaError as error:
-                raise refuse(error, asks[0].field, self.llm) from None
+                ask, count = asks[0], len(request.prompt)
+                if isinstance(error, ContextError) and count >= self.llm.engine.context:
+                    raise _refuse_context(self.llm, ask, count) from None
+                values = {ask.field: ask.prompt} if isinstance(error, ContextError) else {}
+                raise refuse(error, ask.field, self.llm, values) from None
             self._handles.append(handle)
             if self.is_closed:  # closed in between
                 handle.cancel()
@@ -171,9 +168,8 @@ class Answers:
                 if self._failure is not None:
                     raise self._failure
                 if is_last and completion.finish_reason in ("error", "interrupted"):
-                    raise Failure(
-                        500, "generation_failed", completion.error or "the answer was interrupted"
-                    )
+                    text = completion.error or "the answer was interrupted"
+                    raise Failure(500, "generation_failed", text)
                 if tokens or is_last:
                     now = time.monotonic()
                     metrics.observe_tokens(len(tokens), now - last[i], is_first=not sent[i])
@@ -215,10 +211,8 @@ class Desk:
         self._rows = 0  # of the last loaded model
         self._durations: deque[float] = deque(maxlen=32)
         # Compiling a schema may take seconds: do not delay requests without one.
-        self._plain, self._ruled = (
-            anyio.CapacityLimiter(PREPARING),
-            anyio.CapacityLimiter(COMPILING),
-        )
+        self._plain = anyio.CapacityLimiter(PREPARING)
+        self._ruled = anyio.CapacityLimiter(COMPILING)
         self.loop = asyncio.get_running_loop()
         self.is_draining = False
 
@@ -254,23 +248,20 @@ class Desk:
         limit = rows + self.settings.queue
         if rows and len(asks) > limit:
             field = "n" if all(ask.prompt is asks[0].prompt for ask in asks) else asks[0].field
-            raise bad_field(
-                field,
-                f"at most {limit} answers",
+            text = (
                 f"asks for {len(asks)} answers, the maximum is {rows} at once and "
-                f"{self.settings.queue} in the queue (--max-rows, --queue)",
+                f"{self.settings.queue} in the queue (--max-rows, --queue)"
             )
+            raise bad_field(field, f"at most {limit} answers", text)
         if rows and self.active + len(asks) > limit:
             mean = sum(self._durations) / len(self._durations) if self._durations else 1.0
             wait = min(60, max(1, math.ceil(mean * self.settings.queue / rows / 2)))
             self.metrics.requests.labels("busy").inc()
-            raise Refusal(
-                503,
-                "queue_full",
-                message=f"{self.active} requests are running or waiting, the maximum is {limit}: "
-                f"retry in {wait} seconds",
-                headers={"Retry-After": str(wait)},
+            text = (
+                f"{self.active} requests are running or waiting, the maximum is {limit}: "
+                f"retry in {wait} seconds"
             )
+            raise unavailable("queue_full", text, wait)
 
     # Checks of requests
 
@@ -364,75 +355,30 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
 
     fits: check that the prompt leaves room for an answer.
     """
-    merged = {"adapter": BASE} | merge_options(
-        settings.options, ask.options, bool(ask.toolbox.forced)
-    )
-    if ask.toolbox.forced:
-        merged["stop"] = ()  # a stop string would cut the required call
-    if ask.ignores_eos:
-        merged["logit_bias"] = {
-            **dict.fromkeys(llm.engine.eos, -1e6),
-            **merged.get("logit_bias", {}),
-        }
-    if llm.template is None and _is_chat(ask.prompt):
-        merged["stop"] = (*merged.get("stop", ()), "<|im_end|>")
-    merged = default_limit(llm) | merged
+    merged = _merge_for(llm, ask, settings)
     try:
         resolved = llm.defaults.resolve(_build_schema(merged, settings))
     except OptionsError as error:
         raise refuse(error, ask.field, llm, merged) from None
-    is_chat = _is_chat(ask.prompt)
-    faults = check_options(
-        llm, resolved.options, merged, settings, starts_text=is_chat, note=ask.note
-    )
+    is_chat, seconds = _is_chat(ask.prompt), settings.compile_seconds
+    faults = check_options(llm, resolved.options, merged, settings, is_chat, ask.note)
     prompt = ToolPrompt([])
 
     def check_count(count: int) -> None:
         if fits and count >= llm.engine.context:
-            raise _refuse_context(llm, ask, count, None, "at least ")
+            raise _refuse_context(llm, ask, count, "at least ")
 
     try:
         ask.toolbox.check(resolved.options)
-        if is_chat:
-            messages, beginning = _split_beginning(ask.prompt)
-            template = find_template(llm)
-            if llm.template is None:
-                ask.note("chat_template: chatml")
-            prompt = encode_with_tools(
-                llm.tokenizer,
-                template,
-                messages,
-                ask.toolbox,
-                resolved.options.schema,
-                check_count,
-                _pick_variables(template.source, ask, settings),
-            )
-            if thoughts := find_thoughts(template.source):
-                prompt = replace(prompt, shown=prompt.shown | thoughts.special_ids(llm.tokenizer))
-                has_rule = prompt.rule or Rule.of(resolved.options)
-                # a rule applies to the answer, not to thoughts
-                if has_rule and thoughts.is_open(llm.tokenizer, prompt.tokens):
-                    closed = llm.tokenizer.encode(f"\n{thoughts.end}\n\n", add_bos=False)
-                    prompt = replace(prompt, tokens=[*prompt.tokens, *closed])
-            if beginning:
-                prompt = replace(
-                    prompt, tokens=[*prompt.tokens, *llm.tokenizer.encode(beginning, add_bos=False)]
-                )
-        elif isinstance(ask.prompt, str):
-            check_count(llm.tokenizer.count_at_least(ask.prompt))
-            prompt = ToolPrompt(_encode_text(llm, ask.prompt))
-        else:
-            prompt = ToolPrompt(llm.encode(ask.prompt, check_count))
+        prompt = _encode(llm, ask, settings, resolved.options, check_count)
         # prompt.rule includes the schema
         if prompt.rule and not any(fault.field in RULES for fault in faults):
-            llm.engine.grammars.compile(
-                prompt.rule, starts_text=is_chat, seconds=settings.compile_seconds
-            )
+            llm.engine.grammars.compile(prompt.rule, starts_text=is_chat, seconds=seconds)
     except LlamaError as error:
         fault = _describe(error, ask.field, llm, {**merged, ask.field: ask.prompt})
         faults += [fault] * (fault.field not in {fault.field for fault in faults})
     if fits and len(prompt.tokens) >= llm.engine.context:
-        refusal = _refuse_context(llm, ask, len(prompt.tokens), None)
+        refusal = _refuse_context(llm, ask, len(prompt.tokens))
         if not faults:
             raise refusal
         faults += refusal.faults
@@ -442,12 +388,65 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
         prompt.tokens,
         resolved,
         starts_text=is_chat,
-        compile_seconds=settings.compile_seconds,
+        compile_seconds=seconds,
         rule=prompt.rule,
         shown=prompt.shown,
         reuses=ask.reuses,
         decode_seconds=ask.decode_seconds,
     )
+
+
+def _merge_for(llm: LLM, ask: Ask, settings: Settings) -> dict[str, Any]:
+    """Merge the options of the server, the model and the ask."""
+    is_forced = bool(ask.toolbox.forced)
+    merged = {"adapter": BASE} | merge_options(settings.options, ask.options, is_forced)
+    if is_forced:
+        merged["stop"] = ()  # a stop string would cut the required call
+    if ask.ignores_eos:
+        biases = dict.fromkeys(llm.engine.eos, -1e6)
+        merged["logit_bias"] = biases | merged.get("logit_bias", {})
+    if llm.template is None and _is_chat(ask.prompt):
+        merged["stop"] = (*merged.get("stop", ()), "<|im_end|>")
+    return default_limit(llm) | merged
+
+
+def _encode(
+    llm: LLM,
+    ask: Ask,
+    settings: Settings,
+    options: GenerationOptions,
+    check_count: Callable[[int], None],
+) -> ToolPrompt:
+    """Encode a prompt of any kind. check_count: called with token counts, early. Raises
+    LlamaError.
+    """
+    if isinstance(ask.prompt, str):
+        check_count(llm.tokenizer.count_at_least(ask.prompt))
+        return ToolPrompt(_encode_text(llm, ask.prompt))
+    if not _is_chat(ask.prompt):
+        return ToolPrompt(llm.encode(ask.prompt, check_count))
+    messages, beginning = _split_beginning(ask.prompt)
+    template = find_template(llm)
+    if llm.template is None:
+        ask.note("chat_template: chatml")
+    prompt = encode_with_tools(
+        llm.tokenizer,
+        template,
+        messages,
+        ask.toolbox,
+        options.schema,
+        check_count,
+        _pick_variables(template.source, ask, settings),
+    )
+    if thoughts := find_thoughts(template.source):
+        prompt = replace(prompt, shown=prompt.shown | thoughts.special_ids(llm.tokenizer))
+        has_rule = prompt.rule or Rule.of(options)
+        # a rule applies to the answer, not to thoughts
+        if has_rule and thoughts.is_open(llm.tokenizer, prompt.tokens):
+            closed = llm.tokenizer.encode(f"\n{thoughts.end}\n\n", add_bos=False)
+            prompt = replace(prompt, tokens=[*prompt.tokens, *closed])
+    begun = llm.tokenizer.encode(beginning, add_bos=False) if beginning else []
+    return replace(prompt, tokens=[*prompt.tokens, *begun])
 
 
 def default_limit(llm: LLM) -> dict[str, Any]:
@@ -618,24 +617,15 @@ def _describe(error: LlamaError, field: str, llm: LLM | None, values: Mapping[st
     return Fault(field, constraint, text, values.get(field))
 
 
-def _refuse_context(
-    llm: LLM, ask: Ask, count: int, error: ContextError | None, bound: str = ""
-) -> Refusal:
+def _refuse_context(llm: LLM, ask: Ask, count: int, bound: str = "") -> Refusal:
     context = llm.engine.context
-    if count >= context:
-        message = (
-            f"the prompt has {bound}{count} tokens and the context holds {context}, answer "
-            f"included: shorten the prompt{plain(llm.engine.suggest_context())}"
-        )
-        return Refusal(
-            400,
-            "context_length_exceeded",
-            [Fault(ask.field, f"< {context} tokens", message)],
-            n_prompt_tokens=count,
-            n_ctx=context,
-        )
-    assert error
-    return refuse(error, ask.field, llm, {ask.field: ask.prompt})
+    message = (
+        f"the prompt has {bound}{count} tokens and the context holds {context}, answer "
+        f"included: shorten the prompt{plain(llm.engine.suggest_context())}"
+    )
+    fault = Fault(ask.field, f"< {context} tokens", message)
+    code = "context_length_exceeded"
+    return Refusal(400, code, [fault], n_prompt_tokens=count, n_ctx=context)
 
 
 async def until_gone(request: HttpRequest, work: Awaitable[Result]) -> Result:

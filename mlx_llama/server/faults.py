@@ -86,10 +86,14 @@ def client_gone() -> Refusal:
     return Refusal(499, "client_gone", message="the client left")
 
 
+def unavailable(code: str, text: str, seconds: int) -> Refusal:
+    """Refuse a request that may be sent again after so many seconds."""
+    return Refusal(503, code, message=text, headers={"Retry-After": str(seconds)})
+
+
 def shutting_down() -> Refusal:
     """Refuse a request while the server shuts down."""
-    message = "the server is shutting down"
-    return Refusal(503, "shutting_down", message=message, headers={"Retry-After": "5"})
+    return unavailable("shutting_down", "the server is shutting down", 5)
 
 
 _TYPES = {

@@ -18,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 
 from .answers import Answers, Ask, Failure
 from .conversations import Message
-from .faults import Fault, Refusal, bad_field, fault_of
+from .faults import Fault, Refusal, bad_field, fault_of, unavailable
 from .fields import ModelName, OptionFields, TokenIds
 from .guard import log, write_receipt
 from .replies import PING_SECONDS, Json, check_model, desk_of, dump, event, request_id, submit
@@ -144,12 +144,8 @@ class Jobs:
             if oldest is None and len(self._jobs) < self._settings.max_jobs:
                 break  # running ones are bounded by the queue
             if oldest is None:
-                raise Refusal(
-                    503,
-                    "too_many_jobs",
-                    message=f"{len(self._jobs)} jobs are running: retry later",
-                    headers={"Retry-After": "5"},
-                )
+                text = f"{len(self._jobs)} jobs are running: retry later"
+                raise unavailable("too_many_jobs", text, 5)
             del self._jobs[oldest.identity]
 
     def add(self, answers: Answers, identity: str) -> Job:

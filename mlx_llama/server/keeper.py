@@ -14,7 +14,7 @@ from mlx_llama.core.errors import LlamaError, plain
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.system import progress
 
-from .faults import Refusal, shutting_down
+from .faults import Refusal, shutting_down, unavailable
 
 State = Literal["loading", "ready", "idle", "failed", "closed"]
 
@@ -137,8 +137,7 @@ class Keeper:
         if self.state == "idle":
             text = "the model is unloaded; the next request for an answer reloads it"
             return Refusal(503, "model_idle", message=text)
-        text = "the model is loading: poll /ready"
-        return Refusal(503, "model_loading", message=text, headers={"Retry-After": "1"})
+        return unavailable("model_loading", "the model is loading: poll /ready", 1)
 
     async def enter(self) -> LLM:
         """Start using the model until `leave`. Reloads an unloaded model. Raises Refusal."""
