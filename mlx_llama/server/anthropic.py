@@ -228,7 +228,6 @@ class Conversation(Conversing):
 class MessagesRequest(OptionFields, Conversation):
     """POST /v1/messages."""
 
-    model_config = Body.model_config
     renamed: ClassVar = OptionFields.renames(stop_sequences="stop", json_schema="schema")
     places: ClassVar[Mapping[str, Sequence[str]]] = {"schema": ("output_config.format.schema",)}
 

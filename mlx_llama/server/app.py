@@ -98,9 +98,8 @@ def make_app(
             404: f"there is no route {request.url.path:.200}: GET /docs lists the routes",
             405: f"{request.url.path:.200} does not support {request.method:.20}",
         }.get(error.status_code, str(error.detail))
-        return reply_refusal(
-            request, Refusal(error.status_code, code, message=text, headers=error.headers)
-        )
+        refusal = Refusal(error.status_code, code, message=text, headers=error.headers)
+        return reply_refusal(request, refusal)
 
     app.add_middleware(Guard, settings=settings, metrics=metrics)
     return app

@@ -13,7 +13,17 @@ from mlx_llama.core.generation.schema import Schema
 from mlx_llama.core.generation.tool_use import Toolbox
 
 from .answers import Ask
-from .fields import Body, ModelName, Note, OptionFields, Strict, TemplateVariables
+from .fields import (
+    Body,
+    CacheKey,
+    Identity,
+    Likeliest,
+    ModelName,
+    Note,
+    OptionFields,
+    Strict,
+    TemplateVariables,
+)
 from .tooling import build_toolbox, check_rule
 
 ToolName = Annotated[str, Field(pattern=r"^[\w.:/@-]{1,128}$")]
@@ -351,3 +361,20 @@ class Conversing(Body):
         ask = replace(self.prompt_ask(messages), options=self.requested_options())
         check_rule(ask.toolbox, ask.options, self.format_field if self.form() else "")
         return ask
+
+
+class OpenAIFields(Conversing):
+    """Fields that chat completions and responses share."""
+
+    parallel_tool_calls: bool = True
+    top_logprobs: Likeliest = None
+    service_tier: Literal["auto", "default"] = "auto"
+    user: Identity = None
+    safety_identifier: Identity = None
+    prompt_cache_key: CacheKey = None
+
+    @classmethod
+    def adapt(cls, values: dict[str, Any], note: Note) -> None:
+        super().adapt(values, note)
+        adapt_thinking(values, note)
+        adapt_allowed_tools(values)

@@ -65,9 +65,8 @@ class Guard:
             self._check_host(headers)
             self._check_origin(scope, headers)
             if scope["method"] == "OPTIONS":
-                await Response(status_code=204, headers=_answer_preflight(headers))(
-                    scope, receive, send_marked
-                )
+                allowed = Response(status_code=204, headers=_answer_preflight(headers))
+                await allowed(scope, receive, send_marked)
                 return
             self._check_key(scope, headers)
             if scope["method"] == "POST":
@@ -103,20 +102,15 @@ class Guard:
     def _check_host(self, headers: Headers) -> None:
         """Refuse foreign host names: a page may point its domain here (DNS rebinding)."""
         host = _host_name(headers.get("host", ""))
-        allowed = {
-            "localhost",
-            "host.docker.internal",
-            self.settings.host.lower(),
-            *(name.lower() for name in self.settings.allowed_hosts),
-        }
+        names = (self.settings.host, *self.settings.allowed_hosts)
+        allowed = {"localhost", "host.docker.internal", *map(str.lower, names)}
         if host in allowed or host.endswith(".local") or _is_address(host):
             return
-        raise Refusal(
-            403,
-            "host_not_allowed",
-            message=f"this server does not answer to the host {host!r:.100}: use "
-            "localhost or its address, or start it with --allowed-host",
+        text = (
+            f"this server does not answer to the host {host!r:.100}: use localhost or its "
+            "address, or start it with --allowed-host"
         )
+        raise Refusal(403, "host_not_allowed", message=text)
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
         """Refuse pages of other sites, which a browser names in Origin."""
@@ -163,17 +157,13 @@ class Guard:
         if not self._keys or (is_read and (path in PUBLIC or path.startswith(PUBLIC_FOLDERS))):
             return
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        digest = _digest(
-            token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        )
+        is_bearer = scheme.lower() == "bearer"
+        digest = _digest(token.strip() if is_bearer else headers.get("x-api-key", ""))
         # Compare with all keys: the time must not reveal which is close.
         if not max([hmac.compare_digest(digest, key) for key in self._keys]):
-            raise Refusal(
-                401,
-                "invalid_api_key",
-                message="an API key is needed: send the header Authorization: Bearer KEY",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+            text = "an API key is needed: send the header Authorization: Bearer KEY"
+            wanted = {"WWW-Authenticate": "Bearer"}
+            raise Refusal(401, "invalid_api_key", message=text, headers=wanted)
 
     # Bodies
 
@@ -184,19 +174,14 @@ class Guard:
         kind, _, rest = headers.get("content-type", "").lower().partition(";")
         charset = rest.partition("charset=")[2].strip(' "')
         is_json = kind.strip() in _JSON_TYPES or kind.strip().endswith("+json")
+        text = ""
         if not is_json or charset not in ("", "utf-8", "utf8", "us-ascii"):
-            raise Refusal(
-                415,
-                "unsupported_media_type",
-                message=f"unsupported body type {headers['content-type']!r:.100}: send "
-                "application/json in UTF-8",
-            )
-        if headers.get("content-encoding", "identity").lower() != "identity":
-            raise Refusal(
-                415,
-                "unsupported_media_type",
-                message="compressed bodies are not supported: leave out Content-Encoding",
-            )
+            sent = headers["content-type"]
+            text = f"unsupported body type {sent!r:.100}: send application/json in UTF-8"
+        elif headers.get("content-encoding", "identity").lower() != "identity":
+            text = "compressed bodies are not supported: leave out Content-Encoding"
+        if text:
+            raise Refusal(415, "unsupported_media_type", message=text)
 
     def _limit(self, headers: Headers, receive: Receive) -> Receive:
         """Refuse a body beyond the limit, whether its length is declared or not."""
@@ -257,31 +242,19 @@ def write_receipt(answers: Answers, settings: Settings) -> str:
 def _answer_preflight(headers: Headers) -> dict[str, str]:
     """Write headers that allow a page's request; its origin was checked."""
     asked = headers.get("access-control-request-headers", "")
+    is_list = re.fullmatch(r"[\w, -]{1,4096}", asked, re.ASCII)
     return {
         "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
         "Access-Control-Max-Age": "600",
-        "Access-Control-Allow-Headers": asked
-        if re.fullmatch(r"[\w, -]{1,4096}", asked, re.ASCII)
-        else _USUAL_HEADERS,
+        "Access-Control-Allow-Headers": asked if is_list else _USUAL_HEADERS,
     }
 
 
-_APP_SCHEMES = (
-    "app",
-    "tauri",
-    "vscode-webview",
-    "file",
-    "chrome-extension",
-    "moz-extension",
-    "safari-web-extension",
+_APP_SCHEMES = tuple(
+    "app tauri vscode-webview file chrome-extension moz-extension safari-web-extension".split()
 )
-_JSON_TYPES = {
-    "",
-    "application/json",
-    "text/json",
-    "text/plain",
-    "application/x-www-form-urlencoded",
-    "application/octet-stream",
+_JSON_TYPES = {"", "text/json", "text/plain"} | {
+    f"application/{kind}" for kind in ("json", "x-www-form-urlencoded", "octet-stream")
 }
 _USUAL_HEADERS = "Authorization, Content-Type, X-Api-Key, Last-Event-Id"
 

@@ -98,13 +98,9 @@ class Job:
             self.answers = self.task = None
             decode = completion.decode_seconds or time.monotonic() - began
             self.is_over, self.ended = True, time.monotonic()
-            self.add(
-                "end",
-                tokens_out=len(completion.tokens),
-                decode_time_ms=round(decode * 1e3, 3),
-                stop_reason=reason,
-                **({"error": error} if error and reason == "ERROR" else {}),
-            )
+            fields = {"decode_time_ms": round(decode * 1e3, 3), "stop_reason": reason}
+            fields |= {"error": error} if error and reason == "ERROR" else {}
+            self.add("end", tokens_out=len(completion.tokens), **fields)
             log.info("job %s %s%s", self.identity, reason, write_receipt(answers, answers.settings))
 
     async def follow(self, first: int) -> AsyncIterator[tuple[int, str, dict[str, Any]]]:
@@ -160,10 +156,8 @@ class Jobs:
         if identity in self._jobs:
             return self._jobs[identity]
         if identity.startswith(f"{self._start}-"):
-            reason = (
-                f"it ended more than {self._settings.job_seconds:g} seconds ago and was forgotten, "
-                "or never existed"
-            )
+            seconds = f"{self._settings.job_seconds:g} seconds"
+            reason = f"it ended more than {seconds} ago and was forgotten, or never existed"
         elif re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]{16}", identity):
             reason = "another server made it; a restart of the server ends its jobs"
         else:
@@ -187,9 +181,8 @@ async def make_job(request: Request, body: JobRequest) -> Response:
     del request.scope["answers"]  # the log has the receipt when the job ends
     job = jobs.add(answers, request_id(request))
     stream = f"/v1/jobs/{job.identity}/stream"
-    return Json(
-        {"job_id": job.identity, "sse_url": stream, "jsonl_url": f"{stream}?format=jsonl"}, 201
-    )
+    urls = {"sse_url": stream, "jsonl_url": f"{stream}?format=jsonl"}
+    return Json({"job_id": job.identity, **urls}, 201)
 
 
 @router.get("/v1/jobs/{job_id}/stream")
@@ -207,11 +200,8 @@ async def stream_job(request: Request, job_id: str) -> Response:
     settings = desk_of(request).settings
     accepted = request.headers.get("accept", "")
     if request.query_params.get("format") == "jsonl" or "application/x-ndjson" in accepted:
-        return StreamingResponse(
-            _lines(job, first),
-            media_type="application/x-ndjson",
-            headers={"Cache-Control": "no-store"},
-        )
+        kind, fresh = "application/x-ndjson", {"Cache-Control": "no-store"}
+        return StreamingResponse(_lines(job, first), media_type=kind, headers=fresh)
     return EventSourceResponse(
         _events(job, first), ping=PING_SECONDS, sep="\n", send_timeout=settings.send_timeout
     )

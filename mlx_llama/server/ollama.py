@@ -80,7 +80,6 @@ class OllamaFields(OptionFields):
 class OllamaChat(OllamaFields, Conversing):
     """POST /api/chat."""
 
-    model_config = Body.model_config
     format_field: ClassVar = "format"
 
     messages: list[Message] = []

@@ -15,14 +15,12 @@ from mlx_llama.core.text.thoughts import Thought
 
 from .conversations import (
     AnswerFields,
-    Conversing,
     FunctionTool,
     Message,
     NamedSchema,
+    OpenAIFields,
     SchemaBody,
-    adapt_allowed_tools,
     adapt_messages,
-    adapt_thinking,
     format_options,
     is_forced,
     is_rule,
@@ -31,10 +29,8 @@ from .faults import Fault, fault_of, not_found
 from .fields import (
     RULES,
     Body,
-    CacheKey,
     Count,
     Identity,
-    Likeliest,
     Note,
     OptionFields,
     find_conflict,
@@ -180,10 +176,9 @@ def finish_reason(reader: Reader) -> str:
     return "length" if reader.is_cut else "tool_calls" if reader.has_called else "stop"
 
 
-class ChatRequest(CommonFields, Conversing):
+class ChatRequest(CommonFields, OpenAIFields):
     """POST /v1/chat/completions."""
 
-    model_config = Body.model_config
     renamed: ClassVar = OptionFields.renames(
         max_completion_tokens="max_tokens", n_probs="top_logprobs"
     )
@@ -196,24 +191,17 @@ class ChatRequest(CommonFields, Conversing):
 
     messages: list[Message] = Field(min_length=1)
     logprobs: bool = Field(False, description="report the log-probability of each token")  # type: ignore[assignment]
-    top_logprobs: Likeliest = None
     response_format: ResponseFormat = ResponseFormat.model_validate({"type": "text"})
     tools: list[FunctionTool] = []
     tool_choice: Literal["none", "auto", "required"] | NamedChoice = Field(
         "auto", description="stop strings do not end a required call"
     )
-    parallel_tool_calls: bool = True
     modalities: list[Literal["text"]] = ["text"]
     store: Literal[False] = Field(False, description="answers are not kept")
-    service_tier: Literal["auto", "default"] = "auto"
     metadata: dict[str, str] = Field({}, max_length=16, description="has no effect without store")
-    safety_identifier: Identity = None
-    prompt_cache_key: CacheKey = None
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
-        super().adapt(values, note)
-        adapt_thinking(values, note)
         if (functions := values.pop("functions", None)) and isinstance(functions, list):
             tools = [{"type": "function", "function": function} for function in functions]
             values.setdefault("tools", tools)
@@ -223,7 +211,7 @@ class ChatRequest(CommonFields, Conversing):
             values.setdefault("tool_choice", named)
         if values.get("tool_choice") == "any":  # Mistral's word
             values["tool_choice"] = "required"
-        adapt_allowed_tools(values)
+        super().adapt(values, note)
         if is_forced(values.get("tool_choice")) and is_rule(values.get("response_format")):
             del values["response_format"]
             note("response_format")

@@ -11,7 +11,7 @@ from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .faults import Refusal
+from .faults import Refusal, not_found
 from .replies import Json, desk_of, event
 
 router = APIRouter(tags=["operations"])
@@ -69,7 +69,7 @@ async def loading_progress(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Return metrics for Prometheus."""
     if not desk_of(request).settings.serves_metrics:
-        raise Refusal(404, "not_found", message="metrics are off: start the server with --metrics")
+        raise not_found("metrics are off: start the server with --metrics")
     return Response(
         generate_latest(desk_of(request).metrics.registry),
         headers={"Content-Type": CONTENT_TYPE_LATEST},

@@ -18,7 +18,7 @@ from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.generation.session_file import parse_session
 
 from .answers import refuse
-from .faults import Refusal, bad_field
+from .faults import bad_field, not_found
 from .fields import Body
 from .replies import Json, desk_of
 from .schemas import serves
@@ -51,19 +51,7 @@ HEADERS = {
 
 def _require_page(request: Request) -> None:
     if not desk_of(request).settings.serves_page:
-        raise Refusal(404, "not_found", message="the page is off: start the server with --page")
-
-
-@router.get("/")
-async def index(request: Request) -> Response:
-    """Return the page."""
-    return _file(request, "index.html")
-
-
-@router.get("/favicon.ico")
-async def icon(request: Request) -> Response:
-    """Return the page's icon."""
-    return _file(request, "icon.svg")
+        raise not_found("the page is off: start the server with --page")
 
 
 @router.get("/page/code.css")
@@ -73,21 +61,21 @@ async def code_colors(request: Request) -> Response:
     return Response(_write_code_colors(), headers=HEADERS | {"Content-Type": KINDS[".css"]})
 
 
-@router.get("/page/{name}")
-async def page_file(request: Request, name: str) -> Response:
-    """Return a file of the page."""
-    return _file(request, name)
-
-
 @functools.cache
 def _files() -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in FOLDER.iterdir() if path.suffix in KINDS}
 
 
-def _file(request: Request, name: str) -> Response:
+@router.get("/")
+@router.get("/favicon.ico")
+@router.get("/page/{name}")
+async def page_file(request: Request) -> Response:
+    """Return a file of the page."""
     _require_page(request)
+    names = {"/": "index.html", "/favicon.ico": "icon.svg"}
+    name = request.path_params.get("name") or names[request.url.path]
     if name not in _files():
-        raise Refusal(404, "not_found", message="the page has no such file")
+        raise not_found("the page has no such file")
     return Response(_files()[name], headers=HEADERS | {"Content-Type": KINDS[Path(name).suffix]})
 
 

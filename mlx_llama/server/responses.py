@@ -15,12 +15,10 @@ from mlx_llama.core.text.thoughts import Thought
 from mlx_llama.core.text.tools import ToolCall, ToolDelta
 
 from .conversations import (
-    Conversing,
     FunctionBody,
     NamedSchema,
-    adapt_allowed_tools,
+    OpenAIFields,
     adapt_parts,
-    adapt_thinking,
     format_options,
     is_forced,
     is_rule,
@@ -33,9 +31,6 @@ from .fields import (
     ENDLESS,
     RULES,
     Body,
-    CacheKey,
-    Identity,
-    Likeliest,
     ModelName,
     Note,
     OptionFields,
@@ -146,10 +141,9 @@ class ResponsesChoice(Body):
 LOGPROBS = "message.output_text.logprobs"
 
 
-class ResponsesRequest(OptionFields, Conversing):
+class ResponsesRequest(OptionFields, OpenAIFields):
     """POST /v1/responses."""
 
-    model_config = Body.model_config
     renamed: ClassVar = OptionFields.renames(max_output_tokens="max_tokens", json_schema="schema")
     places: ClassVar[Mapping[str, Sequence[str]]] = {"schema": ("text.format.schema",)}
     noted: ClassVar = list_places(
@@ -173,7 +167,6 @@ class ResponsesRequest(OptionFields, Conversing):
     tool_choice: Literal["none", "auto", "required"] | ResponsesChoice = Field(
         "auto", description="stop strings do not end a required call"
     )
-    parallel_tool_calls: bool = True
     background: Literal[False] = False
     reasoning: Reasoning = Reasoning()
     previous_response_id: str | None = Field(
@@ -185,18 +178,11 @@ class ResponsesRequest(OptionFields, Conversing):
     store: bool = Field(True, description="keep the response for previous_response_id")
     truncation: Literal["disabled"] = "disabled"
     include: list[Literal["message.output_text.logprobs"]] = []
-    top_logprobs: Likeliest = None
-    service_tier: Literal["auto", "default"] = "auto"
     metadata: dict[str, str] = Field({}, max_length=16, description="returned with the answer")
-    user: Identity = None
-    safety_identifier: Identity = None
-    prompt_cache_key: CacheKey = None
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
         super().adapt(values, note)
-        adapt_thinking(values, note)
-        adapt_allowed_tools(values)
         if isinstance(tools := values.get("tools"), list):
             values["tools"] = _adapt_tools(tools, values.get("tool_choice"), note)
         if values.get("tool_choice") == "none" and not values.get("tools"):

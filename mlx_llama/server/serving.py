@@ -63,10 +63,8 @@ def serve(
         config = make_config(app, settings, key_file, certificate_file)
         config.load()
     except OSError as error:
-        raise LlamaError(
-            f"--ssl-key-file {key_file}, --ssl-cert-file {certificate_file}: cannot be used "
-            f"({error})"
-        ) from None
+        files = f"--ssl-key-file {key_file}, --ssl-cert-file {certificate_file}"
+        raise LlamaError(f"{files}: cannot be used ({error})") from None
     servers.append(Server(config, app, settings.shutdown_seconds))
     cli.say(describe(settings, listening.getsockname()[1], certificate_file is not None))
     if not settings.api_keys and not listening.getsockname()[0].startswith(("127.", "::1")):
