@@ -31,7 +31,7 @@ from .replies import (
     write_timings,
 )
 from .schemas import serves
-from .tooling import Piece, Reader, write_token
+from .tooling import Piece, Reader, list_logprobs
 
 router = APIRouter(tags=["llama-server"])
 
@@ -334,18 +334,7 @@ async def completion(request: Request, body: LlamaCompletionRequest) -> Response
 
 def _write_probabilities(llm: LLM, count: int | None, tokens: Sequence[Token]) -> dict[str, Any]:
     """Write completion_probabilities if n_probs asks for them, without end tokens."""
-    entries = [
-        {
-            "id": int(token),
-            **write_token(llm, token, token.logprobs.logprob),
-            "top_logprobs": [
-                {"id": other, **write_token(llm, other, value)}
-                for other, value in token.logprobs.top
-            ],
-        }
-        for token in tokens
-        if count and token.logprobs is not None and token not in llm.engine.eos
-    ]
+    entries = list_logprobs(llm, tokens, has_ids=True) if count else []
     return {"completion_probabilities": entries} if entries else {}
 
 

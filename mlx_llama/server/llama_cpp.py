@@ -48,16 +48,11 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
 
     def work(llm: LLM) -> list[Any]:
         tokenizer = llm.tokenizer
-        ids = tokenizer.encode(
-            body.content,
-            add_bos=body.add_special and bool(body.content),
-            parse_special=body.parse_special,
-        )
-        return (
-            [{"id": token, "piece": _piece(llm, token)} for token in ids]
-            if body.with_pieces
-            else ids
-        )
+        add_bos = body.add_special and bool(body.content)
+        ids = tokenizer.encode(body.content, add_bos=add_bos, parse_special=body.parse_special)
+        if not body.with_pieces:
+            return ids
+        return [{"id": token, "piece": _piece(llm, token)} for token in ids]
 
     return Json({"tokens": await with_model(request, work, "content")})
 

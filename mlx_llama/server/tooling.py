@@ -159,22 +159,22 @@ def tool_format(llm: LLM) -> ToolFormat:
 # Log-probabilities
 
 
-def write_token(llm: LLM, token: int, logprob: float) -> dict[str, Any]:
-    """Write a token and its log-probability."""
-    piece = llm.tokenizer.piece(token)
-    data = piece.data if piece else b""
-    return {
-        "token": data.decode("utf-8", "replace"),
-        "logprob": max(logprob, -9999.0),
-        "bytes": list(data),
-    }
+def list_logprobs(llm: LLM, tokens: Sequence[Token], has_ids: bool = False) -> list[dict[str, Any]]:
+    """Write the log-probabilities of tokens as OpenAI's entries, without end tokens.
 
+    has_ids: with token ids, as llama-server does.
+    """
 
-def list_logprobs(llm: LLM, tokens: Sequence[Token]) -> list[dict[str, Any]]:
-    """Write the log-probabilities of tokens as OpenAI's entries, without end tokens."""
+    def write(token: int, logprob: float) -> dict[str, Any]:
+        piece = llm.tokenizer.piece(token)
+        data = piece.data if piece else b""
+        entry = {"id": int(token)} if has_ids else {}
+        text = data.decode("utf-8", "replace")
+        return {**entry, "token": text, "logprob": max(logprob, -9999.0), "bytes": list(data)}
+
     return [
-        write_token(llm, token, token.logprobs.logprob)
-        | {"top_logprobs": [write_token(llm, other, value) for other, value in token.logprobs.top]}
+        write(token, token.logprobs.logprob)
+        | {"top_logprobs": [write(other, value) for other, value in token.logprobs.top]}
         for token in tokens
         if token.logprobs is not None and token not in llm.engine.eos
     ]
