@@ -74,10 +74,6 @@ class Batch:
     is_last: bool  # they complete the answer
     processed: int  # tokens of the prompt so far
 
-    @property
-    def text(self) -> str:
-        return "".join([token.text for token in self.tokens])
-
 
 class Answers:
     """Answers to an HTTP request, one per Ask, computed concurrently. `close` cancels the rest."""

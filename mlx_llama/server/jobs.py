@@ -60,7 +60,6 @@ class Job:
     size: int = 0  # in events
     is_over: bool = False
     ended: float = 0.0
-    readers: int = 0
     news: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
