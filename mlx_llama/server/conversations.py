@@ -84,7 +84,6 @@ class Message(Body):
 
     def plain(self) -> dict[str, Any]:
         """Convert to a message for templates."""
-        role = "system" if self.role == "developer" else self.role
         calls = [call.model_dump(exclude={"index"}) for call in self.tool_calls]
         fields = {
             "tool_calls": calls,
@@ -92,8 +91,8 @@ class Message(Body):
             "name": self.name,
             "reasoning_content": self.reasoning_content,
         }
-        plain = {"role": role, "content": join_parts(self.content or "")}
-        return plain | {name: value for name, value in fields.items() if value}
+        present = {name: value for name, value in fields.items() if value}
+        return plain_message(self.role, self.content or "", **present)
 
 
 def plain_message(role: str | None, content: Any, **more: Any) -> dict[str, Any]:
