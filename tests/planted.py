@@ -293,7 +293,7 @@ FAULTS = [
     ),
     Fault(
         "scheduler",
-        "mlx_llama/core/generation/slots.py",
+        "mlx_llama/server/slots.py",
         "else 0, -self._used[slot]",
         "else 0, self._used[slot]",
         "a new conversation takes the slot that was used last",

@@ -34,6 +34,7 @@ from .fields import ENDLESS, RULES, Note
 from .keeper import Keeper
 from .metrics import Metrics
 from .settings import Settings
+from .slots import Task
 
 Result = TypeVar("Result")
 
@@ -88,6 +89,7 @@ class Answers:
         self._news = asyncio.Event()
         self._is_notified = False
         self._handles: list[Any] = []
+        self._tasks: list[Task] = []
         self._failure: Failure | None = None
         self.began = time.monotonic()
         self._timer = self._loop.call_later(
@@ -107,7 +109,7 @@ class Answers:
     @property
     def slots(self) -> list[int]:
         """The slot of each answer."""
-        return [handle.slot for handle in self._handles]
+        return [task.slot for task in self._tasks]
 
     def submit(self, asks: Sequence[Ask]) -> None:
         """Encode the prompts and queue the requests. Runs outside the event loop. Raises
@@ -119,12 +121,17 @@ class Answers:
             if self.is_closed:
                 return
             try:
-                handle = self.llm.loop.submit(replace(request, notify=self._notify))
+                task = Task(self._desk.keeper.slots, request)
+                handle = self.llm.loop.submit(
+                    replace(request, notify=self._notify, on_admit=task.admit)
+                )
+                task.handle = handle
             except ContextError as error:
                 raise _refuse_context(self.llm, asks[0], len(request.prompt), error) from None
             except LlamaError as error:
                 raise refuse(error, asks[0].field, self.llm) from None
             self._handles.append(handle)
+            self._tasks.append(task)
             if self.is_closed:  # closed in between
                 handle.cancel()
 

@@ -20,7 +20,7 @@ from mlx_llama.core.generation.options import GenerationOptions, Resolved
 
 from .speculate import Speculation
 
-NO_ROW = NO_SLOT = -1
+NO_ROW = -1
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Request:
     # Called in the thread that computes, after each chunk of the prompt, each token and at the end.
     # Its exceptions end the request.
     notify: abc.Callable[[], None] | None = None
+    # called as `notify` whenever it gets a row, with its growing list of tokens
+    on_admit: abc.Callable[[abc.Sequence[int]], None] | None = None
     rule: Rule | None = None  # for the answer; None: the rule of the options
     # maximum time to compile the rule; None for trusted requests
     compile_seconds: float | None = None
@@ -77,7 +79,6 @@ class Sequence:
     told: int = 0  # `processed` at the last call of on_progress
     status: Status = Status.WAITING
     row: int = NO_ROW  # of the cache
-    slot: int = NO_SLOT  # see Slots; from its first row on
     error: Exception | None = None
     is_cancelled: bool = False  # set by any thread; the next tick ends the request
     news: threading.Event | None = None  # set for a waiting consumer on another thread
@@ -245,11 +246,6 @@ class Handle:
     def done(self) -> bool:
         """True once the answer is complete, cancelled or failed."""
         return self._sequence.status is Status.ENDED or self._sequence.is_cancelled
-
-    @property
-    def slot(self) -> int:
-        """Its number among the running requests, reused after it ends; -1 until it runs."""
-        return self._sequence.slot
 
     @property
     def processed(self) -> int:

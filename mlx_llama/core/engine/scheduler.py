@@ -12,7 +12,6 @@ import time
 
 from mlx_llama.core.backends.logprobs import unpack
 from mlx_llama.core.generation.engine import Engine
-from mlx_llama.core.generation.slots import Slots
 from mlx_llama.core.models import rope
 from mlx_llama.core.system.interrupts import interruptible
 
@@ -72,7 +71,6 @@ class Scheduler:
         self.queues = Queues(model, self.rows)
         self.steps = Steps(backend, model, self.cache)
         self.memory = Memory(self.queues, self.steps, runtime.is_out_of_memory)
-        self.slots = Slots(max_rows)
         self.clock = Clock()
         self._chunks = Chunks(SHARED_CHUNK)
         self._has_dynamic_rope = rope.length_dependent(model.config)
@@ -144,7 +142,8 @@ class Scheduler:
             if claimed is None:
                 return
             queues.admit(sequence, claimed[0])
-            sequence.slot = self.slots.enter(tokens, {other.slot for other in queues.running})
+            if sequence.request.on_admit:
+                sequence.request.on_admit(tokens)
             sequence.writer.start(self.clock.now(), min(claimed[1], sequence.prompt_length))
             sequence.sampling = sequence.sampling or self.backend.sampling_batch([sequence.options])
             if self.drafts and sequence.speculation.wants_model:
