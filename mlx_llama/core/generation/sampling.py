@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
+
+from mlx_llama.core.ops import Array
 
 from . import rng
 from .options import GenerationOptions
+
+# Computes the tokens that grammars allow, int32 [B, ceil(V / 32)] on the host; bit i % 32 of word i
+# // 32 is token i's. A row without a grammar has all bits set. Call it once, after the forward is
+# on its way: the host works while the device does.
+Masks = Callable[[], np.ndarray]
 
 
 class Kind(NamedTuple):
@@ -84,7 +93,9 @@ class RowNumbers(NamedTuple):
 
 
 class BatchOptions:
-    """Options of a batch's rows; base of the backends' SamplingBatch."""
+    """Logits to tokens, on the device, by each row's own options; base of the backends'
+    SamplingBatch.
+    """
 
     def __init__(self, options: Sequence[GenerationOptions], device: Any = None):
         self.options, self.device = tuple(options), device
@@ -102,6 +113,21 @@ class BatchOptions:
         if self._repeated is None or len(self._repeated.options) != count:
             self._repeated = type(self)(self.options * count, self.device)
         return self._repeated
+
+    def __call__(
+        self,
+        logits: Array,
+        positions: Sequence[int],
+        recent: Array | None = None,
+        masks: Masks | None = None,
+    ) -> Array:
+        """Sample a token for each row, int32 [B, 1]; with log-probabilities int32 [B, 2 + 2
+        logprobs]. -1 is in place of a token whose score is NaN or infinite.
+
+        logits: float32 [B, V]; positions: of the new tokens; recent: int32 [B, window], padded with
+        -1 in front; masks: gives the tokens that grammars allow.
+        """
+        raise NotImplementedError
 
 
 def penalty_window(o: GenerationOptions) -> int:
