@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .core import errors
     from .core.backends.load_options import LoadOptions
     from .core.backends.logprobs import TokenLogprobs
+    from .core.engine.engine import Engine
     from .core.engine.loop import Loop
     from .core.engine.request import Handle
     from .core.errors import (
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     )
     from .core.generation.cache_file import Identity
     from .core.generation.completion import Completion, Token
-    from .core.generation.engine import Engine
     from .core.generation.hooks import LogitsProcessor, OnProgress
     from .core.generation.llm import LLM, Prompt, load
     from .core.generation.options import Defaults, GenerationOptions, Options, Resolved
@@ -100,7 +100,7 @@ _HOMES = {
     "backends.logprobs": ("TokenLogprobs",),
     "generation.cache_file": ("Identity",),
     "generation.completion": ("Completion", "Token"),
-    "generation.engine": ("Engine",),
+    "engine.engine": ("Engine",),
     "generation.hooks": ("LogitsProcessor", "OnProgress"),
     "generation.llm": ("LLM", "Prompt", "load"),
     "generation.options": ("Defaults", "GenerationOptions", "Options", "Resolved"),

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from mlx_llama import cli
+from mlx_llama.core.engine.engine import Engine
 from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.generation.completion import Completion
-from mlx_llama.core.generation.engine import Engine
 from mlx_llama.core.generation.session import Session, Stream
 
 from . import commands

@@ -17,8 +17,8 @@ from typing import Any
 from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.backends.load_options import MAX_ROWS
 from mlx_llama.core.backends.selection import Backend
+from mlx_llama.core.engine.engine import Engine
 from mlx_llama.core.errors import SessionError
-from mlx_llama.core.generation.engine import Engine
 from mlx_llama.core.system.interrupts import uninterrupted
 from mlx_llama.core.text.tokenizer import Tokenizer
 

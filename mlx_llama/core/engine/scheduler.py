@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 
 from mlx_llama.core.backends.logprobs import unpack
-from mlx_llama.core.generation.engine import Engine
+from mlx_llama.core.engine.engine import Engine
 from mlx_llama.core.models import rope
 from mlx_llama.core.system.interrupts import interruptible
 

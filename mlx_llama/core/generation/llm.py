@@ -20,6 +20,7 @@ from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.backends.following import follow_leader
 from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.backends.load_options import MAX_ROWS, TABLE, LoadOptions, list_adapters
+from mlx_llama.core.engine.engine import Engine
 from mlx_llama.core.engine.home import Home
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Handle, Request
@@ -38,7 +39,6 @@ from mlx_llama.core.text.tools import ToolParser, read_tools
 
 from .cache_file import Identity, read_cache, write_cache
 from .completion import Completion
-from .engine import Engine
 from .hooks import Hooks, split_hooks
 from .options import Defaults, Options, Resolved
 from .session import Session, Stream

@@ -11,6 +11,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
+from mlx_llama.core.engine.engine import Engine
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Handle, Request
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError, plain
@@ -20,7 +21,6 @@ from mlx_llama.core.text.tools import ToolParser, find_format
 
 from .cache_file import Identity, cache_path, read_cache, write_cache
 from .completion import Completion
-from .engine import Engine
 from .hooks import Hooks, split_hooks
 from .options import Defaults, GenerationOptions, Options, Resolved, validate
 from .session_file import expand_path, read_session, write_session

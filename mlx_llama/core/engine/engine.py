@@ -9,16 +9,16 @@ from typing import Any
 
 from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.backends.selection import Backend
-from mlx_llama.core.engine.request import Request, Sequence
-from mlx_llama.core.engine.speculate import PromptLookup, Speculation
 from mlx_llama.core.errors import ContextError, OptionsError, Report, refuse
 from mlx_llama.core.files.adapters import BASE
+from mlx_llama.core.generation.completion import Completion, Writer
+from mlx_llama.core.generation.grammar import Constraint, Grammars, Rule
+from mlx_llama.core.generation.options import GenerationOptions
 from mlx_llama.core.models import rope
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
 
-from .completion import Completion, Writer
-from .grammar import Constraint, Grammars, Rule
-from .options import GenerationOptions
+from .request import Request, Sequence
+from .speculate import PromptLookup, Speculation
 
 
 @dataclass
