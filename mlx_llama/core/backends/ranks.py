@@ -39,20 +39,8 @@ JOIN_SECONDS = 120  # for all processes to start
 FLUSH_SECONDS = 2
 END_SECONDS = 5  # for another rank to end after rank 0
 ANSWER_SECONDS = 8  # for the other ranks to fail where rank 0 failed
-SAMPLING = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "repetition_context_size",
-    "presence_penalty",
-    # options that a SamplingBatch reads
-    "frequency_penalty",
-    "seed",
-    "logit_bias",
-    "logprobs",
-)
+# options that a SamplingBatch does not read
+UNSENT = {"schema", "regex", "grammar", "stop", "stop_token_ids", "adapter"}
 
 
 class World:
@@ -253,71 +241,21 @@ def enter(world: World) -> None:
     _current[:] = [world]
 
 
-# Calls that every rank makes alike
-
-
-def forward(
+def launch(
     backend: Any,
     model: Model,
-    tokens: Array,
-    index_pos: int | Sequence[int],
+    method: str,
+    first: tuple,
     cache: Cache,
-    rows: list[int],
-    all_positions: bool,
-    probe: Probe | None,
+    sampling: SamplingBatch | None,
+    **options: Any,
 ) -> Array:
-    """Model.forward, launched."""
-    logits = model.forward(
-        tokens, index_pos, cache, rows=rows, all_positions=all_positions, probe=probe
-    )
-    backend.launch(logits, *cache.arrays())
-    return logits
-
-
-def step(
-    backend: Any,
-    model: Model,
-    tokens: Array,
-    index_pos: int | Sequence[int],
-    cache: Cache,
-    rows: list[int],
-    sampling: SamplingBatch,
-    masks: Masks | None,
-) -> Array:
-    """Model.step, launched."""
-    sampled = model.step(tokens, index_pos, cache, sampling, rows=rows, masks=masks)
-    backend.launch(sampled)
-    return sampled
-
-
-def verify(
-    backend: Any,
-    model: Model,
-    tokens: Array,
-    index_pos: int,
-    cache: Cache,
-    rows: list[int],
-    sampling: SamplingBatch,
-) -> Array:
-    """Model.verify, launched."""
-    sampled = model.verify(tokens, index_pos, cache, sampling, rows=rows)
-    backend.launch(sampled)
-    return sampled
-
-
-def sample(
-    backend: Any,
-    model: Model,
-    logits: Array,
-    cache: Cache,
-    rows: list[int],
-    sampling: SamplingBatch,
-    masks: Masks | None,
-) -> Array:
-    """Model.sample, launched."""
-    sampled = model.sample(logits, cache, sampling, rows=rows, masks=masks)
-    backend.launch(sampled)
-    return sampled
+    """Make a call of the model on one rank and launch it. first: the arguments before the cache."""
+    options = {name: value for name, value in options.items() if value}
+    arguments = (*first, cache) if sampling is None else (*first, cache, sampling)
+    result = getattr(model, method)(*arguments, **options)
+    backend.launch(result, *(cache.arrays() if method == "forward" else ()))
+    return result
 
 
 # The model on rank 0
@@ -412,20 +350,9 @@ class LeadingModel:
         probe: Probe | None = None,
     ) -> Array:
         """As Model.forward; computes the logits at once."""
-        tokens, index_pos, chosen, fields = self._prepare(tokens, index_pos, cache, rows)
-        with self._world.together(
-            "forward", all_positions=all_positions, probes=probe is not None, **fields
-        ):
-            return forward(
-                self._backend,
-                self._model,
-                tokens,
-                index_pos,
-                cache.inner,
-                chosen,
-                all_positions,
-                probe,
-            )
+        return self._continue(
+            "forward", tokens, index_pos, cache, rows, all_positions=all_positions, probe=probe
+        )
 
     def step(
         self,
@@ -437,21 +364,7 @@ class LeadingModel:
         rows: Sequence[int] | None = None,
         masks: Masks | None = None,
     ) -> Array:
-        """As Model.step."""
-        tokens, index_pos, chosen, fields = self._prepare(tokens, index_pos, cache, rows)
-        with self._world.together(
-            "step", sampling=self._share_sampling(sampling), masks=masks is not None, **fields
-        ):
-            return step(
-                self._backend,
-                self._model,
-                tokens,
-                index_pos,
-                cache.inner,
-                chosen,
-                sampling,
-                masks and (lambda: self._share_masks(masks)),
-            )
+        return self._continue("step", tokens, index_pos, cache, rows, sampling, masks=masks)
 
     def sample(
         self,
@@ -465,24 +378,7 @@ class LeadingModel:
         """As Model.sample; sends the logits, so that all ranks have the tokens on their devices."""
         chosen = cache.inner.select_rows(len(logits), rows)
         known = logits if isinstance(logits, np.ndarray) else self._backend.runtime.to_numpy(logits)
-        with self._world.together(
-            "sample",
-            {"logits": known},
-            model=self._name,
-            cache=cache.name,
-            rows=chosen,
-            sampling=self._share_sampling(sampling),
-            masks=masks is not None,
-        ):
-            return sample(
-                self._backend,
-                self._model,
-                known,
-                cache.inner,
-                chosen,
-                sampling,
-                masks and (lambda: self._share_masks(masks)),
-            )
+        return self._call("sample", (known,), cache, chosen, sampling, {"logits": known}, masks)
 
     def verify(
         self,
@@ -493,12 +389,7 @@ class LeadingModel:
         *,
         rows: Sequence[int] | None = None,
     ) -> Array:
-        """As Model.verify."""
-        tokens, index_pos, chosen, fields = self._prepare(tokens, index_pos, cache, rows)
-        with self._world.together("verify", sampling=self._share_sampling(sampling), **fields):
-            return verify(
-                self._backend, self._model, tokens, index_pos, cache.inner, chosen, sampling
-            )
+        return self._continue("verify", tokens, index_pos, cache, rows, sampling)
 
     def profile(self) -> Any:
         """Raises BackendError: the other ranks would wait."""
@@ -507,41 +398,60 @@ class LeadingModel:
             "process"
         )
 
-    def _prepare(
+    def _continue(
         self,
+        method: str,
         tokens: Array,
         index_pos: int | Sequence[int],
         cache: LeadingCache,
         rows: Sequence[int] | None,
-    ) -> tuple:
-        """(tokens, index_pos, rows, fields of the message), checked and with storage, so that the
-        call itself cannot fail on one rank alone."""
+        sampling: SamplingBatch | None = None,
+        **options: Any,
+    ) -> Array:
+        """Make a call, checked and with storage, so that it cannot fail on one rank alone."""
         tokens = checked_tokens(tokens, self.config.vocab_size)
         batch, count = tokens.shape
         chosen = cache.inner.select_rows(batch, rows)
-        starts = (
-            [int(start) for start in index_pos]
-            if np.iterable(index_pos)
-            else [int(index_pos)] * batch
-        )
+        starts = np.broadcast_to(index_pos, batch).tolist()
         for row, start in zip(chosen, starts):
             cache.inner.check_continues(row, start, count)
         cache.reserve({row: start + count for row, start in zip(chosen, starts)})
         index = starts if np.iterable(index_pos) else starts[0]
         # None: what the last step over these rows drew
         known = tokens.tolist() if isinstance(tokens, np.ndarray) else None
-        return (
-            tokens,
-            index,
-            chosen,
-            {
-                "model": self._name,
-                "cache": cache.name,
-                "tokens": known,
-                "index_pos": index,
-                "rows": chosen,
-            },
-        )
+        options |= {"tokens": known, "index_pos": index}
+        return self._call(method, (tokens, index), cache, chosen, sampling, **options)
+
+    def _call(
+        self,
+        method: str,
+        first: tuple,
+        cache: LeadingCache,
+        rows: list[int],
+        sampling: SamplingBatch | None,
+        arrays: Arrays | None = None,
+        masks: Masks | None = None,
+        probe: Probe | None = None,
+        all_positions: bool = False,
+        **fields: Any,
+    ) -> Array:
+        """Make a call on all ranks; see `launch`. fields: its arguments, where others need them."""
+        fields |= {"method": method, "model": self._name, "cache": cache.name, "rows": rows}
+        fields |= {"masks": bool(masks), "probe": bool(probe), "all_positions": all_positions}
+        fields["sampling"] = sampling and self._share_sampling(sampling)
+        with self._world.together("call", arrays, **fields):
+            return launch(
+                self._backend,
+                self._model,
+                method,
+                first,
+                cache.inner,
+                sampling,
+                rows=rows,
+                masks=masks and (lambda: self._share_masks(masks)),
+                probe=probe,
+                all_positions=all_positions,
+            )
 
     def _share_sampling(self, sampling: SamplingBatch) -> int:
         """The name of a SamplingBatch, which is sent once."""
@@ -549,7 +459,7 @@ class LeadingModel:
         if name is None:
             name = self._world.name()
             sampling._rank_name = name  # type: ignore[attr-defined]  # only this file's
-            options = [{field: getattr(o, field) for field in SAMPLING} for o in sampling.options]
+            options = [o.model_dump(mode="json", exclude=UNSENT) for o in sampling.options]
             self._world.change("sampling", name=name, options=options)
             weakref.finalize(sampling, self._world.change, "drop", name=name)
         return name
@@ -579,42 +489,34 @@ class LeadingCache:
         return getattr(self.inner, field)
 
     def free_memory(self) -> int | None:
-        """Bytes of free memory on rank 0's device; None: unknown."""
         return self._free_memory()
 
     def check_memory(self, ends: Mapping[int, int]) -> None:
-        """Raise ContextError if storage for `ends` exceeds rank 0's free memory."""
         # The attributes that it reads are here, or __getattr__ finds them
         Positions.check_memory(cast(Positions, self), ends)
 
     def reserve(self, ends: Mapping[int, int]) -> None:
-        """Allocate storage. Raises ContextError where memory is short."""
         grown = {int(row): int(end) for row, end in ends.items() if end > self.inner.allocated[row]}
         if grown:
             self.check_memory(grown)
-            self._change("reserve", ends=list(grown.items()))
+            self._change("reserve", list(grown.items()))
 
     def trim(self, length: int, row: int = 0) -> None:
-        """Keep the first `length` positions of a row. Raises ContextError if there are fewer."""
-        self._change("trim", length=length, row=row)
+        self._change("trim", length, row)
 
     def reset(self, row: int | None = None) -> None:
-        """Drop a row's positions, None for all rows'."""
-        self._change("reset", row=row)
+        self._change("reset", row)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of row `source` to the empty row `target`. Raises
-        ContextError.
-        """
         if length:
             self.inner.check_copy(source, target, length)
             self.check_memory({target: length})
-        self._change("copy_prefix", source=source, target=target, length=length)
+        self._change("copy_prefix", source, target, length)
 
-    def _change(self, do: str, **fields: Any) -> None:
+    def _change(self, method: str, *arguments: Any) -> None:
         with self._world._lock, uninterrupted():
-            change_cache(self.inner, {"do": do, **fields})
-            self._world.change(do, cache=self.name, **fields)
+            change_cache(self.inner, method, arguments)
+            self._world.change("cache", cache=self.name, method=method, arguments=arguments)
 
     def state(self, row: int = 0) -> dict[str, np.ndarray]:
         """All positions of a row with the heads of all ranks; see Cache.state."""
@@ -632,9 +534,6 @@ class LeadingCache:
         }
 
     def restore(self, state: Mapping[str, np.ndarray], row: int = 0) -> None:
-        """Load a row's `state` of any run or backend. Raises ContextError when it does not fit this
-        model.
-        """
         own = take_heads(state, 0, self._world.size)
         self.inner.check_state(own, row)
         self.check_memory({row: len(state["tokens"])} if state else {})
@@ -654,17 +553,9 @@ def ignore_memory(cache: Cache) -> None:
     cache.free_memory = lambda: None
 
 
-def change_cache(cache: Cache, change: Message) -> None:
-    """Make a change on one rank."""
-    do = change["do"]
-    if do == "reserve":
-        cache.reserve(dict(change["ends"]))
-    elif do == "trim":
-        cache.trim(change["length"], change["row"])
-    elif do == "reset":
-        cache.reset(change["row"])
-    else:
-        cache.copy_prefix(change["source"], change["target"], change["length"])
+def change_cache(cache: Cache, method: str, arguments: Sequence[Any]) -> None:
+    """Make a change on one rank. A mapping comes as pairs, since JSON's keys are text."""
+    getattr(cache, method)(*(map(dict, arguments) if method == "reserve" else arguments))
 
 
 def take_heads(state: Mapping[str, np.ndarray], rank: int, size: int) -> dict[str, np.ndarray]:
