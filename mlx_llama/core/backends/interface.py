@@ -77,9 +77,7 @@ class Runtime(Protocol):
 
 
 class Facts(Protocol):
-    """The backend as the doctor describes it, without its framework: the module facts.py of a
-    backend.
-    """
+    """The backend without its framework, for the doctor: the module facts.py of a backend."""
 
     DISTRIBUTIONS: tuple[str, ...]  # packages whose versions it tells
 

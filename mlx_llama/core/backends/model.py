@@ -69,9 +69,7 @@ class BaseLlama:
         raise NotImplementedError
 
     def make_cache(self, capacity: int, rows: int = 1) -> Positions:
-        """An empty cache for `rows` sequences of at most `capacity` positions each. Raises
-        ContextError below 1.
-        """
+        """An empty cache for `rows` sequences of `capacity` positions. Raises ContextError."""
         cache = self.cache_type(
             self.config, capacity, self.dtype, self.device, rows, self.cache_bits
         )
@@ -127,9 +125,7 @@ class BaseLlama:
         rows: Sequence[int] | None = None,
         masks: Masks | None = None,
     ) -> Array:
-        """The next token of each row as `step` returns it. logits: [B, V] after the rows' last
-        positions, also NumPy's.
-        """
+        """The next tokens as `step` returns them. logits: [B, V] after the rows, also NumPy's."""
         return self._call(self._draw, logits, cache, sampling, rows, masks)
 
     def verify(

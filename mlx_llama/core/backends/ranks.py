@@ -20,6 +20,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partialmethod
 from typing import Any, cast
 
 import numpy as np
@@ -48,12 +49,8 @@ class World:
     backend's collective operations."""
 
     def __init__(self, launch: Launch, ranks: Any):
-        self.backend, self.ranks, self.rank, self.size = (
-            launch.backend,
-            ranks,
-            ranks.rank,
-            ranks.size,
-        )
+        self.backend, self.ranks = launch.backend, ranks
+        self.rank, self.size = ranks.rank, ranks.size
         # of other ranks, to make
         self.calls: queue.SimpleQueue[tuple[Message, dict[str, np.ndarray]]] = queue.SimpleQueue()
         self._channels: dict[int, Channel] = {}
@@ -67,9 +64,7 @@ class World:
         self._connect(launch.host)
 
     def _connect(self, host: str) -> None:
-        """Connect rank 0 with each other rank. Its port and a secret come by a collective
-        operation.
-        """
+        """Connect rank 0 with the others, which learn its port and a secret collectively."""
         words = [0] * 9
         listener = None
         try:
@@ -153,9 +148,7 @@ class World:
         """Send a call to all other ranks; returns its number."""
         with self._lock:
             number = next(self._numbers)
-            changes = []
-            while self._changes:
-                changes.append(self._changes.popleft())
+            changes = [self._changes.popleft() for _ in range(len(self._changes))]
             for channel in self._channels.values():
                 channel.send({"do": do, "number": number, "changes": changes, **fields}, arrays)
             return number
@@ -197,14 +190,13 @@ class World:
                 self.stop(f"rank 0: {error}")
 
     def answers(self, number: int) -> list[tuple[Message, dict[str, np.ndarray]]]:
-        """Answers of the other ranks to a call, in their order. Raises BackendError where one
-        failed.
-        """
-        found = [self._take_answer(rank, number, None) for rank in sorted(self._answers)]
-        for rank, (message, _) in zip(sorted(self._answers), found):
+        """Other ranks' answers to a call, in their order. Raises BackendError where one failed."""
+        ranks = sorted(self._answers)
+        answers = [self._take_answer(rank, number, None) for rank in ranks]
+        for rank, (message, _) in zip(ranks, answers):
             if "failed" in message:
                 raise BackendError(f"rank {rank}: {message['failed']}")
-        return found
+        return answers
 
     def _take_answer(
         self, rank: int, number: int, seconds: float | None
@@ -268,9 +260,7 @@ def load(
     options: LoadOptions,
     build: Callable[[], Model],
 ) -> LeadingModel:
-    """Load a model's shares on all ranks. build: loads rank 0's. Raises LlamaError, with the rank
-    where another failed.
-    """
+    """Load shares on all ranks; `build` loads rank 0's. Raises LlamaError, naming the rank."""
     name = world.name()
     number = world.tell(
         "load",
@@ -284,8 +274,8 @@ def load(
     error = model = None
     try:
         model = build()
-    except LlamaError as own:  # the others answer anyway
-        error = own
+    except LlamaError as ours:  # the others answer anyway
+        error = ours
     try:
         world.answers(number)
     except BackendError as theirs:
@@ -301,14 +291,8 @@ def _find_revision(checkpoint: Checkpoint) -> str | None:
     """The commit of a hub id's files; None for a path."""
     if not (hub.is_hub_id(checkpoint.name) or hub.gguf_in_hub(checkpoint.name)):
         return None
-    return next(
-        (
-            one.name
-            for one in (checkpoint.path, *checkpoint.path.parents)
-            if one.parent.name == "snapshots"
-        ),
-        None,
-    )
+    folders = (checkpoint.path, *checkpoint.path.parents)
+    return next((path.name for path in folders if path.parent.name == "snapshots"), None)
 
 
 def identify(checkpoint: Checkpoint) -> str:
@@ -320,9 +304,7 @@ def identify(checkpoint: Checkpoint) -> str:
 
 
 class LeadingModel:
-    """A Model whose calls are made on all ranks. config: of the whole model; matrices and memory
-    are of rank 0's share.
-    """
+    """A Model whose calls are made on all ranks; matrices and memory are of rank 0's share."""
 
     def __init__(self, world: World, backend: Any, model: Model, checkpoint: Checkpoint, name: int):
         self._world, self._backend, self._model, self._name = world, backend, model, name
@@ -339,33 +321,6 @@ class LeadingModel:
         self._world.change("make_cache", model=self._name, cache=name, capacity=capacity, rows=rows)
         return LeadingCache(self._world, inner, name)
 
-    def forward(
-        self,
-        tokens: Array,
-        index_pos: int | Sequence[int],
-        cache: LeadingCache,
-        *,
-        rows: Sequence[int] | None = None,
-        all_positions: bool = False,
-        probe: Probe | None = None,
-    ) -> Array:
-        """As Model.forward; computes the logits at once."""
-        return self._continue(
-            "forward", tokens, index_pos, cache, rows, all_positions=all_positions, probe=probe
-        )
-
-    def step(
-        self,
-        tokens: Array,
-        index_pos: int | Sequence[int],
-        cache: LeadingCache,
-        sampling: SamplingBatch,
-        *,
-        rows: Sequence[int] | None = None,
-        masks: Masks | None = None,
-    ) -> Array:
-        return self._continue("step", tokens, index_pos, cache, rows, sampling, masks=masks)
-
     def sample(
         self,
         logits: Array,
@@ -380,17 +335,6 @@ class LeadingModel:
         known = logits if isinstance(logits, np.ndarray) else self._backend.runtime.to_numpy(logits)
         return self._call("sample", (known,), cache, chosen, sampling, {"logits": known}, masks)
 
-    def verify(
-        self,
-        tokens: Array,
-        index_pos: int,
-        cache: LeadingCache,
-        sampling: SamplingBatch,
-        *,
-        rows: Sequence[int] | None = None,
-    ) -> Array:
-        return self._continue("verify", tokens, index_pos, cache, rows, sampling)
-
     def profile(self) -> Any:
         """Raises BackendError: the other ranks would wait."""
         raise BackendError(
@@ -404,8 +348,9 @@ class LeadingModel:
         tokens: Array,
         index_pos: int | Sequence[int],
         cache: LeadingCache,
-        rows: Sequence[int] | None,
         sampling: SamplingBatch | None = None,
+        *,
+        rows: Sequence[int] | None = None,
         **options: Any,
     ) -> Array:
         """Make a call, checked and with storage, so that it cannot fail on one rank alone."""
@@ -421,6 +366,10 @@ class LeadingModel:
         known = tokens.tolist() if isinstance(tokens, np.ndarray) else None
         options |= {"tokens": known, "index_pos": index}
         return self._call(method, (tokens, index), cache, chosen, sampling, **options)
+
+    forward = partialmethod(_continue, "forward")
+    step = partialmethod(_continue, "step")
+    verify = partialmethod(_continue, "verify")
 
     def _call(
         self,
@@ -475,9 +424,7 @@ class LeadingModel:
 
 
 class LeadingCache:
-    """A Cache on all ranks: changes go to the others with the next call. Its bytes are those of
-    rank 0's share.
-    """
+    """A Cache on all ranks: others change with the next call. Bytes are of rank 0's share."""
 
     def __init__(self, world: World, inner: Cache, name: int):
         self._world, self.inner, self.name = world, inner, name
@@ -547,9 +494,7 @@ class LeadingCache:
 
 
 def ignore_memory(cache: Cache) -> None:
-    """Have a cache decide nothing by the free memory of its process: all ranks decide alike, and
-    rank 0 checks.
-    """
+    """Have a cache ignore free memory: all ranks decide alike, and rank 0 checks."""
     cache.free_memory = lambda: None
 
 

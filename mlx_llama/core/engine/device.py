@@ -56,9 +56,7 @@ class Device:
         process: Callable[[np.ndarray], np.ndarray],
         masks: Masks | None = None,
     ) -> Array:
-        """As `step` for one row, but wait for its logits, float32 [1, V], which `process` changes
-        on the host.
-        """
+        """As `step` for one row, with logits float32 [1, V] that `process` changes on the host."""
         cache = self.cache
         logits = self.backend.runtime.to_numpy(
             self.model.forward(tokens, cache.lengths[row], cache, rows=[row])
@@ -71,9 +69,7 @@ class Device:
     def verify(
         self, tokens: Sequence[int], row: int, sampling: SamplingBatch, writer: Writer
     ) -> Array:
-        """Launch a step over `tokens`; returns the next token after each of them, int32 [1, T] on
-        the device.
-        """
+        """Launch a step over `tokens`; returns the token after each, int32 [1, T] on the device."""
         sampled = self.model.verify(
             np.array([tokens], np.int32), self.cache.lengths[row], self.cache, sampling, rows=[row]
         )

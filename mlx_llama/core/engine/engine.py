@@ -35,9 +35,7 @@ class Engine:
     # From a request to a sequence
 
     def check(self, request: Request) -> None:
-        """Raise ContextError or OptionsError for a request that cannot be answered. `begin` checks
-        its rule.
-        """
+        """Raise ContextError or OptionsError for a bad request. `begin` checks its rule."""
         options = request.options.options
         self.check_options(options)
         self.check_prompt(request.prompt)
@@ -49,9 +47,7 @@ class Engine:
             )
 
     def begin(self, request: Request) -> Sequence:
-        """The state of a checked request. Compiles its rule: raises OptionsError if it cannot be
-        enforced.
-        """
+        """The state of a checked request. Raises OptionsError if its rule cannot be enforced."""
         options = request.options.options
         constraint = self._constrain(request)
         kind, notices = self.choose_speculation(
@@ -121,9 +117,7 @@ class Engine:
     # Checks
 
     def check_prompt(self, tokens: abc.Sequence[int]) -> None:
-        """Raises ContextError for an empty prompt, a prompt that leaves no room for an answer, and
-        foreign token ids.
-        """
+        """Raise ContextError for a prompt that is empty or too long, or has foreign token ids."""
         if not tokens:
             raise ContextError(
                 "the prompt is empty and this model has no BOS token to start from: give some text"
@@ -147,9 +141,7 @@ class Engine:
             )
 
     def suggest_context(self) -> str:
-        """End of a message about a full context: the option for a larger one, "" at the model's
-        maximum.
-        """
+        """End of a message: the option for a larger context, "" at the model's maximum."""
         return ", or raise `ctx_size`" if self.context < rope.max_context(self.model.config) else ""
 
     @functools.cached_property
@@ -160,8 +152,7 @@ class Engine:
         return Grammars(self.tokenizer, sorted(self.eos), self.model.config.vocab_size)
 
     def check_options(self, options: GenerationOptions, report: Report = refuse) -> None:
-        """Raise OptionsError, or report it: for token ids outside the vocabulary, and for a draft
-        model or an adapter that was not loaded."""
+        """Raise or report an OptionsError for foreign tokens, or no such draft model or adapter."""
         vocabulary = self.model.config.vocab_size
         for name, tokens in (
             ("logit_bias", options.logit_bias),
@@ -212,18 +203,14 @@ class Engine:
         return 1 + names.index(options.adapter)
 
     def check_rule(self, options: GenerationOptions) -> None:
-        """Compile the rule for a conversation's answers. Raises OptionsError if it cannot be
-        enforced.
-        """
+        """Compile the rule for a conversation's answers. Raises OptionsError."""
         if rule := Rule.of(options):
             self.grammars.compile(rule)
 
     def choose_speculation(
         self, options: GenerationOptions, is_constrained: bool = False
     ) -> tuple[str, list[str]]:
-        """The kind of speculation in force ("none", "prompt" or "model") and notices about the
-        choice.
-        """
+        """The kind of speculation in force ("none", "prompt", "model") and notices about it."""
         kind = options.speculate or ("none" if self.draft is None else "model")
         if kind != "none" and (is_constrained or options.logprobs is not None):
             return "none", [

@@ -14,9 +14,7 @@ MIN_RESERVE = 256 << 20  # bytes left for activations, growing storage and other
 
 
 def default_budget(free: int) -> int:
-    """Bytes for all keys and values. free: bytes of memory beside the weights, of which a tenth
-    stays free.
-    """
+    """Bytes for all keys and values, of `free` bytes beside the weights; a tenth stays free."""
     return max(0, free - max(free // 10, MIN_RESERVE))
 
 
@@ -71,9 +69,7 @@ class Memory:
         return []
 
     def refuse(self, sequence: Sequence) -> None:
-        """End a waiting request that does not fit although no other runs. Raises ContextError if it
-        never ran.
-        """
+        """End a request that does not fit alone. Raises ContextError if it never ran."""
         length = len(sequence.tokens)
         if length > sequence.prompt_length:
             self._end_answer(sequence)
@@ -96,9 +92,7 @@ class Memory:
         self.queues.end(sequence)
 
     def free(self, error: Exception) -> bool:
-        """Free memory after a step failed for lack of it. False for other errors, or if nothing can
-        be freed.
-        """
+        """Free memory after a step failed for lack of it; False if nothing can be freed."""
         if not self.is_out_of_memory(error):
             return False
         if self.rows.kept:

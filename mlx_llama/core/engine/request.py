@@ -99,9 +99,7 @@ class Sequence:
         return bool(self.request.hooks.processors)
 
     def process(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Apply the caller's processors to the next token's logits, float32 [1, V]. Raises their
-        errors.
-        """
+        """Apply the caller's processors to logits float32 [1, V]. Raises their errors."""
         return self.request.hooks.process(self.tokens, logits)
 
     @property
@@ -253,9 +251,7 @@ class Handle:
         return self._sequence.processed
 
     def cancel(self) -> None:
-        """End the request, from any thread and any number of times. The text so far stays in the
-        completion.
-        """
+        """End the request, from any thread, any number of times. The completion keeps its text."""
         sequence = self._sequence
         with sequence.lock:
             sequence.is_cancelled = True

@@ -72,18 +72,14 @@ class Rows:
         return grown == 0 or self.nbytes + grown <= self.budget
 
     def make_room(self, ends: Mapping[int, int], spared: int = -1) -> bool:
-        """Drop kept prefixes, except `spared`, until these rows may grow; False if there are too
-        few.
-        """
+        """Drop kept prefixes, except `spared`, until rows may grow; False if there are too few."""
         while not self.fits(ends):
             if not self._drop_oldest(spared):
                 return False
         return True
 
     def reserve(self, ends: Mapping[int, int]) -> bool:
-        """Allocate room up to these ends, and drop kept prefixes if memory is short; False if there
-        are too few.
-        """
+        """Allocate room up to these ends; drops kept prefixes. False if memory is short."""
         allocated = self.cache.allocated
         for row, end in ends.items():
             if end > allocated[row]:
@@ -225,9 +221,7 @@ class Rows:
         }
 
     def install(self, state: Mapping[str, Any], adapter: int = 0) -> None:
-        """Restore a state that this adapter computed to a free row, and keep it. Raises
-        ContextError without room.
-        """
+        """Restore a state to a free row, and keep it. Raises ContextError without room."""
         tokens = np.asarray(state["tokens"]).tolist()
         if not self._make_free(len(tokens)):
             raise ContextError(
@@ -257,9 +251,7 @@ class Rows:
         return row is not None
 
     def drop_prefixes(self, tokens: Sequence[int]) -> int:
-        """Drop all kept rows that hold only a prefix of `tokens`; returns the longest prefix's
-        length.
-        """
+        """Drop kept rows that hold only a prefix of `tokens`; returns the longest one's length."""
         lengths = {row: self.cache.lengths[row] for row in self.kept}
         prefixes = [
             row

@@ -46,9 +46,7 @@ class Clock:
 
 
 class Scheduler:
-    """Serves requests on a model with its rows. One thread at a time may call it. See Loop for the
-    parameters.
-    """
+    """Serves requests with the rows of a model, on one thread at a time. Parameters: see Loop."""
 
     def __init__(self, engine: Engine, cache_memory: int | None, max_rows: int, kept_rows: int):
         backend, model, draft = engine.backend, engine.model, engine.draft
@@ -123,9 +121,7 @@ class Scheduler:
     # Admission
 
     def _admit(self) -> None:
-        """Give the next request a row, if one is free and memory suffices for its prompt and a
-        portion of its answer.
-        """
+        """Give the next request a row, if memory has room for its prompt and some of its answer."""
         queues, rows = self.queues, self.rows
         if queues.prefilling or not queues.waiting or len(queues.running) >= self.max_rows:
             return
@@ -166,17 +162,13 @@ class Scheduler:
             queues.end(sequence, error)
 
     def _has_one_length(self, length: int) -> bool:
-        """True if keys of a text of `length` tokens are rotated for that length, so that no other
-        text can use them.
-        """
+        """True if `length` decides how keys are rotated, so that no other text can use them."""
         return self._has_dynamic_rope and length > self.model.config.max_position_embeddings
 
     # Prefill
 
     def _prefill(self) -> int:
-        """Launch a chunk of the admitted prompt, with the last chunk the step of the first token.
-        Returns the chunk's size.
-        """
+        """Launch a chunk of the prompt, or the step of the first token. Returns its size."""
         sequence = self.queues.prefilling
         if sequence is None:
             return 0
@@ -217,9 +209,7 @@ class Scheduler:
     # Step
 
     def _launch(self, may_wait: bool = True) -> None:
-        """Launch a step for every running sequence without one. may_wait: including those that wait
-        for their logits.
-        """
+        """Launch idle sequences' steps. may_wait: including those that wait for their logits."""
         self.memory.is_short = False
         busy = {id(sequence) for step in self.steps.launched for sequence in step.sequences}
         idle = [sequence for sequence in self.queues.running if id(sequence) not in busy]
@@ -236,9 +226,7 @@ class Scheduler:
                     self._retry(batch, error)
 
     def _launch_alone(self, sequence: Sequence) -> bool:
-        """Launch a step of several positions for a row that drafts or whose grammar forced tokens.
-        False: the row needs none.
-        """
+        """Launch several positions of a row with drafts or forced tokens. False: it has none."""
         if sequence.status is not Status.RUNNING:  # set aside for an earlier sequence
             return True
         if sequence.constraint:
@@ -278,9 +266,7 @@ class Scheduler:
         return True
 
     def _run_ahead(self, launched: list[Step]) -> None:
-        """Launch the next steps before these are read, unless their tokens may change the rows or
-        give drafts.
-        """
+        """Launch the next steps unread, unless their tokens may change rows or give drafts."""
         groups = group(self.queues.running, True)
         for step in launched:
             # A launched step cannot be cancelled: do not run ahead of a possible draft.
@@ -311,9 +297,7 @@ class Scheduler:
     # Read
 
     def _read(self, step: Step) -> bool:
-        """Read a step and take its tokens. False: it failed, and all launched steps are
-        forgotten.
-        """
+        """Read a step and take its tokens. False: it failed, and all steps are forgotten."""
         try:
             sampled = self.steps.read(step)
         except Exception as error:
@@ -386,9 +370,7 @@ class Scheduler:
             self._rewind(sequence)
 
     def _rewind(self, sequence: Sequence, length: int | None = None) -> None:
-        """Trim a row to `length` positions; None: those before the last known token, which is the
-        next step's input.
-        """
+        """Trim a row to `length`; None: to the positions before the last token on the host."""
         row = sequence.row
         if row == NO_ROW:
             return

@@ -52,9 +52,7 @@ class Drafter(Protocol):
 
 
 class PromptLookup:
-    """Drafts the tokens that followed the latest earlier occurrence of the last three tokens, or
-    else of the last two.
-    """
+    """Drafts the tokens after the latest earlier occurrence of the last three tokens, or two."""
 
     kind, max_drafts = "prompt", MAX_LOOKUP_DRAFTS
 
@@ -73,9 +71,7 @@ class PromptLookup:
         self._indexed = len(tokens)
 
     def may_draft_next(self) -> bool:
-        """False where no token can complete a known n-gram, since nothing followed the tokens
-        before it.
-        """
+        """False where no next token can complete a known n-gram."""
         self._index()
         return tuple(self.tokens[1 - MIN_NGRAM :]) in self._after
 
@@ -161,9 +157,7 @@ class ModelDrafts:
         return self._guesses
 
     def trim_guesses(self) -> None:
-        """Keep the guesses that became part of the text, but not the last token, which is the next
-        step's input.
-        """
+        """Keep the guesses that became text, without the last token, which a step needs."""
         end = len(self.tokens) - 1
         if self._guesses:
             end = min(end, self._start + common_prefix(self._guesses, self.tokens[self._start :]))
@@ -256,9 +250,7 @@ class Speculation:
         return self.drafter is not None and self.drafter.may_draft_next()
 
     def draft(self, room: int) -> list[int]:
-        """At most `room` guesses of the next tokens; a verification gives one token more than its
-        drafts.
-        """
+        """At most `room` guesses; a verification gives one token more."""
         if self.drafter is None or room < 1:
             return []
         return self._cut_after_eos(self.drafter.draft(min(self.pace.next, room), self.writer))

@@ -25,9 +25,7 @@ class Step:
 
     @property
     def tokens(self) -> Array:
-        """The sampled tokens without log-probabilities, int32 [B, 1] on the device, as the next
-        step's input.
-        """
+        """The sampled tokens alone, int32 [B, 1] on the device, as the next step's input."""
         return self.sampled if self.sampled.shape[1] == 1 else self.sampled[:, :1]
 
 
@@ -54,9 +52,7 @@ class Steps:
         self.device.prefill(tokens, sequence.row)
 
     def launch(self, sequences: list[Sequence], tokens: Array | None = None) -> None:
-        """Launch the next token of each sequence. tokens: int32 [B, T], None for the last one of
-        each.
-        """
+        """Launch the next token of each sequence. tokens: int32 [B, T], None for the last ones."""
         if tokens is None:
             if self._last and self._last.sequences == sequences and not self._last.drafts:
                 tokens = self._last.tokens
@@ -107,9 +103,7 @@ class Steps:
         )
 
     def _compute_masks(self, sequences: list[Sequence]) -> np.ndarray:
-        """Allowed tokens of each sequence, int32 [B, ceil(V / 32)]. Raises OptionsError for a
-        grammar that is too complex.
-        """
+        """Allowed tokens of each sequence, int32 [B, ceil(V / 32)]. Raises OptionsError."""
         masks = np.full((len(sequences), -(-self.model.config.vocab_size // 32)), -1, np.int32)
         for row, sequence in enumerate(sequences):
             if sequence.constraint:

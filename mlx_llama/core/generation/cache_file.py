@@ -166,9 +166,7 @@ def cache_path(session: str | os.PathLike) -> Path:
 
 
 def _read_metadata(path: Path, must_be_read: bool = False) -> dict[str, str]:
-    """The file's metadata; {} for a file that cannot be read, unless it must be. Raises
-    SessionError.
-    """
+    """The file's metadata; {} if it is unreadable and need not be read. Raises SessionError."""
     try:
         with open_file(path) as file:  # safetensors reports missing and locked files less clearly
             length = int.from_bytes(file.read(8), "little")

@@ -155,9 +155,7 @@ class Completion:
         }
 
     def describe_logprobs(self, tokenizer: Tokenizer) -> str:
-        """A line per token: its log-probability and those of the likeliest; "" without
-        log-probabilities.
-        """
+        """A line per token: its log-probability and the likeliest ones'; "" without any."""
 
         def name(token: int) -> str:
             piece = tokenizer.piece(token)
@@ -229,9 +227,7 @@ class Writer:
         self._first = 0.0
 
     def resume(self, tokens: Sequence[int]) -> None:
-        """Take the tokens that begin the answer. Their text begins `completion.text`; no token has
-        it.
-        """
+        """Take the tokens that begin the answer, and begin `completion.text` with their text."""
         assert self.decoder is not None
         text = "".join(map(self.decoder.push, tokens))
         shown = self.stops.push(text)
@@ -240,9 +236,7 @@ class Writer:
         self.completion.text = shown
 
     def start(self, now: float, reused: int) -> None:
-        """Note the time of the first chunk; `reused` tokens of the prompt are in the cache. Later
-        calls have no effect.
-        """
+        """Note the first chunk and the `reused` tokens of the prompt. Later calls do nothing."""
         if self._started is None:
             self._started = now
             self.completion.reused_tokens = reused
@@ -252,9 +246,7 @@ class Writer:
         self.completion.prefill_seconds = now - (self._started or 0.0)
 
     def is_late(self, now: float, seconds: float) -> bool:
-        """True if the first token was read more than `seconds` ago, and the text has a line
-        break.
-        """
+        """True if the first token is older than `seconds` and the text has a line break."""
         return (
             bool(self.completion.tokens)
             and now - self._first > seconds
@@ -269,9 +261,7 @@ class Writer:
         logprobs: TokenLogprobs | None = None,
         is_late: bool = False,
     ) -> None:
-        """Append a token that was read at `now`. is_last: its grammar ends here. is_late: its
-        time is up.
-        """
+        """Append a token read at `now`. is_last: its grammar ends. is_late: its time is up."""
         completion = self.completion
         if not completion.tokens:
             self._first = now

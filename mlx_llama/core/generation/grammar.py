@@ -118,9 +118,7 @@ class Constraint:
         self._accepted += 1
 
     def forced(self) -> list[int]:
-        """The next tokens as far as the grammar leaves no choice, as the tokenizer splits their
-        text; not accepted yet.
-        """
+        """The next tokens as far as the grammar leaves no choice; not accepted yet."""
         tokens: list[int] = self._matcher.compute_ff_tokens()
         self._check()
         return tokens
@@ -421,9 +419,7 @@ _CHILD_START = 10.0  # seconds; Python starts slowly on a busy machine
 
 
 def _check_time(rule: Rule, body: dict[str, Any], seconds: float) -> None:
-    """Compile a rule in another process first. Raises OptionsError if that takes longer than
-    `seconds`, or crashes.
-    """
+    """Compile a rule in another process. Raises OptionsError if that exceeds `seconds`."""
     global _child
     with _child_lock:
         if _child is None or _child.poll() is not None:

@@ -213,9 +213,7 @@ class Results:
 
 
 def _read_result(line: bytes, digests: list[str]) -> tuple[int | None, bool]:
-    """(index of the request, whether it failed); None for a line that is no result of these
-    requests.
-    """
+    """(index of the request, whether it failed); None for a line of other requests."""
     try:
         result = json.loads(line)
     except (ValueError, RecursionError):

@@ -52,9 +52,7 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", 'Field name "schema"')
 
     class _StructureOptions(BaseModel):
-        """Options of which at most one may constrain the answer. A separate class limits the scope
-        of the warning filter.
-        """
+        """Options that constrain the answer, of which one may be set."""
 
         model_config = ConfigDict(
             extra="forbid", frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True
@@ -103,9 +101,7 @@ with warnings.catch_warnings():
 
 
 class GenerationOptions(_StructureOptions):
-    """Generation options, complete and checked. Each field is a flag, a Python argument and an
-    entry of the receipt.
-    """
+    """Complete, checked options. Each is a flag, a Python argument and part of the receipt."""
 
     max_tokens: int = _option(
         256,
@@ -337,9 +333,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Resolved:
-    """Complete options and, per field, the source of its value: "user", "checkpoint" or
-    "default".
-    """
+    """Complete options and each value's source: "user", "checkpoint" or "default"."""
 
     options: GenerationOptions
     origins: dict[str, str]

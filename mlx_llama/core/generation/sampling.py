@@ -59,9 +59,7 @@ class Kind(NamedTuple):
 
 
 class RowNumbers(NamedTuple):
-    """A row's options as numbers, neutral where a feature is off: a row samples as it would
-    alone.
-    """
+    """A row's options as numbers, neutral where a feature is off."""
 
     seed: tuple[int, int]  # words, low and high
     is_random: bool
@@ -93,9 +91,7 @@ class RowNumbers(NamedTuple):
 
 
 class BatchOptions:
-    """Logits to tokens, on the device, by each row's own options; base of the backends'
-    SamplingBatch.
-    """
+    """Logits to tokens, by each row's own options; base of the backends' SamplingBatch."""
 
     def __init__(self, options: Sequence[GenerationOptions], device: Any = None):
         self.options, self.device = tuple(options), device
@@ -107,9 +103,7 @@ class BatchOptions:
         self._repeated: Any = None  # a batch for several rows
 
     def repeat(self, count: int) -> Any:
-        """A batch of `count` rows with the options of this batch's only row. Caches the last
-        result.
-        """
+        """A batch of `count` rows with the options of the only row. Caches the last result."""
         if self._repeated is None or len(self._repeated.options) != count:
             self._repeated = type(self)(self.options * count, self.device)
         return self._repeated

@@ -134,9 +134,7 @@ def encode_with_tools(
 
 
 class ToolStream:
-    """A streamed answer: pieces of text and of calls. `completion`, `text` and `calls` are final at
-    the end.
-    """
+    """A streamed answer: pieces of text and of calls. Its properties are final at the end."""
 
     def __init__(self, handle: Handle, parser: ToolParser, schema: Schema | None = None):
         """schema: of an answer without calls."""
@@ -180,9 +178,7 @@ class ToolStream:
         return self.parser.calls
 
     def messages(self) -> list[dict[str, Any]]:
-        """The answer as messages. Arguments that are no JSON object become {}: templates need
-        objects.
-        """
+        """The answer as messages. Arguments that are no JSON object become {}."""
         calls = []
         for call in self.calls:
             try:
@@ -271,9 +267,7 @@ class ToolLoop:
             self._reading.release()
 
     def cancel(self) -> None:
-        """End the answer, from any thread and any number of times. Rounds that are complete stay in
-        `messages`.
-        """
+        """End the answer, from any thread, any number of times. Complete rounds stay."""
         self._is_cancelled = True
         self._newest.close()
 
