@@ -188,8 +188,8 @@ FAULTS = [
     Fault(
         "cache and rows",
         "mlx_llama/core/engine/rows.py",
-        "grown == 0 or self.nbytes + grown <= self.budget",
-        "grown <= self.budget",
+        "if self.nbytes + grown <= self.budget",
+        "if grown <= self.budget",
         "the budget of the cache does not count what is taken already",
     ),
     Fault(

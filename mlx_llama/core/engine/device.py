@@ -37,9 +37,7 @@ class Device:
         writers: Sequence[Writer],
         masks: Masks | None = None,
     ) -> Array:
-        """Launch a step over `tokens` [B, T], which continue the rows; returns the next tokens,
-        int32 [B, 1] on the device, or [B, C] with log-probabilities. masks: of rows with a grammar.
-        """
+        """Launch a step over `tokens` [B, T], which continue the rows; see Model.step."""
         lengths = self.cache.lengths
         starts = [lengths[row] for row in rows] if len(rows) > 1 else lengths[rows[0]]
         masked = {"masks": masks} if masks else {}
@@ -77,9 +75,8 @@ class Device:
 
     def read(self, tokens: Array, writers: Sequence[Writer]) -> list[int]:
         """Wait for `tokens`, row by row: int32 [B, C] of as many writers, or [1, T] of one."""
-        values = (
-            [self.backend.read(tokens)] if tokens.shape == (1, 1) else self.backend.read_all(tokens)
-        )
+        is_one, backend = tokens.shape == (1, 1), self.backend
+        values = [backend.read(tokens)] if is_one else backend.read_all(tokens)
         nbytes = tokens.nbytes // len(writers)
         for writer in writers:
             writer.count_read(nbytes)

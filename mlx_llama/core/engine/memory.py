@@ -7,7 +7,7 @@ from collections.abc import Callable
 from mlx_llama.core.errors import ContextError
 
 from .queues import Queues
-from .request import Sequence, Status
+from .request import Sequence
 from .steps import Steps
 
 MIN_RESERVE = 256 << 20  # bytes left for activations, growing storage and other programs
@@ -51,12 +51,8 @@ class Memory:
                 if len(sequences) == 1:
                     self.queues.end(sequences[0], error)
                     return []
-                grown = [
-                    sequence
-                    for sequence in sequences
-                    if sequence.status is Status.RUNNING and self.make_room([sequence], count)
-                ]
-                return [sequence for sequence in grown if sequence.status is Status.RUNNING]
+                grown = [s for s in sequences if s.is_running and self.make_room([s], count)]
+                return [sequence for sequence in grown if sequence.is_running]
             youngest = max(self.queues.admitted, key=lambda sequence: sequence.number)
             if self.steps.has_launched(youngest):
                 self.is_short = True  # read it first

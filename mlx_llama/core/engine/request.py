@@ -21,6 +21,7 @@ from mlx_llama.core.generation.options import GenerationOptions, Resolved
 from .speculate import Speculation
 
 NO_ROW = -1
+TWO_READERS = "another thread is reading this answer: give each thread a request of its own"
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,9 @@ class Sequence:
     writer: Writer
     speculation: Speculation
     constraint: Constraint | None = None  # its state is that after `tokens`
+    adapter: int = 0  # number of the adapter that computes it, 0 for none
     sampling: Any = None  # SamplingBatch of this sequence alone
     number: int = 0  # order of submission
-    adapter: int = 0  # number of the adapter that computes it, 0 for none
     processed: int = 0  # tokens of the prompt whose chunk was launched, reused ones included
     told: int = 0  # `processed` at the last call of on_progress
     status: Status = Status.WAITING
@@ -92,6 +93,10 @@ class Sequence:
     @property
     def prompt_length(self) -> int:
         return len(self.request.prompt)
+
+    @property
+    def is_running(self) -> bool:
+        return self.status is Status.RUNNING
 
     @property
     def needs_logits(self) -> bool:
@@ -121,16 +126,10 @@ class Sequence:
             if self.constraint:
                 self.constraint.accept(token)
             self.tokens.append(token)
-            is_late = self.request.decode_seconds is not None and self.writer.is_late(
-                now, self.request.decode_seconds
-            )
-            self.writer.push(
-                token,
-                now,
-                self.constraint is not None and self.constraint.is_finished,
-                logprobs,
-                is_late,
-            )
+            seconds = self.request.decode_seconds
+            is_late = seconds is not None and self.writer.is_late(now, seconds)
+            is_last = self.constraint is not None and self.constraint.is_finished
+            self.writer.push(token, now, is_last, logprobs, is_late)
         return not self.writer.is_finished
 
     def take_all(self, tokens: abc.Sequence[int], now: float) -> bool:
@@ -152,8 +151,7 @@ class Sequence:
         if on_progress and self.told != self.processed:
             self.told = self.processed
             on_progress(self.processed, self.prompt_length)
-        news = self.news
-        if news:
+        if news := self.news:
             news.set()
         if self.request.notify:
             self.request.notify()
@@ -256,8 +254,7 @@ class Handle:
         with sequence.lock:
             sequence.is_cancelled = True
             sequence.writer.interrupt()
-        news = sequence.news
-        if news:
+        if news := sequence.news:
             news.set()
         if self.is_begun:
             self._loop.sweep()
@@ -270,9 +267,7 @@ class Handle:
     def _await(self, count: int) -> None:
         """Return once there are `count` tokens or the request is over. Raises its error."""
         if not self._reading.acquire(blocking=False):
-            raise SessionError(
-                "another thread is reading this answer: give each thread a request of its own"
-            )
+            raise SessionError(TWO_READERS)
         try:
             self.begin()
             while not self._has(count):

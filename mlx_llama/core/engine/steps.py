@@ -62,9 +62,8 @@ class Steps:
 
     def launch_rest(self, sequence: Sequence) -> None:
         """Launch one step over all tokens that the row lacks."""
-        self.launch(
-            [sequence], np.array([sequence.tokens[self.cache.lengths[sequence.row] :]], np.int32)
-        )
+        start = self.cache.lengths[sequence.row]
+        self.launch([sequence], np.array([sequence.tokens[start:]], np.int32))
 
     def verify(self, sequence: Sequence, drafts: list[int]) -> None:
         """Launch a step over the last token and drafts of the next ones."""
@@ -83,24 +82,15 @@ class Steps:
         self.launched, self._last, self._batch = [], None, None
 
     def _step(self, sequences: list[Sequence], tokens: Array) -> Step:
-        first = sequences[0]
-        masks = (
-            (lambda: self._compute_masks(sequences))
-            if any(sequence.constraint for sequence in sequences)
-            else None
-        )
-        if first.needs_logits:  # it is alone
-            return Step(
-                sequences,
-                self.device.step_processed(
-                    tokens, first.row, first.sampling, first.writer, first.process, masks
-                ),
-            )
+        is_masked = any(sequence.constraint for sequence in sequences)
+        masks = (lambda: self._compute_masks(sequences)) if is_masked else None
+        if (first := sequences[0]).needs_logits:  # it is alone
+            options = first.sampling, first.writer, first.process, masks
+            return Step(sequences, self.device.step_processed(tokens, first.row, *options))
         rows = [sequence.row for sequence in sequences]
         writers = [sequence.writer for sequence in sequences]
-        return Step(
-            sequences, self.device.step(tokens, rows, self._sampling(sequences), writers, masks)
-        )
+        sampling = self._sampling(sequences)
+        return Step(sequences, self.device.step(tokens, rows, sampling, writers, masks))
 
     def _compute_masks(self, sequences: list[Sequence]) -> np.ndarray:
         """Allowed tokens of each sequence, int32 [B, ceil(V / 32)]. Raises OptionsError."""
@@ -114,10 +104,8 @@ class Steps:
         if len(sequences) == 1:
             return sequences[0].sampling
         if not self._batch or self._batch[0] != sequences:
-            self._batch = (
-                sequences,
-                self.backend.sampling_batch([sequence.options for sequence in sequences]),
-            )
+            options = [sequence.options for sequence in sequences]
+            self._batch = sequences, self.backend.sampling_batch(options)
         return self._batch[1]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from mlx_llama.core.engine.request import Handle
+from mlx_llama.core.engine.request import TWO_READERS, Handle
 from mlx_llama.core.errors import OptionsError, SessionError, show
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
 from mlx_llama.core.text.tokenizer import Tokenizer
@@ -249,9 +249,7 @@ class ToolLoop:
 
     def __next__(self) -> str:
         if not self._reading.acquire(blocking=False):
-            raise SessionError(
-                "another thread is reading this answer: give each thread a request of its own"
-            )
+            raise SessionError(TWO_READERS)
         try:
             while not self.done:
                 for piece in self._newest:
