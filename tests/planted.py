@@ -507,8 +507,8 @@ FAULTS = [
     Fault(
         "text",
         "mlx_llama/core/generation/grammar.py",
-        "eos_token=list(self.eos))",
-        "eos_token=[self.eos[0]])",
+        "list(self.eos))",
+        "[self.eos[0]])",
         "an answer with a grammar can end with the first end token only",
     ),
     # Server

@@ -90,5 +90,5 @@ class Device:
     def _launch(self, sampled: Array, writers: Sequence[Writer]) -> Array:
         self.backend.launch(sampled)
         for writer in writers:
-            writer.count_launch()
+            writer.completion.launches += 1
         return sampled

@@ -250,7 +250,8 @@ class Speculation:
             return sampled
         correct = common_prefix(drafts, sampled)
         tokens = self._cut_after_eos(sampled[: correct + 1])
-        self.writer.count_drafts(len(drafts), correct)
+        self.writer.completion.drafted += len(drafts)
+        self.writer.completion.accepted += correct
         if reason := self.pace.update(len(drafts), correct):
             self.writer.end_speculation(reason, len(self.writer.completion.tokens) + len(tokens))
             self.drafter = None

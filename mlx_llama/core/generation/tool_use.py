@@ -214,10 +214,8 @@ class ToolLoop:
         self._ask, self._tools, self._rounds = ask, tools, rounds
         first = ask(list(messages), True)
         # complete messages and the answer after them, assigned together for other threads
-        self._talk: tuple[list[dict[str, Any]], ToolStream | None] = (
-            [dict(message) for message in messages],
-            first,
-        )
+        self._talk: tuple[list[dict[str, Any]], ToolStream | None]
+        self._talk = list(map(dict, messages)), first
         self._newest = first
         self._reading = threading.Lock()
         self._is_cancelled = self.done = False
@@ -238,11 +236,8 @@ class ToolLoop:
         made calls.
         """
         messages, answer = self._talk
-        return (
-            messages
-            if answer is None
-            else [*messages, {"role": "assistant", "content": answer.text}]
-        )
+        text = [{"role": "assistant", "content": answer.text}] if answer else []
+        return [*messages, *text]
 
     def __iter__(self) -> ToolLoop:
         return self
@@ -303,19 +298,14 @@ class ToolLoop:
 
     def _run(self, call: ToolCall) -> dict[str, Any]:
         """The message with the result of a call."""
-        tool = next((tool for tool in self._tools if tool.name == call.name), None)
-        if tool is None:
-            result = (
-                f"error: there is no tool {call.name}, there are "
-                f"{', '.join(tool.name for tool in self._tools)}"
-            )
-        else:
-            try:
-                result = tool.run(call.arguments)
-            except Exception as error:
-                result = (
-                    f"error: {error}"
-                    if isinstance(error, ArgumentsError)
-                    else f"error: {type(error).__name__}: {error}"
-                )
+        tools = {tool.name: tool for tool in reversed(self._tools)}
+        try:
+            if call.name not in tools:
+                names = ", ".join(tool.name for tool in self._tools)
+                raise ArgumentsError(f"there is no tool {call.name}, there are {names}")
+            result = tools[call.name].run(call.arguments)
+        except ArgumentsError as error:
+            result = f"error: {error}"
+        except Exception as error:
+            result = f"error: {type(error).__name__}: {error}"
         return {"role": "tool", "content": result, "tool_call_id": call.id, "name": call.name}
