@@ -176,9 +176,7 @@ def run_prompt(args: argparse.Namespace, options: dict[str, Any]) -> int:
 
 
 def run_batch(args: argparse.Namespace, options: dict[str, Any]) -> int:
-    """Run the prompts of a file that have no result yet; returns the exit code: 1 if a request
-    failed.
-    """
+    """Run a file's prompts that have no result yet; returns 1 if a request failed."""
     from .core.generation.jobs import QUEUED, Results, parse_jobs, run_jobs
     from .core.system import progress
 

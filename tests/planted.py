@@ -188,8 +188,8 @@ FAULTS = [
     Fault(
         "cache and rows",
         "mlx_llama/core/engine/rows.py",
-        "grown == 0 or self.nbytes + grown <= self.budget",
-        "grown <= self.budget",
+        "if self.nbytes + grown <= self.budget",
+        "if grown <= self.budget",
         "the budget of the cache does not count what is taken already",
     ),
     Fault(
@@ -293,7 +293,7 @@ FAULTS = [
     ),
     Fault(
         "scheduler",
-        "mlx_llama/core/generation/slots.py",
+        "mlx_llama/server/slots.py",
         "else 0, -self._used[slot]",
         "else 0, self._used[slot]",
         "a new conversation takes the slot that was used last",
@@ -507,8 +507,8 @@ FAULTS = [
     Fault(
         "text",
         "mlx_llama/core/generation/grammar.py",
-        "eos_token=list(self.eos))",
-        "eos_token=[self.eos[0]])",
+        "list(self.eos))",
+        "[self.eos[0]])",
         "an answer with a grammar can end with the first end token only",
     ),
     # Server

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from mlx_llama import cli
+from mlx_llama.core.engine.engine import Engine
 from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.generation.completion import Completion
-from mlx_llama.core.generation.engine import Engine
 from mlx_llama.core.generation.session import Session, Stream
 
 from . import commands
@@ -102,9 +102,7 @@ class Chat:
         self.recall: Callable[[str, str], None] | None = None
 
     def take(self, text: str) -> None:
-        """Handle a message or a command. Raises LlamaError, with the conversation unchanged, and
-        commands.Leave.
-        """
+        """Handle a message or a command. Raises commands.Leave, or LlamaError without a change."""
         outcome: commands.Outcome
         if commands.is_command(text):
             outcome = commands.run(self.session, text)
@@ -133,9 +131,7 @@ class Chat:
             self.show(self.session.edit(edited))
 
     def _switch(self, name: str) -> None:
-        """Load a model and continue with it. The old model stays in memory meanwhile, and stays in
-        use if loading fails.
-        """
+        """Load a model and continue with it; the old one stays meanwhile, or if that fails."""
         if self.load is None:
             raise commands.CommandError("/model: this chat cannot change its model")
         try:
@@ -149,9 +145,7 @@ class Chat:
         self.say(f"{describe_model(llm)}\n({len(session.messages)} messages are kept)")
 
     def show(self, stream: Stream) -> None:
-        """Show an answer as it is generated. Ctrl-C keeps the shown text in the conversation and
-        raises KeyboardInterrupt.
-        """
+        """Show an answer as it comes. Ctrl-C keeps its text and raises KeyboardInterrupt."""
         completion = stream.completion
         for notice in completion.notices:
             self.say(f"({commands.spell(notice)})")

@@ -108,9 +108,7 @@ class _Table(markdown.TableElement):
 
 
 class _Markdown(markdown.Markdown):
-    """rich's Markdown with the parts that rich omits: HTML, addresses of images and references,
-    line breaks.
-    """
+    """rich's Markdown with the parts that rich omits: HTML, addresses, line breaks."""
 
     elements = {**markdown.Markdown.elements, "table_open": _Table}
     parser = MarkdownIt("commonmark", {"html": False})
@@ -131,9 +129,7 @@ class _Markdown(markdown.Markdown):
 
 
 class Rendered:
-    """Markdown for the terminal, without control characters. `tail`: only the last lines that fit
-    the screen.
-    """
+    """Markdown without control characters. tail: only the last lines that fit the screen."""
 
     def __init__(self, text: str, gap: bool = False, tail: bool = False):
         self.text = show_controls(text)

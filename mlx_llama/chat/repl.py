@@ -88,9 +88,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _save_cache(chat: Chat, path: str) -> None:
-    """Save the keys and values, unless /model chose another model: the next start with these flags
-    would reject them.
-    """
+    """Save the keys and values, unless /model chose a model that these flags would not load."""
     from mlx_llama.core.generation.cache_file import write_cache
 
     session = chat.session

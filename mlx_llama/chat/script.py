@@ -30,9 +30,7 @@ def run(chat: Chat) -> int:
 
 
 def read_messages() -> Iterator[tuple[int, str]]:
-    """(line number, text) of each message; a backslash at a line's end continues it. Raises
-    LlamaError.
-    """
+    """(line number, text) of each message; a final backslash continues it. Raises LlamaError."""
     parts: list[str] = []
     for number, line in enumerate(sys.stdin.buffer if sys.stdin else (), 1):
         try:

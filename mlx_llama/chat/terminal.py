@@ -104,9 +104,7 @@ def _recall(chat: Chat, question: str, answer: str) -> None:
 
 
 def say(text: str) -> None:
-    """Print lines for the user on stderr; on a terminal wrapped between words, columns of a list
-    kept.
-    """
+    """Print lines on stderr; on a terminal wrapped between words, columns of a list kept."""
     if sys.stderr is None or not sys.stderr.isatty():
         cli.show(text)
         return
@@ -132,17 +130,13 @@ def wrap(line: str, width: int) -> list[str]:
 
 
 class LinePrompt:
-    """Reads lines from a terminal without escape sequences. A backslash at a line's end continues
-    it.
-    """
+    """Reads lines from a terminal without escape sequences. A final backslash continues."""
 
     def __init__(self, screen: TextIO):
         self.screen = screen
 
     def prompt(self, message: Any, *, default: str = "") -> str:
-        """Read a text. message: in prompt_toolkit's form. default: printed, since it cannot be
-        edited here.
-        """
+        """Read a text. message: in prompt_toolkit's form. default: printed, not editable."""
         if default:
             say(f"(the message was: {default})")
         lines: list[str] = []
@@ -190,9 +184,7 @@ def make_prompt(chat: Chat, screen: TextIO) -> PromptSession[str]:
 
 
 def _follow_wrapping(prompt: PromptSession[str]) -> None:
-    """Erase the editor's rows as a narrower terminal rewrapped them; prompt_toolkit counts the rows
-    that it drew.
-    """
+    """Erase the editor's rows as a narrower terminal rewrapped them, not as they were drawn."""
     app, renderer, erase = prompt.app, prompt.app.renderer, prompt.app.renderer.erase
 
     def erase_wrapped(leave_alternate_screen: bool = True) -> None:
@@ -215,9 +207,7 @@ def _follow_wrapping(prompt: PromptSession[str]) -> None:
 
 
 def _bind_keys() -> KeyBindings:
-    """Enter sends, Alt-Enter and a trailing backslash begin a line, Tab completes, Ctrl-C
-    clears.
-    """
+    """Enter sends, Alt-Enter and a final backslash begin a line, Tab completes, Ctrl-C clears."""
     keys = KeyBindings()
 
     @keys.add("enter", filter=~is_searching)
@@ -262,9 +252,7 @@ def _bind_keys() -> KeyBindings:
 
 
 class CommandCompleter(Completer):
-    """Completes commands, options and values after /set, files after /save, /load, /read and
-    /model.
-    """
+    """Completes commands, options and values after /set, and names of files."""
 
     def __init__(self, chat: Chat):
         self.chat = chat

@@ -19,9 +19,7 @@ def is_dumb() -> bool:
 
 
 def rewraps_lines() -> bool:
-    """True for a terminal that rewraps the lines on the screen when its width changes, as all but
-    xterm do.
-    """
+    """True for a terminal that rewraps lines when its width changes, as all but xterm do."""
     return "XTERM_VERSION" not in os.environ or "TMUX" in os.environ
 
 

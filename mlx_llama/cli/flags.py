@@ -148,9 +148,7 @@ def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _read_file(name: str, value: str) -> str:
-    """The text of a file, or `value` itself if it is a schema (starts with a brace) or a grammar
-    (has rules).
-    """
+    """The text of a file, or `value` if it is a schema (has a brace) or grammar (has rules)."""
     if (
         value.lstrip().startswith("{")
         if name == "schema"
@@ -177,9 +175,7 @@ def add_load_flags(
     without: Collection[str] = ("max_rows",),
     only: Collection[str] = (),
 ) -> None:
-    """Add flags for load options: all but `without`, or those of `only`. Values stay text until
-    Limits.check.
-    """
+    """Add load flags: all but `without`, or `only` some. Values stay text until Limits.check."""
     group = parser.add_argument_group("model")
     for name, field in TABLE.items():
         about = field.metadata

@@ -24,9 +24,7 @@ MAX_CHARACTERS = 1 << 28  # characters of a file
 
 
 def run(main: Callable[[list[str]], int | None], arguments: list[str] | None = None) -> int:
-    """Call a command's `main`; turn errors into a line and an exit code. `--debug` shows the
-    traceback.
-    """
+    """Call a command's `main`; turns errors into a line, or with --debug a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):
         # A model may write any character: UTF-8 into a file or pipe, an escape where a terminal
@@ -96,9 +94,7 @@ def clean_up_when_terminated() -> Iterator[None]:
 
 
 def read_text(path: str) -> str:
-    """The text of a file, or of standard input for "-". Raises LlamaError if it is unreadable, too
-    long or not UTF-8.
-    """
+    """The text of a file, or of standard input for "-". Raises LlamaError."""
     try:
         if path == "-":
             if sys.stdin is None:

@@ -34,6 +34,7 @@ from .fields import ENDLESS, RULES, Note
 from .keeper import Keeper
 from .metrics import Metrics
 from .settings import Settings
+from .slots import Task
 
 Result = TypeVar("Result")
 
@@ -84,6 +85,7 @@ class Answers:
         self._news = asyncio.Event()
         self._is_notified = False
         self._handles: list[Any] = []
+        self._tasks: list[Task] = []
         self._failure: Failure | None = None
         self.began = time.monotonic()
         text = f"the request took longer than {seconds:g} seconds (--timeout)"
@@ -99,7 +101,7 @@ class Answers:
     @property
     def slots(self) -> list[int]:
         """The slot of each answer."""
-        return [handle.slot for handle in self._handles]
+        return [task.slot for task in self._tasks]
 
     def submit(self, asks: Sequence[Ask]) -> None:
         """Encode the prompts and queue the requests. Runs outside the event loop. Raises
@@ -112,7 +114,11 @@ class Answers:
             if self.is_closed:
                 return
             try:
-                handle = self.llm.loop.submit(replace(request, notify=self._notify))
+                task = Task(self._desk.keeper.slots, request)
+                handle = self.llm.loop.submit(
+                    replace(request, notify=self._notify, on_admit=task.admit)
+                )
+                task.handle = handle
             except LlamaError as error:
                 ask, count = asks[0], len(request.prompt)
                 if isinstance(error, ContextError) and count >= self.llm.engine.context:
@@ -120,6 +126,7 @@ class Answers:
                 values = {ask.field: ask.prompt} if isinstance(error, ContextError) else {}
                 raise refuse(error, ask.field, self.llm, values) from None
             self._handles.append(handle)
+            self._tasks.append(task)
             if self.is_closed:  # closed in between
                 handle.cancel()
 

@@ -15,6 +15,7 @@ from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.system import progress
 
 from .faults import Refusal, shutting_down, unavailable
+from .slots import Slots
 
 State = Literal["loading", "ready", "idle", "failed", "closed"]
 
@@ -50,6 +51,7 @@ class Keeper:
         self._set_asides = 0  # of unloaded models
         self.name = ""
         self.adapters: tuple[str, ...] = ()  # names that requests may use as the model's
+        self.slots = Slots(0)  # of the loaded model
 
     def start(self) -> None:
         """Start loading, and watching for idleness."""
@@ -104,6 +106,7 @@ class Keeper:
         # Do not reveal the model's folder to clients.
         self.name = os.path.basename(name.rstrip("/\\")) if os.path.exists(name) else name
         self.adapters = llm.model.adapters
+        self.slots = Slots(llm.loop.max_rows)
         self._llm, self.state = llm, "ready"
         self._left = time.monotonic()
         llm.loop.start()
@@ -164,7 +167,7 @@ class Keeper:
                 self._drop("idle")
 
     def _drop(self, state: State) -> None:
-        llm, self._llm = self._llm, None
+        llm, self._llm, self.slots = self._llm, None, Slots(0)
         if llm is not None:
             self.facts = self._describe_model(llm)
             llm.loop.close()

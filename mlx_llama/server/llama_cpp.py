@@ -12,8 +12,8 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlx_llama.core.engine.request import Sequence as EngineSequence
 from mlx_llama.core.generation.cache_file import read_cache, write_cache
+from mlx_llama.core.generation.completion import Completion
 from mlx_llama.core.generation.llm import LLM
 
 from .answers import default_limit, find_template
@@ -24,6 +24,7 @@ from .llama_completion import write_settings
 from .replies import FINGERPRINT, Json, desk_of, with_model
 from .schemas import serves, takes
 from .settings import Settings
+from .slots import Slots, Task
 from .tooling import build_toolbox, tool_format
 
 router = APIRouter(tags=["llama-server"])
@@ -143,7 +144,7 @@ def describe_model(llm: LLM, settings: Settings) -> dict[str, Any]:
 
 
 @router.get("/slots")
-async def slots(request: Request) -> Response:
+async def list_slots(request: Request) -> Response:
     """List the slots, one for each request that can run, and their state.
 
     ?fail_on_no_slot=1: 503 if none is free. An idle slot reports the length of its last prompt and
@@ -153,9 +154,9 @@ async def slots(request: Request) -> Response:
     if not desk.settings.serves_slots:
         raise Refusal(404, "not_found", message="slots are off: start the server with --slots")
     llm = desk.keeper.require()
-    scheduler = llm.loop.scheduler
-    running = {sequence.slot: sequence for sequence in scheduler.queues.admitted}
-    if request.query_params.get("fail_on_no_slot") and len(running) >= scheduler.max_rows:
+    slots = desk.keeper.slots
+    running = slots.running
+    if request.query_params.get("fail_on_no_slot") and len(running) >= len(slots.texts):
         raise Refusal(
             503, "no_slot", [Fault("fail_on_no_slot", "a free slot", "all slots are taken")]
         )
@@ -167,28 +168,28 @@ async def slots(request: Request) -> Response:
                 "n_ctx": llm.engine.context,
                 "is_processing": slot in running,
                 "n_tokens": len(text),
-                **(_describe_running(running[slot], shown) if slot in running else {}),
+                **(_describe_running(llm, running[slot], text, shown) if slot in running else {}),
             }
-            for slot, text in enumerate(scheduler.slots.texts)
+            for slot, text in enumerate(slots.texts)
         ]
     )
 
 
 def _describe_running(
-    sequence: EngineSequence, decode: Callable[[list[int]], str] | None
+    llm: LLM, task: Task, text: Sequence[int], decode: Callable[[list[int]], str] | None
 ) -> dict[str, Any]:
     """Describe a running request, with its text if `decode` is given."""
-    length, text = sequence.prompt_length, list(sequence.tokens)
+    options, length, text = task.request.options.options, len(task.request.prompt), list(text)
+    limit, count = min(options.max_tokens, llm.engine.context - length), len(text) - length
+    completion = task.handle.completion if task.handle else Completion()
     shown = {"prompt": decode(text[:length]), "generated": decode(text[length:])} if decode else {}
     return {
-        "id_task": sequence.number,
-        "speculative": sequence.speculation.kind != "none",
+        "id_task": task.number,
+        "speculative": completion.options.get("speculate", "none") != "none",
         "n_prompt_tokens": length,
-        "n_prompt_tokens_cache": sequence.writer.completion.reused_tokens,
-        "params": sequence.options.model_dump(exclude={"stop"}),
-        "next_token": [
-            {"has_next_token": True, "n_remain": sequence.left, "n_decoded": len(text) - length}
-        ],
+        "n_prompt_tokens_cache": completion.reused_tokens,
+        "params": options.model_dump(exclude={"stop"}),
+        "next_token": [{"has_next_token": True, "n_remain": limit - count, "n_decoded": count}],
         **shown,
     }
 
@@ -206,7 +207,7 @@ async def change_slot(request: Request, slot: str) -> Response:
 
     Prompts in any slot reuse a restored prefix.
     """
-    settings = desk_of(request).settings
+    settings, slots = desk_of(request).settings, desk_of(request).keeper.slots
     action = request.query_params.get("action")
     if action not in ("save", "restore", "erase"):
         raise bad_field(
@@ -226,11 +227,11 @@ async def change_slot(request: Request, slot: str) -> Response:
     def work(llm: LLM) -> dict[str, Any]:
         number = _find_slot(llm, slot)
         if action == "erase":
-            erased = llm.loop.erase(llm.loop.scheduler.slots.texts[number])
+            erased = llm.loop.erase(slots.texts[number])
             return {"id_slot": number, "n_erased": erased}
         began = time.perf_counter()
         change = _save_slot if action == "save" else _restore_slot
-        facts = change(llm, number, _find_file(settings.slot_folder, name))
+        facts = change(llm, slots, number, _find_file(settings.slot_folder, name))
         spent = round((time.perf_counter() - began) * 1e3, 3)
         return {"id_slot": number, "filename": name, **facts, "timings": {f"{action}_ms": spent}}
 
@@ -257,8 +258,8 @@ def _find_file(folder: str | None, name: str) -> Path:
     return file
 
 
-def _save_slot(llm: LLM, slot: int, file: Path) -> dict[str, Any]:
-    text = llm.loop.scheduler.slots.texts[slot]
+def _save_slot(llm: LLM, slots: Slots, slot: int, file: Path) -> dict[str, Any]:
+    text = slots.texts[slot]
     state = llm.loop.export(text) if text else {}
     if not state:
         raise bad_field(
@@ -271,8 +272,8 @@ def _save_slot(llm: LLM, slot: int, file: Path) -> dict[str, Any]:
     return {"n_saved": len(state["tokens"]), "n_written": file.stat().st_size}
 
 
-def _restore_slot(llm: LLM, slot: int, file: Path) -> dict[str, Any]:
-    if any(sequence.slot == slot for sequence in llm.loop.scheduler.queues.running):
+def _restore_slot(llm: LLM, slots: Slots, slot: int, file: Path) -> dict[str, Any]:
+    if slot in slots.running:
         raise bad_field(
             "slot",
             "an idle slot",
@@ -282,5 +283,5 @@ def _restore_slot(llm: LLM, slot: int, file: Path) -> dict[str, Any]:
     state = read_cache(file, llm.identify_cache(0))
     tokens = state["tokens"].tolist()
     llm.loop.install(state)
-    llm.loop.scheduler.slots.put(slot, tokens)
+    slots.put(slot, tokens)
     return {"n_restored": len(tokens), "n_read": file.stat().st_size}

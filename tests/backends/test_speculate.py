@@ -288,7 +288,7 @@ def consistent(session):
         length = loop.scheduler.cache.lengths[row]
         assert 0 < length <= len(tokens)
         assert loop.call(loop.scheduler.cache.state, row)["tokens"].tolist() == tokens[:length]
-    for drafts in loop.scheduler.drafts.by_row.values() if loop.scheduler.drafts else ():
+    for drafts in loop.scheduler.drafts:
         loop.call(drafts.trim_guesses)
         known = min(drafts.length, len(drafts.tokens))
         if known:

@@ -20,7 +20,6 @@ from mlx_llama.core.system.launch import find_launch
 
 from . import ranks, selection
 from .channel import Message, stop_process
-from .interface import Array, Cache, Model
 from .load_options import LoadOptions
 from .ranks import World
 
@@ -109,9 +108,12 @@ class Follower:
             ranks.ignore_memory(cache)
             self._named[change["cache"]] = cache
         elif do == "sampling":
-            self._named[change["name"]] = [_read_options(fields) for fields in change["options"]]
+            self._named[change["name"]] = [
+                GenerationOptions(**fields) for fields in change["options"]
+            ]
         else:
-            ranks.change_cache(self._named[change["cache"]], change)
+            cache = self._named[change["cache"]]
+            ranks.change_cache(cache, change["method"], change["arguments"])
 
     def _load(self, message: Message, arrays: dict) -> None:
         checkpoint = open_checkpoint(message["checkpoint"], message["revision"])
@@ -125,39 +127,32 @@ class Follower:
         )
         self._named[message["model"]], self._backends[message["model"]] = model, backend
 
-    def _forward(self, message: Message, arrays: dict) -> None:
-        backend, given = self._find(message)
-        probe = (lambda name, array: None) if message["probes"] else None
-        ranks.forward(backend, *given, message["all_positions"], probe)
-
-    def _step(self, message: Message, arrays: dict) -> None:
-        backend, given = self._find(message)
-        sampled = ranks.step(
+    def _call(self, message: Message, arrays: dict) -> None:
+        backend, method = self._backends[message["model"]], message["method"]
+        key = message["cache"], tuple(message["rows"])
+        if method == "sample":
+            first: tuple = (arrays["logits"],)
+        elif message["tokens"] is None:
+            drawn = self._drawn[key]
+            first = drawn if drawn.shape[1] == 1 else drawn[:, :1], message["index_pos"]
+        else:
+            first = np.array(message["tokens"], np.int32), message["index_pos"]
+        result = ranks.launch(
             backend,
-            *given,
-            self._find_sampling(backend, message),
-            self._await_masks if message["masks"] else None,
-        )
-        self._drawn[message["cache"], tuple(message["rows"])] = sampled
-        self._pace(backend, sampled)
-
-    def _sample(self, message: Message, arrays: dict) -> None:
-        backend, model = self._backends[message["model"]], self._named[message["model"]]
-        sampled = ranks.sample(
-            backend,
-            model,
-            arrays["logits"],
+            self._named[message["model"]],
+            method,
+            first,
             self._named[message["cache"]],
-            message["rows"],
-            self._find_sampling(backend, message),
-            self._await_masks if message["masks"] else None,
+            self._find_sampling(backend, message["sampling"]),
+            rows=message["rows"],
+            masks=self._await_masks if message["masks"] else None,
+            probe=(lambda name, array: None) if message["probe"] else None,
+            all_positions=message["all_positions"],
         )
-        self._drawn[message["cache"], tuple(message["rows"])] = sampled
-        self._pace(backend, sampled)
-
-    def _verify(self, message: Message, arrays: dict) -> None:
-        backend, given = self._find(message)
-        self._pace(backend, ranks.verify(backend, *given, self._find_sampling(backend, message)))
+        if method in ("step", "sample"):
+            self._drawn[key] = result
+        if method != "forward":
+            self._pace(backend, result)
 
     def _state(self, message: Message, arrays: dict) -> dict[str, np.ndarray]:
         return self._named[message["cache"]].state(message["row"])
@@ -166,31 +161,11 @@ class Follower:
         own = ranks.take_heads(arrays, self.world.rank, self.world.size)
         self._named[message["cache"]].restore(own, message["row"])
 
-    def _find(
-        self, message: Message
-    ) -> tuple[selection.Backend, tuple[Model, Array, Any, Cache, list[int]]]:
-        """The backend, and the arguments that all calls of a model begin with."""
-        cache, tokens = self._named[message["cache"]], message["tokens"]
-        if tokens is None:
-            tokens = self._drawn[message["cache"], tuple(message["rows"])]
-            tokens = tokens if tokens.shape[1] == 1 else tokens[:, :1]
-        else:
-            tokens = np.array(tokens, np.int32)
-        model = message["model"]
-        return self._backends[model], (
-            self._named[model],
-            tokens,
-            message["index_pos"],
-            cache,
-            message["rows"],
-        )
-
-    def _find_sampling(self, backend: selection.Backend, message: Message) -> Any:
+    def _find_sampling(self, backend: selection.Backend, name: int | None) -> Any:
         """A SamplingBatch, made at its first use."""
-        name = message["sampling"]
-        if isinstance(self._named[name], list):
+        if name is not None and isinstance(self._named[name], list):
             self._named[name] = backend.sampling_batch(self._named[name])
-        return self._named[name]
+        return None if name is None else self._named[name]
 
     def _await_masks(self) -> np.ndarray:
         message, arrays = self.world.calls.get()
@@ -208,8 +183,3 @@ class Follower:
         if len(self._launched) > IN_FLIGHT:
             earlier, tokens = self._launched.popleft()
             earlier.read_all(tokens)
-
-
-def _read_options(fields: Message) -> GenerationOptions:
-    biases = {int(token): bias for token, bias in fields["logit_bias"].items()}
-    return GenerationOptions(**fields | {"logit_bias": biases})

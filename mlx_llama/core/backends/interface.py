@@ -1,157 +1,38 @@
 """The module interface of a backend: what core calls, and what the three answer with.
 
-A backend is a package with the files facts, runtime, ops, cache, weights, sampling and model; their
-modules and classes implement the Protocols of this file, of core.ops and of core.llama. The model
-itself is core.llama, over the backend's ops. "Array" is the backend's own array type. A docstring
-that stands here is not repeated there.
+A backend is a package with the files facts, runtime, ops, cache, weights, sampling and model. Their
+modules implement the Protocols of this file, of core.ops and of core.llama; their classes derive
+from Positions, BaseWeights, BatchOptions and BaseLlama. The model itself is core.llama, over the
+backend's ops. "Array" is the backend's own array type. A docstring that stands in core is not
+repeated there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from mlx_llama.core.generation.options import GenerationOptions
-from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.generation.sampling import BatchOptions, Masks as Masks
+from mlx_llama.core.ops import Array, Probe as Probe
 
-from ..ops import Probe
 from .load_options import Limits
-from .profile import Profile
+from .model import BaseLlama
+from .positions import Positions
 
 if TYPE_CHECKING:
     from mlx_llama.core.files.quantized import AffineWeight
     from mlx_llama.core.files.tensor import Tensor
     from mlx_llama.core.system.gpus import Gpus
 
-Array = Any
-
-# Computes the tokens that grammars allow, int32 [B, ceil(V / 32)] on the host; bit i % 32 of word i
-# // 32 is token i's. A row without a grammar has all bits set. Call it once, after the forward is
-# on its way: the host works while the device does.
-Masks = Callable[[], np.ndarray]
+# The classes that a backend derives, under the names that it gives them.
+Cache = Positions
+Model = BaseLlama
+SamplingBatch = BatchOptions
 
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of a number
-
-
-class Cache(Protocol):
-    """The one owner of sequence state: each row holds one sequence's keys, values and tokens."""
-
-    lengths: list[int]  # positions filled, by row
-    allocated: list[int]  # positions that the storage has room for, by row
-    # number of the adapter that computes a row's positions, 0 for none; the caller sets it
-    adapters: list[int]
-    length: int  # lengths[0], for a cache of one sequence
-    rows: int  # number of rows; an empty row takes no storage
-    capacity: int  # positions that a row may hold at most; its storage grows towards it in steps
-    position_nbytes: int  # bytes of one position's keys and values
-    free_memory: Callable[[], int | None]  # bytes that the device has free; None: unknown
-
-    @property
-    def nbytes(self) -> int: ...  # taken now, shared pages once
-    def nbytes_for(self, length: int) -> int: ...  # that a row of `length` positions takes
-    def arrays(self) -> list[Array]: ...
-    def reserve(self, ends: Mapping[int, int]) -> None: ...
-    def select_rows(self, batch: int, rows: Sequence[int] | None) -> list[int]: ...
-    def check_continues(self, row: int, index_pos: int, count: int) -> None: ...
-    def check_memory(self, ends: Mapping[int, int]) -> None: ...
-    def check_copy(self, source: int, target: int, length: int) -> None: ...
-    def check_state(self, state: Mapping[str, np.ndarray], row: int) -> None: ...
-    # Of one call over `tokens` int32 [B, T] from `index_pos` on, which are stored at once. Raises
-    # ContextError.
-    def view(
-        self, tokens: Array, index_pos: int | Sequence[int], rows: Sequence[int] | None = None
-    ) -> Any: ...
-    def recent(
-        self, window: int, rows: Sequence[int] | None = None, lengths: Sequence[int] | None = None
-    ) -> Array: ...
-    def trim(self, length: int, row: int = 0) -> None: ...
-    def reset(self, row: int | None = None) -> None: ...
-    def copy_prefix(self, source: int, target: int, length: int) -> None: ...
-    def state(self, row: int = 0) -> dict[str, np.ndarray]: ...
-    def restore(self, state: Mapping[str, np.ndarray], row: int = 0) -> None: ...
-
-
-class SamplingBatch(Protocol):
-    """Logits to tokens, on the device; each row has options of its own.
-
-    -1 is in place of a token whose score is NaN or infinite, so that the host learns of it from the
-    token it reads anyway.
-    """
-
-    options: tuple[GenerationOptions, ...]  # by row
-    window: int  # recent tokens that any row looks at
-    # likeliest tokens to report beside each token (core.backends.logprobs); None: tokens alone
-    logprobs: int | None
-
-    # the batch of `count` rows like this batch's only one
-    def repeat(self, count: int) -> SamplingBatch: ...
-    def __call__(
-        self,
-        logits: Array,
-        positions: Sequence[int],
-        recent: Array | None = None,
-        masks: Masks | None = None,
-    ) -> Array: ...
-
-
-class Model(Protocol):
-    """A Llama. Immutable once loaded; the `Cache` holds all state of a generation."""
-
-    config: LlamaConfig
-    dtype: Any  # of the activations, the backend's own
-    cache_bits: int | None  # of keys and values; None: the activations' width
-    verify_width: int  # positions that `verify` takes at little more than a step's cost
-    prefill_width: int  # most prompt tokens of a call that Ctrl-C does not wait long for
-    # names of those loaded; a row of a new cache has number 1, the first, or 0 where there is none
-    adapters: tuple[str, ...]
-    notices: tuple[str, ...]  # lines for the user on precision and compilation
-    # a row is bit-identical whatever else is in the batch, and with any chunks
-    is_batch_invariant: bool
-
-    def profile(self) -> AbstractContextManager[Profile]: ...
-    def make_cache(self, capacity: int, rows: int = 1) -> Cache: ...
-    def forward(
-        self,
-        tokens: Array,
-        index_pos: int | Sequence[int],
-        cache: Cache,
-        *,
-        rows: Sequence[int] | None = None,
-        all_positions: bool = False,
-        probe: Probe | None = None,
-    ) -> Array: ...
-    def step(
-        self,
-        tokens: Array,
-        index_pos: int | Sequence[int],
-        cache: Cache,
-        sampling: SamplingBatch,
-        *,
-        rows: Sequence[int] | None = None,
-        masks: Masks | None = None,
-    ) -> Array: ...
-    def sample(
-        self,
-        logits: Array,
-        cache: Cache,
-        sampling: SamplingBatch,
-        *,
-        rows: Sequence[int] | None = None,
-        masks: Masks | None = None,
-    ) -> Array: ...
-    def verify(
-        self,
-        tokens: Array,
-        index_pos: int,
-        cache: Cache,
-        sampling: SamplingBatch,
-        *,
-        rows: Sequence[int] | None = None,
-    ) -> Array: ...
 
 
 class Runtime(Protocol):
@@ -196,9 +77,7 @@ class Runtime(Protocol):
 
 
 class Facts(Protocol):
-    """The backend as the doctor describes it, without its framework: the module facts.py of a
-    backend.
-    """
+    """The backend without its framework, for the doctor: the module facts.py of a backend."""
 
     DISTRIBUTIONS: tuple[str, ...]  # packages whose versions it tells
 

@@ -192,16 +192,12 @@ def default_threads(weights: int, cores: int) -> int:
 
 
 def full_dtype(name: str) -> str:
-    """The name of a dtype that other tools shorten: "bf16" is "bfloat16". Other names stay as they
-    are.
-    """
+    """The name of a dtype that other tools shorten, as bf16; other names unchanged."""
     return SHORT_DTYPES.get(name, name) if isinstance(name, str) else name
 
 
 def parse_memory(value: int | str | None, name: str = "cache_memory") -> int | None:
-    """Bytes of a size such as "2GB", "512MB", "1.5GiB" or a number of bytes; None stays None.
-    Raises OptionsError.
-    """
+    """Bytes of a size such as "2GB", or of a number; None stays None. Raises OptionsError."""
     if value is None:
         return None
     if not (nbytes := parse_size(str(value))):

@@ -22,9 +22,7 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Natural logarithms of probabilities at one position. top: (id, log-probability) of the
-    likeliest tokens, in order.
-    """
+    """Natural logarithms; top: (id, log-probability) of the likeliest tokens, in order."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -57,9 +55,7 @@ def _pack_row(token: int, logits: npt.NDArray[np.float32], count: int) -> npt.ND
 
 
 def unpack(columns: Sequence[int], count: int | None) -> TokenLogprobs | None:
-    """Unpack a row of `pack` without its token. count: of likeliest tokens that the row asked for,
-    None for no logprobs.
-    """
+    """Unpack a row of `pack`. count: likeliest tokens that its request asked for; None: none."""
     if count is None:
         return None
     k = (len(columns) - 2) // 2

@@ -5,15 +5,19 @@ own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from types import ModuleType
 from typing import Any, ClassVar
 
 from mlx_llama.core.errors import ContextError
+from mlx_llama.core.generation.sampling import BatchOptions, Masks
 from mlx_llama.core.llama import Decoder
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.ops import Array, Probe
 
-from .interface import Array, Cache, Masks, Probe, SamplingBatch
+from .positions import Positions
+from .profile import Profile
 
 
 class BaseLlama:
@@ -43,6 +47,7 @@ class BaseLlama:
     ):
         """Take all weights from `weights`, a backend's."""
         self.config, self.dtype, self.device, self.cache_bits = config, dtype, device, cache_bits
+        # rows of a new cache have number 1, the first, or 0 where there is none
         self.adapters = tuple(adapter.name for adapter in weights.adapters)
         self.decoder = Decoder.build(self.ops, weights)
         self._notices = notices
@@ -59,10 +64,12 @@ class BaseLlama:
         """True if a row has the same bits whatever else is in the batch, and with any chunks."""
         return False
 
-    def make_cache(self, capacity: int, rows: int = 1) -> Cache:
-        """An empty cache for `rows` sequences of at most `capacity` positions each. Raises
-        ContextError below 1.
-        """
+    def profile(self) -> AbstractContextManager[Profile]:
+        """Clock the model's operations while the context lasts."""
+        raise NotImplementedError
+
+    def make_cache(self, capacity: int, rows: int = 1) -> Positions:
+        """An empty cache for `rows` sequences of `capacity` positions. Raises ContextError."""
         cache = self.cache_type(
             self.config, capacity, self.dtype, self.device, rows, self.cache_bits
         )
@@ -73,7 +80,7 @@ class BaseLlama:
         self,
         tokens: Array,
         index_pos: int | Sequence[int],
-        cache: Cache,
+        cache: Positions,
         *,
         rows: Sequence[int] | None = None,
         all_positions: bool = False,
@@ -94,8 +101,8 @@ class BaseLlama:
         self,
         tokens: Array,
         index_pos: int | Sequence[int],
-        cache: Cache,
-        sampling: SamplingBatch,
+        cache: Positions,
+        sampling: BatchOptions,
         *,
         rows: Sequence[int] | None = None,
         masks: Masks | None = None,
@@ -112,23 +119,21 @@ class BaseLlama:
     def sample(
         self,
         logits: Array,
-        cache: Cache,
-        sampling: SamplingBatch,
+        cache: Positions,
+        sampling: BatchOptions,
         *,
         rows: Sequence[int] | None = None,
         masks: Masks | None = None,
     ) -> Array:
-        """The next token of each row as `step` returns it. logits: [B, V] after the rows' last
-        positions, also NumPy's.
-        """
+        """The next tokens as `step` returns them. logits: [B, V] after the rows, also NumPy's."""
         return self._call(self._draw, logits, cache, sampling, rows, masks)
 
     def verify(
         self,
         tokens: Array,
         index_pos: int,
-        cache: Cache,
-        sampling: SamplingBatch,
+        cache: Positions,
+        sampling: BatchOptions,
         *,
         rows: Sequence[int] | None = None,
     ) -> Array:
@@ -153,8 +158,8 @@ class BaseLlama:
     def _draw(
         self,
         logits: Array,
-        cache: Cache,
-        sampling: SamplingBatch,
+        cache: Positions,
+        sampling: BatchOptions,
         rows: Sequence[int] | None,
         masks: Masks | None,
         vocabulary: Any = None,
@@ -169,8 +174,8 @@ class BaseLlama:
         self,
         tokens: Array,
         index_pos: int,
-        cache: Cache,
-        sampling: SamplingBatch,
+        cache: Positions,
+        sampling: BatchOptions,
         rows: Sequence[int] | None,
     ) -> Array:
         if len(tokens) != 1:

@@ -107,9 +107,7 @@ class Positions:
             )
 
     def check_continues(self, row: int, index_pos: int, count: int) -> None:
-        """Raise ContextError unless `count` new positions from `index_pos` continue the row and fit
-        the capacity.
-        """
+        """Raise ContextError unless `count` positions from `index_pos` continue the row."""
         if index_pos != self.lengths[row]:
             where = "the cache" if self.rows == 1 else f"row {row}"
             raise ContextError(
@@ -133,9 +131,7 @@ class Positions:
         return min(-(-end // step) * step, self.capacity)
 
     def new_positions(self, row: int, end: int) -> int:
-        """Positions to allocate for the row to reach `end`: all of them, where growing makes new
-        arrays.
-        """
+        """Positions to allocate to reach `end`: all, where growing makes new arrays."""
         return self.storage_for(end)
 
     def nbytes_for(self, length: int) -> int:
@@ -143,9 +139,7 @@ class Positions:
         return self.storage_for(length) * self.position_nbytes if length else 0
 
     def reserve(self, ends: Mapping[int, int]) -> None:
-        """Allocate storage. ends: {row: positions that it shall have room for}. Raises ContextError
-        where memory is short.
-        """
+        """Allocate storage for {row: end of its positions}. Raises ContextError."""
         grown = {row: end for row, end in ends.items() if end > self.allocated[row]}
         if grown:
             self.check_memory(grown)
@@ -184,9 +178,7 @@ class Positions:
         )
 
     def reset(self, row: int | None = None) -> None:
-        """Drop a row's positions, None for all rows', and free their storage. Raises
-        ContextError.
-        """
+        """Drop a row's positions, None for all rows', and their storage. Raises ContextError."""
         if row is not None:
             self.check_row(row)
         rows = range(self.rows) if row is None else (row,)
@@ -200,9 +192,7 @@ class Positions:
         self.lengths[row] = length
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of row `source` to the empty row `target`. Raises
-        ContextError.
-        """
+        """Copy `length` positions of row `source` to an empty row. Raises ContextError."""
         self.check_copy(source, target, length)
         if length:
             self._copy(source, target, length)
@@ -216,9 +206,7 @@ class Positions:
         return self._export(row, self.lengths[row]) if self.lengths[row] else {}
 
     def restore(self, state: Mapping[str, np.ndarray], row: int = 0) -> None:
-        """Load the `state` of a row of any backend's cache. Raises ContextError if it does not fit
-        this model.
-        """
+        """Load the `state` of a row of any backend's cache. Raises ContextError."""
         self.check_state(state, row)
         self.reset(row)
         if state:
@@ -236,9 +224,7 @@ class Positions:
             )
 
     def check_copy(self, source: int, target: int, length: int) -> None:
-        """Raise ContextError unless `length` positions of row `source` can be copied to the empty
-        row `target`.
-        """
+        """Raise ContextError unless row `source` has `length` positions and `target` none."""
         self.check_row(target)
         self.check_trim(length, source)
         if source == target or self.lengths[target]:
@@ -247,9 +233,7 @@ class Positions:
             )
 
     def check_state(self, state: Mapping[str, np.ndarray], row: int) -> None:
-        """Raise ContextError unless `state` (see Cache.state) has this model's shapes and fits the
-        capacity.
-        """
+        """Raise ContextError unless `state` has this model's shapes and fits the capacity."""
         self.check_row(row)
         if not state:
             return

@@ -20,6 +20,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partialmethod
 from typing import Any, cast
 
 import numpy as np
@@ -39,20 +40,8 @@ JOIN_SECONDS = 120  # for all processes to start
 FLUSH_SECONDS = 2
 END_SECONDS = 5  # for another rank to end after rank 0
 ANSWER_SECONDS = 8  # for the other ranks to fail where rank 0 failed
-SAMPLING = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "repetition_context_size",
-    "presence_penalty",
-    # options that a SamplingBatch reads
-    "frequency_penalty",
-    "seed",
-    "logit_bias",
-    "logprobs",
-)
+# options that a SamplingBatch does not read
+UNSENT = {"schema", "regex", "grammar", "stop", "stop_token_ids", "adapter"}
 
 
 class World:
@@ -60,12 +49,8 @@ class World:
     backend's collective operations."""
 
     def __init__(self, launch: Launch, ranks: Any):
-        self.backend, self.ranks, self.rank, self.size = (
-            launch.backend,
-            ranks,
-            ranks.rank,
-            ranks.size,
-        )
+        self.backend, self.ranks = launch.backend, ranks
+        self.rank, self.size = ranks.rank, ranks.size
         # of other ranks, to make
         self.calls: queue.SimpleQueue[tuple[Message, dict[str, np.ndarray]]] = queue.SimpleQueue()
         self._channels: dict[int, Channel] = {}
@@ -79,9 +64,7 @@ class World:
         self._connect(launch.host)
 
     def _connect(self, host: str) -> None:
-        """Connect rank 0 with each other rank. Its port and a secret come by a collective
-        operation.
-        """
+        """Connect rank 0 with the others, which learn its port and a secret collectively."""
         words = [0] * 9
         listener = None
         try:
@@ -165,9 +148,7 @@ class World:
         """Send a call to all other ranks; returns its number."""
         with self._lock:
             number = next(self._numbers)
-            changes = []
-            while self._changes:
-                changes.append(self._changes.popleft())
+            changes = [self._changes.popleft() for _ in range(len(self._changes))]
             for channel in self._channels.values():
                 channel.send({"do": do, "number": number, "changes": changes, **fields}, arrays)
             return number
@@ -209,14 +190,13 @@ class World:
                 self.stop(f"rank 0: {error}")
 
     def answers(self, number: int) -> list[tuple[Message, dict[str, np.ndarray]]]:
-        """Answers of the other ranks to a call, in their order. Raises BackendError where one
-        failed.
-        """
-        found = [self._take_answer(rank, number, None) for rank in sorted(self._answers)]
-        for rank, (message, _) in zip(sorted(self._answers), found):
+        """Other ranks' answers to a call, in their order. Raises BackendError where one failed."""
+        ranks = sorted(self._answers)
+        answers = [self._take_answer(rank, number, None) for rank in ranks]
+        for rank, (message, _) in zip(ranks, answers):
             if "failed" in message:
                 raise BackendError(f"rank {rank}: {message['failed']}")
-        return found
+        return answers
 
     def _take_answer(
         self, rank: int, number: int, seconds: float | None
@@ -253,71 +233,21 @@ def enter(world: World) -> None:
     _current[:] = [world]
 
 
-# Calls that every rank makes alike
-
-
-def forward(
+def launch(
     backend: Any,
     model: Model,
-    tokens: Array,
-    index_pos: int | Sequence[int],
+    method: str,
+    first: tuple,
     cache: Cache,
-    rows: list[int],
-    all_positions: bool,
-    probe: Probe | None,
+    sampling: SamplingBatch | None,
+    **options: Any,
 ) -> Array:
-    """Model.forward, launched."""
-    logits = model.forward(
-        tokens, index_pos, cache, rows=rows, all_positions=all_positions, probe=probe
-    )
-    backend.launch(logits, *cache.arrays())
-    return logits
-
-
-def step(
-    backend: Any,
-    model: Model,
-    tokens: Array,
-    index_pos: int | Sequence[int],
-    cache: Cache,
-    rows: list[int],
-    sampling: SamplingBatch,
-    masks: Masks | None,
-) -> Array:
-    """Model.step, launched."""
-    sampled = model.step(tokens, index_pos, cache, sampling, rows=rows, masks=masks)
-    backend.launch(sampled)
-    return sampled
-
-
-def verify(
-    backend: Any,
-    model: Model,
-    tokens: Array,
-    index_pos: int,
-    cache: Cache,
-    rows: list[int],
-    sampling: SamplingBatch,
-) -> Array:
-    """Model.verify, launched."""
-    sampled = model.verify(tokens, index_pos, cache, sampling, rows=rows)
-    backend.launch(sampled)
-    return sampled
-
-
-def sample(
-    backend: Any,
-    model: Model,
-    logits: Array,
-    cache: Cache,
-    rows: list[int],
-    sampling: SamplingBatch,
-    masks: Masks | None,
-) -> Array:
-    """Model.sample, launched."""
-    sampled = model.sample(logits, cache, sampling, rows=rows, masks=masks)
-    backend.launch(sampled)
-    return sampled
+    """Make a call of the model on one rank and launch it. first: the arguments before the cache."""
+    options = {name: value for name, value in options.items() if value}
+    arguments = (*first, cache) if sampling is None else (*first, cache, sampling)
+    result = getattr(model, method)(*arguments, **options)
+    backend.launch(result, *(cache.arrays() if method == "forward" else ()))
+    return result
 
 
 # The model on rank 0
@@ -330,9 +260,7 @@ def load(
     options: LoadOptions,
     build: Callable[[], Model],
 ) -> LeadingModel:
-    """Load a model's shares on all ranks. build: loads rank 0's. Raises LlamaError, with the rank
-    where another failed.
-    """
+    """Load shares on all ranks; `build` loads rank 0's. Raises LlamaError, naming the rank."""
     name = world.name()
     number = world.tell(
         "load",
@@ -346,8 +274,8 @@ def load(
     error = model = None
     try:
         model = build()
-    except LlamaError as own:  # the others answer anyway
-        error = own
+    except LlamaError as ours:  # the others answer anyway
+        error = ours
     try:
         world.answers(number)
     except BackendError as theirs:
@@ -363,14 +291,8 @@ def _find_revision(checkpoint: Checkpoint) -> str | None:
     """The commit of a hub id's files; None for a path."""
     if not (hub.is_hub_id(checkpoint.name) or hub.gguf_in_hub(checkpoint.name)):
         return None
-    return next(
-        (
-            one.name
-            for one in (checkpoint.path, *checkpoint.path.parents)
-            if one.parent.name == "snapshots"
-        ),
-        None,
-    )
+    folders = (checkpoint.path, *checkpoint.path.parents)
+    return next((path.name for path in folders if path.parent.name == "snapshots"), None)
 
 
 def identify(checkpoint: Checkpoint) -> str:
@@ -382,9 +304,7 @@ def identify(checkpoint: Checkpoint) -> str:
 
 
 class LeadingModel:
-    """A Model whose calls are made on all ranks. config: of the whole model; matrices and memory
-    are of rank 0's share.
-    """
+    """A Model whose calls are made on all ranks; matrices and memory are of rank 0's share."""
 
     def __init__(self, world: World, backend: Any, model: Model, checkpoint: Checkpoint, name: int):
         self._world, self._backend, self._model, self._name = world, backend, model, name
@@ -401,58 +321,6 @@ class LeadingModel:
         self._world.change("make_cache", model=self._name, cache=name, capacity=capacity, rows=rows)
         return LeadingCache(self._world, inner, name)
 
-    def forward(
-        self,
-        tokens: Array,
-        index_pos: int | Sequence[int],
-        cache: LeadingCache,
-        *,
-        rows: Sequence[int] | None = None,
-        all_positions: bool = False,
-        probe: Probe | None = None,
-    ) -> Array:
-        """As Model.forward; computes the logits at once."""
-        tokens, index_pos, chosen, fields = self._prepare(tokens, index_pos, cache, rows)
-        with self._world.together(
-            "forward", all_positions=all_positions, probes=probe is not None, **fields
-        ):
-            return forward(
-                self._backend,
-                self._model,
-                tokens,
-                index_pos,
-                cache.inner,
-                chosen,
-                all_positions,
-                probe,
-            )
-
-    def step(
-        self,
-        tokens: Array,
-        index_pos: int | Sequence[int],
-        cache: LeadingCache,
-        sampling: SamplingBatch,
-        *,
-        rows: Sequence[int] | None = None,
-        masks: Masks | None = None,
-    ) -> Array:
-        """As Model.step."""
-        tokens, index_pos, chosen, fields = self._prepare(tokens, index_pos, cache, rows)
-        with self._world.together(
-            "step", sampling=self._share_sampling(sampling), masks=masks is not None, **fields
-        ):
-            return step(
-                self._backend,
-                self._model,
-                tokens,
-                index_pos,
-                cache.inner,
-                chosen,
-                sampling,
-                masks and (lambda: self._share_masks(masks)),
-            )
-
     def sample(
         self,
         logits: Array,
@@ -465,40 +333,7 @@ class LeadingModel:
         """As Model.sample; sends the logits, so that all ranks have the tokens on their devices."""
         chosen = cache.inner.select_rows(len(logits), rows)
         known = logits if isinstance(logits, np.ndarray) else self._backend.runtime.to_numpy(logits)
-        with self._world.together(
-            "sample",
-            {"logits": known},
-            model=self._name,
-            cache=cache.name,
-            rows=chosen,
-            sampling=self._share_sampling(sampling),
-            masks=masks is not None,
-        ):
-            return sample(
-                self._backend,
-                self._model,
-                known,
-                cache.inner,
-                chosen,
-                sampling,
-                masks and (lambda: self._share_masks(masks)),
-            )
-
-    def verify(
-        self,
-        tokens: Array,
-        index_pos: int,
-        cache: LeadingCache,
-        sampling: SamplingBatch,
-        *,
-        rows: Sequence[int] | None = None,
-    ) -> Array:
-        """As Model.verify."""
-        tokens, index_pos, chosen, fields = self._prepare(tokens, index_pos, cache, rows)
-        with self._world.together("verify", sampling=self._share_sampling(sampling), **fields):
-            return verify(
-                self._backend, self._model, tokens, index_pos, cache.inner, chosen, sampling
-            )
+        return self._call("sample", (known,), cache, chosen, sampling, {"logits": known}, masks)
 
     def profile(self) -> Any:
         """Raises BackendError: the other ranks would wait."""
@@ -507,41 +342,65 @@ class LeadingModel:
             "process"
         )
 
-    def _prepare(
+    def _continue(
         self,
+        method: str,
         tokens: Array,
         index_pos: int | Sequence[int],
         cache: LeadingCache,
-        rows: Sequence[int] | None,
-    ) -> tuple:
-        """(tokens, index_pos, rows, fields of the message), checked and with storage, so that the
-        call itself cannot fail on one rank alone."""
+        sampling: SamplingBatch | None = None,
+        *,
+        rows: Sequence[int] | None = None,
+        **options: Any,
+    ) -> Array:
+        """Make a call, checked and with storage, so that it cannot fail on one rank alone."""
         tokens = checked_tokens(tokens, self.config.vocab_size)
         batch, count = tokens.shape
         chosen = cache.inner.select_rows(batch, rows)
-        starts = (
-            [int(start) for start in index_pos]
-            if np.iterable(index_pos)
-            else [int(index_pos)] * batch
-        )
+        starts = np.broadcast_to(index_pos, batch).tolist()
         for row, start in zip(chosen, starts):
             cache.inner.check_continues(row, start, count)
         cache.reserve({row: start + count for row, start in zip(chosen, starts)})
         index = starts if np.iterable(index_pos) else starts[0]
         # None: what the last step over these rows drew
         known = tokens.tolist() if isinstance(tokens, np.ndarray) else None
-        return (
-            tokens,
-            index,
-            chosen,
-            {
-                "model": self._name,
-                "cache": cache.name,
-                "tokens": known,
-                "index_pos": index,
-                "rows": chosen,
-            },
-        )
+        options |= {"tokens": known, "index_pos": index}
+        return self._call(method, (tokens, index), cache, chosen, sampling, **options)
+
+    forward = partialmethod(_continue, "forward")
+    step = partialmethod(_continue, "step")
+    verify = partialmethod(_continue, "verify")
+
+    def _call(
+        self,
+        method: str,
+        first: tuple,
+        cache: LeadingCache,
+        rows: list[int],
+        sampling: SamplingBatch | None,
+        arrays: Arrays | None = None,
+        masks: Masks | None = None,
+        probe: Probe | None = None,
+        all_positions: bool = False,
+        **fields: Any,
+    ) -> Array:
+        """Make a call on all ranks; see `launch`. fields: its arguments, where others need them."""
+        fields |= {"method": method, "model": self._name, "cache": cache.name, "rows": rows}
+        fields |= {"masks": bool(masks), "probe": bool(probe), "all_positions": all_positions}
+        fields["sampling"] = sampling and self._share_sampling(sampling)
+        with self._world.together("call", arrays, **fields):
+            return launch(
+                self._backend,
+                self._model,
+                method,
+                first,
+                cache.inner,
+                sampling,
+                rows=rows,
+                masks=masks and (lambda: self._share_masks(masks)),
+                probe=probe,
+                all_positions=all_positions,
+            )
 
     def _share_sampling(self, sampling: SamplingBatch) -> int:
         """The name of a SamplingBatch, which is sent once."""
@@ -549,7 +408,7 @@ class LeadingModel:
         if name is None:
             name = self._world.name()
             sampling._rank_name = name  # type: ignore[attr-defined]  # only this file's
-            options = [{field: getattr(o, field) for field in SAMPLING} for o in sampling.options]
+            options = [o.model_dump(mode="json", exclude=UNSENT) for o in sampling.options]
             self._world.change("sampling", name=name, options=options)
             weakref.finalize(sampling, self._world.change, "drop", name=name)
         return name
@@ -565,9 +424,7 @@ class LeadingModel:
 
 
 class LeadingCache:
-    """A Cache on all ranks: changes go to the others with the next call. Its bytes are those of
-    rank 0's share.
-    """
+    """A Cache on all ranks: others change with the next call. Bytes are of rank 0's share."""
 
     def __init__(self, world: World, inner: Cache, name: int):
         self._world, self.inner, self.name = world, inner, name
@@ -579,42 +436,34 @@ class LeadingCache:
         return getattr(self.inner, field)
 
     def free_memory(self) -> int | None:
-        """Bytes of free memory on rank 0's device; None: unknown."""
         return self._free_memory()
 
     def check_memory(self, ends: Mapping[int, int]) -> None:
-        """Raise ContextError if storage for `ends` exceeds rank 0's free memory."""
         # The attributes that it reads are here, or __getattr__ finds them
         Positions.check_memory(cast(Positions, self), ends)
 
     def reserve(self, ends: Mapping[int, int]) -> None:
-        """Allocate storage. Raises ContextError where memory is short."""
         grown = {int(row): int(end) for row, end in ends.items() if end > self.inner.allocated[row]}
         if grown:
             self.check_memory(grown)
-            self._change("reserve", ends=list(grown.items()))
+            self._change("reserve", list(grown.items()))
 
     def trim(self, length: int, row: int = 0) -> None:
-        """Keep the first `length` positions of a row. Raises ContextError if there are fewer."""
-        self._change("trim", length=length, row=row)
+        self._change("trim", length, row)
 
     def reset(self, row: int | None = None) -> None:
-        """Drop a row's positions, None for all rows'."""
-        self._change("reset", row=row)
+        self._change("reset", row)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of row `source` to the empty row `target`. Raises
-        ContextError.
-        """
         if length:
             self.inner.check_copy(source, target, length)
             self.check_memory({target: length})
-        self._change("copy_prefix", source=source, target=target, length=length)
+        self._change("copy_prefix", source, target, length)
 
-    def _change(self, do: str, **fields: Any) -> None:
+    def _change(self, method: str, *arguments: Any) -> None:
         with self._world._lock, uninterrupted():
-            change_cache(self.inner, {"do": do, **fields})
-            self._world.change(do, cache=self.name, **fields)
+            change_cache(self.inner, method, arguments)
+            self._world.change("cache", cache=self.name, method=method, arguments=arguments)
 
     def state(self, row: int = 0) -> dict[str, np.ndarray]:
         """All positions of a row with the heads of all ranks; see Cache.state."""
@@ -632,9 +481,6 @@ class LeadingCache:
         }
 
     def restore(self, state: Mapping[str, np.ndarray], row: int = 0) -> None:
-        """Load a row's `state` of any run or backend. Raises ContextError when it does not fit this
-        model.
-        """
         own = take_heads(state, 0, self._world.size)
         self.inner.check_state(own, row)
         self.check_memory({row: len(state["tokens"])} if state else {})
@@ -648,23 +494,13 @@ class LeadingCache:
 
 
 def ignore_memory(cache: Cache) -> None:
-    """Have a cache decide nothing by the free memory of its process: all ranks decide alike, and
-    rank 0 checks.
-    """
+    """Have a cache ignore free memory: all ranks decide alike, and rank 0 checks."""
     cache.free_memory = lambda: None
 
 
-def change_cache(cache: Cache, change: Message) -> None:
-    """Make a change on one rank."""
-    do = change["do"]
-    if do == "reserve":
-        cache.reserve(dict(change["ends"]))
-    elif do == "trim":
-        cache.trim(change["length"], change["row"])
-    elif do == "reset":
-        cache.reset(change["row"])
-    else:
-        cache.copy_prefix(change["source"], change["target"], change["length"])
+def change_cache(cache: Cache, method: str, arguments: Sequence[Any]) -> None:
+    """Make a change on one rank. A mapping comes as pairs, since JSON's keys are text."""
+    getattr(cache, method)(*(map(dict, arguments) if method == "reserve" else arguments))
 
 
 def take_heads(state: Mapping[str, np.ndarray], rank: int, size: int) -> dict[str, np.ndarray]:

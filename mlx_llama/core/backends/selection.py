@@ -86,9 +86,7 @@ class Backend:
         return model
 
     def check_process(self) -> None:
-        """Raises BackendError in a process that was forked after a load, for a framework whose
-        threads it lacks.
-        """
+        """Raise BackendError in a forked process that lacks the framework's threads."""
         if (
             not self.runtime.SURVIVES_FORK
             and _loaded_by.setdefault(self.name, os.getpid()) != os.getpid()
@@ -100,9 +98,7 @@ class Backend:
             )
 
     def check(self, options: LoadOptions) -> LoadOptions:
-        """Check load options before any work: see Limits.check. Raises BackendError,
-        OptionsError.
-        """
+        """Check load options before any work. Raises as Limits.check."""
         return self.runtime.LIMITS.check(options)
 
     def sampling_batch(self, options: Sequence[GenerationOptions]) -> SamplingBatch:

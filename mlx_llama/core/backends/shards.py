@@ -67,9 +67,7 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True)
 class ShareEmbedding(Embedding):
-    """An Embedding with the rows of the tokens `span`, first and last + 1; weight: [last - first +
-    1, E].
-    """
+    """The rows of the tokens `span`, first and last + 1; weight: [last - first + 1, E]."""
 
     span: Span
     ranks: Ranks
@@ -109,9 +107,7 @@ class Vocabulary:
 
 
 def take_share(checkpoint: Checkpoint, rank: int, size: int) -> Share:
-    """The share of process `rank` of `size`. Reads no weights. Raises BackendError with the numbers
-    of processes that work.
-    """
+    """The share of process `rank` of `size`; reads no weights. Raises BackendError."""
     config, tensors = checkpoint.config, checkpoint.tensors
     _check(checkpoint, size)
     groups = _span(config.num_key_value_heads, 1, rank, size)
@@ -236,9 +232,7 @@ def _hidden_unit(checkpoint: Checkpoint) -> int:
 
 
 def _span(count: int, unit: int, rank: int, size: int) -> Span:
-    """Share `rank` of 0 .. count - 1 in whole units, as even as they allow; the last one takes the
-    rest of a unit.
-    """
+    """Share `rank` of 0 .. count - 1 in whole units, as even as they allow."""
     units = -(-count // unit)
     first, last = (min(units * one // size * unit, count) for one in (rank, rank + 1))
     return first, last

@@ -51,9 +51,7 @@ class BaseWeights:
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """How the logits of all shares become one answer; None for a head with the whole
-        vocabulary.
-        """
+        """Joins the logits of all shares; None for a head with the whole vocabulary."""
         if self.share is None:
             return None
         assert self.ranks is not None
@@ -93,9 +91,7 @@ class BaseWeights:
         return ShareEmbedding(self.ops, weight, span, self.ranks)
 
     def stack(self, names: Sequence[str]) -> Stack:
-        """The matrices of all experts, by number. Raises CheckpointError if they have several
-        formats.
-        """
+        """The matrices of all experts. Raises CheckpointError if they have several formats."""
         with self._allocating():
             return self._stack(names)
 
@@ -123,9 +119,7 @@ class BaseWeights:
 
 
 def check_memory(nbytes: int, free_memory: Callable[[], int | None], device: str) -> None:
-    """Raises OutOfMemoryError if weights of `nbytes` exceed the free memory of `device`; None:
-    unknown, so no error.
-    """
+    """Raise OutOfMemoryError if weights of `nbytes` exceed the memory that is known free."""
     free = free_memory()
     if free is not None and nbytes > free:
         gc.collect()  # a dropped model may wait for its collection

@@ -19,9 +19,7 @@ class Chunks:
         self.token_seconds: float | None = None
 
     def note(self, seconds: float, tokens: int, is_stepping: bool) -> None:
-        """Account for a tick. tokens: of prompts. is_stepping: it also computed a step of other
-        requests.
-        """
+        """Account for a tick. tokens: of prompts. is_stepping: it also computed a step."""
         if tokens == 0:
             self.step_seconds = _average(self.step_seconds, seconds)
         elif not is_stepping or self.step_seconds is not None:

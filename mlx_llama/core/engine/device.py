@@ -37,9 +37,7 @@ class Device:
         writers: Sequence[Writer],
         masks: Masks | None = None,
     ) -> Array:
-        """Launch a step over `tokens` [B, T], which continue the rows; returns the next tokens,
-        int32 [B, 1] on the device, or [B, C] with log-probabilities. masks: of rows with a grammar.
-        """
+        """Launch a step over `tokens` [B, T], which continue the rows; see Model.step."""
         lengths = self.cache.lengths
         starts = [lengths[row] for row in rows] if len(rows) > 1 else lengths[rows[0]]
         masked = {"masks": masks} if masks else {}
@@ -56,9 +54,7 @@ class Device:
         process: Callable[[np.ndarray], np.ndarray],
         masks: Masks | None = None,
     ) -> Array:
-        """As `step` for one row, but wait for its logits, float32 [1, V], which `process` changes
-        on the host.
-        """
+        """As `step` for one row, with logits float32 [1, V] that `process` changes on the host."""
         cache = self.cache
         logits = self.backend.runtime.to_numpy(
             self.model.forward(tokens, cache.lengths[row], cache, rows=[row])
@@ -71,9 +67,7 @@ class Device:
     def verify(
         self, tokens: Sequence[int], row: int, sampling: SamplingBatch, writer: Writer
     ) -> Array:
-        """Launch a step over `tokens`; returns the next token after each of them, int32 [1, T] on
-        the device.
-        """
+        """Launch a step over `tokens`; returns the token after each, int32 [1, T] on the device."""
         sampled = self.model.verify(
             np.array([tokens], np.int32), self.cache.lengths[row], self.cache, sampling, rows=[row]
         )
@@ -81,9 +75,8 @@ class Device:
 
     def read(self, tokens: Array, writers: Sequence[Writer]) -> list[int]:
         """Wait for `tokens`, row by row: int32 [B, C] of as many writers, or [1, T] of one."""
-        values = (
-            [self.backend.read(tokens)] if tokens.shape == (1, 1) else self.backend.read_all(tokens)
-        )
+        is_one, backend = tokens.shape == (1, 1), self.backend
+        values = [backend.read(tokens)] if is_one else backend.read_all(tokens)
         nbytes = tokens.nbytes // len(writers)
         for writer in writers:
             writer.count_read(nbytes)
@@ -97,5 +90,5 @@ class Device:
     def _launch(self, sampled: Array, writers: Sequence[Writer]) -> Array:
         self.backend.launch(sampled)
         for writer in writers:
-            writer.count_launch()
+            writer.completion.launches += 1
         return sampled

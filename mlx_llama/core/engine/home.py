@@ -33,9 +33,7 @@ class Home:
         self._thread.start()
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run `function` in the thread and return its result; raises its error. Ctrl-C is raised
-        once the call has ended.
-        """
+        """Return `function`'s result, or raise its error. Ctrl-C is raised after the call."""
         with uninterrupted():
             return self._submit(function, arguments).result()
 

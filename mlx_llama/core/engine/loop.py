@@ -17,8 +17,8 @@ from typing import Any
 from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.backends.load_options import MAX_ROWS
 from mlx_llama.core.backends.selection import Backend
+from mlx_llama.core.engine.engine import Engine
 from mlx_llama.core.errors import SessionError
-from mlx_llama.core.generation.engine import Engine
 from mlx_llama.core.system.interrupts import uninterrupted
 from mlx_llama.core.text.tokenizer import Tokenizer
 
@@ -74,9 +74,7 @@ class Loop:
         self._is_closing = False
 
     def _check_process(self) -> None:
-        """Start over in a forked process, which lacks the threads. Raises BackendError where it
-        cannot compute.
-        """
+        """Start over in a forked process. Raises BackendError where it cannot compute."""
         if self._process != os.getpid():
             self.engine.backend.check_process()
             self._start_over()
@@ -230,15 +228,11 @@ class Loop:
         return self._between_ticks(lambda: self.scheduler.rows.export(tokens, adapter))
 
     def erase(self, tokens: abc.Sequence[int]) -> int:
-        """Drop the kept rows that hold only a prefix of `tokens`; returns the longest prefix's
-        length.
-        """
+        """Drop kept rows that hold only a prefix of `tokens`; returns the longest one's length."""
         return self._between_ticks(lambda: self.scheduler.rows.drop_prefixes(tokens))
 
     def install(self, state: dict[str, Any], adapter: int = 0) -> None:
-        """Restore an exported state as a prefix of later prompts to the same adapter. Raises
-        ContextError.
-        """
+        """Restore a state as a prefix of later prompts to an adapter. Raises ContextError."""
         self._between_ticks(lambda: self.scheduler.rows.install(state, adapter))
 
 

@@ -7,16 +7,14 @@ from collections.abc import Callable
 from mlx_llama.core.errors import ContextError
 
 from .queues import Queues
-from .request import Sequence, Status
+from .request import Sequence
 from .steps import Steps
 
 MIN_RESERVE = 256 << 20  # bytes left for activations, growing storage and other programs
 
 
 def default_budget(free: int) -> int:
-    """Bytes for all keys and values. free: bytes of memory beside the weights, of which a tenth
-    stays free.
-    """
+    """Bytes for all keys and values, of `free` bytes beside the weights; a tenth stays free."""
     return max(0, free - max(free // 10, MIN_RESERVE))
 
 
@@ -53,12 +51,8 @@ class Memory:
                 if len(sequences) == 1:
                     self.queues.end(sequences[0], error)
                     return []
-                grown = [
-                    sequence
-                    for sequence in sequences
-                    if sequence.status is Status.RUNNING and self.make_room([sequence], count)
-                ]
-                return [sequence for sequence in grown if sequence.status is Status.RUNNING]
+                grown = [s for s in sequences if s.is_running and self.make_room([s], count)]
+                return [sequence for sequence in grown if sequence.is_running]
             youngest = max(self.queues.admitted, key=lambda sequence: sequence.number)
             if self.steps.has_launched(youngest):
                 self.is_short = True  # read it first
@@ -71,9 +65,7 @@ class Memory:
         return []
 
     def refuse(self, sequence: Sequence) -> None:
-        """End a waiting request that does not fit although no other runs. Raises ContextError if it
-        never ran.
-        """
+        """End a request that does not fit alone. Raises ContextError if it never ran."""
         length = len(sequence.tokens)
         if length > sequence.prompt_length:
             self._end_answer(sequence)
@@ -96,9 +88,7 @@ class Memory:
         self.queues.end(sequence)
 
     def free(self, error: Exception) -> bool:
-        """Free memory after a step failed for lack of it. False for other errors, or if nothing can
-        be freed.
-        """
+        """Free memory after a step failed for lack of it; False if nothing can be freed."""
         if not self.is_out_of_memory(error):
             return False
         if self.rows.kept:

@@ -39,9 +39,7 @@ class Queues:
         self.running.append(sequence)
 
     def set_aside(self, sequence: Sequence) -> None:
-        """Free a request's row and put it at the front of the queue. It is computed again later,
-        with the same tokens.
-        """
+        """Free a request's row and queue it first. It is computed again, with the same tokens."""
         self.set_asides += 1
         self._remove(sequence)
         self.waiting.appendleft(sequence)
@@ -50,9 +48,7 @@ class Queues:
         self.rows.release(row)
 
     def end(self, sequence: Sequence, error: Exception | None = None) -> None:
-        """End a request. Its row stays as a prefix, or is freed after an error. Later calls have no
-        effect.
-        """
+        """End a request. Its row stays as a prefix, or is freed after an error. Idempotent."""
         if sequence.status is Status.ENDED:
             return
         self._remove(sequence)

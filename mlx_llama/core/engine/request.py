@@ -20,7 +20,8 @@ from mlx_llama.core.generation.options import GenerationOptions, Resolved
 
 from .speculate import Speculation
 
-NO_ROW = NO_SLOT = -1
+NO_ROW = -1
+TWO_READERS = "another thread is reading this answer: give each thread a request of its own"
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Request:
     # Called in the thread that computes, after each chunk of the prompt, each token and at the end.
     # Its exceptions end the request.
     notify: abc.Callable[[], None] | None = None
+    # called as `notify` whenever it gets a row, with its growing list of tokens
+    on_admit: abc.Callable[[abc.Sequence[int]], None] | None = None
     rule: Rule | None = None  # for the answer; None: the rule of the options
     # maximum time to compile the rule; None for trusted requests
     compile_seconds: float | None = None
@@ -70,14 +73,13 @@ class Sequence:
     writer: Writer
     speculation: Speculation
     constraint: Constraint | None = None  # its state is that after `tokens`
+    adapter: int = 0  # number of the adapter that computes it, 0 for none
     sampling: Any = None  # SamplingBatch of this sequence alone
     number: int = 0  # order of submission
-    adapter: int = 0  # number of the adapter that computes it, 0 for none
     processed: int = 0  # tokens of the prompt whose chunk was launched, reused ones included
     told: int = 0  # `processed` at the last call of on_progress
     status: Status = Status.WAITING
     row: int = NO_ROW  # of the cache
-    slot: int = NO_SLOT  # see Slots; from its first row on
     error: Exception | None = None
     is_cancelled: bool = False  # set by any thread; the next tick ends the request
     news: threading.Event | None = None  # set for a waiting consumer on another thread
@@ -93,14 +95,16 @@ class Sequence:
         return len(self.request.prompt)
 
     @property
+    def is_running(self) -> bool:
+        return self.status is Status.RUNNING
+
+    @property
     def needs_logits(self) -> bool:
         """True if the caller's processors change the logits; each step then waits for them."""
         return bool(self.request.hooks.processors)
 
     def process(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Apply the caller's processors to the next token's logits, float32 [1, V]. Raises their
-        errors.
-        """
+        """Apply the caller's processors to logits float32 [1, V]. Raises their errors."""
         return self.request.hooks.process(self.tokens, logits)
 
     @property
@@ -122,16 +126,10 @@ class Sequence:
             if self.constraint:
                 self.constraint.accept(token)
             self.tokens.append(token)
-            is_late = self.request.decode_seconds is not None and self.writer.is_late(
-                now, self.request.decode_seconds
-            )
-            self.writer.push(
-                token,
-                now,
-                self.constraint is not None and self.constraint.is_finished,
-                logprobs,
-                is_late,
-            )
+            seconds = self.request.decode_seconds
+            is_late = seconds is not None and self.writer.is_late(now, seconds)
+            is_last = self.constraint is not None and self.constraint.is_finished
+            self.writer.push(token, now, is_last, logprobs, is_late)
         return not self.writer.is_finished
 
     def take_all(self, tokens: abc.Sequence[int], now: float) -> bool:
@@ -153,8 +151,7 @@ class Sequence:
         if on_progress and self.told != self.processed:
             self.told = self.processed
             on_progress(self.processed, self.prompt_length)
-        news = self.news
-        if news:
+        if news := self.news:
             news.set()
         if self.request.notify:
             self.request.notify()
@@ -247,25 +244,17 @@ class Handle:
         return self._sequence.status is Status.ENDED or self._sequence.is_cancelled
 
     @property
-    def slot(self) -> int:
-        """Its number among the running requests, reused after it ends; -1 until it runs."""
-        return self._sequence.slot
-
-    @property
     def processed(self) -> int:
         """Tokens of the prompt that are computed or being computed, reused ones included."""
         return self._sequence.processed
 
     def cancel(self) -> None:
-        """End the request, from any thread and any number of times. The text so far stays in the
-        completion.
-        """
+        """End the request, from any thread, any number of times. The completion keeps its text."""
         sequence = self._sequence
         with sequence.lock:
             sequence.is_cancelled = True
             sequence.writer.interrupt()
-        news = sequence.news
-        if news:
+        if news := sequence.news:
             news.set()
         if self.is_begun:
             self._loop.sweep()
@@ -278,9 +267,7 @@ class Handle:
     def _await(self, count: int) -> None:
         """Return once there are `count` tokens or the request is over. Raises its error."""
         if not self._reading.acquire(blocking=False):
-            raise SessionError(
-                "another thread is reading this answer: give each thread a request of its own"
-            )
+            raise SessionError(TWO_READERS)
         try:
             self.begin()
             while not self._has(count):

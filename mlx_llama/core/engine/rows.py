@@ -35,6 +35,7 @@ class Rows:
         self.budget = budget  # bytes of keys and values; None: unlimited
         self.max_kept = max_kept  # rows that stay as prefixes after their sequence ended
         self.is_out_of_memory = is_out_of_memory  # of the backend's runtime
+        self.has_dynamic_rope = rope.length_dependent(config)
         self.free = list(range(cache.rows))[::-1]
         # Each row's tokens are its request's list, which may be longer than the row.
         self.used: dict[int, Sequence[int]] = {}
@@ -49,41 +50,28 @@ class Rows:
 
     def nbytes_for(self, length: int) -> int:
         """Bytes that a row of `length` positions takes."""
-        drafts = self.drafts
-        return self.cache.nbytes_for(length) + (
-            drafts.nbytes_for(min(length, drafts.capacity)) if drafts else 0
-        )
+        nbytes, drafts = self.cache.nbytes_for(length), self.drafts
+        return nbytes + drafts.nbytes_for(min(length, drafts.capacity)) if drafts else nbytes
 
     def growth(self, ends: Mapping[int, int]) -> int:
         """Bytes to allocate so that each row has room up to its end."""
         return sum(max(0, self.nbytes_for(end) - self._taken(row)) for row, end in ends.items())
 
     def _taken(self, row: int) -> int:
-        taken = self.cache.allocated[row] * self.cache.position_nbytes
-        return taken + (
-            self.drafts.allocated[row] * self.drafts.position_nbytes if self.drafts else 0
-        )
-
-    def fits(self, ends: Mapping[int, int]) -> bool:
-        """True if the budget has room for the growth of these rows."""
-        if self.budget is None:
-            return True
-        grown = self.growth(ends)
-        return grown == 0 or self.nbytes + grown <= self.budget
+        caches = (self.cache, self.drafts) if self.drafts else (self.cache,)
+        return sum(cache.allocated[row] * cache.position_nbytes for cache in caches)
 
     def make_room(self, ends: Mapping[int, int], spared: int = -1) -> bool:
-        """Drop kept prefixes, except `spared`, until these rows may grow; False if there are too
-        few.
-        """
-        while not self.fits(ends):
+        """Drop kept prefixes, except `spared`, until rows may grow; False if there are too few."""
+        while self.budget is not None and (grown := self.growth(ends)):
+            if self.nbytes + grown <= self.budget:
+                break
             if not self._drop_oldest(spared):
                 return False
         return True
 
     def reserve(self, ends: Mapping[int, int]) -> bool:
-        """Allocate room up to these ends, and drop kept prefixes if memory is short; False if there
-        are too few.
-        """
+        """Allocate room up to these ends; drops kept prefixes. False if memory is short."""
         allocated = self.cache.allocated
         for row, end in ends.items():
             if end > allocated[row]:
@@ -97,8 +85,8 @@ class Rows:
             except Exception as error:
                 if not self._is_short(error):
                     raise
-                if not self._drop_oldest():
-                    return False
+            if not self._drop_oldest():
+                break
         return False
 
     def _is_short(self, error: Exception) -> bool:
@@ -108,9 +96,7 @@ class Rows:
     # Prefixes
 
     def find_prefix(self, tokens: Sequence[int], adapter: int) -> tuple[int, int]:
-        """(row, length) of the longest common prefix by the same adapter, length 0 for none. Leaves
-        at least one token of `tokens` to compute.
-        """
+        """(row, length) of the longest common prefix by an adapter, which is not all `tokens`."""
         best, longest = -1, 0
         for row, known in [*self.kept.items(), *self.used.items()]:
             if self.cache.adapters[row] != adapter:
@@ -118,11 +104,13 @@ class Rows:
             length = min(common_prefix(known, tokens), self.cache.lengths[row], len(tokens) - 1)
             if length > longest:
                 best, longest = row, length
-        # beyond the trained length, keys are rotated for one length of text
-        if rope.length_dependent(self.config) and longest:
-            if max(len(tokens), self.cache.lengths[best]) > self.config.max_position_embeddings:
-                return -1, 0
+        if longest and self.has_one_length(max(len(tokens), self.cache.lengths[best])):
+            return -1, 0
         return best, longest
+
+    def has_one_length(self, length: int) -> bool:
+        """True if `length` decides how keys are rotated, so that no other text can use them."""
+        return self.has_dynamic_rope and length > self.config.max_position_embeddings
 
     # Rows
 
@@ -169,10 +157,9 @@ class Rows:
 
     def _make_free(self, end: int, spared: int = -1) -> bool:
         """Drop kept prefixes until there is a free row with room for `end` positions."""
-        while not self.free:
-            if not self._drop_oldest(spared):
-                return False
-        return self.make_room({self.free[-1]: end}, spared)
+        while not self.free and self._drop_oldest(spared):
+            pass
+        return bool(self.free) and self.make_room({self.free[-1]: end}, spared)
 
     def _copy(self, source: int, target: int, length: int) -> int:
         """Copy a prefix; returns its length, 0 if memory is short."""
@@ -189,10 +176,7 @@ class Rows:
         """Keep the row of a request that ended as a prefix."""
         tokens = self.used.pop(row)
         length = min(self.cache.lengths[row], len(tokens))
-        is_for_one_length = (
-            rope.length_dependent(self.config) and length > self.config.max_position_embeddings
-        )
-        if length == 0 or is_for_one_length or self.max_kept == 0:
+        if length == 0 or self.max_kept == 0 or self.has_one_length(length):
             self._free(row)
             return
         try:
@@ -205,29 +189,23 @@ class Rows:
             self._drop_oldest()
 
     def export(self, tokens: Sequence[int] | None, adapter: int) -> dict[str, Any]:
-        """State of the longest prefix of `tokens` by this adapter, {} if there is none (see
-        Cache.state). tokens None: of the row kept last.
+        """State (see Cache.state) of the longest prefix of `tokens` by this adapter, {} for none.
+        tokens None: of the row kept last.
         """
         if tokens is None:
-            row = next(
-                (row for row in reversed(self.kept) if self.cache.adapters[row] == adapter), -1
-            )
+            adapters = self.cache.adapters
+            row = next((row for row in reversed(self.kept) if adapters[row] == adapter), -1)
             length = 0 if row < 0 else self.cache.lengths[row]
         else:
             row, length = self.find_prefix([*tokens, -1], adapter)
-        if not length:
-            return {}
-        state = self.cache.state(row)
+        state = self.cache.state(row) if length else {}
         return {
-            "tokens": state["tokens"][:length],
-            "keys": state["keys"][:, :, :length],
-            "values": state["values"][:, :, :length],
+            name: array[:length] if name == "tokens" else array[:, :, :length]
+            for name, array in state.items()
         }
 
     def install(self, state: Mapping[str, Any], adapter: int = 0) -> None:
-        """Restore a state that this adapter computed to a free row, and keep it. Raises
-        ContextError without room.
-        """
+        """Restore a state to a free row, and keep it. Raises ContextError without room."""
         tokens = np.asarray(state["tokens"]).tolist()
         if not self._make_free(len(tokens)):
             raise ContextError(
@@ -257,18 +235,14 @@ class Rows:
         return row is not None
 
     def drop_prefixes(self, tokens: Sequence[int]) -> int:
-        """Drop all kept rows that hold only a prefix of `tokens`; returns the longest prefix's
-        length.
-        """
-        lengths = {row: self.cache.lengths[row] for row in self.kept}
-        prefixes = [
-            row
-            for row, length in lengths.items()
-            if common_prefix(self.kept[row], tokens) >= length
-        ]
-        for row in prefixes:
-            self.drop(row)
-        return max((lengths[row] for row in prefixes), default=0)
+        """Drop kept rows that hold only a prefix of `tokens`; returns the longest one's length."""
+        longest = 0
+        for row, known in list(self.kept.items()):
+            length = self.cache.lengths[row]
+            if common_prefix(known, tokens) >= length:
+                self.drop(row)
+                longest = max(longest, length)
+        return longest
 
     def drop_all(self) -> None:
         """Drop all kept prefixes."""
@@ -281,13 +255,9 @@ class Rows:
         self._free(row)
 
     def _free(self, row: int) -> None:
-        try:
-            self._empty(row)
-        except Exception:  # try once more: otherwise the row is lost
-            self._empty(row)
+        for cache in (self.cache, self.drafts) if self.drafts else (self.cache,):
+            try:
+                cache.reset(row)
+            except Exception:  # try once more: otherwise the row is lost
+                cache.reset(row)
         self.free.append(row)
-
-    def _empty(self, row: int) -> None:
-        self.cache.reset(row)
-        if self.drafts:
-            self.drafts.reset(row)

@@ -11,9 +11,7 @@ from __future__ import annotations
 import time
 
 from mlx_llama.core.backends.logprobs import unpack
-from mlx_llama.core.generation.engine import Engine
-from mlx_llama.core.generation.slots import Slots
-from mlx_llama.core.models import rope
+from mlx_llama.core.engine.engine import Engine
 from mlx_llama.core.system.interrupts import interruptible
 
 from .chunks import Chunks
@@ -22,7 +20,7 @@ from .memory import Memory, default_budget
 from .queues import Queues
 from .request import NO_ROW, Sequence, Status
 from .rows import Rows
-from .speculate import DraftModel
+from .speculate import ModelDrafts
 from .steps import Step, Steps, group
 
 SHARED_CHUNK = 512  # maximum number of prompt tokens per tick while others run
@@ -47,35 +45,31 @@ class Clock:
 
 
 class Scheduler:
-    """Serves requests on a model with its rows. One thread at a time may call it. See Loop for the
-    parameters.
-    """
+    """Serves requests with the rows of a model, on one thread at a time. Parameters: see Loop."""
 
     def __init__(self, engine: Engine, cache_memory: int | None, max_rows: int, kept_rows: int):
         backend, model, draft = engine.backend, engine.model, engine.draft
-        runtime, count = backend.runtime, max_rows + kept_rows
+        runtime, count, drafts = backend.runtime, max_rows + kept_rows, None
         if cache_memory is None and (free := runtime.free_memory(backend.device)) is not None:
             cache_memory = default_budget(free)
         self.backend, self.model, self.max_rows = backend, model, max_rows
         self.cache = model.make_cache(engine.context, count)
-        # Beyond its trained positions a draft model guesses badly, and dynamic rope would forbid
-        # trimming.
-        drafts = (
-            draft.make_cache(min(engine.context, draft.config.max_position_embeddings), count)
-            if draft
-            else None
-        )
-        self.drafts = DraftModel(Device(backend, draft, drafts)) if draft and drafts else None
+        self.drafts: list[ModelDrafts] = []  # by row
+        if draft:
+            # Beyond its trained positions a draft model guesses badly, and dynamic rope would
+            # forbid trimming.
+            trained = draft.config.max_position_embeddings
+            drafts = draft.make_cache(min(engine.context, trained), count)
+            device = Device(backend, draft, drafts)
+            self.drafts = [ModelDrafts(device, row) for row in range(count)]
         self.rows = Rows(
             model.config, self.cache, drafts, cache_memory, kept_rows, runtime.is_out_of_memory
         )
         self.queues = Queues(model, self.rows)
         self.steps = Steps(backend, model, self.cache)
         self.memory = Memory(self.queues, self.steps, runtime.is_out_of_memory)
-        self.slots = Slots(max_rows)
         self.clock = Clock()
         self._chunks = Chunks(SHARED_CHUNK)
-        self._has_dynamic_rope = rope.length_dependent(model.config)
 
     def tick(self) -> bool:
         """Admit, prefill, step, read. False: there was nothing to do."""
@@ -125,37 +119,31 @@ class Scheduler:
     # Admission
 
     def _admit(self) -> None:
-        """Give the next request a row, if one is free and memory suffices for its prompt and a
-        portion of its answer.
-        """
+        """Give the next request a row, if memory has room for its prompt and some of its answer."""
         queues, rows = self.queues, self.rows
         if queues.prefilling or not queues.waiting or len(queues.running) >= self.max_rows:
             return
         sequence = queues.waiting[0]
-        tokens, length, reuses = sequence.tokens, len(sequence.tokens), sequence.request.reuses
+        tokens, length = sequence.tokens, len(sequence.tokens)
+        wishes = sequence.request.reuses, sequence.adapter
         try:
-            claimed = rows.claim(
-                tokens, length + min(PORTION, sequence.left), reuses, sequence.adapter
-            )
+            claimed = rows.claim(tokens, length + min(PORTION, sequence.left), *wishes)
             if claimed is None and not queues.running:
-                claimed = rows.claim(tokens, length, reuses, sequence.adapter)
+                claimed = rows.claim(tokens, length, *wishes)
                 if claimed is None:
                     self.memory.refuse(sequence)
             if claimed is None:
                 return
             queues.admit(sequence, claimed[0])
-            sequence.slot = self.slots.enter(tokens, {other.slot for other in queues.running})
+            if sequence.request.on_admit:
+                sequence.request.on_admit(tokens)
             sequence.writer.start(self.clock.now(), min(claimed[1], sequence.prompt_length))
             sequence.sampling = sequence.sampling or self.backend.sampling_batch([sequence.options])
             if self.drafts and sequence.speculation.wants_model:
-                sequence.speculation.begin(
-                    self.drafts,
-                    sequence.row,
-                    tokens,
-                    sequence.sampling,
-                    sequence.options.prefill_step_size,
-                )
-            if self._has_one_length(length):
+                chunk = sequence.options.prefill_step_size
+                drafts = self.drafts[sequence.row]
+                sequence.speculation.begin(drafts, tokens, sequence.sampling, chunk)
+            if rows.has_one_length(length):
                 sequence.writer.add_notices(
                     [
                         "no prefix is reused: this model's dynamic rope rotates keys of a text "
@@ -166,18 +154,10 @@ class Scheduler:
         except Exception as error:
             queues.end(sequence, error)
 
-    def _has_one_length(self, length: int) -> bool:
-        """True if keys of a text of `length` tokens are rotated for that length, so that no other
-        text can use them.
-        """
-        return self._has_dynamic_rope and length > self.model.config.max_position_embeddings
-
     # Prefill
 
     def _prefill(self) -> int:
-        """Launch a chunk of the admitted prompt, with the last chunk the step of the first token.
-        Returns the chunk's size.
-        """
+        """Launch a chunk of the prompt, or the step of the first token. Returns its size."""
         sequence = self.queues.prefilling
         if sequence is None:
             return 0
@@ -206,7 +186,7 @@ class Scheduler:
 
     def _choose_chunk(self, sequence: Sequence, start: int) -> int:
         """Number of prompt tokens in the next chunk."""
-        if self._has_one_length(len(sequence.tokens)):
+        if self.rows.has_one_length(len(sequence.tokens)):
             # Each chunk would be rotated for another length. The beginning of a resumed answer was
             # decoded token by token.
             return sequence.prompt_length if start < sequence.prompt_length else 1
@@ -218,9 +198,7 @@ class Scheduler:
     # Step
 
     def _launch(self, may_wait: bool = True) -> None:
-        """Launch a step for every running sequence without one. may_wait: including those that wait
-        for their logits.
-        """
+        """Launch idle sequences' steps. may_wait: including those that wait for their logits."""
         self.memory.is_short = False
         busy = {id(sequence) for step in self.steps.launched for sequence in step.sequences}
         idle = [sequence for sequence in self.queues.running if id(sequence) not in busy]
@@ -229,7 +207,7 @@ class Scheduler:
         for sequences in group(idle, self.backend.runs_ahead):
             batch = [sequence for sequence in sequences if not self._launch_alone(sequence)]
             if len(batch) < len(sequences):
-                batch = [sequence for sequence in batch if sequence.status is Status.RUNNING]
+                batch = [sequence for sequence in batch if sequence.is_running]
             if batch := self.memory.make_room(batch, 1):
                 try:
                     self.steps.launch(batch)
@@ -237,10 +215,8 @@ class Scheduler:
                     self._retry(batch, error)
 
     def _launch_alone(self, sequence: Sequence) -> bool:
-        """Launch a step of several positions for a row that drafts or whose grammar forced tokens.
-        False: the row needs none.
-        """
-        if sequence.status is not Status.RUNNING:  # set aside for an earlier sequence
+        """Launch several positions of a row with drafts or forced tokens. False: it has none."""
+        if not sequence.is_running:  # set aside for an earlier sequence
             return True
         if sequence.constraint:
             return self._launch_forced(sequence)
@@ -250,9 +226,8 @@ class Scheduler:
         """Launch the verification of drafts; False if there are none."""
         try:
             drafts = sequence.speculation.draft(sequence.left - 1)
-            if not drafts or not self.rows.reserve(
-                {sequence.row: len(sequence.tokens) + len(drafts)}
-            ):
+            end = len(sequence.tokens) + len(drafts)
+            if not drafts or not self.rows.reserve({sequence.row: end}):
                 return False
             self.steps.verify(sequence, drafts)
         except Exception as error:
@@ -279,9 +254,7 @@ class Scheduler:
         return True
 
     def _run_ahead(self, launched: list[Step]) -> None:
-        """Launch the next steps before these are read, unless their tokens may change the rows or
-        give drafts.
-        """
+        """Launch the next steps unread, unless their tokens may change rows or give drafts."""
         groups = group(self.queues.running, True)
         for step in launched:
             # A launched step cannot be cancelled: do not run ahead of a possible draft.
@@ -299,9 +272,8 @@ class Scheduler:
                 )
             ):
                 continue
-            ends = {
-                sequence.row: self.cache.lengths[sequence.row] + 1 for sequence in step.sequences
-            }
+            lengths = self.cache.lengths
+            ends = {sequence.row: lengths[sequence.row] + 1 for sequence in step.sequences}
             try:
                 if self.rows.reserve(ends):
                     self.steps.launch(step.sequences, step.tokens)
@@ -312,9 +284,7 @@ class Scheduler:
     # Read
 
     def _read(self, step: Step) -> bool:
-        """Read a step and take its tokens. False: it failed, and all launched steps are
-        forgotten.
-        """
+        """Read a step and take its tokens. False: it failed, and all steps are forgotten."""
         try:
             sampled = self.steps.read(step)
         except Exception as error:
@@ -328,28 +298,26 @@ class Scheduler:
         """Append the tokens of a step, and those that a grammar forces after them."""
         now, width = self.clock.now(), len(sampled) // len(step.sequences)
         for row, sequence in enumerate(step.sequences):
-            if sequence.status is not Status.RUNNING:  # it ended while the step ran
+            if not sequence.is_running:  # it ended while the step ran
                 continue
             try:
                 if step.drafts:
-                    goes_on = sequence.take_all(
-                        sequence.speculation.accept(step.drafts, sampled), now
-                    )
+                    tokens = sequence.speculation.accept(step.drafts, sampled)
+                    goes_on = sequence.take_all(tokens, now)
                     self._rewind(sequence)  # a rejected draft may lie where the last token belongs
                 elif width == 1:
                     goes_on = sequence.take(sampled[row], now)
                 else:
                     columns = sampled[row * width : (row + 1) * width]
-                    goes_on = sequence.take(
-                        columns[0], now, unpack(columns, sequence.options.logprobs)
-                    )
+                    logprobs = unpack(columns, sequence.options.logprobs)
+                    goes_on = sequence.take(columns[0], now, logprobs)
                 # A step gives log-probabilities of one token; dynamic rope rotates all positions
                 # of a call for one length.
                 if (
                     goes_on
                     and sequence.constraint
                     and sequence.options.logprobs is None
-                    and not self._has_dynamic_rope
+                    and not self.rows.has_dynamic_rope
                 ):
                     # the next step computes all of them
                     goes_on = sequence.take_all(sequence.constraint.forced(), now)
@@ -370,7 +338,7 @@ class Scheduler:
             return
         for sequence in sequences:
             self._rewind(sequence)
-            if is_freed or sequence.status is not Status.RUNNING:
+            if is_freed or not sequence.is_running:
                 continue
             others, self.steps.launched = self.steps.launched, []
             try:
@@ -387,18 +355,12 @@ class Scheduler:
             self._rewind(sequence)
 
     def _rewind(self, sequence: Sequence, length: int | None = None) -> None:
-        """Trim a row to `length` positions; None: those before the last known token, which is the
-        next step's input.
-        """
-        row = sequence.row
-        if row == NO_ROW:
+        """Trim a row to `length`; None: to the positions before the last token on the host."""
+        if (row := sequence.row) == NO_ROW:
             return
+        if length is None:
+            length = min(self.cache.lengths[row], len(sequence.tokens) - 1)
         try:
-            self.cache.trim(
-                min(self.cache.lengths[row], len(sequence.tokens) - 1)
-                if length is None
-                else length,
-                row,
-            )
+            self.cache.trim(length, row)
         except Exception as error:
             self.queues.end(sequence, error)

@@ -21,7 +21,7 @@ from typing import Protocol
 
 import numpy as np
 
-from mlx_llama.core.backends.interface import SamplingBatch
+from mlx_llama.core.backends.interface import Array, SamplingBatch
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.generation.completion import Writer
 
@@ -52,9 +52,7 @@ class Drafter(Protocol):
 
 
 class PromptLookup:
-    """Drafts the tokens that followed the latest earlier occurrence of the last three tokens, or
-    else of the last two.
-    """
+    """Drafts the tokens after the latest earlier occurrence of the last three tokens, or two."""
 
     kind, max_drafts = "prompt", MAX_LOOKUP_DRAFTS
 
@@ -73,30 +71,17 @@ class PromptLookup:
         self._indexed = len(tokens)
 
     def may_draft_next(self) -> bool:
-        """False where no token can complete a known n-gram, since nothing followed the tokens
-        before it.
-        """
+        """False where no next token can complete a known n-gram."""
         self._index()
         return tuple(self.tokens[1 - MIN_NGRAM :]) in self._after
 
     def draft(self, count: int, writer: Writer | None = None) -> list[int]:
-        """Up to `count` tokens. At the end of the text the source continues in the draft, so a
-        repeated phrase is drafted repeatedly.
-        """
+        """Up to `count` tokens. The source continues in the draft, which repeats a phrase."""
         self._index()
-        text = list(self.tokens[-MAX_NGRAM:])
-        start = next(
-            (
-                self._after[gram]
-                for n in range(min(MAX_NGRAM, len(text)), MIN_NGRAM - 1, -1)
-                if (gram := tuple(text[-n:])) in self._after
-            ),
-            None,
-        )
-        if start is None:
-            return []
+        grams = (tuple(self.tokens[-n:]) for n in range(MAX_NGRAM, MIN_NGRAM - 1, -1))
+        start = next((self._after[gram] for gram in grams if gram in self._after), None)
         drafts: list[int] = []
-        for source in range(start, start + count):
+        for source in () if start is None else range(start, start + count):
             beyond = source - len(self.tokens)
             drafts.append(self.tokens[source] if beyond < 0 else drafts[beyond])
         return drafts
@@ -134,11 +119,9 @@ class ModelDrafts:
 
     def prefill(self, end: int) -> None:
         """Prefill the text up to position `end`, without the last token."""
-        for start in range(
-            self.length, min(end, len(self.tokens) - 1, self.cache.capacity), self._chunk
-        ):
-            stop = min(start + self._chunk, end, len(self.tokens) - 1, self.cache.capacity)
-            self.device.prefill(self.tokens[start:stop], self.row)
+        end = min(end, len(self.tokens) - 1, self.cache.capacity)
+        for start in range(self.length, end, self._chunk):
+            self.device.prefill(self.tokens[start : min(start + self._chunk, end)], self.row)
 
     def may_draft_next(self) -> bool:
         """True until the draft model's context is full."""
@@ -150,20 +133,17 @@ class ModelDrafts:
         if count < 1 or self._sampling is None:
             return []
         self.trim_guesses()
-        self.prefill(
-            self.length + (len(self.tokens) - 1 - self.length) // self._chunk * self._chunk
-        )
-        feed = np.array([self.tokens[self.length :]], np.int32)
-        drafts = [self.device.step(feed, [self.row], self._sampling, [writer])]
+        whole = (len(self.tokens) - 1 - self.length) // self._chunk * self._chunk
+        self.prefill(self.length + whole)
+        feed, drafts = np.array([self.tokens[self.length :]], np.int32), list[Array]()
         while len(drafts) < count:
-            drafts.append(self.device.step(drafts[-1], [self.row], self._sampling, [writer]))
+            feed = self.device.step(feed, [self.row], self._sampling, [writer])
+            drafts.append(feed)
         self._start, self._guesses = len(self.tokens), self.device.read_all(drafts, writer)
         return self._guesses
 
     def trim_guesses(self) -> None:
-        """Keep the guesses that became part of the text, but not the last token, which is the next
-        step's input.
-        """
+        """Keep the guesses that became text, without the last token, which a step needs."""
         end = len(self.tokens) - 1
         if self._guesses:
             end = min(end, self._start + common_prefix(self._guesses, self.tokens[self._start :]))
@@ -172,22 +152,6 @@ class ModelDrafts:
 
     def _trim(self, length: int) -> None:
         self.cache.trim(min(self.length, length), self.row)
-
-
-class DraftModel:
-    """A smaller model and its drafts by row of its cache."""
-
-    def __init__(self, device: Device):
-        self.device = device
-        self.by_row: dict[int, ModelDrafts] = {}
-
-    def begin(
-        self, row: int, tokens: Sequence[int], sampling: SamplingBatch, chunk: int
-    ) -> ModelDrafts:
-        """Begin the drafts of a request in a row. See ModelDrafts.begin."""
-        drafts = self.by_row.setdefault(row, ModelDrafts(self.device, row))
-        drafts.begin(tokens, sampling, chunk)
-        return drafts
 
 
 class Pace:
@@ -214,10 +178,8 @@ class Pace:
         drafted, accepted = (sum(column) for column in zip(*self._recent))
         if drafted < RATED_DRAFTS or accepted >= MIN_ACCEPTANCE * drafted:
             return None
-        return (
-            f"speculation was switched off: {accepted} of the last {drafted} drafted tokens were "
-            "right"
-        )
+        share = f"{accepted} of the last {drafted} drafted tokens were right"
+        return f"speculation was switched off: {share}"
 
 
 class Speculation:
@@ -256,24 +218,18 @@ class Speculation:
         return self.drafter is not None and self.drafter.may_draft_next()
 
     def draft(self, room: int) -> list[int]:
-        """At most `room` guesses of the next tokens; a verification gives one token more than its
-        drafts.
-        """
+        """At most `room` guesses; a verification gives one token more."""
         if self.drafter is None or room < 1:
             return []
         return self._cut_after_eos(self.drafter.draft(min(self.pace.next, room), self.writer))
 
     def begin(
-        self,
-        model: DraftModel,
-        row: int,
-        tokens: Sequence[int],
-        sampling: SamplingBatch,
-        chunk: int,
+        self, drafts: ModelDrafts, tokens: Sequence[int], sampling: SamplingBatch, chunk: int
     ) -> None:
-        """Draft with the smaller model in this row. See ModelDrafts.begin."""
+        """Draft with the smaller model. See ModelDrafts.begin."""
         try:
-            self.drafter = model.begin(row, tokens, sampling, chunk)
+            drafts.begin(tokens, sampling, chunk)
+            self.drafter = drafts
         except Exception as error:
             self.end(error)
 
@@ -294,7 +250,8 @@ class Speculation:
             return sampled
         correct = common_prefix(drafts, sampled)
         tokens = self._cut_after_eos(sampled[: correct + 1])
-        self.writer.count_drafts(len(drafts), correct)
+        self.writer.completion.drafted += len(drafts)
+        self.writer.completion.accepted += correct
         if reason := self.pace.update(len(drafts), correct):
             self.writer.end_speculation(reason, len(self.writer.completion.tokens) + len(tokens))
             self.drafter = None

@@ -25,9 +25,7 @@ class Step:
 
     @property
     def tokens(self) -> Array:
-        """The sampled tokens without log-probabilities, int32 [B, 1] on the device, as the next
-        step's input.
-        """
+        """The sampled tokens alone, int32 [B, 1] on the device, as the next step's input."""
         return self.sampled if self.sampled.shape[1] == 1 else self.sampled[:, :1]
 
 
@@ -54,9 +52,7 @@ class Steps:
         self.device.prefill(tokens, sequence.row)
 
     def launch(self, sequences: list[Sequence], tokens: Array | None = None) -> None:
-        """Launch the next token of each sequence. tokens: int32 [B, T], None for the last one of
-        each.
-        """
+        """Launch the next token of each sequence. tokens: int32 [B, T], None for the last ones."""
         if tokens is None:
             if self._last and self._last.sequences == sequences and not self._last.drafts:
                 tokens = self._last.tokens
@@ -66,9 +62,8 @@ class Steps:
 
     def launch_rest(self, sequence: Sequence) -> None:
         """Launch one step over all tokens that the row lacks."""
-        self.launch(
-            [sequence], np.array([sequence.tokens[self.cache.lengths[sequence.row] :]], np.int32)
-        )
+        start = self.cache.lengths[sequence.row]
+        self.launch([sequence], np.array([sequence.tokens[start:]], np.int32))
 
     def verify(self, sequence: Sequence, drafts: list[int]) -> None:
         """Launch a step over the last token and drafts of the next ones."""
@@ -87,29 +82,18 @@ class Steps:
         self.launched, self._last, self._batch = [], None, None
 
     def _step(self, sequences: list[Sequence], tokens: Array) -> Step:
-        first = sequences[0]
-        masks = (
-            (lambda: self._compute_masks(sequences))
-            if any(sequence.constraint for sequence in sequences)
-            else None
-        )
-        if first.needs_logits:  # it is alone
-            return Step(
-                sequences,
-                self.device.step_processed(
-                    tokens, first.row, first.sampling, first.writer, first.process, masks
-                ),
-            )
+        is_masked = any(sequence.constraint for sequence in sequences)
+        masks = (lambda: self._compute_masks(sequences)) if is_masked else None
+        if (first := sequences[0]).needs_logits:  # it is alone
+            options = first.sampling, first.writer, first.process, masks
+            return Step(sequences, self.device.step_processed(tokens, first.row, *options))
         rows = [sequence.row for sequence in sequences]
         writers = [sequence.writer for sequence in sequences]
-        return Step(
-            sequences, self.device.step(tokens, rows, self._sampling(sequences), writers, masks)
-        )
+        sampling = self._sampling(sequences)
+        return Step(sequences, self.device.step(tokens, rows, sampling, writers, masks))
 
     def _compute_masks(self, sequences: list[Sequence]) -> np.ndarray:
-        """Allowed tokens of each sequence, int32 [B, ceil(V / 32)]. Raises OptionsError for a
-        grammar that is too complex.
-        """
+        """Allowed tokens of each sequence, int32 [B, ceil(V / 32)]. Raises OptionsError."""
         masks = np.full((len(sequences), -(-self.model.config.vocab_size // 32)), -1, np.int32)
         for row, sequence in enumerate(sequences):
             if sequence.constraint:
@@ -120,10 +104,8 @@ class Steps:
         if len(sequences) == 1:
             return sequences[0].sampling
         if not self._batch or self._batch[0] != sequences:
-            self._batch = (
-                sequences,
-                self.backend.sampling_batch([sequence.options for sequence in sequences]),
-            )
+            options = [sequence.options for sequence in sequences]
+            self._batch = sequences, self.backend.sampling_batch(options)
         return self._batch[1]
 
 

@@ -53,16 +53,13 @@ class Identity:
         context: int = 0,
         adapter: int = 0,
     ) -> Identity:
-        """dtype: of the activations, by name. cache_bits: as in Backend.load; in 16, float32 is
-        stored as float16. context: positions of the cache. adapter: number of the adapter that
-        computed the cache, 0 for none."""
+        """dtype: of the activations, by name. context: positions of the cache. adapter: number of
+        the adapter that computed the cache, 0 for none.
+        """
         # a path of this machine means nothing elsewhere
         name = Path(checkpoint.name).name if os.path.exists(checkpoint.name) else checkpoint.name
-        widths: dict[int | None, str] = {
-            8: EIGHT_BITS,
-            16: "float16" if dtype == "float32" else dtype,
-        }
-        width = widths.get(cache_bits, dtype)
+        width = "float16" if cache_bits == 16 and dtype == "float32" else dtype
+        width = EIGHT_BITS if cache_bits == 8 else width
         rope, factors = checkpoint.config.rope, ""
         if rope.type == "longrope":
             trained = rope.original_max_position_embeddings
@@ -89,21 +86,14 @@ def write_cache(
         raise SessionError(f"{path}: exists already and is not a prompt cache: choose another name")
     number = "float16" if identity.width == EIGHT_BITS else identity.width
     tensors = {"tokens": np.ascontiguousarray(state["tokens"], np.int32)}
-    tensors |= {
-        name: np.ascontiguousarray(encode(np.asarray(state[name]), number))
-        for name in ("keys", "values")
-    }
-    metadata = {
-        "format": FORMAT,
-        "version": VERSION,
-        "model": identity.model,
-        "hash": identity.hash,
-        "width": identity.width,
-    } | ({"factors": identity.factors} if identity.factors else {})
+    for name in ("keys", "values"):
+        tensors[name] = np.ascontiguousarray(encode(np.asarray(state[name]), number))
+    nbytes = sum(array.nbytes for array in tensors.values())
+    metadata = {"format": FORMAT, "version": VERSION, "model": identity.model}
+    metadata |= {"hash": identity.hash, "width": identity.width}
+    metadata |= {"factors": identity.factors} if identity.factors else {}
     try:
-        with replace_when_done(
-            path, sum(array.nbytes for array in tensors.values()), folder=False, overwrites=True
-        ) as partial:
+        with replace_when_done(path, nbytes, folder=False, overwrites=True) as partial:
             # conversations are private
             os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             save_file(tensors, partial, metadata)
@@ -127,11 +117,9 @@ def read_cache(path: str | os.PathLike, identity: Identity) -> dict[str, np.ndar
     metadata = _read_metadata(path, must_be_read=True)
     if metadata.get("format") != FORMAT:
         raise SessionError(f'{path}: is not a prompt cache (no "format": {FORMAT!r}): {_REMEDY}')
-    if metadata.get("version") != VERSION:
-        raise SessionError(
-            f"{path}: has version {show(metadata.get('version'))}, this program reads "
-            f"{VERSION}: {_REMEDY}"
-        )
+    if (version := metadata.get("version")) != VERSION:
+        text = f"has version {show(version)}, this program reads {VERSION}: {_REMEDY}"
+        raise SessionError(f"{path}: {text}")
     if metadata.get("hash") != identity.hash:
         raise SessionError(
             f"{path}: was made by the model {show(metadata.get('model'))}, and this is "
@@ -166,9 +154,7 @@ def cache_path(session: str | os.PathLike) -> Path:
 
 
 def _read_metadata(path: Path, must_be_read: bool = False) -> dict[str, str]:
-    """The file's metadata; {} for a file that cannot be read, unless it must be. Raises
-    SessionError.
-    """
+    """The file's metadata; {} if it is unreadable and need not be read. Raises SessionError."""
     try:
         with open_file(path) as file:  # safetensors reports missing and locked files less clearly
             length = int.from_bytes(file.read(8), "little")
@@ -188,31 +174,21 @@ def _read_metadata(path: Path, must_be_read: bool = False) -> dict[str, str]:
 
 
 def _read_tensors(path: Path, file, identity: Identity) -> dict[str, np.ndarray]:
-    actual = {
-        name: (file.get_slice(name).get_dtype(), file.get_slice(name).get_shape())
-        for name in file.keys()
-    }
+    parts = {name: file.get_slice(name) for name in file.keys()}
+    actual = {name: (part.get_dtype(), part.get_shape()) for name, part in parts.items()}
     _, [*length] = actual.get("tokens", ("", []))
     c, code = identity.config, _CODES[identity.width]
-    expected = {
-        "tokens": ("I32", length),
-        **dict.fromkeys(
-            ("keys", "values"),
-            (code, [c.num_hidden_layers, c.num_key_value_heads, *length, c.head_dim]),
-        ),
-    }
+    stored = code, [c.num_hidden_layers, c.num_key_value_heads, *length, c.head_dim]
+    expected = {"tokens": ("I32", length), "keys": stored, "values": stored}
     if actual != expected or len(length) != 1 or length == [0]:
         raise _damaged(path, f"holds {show(actual)}, expected {show(expected)}")
     tokens = file.get_tensor("tokens")
     if tokens.min() < 0 or tokens.max() >= c.vocab_size:
         raise _damaged(path, f"has token ids outside the vocabulary of {c.vocab_size}")
-    state = {
-        "tokens": tokens,
-        **{name: file.get_tensor(name).astype(np.float32) for name in ("keys", "values")},
-    }
-    if not all(np.isfinite(layer).all() for name in ("keys", "values") for layer in state[name]):
+    state = {name: file.get_tensor(name).astype(np.float32) for name in ("keys", "values")}
+    if not all(np.isfinite(layer).all() for layers in state.values() for layer in layers):
         raise _damaged(path, "has keys or values that are not finite")
-    return state
+    return {"tokens": tokens, **state}
 
 
 def _match_width(width: str | None) -> str:

@@ -81,20 +81,14 @@ class Completion:
     @property
     def prompt_tps(self) -> float:
         """Prompt tokens processed (not reused) per second."""
-        return (
-            (self.prompt_tokens - self.reused_tokens) / self.prefill_seconds
-            if self.prefill_seconds
-            else 0.0
-        )
+        count, seconds = self.prompt_tokens - self.reused_tokens, self.prefill_seconds
+        return count / seconds if seconds else 0.0
 
     @property
     def decode_tps(self) -> float:
         """Tokens per second after the first."""
-        return (
-            (len(self.tokens) - 1) / self.decode_seconds
-            if self.decode_seconds and len(self.tokens) > 1
-            else 0.0
-        )
+        count, seconds = len(self.tokens) - 1, self.decode_seconds
+        return count / seconds if seconds and count > 0 else 0.0
 
     @property
     def evaluations_per_token(self) -> float:
@@ -110,54 +104,36 @@ class Completion:
         return self.text
 
     def __repr__(self) -> str:
-        text = (
-            self.text
-            if len(self.text) <= SHOWN_CHARACTERS
-            else self.text[: SHOWN_CHARACTERS - 3] + "..."
-        )
-        return (
-            f"Completion({text!r}, tokens={len(self.tokens)}, finish_reason={self.finish_reason!r})"
-        )
+        text, reason = self.text, self.finish_reason
+        if len(text) > SHOWN_CHARACTERS:
+            text = text[: SHOWN_CHARACTERS - 3] + "..."
+        return f"Completion({text!r}, tokens={len(self.tokens)}, finish_reason={reason!r})"
 
     def _repr_html_(self) -> str:
         """The text and a line of figures, for notebooks."""
-        figures = (
-            f"{len(self.tokens)} tokens, {self.decode_tps:.1f} tokens/s, finish reason "
-            f"{self.finish_reason}"
-        )
-        return (
-            f'<div style="white-space: pre-wrap">{html.escape(self.text)}</div>'
-            f"<small>{html.escape(figures)}</small>"
-        )
+        figures = html.escape(self._describe_decode())
+        text = f'<div style="white-space: pre-wrap">{html.escape(self.text)}</div>'
+        return f"{text}<small>{figures}</small>"
+
+    def _describe_decode(self) -> str:
+        speed = f"{self.decode_tps:.1f} tokens/s"
+        return f"{len(self.tokens)} tokens, {speed}, finish reason {self.finish_reason}"
 
     def receipt(self) -> dict[str, Any]:
         """All fields but the text, the rates, and log-probabilities if there are any."""
-        receipt = {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if field.name not in ("text", "schema")
-        }
+        names = [field.name for field in fields(self) if field.name not in ("text", "schema")]
+        receipt = {name: getattr(self, name) for name in names}
         receipt |= {"tokens": list(map(int, self.tokens)), **self.tell_logprobs()}
         return receipt | {name: round(getattr(self, name), 3) for name in RATES}
 
     def tell_logprobs(self) -> dict[str, Any]:
-        """tokens (ids) and logprobs (for each token [its own, [id, log-probability] of the
-        likeliest]), or {} without log-probabilities.
-        """
-        if not any(token.logprobs for token in self.tokens):
-            return {}
-        return {
-            "tokens": list(map(int, self.tokens)),
-            "logprobs": [
-                token.logprobs and [token.logprobs.logprob, token.logprobs.top]
-                for token in self.tokens
-            ],
-        }
+        """tokens and logprobs ([its own, [id, log-probability] of the likeliest] each), or {}."""
+        known = [token.logprobs for token in self.tokens]
+        pairs = [logprobs and [logprobs.logprob, logprobs.top] for logprobs in known]
+        return {"tokens": list(map(int, self.tokens)), "logprobs": pairs} if any(pairs) else {}
 
     def describe_logprobs(self, tokenizer: Tokenizer) -> str:
-        """A line per token: its log-probability and those of the likeliest; "" without
-        log-probabilities.
-        """
+        """A line per token: its log-probability and the likeliest ones'; "" without any."""
 
         def name(token: int) -> str:
             piece = tokenizer.piece(token)
@@ -174,8 +150,7 @@ class Completion:
         return (
             f"prompt: {self.prompt_tokens} tokens, {self.reused_tokens} reused, "
             f"{self.prompt_tps:.1f} tokens/s, first token after {self.prefill_seconds:.3f} "
-            f"s\ndecode: {len(self.tokens)} tokens, {self.decode_tps:.1f} tokens/s, finish reason "
-            f"{self.finish_reason}\nevaluations per token: "
+            f"s\ndecode: {self._describe_decode()}\nevaluations per token: "
             f"{round(self.evaluations_per_token, 3):g} ({self.launches} launched, {self.waits} "
             f"read, {round(self.bytes_per_token, 2):g} bytes per "
             f"token)\n{self._summarize_speculation()}backend: {self.backend} ({self.device}, "
@@ -184,18 +159,12 @@ class Completion:
         )
 
     def _summarize_speculation(self) -> str:
-        kind = self.options.get("speculate")
+        kind, end = self.options.get("speculate"), self.speculation_ended
         if kind in (None, "none"):
             return ""
-        ended = (
-            ""
-            if self.speculation_ended is None
-            else f", switched off after {self.speculation_ended} tokens"
-        )
-        return (
-            f"speculation ({kind}): {self.accepted} of {self.drafted} drafted tokens "
-            f"accepted{ended}\n"
-        )
+        ended = "" if end is None else f", switched off after {end} tokens"
+        counts = f"{self.accepted} of {self.drafted} drafted tokens accepted"
+        return f"speculation ({kind}): {counts}{ended}\n"
 
 
 class Writer:
@@ -229,9 +198,7 @@ class Writer:
         self._first = 0.0
 
     def resume(self, tokens: Sequence[int]) -> None:
-        """Take the tokens that begin the answer. Their text begins `completion.text`; no token has
-        it.
-        """
+        """Take the tokens that begin the answer, and begin `completion.text` with their text."""
         assert self.decoder is not None
         text = "".join(map(self.decoder.push, tokens))
         shown = self.stops.push(text)
@@ -240,9 +207,7 @@ class Writer:
         self.completion.text = shown
 
     def start(self, now: float, reused: int) -> None:
-        """Note the time of the first chunk; `reused` tokens of the prompt are in the cache. Later
-        calls have no effect.
-        """
+        """Note the first chunk and the `reused` tokens of the prompt. Later calls do nothing."""
         if self._started is None:
             self._started = now
             self.completion.reused_tokens = reused
@@ -252,14 +217,9 @@ class Writer:
         self.completion.prefill_seconds = now - (self._started or 0.0)
 
     def is_late(self, now: float, seconds: float) -> bool:
-        """True if the first token was read more than `seconds` ago, and the text has a line
-        break.
-        """
-        return (
-            bool(self.completion.tokens)
-            and now - self._first > seconds
-            and "\n" in self.completion.text
-        )
+        """True if the first token is older than `seconds` and the text has a line break."""
+        is_old = bool(self.completion.tokens) and now - self._first > seconds
+        return is_old and "\n" in self.completion.text
 
     def push(
         self,
@@ -269,9 +229,7 @@ class Writer:
         logprobs: TokenLogprobs | None = None,
         is_late: bool = False,
     ) -> None:
-        """Append a token that was read at `now`. is_last: its grammar ends here. is_late: its
-        time is up.
-        """
+        """Append a token read at `now`. is_last: its grammar ends. is_late: its time is up."""
         completion = self.completion
         if not completion.tokens:
             self._first = now
@@ -331,19 +289,10 @@ class Writer:
             notice for notice in notices if notice not in self.completion.notices
         )
 
-    def count_launch(self) -> None:
-        """Count a step."""
-        self.completion.launches += 1
-
     def count_read(self, nbytes: int) -> None:
         """Count a read of `nbytes` of tokens."""
         self.completion.waits += 1
         self.completion.read_bytes += nbytes
-
-    def count_drafts(self, drafted: int, accepted: int) -> None:
-        """Count the drafts of a verification."""
-        self.completion.drafted += drafted
-        self.completion.accepted += accepted
 
     def end_speculation(self, reason: str, tokens: int) -> None:
         """Note that speculation was switched off after `tokens` tokens."""

@@ -118,9 +118,7 @@ class Constraint:
         self._accepted += 1
 
     def forced(self) -> list[int]:
-        """The next tokens as far as the grammar leaves no choice, as the tokenizer splits their
-        text; not accepted yet.
-        """
+        """The next tokens as far as the grammar leaves no choice; not accepted yet."""
         tokens: list[int] = self._matcher.compute_ff_tokens()
         self._check()
         return tokens
@@ -188,11 +186,8 @@ class Grammars:
                 matcher, keeps_space = self._build(rule, body, drops, vocabulary)
             except OptionsError:
                 keywords: set[str] = set()
-                body = (
-                    {"json_schema": _relax(body["json_schema"], keywords)}
-                    if rule.is_lenient
-                    else body
-                )
+                if rule.is_lenient:
+                    body = {"json_schema": _relax(body["json_schema"], keywords)}
                 if not keywords:
                     raise
                 matcher, keeps_space = self._build(rule, body, drops, vocabulary)
@@ -220,11 +215,8 @@ class Grammars:
                 import llguidance
 
                 vocabulary = _Vocabulary(self.tokenizer, self.eos[0], self.vocab_size)
-                self._library = llguidance.LLTokenizer(
-                    llguidance.TokenizerWrapper(vocabulary),
-                    n_vocab=self.vocab_size,
-                    eos_token=list(self.eos),
-                )
+                wrapper = llguidance.TokenizerWrapper(vocabulary)
+                self._library = llguidance.LLTokenizer(wrapper, self.vocab_size, list(self.eos))
                 self._vocabulary = vocabulary
             return self._vocabulary
 
@@ -299,21 +291,15 @@ class _Vocabulary:
         except Exception:  # llguidance would panic
             return self._spell(data)
         start = len(self._newline)
-        exact = (
-            ids[:start] == self._newline
-            and b"".join(self.tokens[token] for token in ids[start:]) == data
-        )
-        return ids[start:] if exact else self._spell(data)
+        text_ids, is_found = ids[start:], ids[:start] == self._newline
+        is_exact = is_found and b"".join(self.tokens[token] for token in text_ids) == data
+        return text_ids if is_exact else self._spell(data)
 
     def _spell(self, data: bytes) -> list[int]:
         """Split bytes into the longest tokens, where the tokenizer would change them."""
         if self._ids is None:
-            special = set(self.special_token_ids)
-            self._ids = {
-                text: token
-                for token, text in enumerate(self.tokens)
-                if text and token not in special
-            }
+            special, pairs = set(self.special_token_ids), enumerate(self.tokens)
+            self._ids = {text: i for i, text in pairs if text and i not in special}
             self._longest = max(map(len, self._ids))
         ids: list[int] = []
         at = 0
@@ -345,25 +331,14 @@ def _describe(rule: Rule) -> dict[str, Any]:
 
 
 # formats that llguidance enforces
-_FORMATS = {
-    "date",
-    "time",
-    "date-time",
-    "duration",
-    "email",
-    "hostname",
-    "ipv4",
-    "ipv6",
-    "uuid",
-    "uri",
-}
+_FORMATS = "date time date-time duration email hostname ipv4 ipv6 uuid uri".split()
 _VALUES = ("const", "enum", "default", "examples", "x-guidance")
 
 
 def _relax(schema: Any, keywords: set[str]) -> Any:
-    """The schema without keywords that are annotations (unknown formats) or that llguidance cannot
-    enforce: uniqueItems, look-around in patterns, the exclusion of oneOf. Adds their names to
-    `keywords`."""
+    """The schema without keywords that llguidance cannot enforce: unknown formats, uniqueItems,
+    look-around in patterns, the exclusion of oneOf. Adds their names to `keywords`.
+    """
     if isinstance(schema, list):
         return [_relax(inner, keywords) for inner in schema]
     if not isinstance(schema, dict):
@@ -421,18 +396,14 @@ _CHILD_START = 10.0  # seconds; Python starts slowly on a busy machine
 
 
 def _check_time(rule: Rule, body: dict[str, Any], seconds: float) -> None:
-    """Compile a rule in another process first. Raises OptionsError if that takes longer than
-    `seconds`, or crashes.
-    """
+    """Compile a rule in another process. Raises OptionsError if that exceeds `seconds`."""
     global _child
     with _child_lock:
         if _child is None or _child.poll() is not None:
-            _child = subprocess.Popen(
-                [sys.executable, "-c", _CHILD],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )  # Ctrl-C reaches it too
+            pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            command = [sys.executable, "-c", _CHILD]
+            # Ctrl-C reaches it too
+            _child = subprocess.Popen(command, stderr=subprocess.DEVNULL, **pipes)
             _ask(_child, {"lark_grammar": "start: /a/"}, _CHILD_START)
         if not _ask(_child, body, seconds):
             _child.kill()

@@ -19,9 +19,7 @@ OnProgress = Callable[[int, int], object]  # f(tokens of the prompt so far, all 
 
 @dataclass(frozen=True)
 class Hooks:
-    """Functions called while a request is served, on the computing thread; their exceptions end
-    the request.
-    """
+    """Functions called on the computing thread; their exceptions end the request."""
 
     # change the logits before each token; one more wait for the device per token
     processors: tuple[LogitsProcessor, ...] = ()

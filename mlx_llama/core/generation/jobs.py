@@ -22,7 +22,7 @@ from mlx_llama.core.engine.request import Handle
 from mlx_llama.core.errors import LlamaError, OptionsError, plain, show
 
 from .completion import Completion
-from .options import validate
+from .options import split_fault, validate
 
 _RESULT = b'{"index": '  # the beginning of every result
 QUEUED = 2  # requests in the scheduler per row, so that no row waits for its next one
@@ -75,19 +75,13 @@ class Job:
 
     def failure(self, error: Exception, spell: Callable[[str], str]) -> dict[str, Any]:
         """The result of a failed request. spell: spells option names in the error."""
-        return self._line(
-            error=spell(str(error))
-            if isinstance(error, LlamaError)
-            else f"{type(error).__name__}: {error}"
-        )
+        if isinstance(error, LlamaError):
+            return self._line(error=spell(str(error)))
+        return self._line(error=f"{type(error).__name__}: {error}")
 
     def _line(self, **fields: Any) -> dict[str, Any]:
-        return {
-            "index": self.index,
-            **({} if self.id is None else {"id": self.id}),
-            **fields,
-            "request": self.digest,
-        }
+        named = {} if self.id is None else {"id": self.id}
+        return {"index": self.index, **named, **fields, "request": self.digest}
 
 
 def parse_jobs(text: str, name: str, options: Mapping[str, Any], model: str) -> list[Job]:
@@ -107,10 +101,8 @@ def parse_jobs(text: str, name: str, options: Mapping[str, Any], model: str) -> 
         except ValidationError as error:
             raise OptionsError(f"{place}: {_describe_fault(error.errors()[0])}") from None
         if (parsed.prompt is None) == (parsed.messages is None):
-            raise OptionsError(
-                f"{place}: needs one of the fields prompt and messages"
-                + (", not both" if parsed.messages is not None else "")
-            )
+            both = "" if parsed.messages is None else ", not both"
+            raise OptionsError(f"{place}: needs one of the fields prompt and messages{both}")
         extra = parsed.model_extra or {}
         line_options = {key: value for key, value in extra.items() if value is not None}
         validate(line_options, place)
@@ -119,28 +111,17 @@ def parse_jobs(text: str, name: str, options: Mapping[str, Any], model: str) -> 
                 f"{place}: field id: {show(parsed.id)} is that of line {seen[parsed.id]} too: "
                 "give each request another id"
             )
-        prompt: str | list[dict[str, str]] | None = (
-            parsed.prompt
-            if parsed.messages is None
-            else [message.model_dump() for message in parsed.messages]
-        )
-        assert prompt is not None  # one of the two is there
+        messages = [message.model_dump() for message in parsed.messages or ()]
+        prompt = messages if parsed.prompt is None else parsed.prompt
         jobs.append(Job(len(jobs), parsed.id, prompt, {**options, **line_options}, model))
     if not jobs:
-        raise OptionsError(
-            f'{name}: has no requests: write one JSON object per line, such as {{"prompt": '
-            f'"Hello"}}'
-        )
+        remedy = 'write one JSON object per line, such as {"prompt": "Hello"}'
+        raise OptionsError(f"{name}: has no requests: {remedy}")
     return jobs
 
 
 def _describe_fault(fault: Mapping[str, Any]) -> str:
-    place = "".join(
-        f"[{part}]" if isinstance(part, int) else f".{part}"
-        for part in fault["loc"]
-        if part not in ("str", "int")
-    ).lstrip(".")  # omit the branches of a union
-    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    place, message = split_fault(fault)
     if fault["type"] == "json_invalid":
         return f"is not JSON ({message.removeprefix('Invalid JSON: ')})"
     if not place:
@@ -165,26 +146,25 @@ class Results:
                 raise OptionsError(f"`output` {path}: is not a file: choose another one")
             content = self.path.read_bytes() if self.path.exists() else b""
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-            raise OptionsError(
-                f"`output` {path}: cannot be read: {getattr(error, 'strerror', None) or error}"
-            ) from None
+            reason = getattr(error, "strerror", None) or error
+            raise OptionsError(f"`output` {path}: cannot be read: {reason}") from None
         *lines, torn = content.split(b"\n")
         for number, line in enumerate(lines, 1):
             index, is_failed = _read_result(line, digests)
             if index is None:
-                raise OptionsError(
-                    f"`output` {path}: line {number} is not a result of these prompts, options and "
-                    "model: choose another file or delete this one"
-                )
+                raise self._refuse(f"line {number}")
             self.failed += is_failed and index not in self.done
             self.done.add(index)
             self._whole += len(line) + 1
         if not torn.startswith(_RESULT[: len(torn)]):
-            raise OptionsError(
-                f"`output` {path}: its last line is not a result of these prompts: choose another "
-                "file or delete this one"
-            )
+            raise self._refuse("its last line")
         self._file: BinaryIO | None = None
+
+    def _refuse(self, line: str) -> OptionsError:
+        return OptionsError(
+            f"`output` {self.path}: {line} is not a result of these prompts, options and model: "
+            "choose another file or delete this one"
+        )
 
     def __enter__(self) -> Results:
         """Open the file for more results; drops an incomplete last line. Raises OptionsError."""
@@ -192,10 +172,8 @@ class Results:
             self._file = open(self.path, "ab")
             self._file.truncate(self._whole)
         except (OSError, ValueError) as error:
-            raise OptionsError(
-                f"`output` {self.path}: cannot be written: "
-                f"{getattr(error, 'strerror', None) or error}"
-            ) from None
+            reason = getattr(error, "strerror", None) or error
+            raise OptionsError(f"`output` {self.path}: cannot be written: {reason}") from None
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -213,21 +191,16 @@ class Results:
 
 
 def _read_result(line: bytes, digests: list[str]) -> tuple[int | None, bool]:
-    """(index of the request, whether it failed); None for a line that is no result of these
-    requests.
-    """
+    """(index of the request, whether it failed); None for a line of other requests."""
     try:
         result = json.loads(line)
     except (ValueError, RecursionError):
         return None, False
     index = result.get("index") if isinstance(result, dict) else None
-    if (
-        not isinstance(index, int)
-        or not 0 <= index < len(digests)
-        or result.get("request") != digests[index]
-    ):
+    if not isinstance(index, int) or not 0 <= index < len(digests):
         return None, False
-    return index, "error" in result
+    is_ours = result.get("request") == digests[index]
+    return (index, "error" in result) if is_ours else (None, False)
 
 
 def run_jobs(

@@ -20,6 +20,7 @@ from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.backends.following import follow_leader
 from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.backends.load_options import MAX_ROWS, TABLE, LoadOptions, list_adapters
+from mlx_llama.core.engine.engine import Engine
 from mlx_llama.core.engine.home import Home
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Handle, Request
@@ -38,7 +39,6 @@ from mlx_llama.core.text.tools import ToolParser, read_tools
 
 from .cache_file import Identity, read_cache, write_cache
 from .completion import Completion
-from .engine import Engine
 from .hooks import Hooks, split_hooks
 from .options import Defaults, Options, Resolved
 from .session import Session, Stream
@@ -176,17 +176,13 @@ class LLM:
         return [handle.completion for handle in handles]
 
     def submit(self, prompt: Prompt, **options: Unpack[Options]) -> Handle:
-        """Queue `prompt` for `loop`, whose ticks compute it; arguments and errors as for
-        `stream`.
-        """
+        """Queue `prompt` for `loop`, whose ticks compute it. Arguments and errors: see `stream`."""
         return self._prepare(prompt, options).begin()
 
     async def astream(
         self, prompt: Prompt, **options: Unpack[Options]
     ) -> abc.AsyncGenerator[str, None]:
-        """`stream` for asyncio: `async for piece in llm.astream(...)`. Leaving the loop ends the
-        answer.
-        """
+        """`stream` for asyncio: `async for piece in ...`. Leaving the loop ends the answer."""
         import asyncio  # takes 30 ms
 
         handle = self._prepare(prompt, options)
@@ -301,9 +297,7 @@ class LLM:
         return len(state["tokens"])
 
     def identify_cache(self, adapter: int = 0) -> Identity:
-        """The model, width and adapter that a prompt cache file must match. adapter: its number, 0
-        for none.
-        """
+        """The model, width and adapter (number, 0: none) that a prompt cache file must match."""
         return Identity.of(
             self.checkpoint,
             self.backend.runtime.dtype_name(self.model.dtype),
@@ -481,9 +475,7 @@ load.__name__ = load.__qualname__ = "load"
 
 
 def one_adapter(options: LoadOptions) -> tuple[str | os.PathLike, ...]:
-    """The adapter of a command that takes at most one; () for none. Raises OptionsError for
-    several.
-    """
+    """The adapter of a command that takes one; () for none. Raises OptionsError for several."""
     adapters = list_adapters(options.adapters)
     if len(adapters) > 1:
         raise OptionsError(
@@ -503,9 +495,7 @@ def check_load(options: LoadOptions) -> None:
 
 
 def context_size(checkpoint: Checkpoint, ctx_size: int | str | None) -> int:
-    """Positions of a context; ctx_size None: as many as the model was trained for. Raises
-    ContextError above its maximum.
-    """
+    """Positions of a context; None: as many as the model was trained for. Raises ContextError."""
     if ctx_size is None:
         return checkpoint.config.max_position_embeddings
     maximum = rope.max_context(checkpoint.config)

@@ -8,6 +8,7 @@ each value.
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 import reprlib
 import secrets
@@ -39,12 +40,8 @@ MAX_LOGPROBS = 20  # likeliest tokens per position, as in OpenAI's API
 
 def _option(default, help: str, *aliases: str, flag_help: str = "", **limits):
     # aliases: other tools' names. flag_help: for the command line only.
-    return Field(
-        default,
-        description=help,
-        json_schema_extra={"aliases": list(aliases), "flag_help": flag_help},
-        **limits,
-    )
+    extra: Any = {"aliases": list(aliases), "flag_help": flag_help}
+    return Field(default, description=help, json_schema_extra=extra, **limits)
 
 
 with warnings.catch_warnings():
@@ -52,9 +49,7 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", 'Field name "schema"')
 
     class _StructureOptions(BaseModel):
-        """Options of which at most one may constrain the answer. A separate class limits the scope
-        of the warning filter.
-        """
+        """Options that constrain the answer, of which one may be set."""
 
         model_config = ConfigDict(
             extra="forbid", frozen=True, allow_inf_nan=False, arbitrary_types_allowed=True
@@ -92,20 +87,14 @@ with warnings.catch_warnings():
             limit = MAX_REGEX if info.field_name == "regex" else MAX_GRAMMAR
             if value is not None and not 1 <= len(value) <= limit:
                 raise ValueError(f"text of 1 to {limit} characters, not {len(value)}")
-            others = [
-                name
-                for name in ("schema", "regex")
-                if name != info.field_name and info.data.get(name) is not None
-            ]
-            if value is not None and others:
-                raise ValueError(f"the only constraint on the answer: {others[0]} is given too")
+            for name in {"schema", "regex"} - {info.field_name} if value is not None else ():
+                if info.data.get(name) is not None:
+                    raise ValueError(f"the only constraint on the answer: {name} is given too")
             return value
 
 
 class GenerationOptions(_StructureOptions):
-    """Generation options, complete and checked. Each field is a flag, a Python argument and an
-    entry of the receipt.
-    """
+    """Complete, checked options. Each is a flag, a Python argument and part of the receipt."""
 
     max_tokens: int = _option(
         256,
@@ -222,11 +211,8 @@ class GenerationOptions(_StructureOptions):
             isinstance(part, bool) for part in parts
         ):
             raise ValueError("token ids")
-        return tuple(
-            word
-            for part in parts
-            for word in (part.split(",") if isinstance(part, str) else [part])
-        )
+        words = [part.split(",") if isinstance(part, str) else [part] for part in parts]
+        return tuple(itertools.chain(*words))
 
     @field_validator("stop_token_ids")
     @classmethod
@@ -286,12 +272,8 @@ class GenerationOptions(_StructureOptions):
 
 
 # In the order of the help: constraints of the answer last, though their class comes first.
-FIELDS = {
-    name: GenerationOptions.model_fields[name]
-    for name in sorted(
-        GenerationOptions.model_fields, key=lambda name: name in _StructureOptions.model_fields
-    )
-}
+_FIRST = _StructureOptions.model_fields
+FIELDS = {n: f for n, f in GenerationOptions.model_fields.items() if n not in _FIRST} | _FIRST
 
 
 # Names of options, including those of other tools -> names in the table.
@@ -337,9 +319,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Resolved:
-    """Complete options and, per field, the source of its value: "user", "checkpoint" or
-    "default".
-    """
+    """Complete options and each value's source: "user", "checkpoint" or "default"."""
 
     options: GenerationOptions
     origins: dict[str, str]
@@ -372,9 +352,16 @@ def _describe_fault(fault: Mapping[str, Any]) -> str:
             f"option `{name}`: {fault['input']!r} is not allowed, it must be a finite number, "
             f"{limits}{meaning}"
         )
-    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    range_ = f" ({limits})" if limits else ""
+    message, range_ = split_fault(fault)[1], f" ({limits})" if limits else ""
     return f"option `{name}`: {_show(fault['input'])} is not allowed, it must be {message}{range_}"
+
+
+def split_fault(fault: Mapping[str, Any]) -> tuple[str, str]:
+    """(place, message) of a fault that pydantic reports; place "" for the whole."""
+    parts = [part for part in fault["loc"] if part not in ("str", "int")]  # branches of a union
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    return place.lstrip("."), message
 
 
 def _show(value: Any) -> str:
@@ -386,18 +373,9 @@ def _show(value: Any) -> str:
 
 
 def _describe_limits(name: str) -> str:
-    signs = {
-        "Ge": ("ge", "at least"),
-        "Gt": ("gt", "above"),
-        "Le": ("le", "at most"),
-        "Lt": ("lt", "below"),
-    }
-    return ", ".join(
-        f"{words} {getattr(rule, key)}"
-        for rule in FIELDS[name].metadata
-        for kind, (key, words) in signs.items()
-        if type(rule).__name__ == kind
-    )
+    signs = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    rules = [(type(rule).__name__.lower(), rule) for rule in FIELDS[name].metadata]
+    return ", ".join(f"{signs[key]} {getattr(rule, key)}" for key, rule in rules if key in signs)
 
 
 # transformers' name of an option -> ours.
@@ -410,39 +388,20 @@ _GENERATION_CONFIG = {
     "max_new_tokens": "max_tokens",
     "stop_strings": "stop",
 }
-# Settings that change the text in transformers and have no counterpart here, with their values for
-# "off".
+# Settings that change the text in transformers and have no counterpart here, by their value for
+# "off"; None: off where they are not set.
 _UNSUPPORTED = {
-    "num_beams": (1,),
-    "num_beam_groups": (1,),
-    "penalty_alpha": (0.0,),
-    "typical_p": (1.0,),
-    "epsilon_cutoff": (0.0,),
-    "eta_cutoff": (0.0,),
-    "top_h": (),
-    "encoder_repetition_penalty": (1.0,),
-    "no_repeat_ngram_size": (0,),
-    "bad_words_ids": (),
-    "suppress_tokens": ([],),
-    "begin_suppress_tokens": ([],),
-    "sequence_bias": (),
-    "forced_bos_token_id": (),
-    "forced_eos_token_id": (),
-    "exponential_decay_length_penalty": (),
-    "guidance_scale": (1.0,),
-    "min_new_tokens": (0,),
-    "min_length": (0,),
+    None: "top_h bad_words_ids suppress_tokens begin_suppress_tokens sequence_bias "
+    "forced_bos_token_id forced_eos_token_id exponential_decay_length_penalty",
+    0: "penalty_alpha epsilon_cutoff eta_cutoff no_repeat_ngram_size min_new_tokens min_length",
+    1: "num_beams num_beam_groups typical_p encoder_repetition_penalty guidance_scale",
 }
 
 
 def from_generation_config(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Options set by a generation_config.json. Without `do_sample` decoding is greedy, as in
-    transformers, and its temperature and filters do not apply."""
-    options = {
-        ours: raw[theirs]
-        for theirs, ours in _GENERATION_CONFIG.items()
-        if raw.get(theirs) is not None
-    }
+    """Options set by a generation_config.json; without `do_sample` those of greedy decoding."""
+    pairs = [(raw.get(theirs), ours) for theirs, ours in _GENERATION_CONFIG.items()]
+    options = {ours: value for value, ours in pairs if value is not None}
     if not raw.get("do_sample", False):
         for name in ("temperature", "top_k", "top_p", "min_p"):
             options.pop(name, None)
@@ -465,16 +424,14 @@ class Defaults:
         """source: the file's path. Raises OptionsError that names it."""
         raw = generation_config or {}
         self.options = validate(from_generation_config(raw), source)
-        unsupported = [
-            f"{name}={value!r:.40}"
-            for name, value in raw.items()
-            if name in _UNSUPPORTED and value is not None and value not in _UNSUPPORTED[name]
-        ]
-        self.notices = (
-            (f"generation_config.json asks for {', '.join(unsupported)}: not supported",)
-            if unsupported
-            else ()
+        unsupported = ", ".join(
+            f"{name}={raw[name]!r:.40}"
+            for off, names in _UNSUPPORTED.items()
+            for name in names.split()
+            if raw.get(name) not in (None, [], off)
         )
+        notice = f"generation_config.json asks for {unsupported}: not supported"
+        self.notices = (notice,) if unsupported else ()
 
     def resolve(self, user: Mapping[str, Any] | GenerationOptions) -> Resolved:
         """Add a user's options, which win; None means unset. Draws a missing seed, so that the
@@ -485,19 +442,11 @@ class Defaults:
         if not isinstance(user, GenerationOptions):
             user = validate({name: value for name, value in user.items() if value is not None})
         chosen = {name: getattr(user, name) for name in user.model_fields_set}
-        origins = {
-            name: "user"
-            if name in chosen
-            else "checkpoint"
-            if name in self.options.model_fields_set
-            else "default"
-            for name in FIELDS
-        }
-        return Resolved(
-            self.options.model_copy(update={"seed": secrets.randbits(32)} | chosen),
-            origins,
-            self.notices,
-        )
+        origins = dict.fromkeys(FIELDS, "default")
+        origins |= dict.fromkeys(self.options.model_fields_set, "checkpoint")
+        origins |= dict.fromkeys(chosen, "user")
+        options = self.options.model_copy(update={"seed": secrets.randbits(32)} | chosen)
+        return Resolved(options, origins, self.notices)
 
 
 def resolve(

@@ -63,9 +63,7 @@ def table_index(words: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=1)
 def gumbel_table() -> np.ndarray:
-    """Gumbel noise per bucket, float32 [49153], descending: -log(-log(1 - v)) at the bucket's
-    middle v.
-    """
+    """Gumbel noise by bucket, float32 [49153], descending: -log(-log(1 - v)) at its middle v."""
     edges = (np.arange(24 * 2048 + 2, dtype=np.int32) + TABLE_OFFSET) << TABLE_SHIFT
     # Bucket i contains the integers k with edges[i] <= k + 1 < edges[i + 1]: one or none in small
     # buckets.
@@ -78,8 +76,6 @@ def gumbel_table() -> np.ndarray:
 
 
 def gumbel(seed: int, position: int, count: int) -> np.ndarray:
-    """Noise of the first `count` candidates for the token at `position`: float32 [count]. Backends
-    match these bits.
-    """
+    """Noise of the candidates 0 .. count - 1 for a position's token: float32 [count]."""
     words = threefry2x32(split_seed(seed), np.arange(count, dtype=np.uint32), position)
     return gumbel_table()[table_index(words)]

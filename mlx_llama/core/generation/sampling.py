@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
+
+from mlx_llama.core.ops import Array
 
 from . import rng
 from .options import GenerationOptions
+
+# Computes the tokens that grammars allow, int32 [B, ceil(V / 32)] on the host; bit i % 32 of word i
+# // 32 is token i's. A row without a grammar has all bits set. Call it once, after the forward is
+# on its way: the host works while the device does.
+Masks = Callable[[], np.ndarray]
 
 
 class Kind(NamedTuple):
@@ -50,9 +59,7 @@ class Kind(NamedTuple):
 
 
 class RowNumbers(NamedTuple):
-    """A row's options as numbers, neutral where a feature is off: a row samples as it would
-    alone.
-    """
+    """A row's options as numbers, neutral where a feature is off."""
 
     seed: tuple[int, int]  # words, low and high
     is_random: bool
@@ -84,7 +91,7 @@ class RowNumbers(NamedTuple):
 
 
 class BatchOptions:
-    """Options of a batch's rows; base of the backends' SamplingBatch."""
+    """Logits to tokens, by each row's own options; base of the backends' SamplingBatch."""
 
     def __init__(self, options: Sequence[GenerationOptions], device: Any = None):
         self.options, self.device = tuple(options), device
@@ -96,12 +103,25 @@ class BatchOptions:
         self._repeated: Any = None  # a batch for several rows
 
     def repeat(self, count: int) -> Any:
-        """A batch of `count` rows with the options of this batch's only row. Caches the last
-        result.
-        """
+        """A batch of `count` rows with the options of the only row. Caches the last result."""
         if self._repeated is None or len(self._repeated.options) != count:
             self._repeated = type(self)(self.options * count, self.device)
         return self._repeated
+
+    def __call__(
+        self,
+        logits: Array,
+        positions: Sequence[int],
+        recent: Array | None = None,
+        masks: Masks | None = None,
+    ) -> Array:
+        """Sample a token for each row, int32 [B, 1]; with log-probabilities int32 [B, 2 + 2
+        logprobs]. -1 is in place of a token whose score is NaN or infinite.
+
+        logits: float32 [B, V]; positions: of the new tokens; recent: int32 [B, window], padded with
+        -1 in front; masks: gives the tokens that grammars allow.
+        """
+        raise NotImplementedError
 
 
 def penalty_window(o: GenerationOptions) -> int:

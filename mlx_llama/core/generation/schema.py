@@ -59,11 +59,7 @@ class Schema:
         return schema
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Schema) and (self.text, self.kind, self.is_lenient) == (
-            other.text,
-            other.kind,
-            other.is_lenient,
-        )
+        return isinstance(other, Schema) and vars(self) == vars(other)
 
     def __hash__(self) -> int:
         return hash(self.text)

@@ -11,6 +11,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
+from mlx_llama.core.engine.engine import Engine
 from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Handle, Request
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError, plain
@@ -20,7 +21,6 @@ from mlx_llama.core.text.tools import ToolParser, find_format
 
 from .cache_file import Identity, cache_path, read_cache, write_cache
 from .completion import Completion
-from .engine import Engine
 from .hooks import Hooks, split_hooks
 from .options import Defaults, GenerationOptions, Options, Resolved, validate
 from .session_file import expand_path, read_session, write_session
@@ -56,9 +56,7 @@ class Stream:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Tokens of the prompt that are computed or being computed, and all of them; (0, 0) with
-        tools.
-        """
+        """Tokens of the prompt computed so far, and all of them; (0, 0) with tools."""
         return (
             (self._handle.processed, self.completion.prompt_tokens)
             if isinstance(self._handle, Handle)
@@ -85,9 +83,7 @@ class Stream:
             raise
 
     def close(self) -> None:
-        """Stop generating; the text so far stays in the conversation. Any thread may call it, any
-        number of times.
-        """
+        """Stop generating, from any thread, any number of times. The text so far stays."""
         self._handle.cancel()
         if self._is_begun:
             self._settle()
@@ -245,9 +241,7 @@ class Session:
         return self.messages[_find_turns(self.messages)[-1]]["content"]
 
     def undo(self) -> list[dict[str, Any]]:
-        """Take back the last question and its answer, and return their messages. Raises
-        SessionError without any.
-        """
+        """Take back the last question and its answer; returns their messages."""
         with self._lock:
             self._settle()
             if not self.messages:
@@ -428,9 +422,7 @@ class Session:
         self._turn += 1
 
     def clear(self) -> None:
-        """Forget the conversation; the system prompt and the options stay. Raises SessionError as
-        `stream`.
-        """
+        """Forget the conversation, but not the system prompt and the options."""
         with self._lock:
             self._settle()
             self.messages, self.dropped, self.last = [], 0, None
@@ -557,9 +549,7 @@ def _find_turns(messages: Sequence[Mapping[str, Any]]) -> list[int]:
 def _is_same(
     first: tuple[list[int], GenerationOptions], second: tuple[list[int], GenerationOptions]
 ) -> bool:
-    """True if two prompts with their options give the same tokens. A greedy answer ignores its
-    seed.
-    """
+    """True if two prompts with options give the same tokens. Greedy ones ignore the seed."""
 
     def normalize(options: GenerationOptions) -> GenerationOptions:
         return options.model_copy(update={"seed": None}) if options.temperature == 0 else options

@@ -7,30 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_serializer,
-)
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_serializer
 
 from mlx_llama.core.errors import OptionsError, SessionError, TemplateError, plain
 from mlx_llama.core.system.files import read_file, write_file
 from mlx_llama.core.text.template import check_messages
 
-from .options import validate
+from .options import split_fault, validate
 
 FORMAT: Final = "mlx_llama session"
 MOST_BYTES = 1 << 26  # of a file
 QUESTION, CALLS, RESULT, ANSWER = "user", "calls", "tool", "assistant"  # kinds of messages
-NEXT = {
-    ANSWER: (QUESTION,),
-    QUESTION: (ANSWER, CALLS),
-    CALLS: (RESULT,),
-    RESULT: (RESULT, CALLS, ANSWER),
-}
+NEXT = {ANSWER: [QUESTION], QUESTION: [ANSWER, CALLS], CALLS: [RESULT]}
+NEXT[RESULT] = [RESULT, CALLS, ANSWER]
 ROLES = {CALLS: "assistant"}  # where the kind is not the role
 
 
@@ -74,17 +63,11 @@ class SavedSession(BaseModel):
     def _check_turns(cls, value):
         before = ANSWER
         for i, message in enumerate(value):
-            kind = (
-                CALLS if message.tool_calls else RESULT if message.role == "tool" else message.role
-            )
+            kind = CALLS if message.tool_calls else message.role
             if kind not in NEXT[before]:
-                roles = " or ".join(
-                    repr(role)
-                    for role in dict.fromkeys(ROLES.get(kind, kind) for kind in NEXT[before])
-                )
-                raise ValueError(
-                    f"questions and answers in turn: messages[{i}] needs the role {roles}"
-                )
+                roles = dict.fromkeys(repr(ROLES.get(kind, kind)) for kind in NEXT[before])
+                needed = f"messages[{i}] needs the role {' or '.join(roles)}"
+                raise ValueError(f"questions and answers in turn: {needed}")
             before = kind
         if before != ANSWER:
             raise ValueError("questions and answers in turn, ending with an answer")
@@ -96,7 +79,7 @@ class SavedSession(BaseModel):
 
     @field_validator("dropped")
     @classmethod
-    def _check_dropped(cls, value, info: ValidationInfo):
+    def _check_dropped(cls, value, info):
         messages = info.data.get("messages", ())
         if value and not (0 < value < len(messages) and messages[value].role == QUESTION):
             raise ValueError(f"the place of a question among the {len(messages)} messages, or 0")
@@ -129,10 +112,7 @@ def parse_session(raw: bytes, path: str | Path) -> SavedSession:
 
 
 def _describe_fault(fault: Mapping[str, Any]) -> str:
-    place = "".join(
-        f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]
-    ).lstrip(".")
-    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    place, message = split_fault(fault)
     if fault["type"] == "json_invalid":
         return f"is not a saved session (not JSON: {message.removeprefix('Invalid JSON: ')})"
     if place in ("", "format"):
@@ -150,11 +130,8 @@ def write_session(path: Path, **fields: Any) -> None:
         text = SavedSession(format=FORMAT, version=1, **fields).model_dump_json(indent=1)
         write_file(path, text.encode(), is_private=True)
     except ValidationError as error:
-        raise SessionError(
-            f"{path}: cannot be written: {_describe_fault(error.errors()[0])}"
-        ) from None
-    # ValueError: a name with a NUL, text that is not Unicode
-    except (OSError, ValueError) as error:
-        raise SessionError(
-            f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}"
-        ) from None
+        reason = _describe_fault(error.errors()[0])
+        raise SessionError(f"{path}: cannot be written: {reason}") from None
+    except (OSError, ValueError) as error:  # a name with a NUL, text that is not Unicode
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SessionError(f"{path}: cannot be written: {reason}") from None

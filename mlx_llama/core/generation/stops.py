@@ -17,9 +17,7 @@ class Stops:
             self._beginnings.setdefault(beginning[-1], []).append(beginning)
 
     def push(self, piece: str) -> str:
-        """Append `piece`; returns text that is safe to show. After a match: the text before the
-        earliest stop string.
-        """
+        """Append `piece`; returns text that is safe to show, which ends before a stop string."""
         if not self.stops:
             return piece
         text = self.withheld + piece

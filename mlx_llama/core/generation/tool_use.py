@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from mlx_llama.core.engine.request import Handle
+from mlx_llama.core.engine.request import TWO_READERS, Handle
 from mlx_llama.core.errors import OptionsError, SessionError, show
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
 from mlx_llama.core.text.tokenizer import Tokenizer
@@ -134,9 +134,7 @@ def encode_with_tools(
 
 
 class ToolStream:
-    """A streamed answer: pieces of text and of calls. `completion`, `text` and `calls` are final at
-    the end.
-    """
+    """A streamed answer: pieces of text and of calls. Its properties are final at the end."""
 
     def __init__(self, handle: Handle, parser: ToolParser, schema: Schema | None = None):
         """schema: of an answer without calls."""
@@ -180,9 +178,7 @@ class ToolStream:
         return self.parser.calls
 
     def messages(self) -> list[dict[str, Any]]:
-        """The answer as messages. Arguments that are no JSON object become {}: templates need
-        objects.
-        """
+        """The answer as messages. Arguments that are no JSON object become {}."""
         calls = []
         for call in self.calls:
             try:
@@ -218,10 +214,8 @@ class ToolLoop:
         self._ask, self._tools, self._rounds = ask, tools, rounds
         first = ask(list(messages), True)
         # complete messages and the answer after them, assigned together for other threads
-        self._talk: tuple[list[dict[str, Any]], ToolStream | None] = (
-            [dict(message) for message in messages],
-            first,
-        )
+        self._talk: tuple[list[dict[str, Any]], ToolStream | None]
+        self._talk = list(map(dict, messages)), first
         self._newest = first
         self._reading = threading.Lock()
         self._is_cancelled = self.done = False
@@ -242,20 +236,15 @@ class ToolLoop:
         made calls.
         """
         messages, answer = self._talk
-        return (
-            messages
-            if answer is None
-            else [*messages, {"role": "assistant", "content": answer.text}]
-        )
+        text = [{"role": "assistant", "content": answer.text}] if answer else []
+        return [*messages, *text]
 
     def __iter__(self) -> ToolLoop:
         return self
 
     def __next__(self) -> str:
         if not self._reading.acquire(blocking=False):
-            raise SessionError(
-                "another thread is reading this answer: give each thread a request of its own"
-            )
+            raise SessionError(TWO_READERS)
         try:
             while not self.done:
                 for piece in self._newest:
@@ -271,9 +260,7 @@ class ToolLoop:
             self._reading.release()
 
     def cancel(self) -> None:
-        """End the answer, from any thread and any number of times. Rounds that are complete stay in
-        `messages`.
-        """
+        """End the answer, from any thread, any number of times. Complete rounds stay."""
         self._is_cancelled = True
         self._newest.close()
 
@@ -311,19 +298,14 @@ class ToolLoop:
 
     def _run(self, call: ToolCall) -> dict[str, Any]:
         """The message with the result of a call."""
-        tool = next((tool for tool in self._tools if tool.name == call.name), None)
-        if tool is None:
-            result = (
-                f"error: there is no tool {call.name}, there are "
-                f"{', '.join(tool.name for tool in self._tools)}"
-            )
-        else:
-            try:
-                result = tool.run(call.arguments)
-            except Exception as error:
-                result = (
-                    f"error: {error}"
-                    if isinstance(error, ArgumentsError)
-                    else f"error: {type(error).__name__}: {error}"
-                )
+        tools = {tool.name: tool for tool in reversed(self._tools)}
+        try:
+            if call.name not in tools:
+                names = ", ".join(tool.name for tool in self._tools)
+                raise ArgumentsError(f"there is no tool {call.name}, there are {names}")
+            result = tools[call.name].run(call.arguments)
+        except ArgumentsError as error:
+            result = f"error: {error}"
+        except Exception as error:
+            result = f"error: {type(error).__name__}: {error}"
         return {"role": "tool", "content": result, "tool_call_id": call.id, "name": call.name}

@@ -59,9 +59,7 @@ def size_limit() -> int:
 
 
 def files(suffix: str = "") -> list[tuple[Path, float, int]]:
-    """(path, time of last use, bytes) of files whose name ends with `suffix`, least recently used
-    first.
-    """
+    """(path, time of last use, bytes) of files ending with `suffix`, least recently used first."""
     folder, result = cache_folder(), []
     if folder is None:
         return []
@@ -79,9 +77,7 @@ def files(suffix: str = "") -> list[tuple[Path, float, int]]:
 
 
 def make_room(nbytes: int, suffix: str) -> bool:
-    """Remove the least recently used files with `suffix` until `nbytes` more fit; False if they
-    cannot.
-    """
+    """Remove least recently used files with `suffix` until `nbytes` fit; False if they cannot."""
     for path, used, _ in files():
         if path.name.startswith(PARTIAL) and time.time() - used > _STALE:
             remove(path)

@@ -39,9 +39,7 @@ class uninterrupted:
 
 
 class interruptible:
-    """Let Ctrl-C through within `uninterrupted`, for the length of a block that may be left at any
-    line.
-    """
+    """Let Ctrl-C through within `uninterrupted`, in a block that may be left at any line."""
 
     def __enter__(self) -> None:
         self._outer: Any = None

@@ -34,9 +34,7 @@ def find_launch() -> Launch | None:
 
 
 def _mlx_host() -> str:
-    """Address of rank 0, as mlx.launch passes it to each of its backends; "" for a single
-    process.
-    """
+    """Address of rank 0 as mlx.launch passes it to its backends; "" for a single process."""
     if path := os.environ.get("MLX_HOSTFILE"):  # ring
         text = Path(path).read_text(encoding="utf-8").strip()
         return json.loads(text)[0][0].rpartition(":")[0] if text else ""

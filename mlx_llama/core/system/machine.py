@@ -152,9 +152,7 @@ def has_huge_pages(address: int, nbytes: int) -> bool:
 
 
 def maps_huge_files(folder: Path) -> bool:
-    """Test with a small file whether the system maps files of this folder in huge pages. Raises
-    OSError.
-    """
+    """True if a small file of this folder is mapped in huge pages. Raises OSError."""
     size = 8 << 20
     with tempfile.TemporaryFile(dir=folder) as file:
         for _ in range(2):
@@ -168,18 +166,14 @@ def maps_huge_files(folder: Path) -> bool:
 
 
 def trim_memory() -> None:
-    """Return freed memory to the system. glibc keeps what threads freed: a tenth of a model's size
-    after loading.
-    """
+    """Return freed memory to the system. glibc keeps a tenth of a model after loading."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)
 
 
 def physical_cores() -> int:
-    """Cores that this process may run on. Hyper-threads share a core; a Mac's efficiency cores do
-    not count.
-    """
+    """Physical cores that this process may run on, without a Mac's efficiency cores."""
     if sys.platform == "darwin":
         # Threads share work evenly, so efficiency cores would delay the others.
         answer = subprocess.run(

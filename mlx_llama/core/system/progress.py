@@ -29,9 +29,7 @@ _report: ContextVar[Report | None] = ContextVar("report", default=None)
 
 @contextmanager
 def reported(report: Report) -> Iterator[None]:
-    """Report work that this thread starts in the block: report(done, total), in bytes, never
-    concurrently.
-    """
+    """Report work that starts in the block: report(done, total), in bytes, never concurrently."""
     token = _report.set(report)
     try:
         yield
@@ -119,9 +117,7 @@ def show_bytes(label: str, patience: float = 1.0) -> Iterator[None]:
 
 @contextmanager
 def show_count(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar on a terminal's stderr or in a notebook; yields a function to call with the number
-    of items done.
-    """
+    """Show a bar on stderr or in a notebook; yields a function of the number of items done."""
     if in_notebook():
         bar = NotebookBar(label)
         try:

@@ -9,16 +9,16 @@ from typing import Any
 
 from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.backends.selection import Backend
-from mlx_llama.core.engine.request import Request, Sequence
-from mlx_llama.core.engine.speculate import PromptLookup, Speculation
 from mlx_llama.core.errors import ContextError, OptionsError, Report, refuse
 from mlx_llama.core.files.adapters import BASE
+from mlx_llama.core.generation.completion import Completion, Writer
+from mlx_llama.core.generation.grammar import Constraint, Grammars, Rule
+from mlx_llama.core.generation.options import GenerationOptions
 from mlx_llama.core.models import rope
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
 
-from .completion import Completion, Writer
-from .grammar import Constraint, Grammars, Rule
-from .options import GenerationOptions
+from .request import Request, Sequence
+from .speculate import PromptLookup, Speculation
 
 
 @dataclass
@@ -35,47 +35,36 @@ class Engine:
     # From a request to a sequence
 
     def check(self, request: Request) -> None:
-        """Raise ContextError or OptionsError for a request that cannot be answered. `begin` checks
-        its rule.
-        """
+        """Raise ContextError or OptionsError for a bad request. `begin` checks its rule."""
         options = request.options.options
         self.check_options(options)
         self.check_prompt(request.prompt)
         if request.wants_text and self.tokenizer is None:
             raise OptionsError("this model has no tokenizer: ask for token ids (wants_text=False)")
         if options.stop and not request.wants_text:
-            raise OptionsError(
-                "option `stop`: needs text, and this request asks for token ids only"
-            )
+            raise OptionsError("option `stop`: needs text, and this request asks for token ids")
 
     def begin(self, request: Request) -> Sequence:
-        """The state of a checked request. Compiles its rule: raises OptionsError if it cannot be
-        enforced.
-        """
+        """The state of a checked request. Raises OptionsError if its rule cannot be enforced."""
         options = request.options.options
         constraint = self._constrain(request)
         kind, notices = self.choose_speculation(
             options, constraint is not None or bool(request.hooks.processors)
         )
         completion = Completion(
-            prompt_tokens=len(request.prompt), schema=None if request.rule else options.schema
+            prompt_tokens=len(request.prompt),
+            backend=self.backend.name,
+            device=self.backend.device_name,
+            dtype=self.backend.runtime.dtype_name(self.model.dtype),
+            seed=options.seed or 0,  # Defaults.resolve draws a missing seed
+            options=options.model_dump() | {"speculate": kind},
+            origins=dict(request.options.origins),
+            schema=None if request.rule else options.schema,
         )
-        completion.backend, completion.device = self.backend.name, self.backend.device_name
-        completion.dtype = self.backend.runtime.dtype_name(self.model.dtype)
-        completion.seed = options.seed or 0  # Defaults.resolve draws a missing seed
-        completion.options = options.model_dump() | {"speculate": kind}
-        completion.origins = dict(request.options.origins)
         limit = min(options.max_tokens, self.context - len(request.prompt))
         eos = self.eos if request.eos is None else request.eos
-        writer = Writer(
-            completion,
-            options.max_tokens,
-            limit,
-            eos,
-            self._decode(request, constraint),
-            options.stop,
-            options.stop_token_ids,
-        )
+        decoder, stops = self._decode(request, constraint), (options.stop, options.stop_token_ids)
+        writer = Writer(completion, options.max_tokens, limit, eos, decoder, *stops)
         writer.add_notices(
             [*request.options.notices, *notices] if request.notices is None else request.notices
         )
@@ -84,23 +73,15 @@ class Engine:
         tokens = list(request.prompt)  # the answer is appended
         lookup = PromptLookup(tokens) if kind == "prompt" else None
         speculation = Speculation(lookup, writer, self.model.verify_width, kind)
-        return Sequence(
-            request,
-            tokens,
-            limit,
-            writer,
-            speculation,
-            constraint,
-            adapter=self.find_adapter(options),
-        )
+        adapter = self.find_adapter(options)
+        return Sequence(request, tokens, limit, writer, speculation, constraint, adapter)
 
     def _constrain(self, request: Request) -> Constraint | None:
         rule = request.rule or Rule.of(request.options.options)
         if rule is None:
             return None
-        constraint = self.grammars.compile(
-            rule, starts_text=request.starts_text, seconds=request.compile_seconds
-        )
+        seconds = request.compile_seconds
+        constraint = self.grammars.compile(rule, starts_text=request.starts_text, seconds=seconds)
         try:
             for token in _find_begun(request):
                 constraint.accept(token)
@@ -121,9 +102,7 @@ class Engine:
     # Checks
 
     def check_prompt(self, tokens: abc.Sequence[int]) -> None:
-        """Raises ContextError for an empty prompt, a prompt that leaves no room for an answer, and
-        foreign token ids.
-        """
+        """Raise ContextError for a prompt that is empty or too long, or has foreign token ids."""
         if not tokens:
             raise ContextError(
                 "the prompt is empty and this model has no BOS token to start from: give some text"
@@ -137,9 +116,7 @@ class Engine:
             )
 
     def check_count(self, count: int, bound: str = "at least ") -> None:
-        """Raise ContextError for a prompt of `count` tokens that leaves no room for an answer.
-        bound: words before the number.
-        """
+        """Raise ContextError if `count` tokens leave no room for an answer. bound: its prefix."""
         if count >= self.context:
             raise ContextError(
                 f"the prompt has {bound}{count} tokens and the context holds {self.context}, "
@@ -147,9 +124,7 @@ class Engine:
             )
 
     def suggest_context(self) -> str:
-        """End of a message about a full context: the option for a larger one, "" at the model's
-        maximum.
-        """
+        """End of a message: the option for a larger context, "" at the model's maximum."""
         return ", or raise `ctx_size`" if self.context < rope.max_context(self.model.config) else ""
 
     @functools.cached_property
@@ -160,32 +135,20 @@ class Engine:
         return Grammars(self.tokenizer, sorted(self.eos), self.model.config.vocab_size)
 
     def check_options(self, options: GenerationOptions, report: Report = refuse) -> None:
-        """Raise OptionsError, or report it: for token ids outside the vocabulary, and for a draft
-        model or an adapter that was not loaded."""
-        vocabulary = self.model.config.vocab_size
-        for name, tokens in (
-            ("logit_bias", options.logit_bias),
-            ("stop_token_ids", options.stop_token_ids),
-        ):
-            foreign = next((token for token in tokens if token >= vocabulary), None)
+        """Raise or report an OptionsError for foreign tokens, or no such draft model or adapter."""
+        size = self.model.config.vocab_size
+        for name in ("logit_bias", "stop_token_ids"):
+            foreign = next((token for token in getattr(options, name) if token >= size), None)
             if foreign is not None:
-                report(
-                    OptionsError(
-                        f"option `{name}`: token id {foreign} is outside the vocabulary of "
-                        f"{vocabulary}"
-                    )
-                )
+                text = f"option `{name}`: token id {foreign} is outside the vocabulary of {size}"
+                report(OptionsError(text))
         try:
             self.find_adapter(options)
         except OptionsError as error:
             report(error)
         if options.speculate == "model" and self.draft is None:
-            report(
-                OptionsError(
-                    "option `speculate`: 'model' needs a draft model: load one with `draft_model`, "
-                    "or choose 'prompt'"
-                )
-            )
+            text = "'model' needs a draft model: load one with `draft_model`, or choose 'prompt'"
+            report(OptionsError(f"option `speculate`: {text}"))
 
     @property
     def default_adapter(self) -> int:
@@ -200,11 +163,8 @@ class Engine:
         if options.adapter == BASE:
             return 0
         if options.adapter not in names:
-            known = (
-                f"there are {', '.join([*names, BASE])}"
-                if names
-                else "none was loaded: load it with `adapters`"
-            )
+            known = f"there are {', '.join([*names, BASE])}"
+            known = known if names else "none was loaded: load it with `adapters`"
             raise OptionsError(
                 f"option `adapter`: {options.adapter!r:.100} is not among the model's "
                 f"adapters: {known}"
@@ -212,18 +172,14 @@ class Engine:
         return 1 + names.index(options.adapter)
 
     def check_rule(self, options: GenerationOptions) -> None:
-        """Compile the rule for a conversation's answers. Raises OptionsError if it cannot be
-        enforced.
-        """
+        """Compile the rule for a conversation's answers. Raises OptionsError."""
         if rule := Rule.of(options):
             self.grammars.compile(rule)
 
     def choose_speculation(
         self, options: GenerationOptions, is_constrained: bool = False
     ) -> tuple[str, list[str]]:
-        """The kind of speculation in force ("none", "prompt" or "model") and notices about the
-        choice.
-        """
+        """The kind of speculation in force ("none", "prompt", "model") and notices about it."""
         kind = options.speculate or ("none" if self.draft is None else "model")
         if kind != "none" and (is_constrained or options.logprobs is not None):
             return "none", [
