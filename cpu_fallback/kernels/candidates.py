@@ -23,7 +23,7 @@ from mlx_llama.core.system.files import write_file
 
 from ..pages import allocate
 from . import layouts, products
-from .emit import Function, Module, i64
+from .emit import Function, Module, kernel
 from .layouts import FloatLayout, Layout, LowBitLayout
 from .panels import Arena, allocate_arena, weight_layout
 from .target import PREFETCHES, Prefetch, Target, compile_module, find_host, find_prefetches
@@ -44,7 +44,16 @@ CANDIDATES: tuple[Prefetch, ...] = (
     ((1, 1024), (2, 3072)),
     ((1, 1024), (2, 4096)),
 )
-_SWEEP = {"weights": i64, "x": i64, "out": i64, "panels": i64, "panel_bytes": i64, "blocks": i64}
+
+
+@kernel
+def _sweep(
+    f: Function, weights, x, out, panels, panel_bytes, blocks, *, target, layout, x_layout, at_once
+) -> None:
+    """Multiply `panels` panels with one token."""
+    product = products.product(f.module, target, layout, x_layout, 1, at_once)
+    with f.loop(panels // at_once) as i:
+        f.call(product, weights + i * panel_bytes * at_once, x, out, 64, blocks, 0, 0)
 
 
 def layouts_by_format() -> dict[str, Layout]:
@@ -156,13 +165,9 @@ class _Run:
         self.out = np.zeros((threads, 4096), np.float32)
         module = Module()
         module.triple = target.triple
-        product = products.product(module, target, layout, x_layout, 1, at_once)
-        f = Function(module, "sweep", _SWEEP, public=True)
-        with f.loop(f.panels // at_once) as i:
-            f.call(product, f.weights + i * f.panel_bytes * at_once, f.x, f.out, 64, f.blocks, 0, 0)
-        f.finish()
-        self.compiled = compile_module(target, f"sweep {layout.name}", ["sweep"], lambda: module)
-        self.sweep = self.compiled.function("sweep", len(_SWEEP))
+        name = _sweep(module, target, layout, x_layout, at_once, public=True).ir.name
+        self.compiled = compile_module(target, name, [name], lambda: module)
+        self.sweep = self.compiled.function(name, 6)
 
     def __call__(self) -> float:
         """Run it; returns bytes per second."""

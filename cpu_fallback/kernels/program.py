@@ -30,28 +30,27 @@ class Code:
         self.recipe = recipe
         # numbers of the operations
         self.kinds = {kind: number for number, kind in enumerate(operations(recipe))}
-        fills = {source: filling.fill_name(*source) for source in recipe.sources}
-        public = ["run", "run_clocked", "start", "serve", "checksum", *fills.values()]
+        public: list[tuple] = [(team.start,), (team.serve,), (filling.checksum,)]
+        public += [(filling.fill, *source) for source in recipe.sources]
         if recipe.embedding:
-            public.append(embedding.embed_name(*recipe.embedding))
+            public.append((embedding.embed, recipe.target, *recipe.embedding))
+        names = [kernel.name(*constants) for kernel, *constants in public]
         self.compiled: Compiled = compile_module(
-            recipe.target, repr(recipe), public, lambda: write_module(recipe)
+            recipe.target,
+            repr(recipe),
+            ["run", "run_clocked", *names],
+            lambda: write_module(recipe),
         )
+        functions = [
+            self.compiled.function(name, kernel.parameters)
+            for name, (kernel, *_) in zip(names, public)
+        ]
+        # for a team; of panels
+        self.start, self.serve, self.checksum, *functions = functions
+        self.fill = dict(zip(recipe.sources, functions))
+        self.embed = functions[-1] if recipe.embedding else None
         # the interpreter, with a clock
         self.run_clocked = self.compiled.function("run_clocked", len(team.WALK))
-        # for a team
-        self.start, self.serve = (
-            self.compiled.function("start", 2),
-            self.compiled.function("serve", 3),
-        )
-        self.embed = (
-            self.compiled.function(public[-1], len(embedding.EMBED)) if recipe.embedding else None
-        )
-        self.checksum = self.compiled.function("checksum", len(filling.CHECKSUM))  # of panels
-        self.fill = {
-            source: self.compiled.function(name, len(filling.FILL))
-            for source, name in fills.items()
-        }
 
 
 class Program:

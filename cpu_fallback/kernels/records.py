@@ -199,7 +199,7 @@ def product_kind(layout: Layout) -> str:
 
 
 def pack_kind(x_layout: ActivationLayout, source: str) -> str:
-    return f"pack {source} {x_layout.name} {x_layout.offset}"
+    return f"pack {source} {x_layout.name}"
 
 
 def experts_kind(layout: Layout) -> str:
@@ -207,7 +207,7 @@ def experts_kind(layout: Layout) -> str:
 
 
 def gather_kind(x_layout: ActivationLayout, source: str) -> str:
-    return f"gather {source} {x_layout.name} {x_layout.offset}"
+    return f"gather {source} {x_layout.name}"
 
 
 def float_bits(number: float) -> int:
