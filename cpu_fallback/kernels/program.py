@@ -19,8 +19,9 @@ from . import embedding, filling, team
 from .interpreter import write_module
 from .operations import operations
 from .recipe import Recipe
-from .records import COMMON, CONTEXT, FIELDS, WORDS
+from .records import COMMON, CONTEXT, FIELDS, FLOATS, WORDS
 from .target import Compiled, compile_module
+from .workspace import Buffer
 
 
 class Code:
@@ -73,29 +74,31 @@ class Program:
         portion: int = 1,
         per_token: bool = False,
         wait: bool = True,
-        **operands: int,
+        **operands: int | float | Buffer,
     ) -> int:
         """Append an operation with all `operands` of its kind; returns its index. wait=False: omit
         the barrier after it.
 
+        A Buffer is its address, and its row_bytes unless they are given, too.
         Raises TypeError or ValueError for wrong operands, ValueError for a kind that the code
         lacks.
         """
         names = set(FIELDS[kind.split()[0]]) - set(COMMON)
-        if set(operands) != names:
-            raise TypeError(f"operands of {kind} are {sorted(names)}, not {sorted(operands)}")
+        values = _expand(operands, names)
+        if set(values) != names:
+            raise TypeError(f"operands of {kind} are {sorted(names)}, not {sorted(values)}")
         if kind not in self.code.kinds:
             raise ValueError(
                 f"{kind!r} is not among the compiled operations {sorted(self.code.kinds)}"
             )
-        values = {
+        values |= {
             "kind": self.code.kinds[kind],
             "items": items,
             "per_token": int(per_token),
             "portion": max(1, portion),
             "wait": int(wait),
             "counters": 0,
-        } | operands
+        }
         if bad := {
             name: value for name, value in values.items() if not isinstance(value, int) or value < 0
         }:
@@ -106,9 +109,13 @@ class Program:
     def __len__(self) -> int:
         return len(self.operations)
 
-    def amend(self, index: int, **operands: int) -> None:
-        """Change operands of an operation, before `finish`."""
-        self.operations[index][1].update(operands)
+    def direct(self, index: int, out: Buffer, column: int = 0) -> None:
+        """Let a product write to `out` from a column on, before `finish`."""
+        self.operations[index][1].update(out=out.address + 4 * column, out_bytes=out.row_bytes)
+
+    def accumulate(self, index: int) -> None:
+        """Let a product add to its output, before `finish`."""
+        self.operations[index][1]["accumulate"] = 1
 
     def cut(self, at: int) -> Program:
         """Move the operations from `at` on to a new program, before `finish`."""
@@ -178,6 +185,21 @@ class Program:
         if last is None and ticks is None:
             self._whole, self._context = call, context
         return call
+
+
+def _expand(operands: dict[str, int | float | Buffer], names: set[str]) -> dict[str, int]:
+    """The words of operands. names: of the operation's."""
+    words = {}
+    for name, value in operands.items():
+        if isinstance(value, Buffer):
+            words[name] = value.address
+            if (stride := f"{name}_bytes") in names:
+                words.setdefault(stride, operands.get(stride, value.row_bytes))
+        elif name in FLOATS:
+            words[name] = int(np.float32(value).view(np.uint32))
+        else:
+            words[name] = value
+    return words
 
 
 assert sys.byteorder == "little"
