@@ -85,7 +85,16 @@ def gated_linear(
 
 
 def gate(gate_up: np.ndarray, activation: str) -> np.ndarray:
-    return swiglu(gate_up) if activation == "silu" else geglu(gate_up)
+    half = gate_up.shape[-1] // 2
+    gate, up = gate_up[..., :half], gate_up[..., half:]
+    # gate / infinity is 0, as it should be for large negative gates, where exp overflows.
+    with np.errstate(over="ignore"):
+        # gelu by the tanh approximation: gate (1 + tanh(u)) / 2 = gate / (1 + exp(-2 u))
+        exponent = gate
+        if activation != "silu":
+            cubic = np.float32(0.044715) * gate * gate * gate
+            exponent = np.float32(1.5957691216) * (gate + cubic)
+        return gate / (1 + np.exp(-exponent)) * up
 
 
 def experts(
@@ -255,27 +264,3 @@ def attention(
     np.exp(scores, out=scores)
     scores /= scores.sum(axis=-1, keepdims=True)
     return (scores.reshape(B, G, H // G * T, L) @ values).reshape(B, H, T, D)
-
-
-def swiglu(gate_up: np.ndarray) -> np.ndarray:
-    """silu(gate) * up (Shazeer 2020). gate_up: float32 [..., 2 F], the gate first; returns [...,
-    F].
-    """
-    half = gate_up.shape[-1] // 2
-    gate, up = gate_up[..., :half], gate_up[..., half:]
-    # exp(-gate) overflows to infinity for large negative gates; gate / infinity is 0, as it should
-    # be.
-    with np.errstate(over="ignore"):
-        return gate / (1 + np.exp(-gate)) * up
-
-
-def geglu(gate_up: np.ndarray) -> np.ndarray:
-    """gelu(gate) * up by the tanh approximation (Hendrycks and Gimpel 2016). gate_up: float32 [...,
-    2 F], the gate first.
-    """
-    half = gate_up.shape[-1] // 2
-    gate, up = gate_up[..., :half], gate_up[..., half:]
-    # gate * (1 + tanh(u)) / 2 = gate / (1 + exp(-2 u)); an overflow to infinity gives the right 0.
-    with np.errstate(over="ignore"):
-        twice = np.float32(1.5957691216) * (gate + np.float32(0.044715) * gate * gate * gate)
-        return gate / (1 + np.exp(-twice)) * up

@@ -55,7 +55,14 @@ def gated_linear(
 
 
 def gate(gate_up: mx.array, activation: str) -> mx.array:
-    return swiglu(gate_up) if activation == "silu" else geglu(gate_up)
+    gate, up = mx.split(gate_up, 2, axis=-1)
+    if activation == "silu":
+        return gate * mx.sigmoid(gate) * up
+    # gelu by the tanh approximation: gate (1 + tanh(u)) / 2 = gate sigmoid(2 u)
+    return gate * mx.sigmoid(1.5957691216 * (gate + 0.044715 * gate * gate * gate)) * up
+
+
+_gate = gate  # `experts` has a parameter of this name
 
 
 def experts(
@@ -75,8 +82,7 @@ def experts(
     gate_up = mx.concatenate(
         [_multiply_stack(rows, stack, chosen, is_sorted) for stack in (gate, up)], axis=-1
     )
-    hidden = swiglu(gate_up) if activation == "silu" else geglu(gate_up)
-    outputs = _multiply_stack(hidden, down, chosen, is_sorted)
+    outputs = _multiply_stack(_gate(gate_up, activation), down, chosen, is_sorted)
     if is_sorted:
         outputs = outputs[mx.argsort(order)]
     outputs = outputs.reshape(-1, spec.used, x.shape[-1])
@@ -275,21 +281,6 @@ def _unfused_attention(
     else:
         mixed = shares @ values[0]
     return mixed.reshape(B, H, T, padded)[..., :D].astype(query.dtype)
-
-
-def swiglu(gate_up: mx.array) -> mx.array:
-    """silu(gate) * up (Shazeer 2020). gate_up: [..., 2 F], the gate first; returns [..., F]."""
-    gate, up = mx.split(gate_up, 2, axis=-1)
-    return gate * mx.sigmoid(gate) * up
-
-
-def geglu(gate_up: mx.array) -> mx.array:
-    """gelu(gate) * up by the tanh approximation (Hendrycks and Gimpel 2016). gate_up: [..., 2 F],
-    the gate first.
-    """
-    gate, up = mx.split(gate_up, 2, axis=-1)
-    # gate * (1 + tanh(u)) / 2 = gate * sigmoid(2 u)
-    return gate * mx.sigmoid(1.5957691216 * (gate + 0.044715 * gate * gate * gate)) * up
 
 
 def _find_angles(tables: tuple, columns: slice) -> tuple:
