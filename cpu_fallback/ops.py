@@ -29,9 +29,7 @@ BLOCK_BYTES = 1 << 19
 
 
 def widen(weight: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Copy a weight of any width as float32, exactly. out: contiguous float32 of the same shape, or
-    None.
-    """
+    """Copy a weight as float32, exactly. out: contiguous float32 of the same shape, or None."""
     if out is None:
         out = np.empty(weight.shape, np.float32)
     if weight.dtype == np.uint16:
@@ -60,9 +58,7 @@ def embed(tokens: np.ndarray, weight: Matrix) -> np.ndarray:
 def linear(
     x: np.ndarray, weight: Matrix | tuple[Matrix, ...], bias: np.ndarray | None = None
 ) -> np.ndarray:
-    """As in core.ops. Widens 16-bit and low-bit weights a block of rows at a time, never the whole
-    matrix.
-    """
+    """As in core.ops. Widens weights a block of rows at a time, never a whole matrix."""
     rows = x.reshape(-1, x.shape[-1])
     parts = weight if isinstance(weight, tuple) else (weight,)
     outs = [
@@ -117,9 +113,7 @@ def experts(
 
 
 def choose_experts(scores: np.ndarray, spec: ExpertsSpec) -> tuple[np.ndarray, np.ndarray]:
-    """The `used` experts with the largest scores, int64 [T, used], and their shares, float32.
-    scores: [T, experts].
-    """
+    """The `used` experts of largest score, int64 [T, used], and their shares, float32."""
     chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : spec.used]
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
     shares = np.take_along_axis(powers, chosen, axis=-1)

@@ -86,9 +86,7 @@ def preferred_dtype(tensors: Iterable[Tensor | AffineWeight], stored: str) -> st
 
 
 def weights_nbytes(tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu: bool) -> int:
-    """Bytes of all weights once packed: low-bit ones as in the file, others in `dtype`, the
-    activations'.
-    """
+    """Bytes of all packed weights: low-bit ones as in the file, others in `dtype`."""
     return sum(
         weight.nbytes
         if isinstance(weight, AffineWeight)

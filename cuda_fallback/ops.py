@@ -111,9 +111,7 @@ def experts(
 
 
 def choose_experts(scores: torch.Tensor, spec: ExpertsSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `used` experts of largest score, int64 [T, used], and their weights, float32. scores: [T,
-    experts].
-    """
+    """The `used` experts of largest score, int64 [T, used], and their shares, float32."""
     scores = scores.float()
     largest, chosen = torch.topk(scores, spec.used, dim=-1)
     if spec.normalises:
@@ -131,9 +129,7 @@ def _take(stack: Stack, chosen: torch.Tensor, dtype: torch.dtype) -> torch.Tenso
 
 
 def _multiply_chosen(x: torch.Tensor, stack: Stack, chosen: torch.Tensor) -> torch.Tensor:
-    """Multiply row n of x, or its only row, with matrix chosen[n]. x: [n, K] or [1, K]; returns [n,
-    N].
-    """
+    """Multiply row n of x, or its only row, with matrix chosen[n]. x: [n or 1, K]."""
     wide = x if x.is_cuda or isinstance(stack, torch.Tensor) else x.float()
     return (_take(stack, chosen, wide.dtype) @ wide[:, :, None])[:, :, 0].to(x.dtype)
 
@@ -297,9 +293,7 @@ def _capped_attention(
     mask: torch.Tensor | str | None,
     cap: float,
 ) -> torch.Tensor:
-    """`attention` with a softcap, which fused kernels lack. Allocates the scores of 256 queries at
-    a time.
-    """
+    """`attention` with a softcap, which fused kernels lack: 256 queries at a time."""
     (_, H, T, _), (G, L) = query.shape, keys.shape[1:3]
     mixed = []
     for first in range(0, T, 256):

@@ -138,9 +138,7 @@ class QuantizedMatrix:
         return matrix
 
     def _fill(self, weight: AffineWeight, at: int, step: int, start: int) -> None:
-        """Pack `step` rows of `weight` from row `start` on. at: row of this matrix for row 0 of
-        `weight`.
-        """
+        """Pack `step` rows of `weight` from `start` on. at: this matrix's row for row 0."""
         stop = min(start + step, weight.shape[0])
         rows, target = weight.rows(start, stop), slice(at + start, at + stop)
         codes = runtime._sent(rows.codes, self.low.device)
@@ -199,15 +197,11 @@ class QuantizedMatrix:
         return out.to(x.dtype).reshape(*x.shape[:-1], N)
 
     def rows(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Rows by index, dequantised. tokens: int32 or int64, any shape; returns [*tokens.shape, K]
-        in `dtype`.
-        """
+        """Dequantise rows by index. tokens: int32 or int64; returns [*tokens.shape, K]."""
         return self.dequantize(tokens.reshape(-1), self.dtype).reshape(*tokens.shape, self.shape[1])
 
     def dequantize(self, which: slice | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Rows as [n, K] in `dtype`, computed in float32. which: a slice of them, or int indices
-        [n].
-        """
+        """Rows as [n, K] in `dtype`, computed in float32. which: a slice, or int indices [n]."""
         if self.kernels:
             return self.kernels.dequantize(self, which, dtype)
 

@@ -71,9 +71,7 @@ def attend(
         return scratch
 
     def prefetch_share(rows: Value, count: Value, h: Value, served: int) -> None:
-        """Prefetch the part of `count` rows that falls to `served` heads from h on, since spread
-        loads wait less.
-        """
+        """Prefetch a share of `count` rows with `served` heads: spread loads wait less."""
         lines = (count * row_bytes + 63) // 64
         share = (lines + (heads - 1)) // heads
         with f.loop(((h + served) * share).minimum(lines), h * share) as line:
@@ -201,9 +199,7 @@ def _score_block(
 def _mix(
     f: Function, shares, shares_bytes, values, count, out, *, head_dim: int, piece: int, heads: int
 ) -> None:
-    """out[h][d] += sum over `count` positions of shares[h][position] * values[position][d]; d:
-    PIECE from `piece` on.
-    """
+    """out[h][d] += sum over positions of shares[h][position] * values[position][d]."""
     row_bytes, dims = -(-head_dim // LANES) * LANES * 4, min(PIECE, head_dim - piece)
     full, tail = dims // LANES, dims % LANES
 

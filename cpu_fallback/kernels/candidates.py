@@ -57,9 +57,7 @@ def _sweep(
 
 
 def layouts_by_format() -> dict[str, Layout]:
-    """The layout of each GGUF format and float dtype; formats with the same layout share an
-    entry.
-    """
+    """The layout of each GGUF format and float dtype; names of the same layout are joined."""
     names: dict[Layout, list[str]] = {}
     for name, file in GGUF_FORMATS.items():
         row = np.zeros((1, COLUMNS // file.block_size * file.nbytes), np.uint8)
@@ -129,9 +127,7 @@ def measure(target: Target, threads: int, advance: Callable[[str], None]) -> dic
 
 
 def save(figures: dict[str, Any]) -> str:
-    """Enter the best candidates of `measure` in the table that ships; returns its path. Raises
-    OSError.
-    """
+    """Enter the best of `measure` in the table that ships; returns its path. Raises OSError."""
     table, by_format = json.loads(PREFETCHES.read_text()), layouts_by_format()
     best = {"any": figures["best"]} | {
         by_format[name].name: index for name, index in figures["best_own"].items()

@@ -237,9 +237,7 @@ class Variable:
 
 
 class Function:
-    """A function under construction. Parameters are attributes: `f.out` of Function(module, "name",
-    {"out": i64}).
-    """
+    """A function under construction. Parameters are attributes, such as `f.out`."""
 
     def __init__(
         self,
@@ -310,9 +308,7 @@ class Function:
         self.builder.store(value.raw, self._pointer(address, offset), align=align)
 
     def prefetch(self, address: Value, nbytes: int, level: int = 2) -> None:
-        """Prefetch lines into the cache of a level, 1 or 2; 0: into the first for a single use,
-        bypassing the others.
-        """
+        """Prefetch lines into the cache of a level, 1 or 2; 0: for a single use."""
         name = "llvm.prefetch.p0"
         flags = [i32(0), i32(4 - level if level else 0), i32(1)]  # to read, locality, data
         declared = self.module.globals.get(name) or ir.Function(
@@ -387,9 +383,7 @@ class Function:
         return values.extract_lane(0)
 
     def reduce_sum(self, values: Value) -> Value:
-        """The sum of the lanes. float32 is summed in pairwise halves, the same order on every
-        target.
-        """
+        """The sum of the lanes, of float32 in pairwise halves, the same order on every target."""
         if not _is_float(values.type):
             return self.intrinsic("llvm.vector.reduce.add.v16i32", i32, values)
         for low, high in self._halves():
@@ -405,9 +399,7 @@ class Function:
             yield list(range(width)), list(range(width, 2 * width))
 
     def larger(self, a: Value, b: Value | float) -> Value:
-        """The larger of two floats, lane by lane; b if either is NaN. One instruction, unlike
-        llvm.maxnum.
-        """
+        """The larger of two floats; b if either is NaN. One instruction, unlike llvm.maxnum."""
         b = Value(self, self.raw(b, a.type))
         return a.compare(">", b).select(a, b)
 

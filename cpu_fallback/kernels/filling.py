@@ -151,9 +151,7 @@ def _fill_from_floats(f: Function, layout: FloatLayout, rows: Value, b: Value, o
 def fill_block(
     f: Function, layout: LowBitLayout, format: str, rows: Value, b: Value, out: Value
 ) -> None:
-    """Fill the panel's block at `out` from block `b` of 16 rows. rows: the address of their
-    addresses.
-    """
+    """Fill the block at `out` from block `b` of 16 rows. rows: address of their addresses."""
     file = GGUF_FORMATS[format]
     per_block, groups = layout.block // file.block_size, file.block_size // GROUP
     for i in range(per_block):
@@ -187,9 +185,7 @@ def _pack_subs(scales: list[Value], biases: list[Value]) -> list[Value]:
 
 
 def _read_codes(block: _Block, file: GGUFFormat, c: int) -> Value:
-    """Codes c .. c + 3 of each row's block, in a byte each: int32 [16]. Codes of IQ4 types are
-    indices into the table.
-    """
+    """Codes c .. c + 3 of each row's block, in a byte each: int32 [16]."""
     chunk = None
     for field in file.fields:
         if field.run == 0:

@@ -12,9 +12,7 @@ from .records import COMMON, CONTEXT, WORDS
 
 
 def write_module(recipe: Recipe) -> Module:
-    """Write the LLVM code for a recipe: fill functions, operations, interpreters, and the functions
-    of a team.
-    """
+    """Write the LLVM code for a recipe."""
     module = Module()
     module.triple = recipe.target.triple
     for source in recipe.sources:

@@ -42,9 +42,7 @@ FIELDS: dict[int, tuple[tuple[Field, ...], ...]] = {
 
 @dataclass(frozen=True)
 class FloatLayout:
-    """Float weights: a block is 32 inputs, each [16 rows] of `dtype` (float32, float16,
-    bfloat16).
-    """
+    """Float weights: a block is 32 inputs, each [16 rows] of `dtype`."""
 
     dtype: str
 
@@ -203,9 +201,7 @@ FLOAT, BFLOAT16 = ActivationLayout("float"), ActivationLayout("bfloat16")
 
 
 def activation_layout(activation_bits: int, dot: str, offset: int = 0) -> ActivationLayout:
-    """The layout for products with low-bit weights. activation_bits: 8, 16, 32; dot: the target's;
-    offset: the weights'.
-    """
+    """The layout for low-bit weights. dot: the target's; offset: the weights'."""
     if activation_bits == 32:
         return FLOAT
     limit = {8: 127, 16: 32639}[activation_bits]  # 127 * 256 + 127
@@ -217,9 +213,7 @@ def activation_layout(activation_bits: int, dot: str, offset: int = 0) -> Activa
 def unpack(
     layout: ActivationLayout, records: np.ndarray, columns: int, size: int, tokens: int
 ) -> np.ndarray:
-    """Dequantise packed activations: float32 [tokens, columns]. records: uint8, in tiles of `size`
-    tokens.
-    """
+    """Dequantise records, uint8, in tiles of `size` tokens: float32 [tokens, columns]."""
     spans, tiles = columns // (SPAN * GROUP), -(-tokens // size)
     rows = records[: tiles * spans * layout.record(size)].reshape(tiles, spans, layout.record(size))
     if layout.kind == "float":

@@ -91,9 +91,7 @@ class Product(Symbol):
         return max([self.operations[-1], *(operation for operation, _ in self.additions)])
 
     def place(self, buffer: Buffer, accumulate: bool = False) -> None:
-        """Write or accumulate the product to `buffer`. Raises ValueError if it does not fit or
-        already has a buffer.
-        """
+        """Write or accumulate the product to `buffer`. Raises ValueError if it does not fit."""
         at, rows = self.parts[-1]
         if at + pad(rows, ROWS) > buffer.array.shape[1]:
             raise ValueError(
@@ -114,9 +112,7 @@ class Product(Symbol):
 
 @dataclass(eq=False)
 class Adjusted(Symbol):
-    """A product times `factor`, after a norm if there is a weight; or its softcap. Computed by its
-    reader.
-    """
+    """A product times `factor`, after a norm if it has a weight; or its softcap."""
 
     product: Product
     weight: Buffer | None = None
@@ -132,9 +128,7 @@ class Adjusted(Symbol):
         return self.product.first
 
     def place(self, buffer: Buffer, accumulate: bool = False) -> None:
-        """Write or accumulate it to `buffer`. Raises ValueError as Product.place, or if
-        Workspace.delta is missing.
-        """
+        """Write or accumulate it to `buffer`. Raises ValueError as Product.place."""
         w = self.trace.workspace
         source = w.delta if accumulate else buffer
         if not len(source.array):
@@ -246,9 +240,7 @@ class Trace:
     # ---- probes and segments
 
     def probe(self, name: str, symbol: Symbol) -> None:
-        """Mark the operation after which `symbol` can be read: for columns the latest, else the one
-        that computes it.
-        """
+        """Mark the operation after which `symbol` can be read, for columns the latest."""
         now = len(self.program)
         if isinstance(symbol, Columns):
             self._marks.append(Mark(name, now, now, symbol.read))
@@ -307,9 +299,7 @@ class Trace:
         self._moves.append(buffer)
 
     def finish(self, logits: Product | Adjusted, separate_head: bool) -> list[Segment]:
-        """End the trace. separate_head: end a segment before the head, which runs for HEAD_CHUNK
-        tokens at a time.
-        """
+        """End the trace. separate_head: the head runs for HEAD_CHUNK tokens at a time."""
         logits.place(self.workspace.logits)
         if separate_head:
             self.split(logits.first)
@@ -334,9 +324,7 @@ class Trace:
         return tuple(parts)
 
     def pack(self, x: Symbol, layouts: list[ActivationLayout], of_experts: bool = False) -> Buffer:
-        """Append packing of x in each layout; returns the buffer that it reads. of_experts: sorted
-        by experts' tiles.
-        """
+        """Append packing of x in each layout; returns its buffer. of_experts: by tiles."""
         w, b = self.workspace, None
         if isinstance(x, Normed):
             source, a, b = "norm", w.hidden, x.weight
@@ -383,9 +371,7 @@ class Trace:
         return a
 
     def multiply(self, x: Symbol, panels: tuple[Panels, ...], bias: np.ndarray | None) -> Product:
-        """Append packing of x and its products with all matrices. bias: float32, concatenated, or
-        None.
-        """
+        """Append packing of x and its products. bias: float32, concatenated, or None."""
         first, activation_layout = len(self.program), self.code.recipe.activation_layout
         packed = self.pack(
             x, list(dict.fromkeys(activation_layout(matrix.plan.layout) for matrix in panels))
@@ -414,9 +400,7 @@ class Trace:
         spec: ExpertsSpec,
         activation: str,
     ) -> Product:
-        """Append the choice of experts and their MLPs of x; returns the weighted sum of their
-        outputs.
-        """
+        """Append the choice of experts and their MLPs of x; returns the sum of their outputs."""
         w, r = self.workspace, self.workspace.routing
         scores.place(r.scores)
         self.program.add(
@@ -495,9 +479,7 @@ class Trace:
     def add_low_rank(
         self, product: Product, x: Symbol, a: Panels, b: tuple[Panels, ...], adapter: int
     ) -> None:
-        """Append (x @ a.T) @ b.T, added to `product` in rows with this adapter. b: for each part of
-        the product.
-        """
+        """Add (x @ a.T) @ b.T to `product` in rows with this adapter. b: by part of the product."""
         w, layout = self.workspace, self.code.recipe.activation_layout(a.plan.layout)
         inner = self._multiply_one(a, self.pack(x, [layout]), None, wait=True)
         self.program.direct(inner, w.low_rank)

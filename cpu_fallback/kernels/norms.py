@@ -38,9 +38,7 @@ def norm_head(f: Function, x, weight, width, eps: f32) -> None:
 
 @kernel
 def adjust(f: Function, delta, weight, factor: f32, target, accumulate, groups) -> None:
-    """target = delta * factor (* weight, unless 0) (+ target, if accumulate). All three: float32
-    [32 groups].
-    """
+    """target = delta * factor (* weight, unless 0) (+ target, if accumulate): float32."""
     with f.loop(groups * (GROUP // LANES)) as i:
         at = i * (4 * LANES)
         value = Variable(f, f.load(f32s, delta, at) * factor.splat())

@@ -1,6 +1,4 @@
-"""Operations of the interpreter: each writes the function that computes items lo .. hi - 1 of a
-record.
-"""
+"""Functions that compute items lo .. hi - 1 of a record, by kind of operation."""
 
 from __future__ import annotations
 
@@ -103,9 +101,7 @@ def _call_for_panels(
     end: Value,
     write_arguments: Callable[[Value], tuple[Value | int, ...]],
 ) -> None:
-    """Call a tile's kernels for the panels start .. end - 1. write_arguments: of the first panel
-    of a call.
-    """
+    """Call a tile's kernels for the panels start .. end - 1."""
     for at_once, kernel in kernels.items():
         last = start + (end - start) // at_once * at_once
         with f.loop(last, start, at_once) as p:

@@ -1,6 +1,4 @@
-"""The vocabulary (core.ops) on symbols: each word appends operations to the traced program, or lets
-its reader do so.
-"""
+"""The vocabulary (core.ops) on symbols: words append operations to a program."""
 
 from __future__ import annotations
 

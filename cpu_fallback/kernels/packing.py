@@ -1,6 +1,4 @@
-"""Packing of activations: float32 rows to the records that products read
-(layouts.ActivationLayout).
-"""
+"""Packing of activations: float32 rows to records (layouts.ActivationLayout)."""
 
 from __future__ import annotations
 

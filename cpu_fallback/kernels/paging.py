@@ -7,9 +7,7 @@ from .emit import LANES, Function, Value, f16, f32, f32s, i8, i32s, kernel, vect
 
 
 def page_layout(head_dim: int, cache_bits: int | None) -> PageLayout:
-    """The layout of a head's rows in a page, which does not depend on the numbers of layers and
-    heads.
-    """
+    """The layout of a head's rows in a page, the same for any layers and heads."""
     return PageLayout(1, 1, head_dim, cache_bits)
 
 
@@ -66,9 +64,7 @@ def load_part(f: Function, address: Value, d: int, head_dim: int) -> Value:
 
 @kernel
 def widen_rows(f: Function, codes, scales, count, out, *, layout: PageLayout) -> None:
-    """`count` rows of a page as float32 [count][width], exactly: float16 numbers, or codes times
-    scales.
-    """
+    """`count` rows of a page as float32 [count][width]: numbers, or codes times scales."""
     per_group = CACHE_GROUP // LANES
     with f.loop(count) as i:
         row, row_scales = codes + i * layout.row_bytes, scales + i * (2 * layout.groups)

@@ -82,9 +82,7 @@ def product(
 
 
 def store_output(f: Function, value: Value, at: Value, panel: int) -> None:
-    """Store a panel's 16 outputs of a token, after adding the bias and the former outputs if the
-    parameters ask for it.
-    """
+    """Store a panel's 16 outputs of a token, plus bias and former outputs if asked for."""
     total = Variable(f, value)
     with f.if_then(f.bias.compare("!=", 0)):
         total.set(total.get() + f.load(f32s, f.bias, 64 * panel))
@@ -124,9 +122,7 @@ def _float_sums(
 def _bfloat16_sums(
     f: Function, target: Target, layout: FloatLayout, tokens: int, panels: int
 ) -> list[Variable]:
-    """As _float_sums, with activations in bfloat16: two products per instruction; subnormal numbers
-    count as zero.
-    """
+    """As _float_sums, with activations in bfloat16; subnormal numbers count as zero."""
     unroll, width, pairs = 8, 2 * layouts.ROWS, vector(bf16, 32)
     sums = [Variable(f, f.zero(f32s)) for _ in range(tokens * panels)]
     panel_bytes = f.blocks * layout.block_bytes
@@ -167,9 +163,7 @@ def dot_offset(target: Target, layout: LowBitLayout) -> int:
 def _integer_sums(
     f: Function, target: Target, layout: LowBitLayout, x_layout: ActivationLayout, tokens: int
 ) -> list[Variable]:
-    """Integer products within a group; float32 sums over a span, whose activations share a scale,
-    and over the row.
-    """
+    """Integer products within a group; float32 sums over a span, and over the row."""
     # NEON multiplies a quarter of the rows at a time, whose sums for a tile its registers hold.
     quarters = 4 if target.dot == "sdot" else 1
     parts = [
@@ -202,9 +196,7 @@ def _integer_sums(
             rows: range,
             inner: list[Variable],
         ) -> None:
-            """g: the group's number in its block; span_group: in the span; inner: the rows' sums by
-            token.
-            """
+            """g: the group's number in its block; span_group: in the span; inner: sums by token."""
             codes, scales = (
                 codes_of(f, target, layout, block, g, tokens, rows),
                 Scales(f, layout, block, rows, subs),
@@ -341,9 +333,7 @@ def _products(
 
 
 def dot(f: Function, target: Target, sums: Value, codes: Value, x: Value) -> Value:
-    """Add to each lane the four products of unsigned (NEON: signed) codes with signed bytes of
-    x.
-    """
+    """Add to each lane the four products of unsigned (NEON: signed) codes with bytes of x."""
     bytes_ = vector(i8, 4 * sums.type.count)
     name = (
         "llvm.x86.avx512.vpdpbusd.512"
@@ -354,9 +344,7 @@ def dot(f: Function, target: Target, sums: Value, codes: Value, x: Value) -> Val
 
 
 def _multiply_pairs(f: Function, codes: Value, x: Value) -> Value:
-    """The sum of both 16-bit products in every lane; LLVM selects the multiply and pair-add
-    instruction.
-    """
+    """The sum of both 16-bit products in every lane, a single instruction."""
     halves, wide = vector(i16, 32), vector(i32, 32)
     products = codes.bitcast(halves).sign_extend(wide) * x.bitcast(halves).sign_extend(wide)
     return products.shuffle(list(range(0, 32, 2))) + products.shuffle(list(range(1, 32, 2)))

@@ -55,9 +55,7 @@ class Code:
 
 
 class Program:
-    """A list of operations. threads: number that run it. Memory at all addresses in it must outlive
-    it.
-    """
+    """A list of operations for `threads` threads. Memory at its addresses must outlive it."""
 
     def __init__(self, code: Code, threads: int):
         self.code, self.threads = code, threads
@@ -124,9 +122,7 @@ class Program:
         return rest
 
     def finish(self) -> Program:
-        """Write the records; no operations can follow. Raises ValueError for a product without an
-        output.
-        """
+        """Write the records; no operations follow. Raises ValueError for a missing output."""
         self.records = np.zeros((len(self), WORDS), np.int64)
         for record, (kind, values) in zip(self.records, self.operations):
             if values.get("out") == 0:

@@ -1,6 +1,4 @@
-"""Operations of a program as records of WORDS words (int64), which the compiled interpreter
-reads.
-"""
+"""Operations of a program as records of int64, which the compiled interpreter reads."""
 
 from __future__ import annotations
 

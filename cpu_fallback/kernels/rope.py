@@ -9,9 +9,7 @@ from .emit import LANES, Function, Value, f32, f32s, kernel
 
 @kernel
 def rotate(f: Function, x, cosine, sine, *, head_dim: int) -> None:
-    """Rotary embedding of one head in place, pairs (i, i + D/2). x: float32 [D]; cosine, sine:
-    [D/2].
-    """
+    """Rotate pairs (i, i + D/2) of a head in place. x: float32 [D]; cosine, sine: [D/2]."""
     half = head_dim // 2
 
     def rotate_pairs(type_: ir.Type, at: Value | int) -> None:

@@ -34,9 +34,7 @@ def choose(
     chosen,  # int64 [tokens][used], largest score first
     shares,  # float32 [tokens][used]
 ) -> None:
-    """Choose the `used` experts with the largest scores of each token, the first among equals, and
-    compute their shares.
-    """
+    """Choose the `used` experts of largest score of each token, and compute their shares."""
     with f.loop(tokens) as token:
         row, at = scores + token * scores_bytes, token * used
         last, last_index = Variable(f, f.constant(f32, math.inf)), Variable(f, f.constant(i64, -1))
@@ -133,9 +131,7 @@ def combine(
     out,
     accumulate,
 ) -> None:
-    """out = sum of shares times a token's rows of `outputs` (+ out, if accumulate), float32
-    [vectors][16].
-    """
+    """out = sum of shares times a token's rows of `outputs` (+ out, if accumulate)."""
     with f.loop(vectors) as i:
         at = i * (4 * LANES)
         total = Variable(f, f.zero(f32s))

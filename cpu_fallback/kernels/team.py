@@ -37,9 +37,7 @@ class Walkable(Protocol):
     """Work for a team, such as a program.Program."""
 
     def prepare(self, context: np.ndarray, *part: Any) -> Call:
-        """Prepare a run, on the caller's thread; returns the call that each thread makes. part: see
-        Program.prepare.
-        """
+        """Prepare a run; returns the call that each thread makes. part: see Program.prepare."""
 
 
 class Machine(Protocol):
@@ -118,9 +116,7 @@ def write(module: Module) -> None:
 
 @kernel
 def start(f: Function, box, threads) -> None:
-    """Run the box's call on all threads if each follower is ready or becomes so within JOIN polls;
-    else do nothing.
-    """
+    """Run the box's call on all threads if each follower is ready within JOIN polls."""
     claimed = Variable(f, f.constant(i64, 1))
     with f.loop(threads, 1) as number:
         polls = Variable(f, f.constant(i64, 0))

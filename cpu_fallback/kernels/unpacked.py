@@ -23,9 +23,7 @@ VECTOR = 64  # bytes
 
 
 def applies(target: Target, layout: Layout, x_layout: ActivationLayout) -> bool:
-    """True if this is faster than tile by tile: for codes in several fields, which take the most
-    work to unpack.
-    """
+    """True if this is faster than tile by tile: for codes in several fields."""
     if target.dot != "vnni" or not isinstance(layout, LowBitLayout) or not x_layout.is_integer:
         return False
     return any(len(fields) > 1 for fields in FIELDS[layout.bits])
@@ -50,9 +48,7 @@ def product(
     x_layout: ActivationLayout,
     panels: int,
 ) -> None:
-    """out[t][16 rows] = panels times x[t] (+ bias) (+ out, if accumulate), for `tiles` full tiles
-    of tokens.
-    """
+    """As products.product, for `tiles` full tiles of tokens."""
     unpack = _unpack(f.module, target, layout, panels)
     multiply = _multiply(f.module, target, layout, x_layout, panels)
     tile, per_span = target.tile, SPAN // layout.groups

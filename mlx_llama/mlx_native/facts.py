@@ -77,9 +77,7 @@ def weights_nbytes(tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu:
 def tensor_nbytes(
     weight: Tensor | AffineWeight, dtype: str, on_gpu: bool, has_kernel: bool = True
 ) -> int:
-    """Bytes of a tensor once packed. dtype: of the activations. has_kernel: as in
-    `keeps_levels`.
-    """
+    """Bytes of a packed tensor. dtype: of activations. has_kernel: as in `keeps_levels`."""
     count = math.prod(weight.shape)
     if not isinstance(weight, AffineWeight):
         return count * ITEMSIZE[dtype]

@@ -90,9 +90,7 @@ def experts(
 
 
 def choose_experts(scores: mx.array, spec: ExpertsSpec) -> tuple[mx.array, mx.array]:
-    """The `used` experts with the largest scores, uint32 [T, used], and their shares, float32.
-    scores: [T, experts].
-    """
+    """The `used` experts of largest score, uint32 [T, used], and their shares, float32."""
     scores = scores.astype(mx.float32)
     chosen = mx.argpartition(-scores, kth=spec.used - 1, axis=-1)[..., : spec.used]
     if spec.normalises:
@@ -101,9 +99,7 @@ def choose_experts(scores: mx.array, spec: ExpertsSpec) -> tuple[mx.array, mx.ar
 
 
 def _multiply_stack(x: mx.array, stack: Stack, chosen: mx.array, is_sorted: bool) -> mx.array:
-    """x @ w.T with the matrices of these numbers. x: [..., M, K]; chosen: broadcast with the axes
-    before M.
-    """
+    """x @ w.T with the matrices `chosen`, broadcast with the axes before M. x: [..., M, K]."""
     if isinstance(stack, QuantizedStack):
         return stack.matmul(x, chosen, is_sorted)
     return mx.gather_mm(x, stack.swapaxes(-1, -2), rhs_indices=chosen, sorted_indices=is_sorted)
@@ -250,9 +246,7 @@ def _unfused_attention(
     mask: mx.array | str | None,
     cap: float | None,
 ) -> mx.array:
-    """As `attention`, if MLX has no fused kernel: with a softcap, or over codes, in the dtype of
-    their scales.
-    """
+    """As `attention`, without a fused kernel: with a softcap, or over codes."""
     B, H, T, D = query.shape
     G, L = keys[0].shape[1:3]
     is_packed = len(keys) > 1
@@ -294,9 +288,7 @@ def _find_angles(tables: tuple, columns: slice) -> tuple:
 
 
 def _heads_first(heads: mx.array, spec: LayerSpec) -> mx.array:
-    """Split heads [B, T, (H + 2 G) D] or [B, (H + 2 G) D] to [B, H + 2 G, T, D]. For T = 1 that is
-    a reshape.
-    """
+    """Split heads [B, T, (H + 2 G) D], or without T, to [B, H + 2 G, T, D]."""
     B, T = heads.shape[0], heads.shape[1] if heads.ndim == 3 else 1
     count = spec.heads + 2 * spec.key_value_heads
     if T == 1:

@@ -1,6 +1,4 @@
-"""Packed low-bit matrices: QuantizedMatrix for mx.quantized_matmul, TwoLevelMatrix for two levels
-of scales on a GPU.
-"""
+"""Packed low-bit matrices, with one level of scales or, on a GPU, with two."""
 
 from __future__ import annotations
 
@@ -51,9 +49,7 @@ def pack(
 def find_faults(
     weights: Iterable[AffineWeight], dtype: mx.Dtype, device: mx.Device
 ) -> dict[str, str]:
-    """Try the kernels of each format with two levels of scales; returns faults by format. {} on the
-    CPU, which has none.
-    """
+    """Try the kernels of each format with two levels of scales; returns faults by format."""
     if device.type != mx.gpu:
         return {}
     layouts = {weight.format: _layout(weight) for weight in weights if weight.two_level}
@@ -146,9 +142,7 @@ class QuantizedMatrix:
         return mx.where(self.even, wide, 0), mx.where(self.even, 0, wide)
 
     def rows(self, tokens: mx.array) -> mx.array:
-        """Rows by index, dequantised in float32. tokens: int32 [B, T]; returns [B, T, K] in
-        `dtype`.
-        """
+        """Dequantise rows by index, in float32. tokens: int32 [B, T]; returns [B, T, K]."""
         packed = self.packed[tokens]
         pairs = [tuple(part[tokens].astype(mx.float32) for part in pair) for pair in self.scalings]
         rows = [
@@ -194,9 +188,7 @@ class QuantizedStack:
 
 @dataclass(frozen=True)
 class TwoLevelMatrix:
-    """A low-bit matrix [N, K] as its file stores it: codes, and scales that are products of two
-    numbers, unrounded.
-    """
+    """A low-bit matrix [N, K] as its file stores it, with unrounded scales."""
 
     layout: Layout
     parts: Parts
@@ -265,9 +257,7 @@ class TwoLevelMatrix:
         return (blocks[0] if len(blocks) == 1 else mx.concatenate(blocks, axis=-1)).astype(x.dtype)
 
     def rows(self, tokens: mx.array) -> mx.array:
-        """Rows by index, dequantised in float32. tokens: int32 [B, T]; returns [B, T, K] in
-        `dtype`.
-        """
+        """Dequantise rows by index, in float32. tokens: int32 [B, T]; returns [B, T, K]."""
         parts = Parts(*(part[tokens.reshape(-1)] for part in self.parts))
         return two_level.dequantise_plainly(self.layout, parts, self.dtype).reshape(
             *tokens.shape, self.shape[1]
@@ -305,9 +295,7 @@ def _concatenate(weights: Sequence[MLXWeight]) -> tuple[np.ndarray, np.ndarray, 
 
 
 def _repack(weights: Sequence[AffineWeight]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Repack for MLX: codes uint32 [N, K * bits / 32], scales and biases float32 [N, K /
-    group_size].
-    """
+    """Repack: codes uint32 [N, K * bits / 32], scales and biases float32 [N, K / group_size]."""
     first, K = weights[0], weights[0].shape[1]
     N = sum(weight.shape[0] for weight in weights)
     packed = np.empty((N, K * first.bits // 32), np.uint32)
@@ -328,9 +316,7 @@ def _repack(weights: Sequence[AffineWeight]) -> tuple[np.ndarray, np.ndarray, np
 def _map_slabs(
     weights: Sequence[AffineWeight], fill: Callable[[Rows, slice], float | None]
 ) -> list[float | None]:
-    """Call fill(unpacked rows, their slice of the concatenated matrix) on threads; returns the
-    results.
-    """
+    """Call fill(unpacked rows, their slice of the whole matrix) on threads; returns results."""
     step = max(1, _SLAB // weights[0].shape[1])
     firsts = np.cumsum([0] + [weight.shape[0] for weight in weights])
     slabs = [

@@ -1,6 +1,4 @@
-"""Stored tensors as the layers' matrices, copied to the device: at the activations' width, or
-packed at their own.
-"""
+"""Stored tensors as the layers' matrices on the device, packed at their own width."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ from .ranks import Ranks, Vocabulary
 
 
 class Weights(BlockWeights):
-    """Layers of MLX arrays. A tensor is read when its layer is made; one matrix at a time is in
-    memory twice.
-    """
+    """Layers of MLX arrays. One matrix at a time is in memory twice."""
 
     ops, runtime, vocabulary_type = ops, runtime, Vocabulary
     block_fields = ("__class__", "bits", "group_size", "two_level", "scale_dtype")
@@ -35,9 +31,7 @@ class Weights(BlockWeights):
     def __init__(
         self, checkpoint: Checkpoint, dtype: mx.Dtype, device: mx.Device, ranks: Ranks | None = None
     ):
-        """dtype: of activations and unpacked weights. Raises OutOfMemoryError, here or while
-        tensors are read.
-        """
+        """dtype: of activations and unpacked weights. Raises OutOfMemoryError, also later."""
         super().__init__(checkpoint, device, ranks)
         self.dtype = dtype
         low_bit = [tensor for tensor in self.tensors.values() if isinstance(tensor, AffineWeight)]
@@ -107,9 +101,7 @@ class Weights(BlockWeights):
         return array
 
     def _lay_for_products(self, weight: mx.array) -> mx.array:
-        """On the CPU at float32, store the matrix by columns, which makes products twice as
-        fast.
-        """
+        """On the CPU at float32, store the matrix by columns: products are twice as fast."""
         if self.device.type != mx.cpu or self.dtype != mx.float32:
             return weight
         columns = mx.contiguous(weight.T)
