@@ -231,9 +231,7 @@ class View(CallView):
         return self._shared.cosines[positions], self._shared.sines[positions]
 
     def find_tables(self) -> tuple[int, int]:
-        """Addresses of `tables` for a single sequence, without making them if the cache has
-        them.
-        """
+        """Addresses of `tables` of a single sequence, made only if the cache lacks them."""
         if self._shared is None or "tables" in vars(self):
             cosines, sines = self.tables
             return cosines.ctypes.data, sines.ctypes.data
@@ -246,9 +244,7 @@ class View(CallView):
             self.cache.write(pages, layer, span.start, keys, values)
 
     def stored(self, layer: int, window: int | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
-        """By sequence, the keys and values that new queries of a layer see, [G, end -
-        first_visible, D]; new rows last.
-        """
+        """By sequence, a layer's visible keys and values, [G, end - first_visible, D]."""
         return [
             tuple(self.cache.read(pages, layer, span.first_visible(window), span.end))
             for span, pages in zip(self.spans, self.pages)

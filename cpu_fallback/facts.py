@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mlx_llama.core.backends.interface import BackendFacts, WeightsPlan
@@ -21,26 +22,23 @@ DISTRIBUTIONS = ("numpy", "llvmlite")
 
 
 def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
-    memory = machine.free_memory()
+    facts = partial(
+        BackendFacts,
+        "cpu",
+        True,
+        packages=packages,
+        memory_bytes=machine.free_memory(),
+        memory_is="free",
+    )
     try:
         target, reason = compilation.find_target()
     except BackendError as error:
         return BackendFacts("cpu", False, str(error), packages)
     if target is None:
         reason = f"no compiled kernels, which are several times faster: {reason}"
-        return BackendFacts("cpu", True, reason, packages, False, "NumPy", (), memory, "free")
-    return BackendFacts(
-        "cpu",
-        True,
-        "",
-        packages,
-        False,
-        f"compiled kernels for {target.name}, {_describe_prefetch(target)}",
-        (),
-        memory,
-        "free",
-        kernels=target.name,
-    )
+        return facts(reason=reason, device="NumPy")
+    device = f"compiled kernels for {target.name}, {_describe_prefetch(target)}"
+    return facts(reason="", device=device, kernels=target.name)
 
 
 def _describe_prefetch(target: Target) -> str:
@@ -48,19 +46,12 @@ def _describe_prefetch(target: Target) -> str:
     from .kernels.target import find_host, find_prefetches
 
     processor = find_host().cpu
-    origin = (
-        f"measured on {processor}"
-        if find_prefetches(processor, target.name)[1]
-        else f"not measured on {processor}"
-    )
+    is_measured = find_prefetches(processor, target.name)[1]
     distances = " and ".join(str(distance) for _, distance in target.prefetch("any"))
     choice = f"prefetching {distances} bytes ahead" if distances else "without prefetching"
-    own = len(target.prefetches) - 1
-    return (
-        choice
-        + (f", but for {own} kind{'s' * (own > 1)} of weights" if own else "")
-        + f" ({origin})"
-    )
+    if others := len(target.prefetches) - 1:
+        choice += f", but for {others} kind{'s' * (others > 1)} of weights"
+    return f"{choice} ({'' if is_measured else 'not '}measured on {processor})"
 
 
 def plan_weights(
@@ -90,13 +81,11 @@ def weights_nbytes(tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu:
     from .kernels import panels
 
     tensors = list(tensors)
-    names = {tensor.name for tensor in tensors}
-    mapped = {"model.embed_tokens.weight"} if "lm_head.weight" in names else set()
-    matrices = [
-        tensor for tensor in tensors if len(tensor.shape) == 2 and tensor.name not in mapped
-    ]
-    vectors = sum(tensor.shape[0] * 4 for tensor in tensors if len(tensor.shape) == 1)
-    return (
-        sum(panels.Plan(tensor, panels.weight_layout(tensor)).nbytes for tensor in matrices)
-        + vectors
-    )
+    has_head = any(tensor.name == "lm_head.weight" for tensor in tensors)
+    total = 0
+    for tensor in tensors:
+        if len(tensor.shape) == 1:
+            total += 4 * tensor.shape[0]
+        elif not (has_head and tensor.name == "model.embed_tokens.weight"):
+            total += panels.Plan(tensor, panels.weight_layout(tensor)).nbytes
+    return total

@@ -29,9 +29,7 @@ BLOCK_BYTES = 1 << 19
 
 
 def widen(weight: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Copy a weight of any width as float32, exactly. out: contiguous float32 of the same shape, or
-    None.
-    """
+    """Copy a weight as float32, exactly. out: contiguous float32 of the same shape, or None."""
     if out is None:
         out = np.empty(weight.shape, np.float32)
     if weight.dtype == np.uint16:
@@ -60,9 +58,7 @@ def embed(tokens: np.ndarray, weight: Matrix) -> np.ndarray:
 def linear(
     x: np.ndarray, weight: Matrix | tuple[Matrix, ...], bias: np.ndarray | None = None
 ) -> np.ndarray:
-    """As in core.ops. Widens 16-bit and low-bit weights a block of rows at a time, never the whole
-    matrix.
-    """
+    """As in core.ops. Widens weights a block of rows at a time, never a whole matrix."""
     rows = x.reshape(-1, x.shape[-1])
     parts = weight if isinstance(weight, tuple) else (weight,)
     outs = [
@@ -85,7 +81,16 @@ def gated_linear(
 
 
 def gate(gate_up: np.ndarray, activation: str) -> np.ndarray:
-    return swiglu(gate_up) if activation == "silu" else geglu(gate_up)
+    half = gate_up.shape[-1] // 2
+    gate, up = gate_up[..., :half], gate_up[..., half:]
+    # gate / infinity is 0, as it should be for large negative gates, where exp overflows.
+    with np.errstate(over="ignore"):
+        # gelu by the tanh approximation: gate (1 + tanh(u)) / 2 = gate / (1 + exp(-2 u))
+        exponent = gate
+        if activation != "silu":
+            cubic = np.float32(0.044715) * gate * gate * gate
+            exponent = np.float32(1.5957691216) * (gate + cubic)
+        return gate / (1 + np.exp(-exponent)) * up
 
 
 def experts(
@@ -108,9 +113,7 @@ def experts(
 
 
 def choose_experts(scores: np.ndarray, spec: ExpertsSpec) -> tuple[np.ndarray, np.ndarray]:
-    """The `used` experts with the largest scores, int64 [T, used], and their shares, float32.
-    scores: [T, experts].
-    """
+    """The `used` experts of largest score, int64 [T, used], and their shares, float32."""
     chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : spec.used]
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
     shares = np.take_along_axis(powers, chosen, axis=-1)
@@ -255,27 +258,3 @@ def attention(
     np.exp(scores, out=scores)
     scores /= scores.sum(axis=-1, keepdims=True)
     return (scores.reshape(B, G, H // G * T, L) @ values).reshape(B, H, T, D)
-
-
-def swiglu(gate_up: np.ndarray) -> np.ndarray:
-    """silu(gate) * up (Shazeer 2020). gate_up: float32 [..., 2 F], the gate first; returns [...,
-    F].
-    """
-    half = gate_up.shape[-1] // 2
-    gate, up = gate_up[..., :half], gate_up[..., half:]
-    # exp(-gate) overflows to infinity for large negative gates; gate / infinity is 0, as it should
-    # be.
-    with np.errstate(over="ignore"):
-        return gate / (1 + np.exp(-gate)) * up
-
-
-def geglu(gate_up: np.ndarray) -> np.ndarray:
-    """gelu(gate) * up by the tanh approximation (Hendrycks and Gimpel 2016). gate_up: float32 [...,
-    2 F], the gate first.
-    """
-    half = gate_up.shape[-1] // 2
-    gate, up = gate_up[..., :half], gate_up[..., half:]
-    # gate * (1 + tanh(u)) / 2 = gate / (1 + exp(-2 u)); an overflow to infinity gives the right 0.
-    with np.errstate(over="ignore"):
-        twice = np.float32(1.5957691216) * (gate + np.float32(0.044715) * gate * gate * gate)
-        return gate / (1 + np.exp(-twice)) * up

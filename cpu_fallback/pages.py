@@ -1,6 +1,4 @@
-"""Pages of a cache: keys, values and tokens of 64 positions, shared between rows with a count of
-holders.
-"""
+"""Pages of a cache: keys, values and tokens of 64 positions, which rows share."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ HUGE_PAGE = 2 << 20  # bytes of a huge page of the system
 
 
 def map_huge(nbytes: int) -> mmap.mmap:
-    """Allocate zeros, on huge pages if available. The mapping is private, since Linux has no huge
-    pages for shared ones.
-    """
+    """Allocate zeros, privately: Linux has no huge pages for shared mappings."""
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, nbytes)
     mapped = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -34,9 +30,7 @@ def map_huge(nbytes: int) -> mmap.mmap:
 
 
 def allocate(nbytes: int, align: int = 64, huge: bool = False) -> np.ndarray:
-    """Allocate zeros, uint8 [nbytes], whose address is a multiple of `align`. huge: on huge pages
-    if available.
-    """
+    """Allocate zeros, uint8 [nbytes], at a multiple of `align`. huge: on huge pages if any."""
     raw = (
         np.frombuffer(map_huge(nbytes + align), np.uint8)
         if huge
@@ -137,9 +131,7 @@ class Page:
 
 
 class Pages:
-    """The pages of a cache's rows. A page is free when no row holds it; SPARE_BYTES of free pages
-    are kept.
-    """
+    """The pages of a cache's rows. Up to SPARE_BYTES of free pages are kept."""
 
     def __init__(self, layout: PageLayout):
         self.layout = layout
@@ -211,9 +203,7 @@ class Row:
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
     def _make_table(self, size: int) -> None:
-        """Make a new table of the pages' addresses, int64. A run may still read the old table, so
-        it does not change.
-        """
+        """Make a new table of addresses, int64: a run may still read the old one."""
         table = np.zeros(size, np.int64)
         table[: len(self.pages)] = [page.address for page in self.pages]
         self.table, self.address = table, table.ctypes.data
@@ -222,9 +212,7 @@ class Row:
 def pieces(
     pages: list[Page] | tuple[Page, ...], first: int, end: int
 ) -> Iterator[tuple[Page, slice, slice]]:
-    """Split positions first .. end - 1 by page: yield (page, positions in the page, the same from
-    `first` on).
-    """
+    """Split positions by page: yield (page, positions in it, the same from `first` on)."""
     at = first
     while at < end:
         number, start = divmod(at, PAGE)
@@ -234,9 +222,7 @@ def pieces(
 
 
 def quantise(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Quantise float32 [..., D] to int8 codes [..., D] and float16 scales [..., groups], one per
-    CACHE_GROUP of D.
-    """
+    """Quantise float32 [..., D] to int8 codes [..., D] and float16 scales [..., groups]."""
     size = x.shape[-1]
     padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -size % CACHE_GROUP)]).reshape(
         *x.shape[:-1], -1, CACHE_GROUP

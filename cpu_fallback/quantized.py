@@ -1,6 +1,4 @@
-"""Products of low-bit matrices in NumPy, which dequantise a block of rows at a time from the mapped
-file.
-"""
+"""Products of low-bit matrices in NumPy, dequantised by blocks of rows."""
 
 from __future__ import annotations
 

@@ -41,9 +41,7 @@ def device_name(device: str) -> str:
 
 
 def runs_ahead(device: str) -> bool:
-    """True if step n+1 may be launched before token n is read. Always False: it would delay token
-    n.
-    """
+    """Always False: to launch step n+1 before token n is read would delay token n."""
     return False
 
 

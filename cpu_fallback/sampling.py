@@ -55,9 +55,7 @@ class SamplingBatch(BatchOptions):
             return tokens if self.logprobs is None else pack(tokens, logits, self.logprobs)
 
     def processed(self, scores: np.ndarray, recent: np.ndarray | None = None) -> np.ndarray:
-        """Scores float32 [B, V] after bias, penalties, temperature and filters; -inf where filtered
-        out.
-        """
+        """Scores float32 [B, V] after bias, penalties, temperature and filters, which give -inf."""
         rows = zip(scores, self.options, self._biases, self._seen(recent), strict=True)
         return np.stack([_process(*row) for row in rows])
 
@@ -70,9 +68,7 @@ class SamplingBatch(BatchOptions):
 
 
 def _mask(logits: np.ndarray, masks: np.ndarray) -> np.ndarray:
-    """Logits float32 [B, V], -inf where a grammar forbids a token. masks: int32 [B, ceil(V /
-    32)].
-    """
+    """Logits [B, V], -inf where a grammar forbids a token. masks: int32 [B, ceil(V / 32)]."""
     allowed = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little", count=logits.shape[1])
     return np.where(allowed, logits, np.float32(-np.inf))
 

@@ -1,6 +1,4 @@
-"""Stored tensors as the layers' matrices: memory-mapped for NumPy, packed in panels for compiled
-programs.
-"""
+"""Stored tensors as the layers' matrices: memory-mapped, or packed in panels."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ class Weights(BaseWeights):
     ops, runtime = ops, runtime
 
     def __init__(self, checkpoint: Checkpoint, compilation: Compilation | None = None):
-        """Pack all panels. compilation: options of the compiled path, None for NumPy. Raises
-        OutOfMemoryError.
-        """
+        """Pack all panels. compilation: None for NumPy. Raises OutOfMemoryError."""
         super().__init__(checkpoint)
         self.code, self._panels = None, {}  # machine code of the compiled path
         self.rank = 0  # maximum rows of an adapter's first matrix in panels
@@ -69,9 +65,7 @@ class Weights(BaseWeights):
     def _pack_pair(
         self, a: np.ndarray, b: np.ndarray, rows: Sequence[int]
     ) -> tuple[Panels, tuple[Panels, ...]]:
-        """Panels of a [R, K], with R padded to a whole block, and of each module's rows of b [N,
-        R].
-        """
+        """Panels of a [R, K], R padded to whole blocks, and of each module's rows of b [N, R]."""
         from .kernels.panels import ADAPTER, pack_array
 
         rank = -(-len(a) // ADAPTER.block) * ADAPTER.block
@@ -106,9 +100,7 @@ class Weights(BaseWeights):
         return values
 
     def _table(self, name: str) -> ops.Matrix:
-        """The stored matrix, memory-mapped; rows are widened when they are looked up. Copied if
-        unaligned.
-        """
+        """The stored matrix, memory-mapped; copied if unaligned."""
         stored = self.tensors[f"{name}.weight"]
         stored.check_file()
         return (
@@ -118,9 +110,7 @@ class Weights(BaseWeights):
         )
 
     def _compile(self, compilation: Compilation) -> None:
-        """Plan all panels and compile their code; map them from the cache, or fill an arena on
-        several threads.
-        """
+        """Plan all panels, compile their code, and map them from the cache or fill an arena."""
         from .kernels import panel_files, panels
         from .kernels.program import Code
         from .kernels.recipe import Recipe

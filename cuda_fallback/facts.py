@@ -6,6 +6,7 @@ import importlib.util
 import math
 import re
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from mlx_llama.core.backends.interface import ITEMSIZE, BackendFacts, WeightsPlan
@@ -20,57 +21,42 @@ BFLOAT16_CAPABILITY = 8.0  # compute capability of the first NVIDIA GPUs with bf
 
 
 def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
-    reason = ""
-    if gpus.seen is False:
-        reason = gpus.absence
-    elif not _torch_has_gpus():
-        reason = (
-            "torch is built without CUDA: install the build for GPUs "
-            "(https://pytorch.org/get-started)"
+    facts = partial(BackendFacts, "cuda", True, packages=packages)
+    if gpus.seen is False or not _torch_has_gpus():
+        absence = (
+            gpus.absence
+            if gpus.seen is False
+            else (
+                "torch is built without CUDA: install the build for GPUs "
+                "(https://pytorch.org/get-started)"
+            )
         )
-    if reason:
-        return BackendFacts(
-            "cuda",
-            True,
-            f"no GPU: {reason}",
-            packages,
-            False,
-            "torch's CPU device",
-            (("device", "cpu"),),
-            machine.free_memory(),
-            "free",
+        return facts(
+            reason=f"no GPU: {absence}",
+            device="torch's CPU device",
+            options=(("device", "cpu"),),
+            memory_bytes=machine.free_memory(),
+            memory_is="free",
         )
     if gpus.first is None:
-        return BackendFacts(
-            "cuda",
-            True,
-            "nvidia-smi does not name the GPU",
-            packages,
-            None,
-            "a GPU, if torch sees one",
-        )
+        reason = "nvidia-smi does not name the GPU"
+        return facts(reason=reason, gpu=None, device="a GPU, if torch sees one")
     name, memory, capability = gpus.first
-    reason = (
-        ""
-        if "triton" in packages
-        else "without the package triton decoding is slow: pip install triton"
-    )
+    reason = ""
     if capability < KERNELS_CAPABILITY:
         reason = (
             f"decoding is slow: the kernels need compute capability {KERNELS_CAPABILITY}, and this "
             f"GPU has {capability}"
         )
-    return BackendFacts(
-        "cuda",
-        True,
-        reason,
-        packages,
-        True,
-        name,
-        (),
-        memory,
-        "free",
-        capability >= BFLOAT16_CAPABILITY,
+    elif "triton" not in packages:
+        reason = "without the package triton decoding is slow: pip install triton"
+    return facts(
+        reason=reason,
+        gpu=True,
+        device=name,
+        memory_bytes=memory,
+        memory_is="free",
+        has_bfloat16=capability >= BFLOAT16_CAPABILITY,
     )
 
 
@@ -100,9 +86,7 @@ def preferred_dtype(tensors: Iterable[Tensor | AffineWeight], stored: str) -> st
 
 
 def weights_nbytes(tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu: bool) -> int:
-    """Bytes of all weights once packed: low-bit ones as in the file, others in `dtype`, the
-    activations'.
-    """
+    """Bytes of all packed weights: low-bit ones as in the file, others in `dtype`."""
     return sum(
         weight.nbytes
         if isinstance(weight, AffineWeight)

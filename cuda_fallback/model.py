@@ -28,9 +28,7 @@ from .weights import Weights
 
 
 class Llama(BaseLlama):
-    """The model over torch's tensors. Decoded tokens run by kernels where those can be
-    (kernels/cuda_graph.py).
-    """
+    """The model over torch's tensors, and by kernels (kernels/cuda_graph.py)."""
 
     ops, cache_type = ops, Cache
     _batch_invariant = False  # True: the runner takes prompts, too
@@ -117,9 +115,7 @@ class Llama(BaseLlama):
         )
 
     def _call(self, function: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
-        """Call without gradients, on the model's device. Out of memory is an OutOfMemoryError; the
-        cache is as it was.
-        """
+        """Call without gradients, on the model's device. Raises OutOfMemoryError."""
         on_gpu = self.device.type == "cuda"
         try:
             with (

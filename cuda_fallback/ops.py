@@ -52,7 +52,13 @@ def gated_linear(
 
 
 def gate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-    return swiglu(gate_up) if activation == "silu" else geglu(gate_up)
+    if by_kernel := kernels.find_kernels(gate_up.device).decode:
+        return by_kernel.gate(gate_up, activation)
+    gate, up = gate_up.chunk(2, dim=-1)
+    return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+
+
+_gate = gate  # `experts` has a parameter of this name
 
 
 def experts(
@@ -75,7 +81,7 @@ def experts(
             gate_up = torch.cat(
                 [_multiply_chosen(row[None], stack, numbers) for stack in (gate, up)], dim=-1
             )
-            hidden = _activate(gate_up, activation)
+            hidden = _gate(gate_up, activation)
             mixed.append(share @ _multiply_chosen(hidden, down, numbers).float())
         return torch.stack(mixed).to(x.dtype).view(x.shape)
     by_kernels = kernels.find_kernels(x.device)
@@ -98,25 +104,19 @@ def experts(
             gate_up = torch.cat(
                 [_multiply_expert(rows[tokens], stack, number) for stack in (gate, up)], dim=-1
             )
-            outputs = _multiply_expert(_activate(gate_up, activation), down, number)
+            outputs = _multiply_expert(_gate(gate_up, activation), down, number)
             # a token has an expert once
             out[tokens] += outputs.float() * shares.reshape(-1)[pairs, None]
     return out.to(x.dtype).view(x.shape)
 
 
 def choose_experts(scores: torch.Tensor, spec: ExpertsSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `used` experts of largest score, int64 [T, used], and their weights, float32. scores: [T,
-    experts].
-    """
+    """The `used` experts of largest score, int64 [T, used], and their shares, float32."""
     scores = scores.float()
     largest, chosen = torch.topk(scores, spec.used, dim=-1)
     if spec.normalises:
         return chosen, torch.softmax(largest, dim=-1)
     return chosen, torch.softmax(scores, dim=-1).gather(-1, chosen)
-
-
-def _activate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-    return swiglu(gate_up) if activation == "silu" else geglu(gate_up)
 
 
 def _take(stack: Stack, chosen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -129,9 +129,7 @@ def _take(stack: Stack, chosen: torch.Tensor, dtype: torch.dtype) -> torch.Tenso
 
 
 def _multiply_chosen(x: torch.Tensor, stack: Stack, chosen: torch.Tensor) -> torch.Tensor:
-    """Multiply row n of x, or its only row, with matrix chosen[n]. x: [n, K] or [1, K]; returns [n,
-    N].
-    """
+    """Multiply row n of x, or its only row, with matrix chosen[n]. x: [n or 1, K]."""
     wide = x if x.is_cuda or isinstance(stack, torch.Tensor) else x.float()
     return (_take(stack, chosen, wide.dtype) @ wide[:, :, None])[:, :, 0].to(x.dtype)
 
@@ -295,9 +293,7 @@ def _capped_attention(
     mask: torch.Tensor | str | None,
     cap: float,
 ) -> torch.Tensor:
-    """`attention` with a softcap, which fused kernels lack. Allocates the scores of 256 queries at
-    a time.
-    """
+    """`attention` with a softcap, which fused kernels lack: 256 queries at a time."""
     (_, H, T, _), (G, L) = query.shape, keys.shape[1:3]
     mixed = []
     for first in range(0, T, 256):
@@ -317,21 +313,3 @@ def _capped_attention(
         weights = torch.softmax(scores, dim=-1).to(values.dtype).view(B, G, -1, L)
         mixed.append((weights @ values).view(part.shape))
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
-
-
-def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up (Shazeer 2020). gate_up: [..., 2 F], the gate first; returns [..., F]."""
-    if by_kernel := kernels.find_kernels(gate_up.device).decode:
-        return by_kernel.gate(gate_up)
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
-
-
-def geglu(gate_up: torch.Tensor) -> torch.Tensor:
-    """gelu(gate) * up by the tanh approximation (Hendrycks and Gimpel 2016). gate_up: [..., 2 F],
-    the gate first.
-    """
-    if by_kernel := kernels.find_kernels(gate_up.device).decode:
-        return by_kernel.gate(gate_up, "gelu_tanh")
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.gelu(gate, approximate="tanh") * up

@@ -32,7 +32,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mlx_llama.core.files.checkpoint import Tensor
 from mlx_llama.core.files.quantized import AffineWeight
 
 from . import runtime
@@ -46,14 +45,6 @@ _SLAB = 1 << 20  # weights that a thread packs at a time
 # block, of 0.3 GB
 _BLOCK = {"cpu": 1 << 19, "cuda": 1 << 24}
 _SCRATCH = 32 << 20  # bytes that a kernel dequantises at a time
-
-
-def can_concatenate(first: Tensor | AffineWeight, second: Tensor | AffineWeight) -> bool:
-    """True if the rows of two weights can be concatenated to one tensor or one QuantizedMatrix."""
-    if not isinstance(first, AffineWeight) or not isinstance(second, AffineWeight):
-        return isinstance(first, AffineWeight) == isinstance(second, AffineWeight)
-    fields = ("bits", "group_size", "offset", "has_biases", "two_level", "scale_dtype")
-    return all(getattr(first, name) == getattr(second, name) for name in fields)
 
 
 @dataclass(frozen=True)
@@ -89,8 +80,7 @@ class QuantizedMatrix:
         device: torch.device,
         kernels: ModuleType | None = None,
     ) -> QuantizedMatrix:
-        """Concatenate the rows of `weights`, which `can_concatenate`, on `device`; releases their
-        pages.
+        """Concatenate the rows of `weights`, of one format, on `device`; releases their pages.
 
         kernels: packed.py, None for the layout of torch's operations.
         """
@@ -148,9 +138,7 @@ class QuantizedMatrix:
         return matrix
 
     def _fill(self, weight: AffineWeight, at: int, step: int, start: int) -> None:
-        """Pack `step` rows of `weight` from row `start` on. at: row of this matrix for row 0 of
-        `weight`.
-        """
+        """Pack `step` rows of `weight` from `start` on. at: this matrix's row for row 0."""
         stop = min(start + step, weight.shape[0])
         rows, target = weight.rows(start, stop), slice(at + start, at + stop)
         codes = runtime._sent(rows.codes, self.low.device)
@@ -209,15 +197,11 @@ class QuantizedMatrix:
         return out.to(x.dtype).reshape(*x.shape[:-1], N)
 
     def rows(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Rows by index, dequantised. tokens: int32 or int64, any shape; returns [*tokens.shape, K]
-        in `dtype`.
-        """
+        """Dequantise rows by index. tokens: int32 or int64; returns [*tokens.shape, K]."""
         return self.dequantize(tokens.reshape(-1), self.dtype).reshape(*tokens.shape, self.shape[1])
 
     def dequantize(self, which: slice | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Rows as [n, K] in `dtype`, computed in float32. which: a slice of them, or int indices
-        [n].
-        """
+        """Rows as [n, K] in `dtype`, computed in float32. which: a slice, or int indices [n]."""
         if self.kernels:
             return self.kernels.dequantize(self, which, dtype)
 

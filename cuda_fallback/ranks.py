@@ -90,9 +90,7 @@ class Vocabulary(shards.Vocabulary):
     """The vocabulary over all processes, and draws from it."""
 
     def choose(self, scores: torch.Tensor) -> torch.Tensor:
-        """The token of the largest score in all processes, the first of equals: int32 [B, 1].
-        scores: float32 [B, V'].
-        """
+        """The token of the largest score, the first of equals: int32 [B, 1]. scores: [B, V']."""
         score, best = scores.max(dim=-1, keepdim=True)
         pairs = self.ranks.gather(
             torch.cat([score.view(torch.int32), best.int() + self.first], dim=1)

@@ -1,6 +1,4 @@
-"""The torch device. Operations are queued on the GPU when they are called; `read` waits for a
-token.
-"""
+"""The torch device. Operations are queued on the GPU; `read` waits for a token."""
 
 from __future__ import annotations
 
@@ -21,18 +19,14 @@ HAS_ONE_THREAD = False
 
 
 def has_gpu() -> bool:
-    """True if torch sees an NVIDIA GPU that it has kernels for, or an AMD one by ROCm, which nobody
-    has tried.
-    """
+    """True if torch has kernels for an NVIDIA GPU here, or sees an AMD one (untested)."""
     return torch.cuda.is_available() and (
         torch.version.hip is not None or _has_kernels(torch.cuda.current_device())
     )
 
 
 def _has_kernels(device: int) -> bool:
-    """True if torch was built for this GPU: binaries run on later minor versions, PTX (compute_*)
-    on all later ones.
-    """
+    """True if torch was built for this GPU, by binaries or by PTX of earlier versions."""
     major, minor = torch.cuda.get_device_capability(device)
     for name in torch.cuda.get_arch_list():
         kind, _, number = name.partition("_")
@@ -46,9 +40,7 @@ def _has_kernels(device: int) -> bool:
 
 
 def pick_device(device: str | None = None) -> torch.device:
-    """Pick the device: "gpu", "cpu", or None for the GPU. Raises BackendError if there is no
-    GPU.
-    """
+    """Pick the device: "gpu", "cpu", or None for the GPU. Raises BackendError without a GPU."""
     if device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -64,9 +56,7 @@ def device_name(device: torch.device) -> str:
 
 
 def runs_ahead(device: torch.device) -> bool:
-    """True if step n+1 may be launched before token n is read: on a GPU. On the CPU torch computes
-    eagerly.
-    """
+    """True on a GPU: step n+1 may be launched before token n is read."""
     return device.type != "cpu"
 
 
@@ -120,16 +110,12 @@ def read_all(*tokens: torch.Tensor) -> list[int]:
 
 
 def count_each(numbers: torch.Tensor, count: int) -> list[int]:
-    """How often each of 0 .. count - 1 occurs in int64 [n]. Waits for the device: for prompts
-    alone.
-    """
+    """How often each of 0 .. count - 1 occurs in int64 [n]. Waits for the device."""
     return torch.bincount(numbers, minlength=count).tolist()
 
 
 def _sent(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy a host array to the device; to a GPU through pinned memory, since other copies wait for
-    queued kernels.
-    """
+    """Copy a host array to the device, through pinned memory, without waiting."""
     tensor = torch.as_tensor(array)
     if tensor.device.type != "cpu":
         return tensor.to(device)
@@ -141,9 +127,7 @@ def _sent(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tenso
 
 
 class _Arrival:
-    """Asynchronous copy of tokens [B, T] from a GPU to pinned memory, and the event that marks its
-    end.
-    """
+    """Asynchronous copy of tokens [B, T] to pinned memory, and the event of its end."""
 
     def __init__(self, tokens: torch.Tensor):
         self.tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
@@ -178,9 +162,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def bandwidth(device: torch.device) -> float | None:
-    """Measured bandwidth of the device's memory, bytes per second; None: the device uses the host's
-    memory.
-    """
+    """Measured bandwidth of a GPU's memory, bytes per second; None for the CPU device."""
     if device.type == "cpu":
         return None
     source = torch.empty(1 << 30, dtype=torch.uint8, device=device)

@@ -1,6 +1,4 @@
-"""Logits to tokens: biases, penalties, temperature, filters, Gumbel noise, argmax; on the device,
-without waiting.
-"""
+"""Logits to tokens: biases, penalties, temperature, filters, Gumbel noise, argmax."""
 
 from __future__ import annotations
 
@@ -76,9 +74,7 @@ class SamplingBatch(BatchOptions):
         recent: torch.Tensor | None,
         first: int = 0,
     ) -> torch.Tensor:
-        """`processed` logits float32 [B, V] of the tokens from `first` on, with noise where a row
-        has a temperature.
-        """
+        """`processed` logits [B, V] of the tokens from `first` on, with noise if random."""
         scores = self.processed(logits, recent)
         if not self.kind.is_random:
             return scores
@@ -100,9 +96,7 @@ class SamplingBatch(BatchOptions):
         return torch.where(values.integer(IS_RANDOM) > 0, scores + noise, scores)
 
     def processed(self, scores: torch.Tensor, recent: torch.Tensor | None = None) -> torch.Tensor:
-        """Scores [B, V] after biases, penalties, temperature and filters; -inf where filtered
-        out.
-        """
+        """Scores [B, V] after biases, penalties, temperature and filters, which give -inf."""
         return process(self.kind, self._on_device(), scores, recent)
 
     def _on_device(self) -> Values:

@@ -8,20 +8,19 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from mlx_llama.core.backends.weights import BaseWeights, check_memory, group_runs, refuse_formats
+from mlx_llama.core.backends.weights import BlockWeights, check_memory
 from mlx_llama.core.files.adapters import stacked_nbytes
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
-from mlx_llama.core.system import progress
 
 from . import facts, kernels, ops, runtime
-from .quantized import QuantizedMatrix, QuantizedStack, can_concatenate
+from .quantized import QuantizedMatrix, QuantizedStack
 from .ranks import Ranks, Vocabulary
 
 _BUFFER = 32 << 20  # bytes of a pinned buffer; one is filled while the other is sent
 
 
-class Weights(BaseWeights):
+class Weights(BlockWeights):
     """Layers of torch's tensors.
 
     dtype: of activations and of weights that are not packed; the argument is a dtype's name or
@@ -30,6 +29,8 @@ class Weights(BaseWeights):
     """
 
     ops, runtime, vocabulary_type = ops, runtime, Vocabulary
+    block_fields = ("bits", "group_size", "offset", "has_biases", "two_level", "scale_dtype")
+    stack_type = QuantizedStack
 
     def __init__(
         self, checkpoint: Checkpoint, dtype: str, device: torch.device, ranks: Ranks | None = None
@@ -50,59 +51,29 @@ class Weights(BaseWeights):
             self.notices = (
                 f"{runtime.device_name(device)} has no {preferred}: computing in {chosen}",
             )
-        # read so far, by names
-        self._blocks: dict[tuple[str, ...], ops.Matrix | tuple[ops.Matrix, ...]] = {}
-        self._advance = progress.meter(checkpoint.nbytes)
         # made when it is needed
         self._upload: Callable[[torch.Tensor, torch.Tensor], object] | None = None
 
     def _matrix(self, names: Sequence[str]) -> ops.Matrix | tuple[ops.Matrix, ...]:
-        return self._read([f"{name}.weight" for name in names])
-
-    def _vector(self, keys: Sequence[str]) -> torch.Tensor:
-        return self._read(keys)
+        blocks = self._read([f"{name}.weight" for name in names])
+        return blocks[0] if len(blocks) == 1 else tuple(blocks)
 
     def _norm(self, key: str) -> torch.Tensor:
-        weight, offset = self._read([key]), self.config.norm_offset
+        weight, offset = self._vector([key]), self.config.norm_offset
         return (weight.float() + offset).to(weight.dtype) if offset else weight
 
     def _pack_adapters(self, a: np.ndarray, b: np.ndarray) -> ops.Adapters:
         return tuple(torch.from_numpy(part).to(self.device, self.dtype) for part in (a, b))
 
-    def _stack(self, names: Sequence[str]) -> ops.Stack:
-        keys = [f"{name}.weight" for name in names]
-        whole = self._read(keys)
-        if isinstance(whole, tuple):
-            raise refuse_formats(keys, [self.tensors[key] for key in keys], can_concatenate)
-        return (
-            whole.view(len(names), -1, whole.shape[-1])
-            if isinstance(whole, torch.Tensor)
-            else QuantizedStack(len(names), whole)
-        )
-
-    def _read(self, keys: Sequence[str]) -> ops.Matrix | tuple[ops.Matrix, ...]:
-        """Tensors rows on rows, in as few blocks as their formats allow; of one block, the
-        block.
-        """
+    def _read(self, keys: Sequence[str]) -> list[ops.Matrix]:
+        """As in BlockWeights; a tied head shares the embedding's memory."""
         if (keys := tuple(keys)) not in self._blocks:
-            blocks = [
-                self._block(run)
-                for run in group_runs((self.tensors[key] for key in keys), can_concatenate)
-            ]
-            self._blocks[keys] = blocks[0] if len(blocks) == 1 else tuple(blocks)
+            self._blocks[keys] = super()._read(keys)
         return self._blocks[keys]
 
-    def _block(self, run: Sequence[Tensor | AffineWeight]) -> ops.Matrix:
-        for weight in run:
-            weight.check_file()
-        if isinstance(run[0], AffineWeight):
-            block = QuantizedMatrix.pack(
-                run, self.dtype, self.device, kernels.find_kernels(self.device).packed
-            )
-        else:
-            block = self._dense(run)
-        self._advance(sum(weight.nbytes for weight in run))
-        return block
+    def _pack(self, run: Sequence[AffineWeight]) -> QuantizedMatrix:
+        packed = kernels.find_kernels(self.device).packed
+        return QuantizedMatrix.pack(run, self.dtype, self.device, packed)
 
     def _dense(self, run: Sequence[Tensor]) -> torch.Tensor:
         if (

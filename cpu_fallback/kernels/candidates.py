@@ -23,7 +23,7 @@ from mlx_llama.core.system.files import write_file
 
 from ..pages import allocate
 from . import layouts, products
-from .emit import Function, Module, i64
+from .emit import Function, Module, kernel
 from .layouts import FloatLayout, Layout, LowBitLayout
 from .panels import Arena, allocate_arena, weight_layout
 from .target import PREFETCHES, Prefetch, Target, compile_module, find_host, find_prefetches
@@ -44,13 +44,20 @@ CANDIDATES: tuple[Prefetch, ...] = (
     ((1, 1024), (2, 3072)),
     ((1, 1024), (2, 4096)),
 )
-_SWEEP = {"weights": i64, "x": i64, "out": i64, "panels": i64, "panel_bytes": i64, "blocks": i64}
+
+
+@kernel
+def _sweep(
+    f: Function, weights, x, out, panels, panel_bytes, blocks, *, target, layout, x_layout, at_once
+) -> None:
+    """Multiply `panels` panels with one token."""
+    product = products.product(f.module, target, layout, x_layout, 1, at_once)
+    with f.loop(panels // at_once) as i:
+        f.call(product, weights + i * panel_bytes * at_once, x, out, 64, blocks, 0, 0)
 
 
 def layouts_by_format() -> dict[str, Layout]:
-    """The layout of each GGUF format and float dtype; formats with the same layout share an
-    entry.
-    """
+    """The layout of each GGUF format and float dtype; names of the same layout are joined."""
     names: dict[Layout, list[str]] = {}
     for name, file in GGUF_FORMATS.items():
         row = np.zeros((1, COLUMNS // file.block_size * file.nbytes), np.uint8)
@@ -120,9 +127,7 @@ def measure(target: Target, threads: int, advance: Callable[[str], None]) -> dic
 
 
 def save(figures: dict[str, Any]) -> str:
-    """Enter the best candidates of `measure` in the table that ships; returns its path. Raises
-    OSError.
-    """
+    """Enter the best of `measure` in the table that ships; returns its path. Raises OSError."""
     table, by_format = json.loads(PREFETCHES.read_text()), layouts_by_format()
     best = {"any": figures["best"]} | {
         by_format[name].name: index for name, index in figures["best_own"].items()
@@ -156,13 +161,9 @@ class _Run:
         self.out = np.zeros((threads, 4096), np.float32)
         module = Module()
         module.triple = target.triple
-        product = products.product(module, target, layout, x_layout, 1, at_once)
-        f = Function(module, "sweep", _SWEEP, public=True)
-        with f.loop(f.panels // at_once) as i:
-            f.call(product, f.weights + i * f.panel_bytes * at_once, f.x, f.out, 64, f.blocks, 0, 0)
-        f.finish()
-        self.compiled = compile_module(target, f"sweep {layout.name}", ["sweep"], lambda: module)
-        self.sweep = self.compiled.function("sweep", len(_SWEEP))
+        name = _sweep(module, target, layout, x_layout, at_once, public=True).ir.name
+        self.compiled = compile_module(target, name, [name], lambda: module)
+        self.sweep = self.compiled.function(name, 6)
 
     def __call__(self) -> float:
         """Run it; returns bytes per second."""

@@ -1,6 +1,4 @@
-"""Codes and scales of low-bit weights, as products and embeddings read them from panels
-(layouts.LowBitLayout).
-"""
+"""Codes and scales of low-bit weights in panels (layouts.LowBitLayout)."""
 
 from __future__ import annotations
 
@@ -77,9 +75,7 @@ def codes_of(
 
 
 def look_up(f: Function, target: Target, indices: Value) -> Value:
-    """Replace each byte of `indices`, int32 [rows], by its value in IQ4_VALUES: one instruction per
-    register.
-    """
+    """Replace each byte of `indices`, int32 [rows], by its value in IQ4_VALUES."""
     nbytes = 4 * indices.type.count
     width = min(nbytes, {"avx2": 32, "neon": 16}.get(target.name, 64))
     name = {
@@ -119,9 +115,7 @@ def _extract_field(f: Function, gfni: bool, bytes_: Value, move: int, mask: int)
 
 
 def unpack_subs(f: Function, layout: LowBitLayout, block: Value) -> Value:
-    """Address of a block's sub scales, then biases, [scale groups][16 rows] bytes, unpacked on the
-    stack if packed.
-    """
+    """Address of a block's sub scales, then biases, [scale groups][16 rows] bytes."""
     if not layout.packs_subs:
         return block + layout.offsets["scales"]
     out, mask = f.allocate_stack(4 * LANES * 4), 0x3F3F3F3F
@@ -194,9 +188,7 @@ def dequantise(
     group: Value,
     tokens: int,
 ) -> Iterator[tuple[int, Value]]:
-    """Dequantise a group of a block as the file format defines: yield (input, its weights float32
-    [16 rows]).
-    """
+    """Dequantise a group as the file format defines: yield (input, float32 [16 rows])."""
     codes, scales = (
         codes_of(f, target, layout, block, group, tokens),
         Scales(f, layout, block, subs=subs),

@@ -10,6 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -45,6 +46,11 @@ def _is_float(type_: ir.Type) -> bool:
     return isinstance(getattr(type_, "element", type_), (ir.FloatType, ir.HalfType))
 
 
+def _element_bytes(type_: ir.Type) -> int:
+    element = getattr(type_, "element", type_)
+    return {f16: 2, f32: 4}.get(element) or element.width // 8
+
+
 def _constant(type_: ir.Type, value: int | float | list) -> ir.Constant:
     if isinstance(type_, ir.VectorType) and not isinstance(value, list):
         value = [value] * type_.count
@@ -59,25 +65,73 @@ class Module(ir.Module):
         self.kernels: dict[tuple, Function] = {}  # written so far, see `kernel`
 
 
-def kernel(write: Callable[..., Function]) -> Callable[..., Function]:
-    """Make write(module, ...) return the function that it wrote to this module before for the same
-    arguments, `public` aside.
+def kernel(write: Callable[..., None]) -> Callable[..., Function]:
+    """Make write(f, *parameters, *, constants) a function build(module, *constants, public=False).
+
+    Parameters of the LLVM function are int64, unless annotated with another type. `build` writes
+    the code for its constants once in a module, and returns the Function.
     """
-    signature = inspect.signature(write)
+    _, *others = inspect.signature(write, eval_str=True).parameters.values()
+    types = {
+        p.name: i64 if p.annotation is p.empty else p.annotation
+        for p in others
+        if p.kind is p.POSITIONAL_OR_KEYWORD
+    }
+    signature = inspect.Signature(
+        [p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in others if p.kind is p.KEYWORD_ONLY]
+    )
+
+    def bind(*arguments, **options) -> dict[str, Any]:
+        bound = signature.bind(*arguments, **options)
+        bound.apply_defaults()
+        return bound.arguments
+
+    def name(*arguments, **options) -> str:
+        labels = [getattr(value, "name", value) for value in bind(*arguments, **options).values()]
+        return "_".join(map(str, (write.__name__.strip("_"), *labels)))
 
     @functools.wraps(write)
-    def write_once(module: Module, *arguments, **options) -> Function:
-        bound = signature.bind(module, *arguments, **options)
-        bound.apply_defaults()
-        values = [
-            value for name, value in bound.arguments.items() if name not in ("module", "public")
-        ]
-        key = (write, *values)
+    def build(module: Module, *arguments, public: bool = False, **options) -> Function:
+        constants = bind(*arguments, **options)
+        key = (write, *constants.values())
         if key not in module.kernels:
-            module.kernels[key] = write(module, *arguments, **options)
+            f = Function(module, name(**constants), types, public)
+            write(f, *f.parameters.values(), **constants)
+            module.kernels[key] = f.finish()
         return module.kernels[key]
 
-    return write_once
+    build.name, build.parameters = name, len(types)  # of the LLVM function with these constants
+    return build
+
+
+def _operator(integer: str, floating: str = "") -> Callable[[Value, Any], Value]:
+    """An operator of Value by LLVM's instructions."""
+
+    def apply(self: Value, other: Value | int | float) -> Value:
+        name = floating if _is_float(self.type) else integer
+        return self.emit(name, self.function.raw(other, self.type))
+
+    return apply
+
+
+def _cast(name: str) -> Callable[[Value, ir.Type], Value]:
+    """A conversion to a type by LLVM's instruction."""
+
+    def cast(self: Value, type_: ir.Type) -> Value:
+        return self.emit(name, type_)
+
+    return cast
+
+
+def _convert(name: str, element: ir.Type) -> Callable[[Value], Value]:
+    """A conversion to another element by LLVM's instruction."""
+    cast = _cast(name)
+
+    def convert(self: Value) -> Value:
+        is_vector = isinstance(self.type, ir.VectorType)
+        return cast(self, vector(element, self.type.count) if is_vector else element)
+
+    return convert
 
 
 class Value:
@@ -94,51 +148,24 @@ class Value:
     def type(self) -> ir.Type:
         return self.raw.type
 
-    def _binary(self, other: Value | int | float, integer: str, floating: str = "") -> Value:
-        name = floating if _is_float(self.type) else integer
+    def emit(self, instruction: str, *operands: Any) -> Value:
+        """Append an instruction of llvmlite's IRBuilder, whose first operand is this value."""
         return Value(
-            self.function,
-            getattr(self.function.builder, name)(self.raw, self.function.raw(other, self.type)),
+            self.function, getattr(self.function.builder, instruction)(self.raw, *operands)
         )
 
-    def __add__(self, other):
-        return self._binary(other, "add", "fadd")
-
-    def __sub__(self, other):
-        return self._binary(other, "sub", "fsub")
-
-    def __mul__(self, other):
-        return self._binary(other, "mul", "fmul")
-
-    def __truediv__(self, other):
-        return self._binary(other, "", "fdiv")
-
-    def __floordiv__(self, other):
-        return self._binary(other, "udiv")
-
-    def __mod__(self, other):
-        return self._binary(other, "urem")
-
-    def __and__(self, other):
-        return self._binary(other, "and_")
-
-    def __or__(self, other):
-        return self._binary(other, "or_")
-
-    def __xor__(self, other):
-        return self._binary(other, "xor")
-
-    def __lshift__(self, other):
-        return self._binary(other, "shl")
-
-    def __rshift__(self, other):
-        return self._binary(other, "lshr")
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def arithmetic_shift(self, bits: int) -> Value:
-        """Shift right, keeping the sign."""
-        return self._binary(bits, "ashr")
+    __add__ = __radd__ = _operator("add", "fadd")
+    __sub__ = _operator("sub", "fsub")
+    __mul__ = __rmul__ = _operator("mul", "fmul")
+    __truediv__ = _operator("", "fdiv")
+    __floordiv__ = _operator("udiv")
+    __mod__ = _operator("urem")
+    __and__ = _operator("and_")
+    __or__ = _operator("or_")
+    __xor__ = _operator("xor")
+    __lshift__ = _operator("shl")
+    __rshift__ = _operator("lshr")
+    arithmetic_shift = _operator("ashr")  # right, keeping the sign
 
     def compare(self, operator: str, other: Value | int | float) -> Value:
         """Compare as signed integers or ordered floats: "<", "<=", ">", ">=", "==", "!="."""
@@ -150,80 +177,38 @@ class Value:
 
     def select(self, yes: Value, no: Value | int | float) -> Value:
         """`yes` where this condition holds, else `no`."""
-        return Value(
-            self.function,
-            self.function.builder.select(self.raw, yes.raw, self.function.raw(no, yes.type)),
-        )
+        return self.emit("select", yes.raw, self.function.raw(no, yes.type))
 
     def minimum(self, other: Value | int) -> Value:
         """The smaller of two signed integers."""
         other = Value(self.function, self.function.raw(other, self.type))
         return self.compare("<", other).select(self, other)
 
-    def sign_extend(self, type_: ir.Type) -> Value:
-        """Widen signed integers."""
-        return self._cast("sext", type_)
-
-    def zero_extend(self, type_: ir.Type) -> Value:
-        """Widen unsigned integers."""
-        return self._cast("zext", type_)
-
-    def truncate(self, type_: ir.Type) -> Value:
-        """Keep the low bits of integers."""
-        return self._cast("trunc", type_)
-
-    def bitcast(self, type_: ir.Type) -> Value:
-        """Reinterpret the bits as another type."""
-        return self._cast("bitcast", type_)
-
-    def to_float(self) -> Value:
-        """Convert int32 to float32, rounding to nearest."""
-        return self._cast(
-            "sitofp", vector(f32, self.type.count) if isinstance(self.type, ir.VectorType) else f32
-        )
-
-    def to_int(self) -> Value:
-        """Convert float32 to int32, rounding towards zero."""
-        return self._cast("fptosi", i32s if isinstance(self.type, ir.VectorType) else i32)
-
-    def widen_half(self) -> Value:
-        """Convert float16 to float32, exactly."""
-        return self._cast(
-            "fpext", vector(f32, self.type.count) if isinstance(self.type, ir.VectorType) else f32
-        )
-
-    def narrow_half(self) -> Value:
-        """Convert float32 to float16, rounding to nearest."""
-        return self._cast(
-            "fptrunc", vector(f16, self.type.count) if isinstance(self.type, ir.VectorType) else f16
-        )
-
-    def _cast(self, name: str, type_: ir.Type) -> Value:
-        return Value(self.function, getattr(self.function.builder, name)(self.raw, type_))
+    # to an integer type
+    sign_extend, zero_extend = _cast("sext"), _cast("zext")
+    truncate = _cast("trunc")  # keeps the low bits
+    bitcast = _cast("bitcast")  # to any type of the same size
+    to_float = _convert("sitofp", f32)  # from int32, rounding to nearest
+    to_int = _convert("fptosi", i32)  # from float32, rounding towards zero
+    widen_half = _convert("fpext", f32)
+    narrow_half = _convert("fptrunc", f16)  # rounding to nearest
 
     def splat(self, lanes: int = LANES) -> Value:
         """Broadcast to all lanes of a vector."""
-        builder, type_ = self.function.builder, vector(self.type, lanes)
-        empty = ir.Constant(type_, ir.Undefined)
-        first = builder.insert_element(empty, self.raw, i32(0))
-        return Value(
-            self.function,
-            builder.shuffle_vector(first, empty, ir.Constant(vector(i32, lanes), [0] * lanes)),
-        )
+        empty = Value(self.function, ir.Constant(vector(self.type, lanes), ir.Undefined))
+        return empty.insert_lane(0, self).shuffle([0] * lanes, empty)
 
     def extract_lane(self, index: int) -> Value:
-        return Value(self.function, self.function.builder.extract_element(self.raw, i32(index)))
+        return self.emit("extract_element", i32(index))
 
     def insert_lane(self, index: int, value: Value) -> Value:
-        return Value(
-            self.function, self.function.builder.insert_element(self.raw, value.raw, i32(index))
-        )
+        return self.emit("insert_element", value.raw, i32(index))
 
     def shuffle(self, lanes: list[int], other: Value | None = None) -> Value:
         """Select lanes by number, counting the lanes of `other` after this vector's."""
         other = self if other is None else other
         mask = ir.Constant(vector(i32, len(lanes)), lanes)
-        return Value(self.function, self.function.builder.shuffle_vector(self.raw, other.raw, mask))
+        return self.emit("shuffle_vector", other.raw, mask)
 
 
 def concatenate(parts: list[Value]) -> Value:
@@ -252,20 +237,17 @@ class Variable:
 
 
 class Function:
-    """A function under construction. Parameters are attributes: `f.out` of Function(module, "name",
-    {"out": i64}).
-    """
+    """A function under construction. Parameters are attributes, such as `f.out`."""
 
     def __init__(
         self,
         module: Module,
         name: str,
         parameters: Mapping[str, ir.Type],
-        result: ir.Type = void,
         public: bool = False,
     ):
         self.module = module
-        self.ir = ir.Function(module, ir.FunctionType(result, list(parameters.values())), name)
+        self.ir = ir.Function(module, ir.FunctionType(void, list(parameters.values())), name)
         self.ir.attributes.add("nounwind")
         if not public:
             self.ir.linkage = "internal"
@@ -290,26 +272,26 @@ class Function:
         return self.constant(type_, 0.0 if _is_float(type_) else 0)
 
     def load(
-        self, type_: ir.Type, address: Value, offset: Value | int = 0, align: int = 1
+        self, type_: ir.Type, address: Value, offset: Value | int = 0, align: int | None = None
     ) -> Value:
-        return Value(
-            self, self.builder.load(self._pointer(address, offset), align=align, typ=type_)
-        )
+        """Load from an address that is a multiple of `align`, None for the size of an element."""
+        place, align = self._pointer(address, offset), align or _element_bytes(type_)
+        return Value(self, self.builder.load(place, align=align, typ=type_))
 
     def load_word(self, record: Value, index: int) -> Value:
         """Load word `index`, int64, of a record."""
-        return self.load(i64, record, 8 * index, 8)
+        return self.load(i64, record, 8 * index)
 
     def load_as_float32(
         self, dtype: str, address: Value, offset: Value | int = 0, lanes: int = LANES
     ) -> Value:
         """Load `lanes` numbers of a dtype, "float32", "float16" or "bfloat16"."""
         if dtype == "float32":
-            return self.load(vector(f32, lanes), address, offset, 4)
+            return self.load(vector(f32, lanes), address, offset)
         if dtype == "float16":
-            return self.load(vector(f16, lanes), address, offset, 2).widen_half()
+            return self.load(vector(f16, lanes), address, offset).widen_half()
         # bfloat16 is the upper half of a float32.
-        half = self.load(vector(i16, lanes), address, offset, 2)
+        half = self.load(vector(i16, lanes), address, offset)
         return (half.zero_extend(vector(i32, lanes)) << 16).bitcast(vector(f32, lanes))
 
     def allocate_stack(self, nbytes: int) -> Value:
@@ -318,13 +300,15 @@ class Function:
             memory = self.builder.alloca(vector(i8, nbytes))
         return Value(self, self.builder.ptrtoint(memory, i64))
 
-    def store(self, value: Value, address: Value, offset: Value | int = 0, align: int = 1) -> None:
+    def store(
+        self, value: Value, address: Value, offset: Value | int = 0, align: int | None = None
+    ) -> None:
+        """Store to an address, as `load`."""
+        align = align or _element_bytes(value.type)
         self.builder.store(value.raw, self._pointer(address, offset), align=align)
 
     def prefetch(self, address: Value, nbytes: int, level: int = 2) -> None:
-        """Prefetch lines into the cache of a level, 1 or 2; 0: into the first for a single use,
-        bypassing the others.
-        """
+        """Prefetch lines into the cache of a level, 1 or 2; 0: for a single use."""
         name = "llvm.prefetch.p0"
         flags = [i32(0), i32(4 - level if level else 0), i32(1)]  # to read, locality, data
         declared = self.module.globals.get(name) or ir.Function(
@@ -399,9 +383,7 @@ class Function:
         return values.extract_lane(0)
 
     def reduce_sum(self, values: Value) -> Value:
-        """The sum of the lanes. float32 is summed in pairwise halves, the same order on every
-        target.
-        """
+        """The sum of the lanes, of float32 in pairwise halves, the same order on every target."""
         if not _is_float(values.type):
             return self.intrinsic("llvm.vector.reduce.add.v16i32", i32, values)
         for low, high in self._halves():
@@ -417,9 +399,7 @@ class Function:
             yield list(range(width)), list(range(width, 2 * width))
 
     def larger(self, a: Value, b: Value | float) -> Value:
-        """The larger of two floats, lane by lane; b if either is NaN. One instruction, unlike
-        llvm.maxnum.
-        """
+        """The larger of two floats; b if either is NaN. One instruction, unlike llvm.maxnum."""
         b = Value(self, self.raw(b, a.type))
         return a.compare(">", b).select(a, b)
 
@@ -505,7 +485,7 @@ class Function:
             builder.branch(after)
         builder.position_at_end(after)
 
-    def finish(self, result: Value | None = None) -> Function:
+    def finish(self) -> Function:
         """End the function."""
-        self.builder.ret_void() if result is None else self.builder.ret(result.raw)
+        self.builder.ret_void()
         return self

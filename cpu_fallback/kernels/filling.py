@@ -11,73 +11,64 @@ from collections.abc import Callable
 from mlx_llama.core.files.quantized import GGUF_FORMATS, GGUFFormat
 
 from . import layouts
-from .emit import LANES, Function, Module, Value, Variable, i8, i16, i32, i32s, i64, kernel, vector
+from .emit import LANES, Function, Value, Variable, i8, i16, i32, i32s, i64, kernel, vector
 from .layouts import FIELDS, GROUP, ROWS, FloatLayout, LowBitLayout
 
-FILL = {
-    "rows": i64,  # int64 [panels][16], addresses of rows, which hold whole blocks of the layout
-    "panels": i64,
-    "blocks": i64,  # of a panel
-    "out": i64,
-    "panel_bytes": i64,
-}
 _EVERY_BYTE = 0x01010101
 
 
-def fill_name(layout: layouts.Layout, format: str = "") -> str:
-    return f"fill_{layout.name}_{format}" if format else f"fill_{layout.name}"
-
-
 @kernel
-def fill(module: Module, layout: layouts.Layout, format: str) -> Function:
-    """Write the function that fills panels from rows.
-
-    format: the GGUF format of the rows; "": numbers, or codes in a byte each, without the scales.
+def fill(
+    f: Function,
+    rows,  # int64 [panels][16], addresses of rows, which hold whole blocks of the layout
+    panels,
+    blocks,  # of a panel
+    out,
+    panel_bytes,
+    *,
+    layout: layouts.Layout,
+    format: str,
+) -> None:
+    """Fill panels from rows. format: the GGUF format of the rows; "": numbers, or codes in a byte
+    each, without the scales.
     """
-    f = Function(module, fill_name(layout, format), FILL, public=True)
-    with f.loop(f.panels) as p, f.loop(f.blocks) as b:
-        rows, out = f.rows + p * (8 * LANES), f.out + p * f.panel_bytes + b * layout.block_bytes
+    with f.loop(panels) as p, f.loop(blocks) as b:
+        of_panel, target = rows + p * (8 * LANES), out + p * panel_bytes + b * layout.block_bytes
         if isinstance(layout, FloatLayout):
-            _fill_from_floats(f, layout, rows, b, out)
+            _fill_from_floats(f, layout, of_panel, b, target)
         elif format:
-            fill_block(f, layout, format, rows, b, out)
+            fill_block(f, layout, format, of_panel, b, target)
         else:
             with f.loop(layout.groups) as g:
-                block = _Block(f, rows, b * layout.block + g * GROUP, GROUP)
-                _store_group(
-                    f,
-                    layout.bits,
-                    [block.word(4 * k) for k in range(8)],
-                    out + g * layout.group_bytes + layout.offsets["codes"],
-                )
-    return f.finish()
+                block = _Block(f, of_panel, b * layout.block + g * GROUP, GROUP)
+                chunks = [block.word(4 * k) for k in range(8)]
+                codes = target + g * layout.group_bytes + layout.offsets["codes"]
+                _store_group(f, layout.bits, chunks, codes)
 
 
-CHECKSUM = {"start": i64, "nbytes": i64, "out": i64}
 CHECKSUM_BYTES = 512
 
 
-def checksum(module: Module) -> Function:
-    """Write the function that computes the checksum, CHECKSUM_BYTES, of `nbytes`, a multiple of 64.
+@kernel
+def checksum(f: Function, start, nbytes, out) -> None:
+    """Compute the checksum, CHECKSUM_BYTES, of `nbytes`, a multiple of 64.
 
     It is 128 words; each is a polynomial, which differs whenever a single byte differs.
     """
-    f = Function(module, "checksum", CHECKSUM, public=True)
     count = CHECKSUM_BYTES // 64
     sums = [Variable(f, f.zero(i32s)) for _ in range(count)]
 
     def add(address: Value, index: int) -> None:
         sums[index].set(sums[index].get() * 0x01000193 + f.load(i32s, address, 64 * index, 64))
 
-    whole = f.nbytes // CHECKSUM_BYTES * CHECKSUM_BYTES
+    whole = nbytes // CHECKSUM_BYTES * CHECKSUM_BYTES
     with f.loop(whole, step=CHECKSUM_BYTES) as at:
         for index in range(count):
-            add(f.start + at, index)
-    with f.loop(f.nbytes, whole, 64) as at:
-        add(f.start + at, 0)
+            add(start + at, index)
+    with f.loop(nbytes, whole, 64) as at:
+        add(start + at, 0)
     for index, total in enumerate(sums):
-        f.store(total.get(), f.out, 64 * index, 4)
-    return f.finish()
+        f.store(total.get(), out, 64 * index)
 
 
 class _Block:
@@ -112,7 +103,7 @@ class _Block:
             f = self.f
             at = self.at + start if start else self.at
             parts = [
-                f.load(vector(i32, 4), f.load(i64, self.rows, 8 * row, 8), at)
+                f.load(vector(i32, 4), f.load(i64, self.rows, 8 * row), at, align=1)
                 for row in range(ROWS)
             ]
             # quads[j]: rows j, j + 4, j + 8, j + 12; then a transposition of 4 x 4 words in each
@@ -160,9 +151,7 @@ def _fill_from_floats(f: Function, layout: FloatLayout, rows: Value, b: Value, o
 def fill_block(
     f: Function, layout: LowBitLayout, format: str, rows: Value, b: Value, out: Value
 ) -> None:
-    """Fill the panel's block at `out` from block `b` of 16 rows. rows: the address of their
-    addresses.
-    """
+    """Fill the block at `out` from block `b` of 16 rows. rows: address of their addresses."""
     file = GGUF_FORMATS[format]
     per_block, groups = layout.block // file.block_size, file.block_size // GROUP
     for i in range(per_block):
@@ -196,9 +185,7 @@ def _pack_subs(scales: list[Value], biases: list[Value]) -> list[Value]:
 
 
 def _read_codes(block: _Block, file: GGUFFormat, c: int) -> Value:
-    """Codes c .. c + 3 of each row's block, in a byte each: int32 [16]. Codes of IQ4 types are
-    indices into the table.
-    """
+    """Codes c .. c + 3 of each row's block, in a byte each: int32 [16]."""
     chunk = None
     for field in file.fields:
         if field.run == 0:

@@ -5,44 +5,40 @@ from __future__ import annotations
 from llvmlite import ir
 
 from . import embedding, filling, team
-from .emit import Function, Module, Value, Variable, i64
+from .emit import Function, Module, Value, Variable, i64, kernel
 from .operations import operations
 from .recipe import Recipe
 from .records import COMMON, CONTEXT, WORDS
 
 
 def write_module(recipe: Recipe) -> Module:
-    """Write the LLVM code for a recipe: fill functions, operations, interpreters, and the functions
-    of a team.
-    """
+    """Write the LLVM code for a recipe."""
     module = Module()
     module.triple = recipe.target.triple
     for source in recipe.sources:
-        filling.fill(module, *source)
-    filling.checksum(module)
+        filling.fill(module, *source, public=True)
+    filling.checksum(module, public=True)
     if recipe.embedding:
-        embedding.embed(module, recipe.target, *recipe.embedding)
+        embedding.embed(module, recipe.target, *recipe.embedding, public=True)
     functions = [write(module, name) for name, write in operations(recipe).items()]
-    barrier = _barrier(module)
-    _write_interpreter(module, "run", functions, barrier, clocked=False)
-    _write_interpreter(module, "run_clocked", functions, barrier, clocked=True)
+    for name in ("run", "run_clocked"):
+        _write_interpreter(module, name, functions, clocked=name == "run_clocked")
     team.write(module)
     return module
 
 
-def _write_interpreter(
-    module: Module, name: str, functions: list[Function], barrier: Function, clocked: bool
-) -> None:
+def _write_interpreter(module: Module, name: str, functions: list[Function], clocked: bool) -> None:
     """Write the function that executes a program's records.
 
     clocked: it also writes the clock to `times`, int64 [1 + 2 count]: at the start, then for each
     record after its items and after its barrier.
     """
+    barrier = _barrier(module)
     f = Function(module, name, team.WALK, public=True)
     sync, tokens = (f.load_word(f.context, CONTEXT[name]) for name in ("sync", "tokens"))
     at = {name: index for index, name in enumerate(COMMON)}
     if clocked:
-        f.store(_read_clock(f), f.times, 0, 8)
+        f.store(_read_clock(f), f.times)
     with f.loop(f.count) as i:
         op = f.program + i * (8 * WORDS)
         items = f.load_word(op, at["items"])
@@ -67,15 +63,16 @@ def _write_interpreter(
                     ],
                 )
         if clocked:
-            f.store(_read_clock(f), f.times, i * 16 + 8, 8)
+            f.store(_read_clock(f), f.times, i * 16 + 8)
         with f.if_then(f.load_word(op, at["wait"]).compare("!=", 0)):
             f.call(barrier, sync, f.threads)
         if clocked:
-            f.store(_read_clock(f), f.times, i * 16 + 16, 8)
+            f.store(_read_clock(f), f.times, i * 16 + 16)
     f.finish()
 
 
-def _barrier(module: Module) -> Function:
+@kernel
+def _barrier(f: Function, sync, threads) -> None:
     """Wait for all threads. sync: two i64 on cache lines of their own, the number of arrivals and
     the round.
 
@@ -83,20 +80,18 @@ def _barrier(module: Module) -> Function:
     arrival releases its thread's stores and acquires those of earlier arrivals; the last arrival
     starts the new round, which releases all of them.
     """
-    f = Function(module, "barrier", {"sync": i64, "threads": i64})
-    round_at = f.sync + 64
+    round_at = sync + 64
     before = f.atomic_load(round_at)
-    arrived = f.atomic_add(f.sync, 1)
-    with f.if_else((arrived + 1).compare("==", f.threads)) as (last, others):
+    arrived = f.atomic_add(sync, 1)
+    with f.if_else((arrived + 1).compare("==", threads)) as (last, others):
         with last:
-            f.atomic_store(f.sync, 0)
+            f.atomic_store(sync, 0)
             f.atomic_add(round_at, 1)
         with others:
             polls = Variable(f, f.constant(i64, 0))
             with f.forever() as break_if:
                 break_if(f.atomic_load(round_at).compare("!=", before))
                 team.wait(f, polls)
-    return f.finish()
 
 
 def _read_clock(f: Function) -> Value:

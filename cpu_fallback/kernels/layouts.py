@@ -42,9 +42,7 @@ FIELDS: dict[int, tuple[tuple[Field, ...], ...]] = {
 
 @dataclass(frozen=True)
 class FloatLayout:
-    """Float weights: a block is 32 inputs, each [16 rows] of `dtype` (float32, float16,
-    bfloat16).
-    """
+    """Float weights: a block is 32 inputs, each [16 rows] of `dtype`."""
 
     dtype: str
 
@@ -170,14 +168,18 @@ class ActivationLayout:
         int16:  [8 chunks][T][4 inputs: 0, 2, 1, 3] int16, for the 16-bit multiply and pair-add
     """
 
-    name: str
+    kind: str
     limit: int = 0  # the largest code
     offset: int = 0  # of the weights to be multiplied; 0: none
 
     @property
+    def name(self) -> str:
+        return f"{self.kind}_{self.limit}_{self.offset}"
+
+    @property
     def is_integer(self) -> bool:
         """Codes and scales, for low-bit weights."""
-        return self.name not in ("float", "bfloat16")
+        return self.kind not in ("float", "bfloat16")
 
     def record(self, tokens: int) -> int:
         """Bytes of a span's record."""
@@ -186,7 +188,7 @@ class ActivationLayout:
     def codes(self, tokens: int) -> int:
         """Bytes of a group's codes."""
         return {"float": 128, "bfloat16": 64, "int8x2": 64, "int16": 64, "int8": 32}[
-            self.name
+            self.kind
         ] * tokens
 
     def at(self, part: str, tokens: int) -> int:
@@ -199,9 +201,7 @@ FLOAT, BFLOAT16 = ActivationLayout("float"), ActivationLayout("bfloat16")
 
 
 def activation_layout(activation_bits: int, dot: str, offset: int = 0) -> ActivationLayout:
-    """The layout for products with low-bit weights. activation_bits: 8, 16, 32; dot: the target's;
-    offset: the weights'.
-    """
+    """The layout for low-bit weights. dot: the target's; offset: the weights'."""
     if activation_bits == 32:
         return FLOAT
     limit = {8: 127, 16: 32639}[activation_bits]  # 127 * 256 + 127
@@ -213,23 +213,21 @@ def activation_layout(activation_bits: int, dot: str, offset: int = 0) -> Activa
 def unpack(
     layout: ActivationLayout, records: np.ndarray, columns: int, size: int, tokens: int
 ) -> np.ndarray:
-    """Dequantise packed activations: float32 [tokens, columns]. records: uint8, in tiles of `size`
-    tokens.
-    """
+    """Dequantise records, uint8, in tiles of `size` tokens: float32 [tokens, columns]."""
     spans, tiles = columns // (SPAN * GROUP), -(-tokens // size)
     rows = records[: tiles * spans * layout.record(size)].reshape(tiles, spans, layout.record(size))
-    if layout.name == "float":
+    if layout.kind == "float":
         x = rows.view(np.float32).reshape(tiles, spans, SPAN * GROUP, size).transpose(0, 3, 1, 2)
         return x.reshape(-1, columns)[:tokens].copy()
     raw = np.ascontiguousarray(rows[:, :, : SPAN * layout.codes(size)])
-    if layout.name == "bfloat16":
+    if layout.kind == "bfloat16":
         x = (
             (raw.view(np.uint16).astype(np.uint32) << 16)
             .view(np.float32)
             .reshape(tiles, spans, -1, size, 2)
         )
         return x.transpose(0, 3, 1, 2, 4).reshape(-1, columns)[:tokens].copy()
-    if layout.name == "int16":
+    if layout.kind == "int16":
         codes = (
             raw.view(np.int16)
             .reshape(tiles, spans, SPAN, 8, size, 4)[..., [0, 2, 1, 3]]
@@ -239,7 +237,7 @@ def unpack(
         planes = raw.view(np.int8).reshape(tiles, spans, SPAN, -1, 8, size, 4).astype(np.int32)
         codes = (
             planes[:, :, :, 0]
-            if layout.name == "int8"
+            if layout.kind == "int8"
             else 256 * planes[:, :, :, 0] + planes[:, :, :, 1]
         )
     at = layout.at("scale", size)

@@ -22,7 +22,7 @@ from .panels import Panels
 from .products import panels_at_once
 from .program import Code, Program
 from .recipe import split_tokens
-from .records import experts_kind, float_bits, gather_kind, pack_kind, product_kind
+from .records import experts_kind, gather_kind, pack_kind, product_kind
 from .workspace import WIDTH, Buffer, Workspace, pad
 
 
@@ -91,9 +91,7 @@ class Product(Symbol):
         return max([self.operations[-1], *(operation for operation, _ in self.additions)])
 
     def place(self, buffer: Buffer, accumulate: bool = False) -> None:
-        """Write or accumulate the product to `buffer`. Raises ValueError if it does not fit or
-        already has a buffer.
-        """
+        """Write or accumulate the product to `buffer`. Raises ValueError if it does not fit."""
         at, rows = self.parts[-1]
         if at + pad(rows, ROWS) > buffer.array.shape[1]:
             raise ValueError(
@@ -102,26 +100,19 @@ class Product(Symbol):
         if self.buffer is not None:
             raise ValueError("the product has a buffer already")
         self.buffer, self.accumulates = buffer, accumulate
-        for operation, (at, _) in zip(self.operations, self.parts):
-            self.trace.program.amend(
-                operation,
-                out=buffer.address + 4 * at,
-                out_bytes=buffer.row_bytes,
-                accumulate=int(accumulate),
-            )
-        for operation, at in self.additions:
-            self.trace.program.amend(
-                operation, out=buffer.address + 4 * at, out_bytes=buffer.row_bytes
-            )
+        program, columns = self.trace.program, [at for at, _ in self.parts]
+        for operation, at in (*zip(self.operations, columns), *self.additions):
+            program.direct(operation, buffer, at)
+        if accumulate:
+            for operation in self.operations:
+                program.accumulate(operation)
         for name in self.marks:
             self.trace.probe(name, self)
 
 
 @dataclass(eq=False)
 class Adjusted(Symbol):
-    """A product times `factor`, after a norm if there is a weight; or its softcap. Computed by its
-    reader.
-    """
+    """A product times `factor`, after a norm if it has a weight; or its softcap."""
 
     product: Product
     weight: Buffer | None = None
@@ -137,9 +128,7 @@ class Adjusted(Symbol):
         return self.product.first
 
     def place(self, buffer: Buffer, accumulate: bool = False) -> None:
-        """Write or accumulate it to `buffer`. Raises ValueError as Product.place, or if
-        Workspace.delta is missing.
-        """
+        """Write or accumulate it to `buffer`. Raises ValueError as Product.place."""
         w = self.trace.workspace
         source = w.delta if accumulate else buffer
         if not len(source.array):
@@ -152,27 +141,24 @@ class Adjusted(Symbol):
                 "softcap",
                 1,
                 per_token=True,
-                target=source.address,
-                target_bytes=source.row_bytes,
+                target=source,
                 groups=buffer.array.shape[1] // GROUP,
-                cap=float_bits(self.cap),
+                cap=self.cap,
             )
         else:
             self.trace.program.add(
                 "adjust",
                 1,
                 per_token=True,
-                delta=source.address,
-                delta_bytes=source.row_bytes,
-                weight=self.weight.address if self.weight else 0,
-                factor=float_bits(self.factor),
-                target=buffer.address,
-                target_bytes=buffer.row_bytes,
+                delta=source,
+                weight=self.weight or 0,
+                factor=self.factor,
+                target=buffer,
                 accumulate=int(accumulate),
                 groups=buffer.array.shape[1] // GROUP,
-                width=float_bits(self.trace.config.hidden_size),
-                eps=float_bits(self.eps),
-                scratch=w.scratch.address,
+                width=self.trace.config.hidden_size,
+                eps=self.eps,
+                scratch=w.scratch,
             )
         self.columns = Columns(self.trace, buffer, 0, self.product.parts[0][1])
         for name in self.marks:
@@ -254,9 +240,7 @@ class Trace:
     # ---- probes and segments
 
     def probe(self, name: str, symbol: Symbol) -> None:
-        """Mark the operation after which `symbol` can be read: for columns the latest, else the one
-        that computes it.
-        """
+        """Mark the operation after which `symbol` can be read, for columns the latest."""
         now = len(self.program)
         if isinstance(symbol, Columns):
             self._marks.append(Mark(name, now, now, symbol.read))
@@ -315,9 +299,7 @@ class Trace:
         self._moves.append(buffer)
 
     def finish(self, logits: Product | Adjusted, separate_head: bool) -> list[Segment]:
-        """End the trace. separate_head: end a segment before the head, which runs for HEAD_CHUNK
-        tokens at a time.
-        """
+        """End the trace. separate_head: the head runs for HEAD_CHUNK tokens at a time."""
         logits.place(self.workspace.logits)
         if separate_head:
             self.split(logits.first)
@@ -342,10 +324,8 @@ class Trace:
         return tuple(parts)
 
     def pack(self, x: Symbol, layouts: list[ActivationLayout], of_experts: bool = False) -> Buffer:
-        """Append packing of x in each layout; returns the buffer that it reads. of_experts: sorted
-        by experts' tiles.
-        """
-        w, b, b_bytes = self.workspace, None, 0
+        """Append packing of x in each layout; returns its buffer. of_experts: by tiles."""
+        w, b = self.workspace, None
         if isinstance(x, Normed):
             source, a, b = "norm", w.hidden, x.weight
             if x.packed is None and not of_experts:
@@ -353,7 +333,7 @@ class Trace:
                 for name in x.marks:
                     self.probe(name, x)
         elif isinstance(x, Gated):
-            source, a, b, b_bytes = x.activation, w.gate, w.up, w.up.row_bytes
+            source, a, b = x.activation, w.gate, w.up
         else:
             source, a = "plain", x.buffer
         groups = a.array.shape[1] // GROUP
@@ -363,44 +343,35 @@ class Trace:
             )
         # at most eight parts, since each computes a norm's sum of squares
         part = max(8, pad(-(-groups // 8), 8))
-        width, eps = (
-            (self.config.hidden_size, x.eps) if source == "norm" else (1, self.config.rms_norm_eps)
-        )
+        is_norm = source == "norm"
         kind, parts, routed = pack_kind, -(-groups // part), {}
         if of_experts:
             r, used = w.routing, self.config.num_experts_per_tok
             kind, parts = gather_kind, parts * used
-            routed = {
-                "tiles": r.tiles.address,
-                "order": r.order.address,
-                "used": used,
-                "is_sorted": int(isinstance(x, Gated)),
-            }
+            is_sorted = int(isinstance(x, Gated))
+            routed = {"tiles": r.tiles, "order": r.order, "used": used, "is_sorted": is_sorted}
         for layout in layouts:
             self.program.add(
                 kind(layout, source),
                 parts,
                 per_token=True,
                 wait=layout is layouts[-1],
-                a=a.address,
-                a_bytes=a.row_bytes,
-                b=b.address if b else a.address,
-                b_bytes=b_bytes,
+                a=a,
+                b=b or a,
+                b_bytes=w.up.row_bytes if isinstance(x, Gated) else 0,
                 groups=groups,
                 part=part,
-                x=w.activations[layout].address,
+                x=w.activations[layout],
                 x_bytes=groups // SPAN * layout.record(1),
-                width=float_bits(width),
-                eps=float_bits(eps),
-                scratch=w.scratch.address,
+                width=self.config.hidden_size if is_norm else 1,
+                eps=x.eps if is_norm else self.config.rms_norm_eps,
+                scratch=w.scratch,
                 **routed,
             )
         return a
 
     def multiply(self, x: Symbol, panels: tuple[Panels, ...], bias: np.ndarray | None) -> Product:
-        """Append packing of x and its products with all matrices. bias: float32, concatenated, or
-        None.
-        """
+        """Append packing of x and its products. bias: float32, concatenated, or None."""
         first, activation_layout = len(self.program), self.code.recipe.activation_layout
         packed = self.pack(
             x, list(dict.fromkeys(activation_layout(matrix.plan.layout) for matrix in panels))
@@ -429,25 +400,22 @@ class Trace:
         spec: ExpertsSpec,
         activation: str,
     ) -> Product:
-        """Append the choice of experts and their MLPs of x; returns the weighted sum of their
-        outputs.
-        """
+        """Append the choice of experts and their MLPs of x; returns the sum of their outputs."""
         w, r = self.workspace, self.workspace.routing
         scores.place(r.scores)
         self.program.add(
             "route",
             1,
-            scores=r.scores.address,
-            scores_bytes=r.scores.row_bytes,
+            scores=r.scores,
             experts=spec.count,
             used=spec.used,
             normalises=int(spec.normalises),
-            chosen=r.chosen.address,
-            shares=r.shares.address,
-            counts=r.counts.address,
-            tiles=r.tiles.address,
-            order=r.order.address,
-            rows=r.row_of.address,
+            chosen=r.chosen,
+            shares=r.shares,
+            counts=r.counts,
+            tiles=r.tiles,
+            order=r.order,
+            rows=r.row_of,
         )
         layouts = [
             self.code.recipe.activation_layout(stack[0].plan.layout) for stack in (gate, up, down)
@@ -462,10 +430,9 @@ class Trace:
             "combine",
             1,
             per_token=True,
-            outputs=r.outputs.address,
-            outputs_bytes=r.outputs.row_bytes,
-            rows=r.row_of.address,
-            shares=r.shares.address,
+            outputs=r.outputs,
+            rows=r.row_of,
+            shares=r.shares,
             used=spec.used,
             vectors=pad(width, ROWS) // ROWS,
             out=0,
@@ -498,41 +465,37 @@ class Trace:
             used * -(-plan.panels // part),
             per_token=True,
             wait=wait,
-            weights=addresses.address,
+            weights=addresses,
             panel_bytes=plan.panel_bytes,
             panels=plan.panels,
             part=part,
             blocks=plan.blocks,
-            x=self.workspace.activations[layout].address,
+            x=self.workspace.activations[layout],
             x_bytes=columns // WIDTH * layout.record(1),
-            out=out.address,
-            out_bytes=out.row_bytes,
-            tiles=self.workspace.routing.tiles.address,
+            out=out,
+            tiles=self.workspace.routing.tiles,
         )
 
     def add_low_rank(
         self, product: Product, x: Symbol, a: Panels, b: tuple[Panels, ...], adapter: int
     ) -> None:
-        """Append (x @ a.T) @ b.T, added to `product` in rows with this adapter. b: for each part of
-        the product.
-        """
+        """Add (x @ a.T) @ b.T to `product` in rows with this adapter. b: by part of the product."""
         w, layout = self.workspace, self.code.recipe.activation_layout(a.plan.layout)
         inner = self._multiply_one(a, self.pack(x, [layout]), None, wait=True)
-        self.program.amend(inner, out=w.low_rank.address, out_bytes=w.low_rank.row_bytes)
+        self.program.direct(inner, w.low_rank)
         width = pad(a.plan.rows, GROUP)
         self.program.add(
             "select",
             1,
             per_token=True,
-            target=w.low_rank.address,
-            target_bytes=w.low_rank.row_bytes,
+            target=w.low_rank,
             groups=width // GROUP,
             adapter=adapter,
         )
         packed = self.pack(Columns(self, w.low_rank, 0, width), [layout])
         for part, (at, _) in zip(b, product.parts, strict=True):
             operation = self._multiply_one(part, packed, None, wait=part is b[-1])
-            self.program.amend(operation, accumulate=1)
+            self.program.accumulate(operation)
             product.additions.append((operation, at))
 
     def _multiply_one(
@@ -555,10 +518,10 @@ class Trace:
             weights=matrix.address,
             panel_bytes=plan.panel_bytes,
             blocks=plan.blocks,
-            x=self.workspace.activations[layout].address,
+            x=self.workspace.activations[layout],
             x_bytes=columns // WIDTH * layout.record(1),
             out=0,
             out_bytes=0,
-            bias=0 if bias is None else self.copy_vector(bias).address,
+            bias=0 if bias is None else self.copy_vector(bias),
             accumulate=0,
         )

@@ -1,6 +1,4 @@
-"""Operations of the interpreter: each writes the function that computes items lo .. hi - 1 of a
-record.
-"""
+"""Functions that compute items lo .. hi - 1 of a record, by kind of operation."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ class _Operation(Function):
 
     def load_float(self, name: str) -> Value:
         """A float32 operand, in the low half of its word."""
-        return self.load(f32, self.op, 8 * self.fields[name], 4)
+        return self.load(f32, self.op, 8 * self.fields[name])
 
     def load_context(self, name: str) -> Value:
         """A word of the context."""
@@ -47,91 +45,95 @@ class _Operation(Function):
 
 def operations(recipe: Recipe) -> dict[str, Writer]:
     """The functions that write a recipe's operations, by kind."""
-    target, sources, tile_sizes = (
-        recipe.target,
-        ("norm", "plain", recipe.activation),
-        expert_tiles(recipe.target),
-    )
-    layouts_of = {layout: recipe.activation_layout(layout) for layout in recipe.layouts}
-    writers: dict[str, Writer] = {}
-    for layout, x_layout in layouts_of.items():
-        writers[product_kind(layout)] = partial(
-            _write_product, target=target, layout=layout, x_layout=x_layout
-        )
-    for x_layout in recipe.activations:
-        for source in sources:
-            writers[pack_kind(x_layout, source)] = partial(
-                _write_pack, x_layout=x_layout, source=source, sizes=tiles(target, x_layout)
-            )
+    target, sources = recipe.target, ("norm", "plain", recipe.activation)
+    layouts_of = [(layout, recipe.activation_layout(layout)) for layout in recipe.layouts]
+    packed = [(x_layout, source) for x_layout in recipe.activations for source in sources]
+    tile_sizes, head_dim, bits = expert_tiles(target), recipe.head_dim, recipe.cache_bits
+    writers: dict[str, tuple] = {
+        product_kind(pair[0]): (_product, target, *pair) for pair in layouts_of
+    }
+    writers |= {
+        pack_kind(x_layout, source): (_pack, x_layout, source, tiles(target, x_layout))
+        for x_layout, source in packed
+    }
     if recipe.has_experts:
-        for layout, x_layout in layouts_of.items():
-            writers[experts_kind(layout)] = partial(
-                _write_experts, target=target, layout=layout, x_layout=x_layout, sizes=tile_sizes
-            )
-        for x_layout in recipe.activations:
-            for source in sources:
-                writers[gather_kind(x_layout, source)] = partial(
-                    _write_gather, x_layout=x_layout, source=source
-                )
-        writers |= {"route": partial(_write_route, sizes=tile_sizes), "combine": _write_combine}
-    return writers | {
-        "adjust": _write_adjust,
-        "softcap": _write_softcap,
-        "select": _write_select,
-        "norm_heads": _write_norm_heads,
-        "rotate": partial(
-            _write_rotate,
-            head_dim=recipe.head_dim,
-            cache_bits=recipe.cache_bits,
-            rotary_dim=recipe.rotary_dim or recipe.head_dim,
-        ),
-        "attend": partial(
-            _write_attend,
-            head_dim=recipe.head_dim,
-            cache_bits=recipe.cache_bits,
-            cap=recipe.softcap,
-        ),
+        writers |= {
+            experts_kind(pair[0]): (_experts, target, *pair, tile_sizes) for pair in layouts_of
+        }
+        writers |= {gather_kind(*pair): (_gather, *pair) for pair in packed}
+        writers |= {"route": (_route, tile_sizes), "combine": (_combine,)}
+    writers |= {
+        "adjust": (_adjust,),
+        "softcap": (_softcap,),
+        "select": (_select,),
+        "norm_heads": (_norm_heads,),
+        "rotate": (_rotate, head_dim, bits, recipe.rotary_dim or head_dim),
+        "attend": (_attend, head_dim, bits, recipe.softcap),
+    }
+    return {kind: partial(_build, *writer) for kind, writer in writers.items()}
+
+
+def _build(write: Callable[..., None], *arguments) -> Function:
+    """The function that write(f, *constants) writes. arguments: constants, module and name."""
+    *constants, module, name = arguments
+    f = _Operation(module, name)
+    write(f, *constants)
+    return f.finish()
+
+
+def _product_kernels(
+    f: Function, target: Target, layout: Layout, x_layout: ActivationLayout, sizes: tuple[int, ...]
+) -> dict[int, dict[int, Function]]:
+    """By tile: kernels by the number of panels that each takes at once, most panels first."""
+    return {
+        size: {
+            count: products.product(f.module, target, layout, x_layout, size, count)
+            for count in dict.fromkeys((products.panels_at_once(target, layout, size), 1))
+        }
+        for size in sizes
     }
 
 
-def _write_product(
-    module: Module, name: str, target: Target, layout: Layout, x_layout: ActivationLayout
-) -> Function:
+def _call_for_panels(
+    f: Function,
+    kernels: dict[int, Function],
+    start: Value,
+    end: Value,
+    write_arguments: Callable[[Value], tuple[Value | int, ...]],
+) -> None:
+    """Call a tile's kernels for the panels start .. end - 1."""
+    for at_once, kernel in kernels.items():
+        last = start + (end - start) // at_once * at_once
+        with f.loop(last, start, at_once) as p:
+            f.call(kernel, *write_arguments(p))
+        start = last
+
+
+def _product(f: _Operation, target: Target, layout: Layout, x_layout: ActivationLayout) -> None:
     sizes = tiles(target, x_layout)
-    kernels = {}  # by tile: {panels at once: kernel}, most panels first
-    for size in sizes:
-        counts = dict.fromkeys((products.panels_at_once(target, layout, size), 1))
-        kernels[size] = {
-            count: products.product(module, target, layout, x_layout, size, count)
-            for count in counts
-        }
-    f = _Operation(module, name)
-    weights, panel_bytes, blocks, out, out_bytes = (
-        f.weights,
-        f.panel_bytes,
-        f.blocks,
-        f.out,
-        f.out_bytes,
-    )
-    x, x_bytes, bias, accumulate = f.x, f.x_bytes, f.bias, f.accumulate
+    kernels = _product_kernels(f, target, layout, x_layout, sizes)
+    weights, panel_bytes, blocks = f.weights, f.panel_bytes, f.blocks
+    out, out_bytes, x, x_bytes = f.out, f.out_bytes, f.x, f.x_bytes
+    bias, accumulate = f.bias, f.accumulate
     has_bias = bias.compare("!=", 0)
 
     def multiply(size: int, token: Value, start: Value) -> None:
         """Multiply the panels start .. hi - 1 with the tile that starts at `token`."""
-        for at_once, kernel in kernels[size].items():
-            end = start + (f.hi - start) // at_once * at_once
-            with f.loop(end, start, at_once) as p:
-                f.call(
-                    kernel,
-                    weights + p * panel_bytes,
-                    x + token * x_bytes,
-                    out + p * (4 * layouts.ROWS) + token * out_bytes,
-                    out_bytes,
-                    blocks,
-                    has_bias.select(bias + p * (4 * layouts.ROWS), 0),
-                    accumulate,
-                )
-            start = end
+        _call_for_panels(
+            f,
+            kernels[size],
+            start,
+            f.hi,
+            lambda p: (
+                weights + p * panel_bytes,
+                x + token * x_bytes,
+                out + p * (4 * layouts.ROWS) + token * out_bytes,
+                out_bytes,
+                blocks,
+                has_bias.select(bias + p * (4 * layouts.ROWS), 0),
+                accumulate,
+            ),
+        )
 
     tokens = f.load_context("tokens")
     *smaller, full = sizes
@@ -140,7 +142,7 @@ def _write_product(
     count = (tokens + (full - 1 - largest)) // full
     first = Variable(f, f.lo)  # panel to multiply tile by tile
     if unpacked.applies(target, layout, x_layout):
-        kernel = unpacked.product(module, target, layout, x_layout, unpacked.PANELS)
+        kernel = unpacked.product(f.module, target, layout, x_layout, unpacked.PANELS)
         with f.if_then(count.compare(">=", unpacked.MIN_TILES)):
             first.set(f.lo + (f.hi - f.lo) // unpacked.PANELS * unpacked.PANELS)
             with f.loop(first.get(), f.lo, unpacked.PANELS) as p:
@@ -163,15 +165,9 @@ def _write_product(
     for below, size in zip((0, *smaller), smaller):
         with f.if_then(rest.compare(">", below) & rest.compare("<=", size)):
             multiply(size, count * full, f.lo)
-    return f.finish()
 
 
-def _write_pack(
-    module: Module, name: str, x_layout: ActivationLayout, source: str, sizes: tuple[int, ...]
-) -> Function:
-    packs = [packing.pack(module, x_layout, source, single) for single in (True, False)]
-    squares = norms.sum_of_squares(module)
-    f = _Operation(module, name)
+def _pack(f: _Operation, x_layout: ActivationLayout, source: str, sizes: tuple[int, ...]) -> None:
     part, groups = f.part, f.groups
     parts = (groups + part - 1) // part
     tokens, full = f.load_context("tokens"), sizes[-1]
@@ -184,53 +180,45 @@ def _write_pack(
         token, start = first + inside % count, inside // count * part
         row = token + f.load_context("first_row")
         a, b = f.a + row * f.a_bytes, f.b + row * f.b_bytes
-        factor = _norm_factor(f, squares, a, groups) if source == "norm" else f.constant(f32, 1.0)
+        factor = _norm_factor(f, source, a, groups)
         size = f.constant(i64, full)
         for smaller in reversed(sizes[:-1]):
             size = rest.compare("<=", smaller).select(f.constant(i64, smaller), size)
         at = start * (4 * GROUP)
         out = f.x + first * f.x_bytes + start // layouts.SPAN * (size * x_layout.record(1))
-        _call_pack(
-            f,
-            packs,
-            size,
-            lambda: (
-                a + at,
-                b + at,
-                factor,
-                (groups - start).minimum(part),
-                out,
-                token - first,
-                size,
-            ),
-        )
-    return f.finish()
+
+        def write_arguments() -> tuple[Value, ...]:
+            return a + at, b + at, factor, (groups - start).minimum(part), out, token - first, size
+
+        _call_pack(f, x_layout, source, size, write_arguments)
 
 
-def _norm_factor(f: _Operation, squares: Function, a: Value, groups: Value) -> Value:
-    """1 / RMS of a row."""
+def _norm_factor(f: _Operation, source: str, a: Value, groups: Value) -> Value:
+    """1 / RMS of a row, 1 unless the source is a norm."""
+    if source != "norm":
+        return f.constant(f32, 1.0)
     scratch = f.scratch + f.thread * 64
-    f.call(squares, a, groups, scratch)
+    f.call(norms.sum_of_squares(f.module), a, groups, scratch)
     width, eps = f.load_float("width"), f.load_float("eps")
-    return f.constant(f32, 1.0) / f.math("sqrt", f.load(f32, scratch, 0, 4) / width + eps)
+    return f.constant(f32, 1.0) / f.math("sqrt", f.load(f32, scratch) / width + eps)
 
 
 def _call_pack(
     f: Function,
-    packs: list[Function],
+    x_layout: ActivationLayout,
+    source: str,
     size: Value,
     write_arguments: Callable[[], tuple[Value, ...]],
 ) -> None:
-    """Call the first of `packs` for a tile of one token, the second for larger tiles."""
+    """Call packing.pack for a tile of one token, or for larger tiles."""
     with f.if_else(size.compare("==", 1)) as branches:
-        for branch, pack in zip(branches, packs):
+        for branch, single in zip(branches, (True, False)):
             with branch:
-                f.call(pack, *write_arguments())
+                f.call(packing.pack(f.module, x_layout, source, single), *write_arguments())
 
 
-def _write_route(module: Module, name: str, sizes: tuple[int, ...]) -> Function:
-    choose, sort = routing.choose(module), routing.sort(module, sizes)
-    f = _Operation(module, name)
+def _route(f: _Operation, sizes: tuple[int, ...]) -> None:
+    choose, sort = routing.choose(f.module), routing.sort(f.module, sizes)
     tokens = f.load_context("tokens")
     with f.loop(f.hi, f.lo):
         f.call(
@@ -245,7 +233,6 @@ def _write_route(module: Module, name: str, sizes: tuple[int, ...]) -> Function:
             f.shares,
         )
         f.call(sort, f.chosen, tokens * f.used, f.experts, f.counts, f.tiles, f.order, f.rows)
-    return f.finish()
 
 
 class _Tile:
@@ -258,10 +245,7 @@ class _Tile:
         return self._f.load_word(self._record, routing.TILE[name])
 
 
-def _write_gather(module: Module, name: str, x_layout: ActivationLayout, source: str) -> Function:
-    packs = [packing.pack(module, x_layout, source, single) for single in (True, False)]
-    squares = norms.sum_of_squares(module)
-    f = _Operation(module, name)
+def _gather(f: _Operation, x_layout: ActivationLayout, source: str) -> None:
     part, groups = f.part, f.groups
     parts = (groups + part - 1) // part
     tiles, is_sorted = f.load_word(f.tiles, 0), f.is_sorted.compare("!=", 0)
@@ -275,82 +259,53 @@ def _write_gather(module: Module, name: str, x_layout: ActivationLayout, source:
                 first + index, f.load_word(f.order + (first + index) * 8, 0) // f.used
             )
             a, b = f.a + row * f.a_bytes, f.b + row * f.b_bytes
-            factor = (
-                _norm_factor(f, squares, a, groups) if source == "norm" else f.constant(f32, 1.0)
-            )
-            _call_pack(
-                f,
-                packs,
-                size,
-                lambda: (a + at, b + at, factor, (groups - start).minimum(part), out, index, size),
-            )
-    return f.finish()
+            factor = _norm_factor(f, source, a, groups)
+
+            def write_arguments() -> tuple[Value, ...]:
+                return a + at, b + at, factor, (groups - start).minimum(part), out, index, size
+
+            _call_pack(f, x_layout, source, size, write_arguments)
 
 
-def _write_experts(
-    module: Module,
-    name: str,
+def _experts(
+    f: _Operation,
     target: Target,
     layout: Layout,
     x_layout: ActivationLayout,
     sizes: tuple[int, ...],
-) -> Function:
-    counts = {
-        size: dict.fromkeys((products.panels_at_once(target, layout, size), 1)) for size in sizes
-    }
-    kernels = {
-        size: {
-            count: products.product(module, target, layout, x_layout, size, count)
-            for count in counts[size]
-        }
-        for size in sizes
-    }
-    f = _Operation(module, name)
-    panels, part, panel_bytes, blocks, out_bytes = (
-        f.panels,
-        f.part,
-        f.panel_bytes,
-        f.blocks,
-        f.out_bytes,
-    )
+) -> None:
+    kernels = _product_kernels(f, target, layout, x_layout, sizes)
+    panels, part, panel_bytes = f.panels, f.part, f.panel_bytes
+    blocks, out_bytes = f.blocks, f.out_bytes
     parts = (panels + part - 1) // part
-    tiles, zero = f.load_word(f.tiles, 0), f.constant(i64, 0)
+    tiles = f.load_word(f.tiles, 0)
     with f.loop(f.hi.minimum(tiles * parts), f.lo) as item:
         tile, start = _Tile(f, item // parts), item % parts * part
         end = (start + part).minimum(panels)
         tile_size, row = tile.size, tile.row
         weights = f.load_word(f.weights + tile.expert * 8, 0)
         x, out = f.x + row * f.x_bytes, f.out + row * out_bytes
+
+        def write_arguments(p: Value) -> tuple[Value | int, ...]:
+            return (
+                weights + p * panel_bytes,
+                x,
+                out + p * (4 * layouts.ROWS),
+                out_bytes,
+                blocks,
+                0,
+                0,
+            )
+
         for size in sizes:
             with f.if_then(tile_size.compare("==", size)):
-                first = start
-                for at_once, kernel in kernels[size].items():
-                    last = first + (end - first) // at_once * at_once
-                    with f.loop(last, first, at_once) as p:
-                        f.call(
-                            kernel,
-                            weights + p * panel_bytes,
-                            x,
-                            out + p * (4 * layouts.ROWS),
-                            out_bytes,
-                            blocks,
-                            zero,
-                            0,
-                        )
-                    first = last
-    return f.finish()
+                _call_for_panels(f, kernels[size], start, end, write_arguments)
 
 
-def _write_combine(module: Module, name: str) -> Function:
-    combine = routing.combine(module)
-    f = _Operation(module, name)
-    outputs, outputs_bytes, used, vectors, accumulate = (
-        f.outputs,
-        f.outputs_bytes,
-        f.used,
-        f.vectors,
-        f.accumulate,
-    )
+def _combine(f: _Operation) -> None:
+    combine = routing.combine(f.module)
+    outputs, outputs_bytes, used = f.outputs, f.outputs_bytes, f.used
+    vectors, accumulate = f.vectors, f.accumulate
     with f.loop(f.hi, f.lo) as token:
         at = token * used
         f.call(
@@ -364,12 +319,10 @@ def _write_combine(module: Module, name: str) -> Function:
             f.out + token * f.out_bytes,
             accumulate,
         )
-    return f.finish()
 
 
-def _write_adjust(module: Module, name: str) -> Function:
-    adjust, squares = norms.adjust(module), norms.sum_of_squares(module)
-    f = _Operation(module, name)
+def _adjust(f: _Operation) -> None:
+    adjust, squares = norms.adjust(f.module), norms.sum_of_squares(f.module)
     weight, groups = f.weight, f.groups
     with f.loop(f.hi, f.lo) as token:
         delta = f.delta + token * f.delta_bytes
@@ -377,7 +330,7 @@ def _write_adjust(module: Module, name: str) -> Function:
         with f.if_then(weight.compare("!=", 0)):
             scratch = f.scratch + f.thread * 64
             f.call(squares, delta, groups, scratch)
-            mean = f.load(f32, scratch, 0, 4) / f.load_float("width")
+            mean = f.load(f32, scratch) / f.load_float("width")
             factor.set(factor.get() / f.math("sqrt", mean + f.load_float("eps")))
         f.call(
             adjust,
@@ -388,31 +341,25 @@ def _write_adjust(module: Module, name: str) -> Function:
             f.accumulate,
             groups,
         )
-    return f.finish()
 
 
-def _write_softcap(module: Module, name: str) -> Function:
-    softcap = norms.softcap(module)
-    f = _Operation(module, name)
+def _softcap(f: _Operation) -> None:
+    softcap = norms.softcap(f.module)
     target, target_bytes, groups, cap = f.target, f.target_bytes, f.groups, f.load_float("cap")
     with f.loop(f.hi, f.lo) as token:
         f.call(softcap, target + token * target_bytes, groups, cap)
-    return f.finish()
 
 
-def _write_select(module: Module, name: str) -> Function:
-    f = _Operation(module, name)
+def _select(f: _Operation) -> None:
     target, target_bytes, groups, adapter = f.target, f.target_bytes, f.groups, f.adapter
     with f.loop(f.hi, f.lo) as token:
         with f.if_then(f.place(token)["adapter"].compare("!=", adapter)):
             with f.loop(groups * (GROUP // LANES)) as i:
-                f.store(f.zero(f32s), target + token * target_bytes, i * (4 * LANES), 4)
-    return f.finish()
+                f.store(f.zero(f32s), target + token * target_bytes, i * (4 * LANES))
 
 
-def _write_norm_heads(module: Module, name: str) -> Function:
-    norm = norms.norm_head(module)
-    f = _Operation(module, name)
+def _norm_heads(f: _Operation) -> None:
+    norm = norms.norm_head(f.module)
     eps = f.load_float("eps")
     queries, keys = (
         (f.heads, f.query_width, f.query_weight),
@@ -424,15 +371,11 @@ def _write_norm_heads(module: Module, name: str) -> Function:
         for first, (count, width, weight) in ((row, queries), (row + keys_at, keys)):
             with f.loop(count) as h:
                 f.call(norm, first + h * width * 4, weight, width, eps)
-    return f.finish()
 
 
-def _write_rotate(
-    module: Module, name: str, head_dim: int, cache_bits: int | None, rotary_dim: int
-) -> Function:
+def _rotate(f: _Operation, head_dim: int, cache_bits: int | None, rotary_dim: int) -> None:
     layout = paging.page_layout(head_dim, cache_bits)
-    rotate, store = rope.rotate(module, rotary_dim), paging.store(module, head_dim, cache_bits)
-    f = _Operation(module, name)
+    rotate, store = rope.rotate(f.module, rotary_dim), paging.store(f.module, head_dim, cache_bits)
     table_at, query_table_at = f.table_at, f.query_table_at
     heads, key_heads, rotates = f.heads, f.key_heads, f.rotates.compare("!=", 0)
     shared = heads // key_heads
@@ -450,7 +393,7 @@ def _write_rotate(
                     sine + query_table_at,
                 )
             f.call(rotate, key, cosine + table_at, sine + table_at)
-        page, at = f.load(i64, place["pages"], position // PAGE * 8, 8), h * PAGE + position % PAGE
+        page, at = f.load(i64, place["pages"], position // PAGE * 8), h * PAGE + position % PAGE
         for source, numbers, scales in (
             (key, f.page_keys, f.key_scales),
             (value, f.page_values, f.value_scales),
@@ -461,22 +404,14 @@ def _write_rotate(
                 page + numbers + at * layout.row_bytes,
                 page + scales + at * (2 * layout.groups),
             )
-    return f.finish()
 
 
-def _write_attend(
-    module: Module, name: str, head_dim: int, cache_bits: int | None, cap: float | None
-) -> Function:
+def _attend(f: _Operation, head_dim: int, cache_bits: int | None, cap: float | None) -> None:
     layout = paging.page_layout(head_dim, cache_bits)
-    attend = attention.attend(module, head_dim, cache_bits, cap=cap)
-    f = _Operation(module, name)
+    attend = attention.attend(f.module, head_dim, cache_bits, cap=cap)
     key_heads, shared, window = f.key_heads, f.shared, f.window
-    keys, values, key_scales, value_scales = (
-        f.page_keys,
-        f.page_values,
-        f.key_scales,
-        f.value_scales,
-    )
+    keys, values = f.page_keys, f.page_values
+    key_scales, value_scales = f.key_scales, f.value_scales
     scores = f.load_context("scores") + f.thread * f.load_context("scores_bytes")
     scale = f.load_float("scale")
     head, tokens = shared * (4 * head_dim), f.load_context("tokens")
@@ -517,4 +452,3 @@ def _write_attend(
             next_first,
             next_end,
         )
-    return f.finish()

@@ -1,6 +1,4 @@
-"""The vocabulary (core.ops) on symbols: each word appends operations to the traced program, or lets
-its reader do so.
-"""
+"""The vocabulary (core.ops) on symbols: words append operations to a program."""
 
 from __future__ import annotations
 
@@ -12,7 +10,6 @@ from .. import ops
 from .layouts import ROWS
 from .lowering import Adjusted, Columns, Gated, Normed, Product, Symbol, Tokens, Trace, View
 from .panels import Panels
-from .records import float_bits
 from .workspace import pad
 
 NO_WINDOW = 1 << 60
@@ -86,11 +83,9 @@ def gate(gate_up: Product, activation: str) -> Gated:
             raise ValueError(
                 f"a product of {rows} columns does not fit a buffer {buffer.array.shape}"
             )
-        for number in (
-            operation,
-            *(addition for addition, column in gate_up.additions if column == at),
-        ):
-            trace.program.amend(number, out=buffer.address, out_bytes=buffer.row_bytes)
+        additions = [addition for addition, column in gate_up.additions if column == at]
+        for number in (operation, *additions):
+            trace.program.direct(number, buffer)
     return Gated(trace, activation)
 
 
@@ -115,16 +110,15 @@ def norm_heads(
         "norm_heads",
         1,
         per_token=True,
-        qkv=query.buffer.address,
-        qkv_bytes=query.buffer.row_bytes,
+        qkv=query.buffer,
         heads=query.width // len(query_weight),
         key_heads=key.width // len(key_weight),
         query_width=len(query_weight),
         key_width=len(key_weight),
         keys_at=4 * key.at,
-        query_weight=trace.copy_vector(query_weight).address,
-        key_weight=trace.copy_vector(key_weight).address,
-        eps=float_bits(spec.eps),
+        query_weight=trace.copy_vector(query_weight),
+        key_weight=trace.copy_vector(key_weight),
+        eps=spec.eps,
     )
     return query
 
@@ -140,8 +134,7 @@ def rope_and_store(heads: Symbol, view: View, spec: LayerSpec) -> Columns:
         spec.key_value_heads,
         portion=1 if heads.trace.decode else spec.key_value_heads,
         per_token=True,
-        qkv=query.buffer.address,
-        qkv_bytes=query.buffer.row_bytes,
+        qkv=query.buffer,
         heads=spec.heads,
         key_heads=spec.key_value_heads,
         keys_at=4 * key.at,
@@ -181,14 +174,12 @@ def attend(query: Columns, view: View, spec: LayerSpec) -> Columns:
         "attend",
         spec.key_value_heads,
         per_token=True,
-        qkv=query.buffer.address,
-        qkv_bytes=query.buffer.row_bytes,
+        qkv=query.buffer,
         shared=spec.heads // spec.key_value_heads,
         key_heads=spec.key_value_heads,
-        out=out.address,
-        out_bytes=out.row_bytes,
+        out=out,
         window=spec.window or NO_WINDOW,
-        scale=float_bits(spec.scale),
+        scale=spec.scale,
         **_page_offsets(query.trace, spec),
     )
     return Columns(query.trace, out, 0, spec.heads * spec.head_dim)

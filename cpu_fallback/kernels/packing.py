@@ -1,6 +1,4 @@
-"""Packing of activations: float32 rows to the records that products read
-(layouts.ActivationLayout).
-"""
+"""Packing of activations: float32 rows to records (layouts.ActivationLayout)."""
 
 from __future__ import annotations
 
@@ -10,7 +8,6 @@ from . import layouts
 from .emit import (
     LANES,
     Function,
-    Module,
     Value,
     Variable,
     f32,
@@ -25,78 +22,76 @@ from .emit import (
 )
 from .layouts import GROUP, ActivationLayout
 
-PACK = {
-    "a": i64,
-    "b": i64,  # float32 [32 groups]
-    "factor": f32,
-    "groups": i64,  # a multiple of SPAN
-    "out": i64,  # the first record to write
-    "index": i64,  # of the token in its tile
-    "size": i64,  # of the tile, in tokens
-}
-
 
 @kernel
 def pack(
-    module: Module, x_layout: ActivationLayout, source: str, single: bool, public: bool = False
-) -> Function:
+    f: Function,
+    a,
+    b,  # float32 [32 groups]
+    factor: f32,
+    groups,  # a multiple of SPAN
+    out,  # the first record to write
+    index,  # of the token in its tile
+    size,  # of the tile, in tokens
+    *,
+    x_layout: ActivationLayout,
+    source: str,
+    single: bool,
+) -> None:
     """Pack one token's numbers x into the records of its tile; single: a tile of one token.
 
     source: "plain" x = a; "norm" x = a * factor * b; "silu" x = silu(a) * b; "gelu_tanh" x =
     gelu(a) * b, by the tanh approximation.
     """
-    name = f"pack_{source}_{x_layout.name}_{x_layout.limit}_{x_layout.offset}_{'one' if single else 'tile'}"  # noqa: E501
-    f = Function(module, name, PACK, public=public)
-    tokens, index = (1, f.constant(i64, 0)) if single else (f.size, f.index)
+    tokens, index = (1, f.constant(i64, 0)) if single else (size, index)
     record = x_layout.record(tokens)
 
     def load_values(group: Value) -> list[Value]:
         x = []
         for half in range(2):
             at = group * (4 * GROUP) + 4 * LANES * half
-            value = f.load(f32s, f.a, at, 4)
+            value = f.load(f32s, a, at)
             if source == "norm":
-                value = value * f.factor.splat() * f.load(f32s, f.b, at, 4)
+                value = value * factor.splat() * f.load(f32s, b, at)
             elif source == "silu":
                 negative = f.constant(f32s, -0.0) - value
-                value = value / (f.exp(negative) + 1.0) * f.load(f32s, f.b, at, 4)
+                value = value / (f.exp(negative) + 1.0) * f.load(f32s, b, at)
             elif source == "gelu_tanh":  # a (1 + tanh(u)) / 2 = a / (1 + exp(-2 u))
                 cubic = value * value * value * float(np.float32(0.044715))
                 negative = (value + cubic) * float(np.float32(-1.5957691216))
-                value = value / (f.exp(negative) + 1.0) * f.load(f32s, f.b, at, 4)
+                value = value / (f.exp(negative) + 1.0) * f.load(f32s, b, at)
             x.append(value)
         return x
 
-    if x_layout.name == "float":
-        with f.loop(f.groups) as i:
-            out = f.out + i * x_layout.codes(tokens)
+    if x_layout.kind == "float":
+        with f.loop(groups) as i:
+            codes = out + i * x_layout.codes(tokens)
             for half, value in enumerate(load_values(i)):
                 if single:
-                    f.store(value, out, 4 * LANES * half, 4)
+                    f.store(value, codes, 4 * LANES * half)
                     continue
                 for e in range(LANES):
-                    f.store(
-                        value.extract_lane(e), out + index * 4, 4 * tokens * (LANES * half + e), 4
-                    )
-        return f.finish()
-    if x_layout.name == "bfloat16":
-        with f.loop(f.groups) as i:
-            out = f.out + i * x_layout.codes(tokens) + index * 4
+                    number, column = value.extract_lane(e), codes + index * 4
+                    f.store(number, column, 4 * tokens * (LANES * half + e))
+        return
+    if x_layout.kind == "bfloat16":
+        with f.loop(groups) as i:
+            codes = out + i * x_layout.codes(tokens) + index * 4
             for half, value in enumerate(load_values(i)):
                 pairs = _round_to_bfloat16(f, value).bitcast(vector(i32, LANES // 2))
                 for pair in range(LANES // 2):
-                    f.store(
-                        pairs.extract_lane(pair), out, 4 * tokens * (LANES // 2 * half + pair), 4
-                    )
-        return f.finish()
+                    both = pairs.extract_lane(pair)
+                    f.store(both, codes, 4 * tokens * (LANES // 2 * half + pair))
+        return
     scratch = f.allocate_stack(4 * GROUP * layouts.SPAN)
-    with f.loop(f.groups // layouts.SPAN) as span:
+    with f.loop(groups // layouts.SPAN) as span:
         largest = Variable(f, f.zero(i32s))  # compare as integers, so that NaN reaches the scale
         with f.loop(layouts.SPAN) as i:
             for half, value in enumerate(load_values(span * layouts.SPAN + i)):
-                f.store(value, scratch, i * (4 * GROUP) + 4 * LANES * half, 4)
-                size = value.bitcast(i32s) & 0x7FFFFFFF
-                largest.set(size.compare(">", largest.get()).select(size, largest.get()))
+                f.store(value, scratch, i * (4 * GROUP) + 4 * LANES * half)
+                magnitude = value.bitcast(i32s) & 0x7FFFFFFF
+                is_larger = magnitude.compare(">", largest.get())
+                largest.set(is_larger.select(magnitude, largest.get()))
         top = f.reduce_max(largest.get()).bitcast(f32)
         usable = top.compare(">", 1e-30)  # keeps limit / top finite; smaller spans become zero
         inverse = usable.select(
@@ -104,10 +99,9 @@ def pack(
         )
         scale = top * float(np.float32(1 / x_layout.limit))
         with f.loop(layouts.SPAN) as i:
-            x = [f.load(f32s, scratch, i * (4 * GROUP) + 4 * LANES * half, 4) for half in range(2)]
-            _quantise(f, x_layout, x, inverse, f.out + span * record, i, index, tokens)
-        f.store(scale, f.out + span * record + index * 4, x_layout.at("scale", tokens), 4)
-    return f.finish()
+            x = [f.load(f32s, scratch, i * (4 * GROUP) + 4 * LANES * half) for half in range(2)]
+            _quantise(f, x_layout, x, inverse, out + span * record, i, index, tokens)
+        f.store(scale, out + span * record + index * 4, x_layout.at("scale", tokens))
 
 
 def _round_to_bfloat16(f: Function, x: Value) -> Value:
@@ -135,15 +129,12 @@ def _quantise(
     for name, totals in (("sum", [sums[0] + sums[1]]), ("half_sums", sums)):
         at = record + group * (4 * len(totals) * tokens) + index * 4
         for half, total in enumerate(totals):
-            f.store(total.to_float(), at, x_layout.at(name, tokens) + 4 * half * tokens, 4)
-            f.store(
-                total * -x_layout.offset,
-                at,
-                x_layout.at(f"offset_{name}", tokens) + 4 * half * tokens,
-                4,
-            )
+            plain = total.to_float()
+            f.store(plain, at, x_layout.at(name, tokens) + 4 * half * tokens)
+            scaled = total * -x_layout.offset
+            f.store(scaled, at, x_layout.at(f"offset_{name}", tokens) + 4 * half * tokens)
 
-    if x_layout.name == "int16":
+    if x_layout.kind == "int16":
         for half, code in enumerate(codes):
             swapped = code.truncate(vector(i16)).shuffle(
                 [4 * j + e for j in range(4) for e in (0, 2, 1, 3)]
@@ -153,16 +144,12 @@ def _quantise(
                 f.store(quads.extract_lane(j), out + index * 8, 8 * tokens * (4 * half + j), 4)
         return
     planes = [codes]
-    if x_layout.name == "int8x2":
+    if x_layout.kind == "int8x2":
         high = [(code + 128).arithmetic_shift(8) for code in codes]
         planes = [high, [code - (top << 8) for code, top in zip(codes, high)]]
     for plane, halves in enumerate(planes):
         for half, code in enumerate(halves):
             quads = code.truncate(vector(i8)).bitcast(vector(i32, 4))
             for j in range(4):
-                f.store(
-                    quads.extract_lane(j),
-                    out + index * 4,
-                    4 * tokens * (8 * plane + 4 * half + j),
-                    4,
-                )
+                quad, column = quads.extract_lane(j), out + index * 4
+                f.store(quad, column, 4 * tokens * (8 * plane + 4 * half + j))

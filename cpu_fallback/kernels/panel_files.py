@@ -98,9 +98,7 @@ class PanelFile:
         self._is_sound = False  # the file is valid, though its pages may be small
 
     def open(self, pool: Executor) -> Arena | None:
-        """Map the panels; None unless the file is complete, sound, of this key, private to this
-        user and in huge pages.
-        """
+        """Map the panels; None unless the file is sound, of this key, private and in huge pages."""
         try:
             with open_file(self.path) as file:
                 status = os.fstat(file.fileno())
@@ -156,9 +154,7 @@ class PanelFile:
         return out.tobytes()
 
     def save(self, arena: Arena) -> None:
-        """Write the panels in the background. A process that ends meanwhile waits a few seconds,
-        then gives up.
-        """
+        """Write the panels in the background. A process that ends waits some seconds."""
         if self._is_sound:
             return
         writer = threading.Thread(target=self._write, args=(arena,), daemon=True)

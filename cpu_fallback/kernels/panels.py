@@ -29,9 +29,7 @@ class Arena:
         self._used = 0
 
     def take(self, nbytes: int) -> int:
-        """Allocate `nbytes`; returns their offset in the arena, a multiple of ALIGN. Raises
-        MemoryError if it is full.
-        """
+        """Allocate `nbytes`; returns their offset in the arena. Raises MemoryError."""
         start = self._used
         self._used = start + -(-nbytes // self.ALIGN) * self.ALIGN
         if self._used > len(self.bytes) + self.ALIGN - 1:
@@ -40,9 +38,7 @@ class Arena:
 
 
 def allocate_arena(nbytes: int) -> Arena:
-    """An arena on huge pages if available. Raises MemoryError, OSError, OverflowError or
-    ValueError.
-    """
+    """An arena on huge pages if available. Raises MemoryError, OSError or ValueError."""
     return Arena(allocate(nbytes, HUGE_PAGE, huge=True))
 
 
@@ -73,17 +69,13 @@ class Plan:
 
     @property
     def source(self) -> str:
-        """The GGUF format whose blocks the kernel unpacks; "" if it takes numbers, or codes in a
-        byte each.
-        """
+        """The GGUF format that the kernel unpacks; "" for numbers, or codes in a byte each."""
         whole = isinstance(self.tensor, GGUFWeight) and self.tensor.shape[1] == self.columns
         return self.tensor.format if whole else ""
 
     @property
     def direct(self) -> np.ndarray | None:
-        """The file's rows, [N, columns], if the kernel reads them; None if they are unpacked or
-        padded first.
-        """
+        """The file's rows [N, columns]; None if they are unpacked or padded first."""
         if self.source:
             return self.tensor.blocks
         whole = isinstance(self.tensor, Tensor) and self.tensor.shape[1] == self.columns
@@ -144,9 +136,7 @@ def pack_array(values: np.ndarray, kernel: Kernel) -> Panels:
 
 
 def weight_layout(tensor: Tensor | AffineWeight) -> Layout:
-    """The layout of a stored matrix, at its width in the file. IQ4 types take 8 bits if rows are
-    not whole blocks.
-    """
+    """A stored matrix's layout. IQ4 types take 8 bits if rows are not whole blocks."""
     if isinstance(tensor, Tensor):
         return FloatLayout(tensor.dtype)
     layout = LowBitLayout(
@@ -268,9 +258,7 @@ class Slab:
 
 
 def _scales(layout: LowBitLayout, rows) -> Iterable[tuple[str, np.ndarray, str]]:
-    """By part of a block: (its name, values [n, groups of the row], their stored dtype or
-    "byte").
-    """
+    """By part of a block: (name, values [n, groups of the row], stored dtype or "byte")."""
     kinds = ("scales", "biases")[: 1 + layout.has_biases]
     for kind in kinds:
         if layout.two_level:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import operator
-from dataclasses import replace
 
 from llvmlite import ir
 
@@ -18,7 +17,6 @@ from .codes import Scales, codes_of, dequantise, scale_group_of, unpack_subs
 from .emit import (
     LANES,
     Function,
-    Module,
     Value,
     Variable,
     bf16,
@@ -28,7 +26,6 @@ from .emit import (
     i8,
     i16,
     i32,
-    i64,
     kernel,
     vector,
 )
@@ -37,15 +34,6 @@ from .target import Target
 
 CHAIN = 4  # dependent integer products of one token
 PANELS_AT_ONCE = 4  # at most; of float weights for one token
-PRODUCT = {
-    "weights": i64,  # of the panel
-    "x": i64,  # the activations' first record
-    "out": i64,  # float32, token t at t * out_stride bytes
-    "out_stride": i64,
-    "blocks": i64,  # of the panel
-    "bias": i64,  # float32 [16], or 0
-    "accumulate": i64,
-}
 
 
 def panels_at_once(target: Target, layout: layouts.Layout, tokens: int) -> int:
@@ -58,61 +46,49 @@ def panels_at_once(target: Target, layout: layouts.Layout, tokens: int) -> int:
     return max(1, min(limit, sums // tokens))
 
 
+@kernel
 def product(
-    module: Module,
+    f: Function,
+    weights,  # of the panel
+    x,  # the activations' first record
+    out,  # float32, token t at t * out_stride bytes
+    out_stride,
+    blocks,  # of the panel
+    bias,  # float32 [16], or 0
+    accumulate,
+    *,
     target: Target,
     layout: layouts.Layout,
     x_layout: ActivationLayout,
     tokens: int,
     panels: int = 1,
-    public: bool = False,
-) -> Function:
+) -> None:
     """out[t][16 rows] = panel times x[t] (+ bias) (+ out, if accumulate) for `tokens` tokens.
 
-    panels > 1 (float weights only): multiply this many consecutive panels. x_layout: its largest
-    code makes no difference.
+    panels > 1 (float weights only): multiply this many consecutive panels.
     """
-    return _product(module, target, layout, replace(x_layout, limit=0), tokens, panels, public)
-
-
-@kernel
-def _product(
-    module: Module,
-    target: Target,
-    layout: layouts.Layout,
-    x_layout: ActivationLayout,
-    tokens: int,
-    panels: int = 1,
-    public: bool = False,
-) -> Function:
-    f = Function(
-        module, f"product_{layout.name}_{x_layout.name}_{tokens}x{panels}", PRODUCT, public=public
-    )
     if isinstance(layout, FloatLayout):
         sums = (_float_sums if x_layout == layouts.FLOAT else _bfloat16_sums)(
             f, target, layout, tokens, panels
         )
-    elif x_layout.name == "float":
+    elif x_layout.kind == "float":
         sums = _dequantised_sums(f, target, layout, tokens)
     else:
         sums = _integer_sums(f, target, layout, x_layout, tokens)
     for panel in range(panels):
         for t in range(tokens):
-            at = f.out + f.out_stride * t + 64 * panel if t or panel else f.out
+            at = out + out_stride * t + 64 * panel if t or panel else out
             store_output(f, sums[panel * tokens + t].get(), at, panel)
-    return f.finish()
 
 
 def store_output(f: Function, value: Value, at: Value, panel: int) -> None:
-    """Store a panel's 16 outputs of a token, after adding the bias and the former outputs if the
-    parameters ask for it.
-    """
+    """Store a panel's 16 outputs of a token, plus bias and former outputs if asked for."""
     total = Variable(f, value)
     with f.if_then(f.bias.compare("!=", 0)):
-        total.set(total.get() + f.load(f32s, f.bias, 64 * panel, 4))
+        total.set(total.get() + f.load(f32s, f.bias, 64 * panel))
     with f.if_then(f.accumulate.compare("!=", 0)):
-        total.set(total.get() + f.load(f32s, at, 0, 4))
-    f.store(total.get(), at, 0, 4)
+        total.set(total.get() + f.load(f32s, at))
+    f.store(total.get(), at)
 
 
 def _float_sums(
@@ -138,18 +114,15 @@ def _float_sums(
                 )
                 for t in range(tokens):
                     total = sums[panel * tokens + t]
-                    total.set(
-                        f.fma(w, f.load(f32, x, 4 * (u * tokens + t), 4).splat(), total.get())
-                    )
+                    value = f.load(f32, x, 4 * (u * tokens + t)).splat()
+                    total.set(f.fma(w, value, total.get()))
     return sums
 
 
 def _bfloat16_sums(
     f: Function, target: Target, layout: FloatLayout, tokens: int, panels: int
 ) -> list[Variable]:
-    """As _float_sums, with activations in bfloat16: two products per instruction; subnormal numbers
-    count as zero.
-    """
+    """As _float_sums, with activations in bfloat16; subnormal numbers count as zero."""
     unroll, width, pairs = 8, 2 * layouts.ROWS, vector(bf16, 32)
     sums = [Variable(f, f.zero(f32s)) for _ in range(tokens * panels)]
     panel_bytes = f.blocks * layout.block_bytes
@@ -163,18 +136,14 @@ def _bfloat16_sums(
                     f.prefetch(weights + (panel_bytes * panel + distance), unroll * width, level)
         for u in range(0, unroll, 2):
             for panel in range(panels):
-                columns = f.load(
-                    vector(i16, 32),
-                    weights + panel_bytes * panel if panel else weights,
-                    u * width,
-                    2,
-                )
+                first = weights + panel_bytes * panel if panel else weights
+                columns = f.load(vector(i16, 32), first, u * width)
                 w = columns.shuffle(
                     [16 * half + row for row in range(16) for half in range(2)]
                 ).bitcast(pairs)
                 for t in range(tokens):
                     total = sums[panel * tokens + t]
-                    both = f.load(i32, x, 4 * (u // 2 * tokens + t), 4).splat().bitcast(pairs)
+                    both = f.load(i32, x, 4 * (u // 2 * tokens + t)).splat().bitcast(pairs)
                     total.set(
                         f.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", f32s, total.get(), w, both)
                     )
@@ -194,9 +163,7 @@ def dot_offset(target: Target, layout: LowBitLayout) -> int:
 def _integer_sums(
     f: Function, target: Target, layout: LowBitLayout, x_layout: ActivationLayout, tokens: int
 ) -> list[Variable]:
-    """Integer products within a group; float32 sums over a span, whose activations share a scale,
-    and over the row.
-    """
+    """Integer products within a group; float32 sums over a span, and over the row."""
     # NEON multiplies a quarter of the rows at a time, whose sums for a tile its registers hold.
     quarters = 4 if target.dot == "sdot" else 1
     parts = [
@@ -229,9 +196,7 @@ def _integer_sums(
             rows: range,
             inner: list[Variable],
         ) -> None:
-            """g: the group's number in its block; span_group: in the span; inner: the rows' sums by
-            token.
-            """
+            """g: the group's number in its block; span_group: in the span; inner: sums by token."""
             codes, scales = (
                 codes_of(f, target, layout, block, g, tokens, rows),
                 Scales(f, layout, block, rows, subs),
@@ -245,10 +210,8 @@ def _integer_sums(
                 def load_sums(part: str, type_: ir.Type) -> list[Value]:
                     part = part if halves == 1 else part.replace("sum", "half_sums")
                     at = record + span_group * (4 * halves * tokens) + x_layout.at(part, tokens)
-                    return [
-                        f.load(type_, at, 4 * (half * tokens + t), 4).splat(len(rows))
-                        for t in range(tokens)
-                    ]
+                    places = [4 * (half * tokens + t) for t in range(tokens)]
+                    return [f.load(type_, at, place).splat(len(rows)) for place in places]
 
                 starts = (
                     load_sums("offset_sum", i32)
@@ -289,16 +252,10 @@ def _integer_sums(
         for rows, span_sums, totals in zip(parts, inner, sums):
             outer = Scales(f, layout, first, rows).outer("scales") if factor_outer else None
             for t in range(tokens):
-                scale = f.load(f32, record, x_layout.at("scale", tokens) + 4 * t, 4).splat(
-                    len(rows)
-                )
-                totals[t].set(
-                    f.fma(
-                        span_sums[t].get(),
-                        scale if outer is None else scale * outer,
-                        totals[t].get(),
-                    )
-                )
+                scale = f.load(f32, record, x_layout.at("scale", tokens) + 4 * t).splat(len(rows))
+                span_sum = span_sums[t].get()
+                factor = scale if outer is None else scale * outer
+                totals[t].set(f.fma(span_sum, factor, totals[t].get()))
     if quarters == 1:
         return sums[0]
     return [Variable(f, concatenate([totals[t].get() for totals in sums])) for t in range(tokens)]
@@ -336,10 +293,8 @@ def _products(
         products = starts
         for k, chunk in chunks:
             for which, codes in enumerate((chunk & 0x00FF00FF, (chunk >> 8) & 0x00FF00FF)):
-                pairs = [
-                    f.load(i32, x, 8 * (tokens * k + t) + 4 * which, 4).splat()
-                    for t in range(tokens)
-                ]
+                places = [8 * (tokens * k + t) + 4 * which for t in range(tokens)]
+                pairs = [f.load(i32, x, place).splat() for place in places]
                 products = [
                     total + _multiply_pairs(f, codes, pair) for total, pair in zip(products, pairs)
                 ]
@@ -348,8 +303,8 @@ def _products(
     def load_code(index: int) -> Value:
         """Four codes of x in all lanes."""
         if target.dot == "sdot":  # whose operand is one lane of a register
-            return f.load(vector(i32, 4), x, 16 * (index // 4), 4).shuffle([index % 4] * 4)
-        return f.load(i32, x, 4 * index, 4).splat()
+            return f.load(vector(i32, 4), x, 16 * (index // 4)).shuffle([index % 4] * 4)
+        return f.load(i32, x, 4 * index).splat()
 
     def add(totals: list[Value], plane: int, chunks: list[tuple[int, Value]]) -> list[Value]:
         for k, chunk in chunks:
@@ -359,7 +314,7 @@ def _products(
             ]
         return totals
 
-    if x_layout.name == "int8":
+    if x_layout.kind == "int8":
         return add(starts, 0, chunks)
     zero = f.zero(starts[0].type)
     if tokens == 1:
@@ -378,9 +333,7 @@ def _products(
 
 
 def dot(f: Function, target: Target, sums: Value, codes: Value, x: Value) -> Value:
-    """Add to each lane the four products of unsigned (NEON: signed) codes with signed bytes of
-    x.
-    """
+    """Add to each lane the four products of unsigned (NEON: signed) codes with bytes of x."""
     bytes_ = vector(i8, 4 * sums.type.count)
     name = (
         "llvm.x86.avx512.vpdpbusd.512"
@@ -391,9 +344,7 @@ def dot(f: Function, target: Target, sums: Value, codes: Value, x: Value) -> Val
 
 
 def _multiply_pairs(f: Function, codes: Value, x: Value) -> Value:
-    """The sum of both 16-bit products in every lane; LLVM selects the multiply and pair-add
-    instruction.
-    """
+    """The sum of both 16-bit products in every lane, a single instruction."""
     halves, wide = vector(i16, 32), vector(i32, 32)
     products = codes.bitcast(halves).sign_extend(wide) * x.bitcast(halves).sign_extend(wide)
     return products.shuffle(list(range(0, 32, 2))) + products.shuffle(list(range(1, 32, 2)))
@@ -412,6 +363,6 @@ def _dequantised_sums(
             x = f.x + (i * layout.groups + group) * group_bytes
             for column, weight in dequantise(f, target, layout, block, subs, group, tokens):
                 for t in range(tokens):
-                    value = f.load(f32, x, 4 * (column * tokens + t), 4).splat()
+                    value = f.load(f32, x, 4 * (column * tokens + t)).splat()
                     sums[t].set(f.fma(weight, value, sums[t].get()))
     return sums

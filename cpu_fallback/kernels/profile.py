@@ -79,9 +79,7 @@ class ClockedTeam:
 
 @contextmanager
 def clock_programs(runner: Runner, named: list[tuple[str, Any]]) -> Iterator[Profile]:
-    """Clock a model's programs until the context ends, which completes the profile. named:
-    name_matrices of the model.
-    """
+    """Clock a model's programs until the context ends. named: of name_matrices."""
     profile = Profile(
         slower=0.0, note="the compiled program as it runs, with a clock read after each operation"
     )

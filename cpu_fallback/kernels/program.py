@@ -19,8 +19,9 @@ from . import embedding, filling, team
 from .interpreter import write_module
 from .operations import operations
 from .recipe import Recipe
-from .records import COMMON, CONTEXT, FIELDS, WORDS
+from .records import COMMON, CONTEXT, FIELDS, FLOATS, WORDS
 from .target import Compiled, compile_module
+from .workspace import Buffer
 
 
 class Code:
@@ -30,34 +31,31 @@ class Code:
         self.recipe = recipe
         # numbers of the operations
         self.kinds = {kind: number for number, kind in enumerate(operations(recipe))}
-        fills = {source: filling.fill_name(*source) for source in recipe.sources}
-        public = ["run", "run_clocked", "start", "serve", "checksum", *fills.values()]
+        public: list[tuple] = [(team.start,), (team.serve,), (filling.checksum,)]
+        public += [(filling.fill, *source) for source in recipe.sources]
         if recipe.embedding:
-            public.append(embedding.embed_name(*recipe.embedding))
+            public.append((embedding.embed, recipe.target, *recipe.embedding))
+        names = [kernel.name(*constants) for kernel, *constants in public]
         self.compiled: Compiled = compile_module(
-            recipe.target, repr(recipe), public, lambda: write_module(recipe)
+            recipe.target,
+            repr(recipe),
+            ["run", "run_clocked", *names],
+            lambda: write_module(recipe),
         )
+        functions = [
+            self.compiled.function(name, kernel.parameters)
+            for name, (kernel, *_) in zip(names, public)
+        ]
+        # for a team; of panels
+        self.start, self.serve, self.checksum, *functions = functions
+        self.fill = dict(zip(recipe.sources, functions))
+        self.embed = functions[-1] if recipe.embedding else None
         # the interpreter, with a clock
         self.run_clocked = self.compiled.function("run_clocked", len(team.WALK))
-        # for a team
-        self.start, self.serve = (
-            self.compiled.function("start", 2),
-            self.compiled.function("serve", 3),
-        )
-        self.embed = (
-            self.compiled.function(public[-1], len(embedding.EMBED)) if recipe.embedding else None
-        )
-        self.checksum = self.compiled.function("checksum", len(filling.CHECKSUM))  # of panels
-        self.fill = {
-            source: self.compiled.function(name, len(filling.FILL))
-            for source, name in fills.items()
-        }
 
 
 class Program:
-    """A list of operations. threads: number that run it. Memory at all addresses in it must outlive
-    it.
-    """
+    """A list of operations for `threads` threads. Memory at its addresses must outlive it."""
 
     def __init__(self, code: Code, threads: int):
         self.code, self.threads = code, threads
@@ -74,29 +72,31 @@ class Program:
         portion: int = 1,
         per_token: bool = False,
         wait: bool = True,
-        **operands: int,
+        **operands: int | float | Buffer,
     ) -> int:
         """Append an operation with all `operands` of its kind; returns its index. wait=False: omit
         the barrier after it.
 
+        A Buffer is its address, and its row_bytes unless they are given, too.
         Raises TypeError or ValueError for wrong operands, ValueError for a kind that the code
         lacks.
         """
         names = set(FIELDS[kind.split()[0]]) - set(COMMON)
-        if set(operands) != names:
-            raise TypeError(f"operands of {kind} are {sorted(names)}, not {sorted(operands)}")
+        values = _expand(operands, names)
+        if set(values) != names:
+            raise TypeError(f"operands of {kind} are {sorted(names)}, not {sorted(values)}")
         if kind not in self.code.kinds:
             raise ValueError(
                 f"{kind!r} is not among the compiled operations {sorted(self.code.kinds)}"
             )
-        values = {
+        values |= {
             "kind": self.code.kinds[kind],
             "items": items,
             "per_token": int(per_token),
             "portion": max(1, portion),
             "wait": int(wait),
             "counters": 0,
-        } | operands
+        }
         if bad := {
             name: value for name, value in values.items() if not isinstance(value, int) or value < 0
         }:
@@ -107,9 +107,13 @@ class Program:
     def __len__(self) -> int:
         return len(self.operations)
 
-    def amend(self, index: int, **operands: int) -> None:
-        """Change operands of an operation, before `finish`."""
-        self.operations[index][1].update(operands)
+    def direct(self, index: int, out: Buffer, column: int = 0) -> None:
+        """Let a product write to `out` from a column on, before `finish`."""
+        self.operations[index][1].update(out=out.address + 4 * column, out_bytes=out.row_bytes)
+
+    def accumulate(self, index: int) -> None:
+        """Let a product add to its output, before `finish`."""
+        self.operations[index][1]["accumulate"] = 1
 
     def cut(self, at: int) -> Program:
         """Move the operations from `at` on to a new program, before `finish`."""
@@ -118,9 +122,7 @@ class Program:
         return rest
 
     def finish(self) -> Program:
-        """Write the records; no operations can follow. Raises ValueError for a product without an
-        output.
-        """
+        """Write the records; no operations follow. Raises ValueError for a missing output."""
         self.records = np.zeros((len(self), WORDS), np.int64)
         for record, (kind, values) in zip(self.records, self.operations):
             if values.get("out") == 0:
@@ -179,6 +181,21 @@ class Program:
         if last is None and ticks is None:
             self._whole, self._context = call, context
         return call
+
+
+def _expand(operands: dict[str, int | float | Buffer], names: set[str]) -> dict[str, int]:
+    """The words of operands. names: of the operation's."""
+    words = {}
+    for name, value in operands.items():
+        if isinstance(value, Buffer):
+            words[name] = value.address
+            if (stride := f"{name}_bytes") in names:
+                words.setdefault(stride, operands.get(stride, value.row_bytes))
+        elif name in FLOATS:
+            words[name] = int(np.float32(value).view(np.uint32))
+        else:
+            words[name] = value
+    return words
 
 
 assert sys.byteorder == "little"

@@ -28,9 +28,7 @@ class Recipe:
     embedding: tuple[LowBitLayout, str] | None = None
 
     def activation_layout(self, layout: Layout) -> ActivationLayout:
-        """The layout of activations for a layout of weights. Weights without an offset share that
-        of other weights.
-        """
+        """The activations' layout for weights. Those without an offset share another's."""
         if (
             isinstance(layout, FloatLayout)
             and layout.dtype == "bfloat16"
@@ -67,9 +65,7 @@ def tiles(target: Target, x_layout: ActivationLayout) -> tuple[int, ...]:
 
 
 def expert_tiles(target: Target) -> tuple[int, ...]:
-    """Sizes of an expert's tiles in rows, smallest first: powers of two that both low-bit and float
-    weights have.
-    """
+    """Sizes of an expert's tiles in rows, smallest first: powers of two of all weights."""
     return tuple(
         size
         for size in target.tiles(low_bit=True)

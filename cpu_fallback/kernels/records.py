@@ -1,10 +1,6 @@
-"""Operations of a program as records of WORDS words (int64), which the compiled interpreter
-reads.
-"""
+"""Operations of a program as records of int64, which the compiled interpreter reads."""
 
 from __future__ import annotations
-
-import numpy as np
 
 from .layouts import ActivationLayout, Layout
 
@@ -21,177 +17,57 @@ COMMON = (
 )
 # Operands by kind. Addresses are of float32 by default. "X_bytes" is the stride of X in bytes from
 # one token to the next, of x a token's share of its tile.
-_STREAM = ("target", "target_bytes", "groups")  # rows of `groups` groups, changed in place
-_PACKED = (
-    "a",
-    "a_bytes",
-    "b",
-    "b_bytes",  # see packing.pack
-    "groups",
-    "part",  # of a row; of an item
-    "x",
-    "x_bytes",  # the records to write
-    "width",
-    "eps",  # of the norm
-    "scratch",
-)  # a cache line for each thread
-_CACHED = ("page_keys", "page_values", "key_scales", "value_scales")  # offsets in a page
+_STREAM = "target target_bytes groups"  # rows of `groups` groups, changed in place
+# a, b: see packing.pack; part: of a row's groups, an item's; x: the records to write; width, eps:
+# of the norm; scratch: a cache line for each thread
+_PACKED = "a a_bytes b b_bytes groups part x x_bytes width eps scratch"
+_CACHED = "page_keys page_values key_scales value_scales"  # offsets in a page
 OPERANDS = {
     # items: panels. out[token] = panels times x[token] (+ bias) (+ out)
-    "product": (
-        "weights",
-        "panel_bytes",
-        "blocks",
-        "x",
-        "x_bytes",
-        "out",
-        "out_bytes",
-        "bias",
-        "accumulate",
-    ),
+    "product": "weights panel_bytes blocks x x_bytes out out_bytes bias accumulate",
     # items: tokens. delta times factor (and weight, after a norm, unless weight is 0) -> target (+
     # target)
-    "adjust": (
-        "delta",
-        "delta_bytes",
-        "weight",
-        "factor",
-        "target",
-        "target_bytes",
-        "accumulate",
-        "groups",
-        "width",
-        "eps",
-        "scratch",
-    ),
-    # items: tokens
-    "softcap": (*_STREAM, "cap"),
+    "adjust": "delta delta_bytes weight factor target target_bytes accumulate groups width eps"
+    " scratch",
+    "softcap": f"{_STREAM} cap",  # items: tokens
     # items: tokens. Zeros in the rows of tokens that do not have the adapter of this number
-    "select": (*_STREAM, "adapter"),
-    # items: parts of a token's groups, by tile, part, token
-    "pack": _PACKED,
+    "select": f"{_STREAM} adapter",
+    "pack": _PACKED,  # items: parts of a token's groups, by tile, part, token
     # items: tokens. RMS norm of every head of query and key, in place; a norm of all heads sees one
     # head of their width
-    "norm_heads": (
-        "qkv",
-        "qkv_bytes",
-        "heads",
-        "key_heads",
-        "query_width",
-        "key_width",
-        "keys_at",
-        "query_weight",
-        "key_weight",
-        "eps",
-    ),
-    # items: key heads of tokens. Rotate queries and keys in place if `rotates`, store keys and
-    # values in pages of their row
-    "rotate": (
-        "qkv",
-        "qkv_bytes",
-        "heads",
-        "key_heads",
-        "keys_at",
-        "values_at",
-        *_CACHED,
-        "rotates",
-        "table_at",
-        "query_table_at",
-    ),  # the layer's angles in a row of the tables
+    "norm_heads": "qkv qkv_bytes heads key_heads query_width key_width keys_at query_weight"
+    " key_weight eps",
+    # items: key heads of tokens. Rotate queries and keys in place if `rotates`, by the layer's
+    # angles in a row of the tables; store keys and values in pages of their row
+    "rotate": f"qkv qkv_bytes heads key_heads keys_at values_at {_CACHED} rotates table_at"
+    " query_table_at",
     # items: 1. scores -> chosen experts of each token, their shares, tiles of their rows
-    "route": (
-        "scores",
-        "scores_bytes",
-        "experts",
-        "used",
-        "normalises",
-        "chosen",
-        "shares",
-        "counts",
-        "tiles",
-        "order",
-        "rows",
-    ),
-    # items: parts of the groups of each tile, for as many tiles as there may be
-    "gather": (
-        *_PACKED,
-        "tiles",
-        "order",
-        "used",
-        "is_sorted",
-    ),  # 1: rows of a are the tiles' rows; 0: tokens
+    "route": "scores scores_bytes experts used normalises chosen shares counts tiles order rows",
+    # items: parts of the groups of each tile, for as many tiles as there may be. is_sorted: 1: rows
+    # of a are the tiles' rows; 0: tokens
+    "gather": f"{_PACKED} tiles order used is_sorted",
     # items: parts of the panels for each tile, for as many tiles as there may be. out[row] = its
-    # expert's panels times x[row]
-    "experts": (
-        "weights",  # address of the addresses of all experts' panels
-        "panel_bytes",
-        "panels",
-        "part",
-        "blocks",
-        "x",
-        "x_bytes",
-        "out",
-        "out_bytes",
-        "tiles",
-    ),
+    # expert's panels times x[row]; weights: address of the addresses of all experts' panels
+    "experts": "weights panel_bytes panels part blocks x x_bytes out out_bytes tiles",
     # items: tokens. The sum of outputs times shares -> out (+ out)
-    "combine": (
-        "outputs",
-        "outputs_bytes",
-        "rows",
-        "shares",
-        "used",
-        "vectors",
-        "out",
-        "out_bytes",
-        "accumulate",
-    ),
+    "combine": "outputs outputs_bytes rows shares used vectors out out_bytes accumulate",
     # items: key heads of tokens
-    "attend": (
-        "qkv",
-        "qkv_bytes",
-        "shared",
-        "key_heads",
-        "out",
-        "out_bytes",
-        *_CACHED,
-        "window",
-        "scale",
-    ),
+    "attend": f"qkv qkv_bytes shared key_heads out out_bytes {_CACHED} window scale",
 }
+FLOATS = {"factor", "width", "eps", "cap", "scale"}  # a float32 in the low half of the word
 FIELDS = {
-    kind: {name: index for index, name in enumerate(COMMON + operands)}
+    kind: {name: index for index, name in enumerate((*COMMON, *operands.split()))}
     for kind, operands in OPERANDS.items()
 }
-# Arguments of a call.
-CONTEXT = {
-    name: index
-    for index, name in enumerate(
-        (
-            "tokens",
-            "first_row",  # of the buffers
-            "places",  # address of the first token's PLACE
-            # scratch of attention: of all threads; a thread's; a head's
-            "scores",
-            "scores_bytes",
-            "scores_head_bytes",
-            "sync",  # of the barrier
-        )
-    )
-}
-# A token's place in the cache.
-PLACE = {
-    name: index
-    for index, name in enumerate(
-        (
-            "position",
-            "pages",  # address of the row's page table
-            "cosine",
-            "sine",  # addresses of the position's angles
-            "adapter",
-        )
-    )
-}  # number of the row's adapter
+# Arguments of a call: tokens; first_row: of the buffers; places: address of the first token's
+# PLACE; scratch of attention's scores: of all threads, bytes of a thread's, of a head's; sync: of
+# the barrier.
+_CONTEXT = "tokens first_row places scores scores_bytes scores_head_bytes sync"
+CONTEXT = {name: index for index, name in enumerate(_CONTEXT.split())}
+# A token's place in the cache. pages: address of the row's page table; cosine, sine: addresses of
+# the position's angles; adapter: number of the row's adapter.
+_PLACE = "position pages cosine sine adapter"
+PLACE = {name: index for index, name in enumerate(_PLACE.split())}
 
 
 def product_kind(layout: Layout) -> str:
@@ -199,7 +75,7 @@ def product_kind(layout: Layout) -> str:
 
 
 def pack_kind(x_layout: ActivationLayout, source: str) -> str:
-    return f"pack {source} {x_layout.name} {x_layout.offset}"
+    return f"pack {source} {x_layout.name}"
 
 
 def experts_kind(layout: Layout) -> str:
@@ -207,9 +83,4 @@ def experts_kind(layout: Layout) -> str:
 
 
 def gather_kind(x_layout: ActivationLayout, source: str) -> str:
-    return f"gather {source} {x_layout.name} {x_layout.offset}"
-
-
-def float_bits(number: float) -> int:
-    """Bits of a float32 as the low half of a word."""
-    return int(np.float32(number).view(np.uint32))
+    return f"gather {source} {x_layout.name}"

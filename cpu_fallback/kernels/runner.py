@@ -1,6 +1,4 @@
-"""Execution of a lowered forward on several threads: chunks of a prompt, decoded tokens of rows,
-probes.
-"""
+"""Execution of a lowered forward: chunks of a prompt, decoded tokens of rows, probes."""
 
 from __future__ import annotations
 
@@ -53,9 +51,7 @@ class Programs(NamedTuple):
 
 
 class Runner:
-    """A lowered forward. Thread-safe: a lock serialises runs. A forked process starts new
-    threads.
-    """
+    """A lowered forward. A lock serialises runs. A forked process starts new threads."""
 
     width = CHUNK  # prompt tokens per run
 
@@ -118,9 +114,7 @@ class Runner:
         return Programs(*lower(1, False), *lower(2, False), *lower(2, True), vectors)
 
     def _find_programs(self, numbers: Iterable[int]) -> Programs:
-        """The programs for rows with adapters of these numbers, 0 for none. Lowered at their first
-        use.
-        """
+        """The programs for rows with these adapters, 0 for none. Lowered at their first use."""
         if not any(numbers):
             return self._base
         adapters = tuple(sorted({number for number in numbers if number}))
@@ -132,9 +126,7 @@ class Runner:
         return self._adapted[adapters]
 
     def _find_table(self) -> tuple[int, int, int] | None:
-        """The embedding in the file: (blocks of a row, bytes of a row, address). None: NumPy looks
-        up its rows.
-        """
+        """The embedding in the file: (blocks and bytes of a row, address); None for NumPy's."""
         if self.code.embed is None:
             return None
         weight = self._embedding.weight
@@ -247,9 +239,7 @@ class Runner:
             self._scored = positions
 
     def _start_over(self) -> None:
-        """Renew in a forked process what belongs to threads: the team, the lock, an unfinished
-        barrier.
-        """
+        """Renew the team, the lock and an unfinished barrier in a forked process."""
         self._process, self._lock, self.team = (
             os.getpid(),
             threading.Lock(),
@@ -320,9 +310,7 @@ class Runner:
             self._stream[: len(tokens)] *= np.float32(self._embedding_factor)
 
     def _embed_rows(self, tokens: np.ndarray | int, count: int, first: int) -> None:
-        """Write the embeddings of `count` tokens to the stream from row `first` on. tokens: [16],
-        or the only token.
-        """
+        """Write `count` embeddings to the stream from row `first` on. tokens: [16] or one id."""
         blocks, row_bytes, start = self._table
         self._table_rows[:] = start + row_bytes * tokens
         stream = self.workspace.hidden
@@ -344,7 +332,7 @@ class Runner:
         all_positions: bool,
         probes: Probes | None,
     ) -> None:
-        """Run up to CHUNK tokens, int32 [T], whose places are set. out: receives their logits, or
+        """Run up to CHUNK tokens, int32 [T], whose places are set. out: for their logits, or
         None.
         """
         tokens, w, vocab = len(ids), self.workspace, self.config.vocab_size
@@ -400,9 +388,7 @@ class Runner:
         advance(len(program))
 
     def _read_mark(self, mark: Mark, tokens: int, advance: Callable[[int], None]) -> np.ndarray:
-        """Run to a mark's last operation and read its values, without effect on later
-        operations.
-        """
+        """Run to a mark's last operation and read its values; later operations do not change."""
         if mark.zeroed is None:
             advance(mark.last)
             return mark.read(tokens)

@@ -122,9 +122,7 @@ def _ask_host() -> Host:
 
 
 def find_prefetches(processor: str, name: str) -> tuple[tuple[tuple[str, Prefetch], ...], bool]:
-    """A target's prefetches by layout, and whether they were measured on this processor, else those
-    of "any".
-    """
+    """A target's prefetches by layout, and whether they were measured on this processor."""
     table = json.loads(PREFETCHES.read_text())
     measured = name in table.get(processor, {})
     by_layout = table[processor if measured else "any"][name]
@@ -165,9 +163,7 @@ class Target:
         return known.get(layout_name, known["any"])
 
     def tiles(self, low_bit: bool) -> tuple[int, ...]:
-        """Sizes of tiles for low-bit or float weights, in tokens, smallest first: powers of two,
-        then a prompt's tile.
-        """
+        """Sizes of tiles in tokens: powers of two, smallest first, then a prompt's tile."""
         full = self.tile if low_bit else self.float_tile
         return (*(tokens for tokens in (1, 2, 4, 8) if tokens < full), full)
 
@@ -262,9 +258,7 @@ def compile_module(
 
 
 def _load(for_target: Target, code: bytes, names: list[str]) -> Compiled:
-    """Load an object file: as an image on x86-64 Linux, by LLVM elsewhere or if the system refuses
-    executable memory.
-    """
+    """Load an object file: as an image on x86-64 Linux, else by LLVM."""
     externals = {"mlx_llama_yield": ctypes.cast(_yield_function(), ctypes.c_void_p).value}
     if sys.platform == "linux":
         try:
@@ -285,9 +279,7 @@ def _load(for_target: Target, code: bytes, names: list[str]) -> Compiled:
 
 
 def optimise(for_target: Target, module: ir.Module) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
-    """Run LLVM's passes; returns the module and its target machine. The kernels inline and
-    vectorise by themselves.
-    """
+    """Run LLVM's passes; returns the module and its target machine."""
     import llvmlite.binding as llvm
 
     module.triple = for_target.triple
@@ -345,9 +337,7 @@ def _frame(digest: bytes, code: bytes) -> bytes:
 
 
 def _read(file: Path, digest: bytes) -> bytes | None:
-    """Read the code of a cache file; None unless the file is complete, owned by this user and of
-    this digest.
-    """
+    """Read the code of a cache file; None unless it is whole, private and of this digest."""
     try:
         with open_file(file) as stream:
             status = os.fstat(stream.fileno())

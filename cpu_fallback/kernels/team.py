@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .emit import Function, Module, Value, Variable, i32, i64, void
+from .emit import Function, Module, Value, Variable, i32, i64, kernel, void
 
 SPINS = 2000  # polls, some 20 us, before a waiting thread yields the processor
 LINGER = 4000  # polls that yield, some milliseconds on an idle core, before a follower sleeps
@@ -31,16 +31,13 @@ _RAN = len(_CALL)
 _HEAD = struct.Struct(f"{_RAN + 1}q")
 _LINE = 8  # words
 _ASLEEP, _READY, _CLAIMED, _RUN = range(4)
-_START, _SERVE = {"box": i64, "threads": i64}, {"box": i64, "thread": i64, "threads": i64}
 
 
 class Walkable(Protocol):
     """Work for a team, such as a program.Program."""
 
     def prepare(self, context: np.ndarray, *part: Any) -> Call:
-        """Prepare a run, on the caller's thread; returns the call that each thread makes. part: see
-        Program.prepare.
-        """
+        """Prepare a run; returns the call that each thread makes. part: see Program.prepare."""
 
 
 class Machine(Protocol):
@@ -113,17 +110,15 @@ def _end(events: list[threading.Event], ending: list[bool]) -> None:
 
 def write(module: Module) -> None:
     """Write `start` and `serve`."""
-    _write_start(module)
-    _write_serve(module)
+    start(module, public=True)
+    serve(module, public=True)
 
 
-def _write_start(module: Module) -> None:
-    """Run the box's call on all threads if each follower is ready or becomes so within JOIN polls;
-    else do nothing.
-    """
-    f = Function(module, "start", _START, public=True)
+@kernel
+def start(f: Function, box, threads) -> None:
+    """Run the box's call on all threads if each follower is ready within JOIN polls."""
     claimed = Variable(f, f.constant(i64, 1))
-    with f.loop(f.threads, 1) as number:
+    with f.loop(threads, 1) as number:
         polls = Variable(f, f.constant(i64, 0))
         with f.forever() as break_if:
             is_ready = f.compare_exchange(_state(f, number), _READY, _CLAIMED)
@@ -133,32 +128,31 @@ def _write_start(module: Module) -> None:
         claimed.set(
             (polls.get().compare("<", SPINS + JOIN)).select(claimed.get() + 1, claimed.get())
         )
-    with f.if_else(claimed.get().compare("==", f.threads)) as (all_, some):
+    with f.if_else(claimed.get().compare("==", threads)) as (all_, some):
         with all_:
-            with f.loop(f.threads, 1) as number:
+            with f.loop(threads, 1) as number:
                 f.atomic_store(_state(f, number), _RUN)
             _walk(f, f.constant(i64, 0))
-            with f.loop(f.threads, 1) as number:
+            with f.loop(threads, 1) as number:
                 polls = Variable(f, f.constant(i64, 0))
                 with f.forever() as break_if:
                     break_if(f.atomic_load(_state(f, number)).compare("!=", _RUN))
                     wait(f, polls)
-            f.store(f.constant(i64, 1), f.box, 8 * _RAN, 8)
-        with some, f.loop(f.threads, 1) as number:
+            f.store(f.constant(i64, 1), box, 8 * _RAN)
+        with some, f.loop(threads, 1) as number:
             f.compare_exchange(_state(f, number), _CLAIMED, _READY)
-    f.finish()
 
 
-def _write_serve(module: Module) -> None:
+@kernel
+def serve(f: Function, box, thread, threads) -> None:
     """Take part in runs as a follower, until there was none for LINGER polls."""
-    f = Function(module, "serve", _SERVE, public=True)
-    state = _state(f, f.thread)
+    state = _state(f, thread)
     f.atomic_store(state, _READY)
     polls = Variable(f, f.constant(i64, 0))
     with f.forever() as break_if:
         with f.if_else(f.atomic_load(state).compare("==", _RUN)) as (run, other):
             with run:
-                _walk(f, f.thread)
+                _walk(f, thread)
                 f.atomic_store(state, _READY)
                 polls.set(f.constant(i64, 0))
             with other:
@@ -167,7 +161,6 @@ def _write_serve(module: Module) -> None:
         with f.if_then(polls.get().compare(">=", SPINS + LINGER)):
             is_asleep.set(f.compare_exchange(state, _READY, _ASLEEP))
         break_if(is_asleep.get().compare("==", 1))
-    f.finish()
 
 
 def _state(f: Function, number: Value) -> Value:
@@ -178,7 +171,7 @@ def _state(f: Function, number: Value) -> Value:
 def _walk(f: Function, thread: Value) -> None:
     """Make the box's call as a thread."""
     walk, program, count, context, times, times_bytes = (
-        f.load(i64, f.box, 8 * index, 8) for index in range(len(_CALL))
+        f.load_word(f.box, index) for index in range(len(_CALL))
     )
     f.call_address(
         walk,

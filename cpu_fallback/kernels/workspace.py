@@ -65,9 +65,7 @@ class Workspace:
         expert_rows: int = 1,
         rank: int = 0,
     ):
-        """expert_rows: of an expert's full tile. rank: maximum rows of an adapter's first matrix, 0
-        without adapters.
-        """
+        """expert_rows: of an expert's full tile. rank: of adapters at most, 0 without any."""
         c = config
         self.routing = Routing(config, expert_rows) if c.num_experts else None
         rows = self.routing.rows if self.routing else CHUNK
@@ -99,9 +97,7 @@ class Workspace:
         self._shared, self._threads = c.num_attention_heads // c.num_key_value_heads, threads
 
     def reserve_scores(self, positions: int) -> tuple[int, int, int]:
-        """Allocate attention scores for `positions`: (address, bytes per thread, bytes per query
-        head of a key head).
-        """
+        """Allocate attention scores: (address, bytes per thread, bytes per query head)."""
         head_bytes = 4 * (pad(positions, 16) + 32)
         thread_bytes = head_bytes * self._shared + 64
         if self._scores is None or self._scores.nbytes < thread_bytes * self._threads:

@@ -6,7 +6,7 @@ needs nothing from the host. Each row of a batch has separate programs. The test
 function with torch's operations:
 
     add_rms_norm   ops.add_rms_norm                 multiply, multiply_gated   ops.linear, ops.gated_linear
-    norm_heads     ops.norm_heads                   rotate, gate               ops.rope, ops.swiglu
+    norm_heads     ops.norm_heads                   rotate, gate               ops.rope, ops.gate
     store_rotated  ops.rope_and_store               attend                     ops.attend
     recent         Cache.recent                     add_noise                  sampling.gumbel added to the scores
     read_keys      View.new_keys                    adapt                      ops.adapt

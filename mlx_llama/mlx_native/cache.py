@@ -18,9 +18,7 @@ from .kernels.packing import Parts
 
 
 class Cache(Buffers):
-    """Keys and values of all layers and the tokens, by row; kernels/buffers.py decides where a row
-    lies.
-    """
+    """Keys, values and tokens by row, which lie in buffers (kernels/buffers.py)."""
 
     def __init__(
         self,
@@ -31,9 +29,7 @@ class Cache(Buffers):
         rows: int = 1,
         bits: int | None = None,
     ):
-        """bits: 8 to store keys and values as codes of a byte, 16 in two bytes, None for
-        `dtype`.
-        """
+        """bits: of keys and values: 8 for codes, 16 for two bytes, None for `dtype`."""
         super().__init__(config, capacity, dtype, device, rows, bits)
         self.pace: Pace | None = None  # of long prompts
 
@@ -183,9 +179,7 @@ class View(CallView):
 
 
 def _stack_tables(tables: list[tuple]) -> tuple:
-    """Stack the tables of several sequences: cosines and sines [B, 1, T, 1 or 2, D/2]; periods stay
-    separate.
-    """
+    """Stack the tables of several sequences: [B, 1, T, 1 or 2, D/2]; periods stay separate."""
     if len(tables[0]) == 2:
         return tuple(mx.stack(parts)[:, None] for parts in zip(*tables))
     return tuple(tables)

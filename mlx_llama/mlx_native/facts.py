@@ -7,6 +7,7 @@ import math
 import platform
 import subprocess
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from mlx_llama.core.backends.interface import ITEMSIZE, BackendFacts, WeightsPlan
@@ -22,52 +23,36 @@ INDEX_BITS = {"IQ4_XS": 4}  # bits of an index into the table of codes; other fo
 
 
 def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
-    free = machine.free_memory()
+    facts = partial(BackendFacts, "mlx", True, packages=packages)
+    on_cpu = partial(facts, device="the CPU", memory_bytes=machine.free_memory(), memory_is="free")
     if platform.system() == "Darwin":
-        if platform.machine() == "arm64":
-            memory = _metal_memory()
-            return BackendFacts(
-                "mlx",
-                True,
-                "",
-                packages,
-                True,
-                "the GPU, through Metal",
-                (),
-                memory,
-                "an estimate",
-                kernels="metal",
-            )
-        return BackendFacts(
-            "mlx", True, "Metal needs Apple silicon", packages, False, "the CPU", (), free, "free"
+        if platform.machine() != "arm64":
+            return on_cpu(reason="Metal needs Apple silicon")
+        return facts(
+            reason="",
+            gpu=True,
+            device="the GPU, through Metal",
+            memory_bytes=_metal_memory(),
+            memory_is="an estimate",
+            kernels="metal",
         )
     if not any(name.startswith("mlx-") for name in packages) and not _has_library():
-        return BackendFacts(
-            "mlx",
-            False,
+        reason = (
             "backend 'mlx' lacks its library, which the package 'mlx' alone does not "
-            "bring here: pip install 'mlx[cpu]' (or 'mlx[cuda13]' for NVIDIA GPUs)",
-            packages,
+            "bring here: pip install 'mlx[cpu]' (or 'mlx[cuda13]' for NVIDIA GPUs)"
         )
-    if any(name.startswith("mlx-cuda") for name in packages):
-        if gpus.seen is False:
-            return BackendFacts(
-                "mlx", True, gpus.absence, packages, False, "the CPU", (), free, "free"
-            )
-        name, memory = gpus.first[:2] if gpus.first else ("a GPU", None)
-        return BackendFacts(
-            "mlx", True, "", packages, gpus.seen, name, (), memory, "free" if memory else ""
-        )
-    return BackendFacts(
-        "mlx",
-        True,
-        "no GPU: Metal needs Apple silicon, CUDA the package mlx[cuda13]",
-        packages,
-        False,
-        "the CPU",
-        (),
-        free,
-        "free",
+        return BackendFacts("mlx", False, reason, packages)
+    if not any(name.startswith("mlx-cuda") for name in packages):
+        return on_cpu(reason="no GPU: Metal needs Apple silicon, CUDA the package mlx[cuda13]")
+    if gpus.seen is False:
+        return on_cpu(reason=gpus.absence)
+    name, memory = gpus.first[:2] if gpus.first else ("a GPU", None)
+    return facts(
+        reason="",
+        gpu=gpus.seen,
+        device=name,
+        memory_bytes=memory,
+        memory_is="free" if memory else "",
     )
 
 
@@ -78,14 +63,10 @@ def plan_weights(
     exceeds_float16: bool = False,
 ) -> WeightsPlan:
     tensors, on_gpu = list(tensors), facts.gpu is not False
-    operands = [
-        product_dtype(weight, stored, on_gpu)
-        for weight in tensors
-        if isinstance(weight, AffineWeight)
-    ]
-    nbytes = sum(
-        tensor_nbytes(tensor, stored, on_gpu, facts.kernels is not None) for tensor in tensors
-    )
+    low_bit = [tensor for tensor in tensors if isinstance(tensor, AffineWeight)]
+    operands = [product_dtype(weight, stored, on_gpu) for weight in low_bit]
+    has_kernel = facts.kernels is not None
+    nbytes = sum(tensor_nbytes(tensor, stored, on_gpu, has_kernel) for tensor in tensors)
     return WeightsPlan(stored, " or ".join(dict.fromkeys(operands)), nbytes)
 
 
@@ -96,9 +77,7 @@ def weights_nbytes(tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu:
 def tensor_nbytes(
     weight: Tensor | AffineWeight, dtype: str, on_gpu: bool, has_kernel: bool = True
 ) -> int:
-    """Bytes of a tensor once packed. dtype: of the activations. has_kernel: as in
-    `keeps_levels`.
-    """
+    """Bytes of a packed tensor. dtype: of activations. has_kernel: as in `keeps_levels`."""
     count = math.prod(weight.shape)
     if not isinstance(weight, AffineWeight):
         return count * ITEMSIZE[dtype]

@@ -193,9 +193,7 @@ class Llama(BaseLlama):
 def _decide_compile(
     config: LlamaConfig, device: mx.Device, requested: bool | None
 ) -> tuple[bool, str]:
-    """Decide whether to trace steps, and give the reason if not. Raises BackendError if `requested`
-    is not possible.
-    """
+    """Decide whether to trace steps, with the reason if not. Raises BackendError."""
     if rope.length_dependent(config):
         reason = "the angles of dynamic rope depend on the length"
         if requested:

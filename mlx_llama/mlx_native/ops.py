@@ -55,7 +55,14 @@ def gated_linear(
 
 
 def gate(gate_up: mx.array, activation: str) -> mx.array:
-    return swiglu(gate_up) if activation == "silu" else geglu(gate_up)
+    gate, up = mx.split(gate_up, 2, axis=-1)
+    if activation == "silu":
+        return gate * mx.sigmoid(gate) * up
+    # gelu by the tanh approximation: gate (1 + tanh(u)) / 2 = gate sigmoid(2 u)
+    return gate * mx.sigmoid(1.5957691216 * (gate + 0.044715 * gate * gate * gate)) * up
+
+
+_gate = gate  # `experts` has a parameter of this name
 
 
 def experts(
@@ -75,8 +82,7 @@ def experts(
     gate_up = mx.concatenate(
         [_multiply_stack(rows, stack, chosen, is_sorted) for stack in (gate, up)], axis=-1
     )
-    hidden = swiglu(gate_up) if activation == "silu" else geglu(gate_up)
-    outputs = _multiply_stack(hidden, down, chosen, is_sorted)
+    outputs = _multiply_stack(_gate(gate_up, activation), down, chosen, is_sorted)
     if is_sorted:
         outputs = outputs[mx.argsort(order)]
     outputs = outputs.reshape(-1, spec.used, x.shape[-1])
@@ -84,9 +90,7 @@ def experts(
 
 
 def choose_experts(scores: mx.array, spec: ExpertsSpec) -> tuple[mx.array, mx.array]:
-    """The `used` experts with the largest scores, uint32 [T, used], and their shares, float32.
-    scores: [T, experts].
-    """
+    """The `used` experts of largest score, uint32 [T, used], and their shares, float32."""
     scores = scores.astype(mx.float32)
     chosen = mx.argpartition(-scores, kth=spec.used - 1, axis=-1)[..., : spec.used]
     if spec.normalises:
@@ -95,9 +99,7 @@ def choose_experts(scores: mx.array, spec: ExpertsSpec) -> tuple[mx.array, mx.ar
 
 
 def _multiply_stack(x: mx.array, stack: Stack, chosen: mx.array, is_sorted: bool) -> mx.array:
-    """x @ w.T with the matrices of these numbers. x: [..., M, K]; chosen: broadcast with the axes
-    before M.
-    """
+    """x @ w.T with the matrices `chosen`, broadcast with the axes before M. x: [..., M, K]."""
     if isinstance(stack, QuantizedStack):
         return stack.matmul(x, chosen, is_sorted)
     return mx.gather_mm(x, stack.swapaxes(-1, -2), rhs_indices=chosen, sorted_indices=is_sorted)
@@ -244,9 +246,7 @@ def _unfused_attention(
     mask: mx.array | str | None,
     cap: float | None,
 ) -> mx.array:
-    """As `attention`, if MLX has no fused kernel: with a softcap, or over codes, in the dtype of
-    their scales.
-    """
+    """As `attention`, without a fused kernel: with a softcap, or over codes."""
     B, H, T, D = query.shape
     G, L = keys[0].shape[1:3]
     is_packed = len(keys) > 1
@@ -277,21 +277,6 @@ def _unfused_attention(
     return mixed.reshape(B, H, T, padded)[..., :D].astype(query.dtype)
 
 
-def swiglu(gate_up: mx.array) -> mx.array:
-    """silu(gate) * up (Shazeer 2020). gate_up: [..., 2 F], the gate first; returns [..., F]."""
-    gate, up = mx.split(gate_up, 2, axis=-1)
-    return gate * mx.sigmoid(gate) * up
-
-
-def geglu(gate_up: mx.array) -> mx.array:
-    """gelu(gate) * up by the tanh approximation (Hendrycks and Gimpel 2016). gate_up: [..., 2 F],
-    the gate first.
-    """
-    gate, up = mx.split(gate_up, 2, axis=-1)
-    # gate * (1 + tanh(u)) / 2 = gate * sigmoid(2 u)
-    return gate * mx.sigmoid(1.5957691216 * (gate + 0.044715 * gate * gate * gate)) * up
-
-
 def _find_angles(tables: tuple, columns: slice) -> tuple:
     """Select columns of the view's tables."""
     if isinstance(tables[0], tuple):
@@ -303,9 +288,7 @@ def _find_angles(tables: tuple, columns: slice) -> tuple:
 
 
 def _heads_first(heads: mx.array, spec: LayerSpec) -> mx.array:
-    """Split heads [B, T, (H + 2 G) D] or [B, (H + 2 G) D] to [B, H + 2 G, T, D]. For T = 1 that is
-    a reshape.
-    """
+    """Split heads [B, T, (H + 2 G) D], or without T, to [B, H + 2 G, T, D]."""
     B, T = heads.shape[0], heads.shape[1] if heads.ndim == 3 else 1
     count = spec.heads + 2 * spec.key_value_heads
     if T == 1:

@@ -1,9 +1,9 @@
-"""Packed low-bit matrices: QuantizedMatrix for mx.quantized_matmul, TwoLevelMatrix for two levels
-of scales on a GPU.
-"""
+"""Packed low-bit matrices, with one level of scales or, on a GPU, with two."""
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core.files.checkpoint import Tensor
 from mlx_llama.core.files.quantized import IQ4_VALUES, AffineWeight, MLXWeight, Rows, pack_stream
 
 from . import facts, runtime
@@ -32,7 +31,7 @@ def lays_for_gpu(device: mx.Device) -> bool:
 def pack(
     weights: Sequence[AffineWeight], dtype: mx.Dtype, device: mx.Device, has_kernel: bool = True
 ) -> QuantizedMatrix | TwoLevelMatrix:
-    """Concatenate the rows of `weights`, for which `can_concatenate` is true; releases their pages.
+    """Concatenate the rows of `weights`, of one format; releases their pages.
 
     dtype: of the activations. has_kernel: False if `find_faults` reports a fault.
     """
@@ -50,9 +49,7 @@ def pack(
 def find_faults(
     weights: Iterable[AffineWeight], dtype: mx.Dtype, device: mx.Device
 ) -> dict[str, str]:
-    """Try the kernels of each format with two levels of scales; returns faults by format. {} on the
-    CPU, which has none.
-    """
+    """Try the kernels of each format with two levels of scales; returns faults by format."""
     if device.type != mx.gpu:
         return {}
     layouts = {weight.format: _layout(weight) for weight in weights if weight.two_level}
@@ -126,18 +123,26 @@ class QuantizedMatrix:
 
     def matmul(self, x: mx.array) -> mx.array:
         """x @ w.T. x: [..., K]; returns [..., N] in x's dtype."""
+        options = {"group_size": self.group_size, "bits": self.bits}
+        products = [
+            mx.quantized_matmul(part, self.packed, *scaling, **options)
+            for part, scaling in zip(self.split(x), self.scalings)
+        ]
+        return functools.reduce(operator.add, products).astype(x.dtype)
+
+    def split(self, x: mx.array) -> tuple[mx.array, ...]:
+        """x in the dtype of products, for each pair of scalings.
+
+        Zeros make groups of 16 exact: a product for the even groups with their scales, and another
+        for the odd groups.
+        """
         wide = x.astype(self.scalings[0][0].dtype)
         if self.even is None:
-            return self._product(wide, 0).astype(x.dtype)
-        # Zeros in x make groups of 16 exact: a product for the even groups with their scales, and
-        # another for the odd groups.
-        halves = mx.where(self.even, wide, 0), mx.where(self.even, 0, wide)
-        return (self._product(halves[0], 0) + self._product(halves[1], 1)).astype(x.dtype)
+            return (wide,)
+        return mx.where(self.even, wide, 0), mx.where(self.even, 0, wide)
 
     def rows(self, tokens: mx.array) -> mx.array:
-        """Rows by index, dequantised in float32. tokens: int32 [B, T]; returns [B, T, K] in
-        `dtype`.
-        """
+        """Dequantise rows by index, in float32. tokens: int32 [B, T]; returns [B, T, K]."""
         packed = self.packed[tokens]
         pairs = [tuple(part[tokens].astype(mx.float32) for part in pair) for pair in self.scalings]
         rows = [
@@ -145,11 +150,6 @@ class QuantizedMatrix:
             for pair in pairs
         ]
         return (rows[0] if self.even is None else mx.where(self.even, *rows)).astype(self.dtype)
-
-    def _product(self, x: mx.array, i: int) -> mx.array:
-        return mx.quantized_matmul(
-            x, self.packed, *self.scalings[i], group_size=self.group_size, bits=self.bits
-        )
 
 
 @dataclass(frozen=True)
@@ -168,39 +168,27 @@ class QuantizedStack:
         """x @ w.T with the matrices of numbers `chosen`. x: [..., M, K]; chosen: uint32, broadcast
         with the axes before M; is_sorted: they are in ascending order. Returns [..., M, N] in x's
         dtype."""
-        whole = self.matrix
-        wide = x.astype(whole.scalings[0][0].dtype)
-        parts = (
-            (wide,)
-            if whole.even is None
-            else (mx.where(whole.even, wide, 0), mx.where(whole.even, 0, wide))
-        )
-        packed, *scalings = (
-            part.reshape(self.count, -1, part.shape[-1])
-            for part in (whole.packed, *(part for pair in whole.scalings for part in pair))
-        )
-        products = [
-            mx.gather_qmm(
+        whole, products = self.matrix, []
+        for part, scaling in zip(whole.split(x), whole.scalings):
+            stacks = [
+                array.reshape(self.count, -1, array.shape[-1]) for array in (whole.packed, *scaling)
+            ]
+            product = mx.gather_qmm(
                 part,
-                packed,
-                scalings[2 * i],
-                scalings[2 * i + 1],
+                *stacks,
                 rhs_indices=chosen,
                 transpose=True,
                 group_size=whole.group_size,
                 bits=whole.bits,
                 sorted_indices=is_sorted,
             )
-            for i, part in enumerate(parts)
-        ]
-        return (products[0] if len(products) == 1 else products[0] + products[1]).astype(x.dtype)
+            products.append(product)
+        return functools.reduce(operator.add, products).astype(x.dtype)
 
 
 @dataclass(frozen=True)
 class TwoLevelMatrix:
-    """A low-bit matrix [N, K] as its file stores it: codes, and scales that are products of two
-    numbers, unrounded.
-    """
+    """A low-bit matrix [N, K] as its file stores it, with unrounded scales."""
 
     layout: Layout
     parts: Parts
@@ -262,18 +250,14 @@ class TwoLevelMatrix:
         dequantise = two_level.dequantise if self.has_kernel else two_level.dequantise_plainly
         wide, step, blocks = x.astype(self.product), max(1, _BLOCK // K), []
         for start in range(0, N, step):
-            block = (
-                Parts(*(part[start : start + step] for part in self.parts))
-                if step < N
-                else self.parts
-            )
+            block = self.parts
+            if step < N:
+                block = Parts(*(part[start : start + step] for part in block))
             blocks.append(wide @ dequantise(self.layout, block, self.product).T)
         return (blocks[0] if len(blocks) == 1 else mx.concatenate(blocks, axis=-1)).astype(x.dtype)
 
     def rows(self, tokens: mx.array) -> mx.array:
-        """Rows by index, dequantised in float32. tokens: int32 [B, T]; returns [B, T, K] in
-        `dtype`.
-        """
+        """Dequantise rows by index, in float32. tokens: int32 [B, T]; returns [B, T, K]."""
         parts = Parts(*(part[tokens.reshape(-1)] for part in self.parts))
         return two_level.dequantise_plainly(self.layout, parts, self.dtype).reshape(
             *tokens.shape, self.shape[1]
@@ -283,24 +267,10 @@ class TwoLevelMatrix:
 LowBitMatrix = QuantizedMatrix | TwoLevelMatrix
 
 
-def can_concatenate(first: Tensor | AffineWeight, second: Tensor | AffineWeight) -> bool:
-    """True if the rows of two weights can be concatenated to an array or a low-bit matrix."""
-    if not isinstance(first, AffineWeight) or not isinstance(second, AffineWeight):
-        return isinstance(first, AffineWeight) == isinstance(second, AffineWeight)
-    if type(first) is not type(second):
-        return False
-    fields = ("bits", "group_size", "two_level", "scale_dtype")
-    return all(getattr(first, name) == getattr(second, name) for name in fields)
-
-
 def _layout(weight: AffineWeight) -> Layout:
-    bits, sub_bits = (
-        facts.INDEX_BITS.get(weight.format, weight.bits),
-        facts.SUB_BITS.get(weight.format, 0),
-    )
-    return Layout(
-        bits, weight.group_size, weight.offset, sub_bits, weight.format in facts.INDEX_BITS
-    )
+    name, has_table = weight.format, weight.format in facts.INDEX_BITS
+    bits, sub_bits = facts.INDEX_BITS.get(name, weight.bits), facts.SUB_BITS.get(name, 0)
+    return Layout(bits, weight.group_size, weight.offset, sub_bits, has_table)
 
 
 def _product_dtype(
@@ -325,9 +295,7 @@ def _concatenate(weights: Sequence[MLXWeight]) -> tuple[np.ndarray, np.ndarray, 
 
 
 def _repack(weights: Sequence[AffineWeight]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Repack for MLX: codes uint32 [N, K * bits / 32], scales and biases float32 [N, K /
-    group_size].
-    """
+    """Repack: codes uint32 [N, K * bits / 32], scales and biases float32 [N, K / group_size]."""
     first, K = weights[0], weights[0].shape[1]
     N = sum(weight.shape[0] for weight in weights)
     packed = np.empty((N, K * first.bits // 32), np.uint32)
@@ -348,19 +316,18 @@ def _repack(weights: Sequence[AffineWeight]) -> tuple[np.ndarray, np.ndarray, np
 def _map_slabs(
     weights: Sequence[AffineWeight], fill: Callable[[Rows, slice], float | None]
 ) -> list[float | None]:
-    """Call fill(unpacked rows, their slice of the concatenated matrix) on threads; returns the
-    results.
-    """
-    # (weight, first row, last row + 1, first row of the result)
-    step, slabs = max(1, _SLAB // weights[0].shape[1]), []
-    for weight, at in zip(weights, np.cumsum([0] + [weight.shape[0] for weight in weights])):
-        starts = range(0, weight.shape[0], step)
-        slabs += [
-            (weight, start, min(start + step, weight.shape[0]), at + start) for start in starts
-        ]
+    """Call fill(unpacked rows, their slice of the whole matrix) on threads; returns results."""
+    step = max(1, _SLAB // weights[0].shape[1])
+    firsts = np.cumsum([0] + [weight.shape[0] for weight in weights])
+    slabs = [
+        (weight, start, at + start)
+        for weight, at in zip(weights, firsts)
+        for start in range(0, weight.shape[0], step)
+    ]
 
-    def run(slab: tuple[AffineWeight, int, int, int]) -> float | None:
-        weight, start, stop, at = slab
+    def run(slab: tuple[AffineWeight, int, int]) -> float | None:
+        weight, start, at = slab
+        stop = min(start + step, weight.shape[0])
         return fill(weight.rows(start, stop), slice(at, at + stop - start))
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -51,18 +51,14 @@ def device_name(device: mx.Device) -> str:
 
 
 def runs_ahead(device: mx.Device) -> bool:
-    """True if step n+1 may be launched before token n is read. Always True: MLX evaluates on a
-    thread of its own.
-    """
+    """Always True: step n+1 may be launched before token n is read."""
     return True
 
 
 def pick_dtype(
     dtype: str, stored: str, device: mx.Device, exceeds_float16: bool = False
 ) -> mx.Dtype:
-    """Pick the dtype of activations and weights. dtype: a dtype's name, or "auto" for the `stored`
-    one.
-    """
+    """Pick the dtype of activations and weights: a dtype's name, or "auto" for `stored`."""
     return getattr(mx, stored if dtype == "auto" else dtype)
 
 
@@ -115,9 +111,7 @@ def free_memory(device: mx.Device) -> int | None:
 
 
 def bandwidth(device: mx.Device) -> float | None:
-    """Measured bandwidth of the device's memory, bytes per second; None: the device uses the host's
-    memory.
-    """
+    """Measured bandwidth of a GPU's memory, bytes per second; None for the CPU device."""
     if device.type == mx.cpu:
         return None
     with mx.stream(device):
@@ -130,9 +124,7 @@ def bandwidth(device: mx.Device) -> float | None:
 
 
 def primitives(*arrays: mx.array) -> int | None:
-    """Count the operations in the graph of `arrays`, without evaluating it; None: there is no
-    graph.
-    """
+    """Count the operations in the graph of `arrays`, without evaluating it."""
     text = io.StringIO()
     mx.export_to_dot(text, *arrays)
     return text.getvalue().count("shape=rectangle")

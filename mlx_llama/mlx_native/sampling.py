@@ -46,7 +46,5 @@ class SamplingBatch(OptionArrays):
             )
 
     def processed(self, scores: mx.array, recent: mx.array | None = None) -> mx.array:
-        """Scores float32 [B, V] after bias, penalties, temperature and filters; -inf where filtered
-        out.
-        """
+        """Scores float32 [B, V] after bias, penalties, temperature and filters, which give -inf."""
         return process(self.kind, scores, recent, self.arrange(range(len(self.options))))

@@ -1,6 +1,4 @@
-"""Stored tensors as the layers' matrices, copied to the device: at the activations' width, or
-packed at their own.
-"""
+"""Stored tensors as the layers' matrices on the device, packed at their own width."""
 
 from __future__ import annotations
 
@@ -10,33 +8,30 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 import numpy as np
 
-from mlx_llama.core.backends.weights import BaseWeights, check_memory, group_runs, refuse_formats
+from mlx_llama.core.backends.weights import BlockWeights, check_memory
 from mlx_llama.core.files.adapters import stacked_nbytes
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
-from mlx_llama.core.system import progress
 
 from . import facts, ops, quantized, runtime
 from .dense import DenseMatrix
-from .quantized import LowBitMatrix, QuantizedStack, can_concatenate
+from .quantized import LowBitMatrix, QuantizedStack
 from .ranks import Ranks, Vocabulary
 
 # On Linux MLX's CPU device crashes when memory is short, so check before anything is read.
 
 
-class Weights(BaseWeights):
-    """Layers of MLX arrays. A tensor is read when its layer is made; one matrix at a time is in
-    memory twice.
-    """
+class Weights(BlockWeights):
+    """Layers of MLX arrays. One matrix at a time is in memory twice."""
 
     ops, runtime, vocabulary_type = ops, runtime, Vocabulary
+    block_fields = ("__class__", "bits", "group_size", "two_level", "scale_dtype")
+    stack_type = QuantizedStack
 
     def __init__(
         self, checkpoint: Checkpoint, dtype: mx.Dtype, device: mx.Device, ranks: Ranks | None = None
     ):
-        """dtype: of activations and unpacked weights. Raises OutOfMemoryError, here or while
-        tensors are read.
-        """
+        """dtype: of activations and unpacked weights. Raises OutOfMemoryError, also later."""
         super().__init__(checkpoint, device, ranks)
         self.dtype = dtype
         low_bit = [tensor for tensor in self.tensors.values() if isinstance(tensor, AffineWeight)]
@@ -46,20 +41,13 @@ class Weights(BaseWeights):
             f"{fault}"
             for name, fault in self._faults.items()
         )
+        name, on_gpu = runtime.dtype_name(dtype), quantized.lays_for_gpu(device)
         self.nbytes = sum(
-            facts.tensor_nbytes(
-                tensor,
-                runtime.dtype_name(dtype),
-                quantized.lays_for_gpu(device),
-                self._has_kernel(tensor),
-            )
+            facts.tensor_nbytes(tensor, name, on_gpu, self._has_kernel(tensor))
             for tensor in self.tensors.values()
         )
         self.nbytes += stacked_nbytes(self.adapters, self.config, dtype.size)
-        # read so far, by names
-        self._blocks: dict[tuple[str, ...], list[mx.array | LowBitMatrix]] = {}
         check_memory(self.nbytes, lambda: _free_memory(device), runtime.device_name(device))
-        self._advance = progress.meter(self.checkpoint.nbytes)
 
     def _matrix(self, names: Sequence[str]) -> ops.Matrix | tuple[ops.Matrix, ...]:
         blocks = [
@@ -78,18 +66,6 @@ class Weights(BaseWeights):
         mx.eval(pair)
         return pair
 
-    def _stack(self, names: Sequence[str]) -> ops.Stack:
-        keys = [f"{name}.weight" for name in names]
-        blocks = self._read(*keys)
-        if len(blocks) > 1:
-            raise refuse_formats(keys, [self.tensors[key] for key in keys], can_concatenate)
-        whole = blocks[0]
-        return (
-            whole.reshape(len(names), -1, whole.shape[-1])
-            if isinstance(whole, mx.array)
-            else QuantizedStack(len(names), whole)
-        )
-
     def _norm(self, key: str) -> mx.array:
         weight = self._vector([key])
         if self.config.norm_offset:
@@ -100,34 +76,19 @@ class Weights(BaseWeights):
     def _blocks_of(self, *names: str, for_products: bool = True) -> list[mx.array | LowBitMatrix]:
         """Concatenate the rows of the matrices, in as few blocks as the formats allow."""
         if names not in self._blocks:
-            blocks = self._read(*(f"{name}.weight" for name in names))
+            blocks = self._read([f"{name}.weight" for name in names])
             if for_products and len(blocks) == 1 and isinstance(blocks[0], mx.array):
                 blocks = [self._lay_for_products(blocks[0])]
             self._blocks[names] = blocks
         return self._blocks[names]
 
-    def _vector(self, keys: Sequence[str]) -> mx.array:
-        (vector,) = self._read(*keys)
-        return vector
-
-    def _read(self, *keys: str) -> list[mx.array | LowBitMatrix]:
-        blocks = []
-        for run in group_runs(map(self.tensors.__getitem__, keys), can_concatenate):
-            for tensor in run:
-                tensor.check_file()
-            is_low_bit, has_kernel = isinstance(run[0], AffineWeight), self._has_kernel(run[0])
-            blocks.append(
-                quantized.pack(run, self.dtype, self.device, has_kernel)
-                if is_low_bit
-                else self._copy(run)
-            )
-            self._advance(sum(tensor.nbytes for tensor in run))
-        return blocks
+    def _pack(self, run: Sequence[AffineWeight]) -> LowBitMatrix:
+        return quantized.pack(run, self.dtype, self.device, self._has_kernel(run[0]))
 
     def _has_kernel(self, tensor: Tensor | AffineWeight) -> bool:
         return not isinstance(tensor, AffineWeight) or tensor.format not in self._faults
 
-    def _copy(self, parts: Sequence[Tensor]) -> mx.array:
+    def _dense(self, parts: Sequence[Tensor]) -> mx.array:
         kinds = {part.dtype for part in parts}
         bits = [part.bits if len(kinds) == 1 else part.float32() for part in parts]
         array = mx.array(bits[0] if len(bits) == 1 else np.concatenate(bits))
@@ -140,9 +101,7 @@ class Weights(BaseWeights):
         return array
 
     def _lay_for_products(self, weight: mx.array) -> mx.array:
-        """On the CPU at float32, store the matrix by columns, which makes products twice as
-        fast.
-        """
+        """On the CPU at float32, store the matrix by columns: products are twice as fast."""
         if self.device.type != mx.cpu or self.dtype != mx.float32:
             return weight
         columns = mx.contiguous(weight.T)

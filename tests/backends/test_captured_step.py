@@ -404,7 +404,7 @@ def words(path: Path) -> tuple[dict[str, tuple[float, float]], dict[str, list[st
     both(
         "rope", lambda ops: plain.rope(made(2, H, 3, D), (made(3, D // 2), made(3, D // 2, seed=9)))
     )
-    both("swiglu", lambda ops: plain.swiglu(made(2, 3, 30)))
+    both("gate", lambda ops: plain.gate(made(2, 3, 30), "silu"))
     for rotates in (True, False):
         for window in (None, 4, 100):
             one = dataclasses.replace(spec, rotates=rotates, window=window)
@@ -448,7 +448,7 @@ def test_each_word_by_kernels_is_torchs(name, call):
         "split_heads": "",
         "last_position": "",
         "rope": "_rotate",
-        "swiglu": "_gate",
+        "gate": "_gate",
     }
     assert launched["attend True 4"] == ["_store_rotated", "_read_keys", "_attend", "_join"]
 

@@ -172,15 +172,15 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was(path, mlx, monkeypatch):
     model.forward(TOKENS[:, :20], 0, cache)
     before, count = cache.state(), [0]
     with monkeypatch.context() as patch:
-        swiglu = ops.swiglu
+        gate = ops.gate
 
-        def fail_in_the_second_layer(gate_up):
+        def fail_in_the_second_layer(*arguments):
             count[0] += 1
             if count[0] == 2:
                 raise ZeroDivisionError
-            return swiglu(gate_up)
+            return gate(*arguments)
 
-        patch.setattr(ops, "swiglu", fail_in_the_second_layer)
+        patch.setattr(ops, "gate", fail_in_the_second_layer)
         with pytest.raises(ZeroDivisionError):
             if path in ("prompt", "forward"):
                 model.forward(TOKENS[:, 20 : 25 if path == "prompt" else 21], 20, cache)
@@ -268,8 +268,8 @@ def test_requests_with_other_options_do_not_share_a_step(mlx):
 def test_a_wait_inside_a_traced_step_is_an_error(mlx, monkeypatch):
     from mlx_llama.mlx_native import ops
 
-    original = ops.swiglu
-    monkeypatch.setattr(ops, "swiglu", lambda x: (x.sum().item(), original(x))[1])
+    original = ops.gate
+    monkeypatch.setattr(ops, "gate", lambda x, kind: (x.sum().item(), original(x, kind))[1])
     model = loaded(mlx, "float32", True)
     with pytest.raises(ValueError, match="eval"):
         decoded(mlx, model, 3, temperature=0)

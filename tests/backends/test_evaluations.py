@@ -74,13 +74,13 @@ def test_a_stray_wait_in_the_model_is_seen(stray, llm, backend, monkeypatch):
     import importlib
 
     ops = importlib.import_module(type(llm.model).__module__.replace(".model", ".ops"))
-    original = ops.swiglu
+    original = ops.gate
 
-    def leaky(gate_up):
+    def leaky(gate_up, activation):
         STRAYS[stray](gate_up)
-        return original(gate_up)
+        return original(gate_up, activation)
 
-    monkeypatch.setattr(ops, "swiglu", leaky)
+    monkeypatch.setattr(ops, "gate", leaky)
     with counted(backend, monkeypatch) as count:
         llm.generate("Once upon", max_tokens=5)
     assert count["wait"] >= 5 + 5 * 2

@@ -365,8 +365,8 @@ def test_the_same_bits_here_and_in_fresh_processes(door):
 def test_the_operation_that_differs_is_named(door, monkeypatch):
     from cpu_fallback import ops
 
-    original, calls = ops.swiglu, iter(range(10**9))
-    monkeypatch.setattr(ops, "swiglu", lambda x: original(x) * (1 + 1e-6 * (next(calls) % 7 == 3)))
+    original, calls = ops.gate, iter(range(10**9))
+    monkeypatch.setattr(ops, "gate", lambda *x: original(*x) * (1 + 1e-6 * (next(calls) % 7 == 3)))
     (row,) = run(
         door, "--repeat", "2", "--tokens", "12", "--no-compile", backends=["cpu"], expect=1
     )["rows"]

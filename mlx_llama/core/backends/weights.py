@@ -12,9 +12,11 @@ from typing import Any, ClassVar, TypeVar
 
 from mlx_llama.core.errors import CheckpointError, OutOfMemoryError
 from mlx_llama.core.files.adapters import stack
-from mlx_llama.core.files.checkpoint import Checkpoint
+from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
+from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.llama import Embedding, Linear, RMSNorm, SummedLinear
 from mlx_llama.core.ops import Array, Matrix, Stack
+from mlx_llama.core.system import progress
 
 from .shards import Ranks, ShareEmbedding, Vocabulary, take_share
 
@@ -148,3 +150,52 @@ def group_runs(items: Iterable[T], can_concatenate: Callable[[T, T], bool]) -> l
         else:
             runs.append([item])
     return runs
+
+
+class BlockWeights(BaseWeights):
+    """Weights that are copied to a device: tensors of one format are concatenated to a block.
+
+    A backend makes `_pack(run)`, a block of low-bit weights, and `_dense(run)`, one of others.
+    """
+
+    # fields that are equal in low-bit weights of one block
+    block_fields: ClassVar[tuple[str, ...]]
+    stack_type: ClassVar[type]  # (count, block): low-bit matrices of all experts
+    _pack: Callable[[Sequence[Any]], Matrix]
+    _dense: Callable[[Sequence[Any]], Array]
+
+    def __init__(self, checkpoint: Checkpoint, device: Any = "cpu", ranks: Ranks | None = None):
+        super().__init__(checkpoint, device, ranks)
+        # read so far, by the tensors' names
+        self._blocks: dict[tuple[str, ...], list[Matrix]] = {}
+        self._advance = progress.meter(self.checkpoint.nbytes)
+
+    def can_concatenate(self, first: Tensor | AffineWeight, second: Tensor | AffineWeight) -> bool:
+        """True if the rows of two weights can be concatenated to a block."""
+        if not isinstance(first, AffineWeight) or not isinstance(second, AffineWeight):
+            return isinstance(first, AffineWeight) == isinstance(second, AffineWeight)
+        return all(getattr(first, name) == getattr(second, name) for name in self.block_fields)
+
+    def _read(self, keys: Sequence[str]) -> list[Matrix]:
+        """Concatenate the rows of tensors, in as few blocks as their formats allow."""
+        blocks: list[Matrix] = []
+        for run in group_runs((self.tensors[key] for key in keys), self.can_concatenate):
+            for tensor in run:
+                tensor.check_file()
+            is_low_bit = isinstance(run[0], AffineWeight)
+            blocks.append(self._pack(run) if is_low_bit else self._dense(run))
+            self._advance(sum(tensor.nbytes for tensor in run))
+        return blocks
+
+    def _vector(self, keys: Sequence[str]) -> Array:
+        (vector,) = self._read(keys)
+        return vector
+
+    def _stack(self, names: Sequence[str]) -> Stack:
+        keys = [f"{name}.weight" for name in names]
+        blocks, tensors = self._read(keys), [self.tensors[key] for key in keys]
+        if len(blocks) > 1:
+            raise refuse_formats(keys, tensors, self.can_concatenate)
+        if isinstance(tensors[0], AffineWeight):
+            return self.stack_type(len(names), blocks[0])
+        return blocks[0].reshape(len(names), -1, blocks[0].shape[-1])

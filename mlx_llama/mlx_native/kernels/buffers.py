@@ -135,9 +135,7 @@ class Buffers(Positions):
         return list({id(slot.buffer): slot.buffer for slot in self.slots if slot}.values())
 
     def buffer_of(self, row: int, end: int) -> Buffer:
-        """The buffer of a row alone, with storage for `end` positions. Takes the row out of a
-        shared buffer.
-        """
+        """The buffer of a row alone, for `end` positions; it leaves a shared buffer."""
         buffer = self.slots[row].buffer
         if buffer.slots > 1:
             self._isolate(row, self.storage_for(end))
@@ -146,9 +144,7 @@ class Buffers(Positions):
         return buffer
 
     def step_buffers(self, rows: Sequence[int]) -> StepBuffers:
-        """The buffers of a step over `rows`, which have storage for it; rows without a shared
-        buffer join one.
-        """
+        """The buffers of a step over `rows`; rows without a shared buffer join one."""
         rows = tuple(rows)
         if rows not in self._steps:
             step = self._assign(rows)
@@ -165,9 +161,7 @@ class Buffers(Positions):
         return step
 
     def tables(self, length: int) -> tuple:
-        """Cosines and sines of the first `length` positions, or periods and a factor: see
-        ops.rope.
-        """
+        """Tables of the first `length` positions, as ops.rope takes them."""
         if length not in self._tables:
             self._tables[length] = (
                 make_angles(self.config, 0, length, self.capacity)
@@ -177,9 +171,7 @@ class Buffers(Positions):
         return self._tables[length]
 
     def release(self, row: int) -> Buffer | None:
-        """Free a row's slot, and the arrays with the last slot. Returns the buffer, None for a row
-        that has no slot.
-        """
+        """Free a row's slot; returns its buffer, None for a row that has no slot."""
         if self.slots[row] is None:
             return None
         buffer, number = self.slots[row]
@@ -189,9 +181,7 @@ class Buffers(Positions):
         return buffer
 
     def isolate_last(self, buffer: Buffer) -> None:
-        """If few rows of a buffer are left, give each a buffer of its own, so that each frees what
-        it takes.
-        """
+        """If few rows of a buffer are left, give each its own, so that each frees its memory."""
         if buffer.used <= max(1, buffer.slots // 4):
             for row in [row for row in buffer.rows if row is not None]:
                 self._isolate(row, self.storage_for(max(self.lengths[row], 1)))
@@ -371,17 +361,13 @@ def _round_up_slots(count: int) -> int:
 def make_angles(
     config: LlamaConfig, start: int, count: int, seq_len: int | None = None
 ) -> tuple[mx.array, mx.array]:
-    """Cosines float32 [count, 1, R/2] and sines [count, 2, R/2], as ops.rope takes them; several
-    tables side by side.
-    """
+    """Cosines [count, 1, R/2] and sines [count, 2, R/2] of all tables, as ops.rope takes them."""
     cosine, sine = rope.tables(config, start, count, seq_len)
     return mx.array(cosine[:, None]), mx.array(np.stack([-sine, sine], axis=1))
 
 
 def make_periods(config: LlamaConfig, seq_len: int | None = None) -> tuple[mx.array, float]:
-    """Tokens per radian, float32 [R/2], of several tables one after the other, and the factor on
-    cosine and sine.
-    """
+    """Tokens per radian, float32 [R/2] of each table, and the factor on cosine and sine."""
     tables = [
         rope.inverse_frequencies(config, seq_len, table) for table in range(len(config.ropes))
     ]

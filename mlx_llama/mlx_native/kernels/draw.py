@@ -22,9 +22,7 @@ class OptionArrays(BatchOptions):
         self._arranged: dict[tuple[int, ...], dict[str, mx.array]] = {}
 
     def arrange(self, order: Sequence[int]) -> dict[str, mx.array]:
-        """Values of the options as arrays [S, *]. order: the row of each sequence; -1 for one that
-        is not to be read.
-        """
+        """Options as arrays [S, *]. order: the row of each sequence; -1 for any."""
         order = tuple(order)
         if order not in self._arranged:
             # buffers of a step; orders are forgotten when rows join or leave
@@ -171,26 +169,20 @@ def sample(
     values: dict[str, mx.array],
     words: mx.array | None = None,
 ) -> mx.array:
-    """`draw` behind a `mask` of `words`, None for no grammar; with the kind's log-probabilities as
-    of `pack`.
-    """
+    """`draw` behind a `mask` of `words`, if any; with the kind's log-probabilities (`pack`)."""
     tokens = draw(kind, logits if words is None else mask(logits, words), positions, recent, values)
     return tokens if kind.logprobs is None else pack(tokens, logits, kind.logprobs)
 
 
 def mask(logits: mx.array, words: mx.array) -> mx.array:
-    """Logits float32 [B, V], -inf where a grammar forbids a token. words: int32 [B, ceil(V / 32)],
-    a bit per token.
-    """
+    """Logits [B, V], -inf where a grammar forbids a token. words: int32 [B, ceil(V / 32)]."""
     ids = mx.arange(logits.shape[1])
     bits = (mx.take(words, ids >> 5, axis=1) >> (ids & 31)) & 1
     return mx.where(bits == 1, logits.astype(mx.float32), -math.inf)
 
 
 def pack(tokens: mx.array, logits: mx.array, count: int) -> mx.array:
-    """core.backends.logprobs.pack: tokens int32 [B, 1] with log-probabilities, int32 [B, 2 + 2
-    count].
-    """
+    """As core.backends.logprobs.pack: tokens int32 [B, 1]; returns int32 [B, 2 + 2 count]."""
     values = logits.astype(mx.float32)
     values = values - mx.logsumexp(values, axis=-1, keepdims=True)
     ids = mx.argsort(-values, axis=-1)[:, :count].astype(mx.int32)
@@ -224,9 +216,7 @@ def process(
 
 
 def _keep_likeliest(scores: mx.array, most: int, top_k: mx.array) -> mx.array:
-    """-inf for all but the top_k likeliest and ties with the last of them. top_k: [S, 1], 0 for
-    all; most: the largest.
-    """
+    """-inf for all but the top_k likeliest, [S, 1], 0 for all, and ties. most: the largest."""
     ordered = mx.sort(mx.topk(scores, most, axis=-1), axis=-1)
     last = mx.take_along_axis(ordered, most - mx.clip(top_k, 1, most), axis=-1)
     return mx.where((scores < last) & (top_k > 0), -math.inf, scores)

@@ -52,9 +52,7 @@ class Pace:
         self._lock = threading.Lock()
 
     def __call__(self, x: mx.array, tokens: int) -> None:
-        """Count a layer over `tokens` tokens that begins with `x`. Waits while more than the limit
-        is queued.
-        """
+        """Count a layer over `tokens` tokens from `x` on. Waits while too much is queued."""
         with self._lock:
             self._collected += tokens * self._layer_work
             if self._collected < self.limit / 2:

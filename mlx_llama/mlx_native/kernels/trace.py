@@ -101,9 +101,7 @@ class Runner:
     def _run_masked(
         self, cache: Buffers, work: Work, sampling: OptionArrays, masks: Masks
     ) -> list[mx.array]:
-        """As `_run`, in two units: the device works on the forward while the host computes the
-        masks.
-        """
+        """As `_run`, in two units: the host computes the masks during the forward."""
         forwards = []
         for buffer, order, token in work:
             adapters = _adapters(cache, buffer)
@@ -160,9 +158,7 @@ class Runner:
         return self.sample(kind, logits, following, recent, values, words)
 
     def _find(self, key: tuple, make: Callable[[], Callable]) -> Callable:
-        """The function of a key, made and compiled at its first use. Only the bits of `packing`
-        differ within a model.
-        """
+        """The function of a key, made and compiled at its first use."""
         step = self._functions.get(key)
         if step is None:
             step = self._functions[key] = mx.compile(make()) if self.compile else make()
@@ -187,9 +183,7 @@ def _adapters(cache: Buffers, buffer: Buffer) -> mx.array | None:
 
 
 def _pick(tokens: mx.array | np.ndarray, order: tuple[int, ...]) -> mx.array:
-    """The token of each slot, int32 [S, 1]; any token for a slot outside the step. tokens: int32
-    [B, 1].
-    """
+    """The token of each slot, int32 [S, 1]; any token for -1. tokens: int32 [B, 1]."""
     index = np.maximum(np.array(order, np.int32), 0)
     return (
         mx.take(tokens, mx.array(index), axis=0)

@@ -164,9 +164,7 @@ def dequantise(layout: Layout, parts: Parts, dtype: mx.Dtype) -> mx.array:
 
 
 def dequantise_plainly(layout: Layout, parts: Parts, dtype: mx.Dtype) -> mx.array:
-    """w by MLX's operations, computed in float32 with the bits of gguf's dequantiser: [N, K] in
-    `dtype`.
-    """
+    """w [N, K] by MLX's operations, in float32 with the bits of gguf's dequantiser."""
     N, K = parts.packed.shape[0], parts.packed.shape[1] * 32 // layout.bits
     ones = mx.ones((N, K // 32))
     offset = 0 if layout.has_table else layout.offset
@@ -189,9 +187,7 @@ def dequantise_plainly(layout: Layout, parts: Parts, dtype: mx.Dtype) -> mx.arra
 
 @functools.cache
 def find_fault(layout: Layout, dtype: mx.Dtype) -> str:
-    """Try both kernels of a layout on the default device; returns why they cannot be used, or
-    "".
-    """
+    """Try both kernels of a layout on the default device; returns their fault, or ""."""
     rng, (N, K, M) = np.random.default_rng(0), (11, 1536, 2)
     subs = rng.integers(0, 1 << 16, (N, K // layout.group_size)).astype(layout.sub_kind)
     packed = rng.integers(0, 1 << 32, (N, K * layout.bits // 32), dtype=np.uint32)

@@ -1,6 +1,4 @@
-"""StepView: the view of a decode step whose positions are arrays, so that one trace serves every
-position.
-"""
+"""StepView: a decode step's view, whose positions are arrays: one trace serves all."""
 
 from __future__ import annotations
 
@@ -92,9 +90,7 @@ class StepView(View):
         return [self._masks[window]]
 
     def recent(self, window: int) -> mx.array:
-        """The last `window` tokens of each slot, this step's last: int32 [S, window], -1 in front
-        where there are fewer.
-        """
+        """The last `window` tokens of each slot: int32 [S, window], -1 in front."""
         last = mx.arange(1 - window, 1) + self.position.reshape(-1, 1)
         return mx.where(last < 0, -1, mx.take_along_axis(self.tokens, mx.maximum(last, 0), axis=1))
 

@@ -40,19 +40,17 @@ _WRITERS: dict[str, Callable[..., Function]] = {
     "unpacked": lambda module, target, layout, x_layout: unpacked.product(
         module, target, layout, x_layout, unpacked.PANELS, public=True
     ),
-    "pack": lambda module, target, x_layout, source, single: packing.pack(
-        module, x_layout, source, single, public=True
-    ),
-    "sum_of_squares": lambda module, target: norms.sum_of_squares(module, public=True),
-    "rotate": lambda module, target, head_dim: rope.rotate(module, head_dim, public=True),
-    "store": lambda module, target, head_dim, bits: paging.store(
-        module, head_dim, bits, public=True
-    ),
-    "attend": lambda module, target, head_dim, bits=None: attention.attend(
-        module, head_dim, bits, public=True
-    ),
-    "fill": lambda module, target, layout, format: filling.fill(module, layout, format),
-    "embed": embedding.embed,
+    "embed": lambda module, *constants: embedding.embed(module, *constants, public=True),
+} | {
+    name: lambda module, target, *constants, kernel=kernel: kernel(module, *constants, public=True)
+    for name, kernel in {
+        "pack": packing.pack,
+        "sum_of_squares": norms.sum_of_squares,
+        "rotate": rope.rotate,
+        "store": paging.store,
+        "attend": attention.attend,
+        "fill": filling.fill,
+    }.items()
 }
 
 
@@ -407,11 +405,11 @@ def write_records(x_layout: ActivationLayout, codes: np.ndarray, scale: np.ndarr
     T, K = codes.shape
     groups = codes.reshape(T, -1, SPAN, 8, 4)
     halves = codes.reshape(T, -1, SPAN, 2, 16).sum(axis=4).transpose(1, 2, 3, 0)  # [spans, 8, 2, T]
-    if x_layout.name == "int16":
+    if x_layout.kind == "int16":
         parts = [groups[..., [0, 2, 1, 3]].astype(np.int16).transpose(1, 2, 3, 0, 4)]
     else:
         high = (groups + 128) >> 8
-        planes = np.stack([high, groups - 256 * high] if x_layout.name == "int8x2" else [groups])
+        planes = np.stack([high, groups - 256 * high] if x_layout.kind == "int8x2" else [groups])
         assert np.abs(planes).max() <= 128
         parts = [planes.astype(np.int8).transpose(2, 3, 0, 4, 1, 5)]
     total = halves.sum(axis=2)
@@ -451,9 +449,9 @@ def read_records(
     offset_half_sums [T, groups, 2]; for "float" codes only."""
     rows = records.reshape(-1, x_layout.record(tokens))
     T, S = tokens, len(rows)
-    if x_layout.name == "float":
+    if x_layout.kind == "float":
         return {"codes": records.view(np.float32).reshape(S * SPAN * GROUP, T).T}
-    if x_layout.name == "bfloat16":
+    if x_layout.kind == "bfloat16":
         upper = (
             records.view(np.uint16)
             .reshape(-1, T, 2)
@@ -462,12 +460,12 @@ def read_records(
         )
         return {"codes": (upper.astype(np.uint32) << 16).view(np.float32)}
     raw = np.ascontiguousarray(rows[:, : SPAN * x_layout.codes(T)])
-    if x_layout.name == "int16":
+    if x_layout.kind == "int16":
         codes = raw.view(np.int16).reshape(S, SPAN, 8, T, 4)[..., [0, 2, 1, 3]].astype(np.int32)
     else:
         planes = raw.view(np.int8).reshape(S, SPAN, -1, 8, T, 4).astype(np.int32)
         codes = (
-            planes[:, :, 0] if x_layout.name == "int8" else 256 * planes[:, :, 0] + planes[:, :, 1]
+            planes[:, :, 0] if x_layout.kind == "int8" else 256 * planes[:, :, 0] + planes[:, :, 1]
         )
 
     def part(name: str, dtype: type, *shape: int) -> np.ndarray:

@@ -131,7 +131,7 @@ def activations(
     Inputs beyond the matrix's columns are random: they must have no effect.
     """
     columns = filled_columns(found)
-    if x_layout.name == "float":
+    if x_layout.kind == "float":
         x = rng.standard_normal((tokens, columns), np.float32)
         return lambda some: write_floats(x[some]), x[:, : found.plan.columns].astype(np.float64)
     codes = rng.integers(-x_layout.limit, x_layout.limit + 1, (tokens, columns))
@@ -151,7 +151,7 @@ def rounding(found: Panels, x_layout: ActivationLayout) -> float:
     a sum.
     """
     operations = (
-        found.plan.columns if x_layout.name == "float" else 2 * found.plan.columns // 16 + 3
+        found.plan.columns if x_layout.kind == "float" else 2 * found.plan.columns // 16 + 3
     )
     return (operations + 2) * 2.0**-24
 
@@ -400,7 +400,7 @@ def test_non_finite_values_stay_in_their_row_and_token(name, kind):
         np.testing.assert_array_equal(got[:, others], wanted[:, others])
         assert not np.isfinite(got[:, 5]).any()
         # the second token's first input or span
-        if x_layout.name == "float":
+        if x_layout.kind == "float":
             records.view(np.float32)[1] = np.nan
         else:
             records[x_layout.at("scale", 3) :].view(np.float32)[1] = np.inf
