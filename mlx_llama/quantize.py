@@ -73,12 +73,11 @@ def main(arguments: list[str]) -> int:
 
     from .core.files import gguf_export, quantize
     from .core.files.checkpoint import merge_adapter, open_checkpoint
-    from .core.files.quantized import AffineWeight
 
     checkpoint = open_checkpoint(
         args.source, args.revision, [args.merge] if args.merge is not None else ()
     )
-    is_low_bit = any(isinstance(tensor, AffineWeight) for tensor in checkpoint.tensors.values())
+    is_low_bit = bool(checkpoint.low_bit)
     if checkpoint.adapters:
         (adapter,) = checkpoint.adapters
         checkpoint = merge_adapter(checkpoint)

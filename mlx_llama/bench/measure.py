@@ -81,16 +81,6 @@ def bytes_per_token(
     return needed + position * model.make_cache(1).position_nbytes
 
 
-def describe_formats(checkpoint: Checkpoint) -> str:
-    """Formats of the matrices, by descending number of weights: "Q4_K, Q6_K"."""
-    sizes: dict[str, int] = {}
-    for tensor in checkpoint.tensors.values():
-        if len(tensor.shape) == 2:
-            kind = tensor.dtype if isinstance(tensor, Tensor) else tensor.description
-            sizes[kind] = sizes.get(kind, 0) + math.prod(tensor.shape)
-    return ", ".join(sorted(sizes, key=sizes.get, reverse=True))
-
-
 def random_tokens(count: int, vocabulary: int) -> list[int]:
     """`count` token ids, the same in every call."""
     return np.random.default_rng(0).integers(0, vocabulary, count).tolist()
@@ -118,7 +108,7 @@ class Loaded:
             "device": self.backend.device_name,
             "dtype": self.dtype,
             "cache_bits": self.model.cache_bits,
-            "stored": describe_formats(self.checkpoint),
+            "stored": self.checkpoint.formats,
             "weights_bytes": self.checkpoint.nbytes,
             "load_seconds": self.seconds,
             "notices": list(map(spell_flags, self.model.notices)),

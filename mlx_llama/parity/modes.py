@@ -333,7 +333,7 @@ def perplexity(job: Job) -> int:
         tokens=len(tokens),
         window=window,
         stride=stride,
-        stored=report.stored_formats(job.checkpoint),
+        stored=job.checkpoint.formats,
     )
     return _finish(
         job, facts, rows, ("backend", "device", "dtype", "perplexity", "nll"), lambda row: ""

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.files.checkpoint import Checkpoint
-from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.proofs.differences import TOP, Difference
 from mlx_llama.core.proofs.parity import IN_LAYER, LAST, Report
@@ -214,16 +212,6 @@ def describe_repeat(row: dict[str, Any]) -> str:
         f"OUTSIDE: {row['backend']}: run {row['run']}, in {where}, differs first at "
         f"{row['first_difference']}"
     )
-
-
-def stored_formats(checkpoint: Checkpoint) -> str:
-    """Formats of a checkpoint's matrices, by their number of weights."""
-    sizes: dict[str, int] = {}
-    for weight in checkpoint.tensors.values():
-        if len(weight.shape) == 2:
-            name = weight.format if isinstance(weight, AffineWeight) else weight.dtype
-            sizes[name] = sizes.get(name, 0) + math.prod(weight.shape)
-    return "+".join(sorted(sizes, key=sizes.__getitem__, reverse=True))
 
 
 # The page

@@ -7,7 +7,9 @@ and the names and shapes of all tensors.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -117,14 +119,26 @@ class Checkpoint:
         return has_tokenizer(self.path)
 
     @property
+    def low_bit(self) -> list[AffineWeight]:
+        """The quantised matrices."""
+        return [tensor for tensor in self.tensors.values() if isinstance(tensor, AffineWeight)]
+
+    @property
+    def formats(self) -> str:
+        """Formats of the matrices, by descending number of weights: "Q4_K, Q6_K"."""
+        sizes: Counter[str] = Counter()
+        for tensor in self.tensors.values():
+            if len(tensor.shape) == 2:
+                sizes[tensor.description] += math.prod(tensor.shape)
+        return ", ".join(name for name, _ in sizes.most_common())
+
+    @property
     def dtype(self) -> str:
         """Dtype for activations: of a low-bit matrix, else of the stored embedding; bfloat16 if
         float16 overflows.
         """
-        low_bit = (
-            tensor.dtype for tensor in self.tensors.values() if isinstance(tensor, AffineWeight)
-        )
-        stored = next(low_bit, self.tensors["model.embed_tokens.weight"].dtype)
+        low_bit = self.low_bit
+        stored = (low_bit[0] if low_bit else self.tensors["model.embed_tokens.weight"]).dtype
         return "bfloat16" if stored == "float16" and self.config.exceeds_float16 else stored
 
 

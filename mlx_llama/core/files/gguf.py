@@ -242,9 +242,8 @@ class GGUFFile:
             )
         rows = math.prod(entry.shape[:-1])
         blocks = np.frombuffer(part.data, np.uint8, entry.nbytes, entry.begin).reshape(rows, -1)
-        return GGUFWeight(
-            name, entry.type, (rows, entry.shape[-1]), blocks, order, part.data, entry.begin
-        )
+        pages = ((part.data, entry.begin, entry.nbytes),)
+        return GGUFWeight(name, entry.type, (rows, entry.shape[-1]), blocks, order, pages)
 
 
 def part_names(name: str) -> list[str]:

@@ -19,7 +19,6 @@ from mlx_llama.core.files.checkpoint import GUIDE_PATH, find_local, open_checkpo
 from mlx_llama.core.files.fit import misfits
 from mlx_llama.core.files.folder import find_weights
 from mlx_llama.core.files.gguf import GGUFFile
-from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.generation.llm import context_size
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
@@ -254,8 +253,8 @@ def _describe(diagnosis: Diagnosis, opened: OpenedModel) -> None:
     for name, tensor in opened.checkpoint.tensors.items():
         part = next((group for key, group in _GROUPS.items() if f".{key}." in f".{name}"), "norms")
         group = groups.setdefault(part, {"group": part, "tensors": 0, "nbytes": 0, "formats": {}})
-        kind = tensor.description if isinstance(tensor, AffineWeight) else tensor.dtype
         group["tensors"] += 1
         group["nbytes"] += tensor.nbytes
-        group["formats"][kind] = group["formats"].get(kind, 0) + 1
+        kinds = group["formats"]
+        kinds[tensor.description] = kinds.get(tensor.description, 0) + 1
     diagnosis.groups = list(groups.values())

@@ -11,7 +11,6 @@ from mlx_llama.core.backends.positions import position_nbytes
 from mlx_llama.core.backends.selection import import_facts
 from mlx_llama.core.engine.memory import default_budget
 from mlx_llama.core.files.checkpoint import Checkpoint
-from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.models import rope
 
 from .diagnosis import Command, Diagnosis, Fit, format_bytes
@@ -168,7 +167,6 @@ def _remedy(diagnosis: Diagnosis, checkpoint: Checkpoint, facts: dict[str, Backe
     """Remedy for a model that is too large: a command that quantizes it, if the result fits."""
     config, tensors = checkpoint.config, checkpoint.tensors.values()
     most = max((facts[fit.backend].memory_bytes or 0 for fit in diagnosis.fits), default=0)
-    low_bit = any(isinstance(tensor, AffineWeight) for tensor in tensors)
     group = next(
         (
             size
@@ -178,7 +176,7 @@ def _remedy(diagnosis: Diagnosis, checkpoint: Checkpoint, facts: dict[str, Backe
         None,
     )
     four_bit = sum(map(math.prod, config.tensor_shapes().values())) * (4 + 32 / (group or 64)) / 8
-    if low_bit or group is None or four_bit * LOADING_ROOM > most:
+    if checkpoint.low_bit or group is None or four_bit * LOADING_ROOM > most:
         return "choose a smaller model, or close other programs"
     out = (
         re.sub(
