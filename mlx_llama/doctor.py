@@ -37,7 +37,6 @@ def parser() -> flags.Parser:
         "model",
         metavar="MODEL",
         nargs="?",
-        default=None,
         help="a folder, a .gguf file, or the cached files of a Hugging Face hub id or hub "
         "id:file.gguf (default: the small guide model in this package)",
     )
@@ -45,14 +44,12 @@ def parser() -> flags.Parser:
         "--model",
         metavar="MODEL",
         dest="named",
-        default=None,
         help="the same, spelled as in the other commands",
     )
-    result.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
+    result.add_argument("--revision", help="branch, tag or commit of a hub id")
     result.add_argument(
         "--ctx-size",
         "-c",
-        default=None,
         metavar="TOKENS",
         help="positions that the context must hold (default: the model's limit, or as many as fit)",
     )

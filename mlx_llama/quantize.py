@@ -32,14 +32,12 @@ def parser() -> Parser:
     result.add_argument(
         "--bits",
         "--q-bits",
-        default=None,
         metavar="{2,3,4,5,6,8}",
         help="bits per weight (default: 4; a quantized GGUF file keeps its own)",
     )
     result.add_argument(
         "--group-size",
         "--q-group-size",
-        default=None,
         metavar="{32,64,128}",
         help="weights that share a scale (default: 64; a quantized GGUF file keeps its own)",
     )
@@ -52,12 +50,11 @@ def parser() -> Parser:
     )
     result.add_argument(
         "--merge",
-        default=None,
         metavar="FOLDER[=SCALE]",
         help="merge a LoRA adapter, in the format of PEFT or mlx_lm, optionally with a scale; "
         "without --bits and --format a full-width model keeps its width",
     )
-    result.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
+    result.add_argument("--revision", help="branch, tag or commit of a hub id")
     return result
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 
 import numpy as np
 
@@ -44,7 +43,7 @@ def parser() -> flags.Parser:
     llama-batched-bench.
     """
     result = flags.Parser("bench", __doc__.split("\n\n")[0])
-    many = dict(action="append", metavar="N[,N...]", default=None)
+    many = dict(action="append", metavar="N[,N...]")
     result.add_argument(
         "--prompt-tokens", "-p", "-npp", help="prompt lengths (default: 128)", **many
     )
@@ -73,14 +72,12 @@ def parser() -> flags.Parser:
         "--output",
         "-o",
         choices=report.FORMATS,
-        default=None,
         help="format of the figures (default: text)",
     )
     result.add_argument("--json", action="store_true", help="same as -o json")
     result.add_argument(
         "--plot",
         metavar="FILE",
-        default=None,
         help="plot the decode time per token over the context, or with --rows the throughput over "
         "the rows (.png, .svg or .pdf; needs matplotlib)",
     )
@@ -224,8 +221,7 @@ def main(arguments: list[str]) -> int:
             )
     loaded = load(checkpoint, backend, options)
     host = {"host": measure_host(loaded, context, max(row_counts or [1]))} if args.host else {}
-    is_watched = sys.stderr is not None and sys.stderr.isatty()
-    advance = lambda name: cli.say(f"measuring {name}") if is_watched else None  # noqa: E731
+    advance = cli.announce("measuring")
     if args.profile:
         profiles = measure_profiles(loaded, cases, row_counts or [1], repetitions, advance)
         figures = loaded.facts() | {
@@ -285,8 +281,7 @@ def _run_kernels(args: argparse.Namespace, output: str) -> int:
         )
     backend = select(args.backend or "cpu", args.device)
     threads = backend.check(LoadOptions(dtype=args.dtype, threads=args.threads)).threads
-    is_watched = sys.stderr is not None and sys.stderr.isatty()
-    advance = lambda name: cli.say(f"measuring {name}") if is_watched else None  # noqa: E731
+    advance = cli.announce("measuring")
     try:
         figures = backend.runtime.measure_kernels(threads, args.save, advance)
     except OSError as error:

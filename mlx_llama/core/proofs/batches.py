@@ -8,7 +8,7 @@ with the run alone; keys and values carry the bits of every step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ STEPS = 8  # tokens decoded after each prompt and its first token
 MIN_TOKENS = 8  # to make prompts of
 CHUNK = 5  # prompt tokens per evaluation in a batch; alone, a prompt is a single evaluation
 STARTS = ("at once", "reversed", "staggered", "from a prefix")
+COUNTS = ("same_tokens", "same_bits")  # fields of Company
 GREEDY = GenerationOptions(temperature=0.0)
 
 
@@ -58,15 +59,8 @@ class Company:
         ) and self.relative <= self.tolerance
 
     def report(self) -> dict[str, Any]:
-        return {
-            "rows": self.rows,
-            "start": self.start,
-            "same_tokens": f"{self.same_tokens} of {self.rows}",
-            "same_bits": f"{self.same_bits} of {self.rows}",
-            "relative": self.relative,
-            "promise": self.promise,
-            "within": self.is_kept,
-        }
+        counts = {name: f"{getattr(self, name)} of {self.rows}" for name in COUNTS}
+        return asdict(self) | counts | {"within": self.is_kept}
 
 
 def promise_of(model: Model, dtype: str) -> str:
