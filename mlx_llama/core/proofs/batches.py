@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from mlx_llama.core.backends.interface import Cache, Model
+from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.backends.selection import Backend
-from mlx_llama.core.generation.options import GenerationOptions
 
+from .decoding import GREEDY, prefill
 from .differences import measure_difference, values_by_position
 
 SIZES = (2, 3, 8, 32)  # rows of a batch
@@ -25,7 +25,6 @@ MIN_TOKENS = 8  # to make prompts of
 CHUNK = 5  # prompt tokens per evaluation in a batch; alone, a prompt is a single evaluation
 STARTS = ("at once", "reversed", "staggered", "from a prefix")
 COUNTS = ("same_tokens", "same_bits")  # fields of Company
-GREEDY = GenerationOptions(temperature=0.0)
 
 
 @dataclass
@@ -149,8 +148,9 @@ def _run(backend: Backend, model: Model, prompts: list[list[int]], start: str) -
             waiting.remove(row)
             if shared:
                 cache.copy_prefix(count, row, shared)
-            chunk = len(prompts[row]) if start == "alone" else CHUNK
-            tokens[row].append(_prefill(backend, model, cache, row, prompts[row], chunk))
+            rest = prompts[row][shared:]
+            chunk = len(rest) if start == "alone" else CHUNK
+            tokens[row] += prefill(backend, model, cache, {row: rest}, chunk)
             running.append(row)
         running = [row for row in running if len(tokens[row]) <= STEPS]
         if running:
@@ -162,7 +162,7 @@ def _run(backend: Backend, model: Model, prompts: list[list[int]], start: str) -
                 backend.sampling_batch([GREEDY] * len(running)),
                 rows=running,
             )
-            for row, token in zip(running, backend.runtime.to_numpy(sampled)[:, 0].tolist()):
+            for row, token in zip(running, backend.read_all(sampled)):
                 tokens[row].append(token)
     last = np.array([[tokens[row][-1]] for row in order], np.int32)
     logits = backend.runtime.to_numpy(
@@ -173,19 +173,3 @@ def _run(backend: Backend, model: Model, prompts: list[list[int]], start: str) -
         Run(tokens[row], logits[[order.index(row)]], values_by_position(cache.state(row)))
         for row in range(count)
     ]
-
-
-def _prefill(
-    backend: Backend, model: Model, cache: Cache, row: int, prompt: list[int], chunk: int
-) -> int:
-    """Append the rest of a prompt to its row, `chunk` tokens per evaluation; returns the next
-    token.
-    """
-    while len(prompt) - cache.lengths[row] > chunk:
-        start = cache.lengths[row]
-        model.forward([prompt[start : start + chunk]], start, cache, rows=[row])
-    start = cache.lengths[row]
-    sampled = model.step(
-        [prompt[start:]], start, cache, backend.sampling_batch([GREEDY]), rows=[row]
-    )
-    return int(backend.runtime.to_numpy(sampled)[0, 0])
