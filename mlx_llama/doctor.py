@@ -21,6 +21,7 @@ from .cli import flags
 from .cli.spelling import spell_command, spell_flags, spell_options
 from .core.backends.load_options import Limits, default_threads
 from .core.errors import OptionsError
+from .core.system.sizes import format_bytes
 
 if TYPE_CHECKING:
     from .core.backends.interface import BackendFacts
@@ -37,7 +38,6 @@ def parser() -> flags.Parser:
         "model",
         metavar="MODEL",
         nargs="?",
-        default=None,
         help="a folder, a .gguf file, or the cached files of a Hugging Face hub id or hub "
         "id:file.gguf (default: the small guide model in this package)",
     )
@@ -45,14 +45,12 @@ def parser() -> flags.Parser:
         "--model",
         metavar="MODEL",
         dest="named",
-        default=None,
         help="the same, spelled as in the other commands",
     )
-    result.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
+    result.add_argument("--revision", help="branch, tag or commit of a hub id")
     result.add_argument(
         "--ctx-size",
         "-c",
-        default=None,
         metavar="TOKENS",
         help="positions that the context must hold (default: the model's limit, or as many as fit)",
     )
@@ -75,7 +73,6 @@ def main(arguments: list[str]) -> int:
     if args.clear_cache:
         if name is not None:
             raise OptionsError("--clear-cache: removes all models' files; leave the model out")
-        from .core.proofs.diagnosis import format_bytes
         from .core.system import cache_folder
 
         print(f"removed {format_bytes(cache_folder.clear())} from {cache_folder.cache_folder()}")
@@ -87,16 +84,13 @@ def main(arguments: list[str]) -> int:
     diagnosis = diagnose(name, args.revision, args.ctx_size, cache_bits)
     if args.json:
         print(json.dumps(as_json(diagnosis), indent=2))
-    elif sys.stdout.isatty():
+    else:
         from rich.console import Console
         from rich.text import Text
 
         console = Console(highlight=False)
         for line, style in report(diagnosis):
             console.print(Text(line, style=style), soft_wrap=True)
-    else:
-        for line, _ in report(diagnosis):
-            print(line)
     return 0 if diagnosis.ok else 1
 
 
@@ -120,9 +114,10 @@ def next_command(diagnosis: Diagnosis) -> str | None:
 
 def report(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     """Lines of text, each with its style for rich."""
-    from .core.proofs.diagnosis import format_bytes
-
     lines: list[tuple[str, str]] = []
+
+    def add(text: str, style: str = "") -> None:
+        lines.append((f"  {text}", style))
 
     def title(text: str) -> None:
         lines.extend([("", ""), (text, "bold")] if lines else [(text, "bold")])
@@ -130,107 +125,78 @@ def report(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     machine = diagnosis.machine
     title("machine")
     gpu = f", {machine['gpu']['name']}" if "gpu" in machine else ""
-    lines.append(
-        (
-            f"  {machine['system']} {machine['machine']}, Python {machine['python']}, "
-            f"{machine['physical_cores']} physical "
-            f"cores, {format_bytes(machine['free_memory_bytes'])} of free memory{gpu}",
-            "",
-        )
+    add(
+        f"{machine['system']} {machine['machine']}, Python {machine['python']}, "
+        f"{machine['physical_cores']} physical cores, "
+        f"{format_bytes(machine['free_memory_bytes'])} of free memory{gpu}"
     )
     if "cache" in machine:
         cache = machine["cache"]
-        lines.append(
-            (
-                f"  cache {cache['folder']}: {format_bytes(cache['nbytes'])} in {cache['files']} "
-                f"files, at most {format_bytes(cache['limit_bytes'])}",
-                "",
-            )
+        add(
+            f"cache {cache['folder']}: {format_bytes(cache['nbytes'])} in {cache['files']} files, "
+            f"at most {format_bytes(cache['limit_bytes'])}"
         )
     title("backends")
     for backend in diagnosis.backends:
-        style = "" if backend.available else "dim"
-        lines.append((_backend(backend, backend.name == diagnosis.auto), style))
+        text = _backend(backend, backend.name == diagnosis.auto)
+        add(text, "" if backend.available else "dim")
     title(f"model {diagnosis.name}")
     if diagnosis.path:
-        lines.append((f"  {diagnosis.path}", ""))
-    lines += [(f"  {line}", "") for line in [*_model(diagnosis), *_text(diagnosis)]]
+        add(diagnosis.path)
+    for text in (*_model(diagnosis), *_text(diagnosis)):
+        add(text)
     if diagnosis.fits:
         title("runs")
-        lines += [(f"  {_fit(fit, _threads(diagnosis, fit))}", "") for fit in diagnosis.fits]
+        for fit in diagnosis.fits:
+            add(_fit(fit, _threads(diagnosis, fit)))
     if diagnosis.findings:
         title("findings")
-        for level in _STYLES:
-            lines += [
-                (f"  {level}: {spell_flags(finding.message)}", _STYLES[level])
-                for finding in diagnosis.findings
-                if finding.level == level
-            ]
+        levels = list(_STYLES)
+        for finding in sorted(diagnosis.findings, key=lambda finding: levels.index(finding.level)):
+            add(f"{finding.level}: {spell_flags(finding.message)}", _STYLES[finding.level])
     title("next")
-    lines.append(
-        (
-            f"  {next_command(diagnosis) or 'correct the errors, then run this again'}",
-            "" if diagnosis.ok else "bold",
-        )
-    )
+    command = next_command(diagnosis) or "correct the errors, then run this again"
+    add(command, "" if diagnosis.ok else "bold")
     return lines
 
 
 def _backend(backend: BackendFacts, is_auto: bool) -> str:
-    from .core.proofs.diagnosis import format_bytes
-
     packages = ", ".join(f"{name} {version}" for name, version in backend.packages.items())
     if not backend.available:
-        return f"  {backend.name:<5} no   {backend.reason}" + (f" ({packages})" if packages else "")
-    memory = (
-        "memory unknown"
-        if backend.memory_bytes is None
-        else f"{format_bytes(backend.memory_bytes)} {backend.memory_is}"
-    )
+        return f"{backend.name:<5} no   {backend.reason}" + (f" ({packages})" if packages else "")
+    memory = "memory unknown"
+    if backend.memory_bytes is not None:
+        memory = f"{format_bytes(backend.memory_bytes)} {backend.memory_is}"
     needed = f" with {' '.join(spell_options(dict(backend.options)))}" if backend.options else ""
-    line = f"  {backend.name:<5} yes  on {backend.device}{needed}, {memory} ({packages})"
-    return (
-        line
-        + (f"; {backend.reason}" if backend.reason else "")
-        + ("; the choice of --backend auto" if is_auto else "")
-    )
+    parts = [
+        f"{backend.name:<5} yes  on {backend.device}{needed}, {memory} ({packages})",
+        backend.reason,
+        "the choice of --backend auto" if is_auto else "",
+    ]
+    return "; ".join(filter(None, parts))
 
 
 def _model(diagnosis: Diagnosis) -> list[str]:
-    from .core.proofs.diagnosis import format_bytes
-
     if not diagnosis.model:
         return []
     m = diagnosis.model
+    experts = f" of {m['experts']} experts, {m['experts_per_token']} for a token"
+    stretched = f", stretched to {m['longest_context']}"
+    factor = f", factor {m['rope_factor']:g}" if m["rope_factor"] else ""
+    in_8, in_16, in_32 = map(format_bytes, m["cache_bytes_per_token"].values())
     lines = [
         f"{m['architecture']}, {_count(m['parameters'])} parameters: {m['layers']} layers, width "
         f"{m['hidden_size']}, {m['heads']} heads and {m['key_value_heads']} key-value heads of "
-        f"{m['head_dim']}, feed-forward {m['intermediate_size']}"
-        + (
-            f" of {m['experts']} experts, {m['experts_per_token']} for a token"
-            if m["experts"]
-            else ""
-        )
-        + f", vocabulary {m['vocab_size']}",
+        f"{m['head_dim']}, feed-forward {m['intermediate_size']}{experts if m['experts'] else ''}"
+        f", vocabulary {m['vocab_size']}",
         f"context {m['context_length']}"
-        + (
-            f", stretched to {m['longest_context']}"
-            if m["longest_context"] > m["context_length"]
-            else ""
-        )
+        f"{stretched if m['longest_context'] > m['context_length'] else ''}"
         + (f", sliding window {m['sliding_window']}" if m["sliding_window"] else "")
-        + f"; rope {m['rope_type']}, theta {m['rope_theta']:g}"
-        + (f", factor {m['rope_factor']:g}" if m["rope_factor"] else "")
-        + f"; embedding and head are {'one matrix' if m['tied_embeddings'] else 'two matrices'}",
+        + f"; rope {m['rope_type']}, theta {m['rope_theta']:g}{factor}"
+        f"; embedding and head are {'one matrix' if m['tied_embeddings'] else 'two matrices'}",
+        f"keys and values of a token: {in_32} in 32 bits, {in_16} in 16 "
+        f"(--cache-bits 16), {in_8} in 8 (--cache-bits 8)",
     ]
-    nbytes = {
-        name.replace("_", " "): format_bytes(size)
-        for name, size in m["cache_bytes_per_token"].items()
-    }
-    lines.append(
-        f"keys and values of a token: {nbytes['32 bits']} in 32 bits, {nbytes['16 bits']} in 16 "
-        f"(--cache-bits 16), {nbytes['8 bits']} in 8 (--cache-bits 8)"
-    )
     if diagnosis.groups:
         lines.append(f"weights {format_bytes(m['nbytes'])}")
     for group in diagnosis.groups:
@@ -271,19 +237,16 @@ def _threads(diagnosis: Diagnosis, fit: Fit) -> str:
 
 
 def _fit(fit: Fit, threads: str) -> str:
-    from .core.proofs.diagnosis import format_bytes
-
     low_bit = f", low-bit weights times {fit.low_bit}" if fit.low_bit else ""
-    room = (
-        "longest context unknown"
-        if fit.longest_context is None
-        else (f"room for {fit.longest_context} positions of one conversation, {fit.tokens} of many")
-    )
+    bits = f" in {fit.cache_bits} bits" if fit.cache_bits else ""
+    room = "longest context unknown"
+    if fit.longest_context is not None:
+        room = f"room for {fit.longest_context} positions of one conversation, {fit.tokens} of many"
     fits = {True: "fits", False: "does not fit", None: "fits if memory suffices"}[fit.fits]
     return (
         f"{fit.backend:<5} {fits}: computes in {fit.computes_in}{low_bit}{threads}; weights "
         f"{format_bytes(fit.weights_bytes)}, cache {format_bytes(fit.cache_bytes_per_token)} per "
-        f"token{f' in {fit.cache_bits} bits' if fit.cache_bits else ''}, {room}"
+        f"token{bits}, {room}"
     )
 
 

@@ -35,13 +35,10 @@ def parser() -> flags.Parser:
     """The command line. Names follow mlx_lm.generate's."""
     result = flags.Parser("generate", __doc__)
     prompt = result.add_mutually_exclusive_group(required=True)
-    prompt.add_argument(
-        "--prompt", "-p", default=None, help="the prompt; - reads it from standard input"
-    )
+    prompt.add_argument("--prompt", "-p", help="the prompt; - reads it from standard input")
     prompt.add_argument(
         "--prompts",
         metavar="FILE",
-        default=None,
         help="a batch: a file with one JSON object per line, with prompt or messages, options by "
         "name and optionally an id; - reads standard input",
     )
@@ -49,20 +46,16 @@ def parser() -> flags.Parser:
         "--output",
         "-o",
         metavar="FILE",
-        default=None,
         help="file for the results of --prompts, one JSON object per line as they finish; an "
         "existing file is continued",
     )
-    result.add_argument(
-        "--system-prompt", "-sys", default=None, help="instructions before the prompt"
-    )
+    result.add_argument("--system-prompt", "-sys", help="instructions before the prompt")
     result.add_argument(
         "--ignore-chat-template", action="store_true", help="continue the prompt as plain text"
     )
     result.add_argument(
         "--prompt-cache",
         metavar="FILE",
-        default=None,
         help="start from the keys and values in this file if it exists, and save them to it at the "
         "end",
     )

@@ -32,14 +32,12 @@ def parser() -> Parser:
     result.add_argument(
         "--bits",
         "--q-bits",
-        default=None,
         metavar="{2,3,4,5,6,8}",
         help="bits per weight (default: 4; a quantized GGUF file keeps its own)",
     )
     result.add_argument(
         "--group-size",
         "--q-group-size",
-        default=None,
         metavar="{32,64,128}",
         help="weights that share a scale (default: 64; a quantized GGUF file keeps its own)",
     )
@@ -52,12 +50,11 @@ def parser() -> Parser:
     )
     result.add_argument(
         "--merge",
-        default=None,
         metavar="FOLDER[=SCALE]",
         help="merge a LoRA adapter, in the format of PEFT or mlx_lm, optionally with a scale; "
         "without --bits and --format a full-width model keeps its width",
     )
-    result.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
+    result.add_argument("--revision", help="branch, tag or commit of a hub id")
     return result
 
 
@@ -73,12 +70,11 @@ def main(arguments: list[str]) -> int:
 
     from .core.files import gguf_export, quantize
     from .core.files.checkpoint import merge_adapter, open_checkpoint
-    from .core.files.quantized import AffineWeight
 
     checkpoint = open_checkpoint(
         args.source, args.revision, [args.merge] if args.merge is not None else ()
     )
-    is_low_bit = any(isinstance(tensor, AffineWeight) for tensor in checkpoint.tensors.values())
+    is_low_bit = bool(checkpoint.low_bit)
     if checkpoint.adapters:
         (adapter,) = checkpoint.adapters
         checkpoint = merge_adapter(checkpoint)

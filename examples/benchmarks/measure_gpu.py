@@ -487,15 +487,15 @@ class Ours(Program):
         return {"rate": completion.prompt_tps, "peak": self._peak(cache.nbytes)}
 
     def op_rows(self, depth: int, count: int, batch: int) -> dict[str, Any]:
-        from mlx_llama.bench import loop
+        from mlx_llama.core.proofs import decoding
 
         cache = self.model.make_cache(depth + count + 4, batch)
-        tokens = loop.prefill(
+        tokens = decoding.prefill(
             self.backend, self.model, cache, {0: prompt_tokens(depth, self.model.config.vocab_size)}
         )
         for row in range(1, batch):
             cache.copy_prefix(0, row, depth)
-        steps = loop.decode(self.backend, self.model, cache, tokens * batch, count + 3)
+        steps = decoding.decode(self.backend, self.model, cache, tokens * batch, count + 3)
         for _ in range(3):  # compile, capture, replay
             next(steps)
         self._require_captured()
@@ -508,7 +508,7 @@ class Ours(Program):
         """Primitives in MLX's graph of one step."""
         import mlx.core as mx
 
-        from mlx_llama.bench.loop import GREEDY
+        from mlx_llama.core.proofs.decoding import GREEDY
 
         draw, cache = self.backend.sampling_batch([GREEDY]), self.model.make_cache(64)
         token = self.model.step(np.array([[1, 2, 3]], np.int32), 0, cache, draw)

@@ -147,8 +147,7 @@ class Ours(Engined):
 
     def about(self) -> str:
         """Device and dtype, for the report."""
-        facts = self.loaded.facts()
-        return f"{facts['device']}, {facts['dtype']}"
+        return f"{self.loaded.backend.device_name}, {self.loaded.dtype}"
 
 
 class OursMlx(Ours):

@@ -13,10 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+from mlx_llama.core.proofs.decoding import decode, prefill
 
-from .loop import decode, prefill
-from .measure import Loaded
+from .measure import Loaded, random_tokens
 
 
 @dataclass(frozen=True)
@@ -48,19 +47,10 @@ class BatchRow:
         """Medians under the names of llama-batched-bench's JSON; speeds in tokens per second of all
         rows.
         """
-        case = self.case
-        t_pp, t_tg, t = (
-            statistics.median(part)
-            for part in (
-                [run[0] for run in self.seconds],
-                [run[1] for run in self.seconds],
-                map(sum, self.seconds),
-            )
-        )
-        n_kv, speeds = (
-            case.rows * case.positions,
-            [case.rows * case.generate / run[1] for run in self.seconds],
-        )
+        case, n_kv = self.case, self.case.rows * self.case.positions
+        t_pp, t_tg = map(statistics.median, zip(*self.seconds))
+        t = statistics.median(map(sum, self.seconds))
+        speeds = [case.rows * case.generate / seconds for _, seconds in self.seconds]
         return {
             "pp": case.prompt,
             "tg": case.generate,
@@ -94,9 +84,10 @@ def measure_batches(
         cache = loaded.model.make_cache(case.positions, rows=case.rows)
         # fail before minutes of prompts
         cache.check_memory(dict.fromkeys(range(case.rows), case.positions))
-        prompts = (
-            np.random.default_rng(0).integers(0, vocabulary, (case.rows, case.prompt)).tolist()
-        )
+        tokens = random_tokens(case.rows * case.prompt, vocabulary)
+        prompts = {
+            row: tokens[row * case.prompt : (row + 1) * case.prompt] for row in range(case.rows)
+        }
         runs = []
         for _ in range(1 + repetitions):
             for row in range(case.rows):
@@ -106,10 +97,12 @@ def measure_batches(
     return measured
 
 
-def _run(loaded: Loaded, cache: Any, case: Batch, prompts: list[list[int]]) -> tuple[float, float]:
+def _run(
+    loaded: Loaded, cache: Any, case: Batch, prompts: dict[int, list[int]]
+) -> tuple[float, float]:
     """Run a batch; returns the seconds of the prompts and of the decoded tokens."""
     started = time.perf_counter()
-    tokens = prefill(loaded.backend, loaded.model, cache, dict(enumerate(prompts)))
+    tokens = prefill(loaded.backend, loaded.model, cache, prompts)
     between = time.perf_counter()
     for _ in decode(loaded.backend, loaded.model, cache, tokens, case.generate):
         pass

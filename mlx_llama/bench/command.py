@@ -16,8 +16,8 @@ rows. With --profile it is the time of each operation of a decoded token, and wi
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
-import sys
 
 import numpy as np
 
@@ -44,7 +44,7 @@ def parser() -> flags.Parser:
     llama-batched-bench.
     """
     result = flags.Parser("bench", __doc__.split("\n\n")[0])
-    many = dict(action="append", metavar="N[,N...]", default=None)
+    many = dict(action="append", metavar="N[,N...]")
     result.add_argument(
         "--prompt-tokens", "-p", "-npp", help="prompt lengths (default: 128)", **many
     )
@@ -73,14 +73,12 @@ def parser() -> flags.Parser:
         "--output",
         "-o",
         choices=report.FORMATS,
-        default=None,
         help="format of the figures (default: text)",
     )
     result.add_argument("--json", action="store_true", help="same as -o json")
     result.add_argument(
         "--plot",
         metavar="FILE",
-        default=None,
         help="plot the decode time per token over the context, or with --rows the throughput over "
         "the rows (.png, .svg or .pdf; needs matplotlib)",
     )
@@ -161,7 +159,12 @@ def main(arguments: list[str]) -> int:
     if row_counts and max(row_counts) > MOST_ROWS:
         raise OptionsError(f"--rows {max(row_counts)}: must be at most {MOST_ROWS}")
     if args.profile:
-        _check_profile(args, row_counts)
+        _exclude(args, "profile", "plot", "host", "compile")
+        if row_counts and args.prompt_tokens is not None:
+            raise OptionsError(
+                "--profile and --rows take no --prompt-tokens, since prompts run one after the "
+                "other: name the depth of all rows with --depth"
+            )
     elif row_counts and depths is not None:
         raise OptionsError(
             "--depth and --rows contradict each other: name the depth of all rows with "
@@ -202,59 +205,36 @@ def main(arguments: list[str]) -> int:
         prompts, generates, depths, context if args.plot else None
     )
     if are_batches:
-        cases = [
-            Batch(prompt, generate, rows)
-            for prompt in prompts
-            for generate in generates
-            for rows in row_counts
-        ]
+        cases = [Batch(*case) for case in itertools.product(prompts, generates, row_counts)]
     needs = [(case.name, case.positions) for case in cases]
     if is_single:
-        needs = [
-            (f"a prompt of {prompts[0]} and {generates[0]} more tokens", prompts[0] + generates[0])
-        ]
+        name = f"a prompt of {prompts[0]} and {generates[0]} more tokens"
+        needs = [(name, prompts[0] + generates[0])]
     for name, positions in needs:
         if positions > context:
+            lower = " or --generate-tokens" if are_batches else ", --generate-tokens or --depth"
             remedy = "" if options.ctx_size is None else ", or raise --ctx-size"
             raise ContextError(
                 f"{name} needs {positions} positions and the context of {checkpoint.name} has "
-                f"{context}: "
-                f"lower --prompt-tokens{' or --generate-tokens' if are_batches else ', --generate-tokens or --depth'}"  # noqa: E501
-                f"{remedy}"
+                f"{context}: lower --prompt-tokens{lower}{remedy}"
             )
     loaded = load(checkpoint, backend, options)
     host = {"host": measure_host(loaded, context, max(row_counts or [1]))} if args.host else {}
-    is_watched = sys.stderr is not None and sys.stderr.isatty()
-    advance = lambda name: cli.say(f"measuring {name}") if is_watched else None  # noqa: E731
-    if args.profile:
-        profiles = measure_profiles(loaded, cases, row_counts or [1], repetitions, advance)
-        figures = loaded.facts() | {
-            "repetitions": repetitions,
-            "peak_memory_bytes": loaded.peak_memory(),
-            "profiles": [profile.figures() for profile in profiles],
-        }
-        print(report.profiles(figures, output))
-        return 0
+    advance = cli.announce("measuring")
     if is_single:
         figures = measure(loaded, prompts[0], generates[0], repetitions) | host
         print(report.as_json(figures) if output == "json" else report.single(figures))
         return 0
-    measure_cases, draw = (
-        (measure_batches, plot.draw_throughput) if row_counts else (measure_rows, plot.draw)
-    )
-    rows = measure_cases(loaded, cases, repetitions, advance)
-    figures = (
-        loaded.facts()
-        | {
-            "repetitions": repetitions,
-            "peak_memory_bytes": loaded.peak_memory(),
-            "rows": [row.figures() for row in rows],
-        }
-        | host
-    )
-    print(report.table(figures, output))
+    if args.profile:
+        rows = measure_profiles(loaded, cases, row_counts or [1], repetitions, advance)
+    else:
+        measure_cases = measure_batches if are_batches else measure_rows
+        rows = measure_cases(loaded, cases, repetitions, advance)
+    kind, render = ("profiles", report.profiles) if args.profile else ("rows", report.table)
+    figures = loaded.facts(repetitions) | {kind: [row.figures() for row in rows]} | host
+    print(render(figures, output))
     if args.plot:
-        draw(figures, rows, args.plot)
+        (plot.draw_throughput if are_batches else plot.draw)(figures, rows, args.plot)
         cli.say(f"wrote {args.plot}")
     return 0
 
@@ -263,30 +243,15 @@ def _run_kernels(args: argparse.Namespace, output: str) -> int:
     """Measure candidate kernels for decoding; returns the exit code. Raises OptionsError,
     BackendError.
     """
-    for flag in (
-        "profile",
-        "host",
-        "plot",
-        "rows",
-        "depth",
-        "model",
-        "adapters",
-        "prompt_tokens",
-        "generate_tokens",
-    ):
-        if getattr(args, flag):
-            raise OptionsError(
-                f"--kernels and --{flag.replace('_', '-')} contradict each other: leave one of "
-                "them out"
-            )
+    _exclude(args, "kernels", "profile", "host", "plot", "rows", "depth", "model", "adapters")
+    _exclude(args, "kernels", "prompt_tokens", "generate_tokens")
     if output not in ("text", "json"):
         raise OptionsError(
             f"--kernels and --output {output} contradict each other: choose text or json"
         )
     backend = select(args.backend or "cpu", args.device)
     threads = backend.check(LoadOptions(dtype=args.dtype, threads=args.threads)).threads
-    is_watched = sys.stderr is not None and sys.stderr.isatty()
-    advance = lambda name: cli.say(f"measuring {name}") if is_watched else None  # noqa: E731
+    advance = cli.announce("measuring")
     try:
         figures = backend.runtime.measure_kernels(threads, args.save, advance)
     except OSError as error:
@@ -303,17 +268,11 @@ def _run_kernels(args: argparse.Namespace, output: str) -> int:
     return 0
 
 
-def _check_profile(args: argparse.Namespace, row_counts: list[int] | None) -> None:
-    """Raise OptionsError for flags that --profile does not support."""
-    for flag, is_set in {
-        "--plot": args.plot is not None,
-        "--host": args.host,
-        "--compile": args.compile,
-    }.items():
-        if is_set:
-            raise OptionsError(f"--profile and {flag} contradict each other: leave one of them out")
-    if row_counts and args.prompt_tokens is not None:
-        raise OptionsError(
-            "--profile and --rows take no --prompt-tokens, since prompts run one after the other: "
-            "name the depth of all rows with --depth"
-        )
+def _exclude(args: argparse.Namespace, flag: str, *others: str) -> None:
+    """Raise OptionsError for flags that contradict `flag`."""
+    for other in others:
+        if getattr(args, other):
+            raise OptionsError(
+                f"--{flag} and --{other.replace('_', '-')} contradict each other: leave one of "
+                "them out"
+            )

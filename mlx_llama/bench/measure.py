@@ -25,8 +25,7 @@ from mlx_llama.core.engine.request import Request
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.generation import options
 from mlx_llama.core.generation.completion import Completion
-
-from .loop import decode, prefill
+from mlx_llama.core.proofs.decoding import decode, prefill
 
 
 class HostMemory:
@@ -81,16 +80,6 @@ def bytes_per_token(
     return needed + position * model.make_cache(1).position_nbytes
 
 
-def describe_formats(checkpoint: Checkpoint) -> str:
-    """Formats of the matrices, by descending number of weights: "Q4_K, Q6_K"."""
-    sizes: dict[str, int] = {}
-    for tensor in checkpoint.tensors.values():
-        if len(tensor.shape) == 2:
-            kind = tensor.dtype if isinstance(tensor, Tensor) else tensor.description
-            sizes[kind] = sizes.get(kind, 0) + math.prod(tensor.shape)
-    return ", ".join(sorted(sizes, key=sizes.get, reverse=True))
-
-
 def random_tokens(count: int, vocabulary: int) -> list[int]:
     """`count` token ids, the same in every call."""
     return np.random.default_rng(0).integers(0, vocabulary, count).tolist()
@@ -110,23 +99,28 @@ class Loaded:
         """Width of the activations."""
         return self.backend.runtime.dtype_name(self.model.dtype)
 
-    def facts(self) -> dict[str, Any]:
-        """Model, backend, device and notices, by name."""
+    def facts(self, repetitions: int) -> dict[str, Any]:
+        """Model, backend, device, memory so far and notices, by name."""
         return {
             "model": self.checkpoint.name,
             "backend": self.backend.name,
             "device": self.backend.device_name,
             "dtype": self.dtype,
             "cache_bits": self.model.cache_bits,
-            "stored": describe_formats(self.checkpoint),
+            "stored": self.checkpoint.formats,
             "weights_bytes": self.checkpoint.nbytes,
             "load_seconds": self.seconds,
             "notices": list(map(spell_flags, self.model.notices)),
+            "repetitions": repetitions,
+            "peak_memory_bytes": self.backend.runtime.peak_memory(self.backend.device),
         }
 
-    def peak_memory(self) -> int:
-        """Peak bytes in memory so far; 0: unknown."""
-        return self.backend.runtime.peak_memory(self.backend.device)
+    def bandwidth_probe(self) -> Callable[[], float]:
+        """A function that measures the memory's bandwidth, in bytes per second."""
+        runtime, device = self.backend.runtime, self.backend.device
+        if runtime.bandwidth(device) is None:
+            return HostMemory().bandwidth
+        return lambda: runtime.bandwidth(device)
 
 
 def load(checkpoint: Checkpoint, backend: Backend, options: LoadOptions = LoadOptions()) -> Loaded:
@@ -164,37 +158,32 @@ def measure(loaded: Loaded, prompt: int, generate: int, repetitions: int) -> dic
         return handle.completion, bandwidths
 
     run_once()  # first use of every shape: page faults, kernels to compile
-    peak = loaded.peak_memory()  # before the bandwidth probe allocates memory
-    device_bandwidth = backend.runtime.bandwidth(backend.device)
-    probe = (
-        HostMemory().bandwidth
-        if device_bandwidth is None
-        else lambda: backend.runtime.bandwidth(backend.device)
-    )
-    runs = []
+    facts = loaded.facts(repetitions)  # before the bandwidth probe allocates memory
+    probe, runs = loaded.bandwidth_probe(), []
     for _ in range(repetitions):
         before = probe()
         completion, between = run_once(probe)
         runs.append((completion, statistics.harmonic_mean([before, *between, probe()])))
-    median = lambda values: statistics.median(list(values))  # noqa: E731
-    return loaded.facts() | {
+    speeds = [run.decode_tps for run, _ in runs]
+
+    def median(figure: Callable[[Completion], float]) -> float:
+        return statistics.median(figure(run) for run, _ in runs)
+
+    return facts | {
         "prompt": prompt,
         "generate": generate,
-        "repetitions": repetitions,
-        "prompt_tps": median(run.prompt_tps for run, _ in runs),
-        "first_token_seconds": median(run.prefill_seconds for run, _ in runs),
-        "decode_tps": median(run.decode_tps for run, _ in runs),
-        "decode_tps_range": [
-            min(run.decode_tps for run, _ in runs),
-            max(run.decode_tps for run, _ in runs),
-        ],
-        "evaluations_per_token": median(run.evaluations_per_token for run, _ in runs),
-        "launches_per_token": median(run.launches / len(run.tokens) for run, _ in runs),
-        "read_bytes_per_token": median(run.bytes_per_token for run, _ in runs),
+        "prompt_tps": median(lambda run: run.prompt_tps),
+        "first_token_seconds": median(lambda run: run.prefill_seconds),
+        "decode_tps": statistics.median(speeds),
+        "decode_tps_range": [min(speeds), max(speeds)],
+        "evaluations_per_token": median(lambda run: run.evaluations_per_token),
+        "launches_per_token": median(lambda run: run.launches / len(run.tokens)),
+        "read_bytes_per_token": median(lambda run: run.bytes_per_token),
         "bytes_per_token": needed,
-        "bandwidth": median(bandwidth for _, bandwidth in runs),
-        "bandwidth_share": median(run.decode_tps * needed / bandwidth for run, bandwidth in runs),
-        "peak_memory_bytes": peak,
+        "bandwidth": statistics.median(bandwidth for _, bandwidth in runs),
+        "bandwidth_share": statistics.median(
+            run.decode_tps * needed / bandwidth for run, bandwidth in runs
+        ),
     }
 
 
@@ -216,6 +205,15 @@ class Case:
         """Positions in the cache at the end."""
         return self.depth + self.length
 
+    def facts(self) -> dict[str, Any]:
+        """llama-bench's columns."""
+        return {
+            "test": self.name,
+            "n_prompt": self.length if self.kind == "pp" else 0,
+            "n_gen": self.length if self.kind == "tg" else 0,
+            "n_depth": self.depth,
+        }
+
 
 @dataclass(frozen=True)
 class Row:
@@ -229,10 +227,7 @@ class Row:
         seconds = [sum(run) for run in self.per_token]
         rates = [self.case.length / taken for taken in seconds]
         return {
-            "test": self.case.name,
-            "n_prompt": self.case.length if self.case.kind == "pp" else 0,
-            "n_gen": self.case.length if self.case.kind == "tg" else 0,
-            "n_depth": self.case.depth,
+            **self.case.facts(),
             "tps": statistics.median(rates),
             "tps_min": min(rates),
             "tps_max": max(rates),

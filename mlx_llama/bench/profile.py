@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from mlx_llama.core.backends.profile import ATTENTION, Profile
+from mlx_llama.core.proofs.decoding import decode, prefill
 
-from .loop import decode, prefill
-from .measure import Case, HostMemory, Loaded, random_tokens
+from .measure import Case, Loaded, random_tokens
 
 SAMPLING, HOST = "sampling", "host: loop, bookkeeping"
 
@@ -52,16 +52,12 @@ class Profiled:
             )
         nbytes = sum(operation["nbytes"] or 0 for operation in operations)
         rate = nbytes * self.count / self.seconds
-        waiting = sum(spent.waiting for spent in self.profile.operations.values())
+        spent = self.profile.operations.values()
+        waiting = sum(operation.waiting for operation in spent)
         lost = [self._line(reason, seconds) for reason, seconds in self.profile.lost.items()]
-        known = sum(spent.seconds for spent in self.profile.operations.values()) + sum(
-            self.profile.lost.values()
-        )
+        known = sum(operation.seconds for operation in spent) + sum(self.profile.lost.values())
         return {
-            "test": self.case.name,
-            "n_prompt": self.case.length if self.case.kind == "pp" else 0,
-            "n_gen": self.case.length if self.case.kind == "tg" else 0,
-            "n_depth": self.case.depth,
+            **self.case.facts(),
             "n_rows": self.rows,
             "us": self.seconds / self.count * 1e6,
             "bandwidth": self.bandwidth,
@@ -96,12 +92,7 @@ def measure_profiles(
     Raises ContextError where memory has no room for all rows, BackendError where the model cannot
     be profiled.
     """
-    runtime, device, profiled = loaded.backend.runtime, loaded.backend.device, []
-    probe = (
-        HostMemory().bandwidth
-        if runtime.bandwidth(device) is None
-        else lambda: runtime.bandwidth(device)
-    )
+    probe, profiled = loaded.bandwidth_probe(), []
     for case in cases:
         for rows in row_counts:
             advance(case.name)

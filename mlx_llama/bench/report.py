@@ -5,89 +5,93 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Iterable
 from typing import Any
 
 FORMATS = ("text", "md", "csv", "json")
-ROW = ("test", "n_prompt", "n_gen", "n_depth", "tps", "tps_min", "tps_max", "seconds")
+# names of figures, as columns
 FACTS = (
-    "model",
-    "backend",
-    "device",
-    "dtype",
-    "cache_bits",
-    "stored",
-    "weights_bytes",
-    "load_seconds",
-    "repetitions",
-    "peak_memory_bytes",
-)
-BATCH = (
-    "pp",
-    "tg",
-    "pl",
-    "n_kv",
-    "t_pp",
-    "speed_pp",
-    "t_tg",
-    "speed_tg",
-    "t",
-    "speed",
-    "speed_tg_min",
-    "speed_tg_max",
-)
+    "model backend device dtype cache_bits stored weights_bytes load_seconds repetitions "
+    "peak_memory_bytes"
+).split()
+CASE = ["test", "n_prompt", "n_gen", "n_depth"]
+ROW = [*CASE, "tps", "tps_min", "tps_max", "seconds"]
+BATCH = ("pp tg pl n_kv t_pp speed_pp t_tg speed_tg t speed speed_tg_min speed_tg_max").split()
 PROFILE = (
-    "operation",
-    "calls",
-    "us",
-    "share",
-    "waiting_us",
-    "nbytes",
-    "bytes_per_second",
-    "bandwidth_share",
-    "flops_per_second",
-)
+    "operation calls us share waiting_us nbytes bytes_per_second bandwidth_share flops_per_second"
+).split()
 HOST = ("rows", "step_us", "launch_us", "thread_us", "primitives")
+
+Cells = list[tuple[str, ...]]  # a table's lines, the header first
 
 
 def single(figures: dict[str, Any]) -> str:
     """Lines of text for one prompt and its answer (measure.measure)."""
     f = figures
     low, high = f["decode_tps_range"]
+    memory = "peak memory           unknown on this system"
+    if f["peak_memory_bytes"]:
+        ratio = f["peak_memory_bytes"] / f["weights_bytes"]
+        memory = (
+            f"peak memory          {f['peak_memory_bytes'] / 1e9:8.2f} GB, {ratio:.2f} times the "
+            "weights"
+        )
+    lines = [
+        _title(f),
+        f"load                 {f['load_seconds']:8.2f} s",
+        f"prompt, {f['prompt']:5} tokens {f['prompt_tps']:8.1f} tokens/s, first token after "
+        f"{f['first_token_seconds']:.2f} s",
+        f"decode, {f['generate']:5} tokens {f['decode_tps']:8.1f} tokens/s ({low:.1f} to "
+        f"{high:.1f} over {f['repetitions']} runs)",
+        f"evaluations          {f['evaluations_per_token']:8g} per token "
+        f"({f['launches_per_token']:g} launched, {f['evaluations_per_token']:g} waited for, "
+        f"{f['read_bytes_per_token']:g} bytes read)",
+        f"bandwidth            {f['bandwidth'] / 1e9:8.1f} GB/s measured; decoding reads "
+        f"{f['bytes_per_token'] / 1e9:.2f} GB per token, {f['bandwidth_share']:.0%} of the bound",
+        memory,
+    ]
+    return "\n".join([*lines, *_remarks(f)])
+
+
+def table(f: dict[str, Any], kind: str) -> str:
+    """The rows f["rows"] and their common facts, in one of FORMATS."""
+    if kind == "json":
+        return as_json(f)
+    are_batches = "pl" in f["rows"][0]
+    if kind == "csv":
+        host = {"host_" + name: f["host"][name] for name in HOST} if "host" in f else {}
+        columns = [*(BATCH if are_batches else ROW), *host]
+        return _csv(f, columns, (row | host for row in f["rows"]))
+    header, *rows = _batch_cells(f) if are_batches else _row_cells(f)
+    words = 0 if are_batches else 1  # columns of words
+    if kind == "text":
+        summary = f"medians of {f['repetitions']} repetitions, loaded in {f['load_seconds']:.2f} s"
+        return "\n".join([_title(f), *_align([header, *rows], kind, words), summary, *_remarks(f)])
+    # Escape bars, which separate columns; names may come from files.
+    facts = [f[name].replace("|", "\\|") for name in ("model", "backend", "stored")]
+    cells = [("model", "backend", "weights", *header), *((*facts, *row) for row in rows)]
+    remarks = [f"{_title(f)}; medians of {f['repetitions']} repetitions", *_remarks(f)]
     return "\n".join(
-        [
-            _title(f),
-            f"load                 {f['load_seconds']:8.2f} s",
-            f"prompt, {f['prompt']:5} tokens {f['prompt_tps']:8.1f} tokens/s, first token after "
-            f"{f['first_token_seconds']:.2f} s",
-            f"decode, {f['generate']:5} tokens {f['decode_tps']:8.1f} tokens/s ({low:.1f} to "
-            f"{high:.1f} over {f['repetitions']} runs)",
-            f"evaluations          {f['evaluations_per_token']:8g} per token "
-            f"({f['launches_per_token']:g} launched, "
-            f"{f['evaluations_per_token']:g} waited for, {f['read_bytes_per_token']:g} bytes read)",
-            f"bandwidth            {f['bandwidth'] / 1e9:8.1f} GB/s measured; decoding reads "
-            f"{f['bytes_per_token'] / 1e9:.2f} GB per token, {f['bandwidth_share']:.0%} of the "
-            "bound",
-            f"peak memory          {f['peak_memory_bytes'] / 1e9:8.2f} GB, "
-            f"{f['peak_memory_bytes'] / f['weights_bytes']:.2f} times the weights"
-            if f["peak_memory_bytes"]
-            else "peak memory           unknown on this system",
-            *_remarks(f),
-        ]
+        [*_align(cells, kind, 3 + words), *("\n" + " ".join(text.split()) for text in remarks)]
     )
 
 
-def table(figures: dict[str, Any], kind: str) -> str:
-    """The rows `figures["rows"]` and their common facts, in one of FORMATS."""
-    return {"text": _text, "md": _markdown, "csv": _csv, "json": as_json}[kind](figures)
-
-
-def profiles(figures: dict[str, Any], kind: str) -> str:
-    """The profiles `figures["profiles"]` (profile.Profiled) and their common facts, in one of
-    FORMATS.
-    """
+def profiles(f: dict[str, Any], kind: str) -> str:
+    """The profiles f["profiles"] (profile.Profiled) and their common facts, in one of FORMATS."""
     if kind == "json":
-        return as_json(figures)
-    return (_profiles_csv if kind == "csv" else _profiles_tables)(figures, kind)
+        return as_json(f)
+    if kind == "csv":
+        case = [*CASE, "n_rows", "bandwidth"]
+        lines = (
+            {name: profile[name] for name in case} | line
+            for profile in f["profiles"]
+            for line in (*profile["operations"], *profile["between"])
+        )
+        return _csv(f, [*case, *PROFILE], lines)
+    apart = "\n" if kind == "text" else "\n\n"
+    summary = f"the repetition of the median time, of {f['repetitions']}"
+    blocks = (apart.join(_profile_block(profile, kind)) for profile in f["profiles"])
+    return "\n\n".join([_title(f), *blocks, apart.join([summary, *_remarks(f)])])
 
 
 def as_json(figures: dict[str, Any]) -> str:
@@ -112,6 +116,39 @@ def host_line(host: dict[str, Any]) -> str:
     )
 
 
+def kernels(f: dict[str, Any]) -> str:
+    """Candidate kernels for decoding as text: GB/s of each format's product with each."""
+
+    def name(candidate: list[list[int]]) -> str:
+        levels = (f"{f'L{level}' if level else 'once'} {distance}" for level, distance in candidate)
+        return " + ".join(levels) or "none"
+
+    def line(formats: str, rates: list[float]) -> tuple[str, ...]:
+        return formats, *(f"{rate / 1e9:.1f}" for rate in rates)
+
+    def describe_choice(index: int, exceptions: dict[str, int]) -> str:
+        others = (
+            f"{name(f['candidates'][other])} for {formats}" for formats, other in exceptions.items()
+        )
+        return ", ".join([name(f["candidates"][index]), *others])
+
+    cells = [
+        ("GB/s by prefetch", *map(name, f["candidates"])),
+        *(line(*item) for item in f["formats"].items()),
+        line("all", f["mean"]),
+    ]
+    chosen = describe_choice(f["chosen"], f["chosen_own"])
+    best = describe_choice(f["best"], f["best_own"])
+    origin = "measured on it" if f["is_measured"] else "not measured on it before"
+    lines = [
+        f"products of one token on {f['processor']}, {f['target']}, {f['threads']} threads; "
+        "prefetch: cache level, or for one use, and bytes ahead",
+        *_align(cells, "text", 1),
+        f"in use: {chosen} ({origin}); best here: {best}",
+    ]
+    return "\n".join([*lines, *([f"wrote {f['saved']}"] if f["saved"] else [])])
+
+
 def _title(f: dict[str, Any]) -> str:
     cache = f", keys and values in {f['cache_bits']} bits" if f["cache_bits"] else ""
     return (
@@ -121,227 +158,91 @@ def _title(f: dict[str, Any]) -> str:
 
 
 def _remarks(f: dict[str, Any]) -> list[str]:
-    return [
-        *([host_line(f["host"])] if "host" in f else []),
-        *(f"note: {notice}" for notice in f["notices"]),
-    ]
+    host = [host_line(f["host"])] if "host" in f else []
+    return [*host, *(f"note: {notice}" for notice in f["notices"])]
 
 
-def _cells(f: dict[str, Any]) -> list[tuple[str, ...]]:
-    if "pl" in f["rows"][0]:
-        return [
-            ("PP", "TG", "B", "N_KV", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s", "T s", "S t/s"),
-            *(
-                (
-                    *(str(row[name]) for name in BATCH[:4]),
-                    *(
-                        f"{row[name]:.2f}" if name.startswith("speed") else f"{row[name]:.3f}"
-                        for name in BATCH[4:10]
-                    ),
-                )
-                for row in f["rows"]
-            ),
-        ]
+def _row_cells(f: dict[str, Any]) -> Cells:
     spread = "min to max" if f["repetitions"] > 1 else "one run"
-    return [
-        ("test", "tokens/s", spread, "ms/token", "seconds"),
-        *(
-            (
-                row["test"],
-                f"{row['tps']:.2f}",
-                f"{row['tps_min']:.2f} to {row['tps_max']:.2f}",
-                f"{1e3 / row['tps']:.3f}",
-                f"{row['seconds']:.3f}",
-            )
-            for row in f["rows"]
-        ),
-    ]
-
-
-def _text(f: dict[str, Any]) -> str:
-    cells = _cells(f)
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    first = str.rjust if "pl" in f["rows"][0] else str.ljust
-    lines = [
-        "  ".join(
-            [
-                first(row[0], widths[0]),
-                *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:])),
-            ]
-        )
-        for row in cells
-    ]
-    summary = f"medians of {f['repetitions']} repetitions, loaded in {f['load_seconds']:.2f} s"
-    return "\n".join([_title(f), *lines, summary, *_remarks(f)])
-
-
-def _markdown(f: dict[str, Any]) -> str:
-    header, *rows = _cells(f)
-    # Escape bars, which separate columns; names may come from files.
-    facts = [f[name].replace("|", "\\|") for name in ("model", "backend", "stored")]
-    named = 3 if "pl" in f["rows"][0] else 4  # columns of words
-    lines = [
-        ("model", "backend", "weights", *header),
-        ("---",) * named + ("---:",) * (3 + len(header) - named),
-        *((*facts, *row) for row in rows),
-    ]
-    remarks = [f"{_title(f)}; medians of {f['repetitions']} repetitions", *_remarks(f)]
-    return "\n".join(
-        [
-            *("| " + " | ".join(line) + " |" for line in lines),
-            *("\n" + " ".join(remark.split()) for remark in remarks),
-        ]
-    )
-
-
-def _csv(f: dict[str, Any]) -> str:
-    text = io.StringIO()
-    names = [
-        *FACTS,
-        *(BATCH if "pl" in f["rows"][0] else ROW),
-        *(["host_" + name for name in HOST] if "host" in f else []),
-        "notices",
-    ]
-    writer = csv.DictWriter(text, names, lineterminator="\n", extrasaction="ignore")
-    writer.writeheader()
-    host = {"host_" + name: f["host"][name] for name in HOST} if "host" in f else {}
+    cells: Cells = [("test", "tokens/s", spread, "ms/token", "seconds")]
     for row in f["rows"]:
-        writer.writerow(f | row | host | {"notices": "; ".join(f["notices"])})
-    return text.getvalue().rstrip("\n")
+        range = f"{row['tps_min']:.2f} to {row['tps_max']:.2f}"
+        figures = f"{row['tps']:.2f}", range, f"{1e3 / row['tps']:.3f}", f"{row['seconds']:.3f}"
+        cells.append((row["test"], *figures))
+    return cells
 
 
-def kernels(f: dict[str, Any]) -> str:
-    """Candidate kernels for decoding as text: GB/s of each format's product with each."""
+def _batch_cells(f: dict[str, Any]) -> Cells:
+    """The columns of llama-batched-bench."""
 
-    def name(candidate: list[list[int]]) -> str:
-        return (
-            " + ".join(
-                f"{f'L{level}' if level else 'once'} {distance}" for level, distance in candidate
-            )
-            or "none"
-        )
+    def cell(name: str, value: float) -> str:
+        return str(value) if name in BATCH[:4] else f"{value:.{2 if 'speed' in name else 3}f}"
 
-    cells = [
-        ("GB/s by prefetch", *map(name, f["candidates"])),
-        *(
-            (formats, *(f"{rate / 1e9:.1f}" for rate in rates))
-            for formats, rates in f["formats"].items()
-        ),
-        ("all", *(f"{rate / 1e9:.1f}" for rate in f["mean"])),
-    ]
-
-    def describe_choice(index: int, exceptions: dict[str, int]) -> str:
-        return ", ".join(
-            [
-                name(f["candidates"][index]),
-                *(
-                    f"{name(f['candidates'][other])} for {formats}"
-                    for formats, other in exceptions.items()
-                ),
-            ]
-        )
-
-    chosen = describe_choice(f["chosen"], f["chosen_own"])
-    best = describe_choice(f["best"], f["best_own"])
-    origin = "measured on it" if f["is_measured"] else "not measured on it before"
-    lines = [
-        f"products of one token on {f['processor']}, {f['target']}, {f['threads']} threads; "
-        "prefetch: cache level, or for one use, and bytes ahead",
-        *_align(cells, "text"),
-        f"in use: {chosen} ({origin}); best here: {best}",
-    ]
-    if f["saved"]:
-        lines.append(f"wrote {f['saved']}")
-    return "\n".join(lines)
+    header = ("PP", "TG", "B", "N_KV", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s", "T s", "S t/s")
+    return [header, *(tuple(cell(name, row[name]) for name in BATCH[:10]) for row in f["rows"])]
 
 
-def _profiles_tables(f: dict[str, Any], kind: str) -> str:
-    blocks, apart = [_title(f)], "\n" if kind == "text" else "\n\n"
-    for profile in f["profiles"]:
-        is_prompt = profile["n_prompt"] > 0
-        subject = (
-            "a prompt"
+def _profile_block(profile: dict[str, Any], kind: str) -> list[str]:
+    """A profile's title, its table and remarks."""
+    is_prompt, rows = profile["n_prompt"] > 0, profile["n_rows"]
+    subject = "a token" if rows == 1 else f"a step of {rows} rows"
+    title = (
+        f"{profile['test']}: {'a prompt' if is_prompt else subject} takes "
+        f"{profile['us'] / 1e3:.2f} ms and reads "
+        f"{profile['nbytes'] / 1e9:.3f} GB at {profile['bytes_per_second'] / 1e9:.1f} GB/s, "
+        f"{profile['bandwidth_share']:.0%} of the measured {profile['bandwidth'] / 1e9:.1f}"
+    )
+    columns = {  # header: (figure, form, unit)
+        "calls": ("calls", ".0f", 1),
+        "us": ("us", ".0f", 1),
+        "share": ("share", ".1%", 1),
+        "waiting": ("waiting_us", ".0f", 1),
+        "MB": ("nbytes", ".1f", 1e6),
+        **(
+            {"Gflop/s": ("flops_per_second", ".1f", 1e9)}
             if is_prompt
-            else "a token"
-            if profile["n_rows"] == 1
-            else f"a step of {profile['n_rows']} rows"
+            else {"GB/s": ("bytes_per_second", ".1f", 1e9)}
+        ),
+        "bandwidth": ("bandwidth_share", ".0%", 1),
+    }
+    cells: Cells = [("operation", *columns)]
+    for line in (*profile["operations"], *profile["between"]):
+        figures = (
+            "" if line.get(name) is None else format(line[name] / unit, form)
+            for name, form, unit in columns.values()
         )
-        title = (
-            f"{profile['test']}: {subject} takes {profile['us'] / 1e3:.2f} ms and reads "
-            f"{profile['nbytes'] / 1e9:.3f} GB at {profile['bytes_per_second'] / 1e9:.1f} GB/s, "
-            f"{profile['bandwidth_share']:.0%} of the measured {profile['bandwidth'] / 1e9:.1f}"
-        )
-        rate = "Gflop/s" if is_prompt else "GB/s"
-        cells = [
-            ("operation", "calls", "us", "share", "waiting", "MB", rate, "bandwidth"),
-            *(
-                (
-                    line["operation"],
-                    _number(line.get("calls"), ".0f"),
-                    f"{line['us']:.0f}",
-                    f"{line['share']:.1%}",
-                    _number(line.get("waiting_us"), ".0f"),
-                    _number(line.get("nbytes"), ".1f", 1e6),
-                    _number(
-                        line.get("flops_per_second" if is_prompt else "bytes_per_second"),
-                        ".1f",
-                        1e9,
-                    ),
-                    _number(line.get("bandwidth_share"), ".0%"),
-                )
-                for line in (*profile["operations"], *profile["between"])
-            ),
+        cells.append((line["operation"], *figures))
+    waiting = []
+    if profile["slower_us"] is not None:
+        waiting = [
+            f"waiting, in the above: {profile['slower_us']:.0f} us for slower threads, "
+            f"{profile['barriers_us']:.0f} us for barriers"
         ]
-        waiting = (
-            []
-            if profile["slower_us"] is None
-            else [
-                f"waiting, in the above: {profile['slower_us']:.0f} us for slower threads, "
-                f"{profile['barriers_us']:.0f} us for barriers"
-            ]
-        )
-        blocks.append(
-            apart.join([title, "\n".join(_align(cells, kind)), *waiting, profile["note"]])
-        )
-    summary = f"the repetition of the median time, of {f['repetitions']}"
-    return "\n\n".join([*blocks, apart.join([summary, *_remarks(f)])])
+    return [title, "\n".join(_align(cells, kind, 1)), *waiting, profile["note"]]
 
 
-def _number(value: float | None, form: str, unit: float = 1.0) -> str:
-    """A figure, or "" where there is none."""
-    return "" if value is None else format(value / unit, form)
-
-
-def _align(cells: list[tuple[str, ...]], kind: str) -> list[str]:
-    """Lines of a table: the first column to the left, the others to the right."""
+def _align(cells: Cells, kind: str, words: int) -> list[str]:
+    """Lines of a table as "text" or "md": the first `words` columns to the left, the others to the
+    right.
+    """
     if kind == "md":
-        ruled = [cells[0], ("---", *("---:",) * (len(cells[0]) - 1)), *cells[1:]]
-        return ["| " + " | ".join(row) + " |" for row in ruled]
+        rule = ("---",) * words + ("---:",) * (len(cells[0]) - words)
+        return ["| " + " | ".join(row) + " |" for row in (cells[0], rule, *cells[1:])]
     widths = [max(map(len, column)) for column in zip(*cells)]
     return [
         "  ".join(
-            [
-                row[0].ljust(widths[0]),
-                *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:])),
-            ]
+            cell.ljust(width) if i < words else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths))
         ).rstrip()
         for row in cells
     ]
 
 
-def _profiles_csv(f: dict[str, Any], kind: str) -> str:
-    text = io.StringIO()
-    case = ("test", "n_prompt", "n_gen", "n_depth", "n_rows", "bandwidth")
-    writer = csv.DictWriter(
-        text, [*FACTS, *case, *PROFILE, "notices"], lineterminator="\n", extrasaction="ignore"
-    )
+def _csv(f: dict[str, Any], columns: list[str], lines: Iterable[dict[str, Any]]) -> str:
+    """Lines with the common facts beside each."""
+    text, notices = io.StringIO(), {"notices": "; ".join(f["notices"])}
+    names = [*FACTS, *columns, "notices"]
+    writer = csv.DictWriter(text, names, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
-    for profile in f["profiles"]:
-        for line in (*profile["operations"], *profile["between"]):
-            writer.writerow(
-                f
-                | {name: profile[name] for name in case}
-                | line
-                | {"notices": "; ".join(f["notices"])}
-            )
+    writer.writerows(f | line | notices for line in lines)
     return text.getvalue().rstrip("\n")

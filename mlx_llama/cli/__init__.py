@@ -7,6 +7,6 @@ options. spelling: options in core's messages as flags. progress: a bar on a ter
 from __future__ import annotations
 
 from .progress import Bar
-from .running import clean_up_when_terminated, read_text, run, say, show
+from .running import announce, clean_up_when_terminated, read_text, run, say, show
 
-__all__ = ["Bar", "clean_up_when_terminated", "read_text", "run", "say", "show"]
+__all__ = ["Bar", "announce", "clean_up_when_terminated", "read_text", "run", "say", "show"]

@@ -74,6 +74,12 @@ def show(text: str) -> None:
         print(show_controls(text), file=sys.stderr, flush=True)
 
 
+def announce(doing: str) -> Callable[[str], None]:
+    """A function that says on a terminal what begins: announce("measuring")("tg64")."""
+    is_watched = sys.stderr is not None and sys.stderr.isatty()
+    return lambda name: say(f"{doing} {name}") if is_watched else None
+
+
 @contextmanager
 def clean_up_when_terminated() -> Iterator[None]:
     """Make SIGTERM raise SystemExit(143) in the block, which then removes its partial files."""

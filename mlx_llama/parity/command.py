@@ -48,14 +48,12 @@ def parser() -> flags.Parser:
         metavar="ROWS",
         nargs="?",
         const=",".join(map(str, SIZES)),
-        default=None,
         help="compare rows computed alone with the same rows in batches of these sizes (default: "
         f"{','.join(map(str, SIZES))})",
     )
     mode.add_argument(
         "--repeat",
         metavar="N",
-        default=None,
         help="run the same request N times in this process and N times "
         "in fresh ones, and compare the bits",
     )
@@ -64,44 +62,38 @@ def parser() -> flags.Parser:
         metavar="FILE",
         help="measure the perplexity of a text (- reads standard input) on each backend",
     )
-    result.add_argument("--prompt", "-p", default=None, help="text to run (default: two sentences)")
+    result.add_argument("--prompt", "-p", help="text to run (default: two sentences)")
     result.add_argument(
         "--tokens",
         "-n",
-        default=None,
         metavar="N",
         help=f"number of tokens to run (default: {TOKENS})",
     )
     result.add_argument(
         "--reference",
         choices=("numpy", "transformers"),
-        default=None,
         help="reference: NumPy at float32 (the default) or transformers at float32",
     )
     result.add_argument(
         "--html",
         metavar="FILE",
-        default=None,
         help="write the comparison as an HTML page with plots",
     )
     result.add_argument("--json", action="store_true", help="print everything as one JSON object")
     result.add_argument(
         "--ctx-size",
         "-c",
-        default=None,
         metavar="TOKENS",
         help=f"window of a perplexity (default: the context, at most {WINDOW})",
     )
     result.add_argument(
         "--stride",
-        default=None,
         metavar="TOKENS",
         help="distance between windows (default: half a window)",
     )
     result.add_argument("--digest", action="store_true", help=argparse.SUPPRESS)
     result.add_argument(
         "--backends",
-        default=None,
         metavar="LIST",
         help="backends to run, of mlx,cpu,cuda (default: all that are installed)",
     )
@@ -121,26 +113,15 @@ def parser() -> flags.Parser:
     return result
 
 
-ONLY_FOR = {  # the modes that accept a flag
-    "html": ("compare",),
-    "reference": ("compare",),
-    "ctx_size": ("perplexity",),
-    "stride": ("perplexity",),
-    "prompt": ("compare", "record", "verify_cache", "batch", "repeat", "digest"),
-    "tokens": ("compare", "record", "verify_cache", "batch", "repeat", "digest"),
-    "backends": ("compare", "check", "verify_cache", "batch", "repeat", "digest", "perplexity"),
-    "compile": ("compare", "check", "verify_cache", "batch", "repeat", "digest", "perplexity"),
-    "cache_bits": ("compare", "check", "verify_cache", "batch", "repeat", "digest", "perplexity"),
-    "batch_invariant": (
-        "compare",
-        "check",
-        "verify_cache",
-        "batch",
-        "repeat",
-        "digest",
-        "perplexity",
-    ),
-    "adapters": ("compare", "verify_cache", "batch", "repeat", "digest", "perplexity"),
+# the modes that accept a flag
+_OF_A_TEXT = ("compare", "verify_cache", "batch", "repeat", "digest")
+_ON_BACKENDS = (*_OF_A_TEXT, "check", "perplexity")
+ONLY_FOR = {
+    **dict.fromkeys(("html", "reference"), ("compare",)),
+    **dict.fromkeys(("ctx_size", "stride"), ("perplexity",)),
+    **dict.fromkeys(("prompt", "tokens"), (*_OF_A_TEXT, "record")),
+    **dict.fromkeys(("backends", "compile", "cache_bits", "batch_invariant"), _ON_BACKENDS),
+    "adapters": (*_OF_A_TEXT, "perplexity"),
     "json": ("compare", "check", "verify_cache", "batch", "repeat", "perplexity"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import Any
 
 from mlx_llama import cli
@@ -12,7 +13,6 @@ from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.backends.ranks import current
 from mlx_llama.core.errors import BackendError, ContextError, OptionsError
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.generation.llm import LLM, context_size, one_adapter
 from mlx_llama.core.proofs import parity
 
@@ -36,14 +36,20 @@ class Job:
         for backend in self.opened:
             backend.check(self.options)
         self.checkpoint = open_checkpoint(args.model, args.revision, one_adapter(self.options))
-        self.is_low_bit = any(
-            isinstance(weight, AffineWeight) for weight in self.checkpoint.tensors.values()
-        )
-        self.made_for = self.checkpoint.config.max_position_embeddings
+        self.config = self.checkpoint.config
+        self.made_for = self.config.max_position_embeddings
 
     def load(self, backend: backends.Backend) -> LLM:
         """Load the model on a backend, with the options of the command line."""
         return self._load(backend, f"{backend.name} ({backend.device_name})", self.options)
+
+    def runs(self) -> Iterator[tuple[LLM, dict[str, Any]]]:
+        """(the model, first columns of its rows in a table) on each backend in turn."""
+        for backend in self.opened:
+            llm = self.load(backend)
+            names = {"backend": backend.name, "device": backend.device_name}
+            yield llm, names | {"dtype": parity.dtype_of(llm), "tolerance": self.tolerance(llm)}
+            parity.free(llm)
 
     def load_reference(self) -> LLM:
         """Load the float32 NumPy model that the others are compared with."""
@@ -95,10 +101,9 @@ class Job:
         return min(STEPS, self.made_for - len(prompt))
 
     def tolerance(self, llm: LLM) -> float:
-        return parity.tolerance_of(parity.dtype_of(llm), self.is_low_bit, llm.model.cache_bits)
-
-    def facts(self, **more: Any) -> dict[str, Any]:
-        return {"model": self.checkpoint.name, **more}
+        return parity.tolerance_of(
+            parity.dtype_of(llm), bool(self.checkpoint.low_bit), llm.model.cache_bits
+        )
 
 
 def open_backends(names: str | None, device: str | None) -> list[backends.Backend]:

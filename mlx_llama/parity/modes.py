@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from mlx_llama import cli
@@ -29,45 +30,29 @@ def compare(job: Job) -> int:
     """Compare backends with the reference at every probe."""
     tokens, decoded = job.tokens()
     prompt = tokens[:-decoded]
-    steps = job.steps(prompt)
     if job.args.reference == "transformers":
         from .peer import TransformersReference
 
         cli.say(f"running {job.checkpoint.name} on transformers")
         peer = TransformersReference(job.checkpoint)
-        expected, greedy, logits, name = (
-            peer.collect(tokens, decoded),
-            peer.greedy(prompt, steps),
-            peer.logits,
-            peer.name,
-        )
+        expected, greedy = peer.collect(tokens, decoded), peer.greedy(prompt, job.steps(prompt))
+        logits, name = peer.logits, peer.name
     else:
         llm = job.load_reference()
-        expected, greedy = (
-            parity.collect(llm.backend, llm.model, tokens, decoded),
-            parity.greedy(llm, prompt, steps),
-        )
+        expected = parity.collect(llm.backend, llm.model, tokens, decoded)
+        greedy = parity.greedy(llm, prompt, job.steps(prompt))
         logits, name = (lambda ids: llm.logits(ids)[-1]), "NumPy at float32"
     comparisons = []
-    for backend in job.opened:
-        run = job.load(backend)
-        comparison = parity.compare(
-            backend.name,
-            backend.device_name,
-            parity.dtype_of(run),
-            job.tolerance(run),
-            parity.collect(backend, run.model, tokens, decoded),
-            expected,
-            job.checkpoint.config,
-        )
+    for run, columns in job.runs():
+        actual = parity.collect(run.backend, run.model, tokens, decoded)
+        comparison = parity.compare(**columns, actual=actual, expected=expected, config=job.config)
         comparison.decoded = parity.compare_decoded(
             run, prompt, greedy, comparison.tolerance, logits
         )
         comparisons.append(comparison)
-        parity.free(run)
-    facts = job.facts(reference=name, tokens=tokens, decoded=decoded)
+    facts = {"model": job.checkpoint.name, "reference": name, "tokens": tokens, "decoded": decoded}
     if job.args.html:
-        report.write_page(job.args.html, facts, comparisons, job.checkpoint.config)
+        report.write_page(job.args.html, facts, comparisons)
         cli.say(f"wrote {job.args.html}")
     if job.args.json:
         print(json.dumps(facts | {"backends": [comparison.report() for comparison in comparisons]}))
@@ -100,28 +85,18 @@ def check(job: Job) -> int:
     golden = trace.load(job.args.check)
     trace.require_same(golden, job.checkpoint, job.args.check)
     prompt, rows = golden.tokens[: -golden.decoded], []
-    for backend in job.opened:
-        llm = job.load(backend)
-        tolerance = job.tolerance(llm)
-        probes = parity.collect(backend, llm.model, golden.tokens, golden.decoded)
+    names = parity.probe_names(job.config)
+    for llm, columns in job.runs():
+        probes = parity.collect(llm.backend, llm.model, golden.tokens, golden.decoded)
         greedy = parity.greedy(llm, prompt, len(golden.greedy)) if golden.greedy else []
-        result = trace.check(
-            golden, probes, greedy, tolerance, parity.probe_names(job.checkpoint.config)
-        )
+        result = trace.check(golden, probes, greedy, columns["tolerance"], names)
         near_tie, at, bad = True, result.first_greedy, result.first_bad
         if at is not None:
-            near_tie = is_tie(
-                llm.logits(prompt + golden.greedy[:at])[-1],
-                golden.greedy[at],
-                greedy[at],
-                tolerance,
-            )
+            logits = llm.logits(prompt + golden.greedy[:at])[-1]
+            near_tie = is_tie(logits, golden.greedy[at], greedy[at], columns["tolerance"])
         rows.append(
-            {
-                "backend": backend.name,
-                "device": backend.device_name,
-                "dtype": parity.dtype_of(llm),
-                "tolerance": tolerance,
+            columns
+            | {
                 "worst": max(float(values.max()) for values in result.errors.values()),
                 "first_bad": bad,
                 "position": None if bad is None else int(result.errors[bad].argmax()),
@@ -131,11 +106,9 @@ def check(job: Job) -> int:
                 "probes": len(result.errors),
             }
         )
-        parity.free(llm)
-    facts = job.facts(trace=job.args.check, recorded_from=golden.model, tokens=len(golden.tokens))
     return _finish(
         job,
-        facts,
+        {"trace": job.args.check, "recorded_from": golden.model, "tokens": len(golden.tokens)},
         rows,
         ("backend", "device", "dtype", "worst", "tolerance"),
         report.describe_check,
@@ -150,22 +123,15 @@ def verify_cache(job: Job) -> int:
             f"--verify-cache needs at least {cache_ways.MIN_TOKENS} tokens, there are "
             f"{len(tokens)}: give a longer --prompt"
         )
-    tokens, rows = tokens[: job.made_for - 8], []
-    for backend in job.opened:
-        llm = job.load(backend)
-        rows += [
-            {
-                "backend": backend.name,
-                "dtype": parity.dtype_of(llm),
-                **way.report(),
-                "tolerance": way.tolerance,
-            }
-            for way in cache_ways.compare_ways(llm, tokens, job.tolerance(llm))
-        ]
-        parity.free(llm)
+    tokens = tokens[: job.made_for - 8]
+    rows = [
+        columns | asdict(way)
+        for llm, columns in job.runs()
+        for way in cache_ways.compare_ways(llm, tokens, columns["tolerance"])
+    ]
     return _finish(
         job,
-        job.facts(tokens=len(tokens)),
+        {"tokens": len(tokens)},
         rows,
         ("backend", "dtype", "way", "relative", "tolerance"),
         report.describe_way,
@@ -182,34 +148,24 @@ def batch(job: Job) -> int:
             "more: give a longer --prompt, or a model with a larger context"
         )
     prompts, rows = batches.make_prompts(tokens, max(sizes), job.made_for), []
-    is_watched = sys.stderr is not None and sys.stderr.isatty()
-    for backend in job.opened:
-        llm = job.load(backend)
-        promise = batches.promise_of(llm.model, parity.dtype_of(llm))
-        rows += [
-            {
-                "backend": backend.name,
-                "device": backend.device_name,
-                "dtype": parity.dtype_of(llm),
-                **company.report(),
-                "tolerance": company.tolerance,
-            }
-            for company in batches.compare_companies(
-                llm.backend,
-                llm.model,
-                prompts,
-                promise,
-                job.tolerance(llm),
-                sizes,
-                lambda name: cli.say(f"comparing {name}") if is_watched else None,
-            )
-        ]
-        parity.free(llm)
-    facts = job.facts(
-        prompts=len(prompts),
-        prompt_tokens=f"{min(map(len, prompts))} to {max(map(len, prompts))}",
-        decoded=batches.STEPS + 1,
-    )
+    for llm, columns in job.runs():
+        promise = batches.promise_of(llm.model, columns["dtype"])
+        companies = batches.compare_companies(
+            llm.backend,
+            llm.model,
+            prompts,
+            promise,
+            columns["tolerance"],
+            sizes,
+            cli.announce("comparing"),
+        )
+        rows += [columns | company.report() for company in companies]
+    lengths = [len(prompt) for prompt in prompts]
+    facts = {
+        "prompts": len(prompts),
+        "prompt_tokens": f"{min(lengths)} to {max(lengths)}",
+        "decoded": batches.STEPS + 1,
+    }
     code = _finish(
         job,
         facts,
@@ -239,31 +195,23 @@ def repeat(job: Job) -> int:
         )
     tokens, decoded = job.tokens()
     rows = []
-    for backend in job.opened:
-        llm = job.load(backend)
-        runs, dtype = (
-            [parity.digest(llm, tokens, decoded) for _ in range(count)],
-            parity.dtype_of(llm),
-        )
-        parity.free(llm)
-        runs += [fresh_digest(job, backend) for _ in range(count)]
-        first = parity.first_difference(runs)
-        at, name = first or (None, None)
+    for llm, columns in job.runs():
+        runs = [parity.digest(llm, tokens, decoded) for _ in range(count)]
+        runs += [fresh_digest(job, llm.backend) for _ in range(count)]
+        at, name = parity.first_difference(runs) or (None, None)
         rows.append(
-            {
-                "backend": backend.name,
-                "device": backend.device_name,
-                "dtype": dtype,
+            columns
+            | {
                 "runs": 2 * count,
                 "first_difference": name,
                 "run": None if at is None else at + 1,
                 "in_a_fresh_process": None if at is None else at >= count,
-                "within": first is None,
+                "within": at is None,
             }
         )
     return _finish(
         job,
-        job.facts(tokens=len(tokens)),
+        {"tokens": len(tokens)},
         rows,
         ("backend", "device", "dtype", "runs"),
         report.describe_repeat,
@@ -314,35 +262,27 @@ def perplexity(job: Job) -> int:
             "a longer text"
         )
     rows = []
-    for backend in job.opened:
-        llm = job.load(backend)
+    for llm, columns in job.runs():
         result = measure_perplexity(llm, tokens, window, stride)
-        rows.append(
-            {
-                "backend": backend.name,
-                "device": backend.device_name,
-                "dtype": parity.dtype_of(llm),
-                "perplexity": result.value,
-                "nll": result.nll,
-                "within": True,
-            }
-        )
-        parity.free(llm)
-    facts = job.facts(
-        text=job.args.perplexity,
-        tokens=len(tokens),
-        window=window,
-        stride=stride,
-        stored=report.stored_formats(job.checkpoint),
-    )
-    return _finish(
-        job, facts, rows, ("backend", "device", "dtype", "perplexity", "nll"), lambda row: ""
-    )
+        rows.append(columns | {"perplexity": result.value, "nll": result.nll, "within": True})
+    facts = {
+        "text": job.args.perplexity,
+        "tokens": len(tokens),
+        "window": window,
+        "stride": stride,
+        "stored": job.checkpoint.formats,
+    }
+    return _finish(job, facts, rows, ("backend", "device", "dtype", "perplexity", "nll"))
 
 
 def _finish(
-    job: Job, facts: dict, rows: list[dict], columns: tuple[str, ...], remark: Callable[[dict], str]
+    job: Job,
+    facts: dict,
+    rows: list[dict],
+    columns: tuple[str, ...],
+    remark: Callable[[dict], str] = lambda row: "",
 ) -> int:
+    facts = {"model": job.checkpoint.name, **facts}
     report.show_rows(job.args.json, facts, rows, columns, remark)
     return 0 if all(row["within"] for row in rows) else 1
 

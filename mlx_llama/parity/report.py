@@ -14,14 +14,12 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.files.checkpoint import Checkpoint
-from mlx_llama.core.files.quantized import AffineWeight
-from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.proofs.differences import TOP, Difference
 from mlx_llama.core.proofs.parity import IN_LAYER, LAST, Report
 from mlx_llama.core.system.files import write_file
 
-COLUMNS = 64  # maximum number of columns of a plot; more positions share them
+COLUMNS = 64  # maximum number of columns of a picture; more positions share them
+_FIGURES = ("max abs", "mean abs", "relative", "worst position", "cosine")
 
 
 def group_by_kind(report: Report) -> dict[str, list[Difference]]:
@@ -47,15 +45,7 @@ def show(facts: dict[str, Any], reports: list[Report]) -> None:
         table = Table(
             title=f"{report.backend} ({report.device}, {report.dtype})", title_justify="left"
         )
-        for name in (
-            "probe",
-            "max abs",
-            "mean abs",
-            "relative",
-            "worst position",
-            "cosine",
-            "where",
-        ):
+        for name in ("probe", *_FIGURES, "where"):
             table.add_column(name, justify="left" if name in ("probe", "where") else "right")
         for kind, differences in group_by_kind(report).items():
             worst = max(differences, key=lambda difference: difference.peak)
@@ -73,9 +63,9 @@ def show(facts: dict[str, Any], reports: list[Report]) -> None:
         for line in (*logits_lines(report), f"[bold]{report.verdict()}[/bold]"):
             console.print(line, soft_wrap=True)
         if report.missing:
+            kinds = ", ".join(dict.fromkeys(name.split(".")[-1] for name in report.missing))
             console.print(
-                f"not in the reference: {len(report.missing)} probes ({_kinds_of(report.missing)})",
-                soft_wrap=True,
+                f"not in the reference: {len(report.missing)} probes ({kinds})", soft_wrap=True
             )
 
 
@@ -84,23 +74,23 @@ def logits_lines(report: Report) -> list[str]:
     a, lines = report.agreement, []
     lines.append(
         f"logits: KL divergence {a.kl_mean:.2g} nats on average, {a.kl_max:.2g} at most; top-{TOP} "
-        f"agreement {a.top:.1%}"
+        f"agreement {a.top5:.1%}"
     )
-    if a.first is None:
+    if a.first_difference is None:
         lines.append("the likeliest token is the same at every position")
     else:
         lines.append(
-            f"the likeliest token first differs at position {a.first}: {a.choices[0]} (margin "
+            f"the likeliest token first differs at position {a.first_difference}: {a.choices[0]} (margin "
             f"{a.margins[0]:.3g}) in the reference, {a.choices[1]} (margin {a.margins[1]:.3g}) here"
         )
     if (d := report.decoded) is not None:
-        if d.first is None:
+        if d.first_difference is None:
             lines.append(f"decoded by the engine: all {len(d.tokens)} greedy tokens are the same")
         else:
             lines.append(
-                f"decoded by the engine: greedy tokens differ from token {d.first} on, where the "
+                f"decoded by the engine: greedy tokens differ from token {d.first_difference} on, where the "
                 f"margins are {d.margins[0]:.3g} and {d.margins[1]:.3g}: "
-                + ("a near-tie that rounding turned" if d.is_tie else "no tie")
+                + ("a near-tie that rounding turned" if d.near_tie else "no tie")
             )
     return lines
 
@@ -138,34 +128,26 @@ def show_rows(
 
 def describe_check(row: dict[str, Any]) -> str:
     """The result of a check against a trace, in a line."""
-    start = f"{row['backend']}: "
-    if row["first_bad"] is not None:
-        return (
-            start
-            + f"OUTSIDE: first at probe {row['first_bad']}, worst at position {row['position']}"
-        )
-    if row["first_greedy_difference"] is None:
-        return (
-            start
-            + f"within {row['tolerance']:g} at {row['probes']} probes, and the same greedy tokens"
-        )
     place = f"greedy tokens differ from token {row['first_greedy_difference']} on"
-    return start + (
-        f"within {row['tolerance']:g}; {place}, a near-tie that rounding turned"
-        if row["near_tie"]
-        else f"OUTSIDE: every probe agrees, but {place}: the decode step computes something else"
-    )
+    if row["first_bad"] is not None:
+        text = f"OUTSIDE: first at probe {row['first_bad']}, worst at position {row['position']}"
+    elif not row["near_tie"]:
+        text = f"OUTSIDE: every probe agrees, but {place}: the decode step computes something else"
+    elif row["first_greedy_difference"] is not None:
+        text = f"within {row['tolerance']:g}; {place}, a near-tie that rounding turned"
+    else:
+        probes = row["probes"]
+        text = f"within {row['tolerance']:g} at {probes} probes, and the same greedy tokens"
+    return f"{row['backend']}: {text}"
 
 
 def describe_way(row: dict[str, Any]) -> str:
     """A way of filling the cache that is outside the tolerance, in a line; "" for one within."""
+    if row["within"]:
+        return ""
     return (
-        ""
-        if row["within"]
-        else (
-            f"OUTSIDE: {row['backend']}, {row['way']}: relative error {row['relative']:.2g}, "
-            f"allowed {row['tolerance']:g}"
-        )
+        f"OUTSIDE: {row['backend']}, {row['way']}: relative error {row['relative']:.2g}, "
+        f"allowed {row['tolerance']:g}"
     )
 
 
@@ -193,13 +175,13 @@ def batch_verdicts(rows: list[dict[str, Any]]) -> list[str]:
         "tolerance": "a row's numbers stay within {:g} whatever else is in the batch, "
         "and its tokens are the same but for near-ties",
     }
-    verdicts: dict[str, str] = {}
-    for row in rows:
-        if all(other["within"] for other in rows if other["backend"] == row["backend"]):
-            verdicts[row["backend"]] = (
-                f"{row['backend']}: {kept[row['promise']].format(row['tolerance'])}"
-            )
-    return list(verdicts.values())
+    broken = {row["backend"] for row in rows if not row["within"]}
+    verdicts = {
+        row["backend"]: kept[row["promise"]].format(row["tolerance"])
+        for row in rows
+        if row["backend"] not in broken
+    }
+    return [f"{backend}: {verdict}" for backend, verdict in verdicts.items()]
 
 
 def describe_repeat(row: dict[str, Any]) -> str:
@@ -216,22 +198,10 @@ def describe_repeat(row: dict[str, Any]) -> str:
     )
 
 
-def stored_formats(checkpoint: Checkpoint) -> str:
-    """Formats of a checkpoint's matrices, by their number of weights."""
-    sizes: dict[str, int] = {}
-    for weight in checkpoint.tensors.values():
-        if len(weight.shape) == 2:
-            name = weight.format if isinstance(weight, AffineWeight) else weight.dtype
-            sizes[name] = sizes.get(name, 0) + math.prod(weight.shape)
-    return "+".join(sorted(sizes, key=sizes.__getitem__, reverse=True))
-
-
 # The page
 
 
-def write_page(
-    path: str | os.PathLike, facts: dict[str, Any], reports: list[Report], config: LlamaConfig
-) -> None:
+def write_page(path: str | os.PathLike, facts: dict[str, Any], reports: list[Report]) -> None:
     """Write one self-contained HTML file. Raises OptionsError."""
     parts = [
         f"<h1>{html.escape(facts['model'])}</h1>",
@@ -239,29 +209,26 @@ def write_page(
         f"{html.escape(facts['reference'])}. Errors are norms of differences over norms.</p>",
     ]
     for report in reports:
-        state = "within" if report.is_within else "outside"
         parts.append(
             f"<h2>{html.escape(report.backend)} <small>{html.escape(report.device)}, "
             f"{report.dtype}</small></h2>"
-            f'<p class="{state}">{html.escape(report.verdict())}</p>'
+            f'<p class="{"within" if report.is_within else "outside"}">'
+            f"{html.escape(report.verdict())}</p>"
         )
         parts += [f"<p>{html.escape(line)}</p>" for line in logits_lines(report)]
-        parts.append(depth_picture(report, config))
-        parts.append(position_picture(report))
+        parts += [depth_picture(report), position_picture(report)]
+        head = "".join(f"<th>{name}</th>" for name in ("probe", *_FIGURES, "at"))
         rows = "".join(
             f"<tr{'' if d.peak <= report.tolerance else ' class=outside'}><td>{d.name}</td>"
             f"<td>{d.max_abs:.3g}</td><td>{d.mean_abs:.3g}</td><td>{d.relative:.3g}</td>"
-            f"<td>{d.peak:.3g}</td><td>{d.worst}</td><td>{d.cosine:.9f}</td></tr>"
+            f"<td>{d.peak:.3g}</td><td>{d.cosine:.9f}</td><td>{d.worst}</td></tr>"
             for d in report.differences
         )
         parts.append(
-            "<details><summary>every probe</summary><table><tr><th>probe</th><th>max "
-            "abs</th><th>mean abs</th><th>relative</th><th>worst "
-            f"position's</th><th>at</th><th>cosine</th></tr>{rows}</table></details>"
+            f"<details><summary>every probe</summary><table><tr>{head}</tr>{rows}</table></details>"
         )
-    page = _PAGE.replace("TITLE", html.escape(f"parity of {facts['model']}")).replace(
-        "BODY", "\n".join(parts)
-    )
+    title = html.escape(f"parity of {facts['model']}")
+    page = _PAGE.replace("TITLE", title).replace("BODY", "\n".join(parts))
     try:
         write_file(Path(path).expanduser(), page.encode())
     except (OSError, ValueError, RuntimeError) as error:
@@ -270,79 +237,31 @@ def write_page(
         ) from None
 
 
-def depth_picture(report: Report, config: LlamaConfig) -> str:
-    """The error of each kind of probe over the layers, as SVG with a logarithmic scale."""
-    width, height, left, top = 720, 260, 60, 12
-    layers = config.num_hidden_layers
-    series = {
-        kind: differences for kind, differences in group_by_kind(report).items() if kind in IN_LAYER
+def depth_picture(report: Report) -> str:
+    """The error of each kind of probe over the layers."""
+    rows = {
+        kind: np.array([difference.peak for difference in differences])
+        for kind, differences in group_by_kind(report).items()
+        if kind in IN_LAYER
     }
-    values = [d.peak for differences in series.values() for d in differences] + [report.tolerance]
-    finite = [value for value in values if 0 < value < math.inf]
-    if len(finite) < len(values):  # draws errors of 0 at the bottom
-        finite.append(report.tolerance / 1e4)
-    low, high = math.floor(math.log10(min(finite))), math.ceil(math.log10(max(finite)) + 1e-9)
-    high = max(high, low + 1)
-
-    def y(value: float) -> float:
-        value = min(max(value, 10.0**low), 10.0**high)
-        return top + (high - math.log10(value)) / (high - low) * (height - top - 40)
-
-    def x(layer: int) -> float:
-        return left + (layer + 0.5) * (width - left - 150) / layers
-
-    def level(value: float, look: str) -> str:
-        return (
-            f'<line x1="{left}" x2="{width - 150}" y1="{y(value):.1f}" y2="{y(value):.1f}" {look}/>'
-        )
-
-    parts = []
-    for power in range(low, high + 1):
-        parts.append(
-            level(10.0**power, 'stroke="#e4e4e4"')
-            + f'<text x="{left - 6}" y="{y(10.0**power) + 4:.1f}" '
-            f'text-anchor="end">1e{power}</text>'
-        )
-    parts.append(level(report.tolerance, 'stroke="#c22" stroke-dasharray="5 4"'))
-    for number, (kind, differences) in enumerate(series.items()):
-        colour = f"hsl({number * 36} 65% 45%)"
-        points = " ".join(
-            f"{x(int(d.name.split('.')[0])):.1f},{y(d.peak):.1f}" for d in differences
-        )
-        parts.append(
-            f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
-        )
-        parts += [
-            f'<circle cx="{x(int(d.name.split(".")[0])):.1f}" cy="{y(d.peak):.1f}" r="2.5" '
-            f'fill="{colour}"><title>{d.name}: {d.peak:.3g}</title></circle>'
-            for d in differences
-        ]
-        parts.append(
-            f'<text x="{width - 140}" y="{top + 12 + 16 * number}" fill="{colour}">{kind}</text>'
-        )
-    for layer in sorted({*range(0, layers, max(1, layers // 8)), layers - 1}):
-        parts.append(
-            f'<text x="{x(layer):.1f}" y="{height - 22}" text-anchor="middle">{layer}</text>'
-        )
-    parts.append(
-        f'<text x="{(left + width - 150) / 2}" y="{height - 4}" text-anchor="middle">layer '
-        "(dashed: the tolerance)</text>"
-    )
-    return _figure(
-        width, height, "error over depth", parts, "worst position's relative error, over depth"
-    )
+    return _heat_map(report, rows, "layer", "the worst position of each probe, over layers")
 
 
 def position_picture(report: Report) -> str:
-    """The error of each layer's worst probe at each position, as a heat map."""
+    """The error of each layer's worst probe over the positions."""
     rows: dict[str, np.ndarray] = {}
     for difference in report.differences:
         name = difference.name.partition(".")[0]
         rows[name] = np.maximum(rows.get(name, 0.0), difference.positions)
-    T = len(next(iter(rows.values())))
-    edges = np.linspace(0, T, min(COLUMNS, T) + 1).astype(int)
-    cell, line, left = 10, 14, 80
-    low, high = math.log10(report.tolerance) - 4, math.log10(report.tolerance) + 1
+    return _heat_map(report, rows, "position", "the worst probe of each layer, over positions")
+
+
+def _heat_map(report: Report, rows: dict[str, np.ndarray], axis: str, caption: str) -> str:
+    """An SVG of errors, float64 [n] by name, on a logarithmic scale around the tolerance."""
+    count = len(next(iter(rows.values())))
+    edges = np.linspace(0, count, min(COLUMNS, count) + 1).astype(int)
+    cell, line, left = 10, 14, 110
+    low = math.log10(report.tolerance) - 4
     parts = []
     for number, (name, errors) in enumerate(rows.items()):
         parts.append(
@@ -350,34 +269,22 @@ def position_picture(report: Report) -> str:
         )
         for column, (start, stop) in enumerate(itertools.pairwise(edges)):
             value = float(errors[start:stop].max())
-            share = (
-                0.0
-                if value <= 0
-                else min(max((math.log10(min(value, 1e30)) - low) / (high - low), 0), 1)
-            )
-            colour = (
-                "#c22" if not value <= report.tolerance else f"hsl(215 60% {97 - 45 * share:.0f}%)"
-            )
+            share = np.clip((math.log10(min(max(value, 1e-30), 1e30)) - low) / 5, 0, 1)
+            is_within = value <= report.tolerance
+            colour = f"hsl(215 60% {97 - 45 * share:.0f}%)" if is_within else "#c22"
             parts.append(
-                f'<rect x="{left + column * cell}" y="{number * line}" width="{cell}" height="{line}" '
-                f'fill="{colour}"><title>{name}, position {start}: {value:.3g}</title></rect>'
+                f'<rect x="{left + column * cell}" y="{number * line}" width="{cell}" '
+                f'height="{line}" fill="{colour}"><title>{name}, {axis} {start}: {value:.3g}'
+                "</title></rect>"
             )
     width, height = left + cell * (len(edges) - 1) + 10, line * len(rows) + 24
     for column in range(0, len(edges) - 1, max(1, (len(edges) - 1) // 8)):
         parts.append(f'<text x="{left + column * cell}" y="{height - 8}">{edges[column]}</text>')
-    return _figure(
-        width,
-        height,
-        "error over position",
-        parts,
-        "the worst probe of each layer, over positions: darker is a larger error, red is outside",
-    )
-
-
-def _figure(width: int, height: int, title: str, parts: list[str], caption: str) -> str:
     return (
-        f'<figure><svg viewBox="0 0 {width} {height}" role="img" font-family="system-ui, sans-serif" font-size="11" '
-        f'fill="#444"><title>{title}</title>{"".join(parts)}</svg><figcaption>{caption}</figcaption></figure>'
+        f'<figure><svg viewBox="0 0 {width} {height}" style="width: {width * 1.5:.0f}px" role="img" '
+        f'font-family="system-ui, sans-serif" font-size="11" fill="#444"><title>error by {axis}'
+        f"</title>{''.join(parts)}</svg><figcaption>{caption}: darker is a larger error, red is "
+        "outside</figcaption></figure>"
     )
 
 
@@ -390,15 +297,11 @@ h2 small { font-weight: normal; color: #666 }
 p { margin: .3rem 0 } p.within { color: #175 ; font-weight: 600 } p.outside { color: #c22; font-weight: 600 }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums } th, td { padding: .1rem .7rem; text-align: right }
 th:first-child, td:first-child { text-align: left } tr.outside td { color: #c22 }
-figure { margin: 1rem 0 } figcaption { color: #666 } svg { width: 100%; max-width: 52rem; display: block }
+figure { margin: 1rem 0 } figcaption { color: #666 } svg { max-width: 100%; display: block }
 </style></head><body>
 BODY
 </body></html>
 """
-
-
-def _kinds_of(names: list[str]) -> str:
-    return ", ".join(dict.fromkeys(name.split(".")[-1] for name in names))
 
 
 def _console() -> Any:

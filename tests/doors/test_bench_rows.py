@@ -30,7 +30,7 @@ HEADER = ["PP", "TG", "B", "N_KV", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s", "
 
 def loaded(runs_ahead: bool = False) -> Loaded:
     return Loaded(
-        SimpleNamespace(name="toy", config=CONFIG, nbytes=10**6, tensors={}),
+        SimpleNamespace(name="toy", config=CONFIG, nbytes=10**6, tensors={}, formats=""),
         ToyBackend(runs_ahead),
         ToyModel(),
         0.5,
@@ -76,7 +76,7 @@ def test_a_batch_is_one_step_for_all_rows(runs_ahead):
 
 def test_rows_decode_what_they_decode_alone():
     """The tokens of a step are those of the rows' own texts, also where the step ran ahead."""
-    from mlx_llama.bench.loop import decode, prefill
+    from mlx_llama.core.proofs.decoding import decode, prefill
 
     prompts = [[1, 2, 3], [4], [5, 6]]
 
@@ -128,7 +128,7 @@ def whole(runs_ahead: bool = False, primitives=None) -> Loaded:
     )
     sampling = SimpleNamespace(SamplingBatch=lambda options, device: toy.sampling_batch(options))
     return Loaded(
-        SimpleNamespace(name="toy", config=CONFIG, nbytes=10**6, tensors={}),
+        SimpleNamespace(name="toy", config=CONFIG, nbytes=10**6, tensors={}, formats=""),
         Backend("toy", "toy", runtime, None, sampling),
         ToyModel(),
         0.5,

@@ -274,7 +274,8 @@ def test_the_page_is_whole_and_self_contained(door, tmp_path):
     assert text.count("<svg") == text.count("</svg>") == 2 * len(BACKENDS) and not re.search(
         r"https?://|src=|href=", text
     )
-    assert text.count("<polyline") == 10 * len(BACKENDS) and 'class="within"' in text
+    cells = 10 * LAYERS + (LAYERS + 3) * parity_report.COLUMNS
+    assert text.count("<rect") == cells * len(BACKENDS) and 'class="within"' in text
     import html.parser
 
     class Reader(html.parser.HTMLParser):

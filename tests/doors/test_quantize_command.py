@@ -88,7 +88,7 @@ def test_matrices_kept_at_full_width_are_named(toy, tmp_path, door):
 
 def test_the_guide_and_hub_ids(toy, tmp_path, door, monkeypatch):
     assert door(quantize.main, "guide", tmp_path / "guide").code == 0
-    monkeypatch.setattr(hub, "fetch", lambda name, revision, patterns: toy)
+    monkeypatch.setattr(hub, "fetch", lambda name, revision, *rest, **named: toy)
     assert door(quantize.main, "org/name", tmp_path / "out", "--revision", "main").code == 0
     assert open_checkpoint(tmp_path / "out").tensors
 

@@ -16,7 +16,6 @@ from typing import Protocol
 
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
-from mlx_llama.core.files.parts import column_unit, take_columns, take_rows
 from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.llama import Embedding
 from mlx_llama.core.models.config import LlamaConfig
@@ -131,9 +130,9 @@ def take_share(checkpoint: Checkpoint, rank: int, size: int) -> Share:
     for name, tensor in tensors.items():
         module, _, part = name.rpartition(".")
         if module in rows:
-            taken[name] = take_rows(tensor, *rows[module])
+            taken[name] = tensor.part(name, *rows[module])
         elif module in columns and part == "weight":
-            taken[name] = take_columns(tensor, *columns[module])
+            taken[name] = tensor.columns(*columns[module])
         elif module not in columns or rank == 0:  # the bias of a sum is added once
             taken[name] = tensor
     own = dataclasses.replace(
@@ -152,7 +151,7 @@ def working_sizes(checkpoint: Checkpoint) -> list[int]:
     """Numbers of processes that the model can be split over, 1 included."""
     config = checkpoint.config
     blocks = config.intermediate_size // _hidden_unit(checkpoint)
-    unit = max((column_unit(tensors) for tensors in _of(checkpoint, "out")), default=1)
+    unit = max((tensor.column_unit for tensor in _of(checkpoint, "out")), default=1)
     groups, heads = config.num_key_value_heads, config.num_attention_heads
     return [
         size
@@ -168,7 +167,7 @@ def _check(checkpoint: Checkpoint, size: int) -> None:
         return
     config = checkpoint.config
     unit = max(
-        (column_unit(tensor) for name in ("out", "down") for tensor in _of(checkpoint, name)),
+        (tensor.column_unit for name in ("out", "down") for tensor in _of(checkpoint, name)),
         default=1,
     )
     blocks = f" and blocks of {unit} weights" if unit > 1 else ""
@@ -228,7 +227,7 @@ def _of(checkpoint: Checkpoint, field: str) -> list[Tensor | AffineWeight]:
 
 
 def _hidden_unit(checkpoint: Checkpoint) -> int:
-    return math.lcm(*{column_unit(tensor) for tensor in _of(checkpoint, "down")})
+    return math.lcm(*{tensor.column_unit for tensor in _of(checkpoint, "down")})
 
 
 def _span(count: int, unit: int, rank: int, size: int) -> Span:

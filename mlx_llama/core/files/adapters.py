@@ -170,13 +170,11 @@ def merge(
     adapter: Adapter, config: LlamaConfig, stored: Mapping[str, Tensor | AffineWeight]
 ) -> dict[str, Tensor | AffineWeight]:
     """Add an adapter to the matrices of `stored` tensors (config.stored_shapes)."""
-    shapes, places = config.tensor_shapes(), {}
-    for whole, parts in config.fused_tensors().items():
-        for i, part in enumerate(parts):
-            places[part] = whole, sum(shapes[other][0] for other in parts[:i])
+    places = config.fused_parts()
     additions: dict[str, list[tuple[int, Pair]]] = {}
     for module, pair in adapter.pairs.items():
-        name, first = places.get(f"{module}.weight", (f"{module}.weight", 0))
+        name = f"{module}.weight"
+        name, first, _ = places.get(name, (name, 0, 0))
         additions.setdefault(name, []).append((first, pair))
     return {
         name: MergedTensor(tensor, additions[name]) if name in additions else tensor
@@ -197,7 +195,7 @@ def stack(
     rank = max((len(pair[0]) for pair in fused if pair), default=0)
     if rank == 0:
         return None
-    rank = -(-rank // 8) * 8
+    rank = _round_up(rank)
     a = np.zeros((1 + len(adapters), rank, columns), np.float32)
     b = np.zeros((1 + len(adapters), sum(rows), rank), np.float32)
     for number, pair in enumerate(fused, 1):
@@ -210,18 +208,18 @@ def stacked_nbytes(adapters: Sequence[Adapter], config: LlamaConfig, itemsize: i
     """Bytes of the `stack`s of all layers."""
     total, known = 0, config.tensor_shapes() if adapters else {}
     for modules in _groups(config) if adapters else ():
-        rank = max(
+        ranks = (
             sum(adapter.pairs[name].rank for name in modules if name in adapter.pairs)
             for adapter in adapters
         )
         shapes = [known[f"{name}.weight"] for name in modules]
-        total += (
-            (1 + len(adapters))
-            * -(-rank // 8)
-            * 8
-            * (shapes[0][1] + sum(rows for rows, _ in shapes))
-        )
+        width = shapes[0][1] + sum(rows for rows, _ in shapes)
+        total += (1 + len(adapters)) * _round_up(max(ranks)) * width
     return total * itemsize
+
+
+def _round_up(rank: int) -> int:
+    return -(-rank // 8) * 8
 
 
 def _groups(config: LlamaConfig) -> list[tuple[str, ...]]:
@@ -431,25 +429,22 @@ def _expand(pairs: Mapping[str, Pair], config: LlamaConfig) -> dict[str, Pair]:
     """Pairs by modules of `config`: remove the writer's prefix, and split pairs of fused
     matrices.
     """
-    fused = {
-        whole.removesuffix(".weight"): parts for whole, parts in config.fused_tensors().items()
-    }
-    shapes, expanded = config.tensor_shapes(), {}
+    fused: dict[str, dict[str, tuple[int, int]]] = {}  # {module: {part: its rows}}
+    for part, (whole, first, last) in config.fused_parts().items():
+        spans = fused.setdefault(whole.removesuffix(".weight"), {})
+        spans[part.removesuffix(".weight")] = first, last
+    expanded = {}
     for written, pair in pairs.items():
         module = written.removeprefix(_PEFT_PREFIX)
         if config.is_text_part:
-            module = (strip_wrapper(f"{module}.weight") or f"{module}.weight").removesuffix(
-                ".weight"
-            )
-        parts = fused.get(module)
-        if parts is None or pair.shape[0] != sum(shapes[part][0] for part in parts):
+            name = f"{module}.weight"
+            module = (strip_wrapper(name) or name).removesuffix(".weight")
+        spans = fused.get(module, {})
+        if pair.shape[0] == max((last for _, last in spans.values()), default=None):
+            for part, (first, last) in spans.items():
+                expanded[part] = replace(pair, first=first, last=last)
+        else:
             expanded[module] = pair
-            continue
-        first = 0
-        for part in parts:
-            last = first + shapes[part][0]
-            expanded[part.removesuffix(".weight")] = replace(pair, first=first, last=last)
-            first = last
     return expanded
 
 

@@ -7,7 +7,9 @@ and the names and shapes of all tensors.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -117,14 +119,26 @@ class Checkpoint:
         return has_tokenizer(self.path)
 
     @property
+    def low_bit(self) -> list[AffineWeight]:
+        """The quantised matrices."""
+        return [tensor for tensor in self.tensors.values() if isinstance(tensor, AffineWeight)]
+
+    @property
+    def formats(self) -> str:
+        """Formats of the matrices, by descending number of weights: "Q4_K, Q6_K"."""
+        sizes: Counter[str] = Counter()
+        for tensor in self.tensors.values():
+            if len(tensor.shape) == 2:
+                sizes[tensor.description] += math.prod(tensor.shape)
+        return ", ".join(name for name, _ in sizes.most_common())
+
+    @property
     def dtype(self) -> str:
         """Dtype for activations: of a low-bit matrix, else of the stored embedding; bfloat16 if
         float16 overflows.
         """
-        low_bit = (
-            tensor.dtype for tensor in self.tensors.values() if isinstance(tensor, AffineWeight)
-        )
-        stored = next(low_bit, self.tensors["model.embed_tokens.weight"].dtype)
+        low_bit = self.low_bit
+        stored = (low_bit[0] if low_bit else self.tensors["model.embed_tokens.weight"]).dtype
         return "bfloat16" if stored == "float16" and self.config.exceeds_float16 else stored
 
 
@@ -173,41 +187,53 @@ def merge_adapter(checkpoint: Checkpoint) -> Checkpoint:
     )
 
 
-def _open(name: str | os.PathLike | None, revision: str | None) -> Checkpoint:
+def find_model(
+    name: str | os.PathLike | None = None, revision: str | None = None, local_only: bool = False
+) -> Path:
+    """The folder or .gguf file of a model, named as in `open_checkpoint`; of a hub id in the cache,
+    downloaded if it is missing there.
+
+    local_only: download nothing.
+
+    Raises CheckpointError, and ConfigError for an unsupported model before its weights are fetched.
+    """
     label = "guide" if name is None else os.fspath(name)
     if name is None or (label == "guide" and not Path(label).is_dir()):
-        folder, config = GUIDE_PATH, None
-        if not folder.is_dir():
+        if not GUIDE_PATH.is_dir():
             raise CheckpointError(
-                f"{folder}: the model of this package is missing; install mlx_llama again, or "
+                f"{GUIDE_PATH}: the model of this package is missing; install mlx_llama again, or "
                 "choose a model"
             )
-    elif hub.gguf_in_hub(label):
-        return _open_gguf(label, hub.fetch_gguf(label, revision))
-    elif hub.is_hub_id(label):
-        # Settings first: refuse an unsupported model before downloading gigabytes.
-        folder = hub.fetch(label, revision, hub.SETTINGS)
-        if not (folder / "config.json").exists():
-            raise CheckpointError(
-                f"model {label}: has no config.json; if it holds GGUF files, name one: "
-                f"{label}:FILE.gguf"
-            )
-        config = LlamaConfig.from_file(folder)
-        folder = hub.fetch(label, revision, hub.SETTINGS + hub.WEIGHTS)
-    else:
+        return GUIDE_PATH
+    if hub.gguf_in_hub(label):
+        return hub.fetch_gguf(label, revision, local_only)
+    if not hub.is_hub_id(label):
         if revision is not None:
             raise CheckpointError(
                 f"model {label}: is a path, and only hub ids have a revision; leave it out"
             )
-        folder, config = find_local(label), None
-        if folder.is_file():
-            return _open_gguf(label, folder)
-    config = config or LlamaConfig.from_file(folder)
-    path = folder / "generation_config.json"
-    generation = read_json(path, ConfigError) if path.exists() else {}
+        return find_local(label)
+    folder = hub.fetch(label, revision, hub.SETTINGS, local_only=local_only)
+    if not (folder / "config.json").exists():
+        remedy = f" in the local cache; fetch it with `hf download {label}`, or" * local_only
+        raise CheckpointError(
+            f"model {label}: has no config.json{remedy or ';'} if it holds GGUF files, name one: "
+            f"{label}:FILE.gguf"
+        )
+    if not local_only:
+        LlamaConfig.from_file(folder)
+    return hub.fetch(label, revision, local_only=local_only)
+
+
+def _open(name: str | os.PathLike | None, revision: str | None) -> Checkpoint:
+    label, path = "guide" if name is None else os.fspath(name), find_model(name, revision)
+    if path.is_file():
+        return _open_gguf(label, path)
+    config, file = LlamaConfig.from_file(path), path / "generation_config.json"
+    generation = read_json(file, ConfigError) if file.exists() else {}
     # report a bad id now, not after the first answer
-    _read_eos_ids(generation, folder, config.vocab_size)
-    return _make(label, folder, config, select(find_weights(folder), config, folder), generation)
+    _read_eos_ids(generation, path, config.vocab_size)
+    return _make(label, path, config, select(find_weights(path), config, path), generation)
 
 
 def _open_gguf(name: str, path: Path) -> Checkpoint:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -132,11 +132,45 @@ def misfits(
             bits, group_size = packed[name]
             expected[name] = (shape[0], shape[1] * bits // 32)
             expected |= dict.fromkeys(_scaling(name), (shape[0], shape[1] // group_size))
-    return [
-        *(_missing(weights, expected, config, folder, source) if complete else ()),
-        *_extra(weights, expected, config, source),
-        *_misshaped(weights, expected, packed, source),
-    ]
+    errors, apart = [], f"the weights and {source} do not belong together"
+    missing = [name for name in expected if name not in weights] if complete else []
+    if missing:
+        hint = ""
+        if missing[0] == _HEAD + ".weight":
+            hint = " (config.json says tie_word_embeddings false)"
+        elif missing[0].endswith(".bias"):
+            hint = f" ({config.architecture}, attention_bias or mlp_bias requires it)"
+        elif missing[0].endswith((".scales", ".biases")):
+            hint = " (the matrix beside it is quantised)"
+        errors.append(
+            f"{folder}: tensor {missing[0]} {list(expected[missing[0]])} is missing"
+            f"{hint}{_more(missing)}; {apart}, fetch both again"
+        )
+    extra = [name for name in weights if name not in expected and not LEFTOVER.fullmatch(name)]
+    if extra:
+        file, stored = weights[extra[0]]
+        hint = ""
+        if extra[0].endswith((".scales", ".biases")):
+            says = "its field quantization says so" if config.quantization else None
+            hint = f" ({says or 'it has no field quantization'})"
+        errors.append(
+            f"{file.path}: tensor {show(extra[0])} {show(list(file.shape(stored)))} is not part of "
+            f"the model that {source} describes{hint}{_more(extra)}; {apart}"
+        )
+    # a tensor that differs in all layers is a single kind
+    kinds: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[str]] = {}
+    for name in filter(weights.__contains__, expected):
+        file, stored = weights[name]
+        if (actual := file.shape(stored)) != expected[name]:
+            kinds.setdefault((_LAYER.sub(".", name), actual, expected[name]), []).append(name)
+    for (_, actual, shape), names in kinds.items():
+        packing = packed.get(names[0].rpartition(".")[0] + ".weight")
+        hint = f" (quantization: {packing[0]} bits, groups of {packing[1]})" if packing else ""
+        errors.append(
+            f"{weights[names[0]][0].path}: tensor {names[0]} has shape {list(actual)}, {source} "
+            f"calls for {list(shape)}{hint}{_more(names)}; {apart}"
+        )
+    return [CheckpointError(error) for error in errors]
 
 
 def select(
@@ -171,79 +205,14 @@ def split(
     stored: Mapping[str, Tensor | AffineWeight], config: LlamaConfig
 ) -> dict[str, Tensor | AffineWeight]:
     """Split fused tensors into those of `config.tensor_shapes()`, in its order."""
-    shapes = config.tensor_shapes()
-    tensors = {name: tensor for name, tensor in stored.items() if name in shapes}
-    for whole, parts in config.fused_tensors().items():
-        first = 0
-        for name in parts if whole in stored else ():
-            tensors[name] = stored[whole].part(name, first, first + shapes[name][0])
-            first += shapes[name][0]
-    return {name: tensors[name] for name in shapes}
-
-
-def _missing(
-    weights: Weights,
-    expected: Mapping[str, tuple[int, ...]],
-    config: LlamaConfig,
-    folder: Path,
-    source: str,
-) -> Iterable[CheckpointError]:
-    names = [name for name in expected if name not in weights]
-    if not names:
-        return
-    hint = ""
-    if names[0] == _HEAD + ".weight":
-        hint = " (config.json says tie_word_embeddings false)"
-    elif names[0].endswith(".bias"):
-        hint = f" ({config.architecture}, attention_bias or mlp_bias requires it)"
-    elif names[0].endswith((".scales", ".biases")):
-        hint = " (the matrix beside it is quantised)"
-    yield CheckpointError(
-        f"{folder}: tensor {names[0]} {list(expected[names[0]])} is missing{hint}{_more(names)}; "
-        f"the weights and {source} do not belong together, fetch both again"
-    )
-
-
-def _extra(
-    weights: Weights, expected: Mapping[str, tuple[int, ...]], config: LlamaConfig, source: str
-) -> Iterable[CheckpointError]:
-    names = [name for name in weights if name not in expected and not LEFTOVER.fullmatch(name)]
-    if not names:
-        return
-    file, stored = weights[names[0]]
-    hint = ""
-    if names[0].endswith((".scales", ".biases")):
-        hint = (
-            " (its field quantization says so)"
-            if config.quantization
-            else " (it has no field quantization)"
-        )
-    yield CheckpointError(
-        f"{file.path}: tensor {show(names[0])} {show(list(file.shape(stored)))} is not part of "
-        f"the model that {source} "
-        f"describes{hint}{_more(names)}; the weights and {source} do not belong together"
-    )
-
-
-def _misshaped(
-    weights: Weights,
-    expected: Mapping[str, tuple[int, ...]],
-    packed: Mapping[str, tuple[int, int]],
-    source: str,
-) -> Iterable[CheckpointError]:
-    # a tensor that differs in all layers is a single kind
-    kinds: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[str]] = {}
-    for name, shape in expected.items():
-        if name in weights and (stored := weights[name][0].shape(weights[name][1])) != shape:
-            kinds.setdefault((_LAYER.sub(".", name), stored, shape), []).append(name)
-    for (_, stored, shape), names in kinds.items():
-        packing = packed.get(names[0].rpartition(".")[0] + ".weight")
-        hint = f" (quantization: {packing[0]} bits, groups of {packing[1]})" if packing else ""
-        yield CheckpointError(
-            f"{weights[names[0]][0].path}: tensor {names[0]} has shape {list(stored)}, "
-            f"{source} calls for {list(shape)}"
-            f"{hint}{_more(names)}; the weights and {source} do not belong together"
-        )
+    tensors, parts = {}, config.fused_parts()
+    for name in config.tensor_shapes():
+        if name in stored:
+            tensors[name] = stored[name]
+        else:
+            whole, first, last = parts[name]
+            tensors[name] = stored[whole].part(name, first, last)
+    return tensors
 
 
 def _scaling(name: str) -> tuple[str, str]:
@@ -287,16 +256,16 @@ def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, t
             continue
         if shape[1] % packing[1]:
             raise CheckpointError(
-                f"{folder / 'config.json'}: quantization.group_size is {packing[1]}, which "
-                "does not divide the rows of "
-                f"{name} {list(shape)}; the weights and config.json do not belong together"
+                f"{folder / 'config.json'}: quantization.group_size is {packing[1]}, which does "
+                f"not divide the rows of {name} {list(shape)}; the weights and config.json do not "
+                "belong together"
             )
         packed[name] = packing
     if not packed:
         raise CheckpointError(
-            f"{folder / 'config.json'}: quantization says that the weights are quantised, but "
-            "no matrix has scales; "
-            "the weights and config.json do not belong together, fetch both again"
+            f"{folder / 'config.json'}: quantization says that the weights are quantised, but no "
+            "matrix has scales; the weights and config.json do not belong together, fetch both "
+            "again"
         )
     return packed
 
@@ -309,8 +278,8 @@ def _quantized(
     if file.dtype(stored) != "U32":
         raise CheckpointError(
             f"{file.path}: tensor {name} has dtype {file.dtype(stored)}, expected U32, since "
-            "config.json says that it "
-            "is quantised; the weights and config.json do not belong together"
+            "config.json says that it is quantised; the weights and config.json do not belong "
+            "together"
         )
     kinds = [file.dtype(stored) for file, stored in scaling]
     for (file, stored), kind in zip(scaling, kinds):

@@ -18,6 +18,7 @@ import re
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -28,11 +29,11 @@ import numpy as np
 from mlx_llama.core.errors import CheckpointError, Report, refuse, show
 from mlx_llama.core.families import FAMILIES, find_gguf
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.system.files import open_file
+from mlx_llama.core.system.files import open_file, reading
 from mlx_llama.core.system.machine import map_file
 
 from .quantized import GGUF_FORMATS, GGUFWeight
-from .tensor import CopiedTensor, Tensor
+from .tensor import CopiedTensor, Pages, Tensor
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # version 3 adds big-endian files, nothing else
@@ -150,19 +151,18 @@ class GGUFFile:
         self.metadata: dict[str, Any] = self._parts[0].metadata
         # The names of an unsupported architecture do not matter: the config refuses it.
         self._names = (find_gguf(self.metadata) or FAMILIES["LlamaForCausalLM"]).names
-        self._tensors: dict[str, tuple[_Part, str]] = {}  # by Hugging Face name
-        self._rope_factors: dict[str, tuple[_Part, str]] = {}
+        self._tensors: dict[str, _Entry] = {}  # by Hugging Face name
+        self._rope_factors: dict[str, _Entry] = {}
         for part in self._parts:
-            for name in part.tensors:
-                if name in _ROPE_FACTORS:
-                    self._rope_factors[_ROPE_FACTORS[name]] = (part, name)
-                elif not _LEFTOVER.fullmatch(name):
-                    ours = self._names.hugging_face(name) or name
-                    if ours in self._tensors:
-                        raise part.corrupt(
-                            f"tensor {show(name)} is in {self._tensors[ours][0].path.name} already"
-                        )
-                    self._tensors[ours] = (part, name)
+            for stored, entry in part.tensors.items():
+                if stored in _ROPE_FACTORS:
+                    self._rope_factors[_ROPE_FACTORS[stored]] = entry
+                elif not _LEFTOVER.fullmatch(stored):
+                    name = self._names.hugging_face(stored) or stored
+                    if name in self._tensors:
+                        other = self._tensors[name].part.path.name
+                        raise part.corrupt(f"tensor {show(stored)} is in {other} already")
+                    self._tensors[name] = entry
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -175,21 +175,19 @@ class GGUFFile:
         Raises: ConfigError: a metadata field is missing, of the wrong type, out of range or
             unsupported.
         """
-        entries = {name: part.tensors[stored] for name, (part, stored) in self._tensors.items()}
-        embedding = entries.get("model.embed_tokens.weight")
+        embedding = self._tensors.get("model.embed_tokens.weight")
         dtype = _PLAIN[embedding.type][0] if embedding and embedding.type in _PLAIN else "float16"
         divisors = {}
-        for key, (part, name) in self._rope_factors.items():
+        for key, entry in self._rope_factors.items():
             # the config checks the exact number
-            few = math.prod(part.tensors[name].shape) < _LAYER_LIMIT
-            divisors[key] = (
-                tuple(part.plain(name, name).float32().reshape(-1).tolist()) if few else ()
-            )
+            few = math.prod(entry.shape) < _LAYER_LIMIT
+            factors = entry.plain(entry.stored).float32().reshape(-1).tolist() if few else ()
+            divisors[key] = tuple(factors)
         metadata = {
             key: value[:_LAYER_LIMIT].tolist() if isinstance(value, np.ndarray) else value
             for key, value in self.metadata.items()
         }
-        shapes = {name: entry.shape for name, entry in entries.items()}
+        shapes = {name: entry.shape for name, entry in self._tensors.items()}
         return LlamaConfig.from_gguf(metadata, shapes, divisors, dtype, str(self.path))
 
     @cached_property
@@ -208,8 +206,7 @@ class GGUFFile:
     def shape(self, name: str) -> tuple[int, ...]:
         if name not in self._tensors:
             return self._absent_biases[name]
-        part, stored = self._tensors[name]
-        return part.tensors[stored].shape
+        return self._tensors[name].shape
 
     def tensor(self, name: str) -> Tensor | GGUFWeight:
         """One tensor by its Hugging Face name, rows in Hugging Face's order; of a low-bit stack [X,
@@ -223,28 +220,22 @@ class GGUFFile:
             zeros = np.zeros(self.shape(name), np.float32)
             zeros.flags.writeable = False
             return Tensor(name, "float32", zeros.shape, zeros)
-        part, stored = self._tensors[name]
-        order, entry = None, part.tensors[stored]
+        order, entry = None, self._tensors[name]
         if self._names.is_permuted(name) and entry.shape[0] % self.config.head_dim == 0:
             order = row_order(entry.shape[0], self.config.head_dim)
         if entry.type in _PLAIN:
-            tensor = part.plain(stored, name)
-            return (
-                tensor
-                if order is None and tensor.bits.flags.aligned
-                else CopiedTensor(tensor, order)
-            )
+            tensor = entry.plain(name)
+            is_view = order is None and tensor.bits.flags.aligned
+            return tensor if is_view else CopiedTensor(tensor, order)
         if len(entry.shape) not in (2, 3):
             raise CheckpointError(
-                f"{part.path}: tensor {stored} has type {entry.type} and shape "
-                f"{list(entry.shape)}, expected "
-                f"{', '.join(_PLAIN)} for a vector; convert the model again"
+                f"{entry.part.path}: tensor {entry.stored} has type {entry.type} and shape "
+                f"{list(entry.shape)}, expected {', '.join(_PLAIN)} for a vector; convert the "
+                "model again"
             )
-        rows = math.prod(entry.shape[:-1])
-        blocks = np.frombuffer(part.data, np.uint8, entry.nbytes, entry.begin).reshape(rows, -1)
-        return GGUFWeight(
-            name, entry.type, (rows, entry.shape[-1]), blocks, order, part.data, entry.begin
-        )
+        shape = math.prod(entry.shape[:-1]), entry.shape[-1]
+        blocks = entry.read(np.dtype(np.uint8), entry.nbytes).reshape(shape[0], -1)
+        return GGUFWeight(name, entry.type, shape, blocks, order, entry.pages)
 
 
 def part_names(name: str) -> list[str]:
@@ -272,10 +263,10 @@ def _open_parts(named: _Part, report: Report) -> list[_Part]:
         )
     missing = [path.name for path in paths if not path.exists()]
     if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise CheckpointError(
             f"{named.path}: is part {named.number + 1} of {named.count}, but "
-            f"{', '.join(missing[:3])}{f' and {len(missing) - 3} more' if len(missing) > 3 else ''} "
-            "cannot be found beside it; fetch all parts"
+            f"{', '.join(missing[:3])}{more} cannot be found beside it; fetch all parts"
         )
     parts = [named if path == paths[named.number] else _Part(path, report) for path in paths]
     for i, part in enumerate(parts):
@@ -303,15 +294,39 @@ def row_order(rows: int, head_dim: int) -> np.ndarray:
     return np.arange(rows, dtype=np.int64).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
+@dataclass
 class _Entry:
-    """One tensor's type, shape (outermost dimension first), and place in the file: begin and
-    nbytes.
-    """
+    """A tensor's place in a file."""
 
-    __slots__ = ("begin", "nbytes", "shape", "type")
+    part: _Part
+    stored: str  # its name in the file
+    type: str
+    shape: tuple[int, ...]  # outermost dimension first
+    begin: int
+    nbytes: int
 
-    def __init__(self, type: str, shape: tuple[int, ...], begin: int, nbytes: int):
-        self.type, self.shape, self.begin, self.nbytes = type, shape, begin, nbytes
+    @property
+    def pages(self) -> Pages:
+        return ((self.part.data, self.begin, self.nbytes),)
+
+    def read(self, storage: np.dtype, count: int) -> np.ndarray:
+        """A view of the file, [count]."""
+        return np.frombuffer(self.part.data, storage, count, self.begin)
+
+    def plain(self, name: str) -> Tensor:
+        """A float32, float16 or bfloat16 tensor called `name`, as a view of the file.
+
+        Raises:
+            CheckpointError: a low-bit type.
+        """
+        if self.type not in _PLAIN:
+            raise CheckpointError(
+                f"{self.part.path}: tensor {self.stored} has type {self.type}, expected one of "
+                f"{', '.join(_PLAIN)}; convert the model again"
+            )
+        dtype, storage = _PLAIN[self.type]
+        bits = self.read(storage, math.prod(self.shape)).reshape(self.shape)
+        return Tensor(name, dtype, self.shape, bits, self.pages)
 
 
 class _Part:
@@ -324,30 +339,20 @@ class _Part:
 
     def __init__(self, path: Path, report: Report = refuse):
         self.path = path
-        try:
-            with open_file(path) as file:
-                self._size = os.fstat(file.fileno()).st_size
-                head = file.read(8)
-                if not head:
-                    raise CheckpointError(f"{path}: is empty, expected a GGUF file; fetch it again")
-                if head[:4] != _MAGIC:
-                    raise CheckpointError(
-                        f"{path}: begins with {show(head[:4])}, expected {show(_MAGIC)}: not "
-                        "GGUF; fetch the file again"
-                    )
-                if self._size < 24:
-                    raise self.corrupt(
-                        f"{self._size} bytes long, expected at least 24 for a header"
-                    )
-                self._check_version(int.from_bytes(head[4:8], "little"))
-                self.data = map_file(file)
-        except FileNotFoundError:
-            raise CheckpointError(f"{path}: no such file; fetch the model again") from None
-        except (OSError, ValueError) as e:
-            raise CheckpointError(
-                f"{path}: cannot be read ({getattr(e, 'strerror', None) or e}); check that it "
-                "is a file and readable"
-            ) from None
+        with reading(path, CheckpointError), open_file(path) as file:
+            self._size = os.fstat(file.fileno()).st_size
+            head = file.read(8)
+            if not head:
+                raise CheckpointError(f"{path}: is empty, expected a GGUF file; fetch it again")
+            if head[:4] != _MAGIC:
+                raise CheckpointError(
+                    f"{path}: begins with {show(head[:4])}, expected {show(_MAGIC)}: not GGUF; "
+                    "fetch the file again"
+                )
+            if self._size < 24:
+                raise self.corrupt(f"{self._size} bytes long, expected at least 24 for a header")
+            self._check_version(head[4:])
+            self.data = map_file(file)
         self._at, self._text_left, self._items_left = 8, _TEXT_LIMIT, _ITEM_LIMIT
         tensors, entries = self._count("tensors"), self._count("metadata entries")
         self.metadata: dict[str, Any] = {}
@@ -367,36 +372,14 @@ class _Part:
             f"{self.path}: {what}; the file is truncated or corrupt, fetch it again"
         )
 
-    def plain(self, stored: str, name: str) -> Tensor:
-        """A float32, float16 or bfloat16 tensor as a view of the file.
-
-        Raises:
-            CheckpointError: a low-bit type.
-        """
-        entry = self.tensors[stored]
-        if entry.type not in _PLAIN:
-            raise CheckpointError(
-                f"{self.path}: tensor {stored} has type {entry.type}, expected one of "
-                f"{', '.join(_PLAIN)}; convert the model again"
-            )
-        dtype, storage = _PLAIN[entry.type]
-        bits = np.frombuffer(self.data, storage, math.prod(entry.shape), entry.begin).reshape(
-            entry.shape
-        )
-        return Tensor(name, dtype, entry.shape, bits, [(self.data, entry.begin, entry.nbytes)])
-
-    def _check_version(self, version: int) -> None:
-        if version in _VERSIONS:
+    def _check_version(self, stored: bytes) -> None:
+        little, big = int.from_bytes(stored, "little"), int.from_bytes(stored, "big")
+        if little in _VERSIONS:
             return
-        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-        if swapped in _VERSIONS:
-            raise CheckpointError(
-                f"{self.path}: is a big-endian GGUF file, expected little-endian; convert it again"
-            )
-        raise CheckpointError(
-            f"{self.path}: has GGUF version {version}, expected "
-            f"{' or '.join(map(str, _VERSIONS))}; convert the model again"
-        )
+        fault = f"has GGUF version {little}, expected {' or '.join(map(str, _VERSIONS))}"
+        if big in _VERSIONS:
+            fault = "is a big-endian GGUF file, expected little-endian"
+        raise CheckpointError(f"{self.path}: {fault}; convert the model again")
 
     # Each read advances self._at, never past the end of the file.
 
@@ -482,7 +465,7 @@ class _Part:
                 f"{what} has {count} strings, expected at most {(self._size - self._at) // 8}"
             )
         data, unpack = np.frombuffer(self.data, np.uint8), struct.Struct("<Q").unpack_from
-        found: list[np.ndarray] = []
+        runs: list[np.ndarray] = []
         left, at = count, self._at
         while left:
             stretch = data[at : at + (1 << 16)]
@@ -495,7 +478,7 @@ class _Part:
                 ends = starts + 8 + stretch[starts]
                 broken = np.flatnonzero(starts[1:] != ends[:-1])
                 good = min(int(broken[0]) + 1 if len(broken) else len(starts), left)
-                found.append(starts[:good] + at)
+                runs.append(starts[:good] + at)
                 at, left = at + int(ends[good - 1]), left - good
             walked = array("q")
             while left and at < stop:
@@ -504,18 +487,18 @@ class _Part:
                 walked.append(at)
                 at += 8 + unpack(self.data, at)[0]
                 left -= 1
-            found.append(np.frombuffer(walked, np.int64) if walked else np.empty(0, np.int64))
+            runs.append(np.frombuffer(walked, np.int64) if walked else np.empty(0, np.int64))
             if at > self._size or (left and at + 8 > self._size):
                 raise self.corrupt(
                     f"{what}[{count - left}] is text beyond the end of the file at byte "
                     f"{self._size}"
                 )
         self._at = at
-        return np.concatenate([*found, np.array([at])])
+        return np.concatenate([*runs, np.array([at])])
 
     def _split(self, key: str, default: int) -> int:
         value = self.metadata.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _COUNT_LIMIT:
+        if type(value) is not int or not 0 <= value <= _COUNT_LIMIT:
             raise self.corrupt(
                 f"metadata {key} is {show(value)}, expected a number from 0 to {_COUNT_LIMIT}"
             )
@@ -523,16 +506,11 @@ class _Part:
 
     def _read_tensors(self, count: int, report: Report) -> dict[str, _Entry]:
         alignment = self.metadata.get("general.alignment", _ALIGNMENT)
-        if (
-            not isinstance(alignment, int)
-            or isinstance(alignment, bool)
-            or alignment < 1
-            or alignment & (alignment - 1)
-        ):
+        if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise self.corrupt(
                 f"metadata general.alignment is {show(alignment)}, expected a power of two"
             )
-        found: list[tuple[str, str, tuple[int, ...], int]] = []
+        entries: list[tuple[str, str, tuple[int, ...], int]] = []
         refused: set[str] = set()
         for i in range(count):
             name = self._text(f"name of tensor {i}")
@@ -544,34 +522,37 @@ class _Part:
                 )
             # The file has the innermost dimension first.
             shape = tuple(self._number(_NUMBERS[10], what) for _ in range(dimensions))[::-1]
-            kind, offset = self._number(_NUMBERS[4], what), self._number(_NUMBERS[10], what)
-            type = _TYPES.get(kind, f"number {kind}")
-            if type not in _BLOCKS:
-                if type not in refused:
-                    refused.add(type)
-                    report(CheckpointError(
-                        f"{self.path}: {what} has type {type}, expected one of " f"{', '.join(_BLOCKS)}; load another "
-                        "quantisation of this model"
-                    ))  # fmt: skip
+            code, offset = self._number(_NUMBERS[4], what), self._number(_NUMBERS[10], what)
+            kind = _TYPES.get(code, f"number {code}")
+            if kind not in _BLOCKS:
+                if kind not in refused:
+                    refused.add(kind)
+                    kinds = ", ".join(_BLOCKS)
+                    report(
+                        CheckpointError(
+                            f"{self.path}: {what} has type {kind}, expected one of {kinds}; load "
+                            "another quantisation of this model"
+                        )
+                    )
                 continue
-            if min(shape) < 1 or shape[-1] % _BLOCKS[type][0]:
+            if min(shape) < 1 or shape[-1] % _BLOCKS[kind][0]:
                 raise self.corrupt(
                     f"{what} has shape {show(list(shape))}, expected sizes from 1 and rows of a "
-                    f"multiple of {_BLOCKS[type][0]} for {type}"
+                    f"multiple of {_BLOCKS[kind][0]} for {kind}"
                 )
             if offset % alignment:
                 raise self.corrupt(
                     f"{what} begins at byte {offset} of the data, expected a multiple of "
                     f"{alignment}"
                 )
-            found.append((name, type, shape, offset))
+            entries.append((name, kind, shape, offset))
         start = -(-self._at // alignment) * alignment
         tensors: dict[str, _Entry] = {}
         reached = 0
-        for name, type, shape, offset in sorted(found, key=lambda one: one[3]):
-            weights, nbytes = _BLOCKS[type]
+        for name, kind, shape, offset in sorted(entries, key=lambda entry: entry[3]):
+            weights, nbytes = _BLOCKS[kind]
             nbytes *= math.prod(shape) // weights
-            what = f"tensor {show(name)} ({type} {show(list(shape))})"
+            what = f"tensor {show(name)} ({kind} {show(list(shape))})"
             if name in tensors:
                 raise self.corrupt(f"{what} occurs twice")
             if nbytes > self._size - start - offset:
@@ -585,5 +566,5 @@ class _Part:
                     "it overlaps"
                 )
             reached = offset + nbytes
-            tensors[name] = _Entry(type, shape, start + offset, nbytes)
-        return {name: tensors[name] for name, *_ in found}
+            tensors[name] = _Entry(self, name, kind, shape, start + offset, nbytes)
+        return {name: tensors[name] for name, *_ in entries}

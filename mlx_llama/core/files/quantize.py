@@ -353,8 +353,7 @@ def _pick_dtype(
     """mlx_lm.convert's choice: config.json's torch_dtype, else the stored dtype."""
     if config.get("torch_dtype") in _CODES:
         return config["torch_dtype"]
-    quantised = any(isinstance(other, AffineWeight) for other in checkpoint.tensors.values())
-    return tensor.dtype if isinstance(tensor, Tensor) and not quantised else checkpoint.dtype
+    return tensor.dtype if not checkpoint.low_bit else checkpoint.dtype
 
 
 def _split_shards(sizes: Mapping[str, int]) -> list[list[str]]:

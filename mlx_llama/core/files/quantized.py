@@ -10,17 +10,16 @@ a mask clears the bits that crossed into another byte.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from mlx_llama.core.system.machine import FileMap
-
-from .tensor import Mapped, as_numbers
+from .tensor import Mapped, Pages, as_numbers
 
 _Scaling = dict[str, "np.ndarray | None"]  # fields of Rows
 
@@ -76,9 +75,15 @@ class AffineWeight(Mapped, ABC):
     def rows(self, start: int, stop: int) -> Rows:
         """Unpack rows start .. stop - 1."""
 
+    column_unit: int  # columns that must stay together
+
     @abstractmethod
-    def part(self, name: str, first: int, last: int) -> AffineWeight:
-        """Rows first .. last - 1 of a matrix in the file's order, as a matrix called `name`."""
+    def part(self, name: str, start: int, stop: int) -> AffineWeight:
+        """Rows start .. stop - 1 as a matrix called `name`."""
+
+    @abstractmethod
+    def columns(self, start: int, stop: int) -> AffineWeight:
+        """Columns start .. stop - 1, multiples of `column_unit`."""
 
     @abstractmethod
     def _gather(self, ids: np.ndarray) -> Rows:
@@ -129,12 +134,9 @@ class GGUFWeight(AffineWeight):
         shape: tuple[int, int],
         blocks: np.ndarray,
         order: np.ndarray | None = None,
-        mapped: FileMap | None = None,
-        begin: int = 0,
+        pages: Pages = (),
     ):
-        """blocks: uint8 [N, row bytes], a view of `mapped` at offset `begin`. order: as in
-        `Mapped`.
-        """
+        """blocks: uint8 [N, row bytes]. order, pages: as in `Mapped`."""
         layout = GGUF_FORMATS[format]
         self.name, self.format, self.shape, self.blocks, self.order = (
             name,
@@ -148,22 +150,21 @@ class GGUFWeight(AffineWeight):
         if format == "Q8_K":
             self.scale_dtype = "float32"
         self.nbytes = blocks.nbytes
-        self.layout = layout
-        self.pages = () if mapped is None else ((mapped, begin, blocks.nbytes),)
+        self.layout, self.column_unit, self.pages = layout, layout.block_size, pages
 
     def rows(self, start: int, stop: int) -> Rows:
         return self._unpack(self._blocks(start, stop))
 
-    def part(self, name: str, first: int, last: int) -> GGUFWeight:
-        (page,) = self.pages_of(first, last)
-        return GGUFWeight(
-            name,
-            self.format,
-            (last - first, self.shape[1]),
-            self.blocks[first:last],
-            None,
-            *page[:2],
-        )
+    def part(self, name: str, start: int, stop: int) -> GGUFWeight:
+        first, last, order = self.rows_in_file(start, stop)
+        shape, pages = (stop - start, self.shape[1]), tuple(self.pages_of(first, last))
+        return GGUFWeight(name, self.format, shape, self.blocks[first:last], order, pages)
+
+    def columns(self, start: int, stop: int) -> GGUFWeight:
+        size, nbytes = self.layout.block_size, self.layout.nbytes
+        shape = (self.shape[0], stop - start)
+        blocks = self.blocks[:, start // size * nbytes : stop // size * nbytes]
+        return GGUFWeight(self.name, self.format, shape, blocks, self.order, self.pages)
 
     def _blocks(self, start: int, stop: int) -> np.ndarray:
         return (
@@ -202,7 +203,7 @@ class MLXWeight(AffineWeight):
         packed: np.ndarray,
         scales: np.ndarray,
         biases: np.ndarray,
-        pages: Sequence[tuple[FileMap, int, int]] = (),
+        pages: Pages = (),
     ):
         """packed: uint32 [N, K * bits / 32], a stream of codes per row, low bits first. pages: of
         the three arrays.
@@ -215,19 +216,27 @@ class MLXWeight(AffineWeight):
         self.shape = (packed.shape[0], packed.shape[1] * 32 // bits)
         self.scale_dtype = self.dtype = str(as_numbers(scales).dtype)
         self.nbytes = packed.nbytes + scales.nbytes + biases.nbytes
-        self.pages = tuple(pages)
+        self.pages, self.column_unit = pages, math.lcm(group_size, 32)
 
     def rows(self, start: int, stop: int) -> Rows:
         return self._unpack(
             self.packed[start:stop], self.scales[start:stop], self.biases[start:stop]
         )
 
-    def part(self, name: str, first: int, last: int) -> MLXWeight:
+    def part(self, name: str, start: int, stop: int) -> MLXWeight:
         packed, scales, biases = (
-            array[first:last] for array in (self.packed, self.scales, self.biases)
+            array[start:stop] for array in (self.packed, self.scales, self.biases)
         )
-        pages = list(self.pages_of(first, last))
+        pages = tuple(self.pages_of(start, stop))
         return MLXWeight(name, self.bits, self.group_size, packed, scales, biases, pages)
+
+    def columns(self, start: int, stop: int) -> MLXWeight:
+        width = self.shape[1]
+        packed, scales, biases = (
+            array[:, start * array.shape[1] // width : stop * array.shape[1] // width]
+            for array in (self.packed, self.scales, self.biases)
+        )
+        return MLXWeight(self.name, self.bits, self.group_size, packed, scales, biases, self.pages)
 
     def _gather(self, ids: np.ndarray) -> Rows:
         return self._unpack(self.packed[ids], self.scales[ids], self.biases[ids])

@@ -20,7 +20,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, show
-from mlx_llama.core.system.files import open_file
+from mlx_llama.core.system.files import open_file, reading
 from mlx_llama.core.system.machine import FileMap, map_file
 
 from .tensor import Tensor
@@ -45,18 +45,10 @@ class SafetensorsFile:
     def __init__(self, path: str | os.PathLike):
         """Open a file. Raises CheckpointError if it is missing, truncated or corrupt."""
         self.path = Path(path)
-        try:
-            with open_file(self.path) as file:
-                size = os.fstat(file.fileno()).st_size
-                self._entries, self._start = _read_header(file, size, self.path)
-                self._map = map_file(file)
-        except FileNotFoundError:
-            raise CheckpointError(f"{self.path}: no such file; fetch the model again") from None
-        except (OSError, ValueError) as e:
-            raise CheckpointError(
-                f"{self.path}: cannot be read ({getattr(e, 'strerror', None) or e}); check "
-                "that it is a readable file"
-            ) from None
+        with reading(self.path, CheckpointError), open_file(self.path) as file:
+            size = os.fstat(file.fileno()).st_size
+            self._entries, self._start = _read_header(file, size, self.path)
+            self._map = map_file(file)
         self.names = tuple(self._entries)
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -11,6 +11,9 @@ import numpy as np
 from mlx_llama.core.errors import CheckpointError
 from mlx_llama.core.system import machine
 
+# (map, offset, bytes) of each array of equal rows
+Pages = Sequence[tuple[machine.FileMap, int, int]]
+
 # {Tensor.dtype: NumPy dtype}
 NUMBERS = {
     "float32": np.dtype(np.float32),
@@ -29,8 +32,7 @@ class Mapped:
 
     name: str
     shape: tuple[int, ...]  # (rows, ...)
-    # (map, offset, bytes) of each array of equal rows
-    pages: Sequence[tuple[machine.FileMap, int, int]]
+    pages: Pages
     # int64 [rows]: row n is row order[n] of the file; None if they agree
     order: np.ndarray | None = None
 
@@ -65,6 +67,17 @@ class Mapped:
             f"{self.name}: its file was truncated after it was opened; fetch it again"
         )
 
+    def rows_in_file(self, start: int, stop: int) -> tuple[int, int, np.ndarray | None]:
+        """(first, last, order): the file's rows first .. last - 1 hold rows start .. stop - 1, in
+        `order` among them.
+        """
+        if self.order is None:
+            return start, stop, None
+        # neighbouring rows lie anywhere between the first and the last in the file
+        order = self.order[start:stop]
+        first = int(order.min())
+        return first, int(order.max()) + 1, order - first
+
     def pages_of(self, first: int, last: int) -> Iterator[tuple[machine.FileMap, int, int]]:
         """`pages` of rows first .. last - 1 of the file."""
         for mapped, offset, nbytes in self.pages:
@@ -82,7 +95,7 @@ class Tensor(Mapped):
     # Read-only view [shape] of the file. bfloat16 is uint16 patterns, which torch and MLX take
     # without a copy.
     bits: np.ndarray = field(repr=False, compare=False)
-    pages: Sequence[tuple[machine.FileMap, int, int]] = field(default=(), repr=False, compare=False)
+    pages: Pages = field(default=(), repr=False, compare=False)
 
     @property
     def array(self) -> np.ndarray:
@@ -103,11 +116,28 @@ class Tensor(Mapped):
         """View of `bits` in the file's order, which may be misaligned."""
         return self.bits
 
-    def part(self, name: str, first: int, last: int) -> Tensor:
-        """Rows first .. last - 1 as a tensor called `name`."""
-        view = self.stored[first:last]
-        tensor = Tensor(name, self.dtype, view.shape, view, list(self.pages_of(first, last)))
-        return tensor if view.flags.aligned else CopiedTensor(tensor, None)
+    @property
+    def description(self) -> str:
+        """The format for users."""
+        return self.dtype
+
+    column_unit = 1  # columns that must stay together
+
+    def part(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows start .. stop - 1 of a matrix, or numbers of a vector, as a tensor called `name`."""
+        first, last, order = self.rows_in_file(start, stop)
+        pages = tuple(self.pages_of(first, last))
+        return self._narrow(name, self.stored[first:last], pages, order)
+
+    def columns(self, start: int, stop: int) -> Tensor:
+        """Columns start .. stop - 1 of a matrix."""
+        return self._narrow(self.name, self.stored[:, start:stop], self.pages, self.order)
+
+    def _narrow(
+        self, name: str, view: np.ndarray, pages: Pages, order: np.ndarray | None
+    ) -> Tensor:
+        tensor = Tensor(name, self.dtype, view.shape, view, pages)
+        return tensor if order is None and view.flags.aligned else CopiedTensor(tensor, order)
 
     def flat(self) -> Tensor:
         """View a stack of matrices [X, N, K] as a matrix [X N, K]."""

@@ -395,30 +395,31 @@ class LlamaConfig:
             shapes["lm_head.weight"] = (vocab, d)
         return shapes
 
-    def fused_tensors(self) -> dict[str, tuple[str, ...]]:
-        """{stored tensor: the tensors of `tensor_shapes` whose rows it has, in order}."""
-        shapes = self.tensor_shapes()
-        fused = {}
+    def fused_parts(self) -> dict[str, tuple[str, int, int]]:
+        """{tensor of `tensor_shapes`: (stored tensor with its rows, first of them, one after the
+        last)}.
+        """
+        shapes, parts = self.tensor_shapes(), {}
         for i in range(self.num_hidden_layers):
-            for whole, parts in FAMILIES[self.architecture].fused.items():
+            for whole, modules in FAMILIES[self.architecture].fused.items():
                 for kind in ("weight", "bias"):
-                    names = tuple(f"model.layers.{i}.{part}.{kind}" for part in parts)
-                    if names[0] in shapes:
-                        fused[f"model.layers.{i}.{whole}.{kind}"] = names
-        return fused
+                    first = 0
+                    for module in modules:
+                        name = f"model.layers.{i}.{module}.{kind}"
+                        if name in shapes:
+                            last = first + shapes[name][0]
+                            parts[name] = f"model.layers.{i}.{whole}.{kind}", first, last
+                            first = last
+        return parts
 
     def stored_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors as files store them: some have the rows of several of
         `tensor_shapes`.
         """
-        shapes = self.tensor_shapes()
-        if not (fused := self.fused_tensors()):
-            return shapes
-        whole_of = {part: whole for whole, parts in fused.items() for part in parts}
-        stored: dict[str, tuple[int, ...]] = {}
-        for name, (rows, *rest) in shapes.items():
-            whole = whole_of.get(name, name)
-            stored[whole] = (stored[whole][0] + rows if whole in stored else rows, *rest)
+        parts, stored = self.fused_parts(), {}
+        for name, (rows, *rest) in self.tensor_shapes().items():
+            whole, _, last = parts.get(name, (name, 0, rows))
+            stored[whole] = (last, *rest)
         return stored
 
 

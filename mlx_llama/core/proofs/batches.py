@@ -8,15 +8,15 @@ with the run alone; keys and values carry the bits of every step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from mlx_llama.core.backends.interface import Cache, Model
+from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.backends.selection import Backend
-from mlx_llama.core.generation.options import GenerationOptions
 
+from .decoding import GREEDY, prefill
 from .differences import measure_difference, values_by_position
 
 SIZES = (2, 3, 8, 32)  # rows of a batch
@@ -24,7 +24,7 @@ STEPS = 8  # tokens decoded after each prompt and its first token
 MIN_TOKENS = 8  # to make prompts of
 CHUNK = 5  # prompt tokens per evaluation in a batch; alone, a prompt is a single evaluation
 STARTS = ("at once", "reversed", "staggered", "from a prefix")
-GREEDY = GenerationOptions(temperature=0.0)
+COUNTS = ("same_tokens", "same_bits")  # fields of Company
 
 
 @dataclass
@@ -58,15 +58,8 @@ class Company:
         ) and self.relative <= self.tolerance
 
     def report(self) -> dict[str, Any]:
-        return {
-            "rows": self.rows,
-            "start": self.start,
-            "same_tokens": f"{self.same_tokens} of {self.rows}",
-            "same_bits": f"{self.same_bits} of {self.rows}",
-            "relative": self.relative,
-            "promise": self.promise,
-            "within": self.is_kept,
-        }
+        counts = {name: f"{getattr(self, name)} of {self.rows}" for name in COUNTS}
+        return asdict(self) | counts | {"within": self.is_kept}
 
 
 def promise_of(model: Model, dtype: str) -> str:
@@ -155,8 +148,9 @@ def _run(backend: Backend, model: Model, prompts: list[list[int]], start: str) -
             waiting.remove(row)
             if shared:
                 cache.copy_prefix(count, row, shared)
-            chunk = len(prompts[row]) if start == "alone" else CHUNK
-            tokens[row].append(_prefill(backend, model, cache, row, prompts[row], chunk))
+            rest = prompts[row][shared:]
+            chunk = len(rest) if start == "alone" else CHUNK
+            tokens[row] += prefill(backend, model, cache, {row: rest}, chunk)
             running.append(row)
         running = [row for row in running if len(tokens[row]) <= STEPS]
         if running:
@@ -168,7 +162,7 @@ def _run(backend: Backend, model: Model, prompts: list[list[int]], start: str) -
                 backend.sampling_batch([GREEDY] * len(running)),
                 rows=running,
             )
-            for row, token in zip(running, backend.runtime.to_numpy(sampled)[:, 0].tolist()):
+            for row, token in zip(running, backend.read_all(sampled)):
                 tokens[row].append(token)
     last = np.array([[tokens[row][-1]] for row in order], np.int32)
     logits = backend.runtime.to_numpy(
@@ -179,19 +173,3 @@ def _run(backend: Backend, model: Model, prompts: list[list[int]], start: str) -
         Run(tokens[row], logits[[order.index(row)]], values_by_position(cache.state(row)))
         for row in range(count)
     ]
-
-
-def _prefill(
-    backend: Backend, model: Model, cache: Cache, row: int, prompt: list[int], chunk: int
-) -> int:
-    """Append the rest of a prompt to its row, `chunk` tokens per evaluation; returns the next
-    token.
-    """
-    while len(prompt) - cache.lengths[row] > chunk:
-        start = cache.lengths[row]
-        model.forward([prompt[start : start + chunk]], start, cache, rows=[row])
-    start = cache.lengths[row]
-    sampled = model.step(
-        [prompt[start:]], start, cache, backend.sampling_batch([GREEDY]), rows=[row]
-    )
-    return int(backend.runtime.to_numpy(sampled)[0, 0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -24,22 +23,11 @@ MIN_TOKENS = 8
 class Way:
     """Logits, or keys and values, after a way of filling the cache, compared with a cold run."""
 
-    name: str
+    way: str
     relative: float
-    is_same_bits: bool
+    same_bits: bool
+    within: bool  # `tolerance`
     tolerance: float
-
-    @property
-    def is_within(self) -> bool:
-        return self.relative <= self.tolerance
-
-    def report(self) -> dict[str, Any]:
-        return {
-            "way": self.name,
-            "relative": self.relative,
-            "same_bits": self.is_same_bits,
-            "within": self.is_within,
-        }
 
 
 def compare_ways(llm: LLM, tokens: list[int], tolerance: float) -> Iterator[Way]:
@@ -58,7 +46,8 @@ def compare_ways(llm: LLM, tokens: list[int], tolerance: float) -> Iterator[Way]
         worst = measure_difference(
             name, actual.reshape(len(actual), -1), expected.reshape(len(expected), -1)
         ).peak
-        return Way(name, worst, actual.tobytes() == expected.tobytes(), tolerance)
+        same_bits = actual.tobytes() == expected.tobytes()
+        return Way(name, worst, same_bits, worst <= tolerance, tolerance)
 
     cold = run(model.make_cache(T), tokens, [T])
     size = max(2, T // 5)

@@ -21,7 +21,7 @@ class Finding:
     message: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class Fit:
     """A model on a backend of this machine. None: the memory is unknown."""
 
@@ -32,10 +32,10 @@ class Fit:
     cache_bits: int | None  # width of keys and values, None for that of the activations
     cache_bytes_per_token: int
     # positions of a conversation that fit beside the weights, up to the model's limit
-    longest_context: int | None
-    longest_with_8_bits: int | None  # the same with `cache_bits` 8
-    tokens: int | None  # positions of all conversations within the default `cache_memory`
-    fits: bool | None  # weights and context fit
+    longest_context: int | None = None
+    longest_with_8_bits: int | None = None  # the same with `cache_bits` 8
+    tokens: int | None = None  # positions of all conversations within the default `cache_memory`
+    fits: bool | None = None  # weights and context fit
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,3 @@ class OpenedModel:
         return Checkpoint(
             str(self.path), self.path, self.tokenizer_config, {}, {}, 0, self.metadata
         )
-
-
-def format_bytes(nbytes: int | None) -> str:
-    """A size in kB, MB or GB."""
-    if nbytes is None:
-        return "an unknown amount"
-    for unit, size in (("GB", 1e9), ("MB", 1e6)):
-        if nbytes >= size:
-            return f"{nbytes / size:.1f} {unit}"
-    return f"{nbytes / 1e3:.1f} kB"

@@ -55,15 +55,8 @@ def measure_difference(name: str, actual: np.ndarray, expected: np.ndarray) -> D
         float(np.vdot(actual, expected) / both) if 0 < both < math.inf else float(not apart.any())
     )
     relative = float(np.linalg.norm(apart) / whole) if whole else float(apart.any())
-    return Difference(
-        name,
-        float(apart.max()),
-        float(apart.mean()),
-        relative,
-        cosine,
-        positions,
-        int(positions.argmax()),
-    )
+    largest, mean, worst = float(apart.max()), float(apart.mean()), int(positions.argmax())
+    return Difference(name, largest, mean, relative, cosine, positions, worst)
 
 
 def clamp_norms(norms: np.ndarray) -> np.ndarray:
@@ -85,21 +78,11 @@ class Agreement:
     # Kullback-Leibler divergence from the reference's distribution over positions, nats
     kl_mean: float
     kl_max: float
-    top: float  # share of the reference's TOP likeliest tokens that are among the run's
-    first: int | None  # first position whose likeliest token differs
+    top5: float  # share of the reference's five likeliest tokens that are among the run's
+    first_difference: int | None  # first position whose likeliest token differs
     # there, likeliest logit minus the second: of the reference, of the run
     margins: tuple[float, float] | None
     choices: tuple[int, int] | None  # there, the two tokens
-
-    def report(self) -> dict[str, Any]:
-        return {
-            "kl_mean": self.kl_mean,
-            "kl_max": self.kl_max,
-            f"top{TOP}": self.top,
-            "first_difference": self.first,
-            "margins": self.margins,
-            "choices": self.choices,
-        }
 
 
 def measure_agreement(actual: np.ndarray, expected: np.ndarray) -> Agreement:
@@ -111,18 +94,12 @@ def measure_agreement(actual: np.ndarray, expected: np.ndarray) -> Agreement:
     tops = [np.argsort(-logits, axis=-1, kind="stable")[:, :k] for logits in (expected, actual)]
     shared = np.mean([len(set(a) & set(b)) / k for a, b in zip(*tops)])
     chosen = [logits.argmax(axis=-1) for logits in (expected, actual)]
-    differ = np.flatnonzero(chosen[0] != chosen[1])
-    if not len(differ):
-        return Agreement(float(kl.mean()), float(kl.max()), float(shared), None, None, None)
-    at = int(differ[0])
-    return Agreement(
-        float(kl.mean()),
-        float(kl.max()),
-        float(shared),
-        at,
-        (margin(expected[at]), margin(actual[at])),
-        (int(chosen[0][at]), int(chosen[1][at])),
-    )
+    at = margins = choices = None
+    if len(differ := np.flatnonzero(chosen[0] != chosen[1])):
+        at = int(differ[0])
+        margins = margin(expected[at]), margin(actual[at])
+        choices = int(chosen[0][at]), int(chosen[1][at])
+    return Agreement(float(kl.mean()), float(kl.max()), float(shared), at, margins, choices)
 
 
 def values_by_position(state: dict[str, np.ndarray]) -> np.ndarray:

@@ -14,12 +14,10 @@ from typing import Any
 
 from mlx_llama.core.backends.positions import position_nbytes
 from mlx_llama.core.errors import CheckpointError, ConfigError, LlamaError, OptionsError
-from mlx_llama.core.files import hub
-from mlx_llama.core.files.checkpoint import GUIDE_PATH, find_local, open_checkpoint
+from mlx_llama.core.files.checkpoint import find_model, open_checkpoint
 from mlx_llama.core.files.fit import misfits
 from mlx_llama.core.files.folder import find_weights
 from mlx_llama.core.files.gguf import GGUFFile
-from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.generation.llm import context_size
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
@@ -94,56 +92,35 @@ def _open(
     diagnosis: Diagnosis, name: str | os.PathLike | None, revision: str | None
 ) -> OpenedModel | None:
     try:
-        path = _find(name, revision)
+        path = find_model(name, revision, local_only=True)
     except LlamaError as error:
         diagnosis.add("error", "weights", error)
         return None
     diagnosis.path = str(path)
     try:
         checkpoint = open_checkpoint(path)
-        return OpenedModel(
-            path, checkpoint, checkpoint.config, checkpoint.config, checkpoint.gguf_metadata
-        )
+        config, metadata = checkpoint.config, checkpoint.gguf_metadata
+        return OpenedModel(path, checkpoint, config, config, metadata)
     except LlamaError as error:
         first = error
-    opened = (
-        _open_gguf_in_part(diagnosis, path)
-        if path.is_file()
-        else _open_folder_in_part(diagnosis, path)
-    )
+    open_in_part = _open_gguf_in_part if path.is_file() else _open_folder_in_part
+    opened = open_in_part(diagnosis, path)
     diagnosis.add("error", "config" if isinstance(first, ConfigError) else "weights", first)
     return opened
 
 
-def _find(name: str | os.PathLike | None, revision: str | None) -> Path:
-    """Find the folder or .gguf file on this disk; downloads nothing. Raises CheckpointError."""
-    label = "guide" if name is None else os.fspath(name)
-    if name is None or (label == "guide" and not Path(label).is_dir()):
-        return GUIDE_PATH
-    if hub.gguf_in_hub(label):
-        return hub.fetch_gguf(label, revision, local_only=True)
-    if hub.is_hub_id(label):
-        folder = hub.fetch(label, revision, local_only=True)
-        if not (folder / "config.json").exists():
-            raise CheckpointError(
-                f"model {label}: has no config.json in the local cache; fetch it with `hf download "
-                f"{label}`, or if it holds GGUF files, name one: {label}:FILE.gguf"
-            )
-        return folder
-    if revision is not None:
-        raise CheckpointError(
-            f"model {label}: is a path, and only hub ids have a revision; leave it out"
-        )
-    return find_local(label)
-
-
 def _open_folder_in_part(diagnosis: Diagnosis, folder: Path) -> OpenedModel:
-    config, stand_in = None, _stand_in()
+    config, stand_in, source = None, _stand_in(), folder / "config.json"
+    invalid: list[LlamaError] = []
     try:
-        raw = read_json(folder / "config.json", ConfigError)
-        config, stand_in = _read_config(diagnosis, raw, str(folder / "config.json"))
-    except ConfigError as error:
-        diagnosis.add("error", "config", error)
+        stand_in = LlamaConfig.from_dict(
+            read_json(source, ConfigError), str(source), invalid.append
+        )
+        config = None if invalid else stand_in
+    except ConfigError as error:  # no such file, or an unsupported architecture
+        invalid.append(error)
+    for fault in invalid:
+        diagnosis.add("error", "config", fault)
     damaged: list[LlamaError] = []
     try:
         weights = find_weights(folder, damaged.append)
@@ -196,21 +173,6 @@ def _stand_in(vocab_size: int = 0) -> LlamaConfig:
     return LlamaConfig.from_dict(fields)
 
 
-def _read_config(
-    diagnosis: Diagnosis, raw: dict[str, Any], source: str
-) -> tuple[LlamaConfig | None, LlamaConfig]:
-    """(config or None, config or stand-in). Each invalid field becomes a finding."""
-    errors: list[LlamaError] = []
-    try:
-        config = LlamaConfig.from_dict(raw, source, errors.append)
-    except ConfigError as error:  # stops at an unsupported architecture
-        errors.append(error)
-        config = _stand_in()
-    for fault in errors:
-        diagnosis.add("error", "config", fault)
-    return (None if errors else config), config
-
-
 # Description
 
 
@@ -254,8 +216,8 @@ def _describe(diagnosis: Diagnosis, opened: OpenedModel) -> None:
     for name, tensor in opened.checkpoint.tensors.items():
         part = next((group for key, group in _GROUPS.items() if f".{key}." in f".{name}"), "norms")
         group = groups.setdefault(part, {"group": part, "tensors": 0, "nbytes": 0, "formats": {}})
-        kind = tensor.description if isinstance(tensor, AffineWeight) else tensor.dtype
         group["tensors"] += 1
         group["nbytes"] += tensor.nbytes
-        group["formats"][kind] = group["formats"].get(kind, 0) + 1
+        kinds = group["formats"]
+        kinds[tensor.description] = kinds.get(tensor.description, 0) + 1
     diagnosis.groups = list(groups.values())

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 from typing import Any
 
-from mlx_llama.core.backends.interface import ITEMSIZE, BackendFacts
+from mlx_llama.core.backends.interface import ITEMSIZE
 from mlx_llama.core.backends.positions import position_nbytes
 from mlx_llama.core.backends.selection import import_facts
 from mlx_llama.core.engine.memory import default_budget
 from mlx_llama.core.files.checkpoint import Checkpoint
-from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.models import rope
+from mlx_llama.core.system.sizes import format_bytes
 
-from .diagnosis import Command, Diagnosis, Fit, format_bytes
+from .diagnosis import Command, Diagnosis, Fit
 
 # ratio of memory to the size of a quantised model, so that every backend can load it
 LOADING_ROOM = 1.25
@@ -46,30 +47,19 @@ def fit_backends(
             position_nbytes(checkpoint.config, ITEMSIZE[plan.dtype], bits)
             for bits in (cache_bits, 8)
         )
-        most = most_in_8_bits = tokens = fits = None
+        fit = Fit(
+            facts.name, plan.dtype, plan.low_bit_operand, plan.nbytes, cache_bits, per_position
+        )
         if facts.memory_bytes is not None:
             room = facts.memory_bytes - plan.nbytes
             # Keys and values count twice: while their storage grows, the old storage is still
             # allocated.
-            most, most_in_8_bits = (
+            fit.longest_context, fit.longest_with_8_bits = (
                 max(0, min(longest, room // (2 * nbytes))) for nbytes in (per_position, in_8_bits)
             )
-            tokens = default_budget(room) // per_position
-            fits = most >= (wanted or 1)
-        diagnosis.fits.append(
-            Fit(
-                facts.name,
-                plan.dtype,
-                plan.low_bit_operand,
-                plan.nbytes,
-                cache_bits,
-                per_position,
-                most,
-                most_in_8_bits,
-                tokens,
-                fits,
-            )
-        )
+            fit.tokens = default_budget(room) // per_position
+            fit.fits = fit.longest_context >= (wanted or 1)
+        diagnosis.fits.append(fit)
     _choose(diagnosis, checkpoint, revision, wanted, is_default, cache_bits)
 
 
@@ -83,7 +73,9 @@ def _choose(
 ) -> None:
     """Add the command to run next, or the error that prevents it."""
     facts = {entry.name: entry for entry in diagnosis.backends}
+    memory = {entry.name: entry.memory_bytes for entry in diagnosis.backends}
     made_for = checkpoint.config.max_position_embeddings
+    note, refuse = (partial(diagnosis.add, level, "memory") for level in ("note", "error"))
 
     def rank(fit: Fit) -> tuple:
         """Sort key: prefer backends with enough memory, then the automatic choice, then those
@@ -103,59 +95,47 @@ def _choose(
     chosen = next((fit for fit in order if fit.fits is not False), None)
     if chosen is None:
         best = max(order, key=lambda fit: fit.longest_context or 0, default=None)
-        room = ", ".join(
-            f"{fit.backend} {format_bytes(facts[fit.backend].memory_bytes)}" for fit in order
-        )
         if best is None:
             diagnosis.add(
                 "error", "machine", "no backend can be used here; see the reason beside each"
             )
         elif best.longest_context and wanted:
-            diagnosis.add(
-                "error",
-                "memory",
+            remedy = f"ask for {best.longest_context} or fewer{_in_8_bits(best, wanted)}"
+            refuse(
                 f"`ctx_size` {wanted}: memory has room for {best.longest_context} positions on "
-                f"{best.backend}; ask for {best.longest_context} or "
-                f"fewer{_in_8_bits(best, wanted)}",
+                f"{best.backend}; {remedy}"
             )
         else:
-            diagnosis.add(
-                "error",
-                "memory",
+            rooms = (f"{fit.backend} {format_bytes(memory[fit.backend])}" for fit in order)
+            remedy = _remedy(diagnosis, checkpoint, max(memory[fit.backend] or 0 for fit in order))
+            refuse(
                 f"{diagnosis.name}: the weights take {format_bytes(checkpoint.nbytes)}, and "
-                "there is room for "
-                f"{room}; {_remedy(diagnosis, checkpoint, facts)}",
+                f"there is room for {', '.join(rooms)}; {remedy}"
             )
         return
     options: dict[str, Any] = {} if is_default else {"model": diagnosis.name}
     options["revision"] = revision
     if chosen.backend != diagnosis.auto:
-        diagnosis.add(
-            "note",
-            "memory",
+        note(
             f"`backend='auto'` chooses {diagnosis.auto}, whose memory is too small for it; "
-            f"{chosen.backend} has "
-            "room",
+            f"{chosen.backend} has room"
         )
         options |= {"backend": chosen.backend, **dict(facts[chosen.backend].options)}
     longest = chosen.longest_context
     if wanted is not None:
         options["ctx_size"] = wanted
     elif longest is not None and longest < made_for:
-        diagnosis.add(
-            "note",
-            "memory",
+        note(
             f"the model was made for {made_for} positions, and memory has room for {longest} on "
-            f"{chosen.backend}; `ctx_size` keeps within it{_in_8_bits(chosen, longest + 1)}",
+            f"{chosen.backend}; `ctx_size` keeps within it{_in_8_bits(chosen, longest + 1)}"
         )
         options["ctx_size"] = longest
     options["cache_bits"] = cache_bits
+    if not diagnosis.template:
+        options["prompt"] = "Once upon a time"
     if diagnosis.ok:
-        diagnosis.command = (
-            Command("chat", options=options)
-            if diagnosis.template
-            else Command("generate", options=options | {"prompt": "Once upon a time"})
-        )
+        name = "chat" if diagnosis.template else "generate"
+        diagnosis.command = Command(name, options=options)
 
 
 def _in_8_bits(fit: Fit, wanted: int) -> str:
@@ -164,33 +144,18 @@ def _in_8_bits(fit: Fit, wanted: int) -> str:
     return "" if fit.cache_bits == 8 or most < wanted else f"; `cache_bits=8` has room for {most}"
 
 
-def _remedy(diagnosis: Diagnosis, checkpoint: Checkpoint, facts: dict[str, BackendFacts]) -> str:
-    """Remedy for a model that is too large: a command that quantizes it, if the result fits."""
-    config, tensors = checkpoint.config, checkpoint.tensors.values()
-    most = max((facts[fit.backend].memory_bytes or 0 for fit in diagnosis.fits), default=0)
-    low_bit = any(isinstance(tensor, AffineWeight) for tensor in tensors)
-    group = next(
-        (
-            size
-            for size in (64, 32)
-            if not any(len(tensor.shape) == 2 and tensor.shape[1] % size for tensor in tensors)
-        ),
-        None,
-    )
+def _remedy(diagnosis: Diagnosis, checkpoint: Checkpoint, most: int) -> str:
+    """Remedy for a model that is too large: a command that quantizes it, if the result fits `most`
+    bytes.
+    """
+    config = checkpoint.config
+    columns = {shape[1] for shape in config.tensor_shapes().values() if len(shape) == 2}
+    sizes = (size for size in (64, 32) if not any(count % size for count in columns))
+    group = next(sizes, None)
     four_bit = sum(map(math.prod, config.tensor_shapes().values())) * (4 + 32 / (group or 64)) / 8
-    if low_bit or group is None or four_bit * LOADING_ROOM > most:
+    if checkpoint.low_bit or group is None or four_bit * LOADING_ROOM > most:
         return "choose a smaller model, or close other programs"
-    out = (
-        re.sub(
-            r"\.gguf$",
-            "",
-            diagnosis.name.rstrip("/\\").replace("\\", "/").split("/")[-1].split(":")[-1],
-        )
-        + "-4bit"
-    )
-    diagnosis.command = Command(
-        "quantize",
-        (diagnosis.name, out),
-        {"bits": 4} | ({} if group == 64 else {"group_size": group}),
-    )
+    name = re.split(r"[/\\:]", diagnosis.name.rstrip("/\\"))[-1].removesuffix(".gguf")
+    options = {"bits": 4} | ({} if group == 64 else {"group_size": group})
+    diagnosis.command = Command("quantize", (diagnosis.name, f"{name}-4bit"), options)
     return f"quantize it to {format_bytes(int(four_bit))}"

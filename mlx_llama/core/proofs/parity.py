@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -69,12 +69,8 @@ def dtype_of(llm: LLM) -> str:
 
 def tolerance_of(dtype: str, is_low_bit: bool, cache_bits: int | None = None) -> float:
     """Tolerated relative error for a dtype of the activations. cache_bits: of keys and values."""
-    tolerance = (
-        max(TOLERANCE[dtype], LOW_BIT_TOLERANCE)
-        if is_low_bit and dtype == "float32"
-        else TOLERANCE[dtype]
-    )
-    return max(tolerance, CACHE_TOLERANCE[cache_bits])
+    low_bit = LOW_BIT_TOLERANCE if is_low_bit and dtype == "float32" else 0.0
+    return max(TOLERANCE[dtype], low_bit, CACHE_TOLERANCE[cache_bits])
 
 
 # Running
@@ -147,17 +143,9 @@ class Decoded:
     """
 
     tokens: list[int]
-    first: int | None = None  # index of the first that differs
+    first_difference: int | None = None  # index
     margins: tuple[float, float] | None = None  # there, see Agreement
-    is_tie: bool = False  # rounding explains the difference
-
-    def report(self) -> dict[str, Any]:
-        return {
-            "tokens": self.tokens,
-            "first_difference": self.first,
-            "margins": self.margins,
-            "near_tie": self.is_tie,
-        }
+    near_tie: bool = False  # rounding explains the difference
 
 
 @dataclass
@@ -183,9 +171,10 @@ class Report:
     @property
     def decodes_otherwise(self) -> bool:
         """True if the greedy tokens differ beyond rounding."""
-        return (
-            self.decoded is not None and self.decoded.first is not None and not self.decoded.is_tie
-        )
+        decoded = self.decoded
+        if decoded is None or decoded.first_difference is None:
+            return False
+        return not decoded.near_tie
 
     @property
     def is_within(self) -> bool:
@@ -209,7 +198,7 @@ class Report:
             assert self.decoded is not None and self.decoded.margins is not None
             return (
                 "OUTSIDE: every probe agrees, but the decoded tokens differ from token "
-                f"{self.decoded.first} on, where the reference's margin is "
+                f"{self.decoded.first_difference} on, where the reference's margin is "
                 f"{self.decoded.margins[0]:.3g}: the decode step computes something else"
             )
         return f"within {self.tolerance:g}"
@@ -223,8 +212,8 @@ class Report:
             "within": self.is_within,
             "verdict": self.verdict(),
             "first_bad": self.first_bad.name if self.first_bad else None,
-            "logits": self.agreement.report(),
-            "decoded": self.decoded.report() if self.decoded else None,
+            "logits": asdict(self.agreement),
+            "decoded": self.decoded and asdict(self.decoded),
             "not_compared": self.missing,
             "probes": [probe.report() for probe in self.differences],
         }
@@ -271,12 +260,8 @@ def compare_decoded(
         return Decoded(tokens)
     before = prompt + expected[:first]
     right, ours = reference(before), llm.logits(before)[-1]
-    return Decoded(
-        tokens,
-        first,
-        (margin(right), margin(ours)),
-        is_tie(right, expected[first], tokens[first], tolerance),
-    )
+    near_tie = is_tie(right, expected[first], tokens[first], tolerance)
+    return Decoded(tokens, first, (margin(right), margin(ours)), near_tie)
 
 
 # Determinism

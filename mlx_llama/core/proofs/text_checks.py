@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from typing import Any
 
 from mlx_llama.core.errors import ConfigError, LlamaError, show
@@ -20,51 +21,38 @@ def check_text(diagnosis: Diagnosis, opened: OpenedModel) -> None:
     """Add findings about the tokenizer, the end tokens, the chat template and
     generation_config.json.
     """
-    files, config, generation = (
-        opened.files,
-        opened.tokenizer_config,
-        _read_generation_config(diagnosis, opened),
-    )
+    files, config = opened.files, opened.config
+    generation = _read_generation_config(diagnosis, opened)
     try:
         tokenizer = files.tokenizer
     except LlamaError as error:
         diagnosis.add("error", "tokenizer", error)
         return
-    kind = "byte-level BPE" if tokenizer.byte_level else "SentencePiece"
     diagnosis.tokenizer = {
-        "kind": kind,
+        "kind": "byte-level BPE" if tokenizer.byte_level else "SentencePiece",
         "file": str(tokenizer.path),
         "vocab_size": tokenizer.vocab_size,
     }
-    if opened.config is not None and tokenizer.vocab_size < config.vocab_size:
-        share, rows = tokenizer.vocab_size / config.vocab_size, f"{config.vocab_size} rows"
-        padded = (
-            f"{tokenizer.path}: knows {tokenizer.vocab_size} tokens, and the model's embedding has "
-            f"{rows}"
-        )
-        if share < 0.9:  # padding adds a few hundred rows to tens of thousands of tokens
-            diagnosis.add(
-                "warning",
-                "tokenizer",
-                f"{padded}: more than padding explains, and tokens beyond them have no text; "
-                "take tokenizer and model "
-                "from the same place",
+    if config is not None and tokenizer.vocab_size < config.vocab_size:
+        level, remark = "note", "the others are padding without text"
+        # padding adds a few hundred rows to tens of thousands of tokens
+        if tokenizer.vocab_size < 0.9 * config.vocab_size:
+            level = "warning"
+            remark = (
+                "more than padding explains, and tokens beyond them have no text; take tokenizer "
+                "and model from the same place"
             )
-        else:
-            diagnosis.add("note", "tokenizer", f"{padded}: the others are padding without text")
+        known = f"{tokenizer.path}: knows {tokenizer.vocab_size} tokens, and the model's embedding"
+        diagnosis.add(level, "tokenizer", f"{known} has {config.vocab_size} rows: {remark}")
     ends = _check_ends(diagnosis, opened, tokenizer, generation)
     try:
         template = files.template
+        if template is None:
+            diagnosis.add("warning", "template", missing_template(diagnosis.name))
+        else:
+            _check_template(diagnosis, opened, tokenizer, template, ends)
     except LlamaError as error:
         diagnosis.add("error", "template", error)
-        return
-    if template is None:
-        diagnosis.add("warning", "template", missing_template(diagnosis.name))
-    else:
-        try:
-            _check_template(diagnosis, opened, tokenizer, template, ends)
-        except LlamaError as error:
-            diagnosis.add("error", "template", error)
 
 
 def _read_generation_config(diagnosis: Diagnosis, opened: OpenedModel) -> dict[str, Any]:
@@ -74,11 +62,8 @@ def _read_generation_config(diagnosis: Diagnosis, opened: OpenedModel) -> dict[s
     try:
         generation = read_json(path, ConfigError)
         for notice in resolve({}, generation, str(path)).notices:
-            diagnosis.add(
-                "note",
-                "generation",
-                f"{path}: {notice.removeprefix('generation_config.json ')}; it has no effect",
-            )
+            field = notice.removeprefix("generation_config.json ")
+            diagnosis.add("note", "generation", f"{path}: {field}; it has no effect")
     except LlamaError as error:
         diagnosis.add("error", "generation", error)
         return {}
@@ -94,7 +79,9 @@ def _check_ends(
     diagnosis: Diagnosis, opened: OpenedModel, tokenizer: Tokenizer, generation: dict[str, Any]
 ) -> frozenset[int]:
     """Check the end tokens of config, generation_config and tokenizer; returns their ids."""
-    source = opened.path if opened.metadata is not None else opened.path / "config.json"
+    note, warn = (partial(diagnosis.add, level, "tokenizer") for level in ("note", "warning"))
+    raw = _read_raw_config(opened)
+    source = opened.path / "config.json" if opened.metadata is None else opened.path
     in_config = () if opened.config is None else opened.config.eos_token_ids
     listed = generation.get("eos_token_id")
     listed = [
@@ -106,6 +93,7 @@ def _check_ends(
     if opened.checkpoint is not None:
         ends = opened.checkpoint.eos_token_ids
     vocab = max(opened.tokenizer_config.vocab_size, tokenizer.vocab_size)
+    named = {*ends, tokenizer.bos_id} - {None}
     diagnosis.tokenizer |= {
         "bos": tokenizer.bos_id,
         "adds_bos": tokenizer.adds_bos,
@@ -115,76 +103,52 @@ def _check_ends(
             "generation_config": listed,
             "tokenizer": list(tokenizer.eos_ids),
         },
-        "texts": {
-            token: _quote(tokenizer, token)
-            for token in sorted({*ends, *([] if tokenizer.bos_id is None else [tokenizer.bos_id])})
-            if 0 <= token < vocab
-        },
+        "texts": {token: _quote(tokenizer, token) for token in sorted(named) if 0 <= token < vocab},
     }
-    special = set(tokenizer.special_ids.values())
     if not ends:
-        diagnosis.add(
-            "warning",
-            "tokenizer",
+        warn(
             f"{source}: neither it nor the tokenizer has an end token (eos_token_id): every "
-            f"answer continues until `max_tokens`; {_end_remedy(opened, None)}",
+            f"answer continues until `max_tokens`; {_end_remedy(opened)}"
         )
-    for token in sorted(ends - special):
-        if 0 <= token < vocab and tokenizer.piece(token) is not None:
-            named = (
-                "eos_token_id" in _read_raw_config(opened)
-                or opened.metadata is not None
-                or token not in in_config
+    for token in sorted(ends - set(tokenizer.special_ids.values())):
+        if not 0 <= token < vocab or tokenizer.piece(token) is None:
+            note(
+                f"{source}: end token {token} is not in {tokenizer.path.name}; it is never written"
             )
-            where = (
-                f"{source}: eos_token_id"
-                if named
-                else f"{source}: has no eos_token_id, and its default"
-            )
-            diagnosis.add(
-                "warning",
-                "tokenizer",
-                f"{where} {token} is {_quote(tokenizer, token)}, not a special token: answers end "
-                f"wherever the model writes it; {_end_remedy(opened, None)}",
-            )
-        else:
-            diagnosis.add(
-                "note",
-                "tokenizer",
-                f"{source}: end token {token} is not in {tokenizer.path.name}; it is never written",
-            )
-    bos = _read_raw_config(opened).get("bos_token_id")
+            continue
+        is_default = token in in_config and "eos_token_id" not in raw and opened.metadata is None
+        field = "has no eos_token_id, and its default" if is_default else "eos_token_id"
+        warn(
+            f"{source}: {field} {token} is {_quote(tokenizer, token)}, not a special token: "
+            f"answers end wherever the model writes it; {_end_remedy(opened)}"
+        )
+    bos = raw.get("bos_token_id")
     if isinstance(bos, int) and tokenizer.bos_id is not None and bos != tokenizer.bos_id:
-        diagnosis.add(
-            "note",
-            "tokenizer",
+        note(
             f"{source}: bos_token_id is {bos}, the tokenizer's BOS is {tokenizer.bos_id} "
-            f"({_quote(tokenizer, tokenizer.bos_id)}); the tokenizer's is used",
+            f"({_quote(tokenizer, tokenizer.bos_id)}); the tokenizer's is used"
         )
     return ends
 
 
 def _read_raw_config(opened: OpenedModel) -> dict[str, Any]:
+    if opened.metadata is not None:
+        return {}
     try:
-        return (
-            {}
-            if opened.metadata is not None
-            else read_json(opened.path / "config.json", ConfigError)
-        )
+        return read_json(opened.path / "config.json", ConfigError)
     except ConfigError:
         return {}
 
 
-def _end_remedy(opened: OpenedModel, token: int | None) -> str:
+def _end_remedy(opened: OpenedModel, token: int | None = None) -> str:
     """The remedy that makes a token end answers; None for the right token."""
-    which = "the id of the token that ends a turn" if token is None else str(token)
     if opened.metadata is None:
+        which = "the id of the token that ends a turn" if token is None else token
         return f"put {which} into eos_token_id of {opened.path / 'generation_config.json'}"
     if "tokenizer.ggml.eos_token_id" in opened.metadata:
-        number = "ID" if token is None else token
         return (
             f"set it with: gguf-set-metadata {shlex.quote(str(opened.path))} "
-            f"tokenizer.ggml.eos_token_id {number}"
+            f"tokenizer.ggml.eos_token_id {'ID' if token is None else token}"
         )
     return "convert the model again, with tokenizer.ggml.eos_token_id"
 
@@ -199,6 +163,7 @@ def _check_template(
     """Check the beginning and end of a rendered question and answer. Raises TemplateError,
     TokenizerError.
     """
+    note, warn = (partial(diagnosis.add, level, "template") for level in ("note", "warning"))
     question = {"role": "user", "content": _QUESTION}
     prompt = template.render([question])
     ids = encode_messages(tokenizer, template, [question])
@@ -214,27 +179,19 @@ def _check_template(
         "turn_end": None,
     }
     if count > 1:
-        diagnosis.add(
-            "warning",
-            "template",
+        warn(
             f"{template.name}: begins a conversation with BOS ({bos}) {count} times, expected "
-            "once; "
-            "remove it from the template",
+            "once; remove it from the template"
         )
     elif writes and tokenizer.adds_bos:
-        diagnosis.add(
-            "note",
-            "template",
+        note(
             f"{template.name}: writes BOS ({bos}), which the tokenizer would add, too; it is "
-            "added once",
+            "added once"
         )
     elif bos and count == 0:
-        diagnosis.add(
-            "note",
-            "template",
+        note(
             f"{template.name}: writes no BOS ({bos}), and the tokenizer adds none: "
-            "conversations begin "
-            "without it",
+            "conversations begin without it"
         )
 
     whole = template.render(
@@ -246,22 +203,17 @@ def _check_template(
         return  # the template marks no end of a turn
     before = tokenizer.encode_parts([head + separator])
     end = next(iter(tokenizer.encode_parts([head + separator, tail])[len(before) :]), None)
-    if end is not None and end in tokenizer.added_ids.values():
-        diagnosis.template["turn_end"] = end
-        if end not in ends:
-            diagnosis.add(
-                "warning",
-                "template",
-                f"{template.name}: ends a turn with {_quote(tokenizer, end)} ({end}), which is not "
-                f"among the end tokens ({', '.join(map(str, sorted(ends))) or 'none'}): "
-                "answers run on into the "
-                f"next turn; {_end_remedy(opened, end)}",
-            )
-    else:
-        diagnosis.add(
-            "warning",
-            "template",
+    if end is None or end not in tokenizer.added_ids.values():
+        warn(
             f"{template.name}: ends a turn with {show(tail, 40)}, which is text, not a token of "
             f"this tokenizer: answers may run on into the next turn; stop there with `stop` "
-            f"{shlex.quote(tail[:40])}",
+            f"{shlex.quote(tail[:40])}"
+        )
+        return
+    diagnosis.template["turn_end"] = end
+    if end not in ends:
+        warn(
+            f"{template.name}: ends a turn with {_quote(tokenizer, end)} ({end}), which is not "
+            f"among the end tokens ({', '.join(map(str, sorted(ends))) or 'none'}): answers run "
+            f"on into the next turn; {_end_remedy(opened, end)}"
         )

@@ -8,6 +8,8 @@ import os
 import secrets
 import shutil
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -52,27 +54,32 @@ def read_file(path: str | os.PathLike, limit: int) -> bytes:
     )
 
 
+@contextmanager
+def reading(path: str | os.PathLike, error: type[LlamaError]) -> Iterator[None]:
+    """Turn faults of reading a file into `error`."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise error(f"{path}: no such file; fetch the model again, with this file in it") from None
+    except UnicodeDecodeError as e:
+        raise error(f"{path}: not UTF-8 at byte {e.start}; fetch the file again") from None
+    except (OSError, ValueError) as e:  # ValueError: a NUL in the name
+        reason = getattr(e, "strerror", None) or e
+        raise error(
+            f"{path}: cannot be read ({reason}); check the file and its permissions"
+        ) from None
+
+
 def read_json(path: str | os.PathLike, error: type[LlamaError]) -> dict[str, Any]:
     """Read a JSON object from a file.
 
     Raises:
         error: the file is missing, unreadable, too large, not UTF-8, not JSON, or not an object.
     """
-    path = Path(path)
+    with reading(path, error):
+        text = read_file(path, _JSON_LIMIT).decode("utf-8-sig")
     try:
-        value = json.loads(read_file(path, _JSON_LIMIT).decode("utf-8-sig"))
-    except FileNotFoundError:
-        raise error(
-            f"{path}: no such file; fetch the model's folder again, with this file in it"
-        ) from None
-    except OSError as e:
-        raise error(
-            f"{path}: cannot be read ({e.strerror or e}); check the file and its permissions"
-        ) from None
-    except UnicodeDecodeError as e:
-        raise error(
-            f"{path}: not UTF-8 at byte {e.start}, expected JSON text; fetch the file again"
-        ) from None
+        value = json.loads(text)
     except (ValueError, RecursionError) as e:
         reason = "nested too deeply" if isinstance(e, RecursionError) else e
         raise error(f"{path}: not JSON ({reason}); fetch the file again") from None

@@ -19,3 +19,13 @@ def parse_size(text: str) -> int | None:
         float(number)
         * (1024 if binary else 1000) ** " KMGT".index((binary or decimal or " ").upper())
     )
+
+
+def format_bytes(nbytes: int | None) -> str:
+    """A size in kB, MB or GB."""
+    if nbytes is None:
+        return "an unknown amount"
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes / 1e3:.1f} kB"

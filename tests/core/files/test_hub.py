@@ -240,7 +240,9 @@ def test_a_model_that_cannot_run_is_refused_before_its_weights_travel(cache, mon
     monkeypatch.setattr(
         hub,
         "fetch",
-        lambda name, revision, patterns: asked.append(patterns) or fetch(name, revision, patterns),
+        lambda name, revision, patterns=hub.SETTINGS + hub.WEIGHTS, **named: (
+            asked.append(patterns) or fetch(name, revision, patterns, **named)
+        ),
     )
     open_checkpoint("toy/llama")
     assert [any("safetensors" in p for p in patterns) for patterns in asked] == [False, True]

@@ -8,7 +8,6 @@ from making import make_checkpoint
 from making_gguf import LOW_BIT, make_gguf
 
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.parts import column_unit, take_columns, take_rows
 from mlx_llama.core.files.quantize import write_mlx
 
 LAYER = "model.layers.0."
@@ -22,11 +21,11 @@ MATRICES = (
 def check(checkpoint) -> None:
     for name in MATRICES:
         whole = checkpoint.tensors[name]
-        wanted, (rows, columns), unit = whole.float32(), whole.shape, column_unit(whole)
+        wanted, (rows, columns), unit = whole.float32(), whole.shape, whole.column_unit
         half, cut = rows // 2, columns // unit // 2 * unit
         nbytes = 0
         for span in ((0, half), (half, rows)):
-            part = take_rows(whole, *span)
+            part = whole.part(name, *span)
             assert part.shape == (span[1] - span[0], columns) and np.array_equal(
                 part.float32(), wanted[slice(*span)]
             ), name
@@ -37,11 +36,11 @@ def check(checkpoint) -> None:
             )
         assert nbytes == whole.nbytes
         for span in ((0, cut), (cut, columns)) if cut else ():
-            part = take_columns(whole, *span)
+            part = whole.columns(*span)
             assert part.shape == (rows, span[1] - span[0])
             assert np.array_equal(part.float32(), wanted[:, slice(*span)]), name
             assert part.nbytes * columns == whole.nbytes * (span[1] - span[0])
-        both = take_columns(take_rows(whole, half, rows), 0, cut) if cut else None
+        both = whole.part(name, half, rows).columns(0, cut) if cut else None
         assert both is None or np.array_equal(both.float32(), wanted[half:, :cut])
 
 
@@ -52,7 +51,7 @@ def test_dense(dtype, tmp_path):
     )
     check(checkpoint)
     bias = checkpoint.tensors[LAYER + "self_attn.q_proj.bias"]
-    assert np.array_equal(take_rows(bias, 16, 48).float32(), bias.float32()[16:48])
+    assert np.array_equal(bias.part("bias", 16, 48).float32(), bias.float32()[16:48])
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", *LOW_BIT])
@@ -79,5 +78,5 @@ def test_nothing_is_read(tmp_path, monkeypatch):
     """Taking a part touches no numbers."""
     checkpoint = open_checkpoint(make_checkpoint(tmp_path / "toy"))
     weight = checkpoint.tensors[MATRICES[2]]
-    part = take_columns(weight, 0, 32)
+    part = weight.columns(0, 32)
     assert np.shares_memory(part.bits, weight.bits)

@@ -161,7 +161,7 @@ def test_released_pages_come_back(tmp_path):
     with open(tmp_path / "blocks", "rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     view = np.frombuffer(mapped, np.uint8).reshape(blocks.shape)
-    weight = GGUFWeight("a.weight", "Q8_0", (512, 1024), view, None, mapped, 0)
+    weight = GGUFWeight("a.weight", "Q8_0", (512, 1024), view, None, [(mapped, 0, view.nbytes)])
     before = weight.rows(0, 8).float32()
     weight.release()
     assert_same_bits(weight.rows(0, 8).float32(), before)

@@ -131,6 +131,7 @@ def test_a_report():
         "same_bits": "7 of 8",
         "relative": 1e-7,
         "promise": "bits",
+        "tolerance": 1e-4,
         "within": False,
     }
 

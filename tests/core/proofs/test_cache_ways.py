@@ -12,15 +12,15 @@ TOKENS = [1, *range(300, 340)]
 @pytest.mark.parametrize("count", [8, 41])
 def test_every_way_is_within(count, backend, open_llm):
     ways = list(compare_ways(open_llm(backend), TOKENS[:count], 1e-5))
-    assert len({way.name for way in ways}) == len(ways) == 7
-    assert all(way.is_within for way in ways), [way.report() for way in ways]
+    assert len({way.way for way in ways}) == len(ways) == 7
+    assert all(way.within for way in ways), ways
 
 
 def test_the_compiled_cpu_path_gives_the_same_bits(open_llm):
     llm = open_llm()
     if "threads" not in " ".join(llm.model.notices):
         pytest.skip("there are no compiled kernels here")
-    assert all(way.is_same_bits for way in compare_ways(llm, TOKENS, 1e-5))
+    assert all(way.same_bits for way in compare_ways(llm, TOKENS, 1e-5))
 
 
 STALE = {"trim": "after trim", "restore": "after save and load"}
@@ -42,5 +42,5 @@ def test_a_cache_that_forgets_is_found(what, backend, open_llm, monkeypatch):
             restore(self, state, row)
 
     monkeypatch.setattr(cache, what, wrong)
-    ways = {way.name: way.is_within for way in compare_ways(open_llm(backend), TOKENS, 1e-4)}
+    ways = {way.way: way.within for way in compare_ways(open_llm(backend), TOKENS, 1e-4)}
     assert not ways[STALE[what]] and ways["in chunks of 8"] and ways["token by token"]

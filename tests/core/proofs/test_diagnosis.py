@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from mlx_llama.core.proofs.diagnosis import Diagnosis, Fit, format_bytes
+from mlx_llama.core.proofs.diagnosis import Diagnosis, Fit
+from mlx_llama.core.system.sizes import format_bytes
 
 
 def test_findings_are_one_line_each_and_stand_once():

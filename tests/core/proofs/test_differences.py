@@ -34,16 +34,16 @@ def test_agreement_is_torchs():
         float(kl.max())
     )
     tops = [torch.topk(torch.from_numpy(x), core.TOP).indices.tolist() for x in (wanted, found)]
-    assert a.top == pytest.approx(np.mean([len({*x} & {*y}) / core.TOP for x, y in zip(*tops)]))
+    assert a.top5 == pytest.approx(np.mean([len({*x} & {*y}) / core.TOP for x, y in zip(*tops)]))
     first = int(np.flatnonzero(wanted.argmax(1) != found.argmax(1))[0])
     two = torch.topk(torch.from_numpy(wanted[first]).double(), 2).values
-    assert a.first == first and a.margins[0] == pytest.approx(float(two[0] - two[1]))
+    assert a.first_difference == first and a.margins[0] == pytest.approx(float(two[0] - two[1]))
 
 
 def test_agreement_of_the_same_logits():
     logits = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
     same = core.measure_agreement(logits, logits.copy())
-    assert (same.kl_max, same.top, same.first, same.margins, same.choices) == (
+    assert (same.kl_max, same.top5, same.first_difference, same.margins, same.choices) == (
         0,
         1,
         None,

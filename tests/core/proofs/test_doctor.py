@@ -320,7 +320,7 @@ def test_a_hub_model_is_looked_for_in_the_cache_alone(cache, monkeypatch):
     )
     (snapshot / "config.json").unlink()
     assert "no config.json in the local cache" in found(diagnose("toy/llama"), "error")[0]
-    assert asked == [True] * 3
+    assert asked and all(asked)
 
 
 # The machine

@@ -114,9 +114,9 @@ def test_the_first_probe_that_is_off_is_named():
 
 def test_decoded_tokens_that_differ_are_outside_unless_they_are_a_tie():
     one = report()
-    one.decoded = core.Decoded([1, 2], 1, (0.5, 0.4), is_tie=False)
+    one.decoded = core.Decoded([1, 2], 1, (0.5, 0.4), near_tie=False)
     assert not one.is_within and "the decode step computes something else" in one.verdict()
-    one.decoded = core.Decoded([1, 2], 1, (1e-6, 1e-6), is_tie=True)
+    one.decoded = core.Decoded([1, 2], 1, (1e-6, 1e-6), near_tie=True)
     assert one.is_within
 
 
@@ -151,7 +151,7 @@ def test_a_near_tie_is_told_from_a_bug():
         far = core.compare_decoded(
             Twin([1, 4.9999, 5, -3]), [7], [1, 1, 0], 1e-6, lambda tokens: reference
         )
-    assert near.first == far.first == 1 and near.is_tie and not far.is_tie
+    assert near.first_difference == far.first_difference == 1 and near.near_tie and not far.near_tie
     assert near.margins == pytest.approx((1e-4, 1e-4), rel=0.02)
 
 

@@ -1,8 +1,8 @@
-"""Prefill and decode of rows, to measure the model alone: no requests, no text, no scheduler."""
+"""Prefill and decode rows with the model alone: no requests, no text, no scheduler."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -15,25 +15,25 @@ GREEDY = GenerationOptions(temperature=0.0)
 
 
 def prefill(
-    backend: Backend, model: Model, cache: Cache, prompts: dict[int, Sequence[int]]
+    backend: Backend,
+    model: Model,
+    cache: Cache,
+    prompts: Mapping[int, Sequence[int]],
+    chunk: int = CHUNK,
 ) -> list[int]:
-    """Append a prompt to each row; returns the next token of each. prompts: {row: tokens}."""
+    """Append a prompt to each row, `chunk` tokens per evaluation; returns the next token of each.
+
+    prompts: {row: tokens}.
+    """
     sampling, sampled = backend.sampling_batch([GREEDY]), []
     for row, prompt in prompts.items():
-        rest = (len(prompt) - 1) // CHUNK * CHUNK
-        for start in range(0, rest, CHUNK):
-            model.forward(
-                np.array([prompt[start : start + CHUNK]], np.int32),
-                cache.lengths[row],
-                cache,
-                rows=[row],
-            )
+        rest = (len(prompt) - 1) // chunk * chunk
+        for start in range(0, rest, chunk):
+            tokens = np.array([prompt[start : start + chunk]], np.int32)
+            model.forward(tokens, cache.lengths[row], cache, rows=[row])
             backend.launch(*cache.arrays())
-        sampled.append(
-            model.step(
-                np.array([prompt[rest:]], np.int32), cache.lengths[row], cache, sampling, rows=[row]
-            )
-        )
+        tokens = np.array([prompt[rest:]], np.int32)
+        sampled.append(model.step(tokens, cache.lengths[row], cache, sampling, rows=[row]))
         backend.launch(sampled[-1])
     return backend.read_all(*sampled)
 
