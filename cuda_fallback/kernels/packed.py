@@ -67,21 +67,13 @@ def _scaling(
 
 
 @_helper
-def _factor(
-    values,
-    row,
-    group,
-    i: tl.constexpr,
-    GROUPS: tl.constexpr,
-    EACH: tl.constexpr,
-    KIND: tl.constexpr,
-):
-    """Scales or biases of groups `group` + i, float32 [rows]. values: EACH to a 32-bit word; 1: as
-    stored.
+def _factor(values, i: tl.constexpr, EACH: tl.constexpr, KIND: tl.constexpr):
+    """Scales or biases float32 [rows]: number i after the pointers `values`, EACH to a 32-bit word;
+    1: as stored.
     """
     if EACH == 1:
-        return tl.load(values + row * GROUPS + group + i).to(tl.float32)
-    word = tl.load(values + row * (GROUPS // EACH) + group // EACH + i // EACH)
+        return tl.load(values + i).to(tl.float32)
+    word = tl.load(values + i // EACH)
     if KIND == "int8":
         return (word << (24 - 8 * (i % EACH)) >> 24).to(tl.float32)
     elif KIND == "uint8":
@@ -257,6 +249,14 @@ def _multiply(
     minus = _join(MINUS | tl.broadcast_to(none, (16 * WARPS, 4)), MINUS | zero, DTYPE).to(NUMBER)
     total = tl.zeros((16 * WARPS, TILE), tl.float32)
     words = _load_low(low, block, lane, start, STEPS, WARPS)
+    # Pointers that advance take half the instructions of addresses computed from the step.
+    scales += row * (GROUPS // EACH)
+    if biases is not None:
+        biases += row * (GROUPS // EACH)
+    if EACH > 1:
+        scales += start * (2 * COLUMNS // GROUP // EACH)
+        if biases is not None:
+            biases += start * (2 * COLUMNS // GROUP // EACH)
     for step in range(start, stop):
         following = _load_low(low, block, lane, tl.minimum(step + 1, STEPS - 1), STEPS, WARPS)
         if HIGH:
@@ -319,35 +319,18 @@ def _multiply(
                     product = tl.dot(code.to(NUMBER), by, product, input_precision="ieee")
                 if EACH == 1:
                     group = tl.minimum(((2 * step + p) * COLUMNS + first * 16) // GROUP, GROUPS - 1)
-                    scale = _factor(scales, row, group, 0, GROUPS, EACH, SCALES)
+                    scale = _factor(scales + group, 0, EACH, SCALES)
                 else:
-                    group = step * (2 * COLUMNS // GROUP)
-                    scale = _factor(
-                        scales,
-                        row,
-                        group,
-                        (p * COLUMNS + first * 16) // GROUP,
-                        GROUPS,
-                        EACH,
-                        SCALES,
-                    )
+                    scale = _factor(scales, (p * COLUMNS + first * 16) // GROUP, EACH, SCALES)
                 if super_scales is not None:
                     scaled += scale[:, None] * product
                 else:
                     total += scale[:, None] * product
                 if biases is not None:
                     if EACH == 1:
-                        bias = _factor(biases, row, group, 0, GROUPS, EACH, BIASES)
+                        bias = _factor(biases + group, 0, EACH, BIASES)
                     else:
-                        bias = _factor(
-                            biases,
-                            row,
-                            group,
-                            (p * COLUMNS + first * 16) // GROUP,
-                            GROUPS,
-                            EACH,
-                            BIASES,
-                        )
+                        bias = _factor(biases, (p * COLUMNS + first * 16) // GROUP, EACH, BIASES)
                     if super_scales is not None:
                         biased += bias[:, None] * plain
                     else:
@@ -358,6 +341,10 @@ def _multiply(
             if biases is not None:
                 total += (tl.load(super_biases + above).to(tl.float32) * FOLD)[:, None] * biased
         words = following
+        if EACH > 1:
+            scales += 2 * COLUMNS // GROUP // EACH
+            if biases is not None:
+                biases += 2 * COLUMNS // GROUP // EACH
     target = out + (part * M + m)[None, :] * N + n[:, None]
     tl.store(
         target,
