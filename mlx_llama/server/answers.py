@@ -366,6 +366,8 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
     merged = {"adapter": BASE} | merge_options(
         settings.options, ask.options, bool(ask.toolbox.forced)
     )
+    if ask.variables.get("enable_thinking") is False:
+        merged.setdefault("reasoning", "off")  # for templates without this switch
     if ask.toolbox.forced:
         merged["stop"] = ()  # a stop string would cut the required call
     if ask.ignores_eos:
@@ -402,17 +404,10 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
                 template,
                 messages,
                 ask.toolbox,
-                resolved.options.schema,
+                resolved.options,
                 check_count,
-                _pick_variables(template.source, ask, settings),
+                _pick_variables(template.source, ask),
             )
-            if thoughts := find_thoughts(template.source):
-                prompt = replace(prompt, shown=prompt.shown | thoughts.special_ids(llm.tokenizer))
-                has_rule = prompt.rule or Rule.of(resolved.options)
-                # a rule applies to the answer, not to thoughts
-                if has_rule and thoughts.is_open(llm.tokenizer, prompt.tokens):
-                    closed = llm.tokenizer.encode(f"\n{thoughts.end}\n\n", add_bos=False)
-                    prompt = replace(prompt, tokens=[*prompt.tokens, *closed])
             if beginning:
                 prompt = replace(
                     prompt, tokens=[*prompt.tokens, *llm.tokenizer.encode(beginning, add_bos=False)]
@@ -444,6 +439,7 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
         compile_seconds=settings.compile_seconds,
         rule=prompt.rule,
         shown=prompt.shown,
+        thinking=prompt.thinking,
         reuses=ask.reuses,
         decode_seconds=ask.decode_seconds,
     )
@@ -485,17 +481,16 @@ _RENDERING = (  # arguments of the renderer
 )
 
 
-def _pick_variables(source: str, ask: Ask, settings: Settings) -> dict[str, Any]:
+def _pick_variables(source: str, ask: Ask) -> dict[str, Any]:
     """Pick the variables that the template's source mentions; report the others."""
-    switch = {"enable_thinking": False} if settings.reasoning == "off" else {}
-    wanted = {**switch, **ask.variables}
+    wanted = dict(ask.variables)
     if "enable_thinking" in wanted:  # the name in Granite's and DeepSeek's templates
         wanted.setdefault("thinking", wanted["enable_thinking"])
     known = {
         name: value for name, value in wanted.items() if name in source and name not in _RENDERING
     }
     for name in ask.variables:
-        if name not in known and not (name == "enable_thinking" and "thinking" in known):
+        if name not in known and not (name == "enable_thinking" and find_thoughts(source)):
             ask.note(f"chat_template_kwargs.{name}")
     return known
 

@@ -126,13 +126,6 @@ def parser() -> flags.Parser:
     )
     add("--log-prompts", action="store_true", help="log prompts, and show them in GET /slots")
     add(
-        "--reasoning",
-        choices=("auto", "off", "raw"),
-        default="auto",
-        help="thoughts of reasoning models: in a separate field (auto), disabled if the template "
-        "has a switch (off), or left in the text (raw)",
-    )
-    add(
         "--strict",
         action="store_true",
         help="refuse unknown fields and model names; without it they are ignored and listed in the "
@@ -222,7 +215,6 @@ def make_settings(parsed: argparse.Namespace) -> Settings:
         serves_page=parsed.page,
         logs_prompts=parsed.log_prompts,
         is_strict=parsed.strict,
-        reasoning=parsed.reasoning,
     )
 
 

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from fastapi import APIRouter
 from pydantic import Field, model_validator
@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlx_llama.core.generation.completion import Token
+from mlx_llama.core.generation.options import Reasoning
 from mlx_llama.core.generation.tool_use import Toolbox
 from mlx_llama.core.text.thoughts import Thought
 
@@ -330,7 +331,7 @@ async def chat(request: Request) -> Response:
         async for batch in answers.batches():
             i = batch.index
             for token in batch.tokens:
-                pieces = readers[i].push(token.text)
+                pieces = readers[i].push(token.text, token.thought)
                 logprobs = write_logprobs(answers.llm, [token]) if body.logprobs else None
                 if logprobs and logprobs["content"] and not pieces:
                     # a token without text still has a log-probability
@@ -371,13 +372,18 @@ def is_rule(form: Any) -> bool:
 
 
 def adapt_thinking(values: dict[str, Any], note: Note) -> None:
-    """Turn the fields by which APIs control thinking into variables of the template."""
+    """Turn the fields by which APIs control thinking into options and variables of the template."""
+    if values.get("reasoning_format") == "none":
+        values["reasoning"] = values.get("reasoning") or "raw"
+        del values["reasoning_format"]
     variables = values.get("chat_template_kwargs", {})
     if not isinstance(variables, dict):
         return
     chosen: dict[str, Any] = {}
-    if (reasoning := values.pop("reasoning", None)) is not None:
+    reasoning = values.get("reasoning")
+    if reasoning is not None and reasoning not in get_args(Reasoning):
         parts = reasoning if isinstance(reasoning, dict) else {"": reasoning}
+        del values["reasoning"]
         values.setdefault("reasoning_effort", parts.get("effort"))
         for name in parts.keys() - {"effort"}:
             note(f"reasoning.{name}")
@@ -389,7 +395,10 @@ def adapt_thinking(values: dict[str, Any], note: Note) -> None:
         parts = thinking if isinstance(thinking, dict) else {"": thinking}
         if parts.get("type") in ("enabled", "adaptive", "disabled"):
             chosen["enable_thinking"] = parts["type"] != "disabled"
-        for name in parts.keys() - ({"type"} if "enable_thinking" in chosen else set()):
+        if isinstance(budget := parts.get("budget_tokens"), int):
+            values.setdefault("reasoning_budget", budget)
+        read = {"budget_tokens"} if "reasoning_budget" in values else set()
+        for name in parts.keys() - read - ({"type"} if "enable_thinking" in chosen else set()):
             note(f"thinking.{name}")
     if (wanted := values.pop("enable_thinking", None)) is not None:
         chosen["enable_thinking"] = wanted

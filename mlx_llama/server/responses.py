@@ -147,12 +147,6 @@ class TextConfig(Body):
         }
 
 
-class Reasoning(Body):
-    """No reasoning."""
-
-    effort: Literal["none"] = "none"
-
-
 class ResponsesTool(FunctionBody):
     """A function that the model may call."""
 
@@ -195,7 +189,6 @@ class ResponsesRequest(OptionFields):
     )
     parallel_tool_calls: bool = True
     background: Literal[False] = False
-    reasoning: Reasoning = Reasoning()
     chat_template_kwargs: TemplateVariables = {}
     previous_response_id: str | None = Field(
         None,
@@ -520,7 +513,7 @@ class OutputWriter:
         """Read tokens."""
         for token in tokens:
             self._waiting.append((token.text, list_logprobs(self._llm, [token])))
-            for piece in self._reader.push(token.text):
+            for piece in self._reader.push(token.text, token.thought):
                 yield from self._take(piece)
 
     def finish(self, completion: Completion) -> Iterator[Event]:

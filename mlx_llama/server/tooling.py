@@ -12,7 +12,7 @@ from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.schema import Schema
 from mlx_llama.core.generation.tool_use import Toolbox
-from mlx_llama.core.text.thoughts import Thought, ThoughtParser, find_thoughts
+from mlx_llama.core.text.thoughts import Thought, find_thoughts
 from mlx_llama.core.text.tools import (
     ToolCall,
     ToolDelta,
@@ -76,26 +76,18 @@ class Reader:
     def __init__(self, answers: Answers, index: int, toolbox: Toolbox):
         llm = answers.llm
         self.parser: ToolParser | None = None
-        self.thought_tokens = 0  # tokens of thoughts so far
-        self._thoughts = self._find_thoughts(answers, index)
+        self._completion = answers.completions[index]
+        # the answer may begin with a thought
+        self.may_think = bool(llm.template and find_thoughts(llm.template.source))
         self._is_forced = bool(toolbox.forced)
         if toolbox.offered:
             form = tool_format(llm)
             self.parser = ToolParser(form, [tool.name for tool in toolbox.offered])
 
-    @staticmethod
-    def _find_thoughts(answers: Answers, index: int) -> ThoughtParser | None:
-        llm = answers.llm
-        if llm.template is None or answers.settings.reasoning == "raw":
-            return None
-        form = find_thoughts(llm.template.source)
-        is_open = form is not None and form.is_open(llm.tokenizer, answers.prompts[index])
-        return ThoughtParser(form, is_open) if form else None
-
     @property
-    def may_think(self) -> bool:
-        """True if the answer may begin with a thought."""
-        return self._thoughts is not None
+    def thought_tokens(self) -> int:
+        """Tokens of thoughts so far."""
+        return self._completion.reasoning_tokens
 
     @property
     def calls(self) -> list[ToolCall]:
@@ -104,17 +96,12 @@ class Reader:
 
     def read(self, tokens: Sequence[Token], is_last: bool) -> list[Piece]:
         """Push the tokens, and the end if they are the last."""
-        pieces = [piece for token in tokens for piece in self.push(token.text)]
+        pieces = [piece for token in tokens for piece in self.push(token.text, token.thought)]
         return pieces + (self.push("", is_last=True) if is_last else [])
 
-    def push(self, text: str, is_last: bool = False) -> list[Piece]:
+    def push(self, text: str, thought: str = "", is_last: bool = False) -> list[Piece]:
         """Read a token's text; return new thoughts, text and parts of calls, none empty."""
-        pieces: list[Piece] = []
-        if self._thoughts is not None:
-            self.thought_tokens += self._thoughts.is_thinking and not is_last
-            parts = self._thoughts.push(text, is_last)
-            pieces += [part for part in parts if isinstance(part, Thought)]
-            text = "".join(part for part in parts if isinstance(part, str))
+        pieces: list[Piece] = [Thought(thought)] if thought else []
         if self.parser is None:
             return [*pieces, text] if text else pieces
         news = self.parser.push(text) + (self.parser.finish() if is_last else [])

@@ -90,7 +90,7 @@ class Steps:
         first = sequences[0]
         masks = (
             (lambda: self._compute_masks(sequences))
-            if any(sequence.constraint for sequence in sequences)
+            if any(sequence.is_constrained for sequence in sequences)
             else None
         )
         if first.needs_logits:  # it is alone
@@ -143,6 +143,6 @@ def group(sequences: list[Sequence], runs_ahead: bool) -> list[list[Sequence]]:
         return [sequences, *waiting] if sequences else waiting
     drafting = [[sequence] for sequence in sequences if sequence.speculation.drafter]
     others = [sequence for sequence in sequences if not sequence.speculation.drafter]
-    free = [sequence for sequence in others if sequence.constraint is None]
-    constrained = [sequence for sequence in others if sequence.constraint]
+    free = [sequence for sequence in others if not sequence.is_constrained]
+    constrained = [sequence for sequence in others if sequence.is_constrained]
     return [rows for rows in (free, *drafting, constrained, *waiting) if rows]
