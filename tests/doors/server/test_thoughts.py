@@ -32,8 +32,8 @@ class Thinker:
         self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
         self.claude = anthropic.Anthropic(base_url=self.url, api_key="none", max_retries=0)
 
-    def script(self, answer: str = ANSWER) -> Script:
-        return Script(self.llm, answer)
+    def script(self, *answers: str) -> Script:
+        return Script(self.llm, *(answers or (ANSWER,)))
 
 
 @pytest.fixture(scope="module")
