@@ -23,7 +23,9 @@ from .cli import flags
 from .cli.spelling import spell_flags
 from .core.errors import OptionsError
 from .core.generation.options import validate
+from .core.system.progress import moves_cursor
 from .core.text.controls import show_controls
+from .core.text.thoughts import Thought
 
 if TYPE_CHECKING:
     from .core.generation.llm import LLM
@@ -136,13 +138,20 @@ def run_prompt(args: argparse.Namespace, options: dict[str, Any]) -> int:
     code = 0
     # a model's text must not command the terminal
     show = show_controls if sys.stdout.isatty() else str
+    is_thinking = False
     try:
-        for piece in stream:
-            print(
-                json.dumps({"text": piece}) if args.jsonl else show(piece),
-                end="\n" if args.jsonl else "",
-                flush=True,
-            )
+        for piece in stream.pieces():
+            is_thought = isinstance(piece, Thought)
+            text = piece.text if isinstance(piece, Thought) else piece
+            if args.jsonl:
+                print(json.dumps({"reasoning" if is_thought else "text": text}), flush=True)
+            elif is_thought:
+                show_thought(text)
+            else:
+                if is_thinking:
+                    show_thought("\n\n")
+                print(show(text), end="", flush=True)
+            is_thinking = is_thought
     except KeyboardInterrupt:
         stream.close()
         code = 130
@@ -163,6 +172,13 @@ def run_prompt(args: argparse.Namespace, options: dict[str, Any]) -> int:
     if args.prompt_cache is not None:
         llm.save_cache(args.prompt_cache)
     return code
+
+
+def show_thought(text: str) -> None:
+    """Print a piece of a thought on a terminal's stderr, dimmed where that is possible."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        dim, end = ("\x1b[2m", "\x1b[0m") if moves_cursor(sys.stderr) else ("", "")
+        print(f"{dim}{show_controls(text)}{end}", end="", file=sys.stderr, flush=True)
 
 
 # A batch

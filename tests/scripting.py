@@ -71,9 +71,10 @@ class Script:
             else json.dumps(part, ensure_ascii=False)
             for part in parts
         ]
-        return self._prepare(
-            replace(request, rule=Rule("tools", "start: " + " ".join(spelled or ['""'])))
-        )
+        # the rule is that of thought and answer
+        thinking = request.thinking and replace(request.thinking, precedes_rule=False)
+        rule = Rule("tools", "start: " + " ".join(spelled or ['""']))
+        return self._prepare(replace(request, rule=rule, thinking=thinking))
 
     def __enter__(self) -> Script:
         return self

@@ -18,6 +18,7 @@ from mlx_llama.core.generation.cache_file import cache_path
 from mlx_llama.core.generation.options import ALIASES, FIELDS
 from mlx_llama.core.generation.session import Session, Stream
 from mlx_llama.core.generation.session_file import FORMAT
+from mlx_llama.core.text.thoughts import find_thoughts
 
 KEYS = """\
 Enter sends; Alt-Enter, or a backslash at the end of a line, begins a new line.
@@ -309,6 +310,26 @@ def _read(session: Session, argument: str) -> Stream:
     return session.stream(text)
 
 
+def _think(session: Session, argument: str) -> str:
+    if find_thoughts(session.template.source) is None:
+        raise CommandError(
+            f"/think: {session.model} has no thoughts: its chat template has no marks"
+        )
+    if argument:
+        if argument not in ("on", "off"):
+            raise CommandError(f"/think needs on or off, not {argument!r:.60}")
+        session.options["reasoning"] = argument
+    return f"(thoughts: {session.resolve().options.reasoning})"
+
+
+def _show(session: Session, argument: str) -> str:
+    if argument not in ("thoughts", "thought"):
+        raise CommandError(f"/show shows thoughts: /show thoughts, not {argument!r:.60}")
+    answers = [message for message in session.messages if message["role"] == "assistant"]
+    thought = answers[-1].get("reasoning_content") if answers else None
+    return thought or "(the last answer has no thought)"
+
+
 def _exit(session: Session, argument: str) -> Outcome:
     raise Leave
 
@@ -345,6 +366,8 @@ COMMANDS = {
     "clear": Command(_clear, "", "start a new conversation; keep the system prompt and options"),
     "system": Command(_system, "[TEXT]", "show or set the system prompt; none: remove it"),
     "set": Command(_set, "[OPTION [VALUE]]", "show or set an option; the value default resets it"),
+    "think": Command(_think, "[on|off]", "turn thoughts on or off, where the model has a switch"),
+    "show": Command(_show, "thoughts", "show the last answer's thought"),
     "model": Command(
         _model, "[NAME]", "show the model, or load another one and keep the conversation"
     ),

@@ -14,6 +14,7 @@ from mlx_llama.core.engine.engine import Engine
 from mlx_llama.core.errors import LlamaError
 from mlx_llama.core.generation.completion import Completion
 from mlx_llama.core.generation.session import Session, Stream
+from mlx_llama.core.text.thoughts import Thought
 
 from . import commands
 from .view import Plain, View
@@ -149,20 +150,29 @@ class Chat:
         completion = stream.completion
         for notice in completion.notices:
             self.say(f"({commands.spell(notice)})")
-        is_stopped = False
+        is_stopped = is_thinking = False
         try:
             with Interrupt() as interrupt, self.view() as view:
                 view.begin(completion.text)
                 try:
                     with Progress(stream, view) as progress:
-                        for piece in stream:
+                        for piece in stream.pieces():
                             interrupt.is_immediate = False
                             progress.stop()
-                            view.push(piece)
+                            if isinstance(piece, Thought):
+                                is_thinking = True
+                                view.think(piece.text)
+                            else:
+                                if is_thinking:
+                                    view.fold(describe_thought(stream.completion))
+                                is_thinking = False
+                                view.push(piece)
                             if interrupt.is_asked:
                                 raise KeyboardInterrupt
                 finally:
                     interrupt.is_ending = True
+                    if is_thinking:
+                        view.fold(describe_thought(stream.completion))
                     stream.close()
         except KeyboardInterrupt:
             is_stopped = True
@@ -194,6 +204,11 @@ def describe_model(llm: LLM) -> str:
         f"{llm.checkpoint.name} on {llm.backend.name} ({llm.backend.device_name}, {width}), "
         f"context {llm.engine.context} tokens"
     )
+
+
+def describe_thought(completion: Completion) -> str:
+    """What stays on the screen of a thought."""
+    return f"thought for {completion.reasoning_tokens} tokens: /show thoughts"
 
 
 def describe_end(completion: Completion, engine: Engine) -> Iterator[str]:

@@ -1,4 +1,5 @@
 """Streamed Markdown: prints finished blocks once and redraws the last one until it is finished.
+A thought before it is dimmed, and folded to a line at its end.
 
 So an answer may be longer than the screen, and no printed text is overwritten or lost.
 """
@@ -26,6 +27,7 @@ _ITEM = re.compile(r"\s*(?:[-*+]|\d{1,9}[.)])(?:\s|$)")
 _FENCE = re.compile(r"((?:\s*(?:[-*+]|\d{1,9}[.)])\s+)*\s*)(`{3,}(?=[^`]*$)|~{3,})")
 _ENTITY = re.compile(r"&#?\w+;")
 _FRAMES_PER_SECOND = 15
+_THOUGHT_LINES = 8  # of a thought on the screen
 
 
 class Blocks:
@@ -201,7 +203,7 @@ class Frame:
         self.console.__exit__(None, None, None)
         self._lock.release()
 
-    def draw(self, content: Rendered | Text) -> None:
+    def draw(self, content: Rendered | Thinking | Text) -> None:
         """Replace the lines of the frame by `content`."""
         with self:
             self.erase()
@@ -228,6 +230,19 @@ class Frame:
             self.console.control(Control(*codes))
 
 
+class Thinking:
+    """The last lines of a thought, dimmed."""
+
+    def __init__(self, text: str):
+        self.text = Text(show_controls(text.strip("\n")), style="dim italic")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(self.text, options, pad=False)
+        for line in lines[-max(1, min(_THOUGHT_LINES, console.height - 2)) :]:
+            yield from line
+            yield Segment.line()
+
+
 class MarkdownView:
     """An answer as rendered Markdown."""
 
@@ -236,6 +251,7 @@ class MarkdownView:
         self.blocks = Blocks()
         self.gap = False  # a block was printed: separate the next one
         self.due = 0.0  # time of the next frame
+        self.thought = ""
         self.frame = Frame(console)
 
     def __enter__(self) -> MarkdownView:
@@ -253,15 +269,28 @@ class MarkdownView:
         if not self.blocks.rest.strip():
             self.frame.draw(Text(describe_progress(done, total), style="dim"))
 
+    def think(self, piece: str) -> None:
+        self.thought += piece
+        self._draw_now_and_then(Thinking(self.thought))
+
+    def fold(self, remark: str) -> None:
+        with self.frame as frame:
+            frame.erase()
+            self.console.print(Text(f"({remark})", style="dim"))
+        self.thought, self.gap, self.due = "", True, 0.0
+
     def push(self, piece: str) -> None:
         if finished := self.blocks.push(piece):
             with self.frame as frame:
                 frame.erase()
                 for block in finished:
                     self._print(block)
+        self._draw_now_and_then(self._draw(self.blocks.rest))
+
+    def _draw_now_and_then(self, content: Rendered | Thinking | Text) -> None:
         now = time.monotonic()
         if now >= self.due:
-            self.frame.draw(self._draw(self.blocks.rest))
+            self.frame.draw(content)
             # A long block takes long to draw; spend at most a quarter of the time on drawing.
             self.due = now + max(1 / _FRAMES_PER_SECOND, 4 * (time.monotonic() - now))
 

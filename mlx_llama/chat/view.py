@@ -36,6 +36,8 @@ class View(Protocol):
     # show the progress of the prompt, in tokens, before the first piece
     def wait(self, done: int, total: int) -> None: ...
     def push(self, piece: str) -> None: ...
+    def think(self, piece: str) -> None: ...  # a piece of the thought before the text
+    def fold(self, remark: str) -> None: ...  # replace the thought by a remark
     def __exit__(self, *error: object) -> None: ...
 
 
@@ -57,6 +59,13 @@ class Plain:
         if self.clean and time.monotonic() >= self.due:
             self.due = time.monotonic() + NEWS_SECONDS
             cli.say(f"({describe_progress(done, total)})")
+
+    def think(self, piece: str) -> None:
+        """Print nothing: it could not be folded."""
+
+    def fold(self, remark: str) -> None:
+        if self.clean:
+            cli.say(f"({remark})")
 
     def push(self, piece: str) -> None:
         sys.stdout.write(show_controls(piece) if self.clean else piece)

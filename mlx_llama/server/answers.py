@@ -373,7 +373,7 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
 
     try:
         ask.toolbox.check(resolved.options)
-        prompt = _encode(llm, ask, settings, resolved.options, check_count)
+        prompt = _encode(llm, ask, resolved.options, check_count)
         # prompt.rule includes the schema
         if prompt.rule and not any(fault.field in RULES for fault in faults):
             llm.engine.grammars.compile(prompt.rule, starts_text=is_chat, seconds=seconds)
@@ -394,6 +394,7 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
         compile_seconds=seconds,
         rule=prompt.rule,
         shown=prompt.shown,
+        thinking=prompt.thinking,
         reuses=ask.reuses,
         decode_seconds=ask.decode_seconds,
     )
@@ -403,6 +404,8 @@ def _merge_for(llm: LLM, ask: Ask, settings: Settings) -> dict[str, Any]:
     """Merge the options of the server, the model and the ask."""
     is_forced = bool(ask.toolbox.forced)
     merged = {"adapter": BASE} | merge_options(settings.options, ask.options, is_forced)
+    if ask.variables.get("enable_thinking") is False:
+        merged.setdefault("reasoning", "off")  # for templates without this switch
     if is_forced:
         merged["stop"] = ()  # a stop string would cut the required call
     if ask.ignores_eos:
@@ -416,7 +419,6 @@ def _merge_for(llm: LLM, ask: Ask, settings: Settings) -> dict[str, Any]:
 def _encode(
     llm: LLM,
     ask: Ask,
-    settings: Settings,
     options: GenerationOptions,
     check_count: Callable[[int], None],
 ) -> ToolPrompt:
@@ -437,17 +439,10 @@ def _encode(
         template,
         messages,
         ask.toolbox,
-        options.schema,
+        options,
         check_count,
-        _pick_variables(template.source, ask, settings),
+        _pick_variables(template.source, ask),
     )
-    if thoughts := find_thoughts(template.source):
-        prompt = replace(prompt, shown=prompt.shown | thoughts.special_ids(llm.tokenizer))
-        has_rule = prompt.rule or Rule.of(options)
-        # a rule applies to the answer, not to thoughts
-        if has_rule and thoughts.is_open(llm.tokenizer, prompt.tokens):
-            closed = llm.tokenizer.encode(f"\n{thoughts.end}\n\n", add_bos=False)
-            prompt = replace(prompt, tokens=[*prompt.tokens, *closed])
     begun = llm.tokenizer.encode(beginning, add_bos=False) if beginning else []
     return replace(prompt, tokens=[*prompt.tokens, *begun])
 
@@ -488,17 +483,16 @@ _RENDERING = (  # arguments of the renderer
 )
 
 
-def _pick_variables(source: str, ask: Ask, settings: Settings) -> dict[str, Any]:
+def _pick_variables(source: str, ask: Ask) -> dict[str, Any]:
     """Pick the variables that the template's source mentions; report the others."""
-    switch = {"enable_thinking": False} if settings.reasoning == "off" else {}
-    wanted = {**switch, **ask.variables}
+    wanted = dict(ask.variables)
     if "enable_thinking" in wanted:  # the name in Granite's and DeepSeek's templates
         wanted.setdefault("thinking", wanted["enable_thinking"])
     known = {
         name: value for name, value in wanted.items() if name in source and name not in _RENDERING
     }
     for name in ask.variables:
-        if name not in known and not (name == "enable_thinking" and "thinking" in known):
+        if name not in known and not (name == "enable_thinking" and find_thoughts(source)):
             ask.note(f"chat_template_kwargs.{name}")
     return known
 

@@ -109,13 +109,6 @@ def parser() -> flags.Parser:
         add(*names.split(), action=switch, default=True, help=f"{text} (default: yes)")
     for name, text in _OPTIONS.items():
         add(name, action="store_true", help=text)
-    add(
-        "--reasoning",
-        choices=("auto", "off", "raw"),
-        default="auto",
-        help="thoughts of reasoning models: in a separate field (auto), disabled if the template "
-        "has a switch (off), or left in the text (raw)",
-    )
     flags.add_load_flags(result, without=())
     flags.add_generation_flags(result)
     return result
@@ -199,7 +192,6 @@ def make_settings(parsed: argparse.Namespace) -> Settings:
         serves_page=parsed.page,
         logs_prompts=parsed.log_prompts,
         is_strict=parsed.strict,
-        reasoning=parsed.reasoning,
     )
 
 

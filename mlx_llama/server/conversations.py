@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
+from mlx_llama.core.generation.options import Reasoning
 from mlx_llama.core.generation.schema import Schema
 from mlx_llama.core.generation.tool_use import Toolbox
 
@@ -281,13 +282,18 @@ def is_rule(form: Any) -> bool:
 
 
 def adapt_thinking(values: dict[str, Any], note: Note) -> None:
-    """Turn the fields by which APIs control thinking into variables of the template."""
+    """Turn the fields by which APIs control thinking into options and variables of the template."""
+    if values.get("reasoning_format") == "none":
+        values["reasoning"] = values.get("reasoning") or "raw"
+        del values["reasoning_format"]
     variables = values.get("chat_template_kwargs", {})
     if not isinstance(variables, dict):
         return
     chosen: dict[str, Any] = {}
-    if (reasoning := values.pop("reasoning", None)) is not None:
+    reasoning = values.get("reasoning")
+    if reasoning is not None and reasoning not in get_args(Reasoning):
         parts = reasoning if isinstance(reasoning, dict) else {"": reasoning}
+        del values["reasoning"]
         values.setdefault("reasoning_effort", parts.get("effort"))
         for name in parts.keys() - {"effort"}:
             note(f"reasoning.{name}")
@@ -299,7 +305,10 @@ def adapt_thinking(values: dict[str, Any], note: Note) -> None:
         parts = thinking if isinstance(thinking, dict) else {"": thinking}
         if parts.get("type") in ("enabled", "adaptive", "disabled"):
             chosen["enable_thinking"] = parts["type"] != "disabled"
-        for name in parts.keys() - ({"type"} if "enable_thinking" in chosen else set()):
+        if isinstance(budget := parts.get("budget_tokens"), int):
+            values.setdefault("reasoning_budget", budget)
+        read = {"budget_tokens"} if "reasoning_budget" in values else set()
+        for name in parts.keys() - read - ({"type"} if "enable_thinking" in chosen else set()):
             note(f"thinking.{name}")
     if (wanted := values.pop("enable_thinking", None)) is not None:
         chosen["enable_thinking"] = wanted

@@ -124,6 +124,8 @@ class OptionFields(Dialect, _TableFields):
         "n_predict": "max_tokens",
         "repeat_penalty": "repetition_penalty",
         "repeat_last_n": "repetition_context_size",
+        "thinking_budget_tokens": "reasoning_budget",
+        "thinking_token_budget": "reasoning_budget",
         "guided_json": "schema",
         "guided_regex": "regex",
         "guided_grammar": "grammar",

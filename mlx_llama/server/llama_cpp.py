@@ -15,6 +15,7 @@ from starlette.responses import Response
 from mlx_llama.core.generation.cache_file import read_cache, write_cache
 from mlx_llama.core.generation.completion import Completion
 from mlx_llama.core.generation.llm import LLM
+from mlx_llama.core.generation.thinking import has_switch
 
 from .answers import default_limit, find_template
 from .conversations import FunctionTool, Message
@@ -134,6 +135,8 @@ def describe_model(llm: LLM, settings: Settings) -> dict[str, Any]:
         "n_ctx_train": llm.model.config.max_position_embeddings,
         "modalities": {"vision": False, "audio": False},
         "chat_template": llm.template.source if llm.template else "",
+        # thoughts can be turned on and off
+        "thinking_switch": bool(llm.template and has_switch(llm.template.source)),
         "bos_token": named.get("bos_token", ""),
         "eos_token": named.get("eos_token", ""),
         "build_info": FINGERPRINT,

@@ -119,12 +119,6 @@ class TextConfig(Body):
         return {"format": form, "verbosity": self.verbosity}
 
 
-class Reasoning(Body):
-    """No reasoning."""
-
-    effort: Literal["none"] = "none"
-
-
 class ResponsesTool(FunctionBody):
     """A function that the model may call."""
 
@@ -168,7 +162,6 @@ class ResponsesRequest(OptionFields, OpenAIFields):
         "auto", description="stop strings do not end a required call"
     )
     background: Literal[False] = False
-    reasoning: Reasoning = Reasoning()
     previous_response_id: str | None = Field(
         None,
         max_length=512,

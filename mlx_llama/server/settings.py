@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,4 @@ class Settings:
     serves_metrics: bool = True
     serves_page: bool = True
     logs_prompts: bool = False
-    # thoughts: in a separate field; disabled; left in the text
-    reasoning: Literal["auto", "off", "raw"] = "auto"
     is_strict: bool = False  # refuse fields that would be ignored

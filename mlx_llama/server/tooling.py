@@ -9,7 +9,7 @@ from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.tool_use import Toolbox
-from mlx_llama.core.text.thoughts import Thought, ThoughtParser, find_thoughts
+from mlx_llama.core.text.thoughts import Thought, find_thoughts
 from mlx_llama.core.text.tools import (
     ToolCall,
     ToolDelta,
@@ -74,27 +74,20 @@ class Reader:
         self.answers, self.index, self.llm = answers, index, answers.llm
         self.completion: Completion = answers.completions[index]
         self.text = self.thought = ""  # so far
-        self.count = self.thought_tokens = 0  # tokens so far, and those of thoughts
+        self.count = 0  # tokens so far
         self.processed = 0  # tokens of the prompt so far
         self.parser: ToolParser | None = None
-        self._thoughts = self._find_thoughts() if splits else None
+        # the answer may begin with a thought
+        self.may_think = bool(self.llm.template and find_thoughts(self.llm.template.source))
         self._is_forced = bool(toolbox.forced)
         if splits and toolbox.offered:
             names = [tool.name for tool in toolbox.offered]
             self.parser = ToolParser(tool_format(self.llm), names)
 
-    def _find_thoughts(self) -> ThoughtParser | None:
-        llm = self.llm
-        if llm.template is None or self.answers.settings.reasoning == "raw":
-            return None
-        form = find_thoughts(llm.template.source)
-        is_open = form is not None and form.is_open(llm.tokenizer, self.answers.prompts[self.index])
-        return ThoughtParser(form, is_open) if form else None
-
     @property
-    def may_think(self) -> bool:
-        """True if the answer may begin with a thought."""
-        return self._thoughts is not None
+    def thought_tokens(self) -> int:
+        """Tokens of thoughts so far."""
+        return self.completion.reasoning_tokens
 
     @property
     def calls(self) -> list[ToolCall]:
@@ -123,7 +116,7 @@ class Reader:
         """Push tokens; yield each with its pieces, and None with those of the end."""
         for token in tokens:
             self.count += 1
-            yield token, self.push(token.text)
+            yield token, self.push(token.text, token.thought)
         if is_last:
             yield None, self.push("", is_last=True)
 
@@ -133,14 +126,9 @@ class Reader:
             pass
         return self
 
-    def push(self, text: str, is_last: bool = False) -> list[Piece]:
+    def push(self, text: str, thought: str = "", is_last: bool = False) -> list[Piece]:
         """Read a token's text; return new thoughts, text and parts of calls, none empty."""
-        pieces: list[Piece] = []
-        if self._thoughts is not None:
-            self.thought_tokens += self._thoughts.is_thinking and not is_last
-            parts = self._thoughts.push(text, is_last)
-            pieces += [part for part in parts if isinstance(part, Thought)]
-            text = "".join(part for part in parts if isinstance(part, str))
+        pieces: list[Piece] = [Thought(thought)] if thought else []
         if self.parser is None:
             pieces += [text] if text else []
         else:

@@ -557,8 +557,8 @@ class Pieces:
     def __init__(self, pieces):
         self.pieces, self.completion, self.done = pieces, Completion(), False
 
-    def __next__(self):
-        return next(self.pieces)
+    def read(self):
+        return next(self.pieces, None)
 
     def cancel(self):
         self.done, self.completion.finish_reason = (

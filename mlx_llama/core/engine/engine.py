@@ -14,6 +14,7 @@ from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.generation.completion import Completion, Writer
 from mlx_llama.core.generation.grammar import Constraint, Grammars, Rule
 from mlx_llama.core.generation.options import GenerationOptions
+from mlx_llama.core.generation.thinking import ThoughtConstraint
 from mlx_llama.core.models import rope
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
 
@@ -46,7 +47,7 @@ class Engine:
 
     def begin(self, request: Request) -> Sequence:
         """The state of a checked request. Raises OptionsError if its rule cannot be enforced."""
-        options = request.options.options
+        options, thinking = request.options.options, request.thinking
         constraint = self._constrain(request)
         kind, notices = self.choose_speculation(
             options, constraint is not None or bool(request.hooks.processors)
@@ -64,7 +65,9 @@ class Engine:
         limit = min(options.max_tokens, self.context - len(request.prompt))
         eos = self.eos if request.eos is None else request.eos
         decoder, stops = self._decode(request, constraint), (options.stop, options.stop_token_ids)
-        writer = Writer(completion, options.max_tokens, limit, eos, decoder, *stops)
+        is_split = thinking and thinking.is_split
+        thoughts = thinking.form.parser(thinking.state) if thinking and is_split else None
+        writer = Writer(completion, options.max_tokens, limit, eos, decoder, *stops, thoughts)
         writer.add_notices(
             [*request.options.notices, *notices] if request.notices is None else request.notices
         )
@@ -76,28 +79,55 @@ class Engine:
         adapter = self.find_adapter(options)
         return Sequence(request, tokens, limit, writer, speculation, constraint, adapter)
 
-    def _constrain(self, request: Request) -> Constraint | None:
+    def _constrain(self, request: Request) -> Constraint | ThoughtConstraint | None:
         rule = request.rule or Rule.of(request.options.options)
-        if rule is None:
+        answer = None
+        if rule is not None:
+            seconds, starts = request.compile_seconds, request.starts_text
+            answer = self.grammars.compile(rule, starts_text=starts, seconds=seconds)
+        constraint = self._admit_thoughts(request, answer)
+        if constraint is None:
             return None
-        seconds = request.compile_seconds
-        constraint = self.grammars.compile(rule, starts_text=request.starts_text, seconds=seconds)
         try:
             for token in _find_begun(request):
                 constraint.accept(token)
         except ValueError:
+            assert rule is not None  # a thought is any text
             raise OptionsError(
                 f"option `{rule.option}`: the answer so far does not match it: ask again instead"
             ) from None
         return constraint
 
-    def _decode(self, request: Request, constraint: Constraint | None) -> StreamDecoder | None:
+    def _admit_thoughts(
+        self, request: Request, constraint: Constraint | None
+    ) -> Constraint | ThoughtConstraint | None:
+        """Let a thought precede what the constraint applies to, within its budget."""
+        thinking, tokenizer = request.thinking, self.tokenizer
+        if thinking is None or tokenizer is None:
+            return constraint
+        if not thinking.precedes_rule if constraint else thinking.budget < 0:
+            return constraint
+        return ThoughtConstraint(
+            thinking,
+            tokenizer,
+            self.model.config.vocab_size,
+            self.eos,
+            constraint,
+            starts_text=request.starts_text and not (constraint and constraint.keeps_space),
+        )
+
+    def _decode(
+        self, request: Request, constraint: Constraint | ThoughtConstraint | None
+    ) -> StreamDecoder | None:
         """The decoder of the answer's text; None for token ids alone."""
         if self.tokenizer is None or not request.wants_text:
             return None
         starts_text = request.starts_text and not (constraint and constraint.keeps_space)
-        shown: dict[str, Any] = {"shown": request.shown} if request.shown else {}
-        return self.tokenizer.stream(starts_text=starts_text, **shown)
+        shown = request.shown
+        if request.thinking:
+            shown |= request.thinking.form.special_ids(self.tokenizer)
+        more: dict[str, Any] = {"shown": shown} if shown else {}
+        return self.tokenizer.stream(starts_text=starts_text, **more)
 
     # Checks
 
@@ -184,7 +214,7 @@ class Engine:
         if kind != "none" and (is_constrained or options.logprobs is not None):
             return "none", [
                 "no speculation: verifying several positions in one step does not support "
-                "grammars, logits processors or log-probabilities"
+                "grammars, reasoning budgets, logits processors or log-probabilities"
             ]
         if kind != "none" and rope.length_dependent(self.model.config):
             return "none", [

@@ -17,6 +17,8 @@ from mlx_llama.core.generation.completion import Completion, Writer
 from mlx_llama.core.generation.grammar import Constraint, Rule
 from mlx_llama.core.generation.hooks import Hooks
 from mlx_llama.core.generation.options import GenerationOptions, Resolved
+from mlx_llama.core.generation.thinking import Thinking, ThoughtConstraint
+from mlx_llama.core.text.thoughts import Thought
 
 from .speculate import Speculation
 
@@ -50,6 +52,7 @@ class Request:
     # time limit from the first token, applied once the text has a line break
     decode_seconds: float | None = None
     hooks: Hooks = Hooks()
+    thinking: Thinking | None = None  # thoughts of the answer; None: all is text
     begun: int = 0  # last tokens of the prompt that are the beginning of the answer
 
 
@@ -72,7 +75,8 @@ class Sequence:
     limit: int  # maximum number of tokens of the answer
     writer: Writer
     speculation: Speculation
-    constraint: Constraint | None = None  # its state is that after `tokens`
+    # its state is that after `tokens`
+    constraint: Constraint | ThoughtConstraint | None = None
     adapter: int = 0  # number of the adapter that computes it, 0 for none
     sampling: Any = None  # SamplingBatch of this sequence alone
     number: int = 0  # order of submission
@@ -97,6 +101,11 @@ class Sequence:
     @property
     def is_running(self) -> bool:
         return self.status is Status.RUNNING
+
+    @property
+    def is_constrained(self) -> bool:
+        """True if one of the next two tokens may have to be on the host before the other."""
+        return self.constraint is not None and not self.constraint.is_idle
 
     @property
     def needs_logits(self) -> bool:
@@ -179,7 +188,7 @@ class Ticker(Protocol):
 
 class Handle:
     """A streamed answer: an iterator of pieces of text. `completion` grows, and is final after the
-    last piece.
+    last piece. `read` returns the thoughts, too.
 
     One thread reads at a time; any thread may cancel. A handle that is dropped cancels its request.
     Raises the request's error, and SessionError in a thread that reads while another one does.
@@ -189,6 +198,7 @@ class Handle:
         self._sequence = sequence
         self._loop = loop
         self._shown = 0  # tokens whose text was handed out
+        self._text = ""  # of the last of them, after its thought
         self._reading = threading.Lock()
         self.completion: Completion = sequence.writer.completion
         self.is_begun = False
@@ -204,15 +214,26 @@ class Handle:
         return self
 
     def __next__(self) -> str:
+        while not isinstance(piece := self.read(), str):
+            if piece is None:
+                raise StopIteration
+        return piece
+
+    def read(self) -> str | Thought | None:
+        """The next piece of text or of a thought; None at the end."""
         while True:
+            if text := self._text:
+                self._text = ""
+                return text
             self._await(self._shown + 1)
             tokens = self.completion.tokens
             if self._shown == len(tokens):
-                raise StopIteration
-            text = tokens[self._shown].text
+                return None
+            token = tokens[self._shown]
             self._shown += 1
-            if text:
-                return text
+            self._text = token.text
+            if token.thought:
+                return Thought(token.thought)
 
     def tokens(self) -> abc.Iterator[int]:
         """Token ids instead of text, from the first one on."""

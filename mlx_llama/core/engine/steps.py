@@ -82,7 +82,7 @@ class Steps:
         self.launched, self._last, self._batch = [], None, None
 
     def _step(self, sequences: list[Sequence], tokens: Array) -> Step:
-        is_masked = any(sequence.constraint for sequence in sequences)
+        is_masked = any(sequence.is_constrained for sequence in sequences)
         masks = (lambda: self._compute_masks(sequences)) if is_masked else None
         if (first := sequences[0]).needs_logits:  # it is alone
             options = first.sampling, first.writer, first.process, masks
@@ -125,6 +125,6 @@ def group(sequences: list[Sequence], runs_ahead: bool) -> list[list[Sequence]]:
         return [sequences, *waiting] if sequences else waiting
     drafting = [[sequence] for sequence in sequences if sequence.speculation.drafter]
     others = [sequence for sequence in sequences if not sequence.speculation.drafter]
-    free = [sequence for sequence in others if sequence.constraint is None]
-    constrained = [sequence for sequence in others if sequence.constraint]
+    free = [sequence for sequence in others if not sequence.is_constrained]
+    constrained = [sequence for sequence in others if sequence.is_constrained]
     return [rows for rows in (free, *drafting, constrained, *waiting) if rows]

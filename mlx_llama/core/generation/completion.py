@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from mlx_llama.core.backends.logprobs import TokenLogprobs
+from mlx_llama.core.text.thoughts import Thought, ThoughtParser
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
 
 from .schema import Schema
@@ -22,14 +23,21 @@ class Token(int):
     """A token id with its text and time."""
 
     text: str  # that it completed; "" where a character or a stop string may be unfinished
+    thought: str  # the same of a thought
     seconds: float  # since the request was submitted
     logprobs: TokenLogprobs | None  # None unless the option asks for them
 
     def __new__(
-        cls, value: int, text: str = "", seconds: float = 0.0, logprobs: TokenLogprobs | None = None
+        cls,
+        value: int,
+        text: str = "",
+        seconds: float = 0.0,
+        logprobs: TokenLogprobs | None = None,
+        thought: str = "",
     ) -> Token:
         token = super().__new__(cls, value)
         token.text, token.seconds, token.logprobs = text, seconds, logprobs
+        token.thought = thought
         return token
 
 
@@ -39,6 +47,8 @@ class Completion:
 
     # the whole answer; if it continues an earlier one (Request.begun), with that text
     text: str = ""
+    reasoning: str = ""  # the thought before the answer, which is no part of the text
+    reasoning_tokens: int = 0  # of the tokens, those of the thought
     # generated ids with text and times, the end token included
     tokens: list[Token] = field(default_factory=list)
     # None while it is being generated, then "eos" (an end token, or the end of its grammar), "stop"
@@ -115,13 +125,14 @@ class Completion:
         text = f'<div style="white-space: pre-wrap">{html.escape(self.text)}</div>'
         return f"{text}<small>{figures}</small>"
 
-    def _describe_decode(self) -> str:
+    def _describe_decode(self, thought: str = "") -> str:
         speed = f"{self.decode_tps:.1f} tokens/s"
-        return f"{len(self.tokens)} tokens, {speed}, finish reason {self.finish_reason}"
+        return f"{len(self.tokens)} tokens{thought}, {speed}, finish reason {self.finish_reason}"
 
     def receipt(self) -> dict[str, Any]:
-        """All fields but the text, the rates, and log-probabilities if there are any."""
-        names = [field.name for field in fields(self) if field.name not in ("text", "schema")]
+        """All fields but the texts, the rates, and log-probabilities if there are any."""
+        texts = ("text", "reasoning", "schema")
+        names = [field.name for field in fields(self) if field.name not in texts]
         receipt = {name: getattr(self, name) for name in names}
         receipt |= {"tokens": list(map(int, self.tokens)), **self.tell_logprobs()}
         return receipt | {name: round(getattr(self, name), 3) for name in RATES}
@@ -147,10 +158,11 @@ class Completion:
 
     def summary(self) -> str:
         """Speed, counts and notices in a few lines."""
+        thought = f" ({self.reasoning_tokens} of a thought)" if self.reasoning_tokens else ""
         return (
             f"prompt: {self.prompt_tokens} tokens, {self.reused_tokens} reused, "
             f"{self.prompt_tps:.1f} tokens/s, first token after {self.prefill_seconds:.3f} "
-            f"s\ndecode: {self._describe_decode()}\nevaluations per token: "
+            f"s\ndecode: {self._describe_decode(thought)}\nevaluations per token: "
             f"{round(self.evaluations_per_token, 3):g} ({self.launches} launched, {self.waits} "
             f"read, {round(self.bytes_per_token, 2):g} bytes per "
             f"token)\n{self._summarize_speculation()}backend: {self.backend} ({self.device}, "
@@ -172,7 +184,8 @@ class Writer:
 
     max_tokens, limit: maximum number of tokens by the option, and by the context too. eos: end
     tokens. decoder: of the text; None without text. stops, stop_tokens: strings and tokens that
-    also end the answer. Times are busy seconds (see Clock).
+    also end the answer. thoughts: splits thoughts off the text; None: all is text.
+    Times are busy seconds (see Clock).
     """
 
     def __init__(
@@ -184,6 +197,7 @@ class Writer:
         decoder: StreamDecoder | None = None,
         stops: Sequence[str] = (),
         stop_tokens: Sequence[int] = (),
+        thoughts: ThoughtParser | None = None,
     ):
         self.completion = completion
         self.max_tokens = max_tokens
@@ -192,6 +206,7 @@ class Writer:
         self.decoder = decoder
         self.stops = Stops(tuple(stops))
         self.stop_tokens = frozenset(stop_tokens) - eos
+        self.thoughts = thoughts
         self.submitted = time.perf_counter()
         self.is_finished = False
         self._started: float | None = None
@@ -200,7 +215,7 @@ class Writer:
     def resume(self, tokens: Sequence[int]) -> None:
         """Take the tokens that begin the answer, and begin `completion.text` with their text."""
         assert self.decoder is not None
-        text = "".join(map(self.decoder.push, tokens))
+        text = self._split("".join(map(self.decoder.push, tokens)))
         shown = self.stops.push(text)
         if self.stops.matched:  # by a stop string that was set later
             self.stops, shown = Stops(self.stops.stops), text
@@ -244,25 +259,40 @@ class Writer:
             self._finish("length" if self.limit == self.max_tokens else "context")
         elif is_late:
             self._finish("length")
+        completion.reasoning_tokens += self.thoughts is not None and self.thoughts.is_thinking
+        thought = len(completion.reasoning)
         text = self._decode(token) if self.decoder else ""
         completion.text += text
-        completion.tokens.append(Token(token, text, time.perf_counter() - self.submitted, logprobs))
+        seconds = time.perf_counter() - self.submitted
+        completion.tokens.append(
+            Token(token, text, seconds, logprobs, completion.reasoning[thought:])
+        )
 
     def _decode(self, token: int) -> str:
         """The text that appears with a token. Ends the answer at a stop string."""
         assert self.decoder is not None
         if not self.is_finished and not self.stops.stops:
-            return self.decoder.push(token)
+            return self._split(self.decoder.push(token))
         is_end = token in self.eos or token in self.stop_tokens
-        text = self.stops.push("" if is_end else self.decoder.push(token))
+        text = self.stops.push("" if is_end else self._split(self.decoder.push(token)))
         if self.is_finished and not self.stops.matched:
-            text += self.stops.push(self.decoder.finish())
+            text += self.stops.push(self._split(self.decoder.finish(), is_last=True))
             if not self.stops.matched:
                 text += self.stops.finish()
         if self.stops.matched:
             self.completion.stop = self.stops.matched
             self._finish("stop")
         return text
+
+    def _split(self, text: str, is_last: bool = False) -> str:
+        """Move the thoughts of a piece to the completion; returns the rest."""
+        if self.thoughts is None:
+            return text
+        parts = self.thoughts.push(text, is_last)
+        for part in parts:
+            if isinstance(part, Thought):
+                self.completion.reasoning += part.text
+        return "".join([part for part in parts if isinstance(part, str)])
 
     def _finish(self, reason: str) -> None:
         self.completion.finish_reason = reason

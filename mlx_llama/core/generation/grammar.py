@@ -9,6 +9,7 @@ small models get lost in it.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import subprocess
@@ -72,9 +73,11 @@ def choice(texts: Sequence[str]) -> str:
 class Constraint:
     """The state of one constrained answer: masks before each token, advanced by `accept`.
 
-    keeps_space: the answer may begin with a space, which the decoder must not drop. relaxed:
-    keywords of a lenient schema that are not enforced.
+    is_idle: never, see ThoughtConstraint. keeps_space: the answer may begin with a space, which the
+    decoder must not drop. relaxed: keywords of a lenient schema that are not enforced.
     """
+
+    is_idle = False
 
     def __init__(
         self,
@@ -88,6 +91,12 @@ class Constraint:
         self.rule, self.keeps_space, self.relaxed = rule, keeps_space, relaxed
         self._matcher, self._size, self._not_first = matcher, size, not_first
         self._accepted = 0
+
+    def copy(self) -> Constraint:
+        """A constraint in the same state."""
+        copied = copy.copy(self)
+        copied._matcher = self._matcher.deep_copy()
+        return copied
 
     def mask(self) -> npt.NDArray[np.int32]:
         """Allowed tokens, a new int32 [ceil(V / 32)]: bit i % 32 of word i // 32 is set where token

@@ -63,8 +63,17 @@ class Job:
 
     def result(self, completion: Completion) -> dict[str, Any]:
         """The result of an answer."""
+        thought = (
+            {
+                "reasoning": completion.reasoning,
+                "reasoning_tokens": completion.reasoning_tokens,
+            }
+            if completion.reasoning_tokens
+            else {}
+        )
         return self._line(
             text=completion.text,
+            **thought,
             finish_reason=completion.finish_reason,
             prompt_tokens=completion.prompt_tokens,
             reused_tokens=completion.reused_tokens,

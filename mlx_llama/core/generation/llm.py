@@ -39,9 +39,11 @@ from mlx_llama.core.text.tools import ToolParser, read_tools
 
 from .cache_file import Identity, read_cache, write_cache
 from .completion import Completion
+from .grammar import Rule
 from .hooks import Hooks, split_hooks
 from .options import Defaults, Options, Resolved
 from .session import Session, Stream
+from .thinking import Thinking, set_switches
 from .tool_use import ROUNDS, Toolbox, ToolLoop, ToolStream, encode_with_tools
 
 Fields = ParamSpec("Fields")
@@ -249,16 +251,26 @@ class LLM:
     ) -> ToolStream:
         resolved, hooks = self._resolve(options)
         box.check(resolved.options)
-        schema = resolved.options.schema
         prompt = encode_with_tools(
-            self.tokenizer, self.require_template(), messages, box, schema, self.engine.check_count
+            self.tokenizer,
+            self.require_template(),
+            messages,
+            box,
+            resolved.options,
+            self.engine.check_count,
         )
         handle = self.loop.prepare(
-            Request(prompt.tokens, resolved, rule=prompt.rule, shown=prompt.shown, hooks=hooks)
+            Request(
+                prompt.tokens,
+                resolved,
+                rule=prompt.rule,
+                shown=prompt.shown,
+                thinking=prompt.thinking,
+                hooks=hooks,
+            )
         )
-        return ToolStream(
-            handle, ToolParser(prompt.form, [tool.name for tool in box.offered]), schema
-        )
+        parser = ToolParser(prompt.form, [tool.name for tool in box.offered])
+        return ToolStream(handle, parser, resolved.options.schema)
 
     @functools.cached_property
     def defaults(self) -> Defaults:
@@ -273,9 +285,18 @@ class LLM:
 
     def _prepare(self, prompt: Prompt, options: abc.Mapping[str, Any]) -> Handle:
         resolved, hooks = self._resolve(options)
-        tokens = self.encode(prompt, self.engine.check_count)
         continues = len(prompt) > 0 and not isinstance(prompt[0], dict)
-        return self.loop.prepare(Request(tokens, resolved, starts_text=not continues, hooks=hooks))
+        thinking, source = None, "" if continues or not self.template else self.template.source
+        variables = set_switches(source, resolved.options, {})
+        tokens = self.encode(prompt, self.engine.check_count, **variables)
+        if not continues and source:
+            has_rule = Rule.of(resolved.options) is not None
+            tokens, thinking = Thinking.begin(
+                self.tokenizer, source, tokens, resolved.options, has_rule
+            )
+        return self.loop.prepare(
+            Request(tokens, resolved, starts_text=not continues, hooks=hooks, thinking=thinking)
+        )
 
     def save_cache(self, path: str | os.PathLike) -> None:
         """Write tokens, keys and values of the latest answer and its prompt, for another process;
@@ -351,11 +372,15 @@ class LLM:
         return self._home.call(compute) if self._home else compute()
 
     def encode(
-        self, prompt: Prompt, check_count: abc.Callable[[int], None] | None = None
+        self,
+        prompt: Prompt,
+        check_count: abc.Callable[[int], None] | None = None,
+        **variables: Any,
     ) -> list[int]:
         """Token ids of a prompt (as for `stream`).
 
         check_count: called with a lower bound of their number before a text is encoded; may raise.
+        variables: of the chat template, such as enable_thinking.
 
         Raises ContextError, TemplateError, TokenizerError.
         """
@@ -374,7 +399,7 @@ class LLM:
         ):
             return [int(token) for token in items]
         return encode_messages(
-            self.tokenizer, self.require_template(), items, check_count=check_count
+            self.tokenizer, self.require_template(), items, check_count=check_count, **variables
         )
 
     def require_template(self) -> ChatTemplate:

@@ -35,6 +35,7 @@ from .schema import Schema
 MAX_REGEX = 1 << 13  # characters
 MAX_GRAMMAR = 1 << 14  # characters; llguidance's converter of GBNF takes quadratic time
 SHOWN_INPUT = 200  # characters of a bad value in a message
+Reasoning = Literal["auto", "on", "off", "raw"]
 MAX_LOGPROBS = 20  # likeliest tokens per position, as in OpenAI's API
 
 
@@ -182,6 +183,19 @@ class GenerationOptions(_StructureOptions):
         "name of the loaded adapter that answers; base: none (default: the first one)",
         max_length=512,
     )
+    reasoning: Reasoning = _option(
+        "auto",
+        "thoughts of a reasoning model: on or off, where the chat template has a switch (off ends "
+        "those that it opens, too); auto: as the template does; raw: left in the text",
+    )
+    reasoning_budget: int = _option(
+        -1,
+        "maximum number of tokens of a thought, whose end is then forced; 0: no thought; -1: "
+        "unlimited",
+        "thinking_budget_tokens",
+        ge=-1,
+        le=2**31,
+    )
 
     @field_validator("*", mode="before")
     @classmethod
@@ -308,6 +322,8 @@ class Options(TypedDict, total=False):
     speculate: Literal["none", "prompt", "model"] | None
     logprobs: int | None
     adapter: str | None
+    reasoning: Reasoning | None
+    reasoning_budget: int | None
     # a pydantic model or another type, or a JSON schema
     schema: type | Mapping[str, Any] | str | bool | None
     regex: str | None

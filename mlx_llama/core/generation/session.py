@@ -16,6 +16,7 @@ from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Handle, Request
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError, plain
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
+from mlx_llama.core.text.thoughts import Thought, find_thoughts
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools import ToolParser, find_format
 
@@ -24,7 +25,15 @@ from .completion import Completion
 from .hooks import Hooks, split_hooks
 from .options import Defaults, GenerationOptions, Options, Resolved, validate
 from .session_file import expand_path, read_session, write_session
-from .tool_use import ROUNDS, Toolbox, ToolLoop, ToolPrompt, ToolStream, encode_with_tools
+from .tool_use import (
+    ROUNDS,
+    Toolbox,
+    ToolLoop,
+    ToolPrompt,
+    ToolStream,
+    encode_with_tools,
+    write_answer,
+)
 
 # Tokens of a long paragraph. Small contexts keep that much free for an answer, at most half.
 _ANSWER_ROOM = 256
@@ -32,7 +41,7 @@ _ANSWER_ROOM = 256
 
 class Stream:
     """Pieces of text as they are generated; `completion` grows with them and is final after the
-    last.
+    last. `pieces` has the thoughts, too.
 
     One thread reads at a time; any thread may close it. Computing begins with the first piece.
     """
@@ -67,20 +76,31 @@ class Stream:
         return self
 
     def __next__(self) -> str:
+        while not isinstance(piece := self._read(), str):
+            if piece is None:
+                raise StopIteration
+        return piece
+
+    def pieces(self) -> Iterator[str | Thought]:
+        """Pieces of text, and those of a thought before it as `Thought`."""
+        while (piece := self._read()) is not None:
+            yield piece
+
+    def _read(self) -> str | Thought | None:
         if self._is_closed:
-            raise StopIteration
+            return None
         if not self._is_begun:
             self._begin()
             self._is_begun = True
         try:
-            return next(self._handle)
-        except StopIteration:
-            self._settle()
-            raise
+            piece = self._handle.read()
         except BaseException:
             if self._handle.done:  # not over if only another thread is reading
                 self._settle()
             raise
+        if piece is None:
+            self._settle()
+        return piece
 
     def close(self) -> None:
         """Stop generating, from any thread, any number of times. The text so far stays."""
@@ -279,17 +299,23 @@ class Session:
 
     def _encode_answer(self) -> list[int]:
         """Tokens of the last answer, as the template encodes it after the question."""
-        text, shown = self.messages[-1]["content"], ""
+        text, shown, ended = self.messages[-1]["content"], "", list[int]()
         system = [{"role": "system", "content": self.system}] if self.system else []
         talk = [*system, *self.messages[self.dropped :]]
         before = encode_messages(self.tokenizer, self.template, talk[:-1])
         whole = encode_messages(self.tokenizer, self.template, talk, add_generation_prompt=False)
         decoder, answer = self.tokenizer.stream(), whole[len(before) :]
+        if form := find_thoughts(self.template.source):
+            parser = form.parser("thought" if form.is_open(self.tokenizer, before) else "before")
+            decoder = self.tokenizer.stream(shown=form.special_ids(self.tokenizer))
+            ended = form.encode(self.tokenizer, form.closing) if parser.is_thinking else []
         for count, token in enumerate(answer if whole[: len(before)] == before else []):
             if shown == text:
                 return answer[:count]
-            shown += decoder.push(token)
-        return self.tokenizer.encode(text)
+            piece = decoder.push(token)
+            parts = parser.push(piece) if form else [piece]
+            shown += "".join(part for part in parts if isinstance(part, str))
+        return [*ended, *self.tokenizer.encode(text)]
 
     def _resolve_all(self, options: Mapping[str, Any]) -> tuple[Resolved, Hooks]:
         rest, hooks = split_hooks(options)
@@ -326,6 +352,7 @@ class Session:
                     notices=notices,
                     rule=prompt.rule,
                     shown=prompt.shown,
+                    thinking=prompt.thinking,
                     begun=len(begun),
                     hooks=hooks,
                 )
@@ -342,9 +369,14 @@ class Session:
 
         def end() -> None:
             completion = answer.completion
-            added = answer.messages[len(asked) :] if isinstance(answer, ToolLoop) else []
+            added = list(answer.messages[len(asked) :]) if isinstance(answer, ToolLoop) else []
             if not added or added[-1]["role"] != "assistant":
-                added = [*added, {"role": "assistant", "content": "" if added else completion.text}]
+                is_cut = bool(added)  # the last permitted answer made calls
+                added.append(
+                    {"role": "assistant", "content": ""}
+                    if is_cut
+                    else write_answer(completion.text, completion)
+                )
             self._end(completion, asked, added, (prompt.tokens, resolved.options), begun, dropped)
 
         notices = [] if self.last else list(resolved.notices)
@@ -394,7 +426,7 @@ class Session:
             self._turn += 1
             # An answer that ends before its first character, by an interrupt or an error, changes
             # nothing.
-            is_empty = len(added) == 1 and not added[0]["content"]
+            is_empty = len(added) == 1 and not added[0]["content"] and not completion.reasoning
             if not is_empty or completion.finish_reason not in ("interrupted", "error"):
                 self.messages, self.dropped = [*asked, *added], dropped
                 answer = [*begun, *map(int, completion.tokens)]
@@ -513,7 +545,7 @@ class Session:
                     self.template,
                     [*system, *messages[dropped:]],
                     box,
-                    resolved.options.schema,
+                    resolved.options,
                     self.engine.check_count,
                 )
             except ContextError:

@@ -30,6 +30,7 @@ class Message(BaseModel):
 
     role: Literal["user", "assistant", "tool"]
     content: str
+    reasoning_content: str | None = None  # the thought of an answer
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     name: str | None = None

@@ -13,6 +13,7 @@ from typing import Any
 from mlx_llama.core.engine.request import TWO_READERS, Handle
 from mlx_llama.core.errors import OptionsError, SessionError, show
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
+from mlx_llama.core.text.thoughts import Thought
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools import (
     ArgumentsError,
@@ -29,6 +30,7 @@ from .completion import Completion
 from .grammar import Rule
 from .options import GenerationOptions
 from .schema import Schema
+from .thinking import Thinking, set_switches
 
 ROUNDS = 8  # maximum number of answers to a question
 
@@ -92,6 +94,7 @@ class ToolPrompt:
     form: ToolFormat | None = None  # of the calls in the answer; None if no tools are offered
     rule: Rule | None = None
     shown: frozenset[int] = frozenset()  # special tokens of the calls
+    thinking: Thinking | None = None  # thoughts of the answer
 
 
 def encode_with_tools(
@@ -99,19 +102,35 @@ def encode_with_tools(
     template: ChatTemplate,
     messages: Sequence[Message],
     box: Toolbox,
-    schema: Schema | None = None,
+    options: GenerationOptions,
     check_count: Callable[[int], None] | None = None,
     variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> ToolPrompt:
     """Encode a conversation that may offer tools, and have calls and results. check_count: as for
     `encode_messages`. variables: of the template, beside tools.
 
-    schema: of an answer without calls, where tools are offered; without tools the options enforce
-    it.
+    options: their schema is that of an answer without calls, where tools are offered; without tools
+    the options enforce it. Their thoughts are switched in the template.
 
     Raises OptionsError for a template whose format of calls is not supported, and TemplateError and
     TokenizerError as `encode_messages`.
     """
+    variables = set_switches(template.source, options, variables)
+    prompt = _encode(tokenizer, template, messages, box, options.schema, check_count, variables)
+    has_rule = bool(box.forced) or Rule.of(options) is not None
+    tokens, thinking = Thinking.begin(tokenizer, template.source, prompt.tokens, options, has_rule)
+    return replace(prompt, tokens=tokens, thinking=thinking)
+
+
+def _encode(
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    box: Toolbox,
+    schema: Schema | None,
+    check_count: Callable[[int], None] | None,
+    variables: Mapping[str, Any],
+) -> ToolPrompt:
     if not box.offered and not mentions_tools(messages):
         return ToolPrompt(
             encode_messages(tokenizer, template, messages, check_count=check_count, **variables)
@@ -133,8 +152,16 @@ def encode_with_tools(
     return ToolPrompt(tokens, form, rule, form.shown_specials(tokenizer))
 
 
+def write_answer(text: str, completion: Completion) -> dict[str, Any]:
+    """An answer as a message. Its template decides whether later prompts contain the thought."""
+    thought = {"reasoning_content": completion.reasoning} if completion.reasoning else {}
+    return {"role": "assistant", "content": text, **thought}
+
+
 class ToolStream:
-    """A streamed answer: pieces of text and of calls. Its properties are final at the end."""
+    """A streamed answer: pieces of text and of calls. `completion`, `text` and `calls` are final at
+    the end. `read` returns the thoughts, too.
+    """
 
     def __init__(self, handle: Handle, parser: ToolParser, schema: Schema | None = None):
         """schema: of an answer without calls."""
@@ -147,10 +174,20 @@ class ToolStream:
         return self
 
     def __next__(self) -> str | ToolDelta:
+        while isinstance(piece := self.read(), Thought):
+            pass
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def read(self) -> str | ToolDelta | Thought | None:
+        """The next piece; None at the end."""
         while not self._waiting:
             if self._has_ended:
-                raise StopIteration
-            piece = next(self.handle, None)
+                return None
+            piece = self.handle.read()
+            if isinstance(piece, Thought):
+                return piece
             self._has_ended = piece is None
             self._waiting = self.parser.finish() if piece is None else self.parser.push(piece)
             if self._has_ended and not self.calls:
@@ -186,9 +223,8 @@ class ToolStream:
                 calls.append(call.as_dict())
             except ValueError:
                 calls.append(replace(call, arguments="{}").as_dict())
-        return [
-            {"role": "assistant", "content": self.text, **({"tool_calls": calls} if calls else {})}
-        ]
+        answer = write_answer(self.text, self.completion)
+        return [{**answer, "tool_calls": calls} if calls else answer]
 
 
 class ToolLoop:
@@ -236,22 +272,29 @@ class ToolLoop:
         made calls.
         """
         messages, answer = self._talk
-        text = [{"role": "assistant", "content": answer.text}] if answer else []
+        text = [] if answer is None else [write_answer(answer.text, answer.completion)]
         return [*messages, *text]
 
     def __iter__(self) -> ToolLoop:
         return self
 
     def __next__(self) -> str:
+        while not isinstance(piece := self.read(), str):
+            if piece is None:
+                raise StopIteration
+        return piece
+
+    def read(self) -> str | Thought | None:
+        """The next piece of text or of a thought; None at the end."""
         if not self._reading.acquire(blocking=False):
             raise SessionError(TWO_READERS)
         try:
             while not self.done:
-                for piece in self._newest:
-                    if isinstance(piece, str):
+                while (piece := self._newest.read()) is not None:
+                    if isinstance(piece, (str, Thought)):
                         return piece
                 self.done = not self._go_on()
-            raise StopIteration
+            return None
         except BaseException:
             self.cancel()
             self.done = True

@@ -244,6 +244,11 @@ class StreamDecoder:
             self._started = True
         return before + self._drop_space(text)
 
+    @property
+    def is_within_character(self) -> bool:
+        """True if the next token continues a character."""
+        return bool(self._pending or self._utf8.getstate()[0])
+
     def finish(self) -> str:
         """End the stream; returns U+FFFD for an unfinished character, else ""."""
         text = (

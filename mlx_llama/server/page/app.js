@@ -11,6 +11,7 @@ let table = {}; // options: name -> field of the OpenAPI document
 let defaults = {}; // options in force without others
 let context = 0; // positions
 let modelName = "mlx_llama";
+let hasSwitch = false; // thoughts can be turned off
 const rendered = new Map(); // text -> HTML
 
 function make(kind, properties = {}, ...children) {
@@ -74,6 +75,7 @@ function show() {
   const messages = store.path(conversation).map((node) => showMessage(node, pending));
   $("log").replaceChildren(...messages);
   showList();
+  showSwitch();
   showUsage(store.path(conversation).findLast((node) => node.usage)?.usage);
   scroll(true);
   // Rendered Markdown has another height.
@@ -84,6 +86,7 @@ function showMessage(node, pending) {
   const text = make("div", { className: "text" });
   const tools = make("div", { className: "tools" });
   const article = make("article", { className: `message ${node.role}` }, text);
+  if (node.thought) showThought(article, node);
   article.dataset.id = node.id;
   article.ariaLabel = node.role === "user" ? "You" : "Answer";
   if (node.role === "user") text.textContent = node.text;
@@ -92,6 +95,19 @@ function showMessage(node, pending) {
   article.append(tools);
   showTools(tools, node);
   return article;
+}
+
+// The thought above an answer, folded unless the user opens it.
+function showThought(article, node) {
+  let details = article.querySelector(".thought");
+  if (!details) {
+    details = make("details", { className: "thought" }, make("summary"), make("div"));
+    article.prepend(details);
+  }
+  const [summary, text] = details.children;
+  const seconds = node.thoughtSeconds === undefined ? "" : ` for ${node.thoughtSeconds.toFixed(1)} s`;
+  summary.textContent = seconds ? `Thought${seconds}` : running?.node === node ? "Thinking …" : "Thought";
+  text.textContent = node.thought;
 }
 
 function showTools(tools, node) {
@@ -234,20 +250,33 @@ async function answer(parent) {
   if (owner.system) messages.unshift({ role: "system", content: owner.system });
   const began = performance.now();
   let first = 0;
+  let thinking = 0;
   let reason = "";
+  const endThought = () => {
+    if (!thinking || node.thoughtSeconds !== undefined) return;
+    node.thoughtSeconds = (performance.now() - thinking) / 1000;
+    showThought(article, node);
+  };
   try {
     const body = { messages, ...owner.options, stream: true, stream_options: { include_usage: true } };
     for await (const chunk of stream("/v1/chat/completions", body, controller.signal)) {
       const choice = chunk.choices[0];
+      if (choice?.delta.reasoning_content) {
+        thinking ||= performance.now();
+        node.thought = (node.thought || "") + choice.delta.reasoning_content;
+        showThought(article, node);
+        scroll();
+      }
       if (choice?.delta.content) {
         first ||= performance.now();
+        endThought();
         node.text += choice.delta.content;
         growing.push(node.text);
       }
       reason = choice?.finish_reason || reason;
       if (chunk.usage) {
         node.usage = chunk.usage.total_tokens;
-        node.note = describe(chunk, reason, (first || performance.now()) - began);
+        node.note = describe(chunk, reason, (thinking || first || performance.now()) - began);
         const others = store.siblings(owner, node).filter((other) => other !== node);
         if (others.some((other) => other.text === node.text)) {
           node.note += " · the same words as before: raise the temperature in the settings for others";
@@ -258,10 +287,11 @@ async function answer(parent) {
     if (error.name === "AbortError") node.note = "stopped";
     else node.error = explain(error);
   }
+  endThought();
   running = null;
   busy(false);
   // An answer without a text is no branch worth keeping, unless it says why.
-  if (!node.text && !node.error && node.note === "stopped") {
+  if (!node.text && !node.thought && !node.error && node.note === "stopped") {
     delete owner.nodes[node.id];
     owner.leaf = parent;
   }
@@ -275,8 +305,9 @@ async function answer(parent) {
 
 function describe(chunk, reason, firstMilliseconds) {
   const tokens = chunk.usage.completion_tokens;
+  const thought = chunk.usage.completion_tokens_details?.reasoning_tokens;
   const speed = chunk.timings?.predicted_per_second;
-  return [`${tokens} tokens`, speed ? `${speed.toFixed(1)} tokens/s` : "", `first after ${(firstMilliseconds / 1000).toFixed(2)} s`,
+  return [`${tokens} tokens${thought ? ` (${thought} of a thought)` : ""}`, speed ? `${speed.toFixed(1)} tokens/s` : "", `first after ${(firstMilliseconds / 1000).toFixed(2)} s`,
     reason === "length" ? "cut at the limit" : ""].filter(Boolean).join(" · ");
 }
 
@@ -312,6 +343,17 @@ function showUsage(used = 0) {
 }
 
 // Settings
+
+// The switch beside the question, of models whose template has one.
+function showSwitch() {
+  $("think").hidden = !hasSwitch;
+  $("think-switch").checked = (conversation.options.reasoning ?? defaults.reasoning) !== "off";
+}
+
+$("think-switch").onchange = (event) => {
+  conversation.options = { ...conversation.options, reasoning: event.target.checked ? "on" : "off" };
+  if (conversation.leaf) save();
+};
 
 function showSettings() {
   $("system").value = conversation.system;
@@ -370,6 +412,7 @@ function closeSettings(event) {
     return;
   }
   conversation.system = $("system").value;
+  showSwitch();
   if (conversation.leaf) save();
 }
 
@@ -395,8 +438,10 @@ async function loadModel() {
       defaults = props.default_generation_settings.params;
       context = props.default_generation_settings.n_ctx;
       modelName = props.model_alias;
+      hasSwitch = props.thinking_switch;
       $("model").textContent = `${modelName} · ${props.backend} · ${props.dtype}`;
       await loadTable();
+      showSwitch();
       say("");
       showUsage(store.path(conversation).findLast((node) => node.usage)?.usage);
       return;

@@ -58,9 +58,9 @@ export function path(conversation, leaf = conversation.leaf) {
 // Messages of a path for the model. A question whose answer failed is left out with it.
 export function turns(conversation, leaf = conversation.leaf) {
   const found = [];
-  for (const { role, text } of path(conversation, leaf)) {
+  for (const { role, text, thought } of path(conversation, leaf)) {
     if (role === "assistant" && !text) found.pop();
-    else found.push({ role, content: text });
+    else found.push({ role, content: text, ...(thought ? { reasoning_content: thought } : {}) });
   }
   return found;
 }
@@ -93,6 +93,10 @@ export function fromSession(saved, title) {
   conversation.system = saved.system || "";
   conversation.options = saved.options;
   let parent = null;
-  for (const message of saved.messages) parent = add(conversation, parent, message.role, message.content).id;
+  for (const message of saved.messages) {
+    const node = add(conversation, parent, message.role, message.content);
+    if (message.reasoning_content) node.thought = message.reasoning_content;
+    parent = node.id;
+  }
   return conversation;
 }

@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from mlx_llama.core.text.thoughts import FORMATS, Thought, ThoughtParser, find_thoughts
+from mlx_llama.core.text.thoughts.marks import Marks
 
+MARKS = [form for form in FORMATS if isinstance(form, Marks)]
+GRANITE = MARKS[0]
 TEMPLATES = Path(__file__).resolve().parents[2] / "data/thought-templates"
 
 
@@ -62,7 +65,8 @@ CASES = [
 def test_splits_at_every_size_of_the_pieces(answer, is_open, thought, text):
     for size in range(1, len(answer) + 1):
         pieces = [answer[i : i + size] for i in range(0, len(answer), size)]
-        assert split(ThoughtParser(FORMATS[0], is_open), pieces) == (thought, text), size
+        parser = GRANITE.parser("thought" if is_open else "before")
+        assert split(parser, pieces) == (thought, text), size
 
 
 @given(
@@ -72,17 +76,13 @@ def test_splits_at_every_size_of_the_pieces(answer, is_open, thought, text):
         ),
         max_size=9,
     ),
-    st.sampled_from(FORMATS),
-    st.booleans(),
+    st.sampled_from(MARKS),
+    st.sampled_from(["before", "thought"]),
 )
-def test_pieces_make_no_difference_and_lose_nothing(pieces, form, is_open):
+def test_pieces_make_no_difference_and_lose_nothing(pieces, form, state):
     whole = "".join(pieces)
-    found = split(ThoughtParser(form, is_open), pieces)
-    assert (
-        found
-        == split(ThoughtParser(form, is_open), [whole])
-        == split(ThoughtParser(form, is_open), list(whole))
-    )
+    found = split(form.parser(state), pieces)
+    assert found == split(form.parser(state), [whole]) == split(form.parser(state), list(whole))
     marks = (form.start, form.end, *form.answer)
 
     def letters(text: str) -> str:
@@ -92,6 +92,13 @@ def test_pieces_make_no_difference_and_lose_nothing(pieces, form, is_open):
         return "".join(text.split())
 
     assert letters("".join(found)) == letters(whole)
+
+
+def test_only_granite_has_marks_around_its_answer():
+    source = "{{ '<think></think>' }} {{ '<response></response>' }}"
+    assert find_thoughts(source) is GRANITE
+    other = find_thoughts("<think>")
+    assert split(other.parser(), ["<think>a</think>\n\n<response>b"]) == ("a", "<response>b")
 
 
 def test_templates_of_models_that_think():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -19,6 +20,8 @@ from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 
 from mlx_llama.server.page import render_markdown  # noqa: E402
+
+from .test_thoughts import ANSWER, TEXT, THOUGHT, Thinker  # noqa: E402
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 in_browser = pytest.mark.skipif(
@@ -191,6 +194,7 @@ def test_settings_are_those_of_the_table_and_reach_the_model(page, llm):
     )
     from mlx_llama.core.generation.options import FIELDS
 
+    assert not page.find("#think").is_displayed()  # the guide does not think
     assert (
         names == [name for name in FIELDS if name != "logprobs"]
         and page.find("[name=max_tokens]").get_attribute("placeholder") == "until the end"
@@ -511,3 +515,34 @@ def test_rendering_hostile_markdown_ends():
         "```python\n" + "'''" * 10_000,
     ):
         assert render_markdown(text)
+
+
+@in_browser
+def test_a_thought_is_folded_and_can_be_turned_off(tmp_path):
+    thinker = Thinker("qwen3.jinja", tmp_path / "m")
+    page = Page(thinker.url, tmp_path)
+    try:
+        with thinker.script(ANSWER, "Hi.") as script:
+            page.ask("Hello?")
+            assert page.texts(".thought div") == [THOUGHT]
+            assert page.texts(".assistant .text p") == [TEXT]
+            summary = page.find(".thought summary")
+            assert re.fullmatch(r"Thought for \d+\.\d s", summary.text)
+            assert not page.find(".thought div").is_displayed()
+            assert "of a thought)" in page.find(".note").text
+            page.picture("thought-folded")
+            summary.click()
+            assert page.find(".thought div").is_displayed()
+            page.picture("thought")
+            page.driver.refresh()
+            page.wait(lambda: page.texts(".thought div") == [THOUGHT])
+            page.wait(lambda: page.find("#think").is_displayed())
+            page.find("#think-switch").click()
+            page.ask("Again?")
+            assert page.texts(".assistant .text p") == [TEXT, "Hi."]
+        first, second = script.prompts
+        assert first.endswith("assistant\n")
+        assert second.endswith("<think>\n\n</think>\n\n") and THOUGHT not in second
+    finally:
+        page.close()
+        thinker.server.close()

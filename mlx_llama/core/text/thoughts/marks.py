@@ -1,0 +1,85 @@
+"""Thoughts between two marks at the beginning of an answer: <think>, [THINK], <seed:think>."""
+
+from __future__ import annotations
+
+from .base import State, Thought, ThoughtFormat, ThoughtParser
+
+
+class Marks(ThoughtFormat):
+    """A format with a mark before and one after the thought.
+
+    lead: before the end mark. tail: after it. answer: marks around the answer, which are no part
+    of it.
+    """
+
+    def __init__(
+        self, start: str, end: str, lead: str = "", tail: str = "", answer: tuple[str, ...] = ()
+    ):
+        self.start, self.end, self.tail, self.answer = start, end, tail, answer
+        self.closing = lead + end + tail
+        self.marks = (start, end)
+
+    def matches(self, source: str) -> bool:
+        """True if the template contains the marks."""
+        return all(mark in source for mark in (self.start, *self.answer))
+
+    def parser(self, state: State = "before") -> ThoughtParser:
+        """An answer that does not begin with the mark has no thought."""
+        return MarkParser(self, state)
+
+
+class MarkParser(ThoughtParser):
+    """Splits at the marks, and drops the white space around a thought."""
+
+    def __init__(self, form: Marks, state: State):
+        self._form, self._waiting, self.state = form, "", state
+        self._is_fresh = state != "text"  # white space at the beginning of a part is dropped
+
+    def push(self, text: str, is_last: bool = False) -> list[Thought | str]:
+        """Read a piece."""
+        self._waiting += text
+        pieces: list[Thought | str] = []
+        if self.state == "before":
+            begun = self._waiting.lstrip()
+            if begun.startswith(self._form.start):
+                self.state, self._waiting = "thought", begun[len(self._form.start) :]
+            elif self._form.start.startswith(begun) and not is_last:
+                return []
+            else:
+                self.state, self._is_fresh = "text", False
+        if self.state == "thought":
+            thought, mark, rest = self._waiting.partition(self._form.end)
+            self._waiting = "" if mark else thought[len(thought) - _held(thought, self._form.end) :]
+            if not mark and not is_last:
+                thought = thought[: len(thought) - len(self._waiting)]
+                # White space before the end mark is dropped with it.
+                kept = thought.rstrip()
+                self._waiting, thought = thought[len(kept) :] + self._waiting, kept
+            if thought := self._trim(thought.rstrip() if mark or is_last else thought):
+                pieces.append(Thought(thought))
+            if mark:
+                self.state, self._is_fresh, self._waiting = "text", True, rest
+        if self.state == "text" and (answer := self._take_answer(is_last)):
+            pieces.append(answer)
+        return pieces
+
+    def _take_answer(self, is_last: bool) -> str:
+        text, self._waiting = self._waiting, ""
+        for mark in self._form.answer:
+            text = text.replace(mark, "")
+            if not is_last and (held := _held(text, mark)):
+                text, self._waiting = text[:-held], text[-held:] + self._waiting
+        return self._trim(text)
+
+    def _trim(self, text: str) -> str:
+        if self._is_fresh:
+            text = text.lstrip()
+            self._is_fresh = not text
+        return text
+
+
+def _held(text: str, mark: str) -> int:
+    """Length of the text's end that may begin the mark."""
+    return next(
+        (n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0
+    )

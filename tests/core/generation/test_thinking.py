@@ -1,0 +1,230 @@
+"""Thoughts in Python: split off, switched, bounded; the rule of the answer applies after them.
+
+A forced end is judged by generation without thoughts from the tokens that it should leave.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from machine import device_of
+from scripting import Script, make_scripted_checkpoint
+
+from mlx_llama import load
+from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.text.thoughts import Thought, find_thoughts
+
+TEMPLATES = Path(__file__).resolve().parents[2] / "data/thought-templates"
+QUESTION = [{"role": "user", "content": "Hello?"}]
+THOUGHT, TEXT = "They greet me.\nI greet them.", "Hello, and <think> well.</think>"
+ANSWER = f"<think>\n{THOUGHT}\n</think>\n\n{TEXT}"
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": [1, 2]}, "b": {"type": "boolean"}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+
+def make(folder, template: str, **load_options):
+    folder = make_scripted_checkpoint(folder, (TEMPLATES / f"{template}.jinja").read_text())
+    return load(folder, **{"backend": "cpu"} | load_options)
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("qwen") / "m", "qwen3")
+
+
+@pytest.fixture(scope="module")
+def r1(tmp_path_factory, backend):
+    """Its template opens a thought, which a random model never ends."""
+    folder = tmp_path_factory.mktemp("r1") / "m"
+    return make(folder, "r1", backend=backend.name, device=device_of(backend), dtype="float32")
+
+
+def closing(llm) -> list[int]:
+    """Judged by the template: the tokens that end an empty thought, as Qwen3's template does."""
+    return llm.tokenizer.encode_parts(["<think>", "\n</think>\n\n"])[
+        len(llm.tokenizer.encode_parts(["<think>"])) :
+    ]
+
+
+def test_a_completion_has_its_thought_apart(qwen):
+    with Script(qwen, ANSWER):
+        completion = qwen.ask("Hello?")
+    assert (completion.text, completion.reasoning) == (TEXT, THOUGHT)
+    thoughts = [token for token in completion.tokens if token.thought]
+    assert 0 < len(thoughts) <= completion.reasoning_tokens < len(completion.tokens)
+    assert "".join(token.thought for token in completion.tokens) == THOUGHT
+    assert "".join(token.text for token in completion.tokens) == TEXT
+    assert completion.receipt()["reasoning_tokens"] == completion.reasoning_tokens
+    assert "reasoning" not in completion.receipt()
+    assert f"({completion.reasoning_tokens} of a thought)" in completion.summary()
+
+
+def test_pieces_tell_their_kind_and_the_old_iterator_has_the_text(qwen):
+    with Script(qwen, ANSWER, ANSWER):
+        assert "".join(qwen.stream(QUESTION)) == TEXT
+        pieces = list(qwen.stream(QUESTION).pieces())
+    kinds = [isinstance(piece, Thought) for piece in pieces]
+    assert kinds == sorted(kinds, reverse=True) and len(set(kinds)) == 2
+    assert "".join(piece.text for piece in pieces if isinstance(piece, Thought)) == THOUGHT
+    assert "".join(piece for piece in pieces if isinstance(piece, str)) == TEXT
+
+
+def test_batches_and_stop_strings_concern_the_answer(qwen):
+    with Script(qwen, ANSWER, "Hi."):
+        first, second = qwen.batch([QUESTION, QUESTION], stop="greet")  # a word of the thought
+    assert (first.text, first.reasoning) == (TEXT, THOUGHT)
+    assert (second.text, second.reasoning, second.reasoning_tokens) == ("Hi.", "", 0)
+    with Script(qwen, ANSWER):
+        cut = qwen.generate(QUESTION, stop="well")
+    assert (cut.text, cut.reasoning, cut.stop) == ("Hello, and <think> ", THOUGHT, "well")
+
+
+def test_raw_leaves_them_in_the_text_and_off_uses_the_templates_switch(qwen):
+    with Script(qwen, ANSWER, "Hi.", "Hi.", "Hi.") as script:
+        raw = qwen.ask("Hello?", reasoning="raw")
+        assert (raw.text, raw.reasoning) == (ANSWER, "")
+        for options in ({"reasoning": "off"}, {"reasoning_budget": 0}, {"reasoning": "on"}):
+            assert qwen.ask("Hello?", **options).text == "Hi."
+    on = qwen.encode(QUESTION)
+    off = qwen.encode(QUESTION, enable_thinking=False)
+    texts = [qwen.tokenizer.decode(tokens, skip_special=False) for tokens in (on, off, off, on)]
+    assert script.prompts == texts and texts[1].endswith("<think>\n\n</think>\n\n")
+    with pytest.raises(OptionsError, match="reasoning"):
+        qwen.ask("Hello?", reasoning="loud")
+    with pytest.raises(OptionsError, match="at least -1"):
+        qwen.ask("Hello?", reasoning_budget=-2)
+
+
+def test_a_session_gives_its_thoughts_to_the_template_and_reuses_the_prefix(qwen):
+    chat = qwen.chat(max_tokens=200)
+    with Script(qwen, ANSWER, "Good.") as script:
+        first = chat.send("Hello?")
+        assert chat.messages[-1] == {
+            "role": "assistant",
+            "content": TEXT,
+            "reasoning_content": THOUGHT,
+        }
+        second = chat.send("How are you?")
+    assert THOUGHT not in script.prompts[1] and TEXT[:6] in script.prompts[1]  # Qwen3 drops it
+    assert second.reused_tokens == first.prompt_tokens
+
+
+def test_a_session_keeps_a_thought_that_was_cut_and_resumes_it(r1, tmp_path):
+    options = {"max_tokens": 32, "reasoning_budget": 9}
+    whole = r1.chat().send("Hello?", **options)
+    chat = r1.chat()
+    first = chat.send("Hello?", max_tokens=7, reasoning_budget=9)
+    assert first.text == "" and first.reasoning and first.finish_reason == "length"
+    second = chat.resume(max_tokens=25, reasoning_budget=9).finish()
+    assert [*first.tokens, *second.tokens] == whole.tokens
+    assert (second.text, second.reasoning) == (whole.text, whole.reasoning)
+    chat.save(tmp_path / "session.json")
+    again = r1.chat()
+    again.load(tmp_path / "session.json")
+    assert again.messages == chat.messages and again.messages[-1]["reasoning_content"]
+    resumed = again.resume(max_tokens=3).finish()  # after a thought that was ended
+    assert resumed.text.startswith(whole.text.strip()) and not resumed.reasoning
+
+
+@pytest.mark.parametrize("budget", [1, 7])
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 5}, {"logprobs": 2}])
+def test_the_end_of_a_thought_is_forced_when_its_budget_is_spent(r1, budget, options):
+    prompt = r1.encode(QUESTION)
+    free = r1.generate(QUESTION, max_tokens=32, **options)
+    assert free.text == "" and free.reasoning_tokens == 32
+    bounded = r1.generate(QUESTION, max_tokens=32, reasoning_budget=budget, **options)
+    decoder = r1.tokenizer.stream()
+    thought = "".join(map(decoder.push, free.tokens[:budget]))
+    while decoder.is_within_character:
+        thought += decoder.push(free.tokens[budget])
+        budget += 1
+    left = [*free.tokens[:budget], *closing(r1)]
+    assert bounded.tokens[: len(left)] == left
+    assert bounded.reasoning == thought.strip()
+    if not options.get("temperature"):  # what follows is what the model makes of these tokens
+        rest = r1.generate([*prompt, *left], max_tokens=32 - len(left))
+        assert bounded.tokens[len(left) :] == rest.tokens
+    assert bounded.text
+
+
+def test_a_budget_that_is_not_spent_changes_nothing(r1):
+    free = r1.generate(QUESTION, max_tokens=16)
+    bounded = r1.generate(QUESTION, max_tokens=16, reasoning_budget=16)
+    assert bounded.tokens == free.tokens and bounded.reasoning == free.reasoning
+    if r1.backend.runs_ahead:  # and costs no waiting
+        assert bounded.launches == free.launches
+
+
+def test_no_thought_where_the_template_opens_it_and_has_no_switch(r1):
+    prompt = [*r1.encode(QUESTION), *closing(r1)]
+    judge = r1.generate(prompt, max_tokens=8)
+    for options in ({"reasoning": "off"}, {"reasoning_budget": 0}):
+        completion = r1.generate(QUESTION, max_tokens=8, **options)
+        assert completion.tokens == judge.tokens and completion.prompt_tokens == len(prompt)
+        assert completion.text.strip() and not completion.reasoning
+
+
+def test_a_schema_applies_after_the_thought(r1):
+    free = r1.generate(QUESTION, max_tokens=5)
+    completion = r1.generate(QUESTION, max_tokens=200, reasoning_budget=5, schema=SCHEMA)
+    assert completion.finish_reason == "eos" and completion.reasoning
+    assert json.loads(completion.text) == completion.parsed
+    left = [*free.tokens, *closing(r1)]
+    assert completion.tokens[: len(left)] == left
+    judge = r1.generate([*r1.encode(QUESTION), *left], max_tokens=200, schema=SCHEMA)
+    assert judge.text == completion.text
+
+
+def begin_thought(llm):
+    """Makes the model write the mark first, and its end after five tokens."""
+    start = llm.tokenizer.encode("<think>", parse_special=True)
+    end = find_thoughts(llm.template.source).encode(llm.tokenizer, "</think>")
+    prompt = len(llm.encode(QUESTION))
+
+    def process(tokens, logits):
+        at = len(tokens) - prompt
+        script = {**dict(enumerate(start)), **dict(enumerate(end, len(start) + 5))}
+        if at in script:
+            chosen = np.full_like(logits, -50)
+            chosen[0, script[at]] = 50
+            return np.where(np.isfinite(logits), chosen, logits)
+        return logits
+
+    return process
+
+
+def test_a_model_that_begins_to_think_has_its_schema_afterwards(qwen):
+    """The mark is several tokens here, the first of which may begin a JSON text too."""
+    completion = qwen.ask(
+        "Hello?", max_tokens=200, schema=SCHEMA, logits_processor=begin_thought(qwen)
+    )
+    assert completion.finish_reason == "eos" and completion.parsed and completion.reasoning
+    plain = qwen.ask("Hello?", max_tokens=200, schema=SCHEMA)  # it need not think
+    assert plain.parsed and not plain.reasoning
+    regex = qwen.ask("Hello?", max_tokens=50, regex="<t[a-c]{3}")  # begins as the mark does
+    assert len(regex.text) == 5 and regex.text.startswith("<t") and not regex.reasoning
+
+
+def test_a_forced_tool_is_called_after_the_thought(qwen):
+    def count(a: int) -> int:
+        """Count."""
+        return a
+
+    stream = qwen.respond(
+        QUESTION,
+        [count],
+        "count",
+        max_tokens=400,
+        temperature=1.0,
+        seed=1,
+        reasoning_budget=4,
+    )
+    stream.finish()
+    assert stream.calls[0].name == "count" and stream.calls[0].is_complete
