@@ -41,7 +41,7 @@ from .replies import (
 )
 from .schemas import takes
 from .settings import Settings
-from .tooling import FunctionTool, build_toolbox, tool_format, write_token
+from .tooling import FunctionTool, build_toolbox, list_entries, tool_format
 
 router = APIRouter(tags=["llama-server"])
 Result = TypeVar("Result")
@@ -387,18 +387,7 @@ async def completion(request: Request) -> Response:
 
 def _write_probabilities(llm: LLM, count: int | None, tokens: Sequence[Token]) -> dict[str, Any]:
     """Write completion_probabilities if n_probs asks for them, without end tokens."""
-    entries = [
-        {
-            "id": int(token),
-            **write_token(llm, token, token.logprobs.logprob),
-            "top_logprobs": [
-                {"id": other, **write_token(llm, other, value)}
-                for other, value in token.logprobs.top
-            ],
-        }
-        for token in tokens
-        if count and token.logprobs is not None and token not in llm.engine.eos
-    ]
+    entries = list_entries(llm, tokens) if count else []
     return {"completion_probabilities": entries} if entries else {}
 
 

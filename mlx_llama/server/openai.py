@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -333,7 +332,7 @@ async def chat(request: Request) -> Response:
                 pieces = readers[i].push(token.text)
                 logprobs = write_logprobs(answers.llm, [token]) if body.logprobs else None
                 if logprobs and logprobs["content"] and not pieces:
-                    # a token without text still has a log-probability
+                    # a token may complete no text
                     pieces = [""]
                 for piece in pieces:
                     yield delta(i, write_piece(piece), None, logprobs)
@@ -600,13 +599,6 @@ async def complete(request: Request) -> Response:
         if body.logprobs is None:
             return None
         entries = list_logprobs(answers.llm, tokens)
-        offsets = []
-        for token in tokens:
-            offsets.append(offset)
-            offset += len(token.text)
-        is_listed = [
-            token.logprobs is not None and token not in answers.llm.engine.eos for token in tokens
-        ]
         return {
             "tokens": [spell_token(entry) for entry in entries],
             "token_logprobs": [entry["logprob"] for entry in entries],
@@ -614,7 +606,7 @@ async def complete(request: Request) -> Response:
                 {spell_token(other): other["logprob"] for other in entry["top_logprobs"]}
                 for entry in entries
             ],
-            "text_offset": list(itertools.compress(offsets, is_listed)),
+            "text_offset": [offset + entry.start for token in tokens for entry in token.entries],
         }
 
     def piece(
@@ -628,11 +620,10 @@ async def complete(request: Request) -> Response:
         for i in range(len(asks)):
             if text := opening(answers, i):
                 yield piece(i, text)
-        offsets = [len(opening(answers, i)) for i in range(len(asks))]
+        lengths = [len(opening(answers, i)) for i in range(len(asks))]
         async for batch in answers.batches():
             for token in batch.tokens:
-                entries = logprobs(answers, [token], offsets[batch.index])
-                offsets[batch.index] += len(token.text)
+                entries = logprobs(answers, [token], lengths[batch.index])
                 if token.text or (entries and entries["tokens"]):
                     yield piece(batch.index, token.text, None, entries)
             if batch.is_last:

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
+from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.llm import LLM
@@ -273,10 +274,8 @@ def check_schema(value: Any) -> None:
 # Log-probabilities
 
 
-def write_token(llm: LLM, token: int, logprob: float) -> dict[str, Any]:
-    """Write a token and its log-probability."""
-    piece = llm.tokenizer.piece(token)
-    data = piece.data if piece else b""
+def write_token(data: bytes, logprob: float) -> dict[str, Any]:
+    """Write the text of a token and its log-probability."""
     return {
         "token": data.decode("utf-8", "replace"),
         "logprob": max(logprob, -9999.0),
@@ -284,16 +283,40 @@ def write_token(llm: LLM, token: int, logprob: float) -> dict[str, Any]:
     }
 
 
+def write_likeliest(llm: LLM, logprobs: TokenLogprobs) -> list[dict[str, Any]]:
+    """Write the likeliest tokens of a position, with ids."""
+    tokenizer = llm.tokenizer
+    return [
+        {
+            "id": token,
+            **write_token(piece.data if (piece := tokenizer.piece(token)) else b"", value),
+        }
+        for token, value in logprobs.top
+    ]
+
+
 def write_logprobs(llm: LLM, tokens: Sequence[Token]) -> dict[str, Any]:
-    """Write OpenAI's logprobs, without end tokens."""
+    """Write OpenAI's logprobs of the text that `tokens` completed."""
     return {"content": list_logprobs(llm, tokens), "refusal": None}
 
 
 def list_logprobs(llm: LLM, tokens: Sequence[Token]) -> list[dict[str, Any]]:
     """Return the entries of `write_logprobs`."""
+    entries = list_entries(llm, tokens)
+    for entry in entries:
+        for token in (entry, *entry["top_logprobs"]):
+            del token["id"]
+    return entries
+
+
+def list_entries(llm: LLM, tokens: Sequence[Token]) -> list[dict[str, Any]]:
+    """Return the entries of `write_logprobs` with token ids."""
     return [
-        write_token(llm, token, token.logprobs.logprob)
-        | {"top_logprobs": [write_token(llm, other, value) for other, value in token.logprobs.top]}
+        {
+            "id": entry.id,
+            **write_token(entry.data, entry.logprobs.logprob),
+            "top_logprobs": write_likeliest(llm, entry.logprobs),
+        }
         for token in tokens
-        if token.logprobs is not None and token not in llm.engine.eos
+        for entry in token.entries
     ]

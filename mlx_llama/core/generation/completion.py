@@ -11,6 +11,7 @@ from typing import Any
 from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
 
+from .entries import Entries, Entry
 from .schema import Schema
 from .stops import Stops
 
@@ -24,12 +25,20 @@ class Token(int):
     text: str  # that it completed; "" where a character or a stop string may be unfinished
     seconds: float  # since the request was submitted
     logprobs: TokenLogprobs | None  # None unless the option asks for them
+    # log-probabilities of the tokens that `text` completed, end tokens excluded
+    entries: tuple[Entry, ...]
 
     def __new__(
-        cls, value: int, text: str = "", seconds: float = 0.0, logprobs: TokenLogprobs | None = None
+        cls,
+        value: int,
+        text: str = "",
+        seconds: float = 0.0,
+        logprobs: TokenLogprobs | None = None,
+        entries: tuple[Entry, ...] = (),
     ) -> Token:
         token = super().__new__(cls, value)
         token.text, token.seconds, token.logprobs = text, seconds, logprobs
+        token.entries = entries
         return token
 
 
@@ -227,6 +236,7 @@ class Writer:
         self.is_finished = False
         self._started: float | None = None
         self._first = 0.0
+        self._entries = Entries()
 
     def resume(self, tokens: Sequence[int]) -> None:
         """Take the tokens that begin the answer. Their text begins `completion.text`; no token has
@@ -286,17 +296,31 @@ class Writer:
             self._finish("length" if self.limit == self.max_tokens else "context")
         elif is_late:
             self._finish("length")
-        text = self._decode(token) if self.decoder else ""
+        text = self._decode(token, logprobs) if self.decoder else ""
         completion.text += text
-        completion.tokens.append(Token(token, text, time.perf_counter() - self.submitted, logprobs))
+        entries = (
+            ()
+            if logprobs is None
+            else self._entries.take(
+                len(completion.text), self.is_finished, self.stops.matched is not None
+            )
+        )
+        completion.tokens.append(
+            Token(token, text, time.perf_counter() - self.submitted, logprobs, entries)
+        )
 
-    def _decode(self, token: int) -> str:
+    def _decode(self, token: int, logprobs: TokenLogprobs | None) -> str:
         """The text that appears with a token. Ends the answer at a stop string."""
         assert self.decoder is not None
-        if not self.is_finished and not self.stops.stops:
-            return self.decoder.push(token)
         is_end = token in self.eos or token in self.stop_tokens
-        text = self.stops.push("" if is_end else self.decoder.push(token))
+        decoded = "" if is_end else self.decoder.push(token)
+        if logprobs is not None and not is_end:
+            start = len(self.completion.text) + len(self.stops.withheld)
+            data = self.decoder.data(token)
+            self._entries.push(token, logprobs, data, decoded, start)
+        if not self.is_finished and not self.stops.stops:
+            return decoded
+        text = self.stops.push(decoded)
         if self.is_finished and not self.stops.matched:
             text += self.stops.push(self.decoder.finish())
             if not self.stops.matched:

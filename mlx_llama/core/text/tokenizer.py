@@ -244,6 +244,11 @@ class StreamDecoder:
             self._started = True
         return before + self._drop_space(text)
 
+    def data(self, token: int) -> bytes:
+        """The bytes of a token in the vocabulary."""
+        piece = self._tokenizer.piece(token)
+        return piece.data if piece else b""
+
     def finish(self) -> str:
         """End the stream; returns U+FFFD for an unfinished character, else ""."""
         text = (
