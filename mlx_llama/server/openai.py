@@ -13,7 +13,10 @@ from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.generation.completion import Token
+from mlx_llama.core.generation.entries import Entry, pair_prompt
+from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.tool_use import Toolbox
 from mlx_llama.core.text.thoughts import Thought
 
@@ -53,6 +56,7 @@ from .replies import (
 )
 from .schemas import takes
 from .tooling import (
+    LEAST_LOGPROB,
     Call,
     FunctionTool,
     NamedChoice,
@@ -62,8 +66,8 @@ from .tooling import (
     build_toolbox,
     check_rule,
     finish_reason,
-    list_logprobs,
     read_answer,
+    write_likeliest,
     write_logprobs,
 )
 
@@ -511,7 +515,10 @@ class CompletionRequest(CommonFields):
     refused: ClassVar = {"suffix": "the model continues a text: POST /infill fills a gap"}
 
     prompt: str | list[str] | TokenIds | list[TokenIds]
-    echo: bool = Field(False, description="put the prompt before the answer")
+    echo: bool = Field(
+        False, description="put the prompt before the answer, with its logprobs if there are any"
+    )
+    prompt_logprobs: Likeliest = None
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
@@ -519,11 +526,10 @@ class CompletionRequest(CommonFields):
         if values.get("suffix") == "":
             del values["suffix"]
 
-    @model_validator(mode="after")
-    def _check_echo(self):
-        if self.echo and self.logprobs is not None:
-            raise ValueError("echo: not with logprobs, which are not computed for the prompt")
-        return self
+    def apply(self, ask: Ask) -> Ask:
+        echoed = self.logprobs if self.echo else None
+        counts = [count for count in (echoed, self.prompt_logprobs) if count is not None]
+        return replace(super().apply(ask), prompt_logprobs=max(counts, default=None))
 
 
 def split_prompts(prompt: Any, limit: int, count: int, field: str) -> list[Any]:
@@ -544,13 +550,55 @@ def split_prompts(prompt: Any, limit: int, count: int, field: str) -> list[Any]:
     return prompts
 
 
-def spell_token(entry: Mapping[str, Any]) -> str:
+def spell_token(data: bytes) -> str:
     """Write a token's text; invalid UTF-8 as bytes:\\xe2\\x82, so that keys differ."""
-    data = bytes(entry["bytes"])
     try:
         return data.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def write_old_logprobs(llm: LLM, entries: Sequence[Entry], count: int) -> dict[str, Any]:
+    """Write the older format: parallel lists, and the `count` likeliest tokens as an object.
+
+    The first token of a prompt has null.
+    """
+    rates = [entry.logprobs for entry in entries]
+    return {
+        "tokens": [spell_token(entry.data) for entry in entries],
+        "token_logprobs": [rate and max(rate.logprob, LEAST_LOGPROB) for rate in rates],
+        "top_logprobs": [
+            rate
+            and {
+                spell_token(bytes(other["bytes"])): other["logprob"]
+                for other in write_likeliest(llm, rate)[:count]
+            }
+            for rate in rates
+        ],
+        "text_offset": [entry.start for entry in entries],
+    }
+
+
+def write_prompt_logprobs(
+    llm: LLM, prompt: Sequence[int], logprobs: Sequence[TokenLogprobs | None], count: int
+) -> list[Any]:
+    """Write vLLM's prompt_logprobs: per token an object by token id, the token's rank null if it is
+    not among the `count` likeliest.
+    """
+
+    def write(token: int, rates: TokenLogprobs) -> dict[str, Any]:
+        ranked = {token: (rates.logprob, None)}
+        ranked |= {other: (rate, rank) for rank, (other, rate) in enumerate(rates.top[:count], 1)}
+        return {
+            str(other): {
+                "logprob": max(rate, LEAST_LOGPROB),
+                "rank": rank,
+                "decoded_token": llm.tokenizer.decode([other], skip_special=False),
+            }
+            for other, (rate, rank) in ranked.items()
+        }
+
+    return [rates and write(token, rates) for token, rates in zip(prompt, logprobs)]
 
 
 @router.post("/v1/completions", **takes(CompletionRequest))
@@ -577,36 +625,61 @@ async def complete(request: Request) -> Response:
         prompt = prompts[i // body.n]
         return prompt if isinstance(prompt, str) else answers.llm.tokenizer.decode(prompt)
 
-    def whole(answers: Answers) -> dict[str, Any]:
-        choices = [
-            {
-                "index": i,
-                "text": opening(answers, i) + completion.text,
-                "logprobs": logprobs(answers, completion.tokens, len(opening(answers, i))),
-                "finish_reason": finish_reason(completion),
-            }
-            for i, completion in enumerate(answers.completions)
+    def logprobs(
+        answers: Answers, i: int, tokens: Sequence[Token], offset: int, has_prompt: bool
+    ) -> dict[str, Any] | None:
+        """Write the log-probabilities of an answer's tokens, or of its part; has_prompt: after
+        those of an echoed prompt.
+        """
+        if body.logprobs is None:
+            return None
+        llm, completion = answers.llm, answers.completions[i]
+        entries = [
+            entry._replace(start=offset + entry.start)
+            for token in tokens
+            for entry in token.entries
         ]
+        if not body.echo:
+            return write_old_logprobs(llm, entries, body.logprobs)
+        if has_prompt:
+            prompt = answers.prompts[i]
+            entries[:0] = pair_prompt(llm.tokenizer, prompt, completion.prompt_logprobs)
+        # As in vLLM, an end token has an entry too: lm-eval drops the last one.
+        end = offset + len(completion.text)
+        entries += [
+            Entry(int(token), token.logprobs, b"", end)
+            for token in tokens
+            if token in llm.engine.eos
+        ]
+        return write_old_logprobs(llm, entries, body.logprobs)
+
+    def rates(answers: Answers, i: int) -> dict[str, Any]:
+        """Write vLLM's field prompt_logprobs, if the body asks for it."""
+        if body.prompt_logprobs is None:
+            return {}
+        known = answers.completions[i].prompt_logprobs
+        prompt = answers.prompts[i]
+        written = write_prompt_logprobs(answers.llm, prompt, known, body.prompt_logprobs)
+        return {"prompt_logprobs": written}
+
+    def whole(answers: Answers) -> dict[str, Any]:
+        choices = []
+        for i, completion in enumerate(answers.completions):
+            text, tokens = opening(answers, i), completion.tokens
+            choices.append(
+                {
+                    "index": i,
+                    "text": text + completion.text,
+                    "logprobs": logprobs(answers, i, tokens, len(text), has_prompt=True),
+                    "finish_reason": finish_reason(completion),
+                    **rates(answers, i),
+                }
+            )
         return {
             **made,
             "choices": choices,
             "usage": write_usage(answers),
             "timings": write_timings(answers.completions[0]),
-        }
-
-    def logprobs(answers: Answers, tokens: Sequence[Token], offset: int) -> dict[str, Any] | None:
-        """Write the older format: parallel lists, and top logprobs as an object."""
-        if body.logprobs is None:
-            return None
-        entries = list_logprobs(answers.llm, tokens)
-        return {
-            "tokens": [spell_token(entry) for entry in entries],
-            "token_logprobs": [entry["logprob"] for entry in entries],
-            "top_logprobs": [
-                {spell_token(other): other["logprob"] for other in entry["top_logprobs"]}
-                for entry in entries
-            ],
-            "text_offset": [offset + entry.start for token in tokens for entry in token.entries],
         }
 
     def piece(
@@ -617,17 +690,23 @@ async def complete(request: Request) -> Response:
         return event({**made, **usage, "choices": [choice]})
 
     async def events(answers: Answers) -> AsyncIterator[bytes]:
-        for i in range(len(asks)):
-            if text := opening(answers, i):
+        openings = [opening(answers, i) for i in range(len(asks))]
+        # log-probabilities of a prompt come with the first token of its answer
+        is_waiting = [body.echo and body.logprobs is not None] * len(asks)
+        for i, text in enumerate(openings):
+            if text and not is_waiting[i]:
                 yield piece(i, text)
-        lengths = [len(opening(answers, i)) for i in range(len(asks))]
         async for batch in answers.batches():
+            i = batch.index
+            if is_waiting[i]:
+                is_waiting[i] = False
+                yield piece(i, openings[i], None, logprobs(answers, i, (), 0, has_prompt=True))
             for token in batch.tokens:
-                entries = logprobs(answers, [token], lengths[batch.index])
+                entries = logprobs(answers, i, [token], len(openings[i]), has_prompt=False)
                 if token.text or (entries and entries["tokens"]):
-                    yield piece(batch.index, token.text, None, entries)
+                    yield piece(i, token.text, None, entries)
             if batch.is_last:
-                yield piece(batch.index, "", finish_reason(answers.completions[batch.index]))
+                yield piece(i, "", finish_reason(answers.completions[i]))
         if body.stream_options.include_usage:
             yield event({**made, "choices": [], "usage": write_usage(answers)})
         yield DONE

@@ -27,6 +27,7 @@ from .answers import Answers
 from .faults import bad_field
 from .fields import RULES, Body, Strict
 
+LEAST_LOGPROB = -9999.0  # OpenAI's number for minus infinity
 TOOL_NAME = r"^[\w.:/@-]{1,128}$"
 
 
@@ -278,7 +279,7 @@ def write_token(data: bytes, logprob: float) -> dict[str, Any]:
     """Write the text of a token and its log-probability."""
     return {
         "token": data.decode("utf-8", "replace"),
-        "logprob": max(logprob, -9999.0),
+        "logprob": max(logprob, LEAST_LOGPROB),
         "bytes": list(data),
     }
 
@@ -319,4 +320,5 @@ def list_entries(llm: LLM, tokens: Sequence[Token]) -> list[dict[str, Any]]:
         }
         for token in tokens
         for entry in token.entries
+        if entry.logprobs
     ]

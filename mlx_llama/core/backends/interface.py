@@ -96,6 +96,9 @@ class SamplingBatch(Protocol):
         recent: Array | None = None,
         masks: Masks | None = None,
     ) -> Array: ...
+    # log-probabilities of `tokens` int32 [T, 1] by logits [T, V], and of the `count` likeliest:
+    # int32 [T, 2 + 2 count], as core.backends.logprobs packs them
+    def rate(self, logits: Array, tokens: np.ndarray, count: int) -> Array: ...
 
 
 class Model(Protocol):

@@ -48,6 +48,8 @@ class Request:
     decode_seconds: float | None = None
     hooks: Hooks = Hooks()
     begun: int = 0  # last tokens of the prompt that are the beginning of the answer
+    # likeliest tokens to report at each position of the prompt; None: no log-probabilities of it
+    prompt_logprobs: int | None = None
 
 
 class Status(enum.Enum):
@@ -102,6 +104,11 @@ class Sequence:
         errors.
         """
         return self.request.hooks.process(self.tokens, logits)
+
+    @property
+    def rated(self) -> int:
+        """Tokens at the beginning of the prompt whose chunks also give log-probabilities."""
+        return 0 if self.request.prompt_logprobs is None else self.prompt_length - 1
 
     @property
     def left(self) -> int:

@@ -76,6 +76,8 @@ class Completion:
     # per option: "user", "checkpoint" or "default"
     origins: dict[str, str] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
+    # of each token of the prompt, None for the first; [] unless the request asks for them
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     schema: Schema | None = None  # that the answer satisfies if it ended by itself
 
     @property
@@ -144,7 +146,7 @@ class Completion:
         receipt = {
             field.name: getattr(self, field.name)
             for field in fields(self)
-            if field.name not in ("text", "schema")
+            if field.name not in ("text", "prompt_logprobs", "schema")
         }
         receipt |= {"tokens": list(map(int, self.tokens)), **self.tell_logprobs()}
         return receipt | {name: round(getattr(self, name), 3) for name in RATES}

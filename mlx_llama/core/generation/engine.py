@@ -65,6 +65,8 @@ class Engine:
         completion.seed = options.seed or 0  # Defaults.resolve draws a missing seed
         completion.options = options.model_dump() | {"speculate": kind}
         completion.origins = dict(request.options.origins)
+        if request.prompt_logprobs is not None:
+            completion.prompt_logprobs = [None]
         limit = min(options.max_tokens, self.context - len(request.prompt))
         eos = self.eos if request.eos is None else request.eos
         writer = Writer(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from mlx_llama.core.backends.logprobs import TokenLogprobs
+from mlx_llama.core.text.tokenizer import Tokenizer
 
 
 class Entry(NamedTuple):
     """A token whose text is part of the returned text, and its log-probabilities."""
 
     id: int
-    logprobs: TokenLogprobs
+    logprobs: TokenLogprobs | None  # None for the first token of a prompt
     data: bytes  # its part of the text; of the last token before a stop string, cut there
     start: int  # characters of the text before it
 
@@ -26,7 +28,9 @@ class Entries:
     def __init__(self) -> None:
         self._waiting: list[tuple[Entry, str]] = []
 
-    def push(self, token: int, logprobs: TokenLogprobs, data: bytes, text: str, start: int) -> None:
+    def push(
+        self, token: int, logprobs: TokenLogprobs | None, data: bytes, text: str, start: int
+    ) -> None:
         """Add a token. data: its bytes in the vocabulary; text: characters that it completed."""
         try:
             whole = data.decode()
@@ -53,3 +57,15 @@ class Entries:
             if rest and (at := entry.data.rfind(rest)) >= 0:
                 taken[-1] = entry._replace(data=entry.data[:at]), text
         return tuple(entry for entry, _ in taken)
+
+
+def pair_prompt(
+    tokenizer: Tokenizer, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
+) -> tuple[Entry, ...]:
+    """Entries of a prompt's tokens, whose data joins to its text without special tokens."""
+    decoder, entries, length = tokenizer.stream(starts_text=True), Entries(), 0
+    for token, rate in zip(tokens, logprobs, strict=True):
+        text = decoder.push(token)
+        entries.push(token, rate, decoder.data(token), text, length)
+        length += len(text)
+    return entries.take(length, is_last=True, is_cut=False)
