@@ -59,6 +59,9 @@ class SamplingBatch(BatchOptions):
         rows = zip(scores, self.options, self._biases, self._seen(recent), strict=True)
         return np.stack([_process(*row) for row in rows])
 
+    def rate(self, logits: np.ndarray, tokens: np.ndarray, count: int) -> np.ndarray:
+        return pack(tokens, logits, count)
+
     def _seen(self, recent: np.ndarray | None) -> list[np.ndarray | None]:
         """By row, the recent tokens of its own window; None if it penalises none."""
         return [

@@ -67,6 +67,9 @@ class SamplingBatch(BatchOptions):
         tokens = choose(self.score(allowed, positions, recent))
         return tokens if self.logprobs is None else pack_logprobs(tokens, logits, self.logprobs)
 
+    def rate(self, logits: torch.Tensor, tokens: np.ndarray, count: int) -> torch.Tensor:
+        return pack_logprobs(runtime._sent(tokens, self.device), logits, count)
+
     def score(
         self,
         logits: torch.Tensor,

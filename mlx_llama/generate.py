@@ -95,6 +95,7 @@ def load(args: argparse.Namespace) -> LLM:
 
     with cli.Bar("loading"):
         llm = load_model(flags.load_options(args))
+    llm.defaults.lift_limit()
     if llm.template is None and not args.ignore_chat_template:
         if args.system_prompt is not None:
             raise OptionsError(_SYSTEM_NEEDS_TEMPLATE)

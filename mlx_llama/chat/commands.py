@@ -15,7 +15,7 @@ from mlx_llama import cli
 from mlx_llama.cli.spelling import spell_flags
 from mlx_llama.core.errors import LlamaError, OptionsError, SessionError
 from mlx_llama.core.generation.cache_file import cache_path
-from mlx_llama.core.generation.options import ALIASES, FIELDS
+from mlx_llama.core.generation.options import ALIASES, ENDLESS, FIELDS
 from mlx_llama.core.generation.session import Session, Stream
 from mlx_llama.core.generation.session_file import FORMAT
 from mlx_llama.core.text.thoughts import find_thoughts
@@ -125,7 +125,7 @@ def option_value(session: Session, name: str) -> str:
         return "random"
     if name == "speculate":
         return session.engine.choose_speculation(options)[0]
-    if value is None:
+    if value is None or (name == "max_tokens" and value == ENDLESS):
         return "none"
     if name == "schema":
         return value.text
@@ -356,6 +356,7 @@ def _require_file(path: str) -> str:
 
 # Options that are off unless they are set. For speculate, "none" is a value.
 NULLABLE = {name for name, field in FIELDS.items() if field.default is None} - {"seed", "speculate"}
+NULLABLE.add("max_tokens")
 
 COMMANDS = {
     "help": Command(_help, "", "list the commands"),

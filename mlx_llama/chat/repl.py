@@ -63,7 +63,9 @@ def main(arguments: list[str]) -> int:
 
     def load(**other: Any) -> LLM:
         with cli.Bar("loading"):
-            return load_model(replace(load_options, **other))
+            llm = load_model(replace(load_options, **other))
+        llm.defaults.lift_limit()
+        return llm
 
     def load_another(name: str) -> LLM:
         # Revision, template, draft model and adapters belong to the first model; the other flags

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from mlx_llama.core.backends.load_options import TABLE, LoadOptions
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.generation.options import FIELDS, MAX_GRAMMAR
+from mlx_llama.core.generation.options import ENDLESS, FIELDS, MAX_GRAMMAR
 from mlx_llama.core.generation.schema import MAX_CHARACTERS
 
 from .spelling import FLAGS, flag_of
@@ -40,7 +40,7 @@ FOREIGN_FLAGS = {
     "--hf-path": "--model",
 }
 # -1 as in llama.cpp: no limit, or a new seed each time.
-_MINUS_ONE = {"max_tokens": str(2**31), "seed": None, "repetition_context_size": "65536"}
+_MINUS_ONE = {"max_tokens": str(ENDLESS), "seed": None, "repetition_context_size": "65536"}
 # As in llama.cpp: the model's context, and a number of threads chosen by us.
 _UNSET = {"ctx_size": "0", "threads": "-1"}
 
@@ -112,6 +112,8 @@ def add_generation_flags(parser: argparse.ArgumentParser) -> None:
     for name, field in FIELDS.items():
         repeats = name in ("stop", "stop_token_ids", "logit_bias")
         default = f" (default: {field.default})" if field.default not in (None, (), {}) else ""
+        if name == "max_tokens":
+            default = " (default: -1, no limit but the context)"
         group.add_argument(
             *option_flags(name),
             dest=f"option:{name}",

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mlx.core as mx
+import numpy as np
 
 from mlx_llama.core.backends.interface import Masks
 
-from .kernels.draw import OptionArrays, gumbel, process, sample
+from .kernels.draw import OptionArrays, gumbel, pack, process, sample
 
 __all__ = ["SamplingBatch", "gumbel"]
 
@@ -44,6 +45,10 @@ class SamplingBatch(OptionArrays):
                 self.arrange(range(len(self.options))),
                 words,
             )
+
+    def rate(self, logits: mx.array, tokens: np.ndarray, count: int) -> mx.array:
+        with mx.stream(self.device):
+            return pack(mx.array(tokens), logits, count)
 
     def processed(self, scores: mx.array, recent: mx.array | None = None) -> mx.array:
         """Scores float32 [B, V] after bias, penalties, temperature and filters, which give -inf."""

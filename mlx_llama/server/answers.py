@@ -53,6 +53,7 @@ class Ask:
     reuses: bool = True  # see Request
     decode_seconds: float | None = None  # see Request
     ignores_eos: bool = False  # go on after end tokens
+    prompt_logprobs: int | None = None  # see Request
     note: Note = lambda place: None
     # of the chat template, such as enable_thinking
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -395,7 +396,8 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
         rule=prompt.rule,
         shown=prompt.shown,
         thinking=prompt.thinking,
-        reuses=ask.reuses,
+        reuses=ask.reuses and ask.prompt_logprobs is None,
+        prompt_logprobs=ask.prompt_logprobs,
         decode_seconds=ask.decode_seconds,
     )
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from fastapi import APIRouter
-from pydantic import Field, model_validator
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.generation.completion import Token
+from mlx_llama.core.generation.entries import Entry, pair_prompt
+from mlx_llama.core.generation.llm import LLM
 
 from .answers import Ask
 from .faults import bad_field
-from .fields import Note, OptionFields, TokenIds
+from .fields import Likeliest, Note, OptionFields, TokenIds
 from .openai import CommonFields, OpenAIWriter, finish_reason
 from .replies import Events, choices_of, desk_of, reply
 from .schemas import serves
-from .tooling import Piece, Reader, list_logprobs
+from .tooling import LEAST_LOGPROB, Piece, Reader, write_likeliest
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -30,7 +33,10 @@ class CompletionRequest(CommonFields):
     refused: ClassVar = {"suffix": "the model continues a text: POST /infill fills a gap"}
 
     prompt: str | list[str] | TokenIds | list[TokenIds]
-    echo: bool = Field(False, description="put the prompt before the answer")
+    echo: bool = Field(
+        False, description="put the prompt before the answer, with its logprobs if there are any"
+    )
+    prompt_logprobs: Likeliest = None
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
@@ -38,11 +44,10 @@ class CompletionRequest(CommonFields):
         if values.get("suffix") == "":
             del values["suffix"]
 
-    @model_validator(mode="after")
-    def _check_echo(self):
-        if self.echo and self.logprobs is not None:
-            raise ValueError("echo: not with logprobs, which are not computed for the prompt")
-        return self
+    def apply(self, ask: Ask, **more: Any) -> Ask:
+        echoed = self.logprobs if self.echo else None
+        counts = [count for count in (echoed, self.prompt_logprobs) if count is not None]
+        return super().apply(ask, prompt_logprobs=max(counts, default=None), **more)
 
 
 def split_prompts(prompt: Any, limit: int, count: int, field: str) -> list[Any]:
@@ -71,9 +76,11 @@ class CompletionWriter(OpenAIWriter):
     splits = False
 
     def begin(self, readers: Sequence[Reader]) -> Events:
-        self.offsets = [len(self.opening(reader)) for reader in readers]  # of the next tokens
+        # log-probabilities of a prompt come with the first token of its answer
+        is_late = self.body.echo and self.body.logprobs is not None
+        self.waiting = set(readers if is_late else ())
         for reader in readers:
-            if text := self.opening(reader):
+            if (text := self.opening(reader)) and not is_late:
                 yield self.part(reader, {"text": text})
 
     def opening(self, reader: Reader) -> str:
@@ -84,36 +91,45 @@ class CompletionWriter(OpenAIWriter):
         return prompt if isinstance(prompt, str) else reader.llm.tokenizer.decode(prompt)
 
     def choice(self, reader: Reader) -> dict[str, Any]:
-        opening, tokens = self.opening(reader), reader.completion.tokens
-        logprobs = self.logprobs(reader, tokens, len(opening))
-        return {"text": opening + reader.completion.text, "logprobs": logprobs}
+        text = self.opening(reader) + reader.completion.text
+        logprobs = self.logprobs(reader, reader.completion.tokens, has_prompt=True)
+        return {"text": text, "logprobs": logprobs, **self.prompt_logprobs(reader)}
 
     def logprobs(
-        self, reader: Reader, tokens: Sequence[Token], offset: int
+        self, reader: Reader, tokens: Sequence[Token], has_prompt: bool = False
     ) -> dict[str, Any] | None:
-        """Write the older format: parallel lists, and top logprobs as an object."""
+        """Write the log-probabilities of an answer's tokens; has_prompt: after those of an echoed
+        prompt.
+        """
         if self.body.logprobs is None:
             return None
-        entries, offsets = list_logprobs(reader.llm, tokens), []
-        for token in tokens:
-            if token.logprobs is not None and token not in reader.llm.engine.eos:
-                offsets.append(offset)
-            offset += len(token.text)
-        return {
-            "tokens": [spell_token(entry) for entry in entries],
-            "token_logprobs": [entry["logprob"] for entry in entries],
-            "top_logprobs": [
-                {spell_token(other): other["logprob"] for other in entry["top_logprobs"]}
-                for entry in entries
-            ],
-            "text_offset": offsets,
-        }
+        llm, completion, offset = reader.llm, reader.completion, len(self.opening(reader))
+        listed = [entry for token in tokens for entry in token.entries]
+        entries = [entry._replace(start=offset + entry.start) for entry in listed]
+        if self.body.echo:
+            if has_prompt:
+                prompt = reader.answers.prompts[reader.index]
+                entries[:0] = pair_prompt(llm.tokenizer, prompt, completion.prompt_logprobs)
+            # As in vLLM, an end token has an entry too: lm-eval drops the last one.
+            end, ends = offset + len(completion.text), llm.engine.eos
+            entries += [Entry(int(t), t.logprobs, b"", end) for t in tokens if t in ends]
+        return write_old_logprobs(llm, entries, self.body.logprobs)
+
+    def prompt_logprobs(self, reader: Reader) -> dict[str, Any]:
+        """Write vLLM's field prompt_logprobs, if the body asks for it."""
+        if (count := self.body.prompt_logprobs) is None:
+            return {}
+        prompt, rates = reader.answers.prompts[reader.index], reader.completion.prompt_logprobs
+        return {"prompt_logprobs": write_prompt_logprobs(reader.llm, prompt, rates, count)}
 
     def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
+        if reader in self.waiting:
+            self.waiting.remove(reader)
+            logprobs = self.logprobs(reader, (), has_prompt=True)
+            yield self.part(reader, {"text": self.opening(reader)}, None, logprobs)
         if token is None:
             return
-        logprobs = self.logprobs(reader, [token], self.offsets[reader.index])
-        self.offsets[reader.index] += len(token.text)
+        logprobs = self.logprobs(reader, [token])
         if token.text or (logprobs and logprobs["tokens"]):
             yield self.part(reader, {"text": token.text}, None, logprobs)
 
@@ -121,13 +137,55 @@ class CompletionWriter(OpenAIWriter):
         yield self.part(reader, {"text": ""}, finish_reason(reader))
 
 
-def spell_token(entry: Mapping[str, Any]) -> str:
+def spell_token(data: bytes) -> str:
     """Write a token's text; invalid UTF-8 as bytes:\\xe2\\x82, so that keys differ."""
-    data = bytes(entry["bytes"])
     try:
         return data.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def write_old_logprobs(llm: LLM, entries: Sequence[Entry], count: int) -> dict[str, Any]:
+    """Write the older format: parallel lists, and the `count` likeliest tokens as an object.
+
+    The first token of a prompt has null.
+    """
+
+    def likeliest(rate: TokenLogprobs | None) -> dict[str, float] | None:
+        if rate is None:
+            return None
+        others = write_likeliest(llm, rate)[:count]
+        return {spell_token(bytes(other["bytes"])): other["logprob"] for other in others}
+
+    rates = [entry.logprobs for entry in entries]
+    return {
+        "tokens": [spell_token(entry.data) for entry in entries],
+        "token_logprobs": [rate and max(rate.logprob, LEAST_LOGPROB) for rate in rates],
+        "top_logprobs": list(map(likeliest, rates)),
+        "text_offset": [entry.start for entry in entries],
+    }
+
+
+def write_prompt_logprobs(
+    llm: LLM, prompt: Sequence[int], logprobs: Sequence[TokenLogprobs | None], count: int
+) -> list[Any]:
+    """Write vLLM's prompt_logprobs: per token an object by token id, the token's rank null if it is
+    not among the `count` likeliest.
+    """
+
+    def write(token: int, rates: TokenLogprobs) -> dict[str, Any]:
+        ranked: dict[int, tuple[float, int | None]] = {token: (rates.logprob, None)}
+        ranked |= {other: (rate, rank) for rank, (other, rate) in enumerate(rates.top[:count], 1)}
+        return {
+            str(other): {
+                "logprob": max(rate, LEAST_LOGPROB),
+                "rank": rank,
+                "decoded_token": llm.tokenizer.decode([other], skip_special=False),
+            }
+            for other, (rate, rank) in ranked.items()
+        }
+
+    return [rates and write(token, rates) for token, rates in zip(prompt, logprobs)]
 
 
 @serves(router, CompletionRequest, "/v1/completions", "/completions")

@@ -80,9 +80,11 @@ class Job:
         try:
             async for batch in answers.batches():
                 for token in batch.tokens:
-                    logprobs = list_logprobs(answers.llm, [token])
-                    if token.text or logprobs:
-                        self.add("token", t=token.text, i=count, **(*logprobs, {})[0])
+                    *earlier, last = list_logprobs(answers.llm, [token]) or [{}]
+                    for logprobs in earlier:
+                        self.add("token", t="", i=count, **logprobs)
+                    if token.text or last:
+                        self.add("token", t=token.text, i=count, **last)
                     count += 1
             reason = _REASONS.get(completion.finish_reason or "", "ERROR")
         except Failure as failure:

@@ -31,7 +31,7 @@ from .replies import (
     write_timings,
 )
 from .schemas import serves
-from .tooling import Piece, Reader, list_logprobs
+from .tooling import Piece, Reader, list_entries
 
 router = APIRouter(tags=["llama-server"])
 
@@ -334,7 +334,7 @@ async def completion(request: Request, body: LlamaCompletionRequest) -> Response
 
 def _write_probabilities(llm: LLM, count: int | None, tokens: Sequence[Token]) -> dict[str, Any]:
     """Write completion_probabilities if n_probs asks for them, without end tokens."""
-    entries = list_logprobs(llm, tokens, has_ids=True) if count else []
+    entries = list_entries(llm, tokens) if count else []
     return {"completion_probabilities": entries} if entries else {}
 
 

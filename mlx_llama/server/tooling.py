@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation.completion import Completion, Token
 from mlx_llama.core.generation.llm import LLM
@@ -22,6 +23,8 @@ from mlx_llama.core.text.tools import (
 from .answers import Answers
 from .faults import Fault, Refusal, bad_field
 from .fields import RULES
+
+LEAST_LOGPROB = -9999.0  # OpenAI's number for minus infinity
 
 
 def build_toolbox(described: Sequence[Mapping[str, Any]], choice: str, many: bool) -> Toolbox:
@@ -147,22 +150,39 @@ def tool_format(llm: LLM) -> ToolFormat:
 # Log-probabilities
 
 
-def list_logprobs(llm: LLM, tokens: Sequence[Token], has_ids: bool = False) -> list[dict[str, Any]]:
-    """Write the log-probabilities of tokens as OpenAI's entries, without end tokens.
+def write_token(data: bytes, logprob: float) -> dict[str, Any]:
+    """Write the text of a token and its log-probability."""
+    text, logprob = data.decode("utf-8", "replace"), max(logprob, LEAST_LOGPROB)
+    return {"token": text, "logprob": logprob, "bytes": list(data)}
 
-    has_ids: with token ids, as llama-server does.
-    """
 
-    def write(token: int, logprob: float) -> dict[str, Any]:
-        piece = llm.tokenizer.piece(token)
-        data = piece.data if piece else b""
-        entry = {"id": int(token)} if has_ids else {}
-        text = data.decode("utf-8", "replace")
-        return {**entry, "token": text, "logprob": max(logprob, -9999.0), "bytes": list(data)}
-
+def write_likeliest(llm: LLM, logprobs: TokenLogprobs) -> list[dict[str, Any]]:
+    """Write the likeliest tokens of a position, with ids."""
+    pieces = [(token, llm.tokenizer.piece(token), value) for token, value in logprobs.top]
     return [
-        write(token, token.logprobs.logprob)
-        | {"top_logprobs": [write(other, value) for other, value in token.logprobs.top]}
+        {"id": token, **write_token(piece.data if piece else b"", value)}
+        for token, piece, value in pieces
+    ]
+
+
+def list_logprobs(llm: LLM, tokens: Sequence[Token]) -> list[dict[str, Any]]:
+    """Write OpenAI's entries of the text that `tokens` completed."""
+    entries = list_entries(llm, tokens)
+    for entry in entries:
+        for token in (entry, *entry["top_logprobs"]):
+            del token["id"]
+    return entries
+
+
+def list_entries(llm: LLM, tokens: Sequence[Token]) -> list[dict[str, Any]]:
+    """Return the entries of `list_logprobs` with token ids."""
+    return [
+        {
+            "id": entry.id,
+            **write_token(entry.data, entry.logprobs.logprob),
+            "top_logprobs": write_likeliest(llm, entry.logprobs),
+        }
         for token in tokens
-        if token.logprobs is not None and token not in llm.engine.eos
+        for entry in token.entries
+        if entry.logprobs
     ]

@@ -134,6 +134,8 @@ def test_set_shows_sets_and_resets(session):
             command(session, f"/set {name} none")
             == f"{name} = none ({'user' if name == 'speculate' else 'default'})"
         )
+    session.defaults.lift_limit()
+    assert command(session, "/set max_tokens none") == "max_tokens = none (default)"
     assert command(session, "/set regex a+") == "regex = a+ (user)"
     assert command(session, "/set regex none") == "regex = none (default)"
     assert (
@@ -1228,7 +1230,7 @@ def test_commands_in_a_terminal(terminal, toy, tmp_path):
     child.expect_exact(PROMPT)
     # what was said before
     child.send(f"/lo\t{tmp_path}/saved.json\r")
-    child.expect_exact("(loaded 2 messages)")
+    child.expect_exact("(loaded 2 messages)")  # without an option that nobody set
     child.expect_exact(">>>  exit")
     child.expect(r"an .*answer")
     child.expect_exact(PROMPT)

@@ -59,6 +59,18 @@ def test_prompt_from_standard_input_system_prompt_and_plain_continuation(toy, ll
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals like these")
+@pytest.mark.parametrize("command", [[], ["-n", "-1"], ["-n", "3"]])
+def test_an_answer_ends_with_the_context(command, toy, run):
+    """As llama.cpp's -n -1, its default."""
+    done = run("--model", str(toy), "-p", "hello", "--logit-bias", "2=-100", "--jsonl", *command)
+    receipt = json.loads(done.stdout.splitlines()[-1])["receipt"]
+    count = receipt["prompt_tokens"] + len(receipt["tokens"])
+    assert (receipt["finish_reason"], count == 256) == (
+        ("length", False) if "3" in command else ("context", True)
+    )
+    assert receipt["origins"]["max_tokens"] == ("user" if command else "default")
+
+
 def test_an_answer_does_not_command_the_terminal(toy):
     import pty
 

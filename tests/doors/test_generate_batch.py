@@ -25,6 +25,7 @@ class ToyLLM:
 
     def __init__(self, given=LoadOptions()):
         self.given = given
+        self.defaults = options.Defaults()
         self.backend = ToyBackend()
         self.loop = Loop(
             self.backend,

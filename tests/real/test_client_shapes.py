@@ -16,8 +16,6 @@ SHAPES = json.loads((Path(__file__).parents[1] / "data/client_shapes.json").read
 REFUSED = {
     "chat: msg: messages []": "there is no question to answer",
     "resp: input []": "there is no question to answer",
-    "comp: echo+logprobs max_tokens 0 "
-    "(lm-eval)": "llama-server leaves out the prompt's log-probabilities, which are asked for",
     "comp: suffix": "llama-server ignores the text that the answer must lead to; /infill takes one",
     "resp: background true": "the client would wait for a response that is not kept",
     "POST from Origin localhost:3000": "pages are served where an API key is set",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mlx_llama.core.backends.interface import Array, Cache, Masks, Model, SamplingBatch
+from mlx_llama.core.backends.logprobs import TokenLogprobs, unpack
 from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.generation.completion import Writer
 
@@ -28,6 +29,25 @@ class Device:
             np.array([tokens], np.int32), self.cache.lengths[row], self.cache, rows=[row]
         )
         self.backend.launch(*self.cache.arrays())
+
+    def rate(
+        self, tokens: Sequence[int], row: int, sampling: SamplingBatch, count: int
+    ) -> list[TokenLogprobs | None]:
+        """Compute a chunk of a row's prompt and wait for the log-probabilities of tokens[1:].
+
+        The last token is not computed. count: likeliest tokens to report.
+        """
+        cache, runtime = self.cache, self.backend.runtime
+        logits = self.model.forward(
+            np.array([tokens[:-1]], np.int32),
+            cache.lengths[row],
+            cache,
+            rows=[row],
+            all_positions=True,
+        )[0]
+        packed = sampling.rate(logits, np.array([tokens[1:]], np.int32).T, count)
+        self.backend.launch(packed, *cache.arrays())
+        return [unpack(columns, count) for columns in runtime.to_numpy(packed).tolist()]
 
     def step(
         self,

@@ -62,6 +62,8 @@ class Engine:
             origins=dict(request.options.origins),
             schema=None if request.rule else options.schema,
         )
+        if request.prompt_logprobs is not None:
+            completion.prompt_logprobs = [None]
         limit = min(options.max_tokens, self.context - len(request.prompt))
         eos = self.eos if request.eos is None else request.eos
         decoder, stops = self._decode(request, constraint), (options.stop, options.stop_token_ids)

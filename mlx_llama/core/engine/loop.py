@@ -112,7 +112,7 @@ class Loop:
         self._check_process()
         sequence.number = next(self._numbers)
         sequence.writer.submitted = time.perf_counter()
-        if sequence.limit == 0:
+        if sequence.limit == 0 and not sequence.rated:
             sequence.writer.end("length")
             sequence.finish()
             return

@@ -54,6 +54,8 @@ class Request:
     hooks: Hooks = Hooks()
     thinking: Thinking | None = None  # thoughts of the answer; None: all is text
     begun: int = 0  # last tokens of the prompt that are the beginning of the answer
+    # likeliest tokens to report at each position of the prompt; None: no log-probabilities of it
+    prompt_logprobs: int | None = None
 
 
 class Status(enum.Enum):
@@ -115,6 +117,11 @@ class Sequence:
     def process(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Apply the caller's processors to logits float32 [1, V]. Raises their errors."""
         return self.request.hooks.process(self.tokens, logits)
+
+    @property
+    def rated(self) -> int:
+        """Tokens at the beginning of the prompt whose chunks also give log-probabilities."""
+        return 0 if self.request.prompt_logprobs is None else self.prompt_length - 1
 
     @property
     def left(self) -> int:

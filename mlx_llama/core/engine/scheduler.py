@@ -25,6 +25,7 @@ from .steps import Step, Steps, group
 
 SHARED_CHUNK = 512  # maximum number of prompt tokens per tick while others run
 PORTION = 256  # positions of an answer that admission reserves
+RATED_CHUNK = 128  # maximum number of prompt tokens whose logits are computed together
 
 
 class Clock:
@@ -163,16 +164,24 @@ class Scheduler:
             return 0
         start, tokens = self.cache.lengths[sequence.row], sequence.tokens
         end = min(start + self._choose_chunk(sequence, start), len(tokens))
+        is_rated = start < sequence.rated
+        if is_rated:
+            end = min(end, start + RATED_CHUNK, sequence.rated)
         try:
             with interruptible():  # a chunk may take long
                 sequence.speculation.prefill(end)
-                if end == len(tokens):
+                if is_rated:
+                    self.steps.rate(sequence, start, end)
+                elif end == len(tokens):
                     # samples in the same pass over the weights
                     self.steps.launch_rest(sequence)
                 else:
                     self.steps.prefill(sequence, tokens[start:end])
             if end == len(tokens):
                 self.queues.run(sequence)
+            elif sequence.limit == 0 and end == sequence.rated:  # there is no answer
+                sequence.writer.end("length")
+                self.queues.end(sequence)
             else:
                 sequence.processed = min(end, sequence.prompt_length)
                 sequence.writer.tell_prefill(self.clock.now())

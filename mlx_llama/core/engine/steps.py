@@ -51,6 +51,16 @@ class Steps:
         """Launch a chunk of a prompt that is not its last."""
         self.device.prefill(tokens, sequence.row)
 
+    def rate(self, sequence: Sequence, start: int, end: int) -> None:
+        """Compute a chunk of a prompt, and wait for the log-probabilities of the tokens after each
+        of its positions.
+        """
+        count = sequence.request.prompt_logprobs or 0
+        rates = self.device.rate(
+            sequence.tokens[start : end + 1], sequence.row, sequence.sampling, count
+        )
+        sequence.writer.completion.prompt_logprobs[start + 1 : end + 1] = rates
+
     def launch(self, sequences: list[Sequence], tokens: Array | None = None) -> None:
         """Launch the next token of each sequence. tokens: int32 [B, T], None for the last ones."""
         if tokens is None:

@@ -12,6 +12,7 @@ from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.text.thoughts import Thought, ThoughtParser
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
 
+from .entries import Entries, Entry
 from .schema import Schema
 from .stops import Stops
 
@@ -26,6 +27,8 @@ class Token(int):
     thought: str  # the same of a thought
     seconds: float  # since the request was submitted
     logprobs: TokenLogprobs | None  # None unless the option asks for them
+    # log-probabilities of the tokens that `text` completed, end tokens excluded
+    entries: tuple[Entry, ...]
 
     def __new__(
         cls,
@@ -33,11 +36,12 @@ class Token(int):
         text: str = "",
         seconds: float = 0.0,
         logprobs: TokenLogprobs | None = None,
+        entries: tuple[Entry, ...] = (),
         thought: str = "",
     ) -> Token:
         token = super().__new__(cls, value)
         token.text, token.seconds, token.logprobs = text, seconds, logprobs
-        token.thought = thought
+        token.entries, token.thought = entries, thought
         return token
 
 
@@ -77,6 +81,8 @@ class Completion:
     # per option: "user", "checkpoint" or "default"
     origins: dict[str, str] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
+    # of each token of the prompt, None for the first; [] unless the request asks for them
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     schema: Schema | None = None  # that the answer satisfies if it ended by itself
 
     @property
@@ -131,8 +137,8 @@ class Completion:
 
     def receipt(self) -> dict[str, Any]:
         """All fields but the texts, the rates, and log-probabilities if there are any."""
-        texts = ("text", "reasoning", "schema")
-        names = [field.name for field in fields(self) if field.name not in texts]
+        others = ("text", "reasoning", "prompt_logprobs", "schema")
+        names = [field.name for field in fields(self) if field.name not in others]
         receipt = {name: getattr(self, name) for name in names}
         receipt |= {"tokens": list(map(int, self.tokens)), **self.tell_logprobs()}
         return receipt | {name: round(getattr(self, name), 3) for name in RATES}
@@ -211,6 +217,9 @@ class Writer:
         self.is_finished = False
         self._started: float | None = None
         self._first = 0.0
+        self._entries = Entries()
+        # tokens that may be of a thought, with the characters that they completed
+        self._unpaired: list[tuple[int, TokenLogprobs, bytes, str]] = []
 
     def resume(self, tokens: Sequence[int]) -> None:
         """Take the tokens that begin the answer, and begin `completion.text` with their text."""
@@ -261,22 +270,32 @@ class Writer:
             self._finish("length")
         completion.reasoning_tokens += self.thoughts is not None and self.thoughts.is_thinking
         thought = len(completion.reasoning)
-        text = self._decode(token) if self.decoder else ""
+        text = self._decode(token, logprobs) if self.decoder else ""
         completion.text += text
-        seconds = time.perf_counter() - self.submitted
+        seconds, is_cut = time.perf_counter() - self.submitted, self.stops.matched is not None
+        entries: tuple[Entry, ...] = ()
+        if logprobs is not None:
+            entries = self._entries.take(len(completion.text), self.is_finished, is_cut)
         completion.tokens.append(
-            Token(token, text, seconds, logprobs, completion.reasoning[thought:])
+            Token(token, text, seconds, logprobs, entries, completion.reasoning[thought:])
         )
 
-    def _decode(self, token: int) -> str:
+    def _decode(self, token: int, logprobs: TokenLogprobs | None) -> str:
         """The text that appears with a token. Ends the answer at a stop string."""
         assert self.decoder is not None
-        if not self.is_finished and not self.stops.stops:
-            return self._split(self.decoder.push(token))
         is_end = token in self.eos or token in self.stop_tokens
-        text = self.stops.push("" if is_end else self._split(self.decoder.push(token)))
+        decoded = "" if is_end else self.decoder.push(token)
+        if logprobs is not None and not is_end:
+            self._unpaired.append((token, logprobs, self.decoder.data(token), decoded))
+        shown = self._split(decoded)
+        self._pair(shown, len(self.completion.text))
+        if not self.is_finished and not self.stops.stops:
+            return shown
+        text = self.stops.push(shown)
         if self.is_finished and not self.stops.matched:
-            text += self.stops.push(self._split(self.decoder.finish(), is_last=True))
+            rest = self._split(self.decoder.finish(), is_last=True)
+            self._pair(rest, len(self.completion.text) + len(text))
+            text += self.stops.push(rest)
             if not self.stops.matched:
                 text += self.stops.finish()
         if self.stops.matched:
@@ -293,6 +312,23 @@ class Writer:
             if isinstance(part, Thought):
                 self.completion.reasoning += part.text
         return "".join([part for part in parts if isinstance(part, str)])
+
+    def _pair(self, shown: str, length: int) -> None:
+        """Pair tokens with text after thoughts were split off. shown: what they left; length: the
+        characters before it.
+        """
+        state = "text" if self.thoughts is None else self.thoughts.state
+        if state == "before":  # a thought may begin
+            return
+        tokens, self._unpaired = self._unpaired, []
+        if state == "thought":
+            return
+        if "".join(text for *_, text in tokens) != shown:  # the last one ends a thought
+            tokens = [(*tokens[-1][:3], shown)] if tokens and shown else []
+        start = length + len(self.stops.withheld)
+        for token, logprobs, data, text in tokens:
+            self._entries.push(token, logprobs, data, text, start)
+            start += len(text)
 
     def _finish(self, reason: str) -> None:
         self.completion.finish_reason = reason

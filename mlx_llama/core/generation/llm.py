@@ -20,6 +20,7 @@ from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.backends.following import follow_leader
 from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.backends.load_options import MAX_ROWS, TABLE, LoadOptions, list_adapters
+from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.engine.engine import Engine
 from mlx_llama.core.engine.home import Home
 from mlx_llama.core.engine.loop import Loop
@@ -353,6 +354,23 @@ class LLM:
             Toolbox(tuple(read_tools(tools)), tool_choice, parallel),
             rounds,
         )
+
+    def prompt_logprobs(
+        self, prompt: Prompt, top: int = 0, adapter: str | None = None
+    ) -> list[TokenLogprobs | None]:
+        """The log-probability of each token of a prompt after those before it, None for the first,
+        and of the `top` likeliest ones.
+
+        Computed in chunks, so a long prompt takes little memory. Raises as `stream`.
+        """
+        resolved = self.defaults.resolve({"max_tokens": 0, "logprobs": top, "adapter": adapter})
+        request = Request(
+            self.encode(prompt, self.engine.check_count),
+            resolved,
+            reuses=False,
+            prompt_logprobs=top,
+        )
+        return self.loop.submit(request).finish().prompt_logprobs
 
     def logits(self, tokens: list[int]) -> np.ndarray:
         """Logits after each of `tokens`: float32 [T, V]. Raises ContextError."""

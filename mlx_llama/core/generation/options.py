@@ -36,6 +36,7 @@ MAX_REGEX = 1 << 13  # characters
 MAX_GRAMMAR = 1 << 14  # characters; llguidance's converter of GBNF takes quadratic time
 SHOWN_INPUT = 200  # characters of a bad value in a message
 Reasoning = Literal["auto", "on", "off", "raw"]
+ENDLESS = 2**31  # tokens: more than any context holds
 MAX_LOGPROBS = 20  # likeliest tokens per position, as in OpenAI's API
 
 
@@ -105,7 +106,7 @@ class GenerationOptions(_StructureOptions):
         "predict",
         "n_predict",
         ge=0,
-        le=2**31,
+        le=ENDLESS,
     )
     temperature: float = _option(0.0, "softmax temperature; 0 is greedy", "temp", ge=0, le=100)
     top_k: int = _option(0, "sample from the k most likely tokens; 0: all", ge=0, le=2**31)
@@ -439,6 +440,7 @@ class Defaults:
     ):
         """source: the file's path. Raises OptionsError that names it."""
         raw = generation_config or {}
+        self._ours: dict[str, Any] = {}
         self.options = validate(from_generation_config(raw), source)
         unsupported = ", ".join(
             f"{name}={raw[name]!r:.40}"
@@ -448,6 +450,13 @@ class Defaults:
         )
         notice = f"generation_config.json asks for {unsupported}: not supported"
         self.notices = (notice,) if unsupported else ()
+
+    def lift_limit(self) -> None:
+        """Let answers go on to their end, or to that of the context, unless the checkpoint has a
+        limit of tokens. Commands and servers do so; a function call has a limit.
+        """
+        if "max_tokens" not in self.options.model_fields_set:
+            self._ours = {"max_tokens": ENDLESS}
 
     def resolve(self, user: Mapping[str, Any] | GenerationOptions) -> Resolved:
         """Add a user's options, which win; None means unset. Draws a missing seed, so that the
@@ -461,8 +470,8 @@ class Defaults:
         origins = dict.fromkeys(FIELDS, "default")
         origins |= dict.fromkeys(self.options.model_fields_set, "checkpoint")
         origins |= dict.fromkeys(chosen, "user")
-        options = self.options.model_copy(update={"seed": secrets.randbits(32)} | chosen)
-        return Resolved(options, origins, self.notices)
+        values = {"seed": secrets.randbits(32)} | self._ours | chosen
+        return Resolved(self.options.model_copy(update=values), origins, self.notices)
 
 
 def resolve(

@@ -123,6 +123,12 @@ class BatchOptions:
         """
         raise NotImplementedError
 
+    def rate(self, logits: Array, tokens: np.ndarray, count: int) -> Array:
+        """Log-probabilities of `tokens` int32 [T, 1] by logits [T, V], and of the `count`
+        likeliest: int32 [T, 2 + 2 count], as core.backends.logprobs packs them.
+        """
+        raise NotImplementedError
+
 
 def penalty_window(o: GenerationOptions) -> int:
     """Number of recent tokens that a row's penalties consider."""

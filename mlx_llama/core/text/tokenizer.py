@@ -249,6 +249,11 @@ class StreamDecoder:
         """True if the next token continues a character."""
         return bool(self._pending or self._utf8.getstate()[0])
 
+    def data(self, token: int) -> bytes:
+        """The bytes of a token in the vocabulary."""
+        piece = self._tokenizer.piece(token)
+        return piece.data if piece else b""
+
     def finish(self) -> str:
         """End the stream; returns U+FFFD for an unfinished character, else ""."""
         text = (

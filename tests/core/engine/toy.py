@@ -386,6 +386,9 @@ class ToyDecoder:
     def push(self, token):
         return letter(token)
 
+    def data(self, token):
+        return letter(token).encode()
+
     def finish(self):
         return ""
 

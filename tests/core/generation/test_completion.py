@@ -7,6 +7,7 @@ import json
 import pytest
 
 from mlx_llama import load
+from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.generation.completion import Completion, Writer
 
 
@@ -103,6 +104,31 @@ def test_an_answer_is_late_only_with_a_line_break(llm):
         assert len(writer.completion.tokens) == (
             5 if wanted == "length" else len(llm.tokenizer.encode(text))
         )
+
+
+@pytest.mark.parametrize("starts_text", [True, False])
+def test_entries_join_to_the_text_before_any_stop_string(starts_text, llm):
+    """The text without the stop string, cut by Python."""
+    tokens = llm.tokenizer.encode("A café, naïve 日本: a tale of 🙂 tails", add_bos=False)
+    text = llm.tokenizer.stream(starts_text=starts_text)
+    text = "".join([*map(text.push, tokens)])
+    stops = {text[at : at + n] for at in range(len(text)) for n in (1, 2, 3, 7)}
+    for stop in ["never", *sorted(stops)]:
+        writer = Writer(
+            Completion(), decoder=llm.tokenizer.stream(starts_text=starts_text), stops=[stop]
+        )
+        for number, token in enumerate(tokens, 1):
+            if not writer.is_finished:
+                writer.push(token, 1.0, number == len(tokens), TokenLogprobs(-0.5))
+        done = writer.completion
+        entries = [entry for token in done.tokens for entry in token.entries]
+        assert done.text == text.split(stop)[0]
+        assert b"".join(entry.data for entry in entries).decode() == done.text, stop
+        assert [entry.id for entry in entries] == tokens[: len(entries)]
+        shown = 0
+        for token in done.tokens:  # a stream has no entry before its text
+            shown += len(token.text)
+            assert all(entry.start <= shown for entry in token.entries)
 
 
 def test_html_is_the_text_escaped():

@@ -12,6 +12,7 @@ from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation.hooks import NAMES as HOOKS
 from mlx_llama.core.generation.options import (
     FIELDS,
+    Defaults,
     GenerationOptions,
     Options,
     from_generation_config,
@@ -142,6 +143,17 @@ def test_a_value_below_its_limit_is_told_the_one_that_switches_off(name, value, 
     with pytest.raises(OptionsError) as caught:
         resolve({name: value})
     assert str(caught.value).endswith(meaning)
+
+
+def test_a_lifted_limit_is_a_default():
+    defaults = Defaults({"max_new_tokens": 7})
+    defaults.lift_limit()
+    assert defaults.resolve({}).options.max_tokens == 7
+    defaults = Defaults({"top_k": 7})
+    defaults.lift_limit()
+    assert defaults.resolve({}).options.max_tokens == 2**31
+    assert defaults.resolve({}).origins["max_tokens"] == "default"
+    assert defaults.resolve({"max_tokens": 5}).options.max_tokens == 5
 
 
 def test_a_bad_generation_config_names_the_file():

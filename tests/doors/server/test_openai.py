@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import openai
 import pytest
+import torch
+
+from mlx_llama.core.files.checkpoint import GUIDE_PATH
 
 from .conftest import events
 
@@ -139,11 +143,62 @@ def test_stop_strings_and_biases(client, llm):
     )
 
 
-def test_echo_of_logprobs_is_refused(client, guide):
-    with pytest.raises(openai.BadRequestError, match="echo: not with logprobs"):
-        client.completions.create(
-            model="guide", prompt="Once upon", max_tokens=2, echo=True, logprobs=1
-        )
+def judge_prompt(ids):
+    """Natural logarithms of probabilities by transformers, float64 [T - 1, V]."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(GUIDE_PATH, dtype=torch.float32)
+    logits = model(torch.tensor([ids])).logits[0].double()
+    return torch.log_softmax(logits, -1)[:-1].detach().numpy()
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_log_probabilities_of_the_prompt(count, client, guide, llm):
+    """As lm-eval asks for them, against transformers."""
+    ids = llm.encode("Once upon a time there was a llama, who could not sleep. \n\nThe end?")
+    wanted = judge_prompt(ids)
+    asked = {"model": "guide", "max_tokens": count, "logprobs": 3, "echo": True, "temperature": 0}
+    done = client.completions.create(prompt=ids, **asked).choices[0]
+    rates = done.logprobs
+    assert len(rates.tokens) == len(ids) + count and rates.token_logprobs[0] is None
+    assert rates.top_logprobs[0] is None and "".join(rates.tokens) == done.text
+    assert rates.token_logprobs[1 : len(ids)] == pytest.approx(
+        [row[token] for row, token in zip(wanted, ids[1:])], abs=2e-3
+    )
+    for row, token, rate, top in zip(
+        wanted, ids[1:], rates.token_logprobs[1:], rates.top_logprobs[1:]
+    ):
+        assert sorted(top.values()) == pytest.approx(np.sort(row)[-3:], abs=2e-3)
+        assert (rate == max(top.values())) == (row.argmax() == token)  # lm-eval's is_greedy
+    for at, text in zip(rates.text_offset, rates.tokens):
+        assert done.text[at : at + len(text)] == text
+    # other prompts in the same request, streamed, and after a prefix that is cached
+    both = client.completions.create(prompt=[ids[:9], ids], **asked).choices
+    assert both[1].logprobs == rates and both[0].logprobs.token_logprobs[:9] == pytest.approx(
+        rates.token_logprobs[:9], abs=1e-5
+    )
+    stream = client.completions.create(prompt=ids, **asked, stream=True)
+    chunks = [chunk.choices[0] for chunk in stream]
+    streamed = sum((chunk.logprobs.token_logprobs for chunk in chunks if chunk.logprobs), [])
+    assert "".join(chunk.text for chunk in chunks) == done.text
+    assert streamed == rates.token_logprobs
+    # vLLM's field
+    body = {"prompt": ids, "prompt_logprobs": 2, "max_tokens": count}
+    named = guide.post("/v1/completions", **body).json()["choices"][0]
+    assert named["logprobs"] is None and named["prompt_logprobs"][0] is None
+    for token, known, rate in zip(ids[1:], named["prompt_logprobs"][1:], rates.token_logprobs[1:]):
+        assert known[str(token)]["logprob"] == rate and len(known) in (2, 3)
+        assert {one["rank"] for one in known.values()} >= {1, 2}
+
+
+def test_an_end_token_after_an_echo_has_an_entry(client, llm):
+    """lm-eval drops the last entry, whatever token that is."""
+    end = min(llm.engine.eos)
+    done = client.completions.create(
+        model="guide", prompt=[1, 320, 321], max_tokens=1, logprobs=0, echo=True,
+        logit_bias={str(end): 100},
+    ).choices[0]  # fmt: skip
+    assert done.logprobs.tokens[-1] == "" and len(done.logprobs.tokens) == 4
 
 
 CHARACTERS = "日本語🙂é"

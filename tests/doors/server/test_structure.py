@@ -485,8 +485,8 @@ def test_logprobs_of_a_chat(client, llm):
     assert [one.logprob for one in found] == pytest.approx(
         [token.logprobs.logprob for token in wanted.tokens], abs=1e-6
     )
-    assert "".join(one.token for one in found).strip() == wanted.text.strip()
-    assert bytes(sum((one.bytes for one in found), [])).decode().strip() == wanted.text.strip()
+    assert "".join(one.token for one in found) == wanted.text
+    assert bytes(sum((one.bytes for one in found), [])).decode() == wanted.text
     assert all(
         len(one.top_logprobs) == 3 and one.top_logprobs[0].logprob >= one.logprob for one in found
     )
@@ -502,6 +502,28 @@ def test_logprobs_of_a_chat(client, llm):
         .logprobs
         is None
     )
+
+
+def test_logprobs_join_to_the_text_before_a_stop_string(client, guide, llm):
+    text = llm.generate(QUESTION, max_tokens=12).text
+    for stop in (text[9:16], text[20:21], text[2:5]):
+        asked = {"model": "guide", "messages": QUESTION, "max_tokens": 12, "logprobs": True}
+        whole = client.chat.completions.create(**asked, stop=stop).choices[0]
+        chunks = [
+            chunk.choices[0]
+            for chunk in client.chat.completions.create(**asked, stop=stop, stream=True)
+        ]
+        assert whole.message.content == text[: text.index(stop)]
+        assert "".join(chunk.delta.content or "" for chunk in chunks) == whole.message.content
+        streamed = sum((chunk.logprobs.content for chunk in chunks if chunk.logprobs), [])
+        for entries in (whole.logprobs.content, streamed):
+            assert bytes(sum((one.bytes for one in entries), [])).decode() == whole.message.content
+        old = client.completions.create(
+            model="guide", prompt="Once upon", max_tokens=12, logprobs=0, stop=stop, echo=False
+        ).choices[0]
+        assert "".join(old.logprobs.tokens) == old.text
+    done = guide.post("/completion", prompt="Once upon", n_predict=9, n_probs=1, stop=["a"]).json()
+    assert "".join(one["token"] for one in done["completion_probabilities"]) == done["content"]
 
 
 def test_logprobs_of_the_other_apis(client, guide, llm):
@@ -551,10 +573,7 @@ def test_logprobs_of_responses(client):
         part = found.output[0].content[0]
         logprobs = [one.model_dump() for one in part.logprobs]
         assert (logprobs == wanted or tools) and len(logprobs) == 9 and found.top_logprobs == 3
-        assert (
-            bytes(sum((one.bytes for one in part.logprobs), [])).decode().strip()
-            == part.text.strip()
-        )
+        assert bytes(sum((one.bytes for one in part.logprobs), [])).decode() == part.text
         events = list(client.responses.create(**asked, tools=tools, stream=True))
         deltas = [
             one

@@ -1,0 +1,71 @@
+"""Log-probabilities beside the text that an answer returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mlx_llama.core.backends.logprobs import TokenLogprobs
+from mlx_llama.core.text.tokenizer import Tokenizer
+
+
+class Entry(NamedTuple):
+    """A token whose text is part of the returned text, and its log-probabilities."""
+
+    id: int
+    logprobs: TokenLogprobs | None  # None for the first token of a prompt
+    data: bytes  # its part of the text; of the last token before a stop string, cut there
+    start: int  # characters of the text before it
+
+
+class Entries:
+    """Pairs tokens with the returned text, which may end within a token at a stop string.
+
+    A token waits until its text is returned: it may begin a stop string, or a character. So the
+    data of all entries joins to the text, but for bytes that are not UTF-8.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Entry, str]] = []
+
+    def push(
+        self, token: int, logprobs: TokenLogprobs | None, data: bytes, text: str, start: int
+    ) -> None:
+        """Add a token. data: its bytes in the vocabulary; text: characters that it completed."""
+        try:
+            whole = data.decode()
+        except UnicodeDecodeError:  # it begins or ends within a character
+            whole = text
+        if whole != text and whole.endswith(text):  # a dropped space, or a hidden special token
+            data = text.encode()
+        self._waiting.append((Entry(token, logprobs, data, start), text))
+
+    def take(self, length: int, is_last: bool, is_cut: bool) -> tuple[Entry, ...]:
+        """Entries of tokens that the text shows now. length: its characters. is_last: the text ends
+        here; is_cut: at a stop string.
+        """
+        waiting, count = self._waiting, 0
+        for number, (entry, text) in enumerate(waiting, 1):
+            if entry.start >= length if is_cut else entry.start + len(text) > length:
+                break
+            if text or not entry.data or is_last:  # not within a character
+                count = number
+        taken, self._waiting = waiting[:count], waiting[count:]
+        if is_cut and taken:
+            entry, text = taken[-1]
+            rest = text[length - entry.start :].encode()
+            if rest and (at := entry.data.rfind(rest)) >= 0:
+                taken[-1] = entry._replace(data=entry.data[:at]), text
+        return tuple(entry for entry, _ in taken)
+
+
+def pair_prompt(
+    tokenizer: Tokenizer, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
+) -> tuple[Entry, ...]:
+    """Entries of a prompt's tokens, whose data joins to its text without special tokens."""
+    decoder, entries, length = tokenizer.stream(starts_text=True), Entries(), 0
+    for token, rate in zip(tokens, logprobs, strict=True):
+        text = decoder.push(token)
+        entries.push(token, rate, decoder.data(token), text, length)
+        length += len(text)
+    return entries.take(length, is_last=True, is_cut=False)
