@@ -81,7 +81,7 @@ class Reader:
         self._is_forced = bool(toolbox.forced)
         if toolbox.offered:
             form = tool_format(llm)
-            self.parser = ToolParser(form, [tool.name for tool in toolbox.offered])
+            self.parser = ToolParser(form, toolbox.offered)
 
     @staticmethod
     def _find_thoughts(answers: Answers, index: int) -> ThoughtParser | None:

@@ -260,9 +260,7 @@ class LLM:
         handle = self.loop.prepare(
             Request(prompt.tokens, resolved, rule=prompt.rule, shown=prompt.shown, hooks=hooks)
         )
-        return ToolStream(
-            handle, ToolParser(prompt.form, [tool.name for tool in box.offered]), schema
-        )
+        return ToolStream(handle, ToolParser(prompt.form, box.offered), schema)
 
     @functools.cached_property
     def defaults(self) -> Defaults:

@@ -241,7 +241,7 @@ def test_enforced_calls_parse_and_fit_their_tool(form, many, model):
         stream = tokenizer.stream(
             starts_text=not constraint.keeps_space, shown=form.shown_specials(tokenizer)
         )
-        parser = ToolParser(form, [tool.name for tool in tools])
+        parser = ToolParser(form, tools)
         for _ in range(200):
             if constraint.is_finished or (constraint.is_complete and source.random() < 0.5):
                 break

@@ -8,7 +8,7 @@ import random
 import pytest
 from mlx_lm.tool_parsers import json_tools, mistral as mistral_tools
 
-from mlx_llama.core.text.tools import FORMATS, ToolParser
+from mlx_llama.core.text.tools import FORMATS, Tool, ToolParser
 from mlx_llama.core.text.tools.formats import HERMES, LLAMA3, MISTRAL, MISTRAL_HEADERS, SMOLLM2
 
 CASES = [
@@ -112,7 +112,8 @@ CASES = [
 
 def read(form, text, source=None):
     """The parser after the text in random pieces, or whole; checks that its news are its state."""
-    parser, news, at = ToolParser(form, ("f", "g", "python")), [], 0
+    tools = [Tool(name, "", {"properties": {}}) for name in ("f", "g", "python")]
+    parser, news, at = ToolParser(form, tools), [], 0
     while at < len(text):
         count = source.randint(1, 5) if source else len(text)
         news += parser.push(text[at : at + count])
