@@ -102,7 +102,7 @@ class Generic(InSystem):
                 joined[-1]["content"] += "\n\n" + message["content"]
             else:
                 joined.append(dict(message))
-        return joined, {}
+        return joined, {"tools": []} if self._has_tools else {}
 
 
 BRIEF = Generic(has_tools=False, has_system=True)

@@ -32,6 +32,7 @@ class Functools(ToolFormat):
 class FireFunction(Functools):
     name = "firefunction"
     cue = r"\+ functions -"
+    opens, others = " functools", ("functools",)
 
     def offer(
         self, messages: Sequence[Message], tools: Sequence[Tool]

@@ -33,13 +33,20 @@ class Tagged(ToolFormat):
 
     def __init__(self) -> None:
         self.marks = tuple(mark.strip() for mark in (*self.call, *self.key, self.end))
-        stops = self.key[0], self.call[2] or self.closes
-        self._end = re.compile(
-            ("\n?" if self.end.startswith("\n") else "")
-            + re.escape(self.end.strip())
-            + rf"(?=\s{{0,8}}(?:{'|'.join(re.escape(stop.strip()) for stop in stops)}))"
-        )
-        self._window = len(self.end) + 8 + max(map(len, stops))  # of the longest match
+
+    def _find_ends(self, tool: Tool | None) -> tuple[re.Pattern[str], int]:
+        """The end of a value, and the length of the longest one with what must follow it."""
+        stops = [re.escape(stop.strip()) for stop in (self.key[0], self.call[2] or self.closes)]
+        ends = [rf"{re.escape(self.end.strip())}(?=\s{{0,8}}(?:{'|'.join(stops)}))"]
+        keys = [self.key[0] + key + self.key[1] for key in _properties(tool)]
+        if self.end.startswith("\n"):
+            ends[0] = "\n?" + ends[0]
+            if keys:  # models forget the end before the next one, or the last
+                ends.append(
+                    rf"\n(?={'|'.join(map(re.escape, keys))}|{stops[1]}\s{{0,8}}</tool_call>)"
+                )
+        longest = max(map(len, (*keys, self.key[0] + self.end, self.call[2] + self.closes)))
+        return re.compile("|".join(ends)), longest + len(self.end) + 8
 
     def read(self, text: CallText) -> Generator[None]:
         begins, ends = self.call[0].strip(), self.call[2].strip() or self.closes
@@ -64,7 +71,7 @@ class Tagged(ToolFormat):
             yield from text.skip(self.closes)
 
     def _read_arguments(self, text: CallText, tool: Tool | None) -> Generator[None]:
-        separator = ""
+        separator, ends = "", self._find_ends(tool)
         while (yield from text.skip(self.key[0].strip())):
             closes, *opens = self.key[1].split()
             key = (yield from text.until(closes)).strip()
@@ -78,36 +85,14 @@ class Tagged(ToolFormat):
                 text.take(1)
             types: frozenset[str] = frozenset()
             if tool:
-                schema = tool.parameters.get("properties", {}).get(key, {"type": "string"})
+                schema = _properties(tool).get(key, {"type": "string"})
                 types = resolve_types(schema, tool.parameters)
             text.add(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
             if types == _STRING:
-                yield from self._read_string(text)
+                yield from _read_string(text, *ends)
             else:
-                yield from self._read_value(text, types)
+                yield from _read_value(text, types, *ends)
             separator = ", "
-
-    def _read_string(self, text: CallText) -> Generator[None]:
-        """Read a string; its text is added while it arrives."""
-        text.add('"')
-        while True:
-            end = self._end.search(text.rest)
-            withheld = end or _WITHHELD.search(text.rest, max(0, len(text.rest) - self._window))
-            piece = text.take(withheld.start() if withheld else len(text.rest))
-            text.add(json.dumps(piece, ensure_ascii=False)[1:-1])
-            if end:
-                break
-            yield from text.wait()
-        text.take(len(end[0]))
-        text.add('"')
-
-    def _read_value(self, text: CallText, types: frozenset[str]) -> Generator[None]:
-        start = 0
-        while not (end := self._end.search(text.rest, start)):
-            start = max(0, len(text.rest) - self._window)
-            yield from text.wait()
-        text.add(write_value(text.take(end.start()), types))
-        text.take(len(end[0]))
 
     def rules(self, tools: Sequence[Tool], mark: Callable[[str], str], many: bool) -> list[str]:
         opens, closes = f"{mark(self.opens)} {quote(self.gap)}", mark(self.closes)
@@ -122,7 +107,7 @@ class Tagged(ToolFormat):
         ]
         for number, tool in enumerate(tools):
             parts = [quote(self.call[0] + tool.name + self.call[1])]
-            for at, (key, schema) in enumerate(tool.parameters.get("properties", {}).items()):
+            for at, (key, schema) in enumerate(_properties(tool).items()):
                 value = f"value_{number}_{at}"
                 rule, end = self._spell_value(schema, tool.parameters)
                 rules.append(f"{value}: {rule}")
@@ -144,6 +129,36 @@ class Tagged(ToolFormat):
             texts = (one if isinstance(one, str) else json.dumps(one) for one in choices)
             return " | ".join(map(quote, texts)), self.end
         return "text", self.end[self.end.index(">") + 1 :]
+
+
+def _properties(tool: Tool | None) -> dict[str, Any]:
+    return tool.parameters.get("properties") or {} if tool else {}
+
+
+def _read_string(text: CallText, ends: re.Pattern[str], longest: int) -> Generator[None]:
+    """Read a string; its text is added while it arrives."""
+    text.add('"')
+    while True:
+        end = ends.search(text.rest)
+        withheld = end or _WITHHELD.search(text.rest, max(0, len(text.rest) - longest))
+        piece = text.take(withheld.start() if withheld else len(text.rest))
+        text.add(json.dumps(piece, ensure_ascii=False)[1:-1])
+        if end:
+            break
+        yield from text.wait()
+    text.take(len(end[0]))
+    text.add('"')
+
+
+def _read_value(
+    text: CallText, types: frozenset[str], ends: re.Pattern[str], longest: int
+) -> Generator[None]:
+    start = 0
+    while not (end := ends.search(text.rest, start)):
+        start = max(0, len(text.rest) - longest)
+        yield from text.wait()
+    text.add(write_value(text.take(end.start()), types))
+    text.take(len(end[0]))
 
 
 class QwenCoder(Tagged):
