@@ -24,6 +24,9 @@ SPECIALS = (
     "<|python_tag|>",
     "<|im_start|>",
     "<|im_end|>",
+    "[ARGS]",
+    "[CALL_ID]",
+    "<|tool_call|>",
 )
 
 

@@ -84,8 +84,7 @@ class Reader:
         self.may_think = bool(self.llm.template and find_thoughts(self.llm.template.source))
         self._is_forced = bool(toolbox.forced)
         if splits and toolbox.offered:
-            names = [tool.name for tool in toolbox.offered]
-            self.parser = ToolParser(tool_format(self.llm), names)
+            self.parser = ToolParser(tool_format(self.llm), toolbox.offered)
 
     @property
     def thought_tokens(self) -> int:

@@ -270,8 +270,7 @@ class LLM:
                 hooks=hooks,
             )
         )
-        parser = ToolParser(prompt.form, [tool.name for tool in box.offered])
-        return ToolStream(handle, parser, resolved.options.schema)
+        return ToolStream(handle, ToolParser(prompt.form, box.offered), resolved.options.schema)
 
     @functools.cached_property
     def defaults(self) -> Defaults:

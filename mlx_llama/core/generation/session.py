@@ -363,7 +363,7 @@ class Session:
             handle = prepare(messages, box, notices if is_first else ())
             return ToolStream(
                 handle,
-                ToolParser(prompt.form, [tool.name for tool in box.offered]),
+                ToolParser(prompt.form, box.offered),
                 resolved.options.schema,
             )
 

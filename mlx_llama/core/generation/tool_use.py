@@ -138,7 +138,12 @@ def _encode(
     form = find_format(template.source, tokenizer)
     prompt, extras = form.offer(messages, box.offered)
     tokens = encode_messages(
-        tokenizer, template, prompt, check_count=check_count, **{**variables, **extras}
+        tokenizer,
+        template,
+        prompt,
+        check_count=check_count,
+        written=form.written_marks(),
+        **{**variables, **extras},
     )
     if not box.offered:
         return ToolPrompt(tokens)
@@ -167,6 +172,8 @@ class ToolStream:
         """schema: of an answer without calls."""
         self.handle, self.parser, self._schema = handle, parser, schema
         self.completion = handle.completion
+        if parser.form and parser.form.notice:
+            self.completion.notices.append(parser.form.notice)
         self._waiting: list[str | ToolDelta] = []
         self._has_ended = False
 

@@ -10,7 +10,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,11 +30,17 @@ _FIELDS = {
     "assistant": {"tool_calls", "name", "reasoning_content"},
     "tool": {"tool_call_id", "name"},
     "user": {"name"},
-    "system": {"name"},
+    "system": {"name", "tools"},  # of Phi-4 mini, as text
 }
 MAX_CALLS = 128  # in one message
 MOST_BYTES = 1 << 20  # of a file; the largest in use have 50 thousand
-TOOLS = ("tools", "xml_tools")  # template variables that hold descriptions of tools
+# template variables that hold descriptions of tools
+TOOLS = ("tools", "xml_tools", "python_tools", "functions")
+
+
+class JsonText(str):
+    """A call's arguments for a template that takes them as text."""
+
 
 _REMEDY = "check the file, or choose another template with `template`"
 
@@ -140,7 +146,7 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
     else:
         checked["tool_calls"] = _check_calls(calls, f"{where}.tool_calls")
     checked["content"] = "" if calls and checked.get("content") is None else checked.get("content")
-    for name in ("content", "tool_call_id", "name", "reasoning_content"):
+    for name in ("content", "tool_call_id", "name", "reasoning_content", "tools"):
         if name in checked and not isinstance(checked[name], str):
             raise TemplateError(f"{where}.{name} is {show(checked[name])}, expected a string")
     return checked
@@ -172,7 +178,11 @@ def _check_calls(calls: Any, where: str) -> list[dict[str, Any]]:
                 "object, or JSON text of one"
             )
         identity = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
-        inner = {"name": function["name"], "arguments": dict(arguments)}
+        text = function.get("arguments")
+        inner = {
+            "name": function["name"],
+            "arguments": text if isinstance(text, JsonText) else dict(arguments),
+        }
         checked.append({**identity, "type": "function", "function": inner})
     return checked
 
@@ -287,6 +297,7 @@ def encode_messages(
     messages: Sequence[Message],
     add_generation_prompt: bool = True,
     check_count: Callable[[int], None] | None = None,
+    written: Collection[str] = (),
     **extras: Any,
 ) -> list[int]:
     """Encode a conversation as token ids.
@@ -296,6 +307,7 @@ def encode_messages(
     the tokenizer adds BOS, the ids start with exactly one BOS. Otherwise, for messages that spell
     no such token, the ids are those of transformers' apply_chat_template.
 
+    written: special tokens that the assistant's messages may write, as the marks of its calls.
     check_count: called with a lower bound of their number before a long text is encoded, and may
     raise.
 
@@ -304,7 +316,7 @@ def encode_messages(
         TokenizerError: a message cannot be encoded.
     """
     parts = _render_parts(
-        tokenizer, template, check_messages(messages), add_generation_prompt, extras
+        tokenizer, template, check_messages(messages), add_generation_prompt, extras, written
     )
     if check_count is not None:
         check_count(tokenizer.count_at_least("".join(parts)))
@@ -326,6 +338,7 @@ def _render_parts(
     messages: Sequence[Message],
     prompt: bool,
     extras: dict[str, Any],
+    written: Collection[str],
 ) -> list[str]:
     """Render a conversation, split inside every control token that a message spells, in part or
     whole.
@@ -341,8 +354,9 @@ def _render_parts(
     if literals:
         cut, edge = _pick_marks(template, messages, extras)
         marked = []
+        unwritten = [text for text in special if text not in written]
         for message in messages:
-            to_cut = special if message["role"] == "assistant" else literals
+            to_cut = unwritten if message["role"] == "assistant" else literals
             content = _mark_content(message["content"], to_cut, literals, cut, edge)
             calls = (
                 {"tool_calls": _cut_nested(message["tool_calls"], to_cut, cut)}
@@ -351,7 +365,7 @@ def _render_parts(
             )
             rest = {
                 name: _cut_nested(message[name], to_cut, cut)
-                for name in ("name", "reasoning_content")
+                for name in ("name", "reasoning_content", "tools")
                 if name in message
             }
             marked.append({**message, "content": content, **calls, **rest})
@@ -379,7 +393,8 @@ def _cut_nested(value: Any, literals: Sequence[str], cut: str) -> Any:
     """Put `cut` inside every literal in the texts of a value, keys included."""
     if isinstance(value, str):
         cuts = _find_cuts(literals, value)
-        return cut.join(value[a:b] for a, b in zip([0, *cuts], [*cuts, len(value)], strict=True))
+        text = cut.join(value[a:b] for a, b in zip([0, *cuts], [*cuts, len(value)], strict=True))
+        return type(value)(text)
     if isinstance(value, (list, tuple)):
         return [_cut_nested(item, literals, cut) for item in value]
     if isinstance(value, Mapping):

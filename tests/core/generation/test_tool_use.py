@@ -93,7 +93,7 @@ def scripted(form, *answers):
         asked.append(list(messages))
         assert is_first == (len(asked) == 1)
         wrapped = SimpleNamespace(completion=SimpleNamespace(notices=[]), cancel=lambda: None)
-        stream = ToolStream(wrapped, ToolParser(form, ("add", "fail")))
+        stream = ToolStream(wrapped, ToolParser(form, read_tools([add, fail])))
         stream.handle = Pieces(left.pop(0))
         return stream
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import string
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mlx_llama.core.errors import show
+from mlx_llama.core.text.template import check_messages
+
+from .describe import Tool
 
 
 def new_call_id() -> str:
@@ -62,6 +66,27 @@ def mentions_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
     )
 
 
+def write_arguments(values: Any) -> str:
+    """Arguments as JSON. Raises ValueError or TypeError for values that JSON lacks."""
+    return json.dumps(values, ensure_ascii=False, allow_nan=False)
+
+
+def fold_calls(
+    messages: Sequence[Mapping[str, Any]], write: Callable[[Sequence[Mapping[str, Any]]], str]
+) -> list[dict[str, Any]]:
+    """Write calls into the messages' text, for templates that print none. Raises TemplateError."""
+    folded = []
+    for message in check_messages(messages):
+        calls = message.pop("tool_calls", ())
+        if calls:
+            message["content"] += write([call["function"] for call in calls])
+        folded.append(message)
+    return folded
+
+
+_HEAD_LENGTH = 300  # characters of a call before its arguments
+
+
 class NoCall(Exception):
     """The text is not a call."""
 
@@ -73,14 +98,15 @@ class CallText:
     NoCall to turn `taken` back into text, or to leave a call that has begun incomplete.
     """
 
-    def __init__(self, names: Collection[str] = ()):
-        self.names = frozenset(names)  # of the tools on offer
+    def __init__(self, tools: Sequence[Tool] = ()):
+        self.tools = {tool.name: tool for tool in tools}  # on offer
         self.text = ""  # the answer so far, without calls
         self.calls: list[ToolCall] = []  # so far; the last may be incomplete
         self.rest = ""  # to be read
         self.taken = ""  # read since the last call
-        # this call has no opening mark, so that its name must be one of `names`
-        self.is_bare = False
+        self.mark = ""  # that opened this call, "" for none
+        # other text may begin like this call, so that its name must be that of a tool
+        self.is_doubtful = False
         self.is_over = False  # no more text will come
         self._news: list[str | ToolDelta] = []
         self._space = ""  # after a call; dropped unless text follows
@@ -117,12 +143,25 @@ class CallText:
         self.take(len(self.rest) - len(rest) + len(mark))
         return True
 
-    def begin(self, name: str) -> None:
-        """Begin a call."""
-        if self.is_bare and name not in self.names:
+    def until(self, mark: str) -> Generator[None, None, str]:
+        """Take a name or key up to a mark, which stays in `rest`. Raises NoCall if it is too
+        long.
+        """
+        while (at := self.rest.find(mark)) < 0 and len(self.rest) <= _HEAD_LENGTH:
+            yield from self.wait()
+        if not 0 <= at <= _HEAD_LENGTH:
+            raise NoCall
+        return self.take(at)
+
+    def begin(self, name: str, call_id: str | None = None) -> None:
+        """Begin a call. call_id: the model's, kept if it is like ours and new."""
+        if self.is_doubtful and name not in self.tools:
             raise NoCall
         self.taken = self._space = ""
-        self.calls.append(ToolCall(name))
+        used = {call.id for call in self.calls}
+        if call_id is None or call_id in used or not re.fullmatch("[a-zA-Z0-9]{9}", call_id):
+            call_id = new_call_id()
+        self.calls.append(ToolCall(name, id=call_id))
         self._news.append(ToolDelta(len(self.calls) - 1, self.calls[-1].id, name))
 
     def add(self, arguments: str) -> None:

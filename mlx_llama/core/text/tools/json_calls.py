@@ -25,8 +25,10 @@ def read_json_calls(text: CallText, closes: str = "") -> Generator[None]:
         yield from text.skip(closes)
 
 
-def read_json_call(text: CallText, name: str | None = None) -> Generator[None]:
-    """Read one call. name: of the call, if the object is its arguments."""
+def read_json_call(
+    text: CallText, name: str | None = None, call_id: str | None = None
+) -> Generator[None]:
+    """Read one call. name: of the call, if the object is its arguments. call_id: the model's."""
     if (yield from text.peek()) != "{":
         raise NoCall
     scanner, sent = _Scanner(ends_with_arguments=name is not None), 0
@@ -38,7 +40,7 @@ def read_json_call(text: CallText, name: str | None = None) -> Generator[None]:
         text.take(scanner.feed(text.rest))
         if scanner.name is not None and scanner.start is not None:
             if not sent:
-                text.begin(scanner.name)
+                text.begin(scanner.name, call_id)
                 sent = scanner.start
             end = len(scanner.text) if scanner.end is None else scanner.end
             text.add(scanner.text[sent:end])
@@ -71,28 +73,35 @@ class _Scanner:
 
     def feed(self, piece: str) -> int:
         """Scan more text; returns the number of characters that belong to the object."""
-        first = len(self.text)
-        self.text += piece
-        for at in range(first, len(self.text)):
+        text, self.text = self.text, ""
+        for count, character in enumerate(piece):
+            at = len(text)
+            if self._in_string and character < " ":  # models write line breaks, which JSON lacks
+                text += json.dumps(character)[1 + self._escaped : -1]
+                self._escaped = False
+                continue
+            text += character
             try:
-                self._read(self.text[at], at)
+                self._read(text, at)
             except NoCall:
-                self.has_failed, self.text = True, self.text[:at]
-                return at - first
+                self.has_failed, self.text = True, text[:at]
+                return count
             if self.is_done:
-                self.text = self.text[: at + 1]
-                return at + 1 - first
+                self.text = text
+                return count + 1
+        self.text = text
         return len(piece)
 
-    def _read(self, character: str, at: int) -> None:
-        outermost = self._depth == 1
+    def _read(self, text: str, at: int) -> None:
+        """Scan the last character of the text, which is at `at`."""
+        character, outermost = text[at], self._depth == 1
         if self._in_string:
             if self._escaped or character == "\\":
                 self._escaped = not self._escaped
             elif character == '"':
                 self._in_string = False
                 if outermost:
-                    self._end_string(at)
+                    self._end_string(text[self._string :])
         elif character == '"':
             self._in_string = True
             if outermost:
@@ -126,9 +135,9 @@ class _Scanner:
         if self._expects not in expected:
             raise NoCall
 
-    def _end_string(self, at: int) -> None:
+    def _end_string(self, literal: str) -> None:
         try:
-            value = json.loads(self.text[self._string : at + 1])
+            value = json.loads(literal)
         except ValueError:
             raise NoCall from None
         if self._expects == "value":
@@ -153,6 +162,12 @@ class _Scanner:
         )
         if not isinstance(name, str):
             raise NoCall
+        if isinstance(arguments, str):
+            try:
+                inner = json.loads(arguments, strict=False)  # with raw line breaks
+            except (ValueError, RecursionError):
+                return name, arguments
+            arguments = inner if isinstance(inner, dict) else arguments
         return name, arguments if isinstance(arguments, str) else json.dumps(
             arguments, ensure_ascii=False
         )

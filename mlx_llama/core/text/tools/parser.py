@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 from .calls import CallText, NoCall, ToolDelta
+from .describe import Tool
 from .formats import ToolFormat
 
 
@@ -15,12 +17,18 @@ class ToolParser(CallText):
     dropped unless text follows. The split does not depend on the pieces that the text comes in.
     """
 
-    def __init__(self, form: ToolFormat | None, names: Collection[str] = ()):
-        """form: None if no tools are offered, so that all is text. names: of the tools on offer."""
-        super().__init__(names)
+    def __init__(self, form: ToolFormat | None, tools: Sequence[Tool] = ()):
+        """form: None if no tools are offered, so that all is text. tools: on offer."""
+        super().__init__(tools)
         self.form = form
         self._reader: Iterator[None] | None = None  # of the call that has begun
         self._first = 0  # number of calls when it began
+        marks = (form.opens, *form.others) if form else ()
+        self._opening = re.compile("|".join(map(re.escape, marks))) if marks else None
+        # prefixes of the marks, by length
+        self._prefixes = {mark[:n] for mark in marks for n in range(1, len(mark))}
+        if form and form.is_open:
+            self._open("")
 
     def push(self, piece: str) -> list[str | ToolDelta]:
         """Read a piece of text; returns new text and parts of calls, in order."""
@@ -34,34 +42,36 @@ class ToolParser(CallText):
         is_complete False.
         """
         self.is_over = True
-        if self._reader is None or self._resume():
-            self.emit(self.rest)
+        while self._reader is not None and self._resume() and self.rest and self._read_text():
+            pass
+        self.emit(self.rest)
         self.rest = ""
         return self.take_news()
 
     def _read_text(self) -> bool:
         """Emit text up to a call; returns whether one begins."""
-        opens = self.form.opens if self.form else ""
         if self.form and self.form.is_bare and not self.text.strip() and not self.calls:
             start = self.rest.lstrip()
             if not start:
                 return False
             if start[0] == "{":
                 return self._open("")
-        at = self.rest.find(opens) if opens else -1
-        is_call = at >= 0
-        if not is_call:  # keep the end if the mark may begin there
-            kept = next(
-                (n for n in range(len(opens) - 1, 0, -1) if self.rest.endswith(opens[:n])), 0
+        match = self._opening.search(self.rest) if self._opening else None
+        if match:
+            at = match.start()
+        else:  # keep the end if a mark may begin there
+            longest = min(max(map(len, self._prefixes), default=0), len(self.rest))
+            at = len(self.rest) - next(
+                (n for n in range(longest, 0, -1) if self.rest[-n:] in self._prefixes), 0
             )
-            at = len(self.rest) - kept
         self.emit(self.rest[:at])
         self.rest = self.rest[at:]
-        return is_call and self._open(opens)
+        return match is not None and self._open(match[0])
 
     def _open(self, mark: str) -> bool:
         assert self.form is not None
-        self.is_bare, self._first, self.taken = not mark, len(self.calls), ""
+        self.mark, self.is_doubtful = mark, mark != self.form.opens
+        self._first, self.taken = len(self.calls), ""
         self.take(len(mark))
         self._reader = self.form.read(self)
         return True

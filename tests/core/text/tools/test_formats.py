@@ -13,14 +13,31 @@ from core.text.cases import TEMPLATES, USER, conversation
 from mlx_llama.core.errors import OptionsError, TemplateError
 from mlx_llama.core.generation.grammar import Grammars, Rule
 from mlx_llama.core.text.template import ChatTemplate, check_messages, encode_messages
-from mlx_llama.core.text.tools import Tool, ToolParser, find_format, read_tools
+from mlx_llama.core.text.tools import (
+    FORMATS,
+    Tool,
+    ToolParser,
+    find_format,
+    formats,
+    read_tools,
+)
 from mlx_llama.core.text.tools.formats import (
     BRIEF,
+    FUNCTIONARY_31,
+    FUNCTIONARY_32,
+    FUNCTOOLS,
+    GLM,
+    GRANITE_3,
     HERMES,
     IN_SYSTEM,
     LLAMA3,
+    MINIMAX_M2,
     MISTRAL,
     MISTRAL_HEADERS,
+    MISTRAL_IDS,
+    PHI_4_MINI,
+    QWEN_CODER,
+    SEED_OSS,
     SMOLLM2,
     SMOLLM3,
 )
@@ -33,13 +50,6 @@ TOOL_TEMPLATES = {
         (Path(__file__).resolve().parents[3] / "data" / "tool-templates").glob("*.jinja")
     )
 }
-# SmolLM3's, shortened: it prints tools as Python does
-TOOL_TEMPLATES["smollm3"] = (
-    "{% for tool in xml_tools %}{{ tool | string }}\n{% endfor %}<tool_call>{name, "
-    "arguments}{% for m in messages %}<|im_start|>"
-    "{{ m.role }}\n{{ m.content }}{% for call in m.tool_calls or [] %}{{ call.function | "
-    "tojson }}{% endfor %}<|im_end|>{% endfor %}"
-)
 
 
 # Templates
@@ -66,13 +76,16 @@ def test_templates_with_tools_give_transformers_text_and_ids(name, model):
     form = find_format(template.source, model.tokenizer)
     for messages in (USER, TALK, TALK[:2]):
         ours, extras = form.offer(messages, tools)
+        # what the template does not print, or takes as text, is ours to write
+        messages = ours if form.folds or form is FUNCTIONARY_32 else messages
         how = {"chat_template": template.source, "add_generation_prompt": True, **extras}
         assert template.render(ours, **extras) == model.judge.apply_chat_template(
             messages, tokenize=False, **how
         )
         ids = model.judge.apply_chat_template(messages, tokenize=True, return_dict=False, **how)
         bos = [model.tokenizer.bos_id]
-        assert encode_messages(model.tokenizer, template, ours, **extras) == (
+        written = form.written_marks()
+        assert encode_messages(model.tokenizer, template, ours, written=written, **extras) == (
             ids if ids[:1] == bos else bos + ids
         )
 
@@ -201,29 +214,103 @@ def test_a_template_without_tools_gets_them_in_its_system_message(model):
 
 
 def test_formats_are_recognised(model):
-    found = {name: find_format(source, model.tokenizer) for name, source in TOOL_TEMPLATES.items()}
+    bare = SimpleNamespace(added_ids=())
+    found = {name: find_format(source, bare) for name, source in TOOL_TEMPLATES.items()}
     assert found == {
+        "apriel": formats.APRIEL,
+        "devstral": MISTRAL_HEADERS,
+        "firefunction-2": formats.FIREFUNCTION,
+        "functionary-3.1": FUNCTIONARY_31,
+        "functionary-3.2": FUNCTIONARY_32,
+        "gemma-2": formats.IN_USER,
+        "glm-4.6": GLM,
+        "granite-3.3": GRANITE_3,
+        "hermes-2-pro": HERMES,
         "llama-3.1": LLAMA3,
+        "minimax-m2": MINIMAX_M2,
         "mistral-nemo": MISTRAL,
+        "mistral-small-3.2": MISTRAL_IDS,
+        "nemotron-nano-2": formats.NEMOTRON,
+        "phi-4-mini": PHI_4_MINI,
         "qwen2.5": HERMES,
+        "qwen3-coder": QWEN_CODER,
+        "seed-oss": SEED_OSS,
         "smollm3": SMOLLM3,
     }
-    assert find_format("{% if tools %}<tool_call>[{name, arguments}", model.tokenizer) is SMOLLM2
-    assert find_format("{% if tools %}[TOOL_CALLS]f[ARGS]", model.tokenizer) is MISTRAL_HEADERS
-    for source in (
-        "{{ tools }}<tool_call><function=f>",
-        "{{ tools }}<tool_call>f<arg_key>arguments",
-    ):
-        with pytest.raises(OptionsError, match="format that is not supported"):
-            find_format(source, SimpleNamespace(added_ids={}))
+    assert find_format("{% if tools %}<tool_call>[{name, arguments}", bare) is SMOLLM2
+    assert find_format("{% if tools %}functools[{", bare) is FUNCTOOLS
+    assert find_format(TEMPLATES["llama-2"], model.tokenizer) is BRIEF
+
+
+def test_an_unknown_format_of_tools_is_told(tmp_path):
+    """They are described as for a template without tools."""
+    source = "{% if tools %}call @{name}{% endif %}{{ messages[0].role + messages[0].content }}"
+    template, bare = ChatTemplate(source, "t"), SimpleNamespace(added_ids=())
+    for text, role in ((source + "{# system #}", "system"), (source, "user")):
+        form = find_format(text, bare)
+        messages, extras = form.offer(USER, read_tools([add]))
+        assert "unknown" in form.notice
+        shown = template.render(messages, **extras)
+        assert shown.startswith(role + "You may call these functions") and "call @" not in shown
+
+
+def test_builtin_tools_of_llama_are_named(model):
+    """The model knows their parameters; others are described."""
+    query = {"type": "object", "properties": {"query": {"type": "string"}}}
+    tools = [
+        Tool("brave_search", "Searches.", query),
+        Tool("wolfram_alpha", "Odd.", {}),
+        Tool.of(add),
+    ]
+    template = ChatTemplate(TOOL_TEMPLATES["llama-3.1"], "llama", model.tokenizer.named)
+    messages, extras = LLAMA3.offer(USER, tools)
+    text = template.render(messages, **extras)
+    assert "Tools: brave_search\n" in text and '"brave_search"' not in text
+    assert '"wolfram_alpha"' in text and '"add"' in text
+    call = {
+        "id": "abcdefghi",
+        "function": {"name": "brave_search", "arguments": {"query": 'a "b"\n'}},
+    }
+    talk = [*USER, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    messages, extras = LLAMA3.offer(talk, tools)
+    text = template.render(messages, add_generation_prompt=False, **extras)
+    parser = ToolParser(LLAMA3, tools)
+    parser.push(text[text.rindex("<|python_tag|>") : text.rindex("<|eom_id|>")])
+    parser.finish()
+    [read] = parser.calls
+    assert (read.name, read.values()) == ("brave_search", {"query": 'a "b"\n'})
+
+
+def test_an_interpreter_of_smollm3_is_offered_for_code(model):
+    tools = read_tools([add, {"type": "function", "function": {"name": "python"}}])
+    _, extras = SMOLLM3.offer(USER, tools)
+    assert [extras[name][0]["function"]["name"] for name in ("xml_tools", "python_tools")] == [
+        "add",
+        "python",
+    ]
+
+
+def test_marks_of_folded_calls_are_the_models_tokens(model):
+    """In the assistant's messages alone."""
+    template = ChatTemplate(TOOL_TEMPLATES["granite-3.3"], "granite", model.tokenizer.named)
+    messages, extras = GRANITE_3.offer(TALK, read_tools([add]))
+    token = model.tokenizer.special_ids["<|tool_call|>"]
+
+    def count(messages):
+        written = GRANITE_3.written_marks()
+        return encode_messages(
+            model.tokenizer, template, messages, written=written, **extras
+        ).count(token)
+
+    assert count(messages) == 1
+    spelled = [{**message, "content": "<|tool_call|>"} for message in messages]
+    assert count(spelled) == sum(message["role"] == "assistant" for message in spelled)
 
 
 # Enforced calls
 
 
-@pytest.mark.parametrize(
-    "form", [LLAMA3, MISTRAL, MISTRAL_HEADERS, HERMES, SMOLLM2, SMOLLM3], ids=lambda form: form.name
-)
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 @pytest.mark.parametrize("many", [False, True])
 def test_enforced_calls_parse_and_fit_their_tool(form, many, model):
     """Random tokens under the grammar, decoded with the format's special tokens shown, are calls
@@ -241,7 +328,7 @@ def test_enforced_calls_parse_and_fit_their_tool(form, many, model):
         stream = tokenizer.stream(
             starts_text=not constraint.keeps_space, shown=form.shown_specials(tokenizer)
         )
-        parser = ToolParser(form, [tool.name for tool in tools])
+        parser = ToolParser(form, tools)
         for _ in range(200):
             if constraint.is_finished or (constraint.is_complete and source.random() < 0.5):
                 break

@@ -2,45 +2,80 @@
 
 from __future__ import annotations
 
-from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.text.tokenizer import Tokenizer
 
 from .base import JSON_OPTIONS, ToolFormat
+from .function_tags import FUNCTIONARY_31
+from .functionary import FUNCTIONARY_32
 from .hermes import HERMES
-from .in_system import BRIEF, IN_SYSTEM
+from .in_system import BRIEF, IN_SYSTEM, IN_USER, UNKNOWN, UNKNOWN_IN_USER
+from .listed import APRIEL, GRANITE_3, NEMOTRON
 from .llama3 import LLAMA3
-from .mistral import MISTRAL, MISTRAL_HEADERS
+from .mistral import MISTRAL, MISTRAL_HEADERS, MISTRAL_IDS
+from .phi4_mini import FIREFUNCTION, FUNCTOOLS, PHI_4_MINI
 from .smollm import SMOLLM2, SMOLLM3
+from .tagged import GLM, MINIMAX_M2, QWEN_CODER, SEED_OSS
 
-# The first that matches a template is its format.
-FORMATS = (MISTRAL_HEADERS, MISTRAL, SMOLLM3, SMOLLM2, HERMES, IN_SYSTEM, BRIEF, LLAMA3)
+# The first that matches a template is its format. Of the last two, one does.
+FORMATS = (
+    MISTRAL_IDS,
+    MISTRAL_HEADERS,
+    MISTRAL,
+    SMOLLM3,
+    SMOLLM2,
+    QWEN_CODER,
+    SEED_OSS,
+    MINIMAX_M2,
+    GLM,
+    GRANITE_3,
+    APRIEL,
+    NEMOTRON,
+    FUNCTIONARY_32,
+    FUNCTIONARY_31,
+    PHI_4_MINI,
+    FIREFUNCTION,
+    FUNCTOOLS,
+    HERMES,
+    IN_SYSTEM,
+    BRIEF,
+    IN_USER,
+    LLAMA3,
+    UNKNOWN,
+    UNKNOWN_IN_USER,
+)
 
 __all__ = [
+    "APRIEL",
     "BRIEF",
+    "FIREFUNCTION",
     "FORMATS",
+    "FUNCTIONARY_31",
+    "FUNCTIONARY_32",
+    "FUNCTOOLS",
+    "GLM",
+    "GRANITE_3",
     "HERMES",
     "IN_SYSTEM",
+    "IN_USER",
     "JSON_OPTIONS",
     "LLAMA3",
+    "MINIMAX_M2",
     "MISTRAL",
     "MISTRAL_HEADERS",
+    "MISTRAL_IDS",
+    "NEMOTRON",
+    "PHI_4_MINI",
+    "QWEN_CODER",
+    "SEED_OSS",
     "SMOLLM2",
     "SMOLLM3",
+    "UNKNOWN",
+    "UNKNOWN_IN_USER",
     "ToolFormat",
     "find_format",
 ]
 
 
 def find_format(source: str, tokenizer: Tokenizer) -> ToolFormat:
-    """Recognise the format of tool calls by a template's source and by the vocabulary.
-
-    Raises OptionsError for a template whose format is not supported.
-    """
-    for form in FORMATS:
-        if form.matches(source, tokenizer):
-            return form
-    raise OptionsError(
-        "tools: this model's template writes calls in a format that is not supported; supported "
-        "are those of Llama 3, Mistral, Hermes, Qwen 2.5 and 3, and SmolLM: take another model, "
-        "or ask without tools"
-    )
+    """Recognise the format of tool calls by a template's source and by the vocabulary."""
+    return next(form for form in FORMATS if form.matches(source, tokenizer))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
+import re
+from abc import ABC
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.text.tokenizer import Tokenizer
-from mlx_llama.core.text.tools.calls import CallText
+from mlx_llama.core.text.tools.calls import CallText, fold_calls
 from mlx_llama.core.text.tools.describe import Tool
 from mlx_llama.core.text.tools.json_calls import read_json_calls
 
@@ -32,19 +33,27 @@ class ToolFormat(ABC):
     """A format of tool calls. By default, calls are JSON objects between two marks."""
 
     name: str
+    cue = ""  # regular expression that the format's templates match
     opens = "<tool_call>"  # mark before a call
     closes = "</tool_call>"  # mark after a call, "" for none
+    # marks that may begin a call as well, if the name of a tool follows
+    others: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()  # further marks that the parser needs to see
     arguments = "arguments"  # key of the arguments
+    gap = "\n"  # between a mark and its call
+    is_list = False  # calls are a JSON list between one pair of marks
     variable = "tools"  # of the template: takes the descriptions
     is_bare = False  # an answer that begins with a brace may be a call
+    is_open = False  # the prompt ends with the opening mark
     calls_once = False  # trained on one call a message
+    folds = False  # templates print no calls: they become text of their messages
+    notice = ""  # about answers with tools
 
     # Offering tools
 
-    @abstractmethod
     def matches(self, source: str, tokenizer: Tokenizer) -> bool:
         """True if a template writes calls in this format. Called in the order of `FORMATS`."""
+        return re.search(self.cue, source) is not None
 
     def offer(
         self, messages: Sequence[Message], tools: Sequence[Tool]
@@ -53,7 +62,20 @@ class ToolFormat(ABC):
 
         Raises TemplateError for malformed messages.
         """
+        if self.folds:
+            messages = fold_calls(messages, self.write)
         return messages, {self.variable: [tool.as_dict() for tool in tools]} if tools else {}
+
+    def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        """The text of calls, each with its name and arguments, as the model writes them."""
+        texts = [
+            f'{{"name": {json.dumps(call["name"])}, "{self.arguments}": '
+            f"{json.dumps(call['arguments'], ensure_ascii=False)}}}"
+            for call in calls
+        ]
+        if self.is_list:
+            return f"{self.opens}[{', '.join(texts)}]{self.closes}"
+        return "\n".join(f"{self.opens}{self.gap}{text}{self.gap}{self.closes}" for text in texts)
 
     # Reading calls
 
@@ -63,10 +85,14 @@ class ToolFormat(ABC):
 
     def shown_specials(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Special tokens that a decoder must show to the parser, such as [TOOL_CALLS]."""
-        marks = (self.opens, self.closes, *self.marks)
+        marks = (self.opens, self.closes, *self.others, *self.marks)
         return frozenset(
             tokenizer.special_ids[mark] for mark in marks if mark in tokenizer.special_ids
         )
+
+    def written_marks(self) -> tuple[str, ...]:
+        """Special tokens that `write` puts into the text of the assistant's messages."""
+        return (self.opens, self.closes) if self.folds else ()
 
     # Enforcing calls
 
@@ -124,7 +150,11 @@ class ToolFormat(ABC):
 
     def spell_calls(self, mark: Callable[[str], str], many: bool) -> str:
         """The rule of one `call` or of several, with the marks around them."""
-        call = f'{mark(self.opens)} "\\n" call "\\n" {mark(self.closes)}'
+        if self.is_list:
+            calls = 'call (", " call)*' if many else "call"
+            return f'{mark(self.opens)} "[" {calls} "]" {mark(self.closes)}'
+        gap = quote(self.gap)
+        call = f"{mark(self.opens)} {gap} call {gap} {mark(self.closes)}"
         return f'{call} ("\\n" {call})*' if many else call
 
 

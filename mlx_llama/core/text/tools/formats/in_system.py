@@ -1,5 +1,5 @@
-"""Templates that know no tools: these are described in the system message, with SmolLM2's format of
-calls.
+"""Templates without tools, or with an unknown format: tools are described in the system message, with
+SmolLM2's format of calls.
 
 A template in ChatML gets SmolLM2's words
 (https://huggingface.co/HuggingFaceTB/SmolLM2-1.7B-Instruct), others fewer.
@@ -12,7 +12,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from mlx_llama.core.text.template import check_messages
 from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools.describe import Tool
 
@@ -41,31 +40,28 @@ _BRIEF = """You may call these functions:
 To call, write nothing else than <tool_call>[{{"name": name, "arguments": {{...}}}}]</tool_call>"""
 
 
+_TOOLS = re.compile(r"\b(tools|functions)\b")
+_NO_SYSTEM = re.compile(r"system role (is )?not supported|^(?!.*system)", re.IGNORECASE | re.DOTALL)
+
+
 class InSystem(SmolLM2):
     words = _SMOLLM2  # of the system message, with a place for the tools
+    folds = True
 
     def matches(self, source: str, tokenizer: Tokenizer) -> bool:
-        return not re.search(r"\b(tools|functions)\b", source) and "<|im_start|>" in source
+        return not _TOOLS.search(source) and "<|im_start|>" in source
 
     def offer(
         self, messages: Sequence[Message], tools: Sequence[Tool]
     ) -> tuple[Sequence[Message], dict[str, Any]]:
         """Describe the tools in the system message; calls and results become text."""
         folded: list[dict[str, Any]] = []
-        for message in check_messages(messages):
-            content = message.get("content") or ""
-            if calls := message.get("tool_calls"):
-                written = json.dumps([call["function"] for call in calls], ensure_ascii=False)
-                content += f"<tool_call>{written}</tool_call>"
-            rest: dict[str, Any] = {
-                name: message[name] for name in ("name", "reasoning_content") if name in message
-            }
+        for message in super().offer(messages, ())[0]:
             if message["role"] == "tool":
-                folded.append(
-                    {"role": "user", "content": f"<tool_response>{content}</tool_response>"}
-                )
+                content = f"<tool_response>{message['content']}</tool_response>"
+                folded.append({"role": "user", "content": content})
             else:
-                folded.append({"role": message["role"], "content": content, **rest})
+                folded.append(dict(message))
         if tools:
             system = self.words.format(
                 tools=json.dumps([tool.as_dict() for tool in tools], ensure_ascii=False)
@@ -77,11 +73,40 @@ class InSystem(SmolLM2):
         return folded, {}
 
 
-class Brief(InSystem):
+class Generic(InSystem):
     words = _BRIEF
 
+    def __init__(self, *, has_tools: bool, has_system: bool):
+        """Of templates that offer tools in an unknown format, and that take a system message."""
+        self._has_tools, self._has_system = has_tools, has_system
+        if has_tools:
+            self.notice = (
+                "tools: this template's format of calls is unknown: the tools are described in "
+                "the first message"
+            )
+
     def matches(self, source: str, tokenizer: Tokenizer) -> bool:
-        return not re.search(r"\b(tools|functions)\b", source)
+        return (_TOOLS.search(source) is not None) == self._has_tools and (
+            _NO_SYSTEM.search(source) is None
+        ) == self._has_system
+
+    def offer(
+        self, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> tuple[Sequence[Message], dict[str, Any]]:
+        """As `InSystem`, with joined messages for templates whose roles must alternate."""
+        joined: list[dict[str, Any]] = []
+        for message in super().offer(messages, tools)[0]:
+            if message["role"] == "system" and not self._has_system:
+                message = {**message, "role": "user"}
+            if joined and joined[-1]["role"] == message["role"] == "user":
+                joined[-1]["content"] += "\n\n" + message["content"]
+            else:
+                joined.append(dict(message))
+        return joined, {"tools": []} if self._has_tools else {}
 
 
-IN_SYSTEM, BRIEF = InSystem(), Brief()
+BRIEF = Generic(has_tools=False, has_system=True)
+IN_USER = Generic(has_tools=False, has_system=False)
+UNKNOWN = Generic(has_tools=True, has_system=True)
+UNKNOWN_IN_USER = Generic(has_tools=True, has_system=False)
+IN_SYSTEM = InSystem()

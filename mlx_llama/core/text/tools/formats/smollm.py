@@ -1,19 +1,26 @@
-"""SmolLM2: <tool_call>[{"name": ..., "arguments": {...}}, ...]</tool_call>. SmolLM3: as Hermes,
-with its own variable.
+"""SmolLM2: <tool_call>[{"name": ..., "arguments": {...}}, ...]</tool_call>. SmolLM3: as Hermes, and
+<code>...</code> for an interpreter of Python.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Generator, Sequence
+from typing import Any
 
 from mlx_llama.core.text.tokenizer import Tokenizer
+from mlx_llama.core.text.tools.calls import CallText
+from mlx_llama.core.text.tools.describe import Tool
+from mlx_llama.core.text.tools.python_calls import INTERPRETERS, read_code
 
+from .base import Message
 from .hermes import Hermes
 
 
 class SmolLM2(Hermes):
     name = "smollm"
+    others: tuple[str, ...] = ()
+    is_list = True
 
     def matches(self, source: str, tokenizer: Tokenizer) -> bool:
         return (
@@ -21,17 +28,32 @@ class SmolLM2(Hermes):
             and re.search(r"<tool_call>\s*\[", source) is not None
         )
 
-    def spell_calls(self, mark: Callable[[str], str], many: bool) -> str:
-        calls = 'call (", " call)*' if many else "call"
-        return f'{mark(self.opens)} "[" {calls} "]" {mark(self.closes)}'
-
 
 class SmolLM3(Hermes):
     name = "smollm"
-    variable = "xml_tools"
+    others: tuple[str, ...] = ("<code>",)
+    folds = True
 
     def matches(self, source: str, tokenizer: Tokenizer) -> bool:
         return super().matches(source, tokenizer) and "xml_tools" in source
+
+    def offer(
+        self, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> tuple[Sequence[Message], dict[str, Any]]:
+        """An interpreter's description is in python_tools, which teach <code>, others in
+        xml_tools.
+        """
+        messages, _ = super().offer(messages, ())
+        extras: dict[str, Any] = {}
+        for tool in tools:
+            variable = "python_tools" if tool.name in INTERPRETERS else "xml_tools"
+            extras.setdefault(variable, []).append(tool.as_dict())
+        return messages, extras
+
+    def read(self, text: CallText) -> Generator[None]:
+        if text.mark == "<code>":
+            return read_code(text, "</code>")
+        return super().read(text)
 
 
 SMOLLM2, SMOLLM3 = SmolLM2(), SmolLM3()

@@ -1,0 +1,76 @@
+"""Arguments that models write as plain text: their types are those of the tool's schema."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .calls import write_arguments
+
+_DEPTH = 16  # of nested references and alternatives
+_LENGTH = 1 << 14  # characters that are read as Python
+_WORDS = {"true": True, "false": False, "null": None, "none": None}
+_TYPES = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    type(None): "null",
+    list: "array",
+    dict: "object",
+}
+
+
+def resolve_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+    """JSON types that a schema allows; none for any. root: has the definitions."""
+    if not isinstance(schema, Mapping) or depth > _DEPTH:
+        return frozenset()
+    if isinstance(reference := schema.get("$ref"), str):
+        target: Any = root
+        for part in reference.removeprefix("#").split("/")[1:]:
+            target = target.get(part) if isinstance(target, Mapping) else None
+        return resolve_types(target, root, depth + 1)
+    if kinds := schema.get("type"):
+        return frozenset([kinds] if isinstance(kinds, str) else kinds)
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list):
+        return frozenset(_TYPES.get(type(value), "object") for value in values)
+    for word in ("anyOf", "oneOf"):
+        if isinstance(schema.get(word), list):
+            parts = [resolve_types(part, root, depth + 1) for part in schema[word]]
+            return frozenset().union(*parts) if all(parts) else frozenset()
+    parts = [resolve_types(part, root, depth + 1) for part in schema.get("allOf", ())]
+    return next((part for part in parts if part), frozenset())
+
+
+def write_value(text: str, types: frozenset[str]) -> str:
+    """A value as JSON, of one of the types if the text can be read so, else as a string."""
+    value = _read_value(text.strip())
+    if isinstance(value, float) and value.is_integer() and types & {"integer", "number"}:
+        value = int(value) if "number" not in types else value
+    kind = _TYPES.get(type(value), "object")
+    fits = not types or kind in types or (kind == "integer" and "number" in types)
+    if fits or "string" not in types:
+        try:
+            return write_arguments(value)
+        except (TypeError, ValueError, RecursionError):  # of Python, not of JSON
+            pass
+    return write_arguments(text)
+
+
+def _read_value(text: str) -> Any:
+    """Read JSON, or Python as templates print it; the text itself if it is neither."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        pass
+    if len(text) <= _LENGTH and text[:1] in "[{(\"'":
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            pass
+    return text

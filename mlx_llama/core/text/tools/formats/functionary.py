@@ -1,0 +1,57 @@
+"""Functionary 3.2: a recipient and its text, "name\\n{...}" or "all\\ntext", with >>> between them.
+The prompt ends with the first >>>.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from mlx_llama.core.text.template import JsonText, check_messages
+from mlx_llama.core.text.tools.calls import CallText, NoCall
+from mlx_llama.core.text.tools.describe import Tool
+from mlx_llama.core.text.tools.json_calls import read_json_call
+from mlx_llama.core.text.tools.python_calls import INTERPRETERS, read_code
+
+from .base import Message, ToolFormat, quote
+
+
+class Functionary32(ToolFormat):
+    name = "functionary-3.2"
+    cue = "recipient==all"
+    opens, closes = ">>>", ""
+    is_open = True
+
+    def offer(
+        self, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> tuple[Sequence[Message], dict[str, Any]]:
+        """The template takes arguments as text."""
+        checked = check_messages(messages)
+        for message in checked:
+            for call in message.get("tool_calls", ()):
+                function = call["function"]
+                text = json.dumps(function["arguments"], ensure_ascii=False)
+                function["arguments"] = JsonText(text)
+        return super().offer(checked, tools)
+
+    def read(self, text: CallText) -> Generator[None]:
+        name = yield from text.until("\n")
+        text.take(1)
+        if name == "all":
+            return
+        if name not in text.tools:
+            raise NoCall
+        if name in INTERPRETERS and (yield from text.peek()) != "{":
+            yield from read_code(text, interpreter=name)
+        else:
+            yield from read_json_call(text, name)
+
+    def spell_call(self, name: str, arguments: str, mark: Callable[[str], str]) -> str:
+        return f'{quote(name)} "\\n" {arguments}'
+
+    def spell_calls(self, mark: Callable[[str], str], many: bool) -> str:
+        return f"call ({mark(self.opens)} call)*" if many else "call"
+
+
+FUNCTIONARY_32 = Functionary32()

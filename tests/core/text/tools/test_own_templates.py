@@ -1,0 +1,159 @@
+"""Calls that a model's own template prints are read back, whatever the pieces.
+
+Tested are the shortened templates in tests/data, and with MLX_LLAMA_TEMPLATES (the folder
+models/templates of llama.cpp's source) all of llama.cpp's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mlx_llama.core.errors import TemplateError
+from mlx_llama.core.text.template import ChatTemplate
+from mlx_llama.core.text.tools import Tool, ToolDelta, ToolFormat, ToolParser, find_format
+
+DATA = Path(__file__).resolve().parents[3] / "data" / "tool-templates"
+FOLDER = os.environ.get("MLX_LLAMA_TEMPLATES")
+PATHS = [*sorted(DATA.glob("*.jinja")), *(sorted(Path(FOLDER).glob("*.jinja")) if FOLDER else ())]
+NAMES = {"bos_token": "<BOS>", "eos_token": "<EOS>"}
+BEGINS = "Let me see."
+USER = {"role": "user", "content": "Go on."}
+
+SCHEMAS = {
+    "text": {"type": "string"},
+    "count": {"type": "integer"},
+    "share": {"type": "number"},
+    "deep": {"type": "boolean"},
+    "names": {"type": "array", "items": {"type": "string"}},
+    "place": {"$ref": "#/$defs/place"},
+    "limit": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+    "unit": {"enum": ["celsius", "5", "true"]},
+}
+TOOLS = [
+    Tool(
+        name,
+        f"Does {name}.",
+        {
+            "type": "object",
+            "properties": SCHEMAS,
+            "additionalProperties": False,
+            "$defs": {"place": {"type": "object"}},
+        },
+    )
+    for name in ("add", "look_up", "files.read-2")
+]
+# Marks of all formats, and what JSON and tags must escape
+FRAGMENTS = [
+    *("a", "Zürich ", "\U0001f999", "\n", "\n\n", " ", "\t", '"', "'", "\\", "\\n", *"{}[]<>"),
+    *("5", "5.0", "true", "null", "None", ": ", ", ", "; ", "</", "<b>bold</b>", "```"),
+    *("<tool_call>", "</tool_call>", "<function=add>", "</function>", "<parameter=text>"),
+    *("</parameter>", "</arg_value>", "<arg_key>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"),
+    *("<|tool_call|>", ">>>", ">>>add", "functools[", "<code>", '{"name": "add"}'),
+    *("<invoke name=", "</invoke>"),
+]
+
+
+def make_text(source: random.Random) -> str:
+    return "".join(source.choices(FRAGMENTS, k=source.randint(0, 6)))
+
+
+def make_values(source: random.Random, form: ToolFormat) -> dict:
+    """Random arguments of every type. Strings of tagged formats do not contain what ends them."""
+    ends = [mark for mark in form.marks if mark.startswith("</")]
+
+    def text() -> str:
+        made = make_text(source)
+        return made if not any(end in made for end in ends) else text()
+
+    made = {
+        "text": text(),
+        "count": source.randint(-(10**12), 10**12),
+        "share": source.choice([0.5, -1e30, 7.0, 3, 1e-7]),
+        "deep": source.random() < 0.5,
+        "names": [text() for _ in range(source.randint(0, 3))],
+        "place": {"a b": text(), "at": [source.randint(0, 9), None, True, {"x": text()}]},
+        "limit": source.choice([None, 5]),
+        "unit": source.choice(SCHEMAS["unit"]["enum"]),
+    }
+    return {name: made[name] for name in source.sample(list(made), source.randint(0, len(made)))}
+
+
+def render_answer(template: ChatTemplate, form: ToolFormat, message: dict) -> str:
+    """The text that a model would write for a message, without what ends its turn."""
+
+    def render(*messages, add_generation_prompt=False):
+        offered, extras = form.offer([USER, *messages], TOOLS)
+        return template.render(offered, add_generation_prompt, **extras)
+
+    prompt, whole = render(add_generation_prompt=True), render(message)
+    plain = render({"role": "assistant", "content": BEGINS})
+    end = len(plain) - plain.rindex(BEGINS) - len(BEGINS)
+    begin = whole.rfind(BEGINS) if message["content"] and not form.is_open else -1
+    if begin < 0:  # a template that drops it
+        begin = len(prompt)
+        assert whole.startswith(prompt)
+    return whole[begin : len(whole) - end]
+
+
+def read(form: ToolFormat, text: str, sizes) -> ToolParser:
+    """The parser after pieces of these sizes; checks that its deltas add up."""
+    parser, news, at = ToolParser(form, TOOLS), [], 0
+    while at < len(text):
+        size = next(sizes)
+        news += parser.push(text[at : at + size])
+        at += size
+    news += parser.finish()
+    assert "".join(new for new in news if isinstance(new, str)) == parser.text
+    for index, call in enumerate(parser.calls):
+        deltas = [new for new in news if isinstance(new, ToolDelta) and new.index == index]
+        assert (deltas[0].name, deltas[0].id) == (call.name, call.id)
+        assert "".join(delta.arguments for delta in deltas) == call.arguments
+    return parser
+
+
+def make_sizes(seed: int):
+    if 0 < seed < 4:
+        while True:
+            yield seed
+    source = random.Random(seed)
+    while True:
+        yield source.randint(1, 9) if seed else 1 << 20
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_calls_of_the_template_are_read(path):
+    source = path.read_text(encoding="utf-8")
+    template = ChatTemplate(source, path.name, NAMES)
+    form = find_format(source, SimpleNamespace(added_ids=()))
+    prompt, extras = form.offer([USER], TOOLS)
+    try:
+        text = template.render(prompt, **extras)
+    except TemplateError as error:
+        pytest.skip(f"the sandbox refuses this template: {error}")
+    assert all(tool.name in text for tool in TOOLS)
+    chance, is_ours = random.Random(path.stem), path.parent == DATA
+    for number in range(100):
+        count = 1 if form.calls_once else chance.randint(1, 3)
+        calls = [(chance.choice(TOOLS).name, make_values(chance, form)) for _ in range(count)]
+        message = {
+            "role": "assistant",
+            "content": "" if form.is_bare or (is_ours and number % 2) else BEGINS,
+            "tool_calls": [
+                {"id": f"abcdefgh{at}", "function": {"name": name, "arguments": values}}
+                for at, (name, values) in enumerate(calls)
+            ],
+        }
+        answer = render_answer(template, form, message)
+        for seed in (0, 1, 2, 3, 4 + number):
+            parser = read(form, answer, make_sizes(seed))
+            assert all(call.is_complete for call in parser.calls), answer
+            assert [(call.name, json.dumps(call.values())) for call in parser.calls] == [
+                (name, json.dumps(values)) for name, values in calls
+            ], answer
+            assert not is_ours or parser.text.strip() in ("", message["content"]), answer
