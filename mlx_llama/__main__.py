@@ -42,6 +42,11 @@ def main(arguments: list[str] | None = None) -> int:
     if name in ("-h", "--help", "help"):
         print(overview())
         return 0
+    if name == "--version":
+        from . import __version__
+
+        print(f"mlx_llama {__version__}")
+        return 0
     if name not in COMMANDS:
         import difflib
 

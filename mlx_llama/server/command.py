@@ -27,18 +27,24 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "MLX_LLAMA_API_KEY"
 
 
+EXAMPLES = """
+--model ~/models/Llama-3.2-1B-Instruct-Q4_K_M.gguf --port 8081
+--model HuggingFaceTB/SmolLM2-360M-Instruct --host 0.0.0.0 --api-key-file keys.txt
+"""
+
+
 def parser() -> flags.Parser:
     """Build the command line. Names follow llama-server's."""
-    result = flags.Parser("server", __doc__)
+    result = flags.Parser("server", __doc__, EXAMPLES)
     default = Settings()
     add = result.add_argument_group("server").add_argument
     switch = functools.partial(add, action=argparse.BooleanOptionalAction, default=True)
-    add(
+    result.common.add_argument(
         "--host",
         default=default.host,
         help=f"address to listen on (default: {default.host}, this machine only)",
     )
-    add(
+    result.common.add_argument(
         "--port",
         default=str(default.port),
         help=f"port; 0 picks a free port (default: {default.port})",

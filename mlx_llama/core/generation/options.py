@@ -362,6 +362,8 @@ def validate(options: Mapping[str, Any], source: str = "") -> GenerationOptions:
 def _describe_fault(fault: Mapping[str, Any]) -> str:
     name = str(fault["loc"][0])
     if fault["type"] == "extra_forbidden":
+        if name == "n":
+            return "there is no option 'n': for several answers call batch([prompt] * n)"
         near = [ALIASES[name]] if name in ALIASES else difflib.get_close_matches(name, FIELDS, 1)
         return f"there is no option {name!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
     limits = _describe_limits(name)
@@ -372,7 +374,8 @@ def _describe_fault(fault: Mapping[str, Any]) -> str:
             f"option `{name}`: {fault['input']!r} is not allowed, it must be a finite number, "
             f"{limits}{meaning}"
         )
-    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    message = fault["msg"].partition(", unable to parse")[0]
+    message = message.removeprefix("Value error, ").removeprefix("Input should be ")
     range_ = f" ({limits})" if limits else ""
     return f"option `{name}`: {_show(fault['input'])} is not allowed, it must be {message}{range_}"
 
