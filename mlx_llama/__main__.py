@@ -18,6 +18,7 @@ COMMANDS = {
     "bench": "speed and memory of a model on a backend",
     "quantize": "quantize a model",
     "doctor": "show what this machine can run, and what is wrong with a model",
+    "models": "list, fetch and remove models of the hub's cache",
     "parity": "check that the backends agree, and find where they differ",
 }
 

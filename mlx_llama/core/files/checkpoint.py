@@ -22,7 +22,7 @@ from . import hub
 from .adapters import Adapter, merge, open_adapters
 from .fit import select, split
 from .folder import INDEX, SINGLE, find_weights
-from .gguf import GGUFFile, part_names
+from .gguf import GGUFFile, is_gguf, part_names
 from .quantized import AffineWeight
 from .tensor import Tensor
 
@@ -131,7 +131,7 @@ class Checkpoint:
 def check_name(name: str | os.PathLike | None) -> None:
     """Raise CheckpointError for a missing path, without asking a hub."""
     label = "guide" if name is None else os.fspath(name)
-    if label != "guide" and not hub.gguf_in_hub(label) and not hub.is_hub_id(label):
+    if label != "guide" and hub.hub_name(label) is None:
         find_local(label)
 
 
@@ -142,10 +142,10 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a model.
 
-    Args: name: a folder, a .gguf file (any part of a split file), a hub id ("org/name", or
-        "org/name:file.gguf" for a file
-            in it), or "guide" or None for the model in this package. An existing path takes
-            precedence over a hub id.
+    Args: name: a folder, a GGUF file (any part of a split file), a hub id ("org/name";
+            "org/name:file.gguf" or "org/name:Q4_K_M" for a GGUF file in it), its address, a name of
+            `hub.SHORT_NAMES`, or "guide" or None for the model in this package. An existing path
+            takes precedence.
         revision: branch, tag or commit of a hub id.
         adapters: folders of LoRA adapters of PEFT or mlx_lm, as FOLDER or FOLDER=SCALE.
 
@@ -182,16 +182,15 @@ def _open(name: str | os.PathLike | None, revision: str | None) -> Checkpoint:
                 f"{folder}: the model of this package is missing; install mlx_llama again, or "
                 "choose a model"
             )
-    elif hub.gguf_in_hub(label):
-        return _open_gguf(label, hub.fetch_gguf(label, revision))
-    elif hub.is_hub_id(label):
+    elif (named := hub.hub_name(label)) is not None:
+        label = named
         # Settings first: refuse an unsupported model before downloading gigabytes.
-        folder = hub.fetch(label, revision, hub.SETTINGS)
-        if not (folder / "config.json").exists():
-            raise CheckpointError(
-                f"model {label}: has no config.json; if it holds GGUF files, name one: "
-                f"{label}:FILE.gguf"
-            )
+        if ":" not in label:
+            folder = hub.fetch(label, revision, hub.SETTINGS)
+        if ":" in label or not (folder / "config.json").exists():
+            if not label.endswith(".gguf"):
+                label = hub.find_gguf(label, revision)
+            return _open_gguf(label, hub.fetch_gguf(label, revision))
         config = LlamaConfig.from_file(folder)
         folder = hub.fetch(label, revision, hub.SETTINGS + hub.WEIGHTS)
     else:
@@ -251,21 +250,19 @@ def find_local(name: str) -> Path:
             )
         return path / files[0]
     if name and os.path.exists(path):
-        if path.suffix != ".gguf":
+        if path.suffix != ".gguf" and not is_gguf(path):
             raise CheckpointError(
                 f"{path}: is a file, expected a folder with config.json and weights, or a "
                 ".gguf file; choose the folder"
             )
         return path
-    if meant := hub.read_address(name):
-        raise CheckpointError(f"model {show(name)}: is an address; did you mean {meant}?")
     if path.suffix == ".gguf":
         raise CheckpointError(
             f"{show(name)}: no such file; check the path (a file on the hub is org/name:file.gguf)"
         )
     raise CheckpointError(
         f"model {show(name)}: no such folder, and not a hub id (which look like org/name); check "
-        "the path, or use guide, the model that ships"
+        f"the path, or use guide, the model that ships, or one of {', '.join(hub.SHORT_NAMES)}"
     )
 
 

@@ -120,16 +120,13 @@ def _find(name: str | os.PathLike | None, revision: str | None) -> Path:
     label = "guide" if name is None else os.fspath(name)
     if name is None or (label == "guide" and not Path(label).is_dir()):
         return GUIDE_PATH
-    if hub.gguf_in_hub(label):
-        return hub.fetch_gguf(label, revision, local_only=True)
-    if hub.is_hub_id(label):
-        folder = hub.fetch(label, revision, local_only=True)
-        if not (folder / "config.json").exists():
-            raise CheckpointError(
-                f"model {label}: has no config.json in the local cache; fetch it with `hf download "
-                f"{label}`, or if it holds GGUF files, name one: {label}:FILE.gguf"
-            )
-        return folder
+    if (named := hub.hub_name(label)) is not None:
+        folder = None if ":" in named else hub.fetch(named, revision, local_only=True)
+        if folder is not None and (folder / "config.json").exists():
+            return folder
+        if not named.endswith(".gguf"):
+            named = hub.find_gguf(named, revision, local_only=True)
+        return hub.fetch_gguf(named, revision, local_only=True)
     if revision is not None:
         raise CheckpointError(
             f"model {label}: is a path, and only hub ids have a revision; leave it out"
