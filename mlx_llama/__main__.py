@@ -18,6 +18,7 @@ COMMANDS = {
     "bench": "speed and memory of a model on a backend",
     "quantize": "quantize a model",
     "doctor": "show what this machine can run, and what is wrong with a model",
+    "models": "list, fetch and remove models of the hub's cache",
     "parity": "check that the backends agree, and find where they differ",
 }
 
@@ -41,6 +42,11 @@ def main(arguments: list[str] | None = None) -> int:
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help", "help"):
         print(overview())
+        return 0
+    if name == "--version":
+        from . import __version__
+
+        print(f"mlx_llama {__version__}")
         return 0
     if name not in COMMANDS:
         import difflib

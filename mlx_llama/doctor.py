@@ -27,13 +27,17 @@ if TYPE_CHECKING:
     from .core.backends.interface import BackendFacts
     from .core.proofs.diagnosis import Diagnosis, Fit
 
+EXAMPLES = """
+~/models/Llama-3.2-1B-Instruct-Q4_K_M.gguf
+HuggingFaceTB/SmolLM2-360M-Instruct --ctx-size 4096
+"""
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 
 def parser() -> flags.Parser:
     """The command line."""
-    result = flags.Parser("doctor", __doc__.split("\n\n")[0])
-    model = result.add_mutually_exclusive_group()
+    result = flags.Parser("doctor", __doc__.split("\n\n")[0], EXAMPLES, "[MODEL]")
+    model = result.common.add_mutually_exclusive_group()
     model.add_argument(
         "model",
         metavar="MODEL",

@@ -30,14 +30,19 @@ from .core.text.thoughts import Thought
 if TYPE_CHECKING:
     from .core.generation.llm import LLM
 
+EXAMPLES = """
+-p "Which backends are there?"
+--prompts prompts.jsonl --output answers.jsonl --max-tokens 200
+"""
 Prompt = str | list[dict[str, str]]
 
 
 def parser() -> flags.Parser:
     """The command line. Names follow mlx_lm.generate's."""
-    result = flags.Parser("generate", __doc__)
-    prompt = result.add_mutually_exclusive_group(required=True)
+    result = flags.Parser("generate", __doc__, EXAMPLES)
+    prompt = result.common.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", "-p", help="the prompt; - reads it from standard input")
+    prompt.add_argument("--file", "-f", metavar="FILE", help="file with the prompt")
     prompt.add_argument(
         "--prompts",
         metavar="FILE",
@@ -127,7 +132,8 @@ def make_prompt(llm: LLM, prompt: Prompt, args: argparse.Namespace) -> Prompt:
 
 def run_prompt(args: argparse.Namespace, options: dict[str, Any]) -> int:
     """Print the answer to one prompt; returns the exit code. options: by name."""
-    prompt = cli.read_text("-") if args.prompt == "-" else args.prompt
+    source = "-" if args.prompt == "-" else args.file
+    prompt = args.prompt if source is None else cli.read_text(source)
     if args.ignore_chat_template and args.system_prompt is not None:
         raise OptionsError(_SYSTEM_NEEDS_TEMPLATE)
     llm = load(args)
@@ -160,7 +166,7 @@ def run_prompt(args: argparse.Namespace, options: dict[str, Any]) -> int:
         receipt = stream.completion.receipt()
         receipt["notices"] = list(map(spell_flags, receipt["notices"]))
         print(json.dumps({"receipt": receipt}), flush=True)
-    elif sys.stdout.isatty():
+    else:
         print()
     if (
         not args.jsonl

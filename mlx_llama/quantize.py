@@ -18,11 +18,15 @@ from .cli.flags import Parser
 from .core.errors import OptionsError
 
 GGUF = "gguf:"
+EXAMPLES = """
+HuggingFaceTB/SmolLM2-360M-Instruct ~/models/smol-4bit --bits 4
+~/models/smol ~/models/smol-Q4_K_M.gguf --format gguf:Q4_K_M
+"""
 
 
 def parser() -> Parser:
     """The command line. Names follow mlx_lm.convert's."""
-    result = Parser("quantize", __doc__)
+    result = Parser("quantize", __doc__, EXAMPLES, "IN OUT")
     result.add_argument(
         "source", metavar="IN", help="a folder, a .gguf file, a Hugging Face hub id, or guide"
     )

@@ -39,11 +39,17 @@ PLOT_DEPTHS = 9
 PLOT_REACH = 4096  # maximum number of tokens on the axis of a plot without --depth
 
 
+EXAMPLES = """
+--model ~/models/Llama-3.2-1B-Instruct-Q4_K_M.gguf -p 128,512 -n 32
+-b 1,2,4,8,16 -p 128 -n 64
+"""
+
+
 def parser() -> flags.Parser:
     """The command line; -p, -n, -d, -r and -o as in llama-bench, -npp, -ntg and -npl as in
     llama-batched-bench.
     """
-    result = flags.Parser("bench", __doc__.split("\n\n")[0])
+    result = flags.Parser("bench", __doc__.split("\n\n")[0], EXAMPLES)
     many = dict(action="append", metavar="N[,N...]")
     result.add_argument(
         "--prompt-tokens", "-p", "-npp", help="prompt lengths (default: 128)", **many

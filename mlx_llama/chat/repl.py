@@ -20,9 +20,15 @@ if TYPE_CHECKING:
     from .dialogue import Chat
 
 
+EXAMPLES = """
+--model HuggingFaceTB/SmolLM2-360M-Instruct
+--model ~/models/Llama-3.2-1B-Instruct-Q4_K_M.gguf --temp 0.7 --ctx-size 8192
+"""
+
+
 def parser() -> flags.Parser:
     """The command line. Names follow mlx_lm.chat's."""
-    result = flags.Parser("chat", __doc__)
+    result = flags.Parser("chat", __doc__, EXAMPLES)
     result.add_argument(
         "--system-prompt", "-sys", default=None, help="instructions before the conversation"
     )

@@ -58,8 +58,10 @@ def talk(chat: Chat, screen: TextIO) -> int:
         while True:
             try:
                 text = prompt.prompt([("class:prompt", PROMPT)]).rstrip()
-                if text.lower() in HABITS:
-                    name = HABITS[text.lower()]
+                name = HABITS.get(text.lower())
+                if name == "exit":
+                    raise Leave
+                if name:
                     chat.say(
                         f"(/{name}: {COMMANDS[name].help}; a space before {text} sends it to "
                         "the model)"

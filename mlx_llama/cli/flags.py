@@ -10,14 +10,16 @@ import sys
 from collections.abc import Collection
 from typing import Any, NoReturn
 
+from mlx_llama import __version__
 from mlx_llama.core.backends.load_options import TABLE, LoadOptions
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.generation.options import ENDLESS, FIELDS, MAX_GRAMMAR
 from mlx_llama.core.generation.schema import MAX_CHARACTERS
 
+from .running import say
 from .spelling import FLAGS, flag_of
 
-# Flags of llama.cpp, vLLM and mlx-lm -> those with the same purpose here.
+# Flags of llama.cpp, vLLM, Ollama and mlx-lm -> those with the same purpose here.
 FOREIGN_FLAGS = {
     "-m": "--model",
     "-hf": "--model",
@@ -25,24 +27,65 @@ FOREIGN_FLAGS = {
     "-hfr": "--model",
     "-md": "--draft-model",
     "-t": "--threads",
-    "-ngl": "--device",
-    "--n-gpu-layers": "--device",
-    "--gpu-layers": "--device",
     "--max-model-len": "--ctx-size",
+    "--num-ctx": "--ctx-size",
     "--lora-modules": "--adapters",
     "--lora-scaled": "--adapters",
     "-ctk": "--cache-bits",
+    "-ctv": "--cache-bits",
     "--cache-type-k": "--cache-bits",
+    "--cache-type-v": "--cache-bits",
     "--kv-cache-dtype": "--cache-bits",
     "--max-new-tokens": "--max-tokens",
     "--max-num-seqs": "--max-rows",
     "--extra-eos-token": "--stop-token-ids",
     "--hf-path": "--model",
+    "--system": "--system-prompt",
+    "-no-cnv": "--ignore-chat-template",
+    "--no-conversation": "--ignore-chat-template",
 }
+# Flags of llama.cpp and mlx-lm that are accepted and change nothing: names, nargs, reason.
+_DEVICE = "the whole model runs on the device that --backend and --device choose"
+_FILES = "the operating system's page cache holds the file"
+NEEDLESS_FLAGS = (
+    (("-ngl", "--gpu-layers", "--n-gpu-layers"), 1, _DEVICE),
+    (("-sm", "--split-mode"), 1, _DEVICE),
+    (("-mg", "--main-gpu"), 1, _DEVICE),
+    (("-fa", "--flash-attn"), "?", "attention is always fused where a kernel exists"),
+    (("--no-mmap", "--mmap"), 0, _FILES),
+    (("--mlock",), 0, _FILES),
+    (("--numa",), 1, "threads stay on the cores that the operating system chooses"),
+    (("-cb", "--cont-batching", "-kvu", "--kv-unified"), 0, "requests are always batched"),
+    (("-cnv", "--conversation"), 0, "chat is a conversation, generate one prompt"),
+    (("--jinja", "--use-default-chat-template"), 0, "the model's chat template is always used"),
+    (("--no-warmup",), 0, "there is no warm-up"),
+    (("--no-display-prompt",), 0, "the prompt is never printed"),
+    (("-co", "--color", "--simple-io", "--log-disable"), 0, "stdout holds the answer alone"),
+    (("--trust-remote-code",), 0, "code from a checkpoint never runs"),
+)
+# Listed first in --help.
+COMMON = (
+    "model",
+    "backend",
+    "ctx_size",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "seed",
+    "system_prompt",
+    "prompt",
+)
 # -1 as in llama.cpp: no limit, or a new seed each time.
 _MINUS_ONE = {"max_tokens": str(ENDLESS), "seed": None, "repetition_context_size": "65536"}
 # As in llama.cpp: the model's context, and a number of threads chosen by us.
 _UNSET = {"ctx_size": "0", "threads": "-1"}
+
+
+class _Needless(argparse.Action):
+    """Say why a flag of another tool is not needed, and go on."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        say(f"({option_string} is not needed: {self.const})")
 
 
 class Parser(argparse.ArgumentParser):
@@ -50,11 +93,36 @@ class Parser(argparse.ArgumentParser):
     that suggests known flags.
     """
 
-    def __init__(self, command: str = "", description: str = ""):
+    def __init__(
+        self, command: str = "", description: str = "", examples: str = "", arguments: str = ""
+    ):
+        prog = f"python -m mlx_llama.{command}"
         super().__init__(
-            prog=f"python -m mlx_llama.{command}", description=description, allow_abbrev=False
+            prog=prog,
+            usage=f"%(prog)s [options]{arguments and ' ' + arguments}",
+            description=description,
+            epilog="".join(f"\n  {prog} {line}" for line in examples.split("\n") if line),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+            add_help=False,
         )
+        self.common = self.add_argument_group("common options")
+        self.others = self.add_argument_group("options")
+        self.add_argument("-h", "--help", action="help", help="show this help and exit")
+        self.add_argument("--version", action="version", version=f"mlx_llama {__version__}")
         self.add_argument("--debug", action="store_true", help="show tracebacks")
+        if examples:
+            self.epilog = "examples:" + self.epilog
+
+    def add_argument(self, *names: str, **settings: Any) -> argparse.Action:
+        """Add a flag to the common options or to the others, a positional argument before both."""
+        if not names[0].startswith("-"):
+            return super().add_argument(*names, **settings)
+        return self.group_of(names[0], self.others).add_argument(*names, **settings)
+
+    def group_of(self, name: str, group: argparse._ArgumentGroup) -> argparse._ArgumentGroup:
+        """The common options for an option of COMMON, else `group`."""
+        return self.common if name.lstrip("-").replace("-", "_") in COMMON else group
 
     def parse_known_args(self, args=None, namespace=None):
         self._arguments = list(sys.argv[1:] if args is None else args)
@@ -106,7 +174,7 @@ def option_flags(name: str) -> list[str]:
     return flags_of(name, extra["aliases"])
 
 
-def add_generation_flags(parser: argparse.ArgumentParser) -> None:
+def add_generation_flags(parser: Parser) -> None:
     """Add a flag per option. Values stay text, so that one check reports all bad ones."""
     group = parser.add_argument_group("generation options")
     for name, field in FIELDS.items():
@@ -114,7 +182,7 @@ def add_generation_flags(parser: argparse.ArgumentParser) -> None:
         default = f" (default: {field.default})" if field.default not in (None, (), {}) else ""
         if name == "max_tokens":
             default = " (default: -1, no limit but the context)"
-        group.add_argument(
+        parser.group_of(name, group).add_argument(
             *option_flags(name),
             dest=f"option:{name}",
             default=argparse.SUPPRESS,
@@ -173,7 +241,7 @@ def _read_file(name: str, value: str) -> str:
 
 
 def add_load_flags(
-    parser: argparse.ArgumentParser,
+    parser: Parser,
     without: Collection[str] = ("max_rows",),
     only: Collection[str] = (),
 ) -> None:
@@ -192,12 +260,22 @@ def add_load_flags(
             kwargs = {"action": "store_true"}
         elif name == "adapters":
             kwargs["action"] = "append"
-        group.add_argument(
+        parser.group_of(name, group).add_argument(
             *flags_of(name, about["aliases"]),
             dest=name,
             default=field.default,
             help=about["help"] + about["flag_help"],
             **kwargs,
+        )
+    for names, count, reason in () if only else NEEDLESS_FLAGS:
+        parser.add_argument(
+            *names,
+            action=_Needless,
+            nargs=count,
+            const=reason,
+            dest=argparse.SUPPRESS,
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
         )
 
 

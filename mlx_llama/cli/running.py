@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -71,7 +73,11 @@ def show(text: str) -> None:
     """Print a text on stderr without control characters; an error becomes one short line."""
     if sys.stderr is not None:
         text = shorten(" ".join(text.split("\n")), 4000) if text.startswith("error: ") else text
-        print(show_controls(text), file=sys.stderr, flush=True)
+        text = show_controls(text)
+        if text.startswith("error: ") and sys.stderr.isatty():
+            width = max(20, shutil.get_terminal_size().columns)
+            text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+        print(text, file=sys.stderr, flush=True)
 
 
 def announce(doing: str) -> Callable[[str], None]:

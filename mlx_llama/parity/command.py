@@ -19,12 +19,16 @@ from mlx_llama.core.proofs.batches import SIZES
 from .job import TOKENS, Job
 from .modes import MODES, WINDOW
 
+EXAMPLES = """
+--check
+--model HuggingFaceTB/SmolLM2-360M-Instruct --backends cpu,mlx
+"""
 GUIDE_TRACE = str(Path(__file__).parent.parent / "guide" / "trace.json")
 
 
 def parser() -> flags.Parser:
     """The command line."""
-    result = flags.Parser("parity", __doc__.split("\n\n")[0])
+    result = flags.Parser("parity", __doc__.split("\n\n")[0], EXAMPLES)
     mode = result.add_argument_group(
         "mode (at most one; default: compare backends)"
     ).add_mutually_exclusive_group()

@@ -93,22 +93,29 @@ _OPTIONS = {  # off by default
     "the header x-mlx-llama-noted",
     "--quiet": "log warnings only",
 }
+EXAMPLES = """
+--model ~/models/Llama-3.2-1B-Instruct-Q4_K_M.gguf --port 8081
+--model HuggingFaceTB/SmolLM2-360M-Instruct --host 0.0.0.0 --api-key-file keys.txt
+"""
 
 
 def parser() -> flags.Parser:
     """Build the command line. Names follow llama-server's."""
-    result = flags.Parser("server", __doc__)
-    add = result.add_argument_group("server").add_argument
+    result = flags.Parser("server", __doc__, EXAMPLES)
+    group = result.add_argument_group("server")
     for name, (metavar, default, text) in _VALUES.items():
         words, shown = name.split(), f" (default: {default})" if default else ""
+        add = (result.common if name in ("--host", "--port") else group).add_argument
         add(*words, default=default or None, metavar=metavar, help=text + shown)
     for name, (metavar, text) in _LISTS.items():
-        add(name, action="append", default=[], metavar=metavar, help=text)
+        group.add_argument(name, action="append", default=[], metavar=metavar, help=text)
     for names, text in _SWITCHES.items():
         switch = argparse.BooleanOptionalAction
-        add(*names.split(), action=switch, default=True, help=f"{text} (default: yes)")
+        group.add_argument(
+            *names.split(), action=switch, default=True, help=f"{text} (default: yes)"
+        )
     for name, text in _OPTIONS.items():
-        add(name, action="store_true", help=text)
+        group.add_argument(name, action="store_true", help=text)
     flags.add_load_flags(result, without=())
     flags.add_generation_flags(result)
     return result

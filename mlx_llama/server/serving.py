@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import socket
 from collections.abc import Callable
@@ -113,9 +114,15 @@ def bind(settings: Settings) -> socket.socket:
         listening.listen(BACKLOG)  # early connections wait
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
+        is_taken = getattr(error, "errno", 0) in (errno.EADDRINUSE, errno.EACCES)
+        remedy = (
+            "choose another --port, or 0 for a free port"
+            if is_taken
+            else "use --host 127.0.0.1 for this machine, or 0.0.0.0 for all its addresses"
+        )
         raise LlamaError(
             f"--host {settings.host} --port {settings.port}: cannot listen there ({reason}): "
-            "choose another --port, or 0 for a free port"
+            f"{remedy}"
         ) from None
     return listening
 

@@ -1200,10 +1200,9 @@ def test_markdown_in_a_terminal_and_plain_text_on_request(terminal, toy, environ
 def test_commands_in_a_terminal(terminal, toy, tmp_path):
     child = terminal("-c", PARROT, "--model", toy, "--backend", "cpu", ANSWER="an *answer*")
     child.expect_exact(PROMPT)
-    for word, name in (("exit", "exit"), ("Help", "help"), ("quit", "exit")):
-        child.send(f"{word}\r")
-        child.expect_exact(f"(/{name}: ")
-        child.expect_exact(PROMPT)
+    child.send("Help\r")
+    child.expect_exact("(/help: ")
+    child.expect_exact(PROMPT)
     child.send(" exit\r")  # a message
     child.expect_exact("answer")
     child.expect_exact(PROMPT)
@@ -1360,3 +1359,12 @@ def test_a_prompt_cache_of_another_model_is_not_saved(toy, other, door, tmp_path
         and "is not saved: /model chose another model" in result.err
         and not path.exists()
     )
+
+
+@pytest.mark.parametrize("word", ["exit", "Quit", "/bye"])
+def test_a_word_of_other_programs_leaves(terminal, toy, word):
+    child = terminal("-c", PARROT, "--model", toy, "--backend", "cpu", ANSWER="an answer")
+    child.expect_exact(PROMPT)
+    child.send(f"{word}\r")
+    child.wait()
+    assert child.exitstatus == 0

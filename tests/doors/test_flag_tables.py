@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+import shlex
 
 import pytest
 
@@ -61,7 +63,7 @@ def test_flags_are_the_options():
     [
         (["--temprature", "1"], "there is no flag --temprature (did you mean --temperature?)"),
         (["--max_tokens=5"], "there is no flag --max_tokens (did you mean --max-tokens?)"),
-        (["-ngl", "99", "--model", "x"], "there is no flag -ngl (did you mean --device?)"),
+        (["-ngl", "99", "-ctk", "q8_0"], "there is no flag -ctk (did you mean --cache-bits?)"),
         (["-hf", "org/name"], "there is no flag -hf (did you mean --model?)"),
         (
             ["-t", "4", "--max-model-len", "9"],
@@ -84,6 +86,26 @@ def test_flags_that_were_meant_are_suggested(words, meant):
     with pytest.raises(OptionsError) as caught:
         flag_tables.given_flags(parser.parse_args(words))
     assert meant in str(caught.value)
+
+
+@pytest.mark.parametrize("flag, count", [("-ngl", 1), ("-fa", 0), ("-fa", 1), ("--mlock", 0)])
+def test_flags_of_llama_cpp_that_are_not_needed_are_accepted_and_told(flag, count, capsys):
+    parser = flag_tables.Parser()
+    flag_tables.add_load_flags(parser)
+    parsed = parser.parse_args([flag, *["on"] * count, "--model", "x"])
+    assert parsed == parser.parse_args(["--model", "x"])
+    assert capsys.readouterr().err.startswith(f"({flag} is not needed: ")
+
+
+def test_help_lists_common_options_first_and_ends_with_examples():
+    from mlx_llama import generate
+
+    text = generate.parser().format_help()
+    assert re.findall(r"^[a-z].*:$", text, re.M)[0] == "common options:"
+    common, _, others = text.partition("\noptions:")
+    assert "--temp " in common and "--top-k" in others
+    for line in text.partition("examples:")[2].split("\n  "):
+        generate.parser().parse_args(shlex.split(line)[3:] or ["-p", ""])
 
 
 def test_flags_of_other_tools_lead_to_flags_that_some_door_has():

@@ -64,7 +64,7 @@ def test_a_template_may_be_text(door, toy):
     wanted = load(toy, backend="cpu", template=text).generate(
         [{"role": "user", "content": "hello"}], max_tokens=5
     )
-    assert (done.code, done.out) == (0, wanted.text), done.err
+    assert (done.code, done.out) == (0, wanted.text + "\n"), done.err
     done = door(
         generate.main,
         "--model",
@@ -83,7 +83,7 @@ def test_logprobs_of_an_answer_are_printed_beside_it(door, toy):
     llm = load(toy, backend="cpu")
     wanted = llm.generate("Once upon a time", max_tokens=5, logprobs=2)
     done = door(generate.main, "--model", toy, *PROMPT, "-m", "5", "--logprobs", "2")
-    assert done.out == wanted.text
+    assert done.out == wanted.text + "\n"
     lines = [line for line in done.err.splitlines() if "  of " in line]
     assert [float(line.split("  of ")[0].rsplit(" ", 1)[1]) for line in lines] == [
         pytest.approx(token.logprobs.logprob, abs=1e-4) for token in wanted.tokens

@@ -46,16 +46,23 @@ def test_the_answer_goes_to_stdout_and_nothing_else_does(toy, llm):
         "--model", str(toy), "--backend", "cpu", "-p", "hello", "-m", "12", "--stats"
     )
     wanted = llm.generate([{"role": "user", "content": "hello"}], max_tokens=12).text
-    assert done.returncode == 0 and done.stdout.decode() == wanted
+    assert done.returncode == 0 and done.stdout.decode() == wanted + "\n"
     assert b"evaluations per token: 1 " in done.stderr and b"reused" in done.stderr
 
 
 def test_prompt_from_standard_input_system_prompt_and_plain_continuation(toy, llm, run):
     done = run("--model", str(toy), "-p", "-", "-sys", "be kind", "-n", "9", stdin="Vögel".encode())
     messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "Vögel"}]
-    assert done.stdout.decode() == llm.generate(messages, max_tokens=9).text
+    assert done.stdout.decode() == llm.generate(messages, max_tokens=9).text + "\n"
     done = run("--model", str(toy), "-p", "Once upon", "--ignore-chat-template", "-n", "9")
-    assert done.stdout.decode() == llm.generate("Once upon", max_tokens=9).text
+    assert done.stdout.decode() == llm.generate("Once upon", max_tokens=9).text + "\n"
+
+
+def test_prompt_from_a_file(toy, llm, run, tmp_path):
+    (tmp_path / "prompt.txt").write_text("hello", encoding="utf-8")
+    done = run("--model", str(toy), "-f", str(tmp_path / "prompt.txt"), "-n", "9")
+    wanted = llm.generate([{"role": "user", "content": "hello"}], max_tokens=9).text
+    assert done.stdout.decode() == wanted + "\n"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals like these")
@@ -75,7 +82,7 @@ def test_an_answer_does_not_command_the_terminal(toy):
     import pty
 
     arguments = ["--model", str(toy), "-p", "hello", "--regex", "\x1b\\[2J"]
-    assert run_process(*arguments).stdout == b"\x1b[2J"  # a pipe gets the bytes
+    assert run_process(*arguments).stdout == b"\x1b[2J\n"  # a pipe gets the bytes
     ours, theirs = pty.openpty()
     subprocess.run(
         [sys.executable, "-m", "mlx_llama.generate", *arguments],
@@ -106,7 +113,7 @@ def test_jsonl_is_pieces_and_a_receipt(toy, llm, run):
     [
         (["-p", "hi", "--temp", "-3", "--top-p", "9", "--seed", "x"], b"", "option --temp: '-3'"),
         (["-p", "-"], b"\xff\xfeoops", "standard input: is not UTF-8 (byte 0"),
-        ([], b"", "arguments --prompt/-p --prompts is required"),
+        ([], b"", "arguments --prompt/-p --file/-f --prompts is required"),
         (["-p", "hi", "--nope"], b"", "--nope"),
         (["-p", "hi", "--backend", "tpu"], b"", "no backend 'tpu'"),
         (["-p", "hi", "--device", "tpu"], b"", "no device 'tpu'"),

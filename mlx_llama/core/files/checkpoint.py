@@ -24,7 +24,7 @@ from . import hub
 from .adapters import Adapter, merge, open_adapters
 from .fit import select, split
 from .folder import INDEX, SINGLE, find_weights
-from .gguf import GGUFFile, part_names
+from .gguf import GGUFFile, is_gguf, part_names
 from .quantized import AffineWeight
 from .tensor import Tensor
 
@@ -145,7 +145,7 @@ class Checkpoint:
 def check_name(name: str | os.PathLike | None) -> None:
     """Raise CheckpointError for a missing path, without asking a hub."""
     label = "guide" if name is None else os.fspath(name)
-    if label != "guide" and not hub.gguf_in_hub(label) and not hub.is_hub_id(label):
+    if label != "guide" and hub.hub_name(label) is None:
         find_local(label)
 
 
@@ -156,10 +156,10 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a model.
 
-    Args: name: a folder, a .gguf file (any part of a split file), a hub id ("org/name", or
-        "org/name:file.gguf" for a file
-            in it), or "guide" or None for the model in this package. An existing path takes
-            precedence over a hub id.
+    Args: name: a folder, a GGUF file (any part of a split file), a hub id ("org/name";
+            "org/name:file.gguf" or "org/name:Q4_K_M" for a GGUF file in it), its address, a name of
+            `hub.SHORT_NAMES`, or "guide" or None for the model in this package. An existing path
+            takes precedence.
         revision: branch, tag or commit of a hub id.
         adapters: folders of LoRA adapters of PEFT or mlx_lm, as FOLDER or FOLDER=SCALE.
 
@@ -189,9 +189,9 @@ def merge_adapter(checkpoint: Checkpoint) -> Checkpoint:
 
 def find_model(
     name: str | os.PathLike | None = None, revision: str | None = None, local_only: bool = False
-) -> Path:
-    """The folder or .gguf file of a model, named as in `open_checkpoint`; of a hub id in the cache,
-    downloaded if it is missing there.
+) -> tuple[str, Path]:
+    """The full name of a model, and its folder or .gguf file; of a hub id in the cache, downloaded
+    if it is missing there. name: as for `open_checkpoint`.
 
     local_only: download nothing.
 
@@ -204,29 +204,26 @@ def find_model(
                 f"{GUIDE_PATH}: the model of this package is missing; install mlx_llama again, or "
                 "choose a model"
             )
-        return GUIDE_PATH
-    if hub.gguf_in_hub(label):
-        return hub.fetch_gguf(label, revision, local_only)
-    if not hub.is_hub_id(label):
+        return label, GUIDE_PATH
+    if (named := hub.hub_name(label)) is None:
         if revision is not None:
             raise CheckpointError(
                 f"model {label}: is a path, and only hub ids have a revision; leave it out"
             )
-        return find_local(label)
-    folder = hub.fetch(label, revision, hub.SETTINGS, local_only=local_only)
-    if not (folder / "config.json").exists():
-        remedy = f" in the local cache; fetch it with `hf download {label}`, or" * local_only
-        raise CheckpointError(
-            f"model {label}: has no config.json{remedy or ';'} if it holds GGUF files, name one: "
-            f"{label}:FILE.gguf"
-        )
-    if not local_only:
-        LlamaConfig.from_file(folder)
-    return hub.fetch(label, revision, local_only=local_only)
+        return label, find_local(label)
+    if ":" not in named:
+        folder = hub.fetch(named, revision, hub.SETTINGS, local_only=local_only)
+        if (folder / "config.json").exists():
+            if not local_only:
+                LlamaConfig.from_file(folder)
+            return named, hub.fetch(named, revision, local_only=local_only)
+    if not named.endswith(".gguf"):
+        named = hub.find_gguf(named, revision, local_only)
+    return named, hub.fetch_gguf(named, revision, local_only)
 
 
 def _open(name: str | os.PathLike | None, revision: str | None) -> Checkpoint:
-    label, path = "guide" if name is None else os.fspath(name), find_model(name, revision)
+    label, path = find_model(name, revision)
     if path.is_file():
         return _open_gguf(label, path)
     config, file = LlamaConfig.from_file(path), path / "generation_config.json"
@@ -277,21 +274,19 @@ def find_local(name: str) -> Path:
             )
         return path / files[0]
     if name and os.path.exists(path):
-        if path.suffix != ".gguf":
+        if path.suffix != ".gguf" and not is_gguf(path):
             raise CheckpointError(
                 f"{path}: is a file, expected a folder with config.json and weights, or a "
                 ".gguf file; choose the folder"
             )
         return path
-    if meant := hub.read_address(name):
-        raise CheckpointError(f"model {show(name)}: is an address; did you mean {meant}?")
     if path.suffix == ".gguf":
         raise CheckpointError(
             f"{show(name)}: no such file; check the path (a file on the hub is org/name:file.gguf)"
         )
     raise CheckpointError(
         f"model {show(name)}: no such folder, and not a hub id (which look like org/name); check "
-        "the path, or use guide, the model that ships"
+        f"the path, or use guide, the model that ships, or one of {', '.join(hub.SHORT_NAMES)}"
     )
 
 

@@ -36,6 +36,16 @@ from .quantized import GGUF_FORMATS, GGUFWeight
 from .tensor import CopiedTensor, Pages, Tensor
 
 _MAGIC = b"GGUF"
+
+
+def is_gguf(path: Path) -> bool:
+    """True if a regular file begins as a GGUF file does, whatever its name."""
+    try:
+        return path.is_file() and path.open("rb").read(4) == _MAGIC
+    except OSError:
+        return False
+
+
 _VERSIONS = (2, 3)  # version 3 adds big-endian files, nothing else
 _COUNT_LIMIT = 1 << 16  # metadata entries, tensors, parts; real models: tens, hundreds, a few
 _NAME_LIMIT = 1 << 16  # bytes of a key or a tensor's name; the format's own limit for keys

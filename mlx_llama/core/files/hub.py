@@ -1,18 +1,23 @@
 """Hub ids: recognised offline, downloaded through huggingface_hub into its shared cache.
 
-"org/name" is a model's folder, "org/name:file.gguf" a file in it, with all parts of a split file.
+"org/name" is a model's folder, "org/name:file.gguf" a file in it, with all parts of a split file,
+and "org/name:Q4_K_M" the GGUF file of that type, as in llama.cpp and Ollama.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from mlx_llama.core.errors import CheckpointError, show
 
 from .gguf import part_names
 
+_Answer = TypeVar("_Answer")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
 _HUB_FILE = re.compile(r"([^:]+):((?:[\w-][\w. +-]*/)*[\w-][\w. +-]*\.gguf)", re.ASCII)
 _ADDRESS = re.compile(
@@ -20,6 +25,26 @@ _ADDRESS = re.compile(
     r"(?:/(?:blob|resolve|raw|tree)/([\w.-]+)(?:/([^?#]+\.gguf))?)?/?(?:[?#].*)?",
     re.ASCII,
 )
+_TAG = re.compile(r"([^:]+):([\w-]+)", re.ASCII)
+# Names of well-known small models, as Ollama has them.
+SHORT_NAMES = {
+    "smollm2": "HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF:Q4_K_M",
+    "smollm2:360m": "HuggingFaceTB/SmolLM2-360M-Instruct",
+    "smollm3": "ggml-org/SmolLM3-3B-GGUF:Q4_K_M",
+    "tinyllama": "TheBloke/TinyLlama-1.1B-Chat-v1.0-GGUF:Q4_K_M",
+    "llama3.1": "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF:Q4_K_M",
+    "llama3.2": "bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M",
+    "llama3.2:1b": "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M",
+    "mistral": "bartowski/Mistral-7B-Instruct-v0.3-GGUF:Q4_K_M",
+    "qwen2.5": "Qwen/Qwen2.5-7B-Instruct-GGUF:Q4_K_M",
+    "qwen3": "Qwen/Qwen3-8B-GGUF:Q4_K_M",
+    "qwen3:4b": "Qwen/Qwen3-4B-GGUF:Q4_K_M",
+    "qwen3:0.6b": "Qwen/Qwen3-0.6B-GGUF:Q8_0",
+    "gemma3": "ggml-org/gemma-3-4b-it-GGUF:Q4_K_M",
+    "gemma3:1b": "ggml-org/gemma-3-1b-it-GGUF:Q4_K_M",
+    "phi4-mini": "bartowski/microsoft_Phi-4-mini-instruct-GGUF:Q4_K_M",
+}
+DEFAULT_TYPE = "Q4_K_M"  # of a repository of GGUF files, as in llama.cpp
 SETTINGS = ("*.json", "*.jinja", "tokenizer.model")
 WEIGHTS = ("*.safetensors",)
 # Other formats of the same model: subfolders, and the originals of Meta and Mistral
@@ -39,6 +64,17 @@ def is_hub_id(name: str | os.PathLike) -> bool:
     return not os.path.exists(name)
 
 
+def hub_name(name: str | os.PathLike) -> str | None:
+    """The name on the hub of a short name, an address or a hub id: "org/name", "org/name:FILE.gguf"
+    or "org/name:TYPE"; None for paths.
+    """
+    if not isinstance(name, str) or os.path.exists(name):
+        return None
+    name = SHORT_NAMES.get(name.lower()) or read_address(name) or name
+    tagged = _TAG.fullmatch(name)
+    return name if is_hub_id(tagged[1] if tagged else name) or gguf_in_hub(name) else None
+
+
 def gguf_in_hub(name: str | os.PathLike) -> tuple[str, str] | None:
     """(hub id, file) of "org/name:file.gguf"; None for other names and existing paths."""
     match = (
@@ -48,20 +84,58 @@ def gguf_in_hub(name: str | os.PathLike) -> tuple[str, str] | None:
 
 
 def read_address(text: str) -> str:
-    """Name of the model at a web address, "org/name" or "org/name:file.gguf"; "" for any other
-    text.
+    """Name of the model at a web address, "org/name", "org/name:file.gguf" or "org/name:TYPE"; ""
+    for any other text.
     """
     match = _ADDRESS.fullmatch(text)
     if match is None or not _HUB_ID.fullmatch(match[1]):
         return ""
     file = match[4] or match[2]
-    return (
-        f"{match[1]}:{file}"
-        if file and file.endswith(".gguf")
-        else f"{match[1]}:FILE.gguf"
-        if match[2]
-        else match[1]
-    )
+    return f"{match[1]}:{file}" if file else match[1]
+
+
+def find_gguf(name: str, revision: str | None = None, local_only: bool = False) -> str:
+    """The name of a GGUF file, "org/name:FILE.gguf", for a name with a type, "org/name:Q4_K_M", or
+    for a repository without config.json, where it is the file of DEFAULT_TYPE or the first.
+
+    Searches the cache, then the hub. Raises CheckpointError as `fetch`, and if no file fits.
+    """
+    model, _, tag = name.partition(":")
+
+    def pick(files: Iterable[str]) -> str | None:
+        """The shortest name with the type between its separators; a split file's first part."""
+        files = sorted(
+            (f for f in files if f.endswith(".gguf") and "mmproj" not in f.lower()),
+            key=lambda f: (len(f), f),
+        )
+        pattern = rf"(?:^|[-._/]){re.escape(tag or DEFAULT_TYPE)}(?:[-./]|$)"
+        fitting = [f for f in files if re.search(pattern, f, re.IGNORECASE)]
+        known.update(files)
+        return next(iter(fitting or ([] if tag else files)), None)
+
+    known: set[str] = set()
+    with contextlib.suppress(CheckpointError):
+        cached = fetch(model, revision, ("*.gguf",), skip=(), local_only=True)
+        if file := pick(str(p.relative_to(cached).as_posix()) for p in cached.rglob("*.gguf")):
+            return f"{model}:{file}"
+    if not local_only:
+        import huggingface_hub
+
+        info = _ask(name, revision, lambda: huggingface_hub.model_info(model, revision=revision))
+        listing = [file.rfilename for file in info.siblings or ()]
+        if file := pick(listing):
+            return f"{model}:{file}"
+    what = f"GGUF file of the type {tag}" if tag else "config.json and no GGUF file"
+    held = f"; it has {', '.join(sorted(known))}"[:300] if known else ""
+    remedy = f"fetch it with `mlx_llama models pull {name}`" if local_only else "choose another"
+    place = " in the local cache" if local_only else ""
+    raise CheckpointError(f"model {name}: has no {what}{place}{held}; {remedy}")
+
+
+def parts_of(file: str) -> tuple[str, ...]:
+    """The files of a GGUF model, by the name of any of them in its repository."""
+    folder, slash, base = file.rpartition("/")
+    return tuple(folder + slash + part for part in part_names(base))
 
 
 def fetch_gguf(name: str, revision: str | None = None, local_only: bool = False) -> Path:
@@ -76,9 +150,7 @@ def fetch_gguf(name: str, revision: str | None = None, local_only: bool = False)
     place = gguf_in_hub(name)
     assert place is not None
     model, file = place
-    folder, _, base = file.rpartition("/")
-    parts = tuple(f"{folder}/{part}" if folder else part for part in part_names(base))
-    path = fetch(model, revision, parts, skip=(), local_only=local_only) / file
+    path = fetch(model, revision, parts_of(file), skip=(), local_only=local_only) / file
     if not path.exists():
         raise CheckpointError(
             f"model {name}: {model} has no file {file}, or the cache lacks it; check the name "
@@ -104,19 +176,28 @@ def fetch(
         cache, disk full.
     """
     import huggingface_hub
+
+    def download() -> str:
+        return huggingface_hub.snapshot_download(
+            name,
+            revision=revision,
+            allow_patterns=list(patterns),
+            ignore_patterns=list(skip),
+            local_files_only=local_only,
+        )
+
+    return Path(_ask(name, revision, download, local_only))
+
+
+def _ask(
+    name: str, revision: str | None, call: Callable[[], _Answer], local_only: bool = False
+) -> _Answer:
+    """What a function of huggingface_hub returns; its errors become CheckpointError."""
     from huggingface_hub import errors
 
     where = f"{name}@{revision}" if revision else name
     try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                name,
-                revision=revision,
-                allow_patterns=list(patterns),
-                ignore_patterns=list(skip),
-                local_files_only=local_only,
-            )
-        )
+        return call()
     except errors.GatedRepoError:
         reason = "access is gated; accept its licence on huggingface.co, then run `hf auth login`"
     except errors.RevisionNotFoundError:

@@ -359,6 +359,8 @@ def validate(options: Mapping[str, Any], source: str = "") -> GenerationOptions:
 def _describe_fault(fault: Mapping[str, Any]) -> str:
     name = str(fault["loc"][0])
     if fault["type"] == "extra_forbidden":
+        if name == "n":
+            return "there is no option 'n': for several answers call batch([prompt] * n)"
         near = [ALIASES[name]] if name in ALIASES else difflib.get_close_matches(name, FIELDS, 1)
         return f"there is no option {name!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
     limits = _describe_limits(name)
@@ -377,7 +379,8 @@ def split_fault(fault: Mapping[str, Any]) -> tuple[str, str]:
     """(place, message) of a fault that pydantic reports; place "" for the whole."""
     parts = [part for part in fault["loc"] if part not in ("str", "int")]  # branches of a union
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
-    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    message = fault["msg"].partition(", unable to parse")[0].removeprefix("Value error, ")
+    message = message.removeprefix("Input should be ")
     return place.lstrip("."), message
 
 

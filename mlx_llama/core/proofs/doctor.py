@@ -92,7 +92,7 @@ def _open(
     diagnosis: Diagnosis, name: str | os.PathLike | None, revision: str | None
 ) -> OpenedModel | None:
     try:
-        path = find_model(name, revision, local_only=True)
+        _, path = find_model(name, revision, local_only=True)
     except LlamaError as error:
         diagnosis.add("error", "weights", error)
         return None

@@ -1,5 +1,6 @@
 """Hub ids against paths, and the hub's cache folder offline; nothing here touches a network."""
 
+import json
 import os
 import shutil
 from types import SimpleNamespace
@@ -56,17 +57,22 @@ def test_ids_are_told_from_paths_by_their_form(name, expected, tmp_path, monkeyp
             "org/name:sub/model-q4.gguf",
         ),
         ("hf.co/org/name:model.gguf", "org/name:model.gguf"),
-        ("hf.co/org/name:Q4_K_M", "org/name:FILE.gguf"),
+        ("hf.co/org/name:Q4_K_M", "org/name:Q4_K_M"),
         ("https://example.org/org/name", ""),
         ("hf.co/org/name/too/deep", ""),
         ("hf.co/org", ""),
     ],
 )
-def test_an_address_of_the_hub_is_refused_with_the_name_that_was_meant(address, name):
+def test_an_address_of_the_hub_names_a_model(address, name):
     assert hub.read_address(address) == name
-    with pytest.raises(CheckpointError) as caught:
-        open_checkpoint(address if address != "hf.co/org" else "hf.co//org")
-    assert (f"did you mean {name}?" in str(caught.value)) == bool(name)
+    if name:
+        assert hub.hub_name(address) == name
+
+
+def test_short_names_are_names_on_the_hub():
+    for short, name in hub.SHORT_NAMES.items():
+        assert hub.hub_name(short) == hub.hub_name(short.upper()) == hub.hub_name(name) == name
+        assert hub.hub_name(f"hf.co/{name}") == name
 
 
 def test_an_existing_folder_is_a_path(tmp_path, monkeypatch):
@@ -176,7 +182,78 @@ def test_one_gguf_file_of_a_hub_model(cache):
     assert open_checkpoint("toy/llama-GGUF:m-Q8_0.gguf", "main").path == opened.path
     assert "has no file m-Q4_0.gguf" in refusal("toy/llama-GGUF:m-Q4_0.gguf")
     assert "not in the local cache" in refusal("toy/absent:m.gguf")
-    assert "name one: toy/llama-GGUF:FILE.gguf" in refusal("toy/llama-GGUF")
+    for name in ("toy/llama-GGUF", "toy/llama-GGUF:q8_0", "hf.co/toy/llama-GGUF:Q8_0"):
+        opened = open_checkpoint(name)
+        assert opened.name == "toy/llama-GGUF:m-Q8_0.gguf"
+    assert "HF_HUB_OFFLINE" in refusal("toy/llama-GGUF:Q4_K_M")
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("org/name:q4_k_m", "m-Q4_K_M.gguf"),
+        ("org/name", "m-Q4_K_M.gguf"),
+        ("org/name:Q4_K", None),
+        ("org/name:Q8_0", "Q8_0/m-Q8_0-00001-of-00002.gguf"),
+        ("org/name:UD-Q2_K", "m-UD-Q2_K.gguf"),
+        ("org/name:F16", None),
+    ],
+)
+def test_a_type_picks_a_file_of_the_hub(cache, monkeypatch, name, file):
+    import huggingface_hub
+
+    files = [
+        "README.md",
+        "mmproj-m-F16.gguf",
+        "m-Q4_K_M.gguf",
+        "m-UD-Q4_K_M.gguf",
+        "m-UD-Q2_K.gguf",
+        "Q8_0/m-Q8_0-00002-of-00002.gguf",
+        "Q8_0/m-Q8_0-00001-of-00002.gguf",
+    ]
+    info = SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in files])
+    monkeypatch.setattr(huggingface_hub, "model_info", lambda model, revision=None: info)
+    if file is not None:
+        assert hub.find_gguf(name) == f"org/name:{file}"
+        return
+    with pytest.raises(CheckpointError, match="has no GGUF file of the type .*m-Q4_K_M.gguf"):
+        hub.find_gguf(name)
+
+
+def test_a_gguf_file_needs_no_suffix(tmp_path):
+    blob = tmp_path / "sha256-1234"
+    make_gguf(tmp_path / "m.gguf", kinds="Q8_0")
+    shutil.move(tmp_path / "m.gguf", blob)
+    assert open_checkpoint(blob).tensors["lm_head.weight"].format == "Q8_0"
+    blob.write_bytes(b"other" * 100)
+    assert "is a file, expected a folder" in refusal(blob)
+
+
+def test_cached_models_are_listed_and_removed(cache, capsys):
+    """Judged by huggingface_hub's own account of its cache."""
+    from huggingface_hub import scan_cache_dir
+
+    from mlx_llama import models
+
+    put_gguf_in_cache(cache)
+    put_in_cache(cache)
+    assert models.main([]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in listed[:-1]] == [
+        "toy/llama",
+        "toy/llama-GGUF:m-Q8_0.gguf",
+    ]
+    assert "runs, Q8_0" in listed[1] and listed[-1].startswith("2 models")
+    before = scan_cache_dir(cache).size_on_disk
+    models.main(["rm", "toy/llama-GGUF:Q8_0"])
+    models.main(["list", "--json"])
+    (left,) = json.loads(capsys.readouterr().out.partition("\n")[2])
+    assert left["name"] == "toy/llama" and not left["error"]
+    assert scan_cache_dir(cache).size_on_disk < before
+    models.main(["rm", "toy/llama"])
+    assert [repo.repo_id for repo in scan_cache_dir(cache).repos if repo.size_on_disk] == []
+    with pytest.raises(CheckpointError, match="not in the local cache"):
+        models.main(["rm", "toy/llama"])
 
 
 def test_a_split_gguf_file_of_a_hub_model(cache):

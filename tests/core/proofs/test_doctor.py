@@ -319,7 +319,8 @@ def test_a_hub_model_is_looked_for_in_the_cache_alone(cache, monkeypatch):
         and diagnosis.model["layers"] == 2
     )
     (snapshot / "config.json").unlink()
-    assert "no config.json in the local cache" in found(diagnose("toy/llama"), "error")[0]
+    message = "no config.json and no GGUF file in the local cache"
+    assert message in found(diagnose("toy/llama"), "error")[0]
     assert asked and all(asked)
 
 

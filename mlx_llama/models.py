@@ -1,0 +1,94 @@
+"""python -m mlx_llama.models: the models in the hub's cache on this disk; fetch and remove them."""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before the imports below: interrupted, they would end in a traceback
+    import sys
+
+    from mlx_llama.__main__ import main as run
+
+    sys.exit(run(["models", *sys.argv[1:]]))
+
+import dataclasses
+import json
+import shutil
+import time
+
+from .cli.flags import Parser
+from .core.errors import CheckpointError, OptionsError
+from .core.files import hub, hub_cache
+from .core.proofs.diagnosis import format_bytes
+from .core.system import cache_folder
+
+EXAMPLES = """
+pull Qwen/Qwen3-4B-GGUF:Q4_K_M
+rm Qwen/Qwen3-4B-GGUF:Q4_K_M
+"""
+ARGUMENTS = {"list": 0, "names": 0, "pull": 1, "rm": 1}  # of each action
+
+
+def parser() -> Parser:
+    """The command line. Actions are named as in Ollama."""
+    result = Parser("models", __doc__, EXAMPLES, "[ACTION] [NAME]")
+    result.add_argument(
+        "action",
+        nargs="?",
+        default="list",
+        metavar="ACTION",
+        help="list (the default): models in the hub's cache; names: short names of models on the "
+        "hub; pull: fetch a model, or go on with an interrupted download; rm: remove a model from "
+        "the hub's cache",
+    )
+    result.add_argument(
+        "model", nargs="?", default=None, metavar="NAME", help="a hub id, hub id:TYPE or short name"
+    )
+    result.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
+    result.add_argument("--json", action="store_true", help="print the list as JSON")
+    return result
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; returns the exit code. Raises LlamaError."""
+    args = parser().parse_args(arguments)
+    if ARGUMENTS.get(args.action) != (args.model is not None):
+        raise OptionsError("models takes list, names, pull NAME or rm NAME (see --help)")
+    if args.action == "names":
+        for short, name in hub.SHORT_NAMES.items():
+            print(f"{short:<14}{name}")
+    elif args.action == "pull":
+        pull(args.model, args.revision)
+    elif args.action == "rm":
+        print(f"removed {args.model}: {format_bytes(hub_cache.remove(args.model))}")
+    elif args.json:
+        print(json.dumps(list(map(dataclasses.asdict, hub_cache.list_models())), indent=2))
+    else:
+        list_models()
+    return 0
+
+
+def list_models() -> None:
+    """Print a line per model, and the size of the cache folder."""
+    models = hub_cache.list_models()
+    width = max((len(model.name) for model in models), default=0)
+    for model in models:
+        used = time.strftime("%Y-%m-%d", time.localtime(model.last_used))
+        state = f"does not run: {model.error}" if model.error else f"runs, {model.kind}"
+        line = f"{model.name:<{width}}  {format_bytes(model.nbytes):>8}  used {used}  {state}"
+        print(line[: max(80, shutil.get_terminal_size().columns)])
+    kept = sum(size for _, _, size in cache_folder.files())
+    print(f"{len(models)} models; packed weights and kernels: {format_bytes(kept)}")
+
+
+def pull(name: str, revision: str | None) -> None:
+    """Fetch a model with a progress bar on stderr; print its path. Raises CheckpointError."""
+    named = hub.hub_name(name)
+    if named is None:
+        raise CheckpointError(f"{name}: is not a hub id (org/name, org/name:TYPE) or a short name")
+    if ":" not in named:
+        folder = hub.fetch(named, revision, hub.SETTINGS)
+        if (folder / "config.json").exists():
+            print(hub.fetch(named, revision))
+            return
+    if not named.endswith(".gguf"):
+        named = hub.find_gguf(named, revision)
+    print(f"{hub.fetch_gguf(named, revision)}  ({named})")
