@@ -280,7 +280,7 @@ FAULTS = [
     Fault(
         "scheduler",
         "mlx_llama/core/engine/scheduler.py",
-        "sequence.is_cancelled or sequence.constraint or sequence",
+        "sequence.is_cancelled or sequence.is_constrained or sequence",
         "sequence.is_cancelled or sequence",
         "a step with a grammar runs ahead of the token that decides its mask",
     ),
@@ -387,8 +387,8 @@ FAULTS = [
     Fault(
         "files and formats",
         "mlx_llama/core/files/hub.py",
-        "fetch(model, revision, parts, skip=(), local_only=local_only)",
-        "fetch(model, revision, parts, local_only=local_only)",
+        "fetch(model, revision, parts_of(file), skip=(), local_only=local_only)",
+        "fetch(model, revision, parts_of(file), local_only=local_only)",
         "a GGUF file in a subfolder of a hub model is skipped",
     ),
     Fault(
@@ -479,8 +479,8 @@ FAULTS = [
     Fault(
         "text",
         "mlx_llama/core/text/template.py",
-        'TOOLS = ("tools", "xml_tools")',
-        'TOOLS = ("tools",)',
+        'TOOLS = ("tools", "xml_tools", ',
+        'TOOLS = ("tools", ',
         "SmolLM3: control tokens in a tool's description stay control tokens",
     ),
     Fault(
