@@ -291,7 +291,7 @@ def test_a_dropped_model_frees_its_threads_and_memory():
     gc.collect()
     assert [one() for one in gone] == [None] * 3
     for thread in started:
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -303,7 +303,7 @@ def test_a_failed_load_leaves_no_threads(monkeypatch):
         load("odd widths", threads=3)
     gc.collect()
     for thread in set(threading.enumerate()) - before:
-        thread.join(5)
+        thread.join(60)
     assert set(threading.enumerate()) <= before
 
 

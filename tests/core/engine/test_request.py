@@ -145,7 +145,7 @@ def test_a_second_thread_that_reads_gets_a_session_error(is_threaded):
         with pytest.raises(SessionError, match="another thread is reading this answer"):
             read()
     gate.set()
-    reader.join(10)
+    reader.join(60)
     loop.close()
     assert found == alone(PROMPT, eos=(), max_tokens=4).tokens  # the first one lost nothing
     assert list(handle.tokens()) == found  # one after the other is no fault

@@ -36,7 +36,7 @@ class Live:
             )
         found = self.wait(lambda: re.search(r"listening on (https?://[^\s;]+:(\d+))", self.text()))
         self.url, self.port = found[1].rstrip(";"), int(found[2])
-        self.http = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+        self.http = httpx.Client(base_url=self.url, timeout=300, trust_env=False)
         if ready:
             self.wait(lambda: self.http.get("/ready").status_code == 200)
 
