@@ -61,7 +61,7 @@ class Live:
         )
         return float(found[1]) if found else 0.0
 
-    def wait_idle(self, seconds: float = 30) -> None:
+    def wait_idle(self, seconds: float = 120) -> None:
         """Wait until no request runs or waits."""
         self.wait(
             lambda: (
@@ -173,12 +173,12 @@ class Inside:
         )
         self.thread.start()
         self.http = httpx.Client(
-            base_url=f"http://127.0.0.1:{self.port}", timeout=60, trust_env=False
+            base_url=f"http://127.0.0.1:{self.port}", timeout=300, trust_env=False
         )
         self.wait(lambda: self.http.get("/live").status_code == 200)
         self.desk, self.keeper = self.app.state.desk, self.app.state.keeper
 
-    def wait(self, condition, seconds: float = 30):
+    def wait(self, condition, seconds: float = 120):
         end = time.monotonic() + seconds
         while not (found := condition()):
             assert time.monotonic() < end, f"waited {seconds} s"
