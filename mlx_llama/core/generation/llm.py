@@ -102,6 +102,16 @@ class LLM:
         """The former name of `loop`."""
         return self.loop
 
+    def close(self) -> None:
+        """End running answers and free keys and values. The weights go with the last reference."""
+        self.loop.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def __repr__(self) -> str:
         width = self.backend.runtime.dtype_name(self.model.dtype)
         return (
@@ -118,6 +128,15 @@ class LLM:
         and answers, and its `stream` yields pieces of text. Raises TemplateError for a model
         without a template, and as `stream`.
         """
+        return self.generate(self._ask(question, system), **options)
+
+    async def aask(
+        self, question: str, system: str | None = None, **options: Unpack[Options]
+    ) -> Completion:
+        """`ask` for asyncio. Cancelling the task ends the answer."""
+        return await self.agenerate(self._ask(question, system), **options)
+
+    def _ask(self, question: str, system: str | None) -> list[dict[str, str]]:
         self.require_template()
         if not isinstance(question, str):
             raise ContextError(
@@ -125,7 +144,7 @@ class LLM:
                 "and token ids"
             )
         before = [] if system is None else [{"role": "system", "content": system}]
-        return self.generate([*before, {"role": "user", "content": question}], **options)
+        return [*before, {"role": "user", "content": question}]
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
         """The whole continuation of a text, or the answer to messages; `print` shows its text. For
@@ -134,6 +153,16 @@ class LLM:
         Arguments and errors as for `stream`.
         """
         return self.stream(prompt, **options).finish()
+
+    async def agenerate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
+        """`generate` for asyncio. Cancelling the task ends the answer."""
+        import asyncio  # takes 30 ms
+
+        handle = self._prepare(prompt, options)
+        try:
+            return await asyncio.to_thread(handle.finish)
+        finally:
+            handle.cancel()
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """The answer to `prompt` in pieces of text.
@@ -334,9 +363,13 @@ class LLM:
         tool_choice: str = "auto",
         parallel: bool = True,
         rounds: int = ROUNDS,
+        messages: abc.Sequence[abc.Mapping[str, Any]] = (),
         **options: Unpack[Options],
     ) -> Session:
         """A conversation: `send` or `stream` each question.
+
+        messages: what was said before, questions and answers in turn, perhaps after a system
+        message.
 
         tools: Python functions with type hints, which the model may call; it answers again with
         their results. tool_choice, parallel, rounds: of each question, as for `run_tools`. Raises
@@ -352,6 +385,7 @@ class LLM:
             self.identify_cache,
             Toolbox(tuple(read_tools(tools)), tool_choice, parallel),
             rounds,
+            messages,
         )
 
     def prompt_logprobs(

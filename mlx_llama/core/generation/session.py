@@ -24,7 +24,7 @@ from .cache_file import Identity, cache_path, read_cache, write_cache
 from .completion import Completion
 from .hooks import Hooks, split_hooks
 from .options import Defaults, GenerationOptions, Options, Resolved, validate
-from .session_file import expand_path, read_session, write_session
+from .session_file import check_turns, expand_path, read_session, write_session
 from .tool_use import (
     ROUNDS,
     Toolbox,
@@ -141,10 +141,12 @@ class Session:
         identify_cache: Callable[[int], Identity] | None = None,
         toolbox: Toolbox = Toolbox(),
         rounds: int = ROUNDS,
+        messages: Sequence[Mapping[str, Any]] = (),
     ):
         """identify_cache: identity of the cache files of `save`, by adapter; None: none are
         written. toolbox: functions that an answer may call. rounds: maximum number of answers to a
-        question. Raises OptionsError.
+        question. messages: what was said before. Raises OptionsError, and SessionError for messages
+        that are not questions and answers in turn.
         """
         self.loop = loop
         self.template = template
@@ -155,7 +157,9 @@ class Session:
         self.system = system
         rest, self.hooks = split_hooks(options or {})  # for questions without hooks
         self.options = {name: value for name, value in rest.items() if value is not None}
-        self.messages: list[dict[str, Any]] = []
+        if messages and messages[0].get("role") == "system" and system is None:
+            self.system, messages = messages[0].get("content"), messages[1:]
+        self.messages: list[dict[str, Any]] = check_turns(messages)
         self.dropped = 0  # messages at the front that no longer fit the context
         self.last: Completion | None = None
         self._turn = 0  # counts changes of the conversation

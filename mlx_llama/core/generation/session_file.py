@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -85,6 +85,18 @@ class SavedSession(BaseModel):
         if value and not (0 < value < len(messages) and messages[value].role == QUESTION):
             raise ValueError(f"the place of a question among the {len(messages)} messages, or 0")
         return value
+
+
+def check_turns(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as a session holds them. Raises SessionError."""
+    if not messages:
+        return []
+    fields = {"format": FORMAT, "version": 1, "model": "", "system": None, "options": {}}
+    try:
+        saved = SavedSession.model_validate(fields | {"messages": list(map(dict, messages))})
+    except ValidationError as error:
+        raise SessionError(_describe_fault(error.errors()[0])) from None
+    return [message.model_dump() for message in saved.messages]
 
 
 def expand_path(path: str | os.PathLike) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import numpy as np
@@ -14,6 +15,7 @@ from mlx_llama.core.errors import (
     ContextError,
     NumericalError,
     OptionsError,
+    SessionError,
     TemplateError,
 )
 from mlx_llama.core.generation import options
@@ -267,3 +269,37 @@ def test_numbers_that_are_not_finite_are_one_error(name, change, options, backen
         ) and not stream.completion.tokens
     for done in broken.batch([[1, 5], [1, 6, 7]], max_tokens=3, **options):
         assert done.finish_reason == "error" and "not finite" in done.error and done.launches <= 2
+
+
+def test_asyncio_gives_what_the_blocking_calls_give(llm):
+    async def both():
+        first, second = await asyncio.gather(
+            llm.agenerate("Once upon", max_tokens=5), llm.aask("hi", system="Be kind", max_tokens=5)
+        )
+        return first.text, second.text
+
+    wanted = llm.generate("Once upon", max_tokens=5), llm.ask("hi", system="Be kind", max_tokens=5)
+    assert asyncio.run(both()) == tuple(answer.text for answer in wanted)
+
+
+def test_a_conversation_may_begin_elsewhere(llm):
+    chat = llm.chat(system="Be kind")
+    first = chat.send("hello", max_tokens=5)
+    said = [
+        {"role": "system", "content": "Be kind"},
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": first.text},
+    ]
+    other = llm.chat(messages=said)
+    assert other.send("and?", max_tokens=5).text == chat.send("and?", max_tokens=5).text
+    assert other.messages == chat.messages
+    with pytest.raises(SessionError, match=r"messages\[0\] needs the role 'user'"):
+        llm.chat(messages=said[2:])
+    with pytest.raises(SessionError, match="ending with an answer"):
+        llm.chat(messages=said[:2])
+
+
+def test_a_model_is_a_context_manager(toy):
+    with load(toy, backend="cpu") as llm:
+        handle = llm.submit("Once upon", max_tokens=100000)
+    assert handle.done
