@@ -151,7 +151,7 @@ FAULTS = [
     ),
     Fault(
         "forward",
-        "cuda_fallback/kernels/decode.py",
+        "cuda_fallback/kernels/products.py",
         "up += tl.load(bias + N + n, mask",
         "up += tl.load(bias + n, mask",
         "Triton's gated product adds the gate's bias to up as well",
@@ -223,9 +223,9 @@ FAULTS = [
     ),
     Fault(
         "cache and rows",
-        "cuda_fallback/kernels/decode.py",
-        "value_scales = _head_address(state, layer, 1, g,",
-        "value_scales = _head_address(state, layer, 0, g,",
+        "cuda_fallback/kernels/attention.py",
+        "value_scales = head_address(state, layer, 1, g,",
+        "value_scales = head_address(state, layer, 0, g,",
         "Triton's attention, 8-bit cache: values are multiplied by the keys' scales",
     ),
     Fault(
@@ -357,9 +357,9 @@ FAULTS = [
     ),
     Fault(
         "sampling",
-        "cuda_fallback/kernels/decode.py",
-        "at = _field(state, _NEXT, row) - WINDOW + i",
-        "at = _field(state, _POSITION, row) - WINDOW + i",
+        "cuda_fallback/kernels/tokens.py",
+        "at = field(state, NEXT, row) - WINDOW + i",
+        "at = field(state, POSITION, row) - WINDOW + i",
         "Triton: penalties do not count the newest token",
     ),
     Fault(

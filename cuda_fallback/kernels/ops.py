@@ -14,6 +14,7 @@ from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
 from .. import ops as plain
 from ..ops import Adapters, Matrix, Stack, add, embed, last_position, scale, softcap, split_heads  # noqa: F401, the same words
 from . import decode
+from .decode import add_rms_norm, gate
 from .state import StateView
 
 
@@ -40,10 +41,6 @@ def gated_linear(
     return gate(linear(x, weight, bias), activation)
 
 
-def gate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-    return decode.gate(gate_up, activation)
-
-
 def experts(
     x: torch.Tensor,
     scores: torch.Tensor,
@@ -64,14 +61,8 @@ def adapt(
     return decode.adapt(view.state, product, x, *adapters)
 
 
-def add_rms_norm(
-    x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return decode.add_rms_norm(x, delta, weight, eps)
-
-
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return decode.add_rms_norm(x, None, weight, eps)[1]
+    return add_rms_norm(x, None, weight, eps)[1]
 
 
 def norm_heads(

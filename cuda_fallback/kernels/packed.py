@@ -44,7 +44,7 @@ WARPS = 2
 PROGRAMS = 1024
 _UNITS = 16  # per iteration of `_dequantize`, four threads each
 _COLUMNS = 4096  # per program of `_dequantize`: addresses cost as much as 20 weights
-_BLOCK = 1024  # elements per program of `_add_parts`
+_BLOCK = 1024  # elements per program of `_finish`
 
 
 def _helper(function: Callable) -> Callable:
@@ -52,18 +52,6 @@ def _helper(function: Callable) -> Callable:
     of a compiled function.
     """
     return function if IS_INTERPRETED.value else triton.jit(function)
-
-
-@_helper
-def _scaling(
-    values, supers, row, group, GROUPS: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr
-):
-    """Scales or biases of a `group` of each row, float32, of the shape of row + group."""
-    scaling = tl.load(values + row * GROUPS + group).to(tl.float32)
-    if supers is not None:
-        above = tl.load(supers + row * (GROUPS * GROUP // SUPER) + group * GROUP // SUPER)
-        scaling *= above.to(tl.float32)
-    return scaling
 
 
 @_helper
@@ -354,13 +342,35 @@ def _multiply(
 
 
 @triton.jit
-def _add_parts(parts, out, COUNT, SIZE, BLOCK: tl.constexpr):
-    """out[i] = parts[:, i].sum(), in order. parts: float32 [COUNT, SIZE]."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+def activate(gate, ACTIVATION: tl.constexpr):
+    if ACTIVATION == "silu":
+        return gate / (1 + tl.exp(-gate))
+    # gelu by tanh: tanh(z / 2) = 2 sigmoid(z) - 1
+    inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    return gate / (1 + tl.exp(-inner))
+
+
+@triton.jit(do_not_specialize=["M"])
+def _finish(sums, bias, out, M, N, COUNT, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+    """out[m, n] = sums[:, m, n].sum() + bias[n], in order; with ACTIVATION: activation of that,
+    times the same of N + n.
+    """
+    GATED: tl.constexpr = ACTIVATION != ""
+    m, n = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    wide = N * 2 if GATED else N
     total = tl.zeros((BLOCK,), tl.float32)
+    other = tl.zeros((BLOCK,), tl.float32)
     for part in range(COUNT):
-        total += tl.load(parts + part * SIZE + i, mask=i < SIZE, other=0)
-    tl.store(out + i, total.to(out.dtype.element_ty), mask=i < SIZE)
+        total += tl.load(sums + (part * M + m) * wide + n, mask=n < N, other=0)
+        if GATED:
+            other += tl.load(sums + (part * M + m) * wide + N + n, mask=n < N, other=0)
+    if bias is not None:
+        total += tl.load(bias + n, mask=n < N, other=0).to(tl.float32)
+        if GATED:
+            other += tl.load(bias + N + n, mask=n < N, other=0).to(tl.float32)
+    if GATED:
+        total = activate(total, ACTIVATION) * other
+    tl.store(out + m * N + n, total.to(out.dtype.element_ty), mask=n < N)
 
 
 @_helper
@@ -616,8 +626,19 @@ def _launch(
         enable_fp_fusion=True,
     )
     if parts > 1:
-        run(_add_parts, (triton.cdiv(M * N, _BLOCK),), sums, out, parts, M * N, _BLOCK, num_warps=4)
+        add_parts(sums, out)
     return out
+
+
+def add_parts(
+    sums: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None = None, activation: str = ""
+) -> None:
+    """out = sums.sum(0) + bias, in order; with an activation: of its first half, times the second.
+    sums: float32 [parts, M, N], or [parts, M, 2 N].
+    """
+    (parts, M, _), N = sums.shape, out.shape[-1]
+    grid = (M, triton.cdiv(N, _BLOCK))
+    run(_finish, grid, sums, bias, out, M, N, parts, activation, _BLOCK)
 
 
 def _scalings(matrix: QuantizedMatrix, steps: int) -> tuple[int, list[torch.Tensor | None]]:

@@ -478,9 +478,10 @@ def checkpoint(name: str) -> Path:
 
 def fewer_programs() -> None:
     """Launch few programs: each costs the interpreter milliseconds."""
-    from cuda_fallback.kernels import decode, packed
+    from cuda_fallback.kernels import attention, packed, products
 
-    decode._ROWS, decode._PIECES, decode._PROGRAMS, packed.WARPS, packed.PROGRAMS = 64, 4, 4, 4, 1
+    products.ROWS, attention.PIECES, attention.PROGRAMS = 64, 4, 4
+    packed.WARPS, packed.PROGRAMS = 4, 1
 
 
 def loaded(path: Path, compile: bool = True, dtype: str = "auto", by_kernels: bool = True, **given):
@@ -1187,15 +1188,16 @@ def test_the_measuring_command_sees_right_and_wrong_kernels(call):
 def assembled(
     name: str, element: str, capability: int, fixed: dict, warps: int
 ) -> tuple[str, int, str]:
-    """One of decode.py's kernels for a GPU of compute capability `capability`: its assembly, bytes
+    """A kernel of decoded tokens for a GPU of compute capability `capability`: its assembly, bytes
     of shared memory and the layouts of its tensors over threads."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from cuda_fallback.kernels import decode
+    from cuda_fallback.kernels import attention, elements, products, tokens
 
-    kernel = getattr(decode, name)
+    modules = (attention, elements, products, tokens)
+    (kernel,) = (vars(module)[name] for module in modules if name in vars(module))
     floats = {"cosines", "sines", "scores", "table"}
     integers = {
         "M",

@@ -318,9 +318,9 @@ def kernel_checkpoint(name: str) -> Path:
 def kernel_model(name: str):
     model = loaded(kernel_checkpoint(name), compile=False)
     if not HAS_GPU:
-        from cuda_fallback.kernels import decode
+        from cuda_fallback.kernels import attention
 
-        decode._TILE = 1  # 16 positions at a time
+        attention.TILE = 1  # 16 positions at a time
     return model
 
 
@@ -427,7 +427,7 @@ def dense_products(dtype: torch.dtype) -> list[float]:
     """Largest errors of products of 33 rows, relative to sums of absolute values, once rows in
     company have the bits of fewer.
     """
-    from cuda_fallback.kernels import decode, packed
+    from cuda_fallback.kernels import decode, packed, products
 
     made, sums, launch = torch.Generator().manual_seed(3), [], packed.run
     x, w, bias = (
@@ -437,7 +437,7 @@ def dense_products(dtype: torch.dtype) -> list[float]:
 
     def run(kernel, grid, *arguments, **given):
         launch(kernel, grid, *arguments, **given)
-        if kernel is decode._multiply_tile:
+        if kernel is products.multiply_tile:
             sums.append(arguments[kernel.arg_names.index("out")])
 
     with pytest.MonkeyPatch.context() as patch:
@@ -498,16 +498,16 @@ def check_chunks(name: str, bits: int | None, events: list[tuple]) -> int:
     """Rows of a cache read TEXT in chunks; compare each position's bits with the decoded ones.
     Returns how many.
     """
-    from cuda_fallback.kernels import decode, packed
+    from cuda_fallback.kernels import attention, packed, products
 
     _, model = plain_and_invariant(name, bits)
     with computing(True), pytest.MonkeyPatch.context() as patch:
         if not HAS_GPU:  # 16 positions at a time, and few programs
             for module, constant, few in (
-                (decode, "_TILE", 1),
-                (decode, "_PIECES", 4),
-                (decode, "_PROGRAMS", 4),
-                (decode, "_ROWS", 64),
+                (attention, "TILE", 1),
+                (attention, "PIECES", 4),
+                (attention, "PROGRAMS", 4),
+                (products, "ROWS", 64),
                 (packed, "PROGRAMS", 1),
                 (packed, "WARPS", 4),
             ):

@@ -398,6 +398,36 @@ def test_a_prompts_experts_are_grouped(path, dtype, call):
         np.testing.assert_array_equal(prompt, rows)
 
 
+def test_a_prompts_experts_by_torch_copy_nothing_from_the_host():
+    """A tensor of a number would be a copy, and a wait, for each expert."""
+    torch = pytest.importorskip("torch")
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from cuda_fallback import ops
+    from mlx_llama.core.models.spec import ExpertsSpec
+
+    seen = set()
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.add(function.overloadpacket.__name__)
+            return function(*args, **(kwargs or {}))
+
+    stack = torch.ones((4, 8, 8))
+    with computing(by_kernels=False), Names():
+        mixed = ops.experts(
+            torch.ones((1, 5, 8)),
+            torch.eye(5, 4)[None],
+            stack,
+            torch.ones((4, 8, 8)),
+            stack,
+            ExpertsSpec("router", ("gate",) * 4, (), (), ("", "", ""), used=2, normalises=True),
+        )
+        assert mixed.shape == (1, 5, 8) and "lift_fresh" not in seen
+        torch.tensor([1])
+    assert "lift_fresh" in seen
+
+
 def rows_of_groups(chosen: np.ndarray, count: int) -> list[tuple[int, list[int]]]:
     import torch
 

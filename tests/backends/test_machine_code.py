@@ -181,6 +181,25 @@ def test_dequantising_takes_few_instructions(name, K, capability, compile_call):
     assert code.stack == code.local == 0 and code.registers <= 40 and code.length / weights <= 12
 
 
+def codes_of_rows() -> list[bool]:
+    """For each kernel of two products, whether 17 rows and 32 share its machine code."""
+    from backends.launches import META, compile_launch, recorded
+    from cuda_fallback.kernels import decode, packed
+
+    with recorded() as launches:
+        for rows in (17, 32):
+            x = torch.empty((rows, 1024), dtype=torch.bfloat16, device=META)
+            decode.multiply(x, torch.empty((64, 1024), dtype=torch.bfloat16, device=META))
+            packed.multiply(low_bit("Q8_0", 64, 1024, torch.bfloat16), x)
+    codes = [compile_launch(launch, 90) for launch in launches]
+    return [first is second for first, second in zip(codes[: len(codes) // 2], codes[4:])]
+
+
+def test_numbers_of_rows_share_machine_code(compile_call):
+    """A kernel is compiled for a bucket of rows, and not again for multiples of 16."""
+    assert compile_call(codes_of_rows) == [True] * 4
+
+
 @pytest.mark.parametrize("name, K, i, capability, dtype", QUICK)
 def test_a_product_keeps_to_its_budget(name, K, i, capability, dtype, compile_call):
     check_product(compile_call, name, K, i, capability, dtype)

@@ -4,6 +4,8 @@ and values, short loops.
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -90,6 +92,23 @@ def test_attention_fits_the_shared_memory_of_small_gpus(dtype, bits, D, cap, com
         pytest.skip("this Triton has no ptxas, nvdisasm and cuobjdump")
     for figures in found.values():
         assert figures["shared"] <= SHARED
+
+
+def programs_of_a_row(G: int) -> int:
+    from backends.launches import META, recorded
+    from cuda_fallback.kernels import decode
+    from cuda_fallback.kernels.state import MAX_ROWS
+
+    with recorded() as launches:
+        state = torch.empty((16, MAX_ROWS), dtype=torch.int64, device=META)
+        query = torch.empty((1, 8, 1, 64), dtype=torch.float16, device=META)
+        decode.attend(state, 0, query, G, None, 0.1)
+    return math.prod(launches[0].grid)
+
+
+@pytest.mark.parametrize("G", [1, 2, 8])
+def test_a_row_fills_a_large_gpu(G, compile_call):
+    assert compile_call(programs_of_a_row, G) >= 256  # an H100 has 132 multiprocessors
 
 
 def store_narrow() -> str:

@@ -8,6 +8,8 @@ them.
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
 import sys
 
 import numpy as np
@@ -242,3 +244,39 @@ def test_without_triton_torch_computes_and_says_so(monkeypatch):
     (notice,) = found.notices
     assert "triton" in notice and "pip install triton" in notice and "\n" not in notice
     assert "not captured" in notice
+
+
+def test_a_gpu_older_than_8_0_computes_by_torchs_operations_and_says_so(monkeypatch):
+    from cuda_fallback import kernels
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    found = kernels.find_kernels.__wrapped__(torch.device("cuda"))
+    assert (found.decode, found.packed) == (None, None)
+    assert "need compute capability 8.0, and this GPU has 7.5" in found.notices[0]
+
+
+def test_windows_has_triton_under_another_name(monkeypatch):
+    from cuda_fallback import kernels
+
+    monkeypatch.setattr(sys, "platform", "win32")
+    spec = importlib.util.spec_from_file_location(kernels.__name__, kernels.__file__)
+    again = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(again)
+    assert again.TRITON == "triton-windows"
+
+
+def test_without_kernels_a_gpu_takes_few_launches(monkeypatch):
+    """An 8B model has some 225 such products, of up to 8 blocks each."""
+    from backends.test_capture import Watch
+    from backends.test_machine_code import low_bit
+    from cuda_fallback import quantized
+
+    monkeypatch.setitem(quantized._BLOCK, "meta", quantized._BLOCK["cuda"])
+    matrix = low_bit("Q4_0", 28672, 4096)
+    matrix = dataclasses.replace(
+        matrix, low=torch.empty((28672, 2048), dtype=torch.uint8, device="meta")
+    )
+    with Watch() as watch:
+        product = matrix.matmul(torch.empty((1, 4096), device="meta"))
+    assert product.shape == (1, 28672) and not watch.faults
+    assert watch.operations - watch.views <= 8 * 17

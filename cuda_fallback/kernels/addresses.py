@@ -1,0 +1,41 @@
+"""The state of decoded tokens (state.py) in Triton's kernels: a row's fields, and pointers to its
+keys and values.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from . import state as fields
+
+STRIDE = tl.constexpr(fields.MAX_ROWS)
+POSITION, NEXT, TOKEN = map(tl.constexpr, (fields.POSITION, fields.NEXT, fields.TOKEN))
+ALLOCATED, TOKENS, ADAPTER = map(tl.constexpr, (fields.ALLOCATED, fields.TOKENS, fields.ADAPTER))
+NUMBERS, SCALES = map(tl.constexpr, (fields.NUMBERS, fields.SCALES))
+COSINES, SINES = map(tl.constexpr, (fields.COSINES, fields.SINES))
+
+
+@triton.jit
+def field(state, index, row):
+    """Load a row's field of the state."""
+    return tl.load(state + index * STRIDE + row)
+
+
+@triton.jit
+def address(state, index, row, like):
+    """The pointer in a row's field, to elements of `like`'s type; PyTorch aligns storage to 16
+    bytes.
+    """
+    return tl.multiple_of(field(state, index, row).to(tl.pointer_type(like.dtype.element_ty)), 16)
+
+
+@triton.jit
+def head_address(
+    state, layer, part, head, position, row, like, G, WIDTH: tl.constexpr, FIELD: tl.constexpr
+):
+    """The pointer to WIDTH elements of a key head (part 0) or value head (1) at a row's
+    position.
+    """
+    line = ((2 * layer + part) * G + head) * field(state, ALLOCATED, row) + position
+    return address(state, FIELD, row, like) + line * WIDTH

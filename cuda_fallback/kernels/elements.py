@@ -1,0 +1,157 @@
+"""Norms, rotations and gates by Triton's kernels, of decoded tokens and of prompts."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from . import packed
+from .packed import activate
+
+_BLOCK = 1024  # elements per program
+
+
+@triton.jit
+def _add_rms_norm(x, delta, weight, total, normed, eps, E: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    e = tl.arange(0, BLOCK)
+    inside = e < E
+    value = tl.load(x + row * E + e, mask=inside, other=0).to(tl.float32)
+    if delta is not None:
+        value += tl.load(delta + row * E + e, mask=inside, other=0).to(tl.float32)
+        rounded = value.to(total.dtype.element_ty)
+        tl.store(total + row * E + e, rounded, mask=inside)
+        value = rounded.to(tl.float32)
+    scale = 1 / tl.sqrt_rn(tl.sum(value * value, axis=0) / E + eps)
+    by = tl.load(weight + e, mask=inside, other=0).to(tl.float32)
+    tl.store(normed + row * E + e, (value * scale * by).to(normed.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _norm_heads(
+    heads, query_weight, key_weight, out, eps, H, G, D: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Normalise a head of queries or keys, or copy a head of values."""
+    h = tl.program_id(0)
+    at = tl.program_id(1).to(tl.int64) * (H + 2 * G) * D + h * D
+    d = tl.arange(0, BLOCK)
+    inside = d < D
+    value = tl.load(heads + at + d, mask=inside, other=0)
+    if h < H + G:
+        weight = query_weight
+        if h >= H:
+            weight = key_weight
+        wide = value.to(tl.float32)
+        scale = 1 / tl.sqrt_rn(tl.sum(wide * wide, axis=0) / D + eps)
+        value = (wide * scale * tl.load(weight + d, mask=inside, other=0).to(tl.float32)).to(
+            value.dtype
+        )
+    tl.store(out + at + d, value, mask=inside)
+
+
+@triton.jit
+def _rotate(
+    x,
+    cosines,
+    sines,
+    out,
+    H,
+    T,
+    batch_stride,
+    head_stride,
+    row_stride,
+    table_stride,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    t, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    d = tl.arange(0, BLOCK)
+    inside = d < HALF
+    source = (
+        x
+        + b.to(tl.int64) * batch_stride
+        + h.to(tl.int64) * head_stride
+        + t.to(tl.int64) * row_stride
+        + d
+    )
+    target = out + ((b.to(tl.int64) * H + h) * T + t) * (2 * HALF) + d
+    first = tl.load(source, mask=inside, other=0).to(tl.float32)
+    second = tl.load(source + HALF, mask=inside, other=0).to(tl.float32)
+    angle = b * table_stride + t * HALF + d
+    cosine, sine = (
+        tl.load(cosines + angle, mask=inside, other=0),
+        tl.load(sines + angle, mask=inside, other=0),
+    )
+    tl.store(target, (first * cosine - second * sine).to(out.dtype.element_ty), mask=inside)
+    tl.store(target + HALF, (second * cosine + first * sine).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gate(gate_up, out, F: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    gate = tl.load(gate_up + row * 2 * F + f, mask=f < F, other=0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * F + F + f, mask=f < F, other=0).to(tl.float32)
+    tl.store(
+        out + row * F + f, (activate(gate, ACTIVATION) * up).to(out.dtype.element_ty), mask=f < F
+    )
+
+
+def add_rms_norm(
+    x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x + delta, its RMS norm times weight). x, delta: [..., E]; weight: [E]."""
+    E, x, delta = x.shape[-1], x.contiguous(), None if delta is None else delta.contiguous()
+    total, normed = x if delta is None else torch.empty_like(x), torch.empty_like(x)
+    rows, block = x.numel() // E, triton.next_power_of_2(E)
+    warps = min(16, max(1, block // 512))
+    packed.run(
+        _add_rms_norm, (rows,), x, delta, weight, total, normed, eps, E, block, num_warps=warps
+    )
+    return total, normed
+
+
+def norm_heads(
+    heads: torch.Tensor,
+    query_weight: torch.Tensor,
+    key_weight: torch.Tensor,
+    H: int,
+    G: int,
+    D: int,
+    eps: float,
+) -> torch.Tensor:
+    """RMS norm over each head of query and key. heads: [..., (H + 2 G) D]: queries, keys, values;
+    weights: [D].
+    """
+    heads = heads.contiguous()
+    out, block = torch.empty_like(heads), triton.next_power_of_2(D)
+    grid, weights = (H + 2 * G, heads.numel() // heads.shape[-1]), (query_weight, key_weight)
+    warps = max(1, block // 512)
+    packed.run(_norm_heads, grid, heads, *weights, out, eps, H, G, D, block, num_warps=warps)
+    return out
+
+
+def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """Rotate pairs (i, i + D/2) of each head by their position's angle. x: [B, H, T, D], the last
+    axis contiguous; cosines, sines: float32 [T, D/2] or [B, T, D/2]; returns [B, H, T, D],
+    contiguous."""
+    B, H, T, D = x.shape
+    half = D // 2
+    out = torch.empty((B, H, T, D), dtype=x.dtype, device=x.device)
+    strides = (*x.stride()[:3], T * half if cosines.numel() > T * half else 0)
+    sizes = (H, T, *strides, half, triton.next_power_of_2(half))
+    tables = (cosines.contiguous(), sines.contiguous())
+    packed.run(_rotate, (T, H, B), x, *tables, out, *sizes, num_warps=1)
+    return out
+
+
+def gate(gate_up: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+    """activation(gate) * up, rounded once. gate_up: [..., 2 F], the gate first; activation: "silu"
+    or "gelu_tanh"; returns [..., F]."""
+    gate_up = gate_up.contiguous()
+    F = gate_up.shape[-1] // 2
+    out = torch.empty((*gate_up.shape[:-1], F), dtype=gate_up.dtype, device=gate_up.device)
+    grid = (out.numel() // F, triton.cdiv(F, _BLOCK))
+    packed.run(_gate, grid, gate_up, out, F, _BLOCK, activation)
+    return out
