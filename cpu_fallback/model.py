@@ -64,14 +64,8 @@ class Llama(BaseLlama):
                 f"no compiled kernels ({reason}): leave it out"
             )
         if target is None:
-            return cls(
-                config,
-                Weights(checkpoint),
-                activations,
-                device,
-                (f"plain NumPy: {reason}",),
-                cache_bits,
-            )
+            notices = (f"plain NumPy: {reason}",)
+            return cls(config, Weights(checkpoint), activations, device, notices, cache_bits)
         cores = machine.physical_cores()
         reason = ""
         if threads is None:
@@ -122,9 +116,8 @@ class Llama(BaseLlama):
             from .kernels.profile import clock_programs
 
             return clock_programs(self._runner, name_matrices(self))
-        return clock_ops(
-            self, ops, lambda results: None, "plain NumPy, with a clock around each operation"
-        )
+        note = "plain NumPy, with a clock around each operation"
+        return clock_ops(self, ops, lambda results: None, note)
 
     def _forward(
         self,
@@ -152,6 +145,5 @@ class Llama(BaseLlama):
         rows: Sequence[int] | None,
         masks: Masks | None,
     ) -> np.ndarray:
-        return self._draw(
-            self._forward(tokens, index_pos, cache, rows, False, None), cache, sampling, rows, masks
-        )
+        logits = self._forward(tokens, index_pos, cache, rows, False, None)
+        return self._draw(logits, cache, sampling, rows, masks)
