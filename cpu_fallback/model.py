@@ -43,11 +43,9 @@ class Llama(BaseLlama):
         """
         config, threads, cache_bits = checkpoint.config, options.threads, options.cache_bits
         activations = runtime.pick_dtype(options.dtype, checkpoint.dtype, device)
-        target, reason = (
-            (None, "`compile=False` asks for it")
-            if options.compile is False
-            else compilation.find_target()
-        )
+        target, reason = None, "`compile=False` asks for it"
+        if options.compile is not False:
+            target, reason = compilation.find_target()
         if target is None and options.compile:
             raise BackendError(
                 f"`compile`: compiled kernels are unavailable here ({reason}): leave it out"

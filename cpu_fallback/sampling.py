@@ -75,11 +75,10 @@ def _mask(logits: np.ndarray, masks: np.ndarray) -> np.ndarray:
 
 def _make_bias(o: GenerationOptions) -> Bias | None:
     """(token ids int64, biases float32), None without any."""
-    return (
-        (np.array(list(o.logit_bias), np.int64), np.array(list(o.logit_bias.values()), np.float32))
-        if o.logit_bias
-        else None
-    )
+    if not o.logit_bias:
+        return None
+    ids = np.array(list(o.logit_bias), np.int64)
+    return ids, np.array(list(o.logit_bias.values()), np.float32)
 
 
 def _draw(

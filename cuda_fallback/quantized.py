@@ -125,11 +125,8 @@ class QuantizedMatrix:
         # Few threads, since each allocates a slab of codes on the device.
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             for weight in weights:
-                fill, starts = (
-                    partial(matrix._fill, weight, at, step),
-                    range(0, weight.shape[0], step),
-                )
-                list(pool.map(fill, starts))
+                fill = partial(matrix._fill, weight, at, step)
+                list(pool.map(fill, range(0, weight.shape[0], step)))
                 weight.release()
                 at += weight.shape[0]
         return matrix

@@ -59,11 +59,9 @@ class SamplingBatch(BatchOptions):
 
         Returns the tokens, int32 [B, 1]; with log-probabilities int32 [B, 2 + 2 logprobs].
         """
-        allowed = (
-            logits.float()
-            if masks is None
-            else mask(logits.float(), runtime._sent(masks(), self.device))
-        )
+        allowed = logits.float()
+        if masks is not None:
+            allowed = mask(allowed, runtime._sent(masks(), self.device))
         tokens = choose(self.score(allowed, positions, recent))
         return tokens if self.logprobs is None else pack_logprobs(tokens, logits, self.logprobs)
 
@@ -80,19 +78,13 @@ class SamplingBatch(BatchOptions):
             return scores
         ids = first, first + scores.shape[1]
         if self._ids != ids:
-            self._ids, self._indices = (
-                ids,
-                torch.arange(*ids, dtype=torch.int32, device=self.device),
-            )
+            indices = torch.arange(*ids, dtype=torch.int32, device=self.device)
+            self._ids, self._indices = ids, indices
         positions = np.array([to_signed(int(position)) for position in positions], np.int32)
         values = self._on_device()
         seeds = tuple(values.integer(field).int() for field in (SEED_LOW, SEED_HIGH))
-        noise = gumbel(
-            seeds,
-            runtime._sent(positions, self.device)[:, None],
-            gumbel_table(self.device),
-            self._indices,
-        )
+        places, table = runtime._sent(positions, self.device)[:, None], gumbel_table(self.device)
+        noise = gumbel(seeds, places, table, self._indices)
         return torch.where(values.integer(IS_RANDOM) > 0, scores + noise, scores)
 
     def processed(self, scores: torch.Tensor, recent: torch.Tensor | None = None) -> torch.Tensor:

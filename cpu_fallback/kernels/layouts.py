@@ -128,16 +128,12 @@ class LowBitLayout:
     def offsets(self) -> dict[str, int]:
         """Byte offset of each part of a block."""
         kinds = ("scales", "biases")[: 1 + self.has_biases]
-        sizes = (
-            {f"super_{kind}": self.width(f"super_{kind}") for kind in kinds}
-            if self.two_level
-            else {}
-        )
-        sizes |= (
-            {"subs": SUBS}
-            if self.packs_subs
-            else {kind: self.scale_groups * self.width(kind) for kind in kinds}
-        )
+        supers = [f"super_{kind}" for kind in kinds if self.two_level]
+        sizes = {part: self.width(part) for part in supers}
+        if self.packs_subs:
+            sizes["subs"] = SUBS
+        else:
+            sizes |= {kind: self.scale_groups * self.width(kind) for kind in kinds}
         at, parts = 0, {}
         for part, size in sizes.items():
             parts[part] = at

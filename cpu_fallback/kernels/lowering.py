@@ -50,9 +50,9 @@ class Columns(Symbol):
     def read(self, tokens: int) -> np.ndarray:
         """Copy the numbers: float32 [tokens, width], or [heads, tokens, width / heads]."""
         rows = self.buffer.array[:tokens, self.at : self.at + self.width].copy()
-        return (
-            rows if self.heads is None else rows.reshape(tokens, self.heads, -1).transpose(1, 0, 2)
-        )
+        if self.heads is None:
+            return rows
+        return rows.reshape(tokens, self.heads, -1).transpose(1, 0, 2)
 
 
 @dataclass(eq=False)
@@ -132,9 +132,7 @@ class Adjusted(Symbol):
         w = self.trace.workspace
         source = w.delta if accumulate else buffer
         if not len(source.array):
-            raise ValueError(
-                "the workspace has no buffer for normed or scaled outputs: no LayerSpec asks for it"
-            )
+            raise ValueError("the workspace has no buffer for normed or scaled outputs")
         self.product.place(source)
         if self.cap:
             self.trace.program.add(
@@ -220,13 +218,8 @@ class Trace:
         self, config: LlamaConfig, code: Code, workspace: Workspace, threads: int, decode: bool
     ):
         """decode: for single tokens; products take smaller portions of panels."""
-        self.config, self.code, self.workspace, self.threads, self.decode = (
-            config,
-            code,
-            workspace,
-            threads,
-            decode,
-        )
+        self.config, self.code, self.workspace = config, code, workspace
+        self.threads, self.decode = threads, decode
         self.program = Program(code, threads)
         self.segments: list[Segment] = []  # finished programs
         self.vectors: list[Buffer] = []  # norms and biases that they point to
@@ -253,12 +246,10 @@ class Trace:
             symbol.marks.append(name)
         else:
             (at, width), last = symbol.parts[0], symbol.last + 1
-            first, zeroed = (
-                (symbol.operations[0], symbol.buffer) if symbol.accumulates else (last, None)
-            )
-            self._marks.append(
-                Mark(name, first, last, Columns(self, symbol.buffer, at, width).read, zeroed)
-            )
+            first, zeroed, columns = last, None, Columns(self, symbol.buffer, at, width)
+            if symbol.accumulates:
+                first, zeroed = symbol.operations[0], symbol.buffer
+            self._marks.append(Mark(name, first, last, columns.read, zeroed))
 
     def mark_sums(self) -> None:
         """Mark the probes of the sum that was just added."""
@@ -284,9 +275,8 @@ class Trace:
         """End a segment before operation `at` (None: after the latest)."""
         at = len(self.program) if at is None else at
         rest = self.program.cut(at)
-        marks = sorted(
-            (mark for mark in self._marks if mark.last <= at), key=lambda mark: mark.last
-        )
+        marks = [mark for mark in self._marks if mark.last <= at]
+        marks.sort(key=lambda mark: mark.last)
         self._marks = [mark.shift(at) for mark in self._marks if mark.last > at]
         self.segments.append(Segment(self.program.finish(), tuple(marks), tuple(self._moves)))
         self.program, self._moves = rest, []
@@ -373,17 +363,15 @@ class Trace:
     def multiply(self, x: Symbol, panels: tuple[Panels, ...], bias: np.ndarray | None) -> Product:
         """Append packing of x and its products. bias: float32, concatenated, or None."""
         first, activation_layout = len(self.program), self.code.recipe.activation_layout
-        packed = self.pack(
-            x, list(dict.fromkeys(activation_layout(matrix.plan.layout) for matrix in panels))
-        )
+        layouts = dict.fromkeys(activation_layout(matrix.plan.layout) for matrix in panels)
+        packed = self.pack(x, list(layouts))
         product = Product(self, first, [], [])
         at = row = 0
         for matrix in panels:
             rows = matrix.plan.rows
             part = None if bias is None else bias[row : row + rows]
-            product.operations.append(
-                self._multiply_one(matrix, packed, part, wait=matrix is panels[-1])
-            )
+            operation = self._multiply_one(matrix, packed, part, wait=matrix is panels[-1])
+            product.operations.append(operation)
             product.parts.append((at, rows))
             at, row = at + pad(rows, ROWS), row + rows
         if bias is not None and len(bias) != row:
@@ -417,9 +405,8 @@ class Trace:
             order=r.order,
             rows=r.row_of,
         )
-        layouts = [
-            self.code.recipe.activation_layout(stack[0].plan.layout) for stack in (gate, up, down)
-        ]
+        find = self.code.recipe.activation_layout
+        layouts = [find(stack[0].plan.layout) for stack in (gate, up, down)]
         packed = self.pack(x, list(dict.fromkeys(layouts[:2])), of_experts=True)
         self._multiply_experts(gate, packed, w.gate, wait=False)
         self._multiply_experts(up, packed, w.up)

@@ -60,13 +60,9 @@ class Runner:
         adapters, as in Workspace.
         """
         self.config, self.code, self.threads, self.team = config, code, threads, Team(code, threads)
+        bits, expert_rows = code.recipe.cache_bits, expert_tiles(code.recipe.target)[-1]
         self.workspace = Workspace(
-            config,
-            code.recipe.activations,
-            threads,
-            code.recipe.cache_bits,
-            expert_tiles(code.recipe.target)[-1],
-            rank,
+            config, code.recipe.activations, threads, bits, expert_rows, rank
         )
         self.context = np.zeros(len(CONTEXT), np.int64)
         self._words = memoryview(self.context)  # sets a word in half of NumPy's time
@@ -166,12 +162,9 @@ class Runner:
         with self._lock:
             self._reserve_scores(max(span.end for span in view.spans))
             for b in range(1 if together else batch):
-                places = (
-                    [(row, 0) for row in range(batch)]
-                    if together
-                    else [(b, t) for t in range(count)]
-                )
-                ids = tokens[:, 0] if together else tokens[b]
+                places, ids = [(b, t) for t in range(count)], tokens[b]
+                if together:
+                    places, ids = [(row, 0) for row in range(batch)], tokens[:, 0]
                 programs = self._find_programs(
                     view.adapters if together else view.adapters[b : b + 1]
                 )

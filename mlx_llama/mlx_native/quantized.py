@@ -35,11 +35,8 @@ def pack(
 
     dtype: of the activations. has_kernel: False if `find_faults` reports a fault.
     """
-    kind = (
-        TwoLevelMatrix
-        if facts.keeps_levels(weights[0], lays_for_gpu(device), has_kernel)
-        else QuantizedMatrix
-    )
+    keeps_levels = facts.keeps_levels(weights[0], lays_for_gpu(device), has_kernel)
+    kind = TwoLevelMatrix if keeps_levels else QuantizedMatrix
     matrix = kind.pack(weights, dtype, device)
     for weight in weights:
         weight.release()
@@ -209,11 +206,9 @@ class TwoLevelMatrix:
         supers = np.empty((N, K // SUPER_GROUP, 2 if layout.sub_bits else 1), np.float16)
 
         def fill(rows: Rows, at: slice) -> float:
-            codes = (
-                np.searchsorted(IQ4_VALUES, rows.codes).astype(np.uint8)
-                if layout.has_table
-                else rows.codes
-            )
+            codes = rows.codes
+            if layout.has_table:
+                codes = np.searchsorted(IQ4_VALUES, codes).astype(np.uint8)
             packed[at] = pack_stream(codes, layout.bits)
             subs[at] = rows.sub_scales
             supers[at, :, 0] = rows.super_scales
