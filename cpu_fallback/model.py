@@ -107,9 +107,7 @@ class Llama(BaseLlama):
         return self._runner.width if self._runner else super().prefill_width
 
     def profile(self) -> AbstractContextManager[Profile]:
-        """Clock the operations of all calls until the context ends, which completes the profile.
-        Results do not change.
-        """
+        """Clock the operations of all calls until the context ends. Results do not change."""
         if self._runner:
             from .kernels.profile import clock_programs
 

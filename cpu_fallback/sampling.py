@@ -110,9 +110,7 @@ def _choose(scores: np.ndarray) -> int:
 def _process(
     scores: np.ndarray, o: GenerationOptions, bias: Bias | None, recent: np.ndarray | None
 ) -> np.ndarray:
-    """Scores float32 [V] after bias, penalties, temperature and filters; -inf where filtered out.
-    `scores` stays as it is.
-    """
+    """A copy of scores float32 [V] after bias, penalties, temperature and filters."""
     if bias is not None:
         scores = scores.copy()
         scores[bias[0]] += bias[1]

@@ -260,9 +260,7 @@ def _unpack_bytes(packed: torch.Tensor, width: int) -> torch.Tensor:
 def _pack_words(
     digits: torch.Tensor, width: int, low: int, plane: torch.Tensor, start: int
 ) -> None:
-    """Pack digits uint8 [n, K] into rows from `start` on of a plane of words. width: of the digits;
-    low: of the low plane's.
-    """
+    """Pack digits uint8 [n, K] into rows from `start` on. low: width of the low plane's digits."""
     n, K = digits.shape
     steps, units = plane.shape[1] * low // (16 * width), low // width  # units to a word
     digits = F.pad(digits, (0, steps * 512 // low - K)).view(

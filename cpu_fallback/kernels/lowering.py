@@ -15,7 +15,7 @@ import numpy as np
 
 from mlx_llama.core import ops
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
+from mlx_llama.core.models.spec import LayerSpec
 
 from .layouts import GROUP, ROWS, SPAN, ActivationLayout, unpack
 from .panels import Panels
@@ -378,59 +378,10 @@ class Trace:
             raise ValueError(f"a bias of {len(bias)} does not fit matrices of {row} rows")
         return product
 
-    def mix_experts(
-        self,
-        x: Symbol,
-        scores: Product,
-        gate: tuple[Panels, ...],
-        up: tuple[Panels, ...],
-        down: tuple[Panels, ...],
-        spec: ExpertsSpec,
-        activation: str,
-    ) -> Product:
-        """Append the choice of experts and their MLPs of x; returns the sum of their outputs."""
-        w, r = self.workspace, self.workspace.routing
-        scores.place(r.scores)
-        self.program.add(
-            "route",
-            1,
-            scores=r.scores,
-            experts=spec.count,
-            used=spec.used,
-            normalises=int(spec.normalises),
-            chosen=r.chosen,
-            shares=r.shares,
-            counts=r.counts,
-            tiles=r.tiles,
-            order=r.order,
-            rows=r.row_of,
-        )
-        find = self.code.recipe.activation_layout
-        layouts = [find(stack[0].plan.layout) for stack in (gate, up, down)]
-        packed = self.pack(x, list(dict.fromkeys(layouts[:2])), of_experts=True)
-        self._multiply_experts(gate, packed, w.gate, wait=False)
-        self._multiply_experts(up, packed, w.up)
-        packed = self.pack(Gated(self, activation), layouts[2:], of_experts=True)
-        self._multiply_experts(down, packed, r.outputs)
-        width = self.config.hidden_size
-        operation = self.program.add(
-            "combine",
-            1,
-            per_token=True,
-            outputs=r.outputs,
-            rows=r.row_of,
-            shares=r.shares,
-            used=spec.used,
-            vectors=pad(width, ROWS) // ROWS,
-            out=0,
-            out_bytes=0,
-            accumulate=0,
-        )
-        return Product(self, scores.first, [operation], [(0, width)])
-
-    def _multiply_experts(
+    def multiply_experts(
         self, stack: tuple[Panels, ...], packed: Buffer, out: Buffer, wait: bool = True
     ) -> None:
+        """Append the products of each tile with its expert's matrix."""
         plan, used = stack[0].plan, self.config.num_experts_per_tok
         layout, columns = self.code.recipe.activation_layout(plan.layout), packed.array.shape[1]
         if plan.columns > columns or plan.panels * ROWS > out.array.shape[1]:

@@ -297,9 +297,7 @@ class Runner:
         all_positions: bool,
         probes: Probes | None,
     ) -> None:
-        """Run up to CHUNK tokens, int32 [T], whose places are set. out: for their logits, or
-        None.
-        """
+        """Run up to CHUNK tokens, int32 [T], whose places are set. out: for logits, or None."""
         tokens, w, vocab = len(ids), self.workspace, self.config.vocab_size
         self._start_chunk(ids)
         if tokens == 1 and out is not None:

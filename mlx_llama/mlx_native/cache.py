@@ -138,9 +138,7 @@ class View(CallView):
                     )
 
     def stored(self, layer: int, window: int | None = None) -> list[tuple[Parts, Parts]]:
-        """By sequence, the keys and values that new queries of a layer see: Parts of [1, G, end -
-        first_visible, *]; new last.
-        """
+        """By sequence, a layer's visible keys and values: Parts of [1, G, visible, *]."""
         stored = []
         for span, buffer in zip(self.spans, self.buffers):
             seen, both = slice(span.first_visible(window), span.end), (buffer.keys, buffer.values)

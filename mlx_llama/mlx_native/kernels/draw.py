@@ -138,9 +138,7 @@ def _score(
 
 
 def choose_winner(pairs: mx.array) -> mx.array:
-    """The token of the largest score, the first of equals, int32 [S, 1]. pairs: `draw_share` of all
-    shares in order, [n, S, 2].
-    """
+    """The token of the largest score, int32 [S, 1]. pairs: `draw_share` of all, [n, S, 2]."""
     winner = mx.argmax(pairs[..., :1].view(mx.float32), axis=0, keepdims=True)
     return mx.take_along_axis(pairs[..., 1:], winner, axis=0)[0]
 
