@@ -43,7 +43,7 @@ class Code:
             lambda: write_module(recipe),
         )
         functions = [
-            self.compiled.function(name, kernel.parameters)
+            self.compiled.function(name, kernel.parameters())
             for name, (kernel, *_) in zip(names, public)
         ]
         # for a team; of panels
