@@ -288,12 +288,6 @@ def emit_object_code(for_target: Target, module: ir.Module) -> bytes:
     return machine.emit_object(parsed)
 
 
-def emit_assembly(for_target: Target, module: ir.Module) -> str:
-    """Compile to assembly, for people and tests."""
-    parsed, machine = optimise(for_target, module)
-    return machine.emit_assembly(parsed)
-
-
 @functools.cache
 def _hash_sources() -> bytes:
     hashed = hashlib.sha256()
