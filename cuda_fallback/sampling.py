@@ -32,12 +32,7 @@ __all__ = ["SamplingBatch", "gumbel"]
 
 
 class SamplingBatch(BatchOptions):
-    """Draws one token per row. Each row has options of its own.
-
-    The order is transformers': bias and penalties, temperature, top-k, top-p, min-p; then argmax of
-    the logits plus core.rng's noise, which draws from their softmax. Everything in float32. A row
-    with temperature 0 takes the argmax after bias and penalties.
-    """
+    """Samples on the device, all rows together."""
 
     def __init__(
         self, options: Sequence[GenerationOptions], device: torch.device = torch.device("cpu")
@@ -54,11 +49,6 @@ class SamplingBatch(BatchOptions):
         recent: torch.Tensor | None = None,
         masks: Masks | None = None,
     ) -> torch.Tensor:
-        """logits: [B, V]; positions: of the tokens to be sampled, by row; recent: int32 [B, window
-        or more], -1 in front where there are fewer; masks: gives the tokens that grammars allow.
-
-        Returns the tokens, int32 [B, 1]; with log-probabilities int32 [B, 2 + 2 logprobs].
-        """
         allowed = logits.float()
         if masks is not None:
             allowed = mask(allowed, runtime._sent(masks(), self.device))

@@ -128,11 +128,7 @@ class QuantizedMatrix:
         return functools.reduce(operator.add, products).astype(x.dtype)
 
     def split(self, x: mx.array) -> tuple[mx.array, ...]:
-        """x in the dtype of products, for each pair of scalings.
-
-        Zeros make groups of 16 exact: a product for the even groups with their scales, and another
-        for the odd groups.
-        """
+        """x for each pair of scalings: groups of 16 take a product of even and of odd groups."""
         wide = x.astype(self.scalings[0][0].dtype)
         if self.even is None:
             return (wide,)

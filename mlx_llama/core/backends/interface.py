@@ -76,9 +76,11 @@ class Cache(Protocol):
 
 
 class SamplingBatch(Protocol):
-    """Logits to tokens, on the device; each row has options of its own.
+    """Logits to tokens, on the device; each row has options of its own and draws as it would alone.
 
-    -1 is in place of a token whose score is NaN or infinite, so that the host learns of it from the
+    The order is transformers': bias and penalties, temperature, top-k, top-p, min-p; then argmax of
+    the logits plus core.generation.rng's noise, which draws from their softmax. All in float32. -1
+    is in place of a token whose score is NaN or infinite, so that the host learns of it from the
     token it reads anyway.
     """
 
@@ -89,6 +91,8 @@ class SamplingBatch(Protocol):
 
     # the batch of `count` rows like this batch's only one
     def repeat(self, count: int) -> SamplingBatch: ...
+    # The next tokens, int32 [B, 1]; with log-probabilities int32 [B, 2 + 2 logprobs]. logits: [B,
+    # V]; positions: of the new tokens; recent: int32 [B, window or more], padded with -1 in front.
     def __call__(
         self,
         logits: Array,
