@@ -133,26 +133,20 @@ class Cache(Positions):
         for page, within, new in pieces(pages, 0, length):
             page.tokens[within] = state["tokens"][new]
         for layer, (keys, values) in enumerate(zip(state["keys"], state["values"])):
-            self.write(
-                pages, layer, 0, np.asarray(keys, np.float32), np.asarray(values, np.float32)
-            )
+            wide = np.asarray(keys, np.float32), np.asarray(values, np.float32)
+            self.write(pages, layer, 0, *wide)
 
     def read(self, pages: Sequence, layer: int, first: int, end: int) -> np.ndarray:
         """Keys and values first .. end - 1 of a layer, float32 [2, G, end - first, D]."""
         size, (start, stop) = self.config.head_dim, (first // PAGE, -(-end // PAGE))
         within = slice(first - start * PAGE, end - start * PAGE)
         parts = [page.numbers[layer] for page in pages[start:stop]]
-        numbers = (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2))[
-            :, :, within, :size
-        ]
+        numbers = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2)
+        numbers = numbers[:, :, within, :size]
         if self.bits != 8:
             return numbers.astype(np.float32, copy=False)
-        return dequantise(
-            numbers,
-            np.concatenate([page.scales[layer] for page in pages[start:stop]], axis=2)[
-                :, :, within
-            ],
-        )
+        scales = np.concatenate([page.scales[layer] for page in pages[start:stop]], axis=2)
+        return dequantise(numbers, scales[:, :, within])
 
     def write(
         self, pages: Sequence, layer: int, first: int, keys: np.ndarray, values: np.ndarray
@@ -220,9 +214,8 @@ class View(CallView):
     def tables(self) -> tuple[np.ndarray, np.ndarray]:
         """Cosines and sines of the new positions, float32 [B, T, D/2] each."""
         if rope.length_dependent(self.config):
-            tables = [
-                rope.tables(self.config, span.start, span.count, span.end) for span in self.spans
-            ]
+            spans = [(span.start, span.count, span.end) for span in self.spans]
+            tables = [rope.tables(self.config, *span) for span in spans]
             return tuple(np.stack(parts) for parts in zip(*tables))
         if len(self.spans) == 1:
             start, end = self.spans[0].start, self.spans[0].end
@@ -252,12 +245,8 @@ class View(CallView):
 
     def new_keys(self, layer: int) -> np.ndarray:
         """A layer's keys stored by this call, [B, G, T, D]."""
-        return np.stack(
-            [
-                self.cache.read(pages, layer, span.start, span.end)[0]
-                for span, pages in zip(self.spans, self.pages)
-            ]
-        )
+        rows, read = zip(self.spans, self.pages), self.cache.read
+        return np.stack([read(pages, layer, span.start, span.end)[0] for span, pages in rows])
 
     def mask(self, window: int | None = None) -> list[np.ndarray | None]:
         """As in CallView, without "causal"."""

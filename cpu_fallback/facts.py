@@ -22,14 +22,8 @@ DISTRIBUTIONS = ("numpy", "llvmlite")
 
 
 def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
-    facts = partial(
-        BackendFacts,
-        "cpu",
-        True,
-        packages=packages,
-        memory_bytes=machine.free_memory(),
-        memory_is="free",
-    )
+    memory = {"memory_bytes": machine.free_memory(), "memory_is": "free"}
+    facts = partial(BackendFacts, "cpu", True, packages=packages, **memory)
     try:
         target, reason = compilation.find_target()
     except BackendError as error:
@@ -64,11 +58,9 @@ def plan_weights(
     low_bit = any(isinstance(weight, AffineWeight) for weight in tensors)
     operand = "" if not low_bit else "16-bit integers" if facts.kernels else "float32"
     # NumPy reads a mapped file, whose pages count as taken while they are used.
-    nbytes = (
-        weights_nbytes(tensors, "float32", False)
-        if facts.kernels
-        else sum(tensor.nbytes for tensor in tensors)
-    )
+    nbytes = sum(tensor.nbytes for tensor in tensors)
+    if facts.kernels:
+        nbytes = weights_nbytes(tensors, "float32", False)
     return WeightsPlan("float32", operand, nbytes)
 
 

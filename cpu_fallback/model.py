@@ -43,11 +43,9 @@ class Llama(BaseLlama):
         """
         config, threads, cache_bits = checkpoint.config, options.threads, options.cache_bits
         activations = runtime.pick_dtype(options.dtype, checkpoint.dtype, device)
-        target, reason = (
-            (None, "`compile=False` asks for it")
-            if options.compile is False
-            else compilation.find_target()
-        )
+        target, reason = None, "`compile=False` asks for it"
+        if options.compile is not False:
+            target, reason = compilation.find_target()
         if target is None and options.compile:
             raise BackendError(
                 f"`compile`: compiled kernels are unavailable here ({reason}): leave it out"
@@ -64,14 +62,8 @@ class Llama(BaseLlama):
                 f"no compiled kernels ({reason}): leave it out"
             )
         if target is None:
-            return cls(
-                config,
-                Weights(checkpoint),
-                activations,
-                device,
-                (f"plain NumPy: {reason}",),
-                cache_bits,
-            )
+            notices = (f"plain NumPy: {reason}",)
+            return cls(config, Weights(checkpoint), activations, device, notices, cache_bits)
         cores = machine.physical_cores()
         reason = ""
         if threads is None:
@@ -115,16 +107,13 @@ class Llama(BaseLlama):
         return self._runner.width if self._runner else super().prefill_width
 
     def profile(self) -> AbstractContextManager[Profile]:
-        """Clock the operations of all calls until the context ends, which completes the profile.
-        Results do not change.
-        """
+        """Clock the operations of all calls until the context ends. Results do not change."""
         if self._runner:
             from .kernels.profile import clock_programs
 
             return clock_programs(self._runner, name_matrices(self))
-        return clock_ops(
-            self, ops, lambda results: None, "plain NumPy, with a clock around each operation"
-        )
+        note = "plain NumPy, with a clock around each operation"
+        return clock_ops(self, ops, lambda results: None, note)
 
     def _forward(
         self,
@@ -152,6 +141,5 @@ class Llama(BaseLlama):
         rows: Sequence[int] | None,
         masks: Masks | None,
     ) -> np.ndarray:
-        return self._draw(
-            self._forward(tokens, index_pos, cache, rows, False, None), cache, sampling, rows, masks
-        )
+        logits = self._forward(tokens, index_pos, cache, rows, False, None)
+        return self._draw(logits, cache, sampling, rows, masks)

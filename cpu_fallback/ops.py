@@ -1,8 +1,8 @@
 """The vocabulary (core.ops) in NumPy. kernels/ops.py has the same words for symbols, which become a
 compiled program.
 
-A weight matrix is float32, float16, uint16 with bfloat16 bits, or a low-bit QuantizedMatrix. A
-tuple of matrices stands for their rows concatenated.
+A weight matrix is float32, float16, uint16 with bfloat16 bits, or low-bit as in the file. A tuple
+of matrices stands for their rows concatenated.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
 from mlx_llama.core.ops import add, last_position  # noqa: F401, the same words
 
 from .cache import View
-from .quantized import QuantizedMatrix
 
-Matrix = np.ndarray | QuantizedMatrix
+Matrix = np.ndarray | AffineWeight
 Stack = tuple[Matrix, ...]  # of all experts, by number
 # by number: (a [R, K], b [N, R]), float32 arrays, or panels for a compiled program
 Adapters = Mapping[int, Any]
@@ -52,7 +52,9 @@ def widen(weight: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
 
 
 def embed(tokens: np.ndarray, weight: Matrix) -> np.ndarray:
-    return weight.rows(tokens) if isinstance(weight, QuantizedMatrix) else widen(weight[tokens])
+    if isinstance(weight, AffineWeight):
+        return weight.take(tokens.reshape(-1)).reshape(*tokens.shape, -1)
+    return widen(weight[tokens])
 
 
 def linear(
@@ -61,10 +63,7 @@ def linear(
     """As in core.ops. Widens weights a block of rows at a time, never a whole matrix."""
     rows = x.reshape(-1, x.shape[-1])
     parts = weight if isinstance(weight, tuple) else (weight,)
-    outs = [
-        part.matmul(rows) if isinstance(part, QuantizedMatrix) else _matmul(rows, part)
-        for part in parts
-    ]
+    outs = [_matmul(rows, part) for part in parts]
     out = outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)
     if bias is not None:
         out += bias
@@ -148,12 +147,10 @@ def norm_heads(
 ) -> np.ndarray:
     ends = spec.heads * spec.head_dim, (spec.heads + spec.key_value_heads) * spec.head_dim
     query, key, value = np.split(heads, ends, axis=-1)
-    normed = [
-        rms_norm(part.reshape(*part.shape[:-1], -1, len(weight)), weight, spec.eps).reshape(
-            part.shape
-        )
-        for part, weight in ((query, query_weight), (key, key_weight))
-    ]
+    normed = []
+    for part, weight in ((query, query_weight), (key, key_weight)):
+        units = part.reshape(*part.shape[:-1], -1, len(weight))
+        normed.append(rms_norm(units, weight, spec.eps).reshape(part.shape))
     return np.concatenate([*normed, value], axis=-1)
 
 
@@ -179,35 +176,32 @@ def rope_and_store(heads: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray
 def attend(query: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray:
     B, H, T, D = query.shape
     mixed = np.empty((B, T, H, D), np.float32)
-    for b, ((keys, values), mask) in enumerate(
-        zip(view.stored(spec.index, spec.window), view.mask(spec.window))
-    ):
-        mixed[b] = attention(
-            query[b : b + 1],
-            keys[None],
-            values[None],
-            spec.scale,
-            mask if mask is None else mask[-T:],
-            spec.softcap,
-        )[0].transpose(1, 0, 2)
+    stored, masks = view.stored(spec.index, spec.window), view.mask(spec.window)
+    for b, ((keys, values), mask) in enumerate(zip(stored, masks)):
+        mask, sequence = mask if mask is None else mask[-T:], query[b : b + 1]
+        part = attention(sequence, keys[None], values[None], spec.scale, mask, spec.softcap)
+        mixed[b] = part[0].transpose(1, 0, 2)
     return mixed.reshape(B, T, H * D)
 
 
-def _matmul(rows: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    if weight.dtype == np.float32:
+def _matmul(rows: np.ndarray, weight: Matrix) -> np.ndarray:
+    is_low_bit = isinstance(weight, AffineWeight)
+    if not is_low_bit and weight.dtype == np.float32:
         # One row: a matrix-vector product reads the weights at memory bandwidth.
-        out = (weight @ rows[0])[None] if len(rows) == 1 else rows @ weight.T
-    else:
-        out = np.empty((len(rows), len(weight)), np.float32)
-        step = max(1, BLOCK_BYTES // (4 * weight.shape[1]))
-        scratch = np.empty((min(step, len(weight)), weight.shape[1]), np.float32)
-        for start in range(0, len(weight), step):
-            block = weight[start : start + step]
-            wide = widen(block, scratch[: len(block)])
-            if len(rows) == 1:
-                np.dot(wide, rows[0], out=out[0, start : start + step])
-            else:
-                out[:, start : start + step] = rows @ wide.T
+        return (weight @ rows[0])[None] if len(rows) == 1 else rows @ weight.T
+    N, K = weight.shape
+    out, step = np.empty((len(rows), N), np.float32), max(1, BLOCK_BYTES // (4 * K))
+    scratch = None if is_low_bit else np.empty((min(step, N), K), np.float32)
+    for start in range(0, N, step):
+        stop = min(start + step, N)
+        if is_low_bit:
+            out[:, start:stop] = rows @ weight.rows(start, stop).float32().T
+            continue
+        wide = widen(weight[start:stop], scratch[: stop - start])
+        if len(rows) == 1:
+            np.dot(wide, rows[0], out=out[0, start:stop])
+        else:
+            out[:, start:stop] = rows @ wide.T
     return out
 
 

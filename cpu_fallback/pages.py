@@ -31,11 +31,8 @@ def map_huge(nbytes: int) -> mmap.mmap:
 
 def allocate(nbytes: int, align: int = 64, huge: bool = False) -> np.ndarray:
     """Allocate zeros, uint8 [nbytes], at a multiple of `align`. huge: on huge pages if any."""
-    raw = (
-        np.frombuffer(map_huge(nbytes + align), np.uint8)
-        if huge
-        else np.zeros(nbytes + align, np.uint8)
-    )
+    size = nbytes + align
+    raw = np.frombuffer(map_huge(size), np.uint8) if huge else np.zeros(size, np.uint8)
     skip = -raw.ctypes.data % align
     return raw[skip : skip + nbytes]
 
@@ -85,9 +82,8 @@ class PageLayout:
 
     def scales(self, layer: int, part: int) -> int:
         """Offset of the scales of a layer's keys or values."""
-        return (
-            self.numbers(self.layers, 0) + (2 * layer + part) * self.heads * PAGE * 2 * self.groups
-        )
+        first, nbytes = self.numbers(self.layers, 0), self.heads * PAGE * 2 * self.groups
+        return first + (2 * layer + part) * nbytes
 
     @property
     def tokens(self) -> int:
@@ -111,11 +107,8 @@ class Page:
             np.frombuffer(map_huge(layout.nbytes), np.uint8) if large else allocate(layout.nbytes)
         )
         self.address = self.memory.ctypes.data
-        shape, first, last = (
-            (layout.layers, 2, layout.heads, PAGE),
-            layout.numbers(layout.layers, 0),
-            layout.tokens,
-        )
+        shape = layout.layers, 2, layout.heads, PAGE
+        first, last = layout.numbers(layout.layers, 0), layout.tokens
         # [layers, 2, G, PAGE, width]
         self.numbers = self.memory[:first].view(layout.dtype).reshape(*shape, layout.width)
         # [layers, 2, G, PAGE, groups]
@@ -224,9 +217,8 @@ def pieces(
 def quantise(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Quantise float32 [..., D] to int8 codes [..., D] and float16 scales [..., groups]."""
     size = x.shape[-1]
-    padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -size % CACHE_GROUP)]).reshape(
-        *x.shape[:-1], -1, CACHE_GROUP
-    )
+    padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -size % CACHE_GROUP)])
+    padded = padded.reshape(*x.shape[:-1], -1, CACHE_GROUP)
     scales = (np.abs(padded).max(axis=-1) / np.float32(127)).astype(np.float16)
     wide = scales.astype(np.float32)[..., None]
     codes = np.rint(padded / np.where(wide > 0, wide, np.float32(np.inf)))
@@ -235,6 +227,5 @@ def quantise(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def dequantise(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Multiply codes by scales: float32 [..., D]."""
-    return (
-        codes * np.repeat(scales.astype(np.float32), CACHE_GROUP, axis=-1)[..., : codes.shape[-1]]
-    )
+    wide = np.repeat(scales.astype(np.float32), CACHE_GROUP, axis=-1)
+    return codes * wide[..., : codes.shape[-1]]

@@ -17,13 +17,7 @@ Bias = tuple[np.ndarray, np.ndarray]
 
 
 class SamplingBatch(BatchOptions):
-    """Samples one token per row and call, each by its own options. Stateless: the caller passes the
-    recent tokens.
-
-    Order of transformers: bias and penalties, temperature, top-k, top-p, min-p; then argmax of
-    logits plus Gumbel noise (core.generation.rng), a sample of their softmax. All in float32. A row
-    draws as it would alone.
-    """
+    """Samples in NumPy, row by row."""
 
     def __init__(self, options: Sequence[GenerationOptions], device: str = "cpu"):
         super().__init__(options, device)
@@ -37,12 +31,6 @@ class SamplingBatch(BatchOptions):
         recent: np.ndarray | None = None,
         masks: Masks | None = None,
     ) -> np.ndarray:
-        """Sample a token for each row, int32 [B, 1]; with log-probabilities int32 [B, 2 + 2
-        logprobs]. -1 is in place of a token whose score is not finite.
-
-        logits: float32 [B, V]; positions: of the new tokens; recent: int32 [B, window], padded with
-        -1 in front; masks: gives the tokens that grammars allow.
-        """
         if masks is None and self._is_plain:
             tokens = np.empty((len(logits), 1), np.int32)
             for row, scores in enumerate(logits):
@@ -78,11 +66,10 @@ def _mask(logits: np.ndarray, masks: np.ndarray) -> np.ndarray:
 
 def _make_bias(o: GenerationOptions) -> Bias | None:
     """(token ids int64, biases float32), None without any."""
-    return (
-        (np.array(list(o.logit_bias), np.int64), np.array(list(o.logit_bias.values()), np.float32))
-        if o.logit_bias
-        else None
-    )
+    if not o.logit_bias:
+        return None
+    ids = np.array(list(o.logit_bias), np.int64)
+    return ids, np.array(list(o.logit_bias.values()), np.float32)
 
 
 def _draw(
@@ -114,9 +101,7 @@ def _choose(scores: np.ndarray) -> int:
 def _process(
     scores: np.ndarray, o: GenerationOptions, bias: Bias | None, recent: np.ndarray | None
 ) -> np.ndarray:
-    """Scores float32 [V] after bias, penalties, temperature and filters; -inf where filtered out.
-    `scores` stays as it is.
-    """
+    """A copy of scores float32 [V] after bias, penalties, temperature and filters."""
     if bias is not None:
         scores = scores.copy()
         scores[bias[0]] += bias[1]

@@ -18,7 +18,6 @@ from mlx_llama.core.system import progress
 
 from . import ops, runtime
 from .kernels.compilation import Compilation
-from .quantized import QuantizedMatrix
 
 if TYPE_CHECKING:
     from .kernels.panels import Arena, Panels, Slab
@@ -56,11 +55,9 @@ class Weights(BaseWeights):
         }
         if not pairs:
             return None
-        return (
-            {number: self._pack_pair(*pair, rows) for number, pair in pairs.items()}
-            if self.code
-            else pairs
-        )
+        if self.code is None:
+            return pairs
+        return {number: self._pack_pair(*pair, rows) for number, pair in pairs.items()}
 
     def _pack_pair(
         self, a: np.ndarray, b: np.ndarray, rows: Sequence[int]
@@ -80,11 +77,8 @@ class Weights(BaseWeights):
     def _stack(self, names: Sequence[str]) -> ops.Stack:
         stack = self._parts(names)
         if self.code and len({panels.plan.layout for panels in stack}) > 1:
-            raise refuse_formats(
-                [f"{name}.weight" for name in names],
-                [panels.plan.layout for panels in stack],
-                operator.eq,
-            )
+            keys = [f"{name}.weight" for name in names]
+            raise refuse_formats(keys, [panels.plan.layout for panels in stack], operator.eq)
         return stack
 
     def _norm(self, key: str) -> np.ndarray:
@@ -103,11 +97,8 @@ class Weights(BaseWeights):
         """The stored matrix, memory-mapped; copied if unaligned."""
         stored = self.tensors[f"{name}.weight"]
         stored.check_file()
-        return (
-            QuantizedMatrix(stored)
-            if isinstance(stored, AffineWeight)
-            else np.require(stored.bits, requirements="A")
-        )
+        is_low_bit = isinstance(stored, AffineWeight)
+        return stored if is_low_bit else np.require(stored.bits, requirements="A")
 
     def _compile(self, compilation: Compilation) -> None:
         """Plan all panels, compile their code, and map them from the cache or fill an arena."""
@@ -115,44 +106,33 @@ class Weights(BaseWeights):
         from .kernels.program import Code
         from .kernels.recipe import Recipe
 
-        names = [
-            name.removesuffix(".weight")
-            for name, tensor in self.tensors.items()
-            if len(tensor.shape) == 2
-        ]
-        embedding = "model.embed_tokens"
-        stored = {
-            name: self.tensors[f"{name}.weight"]
-            for name in names
-            if name != embedding or name == self.config.head_name
-        }
+        tensors, table = self.tensors, "model.embed_tokens"
+        matrices = [key for key, tensor in tensors.items() if len(tensor.shape) == 2]
         plans = {
-            name: panels.Plan(tensor, panels.weight_layout(tensor))
-            for name, tensor in stored.items()
+            name: panels.Plan(tensors[key], panels.weight_layout(tensors[key]))
+            for key in matrices
+            if (name := key.removesuffix(".weight")) != table or name == self.config.head_name
         }
-        kinds = {(plan.layout, plan.source) for plan in plans.values()} | (
-            {(panels.ADAPTER, "")} if self.adapters else set()
+        kinds = {(plan.layout, plan.source) for plan in plans.values()}
+        if self.adapters:
+            kinds.add((panels.ADAPTER, ""))
+        looked_up = tensors[f"{table}.weight"]
+        lookup = panels.Plan(looked_up, panels.weight_layout(looked_up))
+        recipe = Recipe(
+            compilation.target,
+            tuple(sorted(kinds, key=lambda kind: (kind[0].name, kind[1]))),
+            compilation.activation_bits,
+            self.config.head_dim,
+            self.config.activation,
+            compilation.cache_bits,
+            self.config.rope.dim,
+            self.config.attention_softcap,
+            self.config.num_experts > 0,
+            (lookup.layout, lookup.source) if lookup.source else None,
         )
-        sources = sorted(kinds, key=lambda kind: (kind[0].name, kind[1]))
-        table = self.tensors[f"{embedding}.weight"]
-        looked_up = panels.Plan(table, panels.weight_layout(table))
-        self.code = Code(
-            Recipe(
-                compilation.target,
-                tuple(sources),
-                compilation.activation_bits,
-                self.config.head_dim,
-                self.config.activation,
-                compilation.cache_bits,
-                self.config.rope.dim,
-                self.config.attention_softcap,
-                self.config.num_experts > 0,
-                (looked_up.layout, looked_up.source) if looked_up.source else None,
-            )
-        )
-        size = sum(
-            -(-plan.nbytes // panels.Arena.ALIGN) * panels.Arena.ALIGN for plan in plans.values()
-        )
+        self.code = Code(recipe)
+        align = panels.Arena.ALIGN
+        size = sum(-(-plan.nbytes // align) * align for plan in plans.values())
         file = panel_files.find(plans.values(), size, self.code.checksum)
         pool = ThreadPoolExecutor(compilation.threads)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -156,34 +157,25 @@ class View(CallView):
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Of each sequence, a layer's keys and values that its new queries see: [1, G, end -
         first_visible, D] each, the new ones last."""
-        found = []
+        stored, dtype = [], self.cache.dtype
         for span, storage in zip(self.spans, self.row_storage):
             first, end = span.first_visible(window), span.end
-            if storage.numbers.dtype == self.cache.dtype:
-                keys, values = storage.layers[layer]
-                found.append((keys[:, :, first:end], values[:, :, first:end]))
+            if storage.numbers.dtype == dtype:
+                both = [part[:, :, first:end] for part in storage.layers[layer]]
             else:
-                found.append(
-                    tuple(
-                        storage.read(layer, part, first, end, self.cache.dtype)[None]
-                        for part in (0, 1)
-                    )
-                )
-        return found
+                both = [storage.read(layer, part, first, end, dtype)[None] for part in (0, 1)]
+            stored.append(tuple(both))
+        return stored
 
     def new_keys(self, layer: int) -> torch.Tensor:
         """Keys that this call stored in a layer, [B, G, T, D]."""
-        return torch.stack(
-            [
-                storage.read(layer, 0, span.start, span.end, self.cache.dtype)
-                for span, storage in zip(self.spans, self.row_storage)
-            ]
-        )
+        rows, dtype = zip(self.spans, self.row_storage), self.cache.dtype
+        keys = [storage.read(layer, 0, span.start, span.end, dtype) for span, storage in rows]
+        return torch.stack(keys)
 
     def _make_mask(self, span: Span, window: int) -> torch.Tensor:
         # Span.visible, computed on the device to avoid a copy from the host.
-        rows = torch.arange(span.start, span.end, device=self.cache.device)[:, None]
-        columns = torch.arange(span.first_visible(window), span.end, device=self.cache.device)[
-            None, :
-        ]
+        arange = partial(torch.arange, device=self.cache.device)
+        rows = arange(span.start, span.end)[:, None]
+        columns = arange(span.first_visible(window), span.end)[None]
         return (columns <= rows) & (columns > rows - window)

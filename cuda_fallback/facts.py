@@ -23,14 +23,10 @@ BFLOAT16_CAPABILITY = 8.0  # compute capability of the first NVIDIA GPUs with bf
 def describe(packages: dict[str, str], gpus: Gpus) -> BackendFacts:
     facts = partial(BackendFacts, "cuda", True, packages=packages)
     if gpus.seen is False or not _torch_has_gpus():
-        absence = (
-            gpus.absence
-            if gpus.seen is False
-            else (
-                "torch is built without CUDA: install the build for GPUs "
-                "(https://pytorch.org/get-started)"
-            )
-        )
+        absence = "torch is built without CUDA: install the build for GPUs "
+        absence += "(https://pytorch.org/get-started)"
+        if gpus.seen is False:
+            absence = gpus.absence
         return facts(
             reason=f"no GPU: {absence}",
             device="torch's CPU device",
@@ -87,12 +83,11 @@ def preferred_dtype(tensors: Iterable[Tensor | AffineWeight], stored: str) -> st
 
 def weights_nbytes(tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu: bool) -> int:
     """Bytes of all packed weights: low-bit ones as in the file, others in `dtype`."""
-    return sum(
-        weight.nbytes
-        if isinstance(weight, AffineWeight)
-        else math.prod(weight.shape) * ITEMSIZE[dtype]
-        for weight in tensors
-    )
+    total = 0
+    for weight in tensors:
+        is_low_bit = isinstance(weight, AffineWeight)
+        total += weight.nbytes if is_low_bit else math.prod(weight.shape) * ITEMSIZE[dtype]
+    return total
 
 
 def _torch_has_gpus() -> bool:

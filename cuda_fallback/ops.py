@@ -78,10 +78,8 @@ def experts(
     if x.shape[1] == 1:
         mixed = []
         for row, numbers, share in zip(rows, chosen, shares):
-            gate_up = torch.cat(
-                [_multiply_chosen(row[None], stack, numbers) for stack in (gate, up)], dim=-1
-            )
-            hidden = _gate(gate_up, activation)
+            parts = [_multiply_chosen(row[None], stack, numbers) for stack in (gate, up)]
+            hidden = _gate(torch.cat(parts, dim=-1), activation)
             mixed.append(share @ _multiply_chosen(hidden, down, numbers).float())
         return torch.stack(mixed).to(x.dtype).view(x.shape)
     by_kernels = kernels.find_kernels(x.device)
@@ -101,10 +99,9 @@ def experts(
         if counts[expert]:
             # a new tensor would wait for its copy
             number, tokens = numbers[expert : expert + 1], pairs // spec.used
-            gate_up = torch.cat(
-                [_multiply_expert(rows[tokens], stack, number) for stack in (gate, up)], dim=-1
-            )
-            outputs = _multiply_expert(_gate(gate_up, activation), down, number)
+            parts = [_multiply_expert(rows[tokens], stack, number) for stack in (gate, up)]
+            hidden = _gate(torch.cat(parts, dim=-1), activation)
+            outputs = _multiply_expert(hidden, down, number)
             # a token has an expert once
             out[tokens] += outputs.float() * shares.reshape(-1)[pairs, None]
     return out.to(x.dtype).view(x.shape)
@@ -121,11 +118,9 @@ def choose_experts(scores: torch.Tensor, spec: ExpertsSpec) -> tuple[torch.Tenso
 
 def _take(stack: Stack, chosen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Matrices by number, int64 [n], as [n, N, K]."""
-    return (
-        stack.index_select(0, chosen)
-        if isinstance(stack, torch.Tensor)
-        else stack.dequantize(chosen, dtype)
-    )
+    if isinstance(stack, torch.Tensor):
+        return stack.index_select(0, chosen)
+    return stack.dequantize(chosen, dtype)
 
 
 def _multiply_chosen(x: torch.Tensor, stack: Stack, chosen: torch.Tensor) -> torch.Tensor:
@@ -172,9 +167,8 @@ def norm_heads(
     if len(query_weight) == D:
         query, key = query.unflatten(-1, (H, D)), key.unflatten(-1, (G, D))
     query, key = rms_norm(query, query_weight, spec.eps), rms_norm(key, key_weight, spec.eps)
-    return torch.cat(
-        [query.reshape(*value.shape[:-1], H * D), key.reshape(value.shape), value], dim=-1
-    )
+    query = query.reshape(*value.shape[:-1], H * D)
+    return torch.cat([query, key.reshape(value.shape), value], dim=-1)
 
 
 def split_heads(
@@ -182,11 +176,8 @@ def split_heads(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     H, G = spec.heads, spec.key_value_heads
     B, T, _ = heads.shape
-    return (
-        heads.view(B, T, H + 2 * G, spec.head_dim)
-        .transpose(1, 2)
-        .split_with_sizes((H, G, G), dim=1)
-    )
+    parts = heads.view(B, T, H + 2 * G, spec.head_dim).transpose(1, 2)
+    return parts.split_with_sizes((H, G, G), dim=1)
 
 
 def rope_and_store(heads: torch.Tensor, view: View, spec: LayerSpec) -> torch.Tensor:
@@ -275,10 +266,8 @@ def attention(
     if grouped and mask is not None:
         # torch's fused kernels do not take groups with a mask; the unfused kernel would allocate
         # all scores.
-        keys, values = (
-            part.repeat_interleave(query.shape[1] // keys.shape[1], dim=1)
-            for part in (keys, values)
-        )
+        shared = query.shape[1] // keys.shape[1]
+        keys, values = (part.repeat_interleave(shared, dim=1) for part in (keys, values))
         grouped = False
     return F.scaled_dot_product_attention(
         query, keys, values, mask, is_causal=is_causal, scale=scale, enable_gqa=grouped

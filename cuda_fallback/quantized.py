@@ -96,20 +96,19 @@ class QuantizedMatrix:
                 return None
             if not kernels:
                 return empty(K * width // 8, torch.uint8)
-            steps = -(-K * widths[0] // 512)
-            return torch.zeros(
-                (-(-N // 16) * 16, steps * 16 * width // widths[0]),
-                dtype=torch.int32,
-                device=device,
-            )
+            columns = -(-K * widths[0] // 512) * 16 * width // widths[0]
+            return torch.zeros((-(-N // 16) * 16, columns), dtype=torch.int32, device=device)
 
-        def scaling(exists: bool, level: torch.dtype) -> torch.Tensor | None:
-            kind = level if first.two_level else getattr(torch, first.scale_dtype)
-            return empty(K // first.group_size, kind) if exists else None
-
-        def super_scaling(exists: bool) -> torch.Tensor | None:
-            return empty(K // SUPER_GROUP, torch.float16) if exists and first.two_level else None
-
+        groups, has_biases = K // first.group_size, first.has_biases
+        if first.two_level:
+            kinds = [(groups, torch.int8), (groups, torch.uint8)]
+            kinds += 2 * [(K // SUPER_GROUP, torch.float16)]
+        else:
+            kinds = 2 * [(groups, getattr(torch, first.scale_dtype))]
+        # scales and biases in turn
+        scalings = [
+            None if i % 2 and not has_biases else empty(*kind) for i, kind in enumerate(kinds)
+        ]
         matrix = cls(
             (N, K),
             first.bits,
@@ -117,10 +116,8 @@ class QuantizedMatrix:
             first.offset,
             plane(widths[0]),
             plane(widths[1]),
-            scaling(True, torch.int8),
-            scaling(first.has_biases, torch.uint8),
-            super_scaling(True),
-            super_scaling(first.has_biases),
+            *scalings,
+            *[None] * (4 - len(scalings)),
             dtype,
             kernels,
         )
@@ -128,11 +125,8 @@ class QuantizedMatrix:
         # Few threads, since each allocates a slab of codes on the device.
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             for weight in weights:
-                list(
-                    pool.map(
-                        partial(matrix._fill, weight, at, step), range(0, weight.shape[0], step)
-                    )
-                )
+                fill = partial(matrix._fill, weight, at, step)
+                list(pool.map(fill, range(0, weight.shape[0], step)))
                 weight.release()
                 at += weight.shape[0]
         return matrix
@@ -155,24 +149,19 @@ class QuantizedMatrix:
             stored = (rows.sub_scales, rows.sub_biases, rows.super_scales, rows.super_biases)
         else:
             stored = (rows.scales, rows.biases, None, None)
-        for part, values in zip(
-            (self.scales, self.biases, self.super_scales, self.super_biases), stored
-        ):
+        for part, values in zip(self._scalings, stored):
             if part is not None:
                 part[target] = runtime._sent(np.ascontiguousarray(values), part.device)
 
     @property
     def nbytes(self) -> int:
         """Bytes of codes, scales and biases."""
-        parts = (
-            self.low,
-            self.high,
-            self.scales,
-            self.biases,
-            self.super_scales,
-            self.super_biases,
-        )
+        parts = self.low, self.high, *self._scalings
         return sum(part.nbytes for part in parts if part is not None)
+
+    @property
+    def _scalings(self) -> tuple[torch.Tensor | None, ...]:
+        return self.scales, self.biases, self.super_scales, self.super_biases
 
     def matmul(self, x: torch.Tensor) -> torch.Tensor:
         """x @ w.T, accumulated in float32. x: [B, T, K] or [T, K]; returns [..., N] in x's dtype.
@@ -183,11 +172,10 @@ class QuantizedMatrix:
         """
         N, K = self.shape
         flat = x.reshape(-1, K)
-        is_step = x.ndim == 3 and x.shape[1] == 1
-        if self.kernels and len(flat) <= (
-            self.kernels.MAX_ROWS if is_step else self.kernels.MOST_ROWS
-        ):
-            return self.kernels.multiply(self, flat).reshape(*x.shape[:-1], N)
+        if self.kernels:
+            is_step = x.ndim == 3 and x.shape[1] == 1
+            if len(flat) <= (self.kernels.MAX_ROWS if is_step else self.kernels.MOST_ROWS):
+                return self.kernels.multiply(self, flat).reshape(*x.shape[:-1], N)
         flat = flat.to(x.dtype if x.is_cuda else torch.float32)
         out = torch.empty((len(flat), N), dtype=flat.dtype, device=x.device)
         step = max(1, (_SCRATCH // flat.itemsize if self.kernels else _BLOCK[x.device.type]) // K)
@@ -211,10 +199,8 @@ class QuantizedMatrix:
         def scaling(part: torch.Tensor, above: torch.Tensor | None) -> torch.Tensor:
             part = pick(part).float()
             if above is not None:
-                part = (
-                    part.view(len(part), -1, SUPER_GROUP // self.group_size)
-                    * pick(above).float()[:, :, None]
-                )
+                part = part.view(len(part), -1, SUPER_GROUP // self.group_size)
+                part = part * pick(above).float()[:, :, None]
             return part.view(len(part), -1, 1)
 
         low, high = PLANES[self.bits]
@@ -274,9 +260,7 @@ def _unpack_bytes(packed: torch.Tensor, width: int) -> torch.Tensor:
 def _pack_words(
     digits: torch.Tensor, width: int, low: int, plane: torch.Tensor, start: int
 ) -> None:
-    """Pack digits uint8 [n, K] into rows from `start` on of a plane of words. width: of the digits;
-    low: of the low plane's.
-    """
+    """Pack digits uint8 [n, K] into rows from `start` on. low: width of the low plane's digits."""
     n, K = digits.shape
     steps, units = plane.shape[1] * low // (16 * width), low // width  # units to a word
     digits = F.pad(digits, (0, steps * 512 // low - K)).view(

@@ -28,12 +28,8 @@ class Ranks:
     """The processes of a run, as core.backends.shards has them."""
 
     def __init__(self, group: dist.ProcessGroup | None = None):
-        self.group, self.rank, self.size, self.sent = (
-            group,
-            dist.get_rank(group),
-            dist.get_world_size(group),
-            0,
-        )
+        self.group, self.sent = group, 0
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         self.sent += x.nbytes
@@ -56,9 +52,9 @@ class Ranks:
         if widths:
             x = torch.nn.functional.pad(x, (0, max(widths) - x.shape[-1]))
         parts = list(self.gather(x))
-        return torch.cat(
-            [part[..., :width] for part, width in zip(parts, widths)] if widths else parts, dim=axis
-        )
+        if widths:
+            parts = [part[..., :width] for part, width in zip(parts, widths)]
+        return torch.cat(parts, dim=axis)
 
     def select(self, condition: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return torch.where(condition, x, 0)

@@ -117,13 +117,9 @@ def count_each(numbers: torch.Tensor, count: int) -> list[int]:
 def _sent(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a host array to the device, through pinned memory, without waiting."""
     tensor = torch.as_tensor(array)
-    if tensor.device.type != "cpu":
-        return tensor.to(device)
-    return (
-        tensor.pin_memory().to(device, non_blocking=True)
-        if device.type == "cuda"
-        else tensor.to(device)
-    )
+    if tensor.device.type == "cpu" and device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 class _Arrival:

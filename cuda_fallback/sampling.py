@@ -32,12 +32,7 @@ __all__ = ["SamplingBatch", "gumbel"]
 
 
 class SamplingBatch(BatchOptions):
-    """Draws one token per row. Each row has options of its own.
-
-    The order is transformers': bias and penalties, temperature, top-k, top-p, min-p; then argmax of
-    the logits plus core.rng's noise, which draws from their softmax. Everything in float32. A row
-    with temperature 0 takes the argmax after bias and penalties.
-    """
+    """Samples on the device, all rows together."""
 
     def __init__(
         self, options: Sequence[GenerationOptions], device: torch.device = torch.device("cpu")
@@ -54,16 +49,9 @@ class SamplingBatch(BatchOptions):
         recent: torch.Tensor | None = None,
         masks: Masks | None = None,
     ) -> torch.Tensor:
-        """logits: [B, V]; positions: of the tokens to be sampled, by row; recent: int32 [B, window
-        or more], -1 in front where there are fewer; masks: gives the tokens that grammars allow.
-
-        Returns the tokens, int32 [B, 1]; with log-probabilities int32 [B, 2 + 2 logprobs].
-        """
-        allowed = (
-            logits.float()
-            if masks is None
-            else mask(logits.float(), runtime._sent(masks(), self.device))
-        )
+        allowed = logits.float()
+        if masks is not None:
+            allowed = mask(allowed, runtime._sent(masks(), self.device))
         tokens = choose(self.score(allowed, positions, recent))
         return tokens if self.logprobs is None else pack_logprobs(tokens, logits, self.logprobs)
 
@@ -83,19 +71,13 @@ class SamplingBatch(BatchOptions):
             return scores
         ids = first, first + scores.shape[1]
         if self._ids != ids:
-            self._ids, self._indices = (
-                ids,
-                torch.arange(*ids, dtype=torch.int32, device=self.device),
-            )
+            indices = torch.arange(*ids, dtype=torch.int32, device=self.device)
+            self._ids, self._indices = ids, indices
         positions = np.array([to_signed(int(position)) for position in positions], np.int32)
         values = self._on_device()
         seeds = tuple(values.integer(field).int() for field in (SEED_LOW, SEED_HIGH))
-        noise = gumbel(
-            seeds,
-            runtime._sent(positions, self.device)[:, None],
-            gumbel_table(self.device),
-            self._indices,
-        )
+        places, table = runtime._sent(positions, self.device)[:, None], gumbel_table(self.device)
+        noise = gumbel(seeds, places, table, self._indices)
         return torch.where(values.integer(IS_RANDOM) > 0, scores + noise, scores)
 
     def processed(self, scores: torch.Tensor, recent: torch.Tensor | None = None) -> torch.Tensor:

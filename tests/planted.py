@@ -202,8 +202,8 @@ FAULTS = [
     Fault(
         "cache and rows",
         "mlx_llama/mlx_native/kernels/trace.py",
-        "if tokens is buffers.result else",
-        "if buffers.result is not None else",
+        "if tokens is not buffers.result:",
+        "if buffers.result is None:",
         "MLX: rows that step together again get the tokens that their last common step drew",
     ),
     Fault(
@@ -323,8 +323,8 @@ FAULTS = [
     Fault(
         "sampling",
         "mlx_llama/mlx_native/kernels/draw.py",
-        '+ values["min_p"], -math.inf',
-        '+ values["min_p"] / values["temperature"], -math.inf',
+        'keepdims=True) + values["min_p"]',
+        'keepdims=True) + values["min_p"] / values["temperature"]',
         "MLX: min-p compares probabilities before the temperature",
     ),
     Fault(
@@ -337,8 +337,8 @@ FAULTS = [
     Fault(
         "sampling",
         "mlx_llama/mlx_native/kernels/trace.py",
-        '("draw", len(order), sampling.kind)',
-        '("draw", len(order), sampling.kind._replace(logprobs=None))',
+        '("draw", len(order), kind)',
+        '("draw", len(order), kind._replace(logprobs=None))',
         "MLX: behind a grammar a step with log-probabilities runs as the earlier one without",
     ),
     Fault(

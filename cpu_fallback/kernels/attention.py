@@ -84,10 +84,8 @@ def attend(
         position = start + b * LANES
         page, index = f.load(i64, pages, position // PAGE * 8), position % PAGE
         rows = load_rows(page + keys, page + key_scales, index, LANES)
-        ahead, ahead_count = (
-            page + values + index * row_bytes,
-            prefetches.select((end - position).minimum(LANES), 0),
-        )
+        ahead = page + values + index * row_bytes
+        ahead_count = prefetches.select((end - position).minimum(LANES), 0)
         with f.loop(heads) as h:
             prefetch_share(ahead, ahead_count, h, 1)
             f.call(

@@ -86,16 +86,10 @@ def measure(target: Target, threads: int, advance: Callable[[str], None]) -> dic
     with ThreadPoolExecutor(threads) as pool:
         for name, layout in by_format.items():
             advance(name)
-            runs = [
-                _Run(
-                    dataclasses.replace(target, prefetches=(("any", prefetch),)),
-                    layout,
-                    arena,
-                    pool,
-                    threads,
-                )
-                for prefetch in tried
+            targets = [
+                dataclasses.replace(target, prefetches=(("any", prefetch),)) for prefetch in tried
             ]
+            runs = [_Run(other, layout, arena, pool, threads) for other in targets]
             rates = np.array([[run() for run in runs] for _ in range(ROUNDS)])
             figures[name] = np.median(rates, axis=0).tolist()
             ratios[name] = rates / rates[:, :1]
@@ -129,12 +123,10 @@ def measure(target: Target, threads: int, advance: Callable[[str], None]) -> dic
 def save(figures: dict[str, Any]) -> str:
     """Enter the best of `measure` in the table that ships; returns its path. Raises OSError."""
     table, by_format = json.loads(PREFETCHES.read_text()), layouts_by_format()
-    best = {"any": figures["best"]} | {
-        by_format[name].name: index for name, index in figures["best_own"].items()
-    }
-    table.setdefault(figures["processor"], {})[figures["target"]] = {
-        name: figures["candidates"][best[name]] for name in best
-    }
+    best = {"any": figures["best"]}
+    best |= {by_format[name].name: index for name, index in figures["best_own"].items()}
+    chosen = {name: figures["candidates"][index] for name, index in best.items()}
+    table.setdefault(figures["processor"], {})[figures["target"]] = chosen
     lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(table[name])}" for name in table)
     write_file(PREFETCHES, f"{{\n{lines}\n}}\n".encode())
     return str(PREFETCHES)
@@ -154,9 +146,8 @@ class _Run:
         self.panels = len(arena.bytes) // self.panel_bytes // threads // at_once * at_once
         x_layout = layouts.FLOAT
         if isinstance(layout, LowBitLayout):
-            x_layout = layouts.activation_layout(
-                16, target.dot, products.dot_offset(target, layout)
-            )
+            offset = products.dot_offset(target, layout)
+            x_layout = layouts.activation_layout(16, target.dot, offset)
         self.x = allocate(x_layout.record(1) * (COLUMNS // (layouts.SPAN * layouts.GROUP)))
         self.out = np.zeros((threads, 4096), np.float32)
         module = Module()

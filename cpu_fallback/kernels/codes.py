@@ -32,17 +32,12 @@ class Codes:
         result = None
         for at, lowest, width, place in FIELDS[self.bits][k]:
             if at not in self.loaded:
-                self.loaded[at] = self.f.load(
-                    vector(i32, len(self.rows)),
-                    self.address,
-                    64 * at + 4 * self.rows.start,
-                    4 * len(self.rows),
-                )
-            part = self.loaded[at]
+                count, first = len(self.rows), 64 * at + 4 * self.rows.start
+                part = self.f.load(vector(i32, count), self.address, first, 4 * count)
+                self.loaded[at] = part
+            part, mask = self.loaded[at], (1 << width) - 1 << place
             if width < 8:
-                part = _extract_field(
-                    self.f, self.gfni, part, lowest - place, (1 << width) - 1 << place
-                )
+                part = _extract_field(self.f, self.gfni, part, lowest - place, mask)
             result = part if result is None else result | part
         return look_up(self.f, self.target, result) if self.has_table else result
 
@@ -64,14 +59,8 @@ def codes_of(
     # One or two tokens are limited by memory; fewer instructions help. More tokens are limited by
     # the units that multiply, which Zen 4 also uses for gfni, but not for shifts.
     gfni = target.gfni and tokens <= 2
-    return Codes(
-        f,
-        target,
-        layout,
-        block + (group * layout.group_bytes + layout.offsets["codes"]),
-        gfni,
-        rows,
-    )
+    address = block + (group * layout.group_bytes + layout.offsets["codes"])
+    return Codes(f, target, layout, address, gfni, rows)
 
 
 def look_up(f: Function, target: Target, indices: Value) -> Value:
@@ -103,13 +92,8 @@ def _extract_field(f: Function, gfni: bool, bytes_: Value, move: int, mask: int)
         # become one instruction.
         rows = [1 << i + move if mask >> i & 1 else 0 for i in reversed(range(8))]
         matrix = f.constant(vector(i8, 64), rows * 8)
-        return f.intrinsic(
-            "llvm.x86.vgf2p8affineqb.512",
-            matrix.type,
-            bytes_.bitcast(matrix.type),
-            matrix,
-            f.constant(i8, 0),
-        ).bitcast(i32s)
+        name, kind, zero = "llvm.x86.vgf2p8affineqb.512", matrix.type, f.constant(i8, 0)
+        return f.intrinsic(name, kind, bytes_.bitcast(kind), matrix, zero).bitcast(i32s)
     shifted = bytes_ >> move if move > 0 else bytes_ << -move if move < 0 else bytes_
     return shifted & mask * 0x01010101
 
@@ -189,16 +173,13 @@ def dequantise(
     tokens: int,
 ) -> Iterator[tuple[int, Value]]:
     """Dequantise a group as the file format defines: yield (input, float32 [16 rows])."""
-    codes, scales = (
-        codes_of(f, target, layout, block, group, tokens),
-        Scales(f, layout, block, subs=subs),
-    )
+    codes = codes_of(f, target, layout, block, group, tokens)
+    scales, bias = Scales(f, layout, block, subs=subs), None
     for half in range(2):
         if half == 0 or layout.group_size == 16:
             scale = scales("scales", scale_group_of(layout, group, half))
-            bias = (
-                scales("biases", scale_group_of(layout, group, half)) if layout.has_biases else None
-            )
+            if layout.has_biases:
+                bias = scales("biases", scale_group_of(layout, group, half))
         for k in range(4 * half, 4 * half + 4):
             chunk = codes.chunk(k)
             for e in range(4):

@@ -71,18 +71,20 @@ def kernel(write: Callable[..., None]) -> Callable[..., Function]:
     Parameters of the LLVM function are int64, unless annotated with another type. `build` writes
     the code for its constants once in a module, and returns the Function.
     """
-    _, *others = inspect.signature(write, eval_str=True).parameters.values()
-    types = {
-        p.name: i64 if p.annotation is p.empty else p.annotation
-        for p in others
-        if p.kind is p.POSITIONAL_OR_KEYWORD
-    }
-    signature = inspect.Signature(
-        [p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in others if p.kind is p.KEYWORD_ONLY]
-    )
+
+    @functools.cache  # read at its first use: a start from cached code needs few kernels
+    def read() -> tuple[dict[str, ir.Type], inspect.Signature]:
+        """Parameters of the LLVM function, and constants."""
+        _, *others = inspect.signature(write, eval_str=True).parameters.values()
+        constants = [p for p in others if p.kind is p.KEYWORD_ONLY]
+        types = [(p.name, p.annotation) for p in others if p not in constants]
+        return (
+            {name: i64 if type_ is inspect.Parameter.empty else type_ for name, type_ in types},
+            inspect.Signature([p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in constants]),
+        )
 
     def bind(*arguments, **options) -> dict[str, Any]:
-        bound = signature.bind(*arguments, **options)
+        bound = read()[1].bind(*arguments, **options)
         bound.apply_defaults()
         return bound.arguments
 
@@ -95,12 +97,13 @@ def kernel(write: Callable[..., None]) -> Callable[..., Function]:
         constants = bind(*arguments, **options)
         key = (write, *constants.values())
         if key not in module.kernels:
-            f = Function(module, name(**constants), types, public)
+            f = Function(module, name(**constants), read()[0], public)
             write(f, *f.parameters.values(), **constants)
             module.kernels[key] = f.finish()
         return module.kernels[key]
 
-    build.name, build.parameters = name, len(types)  # of the LLVM function with these constants
+    build.name = name  # of the LLVM function with these constants
+    build.parameters = lambda: len(read()[0])  # their number
     return build
 
 

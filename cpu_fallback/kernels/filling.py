@@ -29,9 +29,7 @@ def fill(
     layout: layouts.Layout,
     format: str,
 ) -> None:
-    """Fill panels from rows. format: the GGUF format of the rows; "": numbers, or codes in a byte
-    each, without the scales.
-    """
+    """Fill panels from rows of a GGUF format; "": numbers, or codes in a byte, without scales."""
     with f.loop(panels) as p, f.loop(blocks) as b:
         of_panel, target = rows + p * (8 * LANES), out + p * panel_bytes + b * layout.block_bytes
         if isinstance(layout, FloatLayout):
@@ -255,12 +253,8 @@ def _two_levels(
 
 def _q2_k(block: _Block) -> _Scales:
     pairs = [pair for i in range(4) for pair in _bytes(block.word(4 * i))]
-    return _two_levels(
-        block.half(80),
-        [pair & 15 for pair in pairs],
-        block.half(82),
-        [pair >> 4 & 15 for pair in pairs],
-    )
+    scale, scales = block.half(80), [pair & 15 for pair in pairs]
+    return _two_levels(scale, scales, block.half(82), [pair >> 4 & 15 for pair in pairs])
 
 
 def _q3_k(block: _Block) -> _Scales:

@@ -128,16 +128,12 @@ class LowBitLayout:
     def offsets(self) -> dict[str, int]:
         """Byte offset of each part of a block."""
         kinds = ("scales", "biases")[: 1 + self.has_biases]
-        sizes = (
-            {f"super_{kind}": self.width(f"super_{kind}") for kind in kinds}
-            if self.two_level
-            else {}
-        )
-        sizes |= (
-            {"subs": SUBS}
-            if self.packs_subs
-            else {kind: self.scale_groups * self.width(kind) for kind in kinds}
-        )
+        supers = [f"super_{kind}" for kind in kinds if self.two_level]
+        sizes = {part: self.width(part) for part in supers}
+        if self.packs_subs:
+            sizes["subs"] = SUBS
+        else:
+            sizes |= {kind: self.scale_groups * self.width(kind) for kind in kinds}
         at, parts = 0, {}
         for part, size in sizes.items():
             parts[part] = at
@@ -216,37 +212,24 @@ def unpack(
     """Dequantise records, uint8, in tiles of `size` tokens: float32 [tokens, columns]."""
     spans, tiles = columns // (SPAN * GROUP), -(-tokens // size)
     rows = records[: tiles * spans * layout.record(size)].reshape(tiles, spans, layout.record(size))
-    if layout.kind == "float":
-        x = rows.view(np.float32).reshape(tiles, spans, SPAN * GROUP, size).transpose(0, 3, 1, 2)
-        return x.reshape(-1, columns)[:tokens].copy()
     raw = np.ascontiguousarray(rows[:, :, : SPAN * layout.codes(size)])
+    if layout.kind == "float":
+        x = raw.view(np.float32).reshape(tiles, spans, SPAN * GROUP, size).transpose(0, 3, 1, 2)
+        return x.reshape(-1, columns)[:tokens].copy()
     if layout.kind == "bfloat16":
-        x = (
-            (raw.view(np.uint16).astype(np.uint32) << 16)
-            .view(np.float32)
-            .reshape(tiles, spans, -1, size, 2)
-        )
-        return x.transpose(0, 3, 1, 2, 4).reshape(-1, columns)[:tokens].copy()
+        x = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        x = x.reshape(tiles, spans, -1, size, 2).transpose(0, 3, 1, 2, 4)
+        return x.reshape(-1, columns)[:tokens].copy()
     if layout.kind == "int16":
-        codes = (
-            raw.view(np.int16)
-            .reshape(tiles, spans, SPAN, 8, size, 4)[..., [0, 2, 1, 3]]
-            .astype(np.int32)
-        )
+        codes = raw.view(np.int16).reshape(tiles, spans, SPAN, 8, size, 4)[..., [0, 2, 1, 3]]
     else:
         planes = raw.view(np.int8).reshape(tiles, spans, SPAN, -1, 8, size, 4).astype(np.int32)
-        codes = (
-            planes[:, :, :, 0]
-            if layout.kind == "int8"
-            else 256 * planes[:, :, :, 0] + planes[:, :, :, 1]
-        )
-    at = layout.at("scale", size)
-    # [tiles, spans, size]
-    scale = np.ascontiguousarray(rows[:, :, at : at + 4 * size]).view(np.float32)
+        codes = planes[:, :, :, 0]
+        if layout.kind == "int8x2":
+            codes = 256 * codes + planes[:, :, :, 1]
     # Values beyond the tokens are undefined.
-    x = (
-        codes.transpose(0, 4, 1, 2, 3, 5)
-        .reshape(tiles * size, spans, SPAN * GROUP)[:tokens]
-        .astype(np.float32)
-    )
-    return (x * scale.transpose(0, 2, 1).reshape(-1, spans, 1)[:tokens]).reshape(tokens, columns)
+    x = codes.transpose(0, 4, 1, 2, 3, 5).reshape(tiles * size, spans, SPAN * GROUP)[:tokens]
+    at = layout.at("scale", size)
+    scale = np.ascontiguousarray(rows[:, :, at : at + 4 * size]).view(np.float32)
+    scale = scale.transpose(0, 2, 1).reshape(-1, spans, 1)[:tokens]
+    return (x.astype(np.float32) * scale).reshape(tokens, columns)

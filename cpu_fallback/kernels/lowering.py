@@ -15,7 +15,7 @@ import numpy as np
 
 from mlx_llama.core import ops
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
+from mlx_llama.core.models.spec import LayerSpec
 
 from .layouts import GROUP, ROWS, SPAN, ActivationLayout, unpack
 from .panels import Panels
@@ -50,9 +50,9 @@ class Columns(Symbol):
     def read(self, tokens: int) -> np.ndarray:
         """Copy the numbers: float32 [tokens, width], or [heads, tokens, width / heads]."""
         rows = self.buffer.array[:tokens, self.at : self.at + self.width].copy()
-        return (
-            rows if self.heads is None else rows.reshape(tokens, self.heads, -1).transpose(1, 0, 2)
-        )
+        if self.heads is None:
+            return rows
+        return rows.reshape(tokens, self.heads, -1).transpose(1, 0, 2)
 
 
 @dataclass(eq=False)
@@ -132,9 +132,7 @@ class Adjusted(Symbol):
         w = self.trace.workspace
         source = w.delta if accumulate else buffer
         if not len(source.array):
-            raise ValueError(
-                "the workspace has no buffer for normed or scaled outputs: no LayerSpec asks for it"
-            )
+            raise ValueError("the workspace has no buffer for normed or scaled outputs")
         self.product.place(source)
         if self.cap:
             self.trace.program.add(
@@ -220,13 +218,8 @@ class Trace:
         self, config: LlamaConfig, code: Code, workspace: Workspace, threads: int, decode: bool
     ):
         """decode: for single tokens; products take smaller portions of panels."""
-        self.config, self.code, self.workspace, self.threads, self.decode = (
-            config,
-            code,
-            workspace,
-            threads,
-            decode,
-        )
+        self.config, self.code, self.workspace = config, code, workspace
+        self.threads, self.decode = threads, decode
         self.program = Program(code, threads)
         self.segments: list[Segment] = []  # finished programs
         self.vectors: list[Buffer] = []  # norms and biases that they point to
@@ -253,12 +246,10 @@ class Trace:
             symbol.marks.append(name)
         else:
             (at, width), last = symbol.parts[0], symbol.last + 1
-            first, zeroed = (
-                (symbol.operations[0], symbol.buffer) if symbol.accumulates else (last, None)
-            )
-            self._marks.append(
-                Mark(name, first, last, Columns(self, symbol.buffer, at, width).read, zeroed)
-            )
+            first, zeroed, columns = last, None, Columns(self, symbol.buffer, at, width)
+            if symbol.accumulates:
+                first, zeroed = symbol.operations[0], symbol.buffer
+            self._marks.append(Mark(name, first, last, columns.read, zeroed))
 
     def mark_sums(self) -> None:
         """Mark the probes of the sum that was just added."""
@@ -284,9 +275,8 @@ class Trace:
         """End a segment before operation `at` (None: after the latest)."""
         at = len(self.program) if at is None else at
         rest = self.program.cut(at)
-        marks = sorted(
-            (mark for mark in self._marks if mark.last <= at), key=lambda mark: mark.last
-        )
+        marks = [mark for mark in self._marks if mark.last <= at]
+        marks.sort(key=lambda mark: mark.last)
         self._marks = [mark.shift(at) for mark in self._marks if mark.last > at]
         self.segments.append(Segment(self.program.finish(), tuple(marks), tuple(self._moves)))
         self.program, self._moves = rest, []
@@ -373,77 +363,25 @@ class Trace:
     def multiply(self, x: Symbol, panels: tuple[Panels, ...], bias: np.ndarray | None) -> Product:
         """Append packing of x and its products. bias: float32, concatenated, or None."""
         first, activation_layout = len(self.program), self.code.recipe.activation_layout
-        packed = self.pack(
-            x, list(dict.fromkeys(activation_layout(matrix.plan.layout) for matrix in panels))
-        )
+        layouts = dict.fromkeys(activation_layout(matrix.plan.layout) for matrix in panels)
+        packed = self.pack(x, list(layouts))
         product = Product(self, first, [], [])
         at = row = 0
         for matrix in panels:
             rows = matrix.plan.rows
             part = None if bias is None else bias[row : row + rows]
-            product.operations.append(
-                self._multiply_one(matrix, packed, part, wait=matrix is panels[-1])
-            )
+            operation = self._multiply_one(matrix, packed, part, wait=matrix is panels[-1])
+            product.operations.append(operation)
             product.parts.append((at, rows))
             at, row = at + pad(rows, ROWS), row + rows
         if bias is not None and len(bias) != row:
             raise ValueError(f"a bias of {len(bias)} does not fit matrices of {row} rows")
         return product
 
-    def mix_experts(
-        self,
-        x: Symbol,
-        scores: Product,
-        gate: tuple[Panels, ...],
-        up: tuple[Panels, ...],
-        down: tuple[Panels, ...],
-        spec: ExpertsSpec,
-        activation: str,
-    ) -> Product:
-        """Append the choice of experts and their MLPs of x; returns the sum of their outputs."""
-        w, r = self.workspace, self.workspace.routing
-        scores.place(r.scores)
-        self.program.add(
-            "route",
-            1,
-            scores=r.scores,
-            experts=spec.count,
-            used=spec.used,
-            normalises=int(spec.normalises),
-            chosen=r.chosen,
-            shares=r.shares,
-            counts=r.counts,
-            tiles=r.tiles,
-            order=r.order,
-            rows=r.row_of,
-        )
-        layouts = [
-            self.code.recipe.activation_layout(stack[0].plan.layout) for stack in (gate, up, down)
-        ]
-        packed = self.pack(x, list(dict.fromkeys(layouts[:2])), of_experts=True)
-        self._multiply_experts(gate, packed, w.gate, wait=False)
-        self._multiply_experts(up, packed, w.up)
-        packed = self.pack(Gated(self, activation), layouts[2:], of_experts=True)
-        self._multiply_experts(down, packed, r.outputs)
-        width = self.config.hidden_size
-        operation = self.program.add(
-            "combine",
-            1,
-            per_token=True,
-            outputs=r.outputs,
-            rows=r.row_of,
-            shares=r.shares,
-            used=spec.used,
-            vectors=pad(width, ROWS) // ROWS,
-            out=0,
-            out_bytes=0,
-            accumulate=0,
-        )
-        return Product(self, scores.first, [operation], [(0, width)])
-
-    def _multiply_experts(
+    def multiply_experts(
         self, stack: tuple[Panels, ...], packed: Buffer, out: Buffer, wait: bool = True
     ) -> None:
+        """Append the products of each tile with its expert's matrix."""
         plan, used = stack[0].plan, self.config.num_experts_per_tok
         layout, columns = self.code.recipe.activation_layout(plan.layout), packed.array.shape[1]
         if plan.columns > columns or plan.panels * ROWS > out.array.shape[1]:

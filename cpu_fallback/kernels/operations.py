@@ -287,15 +287,8 @@ def _experts(
         x, out = f.x + row * f.x_bytes, f.out + row * out_bytes
 
         def write_arguments(p: Value) -> tuple[Value | int, ...]:
-            return (
-                weights + p * panel_bytes,
-                x,
-                out + p * (4 * layouts.ROWS),
-                out_bytes,
-                blocks,
-                0,
-                0,
-            )
+            panel = weights + p * panel_bytes
+            return panel, x, out + p * (4 * layouts.ROWS), out_bytes, blocks, 0, 0
 
         for size in sizes:
             with f.if_then(tile_size.compare("==", size)):
@@ -361,11 +354,8 @@ def _select(f: _Operation) -> None:
 def _norm_heads(f: _Operation) -> None:
     norm = norms.norm_head(f.module)
     eps = f.load_float("eps")
-    queries, keys = (
-        (f.heads, f.query_width, f.query_weight),
-        (f.key_heads, f.key_width, f.key_weight),
-    )
-    keys_at = f.keys_at
+    queries = f.heads, f.query_width, f.query_weight
+    keys, keys_at = (f.key_heads, f.key_width, f.key_weight), f.keys_at
     with f.loop(f.hi, f.lo) as token:
         row = f.qkv + token * f.qkv_bytes
         for first, (count, width, weight) in ((row, queries), (row + keys_at, keys)):

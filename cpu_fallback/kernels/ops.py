@@ -98,7 +98,45 @@ def experts(
     spec: ExpertsSpec,
     activation: str = "silu",
 ) -> Product:
-    return x.trace.mix_experts(x, scores, gate, up, down, spec, activation)
+    trace = x.trace
+    w, r = trace.workspace, trace.workspace.routing
+    scores.place(r.scores)
+    trace.program.add(
+        "route",
+        1,
+        scores=r.scores,
+        experts=spec.count,
+        used=spec.used,
+        normalises=int(spec.normalises),
+        chosen=r.chosen,
+        shares=r.shares,
+        counts=r.counts,
+        tiles=r.tiles,
+        order=r.order,
+        rows=r.row_of,
+    )
+    find = trace.code.recipe.activation_layout
+    layouts = [find(stack[0].plan.layout) for stack in (gate, up, down)]
+    packed = trace.pack(x, list(dict.fromkeys(layouts[:2])), of_experts=True)
+    trace.multiply_experts(gate, packed, w.gate, wait=False)
+    trace.multiply_experts(up, packed, w.up)
+    packed = trace.pack(Gated(trace, activation), layouts[2:], of_experts=True)
+    trace.multiply_experts(down, packed, r.outputs)
+    width = trace.config.hidden_size
+    operation = trace.program.add(
+        "combine",
+        1,
+        per_token=True,
+        outputs=r.outputs,
+        rows=r.row_of,
+        shares=r.shares,
+        used=spec.used,
+        vectors=pad(width, ROWS) // ROWS,
+        out=0,
+        out_bytes=0,
+        accumulate=0,
+    )
+    return Product(trace, scores.first, [operation], [(0, width)])
 
 
 def norm_heads(

@@ -50,13 +50,10 @@ def find(plans: Iterable[Plan], nbytes: int, checksum: Checksum) -> PanelFile | 
 
     Raises OptionsError for a malformed MLX_LLAMA_CACHE_SIZE.
     """
-    if (
-        nbytes < LEAST_BYTES
-        or not cache_folder.size_limit()
-        or (folder := cache_folder.cache_folder()) is None
-    ):
+    if nbytes < LEAST_BYTES or not cache_folder.size_limit():
         return None
-    key = _key(plans)
+    folder = cache_folder.cache_folder()
+    key = folder and _key(plans)
     return key and PanelFile(folder / f"{key.hex()[:32]}{SUFFIX}", key, nbytes, checksum)
 
 
@@ -67,17 +64,12 @@ def _key(plans: Iterable[Plan]) -> bytes | None:
         tensor = plan.tensor
         if not tensor.pages:
             return None
-        order = (
-            None
-            if tensor.order is None
-            else hashlib.sha256(np.ascontiguousarray(tensor.order)).hexdigest()
-        )
+        order = tensor.order
+        if order is not None:
+            order = hashlib.sha256(np.ascontiguousarray(order)).hexdigest()
         pages = [(mapped.stamp, offset, nbytes) for mapped, offset, nbytes in tensor.pages]
-        hashed.update(
-            repr(
-                (tensor.name, tensor.shape, plan.source, plan.layout, plan.nbytes, order, pages)
-            ).encode()
-        )
+        facts = tensor.name, tensor.shape, plan.source, plan.layout, plan.nbytes, order, pages
+        hashed.update(repr(facts).encode())
     return hashed.digest()
 
 
@@ -85,9 +77,8 @@ def _key(plans: Iterable[Plan]) -> bytes | None:
 def _hash_sources() -> bytes:
     """SHA-256 of the code that decides the contents of panels."""
     modules = (filling, layouts, panels, quantized)
-    return hashlib.sha256(
-        b"".join(Path(module.__file__).read_bytes() for module in modules)
-    ).digest()
+    sources = [Path(module.__file__).read_bytes() for module in modules]
+    return hashlib.sha256(b"".join(sources)).digest()
 
 
 class PanelFile:
@@ -101,11 +92,8 @@ class PanelFile:
         """Map the panels; None unless the file is sound, of this key, private and in huge pages."""
         try:
             with open_file(self.path) as file:
-                status = os.fstat(file.fileno())
-                if (
-                    not cache_folder.is_private(status)
-                    or status.st_size != self.nbytes + _TRAILER.size
-                ):
+                status, size = os.fstat(file.fileno()), self.nbytes + _TRAILER.size
+                if not cache_folder.is_private(status) or status.st_size != size:
                     return None
                 file.seek(self.nbytes)
                 trailer = file.read()

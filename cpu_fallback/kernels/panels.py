@@ -139,19 +139,10 @@ def weight_layout(tensor: Tensor | AffineWeight) -> Layout:
     """A stored matrix's layout. IQ4 types take 8 bits if rows are not whole blocks."""
     if isinstance(tensor, Tensor):
         return FloatLayout(tensor.dtype)
-    layout = LowBitLayout(
-        tensor.bits,
-        tensor.group_size,
-        tensor.offset,
-        tensor.has_biases,
-        tensor.two_level,
-        tensor.scale_dtype,
-    )
-    if (
-        isinstance(tensor, GGUFWeight)
-        and tensor.layout.table
-        and tensor.shape[1] % layout.block == 0
-    ):
+    fields = ("bits", "group_size", "offset", "has_biases", "two_level", "scale_dtype")
+    layout = LowBitLayout(*(getattr(tensor, name) for name in fields))
+    has_table = isinstance(tensor, GGUFWeight) and tensor.layout.table
+    if has_table and tensor.shape[1] % layout.block == 0:
         return dataclasses.replace(layout, bits=4, has_table=True)
     return layout
 
@@ -197,15 +188,10 @@ class Slab:
         Raises ValueError for rows that the kernel cannot read, CheckpointError for a file that was
         truncated since it was opened.
         """
-        matrix, plan, tensor, (start, stop) = (
-            self.matrix,
-            self.matrix.plan,
-            self.matrix.plan.tensor,
-            self._rows,
-        )
-        if not 0 <= self.first < self.last <= plan.panels or matrix.start + plan.nbytes > len(
-            matrix.arena.bytes
-        ):
+        matrix, plan, count = self.matrix, self.matrix.plan, self.last - self.first
+        tensor, (start, stop) = plan.tensor, self._rows
+        fits = matrix.start + plan.nbytes <= len(matrix.arena.bytes)
+        if not (0 <= self.first < self.last <= plan.panels and fits):
             raise ValueError(
                 f"{tensor.name}: panels {self.first} to {self.last} of {plan.panels} are not "
                 "all in the arena"
@@ -213,48 +199,63 @@ class Slab:
         if tensor.order is not None and not 0 <= self.file_rows[0] < self.file_rows[1] <= plan.rows:
             raise ValueError(f"{tensor.name}: the row order refers to rows outside its {plan.rows}")
         tensor.read(*self.file_rows)
-        scaling = None
+        scaling, which = None, slice(start, stop)
+        if tensor.order is not None:
+            which = tensor.order[start:stop]
         if plan.direct is not None:
             rows = plan.direct
-            numbers = np.arange(start, stop) if tensor.order is None else tensor.order[start:stop]
-        elif isinstance(tensor, Tensor):
-            rows = (
-                tensor.stored[start:stop]
-                if tensor.order is None
-                else tensor.stored[tensor.order[start:stop]]
-            )
+            numbers = np.arange(start, stop) if tensor.order is None else which
         else:
-            scaling = tensor.rows(start, stop)
-            rows = scaling.codes
-        if plan.direct is None:
-            rows = _pad_to(rows, stop - start, plan.columns)
-            numbers = np.arange(stop - start)
+            if isinstance(tensor, Tensor):
+                rows = tensor.stored[which]
+            else:
+                scaling = tensor.rows(start, stop)
+                rows = scaling.codes
+            rows, numbers = _pad_to(rows, stop - start, plan.columns), np.arange(stop - start)
         # Columns of a row as the kernel reads them: numbers, codes, or bytes of the file's blocks.
         width = WIDTHS[plan.layout.dtype] if isinstance(plan.layout, FloatLayout) else 1
-        count = (
-            plan.columns // tensor.layout.block_size * tensor.layout.nbytes
-            if plan.source
-            else plan.columns
-        )
-        if rows.itemsize != width or rows.shape[1] != count or rows.strides[1] != width:
+        columns = plan.columns
+        if plan.source:
+            columns = columns // tensor.layout.block_size * tensor.layout.nbytes
+        if rows.itemsize != width or rows.shape[1] != columns or rows.strides[1] != width:
             raise ValueError(
                 f"{tensor.name}: {plan.layout.name} panels cannot be filled from {rows.dtype} rows "
                 f"of {rows.shape}, {rows.strides} bytes apart"
             )
-        padding = np.zeros(count * width, np.uint8)  # zero rows have zero scales
-        addresses = np.full(ROWS * (self.last - self.first), padding.ctypes.data)
+        padding = np.zeros(columns * width, np.uint8)  # zero rows have zero scales
+        addresses = np.full(ROWS * count, padding.ctypes.data)
         addresses[: stop - start] = rows.ctypes.data + numbers * rows.strides[0]
-        kernel(
-            addresses.ctypes.data,
-            self.last - self.first,
-            plan.blocks,
-            matrix.address + self.first * plan.panel_bytes,
-            plan.panel_bytes,
-        )
+        out = matrix.address + self.first * plan.panel_bytes
+        kernel(addresses.ctypes.data, count, plan.blocks, out, plan.panel_bytes)
         if scaling is not None:
             for part, values, dtype in _scales(plan.layout, scaling):
-                _store_scales(matrix, self.first, self.last, part, values, dtype)
+                self._store_scales(part, values, dtype)
         tensor.release(*self.file_rows)
+
+    def _store_scales(self, part: str, values: np.ndarray, dtype: str) -> None:
+        """Scatter values [n, groups] to [panel, block, group of the block, 16 rows]."""
+        plan, layout, count = self.matrix.plan, self.matrix.plan.layout, self.last - self.first
+        per_block = 1 if part.startswith("super") else layout.scale_groups
+        values = _pad_to(values, ROWS * count, plan.blocks * per_block)
+        if dtype == "byte":
+            values = values.view(np.uint8)
+        elif dtype == "bfloat16":
+            # The values are exact in bfloat16, the upper half of a float32. A cast by ml_dtypes
+            # takes five times as long.
+            bits = np.asarray(values, np.float32).view(np.uint32)
+            values = (bits >> np.uint32(16)).astype(np.uint16)
+        else:
+            with np.errstate(over="ignore"):  # a file may hold infinite scales
+                values = values.astype(dtype, copy=False)
+        width = values.itemsize
+        target = np.ndarray(
+            (count, plan.blocks, per_block, ROWS),
+            values.dtype,
+            self.matrix.arena.bytes,
+            self.matrix.start + self.first * plan.panel_bytes + layout.offsets[part],
+            (plan.panel_bytes, layout.block_bytes, ROWS * width, width),
+        )
+        target[...] = values.reshape(count, ROWS, plan.blocks, per_block).transpose(0, 2, 3, 1)
 
 
 def _scales(layout: LowBitLayout, rows) -> Iterable[tuple[str, np.ndarray, str]]:
@@ -266,33 +267,6 @@ def _scales(layout: LowBitLayout, rows) -> Iterable[tuple[str, np.ndarray, str]]
             yield f"super_{kind}", getattr(rows, f"super_{kind}"), layout.scale_dtype
         else:
             yield kind, getattr(rows, kind), layout.scale_dtype
-
-
-def _store_scales(
-    panels: Panels, first: int, last: int, part: str, values: np.ndarray, dtype: str
-) -> None:
-    """Scatter values [n, groups] to [panel, block, group of the block, 16 rows]."""
-    plan, layout = panels.plan, panels.plan.layout
-    per_block = 1 if part.startswith("super") else layout.scale_groups
-    values = _pad_to(values, ROWS * (last - first), plan.blocks * per_block)
-    if dtype == "bfloat16":
-        # The values are exact in bfloat16, the upper half of a float32. A cast by ml_dtypes takes
-        # five times as long.
-        values = (np.asarray(values, np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
-    elif dtype != "byte":
-        with np.errstate(over="ignore"):  # a file may hold infinite scales
-            values = values.astype(dtype, copy=False)
-    else:
-        values = values.view(np.uint8)
-    width = 1 if dtype == "byte" else WIDTHS[dtype]
-    target = np.ndarray(
-        (last - first, plan.blocks, per_block, ROWS),
-        values.dtype,
-        panels.arena.bytes,
-        panels.start + first * plan.panel_bytes + layout.offsets[part],
-        (plan.panel_bytes, layout.block_bytes, ROWS * width, width),
-    )
-    target[...] = values.reshape(last - first, ROWS, plan.blocks, per_block).transpose(0, 2, 3, 1)
 
 
 def _pad_to(array: np.ndarray, rows: int, columns: int) -> np.ndarray:

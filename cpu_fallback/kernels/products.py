@@ -182,10 +182,8 @@ def _integer_sums(
     # Factor out the outer scale unless there are biases, whose outer scales differ.
     factor_outer = layout.two_level and not layout.has_biases
     with f.loop((f.blocks + (per_span - 1)) // per_span) as span:
-        first, record = (
-            f.weights + span * (per_span * layout.block_bytes),
-            f.x + span * x_layout.record(tokens),
-        )
+        first = f.weights + span * (per_span * layout.block_bytes)
+        record = f.x + span * x_layout.record(tokens)
         inner = [[Variable(f, zero) for _ in range(tokens)] for _ in parts]
 
         def add_group(
@@ -197,10 +195,8 @@ def _integer_sums(
             inner: list[Variable],
         ) -> None:
             """g: the group's number in its block; span_group: in the span; inner: sums by token."""
-            codes, scales = (
-                codes_of(f, target, layout, block, g, tokens, rows),
-                Scales(f, layout, block, rows, subs),
-            )
+            codes = codes_of(f, target, layout, block, g, tokens, rows)
+            scales = Scales(f, layout, block, rows, subs)
             for half in range(halves):
                 order = codes.order() if halves == 1 else range(4 * half, 4 * half + 4)
                 chunks = [
@@ -213,25 +209,13 @@ def _integer_sums(
                     places = [4 * (half * tokens + t) for t in range(tokens)]
                     return [f.load(type_, at, place).splat(len(rows)) for place in places]
 
-                starts = (
-                    load_sums("offset_sum", i32)
-                    if offset
-                    else [f.zero(vector(i32, len(rows)))] * tokens
-                )
+                starts = [f.zero(vector(i32, len(rows)))] * tokens
+                if offset:
+                    starts = load_sums("offset_sum", i32)
                 scale_group = scale_group_of(layout, g, half)
-                scale = (
-                    scales.inner("scales", scale_group)
-                    if factor_outer
-                    else scales("scales", scale_group)
-                )
-                products = _products(
-                    f,
-                    target,
-                    x_layout,
-                    record + span_group * x_layout.codes(tokens),
-                    chunks,
-                    starts,
-                )
+                scale = (scales.inner if factor_outer else scales)("scales", scale_group)
+                x = record + span_group * x_layout.codes(tokens)
+                products = _products(f, target, x_layout, x, chunks, starts)
                 for total, product in zip(inner, products):
                     total.set(f.fma(product.to_float(), scale, total.get()))
                 if layout.has_biases:
@@ -335,11 +319,9 @@ def _products(
 def dot(f: Function, target: Target, sums: Value, codes: Value, x: Value) -> Value:
     """Add to each lane the four products of unsigned (NEON: signed) codes with bytes of x."""
     bytes_ = vector(i8, 4 * sums.type.count)
-    name = (
-        "llvm.x86.avx512.vpdpbusd.512"
-        if target.dot == "vnni"
-        else "llvm.aarch64.neon.sdot.v4i32.v16i8"
-    )
+    name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
+    if target.dot == "vnni":
+        name = "llvm.x86.avx512.vpdpbusd.512"
     return f.intrinsic(name, sums.type, sums, codes.bitcast(bytes_), x.bitcast(bytes_))
 
 

@@ -80,9 +80,8 @@ class ClockedTeam:
 @contextmanager
 def clock_programs(runner: Runner, named: list[tuple[str, Any]]) -> Iterator[Profile]:
     """Clock a model's programs until the context ends. named: of name_matrices."""
-    profile = Profile(
-        slower=0.0, note="the compiled program as it runs, with a clock read after each operation"
-    )
+    note = "the compiled program as it runs, with a clock read after each operation"
+    profile = Profile(slower=0.0, note=note)
     team, second = runner.team, measure_clock(runner.code)
     clocked = runner.team = ClockedTeam(team)
 
@@ -97,9 +96,8 @@ def clock_programs(runner: Runner, named: list[tuple[str, Any]]) -> Iterator[Pro
     finally:
         runner.team = team
         del runner.embed
-    matrices = {
-        part.address: (name, part) for name, matrix in named for part in matrix_parts(matrix)
-    }
+    parts = [(name, part) for name, matrix in named for part in matrix_parts(matrix)]
+    matrices = {part.address: (name, part) for name, part in parts}
     for run in clocked.runs:
         _add(profile, run, matrices, second)
 
@@ -108,10 +106,8 @@ def measure_clock(code: Code) -> float:
     """Ticks of the clock per second."""
 
     def read() -> tuple[float, int]:
-        ticks = np.zeros(1, np.int64)
-        code.run_clocked(
-            0, 0, 0, 1, np.zeros(len(CONTEXT), np.int64).ctypes.data, ticks.ctypes.data
-        )
+        ticks, context = np.zeros(1, np.int64), np.zeros(len(CONTEXT), np.int64)
+        code.run_clocked(0, 0, 0, 1, context.ctypes.data, ticks.ctypes.data)
         return time.perf_counter(), int(ticks[0])
 
     (before, first), _, (after, last) = read(), time.sleep(_CALIBRATION), read()
@@ -155,8 +151,6 @@ def _name(index: int, described: list[tuple[str, dict[str, int]]], matrices: dic
     if product["weights"] not in matrices:
         return ADAPTERS
     name = matrices[product["weights"]][0]
-    return (
-        name
-        if kind[0] == "product"
-        else f"{_PACKED.get(kind[1], f'{kind[1]}, packing')} for {name}"
-    )
+    if kind[0] == "product":
+        return name
+    return f"{_PACKED.get(kind[1], f'{kind[1]}, packing')} for {name}"

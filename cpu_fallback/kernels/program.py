@@ -43,7 +43,7 @@ class Code:
             lambda: write_module(recipe),
         )
         functions = [
-            self.compiled.function(name, kernel.parameters)
+            self.compiled.function(name, kernel.parameters())
             for name, (kernel, *_) in zip(names, public)
         ]
         # for a team; of panels
@@ -133,13 +133,10 @@ class Program:
         self._address = self.records.ctypes.data
         # a cache line for each thread's share
         self._counters = np.zeros((len(self), self.threads, 8), np.int64)
-        self._counter_bytes, self._zeros = (
-            memoryview(self._counters).cast("B"),
-            bytes(self._counters.nbytes),
-        )
-        self.records[:, COMMON.index("counters")] = self._counters.ctypes.data + self._counters[
-            0
-        ].nbytes * np.arange(len(self))
+        self._counter_bytes = memoryview(self._counters).cast("B")
+        self._zeros, step = bytes(self._counters.nbytes), self._counters.strides[0]
+        addresses = self._counters.ctypes.data + step * np.arange(len(self))
+        self.records[:, COMMON.index("counters")] = addresses
         return self
 
     def prepare(
@@ -166,18 +163,11 @@ class Program:
             )
         self._counter_bytes[:] = self._zeros
         count = (len(self) if last is None else last) - first
-        name, times = (
-            ("run", (0, 0))
-            if ticks is None
-            else ("run_clocked", (ticks.ctypes.data, ticks.strides[0]))
-        )
-        call = (
-            self.code.compiled.address[name],
-            self._address + first * 8 * WORDS,
-            count,
-            context.ctypes.data,
-            *times,
-        )
+        name, times = "run", (0, 0)
+        if ticks is not None:
+            name, times = "run_clocked", (ticks.ctypes.data, ticks.strides[0])
+        walk, program = self.code.compiled.address[name], self._address + first * 8 * WORDS
+        call = walk, program, count, context.ctypes.data, *times
         if last is None and ticks is None:
             self._whole, self._context = call, context
         return call

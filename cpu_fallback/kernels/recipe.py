@@ -29,19 +29,14 @@ class Recipe:
 
     def activation_layout(self, layout: Layout) -> ActivationLayout:
         """The activations' layout for weights. Those without an offset share another's."""
-        if (
-            isinstance(layout, FloatLayout)
-            and layout.dtype == "bfloat16"
-            and self.activation_bits == 8
-            and self.target.bf16
-        ):
+        rounds = self.activation_bits == 8 and self.target.bf16
+        if rounds and layout == FloatLayout("bfloat16"):
             return layouts.BFLOAT16
         if isinstance(layout, FloatLayout) or self.activation_bits == 32:
             return layouts.FLOAT
         low_bit = [layout, *(other for other in self.layouts if not isinstance(other, FloatLayout))]
-        offset = next(
-            filter(None, (products.dot_offset(self.target, other) for other in low_bit)), 0
-        )
+        offsets = [products.dot_offset(self.target, other) for other in low_bit]
+        offset = next(filter(None, offsets), 0)
         return layouts.activation_layout(self.activation_bits, self.target.dot, offset)
 
     @property
@@ -66,11 +61,8 @@ def tiles(target: Target, x_layout: ActivationLayout) -> tuple[int, ...]:
 
 def expert_tiles(target: Target) -> tuple[int, ...]:
     """Sizes of an expert's tiles in rows, smallest first: powers of two of all weights."""
-    return tuple(
-        size
-        for size in target.tiles(low_bit=True)
-        if size in target.tiles(low_bit=False) and size in (1, 2, 4, 8)
-    )
+    others = {1, 2, 4, 8}.intersection(target.tiles(low_bit=False))
+    return tuple(size for size in target.tiles(low_bit=True) if size in others)
 
 
 def split_tokens(

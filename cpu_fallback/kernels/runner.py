@@ -29,11 +29,8 @@ from .workspace import CHUNK, HEAD_CHUNK, Buffer, Workspace, pad
 
 # multiplications and additions between two checks for interrupts, about 0.1 s on few cores
 PART_WORK = 1e10
-_FIRST_ROW, _TOKENS, _PLACE = (
-    CONTEXT["first_row"],
-    CONTEXT["tokens"],
-    struct.Struct(f"{len(PLACE)}q"),
-)
+_FIRST_ROW, _TOKENS = CONTEXT["first_row"], CONTEXT["tokens"]
+_PLACE = struct.Struct(f"{len(PLACE)}q")
 KEPT = 16  # sets of adapters whose programs are kept
 
 Probes = dict[str, list[np.ndarray]]  # values by probe and chunk
@@ -63,13 +60,9 @@ class Runner:
         adapters, as in Workspace.
         """
         self.config, self.code, self.threads, self.team = config, code, threads, Team(code, threads)
+        bits, expert_rows = code.recipe.cache_bits, expert_tiles(code.recipe.target)[-1]
         self.workspace = Workspace(
-            config,
-            code.recipe.activations,
-            threads,
-            code.recipe.cache_bits,
-            expert_tiles(code.recipe.target)[-1],
-            rank,
+            config, code.recipe.activations, threads, bits, expert_rows, rank
         )
         self.context = np.zeros(len(CONTEXT), np.int64)
         self._words = memoryview(self.context)  # sets a word in half of NumPy's time
@@ -129,18 +122,14 @@ class Runner:
         """The embedding in the file: (blocks and bytes of a row, address); None for NumPy's."""
         if self.code.embed is None:
             return None
-        weight = self._embedding.weight
-        rows = weight.blocks
+        weight, rows = self._embedding, self._embedding.blocks
         if weight.order is not None or rows.strides[1] != 1:
             raise ValueError(
                 f"{weight.name}: machine code cannot look up reordered rows, or rows with "
                 f"strides {rows.strides}"
             )
-        return (
-            weight.shape[1] // self.code.recipe.embedding[0].block,
-            rows.strides[0],
-            rows.ctypes.data,
-        )
+        block = self.code.recipe.embedding[0].block
+        return weight.shape[1] // block, rows.strides[0], rows.ctypes.data
 
     def _set(self, name: str, value: int) -> None:
         self._words[CONTEXT[name]] = value
@@ -167,56 +156,38 @@ class Runner:
             with self._lock:
                 self._reserve_scores(view.spans[0].end)
                 return self._decode(tokens[0], view)
-        results = (
-            np.empty((batch, count, self.config.vocab_size), np.float32)
-            if all_positions
-            else np.empty((batch, self.config.vocab_size), np.float32)
-        )
-        runs: list[Probes] = []
+        vocab, together = self.config.vocab_size, count == 1  # rows of single tokens
+        shape = (batch, count, vocab) if all_positions else (batch, vocab)
+        results, runs = np.empty(shape, np.float32), []
         with self._lock:
             self._reserve_scores(max(span.end for span in view.spans))
-            if count == 1 and batch > 1:
-                runs.append({})
-                logits, programs = results.reshape(batch, -1), self._find_programs(view.adapters)
-                for begin in range(0, batch, CHUNK):
-                    rows = range(begin, min(begin + CHUNK, batch))
-                    self._place(view, [(row, 0) for row in rows])
+            for b in range(1 if together else batch):
+                places, ids = [(b, t) for t in range(count)], tokens[b]
+                if together:
+                    places, ids = [(row, 0) for row in range(batch)], tokens[:, 0]
+                programs = self._find_programs(
+                    view.adapters if together else view.adapters[b : b + 1]
+                )
+                probes: Probes | None = {} if probe else None
+                runs.append(probes)
+                for begin in range(0, len(ids), CHUNK):
+                    end = min(begin + CHUNK, len(ids))
+                    if together:
+                        out = results.reshape(batch, vocab)[begin:end]
+                    elif all_positions:
+                        out = results[b, begin:end]
+                    else:
+                        out = results[b : b + 1] if end == count else None
+                    self._place(view, places[begin:end])
                     self._run_chunk(
-                        programs,
-                        tokens[begin : rows.stop, 0],
-                        logits[begin : rows.stop],
-                        True,
-                        runs[0] if probe else None,
+                        programs, ids[begin:end], out, together or all_positions, probes
                     )
-            else:
-                for b in range(batch):
-                    runs.append({})
-                    programs = self._find_programs(view.adapters[b : b + 1])
-                    for begin in range(0, count, CHUNK):
-                        end = min(begin + CHUNK, count)
-                        self._place(view, [(b, token) for token in range(begin, end)])
-                        out = (
-                            results[b, begin:end]
-                            if all_positions
-                            else results[b : b + 1]
-                            if end == count
-                            else None
-                        )
-                        self._run_chunk(
-                            programs,
-                            tokens[b, begin:end],
-                            out,
-                            all_positions,
-                            runs[b] if probe else None,
-                        )
         for name in runs[0] if probe else ():
             # [.., tokens, width]
             parts = [np.concatenate(run[name], axis=run[name][0].ndim - 2) for run in runs]
+            by_sequence = len(parts) == batch
             probe(
-                name,
-                np.stack(parts)
-                if len(parts) == batch
-                else np.moveaxis(parts[0], -2, 0)[..., None, :],
+                name, np.stack(parts) if by_sequence else np.moveaxis(parts[0], -2, 0)[..., None, :]
             )
         return results
 
@@ -240,11 +211,8 @@ class Runner:
 
     def _start_over(self) -> None:
         """Renew the team, the lock and an unfinished barrier in a forked process."""
-        self._process, self._lock, self.team = (
-            os.getpid(),
-            threading.Lock(),
-            Team(self.code, self.threads),
-        )
+        self._process, self._lock = os.getpid(), threading.Lock()
+        self.team = Team(self.code, self.threads)
         self.workspace.sync.array.fill(0)
 
     def _check(self, tokens: np.ndarray, view: cache.View) -> None:
@@ -269,11 +237,8 @@ class Runner:
             return  # find_tables answers
         width = c.table_width
         for table in view.tables:
-            if (
-                table.shape != (batch, count, width)
-                or table.dtype != np.float32
-                or not table.flags.c_contiguous
-            ):
+            is_float32 = table.dtype == np.float32 and table.flags.c_contiguous
+            if table.shape != (batch, count, width) or not is_float32:
                 raise ValueError(
                     f"a rope table {table.dtype} {table.shape}, "
                     f"not float32 {(batch, count, width)} in C order"
@@ -332,9 +297,7 @@ class Runner:
         all_positions: bool,
         probes: Probes | None,
     ) -> None:
-        """Run up to CHUNK tokens, int32 [T], whose places are set. out: for their logits, or
-        None.
-        """
+        """Run up to CHUNK tokens, int32 [T], whose places are set. out: for logits, or None."""
         tokens, w, vocab = len(ids), self.workspace, self.config.vocab_size
         self._start_chunk(ids)
         if tokens == 1 and out is not None:
@@ -343,9 +306,8 @@ class Runner:
             return
         if not all_positions and probes is None:
             # An interrupt waits for the end of a run: run a prompt in parts.
-            self._run(
-                programs.prompt, tokens, None, parts=math.ceil(tokens * self._work / PART_WORK)
-            )
+            parts = math.ceil(tokens * self._work / PART_WORK)
+            self._run(programs.prompt, tokens, None, parts)
             if out is not None:
                 for buffer in (*programs.last.moves, w.places):
                     buffer.array[0] = buffer.array[tokens - 1]

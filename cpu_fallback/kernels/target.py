@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import hashlib
 import json
@@ -49,21 +50,10 @@ _CODE_LIMIT = 1 << 26  # bytes of a cached file
 # and writes the best here.
 PREFETCHES = Path(__file__).with_name("prefetches.json")
 Prefetch = tuple[tuple[int, int], ...]  # (level of the cache, or 0 for a single use; bytes ahead)
-# Lines of /proc/cpuinfo that identify a processor, on x86-64 and ARM
-_IDENTITY = (
-    "vendor_id",
-    "cpu family",
-    "model",
-    "model name",
-    "stepping",
-    "flags",
-    "CPU implementer",
-    "CPU architecture",
-    "CPU variant",
-    "CPU part",
-    "CPU revision",
-    "Features",
-)
+# Lines of /proc/cpuinfo that identify a processor, on x86-64 and on ARM
+_IDENTITY = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
+_IDENTITY += tuple(f"CPU {name}" for name in ("implementer", "architecture", "variant", "part"))
+_IDENTITY += ("CPU revision", "Features")
 
 
 @dataclass(frozen=True)
@@ -91,9 +81,8 @@ def find_host() -> Host:
     except (OSError, ValueError):
         return _ask_host()
     facts = [line for line in text.splitlines() if line.split("\t")[0].strip() in _IDENTITY]
-    digest = hashlib.sha256(
-        "\n".join(["host", llvmlite.__version__, platform.machine(), *facts]).encode()
-    ).digest()
+    facts = ["host", llvmlite.__version__, platform.machine(), *facts]
+    digest = hashlib.sha256("\n".join(facts).encode()).digest()
     folder = cache_folder()
     file = folder and folder / f"{digest.hex()[:32]}.o"
     if file and (known := _read(file, digest)):
@@ -101,9 +90,7 @@ def find_host() -> Host:
         return Host(cpu, tuple(features), tuple(missing), triple)
     host = _ask_host()
     if file:
-        _write(
-            file, digest, json.dumps([host.cpu, host.features, host.missing, host.triple]).encode()
-        )
+        _write(file, digest, json.dumps(dataclasses.astuple(host)).encode())
     return host
 
 
@@ -114,21 +101,17 @@ def _ask_host() -> Host:
         has = llvm.get_host_cpu_features()
     except RuntimeError:  # LLVM does not know this system
         has = {}
-    names = {
-        on: tuple(sorted(name for name, value in has.items() if value == on))
-        for on in (True, False)
-    }
-    return Host(llvm.get_host_cpu_name(), names[True], names[False], llvm.get_default_triple())
+    features = tuple(sorted(name for name in has if has[name]))
+    missing = tuple(sorted(name for name in has if not has[name]))
+    return Host(llvm.get_host_cpu_name(), features, missing, llvm.get_default_triple())
 
 
 def find_prefetches(processor: str, name: str) -> tuple[tuple[tuple[str, Prefetch], ...], bool]:
     """A target's prefetches by layout, and whether they were measured on this processor."""
     table = json.loads(PREFETCHES.read_text())
     measured = name in table.get(processor, {})
-    by_layout = table[processor if measured else "any"][name]
-    return tuple(
-        (layout, tuple(map(tuple, prefetch))) for layout, prefetch in by_layout.items()
-    ), measured
+    by_layout = table[processor if measured else "any"][name].items()
+    return tuple((layout, tuple(map(tuple, part))) for layout, part in by_layout), measured
 
 
 @dataclass(frozen=True)
@@ -270,9 +253,8 @@ def _load(for_target: Target, code: bytes, names: list[str]) -> Compiled:
 
     for name, address in externals.items():
         llvm.add_symbol(name, address)
-    engine = llvm.create_mcjit_compiler(
-        llvm.parse_assembly(f'target triple = "{for_target.triple}"'), for_target.machine()
-    )
+    empty = llvm.parse_assembly(f'target triple = "{for_target.triple}"')
+    engine = llvm.create_mcjit_compiler(empty, for_target.machine())
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     return Compiled(engine, {name: engine.get_function_address(name) for name in names})
@@ -291,15 +273,9 @@ def optimise(for_target: Target, module: ir.Module) -> tuple[llvm.ModuleRef, llv
     if for_target.dot == "madd":
         # The default passes reorder a tile's integer sums token by token, which keeps every code in
         # a register.
-        passes = llvm.create_new_module_pass_manager()
-        passes.add_sroa_pass()
-        passes.add_instruction_combine_pass()
-        passes.add_simplify_cfg_pass()
-        passes.add_loop_rotate_pass()
-        passes.add_new_gvn_pass()
-        passes.add_instruction_combine_pass()
-        passes.add_simplify_cfg_pass()
-        passes.add_aggressive_dce_pass()
+        passes, combine = llvm.create_new_module_pass_manager(), "instruction_combine simplify_cfg"
+        for name in f"sroa {combine} loop_rotate new_gvn {combine} aggressive_dce".split():
+            getattr(passes, f"add_{name}_pass")()
     else:
         passes = builder.getModulePassManager()
     passes.run(parsed, builder)
@@ -310,12 +286,6 @@ def emit_object_code(for_target: Target, module: ir.Module) -> bytes:
     """Compile to an object file."""
     parsed, machine = optimise(for_target, module)
     return machine.emit_object(parsed)
-
-
-def emit_assembly(for_target: Target, module: ir.Module) -> str:
-    """Compile to assembly, for people and tests."""
-    parsed, machine = optimise(for_target, module)
-    return machine.emit_assembly(parsed)
 
 
 @functools.cache

@@ -94,9 +94,8 @@ class Cache(Buffers):
             buffer.tokens[:, :length] = mx.array(state["tokens"])
             for stored, layers in ((buffer.keys, state["keys"]), (buffer.values, state["values"])):
                 for parts, numbers in zip(stored, layers):
-                    for part, new in zip(
-                        parts, self.packing.pack(mx.array(numbers).astype(self.dtype))
-                    ):
+                    packed = self.packing.pack(mx.array(numbers).astype(self.dtype))
+                    for part, new in zip(parts, packed):
                         part[:, :, :length] = new
             mx.eval(buffer.arrays())
 
@@ -139,26 +138,19 @@ class View(CallView):
                     )
 
     def stored(self, layer: int, window: int | None = None) -> list[tuple[Parts, Parts]]:
-        """By sequence, the keys and values that new queries of a layer see: Parts of [1, G, end -
-        first_visible, *]; new last.
-        """
-        visible = [slice(span.first_visible(window), span.end) for span in self.spans]
-        return [
-            tuple(
-                tuple(part[:, :, seen] for part in parts[layer])
-                for parts in (buffer.keys, buffer.values)
-            )
-            for seen, buffer in zip(visible, self.buffers)
-        ]
+        """By sequence, a layer's visible keys and values: Parts of [1, G, visible, *]."""
+        stored = []
+        for span, buffer in zip(self.spans, self.buffers):
+            seen, both = slice(span.first_visible(window), span.end), (buffer.keys, buffer.values)
+            stored.append(tuple(tuple(part[:, :, seen] for part in parts[layer]) for parts in both))
+        return stored
 
     def new_keys(self, layer: int) -> mx.array:
         """A layer's keys stored by this call, [B, G, T, D]."""
-        keys = [
-            self.cache.packing.unpack(
-                tuple(part[:, :, span.start : span.end] for part in buffer.keys[layer])
-            )
-            for span, buffer in zip(self.spans, self.buffers)
-        ]
+        keys = []
+        for span, buffer in zip(self.spans, self.buffers):
+            parts = tuple(part[:, :, span.start : span.end] for part in buffer.keys[layer])
+            keys.append(self.cache.packing.unpack(parts))
         return mx.concatenate(keys)
 
     def _make_mask(self, span: Span, window: int) -> mx.array:
@@ -166,16 +158,12 @@ class View(CallView):
 
     def _find_tables(self, start: int, end: int, buffer: Buffer) -> tuple:
         dynamic = rope.length_dependent(self.config)
+        if dynamic and self.cache.tabulated:
+            return make_angles(self.config, start, self.count, end)
+        tables = make_periods(self.config, end) if dynamic else self.cache.tables(buffer.length)
         if self.cache.tabulated:
-            return (
-                make_angles(self.config, start, self.count, end)
-                if dynamic
-                else tuple(part[start:end] for part in self.cache.tables(buffer.length))
-            )
-        return (
-            *(make_periods(self.config, end) if dynamic else self.cache.tables(buffer.length)),
-            start,
-        )
+            return tuple(part[start:end] for part in tables)
+        return *tables, start
 
 
 def _stack_tables(tables: list[tuple]) -> tuple:

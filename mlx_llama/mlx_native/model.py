@@ -73,14 +73,8 @@ class Llama(BaseLlama):
         compile, reason = _decide_compile(config, device, options.compile)
         weights = Weights(checkpoint, activations, device, ranks)
         notices = (f"decoding is not compiled: {reason}",) if reason else ()
-        model = cls(
-            weights.config,
-            weights,
-            activations,
-            device,
-            (*notices, *weights.notices),
-            options.cache_bits,
-        )
+        notices, bits = (*notices, *weights.notices), options.cache_bits
+        model = cls(weights.config, weights, activations, device, notices, bits)
         low_bit = any(isinstance(tensor, AffineWeight) for tensor in checkpoint.tensors.values())
         model._pace = Pace(config, device, low_bit)
         if not rope.length_dependent(config):

@@ -172,15 +172,12 @@ def attend(query: mx.array, view: View, spec: LayerSpec) -> mx.array:
     if view.count > T:
         # "causal": the last sees all
         masks = [mask[-T:] if isinstance(mask, mx.array) else None for mask in masks]
-    if len(stored) == 1:
-        mixed = attention(query, *stored[0], spec.scale, masks[0], spec.softcap)
-    else:
-        mixed = mx.concatenate(
-            [
-                attention(sequence, keys, values, spec.scale, mask, spec.softcap)
-                for sequence, (keys, values), mask in zip(mx.split(query, B), stored, masks)
-            ]
-        )
+    queries = [query] if len(stored) == 1 else mx.split(query, B)
+    mixed = [
+        attention(sequence, keys, values, spec.scale, mask, spec.softcap)
+        for sequence, (keys, values), mask in zip(queries, stored, masks)
+    ]
+    mixed = mixed[0] if len(stored) == 1 else mx.concatenate(mixed)
     mixed = mixed if T == 1 else mixed.transpose(0, 2, 1, 3)
     return mixed.reshape(*((B,) if view.flat else (B, T)), H * D)
 

@@ -35,11 +35,8 @@ def pack(
 
     dtype: of the activations. has_kernel: False if `find_faults` reports a fault.
     """
-    kind = (
-        TwoLevelMatrix
-        if facts.keeps_levels(weights[0], lays_for_gpu(device), has_kernel)
-        else QuantizedMatrix
-    )
+    keeps_levels = facts.keeps_levels(weights[0], lays_for_gpu(device), has_kernel)
+    kind = TwoLevelMatrix if keeps_levels else QuantizedMatrix
     matrix = kind.pack(weights, dtype, device)
     for weight in weights:
         weight.release()
@@ -131,11 +128,7 @@ class QuantizedMatrix:
         return functools.reduce(operator.add, products).astype(x.dtype)
 
     def split(self, x: mx.array) -> tuple[mx.array, ...]:
-        """x in the dtype of products, for each pair of scalings.
-
-        Zeros make groups of 16 exact: a product for the even groups with their scales, and another
-        for the odd groups.
-        """
+        """x for each pair of scalings: groups of 16 take a product of even and of odd groups."""
         wide = x.astype(self.scalings[0][0].dtype)
         if self.even is None:
             return (wide,)
@@ -209,11 +202,9 @@ class TwoLevelMatrix:
         supers = np.empty((N, K // SUPER_GROUP, 2 if layout.sub_bits else 1), np.float16)
 
         def fill(rows: Rows, at: slice) -> float:
-            codes = (
-                np.searchsorted(IQ4_VALUES, rows.codes).astype(np.uint8)
-                if layout.has_table
-                else rows.codes
-            )
+            codes = rows.codes
+            if layout.has_table:
+                codes = np.searchsorted(IQ4_VALUES, codes).astype(np.uint8)
             packed[at] = pack_stream(codes, layout.bits)
             subs[at] = rows.sub_scales
             supers[at, :, 0] = rows.super_scales

@@ -42,10 +42,9 @@ class Ranks:
         if widths:
             x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, max(widths) - x.shape[-1])])
         parts = list(self.gather(x))
-        return mx.concatenate(
-            [part[..., :width] for part, width in zip(parts, widths)] if widths else parts,
-            axis=axis,
-        )
+        if widths:
+            parts = [part[..., :width] for part, width in zip(parts, widths)]
+        return mx.concatenate(parts, axis=axis)
 
     def select(self, condition: mx.array, x: mx.array) -> mx.array:
         return mx.where(condition, x, 0).astype(x.dtype)

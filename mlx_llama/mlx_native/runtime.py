@@ -43,11 +43,9 @@ def pick_device(device: str | None = None) -> mx.Device:
 
 
 def device_name(device: mx.Device) -> str:
-    return (
-        "MLX on the CPU"
-        if device.type == mx.cpu
-        else f"MLX on {mx.device_info(device).get('device_name', 'the GPU')}"
-    )
+    if device.type == mx.cpu:
+        return "MLX on the CPU"
+    return f"MLX on {mx.device_info(device).get('device_name', 'the GPU')}"
 
 
 def runs_ahead(device: mx.Device) -> bool:
@@ -76,11 +74,9 @@ def read(token: mx.array) -> int:
 
 
 def read_all(*tokens: mx.array) -> list[int]:
-    joined = (
-        tokens[0]
-        if len(tokens) == 1
-        else mx.concatenate([array.reshape(1, -1) for array in tokens], axis=1)
-    )
+    joined = tokens[0]
+    if len(tokens) > 1:
+        joined = mx.concatenate([array.reshape(1, -1) for array in tokens], axis=1)
     return [token for row in joined.tolist() for token in row]
 
 

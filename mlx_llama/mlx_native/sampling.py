@@ -15,11 +15,7 @@ __all__ = ["SamplingBatch", "gumbel"]
 
 
 class SamplingBatch(OptionArrays):
-    """Draws one token per row. It has no state: the recent tokens are an argument.
-
-    The order is transformers': bias and penalties, temperature, top-k, top-p, min-p; then argmax of
-    the logits plus core.rng's noise, which draws from their softmax. Everything in float32.
-    """
+    """Samples in the lazy graph."""
 
     def __call__(
         self,
@@ -28,11 +24,6 @@ class SamplingBatch(OptionArrays):
         recent: mx.array | None = None,
         masks: Masks | None = None,
     ) -> mx.array:
-        """logits: [B, V]; positions: of the tokens to be sampled, by row; recent: int32 [B, window
-        or more], -1 where there is none; masks: gives the tokens that grammars allow.
-
-        Returns the tokens, int32 [B, 1]; with log-probabilities int32 [B, 2 + 2 logprobs].
-        """
         with mx.stream(self.device):
             if masks is not None:
                 mx.async_eval(logits)  # the device works while the host computes the masks

@@ -117,11 +117,7 @@ class Weights(BlockWeights):
 
 
 def _free_memory(device: mx.Device) -> int | None:
-    """Bytes available to weights; None: unknown.
-
-    Metal runs a model beyond its recommended working set, slowly; the limit is the machine's
-    memory.
-    """
+    """Bytes available to weights. Metal runs a model beyond its working set, slowly."""
     free = runtime.free_memory(device)
     if free is None or device.type == mx.cpu:
         return free

@@ -143,7 +143,7 @@ FAILURES = [
 def test_an_allocation_that_fails_while_loading(at, failure, path, toy, mlx, monkeypatch):
     from mlx_llama.mlx_native.weights import Weights
 
-    copied, original = [], Weights._copy
+    copied, original = [], Weights._dense
 
     def fail(self, parts):
         copied.append(parts)
@@ -151,7 +151,7 @@ def test_an_allocation_that_fails_while_loading(at, failure, path, toy, mlx, mon
             raise failure
         return original(self, parts)
 
-    monkeypatch.setattr(Weights, "_copy", fail)
+    monkeypatch.setattr(Weights, "_dense", fail)
     with pytest.raises(
         OutOfMemoryError,
         match="the weights take .* GB, and MLX on the CPU does not give that much memory",
@@ -173,7 +173,7 @@ def test_other_errors_while_loading_are_unchanged(path, mlx, monkeypatch):
         def fail(self, parts, error=error):
             raise error
 
-        monkeypatch.setattr(Weights, "_copy", fail)
+        monkeypatch.setattr(Weights, "_dense", fail)
         with pytest.raises(type(error)) as raised:
             mlx.load(open_checkpoint(path))
         assert raised.value is error

@@ -86,10 +86,8 @@ class StepBuffers:
         self.orders = [tuple(index.get(row, -1) for row in buffer.rows) for buffer in buffers]
         sequences = [i for order in self.orders for i in order]
         positions = [sequences.index(i) for i in range(len(rows))]
-        self._is_ordered, self._is_full = (
-            positions == list(range(len(rows))),
-            len(sequences) == len(rows),
-        )
+        self._is_ordered = positions == list(range(len(rows)))
+        self._is_full = len(sequences) == len(rows)
         self._positions = mx.array(positions, mx.int32)
         self.result: mx.array | None = None  # of the last step
         self.drawn: list[mx.array] = []  # its tokens, by buffer
@@ -162,12 +160,10 @@ class Buffers(Positions):
 
     def tables(self, length: int) -> tuple:
         """Tables of the first `length` positions, as ops.rope takes them."""
-        if length not in self._tables:
-            self._tables[length] = (
-                make_angles(self.config, 0, length, self.capacity)
-                if self.tabulated
-                else make_periods(self.config, self.capacity)
-            )
+        if length not in self._tables and self.tabulated:
+            self._tables[length] = make_angles(self.config, 0, length, self.capacity)
+        elif length not in self._tables:
+            self._tables[length] = make_periods(self.config, self.capacity)
         return self._tables[length]
 
     def release(self, row: int) -> Buffer | None:
@@ -188,10 +184,8 @@ class Buffers(Positions):
 
     def drop_tables(self) -> None:
         """Drop tables of lengths that no buffer has."""
-        lengths = {buffer.length for buffer in self.buffers()}
-        self._tables = {
-            length: table for length, table in self._tables.items() if length in lengths
-        }
+        lengths = {buffer.length for buffer in self.buffers()} & set(self._tables)
+        self._tables = {length: self._tables[length] for length in lengths}
 
     def _grow(self, ends: Mapping[int, int]) -> None:
         grown = {row: self._copy_rows([row], 1, self.storage_for(end)) for row, end in ends.items()}
@@ -212,23 +206,18 @@ class Buffers(Positions):
             )
 
         with mx.stream(self.device):
-            buffer = Buffer(
-                [parts() for _ in layers],
-                [parts() for _ in layers],
-                mx.zeros((slots, length), mx.int32),
-                [None] * slots,
-            )
-            sources = [
-                (number, slot, self.lengths[row])
-                for number, row in enumerate(rows)
-                if (slot := self.slots[row])
-            ]
-            for number, slot, count in sources:
-                buffer.copy(number, slot, count)
-            if any(count and slot.buffer.slots > 1 for _, slot, count in sources):
-                # A pending slice would hold shared arrays, and their next step would copy them.
-                mx.eval(buffer.arrays())
+            keys, values = ([parts() for _ in layers] for _ in range(2))
+            buffer = Buffer(keys, values, mx.zeros((slots, length), mx.int32), [None] * slots)
+            self._fill(buffer, [(row, i) for i, row in enumerate(rows) if self.slots[row]])
         return buffer
+
+    def _fill(self, buffer: Buffer, places: list[tuple[int, int]]) -> None:
+        """Copy rows to slots of a buffer. places: (row, number of the slot)."""
+        for row, number in places:
+            buffer.copy(number, self.slots[row], self.lengths[row])
+        if any(self.lengths[row] and self.slots[row].buffer.slots > 1 for row, _ in places):
+            # A pending slice would hold shared arrays, and their next step would copy them.
+            mx.eval(buffer.arrays())
 
     def _place(self, row: int, buffer: Buffer, number: int) -> None:
         """Let a row have a slot that its contents were copied to."""
@@ -271,23 +260,18 @@ class Buffers(Positions):
                     self._isolate(row, self.storage_for(self.lengths[row]))
         joins: list[tuple[Buffer | None, list[int]]] = [(buffer, []) for buffer in shared]
         for row in joining:
-            target = next(
-                (new for buffer, new in joins if self._fits(buffer, [*new, row], active)), None
-            )
-            if target is None:
-                joins.append((None, [row]))
+            for buffer, new in joins:
+                if self._fits(buffer, [*new, row], active):
+                    new.append(row)
+                    break
             else:
-                target.append(row)
+                joins.append((None, [row]))
         for buffer, new in joins:
             if new and (buffer or len(new) > 1):
                 self._join(buffer, new, active)
         self.drop_tables()
-        return StepBuffers(
-            rows,
-            list(
-                {id(buffer): buffer for buffer in (self.slots[row].buffer for row in rows)}.values()
-            ),
-        )
+        buffers = {id(buffer): buffer for buffer in (self.slots[row].buffer for row in rows)}
+        return StepBuffers(rows, list(buffers.values()))
 
     def _fits(self, buffer: Buffer | None, new: list[int], active: set[int]) -> bool:
         """True if the rows `new` may join a buffer, None for a new one: it has few enough active
@@ -301,19 +285,16 @@ class Buffers(Positions):
         nbytes = slots * length * self.position_nbytes
         if slots * length > SPARE * sum(needs) and nbytes > SMALL:
             return False
-        is_new = len(sharing) > 1 and (
-            buffer is None or slots > buffer.slots or length > buffer.length
-        )
+        is_kept = buffer is not None and slots <= buffer.slots and length <= buffer.length
+        is_new = len(sharing) > 1 and not is_kept
         free = self.free_memory() if is_new and nbytes >= 1 << 20 else None
         return free is None or nbytes <= free
 
     def _join(self, buffer: Buffer | None, new: list[int], active: set[int]) -> None:
         """Copy rows into free slots, of a new and larger buffer if need be."""
         staying = [row for row in (buffer.rows if buffer else ()) if row in active]
-        length = max(
-            [self.storage_for(self.lengths[row] + 1) for row in new]
-            + ([buffer.length] if buffer else [])
-        )
+        needs = [self.storage_for(self.lengths[row] + 1) for row in new]
+        length = max(*needs, buffer.length if buffer else 0)
         slots = _round_up_slots(len(staying) + len(new))
         if buffer and slots <= buffer.slots and length == buffer.length:
             free = [number for number, row in enumerate(buffer.rows) if row is None]
@@ -322,21 +303,17 @@ class Buffers(Positions):
                     free.append(self.slots[row].number)
                     self._isolate(row, self.storage_for(self.lengths[row]))
             with mx.stream(self.device):
-                for row, number in zip(new, free):
-                    source = self.slots[row]
-                    buffer.copy(number, source, self.lengths[row])
-                    if source.buffer.slots > 1:
-                        mx.eval(buffer.arrays())
-                    self._place(row, buffer, number)
+                self._fill(buffer, list(zip(new, free)))
+            for row, number in zip(new, free):
+                self._place(row, buffer, number)
             return
         self._isolate_idle(buffer, active)
         self._move([*staying, *new], max(slots, buffer.slots if buffer else 0), length)
 
     def _isolate_idle(self, buffer: Buffer | None, active: Collection[int]) -> None:
         """Give each row of a buffer that is not active a buffer of its own."""
-        for row in [
-            row for row in (buffer.rows if buffer else ()) if row is not None and row not in active
-        ]:
+        rows = buffer.rows if buffer else ()
+        for row in [row for row in rows if row is not None and row not in active]:
             self._isolate(row, self.storage_for(max(self.lengths[row], 1)))
 
     def _shrink(self, buffer: Buffer, rows: tuple[int, ...]) -> None:
@@ -368,9 +345,7 @@ def make_angles(
 
 def make_periods(config: LlamaConfig, seq_len: int | None = None) -> tuple[mx.array, float]:
     """Tokens per radian, float32 [R/2] of each table, and the factor on cosine and sine."""
-    tables = [
-        rope.inverse_frequencies(config, seq_len, table) for table in range(len(config.ropes))
-    ]
-    return mx.array(
-        np.concatenate([1 / frequencies for frequencies, _ in tables]).astype(np.float32)
-    ), tables[0][1]
+    numbers = range(len(config.ropes))
+    tables = [rope.inverse_frequencies(config, seq_len, table) for table in numbers]
+    periods = np.concatenate([1 / frequencies for frequencies, _ in tables])
+    return mx.array(periods.astype(np.float32)), tables[0][1]

@@ -33,30 +33,21 @@ class OptionArrays(BatchOptions):
 
     def _make_values(self, options: Sequence[GenerationOptions]) -> dict[str, mx.array]:
         kind, rows = self.kind, [RowNumbers.of(o) for o in options]
-        wanted = (
-            ["window", "repetition_penalty", "presence_penalty", "frequency_penalty"]
-            if kind.window
-            else []
-        )
-        wanted += [
-            name
-            for name, is_used in (
-                ("temperature", kind.is_random),
-                ("top_k", kind.top_k),
-                ("top_p", kind.has_top_p),
-                ("min_p", kind.has_min_p),
-            )
-            if is_used
-        ]
-        values = {
-            name: mx.array(
-                np.array(
-                    [getattr(row, name) for row in rows],
-                    np.int32 if name in ("top_k", "window") else np.float32,
-                )[:, None]
-            )
-            for name in wanted
+        is_used = {
+            "window": kind.window,
+            "repetition_penalty": kind.window,
+            "presence_penalty": kind.window,
+            "frequency_penalty": kind.window,
+            "temperature": kind.is_random,
+            "top_k": kind.top_k,
+            "top_p": kind.has_top_p,
+            "min_p": kind.has_min_p,
         }
+        values = {}
+        for name in [name for name in is_used if is_used[name]]:
+            dtype = np.int32 if name in ("top_k", "window") else np.float32
+            numbers = np.array([getattr(row, name) for row in rows], dtype)
+            values[name] = mx.array(numbers[:, None])
         if kind.is_random:
             values |= {
                 "seed": mx.array(np.array([row.seed for row in rows], np.uint32)),
@@ -67,10 +58,8 @@ class OptionArrays(BatchOptions):
             ids = np.zeros((len(rows), kind.biases), np.int32)
             biases = np.full(ids.shape, -0.0, np.float32)  # adding -0 changes no number
             for row, o in enumerate(options):
-                ids[row, : len(o.logit_bias)], biases[row, : len(o.logit_bias)] = (
-                    list(o.logit_bias),
-                    list(o.logit_bias.values()),
-                )
+                ids[row, : len(o.logit_bias)] = list(o.logit_bias)
+                biases[row, : len(o.logit_bias)] = list(o.logit_bias.values())
             values |= {"bias_ids": mx.array(ids), "bias": mx.array(biases)}
         return values
 
@@ -115,9 +104,8 @@ def draw(
     place of a token whose score is not finite."""
     scores = _score(kind, logits, positions, recent, values)
     best = mx.max(scores, axis=-1, keepdims=True)  # NaN if any is
-    return mx.where(
-        mx.abs(best) < math.inf, mx.argmax(scores, axis=-1, keepdims=True).astype(mx.int32), -1
-    )
+    tokens = mx.argmax(scores, axis=-1, keepdims=True).astype(mx.int32)
+    return mx.where(mx.abs(best) < math.inf, tokens, -1)
 
 
 def draw_share(
@@ -128,9 +116,8 @@ def draw_share(
     """
     scores = _score(kind, logits, positions, None, values, first)
     best = mx.argmax(scores, axis=-1, keepdims=True).astype(mx.int32)
-    return mx.concatenate(
-        [mx.take_along_axis(scores, best, axis=1).view(mx.int32), best + first], axis=1
-    )
+    bits = mx.take_along_axis(scores, best, axis=1).view(mx.int32)
+    return mx.concatenate([bits, best + first], axis=1)
 
 
 def _score(
@@ -145,18 +132,13 @@ def _score(
     scores = process(kind, logits, recent, values)
     if kind.is_random:
         indices = mx.arange(first, first + scores.shape[1], dtype=mx.uint32)
-        scores = (
-            scores
-            + gumbel(values["seed"], positions.reshape(-1), values["table"], indices)
-            * values["noise"]
-        )
+        noise = gumbel(values["seed"], positions.reshape(-1), values["table"], indices)
+        scores = scores + noise * values["noise"]
     return scores
 
 
 def choose_winner(pairs: mx.array) -> mx.array:
-    """The token of the largest score, the first of equals, int32 [S, 1]. pairs: `draw_share` of all
-    shares in order, [n, S, 2].
-    """
+    """The token of the largest score, int32 [S, 1]. pairs: `draw_share` of all, [n, S, 2]."""
     winner = mx.argmax(pairs[..., :1].view(mx.float32), axis=0, keepdims=True)
     return mx.take_along_axis(pairs[..., 1:], winner, axis=0)[0]
 
@@ -186,11 +168,8 @@ def pack(tokens: mx.array, logits: mx.array, count: int) -> mx.array:
     values = logits.astype(mx.float32)
     values = values - mx.logsumexp(values, axis=-1, keepdims=True)
     ids = mx.argsort(-values, axis=-1)[:, :count].astype(mx.int32)
-    chosen, top = (
-        mx.take_along_axis(values, tokens, axis=1),
-        mx.take_along_axis(values, ids, axis=1),
-    )
-    return mx.concatenate([tokens, chosen.view(mx.int32), ids, top.view(mx.int32)], axis=1)
+    chosen, top = (mx.take_along_axis(values, at, axis=1).view(mx.int32) for at in (tokens, ids))
+    return mx.concatenate([tokens, chosen, ids, top], axis=1)
 
 
 def process(
@@ -209,9 +188,8 @@ def process(
     if kind.has_top_p:
         scores = _keep_nucleus(scores, values["top_p"])
     if kind.has_min_p:
-        scores = mx.where(
-            scores < scores.max(axis=-1, keepdims=True) + values["min_p"], -math.inf, scores
-        )
+        least = scores.max(axis=-1, keepdims=True) + values["min_p"]
+        scores = mx.where(scores < least, -math.inf, scores)
     return scores
 
 

@@ -30,22 +30,13 @@ class Pace:
         matrices = [
             math.prod(shape) for name, shape in config.tensor_shapes().items() if ".layers." in name
         ]
-        kind = (
-            "gpu"
-            if device.type == mx.gpu
-            else "accelerate"
-            if platform.system() == "Darwin"
-            else "cpu"
-        )
-        self.limit = (
-            QUEUED_SECONDS * SPEEDS["cpu, low-bit" if kind == "cpu" and is_low_bit else kind]
-        )
+        kind = "cpu, low-bit" if is_low_bit else "cpu"
+        if is_fast := device.type == mx.gpu or platform.system() == "Darwin":
+            kind = "gpu" if device.type == mx.gpu else "accelerate"
+        self.limit = QUEUED_SECONDS * SPEEDS[kind]
         # If a single product takes long, only fewer tokens help. Gate and up are a single product.
-        self.width = (
-            UNLIMITED
-            if kind != "cpu"
-            else max(1, min(UNLIMITED, int(self.limit / (4 * max(matrices)))))
-        )
+        tokens = UNLIMITED if is_fast else int(self.limit / (4 * max(matrices)))
+        self.width = max(1, min(UNLIMITED, tokens))
         self._layer_work = 2 * sum(matrices) / config.num_hidden_layers  # of a token
         self._collected = 0.0  # work that was not submitted yet
         self._queue: deque[tuple[float, mx.array]] = deque()

@@ -60,17 +60,14 @@ class Runner:
                 work = [(cache.buffer_of(span.row, span.end), (0,), token)]
             else:
                 buffers = cache.step_buffers([span.row for span in call.spans])
-                inputs = (
-                    buffers.drawn
-                    if tokens is buffers.result
-                    else [_pick(tokens, order) for order in buffers.orders]
-                )
+                inputs = buffers.drawn
+                if tokens is not buffers.result:
+                    inputs = [_pick(tokens, order) for order in buffers.orders]
                 work = list(zip(buffers.buffers, buffers.orders, inputs))
-            drawn = (
-                self._run(cache, work, sampling)
-                if masks is None
-                else self._run_masked(cache, work, sampling, masks)
-            )
+            if masks is None:
+                drawn = self._run(cache, work, sampling)
+            else:
+                drawn = self._run_masked(cache, work, sampling, masks)
             if call.batch == 1:
                 return drawn[0]
             buffers.drawn, buffers.result = drawn, buffers.collect(drawn)
@@ -78,23 +75,13 @@ class Runner:
 
     def _run(self, cache: Buffers, work: Work, sampling: OptionArrays) -> list[mx.array]:
         """The next token in each slot, int32 [S, 1] or [S, C], by buffer."""
-        following = []
+        kind, packing, following = sampling.kind, cache.packing, []
         for buffer, order, token in work:
             adapters = _adapters(cache, buffer)
-            step = self._find(
-                ("step", len(order), cache.packing.bits, sampling.kind, adapters is None),
-                lambda: partial(self._step, sampling.kind, cache.packing),
-            )
-            drawn, buffer.tokens, buffer.keys, buffer.values = step(
-                sampling.arrange(order),
-                token,
-                _positions(cache, buffer),
-                buffer.tokens,
-                buffer.keys,
-                buffer.values,
-                cache.tables(buffer.length),
-                adapters,
-            )
+            key = ("step", len(order), packing.bits, kind, adapters is None)
+            step = self._find(key, lambda: partial(self._step, kind, packing))
+            arguments = sampling.arrange(order), token, _positions(cache, buffer)
+            (drawn,) = _advance(step, cache, buffer, adapters, *arguments)
             following.append(drawn)
         return following
 
@@ -102,33 +89,19 @@ class Runner:
         self, cache: Buffers, work: Work, sampling: OptionArrays, masks: Masks
     ) -> list[mx.array]:
         """As `_run`, in two units: the host computes the masks during the forward."""
-        forwards = []
+        kind, packing, forwards = sampling.kind, cache.packing, []
         for buffer, order, token in work:
-            adapters = _adapters(cache, buffer)
-            advance = self._find(
-                ("advance", len(order), cache.packing.bits, sampling.kind.window, adapters is None),
-                lambda: partial(self.advance, sampling.kind.window, cache.packing),
-            )
-            position = _positions(cache, buffer)
-            logits, recent, buffer.tokens, buffer.keys, buffer.values = advance(
-                token,
-                position,
-                buffer.tokens,
-                buffer.keys,
-                buffer.values,
-                cache.tables(buffer.length),
-                adapters,
-            )
+            adapters, position = _adapters(cache, buffer), _positions(cache, buffer)
+            key = ("advance", len(order), packing.bits, kind.window, adapters is None)
+            advance = self._find(key, lambda: partial(self.advance, kind.window, packing))
+            logits, recent = _advance(advance, cache, buffer, adapters, token, position)
             forwards.append((logits, position, recent))
         mx.async_eval([logits for logits, *_ in forwards])
         words, drawn = masks(), []
         for (_, order, _), arrays in zip(work, forwards):
-            draw_next = self._find(
-                ("draw", len(order), sampling.kind), lambda: partial(self._draw_next, sampling.kind)
-            )
-            drawn.append(
-                draw_next(*arrays, sampling.arrange(order), mx.array(words[np.maximum(order, 0)]))
-            )
+            draw = self._find(("draw", len(order), kind), lambda: partial(self._draw_next, kind))
+            allowed = mx.array(words[np.maximum(order, 0)])
+            drawn.append(draw(*arrays, sampling.arrange(order), allowed))
         return drawn
 
     def _step(
@@ -168,6 +141,17 @@ class Runner:
         return step
 
 
+def _advance(
+    step: Callable, cache: Buffers, buffer: Buffer, adapters: mx.array | None, *arguments
+) -> list:
+    """Call a unit on a buffer's arrays, which it updates; returns its other results."""
+    tables = cache.tables(buffer.length)
+    *results, buffer.tokens, buffer.keys, buffer.values = step(
+        *arguments, buffer.tokens, buffer.keys, buffer.values, tables, adapters
+    )
+    return results
+
+
 def _positions(cache: Buffers, buffer: Buffer) -> mx.array:
     """The next position in each slot, int32 [S]; [] with one slot."""
     if buffer.slots == 1:
@@ -185,8 +169,6 @@ def _adapters(cache: Buffers, buffer: Buffer) -> mx.array | None:
 def _pick(tokens: mx.array | np.ndarray, order: tuple[int, ...]) -> mx.array:
     """The token of each slot, int32 [S, 1]; any token for -1. tokens: int32 [B, 1]."""
     index = np.maximum(np.array(order, np.int32), 0)
-    return (
-        mx.take(tokens, mx.array(index), axis=0)
-        if isinstance(tokens, mx.array)
-        else mx.array(tokens[index])
-    )
+    if isinstance(tokens, mx.array):
+        return mx.take(tokens, mx.array(index), axis=0)
+    return mx.array(tokens[index])

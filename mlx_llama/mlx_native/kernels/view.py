@@ -97,15 +97,10 @@ class StepView(View):
     def _put(self, parts: Parts, new: mx.array) -> Parts:
         packed = self.packing.pack(new)
         if not self.is_single:
-            return tuple(
-                [
-                    mx.put_along_axis(part, self._find_indices(part), x, axis=2)
-                    for part, x in zip(parts, packed)
-                ]
-            )
-        return tuple(
-            [mx.slice_update(part, x, self.position, (2,)) for part, x in zip(parts, packed)]
-        )
+            put, find = mx.put_along_axis, self._find_indices
+            return tuple([put(part, find(part), x, axis=2) for part, x in zip(parts, packed)])
+        put, at = mx.slice_update, self.position
+        return tuple([put(part, x, at, (2,)) for part, x in zip(parts, packed)])
 
     def _find_indices(self, part: mx.array) -> mx.array:
         """The position of each slot, int32 [S, G, 1, *], broadcast once for all layers."""
