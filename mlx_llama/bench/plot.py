@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.system.files import write_file
+from mlx_llama.core.system.files import write_file, writing
 
 from .batch import BatchRow
 from .measure import Row
@@ -148,7 +148,5 @@ def _canvas(figures: dict[str, Any]) -> tuple[Any, Any]:
 def _save(figure: Any, file: str) -> None:
     picture = io.BytesIO()
     figure.savefig(picture, format=Path(file).suffix[1:].lower())
-    try:
+    with writing(f"--plot {file}", OptionsError):
         write_file(os.path.expanduser(file), picture.getvalue())
-    except OSError as error:
-        raise OptionsError(f"--plot {file}: cannot be written: {error.strerror}") from None

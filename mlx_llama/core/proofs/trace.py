@@ -32,7 +32,7 @@ from mlx_llama.core.errors import TraceError, show
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.identity import checkpoint_hash
 from mlx_llama.core.generation.rng import threefry2x32
-from mlx_llama.core.system.files import read_file, write_file
+from mlx_llama.core.system.files import read_file, reading, write_file, writing
 
 from .differences import clamp_norms
 
@@ -116,12 +116,9 @@ class Trace(BaseModel):
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the file. Raises TraceError."""
-        try:
-            write_file(Path(path).expanduser(), (self.model_dump_json(indent=1) + "\n").encode())
-        except (OSError, ValueError, RuntimeError) as error:
-            raise TraceError(
-                f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}"
-            ) from None
+        content = self.model_dump_json(indent=1) + "\n"
+        with writing(path, TraceError):
+            write_file(os.path.expanduser(path), content.encode())
 
 
 def _reshape(name: str, array: np.ndarray, *shape: int) -> np.ndarray:
@@ -160,14 +157,14 @@ def record(
 
 def load(path: str | os.PathLike) -> Trace:
     """Read a trace. Raises TraceError that names the file and the field."""
+    with reading(path, TraceError):
+        content = read_file(os.path.expanduser(path), MOST_BYTES)
     try:
-        return Trace.model_validate_json(read_file(Path(path).expanduser(), MOST_BYTES))
+        return Trace.model_validate_json(content)
     except ValidationError as error:
-        raise _refusal(path, _describe(error.errors(include_url=False)[0])) from None
-    # RuntimeError: no such user's home; ValueError: NUL in the name
-    except (OSError, RuntimeError, ValueError) as error:
+        reason = _describe(error.errors(include_url=False)[0])
         raise TraceError(
-            f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
+            f"{path}: is not a trace of this version ({reason}): record it again with `record`"
         ) from None
 
 
@@ -176,16 +173,9 @@ def _describe(error: ErrorDetails) -> str:
     text = error["msg"].removeprefix("Value error, ")
     if not error["loc"]:
         return text
-    value = (
-        "" if error["type"] in ("missing", "value_error") else f", found {show(error['input'], 40)}"
-    )
+    is_named = error["type"] in ("missing", "value_error")
+    value = "" if is_named else f", found {show(error['input'], 40)}"
     return f"field {'.'.join(map(str, error['loc']))}: {text}{value}"
-
-
-def _refusal(path: str | os.PathLike, reason: str) -> TraceError:
-    return TraceError(
-        f"{path}: is not a trace of this version ({reason}): record it again with `record`"
-    )
 
 
 def require_same(trace: Trace, checkpoint: Checkpoint, path: str | os.PathLike) -> None:

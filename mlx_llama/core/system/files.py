@@ -70,6 +70,16 @@ def reading(path: str | os.PathLike, error: type[LlamaError]) -> Iterator[None]:
         ) from None
 
 
+@contextmanager
+def writing(name: object, error: type[LlamaError]) -> Iterator[None]:
+    """Turn faults of writing the file `name` into `error`."""
+    try:
+        yield
+    except (OSError, ValueError) as e:  # ValueError: a NUL in the name
+        reason = getattr(e, "strerror", None) or e
+        raise error(f"{name}: cannot be written: {reason}") from None
+
+
 def read_json(path: str | os.PathLike, error: type[LlamaError]) -> dict[str, Any]:
     """Read a JSON object from a file.
 

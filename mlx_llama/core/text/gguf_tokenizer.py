@@ -308,18 +308,8 @@ class GGUFTokenizer(Tokenizer):
 
     # Encoding
 
-    def _encode_plain(self, text: str) -> list[int]:
-        return self._encode_split(text, self._plain_literals)
-
-    def _encode_parsed(self, text: str) -> list[int]:
-        return self._encode_split(text, self._parsed_literals)
-
-    def _encode_continued(self, text: str) -> list[int]:
-        return self._encode_split(text, self._parsed_literals, starts_text=False)
-
-    def _encode_split(
-        self, text: str, literals: Sequence[tuple[str, int]], starts_text: bool = True
-    ) -> list[int]:
+    def _encode(self, text: str, parse_special: bool, starts_text: bool = True) -> list[int]:
+        literals = self._parsed_literals if parse_special else self._plain_literals
         ids: list[int] = []
         prefix = self.space_prefix and starts_text
         for part in self._split_at(text, literals):

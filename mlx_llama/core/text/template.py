@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlx_llama.core.errors import TemplateError, show
-from mlx_llama.core.system.files import read_file, read_json
+from mlx_llama.core.system.files import read_file, read_json, reading
 
 from .controls import one_line
 from .known_templates import is_known
@@ -119,12 +119,12 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _check_message(message: Any, where: str) -> dict[str, Any]:
-    role = message.get("role") if isinstance(message, Mapping) else None
+    fields = dict(message) if isinstance(message, Mapping) else {}
+    role = fields.get("role")
     extra = _FIELDS.get(role, set()) if isinstance(role, str) else set()
-    fields = set(message) if isinstance(message, Mapping) else set()
-    needed = {"role"} if fields >= {"tool_calls"} and role == "assistant" else {"role", "content"}
-    if not needed <= fields <= {"role", "content"} | extra:
-        present = sorted(map(str, message)) if isinstance(message, Mapping) else message
+    needed = {"role"} if "tool_calls" in fields and role == "assistant" else {"role", "content"}
+    if not needed <= fields.keys() <= {"role", "content"} | extra:
+        present = sorted(map(str, fields)) if isinstance(message, Mapping) else message
         more = f", optionally {' and '.join(sorted(extra))}" if extra else ""
         raise TemplateError(
             f"{where} has {show(present)}, expected the fields role and content{more}"
@@ -200,26 +200,15 @@ def read_template(folder: str | os.PathLike[str]) -> TemplateText | None:
         return None
     value = read_json(path, TemplateError).get("chat_template")
     if isinstance(value, list):  # named templates: [{"name", "template"}]
-        entries = [
-            entry
-            for entry in value
-            if isinstance(entry, dict) and isinstance(entry.get("name"), str)
-        ]
-        named = {entry["name"]: entry.get("template") for entry in entries}
+        entries = [entry for entry in value if isinstance(entry, dict)]
+        named = {str(entry.get("name")): entry.get("template") for entry in entries}
         if "default" not in named:
             raise TemplateError(
                 f"{path}: chat_template has {show(list(named))}, expected one named 'default'; "
                 "choose a template with `template`"
             )
         value = named["default"]
-    if value is None or value == "":
-        return None
-    if not isinstance(value, str):
-        raise TemplateError(
-            f"{path}: chat_template is {show(value)}, expected Jinja text; choose a template "
-            "with `template`"
-        )
-    return TemplateText(value, f"{path} (chat_template)")
+    return _check_text(value, path, "chat_template")
 
 
 def read_gguf_template(metadata: Mapping[str, Any], source: str) -> TemplateText | None:
@@ -231,13 +220,19 @@ def read_gguf_template(metadata: Mapping[str, Any], source: str) -> TemplateText
     Raises:
         TemplateError: there is one, but it is not text.
     """
-    value = metadata.get("tokenizer.chat_template", "")
+    key = "tokenizer.chat_template"
+    return _check_text(metadata.get(key), source, key)
+
+
+def _check_text(value: Any, source: str | Path, field: str) -> TemplateText | None:
+    if value is None or value == "":
+        return None
     if not isinstance(value, str):
         raise TemplateError(
-            f"{source}: tokenizer.chat_template is {show(value)}, expected Jinja text; choose "
-            "a template with `template`"
+            f"{source}: {field} is {show(value)}, expected Jinja text; choose a template with "
+            "`template`"
         )
-    return TemplateText(value, f"{source} (tokenizer.chat_template)") if value else None
+    return TemplateText(value, f"{source} ({field})")
 
 
 def start_early(text: TemplateText) -> None:
@@ -456,16 +451,8 @@ def _resolve_edges(chunk: str, edge: str, literals: Sequence[str]) -> list[str]:
 
 
 def _read(path: Path) -> str:
-    try:
-        return read_file(path, MOST_BYTES).decode("utf-8")
-    except UnicodeDecodeError as e:
-        raise TemplateError(
-            f"{path}: not UTF-8 at byte {e.start}; choose another template with `template`"
-        ) from None
-    except OSError as e:
-        raise TemplateError(
-            f"{path}: cannot be read ({e.strerror or e}); check its permissions"
-        ) from None
+    with reading(path, TemplateError):
+        return read_file(path, MOST_BYTES).decode()
 
 
 # Templates for models without one, by their names in `template`

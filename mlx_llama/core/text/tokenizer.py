@@ -79,7 +79,7 @@ class Tokenizer(ABC):
         )
         if not text:
             return bos
-        return bos + (self._encode_parsed(text) if parse_special else self._encode_plain(text))
+        return bos + self._encode(text, parse_special)
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
         """Encode consecutive parts of a text; special tokens are parsed within a part, but not
@@ -92,7 +92,7 @@ class Tokenizer(ABC):
         for part in parts:
             _check(part)
             if part:
-                ids += self._encode_continued(part) if ids else self._encode_parsed(part)
+                ids += self._encode(part, parse_special=True, starts_text=not ids)
         return ids
 
     def count_at_least(self, text: str) -> int:
@@ -109,17 +109,9 @@ class Tokenizer(ABC):
         return 0
 
     @abstractmethod
-    def _encode_plain(self, text: str) -> list[int]:
-        """Encode a text, with special tokens as text."""
-
-    @abstractmethod
-    def _encode_parsed(self, text: str) -> list[int]:
-        """Encode a text, with special tokens parsed."""
-
-    @abstractmethod
-    def _encode_continued(self, text: str) -> list[int]:
-        """As `_encode_parsed`, for the continuation of a text: without a space before the first
-        word.
+    def _encode(self, text: str, parse_special: bool, starts_text: bool = True) -> list[int]:
+        """Encode a text. starts_text: False for the continuation of a text, which gets no space
+        before the first word.
         """
 
     # Decoding
@@ -284,21 +276,22 @@ class StreamDecoder:
 
 
 @contextmanager
-def library_faults(path: Path) -> Iterator[None]:
+def library_faults(
+    path: Path,
+    fault: str = "its tokenizer cannot encode this text",
+    remedy: str = "shorten long runs of one character, or fetch the tokenizer again",
+) -> Iterator[None]:
     """Turn errors of the tokenizers library into TokenizerError: bare Exception, and
     PanicException, a BaseException.
     """
     try:
         yield
+    except (LlamaError, MemoryError):
+        raise
     except BaseException as e:
-        if (not isinstance(e, Exception) and type(e).__name__ != "PanicException") or isinstance(
-            e, (LlamaError, MemoryError)
-        ):
+        if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
             raise
-        raise TokenizerError(
-            f"{path}: its tokenizer cannot encode this text ({show(str(e))}); shorten long runs of "
-            "one character, or fetch the tokenizer again"
-        ) from None
+        raise TokenizerError(f"{path}: {fault} ({show(str(e))}); {remedy}") from None
 
 
 def parse_byte_token(text: str) -> int | None:
