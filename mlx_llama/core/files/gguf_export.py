@@ -47,6 +47,7 @@ from .gguf_types import FORMATS, PLAIN, choose_type, is_fallback
 from .quantized import AffineWeight
 from .tensor import Tensor
 from .writing import (
+    TensorPlan,
     Written,
     count_weights,
     encode,
@@ -145,8 +146,7 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
             advance = progress.meter(checkpoint.nbytes)
             for item in plan.values():
                 writer.write_tensor_data(item.values(advance))
-                for part in item.parts:
-                    part.release()
+                item.release()
             for values in factors.values():
                 writer.write_tensor_data(values)
         finally:
@@ -155,20 +155,12 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
 
 
 @dataclass(frozen=True)
-class _TensorPlan:
-    """One tensor and its form in the file. parts: the tensor, or if it is_stack its matrices; kind:
-    a GGUF type; order: as `slabs`."""
+class _TensorPlan(TensorPlan):
+    """A tensor and its form in the file."""
 
-    parts: tuple[Tensor | AffineWeight, ...]
-    is_stack: bool
-    kind: str
-    order: np.ndarray | None
+    kind: str  # a GGUF type
+    order: np.ndarray | None  # as of `slabs`
     offset: float = 0.0  # to add to the values
-
-    @property
-    def tensor(self) -> Tensor | AffineWeight:
-        """The tensor, or the first of the stack."""
-        return self.parts[0]
 
     @property
     def written(self) -> np.dtype:
@@ -182,12 +174,10 @@ class _TensorPlan:
         """Shape for add_tensor_info: bytes per row for block formats."""
         from gguf.quants import GGMLQuantizationType, quant_shape_to_byte_shape
 
-        shape = (len(self.parts), *self.tensor.shape) if self.is_stack else self.tensor.shape
-        return (
-            shape
-            if self.written != np.uint8
-            else quant_shape_to_byte_shape(shape, GGMLQuantizationType[self.kind])
-        )
+        shape = self.whole(self.tensor.shape)
+        if self.written != np.uint8:
+            return shape
+        return quant_shape_to_byte_shape(shape, GGMLQuantizationType[self.kind])
 
     @property
     def nbytes(self) -> int:

@@ -92,6 +92,28 @@ def slabs(
         advance(tensor.nbytes * stop // rows - tensor.nbytes * start // rows)
 
 
+@dataclass(frozen=True)
+class TensorPlan:
+    """A tensor to write: its matrices, if it is a stack of experts'."""
+
+    parts: tuple[Tensor | AffineWeight, ...]
+    is_stack: bool
+
+    @property
+    def tensor(self) -> Tensor | AffineWeight:
+        """The tensor, or the first of the stack."""
+        return self.parts[0]
+
+    def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the stack for that of each tensor."""
+        return (len(self.parts), *shape) if self.is_stack else shape
+
+    def release(self) -> None:
+        """Let the system evict the source."""
+        for part in self.parts:
+            part.release()
+
+
 def stack_experts(checkpoint: Checkpoint) -> dict[str, tuple[Tensor | AffineWeight, ...]]:
     """Stored tensors by name: experts' matrices under the name of their stack, every other tensor
     alone.
@@ -158,21 +180,18 @@ def notice_requantised(checkpoint: Checkpoint, kept: Collection[str] = ()) -> li
     """Notice that the source is quantised already, if so. kept: names of matrices that keep their
     codes.
     """
-    formats = sorted(
-        {
-            tensor.description
-            for name, parts in stack_experts(checkpoint).items()
-            if name not in kept
-            for tensor in parts
-            if isinstance(tensor, AffineWeight)
-        }
-    )
+    formats = {
+        tensor.description
+        for name, parts in stack_experts(checkpoint).items()
+        for tensor in (parts if name not in kept else ())
+        if isinstance(tensor, AffineWeight)
+    }
     if not formats:
         return []
     return [
-        f"{checkpoint.name} is quantised already ({', '.join(formats)}): each such matrix was "
-        "dequantised and quantised "
-        "again, which adds an error; start from the 16-bit model if there is one"
+        f"{checkpoint.name} is quantised already ({', '.join(sorted(formats))}): each such matrix "
+        "was dequantised and quantised again, which adds an error; start from the 16-bit model if "
+        "there is one"
     ]
 
 
@@ -182,11 +201,9 @@ def notice_unquantised(
     """Notice that matrices keep `dtype` because `blocks` do not divide their rows, if so."""
     if not names:
         return []
-    matrices = (
-        f"1 matrix ({names[0]}) is"
-        if len(names) == 1
-        else f"{len(names)} matrices (such as {names[0]}) are"
-    )
+    matrices = f"{len(names)} matrices (such as {names[0]}) are"
+    if len(names) == 1:
+        matrices = f"1 matrix ({names[0]}) is"
     tensors = stack_experts(checkpoint)
     lengths = ", ".join(sorted({str(tensors[name][0].shape[1]) for name in names}))
     return [f"{matrices} kept at {dtype}: {blocks} do not divide rows of {lengths}"]

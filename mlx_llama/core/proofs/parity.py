@@ -27,6 +27,7 @@ from mlx_llama.core.models.config import LlamaConfig
 from .differences import (
     Agreement,
     Difference,
+    first_other,
     is_tie,
     margin,
     measure_agreement,
@@ -255,7 +256,7 @@ def compare_decoded(
     after tokens.
     """
     tokens = greedy(llm, prompt, len(expected))
-    first = next((i for i, pair in enumerate(zip(tokens, expected)) if pair[0] != pair[1]), None)
+    first = first_other(tokens, expected)
     if first is None:
         return Decoded(tokens)
     before = prompt + expected[:first]

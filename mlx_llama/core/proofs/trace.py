@@ -34,7 +34,7 @@ from mlx_llama.core.files.identity import checkpoint_hash
 from mlx_llama.core.generation.rng import threefry2x32
 from mlx_llama.core.system.files import read_file, reading, write_file, writing
 
-from .differences import clamp_norms
+from .differences import clamp_norms, first_other
 
 DIRECTIONS = 8
 TOP = 8  # likeliest tokens in a trace
@@ -229,27 +229,18 @@ def check(
         apart = np.abs(sketch(actual).astype(np.float64) - expected)
         apart[~np.isfinite(apart)] = math.inf
         # The difference of the norms is a second lower bound of the norm of the difference.
-        errors[name] = np.maximum(
-            np.sqrt(np.mean(apart[:, :-1] ** 2, axis=1)), apart[:, -1]
-        ) / clamp_norms(expected[:, -1])
+        norms = np.maximum(np.sqrt(np.mean(apart[:, :-1] ** 2, axis=1)), apart[:, -1])
+        errors[name] = norms / clamp_norms(expected[:, -1])
     logits = probes["logits"].astype(np.float64)
     if logits.shape[1] == trace.widths["logits"] and "logits" in errors:
         values = np.take_along_axis(logits, np.array(trace.top_ids), 1)
         spread = np.sqrt(np.mean(logits**2, axis=1)) + 1e-30
-        off = (
-            np.maximum(
-                np.abs(values - trace.top_values).max(1),
-                np.abs(_logsumexp(logits) - trace.logsumexp),
-            )
-            / spread
-        )
+        top = np.abs(values - trace.top_values).max(1)
+        off = np.maximum(top, np.abs(_logsumexp(logits) - trace.logsumexp)) / spread
+        off[~np.isfinite(off)] = math.inf
         # A single logit may be off by several times the average.
-        errors["logits"] = np.maximum(
-            errors["logits"], np.where(np.isfinite(off), off, math.inf) / 8
-        )
-    first = next(
-        (i for i, pair in enumerate(zip(greedy, trace.greedy)) if pair[0] != pair[1]), None
-    )
+        errors["logits"] = np.maximum(errors["logits"], off / 8)
+    first = first_other(greedy, trace.greedy)
     return Checked(errors, tolerance, greedy, first, [name for name in order if name not in errors])
 
 

@@ -339,17 +339,12 @@ def _render_parts(
         for message in messages:
             to_cut = special if message["role"] == "assistant" else literals
             content = _mark_content(message["content"], to_cut, literals, cut, edge)
-            calls = (
-                {"tool_calls": _cut_nested(message["tool_calls"], to_cut, cut)}
-                if "tool_calls" in message
-                else {}
-            )
             rest = {
                 name: _cut_nested(message[name], to_cut, cut)
-                for name in ("name", "reasoning_content")
+                for name in ("tool_calls", "name", "reasoning_content")
                 if name in message
             }
-            marked.append({**message, "content": content, **calls, **rest})
+            marked.append({**message, "content": content, **rest})
         cut_extras = {
             name: _cut_nested(value, literals, cut) if name in TOOLS else value
             for name, value in extras.items()

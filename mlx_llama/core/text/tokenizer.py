@@ -72,14 +72,10 @@ class Tokenizer(ABC):
             TokenizerError: the text holds a lone surrogate, which UTF-8 cannot express.
         """
         _check(text)
-        bos = (
-            [self.bos_id]
-            if add_bos and self.bos_id is not None and (self.adds_bos or not text)
-            else []
-        )
-        if not text:
-            return bos
-        return bos + self._encode(text, parse_special)
+        bos: list[int] = []
+        if add_bos and self.bos_id is not None and (self.adds_bos or not text):
+            bos = [self.bos_id]
+        return bos + self._encode(text, parse_special) if text else bos
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
         """Encode consecutive parts of a text; special tokens are parsed within a part, but not
@@ -215,11 +211,8 @@ class StreamDecoder:
         if piece is None:
             return ""
         if piece.is_special and self._skip_special and token not in self._shown:
-            return (
-                self._drop_space(self._take_pending(final=True))
-                if tokenizer.special_ends_bytes
-                else ""
-            )
+            ends_bytes = tokenizer.special_ends_bytes
+            return self._drop_space(self._take_pending(final=True)) if ends_bytes else ""
         if tokenizer.byte_level:
             return self._drop_space(self._utf8.decode(piece.data))
         if piece.is_byte:
@@ -238,11 +231,8 @@ class StreamDecoder:
 
     def finish(self) -> str:
         """End the stream; returns U+FFFD for an unfinished character, else ""."""
-        text = (
-            self._utf8.decode(b"", final=True)
-            if self._tokenizer.byte_level
-            else self._take_pending(final=True)
-        )
+        is_byte_level = self._tokenizer.byte_level
+        text = self._utf8.decode(b"", final=True) if is_byte_level else self._take_pending(True)
         return self._drop_space(text, of_bytes=True)
 
     def _drop_space(self, text: str, of_bytes: bool = False) -> str:
@@ -252,11 +242,8 @@ class StreamDecoder:
         self._started = True
         # sentencepiece keeps a first space that is spelled by byte tokens.
         kept = of_bytes and self._tokenizer.special_ends_bytes
-        return (
-            text[1:]
-            if self._tokenizer.dropped_space == "single" and text[0] == " " and not kept
-            else text
-        )
+        drops = self._tokenizer.dropped_space == "single" and not kept
+        return text.removeprefix(" ") if drops else text
 
     def _take_pending(self, final: bool) -> str:
         """Take whole characters from the pending bytes; bytes that belong to no character become
