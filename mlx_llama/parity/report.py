@@ -98,7 +98,7 @@ def show_rows(
     as_json: bool,
     facts: dict[str, Any],
     rows: list[dict[str, Any]],
-    columns: tuple[str, ...],
+    columns: list[str],
     remark: Callable[[dict[str, Any]], str],
 ) -> None:
     """Print a table with a line for each row, or one JSON object."""
