@@ -74,8 +74,7 @@ class GGUFNames:
     def gguf(self, name: str) -> str:
         """The inverse of `hugging_face`; the stack's name for an expert's module.
 
-        Raises:
-            KeyError: the family has no such tensor.
+        Raises KeyError: the family has no such tensor.
         """
         module, _, suffix = name.rpartition(".")
         match = _LAYER.fullmatch(module)

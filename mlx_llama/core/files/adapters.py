@@ -256,8 +256,8 @@ def open_adapters(
     """Open adapters of a model. specs: FOLDER or FOLDER=SCALE. tensors: the model's, to compare
     shapes.
 
-    Raises:
-        CheckpointError: no such folder; duplicate names; damaged, of another model, or unsupported.
+    Raises CheckpointError: no such folder; duplicate names; damaged, of another model, or
+    unsupported.
     """
     if len(specs) > MOST_ADAPTERS:
         raise CheckpointError(f"{len(specs)} adapters: at most {MOST_ADAPTERS} can be loaded")

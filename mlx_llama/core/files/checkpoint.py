@@ -156,17 +156,16 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a model.
 
-    Args: name: a folder, a .gguf file (any part of a split file), a hub id ("org/name", or
-        "org/name:file.gguf" for a file
-            in it), or "guide" or None for the model in this package. An existing path takes
-            precedence over a hub id.
+    Args:
+        name: a folder, a .gguf file (any part of a split file), a hub id ("org/name", or
+            "org/name:file.gguf" for a file in it), or "guide" or None for the model in this
+            package. An existing path takes precedence over a hub id.
         revision: branch, tag or commit of a hub id.
         adapters: folders of LoRA adapters of PEFT or mlx_lm, as FOLDER or FOLDER=SCALE.
 
-    Raises: CheckpointError: not found; no weights; weights truncated, corrupt, or of another model
-        than the config; adapters
-            of another model, or unsupported.
-        ConfigError: config.json is missing, malformed or unsupported.
+    Raises CheckpointError: not found; no weights; weights truncated, corrupt, or of another model
+    than the config; adapters of another model, or unsupported. ConfigError: config.json is missing,
+    malformed or unsupported.
     """
     checkpoint = _open(name, revision)
     if not adapters:
@@ -261,8 +260,7 @@ def find_local(name: str) -> Path:
     """Find the folder or .gguf file at a path, or the .gguf file of a folder that holds only one
     GGUF model.
 
-    Raises:
-        CheckpointError: no such path, or several GGUF models.
+    Raises CheckpointError: no such path, or several GGUF models.
     """
     path = Path(os.path.expanduser(name))
     # unlike pathlib, os.path does not raise for long names, NUL and ~nobody

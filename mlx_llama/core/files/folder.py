@@ -34,8 +34,8 @@ def find_weights(folder: Path, report: Report = refuse) -> dict[str, tuple[Safet
 
     report: called with the error of each bad shard or entry; if it returns, reading continues.
 
-    Raises:
-        CheckpointError: no weights; a damaged single file or index; anything that `report` raises.
+    Raises CheckpointError: no weights; a damaged single file or index; anything that `report`
+    raises.
     """
     single, index = folder / SINGLE, folder / INDEX
     if single.exists():

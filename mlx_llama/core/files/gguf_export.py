@@ -90,11 +90,10 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
     with blocks of 32; where those do not either, F16. The projection to the vocabulary is Q8_0 or
     Q6_K: llama.cpp too keeps it wider than the rest.
 
-    Raises: OptionsError: an unknown format; `out` does not end in .gguf. ConfigError,
-        TokenizerError: a GGUF file cannot express the model's rope or tokenizer. CheckpointError:
-        `out` exists, cannot be written or does not fit the disk; a weight is not finite, or too
-        large
-            for the format.
+    Raises OptionsError: an unknown format; `out` does not end in .gguf. ConfigError,
+    TokenizerError: a GGUF file cannot express the model's rope or tokenizer. CheckpointError: `out`
+    exists, cannot be written or does not fit the disk; a weight is not finite, or too large for the
+    format.
     """
     import gguf
 

@@ -64,8 +64,7 @@ def fetch_gguf(name: str, revision: str | None = None, local_only: bool = False)
 
     local_only: as in `fetch`.
 
-    Raises:
-        CheckpointError: as `fetch`; the repository has no such file.
+    Raises CheckpointError: as `fetch`; the repository has no such file.
     """
     place = gguf_in_hub(name)
     assert place is not None
@@ -94,8 +93,8 @@ def fetch(
     With HF_HUB_OFFLINE=1 or local_only, or if the hub cannot be reached, only the cache is
     searched.
 
-    Raises: CheckpointError: not on the hub, gated, no such revision, no network and not in the
-        cache, disk full.
+    Raises CheckpointError: not on the hub, gated, no such revision, no network and not in the
+    cache, disk full.
     """
     import huggingface_hub
     from huggingface_hub import errors

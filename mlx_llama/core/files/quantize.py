@@ -100,12 +100,10 @@ def write_mlx(
     32, with scales rounded to the folder's width; Q2_K, Q3_K and Q6_K, whose groups of 16 MLX
     lacks, are quantised again with two more bits.
 
-    Raises: OptionsError: bits or group size that mx.quantize lacks; a group size that does not
-        divide the rows of any matrix. CheckpointError: `out` exists and is not empty, cannot be
-        written or does not fit the disk; a weight is not
-            finite.
-        ConfigError, TokenizerError, TemplateError: a GGUF source whose rope, tokenizer or template
-        a folder cannot hold.
+    Raises OptionsError: bits or group size that mx.quantize lacks; a group size that does not
+    divide the rows of any matrix. CheckpointError: `out` exists and is not empty, cannot be written
+    or does not fit the disk; a weight is not finite. ConfigError, TokenizerError, TemplateError: a
+    GGUF source whose rope, tokenizer or template a folder cannot hold.
     """
     if (bits is not None and bits not in BITS) or group_size not in GROUP_SIZES:
         raise OptionsError(

@@ -57,8 +57,7 @@ class SafetensorsFile:
     def tensor(self, name: str) -> Tensor:
         """A tensor by name, zero-copy.
 
-        Raises:
-            CheckpointError: a dtype other than F32, F16 and BF16.
+        Raises CheckpointError: a dtype other than F32, F16 and BF16.
         """
         code, shape, _ = self._entries[name]
         if code not in _DTYPES:

@@ -60,8 +60,7 @@ def slabs(
     advance: of core.system.progress, called with bytes of the source. order: int [N], the source's
     row for each row.
 
-    Raises:
-        CheckpointError: a value that is not finite at `dtype`; a truncated file.
+    Raises CheckpointError: a value that is not finite at `dtype`; a truncated file.
     """
     rows, array = tensor.shape[0], tensor.array if isinstance(tensor, Tensor) else None
     step = max(1, _SLAB // math.prod(tensor.shape[1:]))
@@ -135,9 +134,8 @@ def replace_when_done(
 
     overwrites: replace an existing file.
 
-    Raises: CheckpointError: `out` exists and must not be replaced (a folder may replace an empty
-        folder); the disk has less
-            than `nbytes` free; an error of the system while writing.
+    Raises CheckpointError: `out` exists and must not be replaced (a folder may replace an empty
+    folder); the disk has less than `nbytes` free; an error of the system while writing.
     """
     try:
         out = Path(os.path.abspath(os.path.expanduser(out)))

@@ -215,8 +215,7 @@ class LlamaConfig:
     def from_file(cls, path: str | os.PathLike) -> LlamaConfig:
         """Read a config.json. path: the file, or its folder.
 
-        Raises:
-            ConfigError: as `from_dict`; or the file is missing or not a JSON object.
+        Raises ConfigError: as `from_dict`; or the file is missing or not a JSON object.
         """
         path = Path(path)
         if path.is_dir():
@@ -232,10 +231,9 @@ class LlamaConfig:
         report: called with the error of each bad field. If it returns, the field gets a placeholder
         and reading goes on.
 
-        Raises: ConfigError: a field is missing, of the wrong type, out of range or at odds with
-            another; the
-                architecture, rope type, activation or quantisation is not supported; what `report`
-                raises.
+        Raises ConfigError: a field is missing, of the wrong type, out of range or at odds with
+        another; the architecture, rope type, activation or quantisation is not supported; what
+        `report` raises.
         """
         family, read, is_part = find_family(Reader(raw, source, report=report))
         default = family.defaults
@@ -286,18 +284,18 @@ class LlamaConfig:
     ) -> LlamaConfig:
         """Resolve the metadata and tensor shapes of a GGUF file.
 
-        Args: metadata: {key: value}, arrays of numbers as lists (their first 4097 are enough), of
-            text as any sequence. shapes: of the tensors, by Hugging Face name. They give the
-            vocabulary's size, and whether the model has an
-                output head and biases.
+        Args:
+            metadata: {key: value}, arrays of numbers as lists (their first 4097 are enough), of
+                text as any sequence.
+            shapes: of the tensors, by Hugging Face name. They give the vocabulary's size, and
+                whether the model has an output head and biases.
             divisors: values of the tensors rope_freqs.weight (""), rope_factors_short.weight
                 ("short") and rope_factors_long.weight ("long"), as far as there are.
             dtype: of the embedding.
             source: file to name in errors.
 
-        Raises: ConfigError: a field is missing, of the wrong type, out of range, at odds with
-            another or with the tensors;
-                the architecture or its arithmetic is not supported.
+        Raises ConfigError: a field is missing, of the wrong type, out of range, at odds with
+        another or with the tensors; the architecture or its arithmetic is not supported.
         """
         general = Reader(metadata, source, is_gguf=True)
         family, read = _open_gguf(general)

@@ -19,10 +19,11 @@ def inverse_frequencies(
 ) -> tuple[np.ndarray, float]:
     """The angle per position of every pair, in radians, and the factor on cos and sin.
 
-    Args: config: any rope type of core.models.config.ROPE_TYPES. seq_len: tokens in the sequence so
-        far, new ones included, for type "dynamic"; the cache's capacity for type
-            "longrope", which has one table for a context of the trained length and one for a longer
-            one.
+    Args:
+        config: any rope type of core.models.config.ROPE_TYPES.
+        seq_len: tokens in the sequence so far, new ones included, for type "dynamic"; the cache's
+            capacity for type "longrope", which has one table for a context of the trained length
+            and one for a longer one.
         table: of config.ropes.
 
     Returns:

@@ -107,9 +107,8 @@ def load_gguf_tokenizer(
         config: the model's; its vocabulary may be larger than the tokenizer's.
         source: the file to name in errors.
 
-    Raises: TokenizerError: an unsupported kind or pre-tokenizer; a field that is missing, of the
-        wrong type, out of range
-            or in conflict with another; more tokens than the model has embeddings.
+    Raises TokenizerError: an unsupported kind or pre-tokenizer; a field that is missing, of the
+    wrong type, out of range or in conflict with another; more tokens than the model has embeddings.
     """
     fields = _Fields(metadata, source)
     kind = fields.text("model")

@@ -57,9 +57,8 @@ def has_tokenizer(folder: str | os.PathLike[str]) -> bool:
 def load_tokenizer(folder: str | os.PathLike[str], config: LlamaConfig) -> Tokenizer:
     """Load the tokenizer of a model's folder: tokenizer.json if there is one, else tokenizer.model.
 
-    Raises: TokenizerError: no such file, unreadable for its library, malformed settings beside it,
-        or ids beyond
-            `config.vocab_size`.
+    Raises TokenizerError: no such file, unreadable for its library, malformed settings beside it,
+    or ids beyond `config.vocab_size`.
     """
     folder = Path(folder)
     if (folder / _JSON).exists():
@@ -413,8 +412,7 @@ def _check_charsmaps(text: str) -> None:
     """Check the sizes inside a Precompiled normalizer: the library trusts them, and aborts if
     memory runs out.
 
-    Raises:
-        ValueError: a charsmap is truncated.
+    Raises ValueError: a charsmap is truncated.
     """
 
     def check(pairs: list[tuple[str, Any]]) -> None:

@@ -47,12 +47,11 @@ class ChatTemplate:
     def __init__(self, source: str, name: str, variables: Mapping[str, Any] | None = None):
         """Compile a template.
 
-        Args: source: Jinja text. name: of the file or built-in, for errors. variables: of the
-            template, besides `messages` and `add_generation_prompt`; normally the texts of the
-                tokenizer's named tokens (bos_token, ...).
+        source: Jinja text. name: of the file or built-in, for errors. variables: of the template,
+        besides `messages` and `add_generation_prompt`; normally the texts of the tokenizer's named
+        tokens (bos_token, ...).
 
-        Raises:
-            TemplateError: too long, or not valid Jinja.
+        Raises TemplateError: too long, or not valid Jinja.
         """
         self.source, self.name, self.variables = source, name, dict(variables or {})
         self._is_known = _is_known(source)
@@ -63,13 +62,12 @@ class ChatTemplate:
     ) -> str:
         """Render a conversation as the model's text.
 
-        Args: messages: see `Message`. add_generation_prompt: end with the header of the assistant's
-            next message. extras: further variables of JSON's types, such as tools (`Tool.as_dict`
-            each); they override `variables`.
+        messages: see `Message`. add_generation_prompt: end with the header of the assistant's next
+        message. extras: further variables of JSON's types, such as tools (`Tool.as_dict` each);
+        they override `variables`.
 
-        Raises: TemplateError: malformed messages; the template refuses the conversation, fails,
-            violates the sandbox, or
-                exceeds a limit.
+        Raises TemplateError: malformed messages; the template refuses the conversation, fails,
+        violates the sandbox, or exceeds a limit.
         """
         return self._run(
             {
@@ -188,8 +186,7 @@ def read_template(folder: str | os.PathLike[str]) -> TemplateText | None:
     """Read a folder's template: chat_template.jinja, else tokenizer_config.json's. None if it has
     neither.
 
-    Raises:
-        TemplateError: there is one, but it cannot be read.
+    Raises TemplateError: there is one, but it cannot be read.
     """
     folder = Path(folder)
     if (folder / "chat_template.jinja").exists():
@@ -217,8 +214,7 @@ def read_gguf_template(metadata: Mapping[str, Any], source: str) -> TemplateText
 
     Ignores named templates (tokenizer.chat_template.NAME), which are for tools.
 
-    Raises:
-        TemplateError: there is one, but it is not text.
+    Raises TemplateError: there is one, but it is not text.
     """
     key = "tokenizer.chat_template"
     return _check_text(metadata.get(key), source, key)
@@ -250,8 +246,7 @@ def load_builtin_template(value: str, tokenizer: Tokenizer | None = None) -> Cha
 
     tokenizer: its named tokens become variables of the template; None only checks the value.
 
-    Raises:
-        TemplateError: none of the three, or not valid Jinja.
+    Raises TemplateError: none of the three, or not valid Jinja.
     """
     named = tokenizer.named if tokenizer else {}
     if value in BUILTIN:
@@ -454,48 +449,46 @@ def _read(path: Path) -> str:
 
 _ALTERNATE = (
     "{% if messages and messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}"
-    "{% set turns = messages[1:] %}{% else %}{% set system = '' %}{% set turns = messages %}{% "
-    "endif %}"
-    "{% for message in turns %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('roles must alternate: user, assistant, user, assistant, ...') }}{% "
-    "endif %}"
+    "{% set turns = messages[1:] %}{% else %}{% set system = '' %}{% set turns = messages %}"
+    "{% endif %}{% for message in turns %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate: user, assistant, user, assistant, ...') }}"
+    "{% endif %}"
 )
 
 BUILTIN: dict[str, str] = {
     "chatml": (
-        "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
-        "message['content'] + '<|im_end|>\n' }}"
+        "{% for message in messages %}"
+        "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
         "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     ),
     "llama2": (
         _ALTERNATE + "{% if loop.index0 == 0 and system %}"
-        "{% set content = '<<SYS>>\n' + system + '\n<</SYS>>\n\n' + message['content'] %}"
-        "{% else %}{% set content = message['content'] %}{% endif %}"
-        "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content | trim + ' "
-        "[/INST]' }}"
-        "{% else %}{{ ' ' + content | trim + ' ' + eos_token }}{% endif %}{% endfor %}"
+        "{% set content = '<<SYS>>\n' + system + '\n<</SYS>>\n\n' + message['content'] %}{% else %}"
+        "{% set content = message['content'] %}{% endif %}{% if message['role'] == 'user' %}"
+        "{{ bos_token + '[INST] ' + content | trim + ' [/INST]' }}{% else %}"
+        "{{ ' ' + content | trim + ' ' + eos_token }}{% endif %}{% endfor %}"
     ),
     "llama3": (
-        "{{ bos_token }}{% for message in messages %}{{ '<|start_header_id|>' + "
-        "message['role'] + '<|end_header_id|>\n\n'"
-        " + message['content'] | trim + '<|eot_id|>' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' "
-        "}}{% endif %}"
+        "{{ bos_token }}{% for message in messages %}"
+        "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + "
+        "message['content'] | trim + '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}"
+        "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
     ),
     "mistral": (
         "{{ bos_token }}" + _ALTERNATE + "{% if message['role'] == 'user' %}"
-        "{{ '[INST] ' + (system + '\n\n' if system and loop.last else '') + message['content'] "
-        "+ ' [/INST]' }}"
-        "{% else %}{{ ' ' + message['content'] | trim + eos_token }}{% endif %}{% endfor %}"
+        "{{ '[INST] ' + (system + '\n\n' if system and loop.last else '') + "
+        "message['content'] + ' [/INST]' }}{% else %}"
+        "{{ ' ' + message['content'] | trim + eos_token }}{% endif %}{% endfor %}"
     ),
     "zephyr": (
-        "{% for message in messages %}{{ '<|' + message['role'] + '|>\n' + message['content'] "
-        "+ eos_token + '\n' }}"
-        "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+        "{% for message in messages %}"
+        "{{ '<|' + message['role'] + '|>\n' + message['content'] + eos_token + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
     ),
     "plain": (
-        "{% for message in messages %}{{ message['role'] | capitalize + ': ' + "
-        "message['content'] + '\n' }}{% endfor %}"
+        "{% for message in messages %}"
+        "{{ message['role'] | capitalize + ': ' + message['content'] + '\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
     ),
 }

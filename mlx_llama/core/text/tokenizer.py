@@ -63,13 +63,11 @@ class Tokenizer(ABC):
     def encode(self, text: str, *, add_bos: bool = False, parse_special: bool = False) -> list[int]:
         """Encode a text as token ids.
 
-        Args: text: any text; "" has no tokens. add_bos: put BOS first if the tokenizer does
-            (`adds_bos`). An empty text gets BOS in any case, since a model
-                needs a token to start from.
-            parse_special: parse special tokens; else they are text.
+        add_bos: put BOS first if the tokenizer does (`adds_bos`). An empty text gets BOS in any
+        case, since a model needs a token to start from. parse_special: parse special tokens; else
+        they are text.
 
-        Raises:
-            TokenizerError: the text holds a lone surrogate, which UTF-8 cannot express.
+        Raises TokenizerError: the text holds a lone surrogate, which UTF-8 cannot express.
         """
         _check(text)
         bos: list[int] = []
@@ -81,8 +79,7 @@ class Tokenizer(ABC):
         """Encode consecutive parts of a text; special tokens are parsed within a part, but not
         across two.
 
-        Raises:
-            TokenizerError: as `encode`.
+        Raises TokenizerError: as `encode`.
         """
         ids: list[int] = []
         for part in parts:
@@ -116,8 +113,7 @@ class Tokenizer(ABC):
         """Decode token ids. Bytes that are not UTF-8 become U+FFFD; the space before the first word
         is dropped.
 
-        Raises:
-            TokenizerError: an id outside the model's vocabulary.
+        Raises TokenizerError: an id outside the model's vocabulary.
         """
         stream = self.stream(skip_special=skip_special)
         return "".join([stream.push(token) for token in ids]) + stream.finish()
@@ -131,17 +127,16 @@ class Tokenizer(ABC):
     ) -> StreamDecoder:
         """Make a decoder of streamed ids.
 
-        Args: skip_special: drop special tokens. starts_text: the first id begins a text, so drop
-            its leading space; False to continue a text. shown: special tokens that are never
-            dropped, such as those that open a tool call.
+        skip_special: drop special tokens. starts_text: the first id begins a text, so drop its
+        leading space; False to continue a text. shown: special tokens that are never dropped, such
+        as those that open a tool call.
         """
         return StreamDecoder(self, skip_special, starts_text, shown)
 
     def piece(self, token: int) -> Piece | None:
         """The bytes of a token id; None for padding of the model's vocabulary.
 
-        Raises:
-            TokenizerError: an id outside the model's vocabulary.
+        Raises TokenizerError: an id outside the model's vocabulary.
         """
         if token not in self._pieces:
             if not 0 <= token < max(self._model_vocab, self.vocab_size):
@@ -197,8 +192,7 @@ class StreamDecoder:
     def push(self, token: int) -> str:
         """Decode a token; returns "" while a character is unfinished.
 
-        Raises:
-            TokenizerError: an id outside the model's vocabulary.
+        Raises TokenizerError: an id outside the model's vocabulary.
         """
         tokenizer = self._tokenizer
         if (
