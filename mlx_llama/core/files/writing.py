@@ -73,19 +73,13 @@ def slabs(
         else:
             assert isinstance(tensor, AffineWeight)
             values = tensor.rows(start, stop).float32() if ids is None else tensor.take(ids)
-        finite = np.isfinite(values).all()
-        if (
-            finite
-            and dtype != "float32"
-            and not (isinstance(tensor, Tensor) and tensor.dtype == dtype)
-        ):
+        if dtype != "float32" and not (isinstance(tensor, Tensor) and tensor.dtype == dtype):
             values = encode(values, dtype).astype(np.float32)
-            finite = np.isfinite(values).all()
-        if not finite:
+        if not np.isfinite(values).all():
+            remedy = "" if dtype == "float32" else ", or take its float32 or bfloat16 version"
             raise CheckpointError(
                 f"tensor {tensor.name} holds a value that is not finite at {dtype}, in rows "
-                f"{start} to {stop - 1}: it cannot be quantised; fetch the model again"
-                + ("" if dtype == "float32" else ", or take its float32 or bfloat16 version")
+                f"{start} to {stop - 1}: it cannot be quantised; fetch the model again{remedy}"
             )
         yield start, values
         advance(tensor.nbytes * stop // rows - tensor.nbytes * start // rows)

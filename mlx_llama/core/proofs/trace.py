@@ -157,7 +157,7 @@ def record(
 
 def load(path: str | os.PathLike) -> Trace:
     """Read a trace. Raises TraceError that names the file and the field."""
-    with reading(path, TraceError):
+    with reading(path, TraceError, "check its name"):
         content = read_file(os.path.expanduser(path), MOST_BYTES)
     try:
         return Trace.model_validate_json(content)

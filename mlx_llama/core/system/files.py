@@ -55,12 +55,16 @@ def read_file(path: str | os.PathLike, limit: int) -> bytes:
 
 
 @contextmanager
-def reading(path: str | os.PathLike, error: type[LlamaError]) -> Iterator[None]:
-    """Turn faults of reading a file into `error`."""
+def reading(
+    path: str | os.PathLike,
+    error: type[LlamaError],
+    missing: str = "fetch the model again, with this file in it",
+) -> Iterator[None]:
+    """Turn faults of reading a file into `error`. missing: the remedy for a missing file."""
     try:
         yield
     except FileNotFoundError:
-        raise error(f"{path}: no such file; fetch the model again, with this file in it") from None
+        raise error(f"{path}: no such file; {missing}") from None
     except UnicodeDecodeError as e:
         raise error(f"{path}: not UTF-8 at byte {e.start}; fetch the file again") from None
     except (OSError, ValueError) as e:  # ValueError: a NUL in the name

@@ -221,14 +221,12 @@ def read_gguf_template(metadata: Mapping[str, Any], source: str) -> TemplateText
 
 
 def _check_text(value: Any, source: str | Path, field: str) -> TemplateText | None:
-    if value is None or value == "":
-        return None
-    if not isinstance(value, str):
+    if value is not None and not isinstance(value, str):
         raise TemplateError(
             f"{source}: {field} is {show(value)}, expected Jinja text; choose a template with "
             "`template`"
         )
-    return TemplateText(value, f"{source} ({field})")
+    return TemplateText(value, f"{source} ({field})") if value else None
 
 
 def start_early(text: TemplateText) -> None:
