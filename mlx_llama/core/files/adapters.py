@@ -32,11 +32,8 @@ BASE = "base"  # name of the model without adapters
 MOST_ADAPTERS = 64
 MOST_RANK = 4096
 
-CONFIG, PEFT_WEIGHTS, MLX_WEIGHTS = (
-    "adapter_config.json",
-    "adapter_model.safetensors",
-    "adapters.safetensors",
-)
+CONFIG = "adapter_config.json"
+PEFT_WEIGHTS, MLX_WEIGHTS = "adapter_model.safetensors", "adapters.safetensors"
 _FETCH = "fetch the adapter again"
 _PEFT_PREFIX = "base_model.model."
 _PEFT_PART = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")

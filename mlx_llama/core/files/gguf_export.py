@@ -67,18 +67,9 @@ _MODEL_LIMIT = 1 << 28  # bytes of tokenizer.model
 _SPLITS = {
     (PRE_TOKENIZERS[name], name in IGNORE_MERGES): name
     for name in (
-        "llama-bpe",
-        "smaug-bpe",
-        "qwen2",
-        "tekken",
-        "gpt-4o",
-        "smollm",
-        "gpt-2",
-        "falcon",
-        "deepseek-llm",
-        "deepseek-coder",
-        "deepseek-v3",
-    )
+        "llama-bpe smaug-bpe qwen2 tekken gpt-4o smollm gpt-2 falcon deepseek-llm deepseek-coder "
+        "deepseek-v3"
+    ).split()
 }
 
 

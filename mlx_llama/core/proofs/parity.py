@@ -34,17 +34,8 @@ from .differences import (
     measure_difference,
 )
 
-IN_LAYER = (
-    "attention_norm",
-    "query",
-    "key",
-    "value",
-    "query_rope",
-    "key_rope",
-    "attention",
-    "ffn_norm",
-    "ffn",
-    "block",
+IN_LAYER = tuple(
+    "attention_norm query key value query_rope key_rope attention ffn_norm ffn block".split()
 )
 LAST = ("norm", "logits")
 # Tolerated relative errors (norm of the difference over the norm) by dtype of the activations. In
