@@ -78,7 +78,7 @@ class _Settings:
         self.named = {
             name: self._text(name, value)
             for name in _NAMED
-            if (value := self.values.get(name)) not in (None, {"content": None})
+            if _content(value := self.values.get(name)) is not None
         }
         # texts of further special tokens
         self.listed = [self._text(name, value) for name in _LISTED for value in self._list(name)]
@@ -102,8 +102,8 @@ class _Settings:
         return "always" if self.values.get("legacy") is True else "first"
 
     def _text(self, field: str, value: Any) -> str:
-        """The text of a token, which stands alone or in an object."""
-        text = value.get("content") if isinstance(value, dict) else value
+        """The text of a token. Raises TokenizerError."""
+        text = _content(value)
         if not _is_text(text) or (not text and field in _NAMED):
             raise TokenizerError(f"{self.path}: {field} is {show(value)}, expected a token's text")
         return text
@@ -128,6 +128,11 @@ class _Settings:
                 raise TokenizerError(f"{self.path}: {field} is {show(token)}, expected a token")
             self._text(field, token)
         return sorted(((int(key), token) for key, token in tokens.items()), key=itemgetter(0))
+
+
+def _content(value: Any) -> Any:
+    """A token's text, which stands alone or in an object."""
+    return value.get("content") if isinstance(value, dict) else value
 
 
 def _is_text(value: Any) -> TypeGuard[str]:
