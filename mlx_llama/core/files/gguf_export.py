@@ -111,8 +111,8 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
         is_stack = name.removesuffix(".weight") in stacks
         plan[name] = _TensorPlan(parts, is_stack, kind, order, offset)
     for name, item in plan.items():
-        kind = gguf.GGMLQuantizationType[item.kind]
-        writer.add_tensor_info(names.gguf(name), item.shape, item.written, item.nbytes, kind)
+        stored = gguf.GGMLQuantizationType[item.kind]
+        writer.add_tensor_info(names.gguf(name), item.shape, item.written, item.nbytes, stored)
     factors = _frequency_factors(config)
     for name, values in factors.items():
         writer.add_tensor_info(name, values.shape, values.dtype, values.nbytes)
