@@ -51,14 +51,13 @@ def parser() -> flags.Parser:
         dest="named",
         help="the same, spelled as in the other commands",
     )
-    result.add_argument("--revision", help="branch, tag or commit of a hub id")
     result.add_argument(
         "--ctx-size",
         "-c",
         metavar="TOKENS",
         help="positions that the context must hold (default: the model's limit, or as many as fit)",
     )
-    flags.add_load_flags(result, only=("cache_bits",))
+    flags.add_load_flags(result, only=("revision", "cache_bits"))
     result.add_argument("--json", action="store_true", help="print everything as one JSON object")
     result.add_argument(
         "--clear-cache",

@@ -89,6 +89,8 @@ def main(arguments: list[str]) -> int:
     for name, needed in ONLY_FOR.items():
         if needed != mode and getattr(args, name) not in (None, False):
             raise OptionsError(f"--{name.replace('_', '-')} is for --{needed}: leave it out")
+    if args.ignore_chat_template:
+        _refuse_system(args)
     options = flags.given_flags(args)
     validate(options)  # before loading the model
     return run_batch(args, options) if mode == "prompts" else run_prompt(args, options)
@@ -102,8 +104,7 @@ def load(args: argparse.Namespace) -> LLM:
         llm = load_model(flags.load_options(args))
     llm.defaults.lift_limit()
     if llm.template is None and not args.ignore_chat_template:
-        if args.system_prompt is not None:
-            raise OptionsError(_SYSTEM_NEEDS_TEMPLATE)
+        _refuse_system(args)
         cli.say(
             "(the model has no chat template: the prompt is continued as plain text; "
             "--template names one)"
@@ -111,10 +112,13 @@ def load(args: argparse.Namespace) -> LLM:
     return llm
 
 
-_SYSTEM_NEEDS_TEMPLATE = (
-    "--system-prompt needs a chat template: give one with --template, or leave it out "
-    "with --ignore-chat-template"
-)
+def _refuse_system(args: argparse.Namespace) -> None:
+    """Raise OptionsError for --system-prompt where no template is used."""
+    if args.system_prompt is not None:
+        raise OptionsError(
+            "--system-prompt needs a chat template: give one with --template, or leave it out "
+            "with --ignore-chat-template"
+        )
 
 
 def make_prompt(llm: LLM, prompt: Prompt, args: argparse.Namespace) -> Prompt:
@@ -134,8 +138,6 @@ def run_prompt(args: argparse.Namespace, options: dict[str, Any]) -> int:
     """Print the answer to one prompt; returns the exit code. options: by name."""
     source = "-" if args.prompt == "-" else args.file
     prompt = args.prompt if source is None else cli.read_text(source)
-    if args.ignore_chat_template and args.system_prompt is not None:
-        raise OptionsError(_SYSTEM_NEEDS_TEMPLATE)
     llm = load(args)
     if args.prompt_cache is not None and os.path.lexists(os.path.expanduser(args.prompt_cache)):
         llm.load_cache(args.prompt_cache)
@@ -198,16 +200,9 @@ def run_batch(args: argparse.Namespace, options: dict[str, Any]) -> int:
 
     if args.output is None:
         raise OptionsError("--prompts needs --output FILE for the results")
-    if args.ignore_chat_template and args.system_prompt is not None:
-        raise OptionsError(_SYSTEM_NEEDS_TEMPLATE)
     name = "standard input" if args.prompts == "-" else args.prompts
-    conditions = [
-        args.model,
-        args.revision,
-        args.template,
-        args.system_prompt,
-        args.ignore_chat_template,
-    ]
+    names = ("model", "revision", "template", "system_prompt", "ignore_chat_template")
+    conditions = [getattr(args, name) for name in names]
     jobs = parse_jobs(cli.read_text(args.prompts), name, options, json.dumps(conditions))
     has_messages = any(not isinstance(job.prompt, str) for job in jobs)
     if has_messages and args.ignore_chat_template:
@@ -254,8 +249,6 @@ def run_batch(args: argparse.Namespace, options: dict[str, Any]) -> int:
 def _report_failures(failed: int, output: str) -> int:
     if not failed:
         return 0
-    cli.say(
-        f"error: {failed} request{'s' if failed > 1 else ''} failed: see the field error in "
-        f"{output}"
-    )
+    requests = "1 request" if failed == 1 else f"{failed} requests"
+    cli.say(f"error: {requests} failed: see the field error in {output}")
     return 1

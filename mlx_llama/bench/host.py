@@ -33,9 +33,8 @@ class Clocked:
     def __init__(self, model: Model, rows: int):
         self._model = model
         self._rows = rows
-        self.recorded: tuple[float, float] | None = (
-            None  # seconds: wall time, processor time of this thread
-        )
+        # seconds: wall time, processor time of this thread
+        self.recorded: tuple[float, float] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -43,12 +42,8 @@ class Clocked:
     def step(self, tokens: Any, *arguments: Any, **named: Any) -> Any:
         started = time.perf_counter(), time.thread_time()
         result = self._model.step(tokens, *arguments, **named)
-        is_whole = tuple(np.shape(tokens)) == (self._rows, 1)
-        self.recorded = (
-            (time.perf_counter() - started[0], time.thread_time() - started[1])
-            if is_whole
-            else None
-        )
+        spent = time.perf_counter() - started[0], time.thread_time() - started[1]
+        self.recorded = spent if tuple(np.shape(tokens)) == (self._rows, 1) else None
         return result
 
 
@@ -81,42 +76,25 @@ def measure_host(loaded: Loaded, context: int, rows: int = 1) -> dict[str, Any]:
     )
     # Rows join one after the other, and the first token of each comes with its prompt.
     total = rows + SKIPPED + max(1, min(TOKENS, context - PROMPT - SKIPPED - rows))
-    loop = Loop(
-        dataclasses.replace(backend, runtime=waiting),
-        model,
-        None,
-        frozenset(),
-        PROMPT + total,
-        max_rows=rows,
-    )
+    clocked = dataclasses.replace(backend, runtime=waiting)
+    loop = Loop(clocked, model, None, frozenset(), PROMPT + total, max_rows=rows)
     resolved = options.resolve({"max_tokens": total, "temperature": 0.0})
     tokens = random_tokens(PROMPT * rows, loaded.checkpoint.config.vocab_size)
-    handles = [
-        loop.submit(
-            Request(
-                tokens[PROMPT * row : PROMPT * (row + 1)],
-                resolved,
-                eos=frozenset(),
-                wants_text=False,
-            )
-        )
-        for row in range(rows)
-    ]
-    for handle in handles:
+    prompts = (tokens[PROMPT * row : PROMPT * (row + 1)] for row in range(rows))
+    requests = (Request(prompt, resolved, eos=frozenset(), wants_text=False) for prompt in prompts)
+    for handle in list(map(loop.submit, requests)):
         for _ in handle.tokens():
             pass
     step, step_thread, launched, launched_thread = zip(*steps[SKIPPED : SKIPPED + TOKENS])
     is_graph = counts[0] is not None
     computes = not is_graph and not backend.runs_ahead
-    micro = lambda values: statistics.median(values) * 1e6  # noqa: E731
+    both = [a + b for a, b in zip(step_thread, launched_thread)]
     return {
         "rows": rows,
         "tokens": len(step),
-        "step_us": micro(step),
-        "launch_us": micro(launched),
-        "thread_us": None
-        if computes
-        else micro([a + b for a, b in zip(step_thread, launched_thread)]),
+        "step_us": statistics.median(step) * 1e6,
+        "launch_us": statistics.median(launched) * 1e6,
+        "thread_us": None if computes else statistics.median(both) * 1e6,
         "host_computes": computes,
         "primitives": counts[0],
     }

@@ -137,12 +137,8 @@ def measure(loaded: Loaded, prompt: int, generate: int, repetitions: int) -> dic
     """
     checkpoint, backend, model = loaded.checkpoint, loaded.backend, loaded.model
     tokens = random_tokens(prompt, checkpoint.config.vocab_size)
-    request = Request(
-        tokens,
-        options.resolve({"max_tokens": generate, "temperature": 0.0}),
-        eos=frozenset(),
-        wants_text=False,
-    )
+    resolved = options.resolve({"max_tokens": generate, "temperature": 0.0})
+    request = Request(tokens, resolved, eos=frozenset(), wants_text=False)
     width = None if backend.name == "cpu" else ITEMSIZE[loaded.dtype]
     needed = bytes_per_token(checkpoint, model, prompt + generate // 2, width)
 
@@ -257,9 +253,8 @@ def measure_rows(
             cache = loaded.model.make_cache(longest)
         _fill(loaded, tokens, cache, case.depth)
         reached = case.positions
-        rows[case] = Row(
-            case, [_run(loaded, tokens, cache, case) for _ in range(1 + repetitions)][1:]
-        )
+        runs = [_run(loaded, tokens, cache, case) for _ in range(1 + repetitions)]
+        rows[case] = Row(case, runs[1:])
     return [rows[case] for case in cases]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.system.files import write_file
+from mlx_llama.core.system.files import write_file, writing
 
 from .batch import BatchRow
 from .measure import Row
@@ -52,9 +52,8 @@ def curve(rows: list[Row]) -> np.ndarray:
         milliseconds = 1e3 * np.array(row.per_token)  # [repetitions, tokens]
         positions = row.case.depth + np.arange(row.case.length)
         for chosen in np.array_split(np.arange(row.case.length), min(count, row.case.length)):
-            points.append(
-                (positions[chosen].mean(), *np.percentile(milliseconds[:, chosen], (10, 50, 90)))
-            )
+            percentiles = np.percentile(milliseconds[:, chosen], (10, 50, 90))
+            points.append((positions[chosen].mean(), *percentiles))
     return np.array(sorted(points))
 
 
@@ -66,12 +65,10 @@ def draw(figures: dict[str, Any], rows: list[Row], file: str) -> None:
 
     positions, low, median, high = curve(rows).T
     figure, axes = _canvas(figures)
-    axes.fill_between(
-        positions, low, high, color=COLOR, alpha=0.18, linewidth=0, label="10th to 90th percentile"
-    )
-    axes.plot(
-        positions, median, color=COLOR, linewidth=1.8, marker="o", markersize=3.5, label="median"
-    )
+    area = dict(color=COLOR, alpha=0.18, linewidth=0)
+    axes.fill_between(positions, low, high, label="10th to 90th percentile", **area)
+    line = dict(color=COLOR, linewidth=1.8, marker="o", markersize=3.5)
+    axes.plot(positions, median, label="median", **line)
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1.15 * high.max())
     axes.set_xlabel("context: tokens already in the cache")
@@ -88,35 +85,17 @@ def draw_throughput(figures: dict[str, Any], rows: list[BatchRow], file: str) ->
     for row in sorted(rows, key=lambda row: row.case.rows):
         series.setdefault((row.case.prompt, row.case.generate), []).append(row.figures())
     for (prompt, generate), points in series.items():
-        counts = [point["pl"] for point in points]
-        label = f"{generate} tokens after {prompt}"
-        [line] = axes.plot(
-            counts,
-            [point["speed_tg"] for point in points],
-            linewidth=1.8,
-            marker="o",
-            markersize=4,
-            color=COLOR if len(series) == 1 else None,
-            label=label,
+        counts, slowest, speeds, fastest = (
+            np.array([point[name] for point in points])
+            for name in ("pl", "speed_tg_min", "speed_tg", "speed_tg_max")
         )
-        axes.fill_between(
-            counts,
-            [point["speed_tg_min"] for point in points],
-            [point["speed_tg_max"] for point in points],
-            color=line.get_color(),
-            alpha=0.18,
-            linewidth=0,
-        )
-        axes.plot(
-            counts,
-            [point["speed_tg"] / point["pl"] for point in points],
-            linewidth=1.2,
-            linestyle=":",
-            marker="o",
-            markersize=2.5,
-            color=line.get_color(),
-            label=f"{label}, each row",
-        )
+        label, color = f"{generate} tokens after {prompt}", COLOR if len(series) == 1 else None
+        line = dict(linewidth=1.8, marker="o", markersize=4)
+        [drawn] = axes.plot(counts, speeds, color=color, label=label, **line)
+        color = drawn.get_color()
+        axes.fill_between(counts, slowest, fastest, color=color, alpha=0.18, linewidth=0)
+        line = dict(linewidth=1.2, linestyle=":", marker="o", markersize=2.5)
+        axes.plot(counts, speeds / counts, color=color, label=f"{label}, each row", **line)
     ticks = sorted({row.case.rows for row in rows})
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(tick) for tick in ticks], minor=False)
@@ -148,7 +127,5 @@ def _canvas(figures: dict[str, Any]) -> tuple[Any, Any]:
 def _save(figure: Any, file: str) -> None:
     picture = io.BytesIO()
     figure.savefig(picture, format=Path(file).suffix[1:].lower())
-    try:
+    with writing(f"--plot {file}", OptionsError):
         write_file(os.path.expanduser(file), picture.getvalue())
-    except OSError as error:
-        raise OptionsError(f"--plot {file}: cannot be written: {error.strerror}") from None

@@ -108,19 +108,11 @@ def _run(loaded: Loaded, cache: Any, case: Case, rows: int, probe: Callable[[], 
     tokens = random_tokens(case.positions + 1, loaded.checkpoint.config.vocab_size)
     for row in range(rows):
         cache.trim(min(case.depth, cache.lengths[row]), row)
-        if cache.lengths[row] < case.depth:
-            prefill(
-                loaded.backend, loaded.model, cache, {row: tokens[cache.lengths[row] : case.depth]}
-            )
-    before, sampled = probe(), [0.0]
-    backend = dataclasses.replace(
-        loaded.backend,
-        sampling=SimpleNamespace(
-            SamplingBatch=lambda *arguments: _ClockedSampling(
-                loaded.backend.sampling.SamplingBatch(*arguments), sampled
-            )
-        ),
-    )
+        if rest := tokens[cache.lengths[row] : case.depth]:
+            prefill(loaded.backend, loaded.model, cache, {row: rest})
+    before, sampled, make = probe(), [0.0], loaded.backend.sampling.SamplingBatch
+    clocked = SimpleNamespace(SamplingBatch=lambda *named: _ClockedSampling(make(*named), sampled))
+    backend = dataclasses.replace(loaded.backend, sampling=clocked)
     with loaded.model.profile() as profile:
         started = time.perf_counter()
         if case.kind == "pp":
@@ -137,19 +129,15 @@ def _run(loaded: Loaded, cache: Any, case: Case, rows: int, probe: Callable[[], 
     kv_nbytes = None
     if case.kind == "tg":
         kv_nbytes = rows * sum(_kv_nbytes(loaded, cache, case.depth + n + 1) for n in range(count))
-    return Profiled(
-        case, rows, count, seconds, statistics.harmonic_mean([before, probe()]), profile, kv_nbytes
-    )
+    bandwidth = statistics.harmonic_mean([before, probe()])
+    return Profiled(case, rows, count, seconds, bandwidth, profile, kv_nbytes)
 
 
 def _kv_nbytes(loaded: Loaded, cache: Any, length: int) -> int:
     """Bytes of keys and values that a token at the end of `length` positions reads."""
     layers = loaded.checkpoint.config.layers
-    return (
-        sum(min(length, spec.window or length) for spec in layers)
-        * cache.position_nbytes
-        // len(layers)
-    )
+    positions = sum(min(length, spec.window or length) for spec in layers)
+    return positions * cache.position_nbytes // len(layers)
 
 
 class _ClockedSampling:

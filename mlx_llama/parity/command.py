@@ -101,19 +101,8 @@ def parser() -> flags.Parser:
         metavar="LIST",
         help="backends to run, of mlx,cpu,cuda (default: all that are installed)",
     )
-    flags.add_load_flags(
-        result,
-        only=(
-            "model",
-            "revision",
-            "device",
-            "dtype",
-            "compile",
-            "cache_bits",
-            "batch_invariant",
-            "adapters",
-        ),
-    )
+    shared = "model revision device dtype compile cache_bits batch_invariant adapters"
+    flags.add_load_flags(result, only=shared.split())
     return result
 
 

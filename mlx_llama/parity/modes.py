@@ -106,13 +106,13 @@ def check(job: Job) -> int:
                 "probes": len(result.errors),
             }
         )
-    return _finish(
-        job,
-        {"trace": job.args.check, "recorded_from": golden.model, "tokens": len(golden.tokens)},
-        rows,
-        ("backend", "device", "dtype", "worst", "tolerance"),
-        report.describe_check,
-    )
+    facts = {
+        "trace": job.args.check,
+        "recorded_from": golden.model,
+        "tokens": len(golden.tokens),
+    }
+    columns = "backend device dtype worst tolerance"
+    return _finish(job, facts, rows, columns, report.describe_check)
 
 
 def verify_cache(job: Job) -> int:
@@ -129,13 +129,8 @@ def verify_cache(job: Job) -> int:
         for llm, columns in job.runs()
         for way in cache_ways.compare_ways(llm, tokens, columns["tolerance"])
     ]
-    return _finish(
-        job,
-        {"tokens": len(tokens)},
-        rows,
-        ("backend", "dtype", "way", "relative", "tolerance"),
-        report.describe_way,
-    )
+    columns = "backend dtype way relative tolerance"
+    return _finish(job, {"tokens": len(tokens)}, rows, columns, report.describe_way)
 
 
 def batch(job: Job) -> int:
@@ -166,13 +161,8 @@ def batch(job: Job) -> int:
         "prompt_tokens": f"{min(lengths)} to {max(lengths)}",
         "decoded": batches.STEPS + 1,
     }
-    code = _finish(
-        job,
-        facts,
-        rows,
-        ("backend", "dtype", "rows", "start", "same_tokens", "same_bits", "relative", "promise"),
-        report.describe_company,
-    )
+    columns = "backend dtype rows start same_tokens same_bits relative promise"
+    code = _finish(job, facts, rows, columns, report.describe_company)
     if not job.args.json:
         for line in report.batch_verdicts(rows):
             print(line)
@@ -209,30 +199,16 @@ def repeat(job: Job) -> int:
                 "within": at is None,
             }
         )
-    return _finish(
-        job,
-        {"tokens": len(tokens)},
-        rows,
-        ("backend", "device", "dtype", "runs"),
-        report.describe_repeat,
-    )
+    columns = "backend device dtype runs"
+    return _finish(job, {"tokens": len(tokens)}, rows, columns, report.describe_repeat)
 
 
 def fresh_digest(job: Job, backend: Backend) -> dict[str, str]:
     """The digest of a run in a new process. Raises BackendError if it fails."""
-    names = (
-        "model",
-        "revision",
-        "prompt",
-        "tokens",
-        "dtype",
-        "cache_bits",
-        "batch_invariant",
-        "adapters",
-        "compile",
-        *(["device"] if backend.name != "cpu" else []),
-    )
-    options = {name: getattr(job.args, name) for name in names}
+    names = "model revision prompt tokens dtype cache_bits batch_invariant adapters compile device"
+    options = {name: getattr(job.args, name) for name in names.split()}
+    if backend.name == "cpu":
+        del options["device"]
     command = [sys.executable, "-m", "mlx_llama.parity", "--digest", "--backends", backend.name]
     done = subprocess.run([*command, *spell_options(options)], capture_output=True, text=True)
     if done.returncode:
@@ -272,18 +248,18 @@ def perplexity(job: Job) -> int:
         "stride": stride,
         "stored": job.checkpoint.formats,
     }
-    return _finish(job, facts, rows, ("backend", "device", "dtype", "perplexity", "nll"))
+    return _finish(job, facts, rows, "backend device dtype perplexity nll")
 
 
 def _finish(
     job: Job,
     facts: dict,
     rows: list[dict],
-    columns: tuple[str, ...],
+    columns: str,
     remark: Callable[[dict], str] = lambda row: "",
 ) -> int:
     facts = {"model": job.checkpoint.name, **facts}
-    report.show_rows(job.args.json, facts, rows, columns, remark)
+    report.show_rows(job.args.json, facts, rows, columns.split(), remark)
     return 0 if all(row["within"] for row in rows) else 1
 
 

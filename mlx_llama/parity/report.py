@@ -8,7 +8,6 @@ import json
 import math
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.proofs.differences import TOP, Difference
 from mlx_llama.core.proofs.parity import IN_LAYER, LAST, Report
-from mlx_llama.core.system.files import write_file
+from mlx_llama.core.system.files import write_file, writing
 
 COLUMNS = 64  # maximum number of columns of a picture; more positions share them
 _FIGURES = ("max abs", "mean abs", "relative", "worst position", "cosine")
@@ -99,7 +98,7 @@ def show_rows(
     as_json: bool,
     facts: dict[str, Any],
     rows: list[dict[str, Any]],
-    columns: tuple[str, ...],
+    columns: list[str],
     remark: Callable[[dict[str, Any]], str],
 ) -> None:
     """Print a table with a line for each row, or one JSON object."""
@@ -229,12 +228,8 @@ def write_page(path: str | os.PathLike, facts: dict[str, Any], reports: list[Rep
         )
     title = html.escape(f"parity of {facts['model']}")
     page = _PAGE.replace("TITLE", title).replace("BODY", "\n".join(parts))
-    try:
-        write_file(Path(path).expanduser(), page.encode())
-    except (OSError, ValueError, RuntimeError) as error:
-        raise OptionsError(
-            f"--html {path}: cannot be written: {getattr(error, 'strerror', None) or error}"
-        ) from None
+    with writing(f"--html {path}", OptionsError):
+        write_file(os.path.expanduser(path), page.encode())
 
 
 def depth_picture(report: Report) -> str:

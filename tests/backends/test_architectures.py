@@ -80,11 +80,9 @@ FAMILIES = {
         "olmo3",
         dict(sliding_window=7, layer_types=["full_attention", "sliding_attention"] * 2),
     ),
-    "EXAONE 4": (
-        "exaone4",
-        dict(head_dim=18, sliding_window=None, layer_types=["full_attention"] * 4),
-    ),
-    "EXAONE 4, hybrid": ("exaone4", dict(head_dim=18, sliding_window=7)),
+    # llama.cpp's matrix after attention is square: heads are as wide as the hidden size allows.
+    "EXAONE 4": ("exaone4", dict(sliding_window=None, layer_types=["full_attention"] * 4)),
+    "EXAONE 4, hybrid": ("exaone4", dict(sliding_window=7)),
     "Phi-3": ("phi3", {}),
     "Phi-3 with windows": ("phi3", dict(sliding_window=7)),
     "Phi-3 in a short context": (

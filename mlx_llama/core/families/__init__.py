@@ -3,52 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from mlx_llama.core.errors import ConfigError, show
 from mlx_llama.core.models.reader import Reader
 
-from . import (
-    exaone4,
-    gemma2,
-    gemma3,
-    granite,
-    llama,
-    ministral,
-    ministral3,
-    mistral,
-    mixtral,
-    olmo2,
-    olmo3,
-    phi3,
-    qwen2,
-    qwen3,
-    qwen3_moe,
-    smollm3,
-)
 from .family import Family
 
-_ALL = tuple(
-    file.FAMILY
-    for file in (
-        llama,
-        mistral,
-        ministral,
-        ministral3,
-        mixtral,
-        qwen2,
-        qwen3,
-        qwen3_moe,
-        smollm3,
-        granite,
-        olmo2,
-        olmo3,
-        phi3,
-        gemma2,
-        gemma3,
-        exaone4,
-    )
-)
+# The files of this folder with a family each. Of families with the same name in GGUF, the first is
+# the usual one.
+_FILES = (
+    "llama mistral ministral ministral3 mixtral qwen2 qwen3 qwen3_moe smollm3 granite olmo2 olmo3 "
+    "phi3 gemma2 gemma3 exaone4"
+).split()
+_ALL: tuple[Family, ...] = tuple(import_module(f".{file}", __name__).FAMILY for file in _FILES)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 BY_SPELLING = FAMILIES | {alias: family for family in _ALL for alias in family.aliases}
 BY_MODEL_TYPE = {family.model_type: family for family in _ALL}
@@ -75,20 +44,14 @@ def find_family(read: Reader) -> tuple[Family, Reader, bool]:
     config.json. Raises ConfigError.
     """
     names, kind = read.get("architectures", None), read.get("model_type", None)
-    name = (
-        names[0]
-        if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)
-        else None
+    is_single = isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)
+    name = names[0] if is_single else None
+    wrappers = (
+        wrapper
+        for wrapper, model_type in WRAPPERS.items()
+        if name == wrapper or (name is None and kind == model_type)
     )
-    wrapper = next(
-        (
-            outer
-            for outer, its_kind in WRAPPERS.items()
-            if name == outer or (name is None and kind == its_kind)
-        ),
-        None,
-    )
-    if wrapper is not None:
+    if (wrapper := next(wrappers, None)) is not None:
         read = Reader(_text_part(read, wrapper), read.source, report=read.report)
         return BY_MODEL_TYPE[read.raw["model_type"]], read, True
     known = ", ".join(FAMILIES)
@@ -130,17 +93,10 @@ def _text_part(read: Reader, wrapper: str) -> dict[str, Any]:
             f"{', '.join(BY_MODEL_TYPE)}; load another model"
         )
     outer = (
-        "quantization",
-        "quantization_config",
-        "torch_dtype",
-        "dtype",
-        "bos_token_id",
-        "eos_token_id",
-        "tie_word_embeddings",
-    )
-    parts: dict[str, Any] = {
-        name: read.raw[name] for name in outer if read.raw.get(name) is not None
-    }
+        "quantization quantization_config torch_dtype dtype bos_token_id eos_token_id "
+        "tie_word_embeddings"
+    ).split()
+    parts = {name: read.raw[name] for name in outer if read.raw.get(name) is not None}
     parts |= {name: value for name, value in text.items() if value is not None or name not in parts}
     if isinstance(packing := parts.get("quantization"), dict):
         parts["quantization"] = {
@@ -156,10 +112,5 @@ def strip_wrapper(name: str) -> str | None:
     for prefix, replacement in (("language_model.", ""), ("model.language_model.", "model.")):
         if name.startswith(prefix):
             return replacement + name.removeprefix(prefix)
-    others = (
-        "vision_tower.",
-        "multi_modal_projector.",
-        "model.vision_tower.",
-        "model.multi_modal_projector.",
-    )
-    return None if name.startswith(others) else name
+    others = ("vision_tower.", "multi_modal_projector.")
+    return None if name.removeprefix("model.").startswith(others) else name

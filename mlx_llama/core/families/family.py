@@ -16,7 +16,7 @@ from typing import Any
 
 from mlx_llama.core.models.reader import Field, Reader
 
-from .names import Experts, GGUFNames, make_names
+from .names import Experts, GGUFNames
 from .windows import Layers, Windows
 
 SHARED = (
@@ -154,6 +154,6 @@ class Family:
     @cached_property
     def names(self) -> GGUFNames:
         """Tensor names in GGUF files."""
-        return make_names(
+        return GGUFNames(
             self.norms, bool(self.query_key_norm), self.fused, self.experts, self.permuted
         )

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 
 from mlx_llama.core.models.spec import NORM_NAMES
 
@@ -42,7 +41,6 @@ class Experts:
     down: str
 
 
-@dataclass(frozen=True)
 class GGUFNames:
     """Tensor names of a family, translated both ways.
 
@@ -53,9 +51,34 @@ class GGUFNames:
     have stacks "NAME_exps" of them; until 2024 they had "NAME.0" and so on.
     """
 
-    layers: Mapping[str, str]
-    permuted: tuple[str, ...] = ()
-    experts: Mapping[str, str] = field(default_factory=dict)
+    def __init__(
+        self,
+        norms: str,
+        has_query_key_norm: bool,
+        fused: Mapping[str, tuple[str, ...]],
+        experts: Experts | None,
+        is_permuted: bool,
+    ):
+        """Arguments: `norms`, `fused`, `experts` and `permuted` of a family."""
+        joined = {part for parts in fused.values() for part in parts}
+        layers = {name: module for name, module in _LAYERS.items() if module not in joined}
+        layers |= {_FUSED[whole]: whole for whole in fused}
+        before, after = NORM_NAMES[norms]
+        layers |= dict(zip(("attn_norm", "ffn_norm"), before or ()))
+        layers |= dict(zip(("post_attention_norm", "post_ffw_norm"), after or ()))
+        layers |= _QUERY_KEY_NORMS if has_query_key_norm else {}
+        self.layers, self.experts = layers, {}
+        self.permuted = _PERMUTED if is_permuted else ()
+        if experts:
+            layers = {name: module for name, module in layers.items() if "mlp." not in module}
+            self.layers = layers | {"ffn_gate_inp": f"{experts.block}.gate"}
+            for part in ("gate", "up", "down"):
+                module = f"{experts.block}.experts.#.{getattr(experts, part)}"
+                self.layers[f"ffn_{part}_exps"] = f"{experts.block}.switch_mlp.{part}_proj"
+                self.experts[f"ffn_{part}"] = module
+        stacks = ((f"{name}_exps", module) for name, module in self.experts.items())
+        pairs = (*self.layers.items(), *_MODEL.items(), *stacks)
+        self._inverse = {module: name for name, module in pairs}
 
     def hugging_face(self, name: str) -> str | None:
         """ "blk.3.ffn_up.weight" -> "model.layers.3.mlp.up_proj.weight"; None for an unknown
@@ -74,51 +97,16 @@ class GGUFNames:
     def gguf(self, name: str) -> str:
         """The inverse of `hugging_face`; the stack's name for an expert's module.
 
-        Raises:
-            KeyError: the family has no such tensor.
+        Raises KeyError: the family has no such tensor.
         """
         module, _, suffix = name.rpartition(".")
         match = _LAYER.fullmatch(module)
         prefix = f"blk.{match[1]}." if match else ""
-        return f"{prefix}{self._inverse[_EXPERT.sub('.experts.#.', match[2]) if match else module]}.{suffix}"  # noqa: E501
+        ours = self._inverse[_EXPERT.sub(".experts.#.", match[2]) if match else module]
+        return f"{prefix}{ours}.{suffix}"
 
     def is_permuted(self, name: str) -> bool:
         """True if llama.cpp's converter reorders the rows of the tensor with this Hugging Face
         name.
         """
         return name.rpartition(".")[0].endswith(self.permuted)
-
-    @cached_property
-    def _inverse(self) -> dict[str, str]:
-        stacks = ((f"{ours}_exps", theirs) for ours, theirs in self.experts.items())
-        return {theirs: ours for ours, theirs in (*self.layers.items(), *_MODEL.items(), *stacks)}
-
-
-def make_names(
-    norms: str,
-    has_query_key_norm: bool,
-    fused: Mapping[str, tuple[str, ...]],
-    experts: Experts | None,
-    is_permuted: bool,
-) -> GGUFNames:
-    """Names of a family; its `norms`, `fused`, `experts` and `permuted` are the arguments."""
-    joined = {part for parts in fused.values() for part in parts}
-    layers = {name: module for name, module in _LAYERS.items() if module not in joined}
-    layers |= {_FUSED[whole]: whole for whole in fused}
-    before, after = NORM_NAMES[norms]
-    layers |= dict(zip(("attn_norm", "ffn_norm"), before or ()))
-    layers |= dict(zip(("post_attention_norm", "post_ffw_norm"), after or ()))
-    layers |= _QUERY_KEY_NORMS if has_query_key_norm else {}
-    modules = {}
-    if experts:
-        layers = {name: module for name, module in layers.items() if not module.startswith("mlp.")}
-        layers |= {"ffn_gate_inp": f"{experts.block}.gate"}
-        layers |= {
-            f"ffn_{part}_exps": f"{experts.block}.switch_mlp.{part}_proj"
-            for part in ("gate", "up", "down")
-        }
-        modules = {
-            f"ffn_{part}": f"{experts.block}.experts.#.{getattr(experts, part)}"
-            for part in ("gate", "up", "down")
-        }
-    return GGUFNames(layers, _PERMUTED if is_permuted else (), modules)

@@ -45,17 +45,14 @@ class Windows:
             if not isinstance(kinds, list) or len(kinds) != count:
                 read.fail("layer_types", kinds, f"a list of {count} names, one per layer")
             slides = range(count) if window and sliding is None else sliding or ()
-            wanted: list[tuple[str, ...]] = [
-                (_SLIDING,) if i in slides else (_FULL,) for i in range(count)
-            ]
-            reason = f", since sliding_window is {window or 'null'}" + (
-                f" in layers {show(list(sliding))} alone" if sliding else ""
-            )
-            if window and self.is_free:
-                wanted, reason = [(_FULL, _SLIDING)] * count, ""
+            where = f" in layers {show(list(sliding))} alone" if sliding else ""
+            reason = f", since sliding_window is {window or 'null'}{where}"
             for i, kind in enumerate(kinds):
-                if kind not in wanted[i]:
-                    read.fail(f"layer_types[{i}]", kind, " or ".join(map(repr, wanted[i])) + reason)
+                wanted: tuple[str, ...] = (_SLIDING,) if i in slides else (_FULL,)
+                if window and self.is_free:
+                    wanted, reason = (_FULL, _SLIDING), ""
+                if kind not in wanted:
+                    read.fail(f"layer_types[{i}]", kind, " or ".join(map(repr, wanted)) + reason)
             if window and self.is_free:
                 sliding = tuple(i for i, kind in enumerate(kinds) if kind == _SLIDING)
                 sliding = None if self.layers is None and len(sliding) == count else sliding
@@ -88,11 +85,9 @@ class Windows:
 
     def write(self, window: int | None, slides: list[bool]) -> dict[str, Any]:
         """Config.json's fields. slides: by layer."""
-        fields: dict[str, Any] = (
-            {}
-            if window is None and (self.is_switched or self.is_absent)
-            else {"sliding_window": window}
-        )
+        fields: dict[str, Any] = {}
+        if window is not None or not (self.is_switched or self.is_absent):
+            fields["sliding_window"] = window
         if self.is_switched:
             fields["use_sliding_window"] = window is not None
         if self.is_free:

@@ -32,11 +32,8 @@ BASE = "base"  # name of the model without adapters
 MOST_ADAPTERS = 64
 MOST_RANK = 4096
 
-CONFIG, PEFT_WEIGHTS, MLX_WEIGHTS = (
-    "adapter_config.json",
-    "adapter_model.safetensors",
-    "adapters.safetensors",
-)
+CONFIG = "adapter_config.json"
+PEFT_WEIGHTS, MLX_WEIGHTS = "adapter_model.safetensors", "adapters.safetensors"
 _FETCH = "fetch the adapter again"
 _PEFT_PREFIX = "base_model.model."
 _PEFT_PART = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight")
@@ -82,7 +79,7 @@ class Pair:
     @property
     def shape(self) -> tuple[int, int]:
         """Shape [N, K] of the matrix."""
-        rows, columns = self.stored_b.shape[0], self.stored_a.shape[-1]
+        rows, columns = self.stored_b.shape[0], self.stored_a.shape[1]
         if self.is_transposed:
             rows, columns = self.stored_b.shape[1], self.stored_a.shape[0]
         return (rows if self.last is None else self.last) - self.first, columns
@@ -150,11 +147,8 @@ class MergedTensor(Tensor):
 
     @property
     def bits(self) -> np.ndarray:
-        base = self._base
-        base.check_file()
-        values = (
-            base.float32() if isinstance(base, Tensor) else base.rows(0, base.shape[0]).float32()
-        )
+        self._base.check_file()
+        values = self._base.float32()
         for first, pair in self._additions:
             values[first : first + pair.shape[0]] += pair.b() @ pair.a()
         with np.errstate(over="ignore"):  # writers refuse values that are not finite
@@ -259,8 +253,8 @@ def open_adapters(
     """Open adapters of a model. specs: FOLDER or FOLDER=SCALE. tensors: the model's, to compare
     shapes.
 
-    Raises:
-        CheckpointError: no such folder; duplicate names; damaged, of another model, or unsupported.
+    Raises CheckpointError: no such folder; duplicate names; damaged, of another model, or
+    unsupported.
     """
     if len(specs) > MOST_ADAPTERS:
         raise CheckpointError(f"{len(specs)} adapters: at most {MOST_ADAPTERS} can be loaded")
@@ -297,8 +291,14 @@ def _open(
             "an adapter's folder"
         )
     pairs = _expand(read(settings, SafetensorsFile(weights), path / CONFIG), config)
+    modules = {module for group in _groups(config) for module in group}
     for module, pair in pairs.items():
-        _check(module, pair, config, tensors, weights)
+        shape = tensors[f"{module}.weight"].shape if f"{module}.weight" in tensors else None
+        if fault := _misfit(module, pair, module in modules, shape):
+            names = " and ".join(
+                f"{x.name} {list(x.shape)}" for x in (pair.stored_a, pair.stored_b)
+            )
+            raise CheckpointError(f"{weights}: {names}{fault}")
     name = path.name or path.resolve().name
     pairs = {module: replace(pair, scale=pair.scale * scale) for module, pair in pairs.items()}
     return Adapter(name, path, pairs, _digest(settings, scale, weights))
@@ -337,11 +337,7 @@ def _read_peft(settings: Mapping[str, Any], file: SafetensorsFile, config: Path)
     is_stabilised = settings.get("use_rslora") is True
 
     def scale(module: str, rank: int) -> float:
-        matches = (
-            value
-            for pattern, value in alphas.items()
-            if module == pattern or module.endswith("." + pattern)
-        )
+        matches = (alphas[name] for name in alphas if f".{module}".endswith(f".{name}"))
         return next(matches, alpha) / (math.sqrt(rank) if is_stabilised else rank)
 
     return _pair(file, _PEFT_PART, scale, is_transposed=False)
@@ -448,33 +444,20 @@ def _expand(pairs: Mapping[str, Pair], config: LlamaConfig) -> dict[str, Pair]:
     return expanded
 
 
-def _check(
-    module: str,
-    pair: Pair,
-    config: LlamaConfig,
-    tensors: Mapping[str, Tensor | AffineWeight],
-    file: Path,
-) -> None:
-    """Refuse a pair for a module that is missing, is not a projection of a layer, or has another
-    shape.
+def _misfit(module: str, pair: Pair, is_projection: bool, shape: Sequence[int] | None) -> str:
+    """The fault of a pair for a module that is missing (no shape), is not a projection of a layer,
+    or has another shape; "" for none.
     """
-    names = (
-        f"{pair.stored_a.name} {list(pair.stored_a.shape)} and {pair.stored_b.name} "
-        f"{list(pair.stored_b.shape)}"
-    )
-    if f"{module}.weight" not in tensors:
-        raise CheckpointError(
-            f"{file}: {names}: the model has no {show(module)}; the adapter was made for "
-            "another model"
+    if shape is None:
+        return f": the model has no {show(module)}; the adapter was made for another model"
+    if not is_projection:
+        return (
+            f": adapters change projections of layers, which {module} is not: train it without, "
+            "or merge it with the tool that wrote it"
         )
-    if not any(module in modules for modules in _groups(config)):
-        raise CheckpointError(
-            f"{file}: {names}: adapters change projections of layers, which {module} is not: train "
-            "it without, or merge it with the tool that wrote it"
-        )
-    shape = tensors[f"{module}.weight"].shape
     if pair.shape != tuple(shape):
-        raise CheckpointError(
-            f"{file}: {names} are for a matrix {list(pair.shape)}, and {module}.weight is "
-            f"{list(shape)}; the adapter was made for another model"
+        return (
+            f" are for a matrix {list(pair.shape)}, and {module}.weight is {list(shape)}; the "
+            "adapter was made for another model"
         )
+    return ""

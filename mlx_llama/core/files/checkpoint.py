@@ -75,22 +75,16 @@ class Checkpoint:
         """The chat template, loaded at first use; None if there is none. Raises TemplateError if it
         is malformed.
         """
-        from mlx_llama.core.text.template import (
-            ChatTemplate,
-            read_gguf_template,
-            read_template,
-            start_early,
-        )
+        from mlx_llama.core.text import template
 
-        text = (
-            read_template(self.path)
-            if self.gguf_metadata is None
-            else read_gguf_template(self.gguf_metadata, str(self.path))
-        )
+        if self.gguf_metadata is None:
+            text = template.read_template(self.path)
+        else:
+            text = template.read_gguf_template(self.gguf_metadata, str(self.path))
         if text is None:
             return None
-        start_early(text)
-        return ChatTemplate(*text, self.tokenizer.named)
+        template.start_early(text)
+        return template.ChatTemplate(*text, self.tokenizer.named)
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
@@ -156,24 +150,21 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a model.
 
-    Args: name: a folder, a GGUF file (any part of a split file), a hub id ("org/name";
+    Args:
+        name: a folder, a GGUF file (any part of a split file), a hub id ("org/name";
             "org/name:file.gguf" or "org/name:Q4_K_M" for a GGUF file in it), its address, a name of
             `hub.SHORT_NAMES`, or "guide" or None for the model in this package. An existing path
             takes precedence.
         revision: branch, tag or commit of a hub id.
         adapters: folders of LoRA adapters of PEFT or mlx_lm, as FOLDER or FOLDER=SCALE.
 
-    Raises: CheckpointError: not found; no weights; weights truncated, corrupt, or of another model
-        than the config; adapters
-            of another model, or unsupported.
-        ConfigError: config.json is missing, malformed or unsupported.
+    Raises CheckpointError: not found; no weights; weights truncated, corrupt, or of another model
+    than the config; adapters of another model, or unsupported. ConfigError: config.json is missing,
+    malformed or unsupported.
     """
     checkpoint = _open(name, revision)
-    if not adapters:
-        return checkpoint
-    return dataclasses.replace(
-        checkpoint, adapters=open_adapters(adapters, checkpoint.config, checkpoint.tensors)
-    )
+    opened = open_adapters(adapters, checkpoint.config, checkpoint.tensors)
+    return dataclasses.replace(checkpoint, adapters=opened) if opened else checkpoint
 
 
 def merge_adapter(checkpoint: Checkpoint) -> Checkpoint:
@@ -182,9 +173,8 @@ def merge_adapter(checkpoint: Checkpoint) -> Checkpoint:
     """
     (adapter,) = checkpoint.adapters
     stored = merge(adapter, checkpoint.config, checkpoint.stored or checkpoint.tensors)
-    return dataclasses.replace(
-        checkpoint, tensors=split(stored, checkpoint.config), stored=stored, adapters=()
-    )
+    tensors = split(stored, checkpoint.config)
+    return dataclasses.replace(checkpoint, tensors=tensors, stored=stored, adapters=())
 
 
 def find_model(
@@ -235,9 +225,8 @@ def _open(name: str | os.PathLike | None, revision: str | None) -> Checkpoint:
 
 def _open_gguf(name: str, path: Path) -> Checkpoint:
     file = GGUFFile(path)
-    stored = select(
-        {tensor: (file, tensor) for tensor in file.names}, file.config, path, "its metadata"
-    )
+    weights = {tensor: (file, tensor) for tensor in file.names}
+    stored = select(weights, file.config, path, "its metadata")
     return _make(name, path, file.config, stored, {}, file.metadata)
 
 
@@ -258,8 +247,7 @@ def find_local(name: str) -> Path:
     """Find the folder or .gguf file at a path, or the .gguf file of a folder that holds only one
     GGUF model.
 
-    Raises:
-        CheckpointError: no such path, or several GGUF models.
+    Raises CheckpointError: no such path, or several GGUF models.
     """
     path = Path(os.path.expanduser(name))
     # unlike pathlib, os.path does not raise for long names, NUL and ~nobody
@@ -294,7 +282,7 @@ def _read_eos_ids(raw: dict[str, Any], folder: Path, vocab: int) -> list[int]:
     value = raw.get("eos_token_id")
     values = [] if value is None else value if isinstance(value, list) else [value]
     for token in values:
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
+        if type(token) is not int or not 0 <= token < vocab:
             raise ConfigError(
                 f"{folder / 'generation_config.json'}: eos_token_id is {show(value)}, expected "
                 f"token ids from 0 to {vocab - 1}; correct the file"

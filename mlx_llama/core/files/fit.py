@@ -178,8 +178,7 @@ def select(
 ) -> dict[str, Tensor | AffineWeight]:
     """Select the tensors of `config.stored_shapes()`, in its order, as the files store them.
 
-    Raises:
-        CheckpointError: the first of `misfits`; an unsupported dtype.
+    Raises CheckpointError: the first of `misfits`; an unsupported dtype.
     """
     for error in misfits(weights, config, folder, source):
         raise error

@@ -34,8 +34,8 @@ def find_weights(folder: Path, report: Report = refuse) -> dict[str, tuple[Safet
 
     report: called with the error of each bad shard or entry; if it returns, reading continues.
 
-    Raises:
-        CheckpointError: no weights; a damaged single file or index; anything that `report` raises.
+    Raises CheckpointError: no weights; a damaged single file or index; anything that `report`
+    raises.
     """
     single, index = folder / SINGLE, folder / INDEX
     if single.exists():
@@ -49,47 +49,45 @@ def find_weights(folder: Path, report: Report = refuse) -> dict[str, tuple[Safet
         raise CheckpointError(
             f"{index}: weight_map is {show(weight_map)}, expected {{tensor: file}}; fetch it again"
         )
+
+    def complain(path: Path, fault: str) -> None:
+        report(CheckpointError(f"{path}: {fault}"))
+
     files: dict[str, SafetensorsFile | None] = {}  # None: an unreadable shard
     weights: dict[str, tuple[SafetensorsFile, str]] = {}
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or not _SHARD.fullmatch(shard):
-            report(
-                CheckpointError(
-                    f"{index}: weight_map[{show(name)}] is {show(shard)}, expected the plain name "
-                    "of a .safetensors file in the same folder; fetch the index again"
-                )
+            complain(
+                index,
+                f"weight_map[{show(name)}] is {show(shard)}, expected the plain name of a "
+                ".safetensors file in the same folder; fetch the index again",
             )
             continue
+        path = folder / shard
         if shard not in files:
             files[shard] = None
             try:
-                if not os.path.exists(folder / shard):  # False also for a name that is too long
-                    raise CheckpointError(
-                        f"{index}: lists the shard {show(shard)}, which is not in {folder}; "
-                        "fetch the missing file"
+                if os.path.exists(path):  # False also for a name that is too long
+                    files[shard] = SafetensorsFile(path)
+                else:
+                    complain(
+                        index,
+                        f"lists the shard {show(shard)}, which is not in {folder}; fetch the "
+                        "missing file",
                     )
-                files[shard] = SafetensorsFile(folder / shard)
             except CheckpointError as error:
                 report(error)
         file = files[shard]
-        if file is None:
-            continue
-        if name not in file.names:
-            report(
-                CheckpointError(
-                    f"{index}: lists {show(name)} in {shard}, which lacks it; fetch both again"
-                )
-            )
-            continue
-        weights[name] = (file, name)
+        if file is not None and name in file.names:
+            weights[name] = (file, name)
+        elif file is not None:
+            complain(index, f"lists {show(name)} in {shard}, which lacks it; fetch both again")
     for shard, file in files.items():
         for name in file.names if file is not None else ():
             if name not in weight_map and not LEFTOVER.fullmatch(name):
-                report(
-                    CheckpointError(
-                        f"{folder / shard}: holds {show(name)}, which {INDEX} does not list; "
-                        "fetch both again"
-                    )
+                complain(
+                    folder / shard,
+                    f"holds {show(name)}, which {INDEX} does not list; fetch both again",
                 )
     return weights
 

@@ -150,8 +150,7 @@ class GGUFFile:
     metadata and the tensors' shapes. report: called with the error of each unsupported tensor type;
     where it returns, the file opens without those tensors.
 
-    Raises:
-        CheckpointError: a part is missing, truncated or corrupt; anything that `report` raises.
+    Raises CheckpointError: a part is missing, truncated or corrupt; anything that `report` raises.
     """
 
     def __init__(self, path: str | os.PathLike, report: Report = refuse):
@@ -182,8 +181,8 @@ class GGUFFile:
     def config(self) -> LlamaConfig:
         """The model's config.
 
-        Raises: ConfigError: a metadata field is missing, of the wrong type, out of range or
-            unsupported.
+        Raises ConfigError: a metadata field is missing, of the wrong type, out of range or
+        unsupported.
         """
         embedding = self._tensors.get("model.embed_tokens.weight")
         dtype = _PLAIN[embedding.type][0] if embedding and embedding.type in _PLAIN else "float16"
@@ -326,8 +325,7 @@ class _Entry:
     def plain(self, name: str) -> Tensor:
         """A float32, float16 or bfloat16 tensor called `name`, as a view of the file.
 
-        Raises:
-            CheckpointError: a low-bit type.
+        Raises CheckpointError: a low-bit type.
         """
         if self.type not in _PLAIN:
             raise CheckpointError(

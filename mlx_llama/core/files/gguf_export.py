@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +21,6 @@ import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError, TokenizerError, show
 from mlx_llama.core.families import FAMILIES
-from mlx_llama.core.families.names import GGUFNames
 from mlx_llama.core.families.windows import choose_layers
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.rope import inverse_frequencies
@@ -35,8 +36,8 @@ from mlx_llama.core.text.sentencepiece_model import (
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
+    read_pieces,
     read_settings,
-    user_defined_ids,
 )
 
 from .checkpoint import Checkpoint
@@ -46,6 +47,7 @@ from .gguf_types import FORMATS, PLAIN, choose_type, is_fallback
 from .quantized import AffineWeight
 from .tensor import Tensor
 from .writing import (
+    TensorPlan,
     Written,
     count_weights,
     encode,
@@ -65,18 +67,9 @@ _MODEL_LIMIT = 1 << 28  # bytes of tokenizer.model
 _SPLITS = {
     (PRE_TOKENIZERS[name], name in IGNORE_MERGES): name
     for name in (
-        "llama-bpe",
-        "smaug-bpe",
-        "qwen2",
-        "tekken",
-        "gpt-4o",
-        "smollm",
-        "gpt-2",
-        "falcon",
-        "deepseek-llm",
-        "deepseek-coder",
-        "deepseek-v3",
-    )
+        "llama-bpe smaug-bpe qwen2 tekken gpt-4o smollm gpt-2 falcon deepseek-llm deepseek-coder "
+        "deepseek-v3"
+    ).split()
 }
 
 
@@ -88,11 +81,10 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
     with blocks of 32; where those do not either, F16. The projection to the vocabulary is Q8_0 or
     Q6_K: llama.cpp too keeps it wider than the rest.
 
-    Raises: OptionsError: an unknown format; `out` does not end in .gguf. ConfigError,
-        TokenizerError: a GGUF file cannot express the model's rope or tokenizer. CheckpointError:
-        `out` exists, cannot be written or does not fit the disk; a weight is not finite, or too
-        large
-            for the format.
+    Raises OptionsError: an unknown format; `out` does not end in .gguf. ConfigError,
+    TokenizerError: a GGUF file cannot express the model's rope or tokenizer. CheckpointError: `out`
+    exists, cannot be written or does not fit the disk; a weight is not finite, or too large for the
+    format.
     """
     import gguf
 
@@ -109,54 +101,42 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
     _write_vocabulary(writer, checkpoint, notices)
 
     stacks = config.stacks()
-    plan = {
-        name: _plan(
-            parts, name.removesuffix(".weight") in stacks, config, format, names, family.gguf
-        )
-        for name, parts in stack_experts(checkpoint).items()
-    }
-    for name, one in plan.items():
-        writer.add_tensor_info(
-            names.gguf(name),
-            one.shape,
-            one.written,
-            one.nbytes,
-            gguf.GGMLQuantizationType[one.kind],
-        )
+    plan = {}
+    for name, parts in stack_experts(checkpoint).items():
+        tensor, order = parts[0], None
+        if names.is_permuted(tensor.name):
+            order = np.argsort(row_order(tensor.shape[0], config.head_dim))  # its inverse
+        kind = choose_type(names.gguf(tensor.name), tensor.shape, format, config, family.gguf)
+        offset = config.norm_offset if tensor.name.endswith("norm.weight") else 0.0
+        is_stack = name.removesuffix(".weight") in stacks
+        plan[name] = _TensorPlan(parts, is_stack, kind, order, offset)
+    for name, item in plan.items():
+        stored = gguf.GGMLQuantizationType[item.kind]
+        writer.add_tensor_info(names.gguf(name), item.shape, item.written, item.nbytes, stored)
     factors = _frequency_factors(config)
     for name, values in factors.items():
         writer.add_tensor_info(name, values.shape, values.dtype, values.nbytes)
-    if format not in PLAIN:
-        notices += notice_unquantised(
-            [name for name, one in plan.items() if one.kind == "F16"],
-            checkpoint,
-            "float16",
-            "blocks of 32",
-        )
-    fallbacks = [
-        name
-        for name, one in plan.items()
-        if is_fallback(one.kind, format) and one.tensor.shape[1] % 256
-    ]
-    for kind in sorted({plan[name].kind for name in fallbacks}):
-        notices += notice_unquantised(
-            [name for name in fallbacks if plan[name].kind == kind],
-            checkpoint,
-            kind,
-            "blocks of 256",
-        )
+    kept: dict[tuple[str, str], list[str]] = {}  # {(type, blocks that do not divide rows): names}
+    for name, item in plan.items():
+        if format not in PLAIN and item.kind == "F16":
+            kept.setdefault(("float16", "blocks of 32"), []).append(name)
+        elif is_fallback(item.kind, format) and item.tensor.shape[1] % 256:
+            kept.setdefault((item.kind, "blocks of 256"), []).append(name)
+    for (kind, blocks), matrices in sorted(
+        kept.items(), key=lambda entry: (entry[0][0] != "float16", entry[0])
+    ):
+        notices += notice_unquantised(matrices, checkpoint, kind, blocks)
 
-    nbytes = sum(one.nbytes for one in plan.values())
+    nbytes = sum(item.nbytes for item in plan.values())
     with replace_when_done(Path(out), nbytes, folder=False) as path:
         try:
             writer.write_header_to_file(path)
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
             advance = progress.meter(checkpoint.nbytes)
-            for one in plan.values():
-                writer.write_tensor_data(one.values(advance))
-                for part in one.parts:
-                    part.release()
+            for item in plan.values():
+                writer.write_tensor_data(item.values(advance))
+                item.release()
             for values in factors.values():
                 writer.write_tensor_data(values)
         finally:
@@ -165,20 +145,12 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
 
 
 @dataclass(frozen=True)
-class _TensorPlan:
-    """One tensor and its form in the file. parts: the tensor, or if it is_stack its matrices; kind:
-    a GGUF type; order: as `slabs`."""
+class _TensorPlan(TensorPlan):
+    """A tensor and its form in the file."""
 
-    parts: tuple[Tensor | AffineWeight, ...]
-    is_stack: bool
-    kind: str
-    order: np.ndarray | None
+    kind: str  # a GGUF type
+    order: np.ndarray | None  # as of `slabs`
     offset: float = 0.0  # to add to the values
-
-    @property
-    def tensor(self) -> Tensor | AffineWeight:
-        """The tensor, or the first of the stack."""
-        return self.parts[0]
 
     @property
     def written(self) -> np.dtype:
@@ -192,12 +164,10 @@ class _TensorPlan:
         """Shape for add_tensor_info: bytes per row for block formats."""
         from gguf.quants import GGMLQuantizationType, quant_shape_to_byte_shape
 
-        shape = (len(self.parts), *self.tensor.shape) if self.is_stack else self.tensor.shape
-        return (
-            shape
-            if self.written != np.uint8
-            else quant_shape_to_byte_shape(shape, GGMLQuantizationType[self.kind])
-        )
+        shape = self.whole(self.tensor.shape)
+        if self.written != np.uint8:
+            return shape
+        return quant_shape_to_byte_shape(shape, GGMLQuantizationType[self.kind])
 
     @property
     def nbytes(self) -> int:
@@ -228,24 +198,6 @@ class _TensorPlan:
             result[start : start + len(rows)] = (
                 rows + np.float32(self.offset) if self.offset else rows
             )
-
-
-def _plan(
-    parts: tuple[Tensor | AffineWeight, ...],
-    is_stack: bool,
-    config: LlamaConfig,
-    format: str,
-    names: GGUFNames,
-    architecture: str,
-) -> _TensorPlan:
-    tensor = parts[0]
-    name, order = tensor.name, None
-    if names.is_permuted(name):
-        order = np.argsort(row_order(tensor.shape[0], config.head_dim))  # its inverse
-    kind = choose_type(names.gguf(name), tensor.shape, format, config, architecture)
-    return _TensorPlan(
-        parts, is_stack, kind, order, config.norm_offset if name.endswith("norm.weight") else 0.0
-    )
 
 
 def _frequency_factors(config: LlamaConfig) -> dict[str, np.ndarray]:
@@ -310,10 +262,8 @@ def _write_windows(writer: Any, config: LlamaConfig, notices: list[str]) -> None
 
 def _check_settings(writer: Any, checkpoint: Checkpoint) -> None:
     """Check that the settings mean the same model to their reader. Raises ConfigError."""
-    config, metadata = (
-        checkpoint.config,
-        {key: entry.value for key, entry in writer.kv_data[0].items()},
-    )
+    config = checkpoint.config
+    metadata = {key: entry.value for key, entry in writer.kv_data[0].items()}
     try:
         again = LlamaConfig.from_gguf(metadata, {}, {}, config.dtype, checkpoint.name)
     except ConfigError as error:
@@ -388,35 +338,34 @@ def _write_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -
         return
     tokenizer, size = checkpoint.tokenizer, checkpoint.config.vocab_size
     vocabulary = _read_vocabulary(checkpoint)
-    for text, one in tokenizer.added_ids.items():
-        if vocabulary.types.get(one) not in (UNKNOWN, BYTE):
+    for text, token in tokenizer.added_ids.items():
+        if vocabulary.types.get(token) not in (UNKNOWN, BYTE):
             special = text in tokenizer.special_ids
             # llama.cpp finds these in a text before it replaces spaces.
             vocabulary.set(
-                one,
+                token,
                 text if special else text.replace(_SPACE, " "),
                 CONTROL if special else USER_DEFINED,
                 -1000.0,
             )
-    taken = set(vocabulary.texts.values())
+    taken = Counter(vocabulary.texts.values())
     if len(taken) != len(vocabulary.texts):
-        texts = list(vocabulary.texts.values())
-        twice = next(text for text in texts if texts.count(text) > 1)
+        [(twice, _)] = taken.most_common(1)
         raise TokenizerError(
             f"{tokenizer.path}: has {show(twice)} twice, which llama.cpp refuses; write the "
             "MLX form"
         )
-    for one in range(size):  # the embedding may have more rows than the tokenizer has tokens
-        if one not in vocabulary.texts:
-            text = f"[PAD{one}]"
-            vocabulary.set(one, text if text not in taken else f"[PAD{one}]_", UNUSED, -10000.0)
+    for token in range(size):  # the embedding may have more rows than the tokenizer has tokens
+        if token not in vocabulary.texts:
+            text = f"[PAD{token}]"
+            vocabulary.set(token, text if text not in taken else f"[PAD{token}]_", UNUSED, -10000.0)
 
     writer.add_tokenizer_model(vocabulary.model)
     writer.add_tokenizer_pre(vocabulary.pre)
-    writer.add_token_list([vocabulary.texts[one] for one in range(size)])
+    writer.add_token_list([vocabulary.texts[token] for token in range(size)])
     if vocabulary.model == "llama":
-        writer.add_token_scores([vocabulary.scores[one] for one in range(size)])
-    writer.add_token_types([vocabulary.types[one] for one in range(size)])
+        writer.add_token_scores([vocabulary.scores[token] for token in range(size)])
+    writer.add_token_types([vocabulary.types[token] for token in range(size)])
     if vocabulary.merges:
         writer.add_token_merges(vocabulary.merges)
     _write_special_ids(writer, checkpoint, notices)
@@ -469,10 +418,10 @@ def _write_special_ids(writer: Any, checkpoint: Checkpoint, notices: list[str]) 
     if checkpoint.bos_token_id is not None:
         writer.add_bos_token_id(checkpoint.bos_token_id)
     ends = list(dict.fromkeys([*tokenizer.eos_ids, *sorted(checkpoint.eos_token_ids)]))
-    for one, add in zip(
+    for token, add in zip(
         ends, (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id)
     ):
-        add(one)
+        add(token)
     if ends[3:]:
         notices.append(
             f"the model has {len(ends)} end tokens, a GGUF file holds three: {show(ends[3:])} "
@@ -496,12 +445,18 @@ def _write_space_prefix(
     tokenizer = checkpoint.tokenizer
 
     def spell(text: str) -> str:
-        return "".join(vocabulary.texts[one] for one in tokenizer.encode(text, parse_special=True))
+        return "".join(
+            vocabulary.texts[token] for token in tokenizer.encode(text, parse_special=True)
+        )
 
     prefix = spell("a").startswith(_SPACE)
     writer.add_add_space_prefix(prefix)
     special = next(
-        (text for text, one in tokenizer.special_ids.items() if vocabulary.types[one] == CONTROL),
+        (
+            text
+            for text, token in tokenizer.special_ids.items()
+            if vocabulary.types[token] == CONTROL
+        ),
         "",
     )
     missing = [
@@ -532,9 +487,9 @@ class _Vocabulary:
     scores: dict[int, float] = field(default_factory=dict)
     merges: list[str] = field(default_factory=list)
 
-    def set(self, one: int, text: str, kind: int, score: float = 0.0) -> None:
-        self.texts[one], self.types[one] = text, kind
-        self.scores.setdefault(one, score)
+    def set(self, token: int, text: str, kind: int, score: float = 0.0) -> None:
+        self.texts[token], self.types[token] = text, kind
+        self.scores.setdefault(token, score)
 
 
 def _read_vocabulary(checkpoint: Checkpoint) -> _Vocabulary:
@@ -550,14 +505,15 @@ def _read_vocabulary(checkpoint: Checkpoint) -> _Vocabulary:
             f"here; write the MLX form"
         )
     merges: list[tuple[str, ...]] = [
-        tuple(one.split(" ", 1)) if isinstance(one, str) else tuple(one) for one in model["merges"]
+        tuple(pair.split(" ", 1)) if isinstance(pair, str) else tuple(pair)
+        for pair in model["merges"]
     ]
     if "ByteLevel" in json.dumps([raw.get("pre_tokenizer"), raw.get("decoder")]):
         result = _Vocabulary(
             "gpt2", _pre_tokenizer(raw, path), merges=[" ".join(pair) for pair in merges]
         )
-        for text, one in model["vocab"].items():
-            result.set(one, text, NORMAL)
+        for text, token in model["vocab"].items():
+            result.set(token, text, NORMAL)
         return result
     return _from_merges(model["vocab"], merges, frozenset(checkpoint.tokenizer.added_ids), path)
 
@@ -571,28 +527,24 @@ def _pre_tokenizer(raw: Mapping[str, Any], path: Path) -> str:
     for step in outer.get("pretokenizers", [outer]):
         kind = step.get("type")
         if kind == "Split" and step.get("behavior") == "Isolated" and not step.get("invert"):
-            steps.append(
-                step["pattern"]
-                .get("Regex", "?")
-                .replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", CONTRACTION)
-            )
+            pattern = step["pattern"].get("Regex", "?")
+            steps.append(pattern.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", CONTRACTION))
         elif kind == "Digits" and step.get("individual_digits"):
             steps.append(r"\p{N}")
         elif kind == "ByteLevel" and not step.get("add_prefix_space"):
             steps += GPT2 if step.get("use_regex", True) else ()
         else:
             steps.append(f"{kind}?")
-    others = [
-        name for name in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(name)
-    ]
     pre = _SPLITS.get((tuple(steps), bool(model.get("ignore_merges"))))
-    if raw.get("normalizer") is not None or others or pre is None:
-        what = (
-            f"normalizer {show(raw['normalizer'])}"
-            if raw.get("normalizer")
-            else (f"model.{others[0]}" if others else f"pre_tokenizer {show(outer)}")
-        )
-        raise TokenizerError(f"{path}: {what} has no name in llama.cpp; write the MLX form")
+    unnamed = f"pre_tokenizer {show(outer)}" if pre is None else ""
+    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(name):
+            unnamed = f"model.{name}"
+    if raw.get("normalizer") is not None:
+        unnamed = f"normalizer {show(raw['normalizer'])}"
+    if unnamed:
+        raise TokenizerError(f"{path}: {unnamed} has no name in llama.cpp; write the MLX form")
+    assert pre is not None
     return pre
 
 
@@ -601,7 +553,7 @@ def _from_sentencepiece(path: Path) -> _Vocabulary:
     import sentencepiece
 
     blob = read_file(path, _MODEL_LIMIT)
-    sp = sentencepiece.SentencePieceProcessor(model_proto=blob)
+    sentencepiece.SentencePieceProcessor(model_proto=blob)  # raises for a damaged model
     trainer, normalizer = (read_settings(blob, number) for number in (TRAINER, NORMALIZER))
     if trainer.get(3, 1) != 2:
         raise TokenizerError(
@@ -614,24 +566,10 @@ def _from_sentencepiece(path: Path) -> _Vocabulary:
             f"{path}: its normalizer {what}, which a GGUF file of this kind cannot express; write "
             "the MLX form"
         )
-    result, users = _Vocabulary("llama", "default"), frozenset(user_defined_ids(blob))
-    for one in range(sp.get_piece_size()):
-        text = sp.id_to_piece(one)
-        kinds = (
-            (sp.is_unknown(one), UNKNOWN),
-            (sp.is_control(one), CONTROL),
-            (sp.is_unused(one), UNUSED),
-            (sp.is_byte(one), BYTE),
-            (one in users, USER_DEFINED),
-            (True, NORMAL),
-        )
-        kind = next(kind for applies, kind in kinds if applies)
-        result.set(
-            one,
-            text.replace(_SPACE, " ") if kind == USER_DEFINED else text,
-            kind,
-            sp.get_score(one),
-        )
+    result = _Vocabulary("llama", "default")
+    for token, (text, score, kind) in enumerate(read_pieces(blob)):
+        text = text.replace(_SPACE, " ") if kind == USER_DEFINED else text
+        result.set(token, text, kind, score)
     return result
 
 
@@ -656,16 +594,15 @@ def _from_merges(
                 f"{path}: the merges that make {show(text)} are incomplete or not consecutive, "
                 "which llama.cpp's scores cannot express; write the MLX form"
             )
-    for text, one in vocab.items():
-        byte = len(text) == 6 and text.startswith("<0x") and text.endswith(">")
-        result.set(
-            one,
-            text,
-            UNKNOWN if text == "<unk>" else BYTE if byte else NORMAL,
-            -float(ranks[text][0] + 1)
-            if text in ranks
-            else -1e6
-            if len(text) > 1 and not byte
-            else 0.0,
-        )
+    for text, token in vocab.items():
+        kind, score = NORMAL, 0.0
+        if text == "<unk>":
+            kind = UNKNOWN
+        elif re.fullmatch(r"<0x..>", text, re.DOTALL):
+            kind = BYTE
+        if text in ranks:
+            score = -float(ranks[text][0] + 1)
+        elif len(text) > 1 and kind != BYTE:
+            score = -1e6
+        result.set(token, text, kind, score)
     return result

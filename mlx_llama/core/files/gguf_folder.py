@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,8 @@ from .checkpoint import Checkpoint
 def make_config(checkpoint: Checkpoint) -> dict[str, Any]:
     """config.json of the same model.
 
-    Raises: ConfigError: config.json has no fields for the file's rope, or no architecture with its
-        window and biases.
+    Raises ConfigError: config.json has no fields for the file's rope, or no architecture with its
+    window and biases.
     """
     config = checkpoint.config
     families = (FAMILIES[config.architecture], *FAMILIES.values())
@@ -46,24 +47,18 @@ def make_config(checkpoint: Checkpoint) -> dict[str, Any]:
         "eos_token_id": sorted(checkpoint.eos_token_ids),
         family.activation[0]: family.activation[1],
     }
-    result |= family.windows.write(
-        config.sliding_window, [spec.window is not None for spec in config.layers]
-    )
+    slides = [spec.window is not None for spec in config.layers]
+    result |= family.windows.write(config.sliding_window, slides)
     if family.write:
         result |= family.write(config)
     if config.local_rope is not None and family.local_theta:
         result[family.local_theta[0]] = config.local_rope.theta
-    rope: dict[str, Any] = {
-        "rope_theta": config.rope.theta,
-        "rope_scaling": _rope_scaling(config, str(checkpoint.path)),
-    }
+    theta, scaling = {"rope_theta": config.rope.theta}, _rope_scaling(config, checkpoint.path)
+    result |= theta
     if family.scales_queries:
-        rope["rope_parameters"] = {
-            **(rope.pop("rope_scaling") or {}),
-            "rope_theta": config.rope.theta,
-            "llama_4_scaling_beta": config.query_beta,
-        }
-    return result | rope
+        beta = {"llama_4_scaling_beta": config.query_beta}
+        return result | {"rope_parameters": (scaling or {}) | theta | beta}
+    return result | {"rope_scaling": scaling}
 
 
 def _can_express(family: Family, config: LlamaConfig) -> bool:
@@ -86,7 +81,7 @@ def _can_express(family: Family, config: LlamaConfig) -> bool:
     )
 
 
-def _rope_scaling(config: LlamaConfig, source: str) -> dict[str, Any] | None:
+def _rope_scaling(config: LlamaConfig, source: Path) -> dict[str, Any] | None:
     rope = config.rope
     if rope.divisors is not None and any(one != 1 for one in rope.divisors):
         fitted = _fit_llama3(config)
@@ -129,7 +124,7 @@ def _fit_llama3(config: LlamaConfig) -> RopeConfig | None:
         high, original = 4.0, 8192  # too few points to fit: take Llama 3's
     if not 1 <= original < 1 << 30:
         return None
-    found = RopeConfig(
+    fitted = RopeConfig(
         type="llama3",
         theta=rope.theta,
         factor=factor,
@@ -137,25 +132,19 @@ def _fit_llama3(config: LlamaConfig) -> RopeConfig | None:
         high_freq_factor=round(high, 4),
         original_max_position_embeddings=round(original),
     )
-    given = inverse_frequencies(dataclasses.replace(config, rope=found))[0]
-    return found if np.allclose(given, wanted, rtol=1e-4, atol=0) else None
+    frequencies = inverse_frequencies(dataclasses.replace(config, rope=fitted))[0]
+    return fitted if np.allclose(frequencies, wanted, rtol=1e-4, atol=0) else None
 
 
 def make_companions(checkpoint: Checkpoint) -> dict[str, bytes]:
     """{file name: content} of the tokenizer, the template and the end tokens.
 
-    Raises:
-        TokenizerError, TemplateError: the file's own are missing or malformed.
+    Raises TokenizerError, TemplateError: the file's own are missing or malformed.
     """
-    ends = {
-        "bos_token_id": checkpoint.bos_token_id,
-        "eos_token_id": sorted(checkpoint.eos_token_ids),
-    }
-    files = {
-        "generation_config.json": _json(
-            {name: value for name, value in ends.items() if value not in (None, [])}
-        )
-    }
+    eos = sorted(checkpoint.eos_token_ids)
+    ends = {"bos_token_id": checkpoint.bos_token_id, "eos_token_id": eos or None}
+    ends = {name: value for name, value in ends.items() if value is not None}
+    files = {"generation_config.json": _json(ends)}
     if "tokenizer.ggml.model" not in (checkpoint.gguf_metadata or {}):
         return files
     tokenizer = checkpoint.tokenizer

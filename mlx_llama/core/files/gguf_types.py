@@ -38,12 +38,10 @@ def choose_type(
     if kind in PLAIN:
         return kind
     wanted = _wanted_type(name, format, config, architecture)
-    fits = [
-        candidate
-        for candidate in (wanted, _FALLBACKS.get(wanted, wanted))
-        if shape[1] % (256 if candidate in _FALLBACKS else 32) == 0
-    ]
-    return fits[0] if fits else "F16"
+    for candidate in (wanted, _FALLBACKS.get(wanted, wanted)):
+        if shape[1] % (256 if candidate in _FALLBACKS else 32) == 0:
+            return candidate
+    return "F16"
 
 
 def is_fallback(kind: str, format: str) -> bool:
@@ -71,11 +69,8 @@ def _wanted_type(name: str, format: str, config: LlamaConfig, architecture: str)
         if is_sensitive:
             return "Q6_K"
         # Heads of a 70B model share values: few weights, used often
-        return (
-            "Q5_K"
-            if layers == 80 and queries_per_key > 1 and architecture in ("llama", "qwen2")
-            else kind
-        )
+        is_70b = layers == 80 and queries_per_key > 1 and architecture in ("llama", "qwen2")
+        return "Q5_K" if is_70b else kind
     if module in ("ffn_down", "ffn_down_exps"):
         if format == "IQ4_XS":
             return "Q5_K" if layer < layers // 8 else kind

@@ -57,11 +57,9 @@ def is_hub_id(name: str | os.PathLike) -> bool:
     A path exists, is absolute, starts with "." or "~", ends in a separator or ".gguf", or has a
     backslash or two slashes.
     """
-    if not isinstance(name, str) or not _HUB_ID.fullmatch(name) or ".." in name or "--" in name:
+    if not isinstance(name, str) or not _HUB_ID.fullmatch(name) or name.endswith(".gguf"):
         return False
-    if name.endswith(".gguf"):
-        return False
-    return not os.path.exists(name)
+    return ".." not in name and "--" not in name and not os.path.exists(name)
 
 
 def hub_name(name: str | os.PathLike) -> str | None:
@@ -144,8 +142,7 @@ def fetch_gguf(name: str, revision: str | None = None, local_only: bool = False)
 
     local_only: as in `fetch`.
 
-    Raises:
-        CheckpointError: as `fetch`; the repository has no such file.
+    Raises CheckpointError: as `fetch`; the repository has no such file.
     """
     place = gguf_in_hub(name)
     assert place is not None
@@ -172,8 +169,8 @@ def fetch(
     With HF_HUB_OFFLINE=1 or local_only, or if the hub cannot be reached, only the cache is
     searched.
 
-    Raises: CheckpointError: not on the hub, gated, no such revision, no network and not in the
-        cache, disk full.
+    Raises CheckpointError: not on the hub, gated, no such revision, no network and not in the
+    cache, disk full.
     """
     import huggingface_hub
 
@@ -205,28 +202,23 @@ def _ask(
     except errors.RepositoryNotFoundError:
         reason = "not found on the hub, or private; check the spelling, or run `hf auth login`"
     except errors.LocalEntryNotFoundError:
-        offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-        cause = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
-        remedy = "unset it" if offline else "check the network"
-        reason = f"not in the local cache and {cause}; {remedy}, or use the path of a folder"
-        if local_only and not offline:
-            reason = (
-                f"not in the local cache; fetch it with `hf download {name}`, or use the path of a "
-                "folder"
-            )
+        cause, remedy = "the hub cannot be reached", "check the network"
+        if local_only:
+            cause, remedy = "", f"fetch it with `hf download {name}`"
+        if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+            cause, remedy = "HF_HUB_OFFLINE is set", "unset it"
+        missing = f"not in the local cache and {cause}" if cause else "not in the local cache"
+        reason = f"{missing}; {remedy}, or use the path of a folder"
     except errors.HFValidationError as e:
         reason = f"not a hub id ({_first_line(e)}); write org/name, or the path of a folder"
     except errors.HfHubHTTPError as e:
         reason = f"the hub refused ({_first_line(e)}); try again later"
     except OSError as e:
-        reason = (
-            f"download failed ({_first_line(e)}); check the network and the free space, then try "
-            "again"
-        )
+        cause = _first_line(e)
+        reason = f"download failed ({cause}); check the network and the free space, then try again"
     except Exception as e:  # of huggingface_hub's HTTP library, which differs between versions
-        reason = (
-            f"the hub cannot be reached ({type(e).__name__}: {_first_line(e)}); check the network"
-        )
+        cause = f"{type(e).__name__}: {_first_line(e)}"
+        reason = f"the hub cannot be reached ({cause}); check the network"
     raise CheckpointError(f"model {where}: {reason}") from None
 
 

@@ -17,13 +17,14 @@ from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError
 from mlx_llama.core.families import FAMILIES
 from mlx_llama.core.models.quantization import QUANTIZED_BITS, QUANTIZED_GROUPS
 from mlx_llama.core.system import progress
-from mlx_llama.core.system.files import read_file, read_json
+from mlx_llama.core.system.files import read_file, read_json, reading
 
 from . import gguf_folder
 from .checkpoint import Checkpoint
 from .quantized import AffineWeight, pack_stream
 from .tensor import NUMBERS, Tensor
 from .writing import (
+    TensorPlan,
     Written,
     count_weights,
     encode,
@@ -99,12 +100,10 @@ def write_mlx(
     32, with scales rounded to the folder's width; Q2_K, Q3_K and Q6_K, whose groups of 16 MLX
     lacks, are quantised again with two more bits.
 
-    Raises: OptionsError: bits or group size that mx.quantize lacks; a group size that does not
-        divide the rows of any matrix. CheckpointError: `out` exists and is not empty, cannot be
-        written or does not fit the disk; a weight is not
-            finite.
-        ConfigError, TokenizerError, TemplateError: a GGUF source whose rope, tokenizer or template
-        a folder cannot hold.
+    Raises OptionsError: bits or group size that mx.quantize lacks; a group size that does not
+    divide the rows of any matrix. CheckpointError: `out` exists and is not empty, cannot be written
+    or does not fit the disk; a weight is not finite. ConfigError, TokenizerError, TemplateError: a
+    GGUF source whose rope, tokenizer or template a folder cannot hold.
     """
     if (bits is not None and bits not in BITS) or group_size not in GROUP_SIZES:
         raise OptionsError(
@@ -112,11 +111,10 @@ def write_mlx(
             f"of {_join(GROUP_SIZES)}"
         )
     config, companions = _read_config(checkpoint), _read_companions(checkpoint)
-    offset = (
-        FAMILIES[config["architectures"][0]].norm_offset - checkpoint.config.norm_offset
-        if (checkpoint.gguf_metadata is not None)
-        else 0.0
-    )  # already added in GGUF files
+    offset = 0.0
+    if checkpoint.gguf_metadata is not None:  # already added in GGUF files
+        family = FAMILIES[config["architectures"][0]]
+        offset = family.norm_offset - checkpoint.config.norm_offset
     tensors, stacks = stack_experts(checkpoint), checkpoint.config.stacks()
     packings: Mapping[str, tuple[int | None, int]]
     if keep:
@@ -146,8 +144,8 @@ def write_mlx(
     if bits and not any(item.is_quantised for item in plan.values()):
         raise OptionsError(
             f"`group_size` {group_size}: does not divide the rows of any matrix of "
-            f"{checkpoint.name} (the "
-            f"first, {odd[0]}, has rows of {plan[odd[0]].tensor.shape[1]}): choose a smaller size"
+            f"{checkpoint.name} (the first, {odd[0]}, has rows of "
+            f"{plan[odd[0]].tensor.shape[1]}): choose a smaller size"
         )
     # {name in the file: (dtype code, shape, bytes)}
     arrays = {
@@ -162,42 +160,31 @@ def write_mlx(
             if packing[0] and (not keep or packing != (bits, group_size))
         }
         config = {**config, "quantization": scheme, "quantization_config": scheme}
-    notices = (
-        _notice_kept(plan)
-        if keep
-        else notice_requantised(
-            checkpoint, [name for name, item in plan.items() if item.keeps_codes]
-        )
-    )
-    notices += notice_unquantised(
-        odd, checkpoint, plan[odd[0]].dtype if odd else "", f"groups of {group_size}"
-    )
+    kept = [name for name, item in plan.items() if item.keeps_codes]
+    notices = _notice_kept(plan) if keep else notice_requantised(checkpoint, kept)
+    dtype = plan[odd[0]].dtype if odd else ""
+    notices += notice_unquantised(odd, checkpoint, dtype, f"groups of {group_size}")
 
     with replace_when_done(Path(out), nbytes, folder=True) as folder:
         _write_json(folder / "config.json", dict(sorted(config.items())))
         for file, content in companions.items():
             (folder / file).write_bytes(content)
-        shards = _split_shards(
-            {
-                name: sum(spec[2] for spec in item.arrays(name).values())
-                for name, item in plan.items()
-            }
-        )
+        sizes = {
+            name: sum(spec[2] for spec in item.arrays(name).values()) for name, item in plan.items()
+        }
+        shards = _split_shards(sizes)
         advance = progress.meter(checkpoint.nbytes)
         weight_map: dict[str, str] = {}  # {array: file}
         for i, names in enumerate(shards):
-            file = (
-                f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
-                if len(shards) > 1
-                else "model.safetensors"
-            )
+            file = "model.safetensors"
+            if len(shards) > 1:
+                file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
             here = {array: arrays[array] for name in names for array in plan[name].arrays(name)}
             with _SafetensorsWriter(folder / file, here) as shard:
                 for name in names:
                     for array, values in plan[name].values(name, advance).items():
                         shard.write(array, values)
-                    for part in plan[name].parts:
-                        part.release()
+                    plan[name].release()
             weight_map |= dict.fromkeys(here, file)
         index = {
             "metadata": {"total_size": nbytes, "total_parameters": count_weights(checkpoint)},
@@ -208,21 +195,14 @@ def write_mlx(
 
 
 @dataclass(frozen=True)
-class _TensorPlan:
+class _TensorPlan(TensorPlan):
     """A tensor and its form in the folder."""
 
-    parts: tuple[Tensor | AffineWeight, ...]  # the tensor, or the matrices of a stack
-    is_stack: bool
     dtype: str  # of its values, or of its scales and biases
     bits: int | None
     group_size: int
     offset: float = 0.0  # to subtract from the values
     rounds_scales: bool = False  # two levels of scales may become a single level, rounded to dtype
-
-    @property
-    def tensor(self) -> Tensor | AffineWeight:
-        """The tensor, or the first of the stack."""
-        return self.parts[0]
 
     @property
     def is_quantised(self) -> bool:
@@ -249,19 +229,19 @@ class _TensorPlan:
 
     def arrays(self, name: str) -> dict[str, tuple[str, tuple[int, ...], int]]:
         """{name: (safetensors dtype code, shape, bytes)} of the arrays to write."""
-        width, code = NUMBERS[self.dtype].itemsize, _CODES[self.dtype]
-        before = (len(self.parts),) if self.is_stack else ()
-        shapes = {name: ((code, width), self.tensor.shape)}
-        if self.is_quantised:
-            assert self.bits is not None
-            (n, k), base = self.tensor.shape, name.removesuffix(".weight")
-            shapes = {name: (("U32", 4), (n, k * self.bits // 32))} | dict.fromkeys(
-                (f"{base}.scales", f"{base}.biases"), ((code, width), (n, k // self.group_size))
-            )
-        return {
-            array: (kind, before + shape, math.prod(before + shape) * size)
-            for array, ((kind, size), shape) in shapes.items()
-        }
+
+        def describe(code: str, size: int, shape: tuple[int, ...]) -> tuple:
+            whole = self.whole(shape)
+            return code, whole, math.prod(whole) * size
+
+        code, size = _CODES[self.dtype], NUMBERS[self.dtype].itemsize
+        if not self.is_quantised:
+            return {name: describe(code, size, self.tensor.shape)}
+        assert self.bits is not None
+        (n, k), base = self.tensor.shape, name.removesuffix(".weight")
+        scaling = describe(code, size, (n, k // self.group_size))
+        codes = describe("U32", 4, (n, k * self.bits // 32))
+        return {name: codes, f"{base}.scales": scaling, f"{base}.biases": scaling}
 
     def values(self, name: str, advance: Callable[[int], None]) -> dict[str, np.ndarray]:
         """The arrays to write. Raises CheckpointError for weights that are not finite at
@@ -297,9 +277,8 @@ class _TensorPlan:
                 continue
             assert isinstance(tensor, AffineWeight)
             rows = tensor.rows(start, start + len(values))
-            biases = (0 if rows.biases is None else rows.biases) - np.float32(
-                rows.offset
-            ) * rows.scales
+            biases = 0 if rows.biases is None else rows.biases
+            biases = biases - np.float32(rows.offset) * rows.scales
             if not np.isfinite(encode(biases, self.dtype)).all():
                 raise CheckpointError(
                     f"tensor {tensor.name}: its scales are too large for {self.dtype} with "
@@ -332,11 +311,13 @@ def _notice_kept(plan: Mapping[str, _TensorPlan]) -> list[str]:
     """Losses of `keep`, a line per kind."""
     rounded, again = {}, {}
     for item in plan.values():
-        if isinstance(item.tensor, AffineWeight) and not item.keeps_codes:
-            again[item.tensor.format] = f"{item.tensor.format} as {item.bits} bits"
-        elif isinstance(item.tensor, AffineWeight):
-            if item.tensor.two_level or item.dtype not in (item.tensor.scale_dtype, "float32"):
-                rounded[item.tensor.format] = item.dtype
+        tensor = item.tensor
+        if not isinstance(tensor, AffineWeight):
+            continue
+        if not item.keeps_codes:
+            again[tensor.format] = f"{tensor.format} as {item.bits} bits"
+        elif tensor.two_level or item.dtype not in (tensor.scale_dtype, "float32"):
+            rounded[tensor.format] = item.dtype
     result = [
         f"{', '.join(sorted(rounded))}: the codes are kept, the scales are rounded to {dtype}"
         for dtype in sorted(set(rounded.values()))
@@ -414,14 +395,12 @@ def _read_companions(checkpoint: Checkpoint) -> dict[str, bytes]:
     """
     if checkpoint.gguf_metadata is not None:
         return gguf_folder.make_companions(checkpoint)
-    try:
-        paths = [checkpoint.path / name for name in _COMPANIONS]
-        return {path.name: read_file(path, _COMPANION_LIMIT) for path in paths if path.exists()}
-    except OSError as error:
-        raise CheckpointError(
-            f"{error.filename}: cannot be read ({error.strerror}); check the file and its "
-            "permissions"
-        ) from None
+    companions = {}
+    for path in (checkpoint.path / name for name in _COMPANIONS):
+        if path.exists():
+            with reading(path, CheckpointError):
+                companions[path.name] = read_file(path, _COMPANION_LIMIT)
+    return companions
 
 
 def _read_config(checkpoint: Checkpoint) -> dict[str, Any]:

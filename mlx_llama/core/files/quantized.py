@@ -70,11 +70,6 @@ class AffineWeight(Mapped, ABC):
     scale_dtype: str  # of the (super) scales in the file: "float16", "bfloat16" or "float32"
     dtype: str  # for activations: "float16" for GGUF, that of the scales for mx.quantize
     nbytes: int  # in the file
-
-    @abstractmethod
-    def rows(self, start: int, stop: int) -> Rows:
-        """Unpack rows start .. stop - 1."""
-
     column_unit: int  # columns that must stay together
 
     @abstractmethod
@@ -86,21 +81,21 @@ class AffineWeight(Mapped, ABC):
         """Columns start .. stop - 1, multiples of `column_unit`."""
 
     @abstractmethod
-    def _gather(self, ids: np.ndarray) -> Rows:
+    def _unpack(self, ids: np.ndarray | slice) -> Rows:
         """Unpack rows by index (int [n])."""
 
     @property
     def description(self) -> str:
         """The format for users: "Q4_K", or "affine 4-bit, groups of 64"."""
-        return (
-            self.format
-            if self.format != "affine"
-            else f"affine {self.bits}-bit, groups of {self.group_size}"
-        )
+        return self.format
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """Unpack rows start .. stop - 1."""
+        return self._unpack(slice(start, stop))
 
     def take(self, ids: np.ndarray) -> np.ndarray:
         """Dequantise rows by index: int [n] -> float32 [n, K]."""
-        return self._gather(np.asarray(ids)).float32()
+        return self._unpack(np.asarray(ids)).float32()
 
     def float32(self) -> np.ndarray:
         """Dequantise the whole matrix to float32 [N, K], several times `nbytes`: for tests and
@@ -115,11 +110,7 @@ class AffineWeight(Mapped, ABC):
         return result
 
     def __repr__(self) -> str:
-        described = (
-            f"{self.name!r}, {self.shape}, {self.format!r}, bits={self.bits}, "
-            f"group_size={self.group_size}"
-        )
-        return f"{type(self).__name__}({described})"
+        return f"{type(self).__name__}({self.name!r}, {self.shape}, {self.description!r})"
 
 
 class GGUFWeight(AffineWeight):
@@ -138,22 +129,14 @@ class GGUFWeight(AffineWeight):
     ):
         """blocks: uint8 [N, row bytes]. order, pages: as in `Mapped`."""
         layout = GGUF_FORMATS[format]
-        self.name, self.format, self.shape, self.blocks, self.order = (
-            name,
-            format,
-            shape,
-            blocks,
-            order,
-        )
+        self.name, self.format, self.shape = name, format, shape
+        self.blocks, self.order, self.pages = blocks, order, pages
         self.bits, self.group_size, self.offset = layout.bits, layout.group_size, layout.offset
         self.has_biases, self.two_level = layout.has_biases, layout.two_level
         if format == "Q8_K":
             self.scale_dtype = "float32"
         self.nbytes = blocks.nbytes
-        self.layout, self.column_unit, self.pages = layout, layout.block_size, pages
-
-    def rows(self, start: int, stop: int) -> Rows:
-        return self._unpack(self._blocks(start, stop))
+        self.layout, self.column_unit = layout, layout.block_size
 
     def part(self, name: str, start: int, stop: int) -> GGUFWeight:
         first, last, order = self.rows_in_file(start, stop)
@@ -166,15 +149,8 @@ class GGUFWeight(AffineWeight):
         blocks = self.blocks[:, start // size * nbytes : stop // size * nbytes]
         return GGUFWeight(self.name, self.format, shape, blocks, self.order, self.pages)
 
-    def _blocks(self, start: int, stop: int) -> np.ndarray:
-        return (
-            self.blocks[start:stop] if self.order is None else self.blocks[self.order[start:stop]]
-        )
-
-    def _gather(self, ids: np.ndarray) -> Rows:
-        return self._unpack(self.blocks[ids if self.order is None else self.order[ids]])
-
-    def _unpack(self, rows: np.ndarray) -> Rows:
+    def _unpack(self, ids: np.ndarray | slice) -> Rows:
+        rows = self.blocks[ids if self.order is None else self.order[ids]]
         n, k, layout = len(rows), self.shape[1], self.layout
         blocks = rows.reshape(-1, layout.nbytes)
         unpacked = np.empty((n, k), np.uint8)
@@ -218,11 +194,6 @@ class MLXWeight(AffineWeight):
         self.nbytes = packed.nbytes + scales.nbytes + biases.nbytes
         self.pages, self.column_unit = pages, math.lcm(group_size, 32)
 
-    def rows(self, start: int, stop: int) -> Rows:
-        return self._unpack(
-            self.packed[start:stop], self.scales[start:stop], self.biases[start:stop]
-        )
-
     def part(self, name: str, start: int, stop: int) -> MLXWeight:
         packed, scales, biases = (
             array[start:stop] for array in (self.packed, self.scales, self.biases)
@@ -238,14 +209,17 @@ class MLXWeight(AffineWeight):
         )
         return MLXWeight(self.name, self.bits, self.group_size, packed, scales, biases, self.pages)
 
-    def _gather(self, ids: np.ndarray) -> Rows:
-        return self._unpack(self.packed[ids], self.scales[ids], self.biases[ids])
+    @property
+    def description(self) -> str:
+        return f"affine {self.bits}-bit, groups of {self.group_size}"
 
-    def _unpack(self, packed: np.ndarray, scales: np.ndarray, biases: np.ndarray) -> Rows:
+    def _unpack(self, ids: np.ndarray | slice) -> Rows:
+        packed = self.packed[ids]
         codes = _unpack_stream(packed, self.bits).reshape(len(packed), self.shape[1])
-        return Rows(
-            codes, as_numbers(scales).astype(np.float32), as_numbers(biases).astype(np.float32), 0
+        scales, biases = (
+            as_numbers(array[ids]).astype(np.float32) for array in (self.scales, self.biases)
         )
+        return Rows(codes, scales, biases, 0)
 
 
 def _unpack_stream(packed: np.ndarray, bits: int) -> np.ndarray:

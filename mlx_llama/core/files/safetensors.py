@@ -57,17 +57,16 @@ class SafetensorsFile:
     def tensor(self, name: str) -> Tensor:
         """A tensor by name, zero-copy.
 
-        Raises:
-            CheckpointError: a dtype other than F32, F16 and BF16.
+        Raises CheckpointError: a dtype other than F32, F16 and BF16.
         """
         code, shape, _ = self._entries[name]
         if code not in _DTYPES:
-            hint = (
-                "config.json has no field quantization, which quantised weights need; fetch "
-                "both again"
-                if code in _QUANTIZED
-                else "convert the weights to one of them"
-            )
+            hint = "convert the weights to one of them"
+            if code in _QUANTIZED:
+                hint = (
+                    "config.json has no field quantization, which quantised weights need; fetch "
+                    "both again"
+                )
             raise CheckpointError(
                 f"{self.path}: tensor {name} has dtype {code}, expected F32, F16 or BF16; {hint}"
             )
@@ -130,24 +129,23 @@ def _read_header(
     entries: dict[str, tuple[str, tuple[int, ...], int]] = {}
     spans: list[tuple[int, int, str]] = []
     for name, entry in header.items():
+        what = f"tensor {show(name)}"
         if not isinstance(entry, dict):
-            raise corrupt(f"tensor {show(name)}: header entry is {show(entry)}, expected an object")
+            raise corrupt(f"{what}: header entry is {show(entry)}, expected an object")
         code, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
         if not isinstance(code, str) or code not in _SIZES:
-            raise corrupt(
-                f"tensor {show(name)}: dtype is {show(code)}, expected one of {', '.join(_SIZES)}"
-            )
+            raise corrupt(f"{what}: dtype is {show(code)}, expected one of {', '.join(_SIZES)}")
         if not _are_sizes(shape):
-            raise corrupt(f"tensor {show(name)}: shape is {show(shape)}, expected a list of sizes")
+            raise corrupt(f"{what}: shape is {show(shape)}, expected a list of sizes")
         if not _are_sizes(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= data:
             raise corrupt(
-                f"tensor {show(name)}: data_offsets is {show(offsets)}, expected [begin, end] "
+                f"{what}: data_offsets is {show(offsets)}, expected [begin, end] "
                 f"within {data} bytes"
             )
         begin, end = offsets
         if math.prod(shape) * _SIZES[code] != end - begin:
             raise corrupt(
-                f"tensor {show(name)}: data_offsets span {end - begin} bytes, shape {show(shape)} "
+                f"{what}: data_offsets span {end - begin} bytes, shape {show(shape)} "
                 f"of {code} takes {show(math.prod(shape) * _SIZES[code])}"
             )
         entries[name] = (code, tuple(shape), begin)
@@ -167,11 +165,6 @@ def _read_header(
 
 def _are_sizes(value: object) -> TypeGuard[list[int]]:
     """True for a list of at most 32 integers from 0 to 2**60 - 1."""
-    return (
-        isinstance(value, list)
-        and len(value) <= 32
-        and all(
-            isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 1 << 60
-            for size in value
-        )
-    )
+    if not isinstance(value, list) or len(value) > 32:
+        return False
+    return all(type(size) is int and 0 <= size < 1 << 60 for size in value)

@@ -60,8 +60,7 @@ def slabs(
     advance: of core.system.progress, called with bytes of the source. order: int [N], the source's
     row for each row.
 
-    Raises:
-        CheckpointError: a value that is not finite at `dtype`; a truncated file.
+    Raises CheckpointError: a value that is not finite at `dtype`; a truncated file.
     """
     rows, array = tensor.shape[0], tensor.array if isinstance(tensor, Tensor) else None
     step = max(1, _SLAB // math.prod(tensor.shape[1:]))
@@ -74,22 +73,38 @@ def slabs(
         else:
             assert isinstance(tensor, AffineWeight)
             values = tensor.rows(start, stop).float32() if ids is None else tensor.take(ids)
-        finite = np.isfinite(values).all()
-        if (
-            finite
-            and dtype != "float32"
-            and not (isinstance(tensor, Tensor) and tensor.dtype == dtype)
-        ):
+        if dtype != "float32" and not (isinstance(tensor, Tensor) and tensor.dtype == dtype):
             values = encode(values, dtype).astype(np.float32)
-            finite = np.isfinite(values).all()
-        if not finite:
+        if not np.isfinite(values).all():
+            remedy = "" if dtype == "float32" else ", or take its float32 or bfloat16 version"
             raise CheckpointError(
                 f"tensor {tensor.name} holds a value that is not finite at {dtype}, in rows "
-                f"{start} to {stop - 1}: it cannot be quantised; fetch the model again"
-                + ("" if dtype == "float32" else ", or take its float32 or bfloat16 version")
+                f"{start} to {stop - 1}: it cannot be quantised; fetch the model again{remedy}"
             )
         yield start, values
         advance(tensor.nbytes * stop // rows - tensor.nbytes * start // rows)
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """A tensor to write: its matrices, if it is a stack of experts'."""
+
+    parts: tuple[Tensor | AffineWeight, ...]
+    is_stack: bool
+
+    @property
+    def tensor(self) -> Tensor | AffineWeight:
+        """The tensor, or the first of the stack."""
+        return self.parts[0]
+
+    def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the stack for that of each tensor."""
+        return (len(self.parts), *shape) if self.is_stack else shape
+
+    def release(self) -> None:
+        """Let the system evict the source."""
+        for part in self.parts:
+            part.release()
 
 
 def stack_experts(checkpoint: Checkpoint) -> dict[str, tuple[Tensor | AffineWeight, ...]]:
@@ -113,9 +128,8 @@ def replace_when_done(
 
     overwrites: replace an existing file.
 
-    Raises: CheckpointError: `out` exists and must not be replaced (a folder may replace an empty
-        folder); the disk has less
-            than `nbytes` free; an error of the system while writing.
+    Raises CheckpointError: `out` exists and must not be replaced (a folder may replace an empty
+    folder); the disk has less than `nbytes` free; an error of the system while writing.
     """
     try:
         out = Path(os.path.abspath(os.path.expanduser(out)))
@@ -158,21 +172,18 @@ def notice_requantised(checkpoint: Checkpoint, kept: Collection[str] = ()) -> li
     """Notice that the source is quantised already, if so. kept: names of matrices that keep their
     codes.
     """
-    formats = sorted(
-        {
-            tensor.description
-            for name, parts in stack_experts(checkpoint).items()
-            if name not in kept
-            for tensor in parts
-            if isinstance(tensor, AffineWeight)
-        }
-    )
+    formats = {
+        tensor.description
+        for name, parts in stack_experts(checkpoint).items()
+        for tensor in (parts if name not in kept else ())
+        if isinstance(tensor, AffineWeight)
+    }
     if not formats:
         return []
     return [
-        f"{checkpoint.name} is quantised already ({', '.join(formats)}): each such matrix was "
-        "dequantised and quantised "
-        "again, which adds an error; start from the 16-bit model if there is one"
+        f"{checkpoint.name} is quantised already ({', '.join(sorted(formats))}): each such matrix "
+        "was dequantised and quantised again, which adds an error; start from the 16-bit model if "
+        "there is one"
     ]
 
 
@@ -182,11 +193,9 @@ def notice_unquantised(
     """Notice that matrices keep `dtype` because `blocks` do not divide their rows, if so."""
     if not names:
         return []
-    matrices = (
-        f"1 matrix ({names[0]}) is"
-        if len(names) == 1
-        else f"{len(names)} matrices (such as {names[0]}) are"
-    )
+    matrices = f"{len(names)} matrices (such as {names[0]}) are"
+    if len(names) == 1:
+        matrices = f"1 matrix ({names[0]}) is"
     tensors = stack_experts(checkpoint)
     lengths = ", ".join(sorted({str(tensors[name][0].shape[1]) for name in names}))
     return [f"{matrices} kept at {dtype}: {blocks} do not divide rows of {lengths}"]

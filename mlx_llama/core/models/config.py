@@ -207,19 +207,15 @@ class LlamaConfig:
 
     def stored(self, field: Field) -> Any:
         """The field as files store it; None for none."""
-        value = (
-            self.layers[0].scale
-            if field.name == "attention_multiplier"
-            else getattr(self, field.name)
-        )
+        is_scale = field.name == "attention_multiplier"
+        value = self.layers[0].scale if is_scale else getattr(self, field.name)
         return None if value is None else field.encode(value)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike) -> LlamaConfig:
         """Read a config.json. path: the file, or its folder.
 
-        Raises:
-            ConfigError: as `from_dict`; or the file is missing or not a JSON object.
+        Raises ConfigError: as `from_dict`; or the file is missing or not a JSON object.
         """
         path = Path(path)
         if path.is_dir():
@@ -235,10 +231,9 @@ class LlamaConfig:
         report: called with the error of each bad field. If it returns, the field gets a placeholder
         and reading goes on.
 
-        Raises: ConfigError: a field is missing, of the wrong type, out of range or at odds with
-            another; the
-                architecture, rope type, activation or quantisation is not supported; what `report`
-                raises.
+        Raises ConfigError: a field is missing, of the wrong type, out of range or at odds with
+        another; the architecture, rope type, activation or quantisation is not supported; what
+        `report` raises.
         """
         family, read, is_part = find_family(Reader(raw, source, report=report))
         default = family.defaults
@@ -289,18 +284,18 @@ class LlamaConfig:
     ) -> LlamaConfig:
         """Resolve the metadata and tensor shapes of a GGUF file.
 
-        Args: metadata: {key: value}, arrays of numbers as lists (their first 4097 are enough), of
-            text as any sequence. shapes: of the tensors, by Hugging Face name. They give the
-            vocabulary's size, and whether the model has an
-                output head and biases.
+        Args:
+            metadata: {key: value}, arrays of numbers as lists (their first 4097 are enough), of
+                text as any sequence.
+            shapes: of the tensors, by Hugging Face name. They give the vocabulary's size, and
+                whether the model has an output head and biases.
             divisors: values of the tensors rope_freqs.weight (""), rope_factors_short.weight
                 ("short") and rope_factors_long.weight ("long"), as far as there are.
             dtype: of the embedding.
             source: file to name in errors.
 
-        Raises: ConfigError: a field is missing, of the wrong type, out of range, at odds with
-            another or with the tensors;
-                the architecture or its arithmetic is not supported.
+        Raises ConfigError: a field is missing, of the wrong type, out of range, at odds with
+        another or with the tensors; the architecture or its arithmetic is not supported.
         """
         general = Reader(metadata, source, is_gguf=True)
         family, read = _open_gguf(general)
@@ -314,17 +309,11 @@ class LlamaConfig:
             values[name] for name in ("vocab_size", "max_position_embeddings", "num_hidden_layers")
         )
         if isinstance(tokens, (str, int, float)) or len(tokens) > vocab:
-            general.fail(
-                "tokenizer.ggml.tokens",
-                tokens,
-                f"at most {vocab} tokens, the rows of token_embd.weight",
-            )
-        if read.integer("attention.value_length", values["head_dim"]) != values["head_dim"]:
-            read.fail(
-                "attention.value_length",
-                read.get("attention.value_length"),
-                f"{values['head_dim']}, the size of a head",
-            )
+            expected = f"at most {vocab} tokens, the rows of token_embd.weight"
+            general.fail("tokenizer.ggml.tokens", tokens, expected)
+        head_dim = values["head_dim"]
+        if (length := read.integer("attention.value_length", head_dim)) != head_dim:
+            read.fail("attention.value_length", length, f"{head_dim}, the size of a head")
         values |= _choose_layers(
             read, family, values, family.windows.read_gguf(read, layers, positions)
         )
@@ -370,13 +359,9 @@ class LlamaConfig:
             matrices(spec.qkv, (q, kv, kv), d, self.attention_bias)
             matrices((spec.out,), (d,), q, self.output_bias)
             if self.query_key_norm:
-                widths = (
-                    (q, kv) if self.query_key_norm == "whole" else (self.head_dim, self.head_dim)
-                )
-                shapes |= {
-                    f"{spec.query_norm}.weight": (widths[0],),
-                    f"{spec.key_norm}.weight": (widths[1],),
-                }
+                is_whole = self.query_key_norm == "whole"
+                shapes[f"{spec.query_norm}.weight"] = (q if is_whole else self.head_dim,)
+                shapes[f"{spec.key_norm}.weight"] = (kv if is_whole else self.head_dim,)
             if experts := spec.experts:
                 matrices((experts.router,), (experts.count,), d, False)
                 for gate, up, down in zip(experts.gate, experts.up, experts.down):
@@ -385,10 +370,11 @@ class LlamaConfig:
             else:
                 matrices(spec.gate_up, (ffn, ffn), d, self.mlp_bias)
                 matrices((spec.down,), (d,), ffn, self.mlp_bias)
-            for name in filter(
-                None,
-                (spec.attention_norm, spec.ffn_norm, spec.post_attention_norm, spec.post_ffn_norm),
-            ):
+            before, after = (
+                (spec.attention_norm, spec.ffn_norm),
+                (spec.post_attention_norm, spec.post_ffn_norm),
+            )
+            for name in filter(None, (*before, *after)):
                 shapes[f"{name}.weight"] = (d,)
         shapes["model.norm.weight"] = (d,)
         if not self.tie_word_embeddings:
@@ -440,30 +426,22 @@ def _read_table(read: Reader, family: Family) -> dict[str, Any]:
     kv_heads = values.setdefault("num_key_value_heads", heads)
     is_whole = "head_dim" in values or hidden % heads == 0
     head_dim = values.setdefault("head_dim", max(hidden // heads, 1))
+
+    def fail(name: str, expected: str) -> None:
+        read.fail(named[name], values[name], expected)
+
     if not read.failed & _SIZES:  # else these follow from a placeholder
+        its_heads = f"{read.prefix}{named['num_attention_heads']} ({heads})"
         if heads % kv_heads:
-            read.fail(
-                named["num_key_value_heads"],
-                kv_heads,
-                f"a divisor of {read.prefix}{named['num_attention_heads']} ({heads})",
-            )
+            fail("num_key_value_heads", f"a divisor of {its_heads}")
         if not is_whole:
-            read.fail(
-                named["hidden_size"],
-                hidden,
-                f"a multiple of {read.prefix}{named['num_attention_heads']} ({heads}), or an "
-                f"explicit {read.prefix}{named['head_dim']}",
-            )
+            explicit = f"an explicit {read.prefix}{named['head_dim']}"
+            fail("hidden_size", f"a multiple of {its_heads}, or {explicit}")
         elif head_dim % 2:
-            read.fail(
-                named["head_dim"], head_dim, "an even number, since rotary embeddings rotate pairs"
-            )
+            fail("head_dim", "an even number, since rotary embeddings rotate pairs")
     if values.get("num_experts_per_tok", 0) > values.get("num_experts", 0):
-        read.fail(
-            named["num_experts_per_tok"],
-            values["num_experts_per_tok"],
-            f"at most {read.prefix}{named['num_experts']} ({values['num_experts']})",
-        )
+        experts = f"{read.prefix}{named['num_experts']} ({values['num_experts']})"
+        fail("num_experts_per_tok", f"at most {experts}")
     if family.complete:
         values |= family.complete(read, values)
     return values | {"query_key_norm": family.query_key_norm, "norm_placement": family.norms}
@@ -529,15 +507,12 @@ def _open_gguf(general: Reader) -> tuple[Family, Reader]:
             f"{', '.join(map(repr, sorted(BY_GGUF)))}; load another model"
         )
     prefix = f"{name}."
-    fields = {
-        key.removeprefix(prefix): value
-        for key, value in general.raw.items()
-        if key.startswith(prefix)
-    }
+    own = [key for key in general.raw if key.startswith(prefix)]
+    fields = {key.removeprefix(prefix): general.raw[key] for key in own}
     read = Reader(fields, general.source, prefix, is_gguf=True)
-    known = {field.gguf for field in family.table} | (
-        {"rope.scaling.yarn_log_multiplier"} if family.scales_queries else set()
-    )
+    known = {field.gguf for field in family.table}
+    if family.scales_queries:
+        known.add("rope.scaling.yarn_log_multiplier")
     for field, neutral in _GGUF_NEUTRAL.items():
         if field not in known:
             read.refuse(field, *neutral, reason="nothing else is supported")

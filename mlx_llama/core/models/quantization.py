@@ -52,29 +52,24 @@ def read_quantization(read: Reader) -> Quantization | None:
     bits, group_size = _read_packing(whole, whole.get("bits"), whole.get("group_size"))
     layers: list[tuple[str, tuple[int, int] | None]] = []
     for name, value in whole.raw.items():
+        shown = show(name)[1:-1]
         if name in _SETTINGS:
             continue
         if isinstance(value, bool):
             layers.append((name, (bits, group_size) if value else None))
         elif isinstance(value, dict):
-            layer = Reader(value, read.source, f"quantization.{show(name)[1:-1]}.")
+            layer = Reader(value, read.source, f"quantization.{shown}.")
             # mlx_lm takes mx.quantize's defaults here (4, 64), not the model's settings.
-            layers.append(
-                (name, _read_packing(layer, layer.get("bits", 4), layer.get("group_size", 64)))
-            )
-            for field in value:
-                if field not in _SETTINGS:
-                    layer.fail(
-                        show(field)[1:-1],
-                        value[field],
-                        f"nothing, since only {', '.join(_SETTINGS)} are known",
-                    )
+            packing = _read_packing(layer, layer.get("bits", 4), layer.get("group_size", 64))
+            layers.append((name, packing))
+            known = f"nothing, since only {', '.join(_SETTINGS)} are known"
+            for field in (field for field in value if field not in _SETTINGS):
+                layer.fail(show(field)[1:-1], value[field], known)
         else:
-            whole.fail(
-                show(name)[1:-1],
-                value,
-                "true, false or an object with bits and group_size, for a module of that name",
+            expected = (
+                "true, false or an object with bits and group_size, for a module of that name"
             )
+            whole.fail(shown, value, expected)
     return Quantization(bits, group_size, tuple(layers))
 
 

@@ -62,21 +62,15 @@ class Reader:
                 "fields"
             )
         self.raw, self.source, self.prefix, self.is_gguf = raw, source, prefix, is_gguf
-        self.remedy = (
-            "take another conversion of the model"
-            if is_gguf
-            else "correct the file, or take the model's own"
-        )
+        self.remedy = "correct the file, or take the model's own"
+        if is_gguf:
+            self.remedy = "take another conversion of the model"
         self.report: Report = report
         self.failed: set[str] = set()
 
     def fail(self, name: str, value: object, expected: str) -> None:
-        self.report(
-            ConfigError(
-                f"{self.source}: {self.prefix}{name} is {show(value)}, expected {expected}; "
-                f"{self.remedy}"
-            )
-        )
+        fault = f"{self.prefix}{name} is {show(value)}, expected {expected}"
+        self.report(ConfigError(f"{self.source}: {fault}; {self.remedy}"))
 
     def get(self, name: str, default: Any = REQUIRED) -> Any:
         value = self.raw.get(name, default)
@@ -122,27 +116,16 @@ class Reader:
         return None if value is None else field.decode(value)
 
     def integer(
-        self,
-        name: str,
-        default: Any = REQUIRED,
-        low: int = 1,
-        high: int = 1 << 30,
-        *,
-        nullable: bool = False,
+        self, name: str, default: Any = REQUIRED, low: int = 1, *, nullable: bool = False
     ) -> Any:
-        return self._value(name, Field(name, low=low, high=high, placeholder=1), default, nullable)
+        return self._value(name, Field(name, low=low, placeholder=1), default, nullable)
 
     def number(
-        self,
-        name: str,
-        default: Any = REQUIRED,
-        low: float = 0.0,
-        high: float = 1e12,
-        *,
-        nullable: bool = False,
+        self, name: str, default: Any = REQUIRED, low: float = 0.0, high: float = 1e12
     ) -> Any:
-        """A finite number with low < value <= high."""
-        return self._value(name, Field(name, kind=float, low=low, high=high), default, nullable)
+        """A finite number with low < value <= high; None where the default is."""
+        field = Field(name, kind=float, low=low, high=high)
+        return self._value(name, field, default, nullable=default is None)
 
     def boolean(self, name: str, default: bool) -> bool:
         return self._value(name, Field(name, kind=bool), default)
@@ -183,21 +166,13 @@ class Reader:
             value = value[0]
         if value is None and (nullable or name not in self.raw):
             return None
-        is_number = isinstance(value, int if kind is int else (int, float)) and not isinstance(
-            value, bool
-        )
-        if kind is bool:
-            fits, expected = isinstance(value, bool), "true or false"
-        elif kind is int:
-            fits, expected = (
-                is_number and low <= value <= high,
-                f"a whole number from {low} to {high}",
-            )
-        else:
-            fits, expected = (
-                is_number and low < value <= high,
-                f"a number above {low:g}, up to {high:g}",
-            )
+        fits, expected = isinstance(value, bool), "true or false"
+        if kind is int:
+            fits = type(value) is int and low <= value <= high
+            expected = f"a whole number from {low} to {high}"
+        elif kind is float:
+            fits = type(value) in (int, float) and low < value <= high
+            expected = f"a number above {low:g}, up to {high:g}"
         if not fits:
             self.fail(name, value, expected + (" or null" if nullable else ""))
         return float(value) if kind is float else value
@@ -208,14 +183,9 @@ class Reader:
             self.fail(name, value, "one token id or null")
         ids = [] if value is None else value if isinstance(value, list) else [value]
         for token in ids:
-            if (
-                isinstance(token, bool)
-                or not isinstance(token, int)
-                or (not 0 <= token < vocab and name in self.raw)
-            ):
-                # -1 means no token in some early conversions.
-                if token != -1 or isinstance(token, bool):
-                    self.fail(
-                        name, value, f"token ids from 0 to {vocab - 1} (vocab_size - 1), or null"
-                    )
+            is_known = type(token) is int and (0 <= token < vocab or name not in self.raw)
+            # -1 means no token in some early conversions.
+            if not is_known and (token != -1 or isinstance(token, bool)):
+                expected = f"token ids from 0 to {vocab - 1} (vocab_size - 1), or null"
+                self.fail(name, value, expected)
         return tuple(dict.fromkeys(token for token in ids if 0 <= token < vocab))

@@ -19,10 +19,11 @@ def inverse_frequencies(
 ) -> tuple[np.ndarray, float]:
     """The angle per position of every pair, in radians, and the factor on cos and sin.
 
-    Args: config: any rope type of core.models.config.ROPE_TYPES. seq_len: tokens in the sequence so
-        far, new ones included, for type "dynamic"; the cache's capacity for type
-            "longrope", which has one table for a context of the trained length and one for a longer
-            one.
+    Args:
+        config: any rope type of core.models.config.ROPE_TYPES.
+        seq_len: tokens in the sequence so far, new ones included, for type "dynamic"; the cache's
+            capacity for type "longrope", which has one table for a context of the trained length
+            and one for a longer one.
         table: of config.ropes.
 
     Returns:
@@ -46,9 +47,8 @@ def inverse_frequencies(
         assert rope.original_max_position_embeddings is not None
         assert rope.attention_factor is not None
         is_long = seq_len is not None and seq_len > rope.original_max_position_embeddings
-        return frequencies / np.array(
-            rope.long_factor if is_long else rope.short_factor
-        ), rope.attention_factor
+        factors = np.array(rope.long_factor if is_long else rope.short_factor)
+        return frequencies / factors, rope.attention_factor
     if rope.type == "linear":
         assert rope.factor is not None
         return frequencies / rope.factor, 1.0
@@ -72,12 +72,9 @@ def max_context(config: LlamaConfig) -> int:
     Types "dynamic" and "linear" multiply max_position_embeddings by the factor, since it may be the
     number before scaling.
     """
-    stretched = config.rope.type in ("dynamic", "linear")
-    return (
-        int(config.max_position_embeddings * (config.rope.factor or 1))
-        if stretched
-        else config.max_position_embeddings
-    )
+    is_stretched = config.rope.type in ("dynamic", "linear")
+    factor = (config.rope.factor or 1) if is_stretched else 1
+    return int(config.max_position_embeddings * factor)
 
 
 def tables(
@@ -88,19 +85,17 @@ def tables(
     Returns: cos, sin: float32 [count, table_width], of several tables side by side; angles are
         float64, so that position 100 000 is as exact as position 1.
     """
+    positions = np.arange(positions_start, positions_start + count, dtype=np.float64)
     cosines, sines = [], []
     for table in range(len(config.ropes)):
         frequencies, factor = inverse_frequencies(config, seq_len, table)
-        angles = (
-            np.arange(positions_start, positions_start + count, dtype=np.float64)[:, None]
-            * frequencies
-        )
+        angles = positions[:, None] * frequencies
         cosines.append((np.cos(angles) * factor).astype(np.float32))
         sines.append((np.sin(angles) * factor).astype(np.float32))
     if config.query_beta:
         trained = config.rope.original_max_position_embeddings
         assert trained is not None
-        lengths = np.arange(positions_start, positions_start + count) // trained
+        lengths = positions // trained
         factors = 1 + config.query_beta * np.log1p(lengths)[:, None]
         for parts in (cosines, sines):
             parts.append((parts[0] * factors).astype(np.float32))

@@ -54,21 +54,16 @@ def read_ropes(read: Reader, family: Family, positions: int, head_dim: int) -> d
         rope = read.attempt(
             _read_rope, read, family, family.theta, positions, head_dim, otherwise=RopeConfig()
         )
-        return {"rope": rope} | (
-            {"query_beta": _read_query_beta(read, rope)} if family.scales_queries else {}
-        )
+        beta = _read_query_beta(read, rope) if family.scales_queries else 0.0
+        return {"rope": rope, "query_beta": beta}
     local_name, local_theta = family.local_theta
     spellings = ("rope_parameters", "rope_scaling", "rope_theta", local_name)
     others = {name: value for name, value in read.raw.items() if name not in spellings}
     both = read.get("rope_parameters", None)
     if isinstance(both, dict) and any(isinstance(value, dict) for value in both.values()):
-        for name in both:
-            if name not in _LAYER_KINDS:
-                read.fail(
-                    f"rope_parameters.{name}",
-                    both[name],
-                    f"nothing beside {' and '.join(_LAYER_KINDS)}",
-                )
+        expected = f"nothing beside {' and '.join(_LAYER_KINDS)}"
+        for name in (name for name in both if name not in _LAYER_KINDS):
+            read.fail(f"rope_parameters.{name}", both[name], expected)
         whole = {
             "rope_parameters": both.get("full_attention"),
             "rope_scaling": read.get("rope_scaling", None),
@@ -90,18 +85,11 @@ def read_ropes(read: Reader, family: Family, positions: int, head_dim: int) -> d
 
 
 def _read_query_beta(read: Reader, rope: RopeConfig) -> float:
-    fields = Reader(
-        read.get("rope_parameters", None) or {}, read.source, "rope_parameters.", read.report
-    )
-    beta = (
-        fields.number("llama_4_scaling_beta")
-        if fields.get("llama_4_scaling_beta", None) not in (None, 0)
-        else 0.0
-    )
+    name, raw = "llama_4_scaling_beta", read.get("rope_parameters", None) or {}
+    fields = Reader(raw, read.source, "rope_parameters.", read.report)
+    beta = fields.number(name) if fields.get(name, None) not in (None, 0) else 0.0
     if beta and rope.original_max_position_embeddings is None:
-        fields.fail(
-            "llama_4_scaling_beta", beta, "nothing, since rope_type names no trained length"
-        )
+        fields.fail(name, beta, "nothing, since rope_type names no trained length")
     return beta
 
 
@@ -127,35 +115,23 @@ def _read_rope(
         reader = holder("partial_rotary_factor", rope)
         dim = int(head_dim * reader.number("partial_rotary_factor", 1.0, high=1.0))
         if dim < 2 or dim % 2:
-            reader.fail(
-                "partial_rotary_factor",
-                reader.get("partial_rotary_factor"),
-                f"an even part of {head_dim}",
-            )
+            factor = reader.get("partial_rotary_factor")
+            reader.fail("partial_rotary_factor", factor, f"an even part of {head_dim}")
     else:
         rope.refuse("partial_rotary_factor", 1, reason="only whole heads are rotated")
+    foreign = _FOREIGN[:-1] if family.scales_queries else _FOREIGN
     for name, value in rope.raw.items():
         if isinstance(value, dict):
-            rope.fail(
-                name,
-                value,
-                "a plain value, since angles that differ between layers are not supported",
-            )
-        if (
-            name in _FOREIGN
-            and value is not None
-            and not (name == "llama_4_scaling_beta" and family.scales_queries)
-        ):
+            expected = "a plain value, since angles that differ between layers are not supported"
+            rope.fail(name, value, expected)
+        if name in foreign and value is not None:
             rope.fail(name, value, "nothing, since this rope variant is not supported")
     kind = rope.get("rope_type", None) or rope.get("type", "default")
     if kind in ("su", "yarn") and rope.get("long_factor", None) is not None:
         kind = "longrope"  # its names in Phi-3's first files
-    if not isinstance(kind, str) or kind not in ROPE_TYPES:
-        rope.fail(
-            "rope_type" if rope.get("rope_type", None) else "type",
-            kind,
-            f"one of {', '.join(ROPE_TYPES)}",
-        )
+    if kind not in ROPE_TYPES:
+        name = "rope_type" if rope.get("rope_type", None) else "type"
+        rope.fail(name, kind, f"one of {', '.join(ROPE_TYPES)}")
 
     # A theta of 1 would rotate all pairs by the same angle.
     values: dict[str, Any] = {
@@ -187,14 +163,10 @@ def _read_rope(
             rope.fail("high_freq_factor", high, f"above low_freq_factor ({low:g})")
         values |= {"low_freq_factor": low, "high_freq_factor": high}
     if kind == "yarn":
-        for name, default in (
-            ("attention_factor", None),
-            ("mscale", None),
-            ("mscale_all_dim", None),
-            ("beta_fast", 32.0),
-            ("beta_slow", 1.0),
-        ):
-            values[name] = rope.number(name) if rope.get(name, None) not in (None, 0) else default
+        defaults = {"beta_fast": 32.0, "beta_slow": 1.0}
+        for name in ("attention_factor", "mscale", "mscale_all_dim", *defaults):
+            is_given = rope.get(name, None) not in (None, 0)
+            values[name] = rope.number(name) if is_given else defaults.get(name)
         values["truncate"] = rope.boolean("truncate", True)
     return RopeConfig(**values)
 
@@ -206,22 +178,13 @@ def _read_longrope(rope: Reader, positions: int, trained: int, pairs: int) -> di
     values: dict[str, Any] = {}
     for name in ("short_factor", "long_factor"):
         factors = rope.get(name)
-        if (
-            not isinstance(factors, list)
-            or len(factors) != pairs
-            or not all(
-                isinstance(factor, (int, float))
-                and not isinstance(factor, bool)
-                and 0 < factor < math.inf
-                for factor in factors
-            )
-        ):
-            rope.fail(
-                name, factors, f"{pairs} numbers above 0, one for each rotated pair of a head"
-            )
+        is_list = isinstance(factors, list) and {*map(type, factors)} <= {int, float}
+        if not is_list or len(factors) != pairs or not all(0 < x < math.inf for x in factors):
+            expected = f"{pairs} numbers above 0, one for each rotated pair of a head"
+            rope.fail(name, factors, expected)
         values[name] = tuple(map(float, factors))
-    factor = rope.number("factor", None, nullable=True) or positions / trained
-    attention = rope.number("attention_factor", None, nullable=True)
+    factor = rope.number("factor", None) or positions / trained
+    attention = rope.number("attention_factor", None)
     if attention is None:
         attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
     return values | {"attention_factor": attention}
@@ -240,11 +203,8 @@ def read_gguf_ropes(
         read.fail("rope.dimension_count", dim, f"{head_dim}, the size of a head")
     for key, factors in divisors.items():
         if len(factors) != dim // 2 or not all(0 < factor < math.inf for factor in factors):
-            read.fail(
-                f"rope_factors_{key}.weight" if key else "rope_freqs.weight",
-                factors,
-                f"{dim // 2} numbers above 0, one for each pair of a head",
-            )
+            name = f"rope_factors_{key}.weight" if key else "rope_freqs.weight"
+            read.fail(name, factors, f"{dim // 2} numbers above 0, one for each pair of a head")
     values: dict[str, Any] = {
         "theta": read.number("rope.freq_base", 10000.0, 1.0, _MAX_THETA),
         "divisors": divisors.get(""),
@@ -264,22 +224,21 @@ def _read_gguf_scaling(
     read: Reader, positions: int, divisors: Mapping[str, tuple[float, ...]]
 ) -> dict[str, Any]:
     prefix = "rope.scaling."
+
+    def read_trained() -> int:
+        return read.integer(prefix + "original_context_length", positions)
+
     if "short" in divisors and "long" in divisors:
         return {
             "type": "longrope",
             "short_factor": divisors["short"],
             "long_factor": divisors["long"],
-            "original_max_position_embeddings": read.integer(
-                prefix + "original_context_length", positions
-            ),
+            "original_max_position_embeddings": read_trained(),
             "attention_factor": read.number(prefix + "attn_factor", 1.0),
         }
     if "short" in divisors or "long" in divisors:
-        read.fail(
-            prefix + "type",
-            "longrope",
-            "both tensors rope_factors_short.weight and rope_factors_long.weight",
-        )
+        both = "both tensors rope_factors_short.weight and rope_factors_long.weight"
+        read.fail(prefix + "type", "longrope", both)
     kind = read.get(prefix + "type", "linear")
     if kind not in ("none", "linear", "yarn"):
         read.fail(prefix + "type", kind, "none, linear or yarn")
@@ -294,19 +253,16 @@ def _read_gguf_scaling(
         return {"type": "linear", "factor": factor}
     # yarn_attn_factor, written by convert_hf_to_gguf.py, replaces the formula's factor; attn_factor
     # multiplies it.
-    attention = read.number(prefix + "yarn_attn_factor", None, nullable=True)
+    attention = read.number(prefix + "yarn_attn_factor", None)
     if attention is None:
-        multiplier = read.number(prefix + "yarn_log_multiplier", 0.0, low=-1e-9)
-        attention = (0.1 * math.log(factor) + 1.0) / (
-            0.1 * max(multiplier, 0.0) * math.log(factor) + 1.0
-        )
+        multiplier = max(read.number(prefix + "yarn_log_multiplier", 0.0, low=-1e-9), 0.0)
+        growth = 0.1 * math.log(factor)
+        attention = (growth + 1.0) / (0.1 * multiplier * math.log(factor) + 1.0)
     return {
         "type": "yarn",
         "factor": factor,
         "truncate": True,
-        "original_max_position_embeddings": read.integer(
-            prefix + "original_context_length", positions
-        ),
+        "original_max_position_embeddings": read_trained(),
         "attention_factor": attention * read.number(prefix + "attn_factor", 1.0),
         "beta_fast": read.number(prefix + "yarn_beta_fast", 32.0),
         "beta_slow": read.number(prefix + "yarn_beta_slow", 1.0),

@@ -17,7 +17,7 @@ from mlx_llama.core.backends.interface import Model
 from mlx_llama.core.backends.selection import Backend
 
 from .decoding import GREEDY, prefill
-from .differences import measure_difference, values_by_position
+from .differences import first_other, measure_difference, values_by_position
 
 SIZES = (2, 3, 8, 32)  # rows of a batch
 STEPS = 8  # tokens decoded after each prompt and its first token
@@ -97,9 +97,8 @@ def compare_companies(
     for rows in sizes:
         for start in STARTS:
             advance(f"{rows} rows, {start}")
-            yield _compare(
-                _run(backend, model, prompts[:rows], start), alone[:rows], start, promise, tolerance
-            )
+            batch = _run(backend, model, prompts[:rows], start)
+            yield _compare(batch, alone[:rows], start, promise, tolerance)
 
 
 def _compare(
@@ -108,19 +107,13 @@ def _compare(
     same_tokens = same_bits = 0
     relative = 0.0
     for run, single in zip(batch, alone):
-        if run.tokens != single.tokens:
-            first = next(
-                i for i, pair in enumerate(zip(run.tokens, single.tokens)) if pair[0] != pair[1]
-            )
+        if (first := first_other(run.tokens, single.tokens)) is not None:
             common = len(run.stored) - len(run.tokens) + first
             parts = [(run.stored[:common], single.stored[:common])]
         else:
             same_tokens += 1
-            same_bits += (
-                run.logits.tobytes() == single.logits.tobytes()
-                and run.stored.tobytes() == single.stored.tobytes()
-            )
             parts = [(run.stored, single.stored), (run.logits, single.logits)]
+            same_bits += all(ours.tobytes() == theirs.tobytes() for ours, theirs in parts)
         relative = max(relative, *(measure_difference("row", *pair).peak for pair in parts))
     return Company(len(batch), start, same_tokens, same_bits, float(relative), promise, tolerance)
 
@@ -132,11 +125,8 @@ def _run(backend: Backend, model: Model, prompts: list[list[int]], start: str) -
     order = list(range(count))[::-1] if start == "reversed" else list(range(count))
     shared = 0
     if start == "from a prefix":
-        shared = next(
-            (i for i, column in enumerate(zip(*prompts)) if len(set(column)) > 1),
-            len(min(prompts, key=len)) - 1,
-        )
-        shared = min(shared, min(map(len, prompts)) - 1)
+        shortest, common = min(map(len, prompts)), first_other(min(prompts), max(prompts))
+        shared = shortest - 1 if common is None else min(common, shortest - 1)
         if shared:
             model.forward([prompts[0][:shared]], 0, cache, rows=[count])
     tokens: list[list[int]] = [[] for _ in prompts]
@@ -155,19 +145,14 @@ def _run(backend: Backend, model: Model, prompts: list[list[int]], start: str) -
         running = [row for row in running if len(tokens[row]) <= STEPS]
         if running:
             last = np.array([[tokens[row][-1]] for row in running], np.int32)
-            sampled = model.step(
-                last,
-                [cache.lengths[row] for row in running],
-                cache,
-                backend.sampling_batch([GREEDY] * len(running)),
-                rows=running,
-            )
+            starts = [cache.lengths[row] for row in running]
+            sampling = backend.sampling_batch([GREEDY] * len(running))
+            sampled = model.step(last, starts, cache, sampling, rows=running)
             for row, token in zip(running, backend.read_all(sampled)):
                 tokens[row].append(token)
     last = np.array([[tokens[row][-1]] for row in order], np.int32)
-    logits = backend.runtime.to_numpy(
-        model.forward(last, [cache.lengths[row] for row in order], cache, rows=order)
-    )
+    starts = [cache.lengths[row] for row in order]
+    logits = backend.runtime.to_numpy(model.forward(last, starts, cache, rows=order))
     logits = logits.reshape(count, -1)
     return [
         Run(tokens[row], logits[[order.index(row)]], values_by_position(cache.state(row)))

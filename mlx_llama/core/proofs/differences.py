@@ -5,6 +5,7 @@ float64.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,6 +101,11 @@ def measure_agreement(actual: np.ndarray, expected: np.ndarray) -> Agreement:
         margins = margin(expected[at]), margin(actual[at])
         choices = int(chosen[0][at]), int(chosen[1][at])
     return Agreement(float(kl.mean()), float(kl.max()), float(shared), at, margins, choices)
+
+
+def first_other(tokens: Sequence[int], expected: Sequence[int]) -> int | None:
+    """Index of the first token that differs."""
+    return next((i for i, pair in enumerate(zip(tokens, expected)) if pair[0] != pair[1]), None)
 
 
 def values_by_position(state: dict[str, np.ndarray]) -> np.ndarray:

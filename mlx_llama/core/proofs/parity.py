@@ -27,23 +27,15 @@ from mlx_llama.core.models.config import LlamaConfig
 from .differences import (
     Agreement,
     Difference,
+    first_other,
     is_tie,
     margin,
     measure_agreement,
     measure_difference,
 )
 
-IN_LAYER = (
-    "attention_norm",
-    "query",
-    "key",
-    "value",
-    "query_rope",
-    "key_rope",
-    "attention",
-    "ffn_norm",
-    "ffn",
-    "block",
+IN_LAYER = tuple(
+    "attention_norm query key value query_rope key_rope attention ffn_norm ffn block".split()
 )
 LAST = ("norm", "logits")
 # Tolerated relative errors (norm of the difference over the norm) by dtype of the activations. In
@@ -255,7 +247,7 @@ def compare_decoded(
     after tokens.
     """
     tokens = greedy(llm, prompt, len(expected))
-    first = next((i for i, pair in enumerate(zip(tokens, expected)) if pair[0] != pair[1]), None)
+    first = first_other(tokens, expected)
     if first is None:
         return Decoded(tokens)
     before = prompt + expected[:first]

@@ -32,9 +32,9 @@ from mlx_llama.core.errors import TraceError, show
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.identity import checkpoint_hash
 from mlx_llama.core.generation.rng import threefry2x32
-from mlx_llama.core.system.files import read_file, write_file
+from mlx_llama.core.system.files import read_file, reading, write_file, writing
 
-from .differences import clamp_norms
+from .differences import clamp_norms, first_other
 
 DIRECTIONS = 8
 TOP = 8  # likeliest tokens in a trace
@@ -116,12 +116,9 @@ class Trace(BaseModel):
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the file. Raises TraceError."""
-        try:
-            write_file(Path(path).expanduser(), (self.model_dump_json(indent=1) + "\n").encode())
-        except (OSError, ValueError, RuntimeError) as error:
-            raise TraceError(
-                f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}"
-            ) from None
+        content = self.model_dump_json(indent=1) + "\n"
+        with writing(path, TraceError):
+            write_file(os.path.expanduser(path), content.encode())
 
 
 def _reshape(name: str, array: np.ndarray, *shape: int) -> np.ndarray:
@@ -160,14 +157,14 @@ def record(
 
 def load(path: str | os.PathLike) -> Trace:
     """Read a trace. Raises TraceError that names the file and the field."""
+    with reading(path, TraceError, "check its name"):
+        content = read_file(os.path.expanduser(path), MOST_BYTES)
     try:
-        return Trace.model_validate_json(read_file(Path(path).expanduser(), MOST_BYTES))
+        return Trace.model_validate_json(content)
     except ValidationError as error:
-        raise _refusal(path, _describe(error.errors(include_url=False)[0])) from None
-    # RuntimeError: no such user's home; ValueError: NUL in the name
-    except (OSError, RuntimeError, ValueError) as error:
+        reason = _describe(error.errors(include_url=False)[0])
         raise TraceError(
-            f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
+            f"{path}: is not a trace of this version ({reason}): record it again with `record`"
         ) from None
 
 
@@ -176,16 +173,9 @@ def _describe(error: ErrorDetails) -> str:
     text = error["msg"].removeprefix("Value error, ")
     if not error["loc"]:
         return text
-    value = (
-        "" if error["type"] in ("missing", "value_error") else f", found {show(error['input'], 40)}"
-    )
+    is_named = error["type"] in ("missing", "value_error")
+    value = "" if is_named else f", found {show(error['input'], 40)}"
     return f"field {'.'.join(map(str, error['loc']))}: {text}{value}"
-
-
-def _refusal(path: str | os.PathLike, reason: str) -> TraceError:
-    return TraceError(
-        f"{path}: is not a trace of this version ({reason}): record it again with `record`"
-    )
 
 
 def require_same(trace: Trace, checkpoint: Checkpoint, path: str | os.PathLike) -> None:
@@ -239,27 +229,18 @@ def check(
         apart = np.abs(sketch(actual).astype(np.float64) - expected)
         apart[~np.isfinite(apart)] = math.inf
         # The difference of the norms is a second lower bound of the norm of the difference.
-        errors[name] = np.maximum(
-            np.sqrt(np.mean(apart[:, :-1] ** 2, axis=1)), apart[:, -1]
-        ) / clamp_norms(expected[:, -1])
+        norms = np.maximum(np.sqrt(np.mean(apart[:, :-1] ** 2, axis=1)), apart[:, -1])
+        errors[name] = norms / clamp_norms(expected[:, -1])
     logits = probes["logits"].astype(np.float64)
     if logits.shape[1] == trace.widths["logits"] and "logits" in errors:
         values = np.take_along_axis(logits, np.array(trace.top_ids), 1)
         spread = np.sqrt(np.mean(logits**2, axis=1)) + 1e-30
-        off = (
-            np.maximum(
-                np.abs(values - trace.top_values).max(1),
-                np.abs(_logsumexp(logits) - trace.logsumexp),
-            )
-            / spread
-        )
+        top = np.abs(values - trace.top_values).max(1)
+        off = np.maximum(top, np.abs(_logsumexp(logits) - trace.logsumexp)) / spread
+        off[~np.isfinite(off)] = math.inf
         # A single logit may be off by several times the average.
-        errors["logits"] = np.maximum(
-            errors["logits"], np.where(np.isfinite(off), off, math.inf) / 8
-        )
-    first = next(
-        (i for i, pair in enumerate(zip(greedy, trace.greedy)) if pair[0] != pair[1]), None
-    )
+        errors["logits"] = np.maximum(errors["logits"], off / 8)
+    first = first_other(greedy, trace.greedy)
     return Checked(errors, tolerance, greedy, first, [name for name in order if name not in errors])
 
 

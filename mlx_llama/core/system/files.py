@@ -55,12 +55,16 @@ def read_file(path: str | os.PathLike, limit: int) -> bytes:
 
 
 @contextmanager
-def reading(path: str | os.PathLike, error: type[LlamaError]) -> Iterator[None]:
-    """Turn faults of reading a file into `error`."""
+def reading(
+    path: str | os.PathLike,
+    error: type[LlamaError],
+    missing: str = "fetch the model again, with this file in it",
+) -> Iterator[None]:
+    """Turn faults of reading a file into `error`. missing: the remedy for a missing file."""
     try:
         yield
     except FileNotFoundError:
-        raise error(f"{path}: no such file; fetch the model again, with this file in it") from None
+        raise error(f"{path}: no such file; {missing}") from None
     except UnicodeDecodeError as e:
         raise error(f"{path}: not UTF-8 at byte {e.start}; fetch the file again") from None
     except (OSError, ValueError) as e:  # ValueError: a NUL in the name
@@ -70,11 +74,20 @@ def reading(path: str | os.PathLike, error: type[LlamaError]) -> Iterator[None]:
         ) from None
 
 
+@contextmanager
+def writing(name: object, error: type[LlamaError]) -> Iterator[None]:
+    """Turn faults of writing the file `name` into `error`."""
+    try:
+        yield
+    except (OSError, ValueError) as e:  # ValueError: a NUL in the name
+        reason = getattr(e, "strerror", None) or e
+        raise error(f"{name}: cannot be written: {reason}") from None
+
+
 def read_json(path: str | os.PathLike, error: type[LlamaError]) -> dict[str, Any]:
     """Read a JSON object from a file.
 
-    Raises:
-        error: the file is missing, unreadable, too large, not UTF-8, not JSON, or not an object.
+    Raises error: the file is missing, unreadable, too large, not UTF-8, not JSON, or not an object.
     """
     with reading(path, error):
         text = read_file(path, _JSON_LIMIT).decode("utf-8-sig")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,9 +107,8 @@ def load_gguf_tokenizer(
         config: the model's; its vocabulary may be larger than the tokenizer's.
         source: the file to name in errors.
 
-    Raises: TokenizerError: an unsupported kind or pre-tokenizer; a field that is missing, of the
-        wrong type, out of range
-            or in conflict with another; more tokens than the model has embeddings.
+    Raises TokenizerError: an unsupported kind or pre-tokenizer; a field that is missing, of the
+    wrong type, out of range or in conflict with another; more tokens than the model has embeddings.
     """
     fields = _Fields(metadata, source)
     kind = fields.text("model")
@@ -150,13 +149,10 @@ class _Fields:
     def id(self, name: str, count: int) -> int | None:
         """A token id; None if missing."""
         value = self.metadata.get(_KEY + name)
-        if value is None or (isinstance(value, (int, np.integer)) and value == _NO_ID):
+        is_number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        if value is None or (is_number and value == _NO_ID):
             return None
-        if (
-            isinstance(value, (bool, np.bool_))
-            or not isinstance(value, (int, np.integer))
-            or not 0 <= value < count
-        ):
+        if not is_number or not 0 <= value < count:
             raise self.error(name, value, f"expected a token id from 0 to {count - 1}")
         return int(value)
 
@@ -206,11 +202,8 @@ class GGUFTokenizer(Tokenizer):
         count = self.vocab_size
         named = {name: fields.id(key, count) for name, key in _NAMED.items()}
         for name, token in self._DEFAULTS.items():
-            if (
-                named[name] is None
-                and token < count
-                and self._file_types[token] in (CONTROL, UNKNOWN)
-            ):
+            is_special = token < count and self._file_types[token] in (CONTROL, UNKNOWN)
+            if named[name] is None and is_special:
                 named[name] = token
         self.bos_id = named["bos_token"]
         self.named = {
@@ -223,12 +216,9 @@ class GGUFTokenizer(Tokenizer):
         self._specials = frozenset(self.special_ids.values())
         # Literals to search for, the longest first: all of them, and those that also count in plain
         # text.
-        self._parsed_literals = sorted(
-            self.added_ids.items(), key=lambda item: -len(item[0].encode())
-        )
-        self._plain_literals = [
-            item for item in self._parsed_literals if item[1] not in self._specials
-        ]
+        literals = sorted(self.added_ids.items(), key=lambda item: -len(item[0].encode()))
+        self._parsed_literals = literals
+        self._plain_literals = [item for item in literals if item[1] not in self._specials]
         self._stripping = self._find_stripping_tokens(fields)
 
         add_bos = fields.flag("add_bos_token")
@@ -236,9 +226,9 @@ class GGUFTokenizer(Tokenizer):
             raise fields.error(
                 "bos_token_id", None, "expected a token id, since add_bos_token is true"
             )
-        self.adds_bos = self.bos_id is not None and (
-            self._adds_bos_by_default(fields) if add_bos is None else add_bos
-        )
+        if add_bos is None:
+            add_bos = self._adds_bos_by_default(fields)
+        self.adds_bos = self.bos_id is not None and add_bos
         fields.flag("add_eos_token")
 
     @abstractmethod
@@ -250,8 +240,8 @@ class GGUFTokenizer(Tokenizer):
         if len(texts) > config.vocab_size:
             raise TokenizerError(
                 f"{self.path}: {_KEY}tokens holds {len(texts)} tokens, the model's embedding "
-                f"{config.vocab_size} rows; the "
-                "tokenizer and the model do not belong together, fetch the file again"
+                f"{config.vocab_size} rows; the tokenizer and the model do not belong together, "
+                "fetch the file again"
             )
         if "" in texts:
             # as llama.cpp names it
@@ -276,19 +266,20 @@ class GGUFTokenizer(Tokenizer):
         """Set end tokens and final types, by metadata and by the texts that llama.cpp
         recognises.
         """
-        ends = [eos, *(fields.id(f"{name}_token_id", self.vocab_size) for name in ("eot", "eom"))]
-        by_text = [self._id_of[text] for text in _ENDS if text in self._id_of]
+
+        def find(texts: Iterable[str]) -> list[int]:
+            return [self._id_of[text] for text in texts if text in self._id_of]
+
+        count = self.vocab_size
+        ends = [eos, *(fields.id(f"{name}_token_id", count) for name in ("eot", "eom"))]
+        by_text = find(_ENDS)
         for key, texts in {**_FIM_ENDS, **_FIM_CONTROL}.items():
-            token = fields.id(key, self.vocab_size)
-            matches = (
-                [self._id_of[text] for text in texts if text in self._id_of]
-                if token is None
-                else []
-            )
+            token = fields.id(key, count)
+            matches = find(texts) if token is None else []
             by_text += matches
             if key in _FIM_ENDS:
                 ends += [token, *matches]
-        ends += sorted(self._id_of[text] for text in _ENDS if text in self._id_of)
+        ends += sorted(find(_ENDS))
         self.eos_ids = tuple(token for token in dict.fromkeys(ends) if token is not None)
         self._types = self._file_types.copy()  # int [vocab_size]
         self._types[by_text] = CONTROL
@@ -308,18 +299,8 @@ class GGUFTokenizer(Tokenizer):
 
     # Encoding
 
-    def _encode_plain(self, text: str) -> list[int]:
-        return self._encode_split(text, self._plain_literals)
-
-    def _encode_parsed(self, text: str) -> list[int]:
-        return self._encode_split(text, self._parsed_literals)
-
-    def _encode_continued(self, text: str) -> list[int]:
-        return self._encode_split(text, self._parsed_literals, starts_text=False)
-
-    def _encode_split(
-        self, text: str, literals: Sequence[tuple[str, int]], starts_text: bool = True
-    ) -> list[int]:
+    def _encode(self, text: str, parse_special: bool, starts_text: bool = True) -> list[int]:
+        literals = self._parsed_literals if parse_special else self._plain_literals
         ids: list[int] = []
         prefix = self.space_prefix and starts_text
         for part in self._split_at(text, literals):
@@ -347,9 +328,8 @@ class GGUFTokenizer(Tokenizer):
                 for i, segment in enumerate(part.split(literal)):
                     if i:
                         split.append(token)
-                        segment = (
-                            segment.lstrip(" \t\n\v\f\r") if token in self._stripping else segment
-                        )
+                    if i and token in self._stripping:
+                        segment = segment.lstrip(" \t\n\v\f\r")
                     if segment:
                         split.append(segment)
             parts = split
@@ -367,12 +347,8 @@ class GGUFTokenizer(Tokenizer):
         ):
             return 0
         added = max((len(text.encode()) for text in self.added_ids), default=0)
-        texts = (
-            self.tokens
-            if self.byte_level
-            else (text.replace(SPACE, " ").encode() for text in self.tokens)
-        )
-        return max(added, *map(len, texts))
+        spelled = (text.replace(SPACE, " ").encode() for text in self.tokens)
+        return max(added, *map(len, self.tokens if self.byte_level else spelled))
 
     # Decoding
 
@@ -477,22 +453,17 @@ class ByteLevelVocabulary(GGUFTokenizer):
         for name in ("add_space_prefix", "remove_extra_whitespaces"):
             fields.flag(name)  # for SentencePiece; llama.cpp ignores them here too
         alphabet = byte_alphabet()
-        missing = [
-            byte
-            for char, byte in alphabet.items()
-            if char not in self._id_of and byte not in _RARE_BYTES
-        ]
+        missing = {alphabet[char] for char in alphabet.keys() - self._id_of.keys()} - _RARE_BYTES
         if missing:
+            count = f" ({len(missing)} are missing)" if len(missing) > 1 else ""
             raise TokenizerError(
-                f"{fields.source}: {_KEY}tokens holds no token for byte 0x{missing[0]:02X}, "
-                "expected one for every "
-                f"byte of a text{f' ({len(missing)} are missing)' if len(missing) > 1 else ''}; {_AGAIN}"  # noqa: E501
+                f"{fields.source}: {_KEY}tokens holds no token for byte 0x{min(missing):02X}, "
+                f"expected one for every byte of a text{count}; {_AGAIN}"
             )
         for i in np.flatnonzero(self._file_types == BYTE):
-            if parse_byte_token(self.tokens[i]) is None:
-                raise fields.error(
-                    f"tokens[{i}]", self.tokens[i], "expected <0x00> to <0xFF> for a byte token"
-                )
+            if parse_byte_token(text := self.tokens[i]) is None:
+                expected = "expected <0x00> to <0xFF> for a byte token"
+                raise fields.error(f"tokens[{i}]", text, expected)
         # Control tokens of the file, which merges must not produce. Other end tokens may be
         # ordinary text ("</s>" in HTML).
         control = np.isin(self._file_types, (CONTROL, UNKNOWN))
@@ -504,9 +475,8 @@ class ByteLevelVocabulary(GGUFTokenizer):
     def _pre(self, fields: _Fields) -> str:
         name = fields.text("pre", "default")
         if name not in PRE_TOKENIZERS:
-            raise fields.error(
-                "pre", name, f"expected one of {', '.join(PRE_TOKENIZERS)}", _OTHER_FILES
-            )
+            expected = f"expected one of {', '.join(PRE_TOKENIZERS)}"
+            raise fields.error("pre", name, expected, _OTHER_FILES)
         return name
 
     def _adds_bos_by_default(self, fields: _Fields) -> bool:
@@ -532,9 +502,9 @@ class ByteLevelVocabulary(GGUFTokenizer):
                 for text in (left, right, left + right):
                     if text not in self._id_of:
                         raise TokenizerError(
-                            f"{fields.source}: {_KEY}merges holds {show(f'{left} {right}')}, "
-                            f"but {show(text)} is no "
-                            f"token, expected both parts and the whole among {_KEY}tokens; {_AGAIN}"
+                            f"{fields.source}: {_KEY}merges holds {show(f'{left} {right}')}, but "
+                            f"{show(text)} is no token, expected both parts and the whole among "
+                            f"{_KEY}tokens; {_AGAIN}"
                         ) from None
             raise TokenizerError(
                 f"{fields.source}: {_KEY}merges cannot be used ({show(str(e))}); {_AGAIN}"

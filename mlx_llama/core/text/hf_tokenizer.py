@@ -12,12 +12,13 @@ import re
 import threading
 from abc import abstractmethod
 from collections.abc import Iterable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
 from mlx_llama.core.errors import TokenizerError, show
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.system.files import read_file, read_json
+from mlx_llama.core.system.files import read_file, read_json, reading
 
 from .sentencepiece_model import set_space_prefix, user_defined_ids
 from .tokenizer import (
@@ -32,15 +33,7 @@ from .tokenizer import (
 
 _JSON, _MODEL = "tokenizer.json", "tokenizer.model"
 MOST_BYTES = 1 << 28  # of a file; the largest in use have 40 million
-_NAMED = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
+_NAMED = "bos_token eos_token unk_token sep_token pad_token cls_token mask_token".split()
 _LISTED = ("additional_special_tokens", "extra_special_tokens")
 
 _MAX_GROWTH = 1000  # times the length of a text, after normalizing it
@@ -56,9 +49,8 @@ def has_tokenizer(folder: str | os.PathLike[str]) -> bool:
 def load_tokenizer(folder: str | os.PathLike[str], config: LlamaConfig) -> Tokenizer:
     """Load the tokenizer of a model's folder: tokenizer.json if there is one, else tokenizer.model.
 
-    Raises: TokenizerError: no such file, unreadable for its library, malformed settings beside it,
-        or ids beyond
-            `config.vocab_size`.
+    Raises TokenizerError: no such file, unreadable for its library, malformed settings beside it,
+    or ids beyond `config.vocab_size`.
     """
     folder = Path(folder)
     if (folder / _JSON).exists():
@@ -82,8 +74,14 @@ class _Settings:
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             if (folder / name).exists():
                 self.values |= read_json(folder / name, TokenizerError)
-        self.named = self._read_named()  # {"bos_token": its text, ...}
-        self.listed = self._read_listed()  # texts of further special tokens
+        # {"bos_token": its text, ...}
+        self.named = {
+            name: self._text(name, value)
+            for name in _NAMED
+            if _content(value := self.values.get(name)) is not None
+        }
+        # texts of further special tokens
+        self.listed = [self._text(name, value) for name in _LISTED for value in self._list(name)]
         # [(id, {"content", "special", ...})] of added_tokens_decoder, by id
         self.added = self._read_added()
 
@@ -103,52 +101,38 @@ class _Settings:
             return "never"
         return "always" if self.values.get("legacy") is True else "first"
 
-    def _read_named(self) -> dict[str, str]:
-        named = {}
-        for name in _NAMED:
-            value = self.values.get(name)
-            text = value.get("content") if isinstance(value, dict) else value
-            if text is not None:
-                if not _is_text(text) or not text:
-                    raise TokenizerError(
-                        f"{self.path}: {name} is {show(value)}, expected a token's text or null"
-                    )
-                named[name] = text
-        return named
+    def _text(self, field: str, value: Any) -> str:
+        """The text of a token. Raises TokenizerError."""
+        text = _content(value)
+        if not _is_text(text) or (not text and field in _NAMED):
+            raise TokenizerError(f"{self.path}: {field} is {show(value)}, expected a token's text")
+        return text
 
-    def _read_listed(self) -> list[str]:
-        texts = []
-        for name in _LISTED:
-            value = self.values.get(name) or []
-            if not isinstance(value, (list, dict)):
-                raise TokenizerError(
-                    f"{self.path}: {name} is {show(value)}, expected a list of tokens' texts"
-                )
-            for token in value.values() if isinstance(value, dict) else value:
-                text = token.get("content") if isinstance(token, dict) else token
-                if not _is_text(text):
-                    raise TokenizerError(
-                        f"{self.path}: {name} holds {show(token)}, expected a token's text"
-                    )
-                texts.append(text)
-        return texts
+    def _list(self, field: str) -> list[Any]:
+        values = self.values.get(field) or []
+        if not isinstance(values, (list, dict)):
+            raise TokenizerError(
+                f"{self.path}: {field} is {show(values)}, expected a list of tokens' texts"
+            )
+        return list(values.values()) if isinstance(values, dict) else values
 
     def _read_added(self) -> list[tuple[int, dict[str, Any]]]:
-        value = self.values.get("added_tokens_decoder") or {}
-        if not isinstance(value, dict):
+        tokens = self.values.get("added_tokens_decoder") or {}
+        if not isinstance(tokens, dict):
             raise TokenizerError(
-                f"{self.path}: added_tokens_decoder is {show(value)}, expected {{id: token}}"
+                f"{self.path}: added_tokens_decoder is {show(tokens)}, expected {{id: token}}"
             )
-        added = []
-        for key, token in value.items():
-            is_token = isinstance(token, dict) and _is_text(token.get("content"))
-            if not is_token or not re.fullmatch(r"\d{1,9}", key):
-                raise TokenizerError(
-                    f"{self.path}: added_tokens_decoder[{show(key)}] is {show(token)}, "
-                    "expected a token with its text"
-                )
-            added.append((int(key), token))
-        return sorted(added, key=lambda item: item[0])
+        for key, token in tokens.items():
+            field = f"added_tokens_decoder[{show(key)}]"
+            if not isinstance(token, dict) or not re.fullmatch(r"\d{1,9}", key):
+                raise TokenizerError(f"{self.path}: {field} is {show(token)}, expected a token")
+            self._text(field, token)
+        return sorted(((int(key), token) for key, token in tokens.items()), key=itemgetter(0))
+
+
+def _content(value: Any) -> Any:
+    """A token's text, which stands alone or in an object."""
+    return value.get("content") if isinstance(value, dict) else value
 
 
 def _is_text(value: Any) -> TypeGuard[str]:
@@ -205,8 +189,8 @@ class _FolderTokenizer(Tokenizer):
         if highest >= config.vocab_size:
             raise TokenizerError(
                 f"{self.path}: has token ids up to {highest}, config.json's vocab_size is "
-                f"{config.vocab_size}; "
-                "the tokenizer and the model do not belong together, fetch both again"
+                f"{config.vocab_size}; the tokenizer and the model do not belong together, fetch "
+                "both again"
             )
 
 
@@ -217,25 +201,11 @@ class _FastTokenizer(_FolderTokenizer):
         super().__init__(folder / _JSON, config)
         import tokenizers
 
-        try:
-            text = read_file(self.path, MOST_BYTES).decode("utf-8")
+        with reading(self.path, TokenizerError):
+            text = read_file(self.path, MOST_BYTES).decode()
+        with library_faults(self.path, "not a tokenizer.json", "fetch the file again"):
             _check_charsmaps(text)
             library = tokenizers.Tokenizer.from_str(text)
-        except UnicodeDecodeError as e:
-            raise TokenizerError(
-                f"{self.path}: not UTF-8 at byte {e.start}; fetch the file again"
-            ) from None
-        except OSError as e:
-            raise TokenizerError(
-                f"{self.path}: cannot be read ({e.strerror or e}); check its permissions"
-            ) from None
-        # the library raises bare Exception, and PanicException, a BaseException
-        except BaseException as e:
-            if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
-                raise
-            raise TokenizerError(
-                f"{self.path}: not a tokenizer.json ({show(str(e))}); fetch the file again"
-            ) from None
         self._check_growth(library)
         library.no_truncation()
         library.no_padding()
@@ -257,7 +227,7 @@ class _FastTokenizer(_FolderTokenizer):
         with library_faults(self.path):
             starts = library.encode("", add_special_tokens=True).ids[:1]
         self.adds_bos = self.bos_id is not None and starts == [self.bos_id]
-        self._newline = self._encode_parsed("\n")
+        self._newline = self._encode("\n", parse_special=True)
 
     def _id_of(self, text: str) -> int | None:
         return self._library.token_to_id(text)
@@ -271,17 +241,12 @@ class _FastTokenizer(_FolderTokenizer):
         Text after a special token then gets a space only if `legacy`.
         """
         library, declared = self._library, settings.values.get("tokenizer_class")
-        if config.architecture != "LlamaForCausalLM" or not isinstance(declared, str):
-            return
+        steps = [step.__getstate__() for step in (library.pre_tokenizer, library.decoder) if step]
         if (
-            declared.removesuffix("Fast") != "LlamaTokenizer"
+            config.architecture != "LlamaForCausalLM"
+            or declared not in ("LlamaTokenizer", "LlamaTokenizerFast")
             or type(library.model).__name__ != "BPE"
-        ):
-            return
-        if any(
-            b'"ByteLevel"' in step.__getstate__()
-            for step in (library.pre_tokenizer, library.decoder)
-            if step
+            or any(b'"ByteLevel"' in step for step in steps)
         ):
             return
         from tokenizers import decoders, pre_tokenizers
@@ -290,9 +255,9 @@ class _FastTokenizer(_FolderTokenizer):
         library.normalizer = None
         library.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False)
         library.model.fuse_unk = library.model.byte_fallback = True
-        steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        strip = [] if scheme == "never" else [decoders.Strip(" ", 1, 0)]
         library.decoder = decoders.Sequence(
-            steps + ([] if scheme == "never" else [decoders.Strip(" ", 1, 0)])
+            [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
         )
 
     def _add_special_tokens(self, settings: _Settings) -> None:
@@ -314,8 +279,8 @@ class _FastTokenizer(_FolderTokenizer):
             if library.token_to_id(text) != token:
                 raise TokenizerError(
                     f"{settings.path}: added_tokens_decoder gives {show(text)} the id {token}, "
-                    f"{_JSON} gives it "
-                    f"{library.token_to_id(text)}; take both files from the same model"
+                    f"{_JSON} gives it {library.token_to_id(text)}; take both files from the same "
+                    "model"
                 )
         for text in [*settings.named.values(), *settings.listed]:
             if text not in known and library.token_to_id(text) is not None:
@@ -328,9 +293,8 @@ class _FastTokenizer(_FolderTokenizer):
         growth = 1
         for step in _steps(library.normalizer, "normalizers"):
             content = step.get("content", step.get("prepend", ""))
-            growth *= (
-                1 + len(content) if len(content) > 1 or "Regex" in step.get("pattern", {}) else 1
-            )
+            if len(content) > 1 or "Regex" in step.get("pattern", {}):
+                growth *= 1 + len(content)
         if growth > _MAX_GROWTH:
             raise TokenizerError(
                 f"{self.path}: its normalizer can make a text {growth} times as long, supported is "
@@ -380,32 +344,21 @@ class _FastTokenizer(_FolderTokenizer):
         """Recognise the decoder in tokenizer.json: byte level, Metaspace, or byte fallback as in
         Llama 2.
         """
-        decoder = (
-            json.loads(self._library.decoder.__getstate__())
-            if self._library.decoder is not None
-            else {}
-        )
-        steps = decoder.get("decoders", [decoder])
-        kinds = [step.get("type") for step in steps]
+        steps = _steps(self._library.decoder, "decoders")
+        kinds = [step["type"] for step in steps]
         if kinds == ["ByteLevel"]:
             self.byte_level = True
         elif kinds == ["Metaspace"] and steps[0]["replacement"] == SPACE:
             self.dropped_space = None if steps[0].get("prepend_scheme") == "never" else "run"
-        elif kinds in (
-            ["Replace", "ByteFallback", "Fuse"],
-            ["Replace", "ByteFallback", "Fuse", "Strip"],
-        ):
-            strip = steps[-1] if kinds[-1] == "Strip" else {"content": " ", "start": 0, "stop": 0}
-            if (
-                steps[0].get("pattern") != {"String": SPACE}
-                or steps[0].get("content") != " "
-                or strip["content"] != " "
-                or strip["start"] not in (0, 1)
-                or strip["stop"] != 0
-            ):
+        elif kinds[:3] == ["Replace", "ByteFallback", "Fuse"] and kinds[3:] in ([], ["Strip"]):
+            replaced = steps[0].get("pattern"), steps[0].get("content")
+            no_strip = {"content": " ", "start": 0, "stop": 0}
+            strip: dict[str, Any] = steps[3] if kinds[3:] else no_strip
+            stripped = strip["content"], strip["stop"]
+            if (replaced, stripped) != (({"String": SPACE}, " "), (" ", 0)) or strip["start"] > 1:
                 raise TokenizerError(
-                    f"{self.path}: decoder is {show(decoder)}, expected Llama's; use a model "
-                    "with a supported one"
+                    f"{self.path}: decoder is {show(steps)}, expected Llama's; use a model with a "
+                    "supported one"
                 )
             self.dropped_space = "single" if strip["start"] else None
             self._has_byte_tokens = True
@@ -415,26 +368,17 @@ class _FastTokenizer(_FolderTokenizer):
                 "Llama's sequence of Replace, ByteFallback, Fuse and Strip; use another model"
             )
 
-    def _encode(self, text: str, parse_special: bool) -> list[int]:
+    def _encode(self, text: str, parse_special: bool, starts_text: bool = True) -> list[int]:
+        if not starts_text and not self.byte_level:
+            # As transformers does: the first word after a newline gets no space, so add a newline
+            # and cut it off.
+            ids = self._encode("\n" + text, parse_special)
+            if ids[: len(self._newline)] == self._newline:
+                return ids[len(self._newline) :]
         with self._lock:  # the flag belongs to the library's object, which threads may share
             self._library.encode_special_tokens = not parse_special
             with library_faults(self.path):
                 return self._library.encode(text, add_special_tokens=False).ids
-
-    def _encode_plain(self, text: str) -> list[int]:
-        return self._encode(text, parse_special=False)
-
-    def _encode_parsed(self, text: str) -> list[int]:
-        return self._encode(text, parse_special=True)
-
-    def _encode_continued(self, text: str) -> list[int]:
-        if not self.byte_level:
-            # As transformers does: the first word after a newline gets no space, so add a newline
-            # and cut it off.
-            ids = self._encode_parsed("\n" + text)
-            if ids[: len(self._newline)] == self._newline:
-                return ids[len(self._newline) :]
-        return self._encode_parsed(text)
 
     def _make_piece(self, token: int) -> Piece | None:
         text = self._library.id_to_token(token)
@@ -450,7 +394,7 @@ class _FastTokenizer(_FolderTokenizer):
 
 
 def _steps(component: Any, name: str) -> list[dict[str, Any]]:
-    """Settings of the steps of a normalizer or pre-tokenizer, with sequences flattened."""
+    """Settings of the steps of a normalizer, pre-tokenizer or decoder, with sequences flattened."""
     steps, waiting = [], [json.loads(component.__getstate__())] if component is not None else []
     while waiting:
         step = waiting.pop(0)
@@ -465,20 +409,17 @@ def _check_charsmaps(text: str) -> None:
     """Check the sizes inside a Precompiled normalizer: the library trusts them, and aborts if
     memory runs out.
 
-    Raises:
-        ValueError: a charsmap is truncated.
+    Raises ValueError: a charsmap is truncated.
     """
 
     def check(pairs: list[tuple[str, Any]]) -> None:
         for key, value in pairs:
             if key == "precompiled_charsmap" and isinstance(value, str):
-                size = int.from_bytes(
-                    base64.b64decode(value[:8] + "=" * (-len(value[:8]) % 4))[:4], "little"
-                )
-                if not 0 < size + 4 <= len(value) * 3 // 4:
+                head, nbytes = value[:8] + "=" * (-len(value[:8]) % 4), len(value) * 3 // 4
+                size = int.from_bytes(base64.b64decode(head)[:4], "little")
+                if not 0 < size + 4 <= nbytes:
                     raise ValueError(
-                        f"precompiled_charsmap: a trie of {size} bytes in "
-                        f"{len(value) * 3 // 4}, truncated"
+                        f"precompiled_charsmap: a trie of {size} bytes in {nbytes}, truncated"
                     )
 
     # Parsing a large file takes a tenth of a second, so parse only if the key may occur; JSON may
@@ -496,20 +437,12 @@ class _SentencePieceTokenizer(_FolderTokenizer):
         super().__init__(folder / _MODEL, config)
         import sentencepiece
 
-        try:
+        with reading(self.path, TokenizerError):
             model = read_file(self.path, MOST_BYTES)
-            library = sentencepiece.SentencePieceProcessor(model_proto=model)
-            self._without_prefix = sentencepiece.SentencePieceProcessor(
-                model_proto=set_space_prefix(model, False)
-            )
-        except OSError as e:
-            raise TokenizerError(
-                f"{self.path}: cannot be read ({e.strerror or e}); check its permissions"
-            ) from None
-        except Exception as e:
-            raise TokenizerError(
-                f"{self.path}: not a sentencepiece model ({show(str(e))}); fetch the file again"
-            ) from None
+        with library_faults(self.path, "not a sentencepiece model", "fetch the file again"):
+            make = sentencepiece.SentencePieceProcessor
+            library = make(model_proto=model)
+            self._without_prefix = make(model_proto=set_space_prefix(model, False))
         self._library = library
         self._size: int = library.get_piece_size()
         if self._size == 0:
@@ -545,11 +478,8 @@ class _SentencePieceTokenizer(_FolderTokenizer):
             self.bos_id is not None and settings.values.get("add_bos_token", True) is not False
         )
         self._parsed_pattern = self._build_pattern(self.added_ids)
-        ordinary = [
-            text
-            for text, i in self.added_ids.items()
-            if text not in self.special_ids and i >= self._size
-        ]
+        above = {text for text, i in self.added_ids.items() if i >= self._size}
+        ordinary = above - self.special_ids.keys()
         self._plain_pattern = self._build_pattern(ordinary) if ordinary else None
 
     def _id_of(self, text: str) -> int | None:
@@ -582,13 +512,8 @@ class _SentencePieceTokenizer(_FolderTokenizer):
         path = folder / "added_tokens.json"
         if path.exists():
             for text, token in read_json(path, TokenizerError).items():
-                if (
-                    isinstance(token, bool)
-                    or not isinstance(token, int)
-                    or not 0 <= token < 1 << 30
-                    or not text
-                    or not _is_text(text)
-                ):
+                is_id = type(token) is int and 0 <= token < 1 << 30
+                if not is_id or not text or not _is_text(text):
                     raise TokenizerError(
                         f"{path}: {show(text)} is {show(token)}, expected a token id"
                     )
@@ -600,12 +525,12 @@ class _SentencePieceTokenizer(_FolderTokenizer):
                     f"{settings.path}: added_tokens_decoder[{token}] has single_word, which is not "
                     f"supported beside {_MODEL}; use a model with {_JSON}"
                 )
-            if text:
-                self._add_token(
-                    text, token, fields.get("special") is True or text in special, settings.path
-                )
-                self._lstrip |= {text} if fields.get("lstrip") else set()
-                self._rstrip |= {text} if fields.get("rstrip") else set()
+            if not text:
+                continue
+            is_special = fields.get("special") is True or text in special
+            self._add_token(text, token, is_special, settings.path)
+            self._lstrip |= {text} if fields.get("lstrip") else set()
+            self._rstrip |= {text} if fields.get("rstrip") else set()
 
     def _add_token(self, text: str, token: int, is_special: bool, source: Path) -> None:
         if token < self._size and self._library.id_to_piece(token) != text:
@@ -619,28 +544,16 @@ class _SentencePieceTokenizer(_FolderTokenizer):
         if token >= self._size:
             self._extra[token] = text
 
-    def _encode_plain(self, text: str) -> list[int]:
-        if self._plain_pattern is not None:
-            return self._encode_split(text, self._plain_pattern)
-        ids: list[int] = (
-            self._without_prefix if self._scheme == "never" else self._library
-        ).encode(text)
-        return ids
-
-    def _encode_parsed(self, text: str) -> list[int]:
-        return self._encode_split(text, self._parsed_pattern)
-
-    def _encode_continued(self, text: str) -> list[int]:
-        return self._encode_split(text, self._parsed_pattern, starts_text=False)
-
-    def _encode_split(
-        self, text: str, pattern: re.Pattern[str], starts_text: bool = True
-    ) -> list[int]:
+    def _encode(self, text: str, parse_special: bool, starts_text: bool = True) -> list[int]:
         """Split at added tokens, and encode the text between them.
 
         As in transformers' LlamaTokenizer, segments that begin without a space get one according to
         the prefix scheme.
         """
+        pattern = self._parsed_pattern if parse_special else self._plain_pattern
+        if pattern is None:
+            whole = self._without_prefix if self._scheme == "never" else self._library
+            return whole.encode(text)
         ids: list[int] = []
 
         def encode_segment(segment: str, start: int) -> None:

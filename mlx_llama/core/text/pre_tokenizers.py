@@ -103,17 +103,7 @@ PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # Pre-tokenizers that put BOS before a text unless add_bos_token says otherwise
 ADD_BOS = frozenset(
-    (
-        "llama3",
-        "llama-v3",
-        "llama-bpe",
-        "falcon3",
-        "falcon-h1",
-        "pixtral",
-        "midm-2.0",
-        "lfm2",
-        "tekken",
-    )
+    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 tekken".split()
 )
 # A word in the vocabulary is one token, regardless of merges.
 IGNORE_MERGES = ADD_BOS | {"minicpm5", "glm4"}

@@ -183,12 +183,8 @@ def _limit_process(memory: int) -> None:
     """
     if resource is None:
         return
-    for name, limit in {
-        "RLIMIT_AS": memory,
-        "RLIMIT_CORE": 0,
-        "RLIMIT_FSIZE": 0,
-        "RLIMIT_NPROC": 0,
-    }.items():
+    nothing = dict.fromkeys(("RLIMIT_CORE", "RLIMIT_FSIZE", "RLIMIT_NPROC"), 0)
+    for name, limit in {"RLIMIT_AS": memory, **nothing}.items():
         try:
             resource.setrlimit(getattr(resource, name), (limit, limit))
         except (AttributeError, OSError, ValueError):  # macOS refuses RLIMIT_AS

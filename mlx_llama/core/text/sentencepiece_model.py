@@ -40,6 +40,15 @@ def user_defined_ids(model: bytes) -> list[int]:
     ]
 
 
+def read_pieces(model: bytes) -> Iterator[tuple[str, float, int]]:
+    """Yield (text, score, type) of the pieces, by id."""
+    for number, piece in read_fields(model):
+        if number == PIECES:
+            fields = dict(read_fields(piece))
+            (score,) = struct.unpack("<f", fields.get(2, bytes(4)))
+            yield fields.get(1, b"").decode(), score, fields.get(3, NORMAL)
+
+
 def read_settings(model: bytes, number: int) -> dict[int, Any]:
     """{field number: value} of `TRAINER` or `NORMALIZER`; see `read_fields`."""
     return {

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlx_llama.core.errors import TemplateError, show
-from mlx_llama.core.system.files import read_file, read_json
+from mlx_llama.core.system.files import read_file, read_json, reading
 
 from .controls import one_line
 from .known_templates import is_known
@@ -53,12 +53,11 @@ class ChatTemplate:
     def __init__(self, source: str, name: str, variables: Mapping[str, Any] | None = None):
         """Compile a template.
 
-        Args: source: Jinja text. name: of the file or built-in, for errors. variables: of the
-            template, besides `messages` and `add_generation_prompt`; normally the texts of the
-                tokenizer's named tokens (bos_token, ...).
+        source: Jinja text. name: of the file or built-in, for errors. variables: of the template,
+        besides `messages` and `add_generation_prompt`; normally the texts of the tokenizer's named
+        tokens (bos_token, ...).
 
-        Raises:
-            TemplateError: too long, or not valid Jinja.
+        Raises TemplateError: too long, or not valid Jinja.
         """
         self.source, self.name, self.variables = source, name, dict(variables or {})
         self._is_known = _is_known(source)
@@ -69,13 +68,12 @@ class ChatTemplate:
     ) -> str:
         """Render a conversation as the model's text.
 
-        Args: messages: see `Message`. add_generation_prompt: end with the header of the assistant's
-            next message. extras: further variables of JSON's types, such as tools (`Tool.as_dict`
-            each); they override `variables`.
+        messages: see `Message`. add_generation_prompt: end with the header of the assistant's next
+        message. extras: further variables of JSON's types, such as tools (`Tool.as_dict` each);
+        they override `variables`.
 
-        Raises: TemplateError: malformed messages; the template refuses the conversation, fails,
-            violates the sandbox, or
-                exceeds a limit.
+        Raises TemplateError: malformed messages; the template refuses the conversation, fails,
+        violates the sandbox, or exceeds a limit.
         """
         return self._run(
             {
@@ -125,12 +123,12 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _check_message(message: Any, where: str) -> dict[str, Any]:
-    role = message.get("role") if isinstance(message, Mapping) else None
+    fields = dict(message) if isinstance(message, Mapping) else {}
+    role = fields.get("role")
     extra = _FIELDS.get(role, set()) if isinstance(role, str) else set()
-    fields = set(message) if isinstance(message, Mapping) else set()
-    needed = {"role"} if fields >= {"tool_calls"} and role == "assistant" else {"role", "content"}
-    if not needed <= fields <= {"role", "content"} | extra:
-        present = sorted(map(str, message)) if isinstance(message, Mapping) else message
+    needed = {"role"} if "tool_calls" in fields and role == "assistant" else {"role", "content"}
+    if not needed <= fields.keys() <= {"role", "content"} | extra:
+        present = sorted(map(str, fields)) if isinstance(message, Mapping) else message
         more = f", optionally {' and '.join(sorted(extra))}" if extra else ""
         raise TemplateError(
             f"{where} has {show(present)}, expected the fields role and content{more}"
@@ -198,8 +196,7 @@ def read_template(folder: str | os.PathLike[str]) -> TemplateText | None:
     """Read a folder's template: chat_template.jinja, else tokenizer_config.json's. None if it has
     neither.
 
-    Raises:
-        TemplateError: there is one, but it cannot be read.
+    Raises TemplateError: there is one, but it cannot be read.
     """
     folder = Path(folder)
     if (folder / "chat_template.jinja").exists():
@@ -210,26 +207,15 @@ def read_template(folder: str | os.PathLike[str]) -> TemplateText | None:
         return None
     value = read_json(path, TemplateError).get("chat_template")
     if isinstance(value, list):  # named templates: [{"name", "template"}]
-        entries = [
-            entry
-            for entry in value
-            if isinstance(entry, dict) and isinstance(entry.get("name"), str)
-        ]
-        named = {entry["name"]: entry.get("template") for entry in entries}
+        entries = [entry for entry in value if isinstance(entry, dict)]
+        named = {str(entry.get("name")): entry.get("template") for entry in entries}
         if "default" not in named:
             raise TemplateError(
                 f"{path}: chat_template has {show(list(named))}, expected one named 'default'; "
                 "choose a template with `template`"
             )
         value = named["default"]
-    if value is None or value == "":
-        return None
-    if not isinstance(value, str):
-        raise TemplateError(
-            f"{path}: chat_template is {show(value)}, expected Jinja text; choose a template "
-            "with `template`"
-        )
-    return TemplateText(value, f"{path} (chat_template)")
+    return _check_text(value, path, "chat_template")
 
 
 def read_gguf_template(metadata: Mapping[str, Any], source: str) -> TemplateText | None:
@@ -238,16 +224,19 @@ def read_gguf_template(metadata: Mapping[str, Any], source: str) -> TemplateText
 
     Ignores named templates (tokenizer.chat_template.NAME), which are for tools.
 
-    Raises:
-        TemplateError: there is one, but it is not text.
+    Raises TemplateError: there is one, but it is not text.
     """
-    value = metadata.get("tokenizer.chat_template", "")
-    if not isinstance(value, str):
+    key = "tokenizer.chat_template"
+    return _check_text(metadata.get(key), source, key)
+
+
+def _check_text(value: Any, source: str | Path, field: str) -> TemplateText | None:
+    if value is not None and not isinstance(value, str):
         raise TemplateError(
-            f"{source}: tokenizer.chat_template is {show(value)}, expected Jinja text; choose "
-            "a template with `template`"
+            f"{source}: {field} is {show(value)}, expected Jinja text; choose a template with "
+            "`template`"
         )
-    return TemplateText(value, f"{source} (tokenizer.chat_template)") if value else None
+    return TemplateText(value, f"{source} ({field})") if value else None
 
 
 def start_early(text: TemplateText) -> None:
@@ -265,8 +254,7 @@ def load_builtin_template(value: str, tokenizer: Tokenizer | None = None) -> Cha
 
     tokenizer: its named tokens become variables of the template; None only checks the value.
 
-    Raises:
-        TemplateError: none of the three, or not valid Jinja.
+    Raises TemplateError: none of the three, or not valid Jinja.
     """
     named = tokenizer.named if tokenizer else {}
     if value in BUILTIN:
@@ -358,17 +346,12 @@ def _render_parts(
         for message in messages:
             to_cut = unwritten if message["role"] == "assistant" else literals
             content = _mark_content(message["content"], to_cut, literals, cut, edge)
-            calls = (
-                {"tool_calls": _cut_nested(message["tool_calls"], to_cut, cut)}
-                if "tool_calls" in message
-                else {}
-            )
             rest = {
                 name: _cut_nested(message[name], to_cut, cut)
-                for name in ("name", "reasoning_content", "tools")
+                for name in ("tool_calls", "name", "reasoning_content", "tools")
                 if name in message
             }
-            marked.append({**message, "content": content, **calls, **rest})
+            marked.append({**message, "content": content, **rest})
         cut_extras = {
             name: _cut_nested(value, literals, cut) if name in TOOLS else value
             for name, value in extras.items()
@@ -471,64 +454,54 @@ def _resolve_edges(chunk: str, edge: str, literals: Sequence[str]) -> list[str]:
 
 
 def _read(path: Path) -> str:
-    try:
-        return read_file(path, MOST_BYTES).decode("utf-8")
-    except UnicodeDecodeError as e:
-        raise TemplateError(
-            f"{path}: not UTF-8 at byte {e.start}; choose another template with `template`"
-        ) from None
-    except OSError as e:
-        raise TemplateError(
-            f"{path}: cannot be read ({e.strerror or e}); check its permissions"
-        ) from None
+    with reading(path, TemplateError):
+        return read_file(path, MOST_BYTES).decode()
 
 
 # Templates for models without one, by their names in `template`
 
 _ALTERNATE = (
     "{% if messages and messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}"
-    "{% set turns = messages[1:] %}{% else %}{% set system = '' %}{% set turns = messages %}{% "
-    "endif %}"
-    "{% for message in turns %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('roles must alternate: user, assistant, user, assistant, ...') }}{% "
-    "endif %}"
+    "{% set turns = messages[1:] %}{% else %}{% set system = '' %}{% set turns = messages %}"
+    "{% endif %}{% for message in turns %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate: user, assistant, user, assistant, ...') }}"
+    "{% endif %}"
 )
 
 BUILTIN: dict[str, str] = {
     "chatml": (
-        "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
-        "message['content'] + '<|im_end|>\n' }}"
+        "{% for message in messages %}"
+        "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
         "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     ),
     "llama2": (
         _ALTERNATE + "{% if loop.index0 == 0 and system %}"
-        "{% set content = '<<SYS>>\n' + system + '\n<</SYS>>\n\n' + message['content'] %}"
-        "{% else %}{% set content = message['content'] %}{% endif %}"
-        "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content | trim + ' "
-        "[/INST]' }}"
-        "{% else %}{{ ' ' + content | trim + ' ' + eos_token }}{% endif %}{% endfor %}"
+        "{% set content = '<<SYS>>\n' + system + '\n<</SYS>>\n\n' + message['content'] %}{% else %}"
+        "{% set content = message['content'] %}{% endif %}{% if message['role'] == 'user' %}"
+        "{{ bos_token + '[INST] ' + content | trim + ' [/INST]' }}{% else %}"
+        "{{ ' ' + content | trim + ' ' + eos_token }}{% endif %}{% endfor %}"
     ),
     "llama3": (
-        "{{ bos_token }}{% for message in messages %}{{ '<|start_header_id|>' + "
-        "message['role'] + '<|end_header_id|>\n\n'"
-        " + message['content'] | trim + '<|eot_id|>' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' "
-        "}}{% endif %}"
+        "{{ bos_token }}{% for message in messages %}"
+        "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + "
+        "message['content'] | trim + '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}"
+        "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
     ),
     "mistral": (
         "{{ bos_token }}" + _ALTERNATE + "{% if message['role'] == 'user' %}"
-        "{{ '[INST] ' + (system + '\n\n' if system and loop.last else '') + message['content'] "
-        "+ ' [/INST]' }}"
-        "{% else %}{{ ' ' + message['content'] | trim + eos_token }}{% endif %}{% endfor %}"
+        "{{ '[INST] ' + (system + '\n\n' if system and loop.last else '') + "
+        "message['content'] + ' [/INST]' }}{% else %}"
+        "{{ ' ' + message['content'] | trim + eos_token }}{% endif %}{% endfor %}"
     ),
     "zephyr": (
-        "{% for message in messages %}{{ '<|' + message['role'] + '|>\n' + message['content'] "
-        "+ eos_token + '\n' }}"
-        "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+        "{% for message in messages %}"
+        "{{ '<|' + message['role'] + '|>\n' + message['content'] + eos_token + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
     ),
     "plain": (
-        "{% for message in messages %}{{ message['role'] | capitalize + ': ' + "
-        "message['content'] + '\n' }}{% endfor %}"
+        "{% for message in messages %}"
+        "{{ message['role'] | capitalize + ': ' + message['content'] + '\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
     ),
 }

@@ -63,36 +63,29 @@ class Tokenizer(ABC):
     def encode(self, text: str, *, add_bos: bool = False, parse_special: bool = False) -> list[int]:
         """Encode a text as token ids.
 
-        Args: text: any text; "" has no tokens. add_bos: put BOS first if the tokenizer does
-            (`adds_bos`). An empty text gets BOS in any case, since a model
-                needs a token to start from.
-            parse_special: parse special tokens; else they are text.
+        add_bos: put BOS first if the tokenizer does (`adds_bos`). An empty text gets BOS in any
+        case, since a model needs a token to start from. parse_special: parse special tokens; else
+        they are text.
 
-        Raises:
-            TokenizerError: the text holds a lone surrogate, which UTF-8 cannot express.
+        Raises TokenizerError: the text holds a lone surrogate, which UTF-8 cannot express.
         """
         _check(text)
-        bos = (
-            [self.bos_id]
-            if add_bos and self.bos_id is not None and (self.adds_bos or not text)
-            else []
-        )
-        if not text:
-            return bos
-        return bos + (self._encode_parsed(text) if parse_special else self._encode_plain(text))
+        bos: list[int] = []
+        if add_bos and self.bos_id is not None and (self.adds_bos or not text):
+            bos = [self.bos_id]
+        return bos + self._encode(text, parse_special) if text else bos
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
         """Encode consecutive parts of a text; special tokens are parsed within a part, but not
         across two.
 
-        Raises:
-            TokenizerError: as `encode`.
+        Raises TokenizerError: as `encode`.
         """
         ids: list[int] = []
         for part in parts:
             _check(part)
             if part:
-                ids += self._encode_continued(part) if ids else self._encode_parsed(part)
+                ids += self._encode(part, parse_special=True, starts_text=not ids)
         return ids
 
     def count_at_least(self, text: str) -> int:
@@ -109,17 +102,9 @@ class Tokenizer(ABC):
         return 0
 
     @abstractmethod
-    def _encode_plain(self, text: str) -> list[int]:
-        """Encode a text, with special tokens as text."""
-
-    @abstractmethod
-    def _encode_parsed(self, text: str) -> list[int]:
-        """Encode a text, with special tokens parsed."""
-
-    @abstractmethod
-    def _encode_continued(self, text: str) -> list[int]:
-        """As `_encode_parsed`, for the continuation of a text: without a space before the first
-        word.
+    def _encode(self, text: str, parse_special: bool, starts_text: bool = True) -> list[int]:
+        """Encode a text. starts_text: False for the continuation of a text, which gets no space
+        before the first word.
         """
 
     # Decoding
@@ -128,8 +113,7 @@ class Tokenizer(ABC):
         """Decode token ids. Bytes that are not UTF-8 become U+FFFD; the space before the first word
         is dropped.
 
-        Raises:
-            TokenizerError: an id outside the model's vocabulary.
+        Raises TokenizerError: an id outside the model's vocabulary.
         """
         stream = self.stream(skip_special=skip_special)
         return "".join([stream.push(token) for token in ids]) + stream.finish()
@@ -143,17 +127,16 @@ class Tokenizer(ABC):
     ) -> StreamDecoder:
         """Make a decoder of streamed ids.
 
-        Args: skip_special: drop special tokens. starts_text: the first id begins a text, so drop
-            its leading space; False to continue a text. shown: special tokens that are never
-            dropped, such as those that open a tool call.
+        skip_special: drop special tokens. starts_text: the first id begins a text, so drop its
+        leading space; False to continue a text. shown: special tokens that are never dropped, such
+        as those that open a tool call.
         """
         return StreamDecoder(self, skip_special, starts_text, shown)
 
     def piece(self, token: int) -> Piece | None:
         """The bytes of a token id; None for padding of the model's vocabulary.
 
-        Raises:
-            TokenizerError: an id outside the model's vocabulary.
+        Raises TokenizerError: an id outside the model's vocabulary.
         """
         if token not in self._pieces:
             if not 0 <= token < max(self._model_vocab, self.vocab_size):
@@ -209,8 +192,7 @@ class StreamDecoder:
     def push(self, token: int) -> str:
         """Decode a token; returns "" while a character is unfinished.
 
-        Raises:
-            TokenizerError: an id outside the model's vocabulary.
+        Raises TokenizerError: an id outside the model's vocabulary.
         """
         tokenizer = self._tokenizer
         if (
@@ -223,11 +205,8 @@ class StreamDecoder:
         if piece is None:
             return ""
         if piece.is_special and self._skip_special and token not in self._shown:
-            return (
-                self._drop_space(self._take_pending(final=True))
-                if tokenizer.special_ends_bytes
-                else ""
-            )
+            ends_bytes = tokenizer.special_ends_bytes
+            return self._drop_space(self._take_pending(final=True)) if ends_bytes else ""
         if tokenizer.byte_level:
             return self._drop_space(self._utf8.decode(piece.data))
         if piece.is_byte:
@@ -256,11 +235,8 @@ class StreamDecoder:
 
     def finish(self) -> str:
         """End the stream; returns U+FFFD for an unfinished character, else ""."""
-        text = (
-            self._utf8.decode(b"", final=True)
-            if self._tokenizer.byte_level
-            else self._take_pending(final=True)
-        )
+        is_byte_level = self._tokenizer.byte_level
+        text = self._utf8.decode(b"", final=True) if is_byte_level else self._take_pending(True)
         return self._drop_space(text, of_bytes=True)
 
     def _drop_space(self, text: str, of_bytes: bool = False) -> str:
@@ -270,11 +246,8 @@ class StreamDecoder:
         self._started = True
         # sentencepiece keeps a first space that is spelled by byte tokens.
         kept = of_bytes and self._tokenizer.special_ends_bytes
-        return (
-            text[1:]
-            if self._tokenizer.dropped_space == "single" and text[0] == " " and not kept
-            else text
-        )
+        drops = self._tokenizer.dropped_space == "single" and not kept
+        return text.removeprefix(" ") if drops else text
 
     def _take_pending(self, final: bool) -> str:
         """Take whole characters from the pending bytes; bytes that belong to no character become
@@ -294,21 +267,22 @@ class StreamDecoder:
 
 
 @contextmanager
-def library_faults(path: Path) -> Iterator[None]:
+def library_faults(
+    path: Path,
+    fault: str = "its tokenizer cannot encode this text",
+    remedy: str = "shorten long runs of one character, or fetch the tokenizer again",
+) -> Iterator[None]:
     """Turn errors of the tokenizers library into TokenizerError: bare Exception, and
     PanicException, a BaseException.
     """
     try:
         yield
+    except (LlamaError, MemoryError):
+        raise
     except BaseException as e:
-        if (not isinstance(e, Exception) and type(e).__name__ != "PanicException") or isinstance(
-            e, (LlamaError, MemoryError)
-        ):
+        if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
             raise
-        raise TokenizerError(
-            f"{path}: its tokenizer cannot encode this text ({show(str(e))}); shorten long runs of "
-            "one character, or fetch the tokenizer again"
-        ) from None
+        raise TokenizerError(f"{path}: {fault} ({show(str(e))}); {remedy}") from None
 
 
 def parse_byte_token(text: str) -> int | None:

@@ -143,7 +143,7 @@ def test_damage_is_named_in_one_line(golden, tmp_path):
 def test_files_that_cannot_be_read_or_written(name, golden, tmp_path):
     (tmp_path / "folder").mkdir()
     path = name if name.startswith("~") else str(tmp_path / name)
-    with pytest.raises(TraceError, match="cannot be read"):
+    with pytest.raises(TraceError, match=r"cannot be read|no such file"):
         trace.load(path)
     if name != "none.json":
         with pytest.raises(TraceError, match="cannot be written"):
