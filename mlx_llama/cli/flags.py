@@ -66,12 +66,10 @@ class Parser(argparse.ArgumentParser):
         ]
         suggestions = {name: near for name in unknown if (near := self._suggest(name))}
         if suggestions:
-            raise OptionsError(
-                "; ".join(
-                    f"there is no flag {name} (did you mean {near}?)"
-                    for name, near in suggestions.items()
-                )
-            )
+            parts = [
+                f"there is no flag {n} (did you mean {near}?)" for n, near in suggestions.items()
+            ]
+            raise OptionsError("; ".join(parts))
         raise OptionsError(f"{message} (see --help)")
 
     def _is_unknown(self, argument: str) -> bool:
@@ -84,10 +82,8 @@ class Parser(argparse.ArgumentParser):
         """The flag that was probably meant, "" for none."""
         if FOREIGN_FLAGS.get(flag) in self._option_string_actions:
             return FOREIGN_FLAGS[flag]
-        return next(
-            iter(difflib.get_close_matches(flag.replace("_", "-"), self._option_string_actions, 1)),
-            "",
-        )
+        known = self._option_string_actions
+        return next(iter(difflib.get_close_matches(flag.replace("_", "-"), known, 1)), "")
 
 
 def flags_of(name: str, aliases: Collection[str]) -> list[str]:
@@ -128,11 +124,8 @@ def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:
 
     Raises OptionsError for a file that cannot be read.
     """
-    values = {
-        name.removeprefix("option:"): value
-        for name, value in vars(arguments).items()
-        if name.startswith("option:")
-    }
+    pairs = [(name.partition("option:")[2], value) for name, value in vars(arguments).items()]
+    values = {name: value for name, value in pairs if name}
     if re.search(r"[/\\]|\.gguf$", values.get("max_tokens", "")):
         raise OptionsError(
             f"-m {values['max_tokens']!r:.200}: is --max-tokens here, a number: did you mean "
@@ -149,22 +142,15 @@ def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _read_file(name: str, value: str) -> str:
     """The text of a file, or `value` if it is a schema (has a brace) or grammar (has rules)."""
-    if (
-        value.lstrip().startswith("{")
-        if name == "schema"
-        else re.search(r"\bstart\s*:|\broot\s*::=", value)
-    ):
+    if re.match(r"\s*{" if name == "schema" else r"(?s).*(\bstart\s*:|\broot\s*::=)", value):
         return value
     try:
         with open(os.path.expanduser(value), encoding="utf-8") as file:
             # one more than allowed, for the check of the length
             return file.read(max(MAX_CHARACTERS, MAX_GRAMMAR) + 1)
     except (OSError, ValueError) as error:
-        reason = (
-            "it is not UTF-8"
-            if isinstance(error, UnicodeDecodeError)
-            else getattr(error, "strerror", None) or error
-        )
+        reason = getattr(error, "strerror", None) or error
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else reason
         raise OptionsError(
             f"option `{name}`: the file {value!r:.200} cannot be read ({reason}): check its name"
         ) from None
@@ -190,13 +176,8 @@ def add_load_flags(
             kwargs = {"action": "store_true"}
         elif name == "adapters":
             kwargs["action"] = "append"
-        group.add_argument(
-            *flags_of(name, about["aliases"]),
-            dest=name,
-            default=field.default,
-            help=about["help"] + about["flag_help"],
-            **kwargs,
-        )
+        kwargs |= {"default": field.default, "help": about["help"] + about["flag_help"]}
+        group.add_argument(*flags_of(name, about["aliases"]), dest=name, **kwargs)
 
 
 def parse_number(

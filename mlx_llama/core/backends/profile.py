@@ -12,13 +12,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-EMBEDDING, ROPE, ATTENTION, HEAD_NORMS = (
-    "embedding",
-    "rope, store keys and values",
-    "attention",
-    "norm of heads",
-)
-EXPERTS, ADAPTERS = "experts", "adapters"
+EMBEDDING, ROPE, ATTENTION = "embedding", "rope, store keys and values", "attention"
+HEAD_NORMS, EXPERTS, ADAPTERS = "norm of heads", "experts", "adapters"
 # Words of `ops` that are clocked, with their names in a profile. A product has the name of its
 # matrix.
 _PRODUCTS = ("linear", "gated_linear")
@@ -82,10 +77,8 @@ def name_matrices(model: Any) -> list[tuple[str, Any]]:
     """(name in a profile, matrix or tuple of matrices) of each product of a model."""
     named = []
     for block in model.decoder.blocks:
-        named += [
-            ("query, key, value", block.attention.qkv),
-            ("attention output", block.attention.out),
-        ]
+        attention = block.attention
+        named += [("query, key, value", attention.qkv), ("attention output", attention.out)]
         if block.attention.spec.experts:
             named.append(("router", block.mlp.router))
         else:
@@ -111,29 +104,24 @@ def clock_ops(
     names = {id(matrix): name for name, matrix in name_matrices(model)}
 
     def clock(word: str, function: Callable) -> Callable:
-        def clocked(x: Any, *given: Any, **named: Any) -> Any:
+        def clocked(x: Any, *arguments: Any, **named: Any) -> Any:
             nonlocal inside
             if inside:
-                return function(x, *given, **named)
+                return function(x, *arguments, **named)
             inside, started = True, time.perf_counter()
             try:
-                results = function(x, *given, **named)
+                results = function(x, *arguments, **named)
                 finish(results)
             finally:
                 inside = False
             seconds = time.perf_counter() - started
             if word in _PRODUCTS:
-                matrices = matrix_parts(given[0])
-                tokens, weights = (
-                    math.prod(results.shape[:-1]),
-                    sum(math.prod(matrix.shape) for matrix in matrices),
-                )
-                profile.add(
-                    names.get(id(given[0]), _WORDS[word]),
-                    seconds,
-                    nbytes=sum(matrix.nbytes for matrix in matrices),
-                    flops=2 * tokens * weights,
-                )
+                matrices = matrix_parts(arguments[0])
+                weights = sum(math.prod(matrix.shape) for matrix in matrices)
+                flops = 2 * math.prod(results.shape[:-1]) * weights
+                nbytes = sum(matrix.nbytes for matrix in matrices)
+                name = names.get(id(arguments[0]), _WORDS[word])
+                profile.add(name, seconds, nbytes=nbytes, flops=flops)
             else:
                 profile.add(_WORDS[word], seconds)
             return results

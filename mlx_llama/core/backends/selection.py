@@ -154,10 +154,8 @@ def _has_gpu(name: str) -> bool:
     try:
         return importlib.import_module(f"{PACKAGES[name]}.runtime").has_gpu()
     except (ImportError, OSError) as error:  # OSError: a shared library that does not load
-        print(
-            f"backend {name!r} is installed but does not import ({error}): continuing without it",
-            file=sys.stderr,
-        )
+        text = f"backend {name!r} is installed but does not import ({error})"
+        print(f"{text}: continuing without it", file=sys.stderr)
         return False
 
 
@@ -188,10 +186,8 @@ def select(name: str = "auto", device: str | None = None) -> Backend:
     if reason := missing(name):
         raise BackendError(reason)
     try:
-        runtime, model, sampling = (
-            importlib.import_module(f"{PACKAGES[name]}.{file}")
-            for file in ("runtime", "model", "sampling")
-        )
+        files = [f"{PACKAGES[name]}.{file}" for file in ("runtime", "model", "sampling")]
+        runtime, model, sampling = map(importlib.import_module, files)
     except (ImportError, OSError) as error:
         raise BackendError(
             f"backend {name!r} is installed but does not import: {error}. "

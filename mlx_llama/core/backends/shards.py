@@ -81,13 +81,11 @@ class ShareEmbedding(Embedding):
 
 
 class Vocabulary:
-    """The vocabulary over all processes. spans: the tokens of each, first and last + 1. first: this
-    process's first token.
-    """
+    """The vocabulary over all processes. spans: the tokens of each, first and last + 1."""
 
     def __init__(self, ranks: Ranks, spans: Sequence[Span]):
         self.ranks, self.spans = ranks, tuple(spans)
-        self.first = self.spans[ranks.rank][0]
+        self.first = self.spans[ranks.rank][0]  # token of this process
 
     def gather(self, logits: Array) -> Array:
         """Logits [..., V] of this process's [..., V']."""
@@ -154,11 +152,8 @@ def working_sizes(checkpoint: Checkpoint) -> list[int]:
     blocks = config.intermediate_size // _hidden_unit(checkpoint)
     unit = max((column_unit(tensors) for tensors in _of(checkpoint, "out")), default=1)
     groups, heads = config.num_key_value_heads, config.num_attention_heads
-    return [
-        size
-        for size in range(1, groups + 1)
-        if groups % size == 0 and heads // size * config.head_dim % unit == 0 and size <= blocks
-    ]
+    sizes = [size for size in range(1, min(groups, blocks) + 1) if groups % size == 0]
+    return [size for size in sizes if heads // size * config.head_dim % unit == 0]
 
 
 def _check(checkpoint: Checkpoint, size: int) -> None:
@@ -167,10 +162,8 @@ def _check(checkpoint: Checkpoint, size: int) -> None:
     if size in working:
         return
     config = checkpoint.config
-    unit = max(
-        (column_unit(tensor) for name in ("out", "down") for tensor in _of(checkpoint, name)),
-        default=1,
-    )
+    tensors = [*_of(checkpoint, "out"), *_of(checkpoint, "down")]
+    unit = max(map(column_unit, tensors), default=1)
     blocks = f" and blocks of {unit} weights" if unit > 1 else ""
     raise BackendError(
         f"{checkpoint.name} cannot be split evenly over {size} processes: it has "
@@ -191,27 +184,11 @@ def _check_layout(config: LlamaConfig, checkpoint: Checkpoint) -> None:
                 "over several "
                 "processes: start one"
             )
-        known |= {
-            *spec.qkv,
-            *spec.gate_up,
-            spec.out,
-            spec.down,
-            *(
-                name
-                for name in (
-                    spec.attention_norm,
-                    spec.ffn_norm,
-                    spec.post_attention_norm,
-                    spec.post_ffn_norm,
-                )
-                if name
-            ),
-        }
-        known |= {
-            name
-            for name in (spec.query_norm, spec.key_norm)
-            if name and checkpoint.tensors[f"{name}.weight"].shape == (spec.head_dim,)
-        }
+        norms = spec.attention_norm, spec.ffn_norm, spec.post_attention_norm, spec.post_ffn_norm
+        known |= {*spec.qkv, *spec.gate_up, spec.out, spec.down, *filter(None, norms)}
+        for name in filter(None, (spec.query_norm, spec.key_norm)):
+            if checkpoint.tensors[f"{name}.weight"].shape == (spec.head_dim,):
+                known.add(name)
     unknown = next(
         (name for name in checkpoint.tensors if name.rpartition(".")[0] not in known), None
     )

@@ -64,6 +64,5 @@ def split_hooks(options: Mapping[str, Any]) -> tuple[dict[str, Any], Hooks]:
         )
     if on_progress is not None and not callable(on_progress):
         raise OptionsError(f"on_progress: {on_progress!r:.60} is not a function of two numbers")
-    return {name: value for name, value in options.items() if name not in NAMES}, Hooks(
-        tuple(processors), on_progress
-    )
+    rest = {name: value for name, value in options.items() if name not in NAMES}
+    return rest, Hooks(tuple(processors), on_progress)

@@ -52,9 +52,7 @@ class Kind(NamedTuple):
 
     @property
     def needs_best(self) -> bool:
-        """True if the best score of each share of the vocabulary decides: rows are greedy or
-        plainly sampled. Filters, penalties, biases, grammars and log-probabilities need all logits.
-        """
+        """True if each share's best score decides: all rows are greedy or plainly sampled."""
         return self == Kind(self.is_random)
 
 

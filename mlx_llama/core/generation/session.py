@@ -57,11 +57,8 @@ class Stream:
     @property
     def progress(self) -> tuple[int, int]:
         """Tokens of the prompt computed so far, and all of them; (0, 0) with tools."""
-        return (
-            (self._handle.processed, self.completion.prompt_tokens)
-            if isinstance(self._handle, Handle)
-            else (0, 0)
-        )
+        handle, total = self._handle, self.completion.prompt_tokens
+        return (handle.processed, total) if isinstance(handle, Handle) else (0, 0)
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -225,13 +222,9 @@ class Session:
             self._settle()
             if text is None and not self.messages:
                 raise SessionError("there is no answer to generate again: ask something first")
-            question = self.last_question
-            return self._ask(
-                self.messages[: _find_turns(self.messages)[-1]],
-                question if text is None else text,
-                resolved,
-                hooks,
-            )
+            question = self.last_question if text is None else text
+            before = self.messages[: _find_turns(self.messages)[-1]]
+            return self._ask(before, question, resolved, hooks)
 
     @property
     def last_question(self) -> str:
@@ -319,26 +312,16 @@ class Session:
             prompt, dropped = self._fit(messages, resolved, box, dropped, len(begun))
             if dropped > self.dropped:
                 notices = [*notices, self._describe_dropped(dropped)]
-            return self.loop.prepare(
-                Request(
-                    [*prompt.tokens, *begun],
-                    resolved,
-                    notices=notices,
-                    rule=prompt.rule,
-                    shown=prompt.shown,
-                    begun=len(begun),
-                    hooks=hooks,
-                )
-            )
+            fields: Any = {"rule": prompt.rule, "shown": prompt.shown, "begun": len(begun)}
+            tokens = [*prompt.tokens, *begun]
+            request = Request(tokens, resolved, notices=notices, hooks=hooks, **fields)
+            return self.loop.prepare(request)
 
         def ask(messages: Sequence[Mapping[str, Any]], is_first: bool) -> ToolStream:
             box = self.toolbox if is_first else replace(self.toolbox, choice="auto")
             handle = prepare(messages, box, notices if is_first else ())
-            return ToolStream(
-                handle,
-                ToolParser(prompt.form, [tool.name for tool in box.offered]),
-                resolved.options.schema,
-            )
+            parser = ToolParser(prompt.form, [tool.name for tool in box.offered])
+            return ToolStream(handle, parser, resolved.options.schema)
 
         def end() -> None:
             completion = answer.completion
@@ -356,11 +339,8 @@ class Session:
             answer = ToolLoop(ask, asked, self.toolbox.offered, self.rounds)
         else:
             answer = prepare(asked, self.toolbox, notices)
-        self.is_repeating = (
-            not begun
-            and self._asked is not None
-            and _is_same(self._asked, (prompt.tokens, resolved.options))
-        )
+        conditions, before = (prompt.tokens, resolved.options), self._asked
+        self.is_repeating = not begun and before is not None and _is_same(before, conditions)
         turn = self._turn
         self._open = Stream(answer, lambda: self._begin(turn), end)
         return self._open
@@ -400,15 +380,10 @@ class Session:
                 answer = [*begun, *map(int, completion.tokens)]
                 self._answer = added[-1]["content"], answer, completion.finish_reason
                 # An answer that was stopped, or went on, is not what its prompt and options give.
-                self._asked = (
-                    None
-                    if begun or completion.finish_reason in ("interrupted", "error")
-                    else conditions
-                )
-            self.last, self._text = (
-                completion,
-                [*conditions[0], *begun, *map(int, completion.tokens)],
-            )
+                is_cut = completion.finish_reason in ("interrupted", "error")
+                self._asked = None if begun or is_cut else conditions
+            self.last = completion
+            self._text = [*conditions[0], *begun, *map(int, completion.tokens)]
 
     def _settle(self) -> None:
         """End an unfinished answer and invalidate streams that were not begun."""
@@ -435,20 +410,11 @@ class Session:
         """
         if cache:
             assert self.identify_cache is not None
-            write_cache(
-                cache_path(path),
-                self.loop.export(self._text, self.adapter),
-                self.identify_cache(self.adapter),
-            )
+            state = self.loop.export(self._text, self.adapter)
+            write_cache(cache_path(path), state, self.identify_cache(self.adapter))
         options = json.loads(validate(self.options).model_dump_json(include=set(self.options)))
-        write_session(
-            expand_path(path),
-            model=self.model,
-            system=self.system,
-            options=options,
-            messages=self.messages,
-            dropped=self.dropped,
-        )
+        fields = {name: getattr(self, name) for name in ("model", "system", "messages", "dropped")}
+        write_session(expand_path(path), options=options, **fields)
 
     def load(self, path: str | os.PathLike) -> list[str]:
         """Continue a saved conversation, from its keys and values if they were saved; returns
@@ -470,11 +436,9 @@ class Session:
             )
         with self._lock:
             self._settle()
-            self.messages, self.dropped = (
-                [message.model_dump() for message in saved.messages],
-                saved.dropped,
-            )
-            self.system, self.options, self.last = saved.system, saved.options, None
+            self.messages = [message.model_dump() for message in saved.messages]
+            self.dropped, self.last = saved.dropped, None
+            self.system, self.options = saved.system, saved.options
         if self.identify_cache and os.path.lexists(cache_path(path)):
             try:
                 state = read_cache(cache_path(path), self.identify_cache(self.adapter))
@@ -507,15 +471,10 @@ class Session:
         first = first if first <= turns[-1] else 0
         system = [{"role": "system", "content": self.system}] if self.system else []
         for dropped in [first, *(start for start in turns if start > first)]:
+            shown, schema = [*system, *messages[dropped:]], resolved.options.schema
+            check = self.engine.check_count
             try:
-                prompt = encode_with_tools(
-                    self.tokenizer,
-                    self.template,
-                    [*system, *messages[dropped:]],
-                    box,
-                    resolved.options.schema,
-                    self.engine.check_count,
-                )
+                prompt = encode_with_tools(self.tokenizer, self.template, shown, box, schema, check)
             except ContextError:
                 if dropped == turns[-1]:
                     raise

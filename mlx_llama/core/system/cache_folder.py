@@ -95,11 +95,11 @@ def make_room(nbytes: int, suffix: str) -> bool:
 
 def clear() -> int:
     """Remove all files that this package wrote; returns their bytes."""
-    return sum(
-        size
-        for path, _, size in files()
-        if (path.suffix in (".o", ".panels") or path.name.startswith(PARTIAL)) and remove(path)
-    )
+    nbytes = 0
+    for path, _, size in files():
+        if path.suffix in (".o", ".panels") or path.name.startswith(PARTIAL):
+            nbytes += size * remove(path)
+    return nbytes
 
 
 def remove(path: Path) -> bool:

@@ -112,13 +112,8 @@ def map_file(file: BinaryIO) -> FileMap:
     """Map an open file. Raises OSError, ValueError if it is empty."""
     mapped = FileMap(file.fileno(), 0, access=mmap.ACCESS_READ)
     status = os.fstat(file.fileno())
-    mapped.stamp = (
-        status.st_dev,
-        status.st_ino,
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-    )
+    mapped.stamp = status.st_dev, status.st_ino, status.st_size
+    mapped.stamp += status.st_mtime_ns, status.st_ctime_ns
     return mapped
 
 

@@ -55,12 +55,9 @@ def meter(total: int) -> Callable[[int], None]:
 
 def moves_cursor(stream: TextIO | None) -> bool:
     """True for a terminal that can redraw a line, unlike TERM=dumb and a notebook's !command."""
-    return (
-        stream is not None
-        and stream.isatty()
-        and os.environ.get("TERM") != "dumb"
-        and "JPY_PARENT_PID" not in os.environ
-    )
+    env = os.environ
+    is_capable = env.get("TERM") != "dumb" and "JPY_PARENT_PID" not in env
+    return is_capable and stream is not None and stream.isatty()
 
 
 def in_notebook() -> bool:
@@ -82,10 +79,8 @@ class NotebookBar:
         if time.monotonic() < self._due and not (self._shown and done == total):
             return
         self._due = time.monotonic() + 0.1
-        self._draw(
-            f'{html.escape(self.label)} <progress value="{done}" max="{total}"></progress> '
-            f"{done / max(1, total):.0%}"
-        )
+        bar = f'<progress value="{done}" max="{total}"></progress>'
+        self._draw(f"{html.escape(self.label)} {bar} {done / max(1, total):.0%}")
 
     def close(self) -> None:
         """Remove the bar."""
