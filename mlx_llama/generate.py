@@ -34,46 +34,27 @@ Prompt = str | list[dict[str, str]]
 def parser() -> flags.Parser:
     """The command line. Names follow mlx_lm.generate's."""
     result = flags.Parser("generate", __doc__)
-    prompt = result.add_mutually_exclusive_group(required=True)
-    prompt.add_argument(
-        "--prompt", "-p", default=None, help="the prompt; - reads it from standard input"
-    )
+    add, prompt = result.add_argument, result.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", "-p", help="the prompt; - reads it from standard input")
     prompt.add_argument(
         "--prompts",
         metavar="FILE",
-        default=None,
         help="a batch: a file with one JSON object per line, with prompt or messages, options by "
         "name and optionally an id; - reads standard input",
     )
-    result.add_argument(
+    add(
         "--output",
         "-o",
         metavar="FILE",
-        default=None,
         help="file for the results of --prompts, one JSON object per line as they finish; an "
         "existing file is continued",
     )
-    result.add_argument(
-        "--system-prompt", "-sys", default=None, help="instructions before the prompt"
-    )
-    result.add_argument(
-        "--ignore-chat-template", action="store_true", help="continue the prompt as plain text"
-    )
-    result.add_argument(
-        "--prompt-cache",
-        metavar="FILE",
-        default=None,
-        help="start from the keys and values in this file if it exists, and save them to it at the "
-        "end",
-    )
-    result.add_argument(
-        "--jsonl",
-        action="store_true",
-        help="print a JSON object per piece, then one with the receipt",
-    )
-    result.add_argument(
-        "--stats", action="store_true", help="print speed and evaluations per token on stderr"
-    )
+    add("--system-prompt", "-sys", help="instructions before the prompt")
+    add("--ignore-chat-template", action="store_true", help="continue the prompt as plain text")
+    add("--prompt-cache", metavar="FILE", help=flags.PROMPT_CACHE)
+    help = "print a JSON object per piece, then one with the receipt"
+    add("--jsonl", action="store_true", help=help)
+    add("--stats", action="store_true", help="print speed and evaluations per token on stderr")
     flags.add_load_flags(result, without=())
     flags.add_generation_flags(result)
     return result
@@ -145,11 +126,8 @@ def run_prompt(args: argparse.Namespace, options: dict[str, Any]) -> int:
     show = show_controls if sys.stdout.isatty() else str
     try:
         for piece in stream:
-            print(
-                json.dumps({"text": piece}) if args.jsonl else show(piece),
-                end="\n" if args.jsonl else "",
-                flush=True,
-            )
+            text = json.dumps({"text": piece}) + "\n" if args.jsonl else show(piece)
+            print(text, end="", flush=True)
     except KeyboardInterrupt:
         stream.close()
         code = 130
@@ -159,11 +137,7 @@ def run_prompt(args: argparse.Namespace, options: dict[str, Any]) -> int:
         print(json.dumps({"receipt": receipt}), flush=True)
     elif sys.stdout.isatty():
         print()
-    if (
-        not args.jsonl
-        and llm.tokenizer is not None
-        and (logprobs := stream.completion.describe_logprobs(llm.tokenizer))
-    ):
+    if not args.jsonl and (logprobs := stream.completion.describe_logprobs(llm.tokenizer)):
         cli.show(logprobs)
     if args.stats:
         cli.say(stream.completion.summary())
@@ -185,13 +159,8 @@ def run_batch(args: argparse.Namespace, options: dict[str, Any]) -> int:
     if args.ignore_chat_template and args.system_prompt is not None:
         raise OptionsError(_SYSTEM_NEEDS_TEMPLATE)
     name = "standard input" if args.prompts == "-" else args.prompts
-    conditions = [
-        args.model,
-        args.revision,
-        args.template,
-        args.system_prompt,
-        args.ignore_chat_template,
-    ]
+    conditions = [args.model, args.revision, args.template, args.system_prompt]
+    conditions.append(args.ignore_chat_template)
     jobs = parse_jobs(cli.read_text(args.prompts), name, options, json.dumps(conditions))
     has_messages = any(not isinstance(job.prompt, str) for job in jobs)
     if has_messages and args.ignore_chat_template:
@@ -238,8 +207,6 @@ def run_batch(args: argparse.Namespace, options: dict[str, Any]) -> int:
 def _report_failures(failed: int, output: str) -> int:
     if not failed:
         return 0
-    cli.say(
-        f"error: {failed} request{'s' if failed > 1 else ''} failed: see the field error in "
-        f"{output}"
-    )
+    plural = "s" if failed > 1 else ""
+    cli.say(f"error: {failed} request{plural} failed: see the field error in {output}")
     return 1

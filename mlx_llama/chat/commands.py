@@ -85,11 +85,8 @@ def run(session: Session, line: str) -> Outcome:
     name = OTHER_NAMES.get(name, name)
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, 1)
-        hint = (
-            f"did you mean /{near[0]}?"
-            if near
-            else "/help lists them; // begins a text with a slash"
-        )
+        hint = "/help lists them; // begins a text with a slash"
+        hint = f"did you mean /{near[0]}?" if near else hint
         raise CommandError(f"there is no command {'/' + name!r:.60} ({hint})")
     command = COMMANDS[name]
     if argument and not command.argument:
@@ -148,11 +145,8 @@ def _resume(session: Session, argument: str) -> Stream:
 
 def _undo(session: Session, argument: str) -> str:
     question = session.undo()[0]["content"]
-    left = (
-        f"{len(session.messages)} messages left"
-        if session.messages
-        else "the conversation is empty"
-    )
+    count = len(session.messages)
+    left = f"{count} messages left" if count else "the conversation is empty"
     return f"(took back {shorten(question)!r} and its answer; {left})"
 
 
@@ -163,10 +157,8 @@ def _edit(session: Session, argument: str) -> Outcome:
 def _model(session: Session, argument: str) -> Outcome:
     if argument:
         return Switch(os.path.expanduser(unquote(argument)))
-    return (
-        f"model: {session.model}, on {session.engine.backend.name} "
-        f"({session.engine.backend.device_name})"
-    )
+    backend = session.engine.backend
+    return f"model: {session.model}, on {backend.name} ({backend.device_name})"
 
 
 def shorten(text: str) -> str:
@@ -191,9 +183,8 @@ def _regen(session: Session, argument: str) -> Stream:
 
 def _system(session: Session, argument: str) -> str:
     if not argument:
-        return (
-            f"system prompt: {session.system}" if session.system else "(there is no system prompt)"
-        )
+        system = session.system
+        return f"system prompt: {system}" if system else "(there is no system prompt)"
     session.system = None if argument == "none" else argument
     return "(no system prompt from here on)" if session.system is None else "(system prompt set)"
 
@@ -201,19 +192,15 @@ def _system(session: Session, argument: str) -> str:
 def _set(session: Session, argument: str) -> str:
     if not argument:
         origins = session.resolve().origins
-        return "\n".join(
-            f"  {name:<24} {option_value(session, name) or '-':<12} {origins[name]}"
-            for name in FIELDS
-        )
+        values = {name: option_value(session, name) or "-" for name in FIELDS}
+        lines = [f"  {name:<24} {values[name]:<12} {origins[name]}" for name in FIELDS]
+        return "\n".join(lines)
     typed, *rest = argument.split(maxsplit=1)
     name = option_name(typed)
     if name not in FIELDS:
         session.resolve(**{name: ""})  # raises, and suggests a name
-    if rest and (
-        rest[0] == "default"
-        or (rest[0] == "random" and name == "seed")
-        or (rest[0] == "none" and name in NULLABLE)
-    ):
+    unset = "random" if name == "seed" else "none" if name in NULLABLE else "default"
+    if rest and rest[0] in ("default", unset):
         session.options.pop(name, None)
     elif rest:
         chosen = session.resolve(**{name: _parse_value(name, rest[0])})
@@ -229,14 +216,11 @@ def _parse_value(name: str, text: str) -> Any:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise OptionsError(
-            f"option `{name}`: {text!r:.60} is not a list of words: {str(error).lower()}"
-        ) from None
-    return (
-        words
-        if name == "logit_bias"
-        else [word.replace(r"\n", "\n").replace(r"\t", "\t") for word in words]
-    )
+        reason = f"is not a list of words: {str(error).lower()}"
+        raise OptionsError(f"option `{name}`: {text!r:.60} {reason}") from None
+    if name == "logit_bias":
+        return words
+    return [word.replace(r"\n", "\n").replace(r"\t", "\t") for word in words]
 
 
 def _escape(text: str) -> str:
@@ -244,20 +228,14 @@ def _escape(text: str) -> str:
 
 
 def _save(session: Session, argument: str) -> str:
-    name = (
-        argument.removesuffix(CACHE_FLAG).rstrip()
-        if argument.endswith(" " + CACHE_FLAG)
-        else argument
-    )
-    path, cache = file_path(name), name != argument
+    cache = argument.endswith(" " + CACHE_FLAG)
+    path = file_path(argument.removesuffix(CACHE_FLAG).rstrip() if cache else argument)
     if os.path.lexists(path) and not _is_saved_session(path):
-        raise SessionError(
-            f"{path}: exists already and is not a saved session: choose another name"
-        )
+        text = "exists already and is not a saved session: choose another name"
+        raise SessionError(f"{path}: {text}")
     session.save(path, cache)
-    return f"(saved {len(session.messages)} messages to {path}" + (
-        f", their cache to {cache_path(path)})" if cache else ")"
-    )
+    with_cache = f", their cache to {cache_path(path)}" if cache else ""
+    return f"(saved {len(session.messages)} messages to {path}{with_cache})"
 
 
 def _is_saved_session(path: str) -> bool:
@@ -271,27 +249,18 @@ def _is_saved_session(path: str) -> bool:
 def _load(session: Session, argument: str) -> Outcome:
     path = _require_file(file_path(argument))
     notices = session.load(path)
-    rest = [
-        f"{len(session.messages)} messages",
-        *(["a system prompt"] if session.system else []),
-        *(f"{name} = {option_value(session, name)}" for name in session.options),
-    ]
-    message = "\n".join(
-        [f"(loaded {', '.join(rest)})", *(f"({spell(notice)})" for notice in notices)]
-    )
-    return (
-        Recall(message, session.last_question, session.messages[-1]["content"])
-        if session.messages
-        else message
-    )
+    parts = [f"{len(session.messages)} messages", *["a system prompt"][: bool(session.system)]]
+    parts += [f"{name} = {option_value(session, name)}" for name in session.options]
+    lines = [f"(loaded {', '.join(parts)})", *(f"({spell(notice)})" for notice in notices)]
+    if not session.messages:
+        return "\n".join(lines)
+    return Recall("\n".join(lines), session.last_question, session.messages[-1]["content"])
 
 
 def _stats(session: Session, argument: str) -> str:
     count = len(session.cached_tokens)
-    nbytes = session.loop.scheduler.cache.nbytes_for(count)
-    dropped = (
-        f", the oldest {session.dropped} no longer seen by the model" if session.dropped else ""
-    )
+    nbytes, oldest = session.loop.scheduler.cache.nbytes_for(count), session.dropped
+    dropped = f", the oldest {oldest} no longer seen by the model" if oldest else ""
     # the summary of an answer lists the notices already
     notes = "".join(f"\nnote: {notice}" for notice in session.engine.model.notices)
     return (
@@ -345,15 +314,9 @@ COMMANDS = {
     "clear": Command(_clear, "", "start a new conversation; keep the system prompt and options"),
     "system": Command(_system, "[TEXT]", "show or set the system prompt; none: remove it"),
     "set": Command(_set, "[OPTION [VALUE]]", "show or set an option; the value default resets it"),
-    "model": Command(
-        _model, "[NAME]", "show the model, or load another one and keep the conversation"
-    ),
-    "save": Command(
-        _save, "FILE [--cache]", "save the conversation; --cache: with its keys and values"
-    ),
-    "load": Command(
-        _load, "FILE", "continue a saved conversation, from its cache if that was saved"
-    ),
+    "model": Command(_model, "[NAME]", "show the model, or load another for this conversation"),
+    "save": Command(_save, "FILE [--cache]", "save the conversation; --cache: its keys and values"),
+    "load": Command(_load, "FILE", "continue a saved conversation, from its cache if there is one"),
     "stats": Command(_stats, "", "speed, prefix reuse, evaluations per token; use of the context"),
     "read": Command(_read, "FILE", "send the text of a file as a message"),
     "exit": Command(_exit, "", "leave; also /bye and /quit"),

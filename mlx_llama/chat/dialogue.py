@@ -107,7 +107,7 @@ class Chat:
         if commands.is_command(text):
             outcome = commands.run(self.session, text)
         else:
-            outcome = self.session.stream(text.removeprefix("/") if text.startswith("//") else text)
+            outcome = self.session.stream(text[text.startswith("//") :])
         if isinstance(outcome, str):
             self.say(outcome)
         elif isinstance(outcome, commands.Recall):
@@ -179,21 +179,16 @@ class Chat:
         """Print one line about an error, after `place`; with --debug its traceback."""
         if self.debug:
             traceback.print_exception(error)
-        unexpected = (
-            ""
-            if isinstance(error, LlamaError)
-            else f"{type(error).__name__} (--debug shows the traceback): "
-        )
+        name, is_known = type(error).__name__, isinstance(error, LlamaError)
+        unexpected = "" if is_known else f"{name} (--debug shows the traceback): "
         self.say(f"error: {place}{unexpected}{commands.spell(str(error))}")
 
 
 def describe_model(llm: LLM) -> str:
     """Model, backend and context in a line."""
-    width = llm.backend.runtime.dtype_name(llm.model.dtype)
-    return (
-        f"{llm.checkpoint.name} on {llm.backend.name} ({llm.backend.device_name}, {width}), "
-        f"context {llm.engine.context} tokens"
-    )
+    backend, width = llm.backend, llm.backend.runtime.dtype_name(llm.model.dtype)
+    device = f"{backend.name} ({backend.device_name}, {width})"
+    return f"{llm.checkpoint.name} on {device}, context {llm.engine.context} tokens"
 
 
 def describe_end(completion: Completion, engine: Engine) -> Iterator[str]:

@@ -39,6 +39,7 @@ FOREIGN_FLAGS = {
     "--extra-eos-token": "--stop-token-ids",
     "--hf-path": "--model",
 }
+PROMPT_CACHE = "start from the keys and values in this file, if it exists, and save them at the end"
 # -1 as in llama.cpp: no limit, or a new seed each time.
 _MINUS_ONE = {"max_tokens": str(2**31), "seed": None, "repetition_context_size": "65536"}
 # As in llama.cpp: the model's context, and a number of threads chosen by us.
