@@ -123,21 +123,22 @@ def show_count(label: str, total: int) -> Iterator[Callable[[int], None]]:
     if not moves_cursor(sys.stderr):
         yield lambda done: None
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import MofNCompleteColumn
 
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as display:
+    with draw(label, total, MofNCompleteColumn()) as show:
+        yield show
+
+
+@contextmanager
+def draw(
+    label: str, total: int, count: Any, auto_refresh: bool = True
+) -> Iterator[Callable[[int], None]]:
+    """Draw a bar on a terminal's stderr. count: rich's column of what is done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    text = TextColumn("{task.description}", markup=False)
+    columns, console = (text, BarColumn(), count, TimeRemainingColumn()), Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, auto_refresh=auto_refresh) as display:
         task = display.add_task(label, total=total)
-        yield lambda done: display.update(task, completed=done)
+        yield lambda done: display.update(task, completed=done, refresh=not auto_refresh)
