@@ -222,9 +222,9 @@ class Session:
             self._settle()
             if text is None and not self.messages:
                 raise SessionError("there is no answer to generate again: ask something first")
-            question = self.last_question if text is None else text
+            question = self.last_question  # raises without one
             before = self.messages[: _find_turns(self.messages)[-1]]
-            return self._ask(before, question, resolved, hooks)
+            return self._ask(before, question if text is None else text, resolved, hooks)
 
     @property
     def last_question(self) -> str:
