@@ -249,7 +249,8 @@ def _is_saved_session(path: str) -> bool:
 def _load(session: Session, argument: str) -> Outcome:
     path = _require_file(file_path(argument))
     notices = session.load(path)
-    parts = [f"{len(session.messages)} messages", *["a system prompt"][: bool(session.system)]]
+    system = ["a system prompt"] if session.system else []
+    parts = [f"{len(session.messages)} messages", *system]
     parts += [f"{name} = {option_value(session, name)}" for name in session.options]
     lines = [f"(loaded {', '.join(parts)})", *(f"({spell(notice)})" for notice in notices)]
     if not session.messages:

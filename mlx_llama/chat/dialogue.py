@@ -107,7 +107,7 @@ class Chat:
         if commands.is_command(text):
             outcome = commands.run(self.session, text)
         else:
-            outcome = self.session.stream(text[text.startswith("//") :])
+            outcome = self.session.stream("/" + text[2:] if text.startswith("//") else text)
         if isinstance(outcome, str):
             self.say(outcome)
         elif isinstance(outcome, commands.Recall):

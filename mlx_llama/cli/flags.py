@@ -19,25 +19,20 @@ from .spelling import FLAGS, flag_of
 
 # Flags of llama.cpp, vLLM and mlx-lm -> those with the same purpose here.
 FOREIGN_FLAGS = {
-    "-m": "--model",
-    "-hf": "--model",
-    "--hf-repo": "--model",
-    "-hfr": "--model",
-    "-md": "--draft-model",
-    "-t": "--threads",
-    "-ngl": "--device",
-    "--n-gpu-layers": "--device",
-    "--gpu-layers": "--device",
-    "--max-model-len": "--ctx-size",
-    "--lora-modules": "--adapters",
-    "--lora-scaled": "--adapters",
-    "-ctk": "--cache-bits",
-    "--cache-type-k": "--cache-bits",
-    "--kv-cache-dtype": "--cache-bits",
-    "--max-new-tokens": "--max-tokens",
-    "--max-num-seqs": "--max-rows",
-    "--extra-eos-token": "--stop-token-ids",
-    "--hf-path": "--model",
+    foreign: ours
+    for ours, names in {
+        "--model": "-m -hf --hf-repo -hfr --hf-path",
+        "--draft-model": "-md",
+        "--threads": "-t",
+        "--device": "-ngl --n-gpu-layers --gpu-layers",
+        "--ctx-size": "--max-model-len",
+        "--adapters": "--lora-modules --lora-scaled",
+        "--cache-bits": "-ctk --cache-type-k --kv-cache-dtype",
+        "--max-tokens": "--max-new-tokens",
+        "--max-rows": "--max-num-seqs",
+        "--stop-token-ids": "--extra-eos-token",
+    }.items()
+    for foreign in names.split()
 }
 PROMPT_CACHE = "start from the keys and values in this file, if it exists, and save them at the end"
 # -1 as in llama.cpp: no limit, or a new seed each time.
@@ -108,16 +103,12 @@ def add_generation_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("generation options")
     for name, field in FIELDS.items():
         repeats = name in ("stop", "stop_token_ids", "logit_bias")
-        default = f" (default: {field.default})" if field.default not in (None, (), {}) else ""
-        group.add_argument(
-            *option_flags(name),
-            dest=f"option:{name}",
-            default=argparse.SUPPRESS,
-            action="append" if repeats else "store",
-            metavar=name.split("_")[-1].upper(),
-            help=(field.description + field.json_schema_extra["flag_help"]).replace("%", "%%")
-            + default,
-        )
+        help = (field.description + field.json_schema_extra["flag_help"]).replace("%", "%%")
+        help += f" (default: {field.default})" if field.default not in (None, (), {}) else ""
+        about = {"metavar": name.split("_")[-1].upper(), "help": help}
+        about["action"] = "append" if repeats else "store"
+        flags = option_flags(name)
+        group.add_argument(*flags, dest=f"option:{name}", default=argparse.SUPPRESS, **about)
 
 
 def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:
