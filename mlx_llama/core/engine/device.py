@@ -75,8 +75,8 @@ class Device:
 
     def read(self, tokens: Array, writers: Sequence[Writer]) -> list[int]:
         """Wait for `tokens`, row by row: int32 [B, C] of as many writers, or [1, T] of one."""
-        is_one, backend = tokens.shape == (1, 1), self.backend
-        values = [backend.read(tokens)] if is_one else backend.read_all(tokens)
+        backend = self.backend
+        values = [backend.read(tokens)] if tokens.shape == (1, 1) else backend.read_all(tokens)
         nbytes = tokens.nbytes // len(writers)
         for writer in writers:
             writer.count_read(nbytes)

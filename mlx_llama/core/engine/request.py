@@ -123,12 +123,12 @@ class Sequence:
         with self.lock:
             if self.is_cancelled:
                 return False
+            is_last, seconds = False, self.request.decode_seconds
             if self.constraint:
                 self.constraint.accept(token)
+                is_last = self.constraint.is_finished
             self.tokens.append(token)
-            seconds = self.request.decode_seconds
             is_late = seconds is not None and self.writer.is_late(now, seconds)
-            is_last = self.constraint is not None and self.constraint.is_finished
             self.writer.push(token, now, is_last, logprobs, is_late)
         return not self.writer.is_finished
 

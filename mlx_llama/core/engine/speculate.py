@@ -78,12 +78,12 @@ class PromptLookup:
     def draft(self, count: int, writer: Writer | None = None) -> list[int]:
         """Up to `count` tokens. The source continues in the draft, which repeats a phrase."""
         self._index()
-        grams = (tuple(self.tokens[-n:]) for n in range(MAX_NGRAM, MIN_NGRAM - 1, -1))
-        start = next((self._after[gram] for gram in grams if gram in self._after), None)
+        after, tokens = self._after, self.tokens
+        start = after.get(tuple(tokens[-MAX_NGRAM:])) or after.get(tuple(tokens[-MIN_NGRAM:]))
         drafts: list[int] = []
-        for source in () if start is None else range(start, start + count):
-            beyond = source - len(self.tokens)
-            drafts.append(self.tokens[source] if beyond < 0 else drafts[beyond])
+        for source in range(start, start + count) if start else ():
+            beyond = source - len(tokens)
+            drafts.append(tokens[source] if beyond < 0 else drafts[beyond])
         return drafts
 
 

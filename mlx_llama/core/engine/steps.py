@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import abc
 from dataclasses import dataclass, field
 
@@ -82,8 +83,9 @@ class Steps:
         self.launched, self._last, self._batch = [], None, None
 
     def _step(self, sequences: list[Sequence], tokens: Array) -> Step:
-        is_masked = any(sequence.constraint for sequence in sequences)
-        masks = (lambda: self._compute_masks(sequences)) if is_masked else None
+        masks = None
+        if any(sequence.constraint for sequence in sequences):
+            masks = functools.partial(self._compute_masks, sequences)
         if (first := sequences[0]).needs_logits:  # it is alone
             options = first.sampling, first.writer, first.process, masks
             return Step(sequences, self.device.step_processed(tokens, first.row, *options))
