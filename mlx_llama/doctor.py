@@ -37,18 +37,32 @@ def parser() -> flags.Parser:
         "model",
         metavar="MODEL",
         nargs="?",
+        default=None,
         help="a folder, a .gguf file, or the cached files of a Hugging Face hub id or hub "
         "id:file.gguf (default: the small guide model in this package)",
     )
-    help = "the same, spelled as in the other commands"
-    model.add_argument("--model", metavar="MODEL", dest="named", help=help)
-    result.add_argument("--revision", help="branch, tag or commit of a hub id")
-    help = "positions that the context must hold (default: the model's limit, or as many as fit)"
-    result.add_argument("--ctx-size", "-c", metavar="TOKENS", help=help)
+    model.add_argument(
+        "--model",
+        metavar="MODEL",
+        dest="named",
+        default=None,
+        help="the same, spelled as in the other commands",
+    )
+    result.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
+    result.add_argument(
+        "--ctx-size",
+        "-c",
+        default=None,
+        metavar="TOKENS",
+        help="positions that the context must hold (default: the model's limit, or as many as fit)",
+    )
     flags.add_load_flags(result, only=("cache_bits",))
     result.add_argument("--json", action="store_true", help="print everything as one JSON object")
-    help = "remove compiled code and packed weights from the cache folder, then exit"
-    result.add_argument("--clear-cache", action="store_true", help=help)
+    result.add_argument(
+        "--clear-cache",
+        action="store_true",
+        help="remove compiled code and packed weights from the cache folder, then exit",
+    )
     return result
 
 
@@ -90,8 +104,9 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
     """The diagnosis as JSON values, with options as flags."""
     facts = diagnosis.facts() | {"command": next_command(diagnosis)}
     for backend in facts["backends"]:
-        options = backend.pop("options")
-        backend["flags"] = [" ".join(spell_options({name: value})) for name, value in options]
+        backend["flags"] = [
+            " ".join(spell_options({name: value})) for name, value in backend.pop("options")
+        ]
     for finding in facts["findings"]:
         finding["message"] = spell_flags(finding["message"])
     return facts
@@ -112,41 +127,52 @@ def report(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     def title(text: str) -> None:
         lines.extend([("", ""), (text, "bold")] if lines else [(text, "bold")])
 
-    def add(text: str, style: str = "") -> None:
-        lines.append((f"  {text}", style))
-
     machine = diagnosis.machine
     title("machine")
     gpu = f", {machine['gpu']['name']}" if "gpu" in machine else ""
-    add(
-        f"{machine['system']} {machine['machine']}, Python {machine['python']}, "
-        f"{machine['physical_cores']} physical cores, "
-        f"{format_bytes(machine['free_memory_bytes'])} of free memory{gpu}"
+    lines.append(
+        (
+            f"  {machine['system']} {machine['machine']}, Python {machine['python']}, "
+            f"{machine['physical_cores']} physical "
+            f"cores, {format_bytes(machine['free_memory_bytes'])} of free memory{gpu}",
+            "",
+        )
     )
-    if cache := machine.get("cache"):
-        add(
-            f"cache {cache['folder']}: {format_bytes(cache['nbytes'])} in {cache['files']} files, "
-            f"at most {format_bytes(cache['limit_bytes'])}"
+    if "cache" in machine:
+        cache = machine["cache"]
+        lines.append(
+            (
+                f"  cache {cache['folder']}: {format_bytes(cache['nbytes'])} in {cache['files']} "
+                f"files, at most {format_bytes(cache['limit_bytes'])}",
+                "",
+            )
         )
     title("backends")
     for backend in diagnosis.backends:
         style = "" if backend.available else "dim"
-        add(_backend(backend, backend.name == diagnosis.auto), style)
+        lines.append((_backend(backend, backend.name == diagnosis.auto), style))
     title(f"model {diagnosis.name}")
-    path = [diagnosis.path] if diagnosis.path else []
-    for line in [*path, *_model(diagnosis), *_text(diagnosis)]:
-        add(line)
+    if diagnosis.path:
+        lines.append((f"  {diagnosis.path}", ""))
+    lines += [(f"  {line}", "") for line in [*_model(diagnosis), *_text(diagnosis)]]
     if diagnosis.fits:
         title("runs")
-        for fit in diagnosis.fits:
-            add(_fit(fit, _threads(diagnosis, fit)))
+        lines += [(f"  {_fit(fit, _threads(diagnosis, fit))}", "") for fit in diagnosis.fits]
     if diagnosis.findings:
         title("findings")
-        for finding in sorted(diagnosis.findings, key=lambda f: [*_STYLES].index(f.level)):
-            add(f"{finding.level}: {spell_flags(finding.message)}", _STYLES[finding.level])
+        for level in _STYLES:
+            lines += [
+                (f"  {level}: {spell_flags(finding.message)}", _STYLES[level])
+                for finding in diagnosis.findings
+                if finding.level == level
+            ]
     title("next")
-    command = next_command(diagnosis) or "correct the errors, then run this again"
-    add(command, "" if diagnosis.ok else "bold")
+    lines.append(
+        (
+            f"  {next_command(diagnosis) or 'correct the errors, then run this again'}",
+            "" if diagnosis.ok else "bold",
+        )
+    )
     return lines
 
 
@@ -155,14 +181,19 @@ def _backend(backend: BackendFacts, is_auto: bool) -> str:
 
     packages = ", ".join(f"{name} {version}" for name, version in backend.packages.items())
     if not backend.available:
-        return f"{backend.name:<5} no   {backend.reason}" + (f" ({packages})" if packages else "")
-    memory = "memory unknown"
-    if backend.memory_bytes is not None:
-        memory = f"{format_bytes(backend.memory_bytes)} {backend.memory_is}"
+        return f"  {backend.name:<5} no   {backend.reason}" + (f" ({packages})" if packages else "")
+    memory = (
+        "memory unknown"
+        if backend.memory_bytes is None
+        else f"{format_bytes(backend.memory_bytes)} {backend.memory_is}"
+    )
     needed = f" with {' '.join(spell_options(dict(backend.options)))}" if backend.options else ""
-    line = f"{backend.name:<5} yes  on {backend.device}{needed}, {memory} ({packages})"
-    line += f"; {backend.reason}" if backend.reason else ""
-    return line + ("; the choice of --backend auto" if is_auto else "")
+    line = f"  {backend.name:<5} yes  on {backend.device}{needed}, {memory} ({packages})"
+    return (
+        line
+        + (f"; {backend.reason}" if backend.reason else "")
+        + ("; the choice of --backend auto" if is_auto else "")
+    )
 
 
 def _model(diagnosis: Diagnosis) -> list[str]:
@@ -171,23 +202,35 @@ def _model(diagnosis: Diagnosis) -> list[str]:
     if not diagnosis.model:
         return []
     m = diagnosis.model
-    experts = f" of {m['experts']} experts, {m['experts_per_token']} for a token"
-    is_stretched = m["longest_context"] > m["context_length"]
-    stretched = f", stretched to {m['longest_context']}" if is_stretched else ""
-    window = f", sliding window {m['sliding_window']}" if m["sliding_window"] else ""
-    factor = f", factor {m['rope_factor']:g}" if m["rope_factor"] else ""
-    nbytes = {name: format_bytes(size) for name, size in m["cache_bytes_per_token"].items()}
     lines = [
         f"{m['architecture']}, {_count(m['parameters'])} parameters: {m['layers']} layers, width "
         f"{m['hidden_size']}, {m['heads']} heads and {m['key_value_heads']} key-value heads of "
-        f"{m['head_dim']}, feed-forward {m['intermediate_size']}{experts if m['experts'] else ''}, "
-        f"vocabulary {m['vocab_size']}",
-        f"context {m['context_length']}{stretched}{window}; rope {m['rope_type']}, theta "
-        f"{m['rope_theta']:g}{factor}; embedding and head are "
-        f"{'one matrix' if m['tied_embeddings'] else 'two matrices'}",
-        f"keys and values of a token: {nbytes['32_bits']} in 32 bits, {nbytes['16_bits']} in 16 "
-        f"(--cache-bits 16), {nbytes['8_bits']} in 8 (--cache-bits 8)",
+        f"{m['head_dim']}, feed-forward {m['intermediate_size']}"
+        + (
+            f" of {m['experts']} experts, {m['experts_per_token']} for a token"
+            if m["experts"]
+            else ""
+        )
+        + f", vocabulary {m['vocab_size']}",
+        f"context {m['context_length']}"
+        + (
+            f", stretched to {m['longest_context']}"
+            if m["longest_context"] > m["context_length"]
+            else ""
+        )
+        + (f", sliding window {m['sliding_window']}" if m["sliding_window"] else "")
+        + f"; rope {m['rope_type']}, theta {m['rope_theta']:g}"
+        + (f", factor {m['rope_factor']:g}" if m["rope_factor"] else "")
+        + f"; embedding and head are {'one matrix' if m['tied_embeddings'] else 'two matrices'}",
     ]
+    nbytes = {
+        name.replace("_", " "): format_bytes(size)
+        for name, size in m["cache_bytes_per_token"].items()
+    }
+    lines.append(
+        f"keys and values of a token: {nbytes['32 bits']} in 32 bits, {nbytes['16 bits']} in 16 "
+        f"(--cache-bits 16), {nbytes['8 bits']} in 8 (--cache-bits 8)"
+    )
     if diagnosis.groups:
         lines.append(f"weights {format_bytes(m['nbytes'])}")
     for group in diagnosis.groups:
@@ -218,9 +261,12 @@ def _text(diagnosis: Diagnosis) -> list[str]:
 
 
 def _threads(diagnosis: Diagnosis, fit: Fit) -> str:
-    """The threads of the cpu backend, in words; "" for others and without compiled kernels."""
-    compiled = [backend.name for backend in diagnosis.backends if backend.kernels]
-    if fit.backend != "cpu" or "cpu" not in compiled:
+    """The number of threads of the cpu backend, in words; "" for other backends and without
+    compiled kernels.
+    """
+    if fit.backend != "cpu" or not any(
+        backend.name == "cpu" and backend.kernels for backend in diagnosis.backends
+    ):
         return ""
     threads = default_threads(diagnosis.model["nbytes"], diagnosis.machine["physical_cores"])
     return f" on {threads} thread{'s' if threads > 1 else ''}"
@@ -230,9 +276,11 @@ def _fit(fit: Fit, threads: str) -> str:
     from .core.proofs.diagnosis import format_bytes
 
     low_bit = f", low-bit weights times {fit.low_bit}" if fit.low_bit else ""
-    longest = fit.longest_context
-    room = f"room for {longest} positions of one conversation, {fit.tokens} of many"
-    room = "longest context unknown" if longest is None else room
+    room = (
+        "longest context unknown"
+        if fit.longest_context is None
+        else (f"room for {fit.longest_context} positions of one conversation, {fit.tokens} of many")
+    )
     fits = {True: "fits", False: "does not fit", None: "fits if memory suffices"}[fit.fits]
     return (
         f"{fit.backend:<5} {fits}: computes in {fit.computes_in}{low_bit}{threads}; weights "

@@ -23,28 +23,41 @@ GGUF = "gguf:"
 def parser() -> Parser:
     """The command line. Names follow mlx_lm.convert's."""
     result = Parser("quantize", __doc__)
-    add, kept = result.add_argument, "a quantized GGUF file keeps its own"
-    add("source", metavar="IN", help="a folder, a .gguf file, a Hugging Face hub id, or guide")
-    help = "the folder, or with --format gguf:... the .gguf file, to write"
-    add("out", metavar="OUT", help=help)
-    help = f"bits per weight (default: 4; {kept})"
-    add("--bits", "--q-bits", metavar="{2,3,4,5,6,8}", help=help)
-    help = f"weights that share a scale (default: 64; {kept})"
-    add("--group-size", "--q-group-size", metavar="{32,64,128}", help=help)
-    add(
+    result.add_argument(
+        "source", metavar="IN", help="a folder, a .gguf file, a Hugging Face hub id, or guide"
+    )
+    result.add_argument(
+        "out", metavar="OUT", help="the folder, or with --format gguf:... the .gguf file, to write"
+    )
+    result.add_argument(
+        "--bits",
+        "--q-bits",
+        default=None,
+        metavar="{2,3,4,5,6,8}",
+        help="bits per weight (default: 4; a quantized GGUF file keeps its own)",
+    )
+    result.add_argument(
+        "--group-size",
+        "--q-group-size",
+        default=None,
+        metavar="{32,64,128}",
+        help="weights that share a scale (default: 64; a quantized GGUF file keeps its own)",
+    )
+    result.add_argument(
         "--format",
         default="mlx",
         metavar="{mlx,gguf:TYPE}",
         help="mlx: a folder, for mlx_lm too; gguf: a file, for llama.cpp too, of TYPE Q4_0, "
         "IQ4_XS, Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16, BF16 or F32 (default: mlx)",
     )
-    add(
+    result.add_argument(
         "--merge",
+        default=None,
         metavar="FOLDER[=SCALE]",
         help="merge a LoRA adapter, in the format of PEFT or mlx_lm, optionally with a scale; "
         "without --bits and --format a full-width model keeps its width",
     )
-    add("--revision", help="branch, tag or commit of a hub id")
+    result.add_argument("--revision", default=None, help="branch, tag or commit of a hub id")
     return result
 
 
@@ -62,8 +75,9 @@ def main(arguments: list[str]) -> int:
     from .core.files.checkpoint import merge_adapter, open_checkpoint
     from .core.files.quantized import AffineWeight
 
-    adapters = [] if args.merge is None else [args.merge]
-    checkpoint = open_checkpoint(args.source, args.revision, adapters)
+    checkpoint = open_checkpoint(
+        args.source, args.revision, [args.merge] if args.merge is not None else ()
+    )
     is_low_bit = any(isinstance(tensor, AffineWeight) for tensor in checkpoint.tensors.values())
     if checkpoint.adapters:
         (adapter,) = checkpoint.adapters
@@ -72,8 +86,9 @@ def main(arguments: list[str]) -> int:
         cli.say(f"(merging {adapter.name} into {len(adapter.pairs)} matrices{again})")
         if args.format == "mlx" and args.bits is args.group_size is None and not is_low_bit:
             scheme = None, 64  # the base's width
-    keeps = args.bits is args.group_size is None and is_low_bit
-    keeps = keeps and checkpoint.gguf_metadata is not None
+    keeps = (
+        args.bits is args.group_size is None and is_low_bit and checkpoint.gguf_metadata is not None
+    )
     with cli.clean_up_when_terminated(), cli.Bar("quantizing"):
         if args.format == "mlx":
             written = quantize.write_mlx(checkpoint, args.out, *scheme, keep=keeps)
@@ -93,18 +108,22 @@ def main(arguments: list[str]) -> int:
 def parse_scheme(
     format: str, bits: str | None, group_size: str | None
 ) -> tuple[int, int] | tuple[str]:
-    """Arguments of write_mlx (bits, group size) or write_gguf (type). Raises OptionsError."""
+    """Arguments of write_mlx (bits, group size) or of write_gguf (the type). Raises
+    OptionsError.
+    """
     from .core.files import gguf_export, quantize
 
     kinds = ["mlx", *(GGUF + name for name in gguf_export.TYPES)]
     if format not in kinds:
-        known = f"{', '.join(kinds[:-1])} or {kinds[-1]}"
-        raise OptionsError(f"--format {format!r:.60}: choose {known}")
+        raise OptionsError(
+            f"--format {format!r:.60}: choose {', '.join(kinds[:-1])} or {kinds[-1]}"
+        )
     if format != "mlx":
         for flag, value in (("--bits", bits), ("--group-size", group_size)):
             if value is not None:
-                reason = f"is for --format mlx, and {format} fixes it: leave it out"
-                raise OptionsError(f"{flag} {value}: {reason}")
+                raise OptionsError(
+                    f"{flag} {value}: is for --format mlx, and {format} fixes it: leave it out"
+                )
         return (format.removeprefix(GGUF),)
     chosen = []
     for flag, value, default, allowed in (
