@@ -34,7 +34,8 @@ Prompt = str | list[dict[str, str]]
 def parser() -> flags.Parser:
     """The command line. Names follow mlx_lm.generate's."""
     result = flags.Parser("generate", __doc__)
-    add, prompt = result.add_argument, result.add_mutually_exclusive_group(required=True)
+    add = result.add_argument
+    prompt = result.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", "-p", help="the prompt; - reads it from standard input")
     prompt.add_argument(
         "--prompts",
@@ -126,8 +127,11 @@ def run_prompt(args: argparse.Namespace, options: dict[str, Any]) -> int:
     show = show_controls if sys.stdout.isatty() else str
     try:
         for piece in stream:
-            text = json.dumps({"text": piece}) + "\n" if args.jsonl else show(piece)
-            print(text, end="", flush=True)
+            print(
+                json.dumps({"text": piece}) if args.jsonl else show(piece),
+                end="\n" if args.jsonl else "",
+                flush=True,
+            )
     except KeyboardInterrupt:
         stream.close()
         code = 130

@@ -315,9 +315,15 @@ COMMANDS = {
     "clear": Command(_clear, "", "start a new conversation; keep the system prompt and options"),
     "system": Command(_system, "[TEXT]", "show or set the system prompt; none: remove it"),
     "set": Command(_set, "[OPTION [VALUE]]", "show or set an option; the value default resets it"),
-    "model": Command(_model, "[NAME]", "show the model, or load another for this conversation"),
-    "save": Command(_save, "FILE [--cache]", "save the conversation; --cache: its keys and values"),
-    "load": Command(_load, "FILE", "continue a saved conversation, from its cache if there is one"),
+    "model": Command(
+        _model, "[NAME]", "show the model, or load another one and keep the conversation"
+    ),
+    "save": Command(
+        _save, "FILE [--cache]", "save the conversation; --cache: with its keys and values"
+    ),
+    "load": Command(
+        _load, "FILE", "continue a saved conversation, from its cache if that was saved"
+    ),
     "stats": Command(_stats, "", "speed, prefix reuse, evaluations per token; use of the context"),
     "read": Command(_read, "FILE", "send the text of a file as a message"),
     "exit": Command(_exit, "", "leave; also /bye and /quit"),

@@ -103,12 +103,16 @@ def add_generation_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("generation options")
     for name, field in FIELDS.items():
         repeats = name in ("stop", "stop_token_ids", "logit_bias")
-        help = (field.description + field.json_schema_extra["flag_help"]).replace("%", "%%")
-        help += f" (default: {field.default})" if field.default not in (None, (), {}) else ""
-        about = {"metavar": name.split("_")[-1].upper(), "help": help}
-        about["action"] = "append" if repeats else "store"
-        flags = option_flags(name)
-        group.add_argument(*flags, dest=f"option:{name}", default=argparse.SUPPRESS, **about)
+        default = f" (default: {field.default})" if field.default not in (None, (), {}) else ""
+        group.add_argument(
+            *option_flags(name),
+            dest=f"option:{name}",
+            default=argparse.SUPPRESS,
+            action="append" if repeats else "store",
+            metavar=name.split("_")[-1].upper(),
+            help=(field.description + field.json_schema_extra["flag_help"]).replace("%", "%%")
+            + default,
+        )
 
 
 def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -162,8 +162,10 @@ def _check(checkpoint: Checkpoint, size: int) -> None:
     if size in working:
         return
     config = checkpoint.config
-    tensors = [*_of(checkpoint, "out"), *_of(checkpoint, "down")]
-    unit = max(map(column_unit, tensors), default=1)
+    unit = max(
+        (column_unit(tensor) for name in ("out", "down") for tensor in _of(checkpoint, name)),
+        default=1,
+    )
     blocks = f" and blocks of {unit} weights" if unit > 1 else ""
     raise BackendError(
         f"{checkpoint.name} cannot be split evenly over {size} processes: it has "

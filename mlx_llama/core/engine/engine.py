@@ -45,26 +45,33 @@ class Engine:
             raise OptionsError("option `stop`: needs text, and this request asks for token ids")
 
     def begin(self, request: Request) -> Sequence:
-        """The state of a checked request. Raises OptionsError if its rule cannot be enforced."""
+        """The state of a checked request. Compiles its rule: raises OptionsError if it cannot be
+        enforced.
+        """
         options = request.options.options
         constraint = self._constrain(request)
         kind, notices = self.choose_speculation(
             options, constraint is not None or bool(request.hooks.processors)
         )
         completion = Completion(
-            prompt_tokens=len(request.prompt),
-            backend=self.backend.name,
-            device=self.backend.device_name,
-            dtype=self.backend.runtime.dtype_name(self.model.dtype),
-            seed=options.seed or 0,  # Defaults.resolve draws a missing seed
-            options=options.model_dump() | {"speculate": kind},
-            origins=dict(request.options.origins),
-            schema=None if request.rule else options.schema,
+            prompt_tokens=len(request.prompt), schema=None if request.rule else options.schema
         )
+        completion.backend, completion.device = self.backend.name, self.backend.device_name
+        completion.dtype = self.backend.runtime.dtype_name(self.model.dtype)
+        completion.seed = options.seed or 0  # Defaults.resolve draws a missing seed
+        completion.options = options.model_dump() | {"speculate": kind}
+        completion.origins = dict(request.options.origins)
         limit = min(options.max_tokens, self.context - len(request.prompt))
         eos = self.eos if request.eos is None else request.eos
-        decoder, stops = self._decode(request, constraint), (options.stop, options.stop_token_ids)
-        writer = Writer(completion, options.max_tokens, limit, eos, decoder, *stops)
+        writer = Writer(
+            completion,
+            options.max_tokens,
+            limit,
+            eos,
+            self._decode(request, constraint),
+            options.stop,
+            options.stop_token_ids,
+        )
         writer.add_notices(
             [*request.options.notices, *notices] if request.notices is None else request.notices
         )
@@ -73,15 +80,23 @@ class Engine:
         tokens = list(request.prompt)  # the answer is appended
         lookup = PromptLookup(tokens) if kind == "prompt" else None
         speculation = Speculation(lookup, writer, self.model.verify_width, kind)
-        adapter = self.find_adapter(options)
-        return Sequence(request, tokens, limit, writer, speculation, constraint, adapter)
+        return Sequence(
+            request,
+            tokens,
+            limit,
+            writer,
+            speculation,
+            constraint,
+            adapter=self.find_adapter(options),
+        )
 
     def _constrain(self, request: Request) -> Constraint | None:
         rule = request.rule or Rule.of(request.options.options)
         if rule is None:
             return None
-        seconds = request.compile_seconds
-        constraint = self.grammars.compile(rule, starts_text=request.starts_text, seconds=seconds)
+        constraint = self.grammars.compile(
+            rule, starts_text=request.starts_text, seconds=request.compile_seconds
+        )
         try:
             for token in _find_begun(request):
                 constraint.accept(token)

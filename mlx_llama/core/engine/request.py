@@ -73,9 +73,9 @@ class Sequence:
     writer: Writer
     speculation: Speculation
     constraint: Constraint | None = None  # its state is that after `tokens`
-    adapter: int = 0  # number of the adapter that computes it, 0 for none
     sampling: Any = None  # SamplingBatch of this sequence alone
     number: int = 0  # order of submission
+    adapter: int = 0  # number of the adapter that computes it, 0 for none
     processed: int = 0  # tokens of the prompt whose chunk was launched, reused ones included
     told: int = 0  # `processed` at the last call of on_progress
     status: Status = Status.WAITING
@@ -91,12 +91,12 @@ class Sequence:
         return self.request.options.options
 
     @property
-    def prompt_length(self) -> int:
-        return len(self.request.prompt)
-
-    @property
     def is_running(self) -> bool:
         return self.status is Status.RUNNING
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.prompt)
 
     @property
     def needs_logits(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import abc
 from dataclasses import dataclass, field
 
@@ -83,19 +82,28 @@ class Steps:
         self.launched, self._last, self._batch = [], None, None
 
     def _step(self, sequences: list[Sequence], tokens: Array) -> Step:
-        masks = None
-        if any(sequence.constraint for sequence in sequences):
-            masks = functools.partial(self._compute_masks, sequences)
-        if (first := sequences[0]).needs_logits:  # it is alone
-            options = first.sampling, first.writer, first.process, masks
-            return Step(sequences, self.device.step_processed(tokens, first.row, *options))
+        first = sequences[0]
+        masks = (
+            (lambda: self._compute_masks(sequences))
+            if any(sequence.constraint for sequence in sequences)
+            else None
+        )
+        if first.needs_logits:  # it is alone
+            return Step(
+                sequences,
+                self.device.step_processed(
+                    tokens, first.row, first.sampling, first.writer, first.process, masks
+                ),
+            )
         rows = [sequence.row for sequence in sequences]
         writers = [sequence.writer for sequence in sequences]
         sampling = self._sampling(sequences)
         return Step(sequences, self.device.step(tokens, rows, sampling, writers, masks))
 
     def _compute_masks(self, sequences: list[Sequence]) -> np.ndarray:
-        """Allowed tokens of each sequence, int32 [B, ceil(V / 32)]. Raises OptionsError."""
+        """Allowed tokens of each sequence, int32 [B, ceil(V / 32)]. Raises OptionsError for a
+        grammar that is too complex.
+        """
         masks = np.full((len(sequences), -(-self.model.config.vocab_size // 32)), -1, np.int32)
         for row, sequence in enumerate(sequences):
             if sequence.constraint:

@@ -111,18 +111,18 @@ class Completion:
 
     def _repr_html_(self) -> str:
         """The text and a line of figures, for notebooks."""
-        figures = html.escape(self._describe_decode())
+        speed, reason = f"{self.decode_tps:.1f} tokens/s", f"finish reason {self.finish_reason}"
+        figures = html.escape(f"{len(self.tokens)} tokens, {speed}, {reason}")
         text = f'<div style="white-space: pre-wrap">{html.escape(self.text)}</div>'
         return f"{text}<small>{figures}</small>"
 
-    def _describe_decode(self) -> str:
-        speed = f"{self.decode_tps:.1f} tokens/s"
-        return f"{len(self.tokens)} tokens, {speed}, finish reason {self.finish_reason}"
-
     def receipt(self) -> dict[str, Any]:
         """All fields but the text, the rates, and log-probabilities if there are any."""
-        names = [field.name for field in fields(self) if field.name not in ("text", "schema")]
-        receipt = {name: getattr(self, name) for name in names}
+        receipt = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in ("text", "schema")
+        }
         receipt |= {"tokens": list(map(int, self.tokens)), **self.tell_logprobs()}
         return receipt | {name: round(getattr(self, name), 3) for name in RATES}
 
@@ -150,7 +150,8 @@ class Completion:
         return (
             f"prompt: {self.prompt_tokens} tokens, {self.reused_tokens} reused, "
             f"{self.prompt_tps:.1f} tokens/s, first token after {self.prefill_seconds:.3f} "
-            f"s\ndecode: {self._describe_decode()}\nevaluations per token: "
+            f"s\ndecode: {len(self.tokens)} tokens, {self.decode_tps:.1f} tokens/s, finish reason "
+            f"{self.finish_reason}\nevaluations per token: "
             f"{round(self.evaluations_per_token, 3):g} ({self.launches} launched, {self.waits} "
             f"read, {round(self.bytes_per_token, 2):g} bytes per "
             f"token)\n{self._summarize_speculation()}backend: {self.backend} ({self.device}, "

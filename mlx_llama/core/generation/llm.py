@@ -242,13 +242,15 @@ class LLM:
         resolved, hooks = self._resolve(options)
         box.check(resolved.options)
         schema = resolved.options.schema
-        template, check = self.require_template(), self.engine.check_count
-        prompt = encode_with_tools(self.tokenizer, template, messages, box, schema, check)
+        prompt = encode_with_tools(
+            self.tokenizer, self.require_template(), messages, box, schema, self.engine.check_count
+        )
         handle = self.loop.prepare(
             Request(prompt.tokens, resolved, rule=prompt.rule, shown=prompt.shown, hooks=hooks)
         )
-        parser = ToolParser(prompt.form, [tool.name for tool in box.offered])
-        return ToolStream(handle, parser, schema)
+        return ToolStream(
+            handle, ToolParser(prompt.form, [tool.name for tool in box.offered]), schema
+        )
 
     @functools.cached_property
     def defaults(self) -> Defaults:
@@ -354,8 +356,9 @@ class LLM:
         kinds = {type(item) for item in items}
         if all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds):
             return [int(token) for token in items]
-        template = self.require_template()
-        return encode_messages(self.tokenizer, template, items, check_count=check_count)
+        return encode_messages(
+            self.tokenizer, self.require_template(), items, check_count=check_count
+        )
 
     def require_template(self) -> ChatTemplate:
         """The chat template. Raises TemplateError with the remedy if there is none."""

@@ -442,11 +442,19 @@ class Defaults:
         if not isinstance(user, GenerationOptions):
             user = validate({name: value for name, value in user.items() if value is not None})
         chosen = {name: getattr(user, name) for name in user.model_fields_set}
-        origins = dict.fromkeys(FIELDS, "default")
-        origins |= dict.fromkeys(self.options.model_fields_set, "checkpoint")
-        origins |= dict.fromkeys(chosen, "user")
-        options = self.options.model_copy(update={"seed": secrets.randbits(32)} | chosen)
-        return Resolved(options, origins, self.notices)
+        origins = {
+            name: "user"
+            if name in chosen
+            else "checkpoint"
+            if name in self.options.model_fields_set
+            else "default"
+            for name in FIELDS
+        }
+        return Resolved(
+            self.options.model_copy(update={"seed": secrets.randbits(32)} | chosen),
+            origins,
+            self.notices,
+        )
 
 
 def resolve(

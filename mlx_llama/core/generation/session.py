@@ -312,16 +312,26 @@ class Session:
             prompt, dropped = self._fit(messages, resolved, box, dropped, len(begun))
             if dropped > self.dropped:
                 notices = [*notices, self._describe_dropped(dropped)]
-            fields: Any = {"rule": prompt.rule, "shown": prompt.shown, "begun": len(begun)}
-            tokens = [*prompt.tokens, *begun]
-            request = Request(tokens, resolved, notices=notices, hooks=hooks, **fields)
-            return self.loop.prepare(request)
+            return self.loop.prepare(
+                Request(
+                    [*prompt.tokens, *begun],
+                    resolved,
+                    notices=notices,
+                    rule=prompt.rule,
+                    shown=prompt.shown,
+                    begun=len(begun),
+                    hooks=hooks,
+                )
+            )
 
         def ask(messages: Sequence[Mapping[str, Any]], is_first: bool) -> ToolStream:
             box = self.toolbox if is_first else replace(self.toolbox, choice="auto")
             handle = prepare(messages, box, notices if is_first else ())
-            parser = ToolParser(prompt.form, [tool.name for tool in box.offered])
-            return ToolStream(handle, parser, resolved.options.schema)
+            return ToolStream(
+                handle,
+                ToolParser(prompt.form, [tool.name for tool in box.offered]),
+                resolved.options.schema,
+            )
 
         def end() -> None:
             completion = answer.completion
@@ -471,10 +481,15 @@ class Session:
         first = first if first <= turns[-1] else 0
         system = [{"role": "system", "content": self.system}] if self.system else []
         for dropped in [first, *(start for start in turns if start > first)]:
-            shown, schema = [*system, *messages[dropped:]], resolved.options.schema
-            check = self.engine.check_count
             try:
-                prompt = encode_with_tools(self.tokenizer, self.template, shown, box, schema, check)
+                prompt = encode_with_tools(
+                    self.tokenizer,
+                    self.template,
+                    [*system, *messages[dropped:]],
+                    box,
+                    resolved.options.schema,
+                    self.engine.check_count,
+                )
             except ContextError:
                 if dropped == turns[-1]:
                     raise

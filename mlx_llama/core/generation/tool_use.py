@@ -134,7 +134,9 @@ def encode_with_tools(
 
 
 class ToolStream:
-    """A streamed answer: pieces of text and of calls. Its properties are final at the end."""
+    """A streamed answer: pieces of text and of calls. `completion`, `text` and `calls` are final at
+    the end.
+    """
 
     def __init__(self, handle: Handle, parser: ToolParser, schema: Schema | None = None):
         """schema: of an answer without calls."""
@@ -236,8 +238,11 @@ class ToolLoop:
         made calls.
         """
         messages, answer = self._talk
-        text = [{"role": "assistant", "content": answer.text}] if answer else []
-        return [*messages, *text]
+        return (
+            messages
+            if answer is None
+            else [*messages, {"role": "assistant", "content": answer.text}]
+        )
 
     def __iter__(self) -> ToolLoop:
         return self
