@@ -46,8 +46,7 @@ class LoadOptions:
     model: str | os.PathLike | None = _option(
         None,
         "a folder, a .gguf file, a Hugging Face hub id or hub id:file.gguf (default: the small "
-        "guide model in this "
-        "package)",
+        "guide model in this package)",
         metavar="MODEL",
     )
     backend: str = _option(
@@ -91,17 +90,15 @@ class LoadOptions:
     )
     activation_bits: int | None = _option(
         None,
-        "width of the activations that the cpu backend multiplies with low-bit weights "
-        "(default: 16; 8 is faster and "
-        "coarser, 32 exact and slower)",
+        "width of the activations that the cpu backend multiplies with low-bit weights (default: "
+        "16; 8 is faster and coarser, 32 exact and slower)",
         choices=(8, 16, 32),
         of_model=True,
     )
     compile: bool | None = _option(
         None,
         "run a step as one traced graph (mlx) or as compiled kernels (cpu); the tokens are the "
-        "same (default: yes; no for "
-        "mlx on the CPU, where MLX calls a C++ compiler first)",
+        "same (default: yes; no for mlx on the CPU, where MLX calls a C++ compiler first)",
         is_negatable=True,
         of_model=True,
     )
@@ -120,9 +117,8 @@ class LoadOptions:
     )
     cache_memory: int | str | None = _option(
         None,
-        "memory of all keys and values, in bytes or as a size such as 2GB (default: what is "
-        "free beside the weights, less "
-        "a reserve)",
+        "memory of all keys and values, in bytes or as a size such as 2GB (default: what is free "
+        "beside the weights, less a reserve)",
         metavar="SIZE",
     )
     max_rows: int | None = _option(
