@@ -25,11 +25,8 @@ PROGRESS_SECONDS = 0.25  # between updates of a prompt's progress
 
 
 class Interrupt:
-    """Ctrl-C during an answer.
-
-    After the first piece the answer stops at the next piece, so that no step is cut short. Before
-    the first piece, and at a second Ctrl-C, this raises KeyboardInterrupt: the next piece may be
-    far away.
+    """Ctrl-C during an answer, which stops at the next piece. Before the first one, and at a second
+    Ctrl-C, KeyboardInterrupt is raised: the next piece may be far away.
     """
 
     def __init__(self):

@@ -29,11 +29,8 @@ _FRAMES_PER_SECOND = 15
 
 
 class Blocks:
-    """Cuts streamed Markdown between top-level blocks; finished blocks and `rest` together are the
-    text.
-
-    Decides on whole lines. In doubt it does not cut: a list, a code fence or indented text stays in
-    one piece.
+    """Cuts streamed Markdown between top-level blocks, by whole lines; in doubt, as in a list, a
+    fence or indented text, it does not cut. Finished blocks and `rest` are the text.
     """
 
     def __init__(self):

@@ -116,10 +116,7 @@ def add_generation_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The generation options on a command line, by name. Reads files of schema and grammar.
-
-    Raises OptionsError for a file that cannot be read.
-    """
+    """The generation options on a command line, by name, with files read. Raises OptionsError."""
     pairs = [(name.partition("option:")[2], value) for name, value in vars(arguments).items()]
     values = {name: value for name, value in pairs if name}
     if re.search(r"[/\\]|\.gguf$", values.get("max_tokens", "")):

@@ -160,11 +160,8 @@ TABLE = {field.name: field for field in fields(LoadOptions)}
 
 
 def default_threads(weights: int, cores: int) -> int:
-    """Threads of the cpu backend unless the user says otherwise: one per physical core, fewer for a
-    small model.
-
-    weights: bytes of the checkpoint. Waking a thread for every token costs time, which small
-    weights do not save.
+    """Threads of the cpu backend by default: one per core, fewer for small weights (bytes), which
+    save less than waking a thread for every token costs.
     """
     return max(1, min(cores, weights // BYTES_PER_THREAD))
 
@@ -206,10 +203,8 @@ class Limits:
     has_invariance: bool = True  # it takes `batch_invariant`
 
     def check(self, options: LoadOptions) -> LoadOptions:
-        """The options with numbers in place of text, and other tools' names of dtypes replaced.
-
-        Raises BackendError and OptionsError for a value outside the limits, an option of another
-        backend and a contradiction.
+        """The options with numbers in place of text, and dtypes by full names. Raises BackendError
+        and OptionsError for other backends' options and contradictions.
         """
         dtype = full_dtype(options.dtype)
         if dtype not in DTYPES:

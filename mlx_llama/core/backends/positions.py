@@ -117,10 +117,8 @@ class Positions:
             )
 
     def storage_for(self, end: int) -> int:
-        """Positions to allocate for `end`: rounded up to GROWTH, or to up to an eighth of `end` if
-        that is more.
-
-        A long sequence is thus copied, and its decode step traced, only a few times.
+        """Positions to allocate for `end`: rounded up to GROWTH or an eighth of `end`, so that a
+        long sequence is copied, and its step traced, only a few times.
         """
         step = max(GROWTH, 1 << max(0, end.bit_length() - 4))
         return min(-(-end // step) * step, self.capacity)
@@ -343,10 +341,8 @@ class CallView(View):
 
 
 def checked_tokens(tokens: Any, vocab_size: int) -> Any:
-    """Check token ids on the host (list or NumPy) and convert them to int32 [B, T]; device arrays
-    are returned unchanged.
-
-    Raises ContextError for an empty or ragged batch and for ids outside the vocabulary.
+    """Token ids of the host as int32 [B, T]; device arrays unchanged. Raises ContextError for an
+    empty or ragged batch and ids outside the vocabulary.
     """
     if not isinstance(tokens, (list, tuple, np.ndarray)):
         return tokens

@@ -95,10 +95,8 @@ def matrix_parts(matrix: Any) -> tuple[Any, ...]:
 def clock_ops(
     model: Any, ops: ModuleType, finish: Callable[[Any], object], note: str
 ) -> Iterator[Profile]:
-    """Clock each call of a backend's `ops` while the context lasts. finish(results): wait until
-    they are computed.
-
-    A call inside another counts for the outer one.
+    """Clock each call of `ops` in the block; a call inside another counts for the outer one.
+    finish(results): wait until they are computed.
     """
     profile, inside = Profile(note=note), False
     names = {id(matrix): name for name, matrix in name_matrices(model)}

@@ -62,10 +62,8 @@ class Backend:
         return self.build(checkpoint, self.check(LoadOptions(dtype=dtype, **options)))
 
     def build(self, checkpoint: Checkpoint, options: LoadOptions, is_whole: bool = False) -> Model:
-        """Build the model on the device; under a launcher a share of it in each process, unless
-        is_whole. options: checked.
-
-        Raises BackendError, CheckpointError.
+        """Build the model by checked options; under a launcher a share in each process, unless
+        is_whole. Raises BackendError, CheckpointError.
         """
         self.check_process()
         build = functools.partial(self.model.Llama.load, checkpoint, options, self.device)
@@ -170,11 +168,8 @@ def auto() -> str:
 
 
 def select(name: str = "auto", device: str | None = None) -> Backend:
-    """Import the backend `name` ("auto", "mlx", "cpu" or "cuda") and pick its device (None, "cpu"
-    or "gpu").
-
-    Raises BackendError for an unknown name, a package that is not installed and a device that is
-    missing.
+    """Import a backend ("auto", "mlx", "cpu" or "cuda") and pick its device (None, "cpu" or "gpu").
+    Raises BackendError.
     """
     if name == "auto":
         world = ranks.current()

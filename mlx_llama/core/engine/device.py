@@ -20,10 +20,7 @@ class Device:
         self.cache = cache
 
     def prefill(self, tokens: Sequence[int], row: int) -> None:
-        """Launch a chunk of a row's prompt.
-
-        A lazy device projects nothing to the vocabulary, an eager one a single position.
-        """
+        """Launch a chunk of a row's prompt. A lazy device projects nothing to the vocabulary."""
         self.model.forward(
             np.array([tokens], np.int32), self.cache.lengths[row], self.cache, rows=[row]
         )

@@ -113,10 +113,8 @@ class Sequence:
         return self.limit + len(self.request.prompt) - len(self.tokens)
 
     def take(self, token: int, now: float, logprobs: TokenLogprobs | None = None) -> bool:
-        """Append a generated token; False if the answer ends here. now: busy seconds (see Clock).
-
-        Raises NumericalError for -1, by which a step reports a logit that is NaN or infinite, or
-        that none is finite.
+        """Append a token read at busy second `now` (see Clock); False if the answer ends here.
+        Raises NumericalError for -1, by which a step reports logits that are not finite.
         """
         if token < 0:
             raise NumericalError(self._describe_numbers())

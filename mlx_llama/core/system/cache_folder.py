@@ -36,9 +36,7 @@ def cache_folder() -> Path | None:
 
 def size_limit() -> int:
     """Limit of the folder in bytes: MLX_LLAMA_CACHE_SIZE, else a quarter of its size plus the
-    disk's free space.
-
-    Raises OptionsError for a malformed variable.
+    disk's free space. Raises OptionsError.
     """
     if setting := os.environ.get(SIZE):
         if (size := parse_size(setting)) is None:

@@ -15,10 +15,7 @@ SMI_SECONDS = 0.8  # limit for nvidia-smi, which takes several seconds without i
 
 
 def has_gpu_driver() -> bool:
-    """True if NVIDIA's driver is installed.
-
-    AMD's GPUs, which torch also calls cuda, are untested and need `backend='cuda'`.
-    """
+    """True if NVIDIA's driver is installed; AMD's GPUs are untested and need `backend='cuda'`."""
     if os.name == "nt":
         return os.path.exists(os.path.expandvars(r"%SystemRoot%\System32\nvcuda.dll"))
     # NVIDIA, NVIDIA inside WSL, NVIDIA Jetson
