@@ -163,8 +163,8 @@ def run_batch(args: argparse.Namespace, options: dict[str, Any]) -> int:
     if args.ignore_chat_template and args.system_prompt is not None:
         raise OptionsError(_SYSTEM_NEEDS_TEMPLATE)
     name = "standard input" if args.prompts == "-" else args.prompts
-    conditions = [args.model, args.revision, args.template, args.system_prompt]
-    conditions.append(args.ignore_chat_template)
+    names = ("model", "revision", "template", "system_prompt", "ignore_chat_template")
+    conditions = [getattr(args, name) for name in names]
     jobs = parse_jobs(cli.read_text(args.prompts), name, options, json.dumps(conditions))
     has_messages = any(not isinstance(job.prompt, str) for job in jobs)
     if has_messages and args.ignore_chat_template:
@@ -211,6 +211,6 @@ def run_batch(args: argparse.Namespace, options: dict[str, Any]) -> int:
 def _report_failures(failed: int, output: str) -> int:
     if not failed:
         return 0
-    plural = "s" if failed > 1 else ""
-    cli.say(f"error: {failed} request{plural} failed: see the field error in {output}")
+    requests = "1 request" if failed == 1 else f"{failed} requests"
+    cli.say(f"error: {requests} failed: see the field error in {output}")
     return 1
