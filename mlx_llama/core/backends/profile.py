@@ -35,31 +35,24 @@ _WORDS = {
 
 @dataclass
 class Spent:
-    """Totals of one operation over all its calls.
-
-    seconds: from the end of the operation before it to its end, a mean over threads; waiting: the
-    part of them in which a thread waits for others; nbytes: of weights read; flops: multiplications
-    and additions of products.
-    """
+    """Totals of one operation over all its calls."""
 
     calls: int = 0
-    seconds: float = 0.0
-    waiting: float = 0.0
-    nbytes: int = 0
-    flops: int = 0
+    seconds: float = 0.0  # from the end of the operation before it, a mean over threads
+    waiting: float = 0.0  # part of them in which a thread waits for others
+    nbytes: int = 0  # of weights read
+    flops: int = 0  # multiplications and additions of products
 
 
 @dataclass
 class Profile:
-    """operations: by name, in the model's order. lost: {reason: seconds} outside of operations.
-    slower: the seconds of all `waiting` that are for threads with more to do, the others being the
-    barriers' own; None: threads cannot be told apart, and `waiting` is 0. note: how the figures
-    were taken."""
+    """Seconds of a model's operations."""
 
-    operations: dict[str, Spent] = field(default_factory=dict)
-    lost: dict[str, float] = field(default_factory=dict)
+    operations: dict[str, Spent] = field(default_factory=dict)  # by name, in the model's order
+    lost: dict[str, float] = field(default_factory=dict)  # outside of operations, by reason
+    # seconds of `waiting` for threads with more to do, not for the barriers; None: unknown
     slower: float | None = None
-    note: str = ""
+    note: str = ""  # how the figures were taken
 
     def add(
         self, name: str, seconds: float, waiting: float = 0.0, nbytes: int = 0, flops: int = 0

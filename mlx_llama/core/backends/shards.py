@@ -30,28 +30,20 @@ HEAD_PROBES = ("query", "key", "value", "query_rope", "key_rope")
 
 @dataclass(frozen=True)
 class Share:
-    """One process's part of a model. checkpoint: with its tensors and sizes, and the vocabulary of
-    the whole.
+    """One process's part of a model."""
 
-    vocabulary: by process, the token ids whose rows of embedding and head it has, first and last +
-    1. summed: modules whose outputs are this process's summand.
-    """
-
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint  # its tensors and sizes, but the vocabulary of the whole
+    # token ids whose rows of embedding and head each process has, first and last + 1
     vocabulary: tuple[Span, ...]
-    summed: frozenset[str]
+    summed: frozenset[str]  # modules whose outputs are this process's summand
 
 
 class Ranks(Protocol):
-    """The processes of a run, of a backend's ranks.py. All make the same calls in the same order.
-
-    sent: bytes of arrays that were summed or gathered, as this process passed them; those of a
-    traced or captured step count once.
-    """
+    """The processes of a run, of a backend's ranks.py. All make the same calls in one order."""
 
     rank: int  # of this process
     size: int
-    sent: int
+    sent: int  # bytes summed or gathered by this process; a traced or captured step counts once
 
     # of all processes' x, of any shape, which it may overwrite
     def sum(self, x: Array) -> Array: ...
