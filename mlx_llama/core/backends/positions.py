@@ -296,10 +296,10 @@ class CallView(View):
         one per row. rows: None for the first `batch`. Raises ContextError.
         """
         chosen = cache.select_rows(batch, rows)
-        if type(index_pos) is int or not np.iterable(index_pos):
-            starts = [int(index_pos)] * batch
+        if type(index_pos) is int:
+            starts = [index_pos] * batch
         else:
-            starts = list(map(int, index_pos))
+            starts = list(map(int, index_pos if np.iterable(index_pos) else [index_pos] * batch))
         if len(starts) != batch:
             raise ContextError(
                 f"{batch} sequences need {batch} positions or one for all, not {len(starts)}"
