@@ -26,14 +26,8 @@ COMMANDS = {
 def overview() -> str:
     """The list of commands, one per line."""
     lines = [f"  mlx_llama {name:<10}{purpose}" for name, purpose in COMMANDS.items()]
-    return "\n".join(
-        [
-            "mlx_llama runs Llama-family models. Commands:\n",
-            *lines,
-            "",
-            "Each takes --help. Without --model they use the small guide model in this package.",
-        ]
-    )
+    end = "Each takes --help. Without --model they use the small guide model in this package."
+    return "\n".join(["mlx_llama runs Llama-family models. Commands:\n", *lines, "", end])
 
 
 def main(arguments: list[str] | None = None) -> int:

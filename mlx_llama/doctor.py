@@ -230,7 +230,9 @@ def _text(diagnosis: Diagnosis) -> list[str]:
 
 
 def _threads(diagnosis: Diagnosis, fit: Fit) -> str:
-    """The threads of the cpu backend, in words; "" for others and without compiled kernels."""
+    """The number of threads of the cpu backend, in words; "" for other backends and without
+    compiled kernels.
+    """
     if fit.backend != "cpu" or not any(
         backend.name == "cpu" and backend.kernels for backend in diagnosis.backends
     ):

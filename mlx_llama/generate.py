@@ -40,6 +40,7 @@ Prompt = str | list[dict[str, str]]
 def parser() -> flags.Parser:
     """The command line. Names follow mlx_lm.generate's."""
     result = flags.Parser("generate", __doc__, EXAMPLES)
+    add = result.add_argument
     prompt = result.common.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", "-p", help="the prompt; - reads it from standard input")
     prompt.add_argument("--file", "-f", metavar="FILE", help="file with the prompt")
@@ -49,31 +50,19 @@ def parser() -> flags.Parser:
         help="a batch: a file with one JSON object per line, with prompt or messages, options by "
         "name and optionally an id; - reads standard input",
     )
-    result.add_argument(
+    add(
         "--output",
         "-o",
         metavar="FILE",
         help="file for the results of --prompts, one JSON object per line as they finish; an "
         "existing file is continued",
     )
-    result.add_argument("--system-prompt", "-sys", help="instructions before the prompt")
-    result.add_argument(
-        "--ignore-chat-template", action="store_true", help="continue the prompt as plain text"
-    )
-    result.add_argument(
-        "--prompt-cache",
-        metavar="FILE",
-        help="start from the keys and values in this file if it exists, and save them to it at the "
-        "end",
-    )
-    result.add_argument(
-        "--jsonl",
-        action="store_true",
-        help="print a JSON object per piece, then one with the receipt",
-    )
-    result.add_argument(
-        "--stats", action="store_true", help="print speed and evaluations per token on stderr"
-    )
+    add("--system-prompt", "-sys", help="instructions before the prompt")
+    add("--ignore-chat-template", action="store_true", help="continue the prompt as plain text")
+    add("--prompt-cache", metavar="FILE", help=flags.PROMPT_CACHE)
+    help = "print a JSON object per piece, then one with the receipt"
+    add("--jsonl", action="store_true", help=help)
+    add("--stats", action="store_true", help="print speed and evaluations per token on stderr")
     flags.add_load_flags(result, without=())
     flags.add_generation_flags(result)
     return result
@@ -170,11 +159,7 @@ def run_prompt(args: argparse.Namespace, options: dict[str, Any]) -> int:
         print(json.dumps({"receipt": receipt}), flush=True)
     else:
         print()
-    if (
-        not args.jsonl
-        and llm.tokenizer is not None
-        and (logprobs := stream.completion.describe_logprobs(llm.tokenizer))
-    ):
+    if not args.jsonl and (logprobs := stream.completion.describe_logprobs(llm.tokenizer)):
         cli.show(logprobs)
     if args.stats:
         cli.say(stream.completion.summary())

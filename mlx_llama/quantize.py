@@ -108,7 +108,9 @@ def main(arguments: list[str]) -> int:
 def parse_scheme(
     format: str, bits: str | None, group_size: str | None
 ) -> tuple[int, int] | tuple[str]:
-    """Arguments of write_mlx (bits, group size) or write_gguf (type). Raises OptionsError."""
+    """Arguments of write_mlx (bits, group size) or of write_gguf (the type). Raises
+    OptionsError.
+    """
     from .core.files import gguf_export, quantize
 
     kinds = ["mlx", *(GGUF + name for name in gguf_export.TYPES)]

@@ -86,11 +86,8 @@ def run(session: Session, line: str) -> Outcome:
     name = OTHER_NAMES.get(name, name)
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, 1)
-        hint = (
-            f"did you mean /{near[0]}?"
-            if near
-            else "/help lists them; // begins a text with a slash"
-        )
+        hint = "/help lists them; // begins a text with a slash"
+        hint = f"did you mean /{near[0]}?" if near else hint
         raise CommandError(f"there is no command {'/' + name!r:.60} ({hint})")
     command = COMMANDS[name]
     if argument and not command.argument:
@@ -149,11 +146,8 @@ def _resume(session: Session, argument: str) -> Stream:
 
 def _undo(session: Session, argument: str) -> str:
     question = session.undo()[0]["content"]
-    left = (
-        f"{len(session.messages)} messages left"
-        if session.messages
-        else "the conversation is empty"
-    )
+    count = len(session.messages)
+    left = f"{count} messages left" if count else "the conversation is empty"
     return f"(took back {shorten(question)!r} and its answer; {left})"
 
 
@@ -164,10 +158,8 @@ def _edit(session: Session, argument: str) -> Outcome:
 def _model(session: Session, argument: str) -> Outcome:
     if argument:
         return Switch(os.path.expanduser(unquote(argument)))
-    return (
-        f"model: {session.model}, on {session.engine.backend.name} "
-        f"({session.engine.backend.device_name})"
-    )
+    backend = session.engine.backend
+    return f"model: {session.model}, on {backend.name} ({backend.device_name})"
 
 
 def shorten(text: str) -> str:
@@ -192,9 +184,8 @@ def _regen(session: Session, argument: str) -> Stream:
 
 def _system(session: Session, argument: str) -> str:
     if not argument:
-        return (
-            f"system prompt: {session.system}" if session.system else "(there is no system prompt)"
-        )
+        system = session.system
+        return f"system prompt: {system}" if system else "(there is no system prompt)"
     session.system = None if argument == "none" else argument
     return "(no system prompt from here on)" if session.system is None else "(system prompt set)"
 
@@ -202,19 +193,15 @@ def _system(session: Session, argument: str) -> str:
 def _set(session: Session, argument: str) -> str:
     if not argument:
         origins = session.resolve().origins
-        return "\n".join(
-            f"  {name:<24} {option_value(session, name) or '-':<12} {origins[name]}"
-            for name in FIELDS
-        )
+        values = {name: option_value(session, name) or "-" for name in FIELDS}
+        lines = [f"  {name:<24} {values[name]:<12} {origins[name]}" for name in FIELDS]
+        return "\n".join(lines)
     typed, *rest = argument.split(maxsplit=1)
     name = option_name(typed)
     if name not in FIELDS:
         session.resolve(**{name: ""})  # raises, and suggests a name
-    if rest and (
-        rest[0] == "default"
-        or (rest[0] == "random" and name == "seed")
-        or (rest[0] == "none" and name in NULLABLE)
-    ):
+    unset = "random" if name == "seed" else "none" if name in NULLABLE else "default"
+    if rest and rest[0] in ("default", unset):
         session.options.pop(name, None)
     elif rest:
         chosen = session.resolve(**{name: _parse_value(name, rest[0])})
@@ -230,14 +217,11 @@ def _parse_value(name: str, text: str) -> Any:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise OptionsError(
-            f"option `{name}`: {text!r:.60} is not a list of words: {str(error).lower()}"
-        ) from None
-    return (
-        words
-        if name == "logit_bias"
-        else [word.replace(r"\n", "\n").replace(r"\t", "\t") for word in words]
-    )
+        reason = f"is not a list of words: {str(error).lower()}"
+        raise OptionsError(f"option `{name}`: {text!r:.60} {reason}") from None
+    if name == "logit_bias":
+        return words
+    return [word.replace(r"\n", "\n").replace(r"\t", "\t") for word in words]
 
 
 def _escape(text: str) -> str:
@@ -245,20 +229,14 @@ def _escape(text: str) -> str:
 
 
 def _save(session: Session, argument: str) -> str:
-    name = (
-        argument.removesuffix(CACHE_FLAG).rstrip()
-        if argument.endswith(" " + CACHE_FLAG)
-        else argument
-    )
-    path, cache = file_path(name), name != argument
+    cache = argument.endswith(" " + CACHE_FLAG)
+    path = file_path(argument.removesuffix(CACHE_FLAG).rstrip() if cache else argument)
     if os.path.lexists(path) and not _is_saved_session(path):
-        raise SessionError(
-            f"{path}: exists already and is not a saved session: choose another name"
-        )
+        text = "exists already and is not a saved session: choose another name"
+        raise SessionError(f"{path}: {text}")
     session.save(path, cache)
-    return f"(saved {len(session.messages)} messages to {path}" + (
-        f", their cache to {cache_path(path)})" if cache else ")"
-    )
+    with_cache = f", their cache to {cache_path(path)}" if cache else ""
+    return f"(saved {len(session.messages)} messages to {path}{with_cache})"
 
 
 def _is_saved_session(path: str) -> bool:
@@ -272,27 +250,19 @@ def _is_saved_session(path: str) -> bool:
 def _load(session: Session, argument: str) -> Outcome:
     path = _require_file(file_path(argument))
     notices = session.load(path)
-    rest = [
-        f"{len(session.messages)} messages",
-        *(["a system prompt"] if session.system else []),
-        *(f"{name} = {option_value(session, name)}" for name in session.options),
-    ]
-    message = "\n".join(
-        [f"(loaded {', '.join(rest)})", *(f"({spell(notice)})" for notice in notices)]
-    )
-    return (
-        Recall(message, session.last_question, session.messages[-1]["content"])
-        if session.messages
-        else message
-    )
+    system = ["a system prompt"] if session.system else []
+    parts = [f"{len(session.messages)} messages", *system]
+    parts += [f"{name} = {option_value(session, name)}" for name in session.options]
+    lines = [f"(loaded {', '.join(parts)})", *(f"({spell(notice)})" for notice in notices)]
+    if not session.messages:
+        return "\n".join(lines)
+    return Recall("\n".join(lines), session.last_question, session.messages[-1]["content"])
 
 
 def _stats(session: Session, argument: str) -> str:
     count = len(session.cached_tokens)
-    nbytes = session.loop.scheduler.cache.nbytes_for(count)
-    dropped = (
-        f", the oldest {session.dropped} no longer seen by the model" if session.dropped else ""
-    )
+    nbytes, oldest = session.loop.scheduler.cache.nbytes_for(count), session.dropped
+    dropped = f", the oldest {oldest} no longer seen by the model" if oldest else ""
     # the summary of an answer lists the notices already
     notes = "".join(f"\nnote: {notice}" for notice in session.engine.model.notices)
     return (

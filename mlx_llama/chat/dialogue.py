@@ -26,11 +26,8 @@ PROGRESS_SECONDS = 0.25  # between updates of a prompt's progress
 
 
 class Interrupt:
-    """Ctrl-C during an answer.
-
-    After the first piece the answer stops at the next piece, so that no step is cut short. Before
-    the first piece, and at a second Ctrl-C, this raises KeyboardInterrupt: the next piece may be
-    far away.
+    """Ctrl-C during an answer, which stops at the next piece. Before the first one, and at a second
+    Ctrl-C, KeyboardInterrupt is raised: the next piece may be far away.
     """
 
     def __init__(self):
@@ -108,7 +105,7 @@ class Chat:
         if commands.is_command(text):
             outcome = commands.run(self.session, text)
         else:
-            outcome = self.session.stream(text.removeprefix("/") if text.startswith("//") else text)
+            outcome = self.session.stream("/" + text[2:] if text.startswith("//") else text)
         if isinstance(outcome, str):
             self.say(outcome)
         elif isinstance(outcome, commands.Recall):
@@ -189,21 +186,16 @@ class Chat:
         """Print one line about an error, after `place`; with --debug its traceback."""
         if self.debug:
             traceback.print_exception(error)
-        unexpected = (
-            ""
-            if isinstance(error, LlamaError)
-            else f"{type(error).__name__} (--debug shows the traceback): "
-        )
+        name, is_known = type(error).__name__, isinstance(error, LlamaError)
+        unexpected = "" if is_known else f"{name} (--debug shows the traceback): "
         self.say(f"error: {place}{unexpected}{commands.spell(str(error))}")
 
 
 def describe_model(llm: LLM) -> str:
     """Model, backend and context in a line."""
-    width = llm.backend.runtime.dtype_name(llm.model.dtype)
-    return (
-        f"{llm.checkpoint.name} on {llm.backend.name} ({llm.backend.device_name}, {width}), "
-        f"context {llm.engine.context} tokens"
-    )
+    backend, width = llm.backend, llm.backend.runtime.dtype_name(llm.model.dtype)
+    device = f"{backend.name} ({backend.device_name}, {width})"
+    return f"{llm.checkpoint.name} on {device}, context {llm.engine.context} tokens"
 
 
 def describe_thought(completion: Completion) -> str:

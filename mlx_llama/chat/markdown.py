@@ -31,11 +31,8 @@ _THOUGHT_LINES = 8  # of a thought on the screen
 
 
 class Blocks:
-    """Cuts streamed Markdown between top-level blocks; finished blocks and `rest` together are the
-    text.
-
-    Decides on whole lines. In doubt it does not cut: a list, a code fence or indented text stays in
-    one piece.
+    """Cuts streamed Markdown between top-level blocks, by whole lines; in doubt, as in a list, a
+    fence or indented text, it does not cut. Finished blocks and `rest` are the text.
     """
 
     def __init__(self):
@@ -63,14 +60,10 @@ class Blocks:
 
     def _begins_block(self, line: str) -> bool:
         blank, self._is_blank = self._is_blank, not self._fence and not line.strip()
-        return (
-            blank
-            and not self._is_blank
-            and not line[0].isspace()
-            and not (self._has_list and _ITEM.match(line))
-            and not self._is_doubtful
-            and bool(self.rest[: self._scanned].strip())
-        )
+        continues = line[0].isspace() or (self._has_list and _ITEM.match(line))
+        if not blank or self._is_blank or continues or self._is_doubtful:
+            return False
+        return bool(self.rest[: self._scanned].strip())
 
     def _ends_block(self, line: str) -> bool:
         """Track a line's fence and list markers; True at the closing fence of a top-level block."""
@@ -142,9 +135,7 @@ class Rendered:
         lines = self._lines(console, options)
         if self.gap:
             lines.insert(0, [])
-        if self.tail:
-            lines = lines[-max(1, console.height - 2) :]
-        for line in lines:
+        for line in lines[-max(1, console.height - 2) :] if self.tail else lines:
             yield from line
             yield Segment.line()
 
@@ -156,10 +147,8 @@ class Rendered:
             is_complete = False
         else:
             # rich omits columns on a narrow screen, the parser whole sentences in deep nesting.
-            is_complete = (
-                sum(_count_letters(segment.text) for line in lines for segment in line)
-                >= shown.letters
-            )
+            letters = sum(_count_letters(segment.text) for line in lines for segment in line)
+            is_complete = letters >= shown.letters
         if not is_complete:
             lines = console.render_lines(Text(self.text.strip("\n")), options, pad=False)
         lines = [_trim(line) for line in lines]
@@ -210,13 +199,8 @@ class Frame:
             lines = self.console.render_lines(content, pad=False) if content else []
             self._widths = [Segment.get_line_length(line) for line in lines]
             for line in lines:
-                self.console.print(
-                    *(Text(text, style or "") for text, style, _ in line),
-                    sep="",
-                    overflow="ignore",
-                    no_wrap=True,
-                    crop=False,
-                )
+                parts = [Text(text, style or "") for text, style, _ in line]
+                self.console.print(*parts, sep="", overflow="ignore", no_wrap=True, crop=False)
 
     def erase(self) -> None:
         """Erase the lines, in as many rows as the terminal wraps them into at its present width."""

@@ -29,19 +29,10 @@ EXAMPLES = """
 def parser() -> flags.Parser:
     """The command line. Names follow mlx_lm.chat's."""
     result = flags.Parser("chat", __doc__, EXAMPLES)
-    result.add_argument(
-        "--system-prompt", "-sys", default=None, help="instructions before the conversation"
-    )
-    result.add_argument(
-        "--prompt-cache",
-        metavar="FILE",
-        default=None,
-        help="start from the keys and values in this file if it exists, and save them to it at the "
-        "end",
-    )
-    result.add_argument(
-        "--stats", action="store_true", help="print speed and counts after each answer on stderr"
-    )
+    add = result.add_argument
+    add("--system-prompt", "-sys", help="instructions before the conversation")
+    add("--prompt-cache", metavar="FILE", help=flags.PROMPT_CACHE)
+    add("--stats", action="store_true", help="print speed and counts after each answer on stderr")
     flags.add_load_flags(result)
     flags.add_generation_flags(result)
     return result
@@ -58,10 +49,8 @@ def main(arguments: list[str]) -> int:
     from .dialogue import Chat, describe_model
 
     is_typed = sys.stdin is not None and sys.stdin.isatty()
-    screen = next(
-        (stream for stream in (sys.stderr, sys.stdout) if stream is not None and stream.isatty()),
-        None,
-    )
+    streams = [stream for stream in (sys.stderr, sys.stdout) if stream is not None]
+    screen = next((stream for stream in streams if stream.isatty()), None)
     if is_typed and screen and args.model:
         cli.say(f"loading {args.model} ...")
 
@@ -79,16 +68,12 @@ def main(arguments: list[str]) -> int:
         return load(model=name, revision=None, template=None, draft_model=None, adapters=None)
 
     llm = load()
-    chat = Chat(
-        llm.chat(args.system_prompt, **options),
-        stats=args.stats,
-        debug=args.debug,
-        load=load_another,
-    )
+    session = llm.chat(args.system_prompt, **options)
+    chat = Chat(session, stats=args.stats, debug=args.debug, load=load_another)
     if args.prompt_cache is not None and os.path.lexists(os.path.expanduser(args.prompt_cache)):
         cli.say(f"({llm.load_cache(args.prompt_cache)} tokens from {args.prompt_cache})")
     greeting = describe_model(llm)
-    del llm  # /model frees it
+    del llm, session  # /model frees them
     code = _talk(chat, greeting, is_typed, screen)
     if args.prompt_cache is not None and chat.session.messages:
         _save_cache(chat, args.prompt_cache)
@@ -103,11 +88,8 @@ def _save_cache(chat: Chat, path: str) -> None:
     if chat.has_switched or session.identify_cache is None:
         cli.say(f"({path} is not saved: /model chose another model)")
     else:
-        write_cache(
-            path,
-            session.loop.export(None, session.adapter),
-            session.identify_cache(session.adapter),
-        )
+        state = session.loop.export(None, session.adapter)
+        write_cache(path, state, session.identify_cache(session.adapter))
 
 
 def _talk(chat: Chat, greeting: str, is_typed: bool, screen: TextIO | None) -> int:

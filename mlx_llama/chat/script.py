@@ -12,10 +12,8 @@ from .dialogue import Chat
 
 
 def run(chat: Chat) -> int:
-    """Run messages and commands from standard input, one per line; returns the exit code.
-
-    A line that fails does not stop the others, but the code is 2. Raises LlamaError for bytes that
-    are not UTF-8.
+    """Run messages and commands from standard input, one per line; returns 2 if a line failed.
+    Raises LlamaError for bytes that are not UTF-8.
     """
     code = 0
     for number, text in read_messages():

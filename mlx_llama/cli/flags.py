@@ -21,28 +21,21 @@ from .spelling import FLAGS, flag_of
 
 # Flags of llama.cpp, vLLM, Ollama and mlx-lm -> those with the same purpose here.
 FOREIGN_FLAGS = {
-    "-m": "--model",
-    "-hf": "--model",
-    "--hf-repo": "--model",
-    "-hfr": "--model",
-    "-md": "--draft-model",
-    "-t": "--threads",
-    "--max-model-len": "--ctx-size",
-    "--num-ctx": "--ctx-size",
-    "--lora-modules": "--adapters",
-    "--lora-scaled": "--adapters",
-    "-ctk": "--cache-bits",
-    "-ctv": "--cache-bits",
-    "--cache-type-k": "--cache-bits",
-    "--cache-type-v": "--cache-bits",
-    "--kv-cache-dtype": "--cache-bits",
-    "--max-new-tokens": "--max-tokens",
-    "--max-num-seqs": "--max-rows",
-    "--extra-eos-token": "--stop-token-ids",
-    "--hf-path": "--model",
-    "--system": "--system-prompt",
-    "-no-cnv": "--ignore-chat-template",
-    "--no-conversation": "--ignore-chat-template",
+    foreign: ours
+    for ours, names in {
+        "--model": "-m -hf --hf-repo -hfr --hf-path",
+        "--draft-model": "-md",
+        "--threads": "-t",
+        "--ctx-size": "--max-model-len --num-ctx",
+        "--adapters": "--lora-modules --lora-scaled",
+        "--cache-bits": "-ctk -ctv --cache-type-k --cache-type-v --kv-cache-dtype",
+        "--max-tokens": "--max-new-tokens",
+        "--max-rows": "--max-num-seqs",
+        "--stop-token-ids": "--extra-eos-token",
+        "--system-prompt": "--system",
+        "--ignore-chat-template": "-no-cnv --no-conversation",
+    }.items()
+    for foreign in names.split()
 }
 # Flags of llama.cpp and mlx-lm that are accepted and change nothing: names, nargs, reason.
 _DEVICE = "the whole model runs on the device that --backend and --device choose"
@@ -75,6 +68,7 @@ COMMON = (
     "system_prompt",
     "prompt",
 )
+PROMPT_CACHE = "start from the keys and values in this file, if it exists, and save them at the end"
 # -1 as in llama.cpp: no limit, or a new seed each time.
 _MINUS_ONE = {"max_tokens": str(ENDLESS), "seed": None, "repetition_context_size": "65536"}
 # As in llama.cpp: the model's context, and a number of threads chosen by us.
@@ -134,12 +128,10 @@ class Parser(argparse.ArgumentParser):
         ]
         suggestions = {name: near for name in unknown if (near := self._suggest(name))}
         if suggestions:
-            raise OptionsError(
-                "; ".join(
-                    f"there is no flag {name} (did you mean {near}?)"
-                    for name, near in suggestions.items()
-                )
-            )
+            parts = [
+                f"there is no flag {n} (did you mean {near}?)" for n, near in suggestions.items()
+            ]
+            raise OptionsError("; ".join(parts))
         raise OptionsError(f"{message} (see --help)")
 
     def _is_unknown(self, argument: str) -> bool:
@@ -152,10 +144,8 @@ class Parser(argparse.ArgumentParser):
         """The flag that was probably meant, "" for none."""
         if FOREIGN_FLAGS.get(flag) in self._option_string_actions:
             return FOREIGN_FLAGS[flag]
-        return next(
-            iter(difflib.get_close_matches(flag.replace("_", "-"), self._option_string_actions, 1)),
-            "",
-        )
+        known = self._option_string_actions
+        return next(iter(difflib.get_close_matches(flag.replace("_", "-"), known, 1)), "")
 
 
 def flags_of(name: str, aliases: Collection[str]) -> list[str]:
@@ -194,15 +184,9 @@ def add_generation_flags(parser: Parser) -> None:
 
 
 def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The generation options on a command line, by name. Reads files of schema and grammar.
-
-    Raises OptionsError for a file that cannot be read.
-    """
-    values = {
-        name.removeprefix("option:"): value
-        for name, value in vars(arguments).items()
-        if name.startswith("option:")
-    }
+    """The generation options on a command line, by name, with files read. Raises OptionsError."""
+    pairs = [(name.partition("option:")[2], value) for name, value in vars(arguments).items()]
+    values = {name: value for name, value in pairs if name}
     if re.search(r"[/\\]|\.gguf$", values.get("max_tokens", "")):
         raise OptionsError(
             f"-m {values['max_tokens']!r:.200}: is --max-tokens here, a number: did you mean "
@@ -219,22 +203,15 @@ def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _read_file(name: str, value: str) -> str:
     """The text of a file, or `value` if it is a schema (has a brace) or grammar (has rules)."""
-    if (
-        value.lstrip().startswith("{")
-        if name == "schema"
-        else re.search(r"\bstart\s*:|\broot\s*::=", value)
-    ):
+    if re.match(r"\s*{" if name == "schema" else r"(?s).*(\bstart\s*:|\broot\s*::=)", value):
         return value
     try:
         with open(os.path.expanduser(value), encoding="utf-8") as file:
             # one more than allowed, for the check of the length
             return file.read(max(MAX_CHARACTERS, MAX_GRAMMAR) + 1)
     except (OSError, ValueError) as error:
-        reason = (
-            "it is not UTF-8"
-            if isinstance(error, UnicodeDecodeError)
-            else getattr(error, "strerror", None) or error
-        )
+        reason = getattr(error, "strerror", None) or error
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else reason
         raise OptionsError(
             f"option `{name}`: the file {value!r:.200} cannot be read ({reason}): check its name"
         ) from None
@@ -260,23 +237,12 @@ def add_load_flags(
             kwargs = {"action": "store_true"}
         elif name == "adapters":
             kwargs["action"] = "append"
-        parser.group_of(name, group).add_argument(
-            *flags_of(name, about["aliases"]),
-            dest=name,
-            default=field.default,
-            help=about["help"] + about["flag_help"],
-            **kwargs,
-        )
+        kwargs |= {"default": field.default, "help": about["help"] + about["flag_help"]}
+        add = parser.group_of(name, group).add_argument
+        add(*flags_of(name, about["aliases"]), dest=name, **kwargs)
+    hidden: Any = dict.fromkeys(("dest", "default", "help"), argparse.SUPPRESS)
     for names, count, reason in () if only else NEEDLESS_FLAGS:
-        parser.add_argument(
-            *names,
-            action=_Needless,
-            nargs=count,
-            const=reason,
-            dest=argparse.SUPPRESS,
-            default=argparse.SUPPRESS,
-            help=argparse.SUPPRESS,
-        )
+        parser.add_argument(*names, action=_Needless, nargs=count, const=reason, **hidden)
 
 
 def parse_number(

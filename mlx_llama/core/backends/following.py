@@ -82,11 +82,8 @@ class Follower:
                     self._change(change)
                 answer = None if do == "change" else getattr(self, f"_{do}")(message, arrays)
             except Exception as error:  # rank 0 compares it with its own
-                text = (
-                    str(error)
-                    if isinstance(error, LlamaError)
-                    else f"{type(error).__name__}: {error}"
-                )
+                kind = "" if isinstance(error, LlamaError) else f"{type(error).__name__}: "
+                text = f"{kind}{error}"
                 self.world.answer(number, failed=text, answers=answers)
             else:
                 if answers:

@@ -99,36 +99,25 @@ class Facts(Protocol):
 
 @dataclass(frozen=True)
 class BackendFacts:
-    """One backend on this machine, described without importing its framework.
-
-    available: it can be chosen. reason: why it cannot, with the remedy, or what it lacks. packages:
-    {name: version}. gpu: it would run on a GPU; None: unknown. device: in words. options: pairs of
-    name and value that `load` needs besides the backend. memory_bytes: that a model may take of the
-    device; None: unknown. memory_is: "free" or "an estimate". has_bfloat16: False on GPUs without
-    its instructions. kernels: target of the compiled kernels, None without them.
-    """
+    """One backend on this machine, described without importing its framework."""
 
     name: str
-    available: bool
-    reason: str
-    packages: dict[str, str]
-    gpu: bool | None = False
-    device: str = ""
-    options: tuple[tuple[str, str], ...] = ()
-    memory_bytes: int | None = None
-    memory_is: str = ""
-    has_bfloat16: bool = True
-    kernels: str | None = None
+    available: bool  # it can be chosen
+    reason: str  # why it cannot, with the remedy, or what it lacks
+    packages: dict[str, str]  # versions by name
+    gpu: bool | None = False  # it would run on a GPU; None: unknown
+    device: str = ""  # in words
+    options: tuple[tuple[str, str], ...] = ()  # names and values that `load` needs besides it
+    memory_bytes: int | None = None  # that a model may take of the device; None: unknown
+    memory_is: str = ""  # "free" or "an estimate"
+    has_bfloat16: bool = True  # False on GPUs without its instructions
+    kernels: str | None = None  # target of the compiled kernels, None without them
 
 
 @dataclass(frozen=True)
 class WeightsPlan:
-    """Dtypes and size of a model's weights on a backend, planned without loading them.
+    """Dtypes and size of a model's weights on a backend, planned without loading them."""
 
-    dtype: of the activations. low_bit_operand: dtype that low-bit weights are multiplied in.
-    nbytes: of all weights once packed, which is what the process takes for them after loading.
-    """
-
-    dtype: str
-    low_bit_operand: str
-    nbytes: int
+    dtype: str  # of the activations
+    low_bit_operand: str  # dtype that low-bit weights are multiplied in
+    nbytes: int  # of all weights once packed, which stay in memory

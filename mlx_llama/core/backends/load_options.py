@@ -15,12 +15,8 @@ from mlx_llama.core.system.sizes import parse_size
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 SHORT_DTYPES = {
-    "f32": "float32",
-    "fp32": "float32",
-    "float": "float32",
-    "f16": "float16",
-    "fp16": "float16",
-    "half": "float16",
+    **dict.fromkeys(("f32", "fp32", "float"), "float32"),
+    **dict.fromkeys(("f16", "fp16", "half"), "float16"),
     "bf16": "bfloat16",
 }  # other tools' names
 BYTES_PER_THREAD = 4 << 20  # of weights, at least, for one more thread
@@ -28,29 +24,19 @@ MAX_ROWS = 32  # requests that one step computes, unless the user says otherwise
 MOST_ROWS = 512
 
 
+# Defaults. flag_help: for the command line only. of_model: decides how the model computes.
+_ABOUT: dict[str, Any] = {"metavar": "", "choices": (), "flag_help": ""}
+_ABOUT |= {"is_flag": True, "is_negatable": False, "of_model": False}
+
+
 def _option(
     default: Any,
     help: str,
     *aliases: str,
-    metavar: str = "",
-    choices: Sequence[Any] = (),
-    is_flag: bool = True,
-    is_negatable: bool = False,
-    flag_help: str = "",
+    **about: Any,
 ) -> Any:
-    # aliases: other tools' names. flag_help: for the command line only.
-    return field(
-        default=default,
-        metadata={
-            "help": help,
-            "aliases": aliases,
-            "metavar": metavar,
-            "choices": choices,
-            "is_flag": is_flag,
-            "is_negatable": is_negatable,
-            "flag_help": flag_help,
-        },
-    )
+    # aliases: other tools' names. about: some of _ABOUT.
+    return field(default=default, metadata={"help": help, "aliases": aliases, **_ABOUT, **about})
 
 
 @dataclass(frozen=True)
@@ -60,8 +46,7 @@ class LoadOptions:
     model: str | os.PathLike | None = _option(
         None,
         "a folder, a .gguf file, a Hugging Face hub id or hub id:file.gguf (default: the small "
-        "guide model in this "
-        "package)",
+        "guide model in this package)",
         metavar="MODEL",
     )
     backend: str = _option(
@@ -78,6 +63,7 @@ class LoadOptions:
         "auto",
         "width of the activations (default: the checkpoint's; float32 on the cpu backend)",
         choices=DTYPES,
+        of_model=True,
     )
     _: KW_ONLY
     revision: str | None = _option(None, "branch, tag or commit of a hub id", metavar="REVISION")
@@ -100,20 +86,21 @@ class LoadOptions:
         "threads of the cpu backend (default: one per physical core, fewer for a small model: "
         "one per 4 MB of weights)",
         metavar="N",
+        of_model=True,
     )
     activation_bits: int | None = _option(
         None,
-        "width of the activations that the cpu backend multiplies with low-bit weights "
-        "(default: 16; 8 is faster and "
-        "coarser, 32 exact and slower)",
+        "width of the activations that the cpu backend multiplies with low-bit weights (default: "
+        "16; 8 is faster and coarser, 32 exact and slower)",
         choices=(8, 16, 32),
+        of_model=True,
     )
     compile: bool | None = _option(
         None,
         "run a step as one traced graph (mlx) or as compiled kernels (cpu); the tokens are the "
-        "same (default: yes; no for "
-        "mlx on the CPU, where MLX calls a C++ compiler first)",
+        "same (default: yes; no for mlx on the CPU, where MLX calls a C++ compiler first)",
         is_negatable=True,
+        of_model=True,
     )
     draft_model: str | os.PathLike | None = _option(
         None,
@@ -126,12 +113,12 @@ class LoadOptions:
         "store keys and values in 8 or 16 bits (default: in the activations' width, 32 on cpu)",
         "kv_bits",
         choices=(8, 16),
+        of_model=True,
     )
     cache_memory: int | str | None = _option(
         None,
-        "memory of all keys and values, in bytes or as a size such as 2GB (default: what is "
-        "free beside the weights, less "
-        "a reserve)",
+        "memory of all keys and values, in bytes or as a size such as 2GB (default: what is free "
+        "beside the weights, less a reserve)",
         metavar="SIZE",
     )
     max_rows: int | None = _option(
@@ -144,8 +131,8 @@ class LoadOptions:
     batch_invariant: bool | None = _option(
         None,
         "bit-identical answers whatever else is in the batch, and however the prompt is cut "
-        "into chunks: prompts are "
-        "slower on cuda, always so on cpu, not available on mlx",
+        "into chunks: prompts are slower on cuda, always so on cpu, not available on mlx",
+        of_model=True,
     )
     adapters: str | os.PathLike | Sequence[str | os.PathLike] | None = _option(
         None,
@@ -165,28 +152,16 @@ class LoadOptions:
 
     def of_model(self) -> dict[str, Any]:
         """The options that decide how the model computes, for another process."""
-        return {
-            name: getattr(self, name)
-            for name in (
-                "dtype",
-                "threads",
-                "activation_bits",
-                "compile",
-                "cache_bits",
-                "batch_invariant",
-            )
-        }
+        names = [name for name, field in TABLE.items() if field.metadata["of_model"]]
+        return {name: getattr(self, name) for name in names}
 
 
-TABLE = {one.name: one for one in fields(LoadOptions)}
+TABLE = {field.name: field for field in fields(LoadOptions)}
 
 
 def default_threads(weights: int, cores: int) -> int:
-    """Threads of the cpu backend unless the user says otherwise: one per physical core, fewer for a
-    small model.
-
-    weights: bytes of the checkpoint. Waking a thread for every token costs time, which small
-    weights do not save.
+    """Threads of the cpu backend by default: one per core, fewer for small weights (bytes), which
+    save less than waking a thread for every token costs.
     """
     return max(1, min(cores, weights // BYTES_PER_THREAD))
 
@@ -228,10 +203,8 @@ class Limits:
     has_invariance: bool = True  # it takes `batch_invariant`
 
     def check(self, options: LoadOptions) -> LoadOptions:
-        """The options with numbers in place of text, and other tools' names of dtypes replaced.
-
-        Raises BackendError and OptionsError for a value outside the limits, an option of another
-        backend and a contradiction.
+        """The options with numbers in place of text, and dtypes by full names. Raises BackendError
+        and OptionsError for other backends' options and contradictions.
         """
         dtype = full_dtype(options.dtype)
         if dtype not in DTYPES:
@@ -289,11 +262,8 @@ class Limits:
                 "leave it out, or choose `backend='cpu'`"
             )
         if not re.fullmatch(r"[0-9]{1,9}", str(value)) or int(value) not in allowed:
-            limits = (
-                f"1 to {allowed[-1]}"
-                if isinstance(allowed, range)
-                else f"one of {', '.join(map(str, allowed))}"
-            )
+            limits = f"one of {', '.join(map(str, allowed))}"
+            limits = f"1 to {allowed[-1]}" if isinstance(allowed, range) else limits
             raise BackendError(f"`{name}` {value!r:.40}: must be a whole number, {limits}")
         return int(value)
 

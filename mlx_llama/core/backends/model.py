@@ -21,10 +21,8 @@ from .profile import Profile
 
 
 class BaseLlama:
-    """A Llama over a backend's ops. Immutable once loaded.
-
-    A backend gives `ops` and `cache_type`, and computes `_forward` and `_step` (as `forward` and
-    `step`, without gathering shares of the vocabulary), within `_call`.
+    """A Llama over a backend's ops, immutable once loaded. A backend computes `_forward` and
+    `_step` (without gathering shares of the vocabulary), within `_call`.
     """
 
     ops: ClassVar[ModuleType]

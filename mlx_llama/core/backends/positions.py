@@ -25,15 +25,12 @@ CACHE_GROUP = 32  # numbers of a head that share a float16 scale where keys and 
 
 
 def position_nbytes(config: LlamaConfig, itemsize: int, bits: int | None = None) -> int:
-    """Bytes of one position's keys and values in all layers. itemsize: bytes of one activation;
-    bits: 8 for codes of one byte with a float16 scale per CACHE_GROUP of a head, 16 for numbers of
-    at most two bytes, None for activations."""
-    size = config.head_dim
-    head_nbytes = {
-        None: size * itemsize,
-        16: size * min(itemsize, 2),
-        8: size + 2 * -(-size // CACHE_GROUP),
-    }[bits]
+    """Bytes of one position's keys and values in all layers. itemsize: bytes of an activation.
+    bits: None for activations, 16 for at most two bytes, 8 for codes with scales.
+    """
+    head_nbytes = config.head_dim * (itemsize if bits is None else min(itemsize, 2))
+    if bits == 8:  # a byte each, and a float16 scale for each group
+        head_nbytes = config.head_dim + 2 * -(-config.head_dim // CACHE_GROUP)
     return 2 * config.num_hidden_layers * config.num_key_value_heads * head_nbytes
 
 
@@ -58,13 +55,10 @@ class Positions:
     _recent: Callable[[int, Sequence[tuple[int, int, int]]], Any]
 
     def __init__(self, config: LlamaConfig, capacity: int, position_nbytes: int, rows: int = 1):
-        """capacity: maximum positions of a row. position_nbytes: bytes of one position's keys and
-        values in all layers.
-        """
-        if capacity < 1:
-            raise ContextError(f"a cache cannot have {capacity} positions: ask for at least 1")
-        if rows < 1:
-            raise ContextError(f"a cache cannot have {rows} rows: ask for at least 1")
+        """capacity: maximum positions of a row. position_nbytes: of keys and values together."""
+        for count, things in ((capacity, "positions"), (rows, "rows")):
+            if count < 1:
+                raise ContextError(f"a cache cannot have {count} {things}: ask for at least 1")
         self.config = config
         self.capacity = capacity
         self.position_nbytes = position_nbytes
@@ -83,8 +77,9 @@ class Positions:
         return len(self.lengths)
 
     def select_rows(self, batch: int, rows: Sequence[int] | None) -> list[int]:
-        """The rows of a call over `batch` sequences; None: the first ones. Raises ContextError
-        unless they are distinct rows of this cache, one per sequence."""
+        """The rows of a call over `batch` sequences, None for the first ones. Raises ContextError
+        unless each sequence has a row of its own.
+        """
         chosen = list(range(batch)) if rows is None else [int(row) for row in rows]
         if batch == len(chosen) == 1 and 0 <= chosen[0] < len(self.lengths):  # most steps
             return chosen
@@ -122,10 +117,8 @@ class Positions:
             )
 
     def storage_for(self, end: int) -> int:
-        """Positions to allocate for `end`: rounded up to GROWTH, or to up to an eighth of `end` if
-        that is more.
-
-        A long sequence is thus copied, and its decode step traced, only a few times.
+        """Positions to allocate for `end`: rounded up to GROWTH or an eighth of `end`, so that a
+        long sequence is copied, and its step traced, only a few times.
         """
         step = max(GROWTH, 1 << max(0, end.bit_length() - 4))
         return min(-(-end // step) * step, self.capacity)
@@ -147,18 +140,15 @@ class Positions:
 
     def check_memory(self, ends: Mapping[int, int]) -> None:
         """Raise ContextError if storage for `ends`, as in `reserve`, exceeds free memory."""
-        positions = sum(
-            self.new_positions(row, end) for row, end in ends.items() if end > self.allocated[row]
-        )
+        grown = [(row, end) for row, end in ends.items() if end > self.allocated[row]]
+        positions = sum(self.new_positions(row, end) for row, end in grown)
         needed = positions * self.position_nbytes
-        if needed < 1 << 20:
-            return
-        free = self.free_memory()
+        free = None if needed < 1 << 20 else self.free_memory()
         if free is not None and needed > free:
             raise ContextError(
                 f"keys and values of {positions} positions take {needed / 1e9:.2f} GB, and "
-                f"{free / 1e9:.2f} GB "
-                f"of memory are free: shorten the prompt, lower `ctx_size`, or close other programs"
+                f"{free / 1e9:.2f} GB of memory are free: shorten the prompt, lower `ctx_size`, or "
+                "close other programs"
             )
 
     @property
@@ -170,12 +160,12 @@ class Positions:
         self, window: int, rows: Sequence[int] | None = None, lengths: Sequence[int] | None = None
     ) -> Any:
         """The last `window` of the first `lengths` tokens of each row (None: of all), int32 [B,
-        window], -1 in front where there are fewer."""
+        window], -1 in front where there are fewer.
+        """
         rows = range(self.rows if lengths is None else len(lengths)) if rows is None else rows
         ends = [self.lengths[row] for row in rows] if lengths is None else lengths
-        return self._recent(
-            window, [(row, max(0, end - window), end) for row, end in zip(rows, ends, strict=True)]
-        )
+        pairs = zip(rows, ends, strict=True)
+        return self._recent(window, [(row, max(0, end - window), end) for row, end in pairs])
 
     def reset(self, row: int | None = None) -> None:
         """Drop a row's positions, None for all rows', and their storage. Raises ContextError."""
@@ -199,9 +189,7 @@ class Positions:
             self.lengths[target] = length
 
     def state(self, row: int = 0) -> dict[str, np.ndarray]:
-        """All positions of a row as NumPy arrays: tokens int32 [n]; keys, values float32 [layers,
-        G, n, D]. {}: none.
-        """
+        """A row in NumPy: tokens int32 [n]; keys, values float32 [layers, G, n, D]. {}: empty."""
         self.check_row(row)
         return self._export(row, self.lengths[row]) if self.lengths[row] else {}
 
@@ -305,16 +293,13 @@ class CallView(View):
         rows: Sequence[int] | None = None,
     ):
         """Allocate storage in the cache. index_pos: of the first new position, one for all rows or
-        one per row. rows: None for the first `batch`. Raises ContextError."""
+        one per row. rows: None for the first `batch`. Raises ContextError.
+        """
         chosen = cache.select_rows(batch, rows)
         if type(index_pos) is int:
             starts = [index_pos] * batch
         else:
-            starts = (
-                [int(start) for start in index_pos]
-                if np.iterable(index_pos)
-                else [int(index_pos)] * batch
-            )
+            starts = list(map(int, index_pos if np.iterable(index_pos) else [index_pos] * batch))
         if len(starts) != batch:
             raise ContextError(
                 f"{batch} sequences need {batch} positions or one for all, not {len(starts)}"
@@ -340,8 +325,9 @@ class CallView(View):
                 self.cache.lengths[span.row] = span.end
 
     def mask(self, window: int | None = None) -> list[Any]:
-        """Of each sequence, the `stored` positions that each query sees: bool [T, end -
-        first_visible], "causal", or None for all."""
+        """Positions that each sequence's queries see: bool [T, end - first_visible], "causal", or
+        None for all.
+        """
         return [self._mask(span, window) for span in self.spans]
 
     def _mask(self, span: Span, window: int | None) -> Any:
@@ -355,20 +341,14 @@ class CallView(View):
 
 
 def checked_tokens(tokens: Any, vocab_size: int) -> Any:
-    """Check token ids on the host (list or NumPy) and convert them to int32 [B, T]; device arrays
-    are returned unchanged.
-
-    Raises ContextError for an empty or ragged batch and for ids outside the vocabulary.
+    """Token ids of the host as int32 [B, T]; device arrays unchanged. Raises ContextError for an
+    empty or ragged batch and ids outside the vocabulary.
     """
     if not isinstance(tokens, (list, tuple, np.ndarray)):
         return tokens
-    if (
-        isinstance(tokens, np.ndarray)
-        and tokens.shape == (1, 1)
-        and tokens.dtype == np.int32
-        and 0 <= tokens[0, 0] < vocab_size
-    ):
-        return tokens  # most steps
+    if isinstance(tokens, np.ndarray) and tokens.shape == (1, 1) and tokens.dtype == np.int32:
+        if 0 <= tokens[0, 0] < vocab_size:
+            return tokens  # most steps
     try:
         array = np.asarray(tokens)
     except ValueError:

@@ -12,13 +12,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-EMBEDDING, ROPE, ATTENTION, HEAD_NORMS = (
-    "embedding",
-    "rope, store keys and values",
-    "attention",
-    "norm of heads",
-)
-EXPERTS, ADAPTERS = "experts", "adapters"
+EMBEDDING, ROPE, ATTENTION = "embedding", "rope, store keys and values", "attention"
+HEAD_NORMS, EXPERTS, ADAPTERS = "norm of heads", "experts", "adapters"
 # Words of `ops` that are clocked, with their names in a profile. A product has the name of its
 # matrix.
 _PRODUCTS = ("linear", "gated_linear")
@@ -40,31 +35,24 @@ _WORDS = {
 
 @dataclass
 class Spent:
-    """Totals of one operation over all its calls.
-
-    seconds: from the end of the operation before it to its end, a mean over threads; waiting: the
-    part of them in which a thread waits for others; nbytes: of weights read; flops: multiplications
-    and additions of products.
-    """
+    """Totals of one operation over all its calls."""
 
     calls: int = 0
-    seconds: float = 0.0
-    waiting: float = 0.0
-    nbytes: int = 0
-    flops: int = 0
+    seconds: float = 0.0  # from the end of the operation before it, a mean over threads
+    waiting: float = 0.0  # part of them in which a thread waits for others
+    nbytes: int = 0  # of weights read
+    flops: int = 0  # multiplications and additions of products
 
 
 @dataclass
 class Profile:
-    """operations: by name, in the model's order. lost: {reason: seconds} outside of operations.
-    slower: the seconds of all `waiting` that are for threads with more to do, the others being the
-    barriers' own; None: threads cannot be told apart, and `waiting` is 0. note: how the figures
-    were taken."""
+    """Seconds of a model's operations."""
 
-    operations: dict[str, Spent] = field(default_factory=dict)
-    lost: dict[str, float] = field(default_factory=dict)
+    operations: dict[str, Spent] = field(default_factory=dict)  # by name, in the model's order
+    lost: dict[str, float] = field(default_factory=dict)  # outside of operations, by reason
+    # seconds of `waiting` for threads with more to do, not for the barriers; None: unknown
     slower: float | None = None
-    note: str = ""
+    note: str = ""  # how the figures were taken
 
     def add(
         self, name: str, seconds: float, waiting: float = 0.0, nbytes: int = 0, flops: int = 0
@@ -82,10 +70,8 @@ def name_matrices(model: Any) -> list[tuple[str, Any]]:
     """(name in a profile, matrix or tuple of matrices) of each product of a model."""
     named = []
     for block in model.decoder.blocks:
-        named += [
-            ("query, key, value", block.attention.qkv),
-            ("attention output", block.attention.out),
-        ]
+        attention = block.attention
+        named += [("query, key, value", attention.qkv), ("attention output", attention.out)]
         if block.attention.spec.experts:
             named.append(("router", block.mlp.router))
         else:
@@ -102,38 +88,31 @@ def matrix_parts(matrix: Any) -> tuple[Any, ...]:
 def clock_ops(
     model: Any, ops: ModuleType, finish: Callable[[Any], object], note: str
 ) -> Iterator[Profile]:
-    """Clock each call of a backend's `ops` while the context lasts. finish(results): wait until
-    they are computed.
-
-    A call inside another counts for the outer one.
+    """Clock each call of `ops` in the block; a call inside another counts for the outer one.
+    finish(results): wait until they are computed.
     """
     profile, inside = Profile(note=note), False
     names = {id(matrix): name for name, matrix in name_matrices(model)}
 
     def clock(word: str, function: Callable) -> Callable:
-        def clocked(x: Any, *given: Any, **named: Any) -> Any:
+        def clocked(x: Any, *arguments: Any, **named: Any) -> Any:
             nonlocal inside
             if inside:
-                return function(x, *given, **named)
+                return function(x, *arguments, **named)
             inside, started = True, time.perf_counter()
             try:
-                results = function(x, *given, **named)
+                results = function(x, *arguments, **named)
                 finish(results)
             finally:
                 inside = False
             seconds = time.perf_counter() - started
             if word in _PRODUCTS:
-                matrices = matrix_parts(given[0])
-                tokens, weights = (
-                    math.prod(results.shape[:-1]),
-                    sum(math.prod(matrix.shape) for matrix in matrices),
-                )
-                profile.add(
-                    names.get(id(given[0]), _WORDS[word]),
-                    seconds,
-                    nbytes=sum(matrix.nbytes for matrix in matrices),
-                    flops=2 * tokens * weights,
-                )
+                matrices = matrix_parts(arguments[0])
+                weights = sum(math.prod(matrix.shape) for matrix in matrices)
+                flops = 2 * math.prod(results.shape[:-1]) * weights
+                nbytes = sum(matrix.nbytes for matrix in matrices)
+                name = names.get(id(arguments[0]), _WORDS[word])
+                profile.add(name, seconds, nbytes=nbytes, flops=flops)
             else:
                 profile.add(_WORDS[word], seconds)
             return results

@@ -472,24 +472,16 @@ class LeadingCache:
             if not own:
                 return own
             parts = [own, *(arrays for _, arrays in self._world.answers(number))]
-        return {
-            "tokens": own["tokens"],
-            **{
-                name: np.concatenate([part[name] for part in parts], axis=1)
-                for name in ("keys", "values")
-            },
-        }
+        for name in ("keys", "values"):
+            own[name] = np.concatenate([part[name] for part in parts], axis=1)
+        return own
 
     def restore(self, state: Mapping[str, np.ndarray], row: int = 0) -> None:
         own = take_heads(state, 0, self._world.size)
         self.inner.check_state(own, row)
         self.check_memory({row: len(state["tokens"])} if state else {})
-        with self._world.together(
-            "restore",
-            {name: np.asarray(array) for name, array in state.items()},
-            cache=self.name,
-            row=row,
-        ):
+        arrays = {name: np.asarray(array) for name, array in state.items()}
+        with self._world.together("restore", arrays, cache=self.name, row=row):
             self.inner.restore(own, row)
 
 

@@ -62,10 +62,8 @@ class Backend:
         return self.build(checkpoint, self.check(LoadOptions(dtype=dtype, **options)))
 
     def build(self, checkpoint: Checkpoint, options: LoadOptions, is_whole: bool = False) -> Model:
-        """Build the model on the device; under a launcher a share of it in each process, unless
-        is_whole. options: checked.
-
-        Raises BackendError, CheckpointError.
+        """Build the model by checked options; under a launcher a share in each process, unless
+        is_whole. Raises BackendError, CheckpointError.
         """
         self.check_process()
         build = functools.partial(self.model.Llama.load, checkpoint, options, self.device)
@@ -154,10 +152,8 @@ def _has_gpu(name: str) -> bool:
     try:
         return importlib.import_module(f"{PACKAGES[name]}.runtime").has_gpu()
     except (ImportError, OSError) as error:  # OSError: a shared library that does not load
-        print(
-            f"backend {name!r} is installed but does not import ({error}): continuing without it",
-            file=sys.stderr,
-        )
+        text = f"backend {name!r} is installed but does not import ({error})"
+        print(f"{text}: continuing without it", file=sys.stderr)
         return False
 
 
@@ -172,11 +168,8 @@ def auto() -> str:
 
 
 def select(name: str = "auto", device: str | None = None) -> Backend:
-    """Import the backend `name` ("auto", "mlx", "cpu" or "cuda") and pick its device (None, "cpu"
-    or "gpu").
-
-    Raises BackendError for an unknown name, a package that is not installed and a device that is
-    missing.
+    """Import a backend ("auto", "mlx", "cpu" or "cuda") and pick its device (None, "cpu" or "gpu").
+    Raises BackendError.
     """
     if name == "auto":
         world = ranks.current()
@@ -188,10 +181,8 @@ def select(name: str = "auto", device: str | None = None) -> Backend:
     if reason := missing(name):
         raise BackendError(reason)
     try:
-        runtime, model, sampling = (
-            importlib.import_module(f"{PACKAGES[name]}.{file}")
-            for file in ("runtime", "model", "sampling")
-        )
+        files = [f"{PACKAGES[name]}.{file}" for file in ("runtime", "model", "sampling")]
+        runtime, model, sampling = map(importlib.import_module, files)
     except (ImportError, OSError) as error:
         raise BackendError(
             f"backend {name!r} is installed but does not import: {error}. "

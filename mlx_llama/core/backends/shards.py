@@ -29,28 +29,20 @@ HEAD_PROBES = ("query", "key", "value", "query_rope", "key_rope")
 
 @dataclass(frozen=True)
 class Share:
-    """One process's part of a model. checkpoint: with its tensors and sizes, and the vocabulary of
-    the whole.
+    """One process's part of a model."""
 
-    vocabulary: by process, the token ids whose rows of embedding and head it has, first and last +
-    1. summed: modules whose outputs are this process's summand.
-    """
-
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint  # its tensors and sizes, but the vocabulary of the whole
+    # token ids whose rows of embedding and head each process has, first and last + 1
     vocabulary: tuple[Span, ...]
-    summed: frozenset[str]
+    summed: frozenset[str]  # modules whose outputs are this process's summand
 
 
 class Ranks(Protocol):
-    """The processes of a run, of a backend's ranks.py. All make the same calls in the same order.
-
-    sent: bytes of arrays that were summed or gathered, as this process passed them; those of a
-    traced or captured step count once.
-    """
+    """The processes of a run, of a backend's ranks.py. All make the same calls in one order."""
 
     rank: int  # of this process
     size: int
-    sent: int
+    sent: int  # bytes summed or gathered by this process; a traced or captured step counts once
 
     # of all processes' x, of any shape, which it may overwrite
     def sum(self, x: Array) -> Array: ...
@@ -80,13 +72,11 @@ class ShareEmbedding(Embedding):
 
 
 class Vocabulary:
-    """The vocabulary over all processes. spans: the tokens of each, first and last + 1. first: this
-    process's first token.
-    """
+    """The vocabulary over all processes. spans: the tokens of each, first and last + 1."""
 
     def __init__(self, ranks: Ranks, spans: Sequence[Span]):
         self.ranks, self.spans = ranks, tuple(spans)
-        self.first = self.spans[ranks.rank][0]
+        self.first = self.spans[ranks.rank][0]  # token of this process
 
     def gather(self, logits: Array) -> Array:
         """Logits [..., V] of this process's [..., V']."""
@@ -153,11 +143,8 @@ def working_sizes(checkpoint: Checkpoint) -> list[int]:
     blocks = config.intermediate_size // _hidden_unit(checkpoint)
     unit = max((tensor.column_unit for tensor in _of(checkpoint, "out")), default=1)
     groups, heads = config.num_key_value_heads, config.num_attention_heads
-    return [
-        size
-        for size in range(1, groups + 1)
-        if groups % size == 0 and heads // size * config.head_dim % unit == 0 and size <= blocks
-    ]
+    sizes = [size for size in range(1, min(groups, blocks) + 1) if groups % size == 0]
+    return [size for size in sizes if heads // size * config.head_dim % unit == 0]
 
 
 def _check(checkpoint: Checkpoint, size: int) -> None:
@@ -186,31 +173,14 @@ def _check_layout(config: LlamaConfig, checkpoint: Checkpoint) -> None:
     for spec in config.layers:
         if len(spec.qkv) != 3 or len(spec.gate_up or ()) != 2 or not spec.down:
             raise BackendError(
-                f"{checkpoint.name}: layers with fused projections or experts are not split "
-                "over several "
-                "processes: start one"
+                f"{checkpoint.name}: layers with fused projections or experts are not split over "
+                "several processes: start one"
             )
-        known |= {
-            *spec.qkv,
-            *spec.gate_up,
-            spec.out,
-            spec.down,
-            *(
-                name
-                for name in (
-                    spec.attention_norm,
-                    spec.ffn_norm,
-                    spec.post_attention_norm,
-                    spec.post_ffn_norm,
-                )
-                if name
-            ),
-        }
-        known |= {
-            name
-            for name in (spec.query_norm, spec.key_norm)
-            if name and checkpoint.tensors[f"{name}.weight"].shape == (spec.head_dim,)
-        }
+        norms = spec.attention_norm, spec.ffn_norm, spec.post_attention_norm, spec.post_ffn_norm
+        known |= {*spec.qkv, *spec.gate_up, spec.out, spec.down, *filter(None, norms)}
+        for name in filter(None, (spec.query_norm, spec.key_norm)):
+            if checkpoint.tensors[f"{name}.weight"].shape == (spec.head_dim,):
+                known.add(name)
     unknown = next(
         (name for name in checkpoint.tensors if name.rpartition(".")[0] not in known), None
     )

@@ -63,17 +63,10 @@ class BaseWeights:
         """The modules' matrices as one, rows on rows, and their biases where they have any."""
         biases = [key for name in names if (key := f"{name}.bias") in self.tensors]
         with self._allocating():
-            layer = (
-                self.ops,
-                self._matrix(names),
-                self._vector(biases) if biases else None,
-                self._adapt(names),
-            )
-        return (
-            SummedLinear(*layer, ranks=self.ranks)
-            if self.share and names[0] in self.share.summed
-            else Linear(*layer)
-        )
+            matrix, bias = self._matrix(names), self._vector(biases) if biases else None
+            layer = self.ops, matrix, bias, self._adapt(names)
+        is_summed = self.share and names[0] in self.share.summed
+        return SummedLinear(*layer, ranks=self.ranks) if is_summed else Linear(*layer)
 
     def norm(self, name: str | None) -> RMSNorm | None:
         """The norm of that name; None for None."""

@@ -8,10 +8,7 @@ WEIGHT = 0.25  # of a new measurement in the running average
 
 
 class Chunks:
-    """Chooses the size of the next chunk by the measured speed of the model.
-
-    Only for models whose bits do not depend on chunks; answers of others would vary between runs.
-    """
+    """Chooses chunks by the measured speed of a model whose bits do not depend on them."""
 
     def __init__(self, maximum: int):
         self.maximum = maximum

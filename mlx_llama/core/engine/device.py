@@ -21,10 +21,7 @@ class Device:
         self.cache = cache
 
     def prefill(self, tokens: Sequence[int], row: int) -> None:
-        """Launch a chunk of a row's prompt.
-
-        A lazy device projects nothing to the vocabulary, an eager one a single position.
-        """
+        """Launch a chunk of a row's prompt. A lazy device projects nothing to the vocabulary."""
         self.model.forward(
             np.array([tokens], np.int32), self.cache.lengths[row], self.cache, rows=[row]
         )
@@ -95,8 +92,8 @@ class Device:
 
     def read(self, tokens: Array, writers: Sequence[Writer]) -> list[int]:
         """Wait for `tokens`, row by row: int32 [B, C] of as many writers, or [1, T] of one."""
-        is_one, backend = tokens.shape == (1, 1), self.backend
-        values = [backend.read(tokens)] if is_one else backend.read_all(tokens)
+        backend = self.backend
+        values = [backend.read(tokens)] if tokens.shape == (1, 1) else backend.read_all(tokens)
         nbytes = tokens.nbytes // len(writers)
         for writer in writers:
             writer.count_read(nbytes)

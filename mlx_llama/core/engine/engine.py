@@ -53,15 +53,13 @@ class Engine:
             options, constraint is not None or bool(request.hooks.processors)
         )
         completion = Completion(
-            prompt_tokens=len(request.prompt),
-            backend=self.backend.name,
-            device=self.backend.device_name,
-            dtype=self.backend.runtime.dtype_name(self.model.dtype),
-            seed=options.seed or 0,  # Defaults.resolve draws a missing seed
-            options=options.model_dump() | {"speculate": kind},
-            origins=dict(request.options.origins),
-            schema=None if request.rule else options.schema,
+            prompt_tokens=len(request.prompt), schema=None if request.rule else options.schema
         )
+        completion.backend, completion.device = self.backend.name, self.backend.device_name
+        completion.dtype = self.backend.runtime.dtype_name(self.model.dtype)
+        completion.seed = options.seed or 0  # Defaults.resolve draws a missing seed
+        completion.options = options.model_dump() | {"speculate": kind}
+        completion.origins = dict(request.options.origins)
         if request.prompt_logprobs is not None:
             completion.prompt_logprobs = [None]
         limit = min(options.max_tokens, self.context - len(request.prompt))
@@ -78,8 +76,15 @@ class Engine:
         tokens = list(request.prompt)  # the answer is appended
         lookup = PromptLookup(tokens) if kind == "prompt" else None
         speculation = Speculation(lookup, writer, self.model.verify_width, kind)
-        adapter = self.find_adapter(options)
-        return Sequence(request, tokens, limit, writer, speculation, constraint, adapter)
+        return Sequence(
+            request,
+            tokens,
+            limit,
+            writer,
+            speculation,
+            constraint,
+            adapter=self.find_adapter(options),
+        )
 
     def _constrain(self, request: Request) -> Constraint | ThoughtConstraint | None:
         rule = request.rule or Rule.of(request.options.options)

@@ -18,10 +18,8 @@ Call = tuple[Future, Callable[[], Any]]
 
 
 class Home:
-    """Runs calls one after the other in a dedicated thread.
-
-    MLX caches traces per thread, by the address of the traced function, which a later model's
-    function may reuse. Ending the thread with its model drops them.
+    """Runs calls one after the other in a thread, which ends with its model: MLX caches traces per
+    thread, by the address of the traced function, which a later one may reuse.
     """
 
     def __init__(self) -> None:

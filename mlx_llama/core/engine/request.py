@@ -79,9 +79,9 @@ class Sequence:
     speculation: Speculation
     # its state is that after `tokens`
     constraint: Constraint | ThoughtConstraint | None = None
-    adapter: int = 0  # number of the adapter that computes it, 0 for none
     sampling: Any = None  # SamplingBatch of this sequence alone
     number: int = 0  # order of submission
+    adapter: int = 0  # number of the adapter that computes it, 0 for none
     processed: int = 0  # tokens of the prompt whose chunk was launched, reused ones included
     told: int = 0  # `processed` at the last call of on_progress
     status: Status = Status.WAITING
@@ -97,12 +97,12 @@ class Sequence:
         return self.request.options.options
 
     @property
-    def prompt_length(self) -> int:
-        return len(self.request.prompt)
-
-    @property
     def is_running(self) -> bool:
         return self.status is Status.RUNNING
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.prompt)
 
     @property
     def is_constrained(self) -> bool:
@@ -129,22 +129,20 @@ class Sequence:
         return self.limit + len(self.request.prompt) - len(self.tokens)
 
     def take(self, token: int, now: float, logprobs: TokenLogprobs | None = None) -> bool:
-        """Append a generated token; False if the answer ends here. now: busy seconds (see Clock).
-
-        Raises NumericalError for -1, by which a step reports a logit that is NaN or infinite, or
-        that none is finite.
+        """Append a token read at busy second `now` (see Clock); False if the answer ends here.
+        Raises NumericalError for -1, by which a step reports logits that are not finite.
         """
         if token < 0:
             raise NumericalError(self._describe_numbers())
         with self.lock:
             if self.is_cancelled:
                 return False
+            is_last, seconds = False, self.request.decode_seconds
             if self.constraint:
                 self.constraint.accept(token)
+                is_last = self.constraint.is_finished
             self.tokens.append(token)
-            seconds = self.request.decode_seconds
             is_late = seconds is not None and self.writer.is_late(now, seconds)
-            is_last = self.constraint is not None and self.constraint.is_finished
             self.writer.push(token, now, is_last, logprobs, is_late)
         return not self.writer.is_finished
 

@@ -307,7 +307,7 @@ class Scheduler:
         """Append the tokens of a step, and those that a grammar forces after them."""
         now, width = self.clock.now(), len(sampled) // len(step.sequences)
         for row, sequence in enumerate(step.sequences):
-            if not sequence.is_running:  # it ended while the step ran
+            if sequence.status is not Status.RUNNING:  # it ended while the step ran
                 continue
             try:
                 if step.drafts:

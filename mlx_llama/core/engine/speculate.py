@@ -78,20 +78,18 @@ class PromptLookup:
     def draft(self, count: int, writer: Writer | None = None) -> list[int]:
         """Up to `count` tokens. The source continues in the draft, which repeats a phrase."""
         self._index()
-        grams = (tuple(self.tokens[-n:]) for n in range(MAX_NGRAM, MIN_NGRAM - 1, -1))
-        start = next((self._after[gram] for gram in grams if gram in self._after), None)
+        after, tokens = self._after, self.tokens
+        start = after.get(tuple(tokens[-MAX_NGRAM:])) or after.get(tuple(tokens[-MIN_NGRAM:]))
         drafts: list[int] = []
-        for source in () if start is None else range(start, start + count):
-            beyond = source - len(self.tokens)
-            drafts.append(self.tokens[source] if beyond < 0 else drafts[beyond])
+        for source in range(start, start + count) if start else ():
+            beyond = source - len(tokens)
+            drafts.append(tokens[source] if beyond < 0 else drafts[beyond])
         return drafts
 
 
 class ModelDrafts:
-    """Drafts of a smaller model for a row. The model has a separate cache with the same rows.
-
-    The draft model samples with the main model's noise, so it guesses well at a temperature too.
-    It prefills the prompt with the main model, chunk by chunk.
+    """Drafts of a smaller model for a row, in a cache of its own with the same rows. It samples
+    with the main model's noise, and prefills the prompt with it, chunk by chunk.
     """
 
     kind, max_drafts = "model", MAX_MODEL_DRAFTS
@@ -155,10 +153,8 @@ class ModelDrafts:
 
 
 class Pace:
-    """The number of tokens to draft, adapted to the acceptance so far; decides when to give up.
-
-    Doubles after drafts that were all correct. Otherwise it is one more than were correct, so that
-    wrong guesses stay cheap.
+    """The number of tokens to draft, and when to give up: twice as many after drafts that were all
+    correct, else one more than were, so that wrong guesses stay cheap.
     """
 
     def __init__(self, maximum: int):
@@ -241,10 +237,8 @@ class Speculation:
         self.drafter = None
 
     def accept(self, drafts: list[int], sampled: list[int]) -> list[int]:
-        """The prefix of `sampled` that continues the text.
-
-        sampled: the token after the text and after each of `drafts`. The first is part of the text;
-        each next one is if the draft before it equals the token sampled in its place.
+        """The prefix of `sampled`, the tokens after the text and after each of `drafts`, that
+        continues the text: each draft before it was the token sampled in its place.
         """
         if not drafts:
             return sampled
@@ -264,11 +258,7 @@ class Speculation:
 
 
 def compare_vocabularies(draft: Checkpoint, main: Checkpoint) -> str:
-    """The first difference between two vocabularies, "" for none.
-
-    Compares sizes and a sample of pieces. A missed difference only costs speed: the main model
-    verifies.
-    """
+    """The first difference between two vocabularies' sizes and a sample of pieces, "" for none."""
     sizes = [(model.tokenizer.vocab_size, model.config.vocab_size) for model in (draft, main)]
     if sizes[0] != sizes[1]:
         return "{} tokens in {} rows and not {} in {}".format(*sizes[0], *sizes[1])

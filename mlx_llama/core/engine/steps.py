@@ -103,7 +103,9 @@ class Steps:
         return Step(sequences, self.device.step(tokens, rows, sampling, writers, masks))
 
     def _compute_masks(self, sequences: list[Sequence]) -> np.ndarray:
-        """Allowed tokens of each sequence, int32 [B, ceil(V / 32)]. Raises OptionsError."""
+        """Allowed tokens of each sequence, int32 [B, ceil(V / 32)]. Raises OptionsError for a
+        grammar that is too complex.
+        """
         masks = np.full((len(sequences), -(-self.model.config.vocab_size // 32)), -1, np.int32)
         for row, sequence in enumerate(sequences):
             if sequence.constraint:

@@ -75,10 +75,7 @@ class Identity:
 def write_cache(
     path: str | os.PathLike, state: Mapping[str, np.ndarray], identity: Identity
 ) -> Path:
-    """Write the state of a row (Cache.state) atomically; returns the path.
-
-    Replaces a prompt cache, and no other file. Raises SessionError.
-    """
+    """Write the state of a row atomically, over a prompt cache only. Raises SessionError."""
     path = expand_path(path)
     if not state or not len(state["tokens"]):
         raise SessionError(f"{path}: there is nothing to save yet: generate an answer first")
@@ -107,11 +104,8 @@ def write_cache(
 
 
 def read_cache(path: str | os.PathLike, identity: Identity) -> dict[str, np.ndarray]:
-    """The state of a row, for Cache.restore: tokens int32 [n], keys and values float32 [layers, G,
-    n, D].
-
-    Raises SessionError for a file that is missing, damaged, foreign, of another version, model,
-    width or rope.
+    """The state of a row, for Cache.restore. Raises SessionError for a file that is missing,
+    damaged or foreign, or of another version, model, width or rope.
     """
     path = expand_path(path)
     metadata = _read_metadata(path, must_be_read=True)

@@ -113,10 +113,7 @@ class Constraint:
         return bits
 
     def accept(self, token: int) -> None:
-        """Advance by a token that `mask` allowed.
-
-        Raises OptionsError as `mask`, and ValueError for a token that is not allowed.
-        """
+        """Advance by a token. Raises ValueError unless `mask` allowed it, and as `mask`."""
         if not self._matcher.consume_token(token):
             if "satisfy the grammar" in self._matcher.get_error():
                 raise ValueError(

@@ -28,10 +28,8 @@ class Hooks:
     def process(
         self, tokens: list[int], logits: npt.NDArray[np.float32]
     ) -> npt.NDArray[np.float32]:
-        """Apply the processors in order. logits: [1, V], which they may change in place; -inf
-        forbids a token.
-
-        Raises OptionsError for a result of another shape.
+        """Apply the processors to logits [1, V], which they may change in place; -inf forbids a
+        token. Raises OptionsError for a result of another shape.
         """
         known, shape = np.array(tokens, np.int32), logits.shape
         for processor in self.processors:
@@ -48,10 +46,7 @@ NAMES = ("logits_processor", "on_progress")
 
 
 def split_hooks(options: Mapping[str, Any]) -> tuple[dict[str, Any], Hooks]:
-    """Options without hooks, and the hooks. logits_processor: a function or several.
-
-    Raises OptionsError for a value that is no function, and for a misspelled hook.
-    """
+    """Options without hooks, and the hooks. Raises OptionsError for bad or misspelled ones."""
     for name in options:
         if name not in NAMES and (near := difflib.get_close_matches(name, NAMES, 1, 0.8)):
             raise OptionsError(f"there is no option {name!r} (did you mean {near[0]!r}?)")
@@ -64,6 +59,5 @@ def split_hooks(options: Mapping[str, Any]) -> tuple[dict[str, Any], Hooks]:
         )
     if on_progress is not None and not callable(on_progress):
         raise OptionsError(f"on_progress: {on_progress!r:.60} is not a function of two numbers")
-    return {name: value for name, value in options.items() if name not in NAMES}, Hooks(
-        tuple(processors), on_progress
-    )
+    rest = {name: value for name, value in options.items() if name not in NAMES}
+    return rest, Hooks(tuple(processors), on_progress)

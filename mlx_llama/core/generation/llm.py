@@ -77,17 +77,9 @@ class LLM:
         self.model = model
         self.template = template
         self.tokenizer = checkpoint.tokenizer
-        self.loop = Loop(
-            backend,
-            model,
-            self.tokenizer,
-            checkpoint.eos_token_ids,
-            context,
-            draft=draft,
-            cache_memory=cache_memory,
-            max_rows=max_rows,
-            home=home,
-        )
+        limits: Any = {"cache_memory": cache_memory, "max_rows": max_rows, "home": home}
+        eos = checkpoint.eos_token_ids
+        self.loop = Loop(backend, model, self.tokenizer, eos, context, draft=draft, **limits)
         self._home = home
         if home:
             weakref.finalize(self, home.close)
@@ -304,9 +296,8 @@ class LLM:
     @functools.cached_property
     def defaults(self) -> Defaults:
         """The checkpoint's options. Raises OptionsError."""
-        return Defaults(
-            self.checkpoint.generation_config, str(self.checkpoint.path / "generation_config.json")
-        )
+        path = self.checkpoint.path / "generation_config.json"
+        return Defaults(self.checkpoint.generation_config, str(path))
 
     def _resolve(self, options: abc.Mapping[str, Any]) -> tuple[Resolved, Hooks]:
         rest, hooks = split_hooks(options)
@@ -328,8 +319,8 @@ class LLM:
         )
 
     def save_cache(self, path: str | os.PathLike) -> None:
-        """Write tokens, keys and values of the latest answer and its prompt, for another process;
-        where adapters were loaded, of the first adapter's answers. Raises SessionError.
+        """Write tokens, keys and values of the latest prompt and answer (of the first adapter), for
+        another process. Raises SessionError.
         """
         adapter = self.engine.default_adapter
         write_cache(path, self.loop.export(None, adapter), self.identify_cache(adapter))
@@ -348,13 +339,8 @@ class LLM:
 
     def identify_cache(self, adapter: int = 0) -> Identity:
         """The model, width and adapter (number, 0: none) that a prompt cache file must match."""
-        return Identity.of(
-            self.checkpoint,
-            self.backend.runtime.dtype_name(self.model.dtype),
-            self.model.cache_bits,
-            self.engine.context,
-            adapter,
-        )
+        dtype, bits = self.backend.runtime.dtype_name(self.model.dtype), self.model.cache_bits
+        return Identity.of(self.checkpoint, dtype, bits, self.engine.context, adapter)
 
     def chat(
         self,
@@ -441,13 +427,10 @@ class LLM:
             return self.tokenizer.encode(prompt, add_bos=True)
         items: Any = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
         if not isinstance(items, (list, tuple)) or len(items) == 0:
-            raise ContextError(
-                f"a prompt is a text, messages or token ids, not "
-                f"{'nothing' if items == [] or items == () else type(items).__name__}"
-            )
-        if all(
-            isinstance(token, (int, np.integer)) and not isinstance(token, bool) for token in items
-        ):
+            kind = "nothing" if items == [] or items == () else type(items).__name__
+            raise ContextError(f"a prompt is a text, messages or token ids, not {kind}")
+        kinds = {type(item) for item in items}
+        if all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds):
             return [int(token) for token in items]
         return encode_messages(
             self.tokenizer, self.require_template(), items, check_count=check_count, **variables
@@ -471,19 +454,11 @@ def with_fields_of(
 
     result = inspect.signature(function, eval_str=True).return_annotation
     call.__signature__ = inspect.signature(table, eval_str=True).replace(return_annotation=result)  # type: ignore[attr-defined]
-    described = [
-        f"{name}: {option.metadata['help']}"
-        + (
-            f". One of {', '.join(map(repr, choices))}"
-            if (choices := option.metadata["choices"])
-            else ""
-        )
-        for name, option in TABLE.items()
-    ]
-    fill = functools.partial(
-        textwrap.fill, width=120, initial_indent="    ", subsequent_indent="        "
-    )
-    call.__doc__ = "\n".join([function.__doc__ or "", *map(fill, described), ""])
+    lines, fill = [function.__doc__ or ""], textwrap.TextWrapper(120, "    ", "        ").fill
+    for name, option in TABLE.items():
+        choices = ", ".join(map(repr, option.metadata["choices"]))
+        lines.append(fill(f"{name}: {option.metadata['help']}{choices and f'. One of {choices}'}"))
+    call.__doc__ = "\n".join([*lines, ""])
     return call
 
 
@@ -505,11 +480,9 @@ def load_model(options: LoadOptions) -> LLM:
     assert not isinstance(options.cache_memory, str) and options.max_rows is not None
     checkpoint = open_checkpoint(options.model, options.revision, options.adapters)
     context = context_size(checkpoint, options.ctx_size)
-    template = (
-        load_builtin_template(options.template, checkpoint.tokenizer)
-        if options.template
-        else checkpoint.template
-    )
+    template = checkpoint.template
+    if options.template:
+        template = load_builtin_template(options.template, checkpoint.tokenizer)
     smaller = None if options.draft_model is None else open_checkpoint(options.draft_model)
     if smaller and (difference := compare_vocabularies(smaller, checkpoint)):
         raise OptionsError(
@@ -522,24 +495,14 @@ def load_model(options: LoadOptions) -> LLM:
         with progress.show_bytes("loading") if report is None else progress.reported(report):
             loaded = backend.build(checkpoint, options)
             # Drafts are verified, so they need no invariance.
-            return loaded, backend.build(
-                smaller, replace(options, batch_invariant=False)
-            ) if smaller else None
+            variant = replace(options, batch_invariant=False)
+            return loaded, backend.build(smaller, variant) if smaller else None
 
     home = Home() if backend.runtime.HAS_ONE_THREAD else None
     try:
         loaded, draft = home.call_until_interrupt(load_both) if home else load_both()
-        return LLM(
-            checkpoint,
-            backend,
-            loaded,
-            template,
-            context,
-            draft,
-            options.cache_memory,
-            options.max_rows,
-            home,
-        )
+        limits = options.cache_memory, options.max_rows
+        return LLM(checkpoint, backend, loaded, template, context, draft, *limits, home)
     except BaseException:
         if home:
             home.close()
@@ -577,7 +540,6 @@ def context_size(checkpoint: Checkpoint, ctx_size: int | str | None) -> int:
     maximum = rope.max_context(checkpoint.config)
     context = int(ctx_size) if re.fullmatch(r"\d{1,12}", str(ctx_size)) else 0
     if not 1 <= context <= maximum:
-        raise ContextError(
-            f"`ctx_size` {ctx_size}: {checkpoint.name} takes 1 to {maximum} positions"
-        )
+        text = f"{checkpoint.name} takes 1 to {maximum} positions"
+        raise ContextError(f"`ctx_size` {ctx_size}: {text}")
     return context

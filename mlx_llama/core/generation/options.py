@@ -287,8 +287,8 @@ class GenerationOptions(_StructureOptions):
 
 
 # In the order of the help: constraints of the answer last, though their class comes first.
-_FIRST = _StructureOptions.model_fields
-FIELDS = {n: f for n, f in GenerationOptions.model_fields.items() if n not in _FIRST} | _FIRST
+_LAST, _ALL = _StructureOptions.model_fields, GenerationOptions.model_fields
+FIELDS = {name: field for name, field in _ALL.items() if name not in _LAST} | _LAST
 
 
 # Names of options, including those of other tools -> names in the table.

@@ -52,9 +52,7 @@ class Kind(NamedTuple):
 
     @property
     def needs_best(self) -> bool:
-        """True if the best score of each share of the vocabulary decides: rows are greedy or
-        plainly sampled. Filters, penalties, biases, grammars and log-probabilities need all logits.
-        """
+        """True if each share's best score decides: all rows are greedy or plainly sampled."""
         return self == Kind(self.is_random)
 
 
@@ -91,7 +89,12 @@ class RowNumbers(NamedTuple):
 
 
 class BatchOptions:
-    """Logits to tokens, by each row's own options; base of the backends' SamplingBatch."""
+    """Logits to tokens, each row by its own options, as it would be alone; base of the backends'
+    SamplingBatch.
+
+    The order is transformers': bias and penalties, temperature, top-k, top-p, min-p; then argmax of
+    the logits plus noise (rng.py), which draws from their softmax. All in float32.
+    """
 
     def __init__(self, options: Sequence[GenerationOptions], device: Any = None):
         self.options, self.device = tuple(options), device
@@ -115,10 +118,10 @@ class BatchOptions:
         recent: Array | None = None,
         masks: Masks | None = None,
     ) -> Array:
-        """Sample a token for each row, int32 [B, 1]; with log-probabilities int32 [B, 2 + 2
-        logprobs]. -1 is in place of a token whose score is NaN or infinite.
+        """The next tokens, int32 [B, 1]; with log-probabilities int32 [B, 2 + 2 logprobs]. -1 is in
+        place of a token whose score is NaN or infinite.
 
-        logits: float32 [B, V]; positions: of the new tokens; recent: int32 [B, window], padded with
+        logits: [B, V]; positions: of the new tokens; recent: int32 [B, window or more], padded with
         -1 in front; masks: gives the tokens that grammars allow.
         """
         raise NotImplementedError

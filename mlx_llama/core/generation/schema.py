@@ -27,10 +27,8 @@ class Schema:
 
     @classmethod
     def of(cls, value: Any, is_lenient: bool = False) -> Schema:
-        """Build from a dict, a boolean, JSON text, a Schema, or a type: a pydantic model,
-        dataclass, TypedDict, list[int].
-
-        Raises ValueError with a clause that completes "it must be".
+        """Build from a dict, a boolean, JSON text, a Schema or a type that pydantic knows. Raises
+        ValueError with a clause that completes "it must be".
         """
         if isinstance(value, Schema):
             return value
@@ -47,10 +45,7 @@ class Schema:
         return cls(_dump(_schema_of(value)), value, is_lenient=True)
 
     def parse(self, text: str) -> Any:
-        """Parse an answer: an instance of `kind` if there is one, else the JSON value.
-
-        Raises ValueError (pydantic's ValidationError is one) for a text that does not fit.
-        """
+        """The answer as an instance of `kind`, else its JSON value. Raises ValueError."""
         return json.loads(text) if self.kind is None else _adapter(self.kind).validate_json(text)
 
     def as_dict(self) -> dict[str, Any]:

@@ -66,11 +66,8 @@ class Stream:
     @property
     def progress(self) -> tuple[int, int]:
         """Tokens of the prompt computed so far, and all of them; (0, 0) with tools."""
-        return (
-            (self._handle.processed, self.completion.prompt_tokens)
-            if isinstance(self._handle, Handle)
-            else (0, 0)
-        )
+        handle, total = self._handle, self.completion.prompt_tokens
+        return (handle.processed, total) if isinstance(handle, Handle) else (0, 0)
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -249,13 +246,9 @@ class Session:
             self._settle()
             if text is None and not self.messages:
                 raise SessionError("there is no answer to generate again: ask something first")
-            question = self.last_question
-            return self._ask(
-                self.messages[: _find_turns(self.messages)[-1]],
-                question if text is None else text,
-                resolved,
-                hooks,
-            )
+            question = self.last_question  # raises without one
+            before = self.messages[: _find_turns(self.messages)[-1]]
+            return self._ask(before, question if text is None else text, resolved, hooks)
 
     @property
     def last_question(self) -> str:
@@ -392,11 +385,8 @@ class Session:
             answer = ToolLoop(ask, asked, self.toolbox.offered, self.rounds)
         else:
             answer = prepare(asked, self.toolbox, notices)
-        self.is_repeating = (
-            not begun
-            and self._asked is not None
-            and _is_same(self._asked, (prompt.tokens, resolved.options))
-        )
+        conditions, before = (prompt.tokens, resolved.options), self._asked
+        self.is_repeating = not begun and before is not None and _is_same(before, conditions)
         turn = self._turn
         self._open = Stream(answer, lambda: self._begin(turn), end)
         return self._open
@@ -436,15 +426,10 @@ class Session:
                 answer = [*begun, *map(int, completion.tokens)]
                 self._answer = added[-1]["content"], answer, completion.finish_reason
                 # An answer that was stopped, or went on, is not what its prompt and options give.
-                self._asked = (
-                    None
-                    if begun or completion.finish_reason in ("interrupted", "error")
-                    else conditions
-                )
-            self.last, self._text = (
-                completion,
-                [*conditions[0], *begun, *map(int, completion.tokens)],
-            )
+                is_cut = completion.finish_reason in ("interrupted", "error")
+                self._asked = None if begun or is_cut else conditions
+            self.last = completion
+            self._text = [*conditions[0], *begun, *map(int, completion.tokens)]
 
     def _settle(self) -> None:
         """End an unfinished answer and invalidate streams that were not begun."""
@@ -471,20 +456,11 @@ class Session:
         """
         if cache:
             assert self.identify_cache is not None
-            write_cache(
-                cache_path(path),
-                self.loop.export(self._text, self.adapter),
-                self.identify_cache(self.adapter),
-            )
+            state = self.loop.export(self._text, self.adapter)
+            write_cache(cache_path(path), state, self.identify_cache(self.adapter))
         options = json.loads(validate(self.options).model_dump_json(include=set(self.options)))
-        write_session(
-            expand_path(path),
-            model=self.model,
-            system=self.system,
-            options=options,
-            messages=self.messages,
-            dropped=self.dropped,
-        )
+        fields = {name: getattr(self, name) for name in ("model", "system", "messages", "dropped")}
+        write_session(expand_path(path), options=options, **fields)
 
     def load(self, path: str | os.PathLike) -> list[str]:
         """Continue a saved conversation, from its keys and values if they were saved; returns
@@ -506,11 +482,9 @@ class Session:
             )
         with self._lock:
             self._settle()
-            self.messages, self.dropped = (
-                [message.model_dump() for message in saved.messages],
-                saved.dropped,
-            )
-            self.system, self.options, self.last = saved.system, saved.options, None
+            self.messages = [message.model_dump() for message in saved.messages]
+            self.dropped, self.last = saved.dropped, None
+            self.system, self.options = saved.system, saved.options
         if self.identify_cache and os.path.lexists(cache_path(path)):
             try:
                 state = read_cache(cache_path(path), self.identify_cache(self.adapter))

@@ -36,9 +36,7 @@ def cache_folder() -> Path | None:
 
 def size_limit() -> int:
     """Limit of the folder in bytes: MLX_LLAMA_CACHE_SIZE, else a quarter of its size plus the
-    disk's free space.
-
-    Raises OptionsError for a malformed variable.
+    disk's free space. Raises OptionsError.
     """
     if setting := os.environ.get(SIZE):
         if (size := parse_size(setting)) is None:
@@ -95,11 +93,11 @@ def make_room(nbytes: int, suffix: str) -> bool:
 
 def clear() -> int:
     """Remove all files that this package wrote; returns their bytes."""
-    return sum(
-        size
-        for path, _, size in files()
-        if (path.suffix in (".o", ".panels") or path.name.startswith(PARTIAL)) and remove(path)
-    )
+    nbytes = 0
+    for path, _, size in files():
+        if path.suffix in (".o", ".panels") or path.name.startswith(PARTIAL):
+            nbytes += size * remove(path)
+    return nbytes
 
 
 def remove(path: Path) -> bool:

@@ -9,15 +9,13 @@ import shutil
 import subprocess
 import time
 from functools import cached_property
+from typing import Any
 
 SMI_SECONDS = 0.8  # limit for nvidia-smi, which takes several seconds without its daemon
 
 
 def has_gpu_driver() -> bool:
-    """True if NVIDIA's driver is installed.
-
-    AMD's GPUs, which torch also calls cuda, are untested and need `backend='cuda'`.
-    """
+    """True if NVIDIA's driver is installed; AMD's GPUs are untested and need `backend='cuda'`."""
     if os.name == "nt":
         return os.path.exists(os.path.expandvars(r"%SystemRoot%\System32\nvcuda.dll"))
     # NVIDIA, NVIDIA inside WSL, NVIDIA Jetson
@@ -35,19 +33,11 @@ class Gpus:
         tool = shutil.which("nvidia-smi") if self.driver and not self._hidden else None
         if tool:
             which = ["-i", visible.split(",")[0].strip()] if visible else []
-            query = [
-                tool,
-                *which,
-                "--query-gpu=name,memory.free,compute_cap",
-                "--format=csv,noheader,nounits",
-            ]
+            query = ["--query-gpu=name,memory.free,compute_cap", "--format=csv,noheader,nounits"]
+            pipes: Any = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             with contextlib.suppress(OSError):
                 self._process = subprocess.Popen(
-                    query,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    text=True,
+                    [tool, *which, *query], stdout=subprocess.PIPE, text=True, **pipes
                 )
 
     @cached_property
@@ -63,11 +53,9 @@ class Gpus:
             self._process.stdout.close()
             return None
         row = re.match(r"(.+), *(\d+), *(\d+\.\d+)\s*$", answer.split("\n")[0])
-        return (
-            (row[1], int(row[2]) << 20, float(row[3]))
-            if row and self._process.returncode == 0
-            else None
-        )
+        if row is None or self._process.returncode:
+            return None
+        return row[1], int(row[2]) << 20, float(row[3])
 
     @property
     def seen(self) -> bool | None:
@@ -79,8 +67,5 @@ class Gpus:
     @property
     def absence(self) -> str:
         """The reason why CUDA finds no GPU."""
-        return (
-            "CUDA_VISIBLE_DEVICES hides the GPUs"
-            if self._hidden and self.driver
-            else "no GPU driver is installed"
-        )
+        is_hidden = self._hidden and self.driver
+        return "CUDA_VISIBLE_DEVICES hides the GPUs" if is_hidden else "no GPU driver is installed"

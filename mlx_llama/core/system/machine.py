@@ -43,9 +43,7 @@ def peak_memory() -> int:
 
 def free_memory() -> int | None:
     """Bytes that can be allocated without swapping, within a container's limit; on a Mac, all of
-    its memory.
-
-    None if unknown.
+    its memory. None if unknown.
     """
     import psutil
 
@@ -66,10 +64,7 @@ def free_memory() -> int | None:
 
 
 def release_pages(mapped: mmap.mmap, offset: int, nbytes: int) -> None:
-    """Let the system evict part of a mapped file, which is read again when touched.
-
-    Pages that hold bytes outside of that part stay. Does nothing on Windows, which has no madvise.
-    """
+    """Let the system evict the whole pages of a part of a mapped file. Nothing on Windows."""
     if not hasattr(mmap, "MADV_DONTNEED"):
         return
     first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -79,10 +74,8 @@ def release_pages(mapped: mmap.mmap, offset: int, nbytes: int) -> None:
 
 
 def read_pages(mapped: mmap.mmap, offset: int, nbytes: int) -> bool:
-    """Read part of a mapped file into memory; False if the file has been truncated. Does nothing
-    except on Linux.
-
-    Touching pages beyond the end of a file would kill the process.
+    """Read part of a mapped file into memory, on Linux; False if the file has been truncated, where
+    touching its pages would kill the process.
     """
     if sys.platform != "linux":
         return True
@@ -112,13 +105,8 @@ def map_file(file: BinaryIO) -> FileMap:
     """Map an open file. Raises OSError, ValueError if it is empty."""
     mapped = FileMap(file.fileno(), 0, access=mmap.ACCESS_READ)
     status = os.fstat(file.fileno())
-    mapped.stamp = (
-        status.st_dev,
-        status.st_ino,
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-    )
+    mapped.stamp = status.st_dev, status.st_ino, status.st_size
+    mapped.stamp += status.st_mtime_ns, status.st_ctime_ns
     return mapped
 
 

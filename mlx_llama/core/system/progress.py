@@ -55,12 +55,9 @@ def meter(total: int) -> Callable[[int], None]:
 
 def moves_cursor(stream: TextIO | None) -> bool:
     """True for a terminal that can redraw a line, unlike TERM=dumb and a notebook's !command."""
-    return (
-        stream is not None
-        and stream.isatty()
-        and os.environ.get("TERM") != "dumb"
-        and "JPY_PARENT_PID" not in os.environ
-    )
+    env = os.environ
+    is_capable = env.get("TERM") != "dumb" and "JPY_PARENT_PID" not in env
+    return is_capable and stream is not None and stream.isatty()
 
 
 def in_notebook() -> bool:
@@ -82,10 +79,8 @@ class NotebookBar:
         if time.monotonic() < self._due and not (self._shown and done == total):
             return
         self._due = time.monotonic() + 0.1
-        self._draw(
-            f'{html.escape(self.label)} <progress value="{done}" max="{total}"></progress> '
-            f"{done / max(1, total):.0%}"
-        )
+        bar = f'<progress value="{done}" max="{total}"></progress>'
+        self._draw(f"{html.escape(self.label)} {bar} {done / max(1, total):.0%}")
 
     def close(self) -> None:
         """Remove the bar."""
@@ -128,21 +123,22 @@ def show_count(label: str, total: int) -> Iterator[Callable[[int], None]]:
     if not moves_cursor(sys.stderr):
         yield lambda done: None
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import MofNCompleteColumn
 
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as display:
+    with draw(label, total, MofNCompleteColumn()) as show:
+        yield show
+
+
+@contextmanager
+def draw(
+    label: str, total: int, count: Any, auto_refresh: bool = True
+) -> Iterator[Callable[[int], None]]:
+    """Draw a bar on a terminal's stderr. count: rich's column of what is done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    text = TextColumn("{task.description}", markup=False)
+    columns, console = (text, BarColumn(), count, TimeRemainingColumn()), Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, auto_refresh=auto_refresh) as display:
         task = display.add_task(label, total=total)
-        yield lambda done: display.update(task, completed=done)
+        yield lambda done: display.update(task, completed=done, refresh=not auto_refresh)
