@@ -479,8 +479,8 @@ FAULTS = [
     Fault(
         "text",
         "mlx_llama/core/text/template.py",
-        'TOOLS = ("tools", "xml_tools")',
-        'TOOLS = ("tools",)',
+        'TOOLS = ("tools", "xml_tools", ',
+        'TOOLS = ("tools", ',
         "SmolLM3: control tokens in a tool's description stay control tokens",
     ),
     Fault(

@@ -16,7 +16,7 @@ from mlx_llama.core.engine.request import Handle, Request
 from mlx_llama.core.errors import ContextError, OptionsError, SessionError, plain
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
 from mlx_llama.core.text.tokenizer import Tokenizer
-from mlx_llama.core.text.tools import ToolParser, find_format
+from mlx_llama.core.text.tools import ToolParser
 
 from .cache_file import Identity, cache_path, read_cache, write_cache
 from .completion import Completion
@@ -156,8 +156,6 @@ class Session:
         self.is_repeating = False
         self.resolve()  # report bad options now, not at the first question
         toolbox.check_functions()
-        if toolbox.offered:
-            find_format(template.source, self.tokenizer)
 
     @property
     def engine(self) -> Engine:

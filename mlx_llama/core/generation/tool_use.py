@@ -109,8 +109,7 @@ def encode_with_tools(
     schema: of an answer without calls, where tools are offered; without tools the options enforce
     it.
 
-    Raises OptionsError for a template whose format of calls is not supported, and TemplateError and
-    TokenizerError as `encode_messages`.
+    Raises TemplateError and TokenizerError as `encode_messages`.
     """
     if not box.offered and not mentions_tools(messages):
         return ToolPrompt(
