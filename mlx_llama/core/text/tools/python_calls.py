@@ -54,6 +54,7 @@ def _read_argument(text: CallText, name: str, code: str) -> dict[str, Any]:
     try:
         values = json.loads(code)
         if isinstance(values, dict) and values and set(values) <= {*names, "code"}:
+            write_arguments(values)  # raises for NaN
             return values
     except (ValueError, RecursionError):
         pass
