@@ -18,7 +18,7 @@ from mlx_llama.core.errors import ContextError, OptionsError, SessionError, plai
 from mlx_llama.core.text.template import ChatTemplate, encode_messages
 from mlx_llama.core.text.thoughts import Thought, find_thoughts
 from mlx_llama.core.text.tokenizer import Tokenizer
-from mlx_llama.core.text.tools import ToolParser, find_format
+from mlx_llama.core.text.tools import ToolParser
 
 from .cache_file import Identity, cache_path, read_cache, write_cache
 from .completion import Completion
@@ -173,8 +173,6 @@ class Session:
         self.is_repeating = False
         self.resolve()  # report bad options now, not at the first question
         toolbox.check_functions()
-        if toolbox.offered:
-            find_format(template.source, self.tokenizer)
 
     @property
     def engine(self) -> Engine:

@@ -112,8 +112,7 @@ def encode_with_tools(
     options: their schema is that of an answer without calls, where tools are offered; without tools
     the options enforce it. Their thoughts are switched in the template.
 
-    Raises OptionsError for a template whose format of calls is not supported, and TemplateError and
-    TokenizerError as `encode_messages`.
+    Raises TemplateError and TokenizerError as `encode_messages`.
     """
     variables = set_switches(template.source, options, variables)
     prompt = _encode(tokenizer, template, messages, box, options.schema, check_count, variables)

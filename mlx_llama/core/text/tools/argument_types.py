@@ -23,15 +23,25 @@ _TYPES = {
 }
 
 
+def follow(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema that references lead to; empty for `true` and broken ones. root: has the
+    definitions.
+    """
+    for _ in range(_DEPTH):
+        if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
+            break
+        target: Any = root
+        for part in schema["$ref"].removeprefix("#").split("/")[1:]:
+            target = target.get(part) if isinstance(target, Mapping) else None
+        schema = target
+    return schema if isinstance(schema, Mapping) else {}
+
+
 def resolve_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
     """JSON types that a schema allows; none for any. root: has the definitions."""
-    if not isinstance(schema, Mapping) or depth > _DEPTH:
+    if depth > _DEPTH:
         return frozenset()
-    if isinstance(reference := schema.get("$ref"), str):
-        target: Any = root
-        for part in reference.removeprefix("#").split("/")[1:]:
-            target = target.get(part) if isinstance(target, Mapping) else None
-        return resolve_types(target, root, depth + 1)
+    schema = follow(schema, root)
     if kinds := schema.get("type"):
         return frozenset([kinds] if isinstance(kinds, str) else kinds)
     values = [schema["const"]] if "const" in schema else schema.get("enum")

@@ -88,8 +88,7 @@ class ToolParser(CallText):
             calls = self.calls[self._first :]
             if calls and (self.is_over or not calls[-1].is_complete):
                 self.taken = ""  # of a call that was cut, or of the next one in a list
-            if self.is_over and not self.taken:
-                self.rest = ""
+                self.rest = "" if self.is_over else self.rest
         self.emit(self.taken)
         self._reader, self.taken = None, ""
         return True

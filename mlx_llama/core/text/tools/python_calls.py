@@ -53,7 +53,8 @@ def _read_argument(text: CallText, name: str, code: str) -> dict[str, Any]:
     names = list(text.tools[name].parameters.get("properties", {}))
     try:
         values = json.loads(code)
-        if isinstance(values, dict) and values and set(values) <= set(names):
+        if isinstance(values, dict) and values and set(values) <= {*names, "code"}:
+            write_arguments(values)  # raises for NaN
             return values
     except (ValueError, RecursionError):
         pass

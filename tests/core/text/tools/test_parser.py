@@ -135,6 +135,7 @@ CASES = [
         [("f", {"a": 1}), ("g", {})],
     ),
     (FUNCTIONARY_31, '<|python_tag|>{"code": "x = 1"}', "", [("python", {"code": "x = 1"})]),
+    (FUNCTIONARY_31, '<|python_tag|>{"code": NaN}', "", [("python", {"code": '{"code": NaN}'})]),
     (FUNCTIONARY_31, "<|python_tag|>f(a=1)", "", [("f", {"a": 1})]),
     (FUNCTIONARY_31, "<function=f> no call", "<function=f> no call", []),
     (FUNCTIONARY_32, "all\nHello,\n>>> x", "Hello,\n>>> x", []),

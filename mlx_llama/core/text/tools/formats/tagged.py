@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from mlx_llama.core.text.tools.argument_types import resolve_types, write_value
+from mlx_llama.core.text.tools.argument_types import follow, resolve_types, write_value
 from mlx_llama.core.text.tools.calls import CallText, NoCall
 from mlx_llama.core.text.tools.describe import Tool
 
@@ -107,21 +107,21 @@ class Tagged(ToolFormat):
         ]
         for number, tool in enumerate(tools):
             parts = [quote(self.call[0] + tool.name + self.call[1])]
+            required = tool.parameters.get("required") or ()
             for at, (key, schema) in enumerate(_properties(tool).items()):
                 value = f"value_{number}_{at}"
                 rule, end = self._spell_value(schema, tool.parameters)
                 rules.append(f"{value}: {rule}")
                 part = f"{quote(key.join(self.key))} {value} {quote(end)}"
-                parts.append(part if key in tool.parameters.get("required", ()) else f"({part})?")
+                parts.append(part if key in required else f"({part})?")
             rules.append(" ".join([f"call_{number}:", *parts, quote(self.call[2])]))
         return rules
 
     def _spell_value(self, schema: Any, root: dict[str, Any]) -> tuple[str, str]:
         """The rule of a value, and the text behind it. Strings are free, but for their choices."""
-        types = resolve_types(schema, root)
+        schema, types = follow(schema, root), resolve_types(schema, root)
         if "string" not in types:
             definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-            schema = schema if isinstance(schema, dict) else {}
             rule = {**definitions, **schema, "x-guidance": JSON_OPTIONS}
             return f"%json {json.dumps(rule)}", self.end
         choices = [schema["const"]] if "const" in schema else schema.get("enum", ())
