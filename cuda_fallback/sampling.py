@@ -21,6 +21,7 @@ from .kernels.draw import (
     Values,
     choose,
     count_words,
+    exclude_top,
     gumbel,
     gumbel_table,
     mask,
@@ -61,12 +62,10 @@ class SamplingBatch(BatchOptions):
 
         Returns the tokens, int32 [B, 1]; with log-probabilities int32 [B, 2 + 2 logprobs].
         """
-        allowed = (
-            logits.float()
-            if masks is None
-            else mask(logits.float(), runtime._sent(masks(), self.device))
-        )
-        tokens = choose(self.score(allowed, positions, recent))
+        allowed, dry = logits.float(), None
+        if masks is not None:
+            allowed, dry = mask(allowed, runtime._sent(masks(), self.device))
+        tokens = choose(self.score(allowed, positions, recent, dry=dry))
         return tokens if self.logprobs is None else pack_logprobs(tokens, logits, self.logprobs)
 
     def rate(self, logits: torch.Tensor, tokens: np.ndarray, count: int) -> torch.Tensor:
@@ -78,11 +77,12 @@ class SamplingBatch(BatchOptions):
         positions: Sequence[int],
         recent: torch.Tensor | None,
         first: int = 0,
+        dry: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`processed` logits float32 [B, V] of the tokens from `first` on, with noise where a row
         has a temperature.
         """
-        scores = self.processed(logits, recent)
+        scores = process(self.kind, self._on_device(), logits, recent, dry)
         if not self.kind.is_random:
             return scores
         ids = first, first + scores.shape[1]
@@ -92,11 +92,14 @@ class SamplingBatch(BatchOptions):
                 torch.arange(*ids, dtype=torch.int32, device=self.device),
             )
         positions = np.array([to_signed(int(position)) for position in positions], np.int32)
+        sent = runtime._sent(positions, self.device)[:, None]
         values = self._on_device()
+        if self.kind.has_xtc:
+            scores = exclude_top(values, scores, sent)
         seeds = tuple(values.integer(field).int() for field in (SEED_LOW, SEED_HIGH))
         noise = gumbel(
             seeds,
-            runtime._sent(positions, self.device)[:, None],
+            sent,
             gumbel_table(self.device),
             self._indices,
         )

@@ -143,6 +143,10 @@ class OptionFields(Dialect, _TableFields):
                 values[name] = off
         if _is_number(values.get("top_p")) and values["top_p"] == 0:
             values["top_p"] = 1e-6  # the likeliest token
+        if _is_number(base := values.get("dry_base")) and base < 1:
+            del values["dry_base"]  # as llama-server does
+        if isinstance(breakers := values.get("dry_sequence_breakers"), list):
+            values["dry_sequence_breakers"] = [text for text in breakers if text != ""]
         if _is_number(temperature := values.get("temperature")) and 0 < temperature < 1e-4:
             values["temperature"] = 0
         seed = values.get("seed")
@@ -176,7 +180,7 @@ class OptionFields(Dialect, _TableFields):
             else value
         )
 
-    @field_validator("stop", "stop_token_ids", mode="before")
+    @field_validator("stop", "stop_token_ids", "dry_sequence_breakers", mode="before")
     @classmethod
     def _make_tuple(cls, value, info):
         if isinstance(value, str) and info.field_name == "stop":

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 Array = Any
 
 # Computes the tokens that grammars allow, int32 [B, ceil(V / 32)] on the host; bit i % 32 of word i
-# // 32 is token i's. A row without a grammar has all bits set. Call it once, after the forward is
-# on its way: the host works while the device does.
+# // 32 is token i's. A row without a grammar has all bits set. If any row has DRY, V columns
+# follow, the bits of float32 penalties that come after the others. Call it once, after the forward
+# is on its way: the host works while the device does.
 Masks = Callable[[], np.ndarray]
 
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of a number

@@ -49,6 +49,9 @@ SAMPLING = (
     "presence_penalty",
     # options that a SamplingBatch reads
     "frequency_penalty",
+    "dry_multiplier",
+    "xtc_probability",
+    "xtc_threshold",
     "seed",
     "logit_bias",
     "logprobs",

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.errors import NumericalError, SessionError
 from mlx_llama.core.generation.completion import Completion, Writer
+from mlx_llama.core.generation.dry import Dry
 from mlx_llama.core.generation.grammar import Constraint, Rule
 from mlx_llama.core.generation.hooks import Hooks
 from mlx_llama.core.generation.options import GenerationOptions, Resolved
@@ -72,6 +73,7 @@ class Sequence:
     writer: Writer
     speculation: Speculation
     constraint: Constraint | None = None  # its state is that after `tokens`
+    dry: Dry | None = None  # reads `tokens`
     sampling: Any = None  # SamplingBatch of this sequence alone
     number: int = 0  # order of submission
     adapter: int = 0  # number of the adapter that computes it, 0 for none
@@ -104,6 +106,11 @@ class Sequence:
         errors.
         """
         return self.request.hooks.process(self.tokens, logits)
+
+    @property
+    def needs_token(self) -> bool:
+        """True if the host computes masks or penalties from the last token before each step."""
+        return self.constraint is not None or self.dry is not None
 
     @property
     def rated(self) -> int:

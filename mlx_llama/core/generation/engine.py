@@ -17,8 +17,10 @@ from mlx_llama.core.models import rope
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
 
 from .completion import Completion, Writer
+from .dry import Breakers, Dry
 from .grammar import Constraint, Grammars, Rule
 from .options import GenerationOptions
+from .sampling import uses_dry
 
 
 @dataclass
@@ -55,7 +57,8 @@ class Engine:
         options = request.options.options
         constraint = self._constrain(request)
         kind, notices = self.choose_speculation(
-            options, constraint is not None or bool(request.hooks.processors)
+            options,
+            constraint is not None or bool(request.hooks.processors) or uses_dry(options),
         )
         completion = Completion(
             prompt_tokens=len(request.prompt), schema=None if request.rule else options.schema
@@ -93,6 +96,9 @@ class Engine:
             writer,
             speculation,
             constraint,
+            dry=Dry(options, self.breakers.find(options.dry_sequence_breakers), tokens)
+            if uses_dry(options)
+            else None,
             adapter=self.find_adapter(options),
         )
 
@@ -153,6 +159,11 @@ class Engine:
         maximum.
         """
         return ", or raise `ctx_size`" if self.context < rope.max_context(self.model.config) else ""
+
+    @functools.cached_property
+    def breakers(self) -> Breakers:
+        """Finds the tokens of DRY's breakers."""
+        return Breakers(self.tokenizer)
 
     @functools.cached_property
     def grammars(self) -> Grammars:
@@ -230,7 +241,7 @@ class Engine:
         if kind != "none" and (is_constrained or options.logprobs is not None):
             return "none", [
                 "no speculation: verifying several positions in one step does not support "
-                "grammars, logits processors or log-probabilities"
+                "grammars, logits processors, DRY or log-probabilities"
             ]
         if kind != "none" and rope.length_dependent(self.model.config):
             return "none", [

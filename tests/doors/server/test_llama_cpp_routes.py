@@ -127,8 +127,8 @@ def test_biases_of_texts_are_those_of_their_tokens(guide, llm):
     [
         ("mirostat", 2),
         ("typical_p", 0.5),
-        ("xtc_probability", 0.5),
-        ("dry_multiplier", 0.8),
+        ("xtc_probability", 1.5),
+        ("dry_multiplier", -0.8),
         ("dynatemp_range", 1.0),
         ("id_slot", 99),
         ("n_keep", -2),
