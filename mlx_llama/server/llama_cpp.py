@@ -399,7 +399,9 @@ def _split(body: LlamaCompletionRequest, limit: int) -> list[Any]:
 
 
 def _pick(full: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Pick fields by name; a/b is field b of object a. Skip unknown fields, like llama-server."""
+    """Pick fields by name; a/b is field b of object a, under this name. Skip unknown fields, like
+    llama-server.
+    """
     if not names:
         return full
     picked = {}
@@ -408,7 +410,7 @@ def _pick(full: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
         for part in name.split("/"):
             value = value.get(part) if isinstance(value, dict) else None
         if value is not None:
-            picked[name.split("/")[-1]] = value
+            picked[name] = value
     return picked
 
 

@@ -328,7 +328,7 @@ async def chat(request: Request) -> Response:
 
     async def events(answers: Answers) -> AsyncIterator[bytes]:
         for i in range(body.n):
-            yield delta(i, {"role": "assistant", "content": ""})
+            yield delta(i, {"role": "assistant", "content": None})
         readers = [Reader(answers, i, box) for i in range(len(asks))]
         async for batch in answers.batches():
             i = batch.index

@@ -83,7 +83,7 @@ def test_response_fields_seeds_and_endless(guide):
         n_predict=3,
         response_fields=["content", "timings/predicted_n", "nope"],
     ).json()
-    assert set(found) == {"content", "predicted_n"} and found["predicted_n"] == 3
+    assert set(found) == {"content", "timings/predicted_n"} and found["timings/predicted_n"] == 3
     drawn = [
         guide.post("/completion", prompt="The", n_predict=12, temperature=2, seed=-1).json()[
             "content"
