@@ -424,7 +424,6 @@ def write_settings(
         **{name: options[name] for name in FIELDS},  # in the order of the table
         "logit_bias": bias,
         "stop": list(options["stop"]),
-        "dry_sequence_breakers": list(options["dry_sequence_breakers"]),
         "grammar": options["grammar"] or "",
         "n_predict": -1 if options["max_tokens"] >= ENDLESS else options["max_tokens"],
         "repeat_penalty": options["repetition_penalty"],
