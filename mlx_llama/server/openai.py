@@ -181,6 +181,7 @@ class ChatRequest(CommonFields):
     renamed: ClassVar = OptionFields.renamed | {
         "max_completion_tokens": "max_tokens",
         "n_probs": "top_logprobs",
+        "json_schema": "schema",
     }
     places: ClassVar[Mapping[str, Sequence[str]]] = {
         "schema": ("response_format.json_schema.schema", "response_format.schema"),

@@ -53,11 +53,19 @@ def list_flags(server) -> tuple[str, ...]:
 
 def start(server, timeout_seconds: int = 120) -> None:
     """ServerProcess.start: take a running server with the same flags, or start one."""
-    flags = list_flags(server)
+    flags, port = list_flags(server), 0
+    if server.process:  # started before: its address stays
+        port = server.server_port
+        for known in [
+            known for known, (process, _) in _servers.items() if process is server.process
+        ]:
+            del _servers[known]
+        server.process.kill()
+        server.process.wait()
     if flags not in _servers:
         while len(_servers) >= KEPT:
             _servers.popitem(last=False)[1][0].kill()
-        command = [sys.executable, "-m", "mlx_llama.server", "--port", "0", *flags]
+        command = [sys.executable, "-m", "mlx_llama.server", "--port", str(port), *flags]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         lines = []
         for line in process.stderr:
