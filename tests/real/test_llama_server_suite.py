@@ -50,10 +50,10 @@ DIFFERENT = {
     "completion::test_n_probs_post": "post_sampling_probs is ignored and told",
     "chat_completion::test_chat_completion[None-Book-What is the best book-8-^ blue": "a template "
     "that is not Jinja is refused at the start",
-    "chat_completion::test_chat_template": "__verbose has the prompt; /apply-template shows it here",
+    "chat_completion::test_chat_template": "there is no __verbose; /apply-template shows prompts",
     "chat_completion::test_apply_chat_template": "command-r is not among the known names",
-    "chat_completion::test_invalid_chat_completion_req[messages7]": "the template decides about two "
-    "answers in a row",
+    "chat_completion::test_invalid_chat_completion_req[messages7]": "the template decides about "
+    "two answers in a row",
     "chat_completion::test_context_size_exceeded": "type and code are OpenAI's",
     "chat_completion::test_return_progress": "progress is reported by /completion",
     "chat_completion::test_chat_completions_token_count": "/v1/responses/input_tokens counts",
@@ -61,6 +61,7 @@ DIFFERENT = {
     "security::test_access_static_assets": "files of another page",
     "security::test_correct_api_key": "/completions without /v1 is OpenAI's",
     "security::test_cors_options": "other origins need --cors-origin",
+    "security::test_cors_origins_localhost_rejects": "other origins get 403 instead of no header",
     "security::test_cors_proxy": "there is no proxy",
 }
 
