@@ -11,7 +11,7 @@ from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.logprobs import pack
 from mlx_llama.core.generation import rng
 from mlx_llama.core.generation.options import GenerationOptions
-from mlx_llama.core.generation.sampling import BatchOptions, Kind
+from mlx_llama.core.generation.sampling import BatchOptions, Kind, RowNumbers
 
 Bias = tuple[np.ndarray, np.ndarray]
 
@@ -36,8 +36,9 @@ class SamplingBatch(BatchOptions):
             for row, scores in enumerate(logits):
                 tokens[row, 0] = _choose(scores)
             return tokens
-        scores = logits if masks is None else _mask(logits, masks())
-        rows = zip(scores, self.options, self._biases, self._seen(recent), positions, strict=True)
+        scores, dry = (logits, [None] * len(logits)) if masks is None else _mask(logits, masks())
+        seen = self._seen(recent)
+        rows = zip(scores, self.options, self._biases, seen, dry, positions, strict=True)
         with np.errstate(over="ignore", invalid="ignore"):  # -1 tells of them
             tokens = np.array([[_draw(*row)] for row in rows], np.int32)
             return tokens if self.logprobs is None else pack(tokens, logits, self.logprobs)
@@ -45,7 +46,7 @@ class SamplingBatch(BatchOptions):
     def processed(self, scores: np.ndarray, recent: np.ndarray | None = None) -> np.ndarray:
         """Scores float32 [B, V] after bias, penalties, temperature and filters, which give -inf."""
         rows = zip(scores, self.options, self._biases, self._seen(recent), strict=True)
-        return np.stack([_process(*row) for row in rows])
+        return np.stack([_process(*row, None) for row in rows])
 
     def rate(self, logits: np.ndarray, tokens: np.ndarray, count: int) -> np.ndarray:
         return pack(tokens, logits, count)
@@ -58,10 +59,16 @@ class SamplingBatch(BatchOptions):
         ]
 
 
-def _mask(logits: np.ndarray, masks: np.ndarray) -> np.ndarray:
-    """Logits [B, V], -inf where a grammar forbids a token. masks: int32 [B, ceil(V / 32)]."""
-    allowed = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little", count=logits.shape[1])
-    return np.where(allowed, logits, np.float32(-np.inf))
+def _mask(logits: np.ndarray, masks: np.ndarray) -> tuple[np.ndarray, np.ndarray | Sequence[None]]:
+    """Logits float32 [B, V], -inf where a grammar forbids a token, and DRY's penalties by row.
+    masks: see Masks.
+    """
+    vocabulary = logits.shape[1]
+    words, penalties = np.split(masks, [-(-vocabulary // 32)], axis=1)
+    bits = np.ascontiguousarray(words).view(np.uint8)
+    allowed = np.unpackbits(bits, axis=1, bitorder="little", count=vocabulary)
+    masked = np.where(allowed, logits, np.float32(-np.inf))
+    return masked, penalties.view(np.float32) if penalties.size else [None] * len(logits)
 
 
 def _make_bias(o: GenerationOptions) -> Bias | None:
@@ -77,12 +84,16 @@ def _draw(
     options: GenerationOptions,
     bias: Bias | None,
     recent: np.ndarray | None,
+    dry: np.ndarray | None,
     position: int,
 ) -> int:
     """Sample one row. logits: float32 [V]; recent: its own window, int32, or None."""
-    scores = _process(logits, options, bias, recent)
+    scores = _process(logits, options, bias, recent, dry)
     if options.temperature == 0:
         return _choose(scores)
+    chance = RowNumbers.of(options).xtc_chance
+    if chance and rng.draw_chance(options.seed, position) < chance:
+        scores = _exclude_top(scores, options)
     # Noise costs more than all else: compute it for the candidates that filters left.
     kept = np.flatnonzero(scores != -np.inf)
     if len(kept) > len(scores) // 2 or not len(kept):
@@ -99,7 +110,11 @@ def _choose(scores: np.ndarray) -> int:
 
 
 def _process(
-    scores: np.ndarray, o: GenerationOptions, bias: Bias | None, recent: np.ndarray | None
+    scores: np.ndarray,
+    o: GenerationOptions,
+    bias: Bias | None,
+    recent: np.ndarray | None,
+    dry: np.ndarray | None,
 ) -> np.ndarray:
     """A copy of scores float32 [V] after bias, penalties, temperature and filters."""
     if bias is not None:
@@ -107,6 +122,8 @@ def _process(
         scores[bias[0]] += bias[1]
     if recent is not None:
         scores = _penalise(scores, o, recent)
+    if dry is not None:
+        scores = scores - dry
     if o.temperature == 0:
         return scores
     scores = scores / np.float32(o.temperature)
@@ -123,6 +140,17 @@ def _process(
     if o.min_p > 0:
         scores[scores < scores.max() + np.float32(np.log(o.min_p))] = -np.inf
     return scores
+
+
+def _exclude_top(scores: np.ndarray, o: GenerationOptions) -> np.ndarray:
+    """XTC: -inf for all likely tokens but the least likely of them."""
+    shares = np.exp((scores - scores.max()) * np.float32(o.temperature))
+    likely = (shares >= np.float32(o.xtc_threshold) * shares.sum()) & (scores > -np.inf)
+    return (
+        np.where(likely & (scores > scores[likely].min()), -np.inf, scores)
+        if likely.any()
+        else scores
+    ).astype(np.float32)
 
 
 def _penalise(scores: np.ndarray, o: GenerationOptions, recent: np.ndarray) -> np.ndarray:

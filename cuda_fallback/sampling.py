@@ -19,6 +19,7 @@ from .kernels.draw import (
     Values,
     choose,
     count_words,
+    exclude_top,
     gumbel,
     gumbel_table,
     mask,
@@ -49,10 +50,10 @@ class SamplingBatch(BatchOptions):
         recent: torch.Tensor | None = None,
         masks: Masks | None = None,
     ) -> torch.Tensor:
-        allowed = logits.float()
+        allowed, dry = logits.float(), None
         if masks is not None:
-            allowed = mask(allowed, runtime._sent(masks(), self.device))
-        tokens = choose(self.score(allowed, positions, recent))
+            allowed, dry = mask(allowed, runtime._sent(masks(), self.device))
+        tokens = choose(self.score(allowed, positions, recent, dry=dry))
         return tokens if self.logprobs is None else pack_logprobs(tokens, logits, self.logprobs)
 
     def rate(self, logits: torch.Tensor, tokens: np.ndarray, count: int) -> torch.Tensor:
@@ -64,9 +65,10 @@ class SamplingBatch(BatchOptions):
         positions: Sequence[int],
         recent: torch.Tensor | None,
         first: int = 0,
+        dry: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`processed` logits [B, V] of the tokens from `first` on, with noise if random."""
-        scores = self.processed(logits, recent)
+        scores = process(self.kind, self._on_device(), logits, recent, dry)
         if not self.kind.is_random:
             return scores
         ids = first, first + scores.shape[1]
@@ -74,10 +76,12 @@ class SamplingBatch(BatchOptions):
             indices = torch.arange(*ids, dtype=torch.int32, device=self.device)
             self._ids, self._indices = ids, indices
         positions = np.array([to_signed(int(position)) for position in positions], np.int32)
+        sent = runtime._sent(positions, self.device)[:, None]
         values = self._on_device()
+        if self.kind.has_xtc:
+            scores = exclude_top(values, scores, sent)
         seeds = tuple(values.integer(field).int() for field in (SEED_LOW, SEED_HIGH))
-        places, table = runtime._sent(positions, self.device)[:, None], gumbel_table(self.device)
-        noise = gumbel(seeds, places, table, self._indices)
+        noise = gumbel(seeds, sent, gumbel_table(self.device), self._indices)
         return torch.where(values.integer(IS_RANDOM) > 0, scores + noise, scores)
 
     def processed(self, scores: torch.Tensor, recent: torch.Tensor | None = None) -> torch.Tensor:

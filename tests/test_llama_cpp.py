@@ -8,13 +8,18 @@ comparison, with float64 products of the weights that gguf dequantises, is tight
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.backends.selection import select
+from mlx_llama.core.files.checkpoint import GUIDE_PATH, open_checkpoint
+from mlx_llama.core.files.gguf_export import write_gguf
+from mlx_llama.core.generation.dry import Breakers, Dry
+from mlx_llama.core.generation.options import resolve
 
 llama_cpp = pytest.importorskip(
     "llama_cpp", reason='llama.cpp is the judge here: pip install -e ".[peers]"'
@@ -145,3 +150,106 @@ def test_variants(backend, tmp_path, variant):
     factors = np.linspace(1, 8, 32, dtype=np.float32) if variant == "frequency factors" else None
     make_random_gguf.write(path, FIELDS | VARIANTS[variant], "F32", 1, factors)
     assert distance(logits(backend, path, "float32"), judge_logits(path)) < 1e-5
+
+
+# Samplers
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    """The guide's vocabulary in llama.cpp and its tokenizer here."""
+    path = tmp_path_factory.mktemp("vocabulary") / "guide.gguf"
+    checkpoint = open_checkpoint(GUIDE_PATH)
+    write_gguf(checkpoint, path, "F16")
+    model = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
+    return model, checkpoint.tokenizer
+
+
+def apply(sampler, scores: np.ndarray, tokens=()) -> np.ndarray:
+    """Scores float32 [V] after one of llama.cpp's samplers, which has seen `tokens`; -inf where it
+    dropped one.
+    """
+    for token in tokens:
+        llama_cpp.llama_sampler_accept(sampler, token)
+    data = (llama_cpp.llama_token_data * len(scores))()
+    for token, score in enumerate(scores):
+        data[token].id, data[token].logit = token, score
+    array = llama_cpp.llama_token_data_array(data, len(scores), -1, False)
+    llama_cpp.llama_sampler_apply(sampler, ctypes.byref(array))
+    found = np.full(len(scores), -np.inf, np.float32)
+    for place in range(array.size):
+        found[array.data[place].id] = array.data[place].logit
+    llama_cpp.llama_sampler_free(sampler)
+    return found
+
+
+@pytest.mark.parametrize("breakers", [["\n", ":", '"', "*"], [" the", "User:", ". "], []], ids=str)
+@pytest.mark.parametrize("chosen", [{}, {"dry_base": 1.1, "dry_allowed_length": 4}], ids=str)
+@pytest.mark.parametrize("window", [7, 64, 1000])
+def test_penalties_of_dry(breakers, chosen, window, vocabulary):
+    model, tokenizer = vocabulary
+    o = resolve(
+        {
+            "dry_multiplier": 0.8,
+            "dry_penalty_last_n": window,
+            "dry_sequence_breakers": breakers,
+            **chosen,
+        }
+    ).options
+    heads = Breakers(tokenizer).find(breakers)
+    texts = [
+        "The llama sang. The llama sang. The llama",
+        "User: hello\nBot: hello\nUser: hello\nBot: hello",
+        'She said "the end" and he said "the end" and she said "the',
+        "a b a b a b a b a b a b a b a b a b",
+    ]
+    random = np.random.default_rng(window)
+    count = 0
+    for text in texts:
+        tokens = tokenizer.encode(text, add_bos=True)
+        for end in range(1, len(tokens) + 1):
+            scores = random.standard_normal(model.n_vocab()).astype(np.float32)
+            names = [word.encode() for word in breakers]
+            sampler = llama_cpp.llama_sampler_init_dry(
+                llama_cpp.llama_model_get_vocab(model.model),
+                *(o.dry_multiplier, o.dry_base, o.dry_allowed_length, window),
+                (ctypes.c_char_p * len(names))(*names),
+                len(names),
+            )
+            wanted = apply(sampler, scores, tokens[:end])
+            for token, penalty in Dry(o, heads, tokens[:end]).penalties().items():
+                scores[token] -= penalty
+                count += 1
+            assert scores == pytest.approx(wanted, rel=1e-6, abs=1e-6), (text, end)
+    assert count > 10
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.05, 0.1, 0.3, 0.5, 0.6])
+@pytest.mark.parametrize("name", ["cpu", "mlx", "cuda"])
+def test_what_xtc_drops(name, threshold):
+    """With probability 1: what llama.cpp keeps is what can be drawn, at any temperature."""
+    backend = select(name, "cpu" if name == "cuda" else None)
+    for seed in range(6):
+        scores = 2 * np.random.default_rng(seed).standard_normal(12).astype(np.float32)
+        kept = apply(llama_cpp.llama_sampler_init_xtc(1.0, threshold, 0, 1), scores) > -np.inf
+        rows = [
+            dict(temperature=0.5 + 3 * (i % 2), seed=i, xtc_probability=1, xtc_threshold=threshold)
+            for i in range(100)
+        ]
+        batch = backend.sampling_batch([resolve(row).options for row in rows])
+        drawn = batch(as_arrays(backend, np.stack([scores] * len(rows))), [seed] * len(rows))
+        found = set(backend.read_all(drawn))
+        assert found <= set(np.flatnonzero(kept).tolist()), (seed, threshold)
+        assert int(np.where(kept, scores, -np.inf).argmax()) in found
+
+
+def as_arrays(backend, array: np.ndarray):
+    if backend.name == "mlx":
+        import mlx.core as mx
+
+        return mx.array(array)
+    if backend.name == "cuda":
+        import torch
+
+        return torch.from_numpy(array)
+    return array

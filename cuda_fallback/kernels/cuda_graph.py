@@ -33,7 +33,7 @@ from ..cache import Cache
 from ..ranks import Vocabulary
 from ..sampling import SamplingBatch
 from . import first_line
-from .draw import choose, gumbel_table, mask, pack_logprobs, process
+from .draw import choose, exclude_top, gumbel_table, mask, pack_logprobs, process
 from .state import MAX_ROWS, StateView
 
 KEPT = 24  # graphs per model
@@ -127,9 +127,11 @@ class Step:
         if self.vocabulary and not shares:
             logits = self.vocabulary.gather(logits)
         recent = view.recent(kind.window) if kind.window else None
-        scores = process(
-            kind, view.values, mask(logits, view.masks) if kind.has_masks else logits, recent
-        )
+        allowed, dry = mask(logits, view.masks) if kind.has_masks else (logits, None)
+        scores = process(kind, view.values, allowed, recent, dry)
+        if kind.has_xtc:
+            positions = view.next_positions.int()[:, None]
+            scores = exclude_top(view.values, scores, positions)
         if kind.is_random:
             table = gumbel_table(scores.device)
             first = shares.first if shares else 0

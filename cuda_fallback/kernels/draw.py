@@ -34,8 +34,10 @@ from .. import runtime
     PRESENCE,
     FREQUENCY,
     WINDOW,
+    XTC_CHANCE,
+    XTC_THRESHOLD,
     BIASES,
-) = range(12)
+) = range(14)
 _UNIT = 1 << 40  # of probabilities that are summed as integers
 
 
@@ -64,6 +66,14 @@ def gumbel(
         position = torch.full_like(indices[:1], to_signed(position))
     else:
         low, high = seed
+    k = ((_threefry(low, high, position, indices) >> 8) & 0xFFFFFF).float() + 1
+    return table[((k.view(torch.int32) >> rng.TABLE_SHIFT) - rng.TABLE_OFFSET).long()]
+
+
+def _threefry(
+    low: torch.Tensor, high: torch.Tensor, position: torch.Tensor, indices: torch.Tensor
+) -> torch.Tensor:
+    """core.rng.threefry2x32. low, high: words of the seed; the others as of `gumbel`."""
     keys = (low, high, low ^ high ^ to_signed(rng.PARITY))
     x0 = indices + low
     x1 = torch.zeros_like(indices) + (position + high)
@@ -74,8 +84,7 @@ def gumbel(
             x1 = x1 ^ x0
         x0 = x0 + keys[(group + 1) % 3]
         x1 = x1 + (keys[(group + 2) % 3] + (group + 1))
-    k = ((x0 >> 8) & 0xFFFFFF).float() + 1
-    return table[((k.view(torch.int32) >> rng.TABLE_SHIFT) - rng.TABLE_OFFSET).long()]
+    return x0
 
 
 @functools.cache
@@ -122,11 +131,13 @@ def pack(options: Sequence[GenerationOptions], kind: Kind, words: np.ndarray) ->
     for i, o in enumerate(options):
         row = RowNumbers.of(o)
         words[SEED_LOW : SEED_HIGH + 1, i] = row.seed
-        words[IS_RANDOM, i], words[TOP_K, i], words[WINDOW, i] = (
+        words[IS_RANDOM, i], words[TOP_K, i], words[WINDOW, i], words[XTC_CHANCE, i] = (
             row.is_random,
             row.top_k,
             row.window,
+            row.xtc_chance,
         )
+        numbers[XTC_THRESHOLD, i] = row.xtc_threshold
         numbers[TEMPERATURE, i], doubles[TOP_P, i], numbers[MIN_P, i] = (
             row.temperature,
             row.top_p,
@@ -143,26 +154,34 @@ def pack(options: Sequence[GenerationOptions], kind: Kind, words: np.ndarray) ->
             numbers[start : start + len(o.logit_bias), i] = list(o.logit_bias.values())
 
 
-def mask(logits: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-    """Logits float32 [B, V], -inf where a grammar forbids a token. words: int32 [B, ceil(V / 32)],
-    a bit per token.
+def mask(logits: torch.Tensor, masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Logits float32 [B, V], -inf where a grammar forbids a token, and DRY's penalties, float32 [B,
+    V] or None. masks: see Masks.
     """
+    words, dry = masks.tensor_split([-(-logits.shape[1] // 32)], dim=1)
     ids = torch.arange(logits.shape[1], device=logits.device)
     bits = words[:, ids >> 5] >> (ids & 31) & 1
-    return torch.where(bits > 0, logits, float("-inf"))
+    masked = torch.where(bits > 0, logits, float("-inf"))
+    return masked, dry.view(torch.float32) if dry.shape[1] else None
 
 
 def process(
-    kind: Kind, values: Values, scores: torch.Tensor, recent: torch.Tensor | None
+    kind: Kind,
+    values: Values,
+    scores: torch.Tensor,
+    recent: torch.Tensor | None,
+    dry: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Scores float32 [B, V] after biases, penalties, temperature and filters; recent: int32 [B,
-    W].
+    W]; dry: penalties float32 [B, V].
     """
     if kind.biases:
         # No token has two biases; the ids that pad a row add zero.
         scores = scores.scatter_add(1, *values.biases(kind.biases))
     if kind.window:
         scores = _penalise(values, scores, recent)
+    if dry is not None:
+        scores = scores - dry
     if not kind.is_random:
         return scores
     scores = scores / values.number(TEMPERATURE)
@@ -186,6 +205,23 @@ def process(
         least = scores.amax(-1, keepdim=True) + values.number(MIN_P)
         scores = scores.masked_fill(scores < least, -math.inf)
     return scores
+
+
+def exclude_top(values: Values, scores: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """XTC: -inf for all likely tokens but the least likely of them, by the draw of a position.
+    positions: int32 [B, 1].
+    """
+    # summed as integers, see `process`
+    tempered = (scores - scores.amax(-1, keepdim=True)).double()
+    shares = ((tempered * values.number(TEMPERATURE)).exp() * _UNIT).long()
+    least_share = values.number(XTC_THRESHOLD).double() * shares.sum(-1, keepdim=True)
+    likely = (shares >= least_share) & (scores > -math.inf)
+    least = torch.where(likely, scores, math.inf).amin(-1, keepdim=True)
+    low, high = (values.integer(field).int() for field in (SEED_LOW, SEED_HIGH))
+    index = torch.full_like(positions, to_signed(rng.CHANCE))
+    draws = (_threefry(low, high, positions, index) >> 8) & 0xFFFFFF
+    is_on = draws < values.integer(XTC_CHANCE)
+    return scores.masked_fill(likely & (scores > least) & is_on, -math.inf)
 
 
 def choose(scores: torch.Tensor) -> torch.Tensor:

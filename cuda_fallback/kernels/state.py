@@ -110,12 +110,12 @@ class StateView(View):
             else None
         )
         words = -(-config.vocab_size // 32)
-        # of grammars
-        self.masks = (
-            torch.full((rows, words), -1, dtype=torch.int32, device=device)
-            if kind.has_masks
-            else None
-        )
+        # of grammars, and penalties of DRY
+        self.masks: torch.Tensor | None = None
+        if kind.has_masks:
+            width = words + kind.has_dry * config.vocab_size
+            self.masks = torch.zeros((rows, width), dtype=torch.int32, device=device)
+            self.masks[:, :words] = -1
         self._scratch = Storage(numbers, numbers, scales)  # of rows that pad the batch
 
     def point(
@@ -150,7 +150,7 @@ class StateView(View):
         self.kernels.note(self.state, self.rows)
 
     def allow(self, masks: np.ndarray) -> None:
-        """Set the masks of the first rows, int32 [B, ceil(V / 32)]."""
+        """Set the masks of the first rows, see Masks."""
         _upload(masks, self.masks[: len(masks)])
 
     def advance(self, tokens: torch.Tensor) -> None:

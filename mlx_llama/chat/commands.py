@@ -126,7 +126,7 @@ def option_value(session: Session, name: str) -> str:
         return "none"
     if name == "schema":
         return value.text
-    if name == "stop":
+    if name in ("stop", "dry_sequence_breakers"):
         return " ".join(shlex.quote(_escape(text)) for text in value)
     if name == "logit_bias":
         return " ".join(f"{token}={bias:g}" for token, bias in value.items())
@@ -212,7 +212,7 @@ def _set(session: Session, argument: str) -> str:
 
 
 def _parse_value(name: str, text: str) -> Any:
-    if name not in ("stop", "logit_bias"):
+    if name not in ("stop", "dry_sequence_breakers", "logit_bias"):
         return text
     try:
         words = shlex.split(text)

@@ -168,7 +168,7 @@ def add_generation_flags(parser: Parser) -> None:
     """Add a flag per option. Values stay text, so that one check reports all bad ones."""
     group = parser.add_argument_group("generation options")
     for name, field in FIELDS.items():
-        repeats = name in ("stop", "stop_token_ids", "logit_bias")
+        repeats = name in ("stop", "stop_token_ids", "logit_bias", "dry_sequence_breakers")
         default = f" (default: {field.default})" if field.default not in (None, (), {}) else ""
         if name == "max_tokens":
             default = " (default: -1, no limit but the context)"

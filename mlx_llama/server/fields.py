@@ -140,6 +140,10 @@ class OptionFields(Dialect, _TableFields):
                 values[name] = off
         if _number(values.get("top_p")) == 0:
             values["top_p"] = 1e-6  # the likeliest token
+        if _number(values.get("dry_base")) < 1:
+            del values["dry_base"]  # as llama-server does
+        if isinstance(breakers := values.get("dry_sequence_breakers"), list):
+            values["dry_sequence_breakers"] = [text for text in breakers if text != ""]
         if 0 < _number(values.get("temperature")) < 1e-4:
             values["temperature"] = 0
         seed = values.get("seed")
@@ -169,7 +173,7 @@ class OptionFields(Dialect, _TableFields):
         is_integer = cls.model_fields[info.field_name].annotation in (int, int | None)
         return int(value) if is_whole and is_integer else value
 
-    @field_validator("stop", "stop_token_ids", mode="before")
+    @field_validator("stop", "stop_token_ids", "dry_sequence_breakers", mode="before")
     @classmethod
     def _make_tuple(cls, value, info):
         if isinstance(value, str) and info.field_name == "stop":

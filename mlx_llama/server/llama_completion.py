@@ -61,9 +61,8 @@ class LlamaCompletionRequest(AnswerFields):
     noted: ClassVar = list_places(
         "min_keep n_indent n_discard n_cache_reuse n_keep post_sampling_probs grammar_lazy "
         "grammar_triggers preserved_tokens reasoning_format top_n_sigma adaptive_target "
-        "adaptive_decay dynatemp_range dynatemp_exponent typical_p xtc_probability "
-        "xtc_threshold dry_multiplier dry_base dry_allowed_length dry_penalty_last_n "
-        "dry_sequence_breakers mirostat mirostat_tau mirostat_eta samplers id_slot"
+        "adaptive_decay dynatemp_range dynatemp_exponent typical_p "
+        "mirostat mirostat_tau mirostat_eta samplers id_slot"
     )
     refused: ClassVar = dict.fromkeys(("multimodal_data", "nodes"), "")
 
@@ -116,8 +115,8 @@ class LlamaCompletionRequest(AnswerFields):
     )
     samplers: list[str] = Field(
         _SAMPLERS[0],
-        description="llama-server's default lists only; the order is fixed: penalties, "
-        "temperature, top_k, top_p, min_p",
+        description="llama-server's default lists only; the order is fixed: penalties, dry, "
+        "temperature, top_k, top_p, min_p, xtc",
     )
     # Values that switch off unsupported features
     min_keep: Literal[0] = 0
@@ -137,15 +136,6 @@ class LlamaCompletionRequest(AnswerFields):
     dynatemp_range: float = Field(0, ge=0, le=0)
     dynatemp_exponent: float = Field(1, description="has no effect without dynatemp_range")
     typical_p: float = Field(1, ge=1, le=1)
-    xtc_probability: float = Field(0, ge=0, le=0)
-    xtc_threshold: float = Field(0.1, description="has no effect without xtc_probability")
-    dry_multiplier: float = Field(0, ge=0, le=0)
-    dry_base: float = Field(1.75, description="has no effect without dry_multiplier")
-    dry_allowed_length: int = Field(2, description="has no effect without dry_multiplier")
-    dry_penalty_last_n: int = Field(-1, description="has no effect without dry_multiplier")
-    dry_sequence_breakers: list[str] = Field(
-        ["\n", ":", '"', "*"], max_length=64, description="has no effect without dry_multiplier"
-    )
     mirostat: Literal[0] = 0
     mirostat_tau: float = Field(5, description="has no effect without mirostat")
     mirostat_eta: float = Field(0.1, description="has no effect without mirostat")
@@ -363,7 +353,7 @@ def _pick(full: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
         for part in name.split("/"):
             value = value.get(part) if isinstance(value, dict) else None
         if value is not None:
-            picked[name.split("/")[-1]] = value
+            picked[name] = value
     return picked
 
 

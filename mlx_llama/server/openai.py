@@ -180,7 +180,7 @@ class ChatRequest(CommonFields, OpenAIFields):
     """POST /v1/chat/completions."""
 
     renamed: ClassVar = OptionFields.renames(
-        max_completion_tokens="max_tokens", n_probs="top_logprobs"
+        max_completion_tokens="max_tokens", n_probs="top_logprobs", json_schema="schema"
     )
     places: ClassVar[Mapping[str, Sequence[str]]] = {
         "schema": ("response_format.json_schema.schema", "response_format.schema"),
@@ -276,7 +276,7 @@ class ChatWriter(OpenAIWriter):
 
     def begin(self, readers: Sequence[Reader]) -> Events:
         for reader in readers:
-            yield self.part(reader, {"delta": {"role": "assistant", "content": ""}})
+            yield self.part(reader, {"delta": {"role": "assistant", "content": None}})
 
     def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
         logprobs = None if token is None else self.logprobs(reader, [token])

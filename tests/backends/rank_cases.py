@@ -27,6 +27,14 @@ CASES = {
     },
     "penalised": {"presence_penalty": 0.5, "frequency_penalty": 0.2},
     "speculated": {"speculate": "prompt"},
+    "DRY and XTC": {
+        "dry_multiplier": 2.0,
+        "dry_allowed_length": 1,
+        "temperature": 0.8,
+        "seed": 3,
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.01,
+    },
     "log-probabilities": {"logprobs": 2},
     "grammar": {"regex": "[a-z ]{3,9}[0-9]{2}"},
 }

@@ -35,6 +35,8 @@ EVERYTHING = dict(
     repetition_penalty=1.2,
     presence_penalty=0.1,
     frequency_penalty=0.1,
+    xtc_probability=0.5,
+    xtc_threshold=0.01,
     logit_bias={5: 1.0},
     seed=3,
 )
@@ -722,20 +724,22 @@ def test_dynamic_rope_is_stepped_by_forward(call, tmp_path):
 ROWS = [
     dict(temperature=0, logprobs=2),
     dict(temperature=1.0, seed=5),
-    dict(EVERYTHING, logprobs=3),
+    dict(EVERYTHING, logprobs=3, dry_multiplier=1.0),
 ]
 PLAIN = [{name: value for name, value in one.items() if name != "logprobs"} for one in ROWS]
 
 
 def allowed(step: int, V: int) -> np.ndarray:
-    """Masks of three rows: a few tokens, any, half of them."""
+    """Masks of three rows: a few tokens, any, half of them; penalties of DRY in the last."""
     words, rng = np.full((3, -(-V // 32)), -1, np.int32), np.random.default_rng(step)
     for row, share in ((0, 0.02), (2, 0.5)):
         bits = np.zeros(words.shape[1] * 32, np.uint8)
         bits[:V] = rng.random(V) < share
         bits[[3, V - 1]] = 1
         words[row] = np.packbits(bits, bitorder="little").view(np.int32)
-    return words
+    penalties = np.zeros((3, V), np.float32)
+    penalties[2] = rng.random(V) * (rng.random(V) < 0.1)
+    return np.concatenate([words, penalties.view(np.int32)], axis=1)
 
 
 def masked_steps(path: Path, given: list[dict], has_masks: bool, most_rows: int) -> dict:

@@ -49,6 +49,8 @@ EVERYTHING = dict(
     repetition_penalty=1.2,
     presence_penalty=0.1,
     frequency_penalty=0.1,
+    xtc_probability=0.5,
+    xtc_threshold=0.01,
     logit_bias={5: 1.0},
     seed=3,
 )

@@ -154,6 +154,55 @@ def test_tokens_are_the_definitions(temperature, sampler, arrays, backend):
         assert backend.read(token) == int(np.argmax(wanted))
 
 
+@pytest.mark.parametrize("probability", [0.3, 1.0])
+@pytest.mark.parametrize("temperature", [0.6, 1.7])
+def test_xtc_is_the_definition(probability, temperature, sampler, arrays, backend):
+    """All likely tokens but the least likely of them are dropped, in a share of the positions."""
+    options = dict(
+        temperature=temperature, top_k=40, xtc_probability=probability, xtc_threshold=0.04
+    )
+    drops = 0
+    for position in range(60):
+        raw = logits(position)
+        shares = np.where(raw < np.sort(raw)[-40], 0, np.exp(raw.astype(np.float64)))
+        shares /= shares.sum()  # before the temperature
+        likely = np.flatnonzero(shares >= 0.04)
+        scores = np.where(shares > 0, raw / np.float32(temperature), -np.inf)
+        if rng.draw_chance(1, position) < probability * 2**24 and len(likely) > 1:
+            scores[likely[raw[likely] > raw[likely].min()]] = -np.inf
+            drops += 1
+        wanted = int(np.argmax(scores + rng.gumbel(1, position, V)))
+        assert backend.read(sampler(**options)(arrays(raw[None]), [position])) == wanted
+    assert 0.5 * probability * 60 < drops and (probability == 1 or drops < 40)
+
+
+def test_chances_are_even():
+    chances = [rng.draw_chance(7, position) / 2**24 for position in range(4000)]
+    assert 0.48 < np.mean(chances) < 0.52 and 0.23 < np.mean(np.array(chances) < 0.25) < 0.27
+
+
+def test_dry_is_subtracted_after_the_penalties(sampler, arrays, backend):
+    """Columns of penalties behind the words of masks; a row without them is as before."""
+    raw, penalty = logits(), np.zeros((2, V), np.float32)
+    best = int(raw.argmax())
+    penalty[0, best] = 0.75 * raw[best]
+    words = np.concatenate([masks(None, None)(), penalty.view(np.int32)], axis=1)
+    for options in (
+        dict(repetition_penalty=1.1),
+        dict(temperature=0.8, repetition_penalty=1.1, logprobs=1),
+    ):
+        recent = arrays(np.full((2, 20), best, np.int32))
+        rows = [{**options, "dry_multiplier": 1.0}, options]
+        drawn = sampler(*rows)(arrays(np.stack([raw, raw])), [9, 9], recent, lambda: words)
+        scores = raw.copy()
+        scores[best] /= np.float32(1.1)
+        for row, token in enumerate(backend.runtime.to_numpy(drawn)[:, 0]):
+            left = scores - penalty[row]
+            if "temperature" in options:
+                left = left / np.float32(0.8) + rng.gumbel(1, 9, V)
+            assert token == left.argmax()
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -194,10 +243,11 @@ MIXED = [
         seed=11,
     ),
     dict(temperature=0.5, min_p=0.2, seed=4),
+    dict(temperature=1.5, min_p=0.02, xtc_probability=0.5, xtc_threshold=0.01, seed=5),
 ]
 
 
-@pytest.mark.parametrize("order", [range(8), [6, 0, 3, 1], [4, 2], [5, 5, 0]], ids=str)
+@pytest.mark.parametrize("order", [range(9), [6, 0, 8, 1], [4, 2], [5, 5, 0]], ids=str)
 def test_a_row_draws_what_it_would_draw_alone(order, sampler, arrays, backend):
     rows = [MIXED[i] for i in order]
     batch = sampler(*rows)
@@ -365,6 +415,7 @@ EVERY_KIND = [
     dict(temperature=0.7, min_p=0.1),
     dict(repetition_penalty=1.3, logit_bias={9: 1.0}),
     dict(logprobs=2),
+    dict(temperature=1.0, xtc_probability=1.0),
     dict(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logprobs=3),
 ]
 

@@ -12,8 +12,10 @@ from mlx_llama.core.backends.selection import Backend
 from mlx_llama.core.errors import ContextError, OptionsError, Report, refuse
 from mlx_llama.core.files.adapters import BASE
 from mlx_llama.core.generation.completion import Completion, Writer
+from mlx_llama.core.generation.dry import Breakers, Dry
 from mlx_llama.core.generation.grammar import Constraint, Grammars, Rule
 from mlx_llama.core.generation.options import GenerationOptions
+from mlx_llama.core.generation.sampling import uses_dry
 from mlx_llama.core.generation.thinking import ThoughtConstraint
 from mlx_llama.core.models import rope
 from mlx_llama.core.text.tokenizer import StreamDecoder, Tokenizer
@@ -50,7 +52,8 @@ class Engine:
         options, thinking = request.options.options, request.thinking
         constraint = self._constrain(request)
         kind, notices = self.choose_speculation(
-            options, constraint is not None or bool(request.hooks.processors)
+            options,
+            constraint is not None or bool(request.hooks.processors) or uses_dry(options),
         )
         completion = Completion(
             prompt_tokens=len(request.prompt), schema=None if request.rule else options.schema
@@ -83,6 +86,9 @@ class Engine:
             writer,
             speculation,
             constraint,
+            dry=Dry(options, self.breakers.find(options.dry_sequence_breakers), tokens)
+            if uses_dry(options)
+            else None,
             adapter=self.find_adapter(options),
         )
 
@@ -165,6 +171,11 @@ class Engine:
         return ", or raise `ctx_size`" if self.context < rope.max_context(self.model.config) else ""
 
     @functools.cached_property
+    def breakers(self) -> Breakers:
+        """Finds the tokens of DRY's breakers."""
+        return Breakers(self.tokenizer)
+
+    @functools.cached_property
     def grammars(self) -> Grammars:
         """The compiler of rules for answers. Raises OptionsError without a tokenizer."""
         if self.tokenizer is None:
@@ -221,7 +232,7 @@ class Engine:
         if kind != "none" and (is_constrained or options.logprobs is not None):
             return "none", [
                 "no speculation: verifying several positions in one step does not support "
-                "grammars, reasoning budgets, logits processors or log-probabilities"
+                "grammars, reasoning budgets, logits processors, DRY or log-probabilities"
             ]
         if kind != "none" and rope.length_dependent(self.model.config):
             return "none", [

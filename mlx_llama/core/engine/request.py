@@ -14,6 +14,7 @@ import numpy.typing as npt
 from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.errors import NumericalError, SessionError
 from mlx_llama.core.generation.completion import Completion, Writer
+from mlx_llama.core.generation.dry import Dry
 from mlx_llama.core.generation.grammar import Constraint, Rule
 from mlx_llama.core.generation.hooks import Hooks
 from mlx_llama.core.generation.options import GenerationOptions, Resolved
@@ -79,6 +80,7 @@ class Sequence:
     speculation: Speculation
     # its state is that after `tokens`
     constraint: Constraint | ThoughtConstraint | None = None
+    dry: Dry | None = None  # reads `tokens`
     sampling: Any = None  # SamplingBatch of this sequence alone
     number: int = 0  # order of submission
     adapter: int = 0  # number of the adapter that computes it, 0 for none
@@ -105,11 +107,6 @@ class Sequence:
         return len(self.request.prompt)
 
     @property
-    def is_constrained(self) -> bool:
-        """True if one of the next two tokens may have to be on the host before the other."""
-        return self.constraint is not None and not self.constraint.is_idle
-
-    @property
     def needs_logits(self) -> bool:
         """True if the caller's processors change the logits; each step then waits for them."""
         return bool(self.request.hooks.processors)
@@ -117,6 +114,11 @@ class Sequence:
     def process(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Apply the caller's processors to logits float32 [1, V]. Raises their errors."""
         return self.request.hooks.process(self.tokens, logits)
+
+    @property
+    def needs_token(self) -> bool:
+        """True if the host may compute masks or penalties from the last token before a step."""
+        return self.dry is not None or (self.constraint is not None and not self.constraint.is_idle)
 
     @property
     def rated(self) -> int:

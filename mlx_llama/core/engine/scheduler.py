@@ -274,7 +274,7 @@ class Scheduler:
                 or any(
                     sequence.left == 1
                     or sequence.is_cancelled
-                    or sequence.is_constrained
+                    or sequence.needs_token
                     or sequence.needs_logits
                     or sequence.speculation.may_draft_next()
                     for sequence in step.sequences

@@ -9,6 +9,7 @@ import numpy as np
 
 from mlx_llama.core.backends.interface import Array, Cache, Model, SamplingBatch
 from mlx_llama.core.backends.selection import Backend
+from mlx_llama.core.generation.dry import write_columns
 
 from .device import Device
 from .request import Sequence
@@ -92,7 +93,7 @@ class Steps:
         self.launched, self._last, self._batch = [], None, None
 
     def _step(self, sequences: list[Sequence], tokens: Array) -> Step:
-        is_masked = any(sequence.is_constrained for sequence in sequences)
+        is_masked = any(sequence.needs_token for sequence in sequences)
         masks = (lambda: self._compute_masks(sequences)) if is_masked else None
         if (first := sequences[0]).needs_logits:  # it is alone
             options = first.sampling, first.writer, first.process, masks
@@ -103,13 +104,17 @@ class Steps:
         return Step(sequences, self.device.step(tokens, rows, sampling, writers, masks))
 
     def _compute_masks(self, sequences: list[Sequence]) -> np.ndarray:
-        """Allowed tokens of each sequence, int32 [B, ceil(V / 32)]. Raises OptionsError for a
+        """Allowed tokens and penalties of each sequence, see Masks. Raises OptionsError for a
         grammar that is too complex.
         """
-        masks = np.full((len(sequences), -(-self.model.config.vocab_size // 32)), -1, np.int32)
+        vocabulary = self.model.config.vocab_size
+        masks = np.full((len(sequences), -(-vocabulary // 32)), -1, np.int32)
         for row, sequence in enumerate(sequences):
             if sequence.constraint:
                 masks[row] = sequence.constraint.mask()
+        if any(sequence.dry for sequence in sequences):
+            penalties = write_columns([sequence.dry for sequence in sequences], vocabulary)
+            masks = np.concatenate([masks, penalties], axis=1)
         return masks
 
     def _sampling(self, sequences: list[Sequence]) -> SamplingBatch:
@@ -124,9 +129,9 @@ class Steps:
 def group(sequences: list[Sequence], runs_ahead: bool) -> list[list[Sequence]]:
     """Split sequences into those that share a step.
 
-    On a device that runs ahead a drafting sequence is alone, and those with a grammar form a group:
-    they wait for their tokens, and the host computes their masks while the device works for the
-    others. A sequence that waits for its logits is alone and comes last.
+    On a device that runs ahead a drafting sequence is alone, and those with a grammar or DRY form a
+    group: they wait for their tokens, and the host computes their masks and penalties while the
+    device works for the others. A sequence that waits for its logits is alone and comes last.
     """
     if len(sequences) < 2:
         return [sequences] if sequences else []
@@ -137,6 +142,6 @@ def group(sequences: list[Sequence], runs_ahead: bool) -> list[list[Sequence]]:
         return [sequences, *waiting] if sequences else waiting
     drafting = [[sequence] for sequence in sequences if sequence.speculation.drafter]
     others = [sequence for sequence in sequences if not sequence.speculation.drafter]
-    free = [sequence for sequence in others if not sequence.is_constrained]
-    constrained = [sequence for sequence in others if sequence.is_constrained]
-    return [rows for rows in (free, *drafting, constrained, *waiting) if rows]
+    free = [sequence for sequence in others if not sequence.needs_token]
+    held = [sequence for sequence in others if sequence.needs_token]
+    return [rows for rows in (free, *drafting, held, *waiting) if rows]

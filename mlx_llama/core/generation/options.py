@@ -142,6 +142,45 @@ class GenerationOptions(_StructureOptions):
     frequency_penalty: float = _option(
         0.0, "subtract this times the number of recent occurrences; 0: off", ge=-100, le=100
     )
+    dry_multiplier: float = _option(
+        0.0,
+        "DRY: subtract this from the logits of tokens that would continue a repetition; 0: off",
+        ge=0,
+        le=100,
+    )
+    dry_base: float = _option(
+        1.75,
+        "DRY: multiply the penalty by this for each repeated token beyond dry_allowed_length",
+        ge=1,
+        le=100,
+    )
+    dry_allowed_length: int = _option(2, "DRY: repeated tokens without a penalty", ge=0, le=65536)
+    dry_penalty_last_n: int = _option(
+        64,
+        "DRY: number of recent tokens searched for repetitions, prompt included; -1: all",
+        ge=-1,
+        le=65536,
+    )
+    dry_sequence_breakers: tuple[str, ...] = _option(
+        ("\n", ":", '"', "*"),
+        "DRY: no repetition goes beyond these texts",
+        "dry_sequence_breaker",
+        flag_help="; repeat it for more, none: no text",
+    )
+    xtc_probability: float = _option(
+        0.0,
+        "XTC: probability that all but the least likely of the tokens above xtc_threshold are "
+        "dropped; 0: off",
+        ge=0,
+        le=1,
+    )
+    xtc_threshold: float = _option(
+        0.1,
+        "XTC: probability of a likely token, after the filters and without the temperature; above "
+        "0.5: off",
+        ge=0,
+        le=1,
+    )
     logit_bias: dict[int, float] = _option(
         {},
         "token ids and what is added to their logits",
@@ -207,7 +246,12 @@ class GenerationOptions(_StructureOptions):
         # pydantic converts NumPy integers through float and loses their lower bits.
         return int(value) if isinstance(value, np.integer) else value
 
-    @field_validator("stop", mode="before")
+    @field_validator("dry_sequence_breakers", mode="before")
+    @classmethod
+    def _drop_breakers(cls, value):
+        return () if value in ("none", ["none"]) else value
+
+    @field_validator("stop", "dry_sequence_breakers", mode="before")
     @classmethod
     def _list_one_stop(cls, value):
         if isinstance(value, (list, tuple)) and any(
@@ -243,7 +287,7 @@ class GenerationOptions(_StructureOptions):
             raise ValueError("0 (greedy) or at least 0.0001")
         return value
 
-    @field_validator("stop")
+    @field_validator("stop", "dry_sequence_breakers")
     @classmethod
     def _check_stops(cls, value):
         if any(not text for text in value):
@@ -314,6 +358,13 @@ class Options(TypedDict, total=False):
     repetition_context_size: int | None
     presence_penalty: float | None
     frequency_penalty: float | None
+    dry_multiplier: float | None
+    dry_base: float | None
+    dry_allowed_length: int | None
+    dry_penalty_last_n: int | None
+    dry_sequence_breakers: str | Sequence[str] | None
+    xtc_probability: float | None
+    xtc_threshold: float | None
     # token ids to biases, or "TOKEN_ID=BIAS" each
     logit_bias: Mapping[int, float] | Sequence[str] | None
     seed: int | None

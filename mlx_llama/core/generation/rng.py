@@ -25,6 +25,7 @@ import numpy as np
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
+CHANCE = 0xFFFFFFFF  # beyond all vocabularies: the counter of `draw_chance`
 TABLE_SHIFT = 12  # a float32 has 23 bits of mantissa; the upper 11 are kept
 TABLE_OFFSET = 127 << (23 - TABLE_SHIFT)  # the index of 1.0
 
@@ -53,6 +54,12 @@ def threefry2x32(key: tuple[int, int], counter0: np.ndarray, counter1: int) -> n
         x0 += keys[(group + 1) % 3]
         x1 += np.uint32((int(keys[(group + 2) % 3]) + group + 1) & 0xFFFFFFFF)
     return x0
+
+
+def draw_chance(seed: int, position: int) -> int:
+    """A number below 2**24 for a decision at `position`, from a counter that no token has."""
+    words = threefry2x32(split_seed(seed), np.array([CHANCE], np.uint32), position)
+    return int(words[0]) >> 8
 
 
 def table_index(words: np.ndarray) -> np.ndarray:

@@ -34,7 +34,9 @@ class Kind(NamedTuple):
     biases: int = 0
     # likeliest tokens to report, not rounded; None: no log-probabilities
     logprobs: int | None = None
-    has_masks: bool = False  # of grammars
+    has_masks: bool = False  # of grammars, and penalties of DRY
+    has_dry: bool = False
+    has_xtc: bool = False
 
     @classmethod
     def of(cls, options: Sequence[GenerationOptions]) -> Kind:
@@ -48,6 +50,8 @@ class Kind(NamedTuple):
             round_up(max(map(penalty_window, options), default=0)),
             round_up(max((len(o.logit_bias) for o in options), default=0)),
             max((o.logprobs for o in options if o.logprobs is not None), default=None),
+            has_dry=any(map(uses_dry, options)),
+            has_xtc=any(o.xtc_probability > 0 for o in drawn),
         )
 
     @property
@@ -69,6 +73,8 @@ class RowNumbers(NamedTuple):
     presence_penalty: float
     frequency_penalty: float
     window: int
+    xtc_chance: int  # of 2**24; 0 for never
+    xtc_threshold: float
 
     @classmethod
     def of(cls, o: GenerationOptions) -> RowNumbers:
@@ -85,6 +91,8 @@ class RowNumbers(NamedTuple):
             o.presence_penalty,
             o.frequency_penalty,
             penalty_window(o),
+            round(o.xtc_probability * 2**24) if is_random else 0,
+            o.xtc_threshold,
         )
 
 
@@ -137,6 +145,11 @@ def penalty_window(o: GenerationOptions) -> int:
     """Number of recent tokens that a row's penalties consider."""
     penalises = o.repetition_penalty != 1 or o.presence_penalty or o.frequency_penalty
     return o.repetition_context_size if penalises else 0
+
+
+def uses_dry(o: GenerationOptions) -> bool:
+    """True if a row needs penalties of DRY."""
+    return o.dry_multiplier > 0 and o.dry_penalty_last_n != 0
 
 
 def round_up(count: int) -> int:

@@ -42,10 +42,12 @@ class OptionArrays(BatchOptions):
             "top_k": kind.top_k,
             "top_p": kind.has_top_p,
             "min_p": kind.has_min_p,
+            "xtc_chance": kind.has_xtc,
+            "xtc_threshold": kind.has_xtc,
         }
         values = {}
         for name in [name for name in is_used if is_used[name]]:
-            dtype = np.int32 if name in ("top_k", "window") else np.float32
+            dtype = np.int32 if name in ("top_k", "window", "xtc_chance") else np.float32
             numbers = np.array([getattr(row, name) for row in rows], dtype)
             values[name] = mx.array(numbers[:, None])
         if kind.is_random:
@@ -77,6 +79,12 @@ def gumbel(
         seed = mx.array(rng.split_seed(seed), mx.uint32)
     if isinstance(position, int):
         position = mx.array(position & 0xFFFFFFFF, mx.uint32)
+    k = (_threefry(seed, position, indices) >> 8).astype(mx.float32) + 1
+    return table[(k.view(mx.int32) >> rng.TABLE_SHIFT) - rng.TABLE_OFFSET]
+
+
+def _threefry(seed: mx.array, position: mx.array, indices: mx.array) -> mx.array:
+    """core.rng.threefry2x32. Arguments as of `gumbel`."""
     low, high = mx.split(seed, 2, axis=-1)
     keys = (low, high, low ^ high ^ mx.array(rng.PARITY, mx.uint32))
     x0 = indices + low
@@ -88,8 +96,7 @@ def gumbel(
             x1 = x1 ^ x0
         x0 = x0 + keys[(group + 1) % 3]
         x1 = x1 + (keys[(group + 2) % 3] + (group + 1))
-    k = (x0 >> 8).astype(mx.float32) + 1
-    return table[(k.view(mx.int32) >> rng.TABLE_SHIFT) - rng.TABLE_OFFSET]
+    return x0
 
 
 def draw(
@@ -130,6 +137,8 @@ def _score(
 ) -> mx.array:
     """Scores of the tokens from `first` on, with noise where a row has a temperature."""
     scores = process(kind, logits, recent, values)
+    if kind.has_xtc:
+        scores = _exclude_top(scores, positions.reshape(-1), values)
     if kind.is_random:
         indices = mx.arange(first, first + scores.shape[1], dtype=mx.uint32)
         noise = gumbel(values["seed"], positions.reshape(-1), values["table"], indices)
@@ -151,8 +160,17 @@ def sample(
     values: dict[str, mx.array],
     words: mx.array | None = None,
 ) -> mx.array:
-    """`draw` behind a `mask` of `words`, if any; with the kind's log-probabilities (`pack`)."""
-    tokens = draw(kind, logits if words is None else mask(logits, words), positions, recent, values)
+    """`draw` behind a `mask` of `words` (see Masks), None for no grammar and no DRY; with the
+    kind's log-probabilities as of `pack`.
+    """
+    allowed = logits
+    if words is not None:
+        width = -(-logits.shape[1] // 32)
+        if words.shape[1] > width:
+            words, dry = mx.split(words, [width], axis=1)
+            values = {**values, "dry": dry.view(mx.float32)}
+        allowed = mask(logits, words)
+    tokens = draw(kind, allowed, positions, recent, values)
     return tokens if kind.logprobs is None else pack(tokens, logits, kind.logprobs)
 
 
@@ -181,6 +199,8 @@ def process(
         scores = scores.at[mx.arange(len(scores))[:, None], values["bias_ids"]].add(values["bias"])
     if kind.window:
         scores = _penalise(scores, recent, values)
+    if "dry" in values:
+        scores = scores - values["dry"]
     if kind.is_random:
         scores = scores / values["temperature"]
     if kind.top_k:
@@ -208,6 +228,16 @@ def _keep_nucleus(scores: mx.array, top_p: mx.array) -> mx.array:
     before = mx.cumsum(shares, axis=-1) - shares
     smallest = mx.where(before < top_p, ordered, math.inf).min(axis=-1, keepdims=True)
     return mx.where(scores < smallest, -math.inf, scores)
+
+
+def _exclude_top(scores: mx.array, positions: mx.array, values: dict[str, mx.array]) -> mx.array:
+    """XTC: -inf for all likely tokens but the least likely of them, by the draw of a position."""
+    shares = mx.softmax(scores * values["temperature"], axis=-1)
+    likely = (shares >= values["xtc_threshold"]) & (scores > -math.inf)
+    least = mx.where(likely, scores, math.inf).min(axis=-1, keepdims=True)
+    draws = _threefry(values["seed"], positions, mx.array([rng.CHANCE], mx.uint32)) >> 8
+    is_on = draws.astype(mx.int32) < values["xtc_chance"]
+    return mx.where(likely & (scores > least) & is_on, -math.inf, scores)
 
 
 def _penalise(scores: mx.array, recent: mx.array, values: dict[str, mx.array]) -> mx.array:

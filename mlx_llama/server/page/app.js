@@ -375,6 +375,8 @@ function showSettings() {
 
 const write = (value) => value === null || value === undefined ? "none" : typeof value === "object" ? JSON.stringify(value) : String(value);
 
+const isList = (name) => ["stop", "dry_sequence_breakers"].includes(name);
+
 // The options that the form holds; throws an Error that names the bad one.
 function readSettings() {
   const options = {};
@@ -389,13 +391,13 @@ function readSettings() {
       options[input.name] = value;
     } else if (field.choices || field.isText) {
       options[input.name] = text;
-    } else if (input.name === "stop" && !/^["[]/.test(text)) {
-      options.stop = [text];
+    } else if (isList(input.name) && !/^["[]/.test(text)) {
+      options[input.name] = [text];
     } else {
       try {
         options[input.name] = JSON.parse(text);
       } catch {
-        throw new Error(`${input.name}: JSON, such as ${input.name === "stop" ? '["END"]' : '{"15043": -1}'}`);
+        throw new Error(`${input.name}: JSON, such as ${isList(input.name) ? '["END"]' : '{"15043": -1}'}`);
       }
     }
   }

