@@ -280,7 +280,7 @@ FAULTS = [
     Fault(
         "scheduler",
         "mlx_llama/core/engine/scheduler.py",
-        "sequence.is_cancelled or sequence.constraint or sequence",
+        "sequence.is_cancelled or sequence.is_constrained or sequence",
         "sequence.is_cancelled or sequence",
         "a step with a grammar runs ahead of the token that decides its mask",
     ),
