@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from .core.generation.session import Session, Stream
     from .core.generation.tool_use import ToolStream
     from .core.text.template import ChatTemplate
+    from .core.text.thoughts import Thought
     from .core.text.tokenizer import Tokenizer
     from .core.text.tools import ToolCall, ToolDelta
 
@@ -75,6 +76,7 @@ __all__ = [
     "Prompt",
     "Resolved",
     "Schema",
+    "Thought",
     "Token",
     "TokenLogprobs",
     "Tokenizer",
@@ -110,6 +112,7 @@ _HOMES = {
     "generation.session": ("Session", "Stream"),
     "generation.tool_use": ("ToolStream",),
     "text.template": ("ChatTemplate",),
+    "text.thoughts": ("Thought",),
     "text.tokenizer": ("Tokenizer",),
     "text.tools": ("ToolCall", "ToolDelta"),
 }

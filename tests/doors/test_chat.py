@@ -1087,9 +1087,8 @@ def read(self):
         self.completion.text += piece
         return piece
     self.completion.finish_reason = "eos"
-    raise StopIteration
 
-Handle.__next__ = read
+Handle.read = read
 sys.exit(cli.run(repl.main))
 """
 

@@ -92,7 +92,9 @@ def scripted(form, *answers):
     def ask(messages, is_first):
         asked.append(list(messages))
         assert is_first == (len(asked) == 1)
-        wrapped = SimpleNamespace(completion=SimpleNamespace(notices=[]), cancel=lambda: None)
+        wrapped = SimpleNamespace(
+            completion=SimpleNamespace(notices=[], reasoning=""), cancel=lambda: None
+        )
         stream = ToolStream(wrapped, ToolParser(form, ("add", "fail")))
         stream.handle = Pieces(left.pop(0))
         return stream
@@ -106,8 +108,8 @@ class Pieces:
     def __init__(self, text):
         self.text = iter(text)
 
-    def __next__(self):
-        return next(self.text)
+    def read(self):
+        return next(self.text, None)
 
     def cancel(self):
         pass
