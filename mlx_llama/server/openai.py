@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlx_llama.core.generation.completion import Token
-from mlx_llama.core.generation.options import Reasoning
+from mlx_llama.core.generation.options import FIELDS
 from mlx_llama.core.generation.tool_use import Toolbox
 from mlx_llama.core.text.thoughts import Thought
 
@@ -381,7 +381,7 @@ def adapt_thinking(values: dict[str, Any], note: Note) -> None:
         return
     chosen: dict[str, Any] = {}
     reasoning = values.get("reasoning")
-    if reasoning is not None and reasoning not in get_args(Reasoning):
+    if reasoning is not None and reasoning not in get_args(FIELDS["reasoning"].annotation):
         parts = reasoning if isinstance(reasoning, dict) else {"": reasoning}
         del values["reasoning"]
         values.setdefault("reasoning_effort", parts.get("effort"))

@@ -397,7 +397,7 @@ def test_completion(session, tmp_path):
         ]
 
     # with a space before an argument, where the next Tab completes it
-    assert offered("/s") == ["/system ", "/set ", "/save ", "/stats"]
+    assert offered("/s") == ["/system ", "/set ", "/show ", "/save ", "/stats"]
     assert len(offered("/")) == len(chat_commands.COMMANDS)
     assert offered("/set top") == ["/set top_k ", "/set top_p "]
     assert offered("/set n ") == ["/set n 4", "/set n default"]

@@ -15,6 +15,7 @@ from scripting import Script, make_scripted_checkpoint
 
 from mlx_llama import load
 from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.generation.thinking import has_switch
 from mlx_llama.core.text.thoughts import Thought, find_thoughts
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "data/thought-templates"
@@ -27,6 +28,15 @@ SCHEMA = {
     "required": ["a", "b"],
     "additionalProperties": False,
 }
+
+
+def test_switches_of_templates():
+    sources = {path.stem: path.read_text() for path in TEMPLATES.glob("*.jinja")}
+    granite = "{%- if thinking %}write <think></think> and <response></response>{%- endif %}"
+    deepseek = "{% if not thinking is defined %}{% set thinking = false %}{% endif %}<think>"
+    found = {name for name, source in sources.items() if has_switch(source)}
+    assert found == {"qwen3"} and has_switch(granite) and has_switch(deepseek)
+    assert not has_switch("{% if thinking %}")  # without thoughts
 
 
 def make(folder, template: str, **load_options):
