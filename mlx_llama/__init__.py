@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from .core.generation.session import Session as Session, Stream as Stream
     from .core.generation.tool_use import ToolStream as ToolStream
     from .core.text.template import ChatTemplate as ChatTemplate
+    from .core.text.thoughts import Thought as Thought
     from .core.text.tokenizer import Tokenizer as Tokenizer
     from .core.text.tools import ToolCall as ToolCall, ToolDelta as ToolDelta
 
@@ -77,6 +78,7 @@ _HOMES = {
     "generation.session": "Session Stream",
     "generation.tool_use": "ToolStream",
     "text.template": "ChatTemplate",
+    "text.thoughts": "Thought",
     "text.tokenizer": "Tokenizer",
     "text.tools": "ToolCall ToolDelta",
 }

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from mlx_llama.core.generation.options import Reasoning
+from mlx_llama.core.generation.options import FIELDS
 from mlx_llama.core.generation.schema import Schema
 from mlx_llama.core.generation.tool_use import Toolbox
 
@@ -291,7 +291,7 @@ def adapt_thinking(values: dict[str, Any], note: Note) -> None:
         return
     chosen: dict[str, Any] = {}
     reasoning = values.get("reasoning")
-    if reasoning is not None and reasoning not in get_args(Reasoning):
+    if reasoning is not None and reasoning not in get_args(FIELDS["reasoning"].annotation):
         parts = reasoning if isinstance(reasoning, dict) else {"": reasoning}
         del values["reasoning"]
         values.setdefault("reasoning_effort", parts.get("effort"))

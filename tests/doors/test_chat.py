@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, strategies as st
@@ -20,6 +21,7 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 from rich.cells import cell_len
 from rich.console import Console
+from scripting import Script, make_scripted_checkpoint
 
 from mlx_llama import load
 from mlx_llama.chat import (
@@ -397,7 +399,7 @@ def test_completion(session, tmp_path):
         ]
 
     # with a space before an argument, where the next Tab completes it
-    assert offered("/s") == ["/system ", "/set ", "/save ", "/stats"]
+    assert offered("/s") == ["/system ", "/set ", "/show ", "/save ", "/stats"]
     assert len(offered("/")) == len(chat_commands.COMMANDS)
     assert offered("/set top") == ["/set top_k ", "/set top_p "]
     assert offered("/set n ") == ["/set n 4", "/set n default"]
@@ -971,6 +973,74 @@ def test_a_frame_is_erased_in_the_rows_of_a_resized_terminal(width, rows):
         assert screen.file.getvalue()[before:].count("\x1b[1A\x1b[2K") == rows
 
 
+def test_a_thought_is_dimmed_and_folded_to_a_line():
+    screen = console(height=12)
+    with MarkdownView(screen) as view:
+        view.due = 0.0
+        view.think("\n".join(f"step {i} \x1b[31m" for i in range(30)))
+        shown = on_screen(screen.file.getvalue(), height=12)
+        assert shown[0].startswith("step 22") and "step 29 ␛[31m" in "".join(shown)
+        assert "\x1b[2;3m" in screen.file.getvalue()
+        view.fold("thought for 90 tokens")
+        view.push("The **answer**.")
+    assert on_screen(screen.file.getvalue(), height=12)[:3] == [
+        "(thought for 90 tokens)",
+        "",
+        "The answer.",
+    ]
+
+
+def make_thinker(folder, template):
+    """A model with the template of a reasoning model."""
+    source = (Path(__file__).parents[1] / f"data/thought-templates/{template}.jinja").read_text()
+    return load(make_scripted_checkpoint(folder / "m", source), backend="cpu")
+
+
+def test_thoughts_are_folded_shown_and_turned_off(tmp_path, session, capsys):
+    thinker = make_thinker(tmp_path, "qwen3")
+    chat = dialogue.Chat(thinker.chat(), lambda: dialogue.Plain(clean=True))
+    with Script(thinker, "<think>\nThey greet.\n</think>\n\nHello.", "Hi.") as script:
+        chat.take("Hello?")
+        out, err = capsys.readouterr()
+        tokens = chat.session.last.reasoning_tokens
+        assert (out, err) == ("Hello.\n", f"(thought for {tokens} tokens: /show thoughts)\n")
+        assert command(chat.session, "/show thoughts") == "They greet."
+        assert command(chat.session, "/think") == "(thoughts: auto)"
+        assert command(chat.session, "/think off") == "(thoughts: off)"
+        chat.take("Hello?")
+    assert capsys.readouterr() == ("Hi.\n", "")
+    assert script.prompts[1].endswith("<think>\n\n</think>\n\n")
+    assert command(chat.session, "/show thoughts") == "(the last answer has no thought)"
+    for line, words in (
+        ("/think maybe", "/think needs on or off"),
+        ("/show answers", "/show shows thoughts"),
+    ):
+        with pytest.raises(LlamaError, match=words):
+            command(chat.session, line)
+    with pytest.raises(LlamaError, match="has no thoughts"):
+        command(session, "/think on")
+
+
+def test_ctrl_c_in_a_thought_keeps_it_for_resume(tmp_path, capsys):
+    shown = []
+
+    class View(dialogue.Plain):
+        def think(self, piece):
+            shown.append(piece)
+            if len(shown) == 3:
+                signal.raise_signal(signal.SIGINT)
+
+    chat = dialogue.Chat(make_thinker(tmp_path, "r1").chat(), View)  # random: thinks for ever
+    with pytest.raises(KeyboardInterrupt):
+        chat.take("Hello?")
+    assert capsys.readouterr() == ("", "(stopped)\n")
+    thought = "".join(shown)
+    last = {"role": "assistant", "content": "", "reasoning_content": thought}
+    assert thought and chat.session.messages[-1] == last
+    longer = chat.session.resume(max_tokens=5).finish().reasoning
+    assert longer.startswith(thought) and len(longer) > len(thought)
+
+
 # Lines for the user
 
 
@@ -1019,9 +1089,8 @@ def read(self):
         self.completion.text += piece
         return piece
     self.completion.finish_reason = "eos"
-    raise StopIteration
 
-Handle.__next__ = read
+Handle.read = read
 sys.exit(cli.run(repl.main))
 """
 

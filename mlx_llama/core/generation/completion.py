@@ -51,8 +51,6 @@ class Completion:
 
     # the whole answer; if it continues an earlier one (Request.begun), with that text
     text: str = ""
-    reasoning: str = ""  # the thought before the answer, which is no part of the text
-    reasoning_tokens: int = 0  # of the tokens, those of the thought
     # generated ids with text and times, the end token included
     tokens: list[Token] = field(default_factory=list)
     # None while it is being generated, then "eos" (an end token, or the end of its grammar), "stop"
@@ -61,6 +59,8 @@ class Completion:
     finish_reason: str | None = None
     stop: str | int | None = None  # the stop string that matched, or the id of the stop token
     error: str | None = None  # message of the error that ended it
+    reasoning: str = ""  # the thought before the answer, which is no part of the text
+    reasoning_tokens: int = 0  # tokens of the thought and of its end
     prompt_tokens: int = 0
     reused_tokens: int = 0  # tokens of the prompt that were in the cache already
     prefill_seconds: float = 0.0  # from its first chunk until the first token was read

@@ -35,7 +35,6 @@ from .schema import Schema
 MAX_REGEX = 1 << 13  # characters
 MAX_GRAMMAR = 1 << 14  # characters; llguidance's converter of GBNF takes quadratic time
 SHOWN_INPUT = 200  # characters of a bad value in a message
-Reasoning = Literal["auto", "on", "off", "raw"]
 ENDLESS = 2**31  # tokens: more than any context holds
 MAX_LOGPROBS = 20  # likeliest tokens per position, as in OpenAI's API
 
@@ -223,7 +222,7 @@ class GenerationOptions(_StructureOptions):
         "name of the loaded adapter that answers; base: none (default: the first one)",
         max_length=512,
     )
-    reasoning: Reasoning = _option(
+    reasoning: Literal["auto", "on", "off", "raw"] = _option(
         "auto",
         "thoughts of a reasoning model: on or off, where the chat template has a switch (off ends "
         "those that it opens, too); auto: as the template does; raw: left in the text",
@@ -374,7 +373,7 @@ class Options(TypedDict, total=False):
     speculate: Literal["none", "prompt", "model"] | None
     logprobs: int | None
     adapter: str | None
-    reasoning: Reasoning | None
+    reasoning: Literal["auto", "on", "off", "raw"] | None
     reasoning_budget: int | None
     # a pydantic model or another type, or a JSON schema
     schema: type | Mapping[str, Any] | str | bool | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +17,13 @@ from .grammar import Constraint
 from .options import GenerationOptions
 
 SWITCHES = ("enable_thinking", "thinking")  # variables of templates: Qwen3's, Granite's
+# The second is a word of other templates' texts, too: look for a condition.
+_SWITCH = re.compile(r"\benable_thinking\b|\{%-?\s*(?:el)?if\b[^%'\"]*\bthinking\b")
 
 
 def has_switch(source: str) -> bool:
     """True if a chat template can turn thoughts on and off."""
-    return find_thoughts(source) is not None and any(name in source for name in SWITCHES)
+    return find_thoughts(source) is not None and _SWITCH.search(source) is not None
 
 
 def is_off(options: GenerationOptions) -> bool:

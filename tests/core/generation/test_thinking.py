@@ -15,6 +15,7 @@ from scripting import Script, make_scripted_checkpoint
 
 from mlx_llama import load
 from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.generation.thinking import has_switch
 from mlx_llama.core.text.thoughts import Thought, find_thoughts
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "data/thought-templates"
@@ -27,6 +28,15 @@ SCHEMA = {
     "required": ["a", "b"],
     "additionalProperties": False,
 }
+
+
+def test_switches_of_templates():
+    sources = {path.stem: path.read_text() for path in TEMPLATES.glob("*.jinja")}
+    granite = "{%- if thinking %}write <think></think> and <response></response>{%- endif %}"
+    deepseek = "{% if not thinking is defined %}{% set thinking = false %}{% endif %}<think>"
+    found = {name for name, source in sources.items() if has_switch(source)}
+    assert found == {"qwen3"} and has_switch(granite) and has_switch(deepseek)
+    assert not has_switch("{% if thinking %}")  # without thoughts
 
 
 def make(folder, template: str, **load_options):
@@ -228,3 +238,49 @@ def test_a_forced_tool_is_called_after_the_thought(qwen):
     )
     stream.finish()
     assert stream.calls[0].name == "count" and stream.calls[0].is_complete
+
+
+def test_a_thought_between_calls_is_what_the_template_makes_of_it(qwen):
+    """Qwen3's template shows the thoughts of a turn's calls, and drops those of earlier turns."""
+
+    def add(a: int, b: int) -> int:
+        """Add."""
+        return a + b
+
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    first = f"<think>\nI need a sum.\n</think>\n\n{call}"
+    second = "<think>\nIt is 3.\n</think>\n\nThree."
+    chat = qwen.chat(tools=[add], max_tokens=300)
+    with Script(qwen, first, second, "Bye.") as script:
+        stream = chat.stream("1 + 2?")
+        pieces = list(stream.pieces())
+        chat.send("Thanks.")
+    assert "".join(piece for piece in pieces if isinstance(piece, str)) == "Three."
+    thoughts = "".join(piece.text for piece in pieces if isinstance(piece, Thought))
+    assert thoughts == "I need a sum.It is 3."
+    assert [message.get("reasoning_content") for message in chat.messages] == [
+        None,
+        "I need a sum.",
+        None,
+        "It is 3.",
+        None,
+        None,
+    ]
+    assert f"<think>\nI need a sum.\n</think>\n\n{call}" in script.prompts[1]
+    assert "I need a sum." not in script.prompts[2] and "Three." in script.prompts[2]
+
+
+def test_thoughts_beside_other_requests_keep_their_bits(r1):
+    """Rows with budgets, schemas and neither in one batch."""
+    requests = [
+        {"reasoning_budget": 5, "max_tokens": 24},
+        {"max_tokens": 24},
+        {"reasoning_budget": 3, "schema": SCHEMA, "max_tokens": 200},
+        {"reasoning": "off", "max_tokens": 12},
+    ]
+    alone = [r1.generate(QUESTION, **options) for options in requests]
+    handles = [r1.submit(QUESTION, **options) for options in requests]
+    together = [handle.finish() for handle in handles]
+    for one, other in zip(alone, together, strict=True):
+        assert (one.text, one.reasoning) == (other.text, other.reasoning)
+        assert one.tokens == other.tokens

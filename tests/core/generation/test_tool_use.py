@@ -92,7 +92,8 @@ def scripted(form, *answers):
     def ask(messages, is_first):
         asked.append(list(messages))
         assert is_first == (len(asked) == 1)
-        wrapped = SimpleNamespace(completion=SimpleNamespace(notices=[]), cancel=lambda: None)
+        completion = SimpleNamespace(notices=[], reasoning="")
+        wrapped = SimpleNamespace(completion=completion, cancel=lambda: None)
         stream = ToolStream(wrapped, ToolParser(form, read_tools([add, fail])))
         stream.handle = Pieces(left.pop(0))
         return stream
@@ -106,8 +107,8 @@ class Pieces:
     def __init__(self, text):
         self.text = iter(text)
 
-    def __next__(self):
-        return next(self.text)
+    def read(self):
+        return next(self.text, None)
 
     def cancel(self):
         pass

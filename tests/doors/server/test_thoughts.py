@@ -177,7 +177,7 @@ def test_a_thought_that_the_template_opens(tmp_path):
         r1.server.close()
 
 
-def test_raw_leaves_thoughts_in_the_text(tmp_path):
+def test_raw_leaves_thoughts_in_the_text(tmp_path, qwen):
     raw = Thinker("qwen3.jinja", tmp_path / "m", options={"reasoning": "raw"})
     try:
         with raw.script():
@@ -189,3 +189,48 @@ def test_raw_leaves_thoughts_in_the_text(tmp_path):
             )
     finally:
         raw.server.close()
+    with qwen.script():
+        done = qwen.server.post(
+            "/v1/chat/completions", messages=QUESTION, reasoning_format="none"
+        )  # as llama-server
+    assert done.json()["choices"][0]["message"]["content"] == ANSWER
+
+
+def test_budgets_of_every_api_end_a_thought(tmp_path):
+    """A random model under R1's template thinks for ever."""
+    r1 = Thinker("r1.jinja", tmp_path / "m")
+    asked = {"model": "m", "messages": QUESTION, "max_tokens": 40}
+    judge = r1.llm.generate(QUESTION, max_tokens=40, reasoning_budget=9)
+    try:
+        message = (
+            r1.openai.chat.completions.create(**asked, extra_body={"reasoning_budget": 9})
+            .choices[0]
+            .message
+        )
+        assert (message.content, message.reasoning_content) == (judge.text, judge.reasoning)
+        for field in ("thinking_budget_tokens", "thinking_token_budget"):  # llama-server's, vLLM's
+            done = r1.openai.chat.completions.create(**asked, extra_body={field: 9})
+            assert done.choices[0].message == message
+            tokens = done.usage.completion_tokens_details.reasoning_tokens
+            assert tokens == judge.reasoning_tokens
+        blocks = r1.claude.messages.create(
+            **asked, thinking={"type": "enabled", "budget_tokens": 9}
+        ).content
+        assert (blocks[0].thinking, blocks[1].text) == (judge.reasoning, judge.text)
+        # no switch in the template: the end of the thought is part of the prompt
+        off = r1.llm.generate(QUESTION, max_tokens=40, reasoning="off")
+        assert off.prompt_tokens > judge.prompt_tokens
+        for field in (
+            {"reasoning": "off"},
+            {"reasoning_budget": 0},
+            {"enable_thinking": False},
+            {"reasoning_effort": "none"},
+        ):
+            done = r1.server.post("/v1/chat/completions", **asked, **field)
+            message = done.json()["choices"][0]["message"]
+            assert message["content"] == off.text and "reasoning_content" not in message, field
+            assert "x-mlx-llama-noted" not in done.headers, field
+        done = r1.server.post("/v1/chat/completions", **asked, reasoning_budget=-2)
+        assert done.status_code == 400 and "reasoning_budget" in done.text
+    finally:
+        r1.server.close()
