@@ -5,6 +5,7 @@ judged by the clients.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import anthropic
 import openai
@@ -333,3 +334,34 @@ def test_text_that_begins_like_a_call_is_text(model):
     )
     streamed = [one for chunk in chunks if chunk.logprobs for one in chunk.logprobs.content]
     assert [one.token for one in streamed] == [one.token for one in found.logprobs.content]
+
+
+@pytest.mark.parametrize(
+    "name, answer",
+    [
+        (
+            "qwen3-coder",
+            "Let me see.\n<tool_call>\n<function=add>\n<parameter=a>\n1.0\n</parameter>\n"
+            "<parameter=b>\n2\n</parameter>\n</function>\n</tool_call>\n"
+            "<tool_call>\n<function=time>\n</function>\n</tool_call>",
+        ),
+        ("functionary-3.2", 'all\nLet me see.>>>add\n{"a": 1, "b": 2}>>>time\n{}'),
+    ],
+)
+def test_formats_that_need_the_tools_or_the_prompt(name, answer, tmp_path):
+    """Types of arguments are the tool's; the prompt ends with a mark."""
+    folder = Path(__file__).resolve().parents[2] / "data" / "tool-templates"
+    template = (folder / f"{name}.jinja").read_text(encoding="utf-8")
+    llm = load(make_scripted_checkpoint(tmp_path / "m", template), backend="cpu")
+    server = Inside(lambda: llm, alias="m").ready()
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none")
+    asked = {"model": "m", "messages": QUESTION, "tools": TOOLS, "max_tokens": 300}
+    try:
+        with Script(llm, answer), client.chat.completions.stream(**asked) as stream:
+            [choice] = stream.get_final_completion().choices
+    finally:
+        server.close()
+    calls = choice.message.tool_calls
+    assert [(call.function.name, call.function.parsed_arguments) for call in calls] == WANTED
+    assert choice.message.content.strip() == "Let me see." and choice.finish_reason == "tool_calls"
+    assert '"a": 1, "b": 2' in calls[0].function.arguments

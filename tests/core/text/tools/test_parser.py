@@ -143,6 +143,7 @@ CASES = [
     (FUNCTIONARY_32, 'all\nHm.>>>f\n{"a": 1}>>>g\n{}', "Hm.", [("f", {"a": 1}), ("g", {})]),
     (FUNCTIONARY_32, "python\nprint(1)\nf(a=2)", "", [("python", {"code": "print(1)\nf(a=2)"})]),
     (FUNCTIONARY_32, "no recipient", "no recipient", []),
+    (FUNCTIONARY_32, 'Hm.>>>f\n{"a": 1}', "Hm.", [("f", {"a": 1})]),
     (FIREFUNCTION, ' functools[{"name": "f", "arguments": {"a": 1}}]', "", [("f", {"a": 1})]),
     (
         FUNCTOOLS,

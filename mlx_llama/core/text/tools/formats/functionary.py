@@ -40,7 +40,8 @@ class Functionary32(ToolFormat):
         text.take(1)
         if name == "all":
             return
-        if name not in text.tools:
+        if name not in text.tools:  # text without a recipient, in which a call may follow
+            text.rest, text.taken = f"{name}\n{text.rest}", text.mark
             raise NoCall
         if name in INTERPRETERS and (yield from text.peek()) != "{":
             yield from read_code(text, interpreter=name)
