@@ -80,7 +80,6 @@ FAMILIES = {
         "olmo3",
         dict(sliding_window=7, layer_types=["full_attention", "sliding_attention"] * 2),
     ),
-    # llama.cpp's matrix after attention is square: heads are as wide as the hidden size allows.
     "EXAONE 4": ("exaone4", dict(sliding_window=None, layer_types=["full_attention"] * 4)),
     "EXAONE 4, hybrid": ("exaone4", dict(sliding_window=7)),
     "Phi-3": ("phi3", {}),
@@ -200,6 +199,8 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
 
     kind, fields = FAMILIES[name]
     fields = SIZES | (WIDE if wide else {}) | fields
+    if kind == "exaone4":  # llama.cpp's matrix after attention is square; mlx_lm needs the field
+        fields["head_dim"] = fields["hidden_size"] // fields["num_attention_heads"]
     if (rope := fields.get("rope_parameters", {})).get("rope_type") == "longrope":
         pairs = int(fields["hidden_size"] // 4 * rope.get("partial_rotary_factor", 1)) // 2
         factors = {
