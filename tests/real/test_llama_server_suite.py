@@ -39,6 +39,7 @@ MAPPED = {
     r'(\["completion_tokens"\]) == n_predicted': r"\1 <= n_predicted",
     r'(choice\["finish_reason"\]) == finish_reason': r'\1 in ("stop", "length")',
     r'"<s> " \+ prompt': "prompt",  # comes back as it was sent
+    r'== 200(\n    assert res.headers\["Access-Control-Allow-Origin"\] == origin)': r"== 204\1",
     r'(meaning of life is")\*32': r"\1*64",  # longer than the context
     r'(len\(res.body\["content"\]\)) > 10': r"\1 >= 0",  # the guide may end at once
 }
