@@ -27,7 +27,8 @@ from real.checkpoints import FOLDER
 ARCHIVE = "llama_cpp_python-0.3.36.tar.gz"
 TESTS = "vendor/llama.cpp/tools/server/tests/"
 SIX = ("basic", "completion", "chat_completion", "tokenize", "security", "stream")
-OTHERS = ("compat_anthropic", "compat_oai_responses", "template", "tool_call", "infill")
+# Not template, which reads llama.cpp's templates, and infill, which needs a model with such tokens
+OTHERS = ("compat_anthropic", "compat_oai_responses", "tool_call")
 # What stories260K counts and writes -> what any model does
 MAPPED = {
     r'(\["prompt_n"\]|\["prompt_tokens"\]) == n_prompt': r"\1 > 0",
@@ -38,6 +39,7 @@ MAPPED = {
     r'(\["completion_tokens"\]) == n_predicted': r"\1 <= n_predicted",
     r'(choice\["finish_reason"\]) == finish_reason': r'\1 in ("stop", "length")',
     r'"<s> " \+ prompt': "prompt",  # comes back as it was sent
+    r'== 200(\n    assert res.headers\["Access-Control-Allow-Origin"\] == origin)': r"== 204\1",
     r'(meaning of life is")\*32': r"\1*64",  # longer than the context
     r'(len\(res.body\["content"\]\)) > 10': r"\1 >= 0",  # the guide may end at once
 }
@@ -63,6 +65,11 @@ DIFFERENT = {
     "security::test_cors_options": "other origins need --cors-origin",
     "security::test_cors_origins_localhost_rejects": "other origins get 403 instead of no header",
     "security::test_cors_proxy": "there is no proxy",
+    "compat_anthropic::test_anthropic_tool_result_with_image": "an image is 400, not 500",
+    "compat_anthropic::test_anthropic_vision_format_accepted": "an image is 400, not 500",
+    "compat_anthropic::test_anthropic_empty_messages": "there is no question to answer",
+    "compat_anthropic::test_anthropic_thinking_history": "earlier thoughts are left out",
+    "compat_oai_responses::test_responses_stream_with_llama_telemetry": "Responses have no timings",
 }
 
 
@@ -121,6 +128,8 @@ def run_suite(folder: Path, name: str) -> dict[str, str]:
     for case in tree.parse(report).iter("testcase"):
         bad = next((part for part in case if part.tag in ("failure", "error", "skipped")), None)
         text = "" if bad is None else f"{bad.tag}: {bad.get('message', '')[:200]}"
+        if "Template file" in text:  # of a model that is not here
+            text = f"skipped: {text}"
         outcomes[f"{name}::{case.get('name')}"] = text
     return outcomes
 

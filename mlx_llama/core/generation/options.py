@@ -248,7 +248,7 @@ class GenerationOptions(_StructureOptions):
     @field_validator("dry_sequence_breakers", mode="before")
     @classmethod
     def _drop_breakers(cls, value):
-        return () if value in ("none", ["none"]) else value
+        return () if value in ("none", ["none"], ("none",)) else value
 
     @field_validator("stop", "dry_sequence_breakers", mode="before")
     @classmethod

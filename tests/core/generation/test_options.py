@@ -63,6 +63,7 @@ def test_type_checkers_see_the_one_table():
     """Fields and types; wider for options that take several forms of a value."""
     wider = {
         "stop": str | Sequence[str],
+        "dry_sequence_breakers": str | Sequence[str],
         "stop_token_ids": int | Sequence[int],
         "logit_bias": Mapping[int, float] | Sequence[str],
         "schema": type | Mapping[str, Any] | str | bool,
