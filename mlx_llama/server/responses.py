@@ -147,6 +147,12 @@ class TextConfig(Body):
         }
 
 
+class Reasoning(Body):
+    """No reasoning."""
+
+    effort: Literal["none"] = "none"
+
+
 class ResponsesTool(FunctionBody):
     """A function that the model may call."""
 
@@ -189,6 +195,7 @@ class ResponsesRequest(OptionFields):
     )
     parallel_tool_calls: bool = True
     background: Literal[False] = False
+    reasoning: Reasoning = Reasoning()  # type: ignore[assignment]  # in place of the option
     chat_template_kwargs: TemplateVariables = {}
     previous_response_id: str | None = Field(
         None,
@@ -288,7 +295,9 @@ class ResponsesRequest(OptionFields):
         form = self.text.format
         lifts = "format" in self.text.model_fields_set and form.type == "text"
         lifted = dict.fromkeys(RULES) if lifts else {}
-        return logprobs | lifted | super().requested_options() | form.options()
+        options = super().requested_options()
+        options.pop("reasoning", None)  # OpenAI's object, not the option
+        return logprobs | lifted | options | form.options()
 
     def toolbox(self) -> Toolbox:
         """Build the toolbox. Raises Refusal."""

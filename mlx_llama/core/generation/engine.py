@@ -98,9 +98,11 @@ class Engine:
 
     def _constrain(self, request: Request) -> Constraint | ThoughtConstraint | None:
         rule = request.rule or Rule.of(request.options.options)
-        answer = rule and self.grammars.compile(
-            rule, starts_text=request.starts_text, seconds=request.compile_seconds
-        )
+        answer = None
+        if rule is not None:
+            answer = self.grammars.compile(
+                rule, starts_text=request.starts_text, seconds=request.compile_seconds
+            )
         constraint = self._admit_thoughts(request, answer)
         if constraint is None:
             return None
