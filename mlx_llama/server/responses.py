@@ -113,6 +113,12 @@ class TextConfig(Body):
         return {"format": form, "verbosity": self.verbosity}
 
 
+class Reasoning(Body):
+    """No reasoning."""
+
+    effort: Literal["none"] = "none"
+
+
 class ResponsesTool(FunctionBody):
     """A function that the model may call."""
 

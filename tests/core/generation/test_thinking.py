@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from machine import device_of
 from scripting import Script, make_scripted_checkpoint
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from mlx_llama import load
 from mlx_llama.core.errors import OptionsError
@@ -42,6 +43,17 @@ def test_switches_of_templates():
 def make(folder, template: str, **load_options):
     folder = make_scripted_checkpoint(folder, (TEMPLATES / f"{template}.jinja").read_text())
     return load(folder, **{"backend": "cpu"} | load_options)
+
+
+def render(llm, messages, **variables) -> str:
+    """The prompt by transformers."""
+    conversations = [[*messages]]
+    return render_jinja_template(
+        conversations=conversations,
+        chat_template=llm.template.source,
+        add_generation_prompt=True,
+        **variables,
+    )[0][0]
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +118,7 @@ def test_raw_leaves_them_in_the_text_and_off_uses_the_templates_switch(qwen):
     off = qwen.encode(QUESTION, enable_thinking=False)
     texts = [qwen.tokenizer.decode(tokens, skip_special=False) for tokens in (on, off, off, on)]
     assert script.prompts == texts and texts[1].endswith("<think>\n\n</think>\n\n")
+    assert texts[1].endswith(render(qwen, QUESTION, enable_thinking=False))
     with pytest.raises(OptionsError, match="reasoning"):
         qwen.ask("Hello?", reasoning="loud")
     with pytest.raises(OptionsError, match="at least -1"):
@@ -122,6 +135,8 @@ def test_a_session_gives_its_thoughts_to_the_template_and_reuses_the_prefix(qwen
             "reasoning_content": THOUGHT,
         }
         second = chat.send("How are you?")
+    asked = [*chat.messages[:2], {"role": "user", "content": "How are you?"}]
+    assert script.prompts[1].endswith(render(qwen, asked))
     assert THOUGHT not in script.prompts[1] and TEXT[:6] in script.prompts[1]  # Qwen3 drops it
     assert second.reused_tokens == first.prompt_tokens
 
@@ -240,6 +255,14 @@ def test_a_forced_tool_is_called_after_the_thought(qwen):
     assert stream.calls[0].name == "count" and stream.calls[0].is_complete
 
 
+def _with_objects(messages):
+    """Messages with the arguments of calls as templates take them."""
+    checked = json.loads(json.dumps(messages))
+    for call in (call for message in checked for call in message.get("tool_calls", ())):
+        call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    return checked
+
+
 def test_a_thought_between_calls_is_what_the_template_makes_of_it(qwen):
     """Qwen3's template shows the thoughts of a turn's calls, and drops those of earlier turns."""
 
@@ -266,6 +289,8 @@ def test_a_thought_between_calls_is_what_the_template_makes_of_it(qwen):
         None,
         None,
     ]
+    tools = [tool.as_dict() for tool in chat.toolbox.tools]
+    assert script.prompts[1].endswith(render(qwen, _with_objects(chat.messages[:3]), tools=tools))
     assert f"<think>\nI need a sum.\n</think>\n\n{call}" in script.prompts[1]
     assert "I need a sum." not in script.prompts[2] and "Three." in script.prompts[2]
 
