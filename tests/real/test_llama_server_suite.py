@@ -39,7 +39,6 @@ MAPPED = {
     r'(\["completion_tokens"\]) == n_predicted': r"\1 <= n_predicted",
     r'(choice\["finish_reason"\]) == finish_reason': r'\1 in ("stop", "length")',
     r'"<s> " \+ prompt': "prompt",  # comes back as it was sent
-    r'== 200(\n    assert res.headers\["Access-Control-Allow-Origin"\] == origin)': r"== 204\1",
     r'(meaning of life is")\*32': r"\1*64",  # longer than the context
     r'(len\(res.body\["content"\]\)) > 10': r"\1 >= 0",  # the guide may end at once
 }
@@ -63,7 +62,6 @@ DIFFERENT = {
     "security::test_access_static_assets": "files of another page",
     "security::test_correct_api_key": "/completions without /v1 is OpenAI's",
     "security::test_cors_options": "other origins need --cors-origin",
-    "security::test_cors_origins_localhost_rejects": "other origins get 403 instead of no header",
     "security::test_cors_proxy": "there is no proxy",
     "compat_anthropic::test_anthropic_tool_result_with_image": "an image is 400, not 500",
     "compat_anthropic::test_anthropic_vision_format_accepted": "an image is 400, not 500",
