@@ -162,6 +162,7 @@ class ResponsesRequest(OptionFields, OpenAIFields):
         "auto", description="stop strings do not end a required call"
     )
     background: Literal[False] = False
+    reasoning: Reasoning = Reasoning()  # type: ignore[assignment]  # in place of the option
     previous_response_id: str | None = Field(
         None,
         max_length=512,
@@ -239,7 +240,9 @@ class ResponsesRequest(OptionFields, OpenAIFields):
         form = self.text.format
         lifts = "format" in self.text.model_fields_set and form.type == "text"
         lifted = dict.fromkeys(RULES) if lifts else {}
-        return logprobs | lifted | super().requested_options() | self.form()
+        options = super().requested_options()
+        options.pop("reasoning", None)  # OpenAI's object, not the option
+        return logprobs | lifted | options | self.form()
 
     def choice(self) -> tuple[str, bool]:
         choice = self.tool_choice

@@ -305,11 +305,13 @@ class LLM:
 
     def _prepare(self, prompt: Prompt, options: abc.Mapping[str, Any]) -> Handle:
         resolved, hooks = self._resolve(options)
-        continues = len(prompt) > 0 and not isinstance(prompt[0], dict)
-        thinking, source = None, "" if continues or not self.template else self.template.source
+        is_list = isinstance(prompt, (list, tuple)) and len(prompt) > 0
+        is_chat, thinking = is_list and isinstance(prompt[0], dict), None
+        source = self.template.source if is_chat and self.template else ""
         variables = set_switches(source, resolved.options, {})
         tokens = self.encode(prompt, self.engine.check_count, **variables)
-        if not continues and source:
+        continues = len(prompt) > 0 and not is_chat
+        if source:
             has_rule = Rule.of(resolved.options) is not None
             tokens, thinking = Thinking.begin(
                 self.tokenizer, source, tokens, resolved.options, has_rule
