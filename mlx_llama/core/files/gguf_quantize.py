@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -35,7 +35,7 @@ SCALES = {
     "IQ4_XS": (136, slice(0, 2)),
 }
 
-_PART = 1 << 15  # weights at a time: five float32 arrays of this size fit an L2 cache
+_PART = 1 << 16  # weights at a time: five float32 arrays of this size fit an L2 cache
 _EPSILON = np.float32(1e-15)  # GROUP_MAX_EPS: the largest magnitude of a group of zeros
 _VALUES = IQ4_VALUES.astype(np.float32) - 128
 # Index of the nearest of _VALUES by floor(2 x) + 254, x in [-127, 127]: their midpoints are
@@ -87,16 +87,14 @@ def _groups(rows: np.ndarray, size: int) -> np.ndarray:
     return result
 
 
-def _add_rows(values: np.ndarray) -> np.ndarray:
-    """Sum over the first axis in order; np.add.reduce would add a single column pairwise."""
-    return np.add.accumulate(values)[-1] if values.shape[1] == 1 else np.add.reduce(values)
-
-
-def _take_better(is_better: np.ndarray, *pairs: tuple[np.ndarray, np.ndarray]) -> None:
-    """Copy the new values of each pair (old, new) where they are better: few, so by index."""
-    at = np.flatnonzero(is_better)
-    for old, new in pairs:
-        old[at] = new[at]
+def _add_rows(values: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """Sum over the first axis in order, into `out`; np.add.reduce would add a single column
+    pairwise.
+    """
+    if values.shape[1] > 1:
+        return np.add.reduce(values, out=out)
+    out[:] = np.add.accumulate(values)[-1]
+    return out
 
 
 def _half(values: np.ndarray) -> np.ndarray:
@@ -141,57 +139,64 @@ def _search_min(
     and a function of groups' indices [n] that returns their codes [size, n].
     """
     weights, codes, weighted, product = _scratch(4, x.shape)
+    sum_w, sum_x, sum_l, sum_l2, sum_xl, error, inverse, minimum, scale, new_scale, new_minimum = (
+        _scratch(11, x.shape[1:])
+    )
     np.multiply(x, x, out=product)
     np.abs(x, out=weights)
-    weights += np.sqrt(_add_rows(product) / np.float32(32))
+    weights += np.sqrt(_add_rows(product, sum_x) / np.float32(32))
     low, high = np.minimum(x.min(0), np.float32(0)), x.max(0)
     np.multiply(weights, x, out=product)
-    sum_w, sum_x = _add_rows(weights), _add_rows(product)
+    _add_rows(weights, sum_w), _add_rows(product, sum_x)
 
-    def error_of(scale: np.ndarray, minimum: np.ndarray) -> np.ndarray:
+    def measure(scale: np.ndarray, minimum: np.ndarray) -> None:
         np.multiply(codes, scale, out=product)
         np.add(product, minimum, out=product)
         np.subtract(product, x, out=product)
         np.multiply(product, product, out=product)
         np.multiply(product, weights, out=product)
-        return _add_rows(product)
+        _add_rows(product, error)
 
     def quantise(inverse: np.ndarray, minimum: np.ndarray) -> None:
         np.subtract(x, minimum, out=codes)
         np.multiply(codes, inverse, out=codes)
         _round(codes, 0, top)
 
-    inverse = np.float32(top) / (high - low)
+    np.divide(np.float32(top), high - low, out=inverse)
     is_flat = ~np.isfinite(inverse)  # equal values, or a width whose inverse overflows
-    scale, minimum = np.float32(1) / inverse, low.copy()
-    best, origin = inverse, low.copy()  # the codes are those of best * (x - origin)
+    np.divide(np.float32(1), inverse, out=scale)
+    minimum[:] = low
+    best, origin = inverse.copy(), low.copy()  # the codes are those of best * (x - origin)
     quantise(inverse, minimum)
-    least = error_of(scale, minimum)
+    measure(scale, minimum)
+    least = error.copy()
     for i in range(steps + 1):
         # As in llama.cpp, codes count from the best minimum so far.
         offset = np.float32(first) + np.float32(0.1) * np.float32(i) + np.float32(top)
-        inverse = offset / (high - minimum)
+        np.divide(offset, high - minimum, out=inverse)
         quantise(inverse, minimum)
         np.multiply(weights, codes, out=weighted)
-        sum_l = _add_rows(weighted)
+        _add_rows(weighted, sum_l)
         np.multiply(weighted, codes, out=product)
-        sum_l2 = _add_rows(product)
-        np.multiply(weighted, x, out=product)
-        sum_xl = _add_rows(product)
+        _add_rows(product, sum_l2)
+        np.multiply(weighted, x, out=weighted)
+        _add_rows(weighted, sum_xl)
         determinant = sum_w * sum_l2 - sum_l * sum_l
-        new_scale = (sum_w * sum_xl - sum_x * sum_l) / determinant
-        new_minimum = (sum_l2 * sum_x - sum_l * sum_xl) / determinant
+        np.divide(sum_w * sum_xl - sum_x * sum_l, determinant, out=new_scale)
+        np.divide(sum_l2 * sum_x - sum_l * sum_xl, determinant, out=new_minimum)
         is_above = new_minimum > 0
-        _take_better(is_above, (new_scale, sum_xl / sum_l2), (new_minimum, np.zeros_like(scale)))
-        error = error_of(new_scale, new_minimum)
-        _take_better(
-            (determinant > 0) & (error < least),
+        np.putmask(new_scale, is_above, sum_xl / sum_l2)
+        np.putmask(new_minimum, is_above, np.float32(0))
+        measure(new_scale, new_minimum)
+        is_better = (determinant > 0) & (error < least)
+        for old, new in (
             (least, error),
             (scale, new_scale),
             (best, inverse),
             (origin, minimum),
             (minimum, new_minimum),
-        )
+        ):
+            np.putmask(old, is_better, new)
     scale[is_flat] = best[is_flat] = origin[is_flat] = 0
 
     def before(at: np.ndarray) -> np.ndarray:
@@ -257,7 +262,7 @@ def _largest(values: np.ndarray, axis: int) -> np.ndarray:
 
 def _fit_scales(
     x: np.ndarray,
-    trials: Iterable[np.ndarray],
+    trials: Sequence[np.ndarray],
     quantise: Callable[[np.ndarray], np.ndarray],
     x_first: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -267,28 +272,24 @@ def _fit_scales(
     The part that make_qx_quants and quantize_row_iq4_nl_impl share. quantise: may work in place.
     x_first: order of the factors of a product.
     """
-    weights, weighted_x, values, product, other = _scratch(5, x.shape)
-    trials = iter(trials)
+    weights, weighted_x, values, product, by_x = _scratch(5, x.shape)
+    inverse, sum_lx, sum_l2 = _scratch(3, x.shape[1:])
     np.multiply(x, x, out=weights)
     np.multiply(weights, x, out=weighted_x)
-
-    def sums(inverse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    scale, least, best = np.zeros_like(sum_l2), np.zeros_like(sum_l2), trials[0].copy()
+    for i, trial in enumerate(trials):
+        inverse[:] = trial
         whole = quantise(np.multiply(x, inverse, out=values))
         np.multiply(weights, whole, out=product)
-        sum_lx = _add_rows(
-            np.multiply(*((weighted_x, whole) if x_first else (product, x)), out=other)
-        )
-        return sum_lx, _add_rows(np.multiply(product, whole, out=product))
-
-    best = next(trials)
-    sum_lx, sum_l2 = sums(best)
-    scale = np.where(sum_l2 > 0, sum_lx / sum_l2, np.float32(0))
-    least = scale * sum_lx
-    for inverse in trials:
-        sum_lx, sum_l2 = sums(inverse)
-        is_better = (sum_l2 > 0) & (sum_lx * sum_lx > least * sum_l2)
+        np.multiply(*((weighted_x, whole) if x_first else (product, x)), out=by_x)
+        np.multiply(product, whole, out=product)
+        _add_rows(by_x, sum_lx), _add_rows(product, sum_l2)
+        is_better = sum_l2 > 0
+        if i:
+            is_better &= sum_lx * sum_lx > least * sum_l2
         new = sum_lx / sum_l2
-        _take_better(is_better, (scale, new), (least, new * sum_lx), (best, inverse))
+        for old, value in ((scale, new), (least, new * sum_lx), (best, inverse)):
+            np.putmask(old, is_better, value)
     return scale, best
 
 
@@ -298,7 +299,7 @@ def _q6_k(rows: np.ndarray) -> np.ndarray:  # uint8 ql[128], qh[64]; int8 scales
     offsets = (np.float32(0.1) * np.float32(i) for i in (0, *range(-9, 0), *range(1, 10)))
     scales, best = _fit_scales(
         x,
-        (-(np.float32(32) + offset) / largest for offset in offsets),
+        [-(np.float32(32) + offset) / largest for offset in offsets],
         lambda values: _round(values, -32, 31),
         x_first=True,
     )
