@@ -56,10 +56,9 @@ def quantize(rows: np.ndarray, kind: str) -> np.ndarray:
 
     def blocks(start: int) -> np.ndarray:
         part = rows[start : start + step]
-        with np.errstate(all="ignore"):
-            if kind in _QUANTISERS:
-                return _QUANTISERS[kind](part).reshape(len(part), -1)
-            return quantize_plain(part, GGMLQuantizationType[kind])
+        if kind in _QUANTISERS:
+            return _QUANTISERS[kind](part).reshape(len(part), -1)
+        return quantize_plain(part, GGMLQuantizationType[kind])
 
     step = max(1, _PART // rows.shape[1])
     return np.concatenate(list(_pool().map(blocks, range(0, len(rows), step))))
@@ -67,7 +66,12 @@ def quantize(rows: np.ndarray, kind: str) -> np.ndarray:
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(machine.physical_cores(), "quantize")
+    def prepare() -> None:
+        np.seterr(all="ignore")
+        # With buffers of several groups, NumPy copies the vector that multiplies each row.
+        np.setbufsize(1024)
+
+    return ThreadPoolExecutor(machine.physical_cores(), "quantize", prepare)
 
 
 def _scratch(count: int, shape: tuple[int, ...]) -> np.ndarray:
@@ -256,8 +260,12 @@ def _largest(values: np.ndarray, axis: int) -> np.ndarray:
     """The value of largest magnitude along an axis, with its sign; the first of equal
     magnitudes.
     """
-    at = np.expand_dims(np.abs(values).argmax(axis), axis)
-    return np.take_along_axis(values, at, axis).squeeze(axis)
+    values = np.moveaxis(values, axis, 0)
+    low, high = values.min(0), values.max(0)
+    largest = np.where(high > -low, high, low)
+    at = np.flatnonzero(~((high > -low) | (high < -low)))  # equal, or not numbers
+    largest[at] = values[np.abs(values[:, at]).argmax(0), at]
+    return largest
 
 
 def _fit_scales(
