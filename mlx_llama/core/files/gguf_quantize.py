@@ -101,6 +101,12 @@ def _add_rows(values: np.ndarray, out: np.ndarray) -> np.ndarray:
     return out
 
 
+def _select(mask: np.ndarray, old: np.ndarray, new: np.ndarray) -> None:
+    """Overwrite old [n, G] by new [n, G] where mask [G], without branches to mispredict."""
+    old, new = old.view(np.int32), new.view(np.int32)
+    old ^= (old ^ new) & np.negative(mask, dtype=np.int32)
+
+
 def _half(values: np.ndarray) -> np.ndarray:
     """float32 [B] -> the bytes of float16, uint8 [B, 2]."""
     return values.astype(np.float16)[:, None].view(np.uint8)
@@ -143,9 +149,10 @@ def _search_min(
     and a function of groups' indices [n] that returns their codes [size, n].
     """
     weights, codes, weighted, product = _scratch(4, x.shape)
-    sum_w, sum_x, sum_l, sum_l2, sum_xl, error, inverse, minimum, scale, new_scale, new_minimum = (
-        _scratch(11, x.shape[1:])
-    )
+    sum_w, sum_x, sum_l, sum_l2, sum_xl = _scratch(5, x.shape[1:])
+    # The codes are those of inverse * (x - origin).
+    least, scale, minimum, best, best_origin = state = _scratch(5, x.shape[1:])
+    error, new_scale, new_minimum, inverse, origin = trial = _scratch(5, x.shape[1:])
     np.multiply(x, x, out=product)
     np.abs(x, out=weights)
     weights += np.sqrt(_add_rows(product, sum_x) / np.float32(32))
@@ -153,32 +160,32 @@ def _search_min(
     np.multiply(weights, x, out=product)
     _add_rows(weights, sum_w), _add_rows(product, sum_x)
 
-    def measure(scale: np.ndarray, minimum: np.ndarray) -> None:
-        np.multiply(codes, scale, out=product)
-        np.add(product, minimum, out=product)
+    def measure() -> None:
+        np.multiply(codes, new_scale, out=product)
+        np.add(product, new_minimum, out=product)
         np.subtract(product, x, out=product)
         np.multiply(product, product, out=product)
         np.multiply(product, weights, out=product)
         _add_rows(product, error)
 
-    def quantise(inverse: np.ndarray, minimum: np.ndarray) -> None:
-        np.subtract(x, minimum, out=codes)
+    def quantise() -> None:
+        np.subtract(x, origin, out=codes)
         np.multiply(codes, inverse, out=codes)
         _round(codes, 0, top)
 
     np.divide(np.float32(top), high - low, out=inverse)
     is_flat = ~np.isfinite(inverse)  # equal values, or a width whose inverse overflows
-    np.divide(np.float32(1), inverse, out=scale)
-    minimum[:] = low
-    best, origin = inverse.copy(), low.copy()  # the codes are those of best * (x - origin)
-    quantise(inverse, minimum)
-    measure(scale, minimum)
-    least = error.copy()
+    np.divide(np.float32(1), inverse, out=new_scale)
+    new_minimum[:] = origin[:] = low
+    quantise()
+    measure()
+    state[:] = trial
     for i in range(steps + 1):
         # As in llama.cpp, codes count from the best minimum so far.
         offset = np.float32(first) + np.float32(0.1) * np.float32(i) + np.float32(top)
-        np.divide(offset, high - minimum, out=inverse)
-        quantise(inverse, minimum)
+        origin[:] = minimum
+        np.divide(offset, high - origin, out=inverse)
+        quantise()
         np.multiply(weights, codes, out=weighted)
         _add_rows(weighted, sum_l)
         np.multiply(weighted, codes, out=product)
@@ -189,22 +196,15 @@ def _search_min(
         np.divide(sum_w * sum_xl - sum_x * sum_l, determinant, out=new_scale)
         np.divide(sum_l2 * sum_x - sum_l * sum_xl, determinant, out=new_minimum)
         is_above = new_minimum > 0
-        np.putmask(new_scale, is_above, sum_xl / sum_l2)
-        np.putmask(new_minimum, is_above, np.float32(0))
-        measure(new_scale, new_minimum)
-        is_better = (determinant > 0) & (error < least)
-        for old, new in (
-            (least, error),
-            (scale, new_scale),
-            (best, inverse),
-            (origin, minimum),
-            (minimum, new_minimum),
-        ):
-            np.putmask(old, is_better, new)
-    scale[is_flat] = best[is_flat] = origin[is_flat] = 0
+        if is_above.any():
+            np.putmask(new_scale, is_above, sum_xl / sum_l2)
+            np.putmask(new_minimum, is_above, np.float32(0))
+        measure()
+        _select((determinant > 0) & (error < least), state, trial)
+    scale[is_flat] = best[is_flat] = best_origin[is_flat] = 0
 
     def before(at: np.ndarray) -> np.ndarray:
-        return _round((x[:, at] - origin[at]) * best[at], 0, top)
+        return _round((x[:, at] - best_origin[at]) * best[at], 0, top)
 
     return scale, -np.where(is_flat, low, minimum), before
 
@@ -280,25 +280,33 @@ def _fit_scales(
     The part that make_qx_quants and quantize_row_iq4_nl_impl share. quantise: may work in place.
     x_first: order of the factors of a product.
     """
-    weights, weighted_x, values, product, by_x = _scratch(5, x.shape)
-    inverse, sum_lx, sum_l2 = _scratch(3, x.shape[1:])
+    weights, weighted_x, values, product = _scratch(4, x.shape)
+    (sum_lx, sum_l2), state, trial = (
+        _scratch(2, x.shape[1:]),
+        *_scratch(6, x.shape[1:]).reshape(2, 3, -1),
+    )
     np.multiply(x, x, out=weights)
     np.multiply(weights, x, out=weighted_x)
-    scale, least, best = np.zeros_like(sum_l2), np.zeros_like(sum_l2), trials[0].copy()
-    for i, trial in enumerate(trials):
-        inverse[:] = trial
-        whole = quantise(np.multiply(x, inverse, out=values))
-        np.multiply(weights, whole, out=product)
-        np.multiply(*((weighted_x, whole) if x_first else (product, x)), out=by_x)
-        np.multiply(product, whole, out=product)
-        _add_rows(by_x, sum_lx), _add_rows(product, sum_l2)
+    for i, inverse in enumerate(trials):
+        trial[0] = inverse
+        whole = quantise(np.multiply(x, trial[0], out=values))
+        if x_first:
+            _add_rows(np.multiply(weighted_x, whole, out=product), sum_lx)
+            np.multiply(weights, whole, out=product)
+        else:
+            np.multiply(weights, whole, out=product)
+            _add_rows(np.multiply(product, x, out=values), sum_lx)
+        _add_rows(np.multiply(product, whole, out=product), sum_l2)
+        np.divide(sum_lx, sum_l2, out=trial[1])
+        np.multiply(trial[1], sum_lx, out=trial[2])
         is_better = sum_l2 > 0
         if i:
-            is_better &= sum_lx * sum_lx > least * sum_l2
-        new = sum_lx / sum_l2
-        for old, value in ((scale, new), (least, new * sum_lx), (best, inverse)):
-            np.putmask(old, is_better, value)
-    return scale, best
+            is_better &= sum_lx * sum_lx > state[2] * sum_l2
+        else:
+            state[:] = 0
+            state[0] = inverse
+        _select(is_better, state, trial)
+    return state[1], state[0]
 
 
 def _q6_k(rows: np.ndarray) -> np.ndarray:  # uint8 ql[128], qh[64]; int8 scales[16]; half d
