@@ -5,13 +5,20 @@ Each function performs the operations of the C code in float32 and in the same o
 bits as C without fused multiply-adds, and the same error as with them. Arrays hold a weight of each
 group per row, float32 [group size, groups], so that sums add whole rows in the order of the C
 loops. The gguf library quantises to simpler types.
+
+Each core works on its own rows, few enough for its cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+
+from mlx_llama.core.system import machine
 
 from .quantized import IQ4_VALUES
 
@@ -28,6 +35,7 @@ SCALES = {
     "IQ4_XS": (136, slice(0, 2)),
 }
 
+_PART = 1 << 16  # weights at a time: five float32 arrays of this size fit an L2 cache
 _EPSILON = np.float32(1e-15)  # GROUP_MAX_EPS: the largest magnitude of a group of zeros
 _VALUES = IQ4_VALUES.astype(np.float32) - 128
 # Index of the nearest of _VALUES by floor(2 x) + 254, x in [-127, 127]: their midpoints are
@@ -35,6 +43,7 @@ _VALUES = IQ4_VALUES.astype(np.float32) - 128
 _NEAREST = np.searchsorted(
     (_VALUES[1:] + _VALUES[:-1]) / 2, np.arange(-254, 255) / 2, side="right"
 ).astype(np.uint8)
+_NEAREST_VALUE = _VALUES[_NEAREST]
 
 
 def quantize(rows: np.ndarray, kind: str) -> np.ndarray:
@@ -45,22 +54,57 @@ def quantize(rows: np.ndarray, kind: str) -> np.ndarray:
     """
     from gguf.quants import GGMLQuantizationType, quantize as quantize_plain
 
-    with np.errstate(all="ignore"):
+    def blocks(start: int) -> np.ndarray:
+        part = rows[start : start + step]
         if kind in _QUANTISERS:
-            return _QUANTISERS[kind](np.ascontiguousarray(rows, np.float32)).reshape(len(rows), -1)
-        return quantize_plain(rows, GGMLQuantizationType[kind])
+            return _QUANTISERS[kind](part).reshape(len(part), -1)
+        return quantize_plain(part, GGMLQuantizationType[kind])
+
+    step = max(1, _PART // rows.shape[1])
+    return np.concatenate(list(_pool().map(blocks, range(0, len(rows), step))))
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    def prepare() -> None:
+        np.seterr(all="ignore")
+        # With buffers of several groups, NumPy copies the vector that multiplies each row.
+        np.setbufsize(1024)
+
+    return ThreadPoolExecutor(machine.physical_cores(), "quantize", prepare)
+
+
+def _scratch(count: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Uninitialised float32 [count, *shape] at the start of a cache line: products of arrays that
+    are not take twice as long.
+    """
+    size = count * math.prod(shape)
+    memory = np.empty(size + 16, np.float32)
+    start = -memory.ctypes.data % 64 // 4
+    return memory[start : start + size].reshape(count, *shape)
 
 
 def _groups(rows: np.ndarray, size: int) -> np.ndarray:
-    return np.ascontiguousarray(rows.reshape(-1, size).T)
+    groups = rows.reshape(-1, size).T
+    (result,) = _scratch(1, groups.shape)
+    result[:] = groups
+    return result
 
 
-def _add_rows(values: np.ndarray) -> np.ndarray:
-    """Sum over the first axis in order, while np.sum may add pairwise."""
-    total = values[0].copy()
-    for row in values[1:]:
-        total += row
-    return total
+def _add_rows(values: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """Sum over the first axis in order, into `out`; np.add.reduce would add a single column
+    pairwise.
+    """
+    if values.shape[1] > 1:
+        return np.add.reduce(values, out=out)
+    out[:] = np.add.accumulate(values)[-1]
+    return out
+
+
+def _select(mask: np.ndarray, old: np.ndarray, new: np.ndarray) -> None:
+    """Overwrite old [n, G] by new [n, G] where mask [G], without branches to mispredict."""
+    old, new = old.view(np.int32), new.view(np.int32)
+    old ^= (old ^ new) & np.negative(mask, dtype=np.int32)
 
 
 def _half(values: np.ndarray) -> np.ndarray:
@@ -76,69 +120,93 @@ def _widen(half: np.ndarray) -> np.ndarray:
 def _requantize(
     x: np.ndarray,
     scales: np.ndarray,
-    before: np.ndarray,
+    before: Callable[[np.ndarray], np.ndarray],
     low: int,
     high: int,
     mins: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Codes [size, G] under the rounded scales and mins [B, groups of a block]; `before` where a
-    scale is zero.
+    """Codes [size, G] under the rounded scales and mins [B, groups of a block]; where a scale is
+    zero, `before` of those groups' indices, the codes of the search.
     """
-    shifted = x if mins is None else x + mins.reshape(-1)
     scales = scales.reshape(-1)
-    return np.where(scales != 0, np.clip(np.rint(shifted / scales), low, high), before)
+    codes = x / scales if mins is None else (x + mins.reshape(-1)) / scales
+    _round(codes, low, high)
+    at = np.flatnonzero(scales == 0)
+    codes[:, at] = before(at)
+    return codes
+
+
+def _round(values: np.ndarray, low: int, high: int) -> np.ndarray:
+    """Round to the nearest code, in place."""
+    np.rint(values, out=values)
+    return np.clip(values, low, high, out=values)
 
 
 def _search_min(
     x: np.ndarray, top: int, first: float, steps: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, Callable[[np.ndarray], np.ndarray]]:
     """make_qkx2_quants with the weights of quantize_row_q4_K_ref: scales [G], minus the minima [G],
-    codes as x.
+    and a function of groups' indices [n] that returns their codes [size, n].
     """
-    top, first, step = np.float32(top), np.float32(first), np.float32(0.1)
-    weights = np.sqrt(_add_rows(x * x) / np.float32(32)) + np.abs(x)
+    weights, codes, weighted, product = _scratch(4, x.shape)
+    sum_w, sum_x, sum_l, sum_l2, sum_xl = _scratch(5, x.shape[1:])
+    # The codes are those of inverse * (x - origin).
+    least, scale, minimum, best, best_origin = state = _scratch(5, x.shape[1:])
+    error, new_scale, new_minimum, inverse, origin = trial = _scratch(5, x.shape[1:])
+    np.multiply(x, x, out=product)
+    np.abs(x, out=weights)
+    weights += np.sqrt(_add_rows(product, sum_x) / np.float32(32))
     low, high = np.minimum(x.min(0), np.float32(0)), x.max(0)
-    sum_w, sum_x = _add_rows(weights), _add_rows(weights * x)
+    np.multiply(weights, x, out=product)
+    _add_rows(weights, sum_w), _add_rows(product, sum_x)
 
-    def codes_at(inverse: np.ndarray, minimum: np.ndarray) -> np.ndarray:
-        return np.clip(np.rint(inverse * (x - minimum)), 0, top)
+    def measure() -> None:
+        np.multiply(codes, new_scale, out=product)
+        np.add(product, new_minimum, out=product)
+        np.subtract(product, x, out=product)
+        np.multiply(product, product, out=product)
+        np.multiply(product, weights, out=product)
+        _add_rows(product, error)
 
-    def error_of(codes: np.ndarray, scale: np.ndarray, minimum: np.ndarray) -> np.ndarray:
-        difference = scale * codes
-        difference += minimum
-        difference -= x
-        difference *= difference
-        difference *= weights
-        return _add_rows(difference)
+    def quantise() -> None:
+        np.subtract(x, origin, out=codes)
+        np.multiply(codes, inverse, out=codes)
+        _round(codes, 0, top)
 
-    inverse = top / (high - low)
+    np.divide(np.float32(top), high - low, out=inverse)
     is_flat = ~np.isfinite(inverse)  # equal values, or a width whose inverse overflows
-    scale, minimum = np.float32(1) / inverse, low
-    best = codes_at(inverse, minimum)
-    least = error_of(best, scale, minimum)
+    np.divide(np.float32(1), inverse, out=new_scale)
+    new_minimum[:] = origin[:] = low
+    quantise()
+    measure()
+    state[:] = trial
     for i in range(steps + 1):
         # As in llama.cpp, codes count from the best minimum so far.
-        codes = codes_at((first + step * np.float32(i) + top) / (high - minimum), minimum)
-        weighted = weights * codes
-        sum_l = _add_rows(weighted)
-        sum_l2 = _add_rows(weighted * codes)
-        weighted *= x
-        sum_xl = _add_rows(weighted)
+        offset = np.float32(first) + np.float32(0.1) * np.float32(i) + np.float32(top)
+        origin[:] = minimum
+        np.divide(offset, high - origin, out=inverse)
+        quantise()
+        np.multiply(weights, codes, out=weighted)
+        _add_rows(weighted, sum_l)
+        np.multiply(weighted, codes, out=product)
+        _add_rows(product, sum_l2)
+        np.multiply(weighted, x, out=weighted)
+        _add_rows(weighted, sum_xl)
         determinant = sum_w * sum_l2 - sum_l * sum_l
-        new_scale = (sum_w * sum_xl - sum_x * sum_l) / determinant
-        new_minimum = (sum_l2 * sum_x - sum_l * sum_xl) / determinant
+        np.divide(sum_w * sum_xl - sum_x * sum_l, determinant, out=new_scale)
+        np.divide(sum_l2 * sum_x - sum_l * sum_xl, determinant, out=new_minimum)
         is_above = new_minimum > 0
-        new_scale = np.where(is_above, sum_xl / sum_l2, new_scale)
-        new_minimum = np.where(is_above, np.float32(0), new_minimum)
-        error = error_of(codes, new_scale, new_minimum)
-        is_better = (determinant > 0) & (error < least)
-        np.copyto(best, codes, where=is_better)
-        least, scale, minimum = (
-            np.where(is_better, new, old)
-            for new, old in ((error, least), (new_scale, scale), (new_minimum, minimum))
-        )
-    best[:, is_flat] = 0
-    return np.where(is_flat, np.float32(0), scale), -np.where(is_flat, low, minimum), best
+        if is_above.any():
+            np.putmask(new_scale, is_above, sum_xl / sum_l2)
+            np.putmask(new_minimum, is_above, np.float32(0))
+        measure()
+        _select((determinant > 0) & (error < least), state, trial)
+    scale[is_flat] = best[is_flat] = best_origin[is_flat] = 0
+
+    def before(at: np.ndarray) -> np.ndarray:
+        return _round((x[:, at] - best_origin[at]) * best[at], 0, top)
+
+    return scale, -np.where(is_flat, low, minimum), before
 
 
 def _with_min(
@@ -192,59 +260,71 @@ def _largest(values: np.ndarray, axis: int) -> np.ndarray:
     """The value of largest magnitude along an axis, with its sign; the first of equal
     magnitudes.
     """
-    at = np.expand_dims(np.abs(values).argmax(axis), axis)
-    return np.take_along_axis(values, at, axis).squeeze(axis)
+    values = np.moveaxis(values, axis, 0)
+    low, high = values.min(0), values.max(0)
+    largest = np.where(high > -low, high, low)
+    at = np.flatnonzero(~((high > -low) | (high < -low)))  # equal, or not numbers
+    largest[at] = values[np.abs(values[:, at]).argmax(0), at]
+    return largest
 
 
 def _fit_scales(
     x: np.ndarray,
-    trials: Iterable[np.ndarray],
+    trials: Sequence[np.ndarray],
     quantise: Callable[[np.ndarray], np.ndarray],
     x_first: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Search inverse scales for the least squared error weighted by x * x; returns scales [G] and
-    values [size, G].
+    the inverse scale that gave the best values.
 
-    The part that make_qx_quants and quantize_row_iq4_nl_impl share. x_first: order of the factors
-    of a product.
+    The part that make_qx_quants and quantize_row_iq4_nl_impl share. quantise: may work in place.
+    x_first: order of the factors of a product.
     """
-    weights, trials = x * x, iter(trials)
-    weighted_x = weights * x
-
-    def sums(inverse: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        values = quantise(inverse * x)
-        weighted = weights * values
-        return (
-            values,
-            _add_rows(weighted_x * values if x_first else weighted * x),
-            _add_rows(weighted * values),
-        )
-
-    best, sum_lx, sum_l2 = sums(next(trials))
-    scale = np.where(sum_l2 > 0, sum_lx / sum_l2, np.float32(0))
-    least = scale * sum_lx
-    for inverse in trials:
-        values, sum_lx, sum_l2 = sums(inverse)
-        is_better = (sum_l2 > 0) & (sum_lx * sum_lx > least * sum_l2)
-        np.copyto(best, values, where=is_better)
-        scale = np.where(is_better, sum_lx / sum_l2, scale)
-        least = np.where(is_better, scale * sum_lx, least)
-    return scale, best
+    weights, weighted_x, values, product = _scratch(4, x.shape)
+    (sum_lx, sum_l2), state, trial = (
+        _scratch(2, x.shape[1:]),
+        *_scratch(6, x.shape[1:]).reshape(2, 3, -1),
+    )
+    np.multiply(x, x, out=weights)
+    np.multiply(weights, x, out=weighted_x)
+    for i, inverse in enumerate(trials):
+        trial[0] = inverse
+        whole = quantise(np.multiply(x, trial[0], out=values))
+        if x_first:
+            _add_rows(np.multiply(weighted_x, whole, out=product), sum_lx)
+            np.multiply(weights, whole, out=product)
+        else:
+            np.multiply(weights, whole, out=product)
+            _add_rows(np.multiply(product, x, out=values), sum_lx)
+        _add_rows(np.multiply(product, whole, out=product), sum_l2)
+        np.divide(sum_lx, sum_l2, out=trial[1])
+        np.multiply(trial[1], sum_lx, out=trial[2])
+        is_better = sum_l2 > 0
+        if i:
+            is_better &= sum_lx * sum_lx > state[2] * sum_l2
+        else:
+            state[:] = 0
+            state[0] = inverse
+        _select(is_better, state, trial)
+    return state[1], state[0]
 
 
 def _q6_k(rows: np.ndarray) -> np.ndarray:  # uint8 ql[128], qh[64]; int8 scales[16]; half d
     x = _groups(rows, 16)
     largest = _largest(x, 0)
     offsets = (np.float32(0.1) * np.float32(i) for i in (0, *range(-9, 0), *range(1, 10)))
-    scales, before = _fit_scales(
+    scales, best = _fit_scales(
         x,
-        (-(np.float32(32) + offset) / largest for offset in offsets),
-        lambda values: np.clip(np.rint(values), -32, 31),
+        [-(np.float32(32) + offset) / largest for offset in offsets],
+        lambda values: _round(values, -32, 31),
         x_first=True,
     )
     is_zero = np.abs(largest) < _EPSILON
     scales = np.where(is_zero, np.float32(0), scales).reshape(-1, 16)
-    before[:, is_zero] = -32
+
+    def before(at: np.ndarray) -> np.ndarray:
+        return np.where(is_zero[at], -32, _round(x[:, at] * best[at], -32, 31))
+
     largest = _largest(scales, 1)
     inverse = np.float32(-128) / largest
     d = _half(np.float32(1) / inverse)
@@ -265,10 +345,16 @@ def _q6_k(rows: np.ndarray) -> np.ndarray:  # uint8 ql[128], qh[64]; int8 scales
     return blocks
 
 
-def _nearest(values: np.ndarray) -> np.ndarray:
-    """Indices uint8 into _VALUES (best_index_int8; NaN gives the last)."""
-    doubled = np.fmax(np.fmin(values * np.float32(2), np.float32(254)), np.float32(-254))
-    return _NEAREST[np.floor(doubled).astype(np.intp) + 254]
+def _nearest(values: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Entries of a table of those nearest in _VALUES (best_index_int8; NaN gives the last);
+    overwrites `values`.
+    """
+    values *= np.float32(2)
+    np.fmin(values, np.float32(254), out=values)
+    np.fmax(values, np.float32(-254), out=values)
+    np.floor(values, out=values)
+    values += np.float32(254)
+    return table.take(values.astype(np.intp))
 
 
 def _fit_iq4(x: np.ndarray) -> np.ndarray:
@@ -276,13 +362,16 @@ def _fit_iq4(x: np.ndarray) -> np.ndarray:
     largest = _largest(x, 0)
     first = np.float32(1) / (-largest / _VALUES[0])
     trials = [first, *((np.float32(i) + _VALUES[0]) / largest for i in range(-7, 8))]
-    scales, _ = _fit_scales(x, trials, lambda values: _VALUES[_nearest(values)], x_first=False)
+    scales, _ = _fit_scales(
+        x, trials, lambda values: _nearest(values, _NEAREST_VALUE), x_first=False
+    )
     return np.where(np.abs(largest) < _EPSILON, np.float32(0), scales)
 
 
 def _pack_iq4(x: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Codes of the values nearest to x / scales, as bytes uint8 [G, 16]."""
-    codes = _nearest(np.where(scales != 0, np.float32(1) / scales, np.float32(0)) * x)
+    inverse = np.where(scales != 0, np.float32(1) / scales, np.float32(0))
+    codes = _nearest(inverse * x, _NEAREST)
     return (codes[:16] | codes[16:] << 4).T
 
 

@@ -31,6 +31,11 @@ def test_blocks_are_those_recorded_from_llama_cpp(kind):
     # no sum depends on how many rows there are
     assert np.array_equal(quantize(weights[:1], kind), recorded[kind][:1])
     assert np.array_equal(quantize(np.asfortranarray(weights), kind), recorded[kind])
+    # several parts, the last of them shorter
+    many = 1 + 2 * 65536 // weights.size + 1
+    assert np.array_equal(
+        quantize(np.tile(weights, (many, 1)), kind), np.tile(recorded[kind], (many, 1))
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
