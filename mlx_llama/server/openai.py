@@ -100,7 +100,7 @@ class CommonFields(AnswerFields):
         "user stream_options best_of store service_tier metadata safety_identifier "
         "prompt_cache_key parallel_tool_calls messages.refusal messages.annotations "
         "messages.name messages.reasoning_content messages.tool_calls.type "
-        "tools.function.strict"
+        "tools.function.strict truncation"
     )
 
     stream_options: StreamOptions = StreamOptions()
