@@ -4,6 +4,13 @@ import * as store from "./store.js";
 const $ = (id) => document.getElementById(id);
 const trusted = window.trustedTypes?.createPolicy("page", { createHTML: (html) => html }) ?? { createHTML: (html) => html };
 const RENDER_MILLISECONDS = 120;
+const SAVE_MILLISECONDS = 500;
+const ANSWERING = "mlx_llama answering"; // in sessionStorage: the answer that this tab was writing
+
+const GUIDE = /mlx_llama[\\/]guide[\\/]?$/; // the path of the model that comes with the package
+const GUIDE_QUESTIONS = ["Who are you?", "Which backends are there?", "How do I use it from Python?", "Tell me a story."];
+const QUESTIONS = ["What can you help me with?", "Explain what a llama is to a child.", "Write a short, polite e-mail that declines an invitation.",
+  "Write a Python function that counts the words of a text."];
 
 let conversation = store.create();
 let running = null; // { controller, node }
@@ -11,7 +18,10 @@ let table = {}; // options: name -> field of the OpenAPI document
 let defaults = {}; // options in force without others
 let context = 0; // positions
 let modelName = "mlx_llama";
+let modelPath = "";
+let backendName = "";
 let hasSwitch = false; // thoughts can be turned off
+let isLeaving = false; // the tab is being closed or reloaded
 const rendered = new Map(); // text -> HTML
 
 function make(kind, properties = {}, ...children) {
@@ -74,12 +84,26 @@ function show() {
   const pending = [];
   const messages = store.path(conversation).map((node) => showMessage(node, pending));
   $("log").replaceChildren(...messages);
+  if (!messages.length) showWelcome();
   showList();
   showSwitch();
-  showUsage(store.path(conversation).findLast((node) => node.usage)?.usage);
+  showMemory();
   scroll(true);
   // Rendered Markdown has another height.
   Promise.all(pending).then(() => messages.at(-1)?.isConnected && scroll(true));
+}
+
+// The first question that the model still sees in this path, by the newest answer that was told; undefined: all.
+const remembered = (nodes) => nodes.findLast((node) => node.context === context)?.memory;
+
+// The context in use, and where the model's memory begins.
+function showMemory() {
+  const nodes = store.path(conversation);
+  showUsage(nodes.findLast((node) => node.usage)?.usage);
+  document.querySelector(".memory")?.remove();
+  const first = remembered(nodes);
+  document.querySelector(`[data-id="${first}"]`)?.before(make("p", { className: "memory",
+    textContent: `The model no longer sees what is above: its memory holds ${context} tokens.` }));
 }
 
 function showMessage(node, pending) {
@@ -124,6 +148,7 @@ function showTools(tools, node) {
   if (node.role === "user") {
     parts.push(button("Edit this question", "Edit", () => edit(node), !!running));
   } else {
+    if (node.isCut && node.id === conversation.leaf) parts.push(button("Continue this answer", "Continue", () => run(node), !!running));
     parts.push(button("Answer again", "Regenerate", () => answer(node.parent), !!running));
     if (node.text) parts.push(button("Copy this answer", "Copy", () => copy(node.text)));
     if (node.note) parts.push(make("span", { className: "note", textContent: node.note }));
@@ -135,6 +160,25 @@ function pick(node) {
   store.choose(conversation, node);
   save();
   show();
+}
+
+// The first screen: the model, what it is good for, and questions to click.
+function showWelcome() {
+  if (!context) return; // the model is not known yet
+  const about = GUIDE.test(modelPath)
+    ? ["This is the guide that comes with mlx_llama, a tiny model of 4 million parameters.",
+      "It answers questions about the project, makes small talk and tells short stories. It knows nothing else, and is sometimes wrong."]
+    : [`This is ${modelName}, running on this machine's ${backendName}. Nothing you write leaves this server.`,
+      "It writes, explains and answers in conversation. It can be wrong: check what matters."];
+  const questions = GUIDE.test(modelPath) ? GUIDE_QUESTIONS : QUESTIONS;
+  const more = GUIDE.test(modelPath) ? [make("p", {}, "A model that knows more: start the server with ",
+    make("code", { textContent: "--model smollm2" }), ", ", make("code", { textContent: "llama3.2" }), ", ", make("code", { textContent: "qwen3" }),
+    " or any Llama-family model of the Hugging Face hub, such as ", make("code", { textContent: "HuggingFaceTB/SmolLM2-360M-Instruct" }), ".")] : [];
+  $("log").replaceChildren(make("section", { className: "welcome", ariaLabel: "Welcome" },
+    make("h2", { textContent: modelName }), ...about.map((textContent) => make("p", { textContent })),
+    make("div", { className: "ideas" }, ...questions.map((textContent) =>
+      make("button", { type: "button", className: "plain", textContent, onclick: () => !running && question(textContent, conversation.leaf) }))),
+    ...more));
 }
 
 async function copy(text) {
@@ -234,10 +278,21 @@ function question(text, parent) {
   answer(node.id);
 }
 
-async function answer(parent) {
+function answer(parent) {
+  if (!running) run(store.add(conversation, parent, "assistant", ""));
+}
+
+// Write an answer, or go on with one that was cut.
+async function run(node) {
   if (running) return;
-  const node = store.add(conversation, parent, "assistant", "");
   const owner = conversation;
+  const { parent } = node;
+  const begun = node.text;
+  if (!begun) delete node.thought;
+  delete node.error;
+  delete node.thoughtSeconds;
+  node.isCut = true; // until it ends
+  sessionStorage.setItem(ANSWERING, node.id);
   const controller = new AbortController();
   running = { controller, node };
   save();
@@ -246,8 +301,16 @@ async function answer(parent) {
   article.classList.add("running");
   busy(true);
   const growing = new Growing(article.querySelector(".text"));
-  const messages = store.turns(owner, parent);
+  const nodes = store.said(owner, parent);
+  const from = Math.max(0, nodes.findIndex((other) => other.id === remembered([...nodes, node])));
+  const messages = nodes.slice(from).map(store.toMessage);
   if (owner.system) messages.unshift({ role: "system", content: owner.system });
+  if (begun) messages.push({ role: "assistant", content: begun });
+  const remember = (dropped) => {
+    Object.assign(node, { context, memory: from + dropped ? nodes[from + dropped].id : undefined });
+    if (owner === conversation) showMemory();
+  };
+  let saved = performance.now();
   const began = performance.now();
   let first = 0;
   let thinking = 0;
@@ -258,8 +321,9 @@ async function answer(parent) {
     showThought(article, node);
   };
   try {
-    const body = { messages, ...owner.options, stream: true, stream_options: { include_usage: true } };
-    for await (const chunk of stream("/v1/chat/completions", body, controller.signal)) {
+    const body = { messages, ...owner.options, truncation: "auto", stream: true, stream_options: { include_usage: true } };
+    if (begun && node.thought) body.reasoning = "off"; // the thought is over
+    for await (const chunk of stream("/v1/chat/completions", body, controller.signal, remember)) {
       const choice = chunk.choices[0];
       if (choice?.delta.reasoning_content) {
         thinking ||= performance.now();
@@ -273,9 +337,14 @@ async function answer(parent) {
         node.text += choice.delta.content;
         growing.push(node.text);
       }
+      if (performance.now() - saved > SAVE_MILLISECONDS) {
+        store.save(owner);
+        saved = performance.now();
+      }
       reason = choice?.finish_reason || reason;
       if (chunk.usage) {
         node.usage = chunk.usage.total_tokens;
+        node.isCut = reason === "length";
         node.note = describe(chunk, reason, (thinking || first || performance.now()) - began);
         const others = store.siblings(owner, node).filter((other) => other !== node);
         if (others.some((other) => other.text === node.text)) {
@@ -284,11 +353,14 @@ async function answer(parent) {
       }
     }
   } catch (error) {
+    if (isLeaving) return; // the reloaded page goes on
     if (error.name === "AbortError") node.note = "stopped";
     else node.error = explain(error);
   }
   endThought();
   running = null;
+  sessionStorage.removeItem(ANSWERING);
+  node.isCut &&= !!node.text;
   busy(false);
   // An answer without a text is no branch worth keeping, unless it says why.
   if (!node.text && !node.thought && !node.error && node.note === "stopped") {
@@ -335,9 +407,10 @@ function scroll(always = false) {
   if (always || area.scrollHeight - area.scrollTop - area.clientHeight < 120) area.scrollTop = area.scrollHeight;
 }
 
+// The meter is green to three quarters, then amber, and red when there is hardly room for a line.
 function showUsage(used = 0) {
   $("context").hidden = !context;
-  $("context-meter").max = context || 1;
+  Object.assign($("context-meter"), { max: context || 1, low: context * 0.75, high: context * 0.95, optimum: 0 });
   $("context-meter").value = used;
   $("context-text").textContent = `${used} / ${context}`;
 }
@@ -440,12 +513,17 @@ async function loadModel() {
       defaults = props.default_generation_settings.params;
       context = props.default_generation_settings.n_ctx;
       modelName = props.model_alias;
+      modelPath = props.model_path;
+      backendName = props.backend;
       hasSwitch = props.thinking_switch;
       $("model").textContent = `${modelName} · ${props.backend} · ${props.dtype}`;
       await loadTable();
       showSwitch();
       say("");
-      showUsage(store.path(conversation).findLast((node) => node.usage)?.usage);
+      showMemory();
+      if (!conversation.leaf) showWelcome();
+      const last = conversation.nodes[conversation.leaf];
+      if (last?.isCut && last.id === sessionStorage.getItem(ANSWERING)) run(last); // reloaded meanwhile
       return;
     } catch (error) {
       if (error.status === 401) {
@@ -557,6 +635,11 @@ $("key-dialog").onclose = () => {
   setKey($("key").value.trim());
   loadModel();
 };
+window.addEventListener("pagehide", () => {
+  isLeaving = true;
+  if (running) store.save(conversation);
+});
+window.addEventListener("pageshow", (event) => event.persisted && location.reload());
 window.addEventListener("storage", (event) => {
   if (event.key?.startsWith("mlx_llama conversations")) showList();
 });

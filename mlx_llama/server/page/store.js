@@ -55,15 +55,17 @@ export function path(conversation, leaf = conversation.leaf) {
   return nodes;
 }
 
-// Messages of a path for the model. A question whose answer failed is left out with it.
-export function turns(conversation, leaf = conversation.leaf) {
-  const found = [];
-  for (const { role, text, thought } of path(conversation, leaf)) {
-    if (role === "assistant" && !text) found.pop();
-    else found.push({ role, content: text, ...(thought ? { reasoning_content: thought } : {}) });
+// Nodes of a path for the model. A question whose answer failed is left out with it.
+export function said(conversation, leaf = conversation.leaf) {
+  const nodes = [];
+  for (const node of path(conversation, leaf)) {
+    if (node.role === "assistant" && !node.text) nodes.pop();
+    else nodes.push(node);
   }
-  return found;
+  return nodes;
 }
+
+export const toMessage = ({ role, text, thought }) => ({ role, content: text, ...(thought ? { reasoning_content: thought } : {}) });
 
 export const siblings = (conversation, node) =>
   Object.values(conversation.nodes).filter((other) => other.parent === node.parent && other.role === node.role);
@@ -81,7 +83,7 @@ export function choose(conversation, node) {
 
 // The REPL's session file of the shown path: questions and answers in turn.
 export function toSession(conversation, model) {
-  const messages = turns(conversation);
+  const messages = said(conversation).map(toMessage);
   if (messages.length % 2) messages.pop();
   return { format: "mlx_llama session", version: 1, model, system: conversation.system || null, options: conversation.options,
     messages, dropped: 0 };

@@ -186,6 +186,103 @@ def test_a_chat_in_the_browser(page, llm):
     page.picture("branches")
 
 
+QUESTIONS = (
+    "Who are you?",
+    "Tell me a story about a fox.",
+    "Which backends are there?",
+    "Tell me a story about a bear.",
+    "What is a LoRA adapter?",
+    "Tell me a story about a llama.",
+)
+
+
+@in_browser
+def test_six_questions_outgrow_the_context_as_in_the_repl(page, llm):
+    session = llm.chat(max_tokens=4096)
+    for number, question in enumerate(QUESTIONS, 1):
+        page.ask(question)
+        answer = session.send(question).text.replace("`", "")
+        assert page.texts(".assistant .text")[-1].split() == answer.split(), question
+        assert not page.all(".message .error")
+        used = int(page.find("#context-meter").get_attribute("value"))
+        assert page.find("#context-text").text == f"{used} / 512" and 0 < used <= 512
+        # The mark stands before the first question that the model still sees.
+        after = page.texts(".memory + .message .text")
+        first = session.dropped // 2
+        assert after == ([QUESTIONS[first]] if first else []), number
+        page.picture(f"memory-{number}")
+    assert session.dropped and not any("cut" in note for note in page.texts(".note"))
+    page.driver.refresh()
+    page.wait(lambda: page.texts(".memory + .message .text") == [QUESTIONS[session.dropped // 2]])
+
+
+@in_browser
+def test_the_meter_is_amber_at_three_quarters_and_red_at_the_end(page):
+    meter = "const meter = document.getElementById('context-meter'); return meter."
+    read = page.driver.execute_script
+    assert (read(meter + "low"), read(meter + "optimum")) == (384, 0)
+    assert 480 < read(meter + "high") < 512 == read(meter + "max")
+
+
+@in_browser
+def test_a_cut_answer_can_be_continued(page, llm):
+    page.find("#open-settings").click()
+    page.find("[name=max_tokens]").send_keys("9")
+    page.find("#settings-close").click()
+    page.ask("Who are you?")
+    question = [{"role": "user", "content": "Who are you?"}]
+    assert page.texts(".assistant .text p") == [llm.generate(question, max_tokens=9).text.strip()]
+    page.picture("continue")
+    page.press("Continue this answer")
+    wanted = llm.generate(question, max_tokens=18).text.strip()
+    page.wait(lambda: page.texts(".assistant .text p") == [wanted])
+    page.wait_answer()
+    page.find("#open-settings").click()
+    page.find("[name=max_tokens]").clear()
+    page.find("#settings-close").click()
+    page.press("Continue this answer")
+    page.wait(lambda: page.texts(".assistant .text p") == [llm.generate(question).text.strip()])
+    page.wait_answer()
+    assert not page.all("[aria-label='Continue this answer']")
+
+
+@in_browser
+def test_a_reload_goes_on_with_the_answer(endless, tmp_path):
+    page = Page(endless.url, tmp_path)
+    try:
+        page.ask("hello", wait=False)
+        page.wait(lambda: len(page.texts(".assistant .text")[0]) > 40)
+        kept = page.texts(".assistant .text")[0].strip()[:40]
+        page.driver.refresh()
+        page.wait(lambda: page.all(".running") and len(page.texts(".assistant .text")[0]) > 80)
+        assert page.texts(".assistant .text")[0].startswith(kept)
+        assert len(page.texts(".assistant")) == 1
+        page.find("#stop").click()
+        page.wait_answer()
+        page.driver.refresh()  # of an answer that was stopped: it stays so
+        page.wait(lambda: page.all("[aria-label='Continue this answer']"))
+        time.sleep(0.3)
+        assert not page.all(".running")
+    finally:
+        page.close()
+
+
+@in_browser
+def test_the_first_screen_names_the_model_and_has_questions_to_click(page, llm):
+    page.wait(lambda: page.all(".welcome"))
+    assert (
+        page.find(".welcome h2").text == "guide" and "--model smollm2" in page.find(".welcome").text
+    )
+    page.picture("welcome")
+    ideas = page.texts(".ideas button")
+    assert len(ideas) == 4
+    page.all(".ideas button")[0].click()
+    page.wait_answer()
+    answer = llm.generate([{"role": "user", "content": ideas[0]}]).text
+    assert page.texts(".user .text") == ideas[:1] and not page.all(".welcome")
+    assert page.texts(".assistant .text p") == [answer.strip()]
+
+
 @in_browser
 def test_settings_are_those_of_the_table_and_reach_the_model(page, llm):
     page.find("#open-settings").click()
