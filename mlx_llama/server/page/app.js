@@ -5,6 +5,7 @@ const $ = (id) => document.getElementById(id);
 const trusted = window.trustedTypes?.createPolicy("page", { createHTML: (html) => html }) ?? { createHTML: (html) => html };
 const RENDER_MILLISECONDS = 120;
 const SAVE_MILLISECONDS = 500;
+const MOST_ATTACHED = 1 << 20; // bytes of a file
 const ANSWERING = "mlx_llama answering"; // in sessionStorage: the answer that this tab was writing
 
 const GUIDE = /mlx_llama[\\/]guide[\\/]?$/; // the path of the model that comes with the package
@@ -42,10 +43,11 @@ function save() {
 // The conversation
 
 function showList() {
-  const entries = store.list();
+  const entries = store.search($("search").value);
   $("conversations").replaceChildren(...entries.map((entry) => {
     const row = make("li", {},
       make("button", { className: "pick", textContent: entry.title, onclick: () => open(entry.id) }),
+      make("button", { className: "rename", textContent: "✎", title: "Rename", ariaLabel: `Rename ${entry.title}`, onclick: () => rename(entry) }),
       make("button", { className: "drop", textContent: "✕", ariaLabel: `Delete ${entry.title}`, onclick: () => drop(entry) }));
     row.setAttribute("aria-current", entry.id === conversation.id);
     return row;
@@ -60,6 +62,21 @@ function open(id) {
   sessionStorage.setItem("mlx_llama open", id);
   openSidebar(false);
   show();
+}
+
+function rename({ id, title }) {
+  const wanted = prompt("New name of this conversation", title)?.trim().slice(0, 200);
+  const renamed = id === conversation.id ? conversation : store.load(id);
+  if (!wanted || !renamed) return;
+  renamed.title = wanted;
+  store.save(renamed);
+  showTitle();
+  showList();
+}
+
+function showTitle() {
+  $("title").textContent = conversation.title;
+  document.title = `${conversation.title} · mlx_llama`;
 }
 
 function drop(entry) {
@@ -79,8 +96,10 @@ function begin() {
 }
 
 function show() {
-  $("title").textContent = conversation.title;
-  document.title = `${conversation.title} · mlx_llama`;
+  showTitle();
+  const focused = document.activeElement.closest("#log button");
+  const label = focused?.ariaLabel;
+  const id = focused?.closest("[data-id]")?.dataset.id;
   const pending = [];
   const messages = store.path(conversation).map((node) => showMessage(node, pending));
   $("log").replaceChildren(...messages);
@@ -88,9 +107,16 @@ function show() {
   showList();
   showSwitch();
   showMemory();
+  if (id) focusTool(id, label);
   scroll(true);
   // Rendered Markdown has another height.
   Promise.all(pending).then(() => messages.at(-1)?.isConnected && scroll(true));
+}
+
+// Focus a button of a message again, after the messages were drawn anew.
+function focusTool(id, label) {
+  const tool = document.querySelector(`[data-id="${id}"] [aria-label="${label}"]:enabled`);
+  (tool ?? $("log")).focus({ preventScroll: true });
 }
 
 // The first question that the model still sees in this path, by the newest answer that was told; undefined: all.
@@ -157,9 +183,11 @@ function showTools(tools, node) {
 }
 
 function pick(node) {
+  const label = document.activeElement.ariaLabel;
   store.choose(conversation, node);
   save();
   show();
+  focusTool(node.id, label);
 }
 
 // The first screen: the model, what it is good for, and questions to click.
@@ -191,17 +219,24 @@ async function copy(text) {
 }
 
 function edit(node) {
+  const byKey = document.activeElement === $("question");
+  const cancel = () => {
+    if (area.value !== node.text && !confirm("Discard the changes to this question?")) return;
+    show();
+    if (byKey) $("question").focus();
+    else focusTool(node.id, "Edit this question");
+  };
   const article = document.querySelector(`[data-id="${node.id}"]`);
   const area = make("textarea", { value: node.text, ariaLabel: "Edited question" });
   const form = make("form", { className: "edit" }, area, make("div", { className: "row end" },
-    make("button", { type: "button", className: "plain", textContent: "Cancel", onclick: show }),
+    make("button", { type: "button", className: "plain", textContent: "Cancel", onclick: cancel }),
     make("button", { textContent: "Ask again" })));
   form.onsubmit = (event) => {
     event.preventDefault();
     if (area.value.trim()) question(area.value, node.parent);
   };
   area.onkeydown = (event) => {
-    if (event.key === "Escape") show();
+    if (event.key === "Escape") cancel();
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
       event.preventDefault();
       form.requestSubmit();
@@ -272,10 +307,54 @@ class Growing {
 
 // Questions and answers
 
-function question(text, parent) {
+function question(text, parent, title = text) {
   const node = store.add(conversation, parent, "user", text);
-  if (parent === null && Object.values(conversation.nodes).length === 1) conversation.title = text.trim().slice(0, 60);
+  if (parent === null && Object.values(conversation.nodes).length === 1) conversation.title = title.trim().slice(0, 60);
   answer(node.id);
+}
+
+// Text files that the next question will have: { name, text, tokens }
+let attached = [];
+
+async function attach(files) {
+  for (const file of files) {
+    const text = await file.text();
+    if (file.size > MOST_ATTACHED || /[\0\uFFFD]/.test(text)) {
+      say(`${file.name}: only text files in UTF-8, of up to ${MOST_ATTACHED >> 20} MB, can be attached.`);
+      continue;
+    }
+    const entry = { name: file.name, text };
+    attached.push(entry);
+    showAttached();
+    try {
+      entry.tokens = (await ask("/tokenize", { content: text, parse_special: false })).tokens.length;
+    } catch (error) {
+      say(explain(error));
+    }
+    showAttached();
+  }
+}
+
+function showAttached() {
+  $("attached").hidden = !attached.length;
+  $("attached").replaceChildren(...attached.map((entry) => make("li", {}, `${entry.name} · ${entry.tokens ?? "…"} tokens`,
+    make("button", { type: "button", className: "drop", textContent: "✕", ariaLabel: `Remove ${entry.name}`, onclick: () => {
+      attached = attached.filter((other) => other !== entry);
+      showAttached();
+      $("question").focus();
+    } }))));
+}
+
+// A question after the attached files, each in a fence that is longer than those in it.
+function withFiles(question) {
+  const parts = attached.map(({ name, text }) => {
+    const longest = [...text.matchAll(/`+/g)].reduce((most, [run]) => Math.max(most, run.length), 2);
+    const fence = "`".repeat(longest + 1);
+    return `${name}:\n${fence}\n${text}\n${fence}`;
+  });
+  attached = [];
+  showAttached();
+  return [...parts, question].join("\n\n");
 }
 
 function answer(parent) {
@@ -428,9 +507,20 @@ $("think-switch").onchange = (event) => {
   if (conversation.leaf) save();
 };
 
+// Plain words for the options that people change most.
+const LABELS = { max_tokens: "Longest answer", temperature: "Randomness (temperature)", top_k: "Likeliest tokens to choose from (top k)",
+  top_p: "Share of likely tokens (top p)", min_p: "Smallest share of the likeliest (min p)", repetition_penalty: "Against repetition",
+  stop: "Stop at this text", reasoning: "Thoughts", reasoning_budget: "Longest thought", schema: "JSON schema of the answer",
+  regex: "Pattern of the answer (regex)" };
+const settingsError = $("settings-error");
+let shownSettings = ""; // as the dialog was opened
+
+const writeForm = () => JSON.stringify([...$("settings").querySelectorAll("input, select, textarea")].map((input) => input.value));
+
 function showSettings() {
   $("system").value = conversation.system;
-  $("settings-error").hidden = true;
+  settingsError.hidden = true;
+  $("options").after(settingsError);
   const legend = $("options").querySelector("legend");
   $("options").replaceChildren(legend, ...Object.entries(table).map(([name, field]) => {
     const value = conversation.options[name];
@@ -441,8 +531,9 @@ function showSettings() {
     input.value = value === undefined ? "" : typeof value === "object" ? JSON.stringify(value) : String(value);
     if (!field.choices) input.placeholder = name === "seed" && defaults.seed === null ? "drawn anew"
       : name === "max_tokens" && defaults.max_tokens >= 2 ** 31 ? "until the end" : write(defaults[name]);
-    return make("label", {}, name.replaceAll("_", " "), input, make("small", { textContent: field.about }));
+    return make("label", {}, LABELS[name] ?? name.replaceAll("_", " "), input, make("small", { textContent: field.about }));
   }));
+  shownSettings = writeForm();
   $("settings").showModal();
 }
 
@@ -456,11 +547,12 @@ function readSettings() {
   for (const input of $("options").querySelectorAll("input, select")) {
     const field = table[input.name];
     const text = input.value.trim();
+    const refuse = (reason) => Object.assign(new Error(`${input.name}: ${reason}`), { input });
     if (!text) continue;
     if (field.isNumber) {
       const value = Number(text);
       const fits = Number.isFinite(value) && (!field.isWhole || Number.isSafeInteger(value)) && value >= field.least && value <= field.most;
-      if (!fits) throw new Error(`${input.name}: a ${field.isWhole ? "whole " : ""}number from ${field.least} to ${field.most}`);
+      if (!fits) throw refuse(`a ${field.isWhole ? "whole " : ""}number from ${field.least} to ${field.most}`);
       options[input.name] = value;
     } else if (field.choices || field.isText) {
       options[input.name] = text;
@@ -470,7 +562,7 @@ function readSettings() {
       try {
         options[input.name] = JSON.parse(text);
       } catch {
-        throw new Error(`${input.name}: JSON, such as ${isList(input.name) ? '["END"]' : '{"15043": -1}'}`);
+        throw refuse(`JSON, such as ${isList(input.name) ? '["END"]' : '{"15043": -1}'}`);
       }
     }
   }
@@ -478,12 +570,17 @@ function readSettings() {
 }
 
 function closeSettings(event) {
+  for (const input of $("options").querySelectorAll("[aria-invalid]")) input.removeAttribute("aria-invalid");
   try {
     conversation.options = readSettings();
   } catch (error) {
     event.preventDefault();
-    $("settings-error").textContent = error.message;
-    $("settings-error").hidden = false;
+    settingsError.textContent = error.message;
+    settingsError.hidden = false;
+    error.input.after(settingsError); // at the field
+    error.input.setAttribute("aria-invalid", true);
+    error.input.setAttribute("aria-describedby", settingsError.id);
+    error.input.focus();
     return;
   }
   conversation.system = $("system").value;
@@ -538,22 +635,24 @@ async function loadModel() {
 
 // Session files
 
-function exportSession() {
-  const text = JSON.stringify(store.toSession(conversation, modelName), null, 1);
+function exportFile(content, ending) {
+  const text = JSON.stringify(content, null, 1);
   const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
   const name = conversation.title.replace(/[^\p{L}\p{N} _-]/gu, "").trim() || "conversation";
-  make("a", { href: url, download: `${name}.json` }).click();
+  make("a", { href: url, download: `${name}${ending}` }).click();
   URL.revokeObjectURL(url);
 }
 
 async function importSession(file) {
   try {
-    const saved = await ask("/page/session", { text: await file.text() });
+    const text = await file.text();
+    const imported = store.fromTree(text)
+      ?? store.fromSession(await ask("/page/session", { text }), file.name.replace(/\.json$/, ""));
     stop();
-    conversation = store.fromSession(saved, file.name.replace(/\.json$/, ""));
+    conversation = imported;
     save();
     show();
-    say(`Imported ${saved.messages.length} messages.`);
+    say(`Imported ${Object.keys(imported.nodes).length} messages.`);
   } catch (error) {
     say(explain(error));
   }
@@ -585,7 +684,7 @@ $("composer").onsubmit = (event) => {
   if (running || !text.trim()) return;
   $("question").value = "";
   fitQuestion();
-  question(text, conversation.leaf);
+  question(withFiles(text), conversation.leaf, text);
 };
 $("question").oninput = fitQuestion;
 $("question").onkeydown = (event) => {
@@ -617,6 +716,9 @@ $("open-sidebar").onclick = () => openSidebar(true);
 $("close-sidebar").onclick = $("shade").onclick = () => openSidebar(false);
 $("open-settings").onclick = showSettings;
 $("settings-close").onclick = closeSettings;
+$("settings").oncancel = (event) => {
+  if (writeForm() !== shownSettings && !confirm("Discard the changes to the settings?")) event.preventDefault();
+};
 $("settings-reset").onclick = () => {
   for (const input of $("options").querySelectorAll("input, select")) input.value = "";
 };
@@ -625,7 +727,16 @@ $("theme").onclick = () => {
   showTheme();
 };
 matchMedia("(prefers-color-scheme: dark)").onchange = showTheme;
-$("export").onclick = exportSession;
+$("export").onclick = () => exportFile(store.toSession(conversation, modelName), ".json");
+$("export-all").onclick = () => exportFile(store.toTree(conversation), ".branches.json");
+$("search").oninput = showList;
+$("attach").onclick = () => $("attach-file").click();
+$("attach-file").onchange = async (event) => {
+  const files = [...event.target.files];
+  event.target.value = "";
+  $("question").focus();
+  await attach(files);
+};
 $("import").onclick = () => $("import-file").click();
 $("import-file").onchange = (event) => {
   if (event.target.files[0]) importSession(event.target.files[0]);

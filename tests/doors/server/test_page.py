@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="pages are tested with selenium")
+from selenium.common.exceptions import NoAlertPresentException  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 
@@ -97,6 +98,17 @@ class Page:
                 and not self.all(".running")
             )
         )
+
+    def wait_alert(self):
+        """The dialog of the browser: confirm or prompt."""
+
+        def find():
+            try:
+                return self.driver.switch_to.alert
+            except NoAlertPresentException:
+                return None
+
+        return self.wait(find)
 
     def press(self, label: str, which: int = -1) -> None:
         self.wait(lambda: [one for one in self.all(f"[aria-label='{label}']") if one.is_enabled()])[
@@ -281,6 +293,111 @@ def test_the_first_screen_names_the_model_and_has_questions_to_click(page, llm):
     answer = llm.generate([{"role": "user", "content": ideas[0]}]).text
     assert page.texts(".user .text") == ideas[:1] and not page.all(".welcome")
     assert page.texts(".assistant .text p") == [answer.strip()]
+
+
+@in_browser
+def test_attached_files_become_part_of_the_question(page, tmp_path, llm):
+    file = tmp_path / "animals.txt"
+    file.write_text("A llama.\n```\ncode\n```\n")
+    binary = tmp_path / "data.bin"
+    binary.write_bytes(b"\x00\xff" * 9)
+    attach = page.find("#attach-file")
+    attach.send_keys(str(file))
+    count = len(llm.tokenizer.encode(file.read_text(), add_bos=False))
+    page.wait(lambda: f"animals.txt · {count} tokens" in page.find("#attached").text)
+    page.picture("attached")
+    attach.send_keys(str(binary))
+    page.wait(lambda: "data.bin: only text files" in page.find("#status").text)
+    assert len(page.all("#attached li")) == 1
+    page.ask("Which animal?")
+    wanted = f"animals.txt:\n````\n{file.read_text()}\n````\n\nWhich animal?"
+    assert page.texts(".user .text") == [wanted] and not page.all("#attached li")
+    assert page.find("#title").text == "Which animal?"
+
+
+@in_browser
+def test_conversations_are_renamed_searched_and_exported_with_branches(page, tmp_path):
+    page.ask("Who are you?")
+    page.press("Answer again")
+    page.wait_answer()
+    page.wait(lambda: "2/2" in page.texts(".tools span"))
+    page.find("[aria-label='Rename Who are you?']").click()
+    prompt = page.wait_alert()
+    prompt.send_keys("The guide")
+    prompt.accept()
+    page.wait(lambda: page.find("#title").text == "The guide")
+    page.find("#new").click()
+    page.ask("Tell me a story about a fox.")
+    search = page.find("#search")
+    for words, titles in (
+        ("guide", ["The guide"]),
+        ("FOX", ["Tell me a story about a fox."]),
+        ("who are", ["The guide"]),
+        ("quagga", []),
+    ):
+        search.clear()
+        search.send_keys(words)
+        page.wait(lambda titles=titles: page.texts("#conversations .pick") == titles)
+    search.clear()
+    search.send_keys("guide")
+    page.wait(lambda: len(page.all("#conversations .pick")) == 1)
+    page.find("#conversations .pick").click()
+    page.find("#export-all").click()
+    file = tmp_path / "The guide.branches.json"
+    page.wait(file.exists)
+    page.find("[aria-label='Delete The guide']").click()
+    page.wait_alert().accept()
+    page.wait(lambda: page.all(".welcome"))
+    page.find("#import-file").send_keys(str(file))
+    page.wait(lambda: "2/2" in page.texts(".tools span"))
+    assert page.find("#title").text == "The guide"
+    broken = json.loads(file.read_text())
+    broken["nodes"][0]["parent"] = broken["nodes"][-1]["id"]  # a circle
+    file.write_text(json.dumps(broken))
+    page.find("#import-file").send_keys(str(file))
+    page.wait(lambda: "is damaged" in page.find("#status").text)
+
+
+@in_browser
+def test_a_bad_setting_is_shown_at_its_field_and_escape_asks(page):
+    page.find("#open-settings").click()
+    field = page.find("[name=top_k]")
+    field.send_keys("many" + Keys.ENTER)
+    error = page.wait(lambda: page.find("[name=top_k] + #settings-error"))
+    assert error.text.startswith("top_k: a whole number")
+    assert page.driver.switch_to.active_element == field
+    assert field.get_attribute("aria-invalid") == "true"
+    page.picture("settings-error")
+    field.send_keys(Keys.ESCAPE)
+    page.wait_alert().dismiss()
+    assert page.find("#settings").is_displayed() and field.get_attribute("value") == "many"
+    field.clear()
+    field.send_keys("5" + Keys.ENTER)
+    page.wait(lambda: not page.find("#settings").is_displayed())
+    assert page.driver.switch_to.active_element.get_attribute("id") == "open-settings"
+    page.find("#open-settings").click()
+    page.driver.switch_to.active_element.send_keys(Keys.ESCAPE)  # nothing changed
+    page.wait(lambda: not page.find("#settings").is_displayed())
+    page.ask("Who are you?")
+    page.press("Edit this question")
+    page.find(".edit textarea").send_keys(" Really?" + Keys.ESCAPE)
+    page.wait_alert().accept()
+    page.wait(lambda: not page.all(".edit"))
+    focused = page.driver.switch_to.active_element
+    assert focused.get_attribute("aria-label") == "Edit this question"
+
+
+@in_browser
+def test_the_log_has_a_line_for_an_answer(serve, tmp_path):
+    server = serve()
+    page = Page(server.url, tmp_path)
+    try:
+        page.ask("Who are you?")
+        assert page.texts(".assistant .text p")
+    finally:
+        page.close()
+    posts = [line for line in server.text().splitlines() if " POST " in line]
+    assert len(posts) == 1 and "/v1/chat/completions" in posts[0]
 
 
 @in_browser
