@@ -400,7 +400,8 @@ async function run(node) {
     showThought(article, node);
   };
   try {
-    const body = { messages, ...owner.options, truncation: "auto", stream: true, stream_options: { include_usage: true } };
+    const body = { messages, ...owner.options, truncation: "auto", stream: true, 
+      stream_options: { include_usage: true, continuous_usage_stats: true } };
     if (begun && node.thought) body.reasoning = "off"; // the thought is over
     for await (const chunk of stream("/v1/chat/completions", body, controller.signal, remember)) {
       const choice = chunk.choices[0];
@@ -421,8 +422,9 @@ async function run(node) {
         saved = performance.now();
       }
       reason = choice?.finish_reason || reason;
-      if (chunk.usage) {
-        node.usage = chunk.usage.total_tokens;
+      node.usage = chunk.usage.total_tokens;
+      if (owner === conversation) showUsage(node.usage);
+      if (!choice) { // the last one
         node.isCut = reason === "length";
         node.note = describe(chunk, reason, (thinking || first || performance.now()) - began);
         const others = store.siblings(owner, node).filter((other) => other !== node);

@@ -573,6 +573,7 @@ def test_stop_and_errors_in_the_browser(endless, tmp_path):
         page.wait_answer()
         endless.wait_idle(3)
         assert page.find(".note").text == "stopped" and page.find("#send").is_displayed()
+        assert int(page.find("#context-meter").get_attribute("value")) > 20
         kept = page.texts(".assistant .text")[0]
         page.driver.refresh()
         page.wait(

@@ -74,6 +74,20 @@ def test_a_stream_counts_what_was_dropped(guide, talk):
     assert end == "[DONE]" and f"{dropped} messages" in done.headers["x-mlx-llama-noted"]
 
 
+def test_every_event_of_a_stream_can_have_the_usage_so_far(guide, talk):
+    body = ask_all(PATHS[0], talk[:2], stream=True)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    done = guide.post(PATHS[0], **body, stream_options=options)
+    lines = [line[6:] for line in done.text.splitlines() if line.startswith("data: ")]
+    usages = [json.loads(line)["usage"] for line in lines[:-1]]
+    counts = [usage["completion_tokens"] for usage in usages]
+    assert counts == sorted(counts) and counts[-1] == 4
+    assert len({usage["prompt_tokens"] for usage in usages}) == 1
+    done = guide.post(PATHS[0], **body, stream_options={"include_usage": True})
+    lines = [line[6:] for line in done.text.splitlines() if line.startswith("data: ")]
+    assert [json.loads(line)["usage"] for line in lines[:-2]] == [None] * len(lines[:-2])
+
+
 def test_a_conversation_that_fits_keeps_all(guide, talk):
     for messages in (talk[:2], talk[:4]):
         body = ask_all(PATHS[0], messages)
