@@ -91,7 +91,7 @@ class StreamOptions(Body):
 
     include_usage: bool = False
     continuous_usage_stats: bool = Field(
-        False, description="the usage so far in every event, as in vLLM; with include_usage"
+        default=False, description="the usage so far in every event, as in vLLM; with include_usage"
     )
     include_obfuscation: Literal[False] = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -40,23 +41,25 @@ def fit_turns(
     room = context - max(1, min(max_tokens, max(context // 4, min(context // 2, _ANSWER_ROOM))))
     turns = find_turns(messages) or [0]
     first = first if first <= turns[-1] else 0
-    for dropped in [first, *(start for start in turns if start > first)]:
+    prompts: dict[int, ToolPrompt] = {}
+
+    def fits(dropped: int, limit: int) -> bool:
         try:
-            prompt = encode(dropped)
+            prompts[dropped] = encode(dropped)
         except ContextError:
             if dropped >= turns[-1]:
                 raise
-            continue
-        length = len(prompt.tokens) + begun
-        # An answer that goes on may fill the context. Drop to three quarters at once, but not
-        # the turn that this one follows: after each drop, all remaining turns are prefilled
-        # again.
-        if length <= (
-            context - 1
-            if begun and dropped == first
-            else room
-            if dropped in (first, *turns[-2:-1])
-            else room * 3 // 4
-        ):
-            break
-    return prompt, dropped
+            return False
+        return len(prompts[dropped].tokens) + begun <= limit
+
+    # An answer that goes on may fill the context.
+    later = [start for start in turns if start > first]
+    if fits(first, context - 1 if begun else room) or not later:
+        return prompts[first], first
+    # Drop to three quarters at once, but not the turn that this one follows: after each drop, all
+    # remaining turns are prefilled again. Bisect: a client may send thousands of turns.
+    place = bisect_left(later, True, key=lambda start: fits(start, room * 3 // 4))
+    if place > len(later) - 2 >= 0 and fits(later[-2], room):
+        place = len(later) - 2
+    dropped = later[min(place, len(later) - 1)]
+    return prompts[dropped], dropped
