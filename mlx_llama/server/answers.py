@@ -26,6 +26,7 @@ from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import FIELDS, GenerationOptions, validate
 from mlx_llama.core.generation.schema import Schema
 from mlx_llama.core.generation.tool_use import Toolbox, ToolPrompt, encode_with_tools
+from mlx_llama.core.generation.turns import fit_turns
 from mlx_llama.core.text.template import ChatTemplate, load_builtin_template
 from mlx_llama.core.text.thoughts import find_thoughts
 
@@ -55,8 +56,18 @@ class Ask:
     ignores_eos: bool = False  # go on after end tokens
     prompt_logprobs: int | None = None  # see Request
     note: Note = lambda place: None
+    # drop the oldest turns of messages that outgrew the context; None: as the server does
+    truncates: bool | None = None
     # of the chat template, such as enable_thinking
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class _PromptTooLong(ContextError):
+    """Encoding was stopped: the prompt has `count` tokens or more."""
+
+    def __init__(self, count: int):
+        super().__init__(f"the prompt has at least {count} tokens")
+        self.count = count
 
 
 class Failure(Exception):
@@ -93,6 +104,7 @@ class Answers:
         self._timer = self._loop.call_later(seconds, self.stop, Failure(504, "timeout", text))
         self.asks: Sequence[Ask] = ()
         self.prompts: list[list[int]] = []
+        self.dropped: list[int] = []  # messages that no longer fitted, of each ask
         self.is_closed = False
 
     @property
@@ -109,8 +121,9 @@ class Answers:
         Refusal.
         """
         self.asks = asks
-        requests = [prepare(self.llm, ask, self._desk.settings) for ask in asks]
-        for request in requests:
+        prepared = [prepare(self.llm, ask, self._desk.settings) for ask in asks]
+        self.dropped = [dropped for _, dropped in prepared]
+        for request, _ in prepared:
             self.prompts.append(list(request.prompt))
             if self.is_closed:
                 return
@@ -353,9 +366,9 @@ class Desk:
             answers.stop(Failure(503, "shutting_down", "the server is shutting down"))
 
 
-def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Request:
-    """Encode an ask's prompt and resolve its options for the scheduler. Raises Refusal with every
-    fault.
+def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> tuple[Request, int]:
+    """Encode an ask's prompt and resolve its options for the scheduler. Returns the request and the
+    number of messages dropped from its prompt. Raises Refusal with every fault.
 
     fits: check that the prompt leaves room for an answer.
     """
@@ -366,18 +379,21 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
         raise refuse(error, ask.field, llm, merged) from None
     is_chat, seconds = _is_chat(ask.prompt), settings.compile_seconds
     faults = check_options(llm, resolved.options, merged, settings, is_chat, ask.note)
-    prompt = ToolPrompt([])
+    prompt, dropped = ToolPrompt([]), 0
 
     def check_count(count: int) -> None:
         if fits and count >= llm.engine.context:
-            raise _refuse_context(llm, ask, count, "at least ")
+            raise _PromptTooLong(count)
 
     try:
         ask.toolbox.check(resolved.options)
-        prompt = _encode(llm, ask, resolved.options, check_count)
+        truncates = fits and (settings.truncates if ask.truncates is None else ask.truncates)
+        prompt, dropped = _encode(llm, ask, resolved.options, check_count, truncates)
         # prompt.rule includes the schema
         if prompt.rule and not any(fault.field in RULES for fault in faults):
             llm.engine.grammars.compile(prompt.rule, starts_text=is_chat, seconds=seconds)
+    except _PromptTooLong as error:
+        raise _refuse_context(llm, ask, error.count, "at least ") from None
     except LlamaError as error:
         fault = _describe(error, ask.field, llm, {**merged, ask.field: ask.prompt})
         faults += [fault] * (fault.field not in {fault.field for fault in faults})
@@ -388,7 +404,9 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
         faults += refusal.faults
     if faults:
         raise Refusal(400, "invalid_value", faults)
-    return Request(
+    if dropped:
+        ask.note(f"truncation: {dropped} messages")
+    request = Request(
         prompt.tokens,
         resolved,
         starts_text=is_chat,
@@ -400,6 +418,7 @@ def prepare(llm: LLM, ask: Ask, settings: Settings, fits: bool = True) -> Reques
         prompt_logprobs=ask.prompt_logprobs,
         decode_seconds=ask.decode_seconds,
     )
+    return request, dropped
 
 
 def _merge_for(llm: LLM, ask: Ask, settings: Settings) -> dict[str, Any]:
@@ -423,30 +442,44 @@ def _encode(
     ask: Ask,
     options: GenerationOptions,
     check_count: Callable[[int], None],
-) -> ToolPrompt:
-    """Encode a prompt of any kind. check_count: called with token counts, early. Raises
-    LlamaError.
+    truncates: bool,
+) -> tuple[ToolPrompt, int]:
+    """Encode a prompt of any kind. Returns the number of dropped messages, too.
+
+    check_count: called with token counts, early. truncates: drop the oldest turns until the prompt
+    leaves room for an answer. Raises LlamaError.
     """
     if isinstance(ask.prompt, str):
         check_count(llm.tokenizer.count_at_least(ask.prompt))
-        return ToolPrompt(_encode_text(llm, ask.prompt))
+        return ToolPrompt(_encode_text(llm, ask.prompt)), 0
     if not _is_chat(ask.prompt):
-        return ToolPrompt(llm.encode(ask.prompt, check_count))
+        return ToolPrompt(llm.encode(ask.prompt, check_count)), 0
     messages, beginning = _split_beginning(ask.prompt)
     template = find_template(llm)
     if llm.template is None:
         ask.note("chat_template: chatml")
-    prompt = encode_with_tools(
-        llm.tokenizer,
-        template,
-        messages,
-        ask.toolbox,
-        options,
-        check_count,
-        _pick_variables(template.source, ask),
-    )
+    variables = _pick_variables(template.source, ask)
     begun = llm.tokenizer.encode(beginning, add_bos=False) if beginning else []
-    return replace(prompt, tokens=[*prompt.tokens, *begun])
+    rest = list(itertools.dropwhile(lambda message: message["role"] == "system", messages))
+    systems = messages[: len(messages) - len(rest)]
+
+    def encode(dropped: int) -> ToolPrompt:
+        return encode_with_tools(
+            llm.tokenizer,
+            template,
+            [*systems, *rest[dropped:]],
+            ask.toolbox,
+            options,
+            check_count,
+            variables,
+        )
+
+    prompt, dropped = (
+        fit_turns(encode, rest, llm.engine.context, options.max_tokens, begun=len(begun))
+        if truncates
+        else (encode(0), 0)
+    )
+    return replace(prompt, tokens=[*prompt.tokens, *begun]), dropped
 
 
 def default_limit(llm: LLM) -> dict[str, Any]:

@@ -162,10 +162,11 @@ class Conversation(Conversing):
     """Fields of both routes."""
 
     noted: ClassVar = list_places(
-        "thinking metadata service_tier speed cache_control system.citations system.cache_control "
-        "messages.content.cache_control messages.content.citations messages.content.caller "
-        "messages.content.is_error messages.content.content.cache_control "
-        "messages.content.content.citations tools.cache_control tools.strict"
+        "thinking metadata service_tier speed cache_control truncation "
+        "system.citations system.cache_control messages.content.cache_control "
+        "messages.content.citations messages.content.caller messages.content.is_error "
+        "messages.content.content.cache_control messages.content.content.citations "
+        "tools.cache_control tools.strict"
     )
     refused: ClassVar[Mapping[str, str]] = {
         "thread": "conversations are not kept: send the messages"

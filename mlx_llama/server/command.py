@@ -116,6 +116,13 @@ def parser() -> flags.Parser:
         )
     for name, text in _OPTIONS.items():
         group.add_argument(name, action="store_true", help=text)
+    group.add_argument(
+        "--truncation",
+        choices=("auto", "disabled"),
+        default="disabled",
+        help="a conversation that outgrows the context: auto drops its oldest turns, disabled "
+        "refuses it; a request's truncation wins (default: disabled)",
+    )
     flags.add_load_flags(result, without=())
     flags.add_generation_flags(result)
     return result
@@ -187,6 +194,7 @@ def make_settings(parsed: argparse.Namespace) -> Settings:
         cors_origins=tuple(origin.rstrip("/") for origin in parsed.cors_origin),
         allowed_hosts=tuple(parsed.allowed_host),
         options={name: getattr(checked, name) for name in wanted},
+        truncates=parsed.truncation == "auto",
         queue=parse_number("--queue", parsed.queue, 0, 1e6),
         timeout=parse_number("--timeout", parsed.timeout, 0.001, 1e7, False),
         max_connections=parse_number("--max-connections", parsed.max_connections, 1, 1e5),

@@ -342,6 +342,11 @@ class Conversing(Body):
 
     chat_template_kwargs: TemplateVariables = {}
     tools: Sequence[Any]  # with a method `described`
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None,
+        description="auto: drop the oldest turns of a conversation that outgrew the context, and "
+        "keep the system message; default: the server's --truncation",
+    )
 
     def choice(self) -> tuple[str, bool]:
         """Return auto, none, required or a tool's name; and whether several calls are allowed."""
@@ -362,7 +367,15 @@ class Conversing(Body):
     def prompt_ask(self, messages: list[dict[str, Any]]) -> Ask:
         """Translate the prompt alone, without options. Raises Refusal."""
         variables = self.chat_template_kwargs
-        return Ask(messages, self.prompt_field, {}, self.toolbox(), variables=variables)
+        truncates = None if self.truncation is None else self.truncation == "auto"
+        return Ask(
+            messages,
+            self.prompt_field,
+            {},
+            self.toolbox(),
+            truncates=truncates,
+            variables=variables,
+        )
 
     def ask(self, messages: list[dict[str, Any]]) -> Ask:
         """Translate for core. messages: as templates take them. Raises Refusal."""

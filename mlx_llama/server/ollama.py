@@ -50,7 +50,12 @@ class OllamaFields(OptionFields):
     """Fields of both routes; those of `options` move to the top level."""
 
     noted: ClassVar = frozenset(
-        {"messages.thinking", "messages.tool_calls.function.index", "tools.function.strict"}
+        {
+            "truncation",
+            "messages.thinking",
+            "messages.tool_calls.function.index",
+            "tools.function.strict",
+        }
     )
     refused: ClassVar[Mapping[str, str]] = {"images": _IMAGES}
 
@@ -87,6 +92,8 @@ class OllamaChat(OllamaFields, Conversing):
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
+        if isinstance(truncates := values.pop("truncate", None), bool):
+            values.setdefault("truncation", "auto" if truncates else "disabled")
         super().adapt(values, note)
         if isinstance(messages := values.get("messages"), list):
             for i, message in enumerate(messages):

@@ -90,6 +90,9 @@ class StreamOptions(Body):
     """Options of a stream."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = Field(
+        default=False, description="the usage so far in every event, as in vLLM; with include_usage"
+    )
     include_obfuscation: Literal[False] = False
 
 
@@ -100,7 +103,7 @@ class CommonFields(AnswerFields):
         "user stream_options best_of store service_tier metadata safety_identifier "
         "prompt_cache_key parallel_tool_calls messages.refusal messages.annotations "
         "messages.name messages.reasoning_content messages.tool_calls.type "
-        "tools.function.strict"
+        "tools.function.strict truncation"
     )
 
     stream_options: StreamOptions = StreamOptions()
@@ -164,7 +167,10 @@ class OpenAIWriter(Writer):
     ) -> dict[str, Any]:
         """Write an event with a part of an answer."""
         fields = {"logprobs": logprobs, "finish_reason": reason}
-        return self.chunk({"index": reader.index, **content, **fields})
+        options = self.body.stream_options
+        is_counted = options.include_usage and options.continuous_usage_stats
+        usage = {"usage": write_usage([reader])} if is_counted else {}
+        return self.chunk({"index": reader.index, **content, **fields}, **usage)
 
     def finish(self, readers: Sequence[Reader]) -> Events:
         if self.body.stream_options.include_usage:

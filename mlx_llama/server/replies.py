@@ -271,7 +271,7 @@ async def count_prompt(request: Request, ask: Ask) -> int:
     """Count the tokens of a prompt, as the model sees it. Raises Refusal."""
     settings, ask = desk_of(request).settings, _with_notes(request, ask)
     return await with_model(
-        request, lambda llm: len(prepare(llm, ask, settings, fits=False).prompt)
+        request, lambda llm: len(prepare(llm, ask, settings, fits=False)[0].prompt)
     )
 
 
@@ -285,11 +285,15 @@ def write_usage(readers: Sequence[Reader]) -> dict[str, Any]:
     written = sum(len(completion.tokens) for completion in completions)
     reused = sum(completion.reused_tokens for completion in prompts.values())
     thought = sum(reader.thought_tokens for reader in readers)
+    dropped = readers[0].answers.dropped[readers[0].index]
     return {
         "prompt_tokens": read,
         "completion_tokens": written,
         "total_tokens": read + written,
-        "prompt_tokens_details": {"cached_tokens": reused},
+        "prompt_tokens_details": {
+            "cached_tokens": reused,
+            **({"dropped_messages": dropped} if dropped else {}),
+        },
         "completion_tokens_details": {"reasoning_tokens": thought},
     }
 

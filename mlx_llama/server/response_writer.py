@@ -63,6 +63,7 @@ class ResponseWriter(Writer):
         limit, is_over = options.get("max_tokens"), status != "in_progress"
         is_limited = status == "incomplete" and reader.is_cut
         choice = body.tool_choice
+        default = "auto" if reader.answers.settings.truncates else "disabled"
         return {
             "id": f"resp_{self.identity}",
             "object": "response",
@@ -82,7 +83,7 @@ class ResponseWriter(Writer):
             "tools": [tool.model_dump() for tool in body.tools],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": options.get("top_p"),
-            "truncation": "disabled",
+            "truncation": body.truncation or default,
             "usage": write_usage(completion, reader.thought_tokens) if is_over else None,
             **{name: getattr(body, name) for name in _REPEATED},
         }

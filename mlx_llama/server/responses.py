@@ -170,7 +170,6 @@ class ResponsesRequest(OptionFields, OpenAIFields):
         "do not carry over",
     )
     store: bool = Field(True, description="keep the response for previous_response_id")
-    truncation: Literal["disabled"] = "disabled"
     include: list[Literal["message.output_text.logprobs"]] = []
     metadata: dict[str, str] = Field({}, max_length=16, description="returned with the answer")
 

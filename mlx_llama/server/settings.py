@@ -20,6 +20,7 @@ class Settings:
     # generation options by name, for requests that do not set them
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    truncates: bool = False  # drop the oldest turns of a conversation that outgrew the context
     queue: int = 64  # requests that wait for a row; more get 503
     timeout: float = 600.0  # per request, queue included
     receive_timeout: float = 60.0  # until a request has arrived, headers and body

@@ -34,9 +34,7 @@ from .tool_use import (
     encode_with_tools,
     write_answer,
 )
-
-# Tokens of a long paragraph. Small contexts keep that much free for an answer, at most half.
-_ANSWER_ROOM = 256
+from .turns import find_turns, fit_turns
 
 
 class Stream:
@@ -245,7 +243,7 @@ class Session:
             if text is None and not self.messages:
                 raise SessionError("there is no answer to generate again: ask something first")
             question = self.last_question  # raises without one
-            before = self.messages[: _find_turns(self.messages)[-1]]
+            before = self.messages[: find_turns(self.messages)[-1]]
             return self._ask(before, question if text is None else text, resolved, hooks)
 
     @property
@@ -253,7 +251,7 @@ class Session:
         """The newest message of the user. Raises SessionError without one."""
         if not self.messages:
             raise SessionError("there is no question yet: ask something first")
-        return self.messages[_find_turns(self.messages)[-1]]["content"]
+        return self.messages[find_turns(self.messages)[-1]]["content"]
 
     def undo(self) -> list[dict[str, Any]]:
         """Take back the last question and its answer; returns their messages."""
@@ -261,7 +259,7 @@ class Session:
             self._settle()
             if not self.messages:
                 raise SessionError("there is nothing to undo: the conversation is empty")
-            start = _find_turns(self.messages)[-1]
+            start = find_turns(self.messages)[-1]
             taken, self.messages = self.messages[start:], self.messages[:start]
             self.dropped = self.dropped if self.dropped < start else 0
             return taken
@@ -505,53 +503,28 @@ class Session:
 
         first: number of messages dropped already. begun: tokens of the answer after the prompt.
         """
-        # Keep a quarter of the context free for the answer (up to half of a short context), or
-        # max_tokens if that is less.
-        context = self.engine.context
-        room = context - max(
-            1, min(resolved.options.max_tokens, max(context // 4, min(context // 2, _ANSWER_ROOM)))
-        )
-        turns = _find_turns(messages)
-        first = first if first <= turns[-1] else 0
         system = [{"role": "system", "content": self.system}] if self.system else []
-        for dropped in [first, *(start for start in turns if start > first)]:
-            try:
-                prompt = encode_with_tools(
-                    self.tokenizer,
-                    self.template,
-                    [*system, *messages[dropped:]],
-                    box,
-                    resolved.options,
-                    self.engine.check_count,
-                )
-            except ContextError:
-                if dropped == turns[-1]:
-                    raise
-                continue
-            length = len(prompt.tokens) + begun
-            # An answer that goes on may fill the context. Drop to three quarters at once, but not
-            # the turn that this one follows: after each drop, all remaining turns are prefilled
-            # again.
-            if length <= (
-                context - 1
-                if begun and dropped == first
-                else room
-                if dropped in (first, *turns[-2:-1])
-                else room * 3 // 4
-            ):
-                return prompt, dropped
+
+        def encode(dropped: int) -> ToolPrompt:
+            return encode_with_tools(
+                self.tokenizer,
+                self.template,
+                [*system, *messages[dropped:]],
+                box,
+                resolved.options,
+                self.engine.check_count,
+            )
+
+        context = self.engine.context
+        max_tokens = resolved.options.max_tokens
+        prompt, dropped = fit_turns(encode, messages, context, max_tokens, first, begun)
         # The newest question alone may use the answer's room but for one token.
-        if length >= context:
+        if (length := len(prompt.tokens) + begun) >= context:
             raise ContextError(
                 f"this message makes a prompt of {length} tokens and the context holds "
                 f"{context}, answer included: shorten it{self.engine.suggest_context()}"
             )
         return prompt, dropped
-
-
-def _find_turns(messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Indices of the questions: each begins a turn of calls, results and an answer."""
-    return [place for place, message in enumerate(messages) if message.get("role") == "user"]
 
 
 def _is_same(

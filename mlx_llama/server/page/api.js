@@ -44,9 +44,10 @@ export const ask = async (path, body, signal) => (await send(path, body, signal)
 
 const CUT = "The connection ended before the answer did. Is the server still running?";
 
-// The values of a stream's data lines, until [DONE].
-export async function* stream(path, body, signal) {
+// The values of a stream's data lines, until [DONE]. onDropped: called with the number of messages that no longer fitted.
+export async function* stream(path, body, signal, onDropped) {
   const response = await send(path, body, signal);
+  onDropped(Number(/truncation: (\d+) messages/.exec(response.headers.get("X-Mlx-Llama-Noted"))?.[1] ?? 0));
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {

@@ -4,6 +4,14 @@ import * as store from "./store.js";
 const $ = (id) => document.getElementById(id);
 const trusted = window.trustedTypes?.createPolicy("page", { createHTML: (html) => html }) ?? { createHTML: (html) => html };
 const RENDER_MILLISECONDS = 120;
+const SAVE_MILLISECONDS = 500;
+const MOST_ATTACHED = 1 << 20; // bytes of a file
+const ANSWERING = "mlx_llama answering"; // in sessionStorage: the answer that this tab was writing
+
+const GUIDE = /mlx_llama[\\/]guide[\\/]?$/; // the path of the model that comes with the package
+const GUIDE_QUESTIONS = ["Who are you?", "Which backends are there?", "How do I use it from Python?", "Tell me a story."];
+const QUESTIONS = ["What can you help me with?", "Explain what a llama is to a child.", "Write a short, polite e-mail that declines an invitation.",
+  "Write a Python function that counts the words of a text."];
 
 let conversation = store.create();
 let running = null; // { controller, node }
@@ -11,7 +19,10 @@ let table = {}; // options: name -> field of the OpenAPI document
 let defaults = {}; // options in force without others
 let context = 0; // positions
 let modelName = "mlx_llama";
+let modelPath = "";
+let backendName = "";
 let hasSwitch = false; // thoughts can be turned off
+let isLeaving = false; // the tab is being closed or reloaded
 const rendered = new Map(); // text -> HTML
 
 function make(kind, properties = {}, ...children) {
@@ -32,10 +43,11 @@ function save() {
 // The conversation
 
 function showList() {
-  const entries = store.list();
+  const entries = store.search($("search").value);
   $("conversations").replaceChildren(...entries.map((entry) => {
     const row = make("li", {},
       make("button", { className: "pick", textContent: entry.title, onclick: () => open(entry.id) }),
+      make("button", { className: "rename", textContent: "✎", title: "Rename", ariaLabel: `Rename ${entry.title}`, onclick: () => rename(entry) }),
       make("button", { className: "drop", textContent: "✕", ariaLabel: `Delete ${entry.title}`, onclick: () => drop(entry) }));
     row.setAttribute("aria-current", entry.id === conversation.id);
     return row;
@@ -50,6 +62,21 @@ function open(id) {
   sessionStorage.setItem("mlx_llama open", id);
   openSidebar(false);
   show();
+}
+
+function rename({ id, title }) {
+  const wanted = prompt("New name of this conversation", title)?.trim().slice(0, 200);
+  const renamed = id === conversation.id ? conversation : store.load(id);
+  if (!wanted || !renamed) return;
+  renamed.title = wanted;
+  store.save(renamed);
+  showTitle();
+  showList();
+}
+
+function showTitle() {
+  $("title").textContent = conversation.title;
+  document.title = `${conversation.title} · mlx_llama`;
 }
 
 function drop(entry) {
@@ -69,17 +96,40 @@ function begin() {
 }
 
 function show() {
-  $("title").textContent = conversation.title;
-  document.title = `${conversation.title} · mlx_llama`;
+  showTitle();
+  const focused = document.activeElement.closest("#log button");
+  const label = focused?.ariaLabel;
+  const id = focused?.closest("[data-id]")?.dataset.id;
   const pending = [];
   const messages = store.path(conversation).map((node) => showMessage(node, pending));
   $("log").replaceChildren(...messages);
+  if (!messages.length) showWelcome();
   showList();
   showSwitch();
-  showUsage(store.path(conversation).findLast((node) => node.usage)?.usage);
+  showMemory();
+  if (id) focusTool(id, label);
   scroll(true);
   // Rendered Markdown has another height.
   Promise.all(pending).then(() => messages.at(-1)?.isConnected && scroll(true));
+}
+
+// Focus a button of a message again, after the messages were drawn anew.
+function focusTool(id, label) {
+  const tool = document.querySelector(`[data-id="${id}"] [aria-label="${label}"]:enabled`);
+  (tool ?? $("log")).focus({ preventScroll: true });
+}
+
+// The first question that the model still sees in this path, by the newest answer that was told; undefined: all.
+const remembered = (nodes) => nodes.findLast((node) => node.context === context)?.memory;
+
+// The context in use, and where the model's memory begins.
+function showMemory() {
+  const nodes = store.path(conversation);
+  showUsage(nodes.findLast((node) => node.usage)?.usage);
+  document.querySelector(".memory")?.remove();
+  const first = remembered(nodes);
+  document.querySelector(`[data-id="${first}"]`)?.before(make("p", { className: "memory",
+    textContent: `The model no longer sees what is above: its memory holds ${context} tokens.` }));
 }
 
 function showMessage(node, pending) {
@@ -124,6 +174,7 @@ function showTools(tools, node) {
   if (node.role === "user") {
     parts.push(button("Edit this question", "Edit", () => edit(node), !!running));
   } else {
+    if (node.isCut && node.id === conversation.leaf) parts.push(button("Continue this answer", "Continue", () => run(node), !!running));
     parts.push(button("Answer again", "Regenerate", () => answer(node.parent), !!running));
     if (node.text) parts.push(button("Copy this answer", "Copy", () => copy(node.text)));
     if (node.note) parts.push(make("span", { className: "note", textContent: node.note }));
@@ -132,9 +183,30 @@ function showTools(tools, node) {
 }
 
 function pick(node) {
+  const label = document.activeElement.ariaLabel;
   store.choose(conversation, node);
   save();
   show();
+  focusTool(node.id, label);
+}
+
+// The first screen: the model, what it is good for, and questions to click.
+function showWelcome() {
+  if (!context) return; // the model is not known yet
+  const about = GUIDE.test(modelPath)
+    ? ["This is the guide that comes with mlx_llama, a tiny model of 4 million parameters.",
+      "It answers questions about the project, makes small talk and tells short stories. It knows nothing else, and is sometimes wrong."]
+    : [`This is ${modelName}, running on this machine's ${backendName}. Nothing you write leaves this server.`,
+      "It writes, explains and answers in conversation. It can be wrong: check what matters."];
+  const questions = GUIDE.test(modelPath) ? GUIDE_QUESTIONS : QUESTIONS;
+  const more = GUIDE.test(modelPath) ? [make("p", {}, "A model that knows more: start the server with ",
+    make("code", { textContent: "--model smollm2" }), ", ", make("code", { textContent: "llama3.2" }), ", ", make("code", { textContent: "qwen3" }),
+    " or any Llama-family model of the Hugging Face hub, such as ", make("code", { textContent: "HuggingFaceTB/SmolLM2-360M-Instruct" }), ".")] : [];
+  $("log").replaceChildren(make("section", { className: "welcome", ariaLabel: "Welcome" },
+    make("h2", { textContent: modelName }), ...about.map((textContent) => make("p", { textContent })),
+    make("div", { className: "ideas" }, ...questions.map((textContent) =>
+      make("button", { type: "button", className: "plain", textContent, onclick: () => !running && question(textContent, conversation.leaf) }))),
+    ...more));
 }
 
 async function copy(text) {
@@ -147,17 +219,24 @@ async function copy(text) {
 }
 
 function edit(node) {
+  const byKey = document.activeElement === $("question");
+  const cancel = () => {
+    if (area.value !== node.text && !confirm("Discard the changes to this question?")) return;
+    show();
+    if (byKey) $("question").focus();
+    else focusTool(node.id, "Edit this question");
+  };
   const article = document.querySelector(`[data-id="${node.id}"]`);
   const area = make("textarea", { value: node.text, ariaLabel: "Edited question" });
   const form = make("form", { className: "edit" }, area, make("div", { className: "row end" },
-    make("button", { type: "button", className: "plain", textContent: "Cancel", onclick: show }),
+    make("button", { type: "button", className: "plain", textContent: "Cancel", onclick: cancel }),
     make("button", { textContent: "Ask again" })));
   form.onsubmit = (event) => {
     event.preventDefault();
     if (area.value.trim()) question(area.value, node.parent);
   };
   area.onkeydown = (event) => {
-    if (event.key === "Escape") show();
+    if (event.key === "Escape") cancel();
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
       event.preventDefault();
       form.requestSubmit();
@@ -228,16 +307,71 @@ class Growing {
 
 // Questions and answers
 
-function question(text, parent) {
+function question(text, parent, title = text) {
   const node = store.add(conversation, parent, "user", text);
-  if (parent === null && Object.values(conversation.nodes).length === 1) conversation.title = text.trim().slice(0, 60);
+  if (parent === null && Object.values(conversation.nodes).length === 1) conversation.title = title.trim().slice(0, 60);
   answer(node.id);
 }
 
-async function answer(parent) {
+// Text files that the next question will have: { name, text, tokens }
+let attached = [];
+
+async function attach(files) {
+  for (const file of files) {
+    const text = await file.text();
+    if (file.size > MOST_ATTACHED || /[\0\uFFFD]/.test(text)) {
+      say(`${file.name}: only text files in UTF-8, of up to ${MOST_ATTACHED >> 20} MB, can be attached.`);
+      continue;
+    }
+    const entry = { name: file.name, text };
+    attached.push(entry);
+    showAttached();
+    try {
+      entry.tokens = (await ask("/tokenize", { content: text, parse_special: false })).tokens.length;
+    } catch (error) {
+      say(explain(error));
+    }
+    showAttached();
+  }
+}
+
+function showAttached() {
+  $("attached").hidden = !attached.length;
+  $("attached").replaceChildren(...attached.map((entry) => make("li", {}, `${entry.name} · ${entry.tokens ?? "…"} tokens`,
+    make("button", { type: "button", className: "drop", textContent: "✕", ariaLabel: `Remove ${entry.name}`, onclick: () => {
+      attached = attached.filter((other) => other !== entry);
+      showAttached();
+      $("question").focus();
+    } }))));
+}
+
+// A question after the attached files, each in a fence that is longer than those in it.
+function withFiles(question) {
+  const parts = attached.map(({ name, text }) => {
+    const longest = [...text.matchAll(/`+/g)].reduce((most, [run]) => Math.max(most, run.length), 2);
+    const fence = "`".repeat(longest + 1);
+    return `${name}:\n${fence}\n${text}\n${fence}`;
+  });
+  attached = [];
+  showAttached();
+  return [...parts, question].join("\n\n");
+}
+
+function answer(parent) {
+  if (!running) run(store.add(conversation, parent, "assistant", ""));
+}
+
+// Write an answer, or go on with one that was cut.
+async function run(node) {
   if (running) return;
-  const node = store.add(conversation, parent, "assistant", "");
   const owner = conversation;
+  const { parent } = node;
+  const begun = node.text;
+  if (!begun) delete node.thought;
+  delete node.error;
+  delete node.thoughtSeconds;
+  node.isCut = true; // until it ends
+  sessionStorage.setItem(ANSWERING, node.id);
   const controller = new AbortController();
   running = { controller, node };
   save();
@@ -246,8 +380,16 @@ async function answer(parent) {
   article.classList.add("running");
   busy(true);
   const growing = new Growing(article.querySelector(".text"));
-  const messages = store.turns(owner, parent);
+  const nodes = store.said(owner, parent);
+  const from = Math.max(0, nodes.findIndex((other) => other.id === remembered([...nodes, node])));
+  const messages = nodes.slice(from).map(store.toMessage);
   if (owner.system) messages.unshift({ role: "system", content: owner.system });
+  if (begun) messages.push({ role: "assistant", content: begun });
+  const remember = (dropped) => {
+    Object.assign(node, { context, memory: from + dropped ? nodes[from + dropped].id : undefined });
+    if (owner === conversation) showMemory();
+  };
+  let saved = performance.now();
   const began = performance.now();
   let first = 0;
   let thinking = 0;
@@ -258,8 +400,10 @@ async function answer(parent) {
     showThought(article, node);
   };
   try {
-    const body = { messages, ...owner.options, stream: true, stream_options: { include_usage: true } };
-    for await (const chunk of stream("/v1/chat/completions", body, controller.signal)) {
+    const body = { messages, ...owner.options, truncation: "auto", stream: true, 
+      stream_options: { include_usage: true, continuous_usage_stats: true } };
+    if (begun && node.thought) body.reasoning = "off"; // the thought is over
+    for await (const chunk of stream("/v1/chat/completions", body, controller.signal, remember)) {
       const choice = chunk.choices[0];
       if (choice?.delta.reasoning_content) {
         thinking ||= performance.now();
@@ -273,9 +417,15 @@ async function answer(parent) {
         node.text += choice.delta.content;
         growing.push(node.text);
       }
+      if (performance.now() - saved > SAVE_MILLISECONDS) {
+        store.save(owner);
+        saved = performance.now();
+      }
       reason = choice?.finish_reason || reason;
-      if (chunk.usage) {
-        node.usage = chunk.usage.total_tokens;
+      node.usage = chunk.usage.total_tokens;
+      if (owner === conversation) showUsage(node.usage);
+      if (!choice) { // the last one
+        node.isCut = reason === "length";
         node.note = describe(chunk, reason, (thinking || first || performance.now()) - began);
         const others = store.siblings(owner, node).filter((other) => other !== node);
         if (others.some((other) => other.text === node.text)) {
@@ -284,11 +434,14 @@ async function answer(parent) {
       }
     }
   } catch (error) {
+    if (isLeaving) return; // the reloaded page goes on
     if (error.name === "AbortError") node.note = "stopped";
     else node.error = explain(error);
   }
   endThought();
   running = null;
+  sessionStorage.removeItem(ANSWERING);
+  node.isCut &&= !!node.text;
   busy(false);
   // An answer without a text is no branch worth keeping, unless it says why.
   if (!node.text && !node.thought && !node.error && node.note === "stopped") {
@@ -335,9 +488,10 @@ function scroll(always = false) {
   if (always || area.scrollHeight - area.scrollTop - area.clientHeight < 120) area.scrollTop = area.scrollHeight;
 }
 
+// The meter is green to three quarters, then amber, and red when there is hardly room for a line.
 function showUsage(used = 0) {
   $("context").hidden = !context;
-  $("context-meter").max = context || 1;
+  Object.assign($("context-meter"), { max: context || 1, low: context * 0.75, high: context * 0.95, optimum: 0 });
   $("context-meter").value = used;
   $("context-text").textContent = `${used} / ${context}`;
 }
@@ -355,9 +509,20 @@ $("think-switch").onchange = (event) => {
   if (conversation.leaf) save();
 };
 
+// Plain words for the options that people change most.
+const LABELS = { max_tokens: "Longest answer", temperature: "Randomness (temperature)", top_k: "Likeliest tokens to choose from (top k)",
+  top_p: "Share of likely tokens (top p)", min_p: "Smallest share of the likeliest (min p)", repetition_penalty: "Against repetition",
+  stop: "Stop at this text", reasoning: "Thoughts", reasoning_budget: "Longest thought", schema: "JSON schema of the answer",
+  regex: "Pattern of the answer (regex)" };
+const settingsError = $("settings-error");
+let shownSettings = ""; // as the dialog was opened
+
+const writeForm = () => JSON.stringify([...$("settings").querySelectorAll("input, select, textarea")].map((input) => input.value));
+
 function showSettings() {
   $("system").value = conversation.system;
-  $("settings-error").hidden = true;
+  settingsError.hidden = true;
+  $("options").after(settingsError);
   const legend = $("options").querySelector("legend");
   $("options").replaceChildren(legend, ...Object.entries(table).map(([name, field]) => {
     const value = conversation.options[name];
@@ -368,8 +533,9 @@ function showSettings() {
     input.value = value === undefined ? "" : typeof value === "object" ? JSON.stringify(value) : String(value);
     if (!field.choices) input.placeholder = name === "seed" && defaults.seed === null ? "drawn anew"
       : name === "max_tokens" && defaults.max_tokens >= 2 ** 31 ? "until the end" : write(defaults[name]);
-    return make("label", {}, name.replaceAll("_", " "), input, make("small", { textContent: field.about }));
+    return make("label", {}, LABELS[name] ?? name.replaceAll("_", " "), input, make("small", { textContent: field.about }));
   }));
+  shownSettings = writeForm();
   $("settings").showModal();
 }
 
@@ -383,11 +549,12 @@ function readSettings() {
   for (const input of $("options").querySelectorAll("input, select")) {
     const field = table[input.name];
     const text = input.value.trim();
+    const refuse = (reason) => Object.assign(new Error(`${input.name}: ${reason}`), { input });
     if (!text) continue;
     if (field.isNumber) {
       const value = Number(text);
       const fits = Number.isFinite(value) && (!field.isWhole || Number.isSafeInteger(value)) && value >= field.least && value <= field.most;
-      if (!fits) throw new Error(`${input.name}: a ${field.isWhole ? "whole " : ""}number from ${field.least} to ${field.most}`);
+      if (!fits) throw refuse(`a ${field.isWhole ? "whole " : ""}number from ${field.least} to ${field.most}`);
       options[input.name] = value;
     } else if (field.choices || field.isText) {
       options[input.name] = text;
@@ -397,7 +564,7 @@ function readSettings() {
       try {
         options[input.name] = JSON.parse(text);
       } catch {
-        throw new Error(`${input.name}: JSON, such as ${isList(input.name) ? '["END"]' : '{"15043": -1}'}`);
+        throw refuse(`JSON, such as ${isList(input.name) ? '["END"]' : '{"15043": -1}'}`);
       }
     }
   }
@@ -405,12 +572,17 @@ function readSettings() {
 }
 
 function closeSettings(event) {
+  for (const input of $("options").querySelectorAll("[aria-invalid]")) input.removeAttribute("aria-invalid");
   try {
     conversation.options = readSettings();
   } catch (error) {
     event.preventDefault();
-    $("settings-error").textContent = error.message;
-    $("settings-error").hidden = false;
+    settingsError.textContent = error.message;
+    settingsError.hidden = false;
+    error.input.after(settingsError); // at the field
+    error.input.setAttribute("aria-invalid", true);
+    error.input.setAttribute("aria-describedby", settingsError.id);
+    error.input.focus();
     return;
   }
   conversation.system = $("system").value;
@@ -440,12 +612,17 @@ async function loadModel() {
       defaults = props.default_generation_settings.params;
       context = props.default_generation_settings.n_ctx;
       modelName = props.model_alias;
+      modelPath = props.model_path;
+      backendName = props.backend;
       hasSwitch = props.thinking_switch;
       $("model").textContent = `${modelName} · ${props.backend} · ${props.dtype}`;
       await loadTable();
       showSwitch();
       say("");
-      showUsage(store.path(conversation).findLast((node) => node.usage)?.usage);
+      showMemory();
+      if (!conversation.leaf) showWelcome();
+      const last = conversation.nodes[conversation.leaf];
+      if (last?.isCut && last.id === sessionStorage.getItem(ANSWERING)) run(last); // reloaded meanwhile
       return;
     } catch (error) {
       if (error.status === 401) {
@@ -460,22 +637,24 @@ async function loadModel() {
 
 // Session files
 
-function exportSession() {
-  const text = JSON.stringify(store.toSession(conversation, modelName), null, 1);
+function exportFile(content, ending) {
+  const text = JSON.stringify(content, null, 1);
   const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
   const name = conversation.title.replace(/[^\p{L}\p{N} _-]/gu, "").trim() || "conversation";
-  make("a", { href: url, download: `${name}.json` }).click();
+  make("a", { href: url, download: `${name}${ending}` }).click();
   URL.revokeObjectURL(url);
 }
 
 async function importSession(file) {
   try {
-    const saved = await ask("/page/session", { text: await file.text() });
+    const text = await file.text();
+    const imported = store.fromTree(text)
+      ?? store.fromSession(await ask("/page/session", { text }), file.name.replace(/\.json$/, ""));
     stop();
-    conversation = store.fromSession(saved, file.name.replace(/\.json$/, ""));
+    conversation = imported;
     save();
     show();
-    say(`Imported ${saved.messages.length} messages.`);
+    say(`Imported ${Object.keys(imported.nodes).length} messages.`);
   } catch (error) {
     say(explain(error));
   }
@@ -507,7 +686,7 @@ $("composer").onsubmit = (event) => {
   if (running || !text.trim()) return;
   $("question").value = "";
   fitQuestion();
-  question(text, conversation.leaf);
+  question(withFiles(text), conversation.leaf, text);
 };
 $("question").oninput = fitQuestion;
 $("question").onkeydown = (event) => {
@@ -539,6 +718,9 @@ $("open-sidebar").onclick = () => openSidebar(true);
 $("close-sidebar").onclick = $("shade").onclick = () => openSidebar(false);
 $("open-settings").onclick = showSettings;
 $("settings-close").onclick = closeSettings;
+$("settings").oncancel = (event) => {
+  if (writeForm() !== shownSettings && !confirm("Discard the changes to the settings?")) event.preventDefault();
+};
 $("settings-reset").onclick = () => {
   for (const input of $("options").querySelectorAll("input, select")) input.value = "";
 };
@@ -547,7 +729,16 @@ $("theme").onclick = () => {
   showTheme();
 };
 matchMedia("(prefers-color-scheme: dark)").onchange = showTheme;
-$("export").onclick = exportSession;
+$("export").onclick = () => exportFile(store.toSession(conversation, modelName), ".json");
+$("export-all").onclick = () => exportFile(store.toTree(conversation), ".branches.json");
+$("search").oninput = showList;
+$("attach").onclick = () => $("attach-file").click();
+$("attach-file").onchange = async (event) => {
+  const files = [...event.target.files];
+  event.target.value = "";
+  $("question").focus();
+  await attach(files);
+};
 $("import").onclick = () => $("import-file").click();
 $("import-file").onchange = (event) => {
   if (event.target.files[0]) importSession(event.target.files[0]);
@@ -557,6 +748,11 @@ $("key-dialog").onclose = () => {
   setKey($("key").value.trim());
   loadModel();
 };
+window.addEventListener("pagehide", () => {
+  isLeaving = true;
+  if (running) store.save(conversation);
+});
+window.addEventListener("pageshow", (event) => event.persisted && location.reload());
 window.addEventListener("storage", (event) => {
   if (event.key?.startsWith("mlx_llama conversations")) showList();
 });

@@ -16,6 +16,13 @@ export function list() {
   return read(INDEX, []);
 }
 
+// Entries whose title or messages contain a text.
+export function search(text) {
+  const wanted = text.trim().toLowerCase();
+  const has = (part) => part.toLowerCase().includes(wanted);
+  return list().filter(({ id, title }) => !wanted || has(title) || Object.values(load(id)?.nodes ?? {}).some((node) => has(node.text)));
+}
+
 export function load(id) {
   const found = read(name(id), null);
   return found && found.nodes ? found : null;
@@ -55,15 +62,17 @@ export function path(conversation, leaf = conversation.leaf) {
   return nodes;
 }
 
-// Messages of a path for the model. A question whose answer failed is left out with it.
-export function turns(conversation, leaf = conversation.leaf) {
-  const found = [];
-  for (const { role, text, thought } of path(conversation, leaf)) {
-    if (role === "assistant" && !text) found.pop();
-    else found.push({ role, content: text, ...(thought ? { reasoning_content: thought } : {}) });
+// Nodes of a path for the model. A question whose answer failed is left out with it.
+export function said(conversation, leaf = conversation.leaf) {
+  const nodes = [];
+  for (const node of path(conversation, leaf)) {
+    if (node.role === "assistant" && !node.text) nodes.pop();
+    else nodes.push(node);
   }
-  return found;
+  return nodes;
 }
+
+export const toMessage = ({ role, text, thought }) => ({ role, content: text, ...(thought ? { reasoning_content: thought } : {}) });
 
 export const siblings = (conversation, node) =>
   Object.values(conversation.nodes).filter((other) => other.parent === node.parent && other.role === node.role);
@@ -81,10 +90,41 @@ export function choose(conversation, node) {
 
 // The REPL's session file of the shown path: questions and answers in turn.
 export function toSession(conversation, model) {
-  const messages = turns(conversation);
+  const messages = said(conversation).map(toMessage);
   if (messages.length % 2) messages.pop();
   return { format: "mlx_llama session", version: 1, model, system: conversation.system || null, options: conversation.options,
     messages, dropped: 0 };
+}
+
+// A file of this page, with all branches.
+const KIND = "mlx_llama conversation";
+
+export const toTree = ({ title, system, options, nodes, leaf }) => ({ format: KIND, version: 1, title, system, options, nodes: Object.values(nodes), leaf });
+
+// Returns null for a text that is no such file; throws an Error if it is a broken one.
+export function fromTree(text) {
+  let saved;
+  try {
+    saved = JSON.parse(text);
+  } catch {
+    return null;
+  }
+  if (saved?.format !== KIND) return null;
+  const { title, system, options, nodes, leaf } = saved;
+  const ids = new Set();
+  const isText = (value) => typeof value === "string";
+  // A parent stands before its children, so that there is no circle.
+  const isNode = (node) => {
+    const fits = isText(node?.id) && !ids.has(node.id) && ["user", "assistant"].includes(node.role) && isText(node.text)
+      && (node.parent === null || ids.has(node.parent)) && (node.thought === undefined || isText(node.thought));
+    return fits && ids.add(node.id);
+  };
+  const fits = saved.version === 1 && isText(title) && isText(system) && Array.isArray(nodes) && nodes.every(isNode)
+    && (leaf === null || ids.has(leaf)) && typeof options === "object" && options && !Array.isArray(options);
+  if (!fits) throw new Error("This file of a conversation with branches is damaged.");
+  const kept = nodes.map(({ id, parent, role, text, thought, note, isCut }) => [id, { id, parent, role, text, thought,
+    note: isText(note) ? note : undefined, isCut: isCut === true }]);
+  return { ...create(), title, system, options, nodes: Object.fromEntries(kept), leaf };
 }
 
 export function fromSession(saved, title) {

@@ -404,7 +404,7 @@ def test_numbers_of_a_stream_of_responses_count_up(guide):
         ("/v1/completions", "suffix", "x"),
         ("/v1/completions", "best_of", 2),
         ("/v1/responses", "background", True),
-        ("/v1/responses", "truncation", "auto"),
+        ("/v1/responses", "truncation", "middle"),
     ],
 )
 def test_a_field_that_is_not_done_is_refused_by_name(path, field, value, guide):

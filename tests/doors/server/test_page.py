@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="pages are tested with selenium")
+from selenium.common.exceptions import NoAlertPresentException  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 
@@ -97,6 +98,17 @@ class Page:
                 and not self.all(".running")
             )
         )
+
+    def wait_alert(self):
+        """The dialog of the browser: confirm or prompt."""
+
+        def find():
+            try:
+                return self.driver.switch_to.alert
+            except NoAlertPresentException:
+                return None
+
+        return self.wait(find)
 
     def press(self, label: str, which: int = -1) -> None:
         self.wait(lambda: [one for one in self.all(f"[aria-label='{label}']") if one.is_enabled()])[
@@ -184,6 +196,208 @@ def test_a_chat_in_the_browser(page, llm):
     page.press("Branch before", 0)
     page.wait(lambda: page.texts(".user .text") == ["Who are you?", "Tell me a story."])
     page.picture("branches")
+
+
+QUESTIONS = (
+    "Who are you?",
+    "Tell me a story about a fox.",
+    "Which backends are there?",
+    "Tell me a story about a bear.",
+    "What is a LoRA adapter?",
+    "Tell me a story about a llama.",
+)
+
+
+@in_browser
+def test_six_questions_outgrow_the_context_as_in_the_repl(page, llm):
+    session = llm.chat(max_tokens=4096)
+    for number, question in enumerate(QUESTIONS, 1):
+        page.ask(question)
+        answer = session.send(question).text.replace("`", "")
+        assert page.texts(".assistant .text")[-1].split() == answer.split(), question
+        assert not page.all(".message .error")
+        used = int(page.find("#context-meter").get_attribute("value"))
+        assert page.find("#context-text").text == f"{used} / 512" and 0 < used <= 512
+        # The mark stands before the first question that the model still sees.
+        after = page.texts(".memory + .message .text")
+        first = session.dropped // 2
+        assert after == ([QUESTIONS[first]] if first else []), number
+        page.picture(f"memory-{number}")
+    assert session.dropped and not any("cut" in note for note in page.texts(".note"))
+    page.driver.refresh()
+    page.wait(lambda: page.texts(".memory + .message .text") == [QUESTIONS[session.dropped // 2]])
+
+
+@in_browser
+def test_the_meter_is_amber_at_three_quarters_and_red_at_the_end(page):
+    meter = "const meter = document.getElementById('context-meter'); return meter."
+    read = page.driver.execute_script
+    assert (read(meter + "low"), read(meter + "optimum")) == (384, 0)
+    assert 480 < read(meter + "high") < 512 == read(meter + "max")
+
+
+@in_browser
+def test_a_cut_answer_can_be_continued(page, llm):
+    page.find("#open-settings").click()
+    page.find("[name=max_tokens]").send_keys("9")
+    page.find("#settings-close").click()
+    page.ask("Who are you?")
+    question = [{"role": "user", "content": "Who are you?"}]
+    assert page.texts(".assistant .text p") == [llm.generate(question, max_tokens=9).text.strip()]
+    page.picture("continue")
+    page.press("Continue this answer")
+    wanted = llm.generate(question, max_tokens=18).text.strip()
+    page.wait(lambda: page.texts(".assistant .text p") == [wanted])
+    page.wait_answer()
+    page.find("#open-settings").click()
+    page.find("[name=max_tokens]").clear()
+    page.find("#settings-close").click()
+    page.press("Continue this answer")
+    page.wait(lambda: page.texts(".assistant .text p") == [llm.generate(question).text.strip()])
+    page.wait_answer()
+    assert not page.all("[aria-label='Continue this answer']")
+
+
+@in_browser
+def test_a_reload_goes_on_with_the_answer(endless, tmp_path):
+    page = Page(endless.url, tmp_path)
+    try:
+        page.ask("hello", wait=False)
+        page.wait(lambda: len(page.texts(".assistant .text")[0]) > 40)
+        kept = page.texts(".assistant .text")[0].strip()[:40]
+        page.driver.refresh()
+        page.wait(lambda: page.all(".running") and len(page.texts(".assistant .text")[0]) > 80)
+        assert page.texts(".assistant .text")[0].startswith(kept)
+        assert len(page.texts(".assistant")) == 1
+        page.find("#stop").click()
+        page.wait_answer()
+        page.driver.refresh()  # of an answer that was stopped: it stays so
+        page.wait(lambda: page.all("[aria-label='Continue this answer']"))
+        time.sleep(0.3)
+        assert not page.all(".running")
+    finally:
+        page.close()
+
+
+@in_browser
+def test_the_first_screen_names_the_model_and_has_questions_to_click(page, llm):
+    page.wait(lambda: page.all(".welcome"))
+    assert (
+        page.find(".welcome h2").text == "guide" and "--model smollm2" in page.find(".welcome").text
+    )
+    page.picture("welcome")
+    ideas = page.texts(".ideas button")
+    assert len(ideas) == 4
+    page.all(".ideas button")[0].click()
+    page.wait_answer()
+    answer = llm.generate([{"role": "user", "content": ideas[0]}]).text
+    assert page.texts(".user .text") == ideas[:1] and not page.all(".welcome")
+    assert page.texts(".assistant .text p") == [answer.strip()]
+
+
+@in_browser
+def test_attached_files_become_part_of_the_question(page, tmp_path, llm):
+    file = tmp_path / "animals.txt"
+    file.write_text("A llama.\n```\ncode\n```\n")
+    binary = tmp_path / "data.bin"
+    binary.write_bytes(b"\x00\xff" * 9)
+    attach = page.find("#attach-file")
+    attach.send_keys(str(file))
+    count = len(llm.tokenizer.encode(file.read_text(), add_bos=False))
+    page.wait(lambda: f"animals.txt · {count} tokens" in page.find("#attached").text)
+    page.picture("attached")
+    attach.send_keys(str(binary))
+    page.wait(lambda: "data.bin: only text files" in page.find("#status").text)
+    assert len(page.all("#attached li")) == 1
+    page.ask("Which animal?")
+    wanted = f"animals.txt:\n````\n{file.read_text()}\n````\n\nWhich animal?"
+    assert page.texts(".user .text") == [wanted] and not page.all("#attached li")
+    assert page.find("#title").text == "Which animal?"
+
+
+@in_browser
+def test_conversations_are_renamed_searched_and_exported_with_branches(page, tmp_path):
+    page.ask("Who are you?")
+    page.press("Answer again")
+    page.wait_answer()
+    page.wait(lambda: "2/2" in page.texts(".tools span"))
+    page.find("[aria-label='Rename Who are you?']").click()
+    prompt = page.wait_alert()
+    prompt.send_keys("The guide")
+    prompt.accept()
+    page.wait(lambda: page.find("#title").text == "The guide")
+    page.find("#new").click()
+    page.ask("Tell me a story about a fox.")
+    search = page.find("#search")
+    for words, titles in (
+        ("guide", ["The guide"]),
+        ("FOX", ["Tell me a story about a fox."]),
+        ("who are", ["The guide"]),
+        ("quagga", []),
+    ):
+        search.clear()
+        search.send_keys(words)
+        page.wait(lambda titles=titles: page.texts("#conversations .pick") == titles)
+    search.clear()
+    search.send_keys("guide")
+    page.wait(lambda: len(page.all("#conversations .pick")) == 1)
+    page.find("#conversations .pick").click()
+    page.find("#export-all").click()
+    file = tmp_path / "The guide.branches.json"
+    page.wait(file.exists)
+    page.find("[aria-label='Delete The guide']").click()
+    page.wait_alert().accept()
+    page.wait(lambda: page.all(".welcome"))
+    page.find("#import-file").send_keys(str(file))
+    page.wait(lambda: "2/2" in page.texts(".tools span"))
+    assert page.find("#title").text == "The guide"
+    broken = json.loads(file.read_text())
+    broken["nodes"][0]["parent"] = broken["nodes"][-1]["id"]  # a circle
+    file.write_text(json.dumps(broken))
+    page.find("#import-file").send_keys(str(file))
+    page.wait(lambda: "is damaged" in page.find("#status").text)
+
+
+@in_browser
+def test_a_bad_setting_is_shown_at_its_field_and_escape_asks(page):
+    page.find("#open-settings").click()
+    field = page.find("[name=top_k]")
+    field.send_keys("many" + Keys.ENTER)
+    error = page.wait(lambda: page.find("[name=top_k] + #settings-error"))
+    assert error.text.startswith("top_k: a whole number")
+    assert page.driver.switch_to.active_element == field
+    assert field.get_attribute("aria-invalid") == "true"
+    page.picture("settings-error")
+    field.send_keys(Keys.ESCAPE)
+    page.wait_alert().dismiss()
+    assert page.find("#settings").is_displayed() and field.get_attribute("value") == "many"
+    field.clear()
+    field.send_keys("5" + Keys.ENTER)
+    page.wait(lambda: not page.find("#settings").is_displayed())
+    assert page.driver.switch_to.active_element.get_attribute("id") == "open-settings"
+    page.find("#open-settings").click()
+    page.driver.switch_to.active_element.send_keys(Keys.ESCAPE)  # nothing changed
+    page.wait(lambda: not page.find("#settings").is_displayed())
+    page.ask("Who are you?")
+    page.press("Edit this question")
+    page.find(".edit textarea").send_keys(" Really?" + Keys.ESCAPE)
+    page.wait_alert().accept()
+    page.wait(lambda: not page.all(".edit"))
+    focused = page.driver.switch_to.active_element
+    assert focused.get_attribute("aria-label") == "Edit this question"
+
+
+@in_browser
+def test_the_log_has_a_line_for_an_answer(serve, tmp_path):
+    server = serve()
+    page = Page(server.url, tmp_path)
+    try:
+        page.ask("Who are you?")
+        assert page.texts(".assistant .text p")
+    finally:
+        page.close()
+    posts = [line for line in server.text().splitlines() if " POST " in line]
+    assert len(posts) == 1 and "/v1/chat/completions" in posts[0]
 
 
 @in_browser
@@ -359,6 +573,7 @@ def test_stop_and_errors_in_the_browser(endless, tmp_path):
         page.wait_answer()
         endless.wait_idle(3)
         assert page.find(".note").text == "stopped" and page.find("#send").is_displayed()
+        assert int(page.find("#context-meter").get_attribute("value")) > 20
         kept = page.texts(".assistant .text")[0]
         page.driver.refresh()
         page.wait(

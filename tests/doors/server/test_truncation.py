@@ -1,0 +1,134 @@
+"""Conversations that outgrow the context: refused, or without their oldest turns."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+LONG = "Tell me a story about a llama that crosses the mountains. " * 6
+SYSTEM = "Be kind."
+
+
+@pytest.fixture(scope="module")
+def session(llm):
+    """A conversation that lost turns: the REPL's is the judge."""
+    session = llm.chat(system=SYSTEM, max_tokens=4, temperature=0)
+    for number in range(8):
+        session.send(f"{number} {LONG}")
+    assert session.dropped
+    return session
+
+
+def ask_all(path: str, messages: list[dict], **fields) -> dict:
+    """A body for the chat route `path` with these messages."""
+    options = {"temperature": 0, "stream": False, **fields}
+    system, *rest = messages
+    return {
+        "/v1/chat/completions": {"messages": messages, "max_tokens": 4},
+        "/v1/responses": {"input": rest, "instructions": system["content"], "max_output_tokens": 4},
+        "/v1/messages": {"messages": rest, "system": system["content"], "max_tokens": 4},
+        "/api/chat": {"messages": messages, "max_tokens": 4},
+    }[path] | options
+
+
+@pytest.fixture(scope="module")
+def talk(session):
+    """All messages of the session but the newest answer."""
+    return [{"role": "system", "content": SYSTEM}, *session.messages[:-1]]
+
+
+PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_oldest_turns_are_dropped_on_request(path, guide, talk, llm):
+    refused = guide.post(path, **ask_all(path, talk))
+    assert refused.status_code == 400 and "the context holds 512" in refused.text
+    done = guide.post(path, **ask_all(path, talk, truncation="auto"))
+    noted = done.headers["x-mlx-llama-noted"]
+    dropped = int(noted.removeprefix("truncation: ").removesuffix(" messages"))
+    assert noted == f"truncation: {dropped} messages" and dropped % 2 == 0 < dropped
+    # The same answer as without these messages: whole turns left, the system message stayed.
+    kept = [talk[0], *talk[1 + dropped :]]
+    again = guide.post(path, **ask_all(path, kept))
+    assert again.status_code == 200 and "x-mlx-llama-noted" not in again.headers
+    assert find_text(done.json()) == find_text(again.json())
+    assert find_text(again.json()) == llm.generate(kept, max_tokens=4).text
+
+
+def find_text(answer: dict) -> str:
+    """The text of an answer in any API."""
+    if "choices" in answer:
+        return answer["choices"][0]["message"]["content"]
+    if "output" in answer:
+        return answer["output"][0]["content"][0]["text"]
+    return answer["message"]["content"] if "message" in answer else answer["content"][0]["text"]
+
+
+def test_a_stream_counts_what_was_dropped(guide, talk):
+    body = ask_all(PATHS[0], talk, truncation="auto", stream=True)
+    done = guide.post(PATHS[0], **body, stream_options={"include_usage": True})
+    *_, last, end = [line[6:] for line in done.text.splitlines() if line.startswith("data: ")]
+    dropped = json.loads(last)["usage"]["prompt_tokens_details"]["dropped_messages"]
+    assert end == "[DONE]" and f"{dropped} messages" in done.headers["x-mlx-llama-noted"]
+
+
+def test_every_event_of_a_stream_can_have_the_usage_so_far(guide, talk):
+    body = ask_all(PATHS[0], talk[:2], stream=True)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    done = guide.post(PATHS[0], **body, stream_options=options)
+    lines = [line[6:] for line in done.text.splitlines() if line.startswith("data: ")]
+    usages = [json.loads(line)["usage"] for line in lines[:-1]]
+    counts = [usage["completion_tokens"] for usage in usages]
+    assert counts == sorted(counts) and counts[-1] == 4
+    assert len({usage["prompt_tokens"] for usage in usages}) == 1
+    done = guide.post(PATHS[0], **body, stream_options={"include_usage": True})
+    lines = [line[6:] for line in done.text.splitlines() if line.startswith("data: ")]
+    assert [json.loads(line)["usage"] for line in lines[:-2]] == [None] * len(lines[:-2])
+
+
+def test_a_conversation_that_fits_keeps_all(guide, talk):
+    for messages in (talk[:2], talk[:4]):
+        body = ask_all(PATHS[0], messages)
+        first = guide.post(PATHS[0], **body)
+        second = guide.post(PATHS[0], **body, truncation="auto")
+        assert "x-mlx-llama-noted" not in second.headers
+        assert find_text(first.json()) == find_text(second.json())
+        assert "dropped_messages" not in second.json()["usage"]["prompt_tokens_details"]
+
+
+def test_a_last_question_that_does_not_fit_is_refused_with_its_length(guide, talk):
+    for text in (LONG * 10, LONG * 2000):
+        messages = [
+            *talk,
+            {"role": "assistant", "content": "Yes."},
+            {"role": "user", "content": text},
+        ]
+        done = guide.post(PATHS[0], **ask_all(PATHS[0], messages, truncation="auto"))
+        error = done.json()["error"]
+        assert done.status_code == 400 and error["code"] == "context_length_exceeded"
+        assert "the context holds 512" in error["message"] and error["n_prompt_tokens"] > 512
+
+
+def test_the_flag_is_the_default_and_the_field_wins(serve, talk):
+    server = serve("--truncation", "auto")
+    done = server.post(PATHS[0], **ask_all(PATHS[0], talk))
+    assert done.headers["x-mlx-llama-noted"].startswith("truncation: ")
+    done = server.post(PATHS[0], **ask_all(PATHS[0], talk, truncation="disabled"))
+    assert done.status_code == 400
+    done = server.post(PATHS[1], **ask_all(PATHS[1], talk))
+    assert done.json()["truncation"] == "auto"
+    done = server.post("/api/chat", **ask_all("/api/chat", talk, truncate=False))
+    assert done.status_code == 400  # Ollama's name
+
+
+def test_an_answer_that_goes_on_drops_no_more_than_it_must(guide, talk):
+    """A last message of the assistant may fill the context that its question left."""
+    begun = [*talk[:2], {"role": "assistant", "content": LONG * 3}]
+    done = guide.post(PATHS[0], **ask_all(PATHS[0], begun, truncation="auto"))
+    assert done.status_code == 200 and "x-mlx-llama-noted" not in done.headers
+    assert done.json()["usage"]["prompt_tokens"] > 256
+    begun = [*talk[:4], {"role": "assistant", "content": LONG * 4}]
+    done = guide.post(PATHS[0], **ask_all(PATHS[0], begun, truncation="auto"))
+    assert done.status_code == 200, done.text
