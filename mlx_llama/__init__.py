@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     )
     from .core.generation.cache_file import Identity as Identity
     from .core.generation.completion import Completion as Completion, Token as Token
+    from .core.generation.entries import Entry as Entry
     from .core.generation.hooks import LogitsProcessor as LogitsProcessor, OnProgress as OnProgress
     from .core.generation.llm import LLM as LLM, Prompt as Prompt, load as load
     from .core.generation.options import (
@@ -71,6 +72,7 @@ _HOMES = {
     "TraceError",
     "generation.cache_file": "Identity",
     "generation.completion": "Completion Token",
+    "generation.entries": "Entry",
     "generation.hooks": "LogitsProcessor OnProgress",
     "generation.llm": "LLM Prompt load",
     "generation.options": "Defaults GenerationOptions Options Resolved",

@@ -146,7 +146,7 @@ def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch
     return out
 
 
-def gate(gate_up: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+def gate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     """activation(gate) * up, rounded once. gate_up: [..., 2 F], the gate first; activation: "silu"
     or "gelu_tanh"; returns [..., F]."""
     gate_up = gate_up.contiguous()

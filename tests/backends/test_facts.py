@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import os
@@ -147,7 +148,7 @@ def test_the_dtype_that_auto_takes_for_ggufs_low_bit_weights(
     make_gguf(tmp_path / "m.gguf", kinds="Q8_0", num_hidden_layers=1)
     checkpoint = open_checkpoint(tmp_path / "m.gguf")
     config = SimpleNamespace(exceeds_float16=exceeds_float16)
-    stored = type(checkpoint).dtype.fget(SimpleNamespace(tensors=checkpoint.tensors, config=config))
+    stored = type(checkpoint).dtype.fget(dataclasses.replace(checkpoint, config=config))
     facts = BackendFacts(name, True, "", {}, True, has_bfloat16=has_bfloat16)
     assert (
         import_facts(name)

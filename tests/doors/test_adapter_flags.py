@@ -70,7 +70,9 @@ def test_generate_with_an_adapter_and_a_scale(door, folders):
         text(base, sky),
         text(base, None),
     ]
-    assert [done.out for done in found] == wanted and len(set(wanted)) == 4
+    assert [done.out for done in found] == [f"{text}\n" for text in wanted] and len(
+        set(wanted)
+    ) == 4
 
 
 def test_lines_of_a_batch_name_their_adapters(door, folders, tmp_path):

@@ -264,7 +264,7 @@ def test_a_bad_line_or_flag_is_one_line_before_any_computing(
         (["-p", "hi", "--max-rows", "2"], "--max-rows is for --prompts"),
         (["--prompts", "none", "-o", "x"], "none: cannot be read"),
         (["--prompts", "none"], "--prompts needs --output FILE"),
-        ([], "one of the arguments --prompt/-p --prompts is required"),
+        ([], "one of the arguments --prompt/-p --file/-f --prompts is required"),
     ],
 )
 def test_flags_that_do_not_belong_together(arguments, part, door, toy_llm):
