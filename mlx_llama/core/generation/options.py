@@ -290,9 +290,7 @@ class GenerationOptions(_StructureOptions):
     @classmethod
     def _check_stops(cls, value):
         if any(not text for text in value):
-            raise ValueError(
-                "texts of one character or more: an empty one would end every answer at once"
-            )
+            raise ValueError("texts of one character or more")
         if any(0xD800 <= ord(character) < 0xE000 for text in value for character in text):
             raise ValueError("valid Unicode: this text is not UTF-8 and would never match")
         return value
