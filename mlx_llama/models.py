@@ -17,8 +17,8 @@ import time
 from .cli.flags import Parser
 from .core.errors import CheckpointError, OptionsError
 from .core.files import hub, hub_cache
-from .core.proofs.diagnosis import format_bytes
 from .core.system import cache_folder
+from .core.system.sizes import format_bytes
 
 EXAMPLES = """
 pull Qwen/Qwen3-4B-GGUF:Q4_K_M

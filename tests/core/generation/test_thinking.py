@@ -345,13 +345,13 @@ def test_entries_join_to_the_text_of_an_answer_without_its_thought(qwen, name):
         places = sorted(draw.sample(range(1, len(answer)), min(len(answer) - 1, seed % 9)))
         pieces = [answer[a:b] for a, b in zip([0, *places], [*places, None])]
         tokens = tokenizer.encode_parts(pieces)
-        decoder = tokenizer.stream(starts_text=False)
+        decoder = tokenizer.stream(starts_text=True)
         parts = form.parser().push("".join(map(decoder.push, tokens)), is_last=True)
         text = "".join(part for part in parts if isinstance(part, str))
         assert text
         at = draw.randrange(len(text))
         for stop in ("never", text[at : at + draw.choice([1, 2, 7])]):
-            decoder = tokenizer.stream(starts_text=False)
+            decoder = tokenizer.stream(starts_text=True)
             writer = Writer(Completion(), decoder=decoder, stops=[stop], thoughts=form.parser())
             for number, token in enumerate(tokens, 1):
                 if not writer.is_finished:
