@@ -17,6 +17,7 @@ import time
 from .cli.flags import Parser
 from .core.errors import CheckpointError, OptionsError
 from .core.files import hub, hub_cache
+from .core.files.checkpoint import find_model
 from .core.system import cache_folder
 from .core.system.sizes import format_bytes
 
@@ -52,6 +53,10 @@ def main(arguments: list[str]) -> int:
     args = parser().parse_args(arguments)
     if ARGUMENTS.get(args.action) != (args.model is not None):
         raise OptionsError("models takes list, names, pull NAME or rm NAME (see --help)")
+    if args.revision is not None and args.action != "pull":
+        raise OptionsError("--revision is for models pull: leave it out")
+    if args.json and args.action != "list":
+        raise OptionsError("--json is for models list: leave it out")
     if args.action == "names":
         for short, name in hub.SHORT_NAMES.items():
             print(f"{short:<14}{name}")
@@ -80,15 +85,8 @@ def list_models() -> None:
 
 
 def pull(name: str, revision: str | None) -> None:
-    """Fetch a model with a progress bar on stderr; print its path. Raises CheckpointError."""
-    named = hub.hub_name(name)
-    if named is None:
+    """Fetch a model with a progress bar on stderr; print its path. Raises as `find_model`."""
+    if hub.hub_name(name) is None:
         raise CheckpointError(f"{name}: is not a hub id (org/name, org/name:TYPE) or a short name")
-    if ":" not in named:
-        folder = hub.fetch(named, revision, hub.SETTINGS)
-        if (folder / "config.json").exists():
-            print(hub.fetch(named, revision))
-            return
-    if not named.endswith(".gguf"):
-        named = hub.find_gguf(named, revision)
-    print(f"{hub.fetch_gguf(named, revision)}  ({named})")
+    label, path = find_model(name, revision)
+    print(f"{path}  ({label})" if path.is_file() else path)

@@ -31,7 +31,7 @@ from mlx_llama.core.text.template import ChatTemplate, load_builtin_template
 from mlx_llama.core.text.thoughts import find_thoughts
 
 from .faults import Fault, Refusal, bad_field, client_gone, shutting_down, unavailable
-from .fields import ENDLESS, RULES, Note
+from .fields import RULES, Note
 from .keeper import Keeper
 from .metrics import Metrics
 from .settings import Settings
@@ -434,7 +434,7 @@ def _merge_for(llm: LLM, ask: Ask, settings: Settings) -> dict[str, Any]:
         merged["logit_bias"] = biases | merged.get("logit_bias", {})
     if llm.template is None and _is_chat(ask.prompt):
         merged["stop"] = (*merged.get("stop", ()), "<|im_end|>")
-    return default_limit(llm) | merged
+    return merged
 
 
 def _encode(
@@ -479,13 +479,10 @@ def _encode(
         if truncates
         else (encode(0), 0)
     )
-    return replace(prompt, tokens=[*prompt.tokens, *begun]), dropped
-
-
-def default_limit(llm: LLM) -> dict[str, Any]:
-    """No limit but the context, unless the checkpoint has one."""
-    is_limited = "max_new_tokens" in (llm.checkpoint.generation_config or {})
-    return {} if is_limited else {"max_tokens": ENDLESS}
+    if not beginning:
+        return prompt, dropped
+    thinking = prompt.thinking and prompt.thinking.follow(beginning)
+    return replace(prompt, tokens=[*prompt.tokens, *begun], thinking=thinking), dropped
 
 
 def find_template(llm: LLM) -> ChatTemplate:

@@ -14,7 +14,7 @@ import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from starlette.requests import ClientDisconnect, Request
 
-from mlx_llama.core.generation.options import FIELDS, MAX_LOGPROBS, GenerationOptions
+from mlx_llama.core.generation.options import ENDLESS, FIELDS, MAX_LOGPROBS, GenerationOptions
 from mlx_llama.core.generation.schema import Schema
 
 from .faults import (
@@ -32,7 +32,6 @@ MOST_BIASES = 4096  # entries of logit_bias
 # in a body, without token ids: reporting a fault takes some microseconds
 MOST_VALUES = 1 << 15
 RULES = ("schema", "regex", "grammar")  # options that exclude each other
-ENDLESS = 2**31  # tokens: more than any context holds
 Note = Callable[[str], None]  # reports an ignored place in the body
 TokenIds = Annotated[list[int], Field(fail_fast=True)]  # may be long: report the first fault only
 TemplateVariables = Annotated[

@@ -80,6 +80,7 @@ class Keeper:
             try:
                 with progress.reported(self._report):
                     result = self._load()
+                result.defaults.lift_limit()
             except Exception as caught:  # reported to clients and to the command
                 error = caught
             try:

@@ -13,13 +13,13 @@ from starlette.responses import Response
 
 from mlx_llama.core.generation.completion import Token
 from mlx_llama.core.generation.llm import LLM
-from mlx_llama.core.generation.options import FIELDS
+from mlx_llama.core.generation.options import ENDLESS, FIELDS
 
 from .answers import Ask
 from .completions import split_prompts
 from .conversations import AnswerFields
 from .faults import bad_field
-from .fields import ENDLESS, Body, Count, OptionFields, list_places
+from .fields import Body, Count, OptionFields, list_places
 from .replies import (
     PING_SECONDS,
     Events,

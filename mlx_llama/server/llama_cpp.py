@@ -17,7 +17,7 @@ from mlx_llama.core.generation.completion import Completion
 from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.thinking import has_switch
 
-from .answers import default_limit, find_template
+from .answers import find_template
 from .conversations import FunctionTool, Message
 from .faults import Fault, Refusal, bad_field
 from .fields import Body, read_body
@@ -123,7 +123,7 @@ async def props(request: Request) -> Response:
 
 def describe_model(llm: LLM, settings: Settings) -> dict[str, Any]:
     """Return the part of /props that remains available while the model is unloaded."""
-    resolved = llm.defaults.resolve({**default_limit(llm), **settings.options})
+    resolved = llm.defaults.resolve(settings.options)
     options = write_settings(resolved.options.model_dump())
     if "seed" not in settings.options:
         options["seed"] = None

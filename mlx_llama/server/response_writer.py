@@ -8,11 +8,11 @@ from typing import Any
 from starlette.requests import Request
 
 from mlx_llama.core.generation.completion import Completion, Token
+from mlx_llama.core.generation.options import ENDLESS
 from mlx_llama.core.text.thoughts import Thought
 from mlx_llama.core.text.tools import ToolCall, ToolDelta
 
 from .faults import Refusal
-from .fields import ENDLESS
 from .kept import KeptResponses
 from .replies import Events, Writer, event
 from .tooling import Piece, Reader, list_logprobs, text_of

@@ -219,8 +219,9 @@ class Writer:
         self._started: float | None = None
         self._first = 0.0
         self._entries = Entries()
-        # tokens that may be of a thought, with the characters that they completed
+        # tokens that may be of a thought or a mark, with the characters that they completed
         self._unpaired: list[tuple[int, TokenLogprobs, bytes, str]] = []
+        self._left = ""  # what was shown of them
 
     def resume(self, tokens: Sequence[int]) -> None:
         """Take the tokens that begin the answer, and begin `completion.text` with their text."""
@@ -288,15 +289,14 @@ class Writer:
         decoded = "" if is_end else self.decoder.push(token)
         if logprobs is not None and not is_end:
             self._unpaired.append((token, logprobs, self.decoder.data(token), decoded))
+        start = len(self.completion.text) + len(self.stops.withheld)
         shown = self._split(decoded)
-        self._pair(shown, len(self.completion.text))
-        if not self.is_finished and not self.stops.stops:
-            return shown
         text = self.stops.push(shown)
+        self._pair(shown, start)
         if self.is_finished and not self.stops.matched:
             rest = self._split(self.decoder.finish(), is_last=True)
-            self._pair(rest, len(self.completion.text) + len(text))
             text += self.stops.push(rest)
+            self._pair(rest, start + len(shown))
             if not self.stops.matched:
                 text += self.stops.finish()
         if self.stops.matched:
@@ -314,20 +314,37 @@ class Writer:
                 self.completion.reasoning += part.text
         return "".join([part for part in parts if isinstance(part, str)])
 
-    def _pair(self, shown: str, length: int) -> None:
-        """Pair tokens with text after thoughts were split off. shown: what they left; length: the
-        characters before it.
+    def _pair(self, shown: str, start: int) -> None:
+        """Pair tokens with the text that is left of them without thoughts. shown: the new part of
+        it; start: the characters before it.
         """
-        state = "text" if self.thoughts is None else self.thoughts.state
-        if state == "before":  # a thought may begin
+        if not self._unpaired:
             return
-        tokens, self._unpaired = self._unpaired, []
+        state = self.thoughts.state if self.thoughts else "text"
         if state == "thought":
+            self._unpaired, self._left = [], ""
             return
-        if "".join(text for *_, text in tokens) != shown:  # the last one ends a thought
-            tokens = [(*tokens[-1][:3], shown)] if tokens and shown else []
-        start = length + len(self.stops.withheld)
+        self._left += shown
+        may_begin = state == "before" or (self.thoughts and self.thoughts.waiting)
+        if may_begin and not self.stops.matched:  # a thought or a mark
+            return
+        tokens, left = self._unpaired, self._left
+        start += len(shown) - len(left)
+        self._unpaired, self._left = [], ""
+        whole = "".join(text for *_, text in tokens)
+        if not whole.endswith(left):  # a mark within it was dropped: all is the last token's
+            token, logprobs, *_ = tokens[-1]
+            tokens, whole = [(token, logprobs, left.encode(), left)], left
+        dropped = len(whole) - len(left)
         for token, logprobs, data, text in tokens:
+            if dropped > len(text):
+                dropped -= len(text)
+                continue
+            if dropped:
+                mark, text, dropped = text[:dropped].encode(), text[dropped:], 0
+                data = data[len(mark) :] if data.startswith(mark) else text.encode()
+                if not data:
+                    continue
             self._entries.push(token, logprobs, data, text, start)
             start += len(text)
 

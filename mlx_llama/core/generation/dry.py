@@ -7,6 +7,7 @@ a token continues depends on the token before it, so the host computes them once
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -18,6 +19,7 @@ from mlx_llama.core.text.tokenizer import Tokenizer
 from .options import GenerationOptions
 
 MAX_BREAKER = 40  # bytes of a breaker that count
+KEPT = 256  # breakers of requests whose tokens are kept
 MAX_TAIL = 20  # tokens of a breaker after its first one
 MAX_LOG = 88.7228391  # logarithm of float32's maximum
 Heads = dict[int, set[tuple[int, ...]]]
@@ -28,15 +30,13 @@ class Breakers:
 
     def __init__(self, tokenizer: Tokenizer | None):
         self._tokenizer = tokenizer
-        self._known: dict[str, Heads] = {}
+        self._find_text = functools.lru_cache(KEPT)(self._search)
 
     def find(self, texts: Sequence[str]) -> Heads:
         """First tokens of such sequences, and the tokens that may follow each."""
         heads: Heads = {}
         for text in texts:
-            if text not in self._known:
-                self._known[text] = self._search(text.encode()[:MAX_BREAKER])
-            for head, tails in self._known[text].items():
+            for head, tails in self._find_text(text.encode()[:MAX_BREAKER]).items():
                 heads.setdefault(head, set()).update(tails)
         return heads
 

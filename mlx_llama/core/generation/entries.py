@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -48,7 +49,8 @@ class Entries:
         for number, (entry, text) in enumerate(waiting, 1):
             if entry.start >= length if is_cut else entry.start + len(text) > length:
                 break
-            if text or not entry.data or is_last:  # not within a character
+            is_within = _count_begun(entry.data) or (entry.data and not text)  # a character
+            if is_last or not is_within:
                 count = number
         taken, self._waiting = waiting[:count], waiting[count:]
         if is_cut and taken:
@@ -56,7 +58,17 @@ class Entries:
             rest = text[length - entry.start :].encode()
             if rest and (at := entry.data.rfind(rest)) >= 0:
                 taken[-1] = entry._replace(data=entry.data[:at]), text
+            elif not rest:
+                data = entry.data[: len(entry.data) - _count_begun(entry.data)]
+                taken[-1] = entry._replace(data=data), text
         return tuple(entry for entry, _ in taken)
+
+
+def _count_begun(data: bytes) -> int:
+    """Number of bytes at the end that begin a character."""
+    decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+    decoder.decode(data)
+    return len(decoder.getstate()[0])
 
 
 def pair_prompt(

@@ -28,13 +28,11 @@ from mlx_llama.core.text.tokenizer import Tokenizer
 from mlx_llama.core.text.tools import JSON_OPTIONS
 
 from .options import GenerationOptions
-from .schema import Schema
 
 if TYPE_CHECKING:
     import llguidance
 
 KEPT = 32  # compiled grammars; each takes up to a few megabytes
-JSON_OBJECT = Schema('{"type": "object"}')
 
 # Limits of llguidance per request: lexer states (up to 2 kB each) and work per mask (0.2 s in the
 # worst case seen).

@@ -149,7 +149,7 @@ class GenerationOptions(_StructureOptions):
     )
     dry_base: float = _option(
         1.75,
-        "DRY: multiply the penalty by this for each repeated token beyond dry_allowed_length",
+        "DRY: multiply the penalty by this for each repeated token beyond the allowed length",
         ge=1,
         le=100,
     )
@@ -168,7 +168,7 @@ class GenerationOptions(_StructureOptions):
     )
     xtc_probability: float = _option(
         0.0,
-        "XTC: probability that all but the least likely of the tokens above xtc_threshold are "
+        "XTC: probability that all but the least likely of the tokens above the threshold are "
         "dropped; 0: off",
         ge=0,
         le=1,
@@ -290,9 +290,7 @@ class GenerationOptions(_StructureOptions):
     @classmethod
     def _check_stops(cls, value):
         if any(not text for text in value):
-            raise ValueError(
-                "texts of one character or more: an empty one would end every answer at once"
-            )
+            raise ValueError("texts of one character or more, not an empty one")
         if any(0xD800 <= ord(character) < 0xE000 for text in value for character in text):
             raise ValueError("valid Unicode: this text is not UTF-8 and would never match")
         return value

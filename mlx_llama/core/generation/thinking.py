@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -81,6 +81,12 @@ class Thinking:
         # What follows the template's or our own end of a thought is the answer.
         precedes = not is_raw and not (is_unwanted and budget < 0)
         return tokens, cls(form, state, budget, not is_raw, precedes)
+
+    def follow(self, text: str) -> Thinking:
+        """The thoughts of an answer that goes on after `text`, its beginning."""
+        parser = self.form.parser(self.state)
+        parser.push(text)
+        return replace(self, state=parser.state)
 
 
 class ThoughtConstraint:

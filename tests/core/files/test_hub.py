@@ -9,7 +9,7 @@ import pytest
 from making import make_checkpoint
 from making_gguf import make_gguf
 
-from mlx_llama.core.errors import CheckpointError, ConfigError
+from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError
 from mlx_llama.core.files import hub
 from mlx_llama.core.files.checkpoint import open_checkpoint
 
@@ -254,6 +254,19 @@ def test_cached_models_are_listed_and_removed(cache, capsys):
     assert [repo.repo_id for repo in scan_cache_dir(cache).repos if repo.size_on_disk] == []
     with pytest.raises(CheckpointError, match="not in the local cache"):
         models.main(["rm", "toy/llama"])
+
+
+def test_a_pulled_model_is_the_one_that_opens(cache, capsys):
+    from mlx_llama import models
+
+    put_gguf_in_cache(cache)
+    put_in_cache(cache)
+    for name in ("toy/llama", "toy/llama-GGUF:Q8_0"):
+        assert models.main(["pull", name]) == 0
+        assert capsys.readouterr().out.split()[0] == str(open_checkpoint(name).path)
+    for arguments in (["rm", "toy/llama", "--json"], ["list", "--revision", "main"]):
+        with pytest.raises(OptionsError, match="leave it out"):
+            models.main(arguments)
 
 
 def test_a_split_gguf_file_of_a_hub_model(cache):

@@ -10,7 +10,7 @@ import pytest
 
 from mlx_llama import load
 from mlx_llama.core.errors import OptionsError
-from mlx_llama.core.generation import options
+from mlx_llama.core.generation import dry, options
 from mlx_llama.core.generation.dry import Breakers, Dry
 
 
@@ -120,3 +120,11 @@ def test_a_row_with_dry_answers_as_alone_and_no_row_waits_for_more(temperature, 
                 scores[other] -= penalty
             assert scores.argmax() == token
             text.append(token)
+
+
+def test_breakers_of_many_requests_are_not_all_kept(llm, monkeypatch):
+    monkeypatch.setattr(dry, "KEPT", 2)
+    breakers = Breakers(llm.tokenizer)
+    heads = [breakers.find([text]) for text in "abcab"]
+    assert heads[:2] == heads[3:] and breakers.find("abcab") == breakers.find("bca")
+    assert breakers._find_text.cache_info().currsize == 2

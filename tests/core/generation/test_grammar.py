@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.files.gguf import GGUFFile
 from mlx_llama.core.generation import grammar
-from mlx_llama.core.generation.grammar import JSON_OBJECT, Constraint, Grammars, Rule, choice
+from mlx_llama.core.generation.grammar import Constraint, Grammars, Rule, choice
 from mlx_llama.core.generation.options import resolve
 from mlx_llama.core.generation.schema import MAX_DEPTH, Schema
 
@@ -259,7 +259,7 @@ def test_json_is_written_as_json_dumps_does(llama):
 
 def test_any_object_parses(llama):
     found = [
-        walk(llama, Rule("schema", JSON_OBJECT.text), random.Random(seed)) for seed in range(40)
+        walk(llama, Rule("schema", '{"type": "object"}'), random.Random(seed)) for seed in range(40)
     ]
     ended = [json.loads(text) for text in found if text is not None]
     assert len(ended) > 10 and all(isinstance(value, dict) for value in ended)

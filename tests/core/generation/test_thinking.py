@@ -6,6 +6,7 @@ A forced end is judged by generation without thoughts from the tokens that it sh
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,9 @@ from scripting import Script, make_scripted_checkpoint
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from mlx_llama import load
+from mlx_llama.core.backends.logprobs import TokenLogprobs
 from mlx_llama.core.errors import OptionsError
+from mlx_llama.core.generation.completion import Completion, Writer
 from mlx_llama.core.generation.thinking import has_switch
 from mlx_llama.core.text.thoughts import Thought, find_thoughts
 
@@ -309,3 +312,53 @@ def test_thoughts_beside_other_requests_keep_their_bits(r1):
     for one, other in zip(alone, together, strict=True):
         assert (one.text, one.reasoning) == (other.text, other.reasoning)
         assert one.tokens == other.tokens
+
+
+ANSWERS = {  # what a model may write, by template
+    "qwen3": [
+        ANSWER,
+        "<b>is no thought</b>: a < b, 日本 🙂",
+        "\n\n <thin",
+        "<think>日本 🙂</think>\n\n日本 🙂 ends",
+    ],
+    "harmony": [
+        "<|channel|>analysis<|message|>a < b<|end|><|start|>assistant<|channel|>final<|message|>"
+        "if(a<b) < 🙂 <|",
+        "if(a<b)",
+    ],
+    "granite": ["<think>Hm</think>\n<response>a <b <resp 🙂 and<", "no marks <respond"],
+}
+
+
+@pytest.mark.parametrize("name", sorted(ANSWERS))
+def test_entries_join_to_the_text_of_an_answer_without_its_thought(qwen, name):
+    """Tokens of random pieces; the text is split off as a whole and cut by Python."""
+    source = {
+        "qwen3": qwen.template.source,
+        "harmony": "<|channel|>analysis",
+        "granite": "<think><response></response>",
+    }[name]
+    form, tokenizer = find_thoughts(source), qwen.tokenizer
+    for seed in range(60):
+        draw = random.Random(seed)
+        answer = ANSWERS[name][seed % len(ANSWERS[name])]
+        places = sorted(draw.sample(range(1, len(answer)), min(len(answer) - 1, seed % 9)))
+        pieces = [answer[a:b] for a, b in zip([0, *places], [*places, None])]
+        tokens = tokenizer.encode_parts(pieces)
+        decoder = tokenizer.stream(starts_text=True)
+        parts = form.parser().push("".join(map(decoder.push, tokens)), is_last=True)
+        text = "".join(part for part in parts if isinstance(part, str))
+        assert text
+        at = draw.randrange(len(text))
+        for stop in ("never", text[at : at + draw.choice([1, 2, 7])]):
+            decoder = tokenizer.stream(starts_text=True)
+            writer = Writer(Completion(), decoder=decoder, stops=[stop], thoughts=form.parser())
+            for number, token in enumerate(tokens, 1):
+                if not writer.is_finished:
+                    is_last = number == len(tokens)
+                    writer.push(token, 1.0, is_last, TokenLogprobs(-0.5))
+            done = writer.completion
+            entries = [entry for token in done.tokens for entry in token.entries]
+            assert done.text == text.split(stop)[0], (seed, stop)
+            assert b"".join(entry.data for entry in entries).decode() == done.text, (seed, stop)
+            assert [entry.start for entry in entries] == sorted(entry.start for entry in entries)

@@ -61,6 +61,16 @@ def test_chat_completions(qwen):
     assert "".join(delta.content or "" for delta in deltas) == TEXT
 
 
+def test_an_answer_begun_within_its_thought_goes_on_with_it(qwen):
+    for begun, thought in (("<think>\nThey", "greet me."), ("<think>\n\n</think>\n\nOh.", None)):
+        messages = [*QUESTION, {"role": "assistant", "content": begun}]
+        with qwen.script("greet me.</think>\n\nHello" if thought else "<think> Hello"):
+            done = qwen.openai.chat.completions.create(model="m", messages=messages)
+        message = done.choices[0].message
+        assert getattr(message, "reasoning_content", None) == thought
+        assert message.content == ("Hello" if thought else "<think> Hello")
+
+
 def test_responses(qwen):
     with qwen.script():
         done = qwen.openai.responses.create(model="m", input="Hello?", reasoning={"effort": "low"})

@@ -21,9 +21,10 @@ class Thought(NamedTuple):
 
 
 class ThoughtParser(ABC):
-    """Splits a streamed answer in thoughts and text."""
+    """Splits a streamed answer into thoughts and text."""
 
     state: State
+    waiting: str  # the end of what was read: it may begin a mark
 
     @property
     def is_thinking(self) -> bool:

@@ -36,15 +36,15 @@ class HarmonyParser(ThoughtParser):
 
     def __init__(self, state: State):
         self.state = state
-        self._waiting = ""
+        self.waiting = ""
         self._is_header = state == "before"
         self._has_text = False
 
     def push(self, text: str, is_last: bool = False) -> list[Thought | str]:
         """Read a piece."""
-        self._waiting += text
+        self.waiting += text
         pieces: list[Thought | str] = []
-        while self._waiting:
+        while self.waiting:
             if self._is_header:
                 if not self._read_header(pieces, is_last):
                     break
@@ -54,13 +54,13 @@ class HarmonyParser(ThoughtParser):
 
     def _read_header(self, pieces: list[Thought | str], is_last: bool) -> bool:
         """Read up to the content; False if more is needed."""
-        if not "<|".startswith(self._waiting[:2]):
+        if not "<|".startswith(self.waiting[:2]):
             self._is_header, self.state = False, "text"
             return True
-        header, mark, rest = self._waiting.partition(_MESSAGE)
+        header, mark, rest = self.waiting.partition(_MESSAGE)
         if not mark:
             if is_last:
-                self._waiting = ""
+                self.waiting = ""
             return False
         channel = re.search(r"<\|channel\|>\s*(\w+)", header)
         self.state = "thought" if channel and channel[1] == "analysis" else "text"
@@ -69,19 +69,19 @@ class HarmonyParser(ThoughtParser):
             pieces.append(header.removeprefix("<|start|>assistant") + mark)
         elif self.state == "text" and self._has_text:
             pieces.append("\n")
-        self._waiting, self._is_header = rest, False
+        self.waiting, self._is_header = rest, False
         return True
 
     def _read_content(self, pieces: list[Thought | str], is_last: bool) -> bool:
         """Read up to the end of the message; False if more is needed."""
-        end = _ENDS.search(self._waiting)
-        held = None if end or is_last else _MARK.search(self._waiting)
-        stop = end.start() if end else held.start() if held else len(self._waiting)
-        if content := self._waiting[:stop]:
+        end = _ENDS.search(self.waiting)
+        held = None if end or is_last else _MARK.search(self.waiting)
+        stop = end.start() if end else held.start() if held else len(self.waiting)
+        if content := self.waiting[:stop]:
             is_thought = self.state == "thought"
             pieces.append(Thought(content) if is_thought else content)
             self._has_text = self._has_text or not is_thought
-        self._waiting = self._waiting[end.end() if end else stop :]
+        self.waiting = self.waiting[end.end() if end else stop :]
         if end:
             self._is_header, self.state = True, "before"
         return bool(end)

@@ -32,43 +32,43 @@ class MarkParser(ThoughtParser):
     """Splits at the marks, and drops the white space around a thought."""
 
     def __init__(self, form: Marks, state: State):
-        self._form, self._waiting, self.state = form, "", state
+        self._form, self.waiting, self.state = form, "", state
         self._is_fresh = state != "text"  # white space at the beginning of a part is dropped
 
     def push(self, text: str, is_last: bool = False) -> list[Thought | str]:
         """Read a piece."""
-        self._waiting += text
+        self.waiting += text
         pieces: list[Thought | str] = []
         if self.state == "before":
-            begun = self._waiting.lstrip()
+            begun = self.waiting.lstrip()
             if begun.startswith(self._form.start):
-                self.state, self._waiting = "thought", begun[len(self._form.start) :]
+                self.state, self.waiting = "thought", begun[len(self._form.start) :]
             elif self._form.start.startswith(begun) and not is_last:
                 return []
             else:
                 self.state, self._is_fresh = "text", False
         if self.state == "thought":
-            thought, mark, rest = self._waiting.partition(self._form.end)
-            self._waiting = "" if mark else thought[len(thought) - _held(thought, self._form.end) :]
+            thought, mark, rest = self.waiting.partition(self._form.end)
+            self.waiting = "" if mark else thought[len(thought) - _held(thought, self._form.end) :]
             if not mark and not is_last:
-                thought = thought[: len(thought) - len(self._waiting)]
+                thought = thought[: len(thought) - len(self.waiting)]
                 # White space before the end mark is dropped with it.
                 kept = thought.rstrip()
-                self._waiting, thought = thought[len(kept) :] + self._waiting, kept
+                self.waiting, thought = thought[len(kept) :] + self.waiting, kept
             if thought := self._trim(thought.rstrip() if mark or is_last else thought):
                 pieces.append(Thought(thought))
             if mark:
-                self.state, self._is_fresh, self._waiting = "text", True, rest
+                self.state, self._is_fresh, self.waiting = "text", True, rest
         if self.state == "text" and (answer := self._take_answer(is_last)):
             pieces.append(answer)
         return pieces
 
     def _take_answer(self, is_last: bool) -> str:
-        text, self._waiting = self._waiting, ""
+        text, self.waiting = self.waiting, ""
         for mark in self._form.answer:
             text = text.replace(mark, "")
             if not is_last and (held := _held(text, mark)):
-                text, self._waiting = text[:-held], text[-held:] + self._waiting
+                text, self.waiting = text[:-held], text[-held:] + self.waiting
         return self._trim(text)
 
     def _trim(self, text: str) -> str:
