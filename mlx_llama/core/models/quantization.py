@@ -48,7 +48,7 @@ def read_quantization(read: Reader) -> Quantization | None:
         )
     if raw is None:
         return None
-    whole = Reader(raw, read.source, "quantization.")
+    whole = read.inner(raw, "quantization.")
     bits, group_size = _read_packing(whole, whole.get("bits"), whole.get("group_size"))
     layers: list[tuple[str, tuple[int, int] | None]] = []
     for name, value in whole.raw.items():
@@ -58,7 +58,7 @@ def read_quantization(read: Reader) -> Quantization | None:
         if isinstance(value, bool):
             layers.append((name, (bits, group_size) if value else None))
         elif isinstance(value, dict):
-            layer = Reader(value, read.source, f"quantization.{shown}.")
+            layer = read.inner(value, f"quantization.{shown}.")
             # mlx_lm takes mx.quantize's defaults here (4, 64), not the model's settings.
             packing = _read_packing(layer, layer.get("bits", 4), layer.get("group_size", 64))
             layers.append((name, packing))
