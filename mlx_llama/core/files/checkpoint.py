@@ -84,7 +84,9 @@ class Checkpoint:
         if text is None:
             return None
         template.start_early(text)
-        return template.ChatTemplate(*text, self.tokenizer.named)
+        compiled = template.ChatTemplate(text.source, text.name, self.tokenizer.named)
+        compiled.notice = text.notice
+        return compiled
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
