@@ -102,8 +102,6 @@ def _text_part(read: Reader, wrapper: str) -> dict[str, Any]:
         parts["quantization"] = {
             strip_wrapper(name): value for name, value in packing.items() if strip_wrapper(name)
         }
-        if parts.get("quantization_config") is not None:
-            parts["quantization_config"] = parts["quantization"]
     return parts
 
 

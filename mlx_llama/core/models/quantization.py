@@ -37,10 +37,11 @@ def read_quantization(read: Reader) -> Quantization | None:
     single modules.
 
     A module's settings stand under its name: "model.layers.0.mlp.down_proj": {"group_size", "bits"}
-    or false. The field is written twice, the second time as "quantization_config" for the hub.
+    or false. The field is written twice, the second time as "quantization_config" for the hub. As
+    in mlx_lm, another quantization_config beside it has no effect.
     """
     raw, other = read.get("quantization", None), read.get("quantization_config", None)
-    if other is not None and other != raw:
+    if other is not None and raw is None:
         method = other.get("quant_method", other) if isinstance(other, dict) else other
         raise ConfigError(
             f"{read.source}: quantization_config names a quantisation that is not supported "

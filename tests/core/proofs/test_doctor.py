@@ -379,3 +379,16 @@ def test_a_gpu_that_does_not_answer_is_unknown(script, smi, toy, tmp_path):
         and fit(diagnosis, "cuda").longest_context is None
     )
     assert diagnosis.ok and diagnosis.auto == "cuda"
+
+
+def test_choices_about_files_are_findings(tmp_path):
+    folder = make_checkpoint(tmp_path / "m", max_position_embeddings=256.0)
+    named = [{"name": "rag", "template": "{{ messages[0]['content'] }}"}]
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": named}))
+    texts = {
+        finding.about: finding.text
+        for finding in diagnose(folder).findings
+        if "256.0" in finding.text or "rag" in finding.text
+    }
+    assert "read as 256" in texts["config"] and "took 'rag'" in texts["template"]
