@@ -48,13 +48,13 @@ class BaseLlama:
         # rows of a new cache have number 1, the first, or 0 where there is none
         self.adapters = tuple(adapter.name for adapter in weights.adapters)
         self.decoder = Decoder.build(self.ops, weights)
-        self._notices = notices
+        self._notices = (*config.notices, *notices)
         self._vocabulary = weights.vocabulary  # None: the head computes all logits
         self._runner: Any = None  # of decoded tokens; None: a step is a forward
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Lines about precision and compilation."""
+        """Lines about the config, precision and compilation."""
         return self._notices
 
     @property

@@ -34,6 +34,7 @@ class Engine:
     eos: frozenset[int]
     context: int  # positions, prompt and answer together
     draft: Model | None = None
+    notices: tuple[str, ...] = ()  # about the model's tokenizer and template
 
     # From a request to a sequence
 
@@ -71,6 +72,7 @@ class Engine:
         is_split = thinking and thinking.is_split
         thoughts = thinking.form.parser(thinking.state) if thinking and is_split else None
         writer = Writer(completion, options.max_tokens, limit, eos, decoder, *stops, thoughts)
+        writer.add_notices(self.notices)
         writer.add_notices(
             [*request.options.notices, *notices] if request.notices is None else request.notices
         )

@@ -52,7 +52,7 @@ def find_family(read: Reader) -> tuple[Family, Reader, bool]:
         if name == wrapper or (name is None and kind == model_type)
     )
     if (wrapper := next(wrappers, None)) is not None:
-        read = Reader(_text_part(read, wrapper), read.source, report=read.report)
+        read = read.inner(_text_part(read, wrapper))
         return BY_MODEL_TYPE[read.raw["model_type"]], read, True
     known = ", ".join(FAMILIES)
     if isinstance(names, list) and names:
@@ -102,8 +102,6 @@ def _text_part(read: Reader, wrapper: str) -> dict[str, Any]:
         parts["quantization"] = {
             strip_wrapper(name): value for name, value in packing.items() if strip_wrapper(name)
         }
-        if parts.get("quantization_config") is not None:
-            parts["quantization_config"] = parts["quantization"]
     return parts
 
 

@@ -337,7 +337,8 @@ def _read_peft(settings: Mapping[str, Any], file: SafetensorsFile, config: Path)
     is_stabilised = settings.get("use_rslora") is True
 
     def scale(module: str, rank: int) -> float:
-        matches = (alphas[name] for name in alphas if f".{module}".endswith(f".{name}"))
+        name = module.removeprefix(_PEFT_PREFIX)
+        matches = (value for pattern, value in alphas if pattern.matches(name))
         return next(matches, alpha) / (math.sqrt(rank) if is_stabilised else rank)
 
     return _pair(file, _PEFT_PART, scale, is_transposed=False)
@@ -367,19 +368,54 @@ def _number(settings: Mapping[str, Any], name: str, default: float, config: Path
     return float(value)
 
 
-def _patterns(settings: Mapping[str, Any], name: str, config: Path) -> dict[str, float]:
-    """Values by a module's name or suffix. PEFT allows regular expressions, which an untrusted file
-    must not supply.
+class _Pattern:
+    """A regular expression of PEFT's, which modules' names or their last parts match
+    (`get_pattern_key` in peft/utils/other.py).
+
+    Keeps the set of positions reached, so that no pattern of an untrusted file takes long. Raises
+    ValueError for other forms than `_ITEM`'s in a sequence.
     """
+
+    _CHAR = r"(?:\\[.dw]|\[\^?[\w-]+\]|[\w.])"
+    _ITEM = re.compile(rf"(?:({_CHAR})|\((?:\?:)?((?:{_CHAR}|\|)+)\))([*+?]?)")
+
+    def __init__(self, text: str):
+        body = text.removeprefix("^").removesuffix("$")
+        self._is_whole = text.startswith("^")
+        self._items: list[tuple[list[re.Pattern[str]], str]] = []
+        at = 0
+        while at < len(body):
+            if len(body) > 1000 or (item := self._ITEM.match(body, at)) is None:
+                raise ValueError(text)
+            char, group, repeat = item.groups()
+            choices = [re.compile(choice) for choice in (group.split("|") if group else [char])]
+            self._items.append((choices, repeat))
+            at = item.end()
+
+    def matches(self, name: str) -> bool:
+        ends = {0} if self._is_whole else {0, *(i + 1 for i, c in enumerate(name) if c == ".")}
+        for choices, repeat in self._items:
+            skipped, reached, new = ends if repeat in ("*", "?") else set(), set[int](), ends
+            while new:
+                new = {m.end() for i in new for part in choices if (m := part.match(name, i))}
+                new -= reached
+                reached |= new
+                if repeat in ("", "?"):
+                    break
+            ends = skipped | reached
+        return len(name) in ends
+
+
+def _patterns(settings: Mapping[str, Any], name: str, config: Path) -> list[tuple[_Pattern, float]]:
+    """Values by patterns of modules' names."""
     patterns = settings.get(name) or {}
-    if not isinstance(patterns, dict) or not all(
-        isinstance(key, str) and re.fullmatch(r"\^?[\w.]+\$?", key) for key in patterns
-    ):
+    try:
+        return [(_Pattern(key), _number(patterns, key, 0.0, config)) for key in dict(patterns)]
+    except (TypeError, ValueError, re.error):
         raise CheckpointError(
-            f"{config}: {name} is {show(patterns)}, expected names of modules and numbers; regular "
-            "expressions are not supported: write the names"
-        )
-    return {key.strip("^$"): _number(patterns, key, 0.0, config) for key in patterns}
+            f"{config}: {name} is {show(patterns)}, expected numbers by names of modules, which "
+            "may have ., \\d, [0-9], (a|b), *, + and ?: write the names"
+        ) from None
 
 
 def _pair(

@@ -23,7 +23,7 @@ from mlx_llama.core.system.files import read_json
 from . import hub
 from .adapters import Adapter, merge, open_adapters
 from .fit import select, split
-from .folder import INDEX, SINGLE, find_weights
+from .folder import INDEX, find_single, find_weights
 from .gguf import GGUFFile, is_gguf, part_names
 from .quantized import AffineWeight
 from .tensor import Tensor
@@ -84,7 +84,9 @@ class Checkpoint:
         if text is None:
             return None
         template.start_early(text)
-        return template.ChatTemplate(*text, self.tokenizer.named)
+        compiled = template.ChatTemplate(text.source, text.name, self.tokenizer.named)
+        compiled.notice = text.notice
+        return compiled
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
@@ -253,7 +255,7 @@ def find_local(name: str) -> Path:
     # unlike pathlib, os.path does not raise for long names, NUL and ~nobody
     if name and os.path.isdir(path):
         files = sorted(file.name for file in path.glob("*.gguf"))
-        if not files or (path / SINGLE).exists() or (path / INDEX).exists():
+        if not files or find_single(path) or (path / INDEX).exists():
             return path
         if files != [part for part in part_names(files[0]) if part in files]:
             raise CheckpointError(

@@ -17,6 +17,7 @@ from mlx_llama.core.system.files import read_json
 from .safetensors import SafetensorsFile
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_ONLY_SHARD = "model-00001-of-00001.safetensors"  # needs no index
 # Frequencies that early conversions stored, and that the config defines
 LEFTOVER = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
 
@@ -37,8 +38,8 @@ def find_weights(folder: Path, report: Report = refuse) -> dict[str, tuple[Safet
     Raises CheckpointError: no weights; a damaged single file or index; anything that `report`
     raises.
     """
-    single, index = folder / SINGLE, folder / INDEX
-    if single.exists():
+    single, index = find_single(folder), folder / INDEX
+    if single is not None:
         whole = SafetensorsFile(single)
         return {name: (whole, name) for name in whole.names}
     if not index.exists():
@@ -90,6 +91,12 @@ def find_weights(folder: Path, report: Report = refuse) -> dict[str, tuple[Safet
                     f"holds {show(name)}, which {INDEX} does not list; fetch both again",
                 )
     return weights
+
+
+def find_single(folder: Path) -> Path | None:
+    """The file of all weights; None if they are in shards, or missing."""
+    names = (SINGLE,) if (folder / INDEX).exists() else (SINGLE, _ONLY_SHARD)
+    return next((folder / name for name in names if (folder / name).exists()), None)
 
 
 def _no_weights(folder: Path) -> CheckpointError:

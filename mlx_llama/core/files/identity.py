@@ -45,7 +45,11 @@ def _hashed_fields(config: LlamaConfig) -> dict[str, Any]:
     """The config's fields. Later fields count only if set, so that the hashes of the first traces
     stay valid.
     """
-    values = {field.name: (getattr(config, field.name), field.default) for field in fields(config)}
+    values = {
+        field.name: (getattr(config, field.name), field.default)
+        for field in fields(config)
+        if field.compare
+    }
     values["rope"] = _describe_rope(config.rope), MISSING
     return {
         name: value

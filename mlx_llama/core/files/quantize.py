@@ -46,6 +46,7 @@ _COMPANIONS = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    "chat_template.json",
     "generation_config.json",
 )
 _COMPANION_LIMIT = 1 << 28  # bytes of each

@@ -80,6 +80,8 @@ class LLM:
         limits: Any = {"cache_memory": cache_memory, "max_rows": max_rows, "home": home}
         eos = checkpoint.eos_token_ids
         self.loop = Loop(backend, model, self.tokenizer, eos, context, draft=draft, **limits)
+        chosen = (template.notice,) if template and template.notice else ()
+        self.engine.notices = (*self.tokenizer.notices, *chosen)
         self._home = home
         if home:
             weakref.finalize(self, home.close)

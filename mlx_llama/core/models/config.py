@@ -108,6 +108,8 @@ class LlamaConfig:
     num_experts_per_tok: int = 0  # experts that a token uses
     moe_intermediate_size: int = 0  # hidden units of an expert
     norm_topk_prob: bool = True  # the shares of a token's experts add up to 1
+    # values of the file that were read as something else
+    notices: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     @cached_property
     def layers(self) -> tuple[LayerSpec, ...]:
@@ -265,6 +267,7 @@ class LlamaConfig:
             activation=_read_activation(read, *family.activation),
             norm_offset=family.norm_offset,
             is_text_part=is_part,
+            notices=tuple(read.notices),
         )
         if config.quantization is not None:
             packing = _name_each_expert(config, config.quantization)

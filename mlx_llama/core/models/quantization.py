@@ -37,10 +37,11 @@ def read_quantization(read: Reader) -> Quantization | None:
     single modules.
 
     A module's settings stand under its name: "model.layers.0.mlp.down_proj": {"group_size", "bits"}
-    or false. The field is written twice, the second time as "quantization_config" for the hub.
+    or false. The field is written twice, the second time as "quantization_config" for the hub. As
+    in mlx_lm, another quantization_config beside it has no effect.
     """
     raw, other = read.get("quantization", None), read.get("quantization_config", None)
-    if other is not None and other != raw:
+    if other is not None and raw is None:
         method = other.get("quant_method", other) if isinstance(other, dict) else other
         raise ConfigError(
             f"{read.source}: quantization_config names a quantisation that is not supported "
@@ -48,7 +49,7 @@ def read_quantization(read: Reader) -> Quantization | None:
         )
     if raw is None:
         return None
-    whole = Reader(raw, read.source, "quantization.")
+    whole = read.inner(raw, "quantization.")
     bits, group_size = _read_packing(whole, whole.get("bits"), whole.get("group_size"))
     layers: list[tuple[str, tuple[int, int] | None]] = []
     for name, value in whole.raw.items():
@@ -58,7 +59,7 @@ def read_quantization(read: Reader) -> Quantization | None:
         if isinstance(value, bool):
             layers.append((name, (bits, group_size) if value else None))
         elif isinstance(value, dict):
-            layer = Reader(value, read.source, f"quantization.{shown}.")
+            layer = read.inner(value, f"quantization.{shown}.")
             # mlx_lm takes mx.quantize's defaults here (4, 64), not the model's settings.
             packing = _read_packing(layer, layer.get("bits", 4), layer.get("group_size", 64))
             layers.append((name, packing))

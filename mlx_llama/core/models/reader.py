@@ -6,12 +6,14 @@ Errors name the file, the field, the value in the file and the values allowed.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mlx_llama.core.errors import ConfigError, Report, refuse, show
 
+_DECIMAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][-+]?[0-9]{1,3})?")
 REQUIRED = object()  # in place of a default: the file must have the field
 
 
@@ -67,6 +69,13 @@ class Reader:
             self.remedy = "take another conversion of the model"
         self.report: Report = report
         self.failed: set[str] = set()
+        self.notices: list[str] = []  # of this reader and its inner ones
+
+    def inner(self, raw: Any, prefix: str = "") -> Reader:
+        """A reader of fields inside, with the same notices."""
+        reader = Reader(raw, self.source, prefix, self.report)
+        reader.notices = self.notices
+        return reader
 
     def fail(self, name: str, value: object, expected: str) -> None:
         fault = f"{self.prefix}{name} is {show(value)}, expected {expected}"
@@ -166,6 +175,9 @@ class Reader:
             value = value[0]
         if value is None and (nullable or name not in self.raw):
             return None
+        written = value
+        if not self.is_gguf:
+            value = self._convert(name, value, kind)
         fits, expected = isinstance(value, bool), "true or false"
         if kind is int:
             fits = type(value) is int and low <= value <= high
@@ -174,8 +186,21 @@ class Reader:
             fits = type(value) in (int, float) and low < value <= high
             expected = f"a number above {low:g}, up to {high:g}"
         if not fits:
-            self.fail(name, value, expected + (" or null" if nullable else ""))
+            self.fail(name, written, expected + (" or null" if nullable else ""))
         return float(value) if kind is float else value
+
+    def _convert(self, name: str, value: Any, kind: type) -> Any:
+        """256.0 for an int, and "1e-5" for a float, as numbers, with a notice."""
+        number = value
+        if kind is int and type(value) is float and value.is_integer():
+            number = int(value)
+        elif kind is float and type(value) is str and _DECIMAL.fullmatch(value):
+            number = float(value)
+        if number is not value:
+            notice = f"{self.source}: {self.prefix}{name} is {show(value)}, read as {number}"
+            if notice not in self.notices:
+                self.notices.append(notice)
+        return number
 
     def _tokens(self, name: str, default: Any, vocab: int, is_single: bool) -> tuple[int, ...]:
         value = self.get(name, default)

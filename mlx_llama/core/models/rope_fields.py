@@ -77,7 +77,7 @@ def read_ropes(read: Reader, family: Family, positions: int, head_dim: int) -> d
         ("rope", whole, family.theta),
         ("local_rope", local, local_theta or family.theta),
     ):
-        reader = Reader(others | fields, read.source, report=read.report)
+        reader = read.inner(others | fields)
         ropes[name] = reader.attempt(
             _read_rope, reader, family, theta, positions, head_dim, otherwise=RopeConfig()
         )
@@ -86,7 +86,7 @@ def read_ropes(read: Reader, family: Family, positions: int, head_dim: int) -> d
 
 def _read_query_beta(read: Reader, rope: RopeConfig) -> float:
     name, raw = "llama_4_scaling_beta", read.get("rope_parameters", None) or {}
-    fields = Reader(raw, read.source, "rope_parameters.", read.report)
+    fields = read.inner(raw, "rope_parameters.")
     beta = fields.number(name) if fields.get(name, None) not in (None, 0) else 0.0
     if beta and rope.original_max_position_embeddings is None:
         fields.fail(name, beta, "nothing, since rope_type names no trained length")
@@ -104,7 +104,7 @@ def _read_rope(
     """
     spelling = "rope_scaling" if read.get("rope_scaling", None) else "rope_parameters"
     raw = read.get(spelling, None)
-    rope = Reader({} if raw is None else raw, read.source, spelling + ".")
+    rope = read.inner({} if raw is None else raw, spelling + ".")
 
     def holder(name: str, first: Reader) -> Reader:
         """The reader that has the field: `first` unless the field is missing or null there."""

@@ -181,6 +181,8 @@ def _describe(diagnosis: Diagnosis, opened: OpenedModel) -> None:
     config = opened.config
     if config is None:
         return
+    for notice in config.notices:
+        diagnosis.add("note", "config", notice)
     shapes = config.tensor_shapes()
     diagnosis.model = {
         "architecture": config.architecture,

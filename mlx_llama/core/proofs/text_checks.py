@@ -33,6 +33,8 @@ def check_text(diagnosis: Diagnosis, opened: OpenedModel) -> None:
         "file": str(tokenizer.path),
         "vocab_size": tokenizer.vocab_size,
     }
+    for notice in tokenizer.notices:
+        diagnosis.add("warning", "tokenizer", notice)
     if config is not None and tokenizer.vocab_size < config.vocab_size:
         level, remark = "note", "the others are padding without text"
         # padding adds a few hundred rows to tens of thousands of tokens
@@ -165,6 +167,8 @@ def _check_template(
     """
     note, warn = (partial(diagnosis.add, level, "template") for level in ("note", "warning"))
     question = {"role": "user", "content": _QUESTION}
+    if template.notice:
+        warn(template.notice)
     prompt = template.render([question])
     ids = encode_messages(tokenizer, template, [question])
     bos = None if tokenizer.bos_id is None else _quote(tokenizer, tokenizer.bos_id)

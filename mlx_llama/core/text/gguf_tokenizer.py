@@ -14,6 +14,7 @@ pre-tokenizer. Differences from llama.cpp, on purpose:
 from __future__ import annotations
 
 import functools
+import hashlib
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ import numpy as np
 from mlx_llama.core.errors import TokenizerError, show
 from mlx_llama.core.models.config import LlamaConfig
 
-from .pre_tokenizers import ADD_BOS, IGNORE_MERGES, PRE_TOKENIZERS, build_pre_tokenizer
+from .pre_tokenizers import ADD_BOS, BY_MERGES, IGNORE_MERGES, PRE_TOKENIZERS, build_pre_tokenizer
 from .sentencepiece_model import (
     BYTE,
     CONTROL,
@@ -477,6 +478,20 @@ class ByteLevelVocabulary(GGUFTokenizer):
         if name not in PRE_TOKENIZERS:
             expected = f"expected one of {', '.join(PRE_TOKENIZERS)}"
             raise fields.error("pre", name, expected, _OTHER_FILES)
+        if name != "default":
+            return name
+        # Early conversions lack the name.
+        digest = hashlib.sha256("\n".join(fields.strings("merges")).encode()).hexdigest()
+        name = BY_MERGES.get(digest[:16], name)
+        written = "default" if _KEY + "pre" in fields.metadata else "missing"
+        self.notices = (
+            f"{fields.source}: {_KEY}pre is {written}; "
+            + (
+                "words may be split otherwise than the model learnt; convert the model again"
+                if name == "default"
+                else f"the merges are those of {name}, which is taken"
+            ),
+        )
         return name
 
     def _adds_bos_by_default(self, fields: _Fields) -> bool:

@@ -201,18 +201,23 @@ class _FastTokenizer(_FolderTokenizer):
         super().__init__(folder / _JSON, config)
         import tokenizers
 
+        settings = _Settings(folder)
         with reading(self.path, TokenizerError):
             text = read_file(self.path, MOST_BYTES).decode()
         with library_faults(self.path, "not a tokenizer.json", "fetch the file again"):
             _check_charsmaps(text)
             library = tokenizers.Tokenizer.from_str(text)
+            unused = _find_unused(library, settings, config.vocab_size)
+            if unused is not None:  # without it the library spells its text
+                raw = json.loads(text)
+                raw["added_tokens"] = [t for t in raw["added_tokens"] if t["content"] != unused]
+                library = tokenizers.Tokenizer.from_str(json.dumps(raw))
         self._check_growth(library)
         library.no_truncation()
         library.no_padding()
-        settings = _Settings(folder)
         self._library, self._lock = library, threading.Lock()
         self._follow_llama_class(settings, config)
-        self._add_special_tokens(settings)
+        self._add_special_tokens(settings, unused)
         self._has_byte_tokens = False
         self._set_decoder()
         self.vocab_size = library.get_vocab_size(with_added_tokens=True)
@@ -260,28 +265,46 @@ class _FastTokenizer(_FolderTokenizer):
             [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
         )
 
-    def _add_special_tokens(self, settings: _Settings) -> None:
-        """Add tokens that only the settings declare, or declare special."""
+    def _add_special_tokens(self, settings: _Settings, unused: str | None) -> None:
+        """Add tokens that only the settings declare, or declare special.
+
+        Where both files have a token, transformers takes its id from tokenizer.json and its flags
+        from the settings; a token that either calls special is. unused: the text
+        of a token to leave out.
+        """
         from tokenizers import AddedToken
 
         library = self._library
-        known = {token.content for token in library.get_added_tokens_decoder().values()}
+        known = {token.content: token for token in library.get_added_tokens_decoder().values()}
+        different = []
         for token, fields in settings.added:
             text = fields["content"]
-            if text in known:
+            if text == unused:
                 continue
-            flags = {
-                name: bool(fields.get(name))
-                for name in ("single_word", "lstrip", "rstrip", "special", "normalized")
-            }
-            library.add_tokens([AddedToken(text, **flags)])
-            known.add(text)
-            if library.token_to_id(text) != token:
+            names = ("single_word", "lstrip", "rstrip", "special", "normalized")
+            flags = {name: bool(fields.get(name)) for name in names}
+            before, old = library.token_to_id(text), known.get(text)
+            if old is not None:
+                flags = {name: bool(fields.get(name, getattr(old, name))) for name in names}
+            has_changed = old and any(getattr(old, name) != flags[name] for name in names)
+            if old is None or has_changed:
+                flags["special"] |= bool(old and old.special)
+                known[text] = AddedToken(text, **flags)
+                library.add_tokens([known[text]])
+            if has_changed or before not in (None, token):
+                different.append(text)
+            if before is None and library.token_to_id(text) != token:
                 raise TokenizerError(
                     f"{settings.path}: added_tokens_decoder gives {show(text)} the id {token}, "
                     f"{_JSON} gives it {library.token_to_id(text)}; take both files from the same "
                     "model"
                 )
+        if different:
+            self.notices = (
+                f"{settings.path}: added_tokens_decoder differs from {_JSON} in "
+                f"{show(', '.join(dict.fromkeys(different)))}; took the ids of {_JSON} and the "
+                "flags of the settings, as transformers does",
+            )
         for text in [*settings.named.values(), *settings.listed]:
             if text not in known and library.token_to_id(text) is not None:
                 library.add_special_tokens([AddedToken(text, normalized=False, special=True)])
@@ -391,6 +414,18 @@ class _FastTokenizer(_FolderTokenizer):
         if byte is not None:
             return Piece(bytes([byte]), is_byte=True, is_special=is_special)
         return Piece(text.replace(SPACE, " ").encode("utf-8", "replace"), is_special=is_special)
+
+
+def _find_unused(library: Any, settings: _Settings, vocab_size: int) -> str | None:
+    """The text of a single added token just above the model's vocabulary, as Gemma 3 1B's
+    <image_soft_token>; None for none, or a named one.
+    """
+    added = library.get_added_tokens_decoder()
+    is_above = max(added, default=0) == vocab_size
+    if not is_above or library.get_vocab_size(with_added_tokens=False) > vocab_size:
+        return None
+    text: str = added[vocab_size].content
+    return None if text in settings.named.values() else text
 
 
 def _steps(component: Any, name: str) -> list[dict[str, Any]]:

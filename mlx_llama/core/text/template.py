@@ -60,6 +60,7 @@ class ChatTemplate:
         Raises TemplateError: too long, or not valid Jinja.
         """
         self.source, self.name, self.variables = source, name, dict(variables or {})
+        self.notice = ""  # for the user
         self._is_known = _is_known(source)
         self._run(None)
 
@@ -190,11 +191,14 @@ class TemplateText(NamedTuple):
 
     source: str
     name: str  # of the file, for errors
+    notice: str = ""  # about the choice among several
 
 
 def read_template(folder: str | os.PathLike[str]) -> TemplateText | None:
-    """Read a folder's template: chat_template.jinja, else tokenizer_config.json's. None if it has
-    neither.
+    """Read a folder's template: chat_template.jinja, else tokenizer_config.json's, else
+    chat_template.json's. None if it has none.
+
+    Of several with names, take "default", else the first that is not "tool_use".
 
     Raises TemplateError: there is one, but it cannot be read.
     """
@@ -202,20 +206,26 @@ def read_template(folder: str | os.PathLike[str]) -> TemplateText | None:
     if (folder / "chat_template.jinja").exists():
         path = folder / "chat_template.jinja"
         return TemplateText(_read(path), str(path))
-    path = folder / "tokenizer_config.json"
-    if not path.exists():
-        return None
+    paths = (folder / name for name in ("tokenizer_config.json", "chat_template.json"))
+    texts = (_read_field(path) for path in paths if path.exists())
+    return next((text for text in texts if text is not None), None)
+
+
+def _read_field(path: Path) -> TemplateText | None:
     value = read_json(path, TemplateError).get("chat_template")
-    if isinstance(value, list):  # named templates: [{"name", "template"}]
-        entries = [entry for entry in value if isinstance(entry, dict)]
-        named = {str(entry.get("name")): entry.get("template") for entry in entries}
-        if "default" not in named:
-            raise TemplateError(
-                f"{path}: chat_template has {show(list(named))}, expected one named 'default'; "
-                "choose a template with `template`"
-            )
-        value = named["default"]
-    return _check_text(value, path, "chat_template")
+    if not isinstance(value, list):
+        return _check_text(value, path, "chat_template")
+    # named templates: [{"name", "template"}]
+    entries = [entry for entry in value if isinstance(entry, dict) and entry.get("template")]
+    named = {str(entry.get("name")): entry["template"] for entry in entries}
+    if not named:
+        return _check_text(value, path, "chat_template")
+    name = min(named, key=lambda name: (name != "default", name == "tool_use"))
+    text = _check_text(named[name], path, "chat_template")
+    if text is None or name == "default":
+        return text
+    notice = f"{path}: chat_template has {show(list(named))} and no 'default'; took {show(name)}"
+    return text._replace(notice=notice)
 
 
 def read_gguf_template(metadata: Mapping[str, Any], source: str) -> TemplateText | None:

@@ -45,6 +45,7 @@ class Tokenizer(ABC):
     special_ids: dict[str, int]  # control tokens: text -> id
     added_ids: dict[str, int]  # these, and other tokens that are found before a text is tokenised
     named: dict[str, str]  # texts of bos_token, eos_token, ..., for templates
+    notices: tuple[str, ...] = ()  # for the user, about the choices that were made
     # Decoding
     # tokens are bytes in GPT-2's alphabet; else text, with tokens like <0xE2> for single bytes
     byte_level: bool = False

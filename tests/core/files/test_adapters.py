@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from making import make_checkpoint, refusal
 from making_adapters import peft_logits, write_mlx, write_peft, write_random
+from peft.utils.other import get_pattern_key
 from safetensors.numpy import load_file, save_file
 
 from mlx_llama.core.errors import CheckpointError
@@ -95,11 +96,47 @@ def test_the_bytes_of_stacks_are_foretold(base, tmp_path):
         ({"fan_in_fan_out": True}, "fan_in_fan_out is True"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4'"),
         ({"lora_alpha": "high"}, "lora_alpha is 'high'"),
-        ({"alpha_pattern": {".*q_proj": 3}}, "alpha_pattern is"),
+        ({"alpha_pattern": {"(a+)+b": 3}}, "alpha_pattern is"),
+        ({"alpha_pattern": {"[z-a]": 3}}, "alpha_pattern is"),
+        ({"alpha_pattern": {"a{2}": 3}}, "alpha_pattern is"),
+        ({"alpha_pattern": 7}, "alpha_pattern is"),
+        ({"alpha_pattern": {"q_proj": "x"}}, "q_proj is 'x'"),
     ],
 )
 def test_settings_that_are_not_done_are_named(settings, wanted, base, tmp_path):
     assert wanted in refused(base, change(base, tmp_path / "a", settings))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        ".*q_proj",
+        "^model.layers.0.self_attn.q_proj$",
+        "^q_proj",
+        "proj",
+        r"layers\.\d+\.self_attn\.(q|k)_proj",
+        "(?:mlp|self_attn).[a-z_]+",
+        "layers.[^0].*",
+        "model.*(down|up)_pro?j",
+        "a*b*",
+        "(q_|q_p|)roj",
+        "(.)*",
+    ],
+)
+def test_patterns_match_the_modules_that_peft_matches(pattern, base, tmp_path):
+    folder = change(
+        base, tmp_path / "a", {"alpha_pattern": {"layers.1.mlp.up_proj": 5, pattern: 3}}
+    )
+    stored = json.loads((folder / "adapter_config.json").read_text())
+    (adapter,) = open_checkpoint(base, adapters=[folder]).adapters
+    for module, pair in adapter.pairs.items():
+        key = get_pattern_key(stored["alpha_pattern"], module)
+        assert pair.scale * pair.rank == stored["alpha_pattern"].get(key, stored["lora_alpha"])
+
+
+def test_a_pattern_of_an_untrusted_file_ends(base, tmp_path):
+    settings = {"alpha_pattern": {"(a|a)*" * 100 + "b": 3, ".*" * 400 + "b": 3}}
+    assert open_checkpoint(base, adapters=[change(base, tmp_path / "a", settings)]).adapters
 
 
 def test_tensors_that_do_not_fit_are_named(base, tmp_path):

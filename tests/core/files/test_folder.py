@@ -2,10 +2,13 @@
 
 import json
 
+import mlx_lm.utils
+import numpy as np
 import pytest
 from making import make_checkpoint, refusal
 
 from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.files.identity import checkpoint_hash
 
 NORM = "model.layers.1.input_layernorm.weight"
 
@@ -104,3 +107,17 @@ def test_weights_that_are_a_folder(tmp_path):
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").mkdir()
     assert "model.safetensors" in refusal(open_checkpoint, folder)
+
+
+def test_a_single_shard_without_its_index(tmp_path):
+    folder = make_checkpoint(tmp_path / "m")
+    before = open_checkpoint(folder)
+    file = folder / "model-00001-of-00001.safetensors"
+    (folder / "model.safetensors").rename(file)
+    after = open_checkpoint(folder)
+    assert checkpoint_hash(after) == checkpoint_hash(before)
+    theirs = mlx_lm.utils.load_model(folder)[0].parameters()["model"]["embed_tokens"]["weight"]
+    weight = after.tensors["model.embed_tokens.weight"]
+    assert np.array_equal(np.array(theirs), weight.bits.view(np.float32))
+    file.rename(folder / "model-00001-of-00002.safetensors")  # the other half is missing
+    assert "model.safetensors.index.json" in refusal(open_checkpoint, folder)

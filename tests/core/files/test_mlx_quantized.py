@@ -4,6 +4,7 @@ bad files.
 
 import json
 
+import mlx_lm.utils
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -279,17 +280,28 @@ def test_a_bad_setting_is_named(case):
         {"quant_method": "mxfp4"},
     ],
 )
-@pytest.mark.parametrize("beside", [None, GOOD])
-def test_other_quantisers_are_refused_by_name(other, beside):
-    raw = config_fields(quantization_config=other, **WIDE) | (
-        {"quantization": beside} if beside else {}
-    )
+def test_other_quantisers_are_refused_by_name(other):
+    raw = config_fields(quantization_config=other, **WIDE)
     message = refusal(LlamaConfig.from_dict, raw, kind=ConfigError)
     assert (
         "quantization_config" in message
         and repr(other["quant_method"]) in message
         and "mlx_lm.convert" in message
     )
+
+
+def test_another_quantiser_beside_mlx_lms_field_has_no_effect(tmp_path):
+    """As in mlx_lm's load_model; AutoRound's exports for MLX have both."""
+    other = {"quant_method": "auto-round", "bits": 8, f"model.{QUERY}": {"bits": 2}}
+    field = GOOD | {QUERY: {"bits": 8, "group_size": 32}}
+    folder = make_quantised(tmp_path / "m", field, config={"quantization_config": other})
+    ours = open_checkpoint(folder)
+    theirs = mlx_lm.utils.load_model(folder)[0].model.layers[0].self_attn
+    packed = ours.tensors[f"{QUERY}.weight"]
+    assert (packed.bits, packed.group_size) == (theirs.q_proj.bits, theirs.q_proj.group_size)
+    key = ours.tensors[QUERY.replace("q_proj", "k_proj") + ".weight"]
+    assert (key.bits, key.group_size) == (theirs.k_proj.bits, theirs.k_proj.group_size)
+    assert packed.bits != key.bits
 
 
 def test_groups_that_do_not_divide_a_row_of_a_named_layer():

@@ -302,3 +302,13 @@ def test_a_model_is_a_context_manager(toy):
     with load(toy, backend="cpu") as llm:
         handle = llm.submit("Once upon", max_tokens=100000)
     assert handle.done
+
+
+def test_choices_about_files_are_told_with_each_answer(tmp_path):
+    named = [{"name": "rag", "template": "{{ messages[0]['content'] }}"}]
+    folder = make_checkpoint(tmp_path / "m", max_position_embeddings=256.0)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": named}))
+    answer = load(folder, backend="cpu").generate("a", max_tokens=1)
+    told = "\n".join(answer.notices)
+    assert "max_position_embeddings is 256.0" in told and "took 'rag'" in told

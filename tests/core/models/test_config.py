@@ -309,7 +309,7 @@ REFUSED = [
     ({"hidden_size": 0}, "hidden_size", "0"),
     ({"hidden_size": -64}, "hidden_size", "-64"),
     ({"hidden_size": "64"}, "hidden_size", "'64'"),
-    ({"hidden_size": 64.0}, "hidden_size", "64.0"),
+    ({"hidden_size": 64.5}, "hidden_size", "64.5"),
     ({"hidden_size": True}, "hidden_size", "True"),
     ({"hidden_size": None}, "hidden_size", "None"),
     ({"hidden_size": 66}, "hidden_size", "66"),
@@ -325,7 +325,8 @@ REFUSED = [
     ({"rms_norm_eps": math.nan}, "rms_norm_eps", "nan"),
     ({"rms_norm_eps": math.inf}, "rms_norm_eps", "inf"),
     ({"rms_norm_eps": 0}, "rms_norm_eps", "0"),
-    ({"rms_norm_eps": "1e-5"}, "rms_norm_eps", "1e-5"),
+    ({"rms_norm_eps": "1e-5x"}, "rms_norm_eps", "1e-5x"),
+    ({"rms_norm_eps": "1e999"}, "rms_norm_eps", "1e999"),
     ({"max_position_embeddings": 0}, "max_position_embeddings", "0"),
     ({"tie_word_embeddings": "yes"}, "tie_word_embeddings", "yes"),
     ({"attention_bias": 1}, "attention_bias", "1"),
@@ -355,7 +356,7 @@ REFUSED = [
     ({"rope_theta": 0}, "rope_theta", "0"),
     ({"rope_theta": -1e4}, "rope_theta", "-10000"),
     ({"rope_theta": math.nan}, "rope_theta", "nan"),
-    ({"rope_theta": "1e4"}, "rope_theta", "1e4"),
+    ({"rope_theta": "1e4x"}, "rope_theta", "1e4x"),
     ({"rope_theta": None}, "rope_theta", "None"),
     ({"rope_scaling": "linear"}, "rope_scaling", "linear"),
     ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "rope_scaling.type", "ntk"),
@@ -550,3 +551,19 @@ def test_a_good_config_has_nothing_to_report():
     assert collected(fields) == [] and LlamaConfig.from_dict(
         fields, report=print
     ) == LlamaConfig.from_dict(fields)
+
+
+def test_numbers_of_another_type_are_read_and_told():
+    rope = {"rope_type": "linear", "factor": "2.0"}
+    fields = {"max_position_embeddings": 256.0, "rms_norm_eps": "1e-5", "rope_scaling": rope}
+    wanted = LlamaConfig.from_dict(
+        config_fields(rms_norm_eps=1e-5, rope_scaling=rope | {"factor": 2})
+    )
+    config = LlamaConfig.from_dict(config_fields(**fields))
+    assert config == wanted and not wanted.notices
+    assert [type(config.max_position_embeddings), type(config.rms_norm_eps)] == [int, float]
+    assert sorted(config.notices) == [
+        "config.json: max_position_embeddings is 256.0, read as 256",
+        "config.json: rms_norm_eps is '1e-5', read as 1e-05",
+        "config.json: rope_scaling.factor is '2.0', read as 2.0",
+    ]

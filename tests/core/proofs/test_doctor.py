@@ -379,3 +379,13 @@ def test_a_gpu_that_does_not_answer_is_unknown(script, smi, toy, tmp_path):
         and fit(diagnosis, "cuda").longest_context is None
     )
     assert diagnosis.ok and diagnosis.auto == "cuda"
+
+
+def test_choices_about_files_are_findings(tmp_path):
+    folder = make_checkpoint(tmp_path / "m", max_position_embeddings=256.0)
+    named = [{"name": "rag", "template": "{{ messages[0]['content'] }}"}]
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": named}))
+    found = [(line.about, line.message) for line in diagnose(folder).findings]
+    assert any(about == "config" and "read as 256" in text for about, text in found)
+    assert any(about == "template" and "took 'rag'" in text for about, text in found)

@@ -157,7 +157,7 @@ def plain(name="t", source=CHAT_TEMPLATE, **variables):
 def load_template(folder, tokenizer):
     """A folder's template, or None."""
     found = read_template(folder)
-    return found and ChatTemplate(*found, tokenizer.named)
+    return found and ChatTemplate(found.source, found.name, tokenizer.named)
 
 
 def run_hostile(source, messages=USER, **variables) -> str:

@@ -286,7 +286,7 @@ def test_the_conversation_in_a_files_template():
     for kind in KINDS:
         metadata = toy(kind)[0] | {"tokenizer.chat_template": CHAT_TEMPLATE}
         ours = load_vocabulary(metadata)
-        template = ChatTemplate(*read_gguf_template(metadata, "toy.gguf"), ours.named)
+        template = ChatTemplate(*read_gguf_template(metadata, "toy.gguf")[:2], ours.named)
         eos = ours.named["eos_token"]
         ids = encode_messages(ours, template, [{"role": "user", "content": f"hi {eos} there"}])
         assert ids[0] == ours.bos_id and ids.count(ours.bos_id) == 1
@@ -316,6 +316,22 @@ def test_phi_3s_special_tokens_take_white_space_along():
     marked = "<|eot_id|>\n a"
     assert phi.encode(marked, parse_special=True) == ours.encode("<|eot_id|>a", parse_special=True)
     assert len(ours.encode(marked, parse_special=True)) > 2
+
+
+@pytest.mark.parametrize("pre", [None, "default"])
+@pytest.mark.parametrize("name", ["llama-bpe", "deepseek-coder"])
+def test_a_known_vocabulary_without_its_pre_tokenizer(name, pre, vocabularies):
+    ours = load_vocabulary(vocabularies[name][0], pre=pre)
+    assert ours.adds_bos == vocabularies[name][1].adds_bos
+    assert all(ours.encode(text) == ids for text, ids in own_cases(name))
+    assert len(ours.notices) == 1 and f"merges are those of {name}" in ours.notices[0]
+    assert not vocabularies[name][1].notices
+
+
+@pytest.mark.parametrize("pre", [None, "default"])
+def test_an_unknown_vocabulary_without_its_pre_tokenizer(pre):
+    ours = load_vocabulary(toy_byte_level()[0], pre=pre)
+    assert "tokenizer.ggml.pre is " in ours.notices[0] and "convert" in ours.notices[0]
 
 
 @pytest.mark.parametrize(

@@ -321,6 +321,60 @@ def test_added_tokens_json(tmp_path):
     )
 
 
+FLAGS = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word", "special"), False)
+
+
+def add_to_json(folder, *tokens):
+    """Add tokens to tokenizer.json."""
+    path = folder / "tokenizer.json"
+    raw = json.loads(path.read_text())
+    raw["added_tokens"] += tokens
+    path.write_text(json.dumps(raw))
+
+
+@pytest.mark.parametrize("kind", ["llama2", "bytelevel"])
+def test_an_added_token_just_above_the_model_is_spelled(kind, tmp_path):
+    """Gemma 3 1B's <image_soft_token> has the id 262144, and the model 262144 rows."""
+    token = FLAGS | {"content": "<image>", "special": True}
+    plain = load_folder(make_tokenizer(tmp_path / "plain", kind))
+    folder = make_tokenizer(tmp_path / "m", kind, added_tokens_decoder={"384": token})
+    add_to_json(folder, token | {"id": 384})
+    ours, theirs = load_folder(folder), auto(folder)
+    assert theirs.convert_tokens_to_ids("<image>") == 384 and ours.vocab_size == 384
+    for text in ("Hello world", "a <image> b<image>"):
+        ids = ours.encode(text, parse_special=True)
+        assert ids == plain.encode(text, parse_special=True) and max(ids) < 384
+        assert ours.decode(ids) == text
+        if "<" not in text:
+            assert ids == theirs(text, add_special_tokens=False)["input_ids"]
+    add_to_json(folder, token | {"id": 385, "content": "<more>"})
+    assert "up to 385" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        {"384": {"content": "<x>", "special": True, "lstrip": True}},
+        {"384": {"content": "<y>"}, "385": {"content": "<x>", "special": True}},
+        {"399": {"content": "<x>", "rstrip": True}},
+        {"385": {"content": "<y>", "special": False}},
+        {"384": {"content": "<x>"}},
+    ],
+)
+def test_added_tokens_of_both_files_that_differ(listed, tmp_path):
+    listed = {token: FLAGS | fields for token, fields in listed.items()}
+    folder = make_tokenizer(tmp_path, "bytelevel", added_tokens_decoder=listed)
+    add_to_json(folder, FLAGS | {"id": 384, "content": "<x>"})
+    add_to_json(folder, FLAGS | {"id": 385, "content": "<y>", "special": True})
+    ours, theirs = load_folder(folder, vocab_size=400), auto(folder, vocab_size=400)
+    for text in ("a <x> b", "a <y> b", "<x><y>"):
+        ids = theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.encode(text, parse_special=True) == ids
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    differs = listed != {"384": FLAGS | {"content": "<x>"}}
+    assert len(ours.notices) == differs and all("<" in notice for notice in ours.notices)
+
+
 # Bad files
 
 

@@ -19,6 +19,7 @@ from mlx_llama.core.text.template import (
     encode_messages,
     load_builtin_template,
     missing_template,
+    read_template,
 )
 
 from .cases import KINDS, TEMPLATES, USER, conversation, load_template, plain
@@ -351,9 +352,27 @@ def test_of_several_the_default(tmp_path, models):
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "chat"}]
     make_tokenizer(tmp_path, "sentencepiece", chat_template=named)
     assert load_template(tmp_path, models["sentencepiece"].tokenizer).render(USER) == "chat"
-    make_tokenizer(tmp_path, "sentencepiece", chat_template=named[:1])
-    with pytest.raises(TemplateError, match="tool_use"):
-        load_template(tmp_path, models["sentencepiece"].tokenizer)
+    assert not read_template(tmp_path).notice
+    assert AutoTokenizer.from_pretrained(tmp_path).get_chat_template() == "chat"
+
+
+@pytest.mark.parametrize("names", [["tool_use", "rag", "long"], ["rag", "tool_use"], ["tool_use"]])
+def test_of_several_without_a_default_the_first_for_talk(names, tmp_path):
+    named = [{"name": name, "template": f"for {name}"} for name in names]
+    make_tokenizer(tmp_path, "sentencepiece", chat_template=named)
+    text, wanted = read_template(tmp_path), "rag" if "rag" in names else "tool_use"
+    assert text.source == f"for {wanted}" and f"took '{wanted}'" in text.notice
+
+
+def test_the_json_file_of_a_processor_comes_last(tmp_path, models):
+    make_tokenizer(tmp_path, "sentencepiece", chat_template=None)
+    (tmp_path / "chat_template.json").write_text(
+        json.dumps({"chat_template": "old {{ eos_token }}"})
+    )
+    template = load_template(tmp_path, models["sentencepiece"].tokenizer)
+    assert template.render(USER) == "old </s>" and "chat_template.json" in template.name
+    make_tokenizer(tmp_path, "sentencepiece", chat_template="newer")
+    assert read_template(tmp_path).source == "newer"
 
 
 @pytest.mark.parametrize("value", [None, "", False])
