@@ -75,7 +75,8 @@ _LISTS = {  # repeatable flags
     ),
     "--cors-origin": (
         "ORIGIN",
-        "origin whose pages may send requests, such as https://example.org; * for all; repeatable",
+        "origin whose pages may send requests, such as https://example.org; localhost for this "
+        "machine at any port; * for all; repeatable",
     ),
     "--allowed-host": (
         "NAME",
@@ -162,12 +163,12 @@ def make_settings(parsed: argparse.Namespace) -> Settings:
         )
     parse_rows(parsed.max_rows)
     for origin in parsed.cors_origin:
-        if origin != "*" and not re.fullmatch(
+        if origin not in ("*", "localhost") and not re.fullmatch(
             r"[a-z][a-z0-9+.-]*://[^/?#@\s]+/?", origin, re.ASCII
         ):
             raise OptionsError(
                 f"--cors-origin {origin!r:.100}: must be an origin as browsers send it, such as "
-                "https://example.org, or *"
+                "https://example.org, or localhost or *"
             )
     defaults = Settings()
     idle = (

@@ -65,7 +65,7 @@ class Guard:
             self._check_host(headers)
             self._check_origin(scope, headers)
             if scope["method"] == "OPTIONS":
-                allowed = Response(status_code=204, headers=_answer_preflight(headers))
+                allowed = Response(headers=_answer_preflight(headers))
                 await allowed(scope, receive, send_marked)
                 return
             self._check_key(scope, headers)
@@ -120,7 +120,7 @@ class Guard:
             if is_foreign and scope["path"] not in PUBLIC:
                 raise Refusal(403, "origin_not_allowed", message="pages of other sites are refused")
             return
-        if origin in self.settings.cors_origins or "*" in self.settings.cors_origins:
+        if self._is_listed(origin):
             return
         if urlsplit(origin).netloc.lower() == headers.get("host", "").lower():
             return
@@ -133,16 +133,20 @@ class Guard:
         )
         raise Refusal(403, "origin_not_allowed", message=text)
 
+    def _is_listed(self, origin: str | None) -> bool:
+        """True for an origin that --cors-origin allows."""
+        listed = self.settings.cors_origins
+        is_local = origin is not None and "localhost" in listed and _is_local(origin)
+        return is_local or origin in listed or "*" in listed
+
     def _is_local_app(self, origin: str) -> bool:
         """True for a page of a local program, if keys keep out strangers' pages."""
-        parts = urlsplit(origin)
-        return bool(self._keys) and (
-            parts.scheme in _APP_SCHEMES or parts.hostname in ("localhost", "127.0.0.1", "::1")
-        )
+        is_app = urlsplit(origin).scheme in _APP_SCHEMES
+        return bool(self._keys) and (is_app or _is_local(origin))
 
     def _cors(self, headers: Headers, is_refused: bool) -> dict[str, str]:
         origin = headers.get("origin")
-        is_listed = origin in self.settings.cors_origins or "*" in self.settings.cors_origins
+        is_listed = self._is_listed(origin)
         # Let any page read a refusal: the browser's console shows the remedy.
         if origin is None or not (is_listed or is_refused or self._is_local_app(origin)):
             return {}
@@ -267,6 +271,11 @@ def _host_name(host: str) -> str:
     """Return the name in a Host header, without port and brackets."""
     name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
     return name.lower().rstrip(".")
+
+
+def _is_local(origin: str) -> bool:
+    """True for an origin on this machine, at any port."""
+    return urlsplit(origin).hostname in ("localhost", "127.0.0.1", "::1")
 
 
 def _is_address(host: str) -> bool:

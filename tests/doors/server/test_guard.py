@@ -75,7 +75,7 @@ def test_an_allowed_origin(serve):
     }
     preflight = server.http.options("/v1/chat/completions", headers=ask)
     assert (
-        preflight.status_code == 204
+        preflight.status_code == 200
         and preflight.headers["access-control-allow-origin"] == "https://app.example"
     )
     assert preflight.headers["access-control-allow-headers"] == "authorization,content-type"
