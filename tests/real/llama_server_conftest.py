@@ -63,7 +63,9 @@ def ask(server, method, path, data=None, **more):
     """ServerProcess.make_request; --verbose is the body's field here."""
     if server.debug and data and path.endswith("/chat/completions"):
         data = {"verbose": True, **data}
-    return _ask(server, method, path, data, **more)
+    answer = _ask(server, method, path, data, **more)
+    answer.headers = requests.structures.CaseInsensitiveDict(answer.headers)  # as HTTP's are
+    return answer
 
 
 def start(server, timeout_seconds: int = 120) -> None:
