@@ -102,7 +102,7 @@ class Guard:
     def _check_host(self, headers: Headers) -> None:
         """Refuse foreign host names: a page may point its domain here (DNS rebinding)."""
         host = _host_name(headers.get("host", ""))
-        names = (self.settings.host, *self.settings.allowed_hosts)
+        names = (*self.settings.host.split(","), *self.settings.allowed_hosts)
         allowed = {"localhost", "host.docker.internal", *map(str.lower, names)}
         if host in allowed or host.endswith(".local") or _is_address(host):
             return

@@ -378,7 +378,7 @@ async def models(request: Request) -> Response:
         "n_ctx": llm.engine.context,
         "n_ctx_train": llm.model.config.max_position_embeddings,
     }
-    data = [_model(request, name) | {"meta": meta} for name in desk_of(request).served]
+    data = [_model(request, name) | {"meta": meta} for name in desk_of(request).listed]
     return Json({"object": "list", "data": data})
 
 

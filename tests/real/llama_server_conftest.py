@@ -39,6 +39,7 @@ def list_flags(server) -> tuple[str, ...]:
     flags += ["--temp", server.temperature, "--seed", server.seed]
     # llama-server's default is any origin
     flags += ["--cors-origin", server.cors_origins or "*"]
+    flags += ["--host", server.server_host]
     flags += ["--slots" if server.server_slots else "--no-slots"]
     named = {
         "--alias": server.model_alias,

@@ -48,8 +48,6 @@ MAPPED = {
 }
 # Tests that do not apply, by the beginning of their names
 DIFFERENT = {
-    "basic::test_server_multiple_addresses": "a server has one address",
-    "basic::test_server_models": "the file's name is listed beside the alias",
     "basic::test_server_model_aliases_and_tags": "each alias is listed as a model; no tags",
     "completion::test_n_probs_post": "post_sampling_probs is ignored and told",
     "chat_completion::test_chat_completion[None-Book-What is the best book-8-^ blue": "a template "
