@@ -7,6 +7,7 @@ do not apply here, with the reason.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tarfile
 import xml.etree.ElementTree as tree
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -49,7 +51,7 @@ MAPPED = {
 # Tests that do not apply, by the beginning of their names
 DIFFERENT = {
     "basic::test_server_model_aliases_and_tags": "each alias is listed as a model; no tags",
-    "completion::test_n_probs_post": "post_sampling_probs is ignored and told",
+    "completion::test_n_probs_post": "probabilities are the model's own, before the samplers; told",
     "chat_completion::test_chat_completion[None-Book-What is the best book-8-^ blue": "a template "
     "that is not Jinja is refused at the start",
     "chat_completion::test_chat_template_assistant_prefill[prefill1": "parts of a text are joined "
@@ -136,10 +138,16 @@ def run_suite(folder: Path, name: str) -> dict[str, str]:
     return outcomes
 
 
+@pytest.fixture(scope="module")
+def outcomes_of(suite):
+    """outcomes_of(name): of a file, which runs once."""
+    return functools.lru_cache(functools.partial(run_suite, suite))
+
+
 @pytest.mark.parametrize("name", [*SIX, *OTHERS])
-def test_llama_servers_tests_pass(name, suite):
+def test_llama_servers_tests_pass(name, outcomes_of):
     """All of a file but those in DIFFERENT, and none of those passes by now."""
-    outcomes = run_suite(suite, name)
+    outcomes = outcomes_of(name)
     assert outcomes
     failed = {
         test: text
@@ -154,3 +162,11 @@ def test_llama_servers_tests_pass(name, suite):
         and not any(text for test, text in outcomes.items() if test.startswith(start))
     ]
     assert not stale
+
+
+def test_most_of_the_six_files_pass(outcomes_of):
+    """At least 110; the others need another model, or are in DIFFERENT."""
+    texts = [text for name in SIX for text in outcomes_of(name).values()]
+    kinds = Counter(text.partition(":")[0] or "passed" for text in texts)
+    print(len(texts), dict(kinds))
+    assert kinds["passed"] >= 110

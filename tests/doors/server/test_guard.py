@@ -99,6 +99,15 @@ def test_an_allowed_origin(serve):
     assert refused.status_code == 403 and "--cors-origin" in refused.json()["error"]["message"]
 
 
+def test_the_origin_localhost_stands_for_any_port_of_this_machine(serve):
+    server = serve("--cors-origin", "localhost")
+    for origin in ("http://localhost", "https://localhost:3000", "http://[::1]:80"):
+        done = server.http.get("/v1/models", headers={"Origin": origin})
+        assert done.status_code == 200 and done.headers["access-control-allow-origin"] == origin
+    for origin in ("http://localhost.evil.example", "http://notlocalhost", "null", "file://"):
+        assert server.http.get("/v1/models", headers={"Origin": origin}).status_code == 403
+
+
 def test_programs_of_this_machine_written_as_pages_are_served_with_a_key(serve, guide):
     server = serve("--api-key", "key")
     for origin in (

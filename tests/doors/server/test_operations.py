@@ -237,6 +237,7 @@ def test_flags_set_defaults_of_requests(serve, llm):
     wanted = llm.generate("Once upon", max_tokens=6, temperature=0.8, seed=3).text
     found = server.post("/v1/completions", model="pet", prompt="Once upon").json()
     assert found["choices"][0]["text"] == wanted and found["model"] == "pet"
+    assert [each["id"] for each in server.http.get("/v1/models").json()["data"]] == ["pet"]
     assert (
         server.post("/v1/completions", prompt="Once upon", max_tokens=2).json()["usage"][
             "completion_tokens"
