@@ -75,6 +75,10 @@ class Guard:
             inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
             await self.app(inner, self._limit(headers, receive), send_marked)
         except Refusal as refusal:
+            if scope["method"] == "OPTIONS" and scope.pop("origin_refused", False):
+                # without CORS headers, so that the browser's console says that the origin is not
+                # allowed rather than that the preflight failed
+                refusal.status = 200
             if status == 0:
                 await reply_refusal(Request(scope), refusal)(scope, receive, send_marked)
         except Exception:

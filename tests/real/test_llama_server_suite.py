@@ -64,8 +64,6 @@ DIFFERENT = {
     "and a proxy's are not for other pages",
     "security::test_cors_options[web.mydomain.fr-Access-Control-Allow-Headers": "the headers asked "
     "for are listed: * would not cover Authorization",
-    "security::test_cors_origins_localhost_rejects": "a stranger's page is refused with 403 and "
-    "may read the remedy",
     "security::test_cors_proxy": "there is no proxy",
     "compat_anthropic::test_anthropic_tool_result_with_image": "an image is 400, not 500",
     "compat_anthropic::test_anthropic_vision_format_accepted": "an image is 400, not 500",

@@ -96,6 +96,11 @@ def test_an_allowed_origin(serve):
     refused = server.http.options(
         "/v1/chat/completions", headers=ask | {"Origin": "https://other.example"}
     )
+    # a browser sends nothing more after a preflight without the header
+    assert not any(name.startswith("access-control") for name in refused.headers)
+    assert "--cors-origin" in refused.json()["error"]["message"]
+    other = {"Origin": "https://other.example"}
+    refused = server.http.post("/v1/chat/completions", json=QUESTION, headers=other)
     assert refused.status_code == 403 and "--cors-origin" in refused.json()["error"]["message"]
 
 
