@@ -43,7 +43,6 @@ MAPPED = {
     r'(choice\["finish_reason"\]) == finish_reason': r'\1 in ("stop", "length")',
     r'"<s> " \+ prompt': "prompt",  # comes back as it was sent
     r'(meaning of life is")\*32': r"\1*64",  # longer than the context
-    # 512 tokens of context, by the guide's count of tokens and its BOS
     r"(total_batch_count) == batch_count": r"\1 >= 2",
     r'(\["prompt"\]) == "<s> (<\|start_header_id\|>system.*?")': r'\1.endswith("\2)',
     r'(len\(res.body\["content"\]\)) > 10': r"\1 >= 0",  # the guide may end at once
