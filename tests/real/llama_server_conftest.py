@@ -60,11 +60,11 @@ def find_template(server) -> str | None:
     return name if name and os.path.exists(name) else None
 
 
-def ask(server, method, path, data=None, **more):
+def ask(server, method, path, data=None, *rest, **more):
     """ServerProcess.make_request; --verbose is the body's field here."""
     if server.debug and data and path.endswith("/chat/completions"):
         data = {"verbose": True, **data}
-    answer = _ask(server, method, path, data, **more)
+    answer = _ask(server, method, path, data, *rest, **more)
     answer.headers = requests.structures.CaseInsensitiveDict(answer.headers)  # as HTTP's are
     return answer
 
