@@ -285,10 +285,13 @@ class Desk:
     @property
     def names(self) -> list[str]:
         """Names of the model, the preferred name first."""
-        aliases = (self.settings.alias or "").split(",")
-        return list(dict.fromkeys(name for name in (*aliases, self.keeper.name) if name)) or [
-            "default"
-        ]
+        names = (*self.settings.aliases, self.keeper.name)
+        return list(dict.fromkeys(name for name in names if name)) or ["default"]
+
+    @property
+    def listed(self) -> list[str]:
+        """Names to list: aliases stand for the model's own name."""
+        return [*(self.settings.aliases or self.names), *self.keeper.adapters]
 
     @property
     def served(self) -> list[str]:

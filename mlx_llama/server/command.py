@@ -29,7 +29,11 @@ KEY_VARIABLE = "MLX_LLAMA_API_KEY"
 _DEFAULT = Settings()
 # Flags -> the word for their value, the default ("" for none) and the help
 _VALUES = {
-    "--host": (None, _DEFAULT.host, "address to listen on; the default is this machine only"),
+    "--host": (
+        None,
+        _DEFAULT.host,
+        "address to listen on, or several between commas; the default is this machine only",
+    ),
     "--port": (None, f"{_DEFAULT.port}", "port; 0 picks a free port"),
     "--alias -a": ("NAME", "", "name of the model in requests and answers"),
     "--api-key-file": ("FILE", "", "file of keys, one per line"),
@@ -75,7 +79,8 @@ _LISTS = {  # repeatable flags
     ),
     "--cors-origin": (
         "ORIGIN",
-        "origin whose pages may send requests, such as https://example.org; * for all; repeatable",
+        "origin whose pages may send requests, such as https://example.org; localhost for this "
+        "machine at any port; * for all; repeatable",
     ),
     "--allowed-host": (
         "NAME",
@@ -140,7 +145,7 @@ def main(arguments: list[str]) -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     from mlx_llama.core.generation.llm import check_load, load_model
 
-    from .serving import bind, serve
+    from .serving import bind_all, serve
 
     options = flags.load_options(parsed)
     check_load(options)
@@ -156,7 +161,9 @@ def main(arguments: list[str]) -> int:
         llm.engine.check_rule(checked)
         return llm
 
-    return serve(settings, load_checked, bind(settings), parsed.ssl_key_file, parsed.ssl_cert_file)
+    return serve(
+        settings, load_checked, bind_all(settings), parsed.ssl_key_file, parsed.ssl_cert_file
+    )
 
 
 def make_settings(parsed: argparse.Namespace) -> Settings:
@@ -169,12 +176,12 @@ def make_settings(parsed: argparse.Namespace) -> Settings:
         )
     parse_rows(parsed.max_rows)
     for origin in parsed.cors_origin:
-        if origin != "*" and not re.fullmatch(
+        if origin not in ("*", "localhost") and not re.fullmatch(
             r"[a-z][a-z0-9+.-]*://[^/?#@\s]+/?", origin, re.ASCII
         ):
             raise OptionsError(
                 f"--cors-origin {origin!r:.100}: must be an origin as browsers send it, such as "
-                "https://example.org, or *"
+                "https://example.org, or localhost or *"
             )
     defaults = Settings()
     idle = (

@@ -18,7 +18,7 @@ from mlx_llama.core.generation.llm import LLM
 from .answers import Ask
 from .faults import bad_field
 from .fields import Likeliest, Note, OptionFields, TokenIds
-from .openai import CommonFields, OpenAIWriter, finish_reason
+from .openai import CommonFields, OpenAIWriter
 from .replies import Events, choices_of, desk_of, reply
 from .schemas import serves
 from .tooling import LEAST_LOGPROB, Piece, Reader, write_likeliest
@@ -133,8 +133,23 @@ class CompletionWriter(OpenAIWriter):
         if token.text or (logprobs and logprobs["tokens"]):
             yield self.part(reader, {"text": token.text}, None, logprobs)
 
-    def end(self, reader: Reader) -> Events:
-        yield self.part(reader, {"text": ""}, finish_reason(reader))
+
+class DoubleWriter(CompletionWriter):
+    """Writes OpenAI's completions with llama-server's fields beside them."""
+
+    def whole(self, readers: Sequence[Reader]) -> dict[str, Any]:
+        full, completion = super().whole(readers), readers[0].completion
+        counts = {
+            "tokens_predicted": len(completion.tokens),
+            "tokens_evaluated": completion.prompt_tokens,
+        }
+        return {**full, "content": full["choices"][0]["text"], "stop": True, **counts}
+
+    def part(
+        self, reader: Reader, content: Any, reason: str | None = None, logprobs: Any = None
+    ) -> dict[str, Any]:
+        fields = {"index": reader.index, "content": content["text"], "stop": reason is not None}
+        return super().part(reader, content, reason, logprobs) | fields
 
 
 def spell_token(data: bytes) -> str:
@@ -191,7 +206,9 @@ def write_prompt_logprobs(
 @serves(router, CompletionRequest, "/v1/completions", "/completions")
 async def complete(request: Request, body: CompletionRequest) -> Response:
     """Continue a text."""
-    writer = CompletionWriter(request, body)
+    # llama-server's clients expect its fields at the path without a version, OpenAI's theirs
+    is_bare = request.url.path == "/completions"
+    writer = (DoubleWriter if is_bare else CompletionWriter)(request, body)
     limit = desk_of(request).settings.max_choices
     prompts = split_prompts(body.prompt, limit, body.n, "n")
     ask = body.apply(Ask(body.prompt, "prompt", body.requested_options()))

@@ -108,6 +108,7 @@ _TYPES = {
     429: "rate_limit_error",
     499: "client_closed_request",
     500: "api_error",
+    501: "not_supported_error",
     503: "overloaded_error",
     504: "timeout_error",
 }
@@ -115,8 +116,14 @@ _TYPES = {
 
 def write_openai(refusal: Refusal) -> dict[str, Any]:
     """Write an error for OpenAI's clients."""
-    kinds = {404: "invalid_request_error", 503: "server_error"}
-    kind = kinds.get(refusal.status) or _TYPES.get(refusal.status, "invalid_request_error")
+    kinds = {
+        404: "invalid_request_error",
+        503: "server_error",
+        # llama-server's type, beside OpenAI's code
+        "context_length_exceeded": "exceed_context_size_error",
+    }
+    kind = kinds.get(refusal.code) or kinds.get(refusal.status) or _TYPES.get(refusal.status)
+    kind = kind or "invalid_request_error"
     param = refusal.faults[0].field or None if refusal.faults else None
     error = {"message": refusal.message, "type": kind, "param": param, "code": refusal.code}
     return {"error": error | refusal.extras, "errors": _write_faults(refusal)}

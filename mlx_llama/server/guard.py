@@ -65,7 +65,7 @@ class Guard:
             self._check_host(headers)
             self._check_origin(scope, headers)
             if scope["method"] == "OPTIONS":
-                allowed = Response(status_code=204, headers=_answer_preflight(headers))
+                allowed = Response(headers=_answer_preflight(headers))
                 await allowed(scope, receive, send_marked)
                 return
             self._check_key(scope, headers)
@@ -75,6 +75,10 @@ class Guard:
             inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
             await self.app(inner, self._limit(headers, receive), send_marked)
         except Refusal as refusal:
+            if scope["method"] == "OPTIONS" and scope.pop("origin_refused", False):
+                # without CORS headers, so that the browser's console says that the origin is not
+                # allowed rather than that the preflight failed
+                refusal.status = 200
             if status == 0:
                 await reply_refusal(Request(scope), refusal)(scope, receive, send_marked)
         except Exception:
@@ -102,7 +106,7 @@ class Guard:
     def _check_host(self, headers: Headers) -> None:
         """Refuse foreign host names: a page may point its domain here (DNS rebinding)."""
         host = _host_name(headers.get("host", ""))
-        names = (self.settings.host, *self.settings.allowed_hosts)
+        names = (*self.settings.host.split(","), *self.settings.allowed_hosts)
         allowed = {"localhost", "host.docker.internal", *map(str.lower, names)}
         if host in allowed or host.endswith(".local") or _is_address(host):
             return
@@ -120,7 +124,7 @@ class Guard:
             if is_foreign and scope["path"] not in PUBLIC:
                 raise Refusal(403, "origin_not_allowed", message="pages of other sites are refused")
             return
-        if origin in self.settings.cors_origins or "*" in self.settings.cors_origins:
+        if self._is_listed(origin):
             return
         if urlsplit(origin).netloc.lower() == headers.get("host", "").lower():
             return
@@ -133,16 +137,20 @@ class Guard:
         )
         raise Refusal(403, "origin_not_allowed", message=text)
 
+    def _is_listed(self, origin: str | None) -> bool:
+        """True for an origin that --cors-origin allows."""
+        listed = self.settings.cors_origins
+        is_local = origin is not None and "localhost" in listed and _is_local(origin)
+        return is_local or origin in listed or "*" in listed
+
     def _is_local_app(self, origin: str) -> bool:
         """True for a page of a local program, if keys keep out strangers' pages."""
-        parts = urlsplit(origin)
-        return bool(self._keys) and (
-            parts.scheme in _APP_SCHEMES or parts.hostname in ("localhost", "127.0.0.1", "::1")
-        )
+        is_app = urlsplit(origin).scheme in _APP_SCHEMES
+        return bool(self._keys) and (is_app or _is_local(origin))
 
     def _cors(self, headers: Headers, is_refused: bool) -> dict[str, str]:
         origin = headers.get("origin")
-        is_listed = origin in self.settings.cors_origins or "*" in self.settings.cors_origins
+        is_listed = self._is_listed(origin)
         # Let any page read a refusal: the browser's console shows the remedy.
         if origin is None or not (is_listed or is_refused or self._is_local_app(origin)):
             return {}
@@ -269,6 +277,11 @@ def _host_name(host: str) -> str:
     """Return the name in a Host header, without port and brackets."""
     name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
     return name.lower().rstrip(".")
+
+
+def _is_local(origin: str) -> bool:
+    """True for an origin on this machine, at any port."""
+    return urlsplit(origin).hostname in ("localhost", "127.0.0.1", "::1")
 
 
 def _is_address(host: str) -> bool:

@@ -26,6 +26,7 @@ from .replies import (
     Writer,
     choices_of,
     desk_of,
+    list_progress,
     reply,
     with_model,
     write_timings,
@@ -285,16 +286,8 @@ class LlamaWriter(Writer):
         }
 
     def progress(self, reader: Reader, processed: int) -> Events:
-        if processed <= reader.processed:
-            return
-        reader.processed = processed
-        progress = {
-            "total": reader.completion.prompt_tokens,
-            "cache": reader.completion.reused_tokens,
-            "processed": processed,
-            "time_ms": round(reader.completion.prefill_seconds * 1e3),
-        }
-        yield self.part(reader, "", []) | {"prompt_progress": progress}
+        for progress in list_progress(reader, processed):
+            yield self.part(reader, "", []) | {"prompt_progress": progress}
 
     def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
         if token is None:

@@ -146,6 +146,12 @@ def describe_model(llm: LLM, settings: Settings) -> dict[str, Any]:
     }
 
 
+def _check_on(is_on: bool, text: str) -> None:
+    """Refuse what the server's flags switch off, with llama-server's status."""
+    if not is_on:
+        raise Refusal(501, "not_supported", message=text)
+
+
 @router.get("/slots")
 async def list_slots(request: Request) -> Response:
     """List the slots, one for each request that can run, and their state.
@@ -154,8 +160,7 @@ async def list_slots(request: Request) -> Response:
     answer. Texts are shown with --log-prompts only.
     """
     desk = desk_of(request)
-    if not desk.settings.serves_slots:
-        raise Refusal(404, "not_found", message="slots are off: start the server with --slots")
+    _check_on(desk.settings.serves_slots, "slots are off: start the server with --slots")
     llm = desk.keeper.require()
     slots = desk.keeper.slots
     running = slots.running
@@ -219,12 +224,9 @@ async def change_slot(request: Request, slot: str) -> Response:
             "must be save, restore or erase",
             action,
         )
-    if action != "erase" and settings.slot_folder is None:
-        raise Refusal(
-            404, "not_found", message="saving caches is off: start the server with --slot-save-path"
-        )
-    if not settings.serves_slots:
-        raise Refusal(404, "not_found", message="slots are off: start the server with --slots")
+    is_on = action == "erase" or settings.slot_folder is not None
+    _check_on(is_on, "saving caches is off: start the server with --slot-save-path")
+    _check_on(settings.serves_slots, "slots are off: start the server with --slots")
     name = "" if action == "erase" else (await read_body(request, SlotRequest)).filename
 
     def work(llm: LLM) -> dict[str, Any]:

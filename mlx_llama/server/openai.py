@@ -25,7 +25,7 @@ from .conversations import (
     is_forced,
     is_rule,
 )
-from .faults import Fault, fault_of, not_found
+from .faults import Fault, bad_field, fault_of, not_found
 from .fields import (
     RULES,
     Body,
@@ -44,7 +44,9 @@ from .replies import (
     Writer,
     check_model,
     choices_of,
+    count_prompt,
     desk_of,
+    list_progress,
     reply,
     write_timings,
     write_usage,
@@ -109,6 +111,12 @@ class CommonFields(AnswerFields):
     stream_options: StreamOptions = StreamOptions()
     n: Count = 1
     user: Identity = None
+    return_progress: bool = Field(
+        False, description="report in a stream how much of the prompt is processed"
+    )
+    verbose: bool = Field(
+        False, description="report the prompt with its template, as __verbose.prompt"
+    )
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
@@ -134,6 +142,11 @@ class OpenAIWriter(Writer):
 
     last = DONE
     kind = chunk_kind = "text_completion"
+    empty: Mapping[str, Any] = {"text": ""}  # a part of an answer without text
+
+    def __init__(self, request: Request, body: Any):
+        super().__init__(request, body)
+        self.shows_progress = body.return_progress
 
     def made(self, kind: str) -> dict[str, Any]:
         """Write the fields of every object."""
@@ -150,12 +163,20 @@ class OpenAIWriter(Writer):
             for reader in readers
             if reader.finish()
         ]
-        return {**self.made(self.kind), "choices": choices, **self.statistics(readers)}
+        fields = {**self.statistics(readers), **self.verbose(readers[0])}
+        return {**self.made(self.kind), "choices": choices, **fields}
 
     def statistics(self, readers: Sequence[Reader]) -> dict[str, Any]:
         """Write usage and timings."""
         timings = write_timings(readers[0].completion)
         return {"usage": write_usage(readers), "timings": timings}
+
+    def verbose(self, reader: Reader) -> dict[str, Any]:
+        """Write the prompt as the model saw it, if the body asks for it."""
+        if not self.body.verbose:
+            return {}
+        prompt = reader.answers.prompts[reader.index]
+        return {"__verbose": {"prompt": reader.llm.tokenizer.decode(prompt, skip_special=False)}}
 
     def chunk(self, *choices: dict[str, Any], **more: Any) -> dict[str, Any]:
         """Write an event."""
@@ -171,6 +192,13 @@ class OpenAIWriter(Writer):
         is_counted = options.include_usage and options.continuous_usage_stats
         usage = {"usage": write_usage([reader])} if is_counted else {}
         return self.chunk({"index": reader.index, **content, **fields}, **usage)
+
+    def progress(self, reader: Reader, processed: int) -> Events:
+        for progress in list_progress(reader, processed):
+            yield self.part(reader, self.empty) | {"prompt_progress": progress}
+
+    def end(self, reader: Reader) -> Events:
+        yield self.part(reader, self.empty, finish_reason(reader)) | self.verbose(reader)
 
     def finish(self, readers: Sequence[Reader]) -> Events:
         if self.body.stream_options.include_usage:
@@ -229,6 +257,8 @@ class ChatRequest(CommonFields, OpenAIFields):
                 values["logprobs"] = True
         if isinstance(messages := values.get("messages"), list):
             values["messages"] = adapt_messages(messages)
+        if values.get("continue_final_message") is True:
+            _adapt_continuation(values)
 
     @classmethod
     def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
@@ -258,11 +288,25 @@ class ChatRequest(CommonFields, OpenAIFields):
         return name, self.parallel_tool_calls
 
 
+def _adapt_continuation(values: dict[str, Any]) -> None:
+    """Remove vLLM's continue_final_message where it says what is done anyway: a last message of the
+    assistant is continued. Raises Refusal.
+    """
+    if values.get("add_generation_prompt") is True:
+        text = "contradicts add_generation_prompt: send only one"
+        raise bad_field("continue_final_message", "one of both", text, True)
+    last = (values.get("messages") or [None])[-1]
+    if isinstance(last, dict) and last.get("role") == "assistant":
+        del values["continue_final_message"]
+        values.pop("add_generation_prompt", None)
+
+
 class ChatWriter(OpenAIWriter):
     """Writes chat completions."""
 
     prefix = "chatcmpl-"
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
+    empty: Mapping[str, Any] = {"delta": {}}
 
     def choice(self, reader: Reader) -> dict[str, Any]:
         text, calls = reader.text, [call.as_dict() for call in reader.calls]
@@ -292,9 +336,6 @@ class ChatWriter(OpenAIWriter):
             yield self.part(reader, {"delta": write_piece(piece)}, None, logprobs)
             logprobs = None
 
-    def end(self, reader: Reader) -> Events:
-        yield self.part(reader, {"delta": {}}, finish_reason(reader))
-
 
 def write_piece(piece: Piece) -> dict[str, Any]:
     """Write the delta of text, a thought, or a part of a call."""
@@ -316,6 +357,23 @@ async def chat(request: Request, body: ChatRequest) -> Response:
     return await reply(request, choices_of(ask, [ask.prompt], body.n), writer, body.stream)
 
 
+class ChatTokensRequest(ChatRequest):
+    """POST /v1/chat/completions/input_tokens."""
+
+
+@serves(
+    router,
+    ChatTokensRequest,
+    "/v1/chat/completions/input_tokens",
+    "/chat/completions/input_tokens",
+)
+async def count_chat(request: Request, body: ChatTokensRequest) -> Response:
+    """Count the tokens of a conversation, as the model sees it."""
+    check_model(request, body.model)
+    ask = body.prompt_ask([message.plain() for message in body.messages])
+    return Json({"input_tokens": await count_prompt(request, ask)})
+
+
 @router.get("/v1/models")
 @router.get("/models", include_in_schema=False)
 async def models(request: Request) -> Response:
@@ -326,7 +384,7 @@ async def models(request: Request) -> Response:
         "n_ctx": llm.engine.context,
         "n_ctx_train": llm.model.config.max_position_embeddings,
     }
-    data = [_model(request, name) | {"meta": meta} for name in desk_of(request).served]
+    data = [_model(request, name) | {"meta": meta} for name in desk_of(request).listed]
     return Json({"object": "list", "data": data})
 
 

@@ -315,6 +315,20 @@ def write_timings(completion: Completion) -> dict[str, Any]:
     }
 
 
+def list_progress(reader: Reader, processed: int) -> Events:
+    """Yield llama-server's prompt_progress: first of the cached tokens, then of `processed`."""
+    completion = reader.completion
+    for count in (completion.reused_tokens, processed):
+        if count > reader.processed:
+            reader.processed = count
+            yield {
+                "total": completion.prompt_tokens,
+                "cache": completion.reused_tokens,
+                "processed": count,
+                "time_ms": round(completion.prefill_seconds * 1e3),
+            }
+
+
 def _divide(amount: float, count: int) -> float:
     return round(amount / count, 3) if count else 0.0
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import FrameType
 
 import uvicorn
@@ -47,7 +48,7 @@ class Server(uvicorn.Server):
 def serve(
     settings: Settings,
     load: Callable[[], LLM],
-    listening: socket.socket,
+    listening: Sequence[socket.socket],
     key_file: str | None = None,
     certificate_file: str | None = None,
 ) -> int:
@@ -67,13 +68,14 @@ def serve(
         files = f"--ssl-key-file {key_file}, --ssl-cert-file {certificate_file}"
         raise LlamaError(f"{files}: cannot be used ({error})") from None
     servers.append(Server(config, app, settings.shutdown_seconds))
-    cli.say(describe(settings, listening.getsockname()[1], certificate_file is not None))
-    if not settings.api_keys and not listening.getsockname()[0].startswith(("127.", "::1")):
+    cli.say(describe(settings, listening[0].getsockname()[1], certificate_file is not None))
+    addresses = [each.getsockname()[0] for each in listening]
+    if not settings.api_keys and not all(map(_is_loopback, addresses)):
         cli.say(
             "warning: other machines can reach this server without a key: "
             "set keys with --api-key-file"
         )
-    servers[0].run(sockets=[listening])
+    servers[0].run(sockets=list(listening))
     failure = app.state.keeper.error
     if failure is not None:
         raise failure
@@ -99,6 +101,19 @@ def make_config(
         ssl_keyfile=key_file,
         ssl_certfile=certificate_file,
     )
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith(("127.", "::1"))
+
+
+def bind_all(settings: Settings) -> list[socket.socket]:
+    """Open a socket for each address of --host, all at the first one's port. Raises LlamaError."""
+    sockets: list[socket.socket] = []
+    for host in settings.host.split(","):
+        port = sockets[0].getsockname()[1] if sockets else settings.port
+        sockets.append(bind(replace(settings, host=host.strip(), port=port)))
+    return sockets
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -128,7 +143,8 @@ def bind(settings: Settings) -> socket.socket:
 
 
 def describe(settings: Settings, port: int, is_https: bool) -> str:
-    """Write the line with the server's address."""
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    """Write the line with the server's first address."""
+    host = settings.host.split(",")[0]
+    host = f"[{host}]" if ":" in host else host
     key = "; clients need an API key" if settings.api_keys else ""
     return f"listening on http{'s' if is_https else ''}://{host}:{port}{key}"

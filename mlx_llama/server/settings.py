@@ -11,7 +11,7 @@ from typing import Any
 class Settings:
     """Complete settings; `command.py` makes them from flags. Sizes in bytes, times in seconds."""
 
-    host: str = "127.0.0.1"
+    host: str = "127.0.0.1"  # or several between commas
     port: int = 8080
     alias: str | None = None  # name of the model in answers; None: the checkpoint's
     api_keys: tuple[str, ...] = ()
@@ -46,3 +46,8 @@ class Settings:
     serves_page: bool = True
     logs_prompts: bool = False
     is_strict: bool = False  # refuse fields that would be ignored
+
+    @property
+    def aliases(self) -> list[str]:
+        """Names between the commas of `alias`."""
+        return [name for name in (self.alias or "").split(",") if name]

@@ -78,7 +78,7 @@ class Reader:
         self.completion: Completion = answers.completions[index]
         self.text = self.thought = ""  # so far
         self.count = 0  # tokens so far
-        self.processed = 0  # tokens of the prompt so far
+        self.processed = -1  # tokens of the prompt that were reported
         self.parser: ToolParser | None = None
         # the answer may begin with a thought
         self.may_think = bool(self.llm.template and find_thoughts(self.llm.template.source))

@@ -28,25 +28,45 @@ _servers: OrderedDict[tuple[str, ...], tuple[subprocess.Popen, int]] = OrderedDi
 
 def list_flags(server) -> tuple[str, ...]:
     """Our flags for a ServerProcess; skips the test where there is none."""
-    if "stories260K" not in (server.model_hf_repo or ""):
+    # a router without a model, in tests of origins that send it no prompt
+    is_router = server.model_hf_repo is None and server.cors_origins
+    if not is_router and "stories260K" not in (server.model_hf_repo or ""):
         pytest.skip(f"needs {server.model_hf_repo or 'several models'}")
     slots = server.n_slots or 4
     unified = slots if server.kv_unified else 1
     context = min(CONTEXT, (server.n_ctx or 4096) * unified // slots)
     flags = ["--model", MODEL, "--backend", "cpu", "--max-rows", slots, "--ctx-size", context]
     flags += ["--temp", server.temperature, "--seed", server.seed]
+    # llama-server's default is any origin
+    flags += ["--cors-origin", server.cors_origins or "*"]
+    flags += ["--host", server.server_host]
     flags += ["--slots" if server.server_slots else "--no-slots"]
     named = {
         "--alias": server.model_alias,
         "--max-tokens": server.n_predict,
         "--api-key": server.api_key,
         "--slot-save-path": server.slot_save_path,
-        "--template": server.chat_template,
+        "--template": server.chat_template or find_template(server),
         "--ubatch-size": server.n_batch,
     }
     for name, value in named.items():
         flags += [name, value] if value else []
     return tuple(map(str, [*flags, *(["--no-page"] if server.no_ui else [])]))
+
+
+def find_template(server) -> str | None:
+    """The template's file beside this one."""
+    name = os.path.basename(server.chat_template_file or "")
+    return name if name and os.path.exists(name) else None
+
+
+def ask(server, method, path, data=None, *rest, **more):
+    """ServerProcess.make_request; --verbose is the body's field here."""
+    if server.debug and data and path.endswith("/chat/completions"):
+        data = {"verbose": True, **data}
+    answer = _ask(server, method, path, data, *rest, **more)
+    answer.headers = requests.structures.CaseInsensitiveDict(answer.headers)  # as HTTP's are
+    return answer
 
 
 def start(server, timeout_seconds: int = 120) -> None:
@@ -93,6 +113,8 @@ def match_regex(pattern: str, text: str) -> bool:
     return bool(re.search(pattern, text, re.I | re.M | re.S)) if strict else len(text) > 0
 
 
+_ask = utils.ServerProcess.make_request
+utils.ServerProcess.make_request = ask
 utils.ServerProcess.start = start
 utils.ServerProcess.stop = lambda server: None
 utils.match_regex = match_regex

@@ -7,6 +7,7 @@ do not apply here, with the reason.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tarfile
 import xml.etree.ElementTree as tree
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,7 @@ TESTS = "vendor/llama.cpp/tools/server/tests/"
 SIX = ("basic", "completion", "chat_completion", "tokenize", "security", "stream")
 # Not template, which reads llama.cpp's templates, and infill, which needs a model with such tokens
 OTHERS = ("compat_anthropic", "compat_oai_responses", "tool_call")
+TEMPLATE = "meta-llama-Llama-3.1-8B-Instruct.jinja"
 # What stories260K counts and writes -> what any model does
 MAPPED = {
     r'(\["prompt_n"\]|\["prompt_tokens"\]) == n_prompt': r"\1 > 0",
@@ -40,28 +43,26 @@ MAPPED = {
     r'(choice\["finish_reason"\]) == finish_reason': r'\1 in ("stop", "length")',
     r'"<s> " \+ prompt': "prompt",  # comes back as it was sent
     r'(meaning of life is")\*32': r"\1*64",  # longer than the context
+    r"(total_batch_count) == batch_count": r"\1 >= 2",
+    r'(\["prompt"\]) == "<s> (<\|start_header_id\|>system.*?")': r'\1.endswith("\2)',
     r'(len\(res.body\["content"\]\)) > 10': r"\1 >= 0",  # the guide may end at once
 }
 # Tests that do not apply, by the beginning of their names
 DIFFERENT = {
-    "basic::test_server_multiple_addresses": "a server has one address",
-    "basic::test_server_models": "the file's name is listed beside the alias",
-    "basic::test_server_slots": "a route that is off gives 404, not 501",
     "basic::test_server_model_aliases_and_tags": "each alias is listed as a model; no tags",
-    "completion::test_n_probs_post": "post_sampling_probs is ignored and told",
+    "completion::test_n_probs_post": "probabilities are the model's own, before the samplers; told",
     "chat_completion::test_chat_completion[None-Book-What is the best book-8-^ blue": "a template "
     "that is not Jinja is refused at the start",
-    "chat_completion::test_chat_template": "there is no __verbose; /apply-template shows prompts",
+    "chat_completion::test_chat_template_assistant_prefill[prefill1": "parts of a text are joined "
+    "without a break",
     "chat_completion::test_apply_chat_template": "command-r is not among the known names",
     "chat_completion::test_invalid_chat_completion_req[messages7]": "the template decides about "
     "two answers in a row",
-    "chat_completion::test_context_size_exceeded": "type and code are OpenAI's",
-    "chat_completion::test_return_progress": "progress is reported by /completion",
-    "chat_completion::test_chat_completions_token_count": "/v1/responses/input_tokens counts",
-    "chat_completion::test_verbose_debug": "there is no __verbose",
     "security::test_access_static_assets": "files of another page",
-    "security::test_correct_api_key": "/completions without /v1 is OpenAI's",
-    "security::test_cors_options": "other origins need --cors-origin",
+    "security::test_cors_options[origin-Access-Control-Allow-Credentials": "there are no cookies, "
+    "and a proxy's are not for other pages",
+    "security::test_cors_options[web.mydomain.fr-Access-Control-Allow-Headers": "the headers asked "
+    "for are listed: * would not cover Authorization",
     "security::test_cors_proxy": "there is no proxy",
     "compat_anthropic::test_anthropic_tool_result_with_image": "an image is 400, not 500",
     "compat_anthropic::test_anthropic_vision_format_accepted": "an image is 400, not 500",
@@ -97,6 +98,8 @@ def suite(tmp_path_factory) -> Path:
     with tarfile.open(fetch_archive()) as archive:
         for member in archive:
             name = member.name.partition(TESTS)[2]
+            if member.name.endswith(f"/{TEMPLATE}"):
+                (folder / TEMPLATE).write_bytes(archive.extractfile(member).read())
             if name == "utils.py" or name in wanted:
                 text = archive.extractfile(member).read().decode()
                 for pattern, other in MAPPED.items():
@@ -132,10 +135,16 @@ def run_suite(folder: Path, name: str) -> dict[str, str]:
     return outcomes
 
 
+@pytest.fixture(scope="module")
+def outcomes_of(suite):
+    """outcomes_of(name): of a file, which runs once."""
+    return functools.lru_cache(functools.partial(run_suite, suite))
+
+
 @pytest.mark.parametrize("name", [*SIX, *OTHERS])
-def test_llama_servers_tests_pass(name, suite):
+def test_llama_servers_tests_pass(name, outcomes_of):
     """All of a file but those in DIFFERENT, and none of those passes by now."""
-    outcomes = run_suite(suite, name)
+    outcomes = outcomes_of(name)
     assert outcomes
     failed = {
         test: text
@@ -150,3 +159,11 @@ def test_llama_servers_tests_pass(name, suite):
         and not any(text for test, text in outcomes.items() if test.startswith(start))
     ]
     assert not stale
+
+
+def test_most_of_the_six_files_pass(outcomes_of):
+    """At least 110; the others need another model, or are in DIFFERENT."""
+    texts = [text for name in SIX for text in outcomes_of(name).values()]
+    kinds = Counter(text.partition(":")[0] or "passed" for text in texts)
+    print(len(texts), dict(kinds))
+    assert kinds["passed"] >= 110

@@ -42,6 +42,7 @@ def test_every_route_is_in_the_document(document):
     paths = {operation.ok().label for operation in document.get_all_operations()}
     assert {
         "POST /v1/chat/completions",
+        "POST /v1/chat/completions/input_tokens",
         "POST /v1/completions",
         "GET /v1/models",
         "POST /v1/responses",

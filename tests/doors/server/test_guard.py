@@ -75,7 +75,7 @@ def test_an_allowed_origin(serve):
     }
     preflight = server.http.options("/v1/chat/completions", headers=ask)
     assert (
-        preflight.status_code == 204
+        preflight.status_code == 200
         and preflight.headers["access-control-allow-origin"] == "https://app.example"
     )
     assert preflight.headers["access-control-allow-headers"] == "authorization,content-type"
@@ -96,7 +96,21 @@ def test_an_allowed_origin(serve):
     refused = server.http.options(
         "/v1/chat/completions", headers=ask | {"Origin": "https://other.example"}
     )
+    # a browser sends nothing more after a preflight without the header
+    assert not any(name.startswith("access-control") for name in refused.headers)
+    assert "--cors-origin" in refused.json()["error"]["message"]
+    other = {"Origin": "https://other.example"}
+    refused = server.http.post("/v1/chat/completions", json=QUESTION, headers=other)
     assert refused.status_code == 403 and "--cors-origin" in refused.json()["error"]["message"]
+
+
+def test_the_origin_localhost_stands_for_any_port_of_this_machine(serve):
+    server = serve("--cors-origin", "localhost")
+    for origin in ("http://localhost", "https://localhost:3000", "http://[::1]:80"):
+        done = server.http.get("/v1/models", headers={"Origin": origin})
+        assert done.status_code == 200 and done.headers["access-control-allow-origin"] == origin
+    for origin in ("http://localhost.evil.example", "http://notlocalhost", "null", "file://"):
+        assert server.http.get("/v1/models", headers={"Origin": origin}).status_code == 403
 
 
 def test_programs_of_this_machine_written_as_pages_are_served_with_a_key(serve, guide):

@@ -617,6 +617,6 @@ def test_texts_of_slots_are_shown_where_the_owner_asks(inside, roomy):
 
 
 def test_slots_of_a_server_without_a_folder(guide, serve):
-    assert guide.post("/slots/0?action=save", filename="a").status_code == 404
+    assert guide.post("/slots/0?action=save", filename="a").status_code == 501
     assert guide.post("/slots/0?action=erase").status_code == 200
-    assert serve("--no-slots").post("/slots/0?action=erase").status_code == 404
+    assert serve("--no-slots").post("/slots/0?action=erase").status_code == 501

@@ -312,6 +312,48 @@ def test_a_prompt_that_does_not_fit_tells_both_counts(client, llm):
     count = len(llm.encode(long))
     assert caught.value.code == "context_length_exceeded" and caught.value.param == "messages"
     assert str(count) in caught.value.message and "512" in caught.value.message
+    assert caught.value.type == "exceed_context_size_error"  # llama-server's
+
+
+def test_llama_server_s_fields_of_a_conversation(guide, llm):
+    ask = {"messages": QUESTION, "max_tokens": 3}
+    rendered = llm.tokenizer.decode(llm.encode(QUESTION), skip_special=False)
+    path = "/v1/chat/completions"
+    whole = guide.post(path, **ask, verbose=True).json()
+    assert whole["__verbose"] == {"prompt": rendered}
+    assert "__verbose" not in guide.post(path, **ask).json()
+    counted = guide.post(f"{path}/input_tokens", **ask).json()
+    assert counted == {"input_tokens": whole["usage"]["prompt_tokens"]}
+    text = guide.post(path, **ask, stream=True, return_progress=True, verbose=True).text
+    chunks = [json.loads(data) for _, data in events(text) if data != "[DONE]"]
+    told = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    assert told[0]["processed"] == told[0]["cache"]
+    assert told[-1]["processed"] == told[-1]["total"] == counted["input_tokens"]
+    assert chunks[-1]["__verbose"] == {"prompt": rendered}
+
+
+def test_a_continuation_cannot_begin_a_turn(endless):
+    begun = [*QUESTION, {"role": "assistant", "content": "I am"}]
+    ask = {"messages": begun, "max_tokens": 1, "continue_final_message": True}
+    done = endless.post("/v1/chat/completions", **ask, add_generation_prompt=False)
+    assert done.status_code == 200 and "x-mlx-llama-noted" not in done.headers
+    done = endless.post("/v1/chat/completions", **ask, add_generation_prompt=True)
+    assert done.status_code == 400
+    assert [fault["field"] for fault in done.json()["errors"]] == ["continue_final_message"]
+
+
+def test_completions_without_a_version_have_both_forms(guide):
+    ask = {"prompt": "Once upon", "max_tokens": 6, "temperature": 0}
+    wanted = guide.post("/completion", **ask).json()
+    found = guide.post("/completions", **ask).json()
+    assert found["choices"][0]["text"] == wanted["content"]
+    for name in ("content", "stop", "tokens_predicted", "tokens_evaluated"):
+        assert found[name] == wanted[name]
+    assert "content" not in guide.post("/v1/completions", **ask).json()
+    text = guide.post("/completions", **ask, stream=True).text
+    chunks = [json.loads(data) for _, data in events(text) if data != "[DONE]"]
+    assert "".join(chunk["content"] for chunk in chunks) == wanted["content"]
+    assert [chunk["stop"] for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
 
 
 def test_responses(client, llm):
