@@ -149,8 +149,8 @@ class View(CallView):
     def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store new keys and values of a layer, [B, G, T, D] each."""
         for part, new in enumerate((key, value)):
-            for span, storage, own in zip(self.spans, self.row_storage, split_rows(new)):
-                storage.write(layer, part, span.start, own)
+            for span, storage, rows in zip(self.spans, self.row_storage, split_rows(new)):
+                storage.write(layer, part, span.start, rows)
 
     def stored(
         self, layer: int, window: int | None = None

@@ -352,8 +352,8 @@ def check_values(
             # Name the field as the request does.
             sent = {theirs for theirs in renamed if values.get(theirs) is not None}
             back = {ours: theirs for theirs, ours in renamed.items() if theirs in sent}
-            found = collect_faults(errors, names, kind.refused)
-            faults += [rename_fault(fault, back) for fault in found]
+            collected = collect_faults(errors, names, kind.refused)
+            faults += [rename_fault(fault, back) for fault in collected]
         break
     faults += _check_limits(adapted, settings)
     known = {fault.field for fault in faults}

@@ -155,8 +155,8 @@ class Follower:
         return self._named[message["cache"]].state(message["row"])
 
     def _restore(self, message: Message, arrays: dict) -> None:
-        own = ranks.take_heads(arrays, self.world.rank, self.world.size)
-        self._named[message["cache"]].restore(own, message["row"])
+        heads = ranks.take_heads(arrays, self.world.rank, self.world.size)
+        self._named[message["cache"]].restore(heads, message["row"])
 
     def _find_sampling(self, backend: selection.Backend, name: int | None) -> Any:
         """A SamplingBatch, made at its first use."""

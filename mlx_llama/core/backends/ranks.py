@@ -468,21 +468,21 @@ class LeadingCache:
     def state(self, row: int = 0) -> dict[str, np.ndarray]:
         """All positions of a row with the heads of all ranks; see Cache.state."""
         with self._world.together("state", cache=self.name, row=row) as number:
-            own = self.inner.state(row)
-            if not own:
-                return own
-            parts = [own, *(arrays for _, arrays in self._world.answers(number))]
+            heads = self.inner.state(row)
+            if not heads:
+                return heads
+            parts = [heads, *(arrays for _, arrays in self._world.answers(number))]
         for name in ("keys", "values"):
-            own[name] = np.concatenate([part[name] for part in parts], axis=1)
-        return own
+            heads[name] = np.concatenate([part[name] for part in parts], axis=1)
+        return heads
 
     def restore(self, state: Mapping[str, np.ndarray], row: int = 0) -> None:
-        own = take_heads(state, 0, self._world.size)
-        self.inner.check_state(own, row)
+        heads = take_heads(state, 0, self._world.size)
+        self.inner.check_state(heads, row)
         self.check_memory({row: len(state["tokens"])} if state else {})
         arrays = {name: np.asarray(array) for name, array in state.items()}
         with self._world.together("restore", arrays, cache=self.name, row=row):
-            self.inner.restore(own, row)
+            self.inner.restore(heads, row)
 
 
 def ignore_memory(cache: Cache) -> None:

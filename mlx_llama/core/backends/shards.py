@@ -103,7 +103,7 @@ def take_share(checkpoint: Checkpoint, rank: int, size: int) -> Share:
     per_group = config.num_attention_heads // config.num_key_value_heads
     heads = groups[0] * per_group, groups[1] * per_group
     hidden = _span(config.intermediate_size, _hidden_unit(checkpoint), rank, size)
-    vocabulary = tuple(_span(config.vocab_size, 1, one, size) for one in range(size))
+    vocabulary = tuple(_span(config.vocab_size, 1, part, size) for part in range(size))
     queries, keys = (
         (first * config.head_dim, last * config.head_dim) for first, last in (heads, groups)
     )
@@ -125,14 +125,17 @@ def take_share(checkpoint: Checkpoint, rank: int, size: int) -> Share:
             taken[name] = tensor.columns(*columns[module])
         elif module not in columns or rank == 0:  # the bias of a sum is added once
             taken[name] = tensor
-    own = dataclasses.replace(
+    share = dataclasses.replace(
         config,
         num_attention_heads=heads[1] - heads[0],
         num_key_value_heads=groups[1] - groups[0],
         intermediate_size=hidden[1] - hidden[0],
     )
     smaller = dataclasses.replace(
-        checkpoint, config=own, tensors=taken, nbytes=sum(one.nbytes for one in taken.values())
+        checkpoint,
+        config=share,
+        tensors=taken,
+        nbytes=sum(tensor.nbytes for tensor in taken.values()),
     )
     return Share(smaller, vocabulary, frozenset(columns))
 
@@ -203,5 +206,5 @@ def _hidden_unit(checkpoint: Checkpoint) -> int:
 def _span(count: int, unit: int, rank: int, size: int) -> Span:
     """Share `rank` of 0 .. count - 1 in whole units, as even as they allow."""
     units = -(-count // unit)
-    first, last = (min(units * one // size * unit, count) for one in (rank, rank + 1))
+    first, last = (min(units * edge // size * unit, count) for edge in (rank, rank + 1))
     return first, last

@@ -176,8 +176,8 @@ class _TensorPlan(TensorPlan):
     def values(self, advance: Callable[[int], None]) -> np.ndarray:
         """The values to write, of `written`. Raises CheckpointError."""
         result = np.empty(self.shape, self.written)
-        for part, own in zip(self.parts, result if self.is_stack else (result,)):
-            self._fill(own, part, advance)
+        for part, rows in zip(self.parts, result if self.is_stack else (result,)):
+            self._fill(rows, part, advance)
         return result
 
     def _fill(

@@ -83,7 +83,7 @@ def _can_express(family: Family, config: LlamaConfig) -> bool:
 
 def _rope_scaling(config: LlamaConfig, source: Path) -> dict[str, Any] | None:
     rope = config.rope
-    if rope.divisors is not None and any(one != 1 for one in rope.divisors):
+    if rope.divisors is not None and any(divisor != 1 for divisor in rope.divisors):
         fitted = _fit_llama3(config)
         if fitted is None:
             raise ConfigError(
@@ -154,8 +154,8 @@ def make_companions(checkpoint: Checkpoint) -> dict[str, bytes]:
         "add_eos_token": False,
         "clean_up_tokenization_spaces": False,
         "added_tokens_decoder": {
-            str(one): {"content": text, "special": text in tokenizer.special_ids, **flags}
-            for text, one in sorted(tokenizer.added_ids.items(), key=lambda item: item[1])
+            str(token): {"content": text, "special": text in tokenizer.special_ids, **flags}
+            for text, token in sorted(tokenizer.added_ids.items(), key=lambda item: item[1])
         },
         **tokenizer.named,
     }
@@ -183,7 +183,7 @@ def _byte_level_json(tokenizer: ByteLevelVocabulary) -> str:
     from tokenizers import AddedToken, Tokenizer, decoders, processors
 
     library = Tokenizer.from_str(tokenizer.library.to_str())
-    for text, one in sorted(tokenizer.added_ids.items(), key=lambda item: item[1]):
+    for text, _ in sorted(tokenizer.added_ids.items(), key=lambda item: item[1]):
         token = AddedToken(text, normalized=False, special=text in tokenizer.special_ids)
         (library.add_special_tokens if token.special else library.add_tokens)([token])
     library.decoder = decoders.ByteLevel()

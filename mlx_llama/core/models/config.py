@@ -510,8 +510,8 @@ def _open_gguf(general: Reader) -> tuple[Family, Reader]:
             f"{', '.join(map(repr, sorted(BY_GGUF)))}; load another model"
         )
     prefix = f"{name}."
-    own = [key for key in general.raw if key.startswith(prefix)]
-    fields = {key.removeprefix(prefix): general.raw[key] for key in own}
+    keys = [key for key in general.raw if key.startswith(prefix)]
+    fields = {key.removeprefix(prefix): general.raw[key] for key in keys}
     read = Reader(fields, general.source, prefix, is_gguf=True)
     known = {field.gguf for field in family.table}
     if family.scales_queries:

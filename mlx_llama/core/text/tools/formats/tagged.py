@@ -126,7 +126,9 @@ class Tagged(ToolFormat):
             return f"%json {json.dumps(rule)}", self.end
         choices = [schema["const"]] if "const" in schema else schema.get("enum", ())
         if choices:
-            texts = (one if isinstance(one, str) else json.dumps(one) for one in choices)
+            texts = (
+                choice if isinstance(choice, str) else json.dumps(choice) for choice in choices
+            )
             return " | ".join(map(quote, texts)), self.end
         return "text", self.end[self.end.index(">") + 1 :]
 
