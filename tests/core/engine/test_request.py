@@ -23,6 +23,8 @@ PROMPT = [3, 1, 4]
 class Tokenizer:
     """Letters for tokens, as the toy's decoder writes them."""
 
+    notices = ()
+
     def encode(self, text, add_bos=False):
         return [ord(character) - ord("a") for character in text]
 
