@@ -237,11 +237,13 @@ def _multiply(
     minus = _join(MINUS | tl.broadcast_to(none, (16 * WARPS, 4)), MINUS | zero, DTYPE).to(NUMBER)
     total = tl.zeros((16 * WARPS, TILE), tl.float32)
     words = _load_low(low, block, lane, start, STEPS, WARPS)
-    # Pointers that advance take half the instructions of addresses computed from the step.
+    # Pointers that advance take half the instructions of addresses computed from the step, and in
+    # formats of one level more registers than there are.
+    ADVANCES: tl.constexpr = EACH > 1 and super_scales is not None
     scales += row * (GROUPS // EACH)
     if biases is not None:
         biases += row * (GROUPS // EACH)
-    if EACH > 1:
+    if ADVANCES:
         scales += start * (2 * COLUMNS // GROUP // EACH)
         if biases is not None:
             biases += start * (2 * COLUMNS // GROUP // EACH)
@@ -308,6 +310,11 @@ def _multiply(
                 if EACH == 1:
                     group = tl.minimum(((2 * step + p) * COLUMNS + first * 16) // GROUP, GROUPS - 1)
                     scale = _factor(scales + group, 0, EACH, SCALES)
+                elif not ADVANCES:
+                    word = step * (2 * COLUMNS // GROUP // EACH)
+                    scale = _factor(
+                        scales + word, (p * COLUMNS + first * 16) // GROUP, EACH, SCALES
+                    )
                 else:
                     scale = _factor(scales, (p * COLUMNS + first * 16) // GROUP, EACH, SCALES)
                 if super_scales is not None:
@@ -317,6 +324,10 @@ def _multiply(
                 if biases is not None:
                     if EACH == 1:
                         bias = _factor(biases + group, 0, EACH, BIASES)
+                    elif not ADVANCES:
+                        bias = _factor(
+                            biases + word, (p * COLUMNS + first * 16) // GROUP, EACH, BIASES
+                        )
                     else:
                         bias = _factor(biases, (p * COLUMNS + first * 16) // GROUP, EACH, BIASES)
                     if super_scales is not None:
@@ -329,7 +340,7 @@ def _multiply(
             if biases is not None:
                 total += (tl.load(super_biases + above).to(tl.float32) * FOLD)[:, None] * biased
         words = following
-        if EACH > 1:
+        if ADVANCES:
             scales += 2 * COLUMNS // GROUP // EACH
             if biases is not None:
                 biases += 2 * COLUMNS // GROUP // EACH

@@ -93,7 +93,7 @@ def _errors(dtype: Any) -> dict[str, float]:
             decode.multiply_gated(x, weight, bias), silu_gated(right)
         )
     both = _normal((5, 2 * 14336), dtype)
-    found["gate"] = _error(decode.gate(both), silu_gated(both))
+    found["gate"] = _error(decode.gate(both, "silu"), silu_gated(both))
     H, G, D = HEADS
     heads, query_weight, key_weight = (
         _normal(shape, dtype) for shape in ((1, (H + 2 * G) * D), (D,), (D,))

@@ -1141,7 +1141,7 @@ def judged(examples: str) -> tuple[list[dict], list[dict], dict]:
     """
     import sys
 
-    from cuda_fallback.kernels import decode
+    from cuda_fallback.kernels import attention, decode
 
     sys.path.insert(0, examples)
     import gpu_kernels
@@ -1163,8 +1163,8 @@ def judged(examples: str) -> tuple[list[dict], list[dict], dict]:
         ).items():
             patch.setattr(gpu_kernels, name, small)
         if not HAS_GPU:
-            patch.setattr(decode, "_PIECES", 4)
-            patch.setattr(decode, "_PROGRAMS", 4)
+            patch.setattr(attention, "PIECES", 4)
+            patch.setattr(attention, "PROGRAMS", 4)
             patch.setattr(
                 gpu_kernels, "_seconds", lambda calls: [call() for call in calls] and 1e-3
             )
