@@ -88,14 +88,14 @@ class Cache(Positions):
         storage.tokens[:length] = torch.from_numpy(state["tokens"])
         for part, name in enumerate(("keys", "values")):
             for layer, values in enumerate(state[name]):
-                storage.write(layer, part, 0, runtime._sent(values, self.device)[None])
+                storage.write(layer, part, 0, runtime.send(values, self.device)[None])
         self.versions[row] += 1
 
     def _make_tables(
         self, start: int, count: int, seq_len: int | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         cosines, sines = rope.tables(self.config, start, count, seq_len)
-        return runtime._sent(cosines, self.device), runtime._sent(sines, self.device)
+        return runtime.send(cosines, self.device), runtime.send(sines, self.device)
 
     @torch.inference_mode()
     def _grow(self, ends: Mapping[int, int]) -> None:

@@ -153,7 +153,7 @@ class Llama(BaseLlama):
             logits = self._runner.forward(tokens, index_pos, cache, rows, all_positions, probe)
         else:
             if not isinstance(tokens, torch.Tensor) or tokens.device != self.device:
-                tokens = runtime._sent(tokens, self.device)
+                tokens = runtime.send(tokens, self.device)
             else:
                 # a step runs ahead of -1, which the host has not read yet
                 tokens = tokens.clamp(min=0)
@@ -203,6 +203,6 @@ class Llama(BaseLlama):
 
     def _draw(self, logits: torch.Tensor | np.ndarray, *arguments: Any) -> torch.Tensor:
         return super()._draw(
-            runtime._sent(logits, self.device) if isinstance(logits, np.ndarray) else logits,
+            runtime.send(logits, self.device) if isinstance(logits, np.ndarray) else logits,
             *arguments,
         )

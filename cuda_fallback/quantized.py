@@ -135,7 +135,7 @@ class QuantizedMatrix:
         """Pack `step` rows of `weight` from `start` on. at: this matrix's row for row 0."""
         stop = min(start + step, weight.shape[0])
         rows, target = weight.rows(start, stop), slice(at + start, at + stop)
-        codes = runtime._sent(rows.codes, self.low.device)
+        codes = runtime.send(rows.codes, self.low.device)
         shift = 0
         for plane, width in zip((self.low, self.high), PLANES[self.bits]):
             if width:
@@ -151,7 +151,7 @@ class QuantizedMatrix:
             stored = (rows.scales, rows.biases, None, None)
         for part, values in zip(self._scalings, stored):
             if part is not None:
-                part[target] = runtime._sent(np.ascontiguousarray(values), part.device)
+                part[target] = runtime.send(np.ascontiguousarray(values), part.device)
 
     @property
     def nbytes(self) -> int:

@@ -114,7 +114,7 @@ def count_each(numbers: torch.Tensor, count: int) -> list[int]:
     return torch.bincount(numbers, minlength=count).tolist()
 
 
-def _sent(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
+def send(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a host array to the device, through pinned memory, without waiting."""
     tensor = torch.as_tensor(array)
     if tensor.device.type == "cpu" and device.type == "cuda":

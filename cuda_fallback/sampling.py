@@ -52,12 +52,12 @@ class SamplingBatch(BatchOptions):
     ) -> torch.Tensor:
         allowed, dry = logits.float(), None
         if masks is not None:
-            allowed, dry = mask(allowed, runtime._sent(masks(), self.device))
+            allowed, dry = mask(allowed, runtime.send(masks(), self.device))
         tokens = choose(self.score(allowed, positions, recent, dry=dry))
         return tokens if self.logprobs is None else pack_logprobs(tokens, logits, self.logprobs)
 
     def rate(self, logits: torch.Tensor, tokens: np.ndarray, count: int) -> torch.Tensor:
-        return pack_logprobs(runtime._sent(tokens, self.device), logits, count)
+        return pack_logprobs(runtime.send(tokens, self.device), logits, count)
 
     def score(
         self,
@@ -76,7 +76,7 @@ class SamplingBatch(BatchOptions):
             indices = torch.arange(*ids, dtype=torch.int32, device=self.device)
             self._ids, self._indices = ids, indices
         positions = np.array([to_signed(int(position)) for position in positions], np.int32)
-        sent = runtime._sent(positions, self.device)[:, None]
+        sent = runtime.send(positions, self.device)[:, None]
         values = self._on_device()
         if self.kind.has_xtc:
             scores = exclude_top(values, scores, sent)
@@ -92,5 +92,5 @@ class SamplingBatch(BatchOptions):
         if self._values is None:
             words = np.zeros((count_words(self.kind), len(self.options)), np.int64)
             pack(self.options, self.kind, words)
-            self._values = Values(runtime._sent(words, self.device))
+            self._values = Values(runtime.send(words, self.device))
         return self._values

@@ -101,7 +101,7 @@ class Upload:
         self._buffers = [
             torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.on_gpu) for _ in range(2)
         ]
-        self._sent: list[torch.cuda.Event | None] = [None, None]
+        self.send: list[torch.cuda.Event | None] = [None, None]
         self._next = 0
 
     def __call__(self, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -112,14 +112,14 @@ class Upload:
         for start in range(0, len(target), step):
             stop = min(start + step, len(target))
             turn, self._next = self._next, 1 - self._next
-            if self._sent[turn]:
-                self._sent[turn].synchronize()
+            if self.send[turn]:
+                self.send[turn].synchronize()
             part = self._buffers[turn][: (stop - start) * target.itemsize].view(target.dtype)
             part.copy_(source[start:stop])
             target[start:stop].copy_(part, non_blocking=True)
             if self.on_gpu:
-                self._sent[turn] = torch.cuda.Event()
-                self._sent[turn].record(torch.cuda.current_stream(target.device))
+                self.send[turn] = torch.cuda.Event()
+                self.send[turn].record(torch.cuda.current_stream(target.device))
 
 
 def _mapped(stored: Tensor) -> torch.Tensor:

@@ -91,7 +91,7 @@ def _threefry(
 def gumbel_table(device: torch.device) -> torch.Tensor:
     """core.rng's table on a device."""
     with torch.inference_mode(False):
-        return runtime._sent(rng.gumbel_table(), device)
+        return runtime.send(rng.gumbel_table(), device)
 
 
 def count_words(kind: Kind) -> int:

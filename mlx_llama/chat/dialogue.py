@@ -199,7 +199,7 @@ def describe_model(llm: LLM) -> str:
 
 
 def describe_thought(completion: Completion) -> str:
-    """What stays on the screen of a thought."""
+    """The line that replaces a thought on the screen."""
     return f"thought for {completion.reasoning_tokens} tokens: /show thoughts"
 
 

@@ -57,7 +57,7 @@ class Published:
         return path
 
     def _is_whole(self, path: Path) -> bool:
-        """Whether the file is there in full. Its hash was checked before it got its name."""
+        """True if the file is there in full. Its hash was checked before it got its name."""
         return path.exists() and path.stat().st_size == self.nbytes
 
     def _download(self, folder: Path, path: Path) -> None:

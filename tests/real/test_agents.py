@@ -102,7 +102,7 @@ def run(command: list[str | Path], home: Path) -> list[dict]:
 
 
 def run_codex(program: Path, url: str, home: Path) -> tuple[str, str]:
-    """What the tool printed and the answer, as the agent reports them."""
+    """The tool's output and the answer, as the agent reports them."""
     (home / "instructions.md").write_text(INSTRUCTIONS)
     (home / ".codex").mkdir()
     (home / ".codex/config.toml").write_text(f"""
@@ -126,7 +126,7 @@ stream_idle_timeout_ms = 1200000
 
 
 def run_opencode(program: Path, url: str, home: Path) -> tuple[str, str]:
-    """What the tool printed and the answer, as the agent reports them."""
+    """The tool's output and the answer, as the agent reports them."""
     config = {
         "autoupdate": False,
         "share": "disabled",
@@ -149,7 +149,7 @@ def run_opencode(program: Path, url: str, home: Path) -> tuple[str, str]:
 
 
 def run_cline(program: Path, url: str, home: Path) -> tuple[str, str]:
-    """What the tool printed and the answer, as the agent reports them."""
+    """The tool's output and the answer, as the agent reports them."""
     provider = ["-p", "openai", "-b", f"{url}/v1", "-k", "none", "-m", "smollm2"]
     run([program, "auth", *provider], home)
     try:

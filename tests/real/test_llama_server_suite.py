@@ -32,7 +32,7 @@ SIX = ("basic", "completion", "chat_completion", "tokenize", "security", "stream
 # Not template, which reads llama.cpp's templates, and infill, which needs a model with such tokens
 OTHERS = ("compat_anthropic", "compat_oai_responses", "tool_call")
 TEMPLATE = "meta-llama-Llama-3.1-8B-Instruct.jinja"
-# What stories260K counts and writes -> what any model does
+# Expectations of stories260K -> those of any model
 MAPPED = {
     r'(\["prompt_n"\]|\["prompt_tokens"\]) == n_prompt': r"\1 > 0",
     r'system_fingerprint(.*?)startswith\("b"\)': r'system_fingerprint\1startswith("mlx_llama")',

@@ -189,7 +189,7 @@ def fetch(
 def _ask(
     name: str, revision: str | None, call: Callable[[], _Answer], local_only: bool = False
 ) -> _Answer:
-    """What a function of huggingface_hub returns; its errors become CheckpointError."""
+    """Call a function of huggingface_hub; its errors become CheckpointError."""
     from huggingface_hub import errors
 
     where = f"{name}@{revision}" if revision else name

@@ -65,7 +65,7 @@ class Dry:
         self.options, self.heads, self.tokens = options, heads, tokens
 
     def penalties(self) -> dict[int, np.float32]:
-        """What to subtract from the logits of the next tokens."""
+        """Penalties to subtract from the logits of the next token, by token."""
         o = self.options
         allowed = o.dry_allowed_length
         # the latest token first

@@ -78,7 +78,7 @@ class Thinking:
         budget = options.reasoning_budget
         if is_unwanted:  # a model that thinks all the same is stopped where there is no switch
             budget = -1 if state == "text" or has_switch(source) else 0
-        # What follows the template's or our own end of a thought is the answer.
+        # The answer follows the end of a thought that the template or we wrote.
         precedes = not is_raw and not (is_unwanted and budget < 0)
         return tokens, cls(form, state, budget, not is_raw, precedes)
 

@@ -161,7 +161,7 @@ def test_the_json_schema_test_suite_finds_nothing_taken_that_is_invalid(llama):
 
 
 def spell(constraint: Constraint, grammars: Grammars, text: str) -> bool:
-    """Whether the constraint accepts exactly this text, token by token."""
+    """True if the constraint accepts exactly this text, token by token."""
     for token in grammars.tokenizer.encode("\n" + text)[2:]:  # a text after a newline gets no space
         if constraint.is_finished or token not in allowed(constraint, grammars):
             return False
