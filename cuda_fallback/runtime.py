@@ -110,7 +110,7 @@ def read_all(*tokens: torch.Tensor) -> list[int]:
 
 
 def count_each(numbers: torch.Tensor, count: int) -> list[int]:
-    """How often each of 0 .. count - 1 occurs in int64 [n]. Waits for the device."""
+    """Count each of 0 .. count - 1 in int64 [n]. Waits for the device."""
     return torch.bincount(numbers, minlength=count).tolist()
 
 

@@ -37,7 +37,7 @@ class ThoughtParser(ABC):
 
 
 class ThoughtFormat(ABC):
-    """How a model marks its thoughts. Attributes are texts that a model writes."""
+    """Marks of thoughts. Attributes are texts that a model writes."""
 
     marks: tuple[str, ...]  # those that may be special tokens
     start: str  # opens a thought
