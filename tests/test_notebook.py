@@ -55,8 +55,10 @@ def cells(toy):
 
 
 def printed(outputs):
-    assert all(one.output_type == "stream" and one.name == "stdout" for one in outputs), outputs
-    return "".join(one.text for one in outputs)
+    assert all(output.output_type == "stream" and output.name == "stdout" for output in outputs), (
+        outputs
+    )
+    return "".join(output.text for output in outputs)
 
 
 def test_streams_are_the_text_and_nothing_else(cells, toy):

@@ -61,7 +61,7 @@ def annotations(thing: object) -> list[str]:
             inspect.formatannotation(part)
             for part in (
                 signature.return_annotation,
-                *(one.annotation for one in signature.parameters.values()),
+                *(parameter.annotation for parameter in signature.parameters.values()),
             )
         ]
     members = [
@@ -172,16 +172,16 @@ def test_a_type_checker_sees_slips_and_only_these(tmp_path):
         str(tmp_path / "snippet.py"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
-    found = [
+    errors = [
         line.split("snippet.py:")[1] for line in done.stdout.splitlines() if ": error: " in line
     ]
     first = SNIPPET.count("\n") + 1
-    assert [int(line.split(":")[0]) for line in found] == list(range(first, first + len(SLIPS))), (
+    assert [int(line.split(":")[0]) for line in errors] == list(range(first, first + len(SLIPS))), (
         done.stdout + done.stderr
     )
     assert (
-        'Unexpected keyword argument "max_tokenz"' in found[0]
-        and 'did you mean "max_tokens"' in found[0]
+        'Unexpected keyword argument "max_tokenz"' in errors[0]
+        and 'did you mean "max_tokens"' in errors[0]
     )
 
 

@@ -94,10 +94,10 @@ def counted(backend, monkeypatch):
 
         def uncounted(*args):  # runs once for many tokens, and waits for the device first
             before = Counter(count)
-            found = capture(*args)
+            result = capture(*args)
             count.clear()
             count.update(before)
-            return found
+            return result
 
         monkeypatch.setattr(Capture, "__call__", uncounted)
         counting("wait", torch.cuda, "synchronize")

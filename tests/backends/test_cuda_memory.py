@@ -51,7 +51,7 @@ class Reached(Exception):
 
 
 def test_a_model_that_does_not_fit_is_refused_before_anything_is_made(tmp_path, monkeypatch):
-    def reached(*given, **named):
+    def reached(*args, **named):
         raise Reached
 
     checkpoint = open_checkpoint(make_checkpoint(tmp_path / "m"))
@@ -133,12 +133,12 @@ def test_out_of_memory_while_loading_is_the_same_error(name, error, device, requ
     path, count = request.getfixturevalue(name), 0
 
     def failing(original):
-        def wrapped(*given, **named):
+        def wrapped(*args, **named):
             nonlocal count
             count += 1
             if count == 5:
                 raise error
-            return original(*given, **named)
+            return original(*args, **named)
 
         return wrapped
 
@@ -171,9 +171,11 @@ def test_a_tied_head_is_read_once(device, tmp_path):
         llama.decoder.head.weight is llama.decoder.embedding.weight
         and llama.decoder.head.weight.dtype == torch.float32
     )
-    one = weights.Weights(checkpoint, "float16", llama.device)
-    assert one.linear("model.embed_tokens").weight is one.embedding("model.embed_tokens").weight
-    assert one.norm(None) is None
+    loaded = weights.Weights(checkpoint, "float16", llama.device)
+    assert (
+        loaded.linear("model.embed_tokens").weight is loaded.embedding("model.embed_tokens").weight
+    )
+    assert loaded.norm(None) is None
 
 
 @pytest.mark.parametrize("error", MESSAGES, ids=["gpu", "cpu"])
@@ -185,12 +187,12 @@ def test_out_of_memory_ends_an_answer_and_leaves_the_session(error, device, toy,
     wanted = [llm.chat().send(text, max_tokens=4, temperature=0).tokens for text in ("one", "two")]
     chat, original, calls, failing = llm.chat(), ops.add_rms_norm, 0, 0
 
-    def norm(*given):
+    def norm(*args):
         nonlocal calls
         calls += 1
         if calls >= failing:
             raise error
-        return original(*given)
+        return original(*args)
 
     monkeypatch.setattr(ops, "add_rms_norm", norm)
     failed, limit = 0, 60
@@ -214,7 +216,7 @@ def test_out_of_memory_ends_an_answer_and_leaves_the_session(error, device, toy,
 def test_other_errors_are_not_taken_for_it(device, toy, monkeypatch):
     llm = load(toy, backend="cuda", device=device, dtype="float32")
 
-    def broken(*given):
+    def broken(*args):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     monkeypatch.setattr(ops, "embed", broken)

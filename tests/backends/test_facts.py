@@ -93,13 +93,13 @@ def _torch_bytes(value, seen):
     if isinstance(value, torch.Tensor):
         return value.nbytes
     if isinstance(value, (list, tuple)):
-        return sum(_torch_bytes(one, seen) for one in value)
+        return sum(_torch_bytes(item, seen) for item in value)
     inner = (
         getattr(value, "__dict__", {})
         if type(value).__module__.startswith(("cuda_fallback", "mlx_llama.core.llama"))
         else {}
     )
-    return sum(_torch_bytes(one, seen) for one in inner.values())
+    return sum(_torch_bytes(item, seen) for item in inner.values())
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q6_K"])

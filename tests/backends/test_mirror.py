@@ -112,7 +112,7 @@ def test_arrows_point_one_way(name):
     """A backend imports itself, its framework and neutral core; no other backend, scheduler or
     door.
     """
-    own = {"mlx": "mlx_llama.mlx_native", "cpu": "cpu_fallback", "cuda": "cuda_fallback"}
+    packages = {"mlx": "mlx_llama.mlx_native", "cpu": "cpu_fallback", "cuda": "cuda_fallback"}
     for path in HOMES[name].rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             modules = (
@@ -122,20 +122,22 @@ def test_arrows_point_one_way(name):
             )
             for module in modules:
                 if module.startswith("mlx_llama.core"):
-                    found = (
+                    imports = (
                         [module]
                         if module.count(".") > 2
                         else [f"{module}.{a.name}" for a in node.names]
                     )
-                    for full in found:
+                    for full in imports:
                         room = full.removeprefix("mlx_llama.core.")
-                        assert any(room == one or room.startswith(one + ".") for one in ALLOWED), (
+                        assert any(
+                            room == allowed or room.startswith(allowed + ".") for allowed in ALLOWED
+                        ), (
                             path,
                             full,
                         )
                 else:
                     assert not module.startswith(
-                        ("mlx_llama", *(v for k, v in own.items() if k != name))
+                        ("mlx_llama", *(v for k, v in packages.items() if k != name))
                     ), (path, module)
 
 
@@ -198,9 +200,9 @@ def misuse(name: str, folder: Path) -> dict[str, str]:
             checkpoint, threads="many" if name == "cpu" else None, dtype="int4"
         ),
     }
-    found = {case: refused(call) for case, call in calls.items()}
+    messages = {case: refused(call) for case, call in calls.items()}
     assert cache.length == 3 and several.lengths == [0, 0, 0]  # unchanged
-    return found
+    return messages
 
 
 def test_the_same_misuse_has_the_same_error(toy):

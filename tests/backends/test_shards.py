@@ -54,7 +54,9 @@ def test_shares_are_the_whole(fields, size, tmp_path):
             if name in share.checkpoint.tensors
         ]
         if module not in SPLIT:
-            assert len(parts) == size and all(np.array_equal(one, whole.float32()) for one in parts)
+            assert len(parts) == size and all(
+                np.array_equal(copy, whole.float32()) for copy in parts
+            )
         elif part == "bias" and SPLIT[module]:
             assert len(parts) == 1 and name in shares[0].checkpoint.tensors  # added once
         else:

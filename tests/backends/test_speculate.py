@@ -174,20 +174,20 @@ def test_verify_is_so_many_steps(variant, sampling, backend, loaded):
     options = GenerationOptions(**{"seed": 0} | SAMPLING[sampling])
     sampler, read = backend.sampling_batch([options]), backend.runtime.read_all
     text = [9, 8, 7, 9, 8, 7, 9, 9, 30, 31, 9, 8, 7]
-    one, several = model.make_cache(64), model.make_cache(64)
-    for cache in (one, several):
+    single, several = model.make_cache(64), model.make_cache(64)
+    for cache in (single, several):
         model.forward([[1, 4, 5, 6, 8, 7]], 0, cache)
     wanted = []
     for token in text:
         step = np.array([[token]], np.int32)
-        wanted += read(model.step(step, one.length, one, sampler))
+        wanted += read(model.step(step, single.length, single, sampler))
     first, second = (
         model.verify(np.array([part], np.int32), several.length, several, sampler)
         for part in (text[:5], text[5:])
     )
     assert read(first, second) == wanted and read(first) == wanted[:5]
-    assert one.length == several.length
-    held, again = one.state(), several.state()
+    assert single.length == several.length
+    held, again = single.state(), several.state()
     assert (held["tokens"] == again["tokens"]).all()
     assert (
         np.abs(held["keys"] - again["keys"]).max() < 1e-4
@@ -327,12 +327,12 @@ def test_leaving_after_any_token_leaves_a_session_that_goes_on(kind, loaded, mon
             stream = session.stream("hello")
             take = Sequence.take
 
-            def watched(sequence, token, now, *found):
+            def watched(sequence, token, now, *rest):
                 if len(sequence.writer.completion.tokens) == steps:
                     if how == "throw":
                         raise ZeroDivisionError
                     sequence.is_cancelled = True
-                return take(sequence, token, now, *found)
+                return take(sequence, token, now, *rest)
 
             with monkeypatch.context() as patch, suppress(ZeroDivisionError):
                 patch.setattr(Sequence, "take", watched)

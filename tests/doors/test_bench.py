@@ -224,14 +224,14 @@ def test_primitives_are_those_of_one_step(tmp_path):
 
     x = mx.array([1.0, 2.0])
     mx.eval(x)
-    found = []  # MLX's own list of the same graph, by its exporter
+    exported = []  # MLX's own list of the same graph, by its exporter
     function = lambda x: mx.exp(x * x) @ mx.sin(x)  # noqa: E731
     mx.export_function(
-        lambda part: found.append(part["name"]) if part["type"] == "primitive" else None,
+        lambda part: exported.append(part["name"]) if part["type"] == "primitive" else None,
         function,
         x,
     )
-    assert runtime.primitives(function(x)) == len(found) > 3
+    assert runtime.primitives(function(x)) == len(exported) > 3
     assert runtime.primitives(x) == 0
     # Each layer adds the same number; earlier tokens add none.
     backend = bench.select("mlx", "cpu")

@@ -40,19 +40,19 @@ def loaded(runs_ahead: bool = False) -> Loaded:
 @pytest.mark.parametrize("line", PUBLISHED.split("\n")[1:-1])
 def test_columns_are_those_of_llama_batched_bench(line):
     pp, tg, rows, n_kv, t_pp, s_pp, t_tg, s_tg, t, s = map(float, line.strip("|").split("|"))
-    found = BatchRow(Batch(int(pp), int(tg), int(rows)), [(t_pp, t_tg)]).figures()
-    assert [found[name] for name in ("pp", "tg", "pl", "n_kv")] == [pp, tg, rows, n_kv]
-    assert found["t"] == pytest.approx(t, abs=1.1e-3)
+    figures = BatchRow(Batch(int(pp), int(tg), int(rows)), [(t_pp, t_tg)]).figures()
+    assert [figures[name] for name in ("pp", "tg", "pl", "n_kv")] == [pp, tg, rows, n_kv]
+    assert figures["t"] == pytest.approx(t, abs=1.1e-3)
     rounding = 0.0006 / t_pp  # their times have three decimals, their speeds come from microseconds
-    assert found["speed_pp"] == pytest.approx(s_pp, rel=rounding)
-    assert (found["speed_tg"], found["speed"]) == pytest.approx((s_tg, s), rel=1e-3)
+    assert figures["speed_pp"] == pytest.approx(s_pp, rel=rounding)
+    assert (figures["speed_tg"], figures["speed"]) == pytest.approx((s_tg, s), rel=1e-3)
 
 
 def test_medians_and_their_spread():
-    found = BatchRow(Batch(10, 20, 4), [(1.0, 2.0), (2.0, 8.0), (3.0, 4.0)]).figures()
-    assert (found["t_pp"], found["t_tg"], found["t"]) == (2.0, 4.0, 7.0)
-    assert (found["speed_pp"], found["speed_tg"]) == (20.0, 20.0)
-    assert (found["speed_tg_min"], found["speed_tg_max"]) == (10.0, 40.0)
+    figures = BatchRow(Batch(10, 20, 4), [(1.0, 2.0), (2.0, 8.0), (3.0, 4.0)]).figures()
+    assert (figures["t_pp"], figures["t_tg"], figures["t"]) == (2.0, 4.0, 7.0)
+    assert (figures["speed_pp"], figures["speed_tg"]) == (20.0, 20.0)
+    assert (figures["speed_tg_min"], figures["speed_tg_max"]) == (10.0, 40.0)
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
@@ -201,12 +201,12 @@ def test_one_number_of_rows_is_a_table_too(run):
 
 
 def test_names_of_both_programs(run):
-    one, other = (
+    ours, other = (
         json.loads(run(words, "-o json").out)["rows"][0]
         for words in ("-b 2 -p 8 -n 4", "-npl 2 -npp 8 -ntg 4")
     )
     assert (
-        [one[name] for name in ("pp", "tg", "pl")]
+        [ours[name] for name in ("pp", "tg", "pl")]
         == [other[name] for name in ("pp", "tg", "pl")]
         == [8, 4, 2]
     )

@@ -24,7 +24,7 @@ def models(monkeypatch):
     """The models that were loaded."""
     made, original = [], Backend.build
     monkeypatch.setattr(
-        Backend, "build", lambda *given, **named: made.append(original(*given, **named)) or made[-1]
+        Backend, "build", lambda *args, **named: made.append(original(*args, **named)) or made[-1]
     )
     return made
 
@@ -38,8 +38,8 @@ def models(monkeypatch):
     ],
 )
 def test_bits_reach_the_model(main, arguments, stdin, door, toy, models):
-    for given, wanted in (((), None), (("--cache-bits", "8"), 8), (("--kv-bits", "16"), 16)):
-        done = door(main, "--model", toy, "--backend", "cpu", *arguments, *given, stdin=stdin)
+    for flags, wanted in (((), None), (("--cache-bits", "8"), 8), (("--kv-bits", "16"), 16)):
+        done = door(main, "--model", toy, "--backend", "cpu", *arguments, *flags, stdin=stdin)
         assert done.code == 0, done.err
         assert models[-1].cache_bits == wanted
 

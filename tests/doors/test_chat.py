@@ -619,8 +619,8 @@ def test_ctrl_c_during_the_last_step_is_not_lost(session, capsys):
 def test_ctrl_c_during_the_last_step_of_a_script_ends_it(toy, door, monkeypatch):
     take, ends = Writer.push, []
 
-    def push(self, *given):
-        take(self, *given)
+    def push(self, *args):
+        take(self, *args)
         if self.is_finished:
             ends.append(self.completion.finish_reason)
             signal.raise_signal(signal.SIGINT)

@@ -29,13 +29,13 @@ def examined(door):
 
 
 def messages(facts, level="error"):
-    return [one["message"] for one in facts["findings"] if one["level"] == level]
+    return [finding["message"] for finding in facts["findings"] if finding["level"] == level]
 
 
 def test_without_a_model_it_describes_the_machine_and_the_guide(door, examined):
     code, facts = examined()
     assert code == 0 and facts["ok"] is True and facts["name"] == "guide"
-    assert [one["name"] for one in facts["backends"]] == ["mlx", "cpu", "cuda"]
+    assert [backend["name"] for backend in facts["backends"]] == ["mlx", "cpu", "cuda"]
     assert facts["command"] == "python -m mlx_llama.chat"
     text = door(doctor.main)
     assert text.code == 0 and text.err == "" and "\x1b" not in text.out
@@ -80,7 +80,9 @@ def test_a_model_without_a_template_is_continued(tmp_path, door, examined):
     folder = make_checkpoint(tmp_path / "m", tokenizer=False)
     make_tokenizer(folder, chat_template=None)
     code, facts = examined(folder)
-    assert code == 0 and any("has no chat template" in one for one in messages(facts, "warning"))
+    assert code == 0 and any(
+        "has no chat template" in message for message in messages(facts, "warning")
+    )
     words = shlex.split(facts["command"])
     assert words[2] == "mlx_llama.generate"
     assert door(generate.main, *words[3:], "--max-tokens", "2").code == 0
@@ -96,8 +98,8 @@ def test_damage_that_other_doors_refuse_is_found_without_loading(case, tmp_path,
     code, facts = examined(folder)
     assert refused.code == 2 and code == 1 and facts["ok"] is False and facts["command"] is None
     assert refused.err.removeprefix("error: ").strip() in messages(facts)
-    assert any(name in one for one in messages(facts))
-    assert all("\n" not in one["message"] for one in facts["findings"])
+    assert any(name in message for message in messages(facts))
+    assert all("\n" not in message["message"] for message in facts["findings"])
 
 
 def test_it_goes_on_after_the_first(tmp_path, examined):
@@ -112,8 +114,8 @@ def test_it_goes_on_after_the_first(tmp_path, examined):
     shards[0].unlink()
     shards[1].write_bytes(shards[1].read_bytes()[:-4])
     _, facts = examined(folder)
-    found = messages(facts)
-    assert len(found) == 5, found
+    said = messages(facts)
+    assert len(said) == 5, said
     for part in (
         "rms_norm_eps is 'tiny'",
         "rope_type is 'proportional'",
@@ -121,7 +123,7 @@ def test_it_goes_on_after_the_first(tmp_path, examined):
         f"{shards[1].name}: tensor",
         "neither tokenizer.json nor tokenizer.model",
     ):
-        assert sum(part in one for one in found) == 1, part
+        assert sum(part in message for message in said) == 1, part
 
 
 def test_a_config_of_another_model_names_each_kind_of_tensor_once(tmp_path, examined):
@@ -130,9 +132,9 @@ def test_a_config_of_another_model_names_each_kind_of_tensor_once(tmp_path, exam
         folder
     )
     _, facts = examined(folder)
-    found = messages(facts)
-    assert sum("has shape" in one for one in found) == 5  # down, gate, up; k, v
-    assert sum("is not part of the model" in one for one in found) == 1
+    said = messages(facts)
+    assert sum("has shape" in message for message in said) == 5  # down, gate, up; k, v
+    assert sum("is not part of the model" in message for message in said) == 1
     # facts are still reported
     assert facts["model"]["layers"] == 1 and facts["tokenizer"]["vocab_size"] == 384
 
@@ -156,7 +158,7 @@ def test_bad_fields_are_found_one_by_one(tmp_path, examined):
     config(lambda c: c.update(bad))(folder)
     _, facts = examined(folder)
     for name, value in bad.items():
-        assert sum(f"{name} is {value!r}" in one for one in messages(facts)) == 1, name
+        assert sum(f"{name} is {value!r}" in message for message in messages(facts)) == 1, name
     assert len(messages(facts)) == len(bad)
 
 
@@ -176,7 +178,7 @@ def test_another_architecture_is_one_finding_about_the_config(tmp_path, examined
 
 
 @pytest.mark.parametrize(
-    "name, found",
+    "name, reason",
     [
         ("nowhere", "no such folder"),
         ("nowhere.gguf", "no such file"),
@@ -185,13 +187,13 @@ def test_another_architecture_is_one_finding_about_the_config(tmp_path, examined
         ("", "no such folder"),
     ],
 )
-def test_a_model_that_is_not_there(name, found, examined, tmp_path, monkeypatch):
+def test_a_model_that_is_not_there(name, reason, examined, tmp_path, monkeypatch):
     from huggingface_hub import constants
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     code, facts = examined(name)
-    assert code == 1 and len(facts["findings"]) == 1 and found in messages(facts)[0]
+    assert code == 1 and len(facts["findings"]) == 1 and reason in messages(facts)[0]
     assert facts["backends"], "the machine is described all the same"
 
 
@@ -260,13 +262,13 @@ def test_a_gguf_field_that_is_wrong_hides_no_other(tmp_path, examined):
 def test_a_tokenizer_much_smaller_than_the_model_is_a_warning(tmp_path, examined):
     code, facts = examined(make_checkpoint(tmp_path / "small", vocab_size=1000))
     assert code == 0 and any(
-        "384 tokens" in one and "1000 rows" in one for one in messages(facts, "warning")
+        "384 tokens" in message and "1000 rows" in message for message in messages(facts, "warning")
     )
     code, facts = examined(make_checkpoint(tmp_path / "padded", vocab_size=400))
     assert (
         code == 0
         and messages(facts, "warning") == []
-        and any("padding" in one for one in messages(facts, "note"))
+        and any("padding" in message for message in messages(facts, "note"))
     )
 
 
@@ -278,7 +280,7 @@ def test_a_model_that_does_not_fit_gets_the_command_that_makes_it_smaller(
     monkeypatch.setattr(machine, "free_memory", lambda: nbytes // 3)
     monkeypatch.chdir(tmp_path)
     code, facts = examined(folder)
-    assert code == 1 and any("the weights take" in one for one in messages(facts))
+    assert code == 1 and any("the weights take" in message for message in messages(facts))
     words = shlex.split(facts["command"])
     assert words[2] == "mlx_llama.quantize"
     assert door(quantize.main, *words[3:]).code == 0
@@ -371,7 +373,7 @@ def test_the_cache_folder_is_shown_and_cleared(door, tmp_path, monkeypatch):
     )
     done = door(doctor.main, "--clear-cache")
     assert done.out.strip() == f"removed 5.0 MB from {tmp_path}" and [
-        one.name for one in tmp_path.iterdir()
+        file.name for file in tmp_path.iterdir()
     ] == ["notes.txt"]
     for words in (["guide"], ["--model", "guide"]):
         refused = door(doctor.main, *words, "--clear-cache")

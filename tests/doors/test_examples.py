@@ -203,11 +203,11 @@ def test_compare_peers(tmp_path):
         "peak": 1,
         "error": 1,
     }.items():
-        found = result[key]["all"]
+        comparison = result[key]["all"]
         assert (
-            found["pairs"] == pairs == len(result[key]["pairs"])
-            and found["ours"] > 0
-            and found["peer"] > 0
+            comparison["pairs"] == pairs == len(result[key]["pairs"])
+            and comparison["ours"] > 0
+            and comparison["peer"] > 0
         ), key
     error = result["error"]["all"]
     assert error["ours"] < 1e-5 < error["peer"] < 3e-3  # llama.cpp rounds activations to float16
@@ -247,7 +247,7 @@ def test_compare_peers_with_a_llama_bench_of_known_speed(tmp_path):
         str(program),
         *"--rounds 2 --prompt 8 --generate 4 --threads 1 --starts 0".split(),
     ]
-    found = json.loads(
+    figures = json.loads(
         run(
             "compare_peers.py",
             *asked,
@@ -260,8 +260,8 @@ def test_compare_peers_with_a_llama_bench_of_known_speed(tmp_path):
             "--json",
         )
     )
-    assert (found["cache_bits"], found["busy"]) == (8, 1)
-    [result] = found["results"]
+    assert (figures["cache_bits"], figures["busy"]) == (8, 1)
+    [result] = figures["results"]
     for key, speed in {"prompt": 1008, "decode": 1080, "deep 40": 1400}.items():
         assert [pair["peer"] for pair in result[key]["pairs"]] == pytest.approx([speed] * 2), key
     # The tiny shapes in F16: all weights but the embedding, and keys and values of 8.5 bits.
@@ -379,14 +379,16 @@ def test_compare_peers_on_a_checkpoint(backend, tmp_path):
         {"build", "host", "primitives"} if backend == "mlx" else set()
     )
     assert keys == {
-        key for key, found in result.items() if isinstance(found, dict) and "pairs" in found
+        key
+        for key, pairs_of_key in result.items()
+        if isinstance(pairs_of_key, dict) and "pairs" in pairs_of_key
     }
     for key in keys:
-        found = result[key]["all"]
+        pairs_of_key = result[key]["all"]
         assert (
-            found["pairs"] == 2 == len(result[key]["pairs"])
-            and found["ours"] > 0
-            and found["peer"] > 0
+            pairs_of_key["pairs"] == 2 == len(result[key]["pairs"])
+            and pairs_of_key["ours"] > 0
+            and pairs_of_key["peer"] > 0
         ), key
     if backend == "mlx":
         assert {pair["peer"] for pair in result["primitives"]["pairs"]} == {graph_of_mlx_lm(folder)}
@@ -410,7 +412,9 @@ def test_compare_peers_on_several_rows(tmp_path):
     [result] = json.loads(run("compare_peers.py", *asked, "--json"))["results"]
     assert result["same_tokens"] == 7 and "3 rows" in result["about"]
     assert {"decode", "build", "host", "primitives"} == {
-        key for key, found in result.items() if isinstance(found, dict) and "pairs" in found
+        key
+        for key, pairs_of_key in result.items()
+        if isinstance(pairs_of_key, dict) and "pairs" in pairs_of_key
     }
     assert 0 < result["primitives"]["all"]["ratio"] < 0.55
 
@@ -488,14 +492,14 @@ def test_the_comparison_keeps_to_one_state_of_the_memory(monkeypatch):
 
 
 def test_the_cost_of_ticks_is_measured():
-    found = json.loads(run("measure_ticks.py", "--rows", "1,3", "--ticks", "20", "--json"))
-    assert [one["rows"] for one in found] == [1] * 4 + [3] * 4
-    assert all(0 < one["median"] <= one["90%"] for one in found)
+    rows = json.loads(run("measure_ticks.py", "--rows", "1,3", "--ticks", "20", "--json"))
+    assert [row["rows"] for row in rows] == [1] * 4 + [3] * 4
+    assert all(0 < row["median"] <= row["90%"] for row in rows)
 
 
 @pytest.mark.parametrize("kind", ["schema", "regex"])
 def test_the_cost_of_grammars_is_measured(kind):
-    found = json.loads(
+    figures = json.loads(
         run(
             "measure_grammar.py",
             "--kind",
@@ -509,9 +513,9 @@ def test_the_cost_of_grammars_is_measured(kind):
             "--json",
         )
     )
-    assert (found["kind"], found["rows"]) == (kind, 3) and found["share"] == found["bound"] / found[
-        "free"
-    ] - 1 > -1
+    assert (figures["kind"], figures["rows"]) == (kind, 3) and figures["share"] == figures[
+        "bound"
+    ] / figures["free"] - 1 > -1
 
 
 def test_prefixes_and_memory_are_measured():
@@ -570,11 +574,11 @@ def test_the_perplexity_of_widths_and_formats_is_measured(guide_q8, monkeypatch)
         "Q4_0,mlx-8",
     ).splitlines()
     assert first == f"{guide_q8.name}: 384 tokens in windows of 128"
-    found = [
+    changes = [
         float(re.fullmatch(r"[^:]+: [\d.]+ \(([+-][\d.]+) %\)(, \d+ MB)?", line)[1])
         for line in (full, eight, *formats)
     ]
-    assert found[0] == 0 < abs(found[1]) < 0.5 and any(
+    assert changes[0] == 0 < abs(changes[1]) < 0.5 and any(
         line.startswith("Q4_0, mlx_llama") for line in formats
     )
 

@@ -23,7 +23,7 @@ def flags(*words: str) -> dict:
 
 def test_flags_are_the_options():
     assert flags() == {}
-    given = flags(
+    parsed = flags(
         "--temp",
         "0.5",
         "-m",
@@ -45,8 +45,8 @@ def test_flags_are_the_options():
         "--logit-bias",
         "18=-1e2",
     )
-    assert given["temperature"] == "0.5"
-    o = resolve(given).options
+    assert parsed["temperature"] == "0.5"
+    o = resolve(parsed).options
     assert (o.temperature, o.max_tokens, o.repetition_penalty, o.stop, o.seed) == (
         0.5,
         9,
@@ -143,10 +143,10 @@ def test_load_flags_are_the_parameters_of_load():
 
     parser = flag_tables.Parser()
     flag_tables.add_load_flags(parser, without=())
-    given = parser.parse_args(
+    parsed = parser.parse_args(
         ["--kv-bits", "8", "--cache-memory", "2GB", "-np", "4", "--adapter", "a", "--lora", "b"]
     )
-    options = flag_tables.load_options(given)
+    options = flag_tables.load_options(parsed)
     assert (options.cache_bits, options.cache_memory, options.max_rows, options.adapters) == (
         "8",
         "2GB",
@@ -154,7 +154,7 @@ def test_load_flags_are_the_parameters_of_load():
         ["a", "b"],
     )
     assert list(inspect.signature(load).parameters) == list(TABLE)
-    assert vars(given).keys() == TABLE.keys() - {"on_progress"} | {"debug"}
+    assert vars(parsed).keys() == TABLE.keys() - {"on_progress"} | {"debug"}
     helps = {action.dest: action.help for action in parser._actions}
     for name, field in TABLE.items():
         assert f"\n    {name}: " in load.__doc__ and field.metadata["help"] in helps.get(

@@ -114,7 +114,7 @@ def test_logprobs_of_a_batch_are_in_its_lines(door, toy, tmp_path):
     line = json.loads((tmp_path / "out2").read_text())
     assert line["tokens"] == list(wanted.tokens)
     assert line["logprobs"] == [
-        [token.logprobs.logprob, [list(one) for one in token.logprobs.top]]
+        [token.logprobs.logprob, [list(entry) for entry in token.logprobs.top]]
         for token in wanted.tokens
     ]
 
@@ -157,9 +157,9 @@ def test_keys_stand_between_commas():
     ],
 )
 def test_an_origin_that_no_browser_sends_is_refused(origin, is_good):
-    given = server.parser().parse_args(["--cors-origin", origin])
+    args = server.parser().parse_args(["--cors-origin", origin])
     if is_good:
-        assert server.make_settings(given).cors_origins == (origin.rstrip("/"),)
+        assert server.make_settings(args).cors_origins == (origin.rstrip("/"),)
     else:
         with pytest.raises(OptionsError, match="as browsers send it"):
-            server.make_settings(given)
+            server.make_settings(args)

@@ -114,7 +114,7 @@ def test_the_card_quotes_the_score_and_the_score_holds(monkeypatch):
 
     answers: dict[str, str] = {}
     monkeypatch.setattr(
-        train_guide, "answerer", lambda *given: lambda question: answers.setdefault(question, "")
+        train_guide, "answerer", lambda *args: lambda question: answers.setdefault(question, "")
     )
     train_guide.evaluate(GUIDE_PATH, "cpu")
     done = load(backend="cpu").batch(
@@ -122,7 +122,7 @@ def test_the_card_quotes_the_score_and_the_score_holds(monkeypatch):
         max_tokens=256,
         temperature=0,
     )
-    answers.update(zip(answers, (one.text for one in done)))
+    answers.update(zip(answers, (answer.text for answer in done)))
     told, card = (
         train_guide.evaluate(GUIDE_PATH, "cpu"),
         (GUIDE_PATH / "README.md").read_text(encoding="utf-8"),

@@ -78,15 +78,19 @@ def test_all_of_it_on_cpus():
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert not result["failed"] and not result["interrupted"] and result["seconds"] < 240
-    assert not [one for one in result["left_out"] if one["reason"].startswith("no time")], (
+    assert not [check for check in result["left_out"] if check["reason"].startswith("no time")], (
         done.stderr
     )
     for name in HERE:
-        checks = [one for one in result["checks"] if one["backend"] == name]
-        assert {one["what"] for one in checks} == PROOFS and all(one["ok"] for one in checks)
-        judged = [one for one in checks if "error" in one]
-        assert len(judged) > 35 and all(0 < one["error"] <= one["bound"] <= 0.2 for one in judged)
-        assert all(bound > 0 for one in result["bounds"][name] for bound in one.values())
+        checks = [check for check in result["checks"] if check["backend"] == name]
+        assert {check["what"] for check in checks} == PROOFS and all(
+            check["ok"] for check in checks
+        )
+        judged = [check for check in checks if "error" in check]
+        assert len(judged) > 35 and all(
+            0 < check["error"] <= check["bound"] <= 0.2 for check in judged
+        )
+        assert all(bound > 0 for check in result["bounds"][name] for bound in check.values())
         rows = {(row["form"], row["side"]): row for row in result["rows"] if row["backend"] == name}
         lines = LINES[name] | (
             {(form, "llama.cpp") for form in ("q8_0", "q4_k_m")} if HAS_LLAMA_CPP else set()
@@ -257,9 +261,9 @@ def test_llama_cpp_computes_the_same_model(example, tmp_path):
         right = np.array(ours.op_load("tiny", form, False)["logits"])
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(shutil, "which", lambda name: None)
-            found = np.array(peer.op_load("tiny", form, False, str(tmp_path))["logits"])
+            logits = np.array(peer.op_load("tiny", form, False, str(tmp_path))["logits"])
             assert peer.op_rows(16, 4, 8)["rate"] > 0
-        assert np.linalg.norm(found - right) < 0.05 * np.linalg.norm(right)
+        assert np.linalg.norm(logits - right) < 0.05 * np.linalg.norm(right)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends the signal of Ctrl-C")
@@ -310,12 +314,12 @@ def test_two_processes(example):
 
     if reason := missing("cuda"):
         pytest.skip(reason)
-    given = argparse.Namespace(
+    args = argparse.Namespace(
         device="cpu", shapes=["tiny"], minutes=4.0, processes=2, generate=8, prompt=32
     )
-    measurement = example.Measurement(given, ["cuda"], True)
+    measurement = example.Measurement(args, ["cuda"], True)
     measurement.processes("cuda", example.Slot(math.inf, time.perf_counter() + 200))
-    (found,) = measurement.result["processes"]
-    assert found["size"] == 2 and found["rate"] > 0 and found["alone"] > 0
-    assert [one["ok"] for one in measurement.result["checks"]] == [True]
+    (processes,) = measurement.result["processes"]
+    assert processes["size"] == 2 and processes["rate"] > 0 and processes["alone"] > 0
+    assert [check["ok"] for check in measurement.result["checks"]] == [True]
     assert "2 processes decode" in example.table(measurement.result | {"seconds": 1.0})

@@ -59,40 +59,45 @@ def run(door, *arguments, backends=BACKENDS, expect=0, path=None):
 
 
 def test_all_backends_agree(door):
-    found = run(door, "--dtype", "float32", "--tokens", "40")
-    assert [one["backend"] for one in found["backends"]] == BACKENDS and len(found["tokens"]) == 40
+    facts = run(door, "--dtype", "float32", "--tokens", "40")
+    assert [entry["backend"] for entry in facts["backends"]] == BACKENDS and len(
+        facts["tokens"]
+    ) == 40
     names = [
         "embedding",
         *(f"{i}.{name}" for i in range(LAYERS) for name in core.IN_LAYER),
         "norm",
         "logits",
     ]
-    for one in found["backends"]:
+    for entry in facts["backends"]:
         assert (
-            one["within"]
-            and one["first_bad"] is None
-            and one["verdict"] == "within 0.0001"
-            and not one["not_compared"]
+            entry["within"]
+            and entry["first_bad"] is None
+            and entry["verdict"] == "within 0.0001"
+            and not entry["not_compared"]
         )
-        assert [probe["probe"] for probe in one["probes"]] == names
+        assert [probe["probe"] for probe in entry["probes"]] == names
         assert all(
             probe["worst_relative"] < 1e-5
             and probe["cosine"] > 1 - 1e-9
             and len(probe["positions"]) == 40
-            for probe in one["probes"]
+            for probe in entry["probes"]
         )
-        assert one["decoded"]["first_difference"] is None and len(one["decoded"]["tokens"]) == STEPS
-        assert one["logits"]["top5"] == 1 and one["logits"]["kl_max"] < 1e-9
+        assert (
+            entry["decoded"]["first_difference"] is None
+            and len(entry["decoded"]["tokens"]) == STEPS
+        )
+        assert entry["logits"]["top5"] == 1 and entry["logits"]["kl_max"] < 1e-9
 
 
 def test_transformers_as_the_reference(door):
-    found = run(door, "--dtype", "float32", "--reference", "transformers")
-    assert found["reference"].startswith("transformers ")
-    for one in found["backends"]:
-        assert one["within"], one["verdict"]
-        kinds = {name.split(".")[-1] for name in one["not_compared"]}
-        assert kinds == {"query_rope", "key_rope"} and len(one["probes"]) == 1 + 8 * LAYERS + 2
-        assert one["decoded"]["first_difference"] is None
+    facts = run(door, "--dtype", "float32", "--reference", "transformers")
+    assert facts["reference"].startswith("transformers ")
+    for entry in facts["backends"]:
+        assert entry["within"], entry["verdict"]
+        kinds = {name.split(".")[-1] for name in entry["not_compared"]}
+        assert kinds == {"query_rope", "key_rope"} and len(entry["probes"]) == 1 + 8 * LAYERS + 2
+        assert entry["decoded"]["first_difference"] is None
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -100,14 +105,18 @@ def test_sixteen_bits_are_judged_as_such(dtype, door):
     wide = [name for name in BACKENDS if name != "cpu"]  # cpu computes in float32
     if not wide:
         pytest.skip("neither mlx nor torch is here, and the cpu backend computes in float32")
-    for one in run(door, "--dtype", dtype, backends=wide)["backends"]:
-        assert one["dtype"] == dtype and one["tolerance"] == core.TOLERANCE[dtype] and one["within"]
-        assert max(probe["worst_relative"] for probe in one["probes"]) > core.TOLERANCE["float32"]
+    for entry in run(door, "--dtype", dtype, backends=wide)["backends"]:
+        assert (
+            entry["dtype"] == dtype
+            and entry["tolerance"] == core.TOLERANCE[dtype]
+            and entry["within"]
+        )
+        assert max(probe["worst_relative"] for probe in entry["probes"]) > core.TOLERANCE["float32"]
 
 
 def test_low_bit_weights(door):
-    for one in run(door, path=low_bit())["backends"]:
-        assert one["within"], one["verdict"]
+    for entry in run(door, path=low_bit())["backends"]:
+        assert entry["within"], entry["verdict"]
 
 
 # Planted faults
@@ -153,7 +162,8 @@ def planted(patch, backend: str, fault: str) -> None:
                     return
                 before = rope_tables(cache.config, span.start - 1, span.count)
                 self.tables = tuple(
-                    xp.from_numpy(part).reshape(own.shape) for part, own in zip(before, self.tables)
+                    xp.from_numpy(part).reshape(angles.shape)
+                    for part, angles in zip(before, self.tables)
                 )
 
         patch.setattr(cache.View, "__init__", shifted)
@@ -194,11 +204,11 @@ def planted_in_programs(patch, fault: str) -> None:
     elif fault == "stale row":
 
         def stale(self, tokens, view, *rest):
-            found = forward(self, tokens, view, *rest)
+            logits = forward(self, tokens, view, *rest)
             if view.spans[0].start == 0:
                 (pages,), last = view.pages, view.spans[0].end - 1
                 pages[last // 64].numbers[1, 1, :, last % 64] = pages[0].numbers[1, 1, :, 2]
-            return found
+            return logits
 
         patch.setattr(runner.Runner, "forward", stale)
 
@@ -222,11 +232,11 @@ def test_a_planted_fault_is_named(backend, fault, door, monkeypatch):
     compiled = ["--compile"] if backend == "mlx" else []
     assert run(door, "--dtype", "float32", *compiled, backends=[backend])["backends"][0]["within"]
     planted(monkeypatch, backend, fault)
-    (one,) = run(door, "--dtype", "float32", *compiled, backends=[backend], expect=1)["backends"]
-    assert not one["within"] and one["first_bad"] == probe, one["verdict"]
-    assert f"OUTSIDE: first at probe {probe}," in one["verdict"]
+    (entry,) = run(door, "--dtype", "float32", *compiled, backends=[backend], expect=1)["backends"]
+    assert not entry["within"] and entry["first_bad"] == probe, entry["verdict"]
+    assert f"OUTSIDE: first at probe {probe}," in entry["verdict"]
     if last:
-        errors = next(each["positions"] for each in one["probes"] if each["probe"] == probe)
+        errors = next(each["positions"] for each in entry["probes"] if each["probe"] == probe)
         assert max(errors[:-last]) < 1e-5 < max(errors[-last:])
 
 
@@ -237,25 +247,25 @@ def test_a_decode_step_that_computes_something_else_is_found(door, monkeypatch):
     step = Llama.step
 
     def wrong(self, token, index_pos, cache, sampling, *, rows=None):
-        found = step(self, token, index_pos, cache, sampling, rows=rows)
+        reports = step(self, token, index_pos, cache, sampling, rows=rows)
         return (
-            (found + 1) % self.config.vocab_size
+            (reports + 1) % self.config.vocab_size
             if index_pos == 53 and self._runner is not None
-            else found
+            else reports
         )
 
     if not open_cpu()._runner:
         pytest.skip("there are no compiled kernels here: the cpu backend is the reference itself")
     monkeypatch.setattr(Llama, "step", wrong)
-    found = {one["backend"]: one for one in run(door, expect=1)["backends"]}
-    one = found.pop("cpu")
-    assert all(other["within"] for other in found.values())
+    reports = {report["backend"]: report for report in run(door, expect=1)["backends"]}
+    report = reports.pop("cpu")
+    assert all(other["within"] for other in reports.values())
     assert (
-        one["first_bad"] is None
-        and one["decoded"]["first_difference"] == 6
-        and not one["decoded"]["near_tie"]
+        report["first_bad"] is None
+        and report["decoded"]["first_difference"] == 6
+        and not report["decoded"]["near_tie"]
     )
-    assert "the decode step computes something else" in one["verdict"]
+    assert "the decode step computes something else" in report["verdict"]
 
 
 def open_cpu():
@@ -386,7 +396,7 @@ def test_a_perplexity_is_the_same_on_every_backend(door, tmp_path):
     (tmp_path / "t.txt").write_text(
         "Once upon a time there was a little llama who lived on a hill. " * 9
     )
-    found = run(
+    facts = run(
         door,
         "--perplexity",
         tmp_path / "t.txt",
@@ -397,11 +407,11 @@ def test_a_perplexity_is_the_same_on_every_backend(door, tmp_path):
         "--dtype",
         "float32",
     )
-    values = [row["perplexity"] for row in found["rows"]]
-    assert [row["backend"] for row in found["rows"]] == BACKENDS and values == pytest.approx(
+    values = [row["perplexity"] for row in facts["rows"]]
+    assert [row["backend"] for row in facts["rows"]] == BACKENDS and values == pytest.approx(
         [values[0]] * len(values), rel=1e-5
     )
-    assert (found["window"], found["stride"], found["stored"]) == (64, 32, "float32") and found[
+    assert (facts["window"], facts["stride"], facts["stored"]) == (64, 32, "float32") and facts[
         "tokens"
     ] > 100
 
@@ -475,11 +485,11 @@ def test_the_table_for_people(door):
 
 def test_rows_do_not_depend_on_their_company(door):
     """On every backend: bits where they are promised, tokens at float32 elsewhere."""
-    found = run(door, "--batch", "2,3", "--dtype", "float32", "--tokens", "24")
-    assert [(row["backend"], row["rows"], row["start"]) for row in found["rows"]] == [
+    facts = run(door, "--batch", "2,3", "--dtype", "float32", "--tokens", "24")
+    assert [(row["backend"], row["rows"], row["start"]) for row in facts["rows"]] == [
         (name, rows, start) for name in BACKENDS for rows in (2, 3) for start in STARTS
     ]
-    for row in found["rows"]:
+    for row in facts["rows"]:
         assert (
             row["within"]
             and row["same_tokens"] == f"{row['rows']} of {row['rows']}"

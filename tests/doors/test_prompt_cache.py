@@ -83,8 +83,8 @@ def test_a_conversation_is_saved_with_its_cache(make_llm, tmp_path):
     cold, warm = make_llm().chat(), make_llm().chat()
     talk.save(tmp_path / "plain")
     assert cold.load(tmp_path / "plain") == [] == warm.load(path)
-    one, other = cold.send("and then?"), warm.send("and then?")
-    assert one.tokens == other.tokens and one.reused_tokens == 0
+    recomputed, other = cold.send("and then?"), warm.send("and then?")
+    assert recomputed.tokens == other.tokens and recomputed.reused_tokens == 0
     assert other.reused_tokens >= talk.last.prompt_tokens - 5
     # It can be saved again, before another turn too.
     again = make_llm().chat()
@@ -208,5 +208,9 @@ def test_every_backend_goes_on_from_its_own_file(backend, cache_bits, open_llm, 
     cold, other = (open_llm(backend, dtype="float32", cache_bits=cache_bits) for _ in range(2))
     other.load_cache(tmp_path / "it")
     text += " who lived on a hill"
-    one, warm = cold.generate(text, max_tokens=12), other.generate(text, max_tokens=12)
-    assert warm.tokens == one.tokens and warm.reused_tokens > 8 and one.reused_tokens == 0
+    recomputed, warm = cold.generate(text, max_tokens=12), other.generate(text, max_tokens=12)
+    assert (
+        warm.tokens == recomputed.tokens
+        and warm.reused_tokens > 8
+        and recomputed.reused_tokens == 0
+    )

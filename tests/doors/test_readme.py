@@ -117,7 +117,7 @@ def test_scripts_run_as_they_stand(page, number, capsys, tmp_path, monkeypatch):
 
 
 def test_commands_exist_and_take_their_flags():
-    found = set()
+    doors_named = set()
     for words in commands():
         module = words[2] if words[0] == "python" and words[1] == "-m" else ""
         flags = [
@@ -125,7 +125,7 @@ def test_commands_exist_and_take_their_flags():
         ]
         if module.startswith("mlx_llama."):
             door = module.split(".")[1]
-            found.add(door)
+            doors_named.add(door)
             assert not [
                 flag for flag in flags[1:] if not re.search(rf"(?<![\w-]){flag}\b", help_of(door))
             ], words
@@ -147,7 +147,7 @@ def test_commands_exist_and_take_their_flags():
                 ".",
                 "echo",
             ), words
-    assert found == set(DOORS)
+    assert doors_named == set(DOORS)
 
 
 @each_page

@@ -72,9 +72,9 @@ def test_a_prompt_that_runs_in_parts_is_profiled_whole(monkeypatch):
     monkeypatch.setattr(runner, "PART_WORK", 1.0)
     with llama.profile() as parts:
         llama.forward(TOKENS[:1], 0, llama.make_cache(LENGTH))
-    assert {name: (one.calls, one.nbytes, one.flops) for name, one in parts.operations.items()} == {
-        name: (one.calls, one.nbytes, one.flops) for name, one in whole.operations.items()
-    }
+    assert {
+        name: (part.calls, part.nbytes, part.flops) for name, part in parts.operations.items()
+    } == {name: (part.calls, part.nbytes, part.flops) for name, part in whole.operations.items()}
 
 
 def test_shares_of_known_ticks():

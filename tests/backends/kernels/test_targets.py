@@ -49,8 +49,8 @@ def layout_of(kind: str):
 def test_the_variable_chooses(monkeypatch):
     for name in available():
         monkeypatch.setenv(compilation.VARIABLE, name)
-        found, reason = compilation.find_target()
-        assert found.name == name and reason == ""
+        target, reason = compilation.find_target()
+        assert target.name == name and reason == ""
     monkeypatch.setenv(compilation.VARIABLE, "numpy")
     assert compilation.find_target() == (None, "MLX_LLAMA_CPU_TARGET asks for it")
     monkeypatch.delenv(compilation.VARIABLE)
@@ -63,8 +63,8 @@ def test_the_variable_chooses(monkeypatch):
 def test_numpy_is_the_choice_without_llvmlite(monkeypatch):
     monkeypatch.setitem(sys.modules, "llvmlite", None)
     monkeypatch.delenv(compilation.VARIABLE, raising=False)
-    found, reason = compilation.find_target()
-    assert found is None and "'llvmlite' is not installed (pip install llvmlite)" in reason
+    target, reason = compilation.find_target()
+    assert target is None and "'llvmlite' is not installed (pip install llvmlite)" in reason
     monkeypatch.setenv(compilation.VARIABLE, "avx2")
     with pytest.raises(
         BackendError, match="MLX_LLAMA_CPU_TARGET=avx2 needs the package 'llvmlite'"
@@ -126,9 +126,9 @@ def test_a_program_for_neon_calls_no_library(triple):
     assert all(
         re.search(rf"\b{name}", text) for name in ("sdot", "fmla", "fcvtl")
     ) and not re.search(r"\bfmul.*\bfadd", text)
-    own = {name for name in module.globals if not name.startswith(("llvm.", "mlx_llama_yield"))}
+    defined = {name for name in module.globals if not name.startswith(("llvm.", "mlx_llama_yield"))}
     called = {name.strip('"_') for name in re.findall(r'\bbl\s+("?[\w .]+"?)', text)}
-    assert called - {name.strip("_") for name in own} <= {"mlx_llama_yield"}
+    assert called - {name.strip("_") for name in defined} <= {"mlx_llama_yield"}
     assert machine.emit_object(optimised)[:4] in (b"\x7fELF", b"\xcf\xfa\xed\xfe")
     assert "llvm.aarch64.hint" in module.globals and "llvm.x86.sse2.pause" not in module.globals
 
@@ -141,10 +141,10 @@ def without_sdot(f, name, result, *arguments):
     sums, *factors = arguments
     codes, x = (factor.bitcast(result) for factor in factors)
     for shift in (24, 16, 8, 0):
-        one, other = (
+        signed, other = (
             (value << shift if shift else value).arithmetic_shift(24) for value in (codes, x)
         )
-        sums = sums + one * other
+        sums = sums + signed * other
     return sums
 
 
@@ -353,15 +353,15 @@ def test_a_failed_write_leaves_no_file(folder, monkeypatch):
 
 
 def test_the_key_depends_on_sources_compiler_target_and_parameters(tmp_path, monkeypatch):
-    one = build_target(available()[0])
+    here = build_target(available()[0])
     digests = {
-        targets._digest(one, "a"),
-        targets._digest(one, "b"),
+        targets._digest(here, "a"),
+        targets._digest(here, "b"),
         targets._digest(build_target(available()[-1]), "a"),
-        targets._digest(dataclasses.replace(one, features=one.features + ",+x"), "a"),
+        targets._digest(dataclasses.replace(here, features=here.features + ",+x"), "a"),
     }
     monkeypatch.setattr(targets.llvmlite, "__version__", "0")
-    digests.add(targets._digest(one, "a"))
+    digests.add(targets._digest(here, "a"))
     monkeypatch.undo()
     # a copy of the package with one more byte in a file
     home = Path(targets.__file__).parent
@@ -369,14 +369,14 @@ def test_the_key_depends_on_sources_compiler_target_and_parameters(tmp_path, mon
         shutil.copy(path, tmp_path)
     monkeypatch.setattr(targets, "__file__", str(tmp_path / "target.py"))
     targets._hash_sources.cache_clear()
-    assert targets._digest(one, "a") in digests
+    assert targets._digest(here, "a") in digests
     with open(tmp_path / "layouts.py", "a") as file:
         file.write("\n")
     targets._hash_sources.cache_clear()
-    digests.add(targets._digest(one, "a"))
+    digests.add(targets._digest(here, "a"))
     monkeypatch.undo()
     targets._hash_sources.cache_clear()
-    assert len(digests) == 4 + 1 + (len(available()) > 1) and targets._digest(one, "a") in digests
+    assert len(digests) == 4 + 1 + (len(available()) > 1) and targets._digest(here, "a") in digests
 
 
 PROGRAM = """
@@ -434,12 +434,12 @@ def test_functions_lie_where_llvm_puts_them():
     engine.finalize_object()
     public = {name for name in mine.address if engine.get_function_address(name)}
     assert {"start", "serve", "barrier"} <= public, public
-    one, other = (
+    ours, other = (
         sorted((address(name), name) for name in public)
         for address in (mine.address.__getitem__, engine.get_function_address)
     )
-    for (begin, name), (begin_there, name_there) in zip(one, other):
-        assert name == name_there and begin - one[0][0] == begin_there - other[0][0], name
+    for (begin, name), (begin_there, name_there) in zip(ours, other):
+        assert name == name_there and begin - ours[0][0] == begin_there - other[0][0], name
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x7fELF\x02\x01\x01", b"MZ" + bytes(200)])

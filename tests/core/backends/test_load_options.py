@@ -19,9 +19,9 @@ from mlx_llama.core.backends.load_options import (
 from mlx_llama.core.errors import BackendError, OptionsError
 
 
-def check(backend, **given):
+def check(backend, **options):
     """Check load options for a backend."""
-    return backend.check(LoadOptions(**given))
+    return backend.check(LoadOptions(**options))
 
 
 @pytest.mark.parametrize(
@@ -174,21 +174,21 @@ def test_contradictions():
     with pytest.raises(BackendError, match="8 and .*float32.*, which asks for 32, contradict"):
         check(cpu, dtype="float32", activation_bits=8)
     assert check(cpu, dtype="float32", activation_bits="32").activation_bits == 32
-    for given in ({"threads": 1}, {"activation_bits": 8}):
+    for options in ({"threads": 1}, {"activation_bits": 8}):
         with pytest.raises(BackendError, match="are for compiled kernels: leave out "):
-            check(cpu, compile=False, **given)
+            check(cpu, compile=False, **options)
 
 
 def test_limits_are_the_backends_own():
     limits = Limits("tpu", ("auto", "bfloat16"), most_threads=3)
     assert limits.check(LoadOptions(dtype="bfloat16", threads=3)).threads == 3
-    for given, expected in (
+    for options, expected in (
         ({"dtype": "float16"}, "the tpu backend computes in bfloat16"),
         ({"threads": 4}, "1 to 3"),
         ({"activation_bits": 8}, "this is tpu"),
     ):
         with pytest.raises(BackendError, match=expected):
-            limits.check(LoadOptions(**given))
+            limits.check(LoadOptions(**options))
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_load_help_and_doctor_name_the_same_threads(toy, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "given, nbytes",
+    "text, nbytes",
     [
         ("2GB", 2 * 10**9),
         ("512MB", 512 * 10**6),
@@ -242,24 +242,24 @@ def test_load_help_and_doctor_name_the_same_threads(toy, monkeypatch, capsys):
         (None, None),
     ],
 )
-def test_sizes_of_memory(given, nbytes):
-    assert parse_memory(given) == nbytes
+def test_sizes_of_memory(text, nbytes):
+    assert parse_memory(text) == nbytes
 
 
 @pytest.mark.parametrize(
-    "given",
+    "text",
     ["", "0", "-2GB", "GB", "2XB", "1e9", "nan", "2GBs", "1.5.5GB", "9" * 99, True, [2], "２GB"],
 )
-def test_what_is_no_size(given):
+def test_what_is_no_size(text):
     with pytest.raises(
         OptionsError, match="^`cache_memory` .*: must be a size such as 2GB, "
     ) as error:
-        parse_memory(given)
+        parse_memory(text)
     assert len(str(error.value)) < 140
 
 
 def test_rows_of_a_step():
-    assert [parse_rows(given) for given in (None, 1, "512")] == [32, 1, 512]
-    for given in (0, "513", "-1", "many", 2.5, True, "9" * 99):
+    assert [parse_rows(value) for value in (None, 1, "512")] == [32, 1, 512]
+    for value in (0, "513", "-1", "many", 2.5, True, "9" * 99):
         with pytest.raises(OptionsError, match="^`max_rows` .*: must be a whole number, 1 to 512$"):
-            parse_rows(given)
+            parse_rows(value)

@@ -141,8 +141,10 @@ def test_a_saved_row_needs_room():
 def test_prefixes_of_long_texts():
     from mlx_llama.core.engine.prefixes import common_prefix
 
-    for one in make_prompts(5, longest=400):
-        for at in (0, 1, 63, 64, 65, 128, len(one)):
-            other = [*one[:at], 49, *one[at + 1 :]]
-            assert common_prefix(one, other) == min(at, len(one)) == common_prefix(other, one)
-            assert common_prefix(one, one[:at]) == min(at, len(one))
+    for prompt in make_prompts(5, longest=400):
+        for at in (0, 1, 63, 64, 65, 128, len(prompt)):
+            other = [*prompt[:at], 49, *prompt[at + 1 :]]
+            assert (
+                common_prefix(prompt, other) == min(at, len(prompt)) == common_prefix(other, prompt)
+            )
+            assert common_prefix(prompt, prompt[:at]) == min(at, len(prompt))

@@ -44,8 +44,8 @@ RULED = [
 ]
 
 
-def serve(loop, prompts, **given):
-    return [loop.submit(request(prompt, **given)) for prompt in prompts]
+def serve(loop, prompts, **options):
+    return [loop.submit(request(prompt, **options)) for prompt in prompts]
 
 
 # One request: launches, reads, times
@@ -225,21 +225,21 @@ def test_one_step_and_one_read_serve_all_rows(runs_ahead):
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_long_prompt_delays_others_by_one_chunk_per_token(runs_ahead):
     backend, loop = make(runs_ahead, context=6000, eos=())
-    one, other = serve(loop, make_prompts(2), max_tokens=200)
-    next(one), next(other)
+    first, other = serve(loop, make_prompts(2), max_tokens=200)
+    next(first), next(other)
     long = loop.submit(request([5, 6] * 2000, max_tokens=3, prefill_step_size=4096))
     while not long.completion.tokens:
         before, positions = (
-            (len(one.completion.tokens), len(other.completion.tokens)),
+            (len(first.completion.tokens), len(other.completion.tokens)),
             backend.positions,
         )
         loop.tick()
-        assert (len(one.completion.tokens), len(other.completion.tokens)) == (
+        assert (len(first.completion.tokens), len(other.completion.tokens)) == (
             before[0] + 1,
             before[1] + 1,
         )
         assert backend.positions - positions <= scheduling.SHARED_CHUNK + 4
-    assert len(one.completion.tokens) >= 4000 / 512
+    assert len(first.completion.tokens) >= 4000 / 512
     assert long.finish().tokens == alone([5, 6] * 2000, context=6000, eos=(), max_tokens=3).tokens
 
 
@@ -283,8 +283,10 @@ def test_a_row_that_drafts_delays_itself_alone():
 def test_64_requests_through_memory_for_5_end_as_alone(runs_ahead, monkeypatch):
     backend, loop = make(runs_ahead, eos=(), memory=5 * 512 * POSITION_NBYTES)
     prompts = make_prompts(64, seed=3, longest=200)
-    given = [{**MIXED[i % len(MIXED)], "max_tokens": 150 + 10 * (i % 30)} for i in range(64)]
-    handles = [loop.submit(request(prompt, **options)) for prompt, options in zip(prompts, given)]
+    all_options = [{**MIXED[i % len(MIXED)], "max_tokens": 150 + 10 * (i % 30)} for i in range(64)]
+    handles = [
+        loop.submit(request(prompt, **options)) for prompt, options in zip(prompts, all_options)
+    ]
     most, aside, set_aside = 0, [], loop.scheduler.queues.set_aside
     monkeypatch.setattr(
         loop.scheduler.queues,
@@ -296,7 +298,7 @@ def test_64_requests_through_memory_for_5_end_as_alone(runs_ahead, monkeypatch):
         most = max(most, len(loop.scheduler.queues.running))
         assert loop.scheduler.cache.nbytes <= loop.scheduler.rows.budget
     assert len(aside) > 5 and 5 <= most <= 10
-    for handle, prompt, options in zip(handles, prompts, given):
+    for handle, prompt, options in zip(handles, prompts, all_options):
         done, wanted = handle.finish(), alone(prompt, eos=(), **options)
         assert (done.tokens, done.text, done.finish_reason) == (
             wanted.tokens,
@@ -747,7 +749,7 @@ def test_a_failure_that_passes_costs_a_batch_nothing(runs_ahead, where, calls, k
     error.
     """
     model = {"period": 3 if kind == "drafts" else 0}
-    given = [
+    all_options = [
         {
             "max_tokens": 15,
             "speculate": "prompt" if kind == "drafts" else "none",
@@ -759,7 +761,7 @@ def test_a_failure_that_passes_costs_a_batch_nothing(runs_ahead, where, calls, k
     prompts = [(prompt * 5)[:20] for prompt in make_prompts(4, longest=5)]
     handles = [
         loop.submit(request(prompt, prefill_step_size=9, **options))
-        for prompt, options in zip(prompts, given)
+        for prompt, options in zip(prompts, all_options)
     ]
     count = [0]
 
@@ -770,7 +772,7 @@ def test_a_failure_that_passes_costs_a_batch_nothing(runs_ahead, where, calls, k
 
     setattr(backend, where, fail)
     failed = 0
-    for handle, prompt, options in zip(handles, prompts, given):
+    for handle, prompt, options in zip(handles, prompts, all_options):
         wanted = alone(prompt, model=model, **options).tokens
         try:
             assert handle.finish().tokens == wanted
@@ -821,12 +823,12 @@ def serve_six(
         patch.setattr(scheduling, "PORTION", 1)
 
         def counted(call):
-            def run(*given, **named):
+            def run(*args, **named):
                 nonlocal count
                 count += 1
                 if count == at:
                     raise error
-                return call(*given, **named)
+                return call(*args, **named)
 
             return run
 

@@ -179,8 +179,8 @@ def test_another_kind_is_refused_with_those_there_are(bad, plain):
 
 
 def test_the_kind_in_force_and_its_notices(plain, drafting):
-    def seen(llm, **given):
-        done = llm.generate([5, 6, 7, 8] * 5, max_tokens=12, **given)
+    def seen(llm, **options):
+        done = llm.generate([5, 6, 7, 8] * 5, max_tokens=12, **options)
         return done.options["speculate"], [
             notice for notice in done.notices if "draft" in notice or "specul" in notice
         ]
@@ -251,8 +251,8 @@ def test_the_notice_of_a_session_comes_once_and_when_the_option_changes(drafting
     chat = drafting.chat(max_tokens=3)
     said = lambda done: [notice for notice in done.notices if "not used" in notice]  # noqa: E731
     assert [
-        bool(said(chat.send("a", **given)))
-        for given in (
+        bool(said(chat.send("a", **options)))
+        for options in (
             {},
             {"speculate": "prompt"},
             {"speculate": "prompt"},

@@ -93,7 +93,7 @@ def test_a_tensor_without_a_name_is_a_key_error():
 
 
 def test_rows_are_permuted_for_llama_alone():
-    q, k, v = (f"model.layers.7.self_attn.{one}_proj" for one in "qkv")
+    q, k, v = (f"model.layers.7.self_attn.{module}_proj" for module in "qkv")
     llama = GGUF_NAMES["llama"]
     for suffix in (".weight", ".bias"):
         assert (
@@ -102,9 +102,9 @@ def test_rows_are_permuted_for_llama_alone():
             and not llama.is_permuted(v + suffix)
         )
     assert not any(
-        GGUF_NAMES[other].is_permuted(one + ".weight")
+        GGUF_NAMES[other].is_permuted(module + ".weight")
         for other in ("qwen2", "qwen3")
-        for one in (q, k, v)
+        for module in (q, k, v)
     )
 
 

@@ -22,13 +22,13 @@ def split_experts(
     shapes: dict[str, tuple[int, ...]], experts: Experts
 ) -> dict[str, tuple[int, ...]]:
     """transformers' tensors in memory, where experts are stacks, gates on ups, as it saves them."""
-    found = {}
+    tensors = {}
     for key, shape in shapes.items():
         layer, _, part = key.partition("mlp.")
         if part.startswith("experts."):
             count, rows, columns = shape
             modules = (experts.gate, experts.up) if "gate_up" in part else (experts.down,)
-            found |= {
+            tensors |= {
                 f"{layer}{experts.block}.experts.{i}.{module}.weight": (
                     rows // len(modules),
                     columns,
@@ -37,8 +37,8 @@ def split_experts(
                 for module in modules
             }
         else:
-            found[f"{layer}{experts.block}.{part}" if part else key] = shape
-    return found
+            tensors[f"{layer}{experts.block}.{part}" if part else key] = shape
+    return tensors
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -52,8 +52,8 @@ def theirs(path, **fields) -> LlamaForCausalLM:
     dequantised.
     """
     model = LlamaForCausalLM(TheirConfig(**config_fields(**fields))).eval()
-    found = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
-    missing, unexpected = model.load_state_dict(found, strict=False)
+    tensors = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}
     model.tie_weights()
     return model

@@ -218,11 +218,11 @@ def test_a_family_becomes_a_folder_of_its_own_architecture(name, tmp_path):
     with torch.no_grad():
         expected = judge(torch.tensor([tokens])).logits[0].numpy()
     with mx.stream(mx.cpu):
-        found = np.array(
+        logits = np.array(
             mlx_lm.load(str(tmp_path / "out"))[0](mx.array([tokens])).astype(mx.float32)
         )[0]
     # the folder's weights have 8 bits
-    assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.9995
+    assert np.corrcoef(logits.ravel(), expected.ravel())[0, 1] > 0.9995
 
 
 def test_no_architecture_has_a_window_and_biases_of_the_mlp(tmp_path):

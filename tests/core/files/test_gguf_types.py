@@ -111,7 +111,7 @@ def test_llama_cpp_writes_the_same_file(model, format, tmp_path):
     # 1 where its compiler fused no multiply-adds
     assert min(equal) > 0.9, dict(zip(ours, equal, strict=True))
     fields = [GGUFReader(tmp_path / f"{name}.gguf").fields for name in ("ours", "theirs")]
-    assert len({one["general.file_type"].contents() for one in fields}) == 1
+    assert len({header["general.file_type"].contents() for header in fields}) == 1
 
 
 def test_rows_that_blocks_do_not_divide_are_named(tmp_path):

@@ -57,10 +57,10 @@ def make_quantised(
     make_checkpoint(folder, dtype=dtype, **fields)
     raw = config_fields(torch_dtype=dtype, quantization=field, quantization_config=field, **fields)
     (folder / "config.json").write_text(json.dumps(raw | (config or {})))
-    own, rng, tensors = packings(field), np.random.default_rng(0), {}
+    listed, rng, tensors = packings(field), np.random.default_rng(0), {}
     for name, values in random_tensors(config_fields(**fields)).items():
         module = name.removesuffix(".weight")
-        packing = own.get(module, unlisted)
+        packing = listed.get(module, unlisted)
         if values.ndim == 1 or not packing:
             tensors[name] = encode_tensor(values, dtype)
             continue
@@ -135,16 +135,20 @@ def test_settings_of_single_layers(tmp_path):
         "model.layers.1.mlp.up_proj": {"bits": 3},
     }
     opened = open_checkpoint(make_quantised(tmp_path / "m", field))
-    found = {
+    packings_read = {
         name.removesuffix(".weight"): (weight.bits, weight.group_size)
         for name, weight in opened.tensors.items()
         if isinstance(weight, MLXWeight)
     }
-    assert (found[QUERY], found[EMBEDDING], found[DOWN]) == ((8, 32), (6, 128), (4, 64))
-    assert found["model.layers.1.mlp.up_proj"] == (3, 64) and found[
+    assert (packings_read[QUERY], packings_read[EMBEDDING], packings_read[DOWN]) == (
+        (8, 32),
+        (6, 128),
+        (4, 64),
+    )
+    assert packings_read["model.layers.1.mlp.up_proj"] == (3, 64) and packings_read[
         "model.layers.0.mlp.up_proj"
     ] == (4, 64)
-    assert HEAD not in found and isinstance(opened.tensors[HEAD + ".weight"], Tensor)
+    assert HEAD not in packings_read and isinstance(opened.tensors[HEAD + ".weight"], Tensor)
 
 
 def test_a_matrix_without_scales_that_no_setting_names_is_not_quantised(tmp_path):
@@ -188,9 +192,10 @@ def test_shards(tmp_path):
         weight_map.setdefault(f"model-{i % 3}.safetensors", []).append(name)
     for file, names in weight_map.items():
         codes = {np.dtype("float16"): "F16", np.dtype("uint32"): "U32"}
-        own = {name: tensors[name] for name in names}
+        shard = {name: tensors[name] for name in names}
         write_safetensors(
-            folder / file, {name: (codes[x.dtype], x.shape, x.tobytes()) for name, x in own.items()}
+            folder / file,
+            {name: (codes[x.dtype], x.shape, x.tobytes()) for name, x in shard.items()},
         )
     index = {"weight_map": {name: file for file, names in weight_map.items() for name in names}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))

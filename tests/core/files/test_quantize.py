@@ -196,5 +196,5 @@ def test_an_affine_source_of_the_same_bits_is_copied(tmp_path):
     source = make_checkpoint(tmp_path / "in")
     for out, start in (("one", source), ("two", tmp_path / "one")):
         write_mlx(open_checkpoint(start), tmp_path / out, 4, 32)
-    one, two = (open_checkpoint(tmp_path / out).tensors for out in ("one", "two"))
-    assert all(np.array_equal(one[name].float32(), two[name].float32()) for name in one)
+    first, two = (open_checkpoint(tmp_path / out).tensors for out in ("one", "two"))
+    assert all(np.array_equal(first[name].float32(), two[name].float32()) for name in first)

@@ -164,13 +164,13 @@ def test_a_request_that_is_set_aside_goes_on_in_its_grammar(runs_ahead):
 
 def test_a_rule_that_cannot_be_enforced_is_refused_before_anything_is_queued():
     backend, loop = make()
-    for given, reason in (
+    for options, reason in (
         ({"regex": "(?=a)"}, "look-around"),
         ({"schema": {"not": {}}}, "Unimplemented"),
         ({"regex": "é"}, "no text"),
     ):
         with pytest.raises(OptionsError, match=f"cannot be enforced: .*{reason}"):
-            loop.submit(request([1], **given))
+            loop.submit(request([1], **options))
     with pytest.raises(OptionsError, match="cannot be enforced: .*unknown name"):
         loop.submit(request([1], rule=Rule("tools", "start: missing")))
     assert not loop.tick() and backend.positions == 0
@@ -184,15 +184,17 @@ def test_a_request_compiles_its_rule_once_and_never_beyond_its_time(prompt, toy,
     compiled, limits = [], []
     build, check_time = grammar.Grammars._build, grammar._check_time
     monkeypatch.setattr(
-        grammar.Grammars, "_build", lambda *given: (compiled.append(given[1]), build(*given))[1]
+        grammar.Grammars, "_build", lambda *args: (compiled.append(args[1]), build(*args))[1]
     )
     monkeypatch.setattr(
-        grammar, "_check_time", lambda *given: (limits.append(given[-1]), check_time(*given))
+        grammar, "_check_time", lambda *args: (limits.append(args[-1]), check_time(*args))
     )
     assert llm.generate(prompt, regex="[ab]{3}").text.strip() in {
-        "".join(one) for one in itertools.product("ab", repeat=3)
+        "".join(letters) for letters in itertools.product("ab", repeat=3)
     }
-    assert [one.text for one in compiled] == ["[ab]{3}"] and not limits  # the caller is trusted
+    assert [letters.text for letters in compiled] == [
+        "[ab]{3}"
+    ] and not limits  # the caller is trusted
     slow = {"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(1, 60)]}
     is_text = isinstance(prompt, str)
     for _ in range(2):
@@ -224,9 +226,11 @@ def test_a_grammar_that_grows_too_complex_ends_only_its_own_request(monkeypatch)
 
 
 def test_speculation_is_off_with_a_notice_where_it_was_asked_for():
-    for given in ({"regex": "abc[de]"}, {"logprobs": 1}):
+    for options in ({"regex": "abc[de]"}, {"logprobs": 1}):
         done = (
-            make()[1].submit(request([1, 2, 3], speculate="prompt", max_tokens=5, **given)).finish()
+            make()[1]
+            .submit(request([1, 2, 3], speculate="prompt", max_tokens=5, **options))
+            .finish()
         )
         assert done.options["speculate"] == "none" and any(
             "no speculation" in notice for notice in done.notices
@@ -247,14 +251,14 @@ def test_log_probabilities_are_of_the_models_own_logits():
     """
     for runs_ahead in (False, True):
         backend, loop = make(runs_ahead)
-        given = {
+        options = {
             "logit_bias": {3: 5.0},
             "temperature": 0.7,
             "presence_penalty": 1.5,
             "regex": "[a-z]{2}for[a-z]",
         }
-        done = loop.submit(request([1, 2], logprobs=3, **given)).finish()
-        assert backend.events.count("read") == 6 and done.tokens == alone([1, 2], **given).tokens
+        done = loop.submit(request([1, 2], logprobs=3, **options)).finish()
+        assert backend.events.count("read") == 6 and done.tokens == alone([1, 2], **options).tokens
         model, text = loop.engine.model, [1, 2]
         for token in done.tokens:
             expected = log_softmax(
@@ -291,9 +295,9 @@ def test_a_pydantic_model_is_parsed(llm):
         llm.generate("x", schema=Person, max_tokens=400, temperature=1.0, seed=seed, logit_bias={})
         for seed in range(6)
     ]
-    parsed = [one.parsed for one in people if one.finish_reason == "eos"]
-    assert parsed and all(isinstance(one, Person) for one in parsed)
-    assert all(one.text[:10] == '{"name": "' for one in people)
+    parsed = [answer.parsed for answer in people if answer.finish_reason == "eos"]
+    assert parsed and all(isinstance(answer, Person) for answer in parsed)
+    assert all(answer.text[:10] == '{"name": "' for answer in people)
     assert "schema" in people[0].receipt()["options"] and json.dumps(people[0].receipt())
 
 
@@ -346,18 +350,22 @@ def test_every_backend_keeps_to_the_grammar_and_gives_the_cpus_answer(backend, t
         toy, backend=backend.name, device="cpu" if backend.name != "cpu" else None, dtype="float32"
     )
     prompts = ["Once", "The llama", "x"]
-    for given in (
+    for options in (
         {"schema": Person, "temperature": 1.0, "seed": 4, "max_tokens": 60},
         {"regex": "(Hello|World)[a-z ]{1,20}[.]"},
         {"logprobs": 3, "max_tokens": 8, "temperature": 0.7, "seed": 1},
     ):
-        found, wanted = other.batch(prompts, **given), llm.batch(prompts, **given)
-        assert [one.tokens for one in found] == [one.tokens for one in wanted]
-        assert [one.finish_reason for one in found] == [one.finish_reason for one in wanted]
-        for ours, judge in zip(found, wanted):
+        answers, wanted = other.batch(prompts, **options), llm.batch(prompts, **options)
+        assert [answer.tokens for answer in answers] == [answer.tokens for answer in wanted]
+        assert [answer.finish_reason for answer in answers] == [
+            answer.finish_reason for answer in wanted
+        ]
+        for ours, judge in zip(answers, wanted):
             for token, same in zip(ours.tokens, judge.tokens):
                 assert (
-                    (token.logprobs is None) == (same.logprobs is None) == ("logprobs" not in given)
+                    (token.logprobs is None)
+                    == (same.logprobs is None)
+                    == ("logprobs" not in options)
                 )
                 if token.logprobs:
                     assert token.logprobs.logprob == pytest.approx(same.logprobs.logprob, abs=1e-3)

@@ -448,30 +448,30 @@ def test_a_repr_is_one_short_line(llm):
 
 def on_threads(count, call):
     """Call `call(i)` on as many threads; returns results and exceptions."""
-    found = [None] * count
+    results = [None] * count
 
     def run(i):
         try:
-            found[i] = call(i)
+            results[i] = call(i)
         except BaseException as error:
-            found[i] = error
+            results[i] = error
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    return found
+    return results
 
 
 def test_threads_that_send_have_their_turn(llm):
     chat = llm.chat(max_tokens=6, temperature=1.0, seed=2)
-    found = on_threads(4, lambda i: chat.send(f"question {i}"))
-    assert all(done.finish_reason in ("length", "eos") for done in found)
+    answers = on_threads(4, lambda i: chat.send(f"question {i}"))
+    assert all(done.finish_reason in ("length", "eos") for done in answers)
     asked = [message["content"] for message in chat.messages[::2]]
     assert sorted(asked) == [f"question {i}" for i in range(4)]
     assert [message["content"] for message in chat.messages[1::2]] == [
-        found[int(text[-1])].text for text in asked
+        answers[int(text[-1])].text for text in asked
     ]
     check_consistency(chat)
     prompt = rendered(llm, chat, "next")
@@ -506,7 +506,7 @@ def test_threads_that_use_one_session_in_every_way_get_a_session_error_at_most(l
     chat.save(tmp_path / "chat.json")
 
     def act(i):
-        found = []
+        errors = []
         for turn in range(6):
             kind = (i + turn) % 6
             try:
@@ -523,11 +523,11 @@ def test_threads_that_use_one_session_in_every_way_get_a_session_error_at_most(l
                 else:
                     chat.load(tmp_path / "chat.json")
             except SessionError as error:
-                found.append(error)
-        return len(found)
+                errors.append(error)
+        return len(errors)
 
-    found = on_threads(6, act)
-    assert all(isinstance(one, int) for one in found), found
+    errors = on_threads(6, act)
+    assert all(isinstance(item, int) for item in errors), errors
     check_consistency(chat)
     assert chat.send("last").tokens
 
@@ -584,7 +584,7 @@ def test_functions_are_called_and_the_conversation_keeps_it(name, tmp_path):
         ]
         made = chat.messages[1]["tool_calls"]
         assert [call["function"]["name"] for call in made] == ["add", "time"]
-        assert [(one["content"], one["tool_call_id"]) for one in chat.messages[2:4]] == [
+        assert [(item["content"], item["tool_call_id"]) for item in chat.messages[2:4]] == [
             ("3", made[0]["id"]),
             ("noon", made[1]["id"]),
         ]

@@ -45,7 +45,9 @@ def test_a_required_call_is_made_and_streamed(llm):
         for call in stream.calls
     )
     assert isinstance(news[0], ToolDelta) and news[0].name == "count"
-    assert "".join(one.arguments for one in news if one.index == 0) == stream.calls[0].arguments
+    assert (
+        "".join(delta.arguments for delta in news if delta.index == 0) == stream.calls[0].arguments
+    )
     assert stream.completion.text.startswith("<tool_call>[")
 
 

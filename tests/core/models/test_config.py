@@ -412,9 +412,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(
-    ("fields", "field", "found"), REFUSED, ids=[str(r[0])[:70] for r in REFUSED]
+    ("fields", "field", "shown"), REFUSED, ids=[str(r[0])[:70] for r in REFUSED]
 )
-def test_a_bad_field_is_named_with_the_file_and_what_was_found(fields, field, found):
+def test_a_bad_field_is_named_with_the_file_and_what_was_found(fields, field, shown):
     raw = config_fields(**fields)
     if fields.get("architectures", 0) is None:
         del raw["architectures"]
@@ -422,7 +422,7 @@ def test_a_bad_field_is_named_with_the_file_and_what_was_found(fields, field, fo
         LlamaConfig.from_dict(raw, "some/config.json")
     message = str(caught.value)
     assert message.startswith("some/config.json: ")
-    assert field in message and found in message and "\n" not in message
+    assert field in message and shown in message and "\n" not in message
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def test_a_llamas_layer():
         16,
         1e-5,
     )
-    assert spec.qkv == tuple(f"model.layers.3.self_attn.{one}_proj" for one in "qkv")
+    assert spec.qkv == tuple(f"model.layers.3.self_attn.{letter}_proj" for letter in "qkv")
     assert spec.attention_norm == "model.layers.3.input_layernorm"
     assert spec.ffn_norm == "model.layers.3.post_attention_layernorm"
     assert (

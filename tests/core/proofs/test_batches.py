@@ -17,8 +17,8 @@ PROMPTS = make_prompts(TOKENS, 32, 256)
 
 def run(model, promise="bits", sizes=(2, 3, 8)) -> dict[tuple[int, str], Company]:
     return {
-        (one.rows, one.start): one
-        for one in compare_companies(ToyBackend(), model, PROMPTS, promise, 1e-4, sizes)
+        (company.rows, company.start): company
+        for company in compare_companies(ToyBackend(), model, PROMPTS, promise, 1e-4, sizes)
     }
 
 
@@ -32,11 +32,13 @@ def test_prompts_differ_and_begin_alike():
 
 def test_rows_that_do_not_know_their_company_keep_every_promise():
     model = ToyModel()
-    found = run(model, sizes=batches.SIZES)
-    assert list(found) == [(rows, start) for rows in (2, 3, 8, 32) for start in STARTS]
+    companies = run(model, sizes=batches.SIZES)
+    assert list(companies) == [(rows, start) for rows in (2, 3, 8, 32) for start in STARTS]
     assert all(
-        one.is_kept and one.same_bits == one.same_tokens == one.rows and one.relative == 0
-        for one in found.values()
+        company.is_kept
+        and company.same_bits == company.same_tokens == company.rows
+        and company.relative == 0
+        for company in companies.values()
     )
     # Batches were run: steps of every size, rows of different lengths in one, and rows that joined
     # others at work.
@@ -86,30 +88,30 @@ class Leaking(ToyCache):
 
 def test_another_bit_is_found_and_allowed_where_only_tokens_are_promised():
     bits, tokens = (run(Counting(), promise) for promise in ("bits", "tokens"))
-    for (rows, start), one in bits.items():
-        assert one.same_tokens == rows
-        assert one.is_kept == (rows != 3) == (one.same_bits == rows)
-        assert (0 < one.relative < 1e-6) == (rows == 3)
-    assert all(one.is_kept for one in tokens.values())
+    for (rows, start), company in bits.items():
+        assert company.same_tokens == rows
+        assert company.is_kept == (rows != 3) == (company.same_bits == rows)
+        assert (0 < company.relative < 1e-6) == (rows == 3)
+    assert all(company.is_kept for company in tokens.values())
 
 
 def test_other_tokens_are_found():
     for promise in ("bits", "tokens"):
-        found = run(Crowded(), promise)
-        assert {key for key, one in found.items() if not one.is_kept} == {
+        companies = run(Crowded(), promise)
+        assert {key for key, company in companies.items() if not company.is_kept} == {
             (8, start) for start in STARTS
         }
-        assert all(one.same_tokens < 8 for (rows, _), one in found.items() if rows == 8)
+        assert all(company.same_tokens < 8 for (rows, _), company in companies.items() if rows == 8)
     # Without that promise the numbers must be near all the same, and these are not.
     assert not run(Crowded(), "tolerance")[8, "at once"].is_kept
 
 
 def test_chunks_that_show_are_found():
-    found = run(Chunked())
-    assert not any(one.is_kept for one in found.values()) and all(
-        one.same_bits < one.rows for one in found.values()
+    companies = run(Chunked())
+    assert not any(company.is_kept for company in companies.values()) and all(
+        company.same_bits < company.rows for company in companies.values()
     )
-    assert all(one.is_kept for one in run(Chunked(), "tokens").values())
+    assert all(company.is_kept for company in run(Chunked(), "tokens").values())
 
 
 def test_a_wrong_copy_is_found_where_a_prefix_was_copied(monkeypatch):
@@ -118,13 +120,13 @@ def test_a_wrong_copy_is_found_where_a_prefix_was_copied(monkeypatch):
     )
     for promise in ("bits", "tokens", "tolerance"):
         assert {
-            start for (_, start), one in run(ToyModel(), promise).items() if not one.is_kept
+            start for (_, start), company in run(ToyModel(), promise).items() if not company.is_kept
         } == {"from a prefix"}
 
 
 def test_a_report():
-    one = Company(8, "at once", 8, 7, 1e-7, "bits", 1e-4)
-    assert one.report() == {
+    company = Company(8, "at once", 8, 7, 1e-7, "bits", 1e-4)
+    assert company.report() == {
         "rows": 8,
         "start": "at once",
         "same_tokens": "8 of 8",

@@ -14,7 +14,7 @@ def test_findings_are_one_line_each_and_stand_once():
     diagnosis = Diagnosis({}, [], "cpu", "m")
     diagnosis.add("warning", "weights", "two\nlines")
     diagnosis.add("error", "config", ValueError("two lines"))
-    assert [one.message for one in diagnosis.findings] == ["two lines"] and diagnosis.ok
+    assert [finding.message for finding in diagnosis.findings] == ["two lines"] and diagnosis.ok
     diagnosis.add("error", "config", "another")
     assert not diagnosis.ok
 

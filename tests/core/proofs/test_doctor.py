@@ -24,7 +24,7 @@ from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.proofs.diagnosis import Command
 from mlx_llama.core.proofs.doctor import diagnose
 
-from .looking import fit, found
+from .looking import fit, messages_of
 
 LLAMA_70B = dict(
     vocab_size=128256,
@@ -269,7 +269,9 @@ print(json.dumps([found.facts(), peak_memory(), sorted(frameworks), time.perf_co
     assert frameworks == [] and peak < 400e6
     assert facts["model"]["parameters"] == 70_553_706_496
     assert not [
-        one for one in facts["findings"] if one["level"] == "error" and one["about"] != "memory"
+        finding
+        for finding in facts["findings"]
+        if finding["level"] == "error" and finding["about"] != "memory"
     ]
 
 
@@ -303,9 +305,7 @@ def test_a_hub_model_is_looked_for_in_the_cache_alone(cache, monkeypatch):
     monkeypatch.setattr(
         huggingface_hub,
         "snapshot_download",
-        lambda *given, **named: (
-            asked.append(named["local_files_only"]) or download(*given, **named)
-        ),
+        lambda *args, **named: asked.append(named["local_files_only"]) or download(*args, **named),
     )
     snapshot = put_in_cache(cache)
     diagnosis = diagnose("toy/llama", "main")
@@ -315,12 +315,12 @@ def test_a_hub_model_is_looked_for_in_the_cache_alone(cache, monkeypatch):
     (snapshot / "model.safetensors").unlink()
     diagnosis = diagnose("toy/llama")
     assert (
-        "holds neither model.safetensors" in found(diagnosis, "error")[0]
+        "holds neither model.safetensors" in messages_of(diagnosis, "error")[0]
         and diagnosis.model["layers"] == 2
     )
     (snapshot / "config.json").unlink()
     message = "no config.json and no GGUF file in the local cache"
-    assert message in found(diagnose("toy/llama"), "error")[0]
+    assert message in messages_of(diagnose("toy/llama"), "error")[0]
     assert asked and all(asked)
 
 
@@ -334,9 +334,9 @@ def test_a_hub_model_is_looked_for_in_the_cache_alone(cache, monkeypatch):
 def test_compiled_kernels_or_why_not(wanted, available, expected, toy, monkeypatch):
     monkeypatch.setenv("MLX_LLAMA_CPU_TARGET", wanted)
     diagnosis = diagnose(toy)
-    [cpu] = [one for one in diagnosis.backends if one.name == "cpu"]
+    [cpu] = [facts for facts in diagnosis.backends if facts.name == "cpu"]
     assert cpu.available is available and expected in cpu.reason and cpu.kernels is None
-    assert (cpu.reason in found(diagnosis, "warning")) is not available
+    assert (cpu.reason in messages_of(diagnosis, "warning")) is not available
     if not available:
         assert diagnosis.command.options["backend"] != "cpu"
 
@@ -349,7 +349,7 @@ no_windows = pytest.mark.skipif(os.name == "nt", reason="a shell script stands i
 def test_a_gpu_is_asked_for_through_its_own_tool(smi, tmp_path):
     smi(T4)
     diagnosis = diagnose(make_checkpoint(tmp_path / "m", dtype="bfloat16"))
-    [cuda] = [one for one in diagnosis.backends if one.name == "cuda"]
+    [cuda] = [facts for facts in diagnosis.backends if facts.name == "cuda"]
     assert (cuda.gpu, cuda.device, cuda.memory_bytes, cuda.options) == (
         True,
         "Tesla T4",
@@ -372,7 +372,7 @@ def test_a_gpu_that_does_not_answer_is_unknown(script, smi, toy, tmp_path):
     smi(script)
     diagnosis = diagnose(toy)
     assert not (tmp_path / "bin" / "nvidia-smi.ended").exists()  # it was not waited for
-    [cuda] = [one for one in diagnosis.backends if one.name == "cuda"]
+    [cuda] = [facts for facts in diagnosis.backends if facts.name == "cuda"]
     assert (
         cuda.gpu is None
         and cuda.memory_bytes is None
@@ -386,6 +386,6 @@ def test_choices_about_files_are_findings(tmp_path):
     named = [{"name": "rag", "template": "{{ messages[0]['content'] }}"}]
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": named}))
-    found = [(line.about, line.message) for line in diagnose(folder).findings]
-    assert any(about == "config" and "read as 256" in text for about, text in found)
-    assert any(about == "template" and "took 'rag'" in text for about, text in found)
+    findings = [(line.about, line.message) for line in diagnose(folder).findings]
+    assert any(about == "config" and "read as 256" in text for about, text in findings)
+    assert any(about == "template" and "took 'rag'" in text for about, text in findings)

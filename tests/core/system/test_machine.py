@@ -48,9 +48,9 @@ def test_free_memory_is_what_the_system_says():
     assert 0 < free <= total
     if sys.platform == "linux":
         (line,) = (
-            one
-            for one in Path("/proc/meminfo").read_text().splitlines()
-            if one.startswith("MemAvailable:")
+            text
+            for text in Path("/proc/meminfo").read_text().splitlines()
+            if text.startswith("MemAvailable:")
         )
         available = int(line.split()[1]) * 1024
         assert free < available + total / 50  # other programs take and release memory meanwhile

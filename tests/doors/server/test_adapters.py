@@ -32,7 +32,7 @@ def test_the_model_s_name_chooses_the_adapter(folders, serve):
     )
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
     names = ["toy", "sea", "sky"]
-    assert [one.id for one in client.models.list()] == names and client.models.retrieve(
+    assert [model.id for model in client.models.list()] == names and client.models.retrieve(
         "sky"
     ).id == "sky"
     llm = load(base, backend="cpu", adapters=adapters)

@@ -17,13 +17,13 @@ def client(guide):
 
 def test_a_message(client, llm):
     wanted = llm.generate(QUESTION, max_tokens=20)
-    found = client.messages.create(model="guide", max_tokens=20, messages=QUESTION)
+    message = client.messages.create(model="guide", max_tokens=20, messages=QUESTION)
     assert (
-        found.content[0].text == wanted.text
-        and found.stop_reason == "max_tokens"
-        and found.role == "assistant"
+        message.content[0].text == wanted.text
+        and message.stop_reason == "max_tokens"
+        and message.role == "assistant"
     )
-    usage = found.usage
+    usage = message.usage
     assert (
         usage.input_tokens + usage.cache_read_input_tokens == wanted.prompt_tokens
         and usage.output_tokens == 20
@@ -64,11 +64,11 @@ def test_stop_sequences_and_blocks(client):
             ],
         }
     ]
-    found = client.messages.create(
+    message = client.messages.create(
         model="guide", max_tokens=50, messages=blocks, stop_sequences=["small", "zebra"]
     )
-    assert found.stop_reason == "stop_sequence" and found.stop_sequence == "small"
-    assert found.content[0].text == "I am the mlx_llama guide: a "
+    assert message.stop_reason == "stop_sequence" and message.stop_sequence == "small"
+    assert message.content[0].text == "I am the mlx_llama guide: a "
 
 
 def test_count_of_tokens(client, llm):

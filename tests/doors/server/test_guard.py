@@ -249,12 +249,12 @@ def test_a_port_that_is_taken(guide):
 
 def test_head_is_get_without_a_body(guide):
     for path in ("/", "/health", "/ready", "/v1/models"):
-        done, found = guide.http.head(path), guide.http.get(path)
+        done, full = guide.http.head(path), guide.http.get(path)
         assert (done.status_code, done.content) == (
-            found.status_code,
+            full.status_code,
             b"",
-        ) and found.status_code == 200, path
-        assert done.headers["content-type"] == found.headers["content-type"]
+        ) and full.status_code == 200, path
+        assert done.headers["content-type"] == full.headers["content-type"]
 
 
 def test_paths_of_the_machine_are_not_told(serve, tmp_path):

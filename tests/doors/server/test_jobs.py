@@ -14,14 +14,14 @@ from .conftest import events
 def test_events_of_a_job(guide, llm):
     made = guide.post("/v1/jobs", prompt="Once upon", max_tokens=6)
     assert made.status_code == 201
-    found = events(guide.http.get(made.json()["sse_url"]).text)
-    assert [name for name, _ in found] == ["started", *["token"] * 6, "end", None] and found[-1][
+    told = events(guide.http.get(made.json()["sse_url"]).text)
+    assert [name for name, _ in told] == ["started", *["token"] * 6, "end", None] and told[-1][
         1
     ] == "[DONE]"
-    tokens = [json.loads(data) for name, data in found if name == "token"]
+    tokens = [json.loads(data) for name, data in told if name == "token"]
     assert "".join(token["t"] for token in tokens) == llm.generate("Once upon", max_tokens=6).text
     assert [token["i"] for token in tokens] == list(range(6))
-    end = json.loads(found[-2][1])
+    end = json.loads(told[-2][1])
     assert (
         end["tokens_out"] == 6 and end["stop_reason"] == "MAX_TOKENS" and end["decode_time_ms"] > 0
     )
@@ -58,12 +58,12 @@ def test_a_stream_is_taken_up_again_after_the_last_event(endless):
     rest = endless.http.get(
         job["jsonl_url"], headers={"Last-Event-ID": str(first[-1]["id"])}
     ).text.splitlines()
-    found = first + [json.loads(line) for line in rest]
-    assert [one["id"] for one in found] == list(range(len(found)))
+    told = first + [json.loads(line) for line in rest]
+    assert [event["id"] for event in told] == list(range(len(told)))
     whole = endless.post("/v1/completions", prompt="hello", max_tokens=300).json()["choices"][0][
         "text"
     ]
-    assert "".join(one.get("t", "") for one in found) == whole and found[-1]["tokens_out"] == 300
+    assert "".join(event.get("t", "") for event in told) == whole and told[-1]["tokens_out"] == 300
 
 
 def test_a_cancelled_job_frees_its_row_and_tells_its_readers(endless):
@@ -148,9 +148,9 @@ def test_events_tell_logprobs(guide, llm):
     wanted = [
         token.logprobs for token in llm.generate("Once upon", max_tokens=4, logprobs=2).tokens
     ]
-    assert [token["logprob"] for token in tokens] == [one.logprob for one in wanted]
+    assert [token["logprob"] for token in tokens] == [entry.logprob for entry in wanted]
     assert [[other["logprob"] for other in token["top_logprobs"]] for token in tokens] == [
-        [value for _, value in one.top] for one in wanted
+        [value for _, value in entry.top] for entry in wanted
     ]
     # greedy
     assert [token["token"] for token in tokens] == [

@@ -23,14 +23,14 @@ def client(guide):
 
 def test_a_chat_answer_is_the_one_of_generate(client, llm):
     wanted = llm.generate(QUESTION, max_tokens=40)
-    found = client.chat.completions.create(model="guide", messages=QUESTION, max_tokens=40)
+    completion = client.chat.completions.create(model="guide", messages=QUESTION, max_tokens=40)
     assert (
-        found.choices[0].message.content == wanted.text
-        and found.choices[0].finish_reason == "length"
+        completion.choices[0].message.content == wanted.text
+        and completion.choices[0].finish_reason == "length"
     )
     assert (
-        found.usage.prompt_tokens == wanted.prompt_tokens
-        and found.usage.completion_tokens == len(wanted.tokens)
+        completion.usage.prompt_tokens == wanted.prompt_tokens
+        and completion.usage.completion_tokens == len(wanted.tokens)
     )
     assert (
         client.chat.completions.create(model="guide", messages=QUESTION).choices[0].finish_reason
@@ -84,8 +84,8 @@ def test_an_answer_comes_back_as_a_message(client):
         first.choices[0].message.model_dump(),
         {"role": "user", "content": "Tell me a story."},
     ]
-    found = client.chat.completions.create(model="guide", messages=again, max_tokens=5)
-    assert found.usage.prompt_tokens_details.cached_tokens >= 20  # the first turn
+    completion = client.chat.completions.create(model="guide", messages=again, max_tokens=5)
+    assert completion.usage.prompt_tokens_details.cached_tokens >= 20  # the first turn
 
 
 def test_cached_tokens_of_several_choices_are_those_of_the_prompt(client, guide):
@@ -96,16 +96,16 @@ def test_cached_tokens_of_several_choices_are_those_of_the_prompt(client, guide)
             "content": "Seventeen purple umbrellas were left at the station: whose are they?",
         }
     ]
-    found = guide.post("/v1/chat/completions", messages=asked, max_tokens=2, n=2).json()
-    cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert cached == found["timings"]["cache_n"] < found["usage"]["prompt_tokens"] - 10
+    completion = guide.post("/v1/chat/completions", messages=asked, max_tokens=2, n=2).json()
+    cached = completion["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached == completion["timings"]["cache_n"] < completion["usage"]["prompt_tokens"] - 10
     again = client.chat.completions.create(model="guide", messages=asked, max_tokens=2, n=2).usage
     assert again.prompt_tokens_details.cached_tokens == again.prompt_tokens - 1
 
 
 def test_several_choices_draw_with_the_seeds_after_the_first(client, llm):
     done = [llm.generate(QUESTION, max_tokens=15, temperature=1.2, seed=seed) for seed in (5, 6, 7)]
-    wanted = [one.text for one in done]
+    wanted = [answer.text for answer in done]
     asked = {
         "model": "guide",
         "messages": QUESTION,
@@ -114,9 +114,11 @@ def test_several_choices_draw_with_the_seeds_after_the_first(client, llm):
         "seed": 5,
         "n": 3,
     }
-    found = client.chat.completions.create(**asked)
-    assert [choice.message.content for choice in found.choices] == wanted and len(set(wanted)) > 1
-    assert found.usage.completion_tokens == sum(len(one.tokens) for one in done)
+    completion = client.chat.completions.create(**asked)
+    assert [choice.message.content for choice in completion.choices] == wanted and len(
+        set(wanted)
+    ) > 1
+    assert completion.usage.completion_tokens == sum(len(answer.tokens) for answer in done)
     texts = ["", "", ""]
     for chunk in client.chat.completions.create(**asked, stream=True):
         texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
@@ -124,12 +126,12 @@ def test_several_choices_draw_with_the_seeds_after_the_first(client, llm):
 
 
 def test_stop_strings_and_biases(client, llm):
-    found = client.chat.completions.create(
+    completion = client.chat.completions.create(
         model="guide", messages=QUESTION, stop=["small", "person"]
     )
     assert (
-        found.choices[0].message.content == "I am the mlx_llama guide: a "
-        and found.choices[0].finish_reason == "stop"
+        completion.choices[0].message.content == "I am the mlx_llama guide: a "
+        and completion.choices[0].finish_reason == "stop"
     )
     first = llm.generate(QUESTION, max_tokens=1).tokens[0]
     banned = client.chat.completions.create(
@@ -139,7 +141,7 @@ def test_stop_strings_and_biases(client, llm):
     assert (
         banned.choices[0].message.content
         == wanted
-        != found.choices[0].message.content[: len(wanted)]
+        != completion.choices[0].message.content[: len(wanted)]
     )
 
 
@@ -188,7 +190,7 @@ def test_log_probabilities_of_the_prompt(count, client, guide, llm):
     assert named["logprobs"] is None and named["prompt_logprobs"][0] is None
     for token, known, rate in zip(ids[1:], named["prompt_logprobs"][1:], rates.token_logprobs[1:]):
         assert known[str(token)]["logprob"] == rate and len(known) in (2, 3)
-        assert {one["rank"] for one in known.values()} >= {1, 2}
+        assert {entry["rank"] for entry in known.values()} >= {1, 2}
 
 
 def test_an_end_token_after_an_echo_has_an_entry(client, llm):
@@ -217,14 +219,14 @@ def test_offsets_of_characters_that_are_several_tokens(is_stream, client):
         parts = [
             chunk.choices[0].logprobs for chunk in client.completions.create(**asked, stream=True)
         ]
-        found = [
+        columns = [
             sum((getattr(part, name) for part in parts if part), [])
             for name in ("tokens", "text_offset", "top_logprobs")
         ]
     else:
         logprobs = client.completions.create(**asked).choices[0].logprobs
-        found = [logprobs.tokens, logprobs.text_offset, logprobs.top_logprobs]
-    tokens, offsets, tops = found
+        columns = [logprobs.tokens, logprobs.text_offset, logprobs.top_logprobs]
+    tokens, offsets, tops = columns
     data = [
         bytes.fromhex(token[6:].replace("\\x", ""))
         if token.startswith("bytes:")
@@ -271,12 +273,12 @@ def test_nulls_and_names_that_clients_send_back(client, guide):
 
 def test_completions(client, llm):
     wanted = [llm.generate(prompt, max_tokens=9).text for prompt in ("Once upon", "The river")]
-    found = client.completions.create(
+    completion = client.completions.create(
         model="guide", prompt=["Once upon", "The river"], max_tokens=9
     )
     assert [
-        choice.text for choice in found.choices
-    ] == wanted and found.usage.completion_tokens == 18
+        choice.text for choice in completion.choices
+    ] == wanted and completion.usage.completion_tokens == 18
     ids = llm.encode("Once upon")
     assert (
         client.completions.create(model="guide", prompt=ids, max_tokens=9).choices[0].text
@@ -345,10 +347,10 @@ def test_a_continuation_cannot_begin_a_turn(endless):
 def test_completions_without_a_version_have_both_forms(guide):
     ask = {"prompt": "Once upon", "max_tokens": 6, "temperature": 0}
     wanted = guide.post("/completion", **ask).json()
-    found = guide.post("/completions", **ask).json()
-    assert found["choices"][0]["text"] == wanted["content"]
+    completion = guide.post("/completions", **ask).json()
+    assert completion["choices"][0]["text"] == wanted["content"]
     for name in ("content", "stop", "tokens_predicted", "tokens_evaluated"):
-        assert found[name] == wanted[name]
+        assert completion[name] == wanted[name]
     assert "content" not in guide.post("/v1/completions", **ask).json()
     text = guide.post("/completions", **ask, stream=True).text
     chunks = [json.loads(data) for _, data in events(text) if data != "[DONE]"]
@@ -358,8 +360,8 @@ def test_completions_without_a_version_have_both_forms(guide):
 
 def test_responses(client, llm):
     wanted = llm.generate(QUESTION).text
-    found = client.responses.create(model="guide", input="Who are you?")
-    assert found.output_text == wanted and found.status == "completed"
+    response = client.responses.create(model="guide", input="Who are you?")
+    assert response.output_text == wanted and response.status == "completed"
     with client.responses.stream(model="guide", input=QUESTION, max_output_tokens=10) as stream:
         told = list(stream)
     kinds, last = [event.type for event in told], told[-1].response
@@ -382,7 +384,7 @@ def test_responses(client, llm):
     assert last.usage.output_tokens == 10
     turns = [
         *QUESTION,
-        *[item.model_dump() for item in found.output],
+        *[item.model_dump() for item in response.output],
         {"role": "user", "content": "A story?"},
     ]
     wanted = llm.generate(
@@ -403,7 +405,7 @@ def test_responses(client, llm):
 
 
 def test_defaults_of_responses_are_taken_and_told(client, guide):
-    found = client.responses.create(
+    response = client.responses.create(
         model="guide",
         input="hi",
         max_output_tokens=2,
@@ -411,12 +413,12 @@ def test_defaults_of_responses_are_taken_and_told(client, guide):
         reasoning={},
         text={"verbosity": "medium"},
     )
-    assert found.text.to_dict() == {"format": {"type": "text"}, "verbosity": "medium"}
+    assert response.text.to_dict() == {"format": {"type": "text"}, "verbosity": "medium"}
     form = {"type": "json_schema", "name": "a", "schema": {"enum": ["yes"]}}
-    found = client.responses.create(
+    response = client.responses.create(
         model="guide", input="hi", text={"format": form}, reasoning={"effort": "none"}
     )
-    assert found.output_text == '"yes"' and found.text.format.to_dict() == {
+    assert response.output_text == '"yes"' and response.text.format.to_dict() == {
         **form,
         "description": None,
         "strict": None,
@@ -431,8 +433,8 @@ def test_defaults_of_responses_are_taken_and_told(client, guide):
 
 def test_numbers_of_a_stream_of_responses_count_up(guide):
     text = guide.post("/v1/responses", input="hi", max_output_tokens=4, stream=True).text
-    found = [json.loads(data) for _, data in events(text)]
-    assert [one["sequence_number"] for one in found] == list(range(len(found)))
+    told = [json.loads(data) for _, data in events(text)]
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
 
 
 @pytest.mark.parametrize(

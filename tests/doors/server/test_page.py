@@ -75,8 +75,8 @@ class Page:
         end = time.monotonic() + seconds
         while True:
             try:
-                if found := condition():
-                    return found
+                if result := condition():
+                    return result
             except Exception as error:
                 if type(error).__name__ not in (
                     "StaleElementReferenceException",
@@ -111,9 +111,11 @@ class Page:
         return self.wait(find)
 
     def press(self, label: str, which: int = -1) -> None:
-        self.wait(lambda: [one for one in self.all(f"[aria-label='{label}']") if one.is_enabled()])[
-            which
-        ].click()
+        self.wait(
+            lambda: [
+                button for button in self.all(f"[aria-label='{label}']") if button.is_enabled()
+            ]
+        )[which].click()
 
     def narrow(self, width: int = 390, height: int = 760) -> None:
         self.driver.execute_cdp_cmd(

@@ -155,8 +155,8 @@ def test_hostile_bodies(path, guide):
             done.text[:300],
         )
         if done.status_code == 400:
-            found = done.json()
-            assert found["error"]["message"] and isinstance(found["errors"], list), raw[:80]
+            body = done.json()
+            assert body["error"]["message"] and isinstance(body["errors"], list), raw[:80]
             assert len(done.content) < 20_000
     guide.wait_idle()
 
@@ -247,13 +247,13 @@ def test_the_document_has_the_limits_of_the_table(guide):
     for schema, names in NAMES.items():
         assert names <= set(fields[schema]["properties"]), schema
     assert fields["LlamaCompletionRequest"]["properties"]["n_predict"]["minimum"] == -1
-    for schema, found in fields.items():
-        for name, field in found.get("properties", {}).items():
+    for schema, described in fields.items():
+        for name, field in described.get("properties", {}).items():
             for word in ("FILE", "flag", "="):  # of a command line
                 assert word not in field.get("description", "").replace(">=", ""), (schema, name)
         for name in FIELDS:
             words = properties[name].get("description", "").lower()
-            assert not any(one in words for one in ("file", "flag", "token_id=")), (
+            assert not any(cli_word in words for cli_word in ("file", "flag", "token_id=")), (
                 schema,
                 name,
                 words,

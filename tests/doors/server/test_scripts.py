@@ -95,17 +95,17 @@ def test_load(toy):
         run(EXAMPLES / "benchmarks" / "load.py", toy, "--servers", "ours", "in-process", *asked)
     )
     for clients in ("1", "3"):
-        found = figures["clients"][clients]
-        assert set(found) == {"mlx_llama (cpu)", "in process"}
-        for rounds in found.values():
+        servers = figures["clients"][clients]
+        assert set(servers) == {"mlx_llama (cpu)", "in process"}
+        for rounds in servers.values():
             assert len(rounds) == 2
-            for one in rounds:
+            for line in rounds:
                 assert (
-                    one["tokens"] == 8 * int(clients)
-                    and one["rate"] > 0
-                    and 0 < one["first"] <= one["first_95"]
+                    line["tokens"] == 8 * int(clients)
+                    and line["rate"] > 0
+                    and 0 < line["first"] <= line["first_95"]
                 )
-                assert 0 < one["between"] <= one["between_95"]
+                assert 0 < line["between"] <= line["between_95"]
 
 
 def test_load_of_a_server_that_runs(guide):

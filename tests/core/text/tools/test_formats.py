@@ -215,8 +215,8 @@ def test_a_template_without_tools_gets_them_in_its_system_message(model):
 
 def test_formats_are_recognised(model):
     bare = SimpleNamespace(added_ids=())
-    found = {name: find_format(source, bare) for name, source in TOOL_TEMPLATES.items()}
-    assert found == {
+    recognised = {name: find_format(source, bare) for name, source in TOOL_TEMPLATES.items()}
+    assert recognised == {
         "apriel": formats.APRIEL,
         "devstral": MISTRAL_HEADERS,
         "firefunction-2": formats.FIREFUNCTION,
