@@ -89,16 +89,7 @@ def run_tests(*arguments: str, processor: str = "cortex-a76") -> tuple[int, int]
     kernels.
     """
     text = emulate(
-        "-m",
-        "pytest",
-        "--all",
-        "-n",
-        "0",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "backends.arm_emulation",
+        *"-m pytest --all -n 0 -x -p no:cacheprovider -p backends.arm_emulation".split(),
         *X86_ALONE,
         *arguments,
         processor=processor,

@@ -15,21 +15,10 @@ from machine import missing
 
 LIMIT = 10  # seconds
 ENDLESS = [
-    "-m",
-    "mlx_llama.generate",
-    "--device",
-    "cpu",
-    "--dtype",
-    "float32",
-    "--ignore-chat-template",
+    *"-m mlx_llama.generate --device cpu --dtype float32 --ignore-chat-template".split(),
     "-p",
     "Once upon a time",
-    "--max-tokens",
-    "480",
-    "--logit-bias",
-    "6=-100",
-    "--logit-bias",
-    "2=-100",
+    *"--max-tokens 480 --logit-bias 6=-100 --logit-bias 2=-100".split(),
 ]
 
 

@@ -21,13 +21,7 @@ ASK = (
     "cpu",
     "-p",
     "Once upon a time",
-    "--ignore-chat-template",
-    "-m",
-    "8",
-    "--logit-bias",
-    "1=-100",
-    "--logit-bias",
-    "2=-100",
+    *"--ignore-chat-template -m 8 --logit-bias 1=-100 --logit-bias 2=-100".split(),
 )
 
 
@@ -87,15 +81,10 @@ def test_lines_of_a_batch_name_their_adapters(door, folders, tmp_path):
     (tmp_path / "in").write_text("\n".join(map(json.dumps, lines)))
     done = door(
         generate.main,
-        "--model",
-        base,
-        "--backend",
-        "cpu",
-        "--ignore-chat-template",
-        "--prompts",
-        tmp_path / "in",
-        "--output",
-        tmp_path / "out",
+        *(
+            f"--model {base} --backend cpu --ignore-chat-template --prompts {tmp_path}/in --output "
+            f"{tmp_path}/out"
+        ).split(),
         *(f"--adapter={adapter}" for adapter in adapters),
     )
     assert done.code == 0, done.err
@@ -143,49 +132,16 @@ def test_errors_are_one_line(door, folders):
 def test_bench_and_parity_run_the_adapted_model(door, folders):
     base, (sea, _) = folders
     done = door(
-        bench.main,
-        "--model",
-        base,
-        "--backend",
-        "cpu",
-        "--adapter",
-        sea,
-        "-p",
-        "8",
-        "-n",
-        "4",
-        "-r",
-        "1",
-        "--json",
+        bench.main, *f"--model {base} --backend cpu --adapter {sea} -p 8 -n 4 -r 1 --json".split()
     )
     assert done.code == 0, done.err
     done = door(
-        bench.main,
-        "--model",
-        base,
-        "--backend",
-        "cpu",
-        "--adapter",
-        sea,
-        "-n",
-        "4",
-        "-r",
-        "1",
-        "--profile",
+        bench.main, *f"--model {base} --backend cpu --adapter {sea} -n 4 -r 1 --profile".split()
     )
     assert done.code == 0 and "adapters" in done.out, done.err
     done = door(
         parity.main,
-        "--model",
-        base,
-        "--backends",
-        "cpu,cuda",
-        "--device",
-        "cpu",
-        "--adapter",
-        sea,
-        "--tokens",
-        "12",
+        *f"--model {base} --backends cpu,cuda --device cpu --adapter {sea} --tokens 12".split(),
     )
     assert done.code == 0, done.out + done.err
 
@@ -227,11 +183,6 @@ def test_merging_into_gguf_and_from_a_low_bit_model(door, folders, tmp_path):
         quantize.main,
         tmp_path / "low",
         tmp_path / "again",
-        "--merge",
-        sea,
-        "--bits",
-        "8",
-        "--group-size",
-        "32",
+        *f"--merge {sea} --bits 8 --group-size 32".split(),
     )
     assert done.code == 0 and "dequantized and are rounded again" in done.err, done.err

@@ -258,21 +258,7 @@ def test_plot(door, toy, tmp_path):
     image = pytest.importorskip("PIL.Image")
     pytest.importorskip("matplotlib")
     file = tmp_path / "picture.png"
-    done = door(
-        bench.main,
-        "--model",
-        toy,
-        "--backend",
-        "cpu",
-        "-p",
-        "4",
-        "-n",
-        "6",
-        "-r",
-        "1",
-        "--plot",
-        file,
-    )
+    done = door(bench.main, *f"--model {toy} --backend cpu -p 4 -n 6 -r 1 --plot {file}".split())
     assert done.code == 0 and done.err == f"wrote {file}\n"
     picture = image.open(file)
     assert picture.size == (1200, 750)
@@ -287,10 +273,7 @@ def test_plot(door, toy, tmp_path):
         assert (
             door(
                 bench.main,
-                "--model",
-                toy,
-                "--backend",
-                "cpu",
+                *f"--model {toy} --backend cpu".split(),
                 *"-p 4 -n 6 -d 0,9 -r 1 --plot".split(),
                 tmp_path / f"picture.{ending}",
             ).code

@@ -74,12 +74,7 @@ def test_batch_invariance_reaches_the_model(main, arguments, door, toy, monkeypa
 def test_8_bits_reach_the_models_of_a_comparison_but_the_reference(mode, door, toy, models):
     done = door(
         parity_command.main,
-        "--model",
-        toy,
-        "--backends",
-        "cpu",
-        "--tokens",
-        "16",
+        *f"--model {toy} --backends cpu --tokens 16".split(),
         *mode,
         "--cache-bits",
         "8",

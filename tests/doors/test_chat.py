@@ -630,14 +630,7 @@ def test_ctrl_c_during_the_last_step_of_a_script_ends_it(toy, door, monkeypatch)
     monkeypatch.setattr(Writer, "push", push)
     result = door(
         repl.main,
-        "--model",
-        toy,
-        "--backend",
-        "cpu",
-        "-m",
-        "12",
-        "--stop-token-ids",
-        end,
+        *f"--model {toy} --backend cpu -m 12 --stop-token-ids {end}".split(),
         stdin=b"hello\nagain\n",
     )
     assert result.code == 130 and result.out.strip() and ends == ["stop"], result.err
@@ -1106,16 +1099,7 @@ def leave(child):
 
 def test_a_chat_in_a_terminal(terminal, roomy, tmp_path):
     child = terminal(
-        "-m",
-        "mlx_llama.chat",
-        "--model",
-        roomy,
-        "--backend",
-        "cpu",
-        "-m",
-        "99999",
-        "--logit-bias",
-        "2=-100",
+        *f"-m mlx_llama.chat --model {roomy} --backend cpu -m 99999 --logit-bias 2=-100".split()
     )  # token 2 would end the answer
     child.expect_exact("context 100000 tokens")
     child.expect_exact("Ctrl-D leaves")
@@ -1216,14 +1200,7 @@ def test_a_user_without_a_home_has_no_history(monkeypatch, capsys):
 def test_a_history_that_cannot_be_written_is_told_once(terminal, toy, tmp_path):
     (tmp_path / "file").touch()
     child = terminal(
-        "-m",
-        "mlx_llama.chat",
-        "--model",
-        toy,
-        "--backend",
-        "cpu",
-        "-m",
-        "1",
+        *f"-m mlx_llama.chat --model {toy} --backend cpu -m 1".split(),
         XDG_STATE_HOME=str(tmp_path / "file"),
     )
     child.expect_exact("the history is kept for this run only")
@@ -1244,10 +1221,7 @@ def test_markdown_in_a_terminal_and_plain_text_on_request(terminal, toy, environ
     child = terminal(
         "-c",
         PARROT,
-        "--model",
-        toy,
-        "--backend",
-        "cpu",
+        *f"--model {toy} --backend cpu".split(),
         **environment,
         ANSWER="some **bold** text\x1b[2J\n\n- item\x07\n\nend.",
     )
@@ -1413,14 +1387,7 @@ def test_a_prompt_cache_of_another_model_is_not_saved(toy, other, door, tmp_path
     path = tmp_path / "cache.safetensors"
     result = door(
         repl.main,
-        "--model",
-        toy,
-        "--backend",
-        "cpu",
-        "-m",
-        "3",
-        "--prompt-cache",
-        path,
+        *f"--model {toy} --backend cpu -m 3 --prompt-cache {path}".split(),
         stdin=f"hello\n/model {other}\nhello\n".encode(),
     )
     assert (

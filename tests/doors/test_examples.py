@@ -171,23 +171,10 @@ def test_compare_peers(tmp_path):
     run("make_random_gguf.py", "tiny", str(tmp_path), "F16")
     asked = [
         str(tmp_path / "tiny-F16.gguf"),
-        "--rounds",
-        "2",
-        "--prompt",
-        "8",
-        "--generate",
-        "4",
-        "--starts",
-        "1",
-        "--depth",
-        "40",
-        "60",
-        "--accuracy",
-        "4",
-        "--threads",
-        "1",
-        "--llama-bench",
-        "none",
+        *(
+            "--rounds 2 --prompt 8 --generate 4 --starts 1 --depth 40 60 --accuracy 4 --threads 1 "
+            "--llama-bench none"
+        ).split(),
     ]
     figures = json.loads(run("compare_peers.py", *asked, "--json"))
     [result] = figures["results"]
@@ -248,17 +235,7 @@ def test_compare_peers_with_a_llama_bench_of_known_speed(tmp_path):
         *"--rounds 2 --prompt 8 --generate 4 --threads 1 --starts 0".split(),
     ]
     figures = json.loads(
-        run(
-            "compare_peers.py",
-            *asked,
-            "--depth",
-            "40",
-            "--cache-bits",
-            "8",
-            "--busy",
-            "1",
-            "--json",
-        )
+        run("compare_peers.py", *asked, *"--depth 40 --cache-bits 8 --busy 1 --json".split())
     )
     assert (figures["cache_bits"], figures["busy"]) == (8, 1)
     [result] = figures["results"]
@@ -361,12 +338,7 @@ def test_compare_peers_on_a_checkpoint(backend, tmp_path):
     run("make_random_checkpoint.py", "tiny", str(folder))
     asked = [
         str(folder),
-        "--pairs",
-        backend,
-        "--device",
-        "cpu",
-        "--threads",
-        "1",
+        *f"--pairs {backend} --device cpu --threads 1".split(),
         *"--rounds 2 --prompt 8 --generate 6 --depth 40".split(),
     ]
     [result] = json.loads(run("compare_peers.py", *asked, "--json"))["results"]
@@ -401,12 +373,7 @@ def test_compare_peers_on_several_rows(tmp_path):
     run("make_random_checkpoint.py", "tiny", str(folder))
     asked = [
         str(folder),
-        "--pairs",
-        "mlx-rows",
-        "--rows",
-        "3",
-        "--device",
-        "cpu",
+        *"--pairs mlx-rows --rows 3 --device cpu".split(),
         *"--rounds 1 --prompt 12 --generate 6".split(),
     ]
     [result] = json.loads(run("compare_peers.py", *asked, "--json"))["results"]
@@ -500,18 +467,7 @@ def test_the_cost_of_ticks_is_measured():
 @pytest.mark.parametrize("kind", ["schema", "regex"])
 def test_the_cost_of_grammars_is_measured(kind):
     figures = json.loads(
-        run(
-            "measure_grammar.py",
-            "--kind",
-            kind,
-            "--rows",
-            "3",
-            "--tokens",
-            "6",
-            "--pairs",
-            "1",
-            "--json",
-        )
+        run(*f"measure_grammar.py --kind {kind} --rows 3 --tokens 6 --pairs 1 --json".split())
     )
     assert (figures["kind"], figures["rows"]) == (kind, 3) and figures["share"] == figures[
         "bound"
@@ -540,14 +496,7 @@ def test_starts_are_measured(tmp_path):
         "'1', '--no-warmup', '-t', '1']"
     )
     _, name, ours, theirs, ratio = run(
-        "measure_start.py",
-        str(file),
-        "--prompt",
-        "9",
-        "--rounds",
-        "2",
-        "--threads",
-        "1",
+        *f"measure_start.py {file} --prompt 9 --rounds 2 --threads 1".split(),
         "--peer",
         f"{sys.executable} {peer}",
     ).splitlines()
@@ -562,12 +511,7 @@ def test_starts_are_measured(tmp_path):
 def test_the_perplexity_of_widths_and_formats_is_measured(guide_q8, monkeypatch):
     """The guide's, of text that it was not taught. The score is torch's cross entropy."""
     first, full, eight, *formats = run(
-        "measure_perplexity.py",
-        str(guide_q8),
-        "--tokens",
-        "400",
-        "--window",
-        "128",
+        *f"measure_perplexity.py {guide_q8} --tokens 400 --window 128".split(),
         "--widths",
         "float32,8-bit keys and values",
         "--formats",

@@ -24,26 +24,10 @@ def flags(*words: str) -> dict:
 def test_flags_are_the_options():
     assert flags() == {}
     parsed = flags(
-        "--temp",
-        "0.5",
-        "-m",
-        "9",
-        "--repeat-penalty",
-        "1.1",
-        "--stop",
-        "a",
-        "--stop",
-        "b",
-        "-s",
-        "3",
-        "--logit-bias",
-        "15=1.5",
-        "--logit-bias",
-        "16-2",
-        "--logit-bias",
-        "17+3",
-        "--logit-bias",
-        "18=-1e2",
+        *(
+            "--temp 0.5 -m 9 --repeat-penalty 1.1 --stop a --stop b -s 3 --logit-bias 15=1.5 "
+            "--logit-bias 16-2 --logit-bias 17+3 --logit-bias 18=-1e2"
+        ).split()
     )
     assert parsed["temperature"] == "0.5"
     o = resolve(parsed).options

@@ -29,15 +29,7 @@ def test_no_limit_of_tokens_goes_to_the_end_of_the_context(door, toy):
         "--model",
         toy,
         *PROMPT,
-        "-n",
-        "-1",
-        "--ctx-size",
-        "40",
-        "--jsonl",
-        "--logit-bias",
-        "1=-100",
-        "--logit-bias",
-        "2=-100",
+        *"-n -1 --ctx-size 40 --jsonl --logit-bias 1=-100 --logit-bias 2=-100".split(),
     )
     receipt = json.loads(done.out.splitlines()[-1])["receipt"]
     assert (
@@ -50,14 +42,7 @@ def test_a_template_may_be_text(door, toy):
     text = "{% for message in messages %}Q {{ message.content }} A{% endfor %}"
     done = door(
         generate.main,
-        "--model",
-        toy,
-        "--backend",
-        "cpu",
-        "-p",
-        "hello",
-        "-m",
-        "5",
+        *f"--model {toy} --backend cpu -p hello -m 5".split(),
         "--chat-template",
         text,
     )
@@ -67,12 +52,7 @@ def test_a_template_may_be_text(door, toy):
     assert (done.code, done.out) == (0, wanted.text + "\n"), done.err
     done = door(
         generate.main,
-        "--model",
-        toy,
-        "--backend",
-        "cpu",
-        "-p",
-        "hello",
+        *f"--model {toy} --backend cpu -p hello".split(),
         "--chat-template",
         "{% for %}",
     )
@@ -97,13 +77,7 @@ def test_logprobs_of_a_batch_are_in_its_lines(door, toy, tmp_path):
     for flags in ((), ("--logprobs", "2")):
         done = door(
             generate.main,
-            "--model",
-            toy,
-            "--backend",
-            "cpu",
-            "--ignore-chat-template",
-            "--prompts",
-            tmp_path / "in",
+            *f"--model {toy} --backend cpu --ignore-chat-template --prompts {tmp_path}/in".split(),
             "--output",
             tmp_path / f"out{len(flags)}",
             *flags,

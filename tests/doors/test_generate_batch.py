@@ -87,15 +87,7 @@ def test_a_batch_gives_what_each_request_gives_alone(door, toy_llm, tmp_path):
         generate.main,
         "--prompts",
         write(tmp_path / "in", *lines),
-        "-o",
-        tmp_path / "out",
-        "-m",
-        "20",
-        "--max-rows",
-        "3",
-        "--cache-memory",
-        "1GB",
-        "--stats",
+        *f"-o {tmp_path}/out -m 20 --max-rows 3 --cache-memory 1GB --stats".split(),
     )
     assert done.code == 0 and done.out == "" and "4 requests, 63 tokens in " in done.err
     [llm], written = toy_llm, results(tmp_path / "out")
@@ -202,12 +194,7 @@ def test_prompts_from_standard_input_and_a_system_prompt(door, toy_llm, tmp_path
     )
     done = door(
         generate.main,
-        "--prompts",
-        "-",
-        "-o",
-        tmp_path / "out",
-        "-m",
-        "2",
+        *f"--prompts - -o {tmp_path}/out -m 2".split(),
         "-sys",
         "be brief",
         stdin=lines.encode(),
@@ -221,13 +208,7 @@ def test_prompts_from_standard_input_and_a_system_prompt(door, toy_llm, tmp_path
     ]
     door(
         generate.main,
-        "--prompts",
-        "-",
-        "-o",
-        tmp_path / "plain",
-        "-m",
-        "2",
-        "--ignore-chat-template",
+        *f"--prompts - -o {tmp_path}/plain -m 2 --ignore-chat-template".split(),
         stdin=b'{"prompt": "a"}',
     )
     assert toy_llm[1].prompts == ["a"]
@@ -288,16 +269,7 @@ def test_the_models_own_answers(door, toy, tmp_path):
     )
     done = door(
         generate.main,
-        "--model",
-        toy,
-        "--backend",
-        "cpu",
-        "--prompts",
-        source,
-        "-o",
-        tmp_path / "out",
-        "-m",
-        "9",
+        *f"--model {toy} --backend cpu --prompts {source} -o {tmp_path}/out -m 9".split(),
     )
     assert done.code == 0, done.err
     llm, lines = load(toy, backend="cpu"), results(tmp_path / "out")
@@ -313,16 +285,10 @@ def test_a_bar_on_a_terminal(roomy, terminal, tmp_path):
         tmp_path / "in", *({"prompt": f"number {i}", "max_tokens": 60} for i in range(40))
     )
     child = terminal(
-        "-m",
-        "mlx_llama.generate",
-        "--model",
-        roomy,
-        "--backend",
-        "cpu",
-        "--prompts",
-        source,
-        "-o",
-        tmp_path / "out",
+        *(
+            f"-m mlx_llama.generate --model {roomy} --backend cpu --prompts {source} -o "
+            f"{tmp_path}/out"
+        ).split()
     )
     child.expect("generating")
     child.expect("/40")

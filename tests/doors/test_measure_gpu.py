@@ -64,12 +64,7 @@ def ours(request, example) -> Iterator:
 
 def test_all_of_it_on_cpus():
     asked = [
-        "--minutes",
-        "4",
-        "--prompt",
-        "32",
-        "--generate",
-        "8",
+        *"--minutes 4 --prompt 32 --generate 8".split(),
         "--backends",
         ",".join(HERE),
         "--json",

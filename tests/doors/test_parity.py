@@ -397,15 +397,7 @@ def test_a_perplexity_is_the_same_on_every_backend(door, tmp_path):
         "Once upon a time there was a little llama who lived on a hill. " * 9
     )
     facts = run(
-        door,
-        "--perplexity",
-        tmp_path / "t.txt",
-        "--ctx-size",
-        "64",
-        "--stride",
-        "32",
-        "--dtype",
-        "float32",
+        door, *f"--perplexity {tmp_path}/t.txt --ctx-size 64 --stride 32 --dtype float32".split()
     )
     values = [row["perplexity"] for row in facts["rows"]]
     assert [row["backend"] for row in facts["rows"]] == BACKENDS and values == pytest.approx(
@@ -524,10 +516,7 @@ def batch(door, monkeypatch):
             parity.main,
             "--model",
             str(globals()["model"]()),
-            "--backends",
-            "cpu",
-            "--dtype",
-            "float32",
+            *"--backends cpu --dtype float32".split(),
             "--batch",
             *arguments,
         )

@@ -277,10 +277,7 @@ def test_a_saved_session_keeps_the_option_and_asks_for_the_draft_model(plain, dr
 
 def test_the_door(toy, tmp_path, capsys):
     words = [
-        "--model",
-        str(toy),
-        "--backend",
-        "cpu",
+        *f"--model {toy} --backend cpu".split(),
         "-p",
         "once once once once",
         "--ignore-chat-template",

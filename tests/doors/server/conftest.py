@@ -23,12 +23,7 @@ class Live:
         with log.open("w") as file:
             command = [
                 sys.executable,
-                "-m",
-                "mlx_llama.server",
-                "--backend",
-                "cpu",
-                "--port",
-                "0",
+                *"-m mlx_llama.server --backend cpu --port 0".split(),
                 *map(str, arguments),
             ]
             self.process = subprocess.Popen(

@@ -104,12 +104,7 @@ def test_an_alias_that_is_an_adapter_s_name_is_refused(folders, monkeypatch):
     with pytest.raises(OptionsError, match="is the name of an adapter"):
         command.main(
             [
-                "--model",
-                str(base),
-                "--backend",
-                "cpu",
-                "--port",
-                "0",
+                *f"--model {base} --backend cpu --port 0".split(),
                 "--adapter",
                 str(adapters[0]),
                 "--alias",

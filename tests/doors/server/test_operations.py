@@ -224,17 +224,7 @@ def test_metrics_count_set_asides_and_rows(inside, roomy):
 
 def test_flags_set_defaults_of_requests(serve, llm):
     server = serve(
-        "--n-predict",
-        "6",
-        "--temp",
-        "0.8",
-        "--seed",
-        "3",
-        "--alias",
-        "pet",
-        "--no-slots",
-        "--no-metrics",
-        "--no-page",
+        *"--n-predict 6 --temp 0.8 --seed 3 --alias pet --no-slots --no-metrics --no-page".split()
     )
     wanted = llm.generate("Once upon", max_tokens=6, temperature=0.8, seed=3).text
     body = server.post("/v1/completions", model="pet", prompt="Once upon").json()

@@ -77,20 +77,7 @@ def test_clients_of_the_docs_run_as_they_stand(guide, capsys):
 
 
 def test_load(toy):
-    asked = [
-        "--clients",
-        "1",
-        "3",
-        "--rounds",
-        "2",
-        "--words",
-        "12",
-        "--tokens",
-        "8",
-        "--threads",
-        "1",
-        "--json",
-    ]
+    asked = [*"--clients 1 3 --rounds 2 --words 12 --tokens 8 --threads 1 --json".split()]
     figures = json.loads(
         run(EXAMPLES / "benchmarks" / "load.py", toy, "--servers", "ours", "in-process", *asked)
     )
@@ -111,14 +98,7 @@ def test_load(toy):
 def test_load_of_a_server_that_runs(guide):
     out = run(
         EXAMPLES / "benchmarks" / "load.py",
-        "--url",
-        guide.url,
-        "--clients",
-        "2",
-        "--rounds",
-        "1",
-        "--tokens",
-        "6",
+        *f"--url {guide.url} --clients 2 --rounds 1 --tokens 6".split(),
     )
     assert out.startswith("  2 clients") and "tokens/s" in out
 
