@@ -32,16 +32,8 @@ def counted(backend, monkeypatch):
         for name in ("eval", "synchronize"):
             counting("wait", mx, name)
         for name in (
-            "item",
-            "tolist",
-            "__array__",
-            "__bool__",
-            "__int__",
-            "__float__",
-            "__index__",
-            "__buffer__",
-            "__dlpack__",
-        ):
+            "item tolist __array__ __bool__ __int__ __float__ __index__ __buffer__ __dlpack__"
+        ).split():
             if hasattr(mx.array, name):
                 counting("wait", mx.array, name)
         yield count
@@ -74,17 +66,7 @@ def counted(backend, monkeypatch):
             return function(*args, **(kwargs or {}))
 
     on_gpu = backend.device.type == "cuda"
-    for name in (
-        "item",
-        "tolist",
-        "numpy",
-        "cpu",
-        "__array__",
-        "__bool__",
-        "__int__",
-        "__float__",
-        "__index__",
-    ):
+    for name in "item tolist numpy cpu __array__ __bool__ __int__ __float__ __index__".split():
         # Data in host memory needs no second wait.
         counting("wait", torch.Tensor, name, lambda tensor: tensor.is_cuda or not on_gpu)
     if on_gpu:

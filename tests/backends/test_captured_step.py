@@ -1058,17 +1058,10 @@ def test_differences_of_other_families_are_in_the_replayed_step(name, call):
         assert relative_error(replayed[part], forward[part]) < 1e-5
 
 
-LAYER = [
-    "_add_rms_norm",
-    "_multiply",
-    "_store_rotated",
-    "_attend",
-    "_join",
-    "_multiply",
-    "_add_rms_norm",
-    "_multiply",
-    "_multiply",
-]
+LAYER = (
+    "_add_rms_norm _multiply _store_rotated _attend _join _multiply _add_rms_norm _multiply "
+    "_multiply"
+).split()
 END = ["_add_rms_norm", "_multiply"]
 
 

@@ -48,13 +48,8 @@ def test_figures(loaded):
     figures = measure(loaded, 20, 8, 2)
     assert figures["evaluations_per_token"] == 1 and figures["weights_bytes"] == checkpoint.nbytes
     for name in (
-        "prompt_tps",
-        "decode_tps",
-        "first_token_seconds",
-        "load_seconds",
-        "peak_memory_bytes",
-        "bandwidth",
-    ):
+        "prompt_tps decode_tps first_token_seconds load_seconds peak_memory_bytes bandwidth"
+    ).split():
         assert figures[name] > 0, name
     # all rows of the embedding but one, and keys and values of 20 + 4 positions, all float32
     assert figures["bytes_per_token"] == checkpoint.nbytes - 383 * 64 * 4 + 2 * 2 * 2 * 16 * 24 * 4

@@ -134,18 +134,8 @@ def test_commands_exist_and_take_their_flags():
                 words
             )
         else:
-            assert words[0] in (
-                "pip",
-                "pytest",
-                "curl",
-                "cat",
-                "python",
-                "git",
-                "ruff",
-                "brew",
-                "python3",
-                ".",
-                "echo",
+            assert (
+                words[0] in ("pip pytest curl cat python git ruff brew python3 . echo").split()
             ), words
     assert doors_named == set(DOORS)
 

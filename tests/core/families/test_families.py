@@ -335,16 +335,9 @@ def test_the_config_means_what_transformers_reads(name):
         transformers.AutoConfig.for_model(**copy.deepcopy(raw)),
     )
     for field in (
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "rms_norm_eps",
-        "max_position_embeddings",
-        "tie_word_embeddings",
-        "bos_token_id",
-    ):
+        "vocab_size hidden_size intermediate_size num_attention_heads num_key_value_heads "
+        "rms_norm_eps max_position_embeddings tie_word_embeddings bos_token_id"
+    ).split():
         assert getattr(ours, field) == getattr(theirs, field), field
     kinds = (
         getattr(theirs, "layer_types", None)

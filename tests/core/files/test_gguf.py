@@ -191,22 +191,10 @@ def test_config_is_the_originals(tmp_path):
     ours = config_of(tmp_path, **fields)
     original = LlamaConfig.from_dict(config_fields(**fields))
     for name in (
-        "architecture",
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "max_position_embeddings",
-        "rope",
-        "tie_word_embeddings",
-        "attention_bias",
-        "mlp_bias",
-        "sliding_window",
-        "dtype",
-    ):
+        "architecture vocab_size hidden_size intermediate_size num_hidden_layers "
+        "num_attention_heads num_key_value_heads head_dim max_position_embeddings rope "
+        "tie_word_embeddings attention_bias mlp_bias sliding_window dtype"
+    ).split():
         assert getattr(ours, name) == getattr(original, name), name
     assert np.float32(ours.rms_norm_eps) == np.float32(original.rms_norm_eps)
 

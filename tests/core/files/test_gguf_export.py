@@ -99,19 +99,10 @@ def test_our_own_reader_gives_the_same_model(tmp_path):
     write_gguf(before, tmp_path / "out.gguf", "Q8_0")
     after = open_checkpoint(tmp_path / "out.gguf")
     for field in (
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "rms_norm_eps",
-        "max_position_embeddings",
-        "rope",
-        "attention_bias",
-        "tie_word_embeddings",
-    ):
+        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
+        "num_key_value_heads head_dim rms_norm_eps max_position_embeddings rope attention_bias "
+        "tie_word_embeddings"
+    ).split():
         assert getattr(after.config, field) == getattr(before.config, field), field
     assert set(after.tensors) == set(before.tensors)
     for name, tensor in before.tensors.items():

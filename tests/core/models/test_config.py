@@ -172,18 +172,10 @@ def test_every_generation_means_what_transformers_reads(name, tmp_path):
         json.loads(json.dumps(raw))
     )
     for field in (
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "rms_norm_eps",
-        "max_position_embeddings",
-        "tie_word_embeddings",
-        "bos_token_id",
-    ):
+        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
+        "num_key_value_heads head_dim rms_norm_eps max_position_embeddings tie_word_embeddings "
+        "bos_token_id"
+    ).split():
         assert getattr(ours, field) == getattr(theirs, field), field
     assert ours.architecture == theirs.architectures[0]
     assert ours.sliding_window == getattr(theirs, "sliding_window", None)

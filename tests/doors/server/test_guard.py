@@ -116,14 +116,9 @@ def test_the_origin_localhost_stands_for_any_port_of_this_machine(serve):
 def test_programs_of_this_machine_written_as_pages_are_served_with_a_key(serve, guide):
     server = serve("--api-key", "key")
     for origin in (
-        "http://localhost:3000",
-        "http://127.0.0.1:5173",
-        "app://obsidian.md",
-        "tauri://localhost",
-        "vscode-webview://1a2b",
-        "chrome-extension://abcdef",
-        "file://",
-    ):
+        "http://localhost:3000 http://127.0.0.1:5173 app://obsidian.md tauri://localhost "
+        "vscode-webview://1a2b chrome-extension://abcdef file://"
+    ).split():
         done = server.http.get(
             "/v1/models", headers={"Origin": origin, "Authorization": "Bearer key"}
         )
@@ -140,15 +135,8 @@ def test_keys(serve, tmp_path):
     for path in ("/health", "/live", "/ready", "/", "/page/app.js"):
         assert server.http.get(path).status_code == 200, path
     for path in (
-        "/v1/models",
-        "/metrics",
-        "/props",
-        "/slots",
-        "/openapi.json",
-        "/docs",
-        "/v1/loading/progress",
-        "/page",
-    ):
+        "/v1/models /metrics /props /slots /openapi.json /docs /v1/loading/progress /page"
+    ).split():
         assert server.http.get(path).status_code == 401, path
     assert server.http.post("/page/render", json={"text": "x"}).status_code == 401
     for headers in (

@@ -204,17 +204,7 @@ def test_documented_values_that_switch_a_field_off_change_nothing(guide, llm):
     wanted = llm.generate("Once upon", max_tokens=6).text
     done = guide.post("/completion", prompt={"prompt_string": "Once upon"}, n_predict=6, **OFF)
     assert done.status_code == 200 and done.json()["content"] == wanted, done.text
-    newer = [
-        "penalties",
-        "dry",
-        "top_n_sigma",
-        "top_k",
-        "typ_p",
-        "top_p",
-        "min_p",
-        "xtc",
-        "temperature",
-    ]
+    newer = "penalties dry top_n_sigma top_k typ_p top_p min_p xtc temperature".split()
     done = guide.post(
         "/completion",
         prompt=["Once upon", {"prompt_string": "Once upon"}],

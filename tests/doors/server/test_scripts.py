@@ -108,29 +108,8 @@ def test_help_names_llama_servers_flags(capsys):
         command.main(["--help"])
     out = capsys.readouterr().out
     for flag in (
-        "host",
-        "port",
-        "alias",
-        "ctx-size",
-        "parallel",
-        "batch-size",
-        "threads",
-        "api-key",
-        "api-key-file",
-        "timeout",
-        "temp",
-        "seed",
-        "n-predict",
-        "chat-template",
-        "chat-template-file",
-        "model-draft",
-        "slots",
-        "slot-save-path",
-        "metrics",
-        "cors-origin",
-        "idle-unload",
-        "shutdown-seconds",
-        "cache-memory",
-        "cache-bits",
-    ):
+        "host port alias ctx-size parallel batch-size threads api-key api-key-file timeout temp "
+        "seed n-predict chat-template chat-template-file model-draft slots slot-save-path metrics "
+        "cors-origin idle-unload shutdown-seconds cache-memory cache-bits"
+    ).split():
         assert f"--{flag}" in out, flag
