@@ -90,15 +90,18 @@ def test_a_model_without_a_template_is_continued(tmp_path, door, examined):
 
 @pytest.mark.parametrize("case", DAMAGE)
 def test_damage_that_other_doors_refuse_is_found_without_loading(case, tmp_path, door, examined):
-    """For damage that the doors refuse, the doctor reports their error and gives no command."""
+    """The doors refuse a damaged model in one line, which the doctor reports; it gives no
+    command.
+    """
     damage, name = DAMAGE[case]
     folder = make_checkpoint(tmp_path / "m")
     damage(folder)
     refused = door(generate.main, "--model", folder, "-p", "hi", "-m", "2", "--backend", "cpu")
     code, facts = examined(folder)
     assert refused.code == 2 and code == 1 and facts["ok"] is False and facts["command"] is None
-    assert refused.err.removeprefix("error: ").strip() in messages(facts)
-    assert any(name in message for message in messages(facts))
+    error = refused.err
+    assert refused.out == "" and error.startswith("error: ") and error.count("\n") == 1
+    assert name in error and error.removeprefix("error: ").strip() in messages(facts)
     assert all("\n" not in message["message"] for message in facts["findings"])
 
 

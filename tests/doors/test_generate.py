@@ -133,22 +133,6 @@ def test_jsonl_is_pieces_and_a_receipt(toy, llm, run):
             b"",
             "--threads '0': must be a whole number, 1 to 1024",
         ),
-        (["-p", "hi", "--backend", "cpu", "--threads", "two"], b"", "--threads 'two'"),
-        (
-            ["-p", "hi", "--backend", "cpu", "--threads", "99999999999"],
-            b"",
-            "--threads '99999999999'",
-        ),
-        (
-            ["-p", "hi", "--backend", "cpu", "--activation-bits", "12"],
-            b"",
-            "--activation-bits '12'",
-        ),
-        (
-            ["-p", "hi", "--backend", "cpu", "--activation-bits", "8", "--dtype", "float32"],
-            b"",
-            "contradict each other",
-        ),
         (
             ["-p", "hi", "--backend", "cpu", "--threads", "0", "--model", "no/such/folder"],
             b"",

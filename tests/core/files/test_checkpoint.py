@@ -13,7 +13,7 @@ from making import config_fields, make_checkpoint, random_tensors, refusal
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from mlx_llama.core.errors import ConfigError, LlamaError, TokenizerError
+from mlx_llama.core.errors import LlamaError, TokenizerError
 from mlx_llama.core.files.checkpoint import GUIDE_PATH, Checkpoint, open_checkpoint
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
@@ -131,13 +131,6 @@ def test_no_template(tmp_path):
     folder = make_checkpoint(tmp_path / "m")
     (folder / "tokenizer_config.json").write_text("{}")
     assert open_checkpoint(folder).template is None
-
-
-def test_no_config(tmp_path):
-    folder = make_checkpoint(tmp_path / "m")
-    (folder / "config.json").unlink()
-    with pytest.raises(ConfigError, match=r"config\.json: no such file"):
-        open_checkpoint(folder)
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"eos_token_id": 99999}', '{"eos_token_id": "</s>"}'])
