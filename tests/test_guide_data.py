@@ -61,10 +61,8 @@ def test_every_flag_has_a_fact_that_names_it_and_its_commands(door):
 
 def test_defaults_and_limits_are_those_of_the_options_table():
     assert "`--logprobs LOGPROBS`" in talk.FACTS["--logprobs"].answer
-    assert (
-        "(default 0.0: greedy" in fact_of("--temp").answer
-        and "`--top-k K` (default 0: all)" in fact_of("--top-k").answer
-    )
+    assert "(default 0.0: greedy" in fact_of("--temp").answer
+    assert "`--top-k K` (default 0: all)" in fact_of("--top-k").answer
     for name, option in FIELDS.items():
         fact = fact_of(option_flags(name)[0])
         if fact.covers:  # written by hand
@@ -242,7 +240,8 @@ def test_the_judged_questions_were_not_trained_on(part):
         json.loads(line)
         for line in (EVALUATION / f"answers{part}.jsonl").read_text(encoding="utf-8").splitlines()
     ]
-    assert len(judged) == 200 and {question["verdict"] for question in judged} <= {
+    assert len(judged) == 200
+    assert {question["verdict"] for question in judged} <= {
         "right",
         "half",
         "wrong",
@@ -264,13 +263,11 @@ def test_the_judged_questions_were_not_trained_on(part):
         for question in questions
         if talk.normal(question["question"]) in trained
     ]
-    assert [question["question"] for question in judged if question.get("met")] == met and len(
-        met
-    ) <= 20
+    assert [question["question"] for question in judged if question.get("met")] == met
+    assert len(met) <= 20
     verdicts = [question["verdict"] for question in judged if not question.get("met")]
-    assert verdicts.count("right") >= 0.85 * len(verdicts) and verdicts.count(
-        "wrong"
-    ) <= 0.05 * len(verdicts)
+    assert verdicts.count("right") >= 0.85 * len(verdicts)
+    assert verdicts.count("wrong") <= 0.05 * len(verdicts)
 
 
 def test_shown_questions_stand_in_the_pages_and_are_not_held_out():
@@ -352,6 +349,5 @@ def test_a_stopped_training_goes_on_with_the_same_weights(tmp_path, monkeypatch,
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(False)
     assert "goes on after step 50" in capsys.readouterr().err
-    assert whole.keys() == again.keys() and all(
-        torch.equal(whole[name], again[name]) for name in whole
-    )
+    assert whole.keys() == again.keys()
+    assert all(torch.equal(whole[name], again[name]) for name in whole)

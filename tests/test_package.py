@@ -41,9 +41,8 @@ ERRORS = {
 
 def test_public_names_are_listed_and_there():
     """dir() has those that a user starts from."""
-    assert (
-        set(dir(mlx_llama)) == FIRST | {"__version__"} and set(mlx_llama.__all__) >= FIRST | ERRORS
-    )
+    assert set(dir(mlx_llama)) == FIRST | {"__version__"}
+    assert set(mlx_llama.__all__) >= FIRST | ERRORS
     assert len(set(mlx_llama.__all__)) == len(mlx_llama.__all__)
     for name in set(mlx_llama.__all__) - {"Prompt", "errors", "LogitsProcessor", "OnProgress"}:
         assert getattr(mlx_llama, name).__name__ == name
@@ -113,14 +112,10 @@ def test_help_opens_with_load_and_llm():
     shown = pydoc.plain(pydoc.render_doc(mlx_llama))
     for name in FIRST - {"load", "errors"}:
         assert f"\n    class {name}" in shown, name
-    assert (
-        "\n    load(model:" in shown
-        and "Load a model." in shown
-        and "generate(self, prompt:" in shown
-    )
-    assert shown.index("llm.ask(") < shown.index("llm.generate(") and shown.index(
-        "ask(self, question"
-    ) < shown.index("generate(self, prompt")
+    assert "\n    load(model:" in shown and "Load a model." in shown
+    assert "generate(self, prompt:" in shown
+    assert shown.index("llm.ask(") < shown.index("llm.generate(")
+    assert shown.index("ask(self, question") < shown.index("generate(self, prompt")
     assert shown.index("load(") < 400 and not any(f"class {name}" in shown for name in ERRORS)
 
 
@@ -179,10 +174,8 @@ def test_a_type_checker_sees_slips_and_only_these(tmp_path):
     assert [int(line.split(":")[0]) for line in errors] == list(range(first, first + len(SLIPS))), (
         done.stdout + done.stderr
     )
-    assert (
-        'Unexpected keyword argument "max_tokenz"' in errors[0]
-        and 'did you mean "max_tokens"' in errors[0]
-    )
+    assert 'Unexpected keyword argument "max_tokenz"' in errors[0]
+    assert 'did you mean "max_tokens"' in errors[0]
 
 
 def test_the_package_says_that_it_is_typed():

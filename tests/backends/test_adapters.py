@@ -222,9 +222,8 @@ def test_company_does_not_change_a_row_s_bits(bits, folders, tmp_path):
             model.forward(TOKENS[:1, :10], 0, cache)[0],
             model.forward(TOKENS[:1, 10:], 10, cache)[0],
         ]
-    assert not np.array_equal(alone[1][1], alone[2][1]) and not np.array_equal(
-        alone[0][1], alone[1][1]
-    )
+    assert not np.array_equal(alone[1][1], alone[2][1])
+    assert not np.array_equal(alone[0][1], alone[1][1])
     for order in ([0, 1, 2], [2, 2, 1, 0, 1], [1, 1], [1, 0]):
         cache = model.make_cache(64, len(order))
         cache.adapters[:] = order

@@ -222,9 +222,8 @@ def attended(dtype, H: int, G: int, D: int) -> list[tuple[str, float]]:
             )
         as_it_is = decode.store_rotated(state, 1, heads, H, G, D, rotates=False)
         for split, query, row, position in zip(splits, as_it_is, rows, positions):
-            assert torch.equal(query, split[:H]) and torch.equal(
-                row.numbers[1, 0, :, position : position + 1], split[H : H + G]
-            )
+            assert torch.equal(query, split[:H])
+            assert torch.equal(row.numbers[1, 0, :, position : position + 1], split[H : H + G])
     return errors
 
 
@@ -962,10 +961,8 @@ def test_probes_of_a_step_by_kernels_are_those_of_forward(name, call):
     for probe, array in wanted.items():
         assert relative_error(seen[probe], array) < 1e-5, probe
     np.testing.assert_array_equal(state["keys"][1, :, 9:], seen["1.key_rope"][0])
-    assert (
-        relative_error(state["keys"], plain["keys"]) < 1e-5
-        and relative_error(state["values"], plain["values"]) < 1e-5
-    )
+    assert relative_error(state["keys"], plain["keys"]) < 1e-5
+    assert relative_error(state["values"], plain["values"]) < 1e-5
 
 
 def a_step_and_forward(path: Path) -> list:
@@ -1339,7 +1336,8 @@ def test_threads_share_the_columns_of_a_product_in_the_same_way_for_any_number_o
         _, _, layouts = compile_call(assembled, "_multiply", element, 90, fixed, 4)
         (product,) = [layout for layout in layouts if "order = [2, 1, 0]" in layout]
         shared.append([inner.split(",")[-1] for inner in re.findall(r"= \[([\d, ]+)\]", product)])
-    assert shared[0] == shared[1] == shared[2] and [int(number) for number in shared[0][1:3]] == [
+    assert shared[0] == shared[1] == shared[2]
+    assert [int(number) for number in shared[0][1:3]] == [
         32,
         4,
     ]

@@ -66,10 +66,8 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_made(tmp_path, 
     with pytest.raises(OutOfMemoryError) as caught:
         model.Llama.load(checkpoint, LoadOptions(dtype="float32"), GPU)
     text = str(caught.value)
-    assert (
-        f"take {nbytes / 1e9:.2f} GB" in text
-        and f"a small card has {free / 1e9:.2f} GB free" in text
-    )
+    assert f"take {nbytes / 1e9:.2f} GB" in text
+    assert f"a small card has {free / 1e9:.2f} GB free" in text
     assert "quantize" in text and "\n" not in text
     with pytest.raises(Reached):
         model.Llama.load(checkpoint, LoadOptions(dtype="float16"), GPU)  # half as large
@@ -167,10 +165,8 @@ def test_a_tied_head_is_read_once(device, tmp_path):
         make_checkpoint(tmp_path / "m", dtype="float16", tie_word_embeddings=True)
     )
     llama = load(tmp_path / "m", backend="cuda", device=device, dtype="float32").model
-    assert (
-        llama.decoder.head.weight is llama.decoder.embedding.weight
-        and llama.decoder.head.weight.dtype == torch.float32
-    )
+    assert llama.decoder.head.weight is llama.decoder.embedding.weight
+    assert llama.decoder.head.weight.dtype == torch.float32
     loaded = weights.Weights(checkpoint, "float16", llama.device)
     assert (
         loaded.linear("model.embed_tokens").weight is loaded.embedding("model.embed_tokens").weight

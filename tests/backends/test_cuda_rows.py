@@ -217,10 +217,8 @@ def in_company(model, count: int, asked: list[dict]) -> tuple[list, list]:
     for _ in range(count):
         tokens = model.step(tokens, [cache.lengths[row] for row in rows], cache, draw, rows=rows)
         together.append(tokens[:, 0].tolist())
-        assert (
-            runtime.read_all(tokens) == together[-1]
-            and runtime.read_all(tokens, tokens[:1]) == together[-1] + together[-1][:1]
-        )
+        assert runtime.read_all(tokens) == together[-1]
+        assert runtime.read_all(tokens, tokens[:1]) == together[-1] + together[-1][:1]
     for i, row_options in enumerate(asked):
         cache, token, draw = model.make_cache(64), [[30 + i]], batch(row_options)
         model.forward([ALONE[i]], 0, cache)
@@ -626,11 +624,8 @@ def steps_over_prompts(name: str) -> dict:
 
 def test_a_prompts_step_its_verification_and_its_probes_are_those_of_decoded_tokens(call):
     facts = call(steps_over_prompts, "odd")
-    assert (
-        facts["together"] == facts["alone"]
-        and facts["verified"] == facts["stepped"]
-        and len(facts["stepped"]) == 10
-    )
+    assert facts["together"] == facts["alone"] and facts["verified"] == facts["stepped"]
+    assert len(facts["stepped"]) == 10
 
 
 def refusals(folders: dict[str, Path]) -> dict[str, str]:
@@ -858,11 +853,8 @@ def test_codes_are_within_half_a_step(D):
     )
     values[0], values[1, 0] = 0, 1e-9
     codes, scales = quantize(values)
-    assert (
-        codes.dtype == torch.int8
-        and codes.shape == values.shape
-        and scales.shape == (3, 5, -(-D // 32))
-    )
+    assert codes.dtype == torch.int8 and codes.shape == values.shape
+    assert scales.shape == (3, 5, -(-D // 32))
     for start in range(0, D, 32):
         part = slice(start, start + 32)
         step = values[..., part].abs().amax(-1, keepdim=True) / 127
@@ -928,9 +920,8 @@ def test_logits_in_16_bits(dtype, tmp_path):
     if dtype != "float32":
         np.testing.assert_array_equal(*logits)
         return
-    assert (
-        0 < relative_rms(logits[1], logits[0]) < 1e-3 and caches[1].nbytes < 0.52 * caches[0].nbytes
-    )
+    assert 0 < relative_rms(logits[1], logits[0]) < 1e-3
+    assert caches[1].nbytes < 0.52 * caches[0].nbytes
     for name in ("keys", "values"):
         rounded = states[0][name][0].astype(np.float16).astype(np.float32)
         np.testing.assert_array_equal(states[1][name][0], rounded)

@@ -459,10 +459,8 @@ def test_masks_and_logprobs_of_rows_are_those_of_each_alone(
             )
         count = max((each["logprobs"] for each in options if "logprobs" in each), default=None)
         packed = mlx.runtime.to_numpy(drawn)
-        assert (
-            packed.shape == (len(rows), 1 if count is None else 2 + 2 * count)
-            and len(launched) == masked
-        )
+        assert packed.shape == (len(rows), 1 if count is None else 2 + 2 * count)
+        assert len(launched) == masked
         for i, cache_alone in enumerate(alone):
             logits = model.forward(tokens[i : i + 1], cache_alone.length, cache_alone)
             single = sampling(mlx, options[i])
@@ -547,9 +545,8 @@ def test_masks_that_fail_change_no_row(mlx):
     before = [cache.state(row) for row in range(2)]
     with pytest.raises(ZeroDivisionError):
         model.step([[5]] * 2, cache.lengths[:], cache, sampling(mlx, {}, {}), masks=lambda: 1 / 0)
-    assert cache.lengths == [4, 5] and all(
-        same_state(cache.state(row), state) for row, state in enumerate(before)
-    )
+    assert cache.lengths == [4, 5]
+    assert all(same_state(cache.state(row), state) for row, state in enumerate(before))
 
 
 # ---- bytes

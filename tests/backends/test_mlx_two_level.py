@@ -177,7 +177,8 @@ def test_the_layout_has_the_bits_of_gguf(kind, shape, mlx, gpu_layout):
 
     first, second = weight(kind, *shape), weight(kind, shape[0] + 1, shape[1])
     matrix = gpu_layout.pack([first[0], second[0]], mx.float32, mlx.device)
-    assert isinstance(matrix, gpu_layout.TwoLevelMatrix) and matrix.shape == (
+    assert isinstance(matrix, gpu_layout.TwoLevelMatrix)
+    assert matrix.shape == (
         2 * shape[0] + 1,
         shape[1],
     )
@@ -236,10 +237,8 @@ def test_any_scales_that_a_file_may_hold(kind, spread, mlx, kernels, monkeypatch
     x = np.random.default_rng(3).standard_normal((24, 512)).astype(np.float32)
     wanted = x.astype(np.float64) @ judge.T.astype(np.float64)
     matrix = kernels.pack([stored], mx.float16, mlx.device)
-    assert (
-        rms_error(product(matrix, x[:2]), wanted[:2]) < 2e-6
-        and rms_error(product(matrix, x), wanted) < 2e-6
-    )
+    assert rms_error(product(matrix, x[:2]), wanted[:2]) < 2e-6
+    assert rms_error(product(matrix, x), wanted) < 2e-6
     plain = kernels.pack([stored], mx.float16, mlx.device, has_kernel=False)
     assert isinstance(plain, kernels.QuantizedMatrix)
     assert rms_error(product(as_float32(plain), x), wanted) < 1e-3
@@ -443,10 +442,8 @@ def test_kernels_that_fail_their_trial_are_not_used(kernel, reason, mlx, gpu, ke
     monkeypatch.setattr(weights, "_free_memory", lambda device: None)
     checkpoint = open_checkpoint(model_file("Q4_K_M"))
     weights_here = weights.Weights(checkpoint, mx.float16, gpu)
-    assert (
-        weights_here.notices == ()
-        and kernels.find_faults(low_bit(checkpoint), mx.float16, mlx.device) == {}
-    )
+    assert weights_here.notices == ()
+    assert kernels.find_faults(low_bit(checkpoint), mx.float16, mlx.device) == {}
     monkeypatch.setattr(mx.fast, "metal_kernel", kernel)
     forget_kernels(monkeypatch)
     weights_here = weights.Weights(checkpoint, mx.float16, gpu)

@@ -189,10 +189,8 @@ def test_verify_is_so_many_steps(variant, sampling, backend, loaded):
     assert single.length == several.length
     held, again = single.state(), several.state()
     assert (held["tokens"] == again["tokens"]).all()
-    assert (
-        np.abs(held["keys"] - again["keys"]).max() < 1e-4
-        and np.abs(held["values"] - again["values"]).max() < 1e-4
-    )
+    assert np.abs(held["keys"] - again["keys"]).max() < 1e-4
+    assert np.abs(held["values"] - again["values"]).max() < 1e-4
 
 
 @pytest.mark.parametrize("kind", ["prompt", "model"])
@@ -373,13 +371,10 @@ def test_drafts_that_are_wrong_are_given_up(here, loaded, tmp_path):
     assert 24 <= done.drafted < 40 and done.accepted < 0.3 * done.drafted
     assert 10 < done.speculation_ended < len(done.tokens)
     (notice,) = [notice for notice in done.notices if "switched off" in notice]
-    assert notice.startswith("speculation was switched off: ") and notice.endswith(
-        "drafted tokens were right"
-    )
-    assert (
-        notice in done.summary()
-        and f"switched off after {done.speculation_ended} tokens" in done.summary()
-    )
+    assert notice.startswith("speculation was switched off: ")
+    assert notice.endswith("drafted tokens were right")
+    assert notice in done.summary()
+    assert f"switched off after {done.speculation_ended} tokens" in done.summary()
     random = np.random.default_rng(0).integers(3, 9, 150).tolist()
     done = loaded()[0].generate(
         random,
@@ -401,9 +396,8 @@ def test_dynamic_rope_is_not_speculated_with_and_says_so(here, tmp_path):
     llm = load(folder, **here, ctx_size=256)
     wanted = llm.generate(REPETITIVE, max_tokens=60)
     done = llm.generate(REPETITIVE, max_tokens=60, speculate="prompt")
-    assert (
-        done.tokens == wanted.tokens and done.drafted == 0 and done.options["speculate"] == "none"
-    )
+    assert done.tokens == wanted.tokens and done.drafted == 0
+    assert done.options["speculate"] == "none"
     assert any("dynamic rope" in notice for notice in done.notices)
     assert not any(
         "dynamic rope turns" in notice and "speculation" in notice for notice in wanted.notices
@@ -464,4 +458,5 @@ def test_an_end_token_that_was_drafted_is_the_last(loaded):
     assert (got.tokens, got.finish_reason) == (
         wanted.tokens,
         wanted.finish_reason,
-    ) and end in got.tokens
+    )
+    assert end in got.tokens

@@ -142,9 +142,8 @@ def test_every_format_has_every_row(door, toy, backend):
         assert 0.8 * count / row["tps_max"] <= row["seconds"] <= 1.2 * count / row["tps_min"]
     listed = list(csv.DictReader(io.StringIO(shown(door, toy, "csv", "--host", *flags(backend)))))
     assert [row["test"] for row in listed] == NAMES
-    assert {row["backend"] for row in listed} == {backend.name} and all(
-        float(row["tps"]) > 0 for row in listed
-    )
+    assert {row["backend"] for row in listed} == {backend.name}
+    assert all(float(row["tps"]) > 0 for row in listed)
     assert all(
         float(row["tps_min"]) <= float(row["tps"]) <= float(row["tps_max"]) for row in listed
     )
@@ -156,9 +155,8 @@ def test_every_format_has_every_row(door, toy, backend):
         for line in lines
         if line.startswith("|")
     ]
-    assert [row[table[0].index("test")] for row in table[2:]] == NAMES and {
-        len(row) for row in table
-    } == {8}
+    assert [row[table[0].index("test")] for row in table[2:]] == NAMES
+    assert {len(row) for row in table} == {8}
     assert [
         line[:12].strip() for line in shown(door, toy, "text", *flags(backend)).splitlines()[2:12]
     ] == NAMES
@@ -198,11 +196,8 @@ def test_host(loaded, monkeypatch):
     )
     line = bench_report.host_line(host)
     if loaded.backend.name == "mlx":
-        assert (
-            host["launch_us"] > 0
-            and host["thread_us"] > 0
-            and f"{host['primitives']} primitives" in line
-        )
+        assert host["launch_us"] > 0 and host["thread_us"] > 0
+        assert f"{host['primitives']} primitives" in line
     else:
         assert host["primitives"] is None and "primitives" not in line
         assert (
@@ -287,11 +282,8 @@ def test_the_curve():
     ]
     curve = bench_plot.curve(rows)
     assert curve[11].tolist()[::2] == pytest.approx([402.5, 2.5])
-    assert (
-        len(curve) == 12
-        and curve[0].tolist() == [4.5, 1.0, 1.0, 1.0]
-        and curve[9].tolist() == [94.5, 2.0, 2.0, 2.0]
-    )
+    assert len(curve) == 12 and curve[0].tolist() == [4.5, 1.0, 1.0, 1.0]
+    assert curve[9].tolist() == [94.5, 2.0, 2.0, 2.0]
     assert curve[10].tolist()[:3:2] == [401.5, 5.0] and 4 <= curve[10][1] < 5 < curve[10][3] <= 9
 
 
@@ -334,6 +326,5 @@ def test_plot_without_its_library(door, toy, monkeypatch, tmp_path):
     monkeypatch.setattr(bench_plot.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(bench, "load", lambda *rest: pytest.fail("loaded"))
     done = door(bench.main, "--model", toy, "--backend", "cpu", "--plot", tmp_path / "x.png")
-    assert (
-        done.code == 2 and "pip install matplotlib" in done.err and len(done.err.splitlines()) == 1
-    )
+    assert done.code == 2 and "pip install matplotlib" in done.err
+    assert len(done.err.splitlines()) == 1

@@ -84,12 +84,10 @@ def test_rows_are_one_step(backend, door, toy):
     lines = [
         {line["operation"]: line for line in profile["operations"]} for profile in (alone, three)
     ]
-    assert (
-        three["n_rows"] == 3 and lines[1][ATTENTION]["nbytes"] == 3 * lines[0][ATTENTION]["nbytes"]
-    )
-    assert [profile["head"]["calls"] for profile in lines] == [1, 1] and lines[0]["head"][
-        "nbytes"
-    ] == lines[1]["head"]["nbytes"]
+    assert three["n_rows"] == 3
+    assert lines[1][ATTENTION]["nbytes"] == 3 * lines[0][ATTENTION]["nbytes"]
+    assert [profile["head"]["calls"] for profile in lines] == [1, 1]
+    assert lines[0]["head"]["nbytes"] == lines[1]["head"]["nbytes"]
     slots = 4 if backend.name == "mlx" else 3  # its buffers have a power of two of them
     assert lines[1]["head"]["flops_per_second"] * lines[1]["head"]["us"] == pytest.approx(
         slots * lines[0]["head"]["flops_per_second"] * lines[0]["head"]["us"]
@@ -120,25 +118,19 @@ def test_every_format_has_every_operation(door, toy):
     ]
     assert len(names) == 2 * (12 + 4)
     listed = list(csv.DictReader(io.StringIO(profiled(door, toy, asked, "csv"))))
-    assert [row["operation"] for row in listed] == names and all(
-        float(row["us"]) or row["operation"] for row in listed
-    )
+    assert [row["operation"] for row in listed] == names
+    assert all(float(row["us"]) or row["operation"] for row in listed)
     table = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in profiled(door, toy, asked, "md").splitlines()
         if line.startswith("|")
     ]
-    assert [row[0] for row in table if row[0] not in ("operation", "---")] == names and {
-        len(row) for row in table
-    } == {8}
+    assert [row[0] for row in table if row[0] not in ("operation", "---")] == names
+    assert {len(row) for row in table} == {8}
     text = profiled(door, toy, asked, "text")
     assert all(text.count(f"\n{name}  ") == names.count(name) for name in names)
-    assert (
-        "us for slower threads" in text
-        and "note: 2 threads" in text
-        and "Gflop/s" in text
-        and "GB/s" in text
-    )
+    assert "us for slower threads" in text and "note: 2 threads" in text and "Gflop/s" in text
+    assert "GB/s" in text
 
 
 def test_figures_of_known_seconds():

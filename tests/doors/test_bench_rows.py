@@ -140,11 +140,8 @@ def test_the_hosts_time_of_a_step_of_all_rows(rows):
     it = whole(runs_ahead=True, primitives=7)
     host = measure_host(it, 256, rows)
     steps = [shape for shape, _, _ in it.model.calls if shape == (rows, 1)]
-    assert (
-        host["rows"] == rows
-        and host["tokens"] == TOKENS <= len(steps) - SKIPPED
-        and host["primitives"] == 7
-    )
+    assert host["rows"] == rows and host["tokens"] == TOKENS <= len(steps) - SKIPPED
+    assert host["primitives"] == 7
     assert host["step_us"] > 0 and host["launch_us"] > 0 and host["thread_us"] > 0
     line = bench_report.host_line(host)
     assert ("per token" if rows == 1 else f"per step of {rows} rows") in line
@@ -259,7 +256,6 @@ def test_a_picture_of_the_throughput(run, tmp_path):
     assert (shades == (0x2A, 0x6F, 0x97)).all(axis=1).sum() > 300  # the color of the curve
     assert run("-b 1,2,4 -p 8,12 -n 4 --plot", str(tmp_path / "rows.svg")).code == 0
     text = (tmp_path / "rows.svg").read_text(encoding="utf-8")
-    assert (
-        "<!-- rows decoded together -->" in text and "<!-- 4 tokens after 12, each row -->" in text
-    )
+    assert "<!-- rows decoded together -->" in text
+    assert "<!-- 4 tokens after 12, each row -->" in text
     assert all(f"<!-- {rows} -->" in text for rows in (1, 2, 4))

@@ -125,13 +125,8 @@ WRONG = [
 @pytest.mark.parametrize("main, arguments, part", WRONG)
 def test_a_bad_value_is_one_line_before_loading(main, arguments, part, door, models):
     done = door(main, *arguments)
-    assert (
-        done.code == 2
-        and done.out == ""
-        and part in done.err
-        and done.err.count("\n") == 1
-        and models == []
-    )
+    assert done.code == 2 and done.out == "" and part in done.err and done.err.count("\n") == 1
+    assert models == []
 
 
 def test_the_number_of_rows_at_the_door(door, tmp_path, models):
@@ -139,8 +134,5 @@ def test_the_number_of_rows_at_the_door(door, tmp_path, models):
     done = door(
         generate.main, "--prompts", tmp_path / "in", "-o", tmp_path / "out", "--max-rows", "0"
     )
-    assert (
-        done.code == 2
-        and "--max-rows '0': must be a whole number, 1 to 512" in done.err
-        and models == []
-    )
+    assert done.code == 2 and "--max-rows '0': must be a whole number, 1 to 512" in done.err
+    assert models == []

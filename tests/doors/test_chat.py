@@ -116,9 +116,8 @@ def test_a_bad_command_is_one_line_and_changes_nothing(session, line, words):
 
 def test_set_shows_sets_and_resets(session):
     everything = command(session, "/set")
-    assert re.search(r"max_tokens +4 +user", everything) and re.search(
-        r"seed +random +default", everything
-    )
+    assert re.search(r"max_tokens +4 +user", everything)
+    assert re.search(r"seed +random +default", everything)
     assert (
         command(session, "/set temp")
         == "temperature = 0 (default): softmax temperature; 0 is greedy"
@@ -405,9 +404,8 @@ def test_completion(session, tmp_path):
     assert offered("/set n ") == ["/set n 4", "/set n default"]
     assert offered("/set regex ") == ["/set regex none", "/set regex default"]
     assert offered(f"/read {tmp_path}/no") == [f"/read {tmp_path}/notes.txt"]
-    assert offered("/mo") == ["/model "] and offered(f"/model {tmp_path}/no") == [
-        f"/model {tmp_path}/notes.txt"
-    ]
+    assert offered("/mo") == ["/model "]
+    assert offered(f"/model {tmp_path}/no") == [f"/model {tmp_path}/notes.txt"]
     assert offered("hello") == offered("/frob x") == offered("/clear ") == offered("text\n/s") == []
 
 
@@ -439,10 +437,8 @@ def test_a_script_prints_answers_and_nothing_else(toy, model, door, tmp_path):
     assert result.out == "".join(answer + "\n" for answer in answers)
     messages = json.loads(saved.read_text())["messages"]
     assert [message["content"] for message in messages[::2]] == ["hello", "two\nlines", "/usr"]
-    assert (
-        result.err.count("evaluations per token: 1 ") == 4
-        and "cut off after 6 tokens" in result.err
-    )
+    assert result.err.count("evaluations per token: 1 ") == 4
+    assert "cut off after 6 tokens" in result.err
     assert result.code == 0
 
 
@@ -484,11 +480,8 @@ def test_a_model_without_template_is_told_before_anything_is_asked(door, tmp_pat
     os.remove(tmp_path / "bare" / "tokenizer_config.json")
     result = door(repl.main, "--model", tmp_path / "bare", "--backend", "cpu", stdin=b"hello\n")
     assert (result.code, result.out) == (2, "")
-    assert (
-        "no chat template" in result.err
-        and "--template" in result.err
-        and result.err.count("\n") == 1
-    )
+    assert "no chat template" in result.err and "--template" in result.err
+    assert result.err.count("\n") == 1
 
 
 def test_a_pipe_needs_neither_prompt_toolkit_nor_rich(toy):
@@ -1190,9 +1183,8 @@ def test_a_user_without_a_home_has_no_history(monkeypatch, capsys):
     monkeypatch.delenv("LOCALAPPDATA", raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     history = terminal.History(terminal.history_path())
-    assert (
-        "the history is kept for this run only" in capsys.readouterr().err and history.is_writable
-    )
+    assert "the history is kept for this run only" in capsys.readouterr().err
+    assert history.is_writable
     history.store_string("a line")
     assert list(history.load_history_strings()) == []
 
@@ -1366,20 +1358,16 @@ def test_a_pipe_gets_no_escape_sequences(toy, door, tmp_path):
         repl.main, "--model", toy, "--backend", "cpu", "-m", "3", stdin="\n".join(lines).encode()
     )
     assert "\x1b" not in result.out + result.err
-    assert (
-        "(loaded 0 messages, max_tokens = 3)" in result.err
-        and "needs the new text" not in result.err
-    )
+    assert "(loaded 0 messages, max_tokens = 3)" in result.err
+    assert "needs the new text" not in result.err
 
 
 def test_edit_in_a_script_needs_its_text(toy, door):
     result = door(
         repl.main, "--model", toy, "--backend", "cpu", "-m", "3", stdin=b"hello\n/edit\n/edit ho\n"
     )
-    assert (
-        result.err.count("error: ") == 1
-        and "/edit needs the new text here: /edit TEXT" in result.err
-    )
+    assert result.err.count("error: ") == 1
+    assert "/edit needs the new text here: /edit TEXT" in result.err
     assert result.out.count("\n") >= 2 and result.code == 2
 
 
@@ -1390,11 +1378,8 @@ def test_a_prompt_cache_of_another_model_is_not_saved(toy, other, door, tmp_path
         *f"--model {toy} --backend cpu -m 3 --prompt-cache {path}".split(),
         stdin=f"hello\n/model {other}\nhello\n".encode(),
     )
-    assert (
-        result.code == 0
-        and "is not saved: /model chose another model" in result.err
-        and not path.exists()
-    )
+    assert result.code == 0 and "is not saved: /model chose another model" in result.err
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("word", ["exit", "Quit", "/bye"])

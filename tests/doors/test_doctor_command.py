@@ -80,9 +80,8 @@ def test_a_model_without_a_template_is_continued(tmp_path, door, examined):
     folder = make_checkpoint(tmp_path / "m", tokenizer=False)
     make_tokenizer(folder, chat_template=None)
     code, facts = examined(folder)
-    assert code == 0 and any(
-        "has no chat template" in message for message in messages(facts, "warning")
-    )
+    assert code == 0
+    assert any("has no chat template" in message for message in messages(facts, "warning"))
     words = shlex.split(facts["command"])
     assert words[2] == "mlx_llama.generate"
     assert door(generate.main, *words[3:], "--max-tokens", "2").code == 0
@@ -173,11 +172,8 @@ def test_another_architecture_is_one_finding_about_the_config(tmp_path, examined
         )
     )(folder)
     _, facts = examined(folder)
-    assert (
-        len(messages(facts)) == 1
-        and "GemmaForCausalLM" in messages(facts)[0]
-        and facts["model"] == {}
-    )
+    assert len(messages(facts)) == 1 and "GemmaForCausalLM" in messages(facts)[0]
+    assert facts["model"] == {}
 
 
 @pytest.mark.parametrize(
@@ -256,23 +252,19 @@ def test_a_gguf_field_that_is_wrong_hides_no_other(tmp_path, examined):
     make_gguf(path, tokenizer=None, edit=lambda writer: writer.add_expert_shared_count(8))
     code, facts = examined(path)
     assert code == 1 and len(messages(facts)) == 2
-    assert (
-        "llama.expert_shared_count is 8" in messages(facts)[0]
-        and "tokenizer.ggml.model is missing" in messages(facts)[1]
-    )
+    assert "llama.expert_shared_count is 8" in messages(facts)[0]
+    assert "tokenizer.ggml.model is missing" in messages(facts)[1]
 
 
 def test_a_tokenizer_much_smaller_than_the_model_is_a_warning(tmp_path, examined):
     code, facts = examined(make_checkpoint(tmp_path / "small", vocab_size=1000))
-    assert code == 0 and any(
+    assert code == 0
+    assert any(
         "384 tokens" in message and "1000 rows" in message for message in messages(facts, "warning")
     )
     code, facts = examined(make_checkpoint(tmp_path / "padded", vocab_size=400))
-    assert (
-        code == 0
-        and messages(facts, "warning") == []
-        and any("padding" in message for message in messages(facts, "note"))
-    )
+    assert code == 0 and messages(facts, "warning") == []
+    assert any("padding" in message for message in messages(facts, "note"))
 
 
 def test_a_model_that_does_not_fit_gets_the_command_that_makes_it_smaller(
@@ -306,18 +298,14 @@ def test_a_context_that_does_not_fit_is_asked_for_shorter(toy, examined, monkeyp
     more = 100 * 64 // 18
     assert messages(facts, "note")[-1].endswith(f"; --cache-bits 8 has room for {min(256, more)}")
     code, facts = examined(toy, "--cache-bits", "8")
-    assert (
-        code == 0
-        and facts["command"].endswith(" --cache-bits 8")
-        and facts["fits"][1]["cache_bits"] == 8
-    )
+    assert code == 0 and facts["command"].endswith(" --cache-bits 8")
+    assert facts["fits"][1]["cache_bits"] == 8
     assert "--cache-bits 8 has room" not in str(facts["findings"])
     code, facts = examined(toy, "--cache-bits", "16")
     assert code == 0 and facts["fits"][1]["cache_bits"] == 16
     assert 2 * facts["fits"][1]["cache_bytes_per_token"] == cpu["cache_bytes_per_token"]
-    assert facts["command"].endswith(
-        " --ctx-size 200 --cache-bits 16"
-    ) and "--cache-bits 8 has room" in str(facts["findings"])
+    assert facts["command"].endswith(" --ctx-size 200 --cache-bits 16")
+    assert "--cache-bits 8 has room" in str(facts["findings"])
     code, facts = examined(toy, "--ctx-size", "80")
     assert code == 0 and facts["command"].endswith(" --ctx-size 80")
     assert examined(toy, "--ctx-size", "250")[0] == 1
@@ -375,14 +363,11 @@ def test_the_cache_folder_is_shown_and_cleared(door, tmp_path, monkeypatch):
         in door(doctor.main).out.splitlines()
     )
     done = door(doctor.main, "--clear-cache")
-    assert done.out.strip() == f"removed 5.0 MB from {tmp_path}" and [
-        file.name for file in tmp_path.iterdir()
-    ] == ["notes.txt"]
+    assert done.out.strip() == f"removed 5.0 MB from {tmp_path}"
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
     for words in (["guide"], ["--model", "guide"]):
         refused = door(doctor.main, *words, "--clear-cache")
-        assert (
-            refused.code == 2
-            and "--clear-cache: removes all models' files; leave the model out" in refused.err
-        )
+        assert refused.code == 2
+        assert "--clear-cache: removes all models' files; leave the model out" in refused.err
     monkeypatch.setenv("MLX_LLAMA_CACHE_SIZE", "much")
     assert "MLX_LLAMA_CACHE_SIZE='much': must be a size such as 20GB" in door(doctor.main).out

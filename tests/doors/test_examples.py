@@ -139,27 +139,22 @@ def test_make_random_gguf(kind, tmp_path):
 
     done = start("make_random_gguf.py", "tiny", str(tmp_path), kind)
     if kind == "Q4_K_M" and not HAS_LLAMA_CPP:
-        assert (
-            done.returncode == 1
-            and done.stderr == 'error: llama_cpp is not installed: pip install -e ".[peers]"\n'
-        )
+        assert done.returncode == 1
+        assert done.stderr == 'error: llama_cpp is not installed: pip install -e ".[peers]"\n'
         return
     assert done.returncode == 0, done.stderr
     [path] = tmp_path.iterdir()
     kinds = {tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
-    assert path.name == f"tiny-{kind}.gguf" and kinds == (
-        {"F32", "Q4_K", "Q6_K"} if "K" in kind else {"F32", kind}
-    )
+    assert path.name == f"tiny-{kind}.gguf"
+    assert kinds == ({"F32", "Q4_K", "Q6_K"} if "K" in kind else {"F32", kind})
 
 
 @pytest.mark.slow
 def test_compare_peers(tmp_path):
     if not HAS_LLAMA_CPP:
         done = start("compare_peers.py", "model.gguf", "--llama-bench", "none")
-        assert (
-            done.returncode == 1
-            and done.stderr == 'error: llama_cpp is not installed: pip install -e ".[peers]"\n'
-        )
+        assert done.returncode == 1
+        assert done.stderr == 'error: llama_cpp is not installed: pip install -e ".[peers]"\n'
         return
     run("make_random_gguf.py", "tiny", str(tmp_path), "F16")
     asked = [
@@ -171,9 +166,8 @@ def test_compare_peers(tmp_path):
     ]
     figures = json.loads(run("compare_peers.py", *asked, "--json"))
     [result] = figures["results"]
-    assert (
-        figures["threads"] == 1 and result["bytes"] == (tmp_path / "tiny-F16.gguf").stat().st_size
-    )
+    assert figures["threads"] == 1
+    assert result["bytes"] == (tmp_path / "tiny-F16.gguf").stat().st_size
     for key, pairs in {
         "decode": 2,
         "prompt": 2,
@@ -248,20 +242,15 @@ def test_compare_peers_with_a_llama_bench_of_known_speed(tmp_path):
     [result] = json.loads(run("compare_peers.py", *asked, "--json"))["results"]
     assert result["decode"]["pairs"][0]["peer"] == pytest.approx(1180)  # flash attention is slower
     out = run("compare_peers.py", *asked)
-    assert (
-        "llama-bench" in out
-        and "share of GB/s" in out
-        and re.search(r"^decode after 8, .*% / +\d+%$", out, re.M)
-    )
+    assert "llama-bench" in out and "share of GB/s" in out
+    assert re.search(r"^decode after 8, .*% / +\d+%$", out, re.M)
     for depth, reason in (
         ("60", "no room"),
         ("45", "ran {'n_threads': 2}, not what was asked for"),
     ):
         done = start("compare_peers.py", *asked, "--depth", depth)
-        assert (
-            done.returncode == 1
-            and done.stderr.splitlines()[-1] == f"error: {program} on {file}: {reason}"
-        )
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1] == f"error: {program} on {file}: {reason}"
     done = start("compare_peers.py", str(file), "--llama-bench", str(tmp_path / "none"))
     assert done.returncode == 1 and "there is no such program: build llama-bench" in done.stderr
 
@@ -299,20 +288,14 @@ def test_compare_batches_with_a_program_of_known_speed(tmp_path):
         assert record["runs"]["peer"] == [1000.0 * record["rows"]] * 2
         assert record["ratio"] == pytest.approx(sum(record["runs"]["ours"]) / 2 / record["peer"])
     lines = run("compare_batches.py", *asked).splitlines()
-    assert (
-        len(lines) == 4
-        and lines[-1].split()[:2] == ["tiny-F16.gguf", "3"]
-        and lines[-1].split()[3] == "3000.0"
-    )
+    assert len(lines) == 4 and lines[-1].split()[:2] == ["tiny-F16.gguf", "3"]
+    assert lines[-1].split()[3] == "3000.0"
     done = start("compare_batches.py", *asked, "--rows", "4")
-    assert (
-        done.returncode == 1 and done.stderr == f"error: {program} on {file} with 4 rows: no room\n"
-    )
+    assert done.returncode == 1
+    assert done.stderr == f"error: {program} on {file} with 4 rows: no room\n"
     done = start("compare_batches.py", file, "--llama-batched-bench", str(tmp_path / "none"))
-    assert (
-        done.returncode == 1
-        and "there is no such program: build llama-batched-bench" in done.stderr
-    )
+    assert done.returncode == 1
+    assert "there is no such program: build llama-batched-bench" in done.stderr
 
 
 PEERS = [
@@ -335,10 +318,8 @@ def test_compare_peers_on_a_checkpoint(backend, tmp_path):
         *"--rounds 2 --prompt 8 --generate 6 --depth 40".split(),
     ]
     [result] = json.loads(run("compare_peers.py", *asked, "--json"))["results"]
-    assert (
-        result["bytes"] == (folder / "model.safetensors").stat().st_size
-        and "float32" in result["about"]
-    )
+    assert result["bytes"] == (folder / "model.safetensors").stat().st_size
+    assert "float32" in result["about"]
     assert result["same_tokens"] == 7
     keys = {"decode", "prompt", "deep 40"} | (
         {"build", "host", "primitives"} if backend == "mlx" else set()
@@ -412,11 +393,8 @@ def test_a_peer_that_is_not_installed_is_left_out(monkeypatch, capsys):
         importlib.util, "find_spec", lambda name: None if name == "mlx_lm" else find(name)
     )
     here, reasons = peers_checkpoint.pairs_here(["mlx"])
-    assert (
-        here == []
-        and len(reasons) == 1
-        and "mlx_lm is not installed: pip install mlx-lm" in reasons[0]
-    )
+    assert here == [] and len(reasons) == 1
+    assert "mlx_lm is not installed: pip install mlx-lm" in reasons[0]
     with pytest.raises(SystemExit, match="no peer is installed"):
         compare_peers.main([str(EXAMPLES), "--pairs", "mlx"])
     assert capsys.readouterr().err.startswith(
@@ -462,9 +440,8 @@ def test_the_cost_of_grammars_is_measured(kind):
     figures = json.loads(
         run(*f"measure_grammar.py --kind {kind} --rows 3 --tokens 6 --pairs 1 --json".split())
     )
-    assert (figures["kind"], figures["rows"]) == (kind, 3) and figures["share"] == figures[
-        "bound"
-    ] / figures["free"] - 1 > -1
+    assert (figures["kind"], figures["rows"]) == (kind, 3)
+    assert figures["share"] == figures["bound"] / figures["free"] - 1 > -1
 
 
 def test_prefixes_and_memory_are_measured():
@@ -493,11 +470,8 @@ def test_starts_are_measured(tmp_path):
         "--peer",
         f"{sys.executable} {peer}",
     ).splitlines()
-    assert (
-        name == f"{file.name}, warm"
-        and ours.split()[0] == "mlx_llama"
-        and theirs.split()[0] == "llama-bench"
-    )
+    assert name == f"{file.name}, warm" and ours.split()[0] == "mlx_llama"
+    assert theirs.split()[0] == "llama-bench"
     assert float(re.search(r"neighbours ([\d.]+) ", ratio)[1]) > 1
 
 
@@ -515,9 +489,8 @@ def test_the_perplexity_of_widths_and_formats_is_measured(guide_q8, monkeypatch)
         float(re.fullmatch(r"[^:]+: [\d.]+ \(([+-][\d.]+) %\)(, \d+ MB)?", line)[1])
         for line in (full, eight, *formats)
     ]
-    assert changes[0] == 0 < abs(changes[1]) < 0.5 and any(
-        line.startswith("Q4_0, mlx_llama") for line in formats
-    )
+    assert changes[0] == 0 < abs(changes[1]) < 0.5
+    assert any(line.startswith("Q4_0, mlx_llama") for line in formats)
 
     import torch
 

@@ -141,9 +141,8 @@ def test_load_flags_are_the_parameters_of_load():
     assert vars(parsed).keys() == TABLE.keys() - {"on_progress"} | {"debug"}
     helps = {action.dest: action.help for action in parser._actions}
     for name, field in TABLE.items():
-        assert f"\n    {name}: " in load.__doc__ and field.metadata["help"] in helps.get(
-            name, field.metadata["help"]
-        )
+        assert f"\n    {name}: " in load.__doc__
+        assert field.metadata["help"] in helps.get(name, field.metadata["help"])
 
 
 def test_what_llama_cpp_writes_for_unset_is_unset():
@@ -157,6 +156,5 @@ def test_what_llama_cpp_writes_for_unset_is_unset():
 def test_every_option_has_a_flag():
     for name in FIELDS:
         first, *_ = flag_tables.option_flags(name)
-        assert first == flag_of(name) and len(set(flag_tables.option_flags(name))) == len(
-            flag_tables.option_flags(name)
-        )
+        assert first == flag_of(name)
+        assert len(set(flag_tables.option_flags(name))) == len(flag_tables.option_flags(name))

@@ -32,10 +32,8 @@ def test_no_limit_of_tokens_goes_to_the_end_of_the_context(door, toy):
         *"-n -1 --ctx-size 40 --jsonl --logit-bias 1=-100 --logit-bias 2=-100".split(),
     )
     receipt = json.loads(done.out.splitlines()[-1])["receipt"]
-    assert (
-        receipt["finish_reason"] == "context"
-        and receipt["prompt_tokens"] + len(receipt["tokens"]) == 40
-    )
+    assert receipt["finish_reason"] == "context"
+    assert receipt["prompt_tokens"] + len(receipt["tokens"]) == 40
 
 
 def test_a_template_may_be_text(door, toy):

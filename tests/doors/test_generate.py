@@ -202,4 +202,5 @@ def test_a_command_that_is_unknown_is_one_line(name, remedy):
         2,
         "",
         1,
-    ) and remedy in done.stderr
+    )
+    assert remedy in done.stderr

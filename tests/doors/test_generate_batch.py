@@ -103,13 +103,10 @@ def test_a_batch_gives_what_each_request_gives_alone(door, toy_llm, tmp_path):
         llm.alone("four", max_tokens=20),
     ]
     for i, answer in enumerate(wanted):
-        assert written[i]["text"] == answer.text and written[i]["completion_tokens"] == len(
-            answer.tokens
-        )
-        assert (
-            written[i]["finish_reason"] == "length"
-            and written[i]["prompt_tokens"] == answer.prompt_tokens
-        )
+        assert written[i]["text"] == answer.text
+        assert written[i]["completion_tokens"] == len(answer.tokens)
+        assert written[i]["finish_reason"] == "length"
+        assert written[i]["prompt_tokens"] == answer.prompt_tokens
     assert written[0]["id"] == "a" and written[2]["seed"] == 5 and "id" not in written[1]
     assert (3, 1) in llm.backend.calls and max(batch for batch, _ in llm.backend.calls) == 3
     # the shortest answer
@@ -131,15 +128,11 @@ def test_the_rest_of_a_batch(door, toy_llm, tmp_path):
     }
     done = door(*asked)
     # nothing is loaded
-    assert (
-        done.code == 0
-        and "the results of all 10 requests already" in done.err
-        and len(toy_llm) == 2
-    )
+    assert done.code == 0 and "the results of all 10 requests already" in done.err
+    assert len(toy_llm) == 2
     done = door(*asked, "--seed", "1")
-    assert (
-        done.code == 2 and "line 1 is not a result of these prompts, options and model" in done.err
-    )
+    assert done.code == 2
+    assert "line 1 is not a result of these prompts, options and model" in done.err
 
 
 def test_an_error_of_one_request_is_its_line(door, toy_llm, tmp_path):
@@ -153,10 +146,8 @@ def test_an_error_of_one_request_is_its_line(door, toy_llm, tmp_path):
     done = door(generate.main, "--prompts", source, "-o", tmp_path / "out", "-m", "4")
     lines = results(tmp_path / "out")
     assert done.code == 1 and "error: 2 requests failed: see the field error in" in done.err
-    assert (
-        lines[1]["error"] == "--ctx-size 1: refused"
-        and "the context holds 200" in lines[2]["error"]
-    )
+    assert lines[1]["error"] == "--ctx-size 1: refused"
+    assert "the context holds 200" in lines[2]["error"]
     assert lines[0]["text"] and lines[3]["text"]
     # and nothing is loaded
     assert door(generate.main, "--prompts", source, "-o", tmp_path / "out", "-m", "4").code == 1
@@ -177,10 +168,8 @@ def test_ctrl_c_keeps_what_is_finished(door, toy_llm, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Loop, "tick", tick)
     done = door(generate.main, "--prompts", source, "-o", tmp_path / "out")
-    assert (
-        done.code == 130
-        and "(stopped after 1 of 2 requests; run the same command again for the rest)" in done.err
-    )
+    assert done.code == 130
+    assert "(stopped after 1 of 2 requests; run the same command again for the rest)" in done.err
     assert list(results(tmp_path / "out")) == [0]
     assert door(generate.main, "--prompts", source, "-o", tmp_path / "out").code == 0
     assert list(results(tmp_path / "out")) == [0, 1]
@@ -293,7 +282,5 @@ def test_a_bar_on_a_terminal(roomy, terminal, tmp_path):
     child.expect("generating")
     child.expect("/40")
     child.wait()
-    assert (
-        child.exitstatus == 0
-        and SimpleNamespace(**results(tmp_path / "out")[39]).completion_tokens == 60
-    )
+    assert child.exitstatus == 0
+    assert SimpleNamespace(**results(tmp_path / "out")[39]).completion_tokens == 60

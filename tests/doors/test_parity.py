@@ -60,9 +60,8 @@ def run(door, *arguments, backends=BACKENDS, expect=0, path=None):
 
 def test_all_backends_agree(door):
     facts = run(door, "--dtype", "float32", "--tokens", "40")
-    assert [entry["backend"] for entry in facts["backends"]] == BACKENDS and len(
-        facts["tokens"]
-    ) == 40
+    assert [entry["backend"] for entry in facts["backends"]] == BACKENDS
+    assert len(facts["tokens"]) == 40
     names = [
         "embedding",
         *(f"{i}.{name}" for i in range(LAYERS) for name in core.IN_LAYER),
@@ -70,12 +69,8 @@ def test_all_backends_agree(door):
         "logits",
     ]
     for entry in facts["backends"]:
-        assert (
-            entry["within"]
-            and entry["first_bad"] is None
-            and entry["verdict"] == "within 0.0001"
-            and not entry["not_compared"]
-        )
+        assert entry["within"] and entry["first_bad"] is None
+        assert entry["verdict"] == "within 0.0001" and not entry["not_compared"]
         assert [probe["probe"] for probe in entry["probes"]] == names
         assert all(
             probe["worst_relative"] < 1e-5
@@ -83,10 +78,8 @@ def test_all_backends_agree(door):
             and len(probe["positions"]) == 40
             for probe in entry["probes"]
         )
-        assert (
-            entry["decoded"]["first_difference"] is None
-            and len(entry["decoded"]["tokens"]) == STEPS
-        )
+        assert entry["decoded"]["first_difference"] is None
+        assert len(entry["decoded"]["tokens"]) == STEPS
         assert entry["logits"]["top5"] == 1 and entry["logits"]["kl_max"] < 1e-9
 
 
@@ -106,11 +99,8 @@ def test_sixteen_bits_are_judged_as_such(dtype, door):
     if not wide:
         pytest.skip("neither mlx nor torch is here, and the cpu backend computes in float32")
     for entry in run(door, "--dtype", dtype, backends=wide)["backends"]:
-        assert (
-            entry["dtype"] == dtype
-            and entry["tolerance"] == core.TOLERANCE[dtype]
-            and entry["within"]
-        )
+        assert entry["dtype"] == dtype and entry["tolerance"] == core.TOLERANCE[dtype]
+        assert entry["within"]
         assert max(probe["worst_relative"] for probe in entry["probes"]) > core.TOLERANCE["float32"]
 
 
@@ -260,11 +250,8 @@ def test_a_decode_step_that_computes_something_else_is_found(door, monkeypatch):
     reports = {report["backend"]: report for report in run(door, expect=1)["backends"]}
     report = reports.pop("cpu")
     assert all(other["within"] for other in reports.values())
-    assert (
-        report["first_bad"] is None
-        and report["decoded"]["first_difference"] == 6
-        and not report["decoded"]["near_tie"]
-    )
+    assert report["first_bad"] is None and report["decoded"]["first_difference"] == 6
+    assert not report["decoded"]["near_tie"]
     assert "the decode step computes something else" in report["verdict"]
 
 
@@ -281,9 +268,8 @@ def test_the_page_is_whole_and_self_contained(door, tmp_path):
     page = tmp_path / "p.html"
     run(door, "--html", page, "--tokens", "100")
     text = page.read_text(encoding="utf-8")
-    assert text.count("<svg") == text.count("</svg>") == 2 * len(BACKENDS) and not re.search(
-        r"https?://|src=|href=", text
-    )
+    assert text.count("<svg") == text.count("</svg>") == 2 * len(BACKENDS)
+    assert not re.search(r"https?://|src=|href=", text)
     cells = 10 * LAYERS + (LAYERS + 3) * parity_report.COLUMNS
     assert text.count("<rect") == cells * len(BACKENDS) and 'class="within"' in text
     import html.parser
@@ -334,9 +320,8 @@ def test_a_full_disk_keeps_the_old_file(flag, door, full_disk, tmp_path):
     with full_disk(4096):
         done = door(parity.main, *arguments)
     assert done.code == 2 and f"{file}: cannot be written: File too large" in done.err
-    assert [path.name for path in tmp_path.iterdir()] == [
-        "old.json"
-    ] and file.read_text() == "precious"
+    assert [path.name for path in tmp_path.iterdir()] == ["old.json"]
+    assert file.read_text() == "precious"
     assert door(parity.main, *arguments).code == 0 and file.stat().st_size > 4096
 
 
@@ -350,12 +335,8 @@ def test_a_damaged_trace_is_one_line(door, tmp_path):
     file = tmp_path / "t.json"
     file.write_text("{}")
     done = door(parity.main, "--model", model(), "--check", file, "--backends", "cpu")
-    assert (
-        done.code == 2
-        and done.out == ""
-        and done.err.startswith(f"error: {file}: ")
-        and done.err.count("\n") == 1
-    )
+    assert done.code == 2 and done.out == "" and done.err.startswith(f"error: {file}: ")
+    assert done.err.count("\n") == 1
 
 
 # The cache, determinism
@@ -363,9 +344,8 @@ def test_a_damaged_trace_is_one_line(door, tmp_path):
 
 def test_every_way_of_filling_a_cache(door):
     rows = run(door, "--verify-cache", "--dtype", "float32", "--tokens", "40")["rows"]
-    assert len(rows) == 7 * len(BACKENDS) and all(
-        row["within"] and row["relative"] < 1e-5 for row in rows
-    )
+    assert len(rows) == 7 * len(BACKENDS)
+    assert all(row["within"] and row["relative"] < 1e-5 for row in rows)
 
 
 def test_the_same_bits_here_and_in_fresh_processes(door):
@@ -381,11 +361,8 @@ def test_the_operation_that_differs_is_named(door, monkeypatch):
     (row,) = run(
         door, "--repeat", "2", "--tokens", "12", "--no-compile", backends=["cpu"], expect=1
     )["rows"]
-    assert (
-        row["first_difference"].split(".")[-1] == "ffn"
-        and row["run"] == 2
-        and not row["in_a_fresh_process"]
-    )
+    assert row["first_difference"].split(".")[-1] == "ffn" and row["run"] == 2
+    assert not row["in_a_fresh_process"]
     assert "differs first at" in parity_report.describe_repeat(row)
 
 
@@ -400,12 +377,10 @@ def test_a_perplexity_is_the_same_on_every_backend(door, tmp_path):
         door, *f"--perplexity {tmp_path}/t.txt --ctx-size 64 --stride 32 --dtype float32".split()
     )
     values = [row["perplexity"] for row in facts["rows"]]
-    assert [row["backend"] for row in facts["rows"]] == BACKENDS and values == pytest.approx(
-        [values[0]] * len(values), rel=1e-5
-    )
-    assert (facts["window"], facts["stride"], facts["stored"]) == (64, 32, "float32") and facts[
-        "tokens"
-    ] > 100
+    assert [row["backend"] for row in facts["rows"]] == BACKENDS
+    assert values == pytest.approx([values[0]] * len(values), rel=1e-5)
+    assert (facts["window"], facts["stride"], facts["stored"]) == (64, 32, "float32")
+    assert facts["tokens"] > 100
 
 
 # Bad input
@@ -465,9 +440,8 @@ def test_two_modes_at_once_are_refused(door):
 
 def test_the_table_for_people(door):
     done = door(parity.main, "--model", model(), "--backends", "cpu", "--tokens", "20")
-    assert (
-        done.code == 0 and "20 tokens, the last 10 one by one, against NumPy at float32" in done.out
-    )
+    assert done.code == 0
+    assert "20 tokens, the last 10 one by one, against NumPy at float32" in done.out
     assert "all 24 greedy tokens are the same" in done.out and "within 0.0001" in done.out
     assert max(map(len, done.out.splitlines())) <= 110
 
@@ -482,11 +456,8 @@ def test_rows_do_not_depend_on_their_company(door):
         (name, rows, start) for name in BACKENDS for rows in (2, 3) for start in STARTS
     ]
     for row in facts["rows"]:
-        assert (
-            row["within"]
-            and row["same_tokens"] == f"{row['rows']} of {row['rows']}"
-            and row["relative"] < 1e-4
-        )
+        assert row["within"] and row["same_tokens"] == f"{row['rows']} of {row['rows']}"
+        assert row["relative"] < 1e-4
         assert row["promise"] == ("bits" if row["backend"] == "cpu" and kernels() else "tokens")
 
 
@@ -528,9 +499,8 @@ def test_a_broken_promise_is_exit_code_1_and_named(batch):
     done = batch(Counting(), promises_bits=True)
     assert done.code == 1 and "is_batch" not in done.out
     lines = [line for line in done.out.splitlines() if line.startswith("OUTSIDE: ")]
-    assert len(lines) == len(STARTS) and all(
-        line.startswith("OUTSIDE: cpu, 3 rows, ") for line in lines
-    )
+    assert len(lines) == len(STARTS)
+    assert all(line.startswith("OUTSIDE: cpu, 3 rows, ") for line in lines)
     assert (
         "the same bits are promised; the same tokens in 3 of 3, the same bits in 0 of 3" in lines[0]
     )
@@ -540,9 +510,9 @@ def test_a_broken_promise_is_exit_code_1_and_named(batch):
 
 def test_kept_promises_are_said_in_a_line(batch):
     done = batch(ToyModel(), promises_bits=True)
+    assert done.code == 0
     assert (
-        done.code == 0
-        and done.out.splitlines()[-1]
+        done.out.splitlines()[-1]
         == "cpu: a row's tokens and bits do not depend on the rest of the batch"
     )
     table = [line.split("│")[1:-1] for line in done.out.splitlines() if line.startswith("│")]

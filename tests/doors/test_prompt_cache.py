@@ -105,9 +105,8 @@ def test_a_cache_that_does_not_belong_is_a_notice(make_llm, tmp_path):
     assert notice.startswith(
         f"without its cache: {path}.safetensors: holds keys and values in 'float32'"
     )
-    assert (
-        other.messages == talk.messages and other.send("and then?", max_tokens=3).reused_tokens == 0
-    )
+    assert other.messages == talk.messages
+    assert other.send("and then?", max_tokens=3).reused_tokens == 0
     (tmp_path / "talk.safetensors").write_bytes(b"oops")
     assert "is not a complete prompt cache" in make_llm().chat().load(path)[0]
     before = path.read_bytes()
@@ -144,11 +143,8 @@ def test_generate_reads_and_writes_a_prompt_cache(door, loaded, make_llm, tmp_pa
     )
     path.write_bytes(b"precious")
     done = door(generate.main, "-p", "x", *asked)
-    assert (
-        done.code == 2
-        and "is not a complete prompt cache" in done.err
-        and done.err.count("\n") == 1
-    )
+    assert done.code == 2 and "is not a complete prompt cache" in done.err
+    assert done.err.count("\n") == 1
     assert path.read_bytes() == b"precious" and done.out == ""
 
 
@@ -209,8 +205,5 @@ def test_every_backend_goes_on_from_its_own_file(backend, cache_bits, open_llm, 
     other.load_cache(tmp_path / "it")
     text += " who lived on a hill"
     recomputed, warm = cold.generate(text, max_tokens=12), other.generate(text, max_tokens=12)
-    assert (
-        warm.tokens == recomputed.tokens
-        and warm.reused_tokens > 8
-        and recomputed.reused_tokens == 0
-    )
+    assert warm.tokens == recomputed.tokens and warm.reused_tokens > 8
+    assert recomputed.reused_tokens == 0

@@ -105,8 +105,5 @@ def test_forced_calls(template, smollm2):
         stream.finish()
         [call] = stream.calls
         arguments = json.loads(call.arguments)
-        assert (
-            call.name == "weather"
-            and set(arguments) <= {"city", "days"}
-            and isinstance(arguments["city"], str)
-        )
+        assert call.name == "weather" and set(arguments) <= {"city", "days"}
+        assert isinstance(arguments["city"], str)

@@ -111,10 +111,8 @@ def test_codes_scales_and_sums(kernels, size):
             codes, scale = quantised(x_layout, a)
             np.testing.assert_array_equal(fields["codes"], codes)
             np.testing.assert_array_equal(fields["scale"], scale)
-            assert (
-                fields["codes"].min() == -x_layout.limit
-                and np.abs(fields["codes"]).max() == x_layout.limit
-            )
+            assert fields["codes"].min() == -x_layout.limit
+            assert np.abs(fields["codes"]).max() == x_layout.limit
             error = np.abs(codes * np.repeat(scale.astype(np.float64), WIDTH, axis=1) - a)
             assert (error <= 0.51 * np.repeat(scale, WIDTH, axis=1)).all()
             halves = codes.reshape(tokens, -1, 2, 16).sum(axis=3)
@@ -308,11 +306,8 @@ def test_nan_is_stored_as_nan(kernels):
     )
     values[1, 40] = np.nan
     got, _, scales = kernels.store_and_attend(query, keys, values, 0, 3)
-    assert (
-        np.isnan(scales[1, 1]).tolist() == [False, True]
-        and np.isfinite(got[0, :32]).all()
-        and np.isnan(got[0, 32:]).all()
-    )
+    assert np.isnan(scales[1, 1]).tolist() == [False, True] and np.isfinite(got[0, :32]).all()
+    assert np.isnan(got[0, 32:]).all()
 
 
 def test_each_head_gets_the_same_bits_however_many_share_a_key(kernels):

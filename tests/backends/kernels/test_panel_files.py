@@ -177,9 +177,8 @@ def test_the_least_recently_used_goes_first(folder, tmp_path, monkeypatch):
     os.utime(cached(folder)[0], (1, 1)), os.utime(cached(folder)[1], (2, 2))
     assert is_mapped(load(models[0]))  # used now
     load(models[2])
-    assert [is_mapped(load(model)) for model in (models[0], models[2])] == [True, True] and len(
-        cached(folder)
-    ) == 2
+    assert [is_mapped(load(model)) for model in (models[0], models[2])] == [True, True]
+    assert len(cached(folder)) == 2
     monkeypatch.setenv("MLX_LLAMA_CACHE_SIZE", "0")
     assert not is_mapped(load(models[0]))
     monkeypatch.setenv("MLX_LLAMA_CACHE_SIZE", "many")
@@ -203,9 +202,8 @@ def test_clear_removes_what_this_package_wrote(folder, model):
     (folder / ".new-abandoned").write_bytes(b"1")
     (folder / "notes.txt").write_text("mine")
     taken = sum(size for _, _, size in cache_folder.files())
-    assert cache_folder.clear() == taken - 4 and [file.name for file in folder.iterdir()] == [
-        "notes.txt"
-    ]
+    assert cache_folder.clear() == taken - 4
+    assert [file.name for file in folder.iterdir()] == ["notes.txt"]
 
 
 def test_a_model_may_go_before_its_panels_are_saved(folder, model, monkeypatch):

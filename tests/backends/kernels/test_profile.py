@@ -51,13 +51,13 @@ def test_products_read_and_multiply_the_weights_of_the_file(case, padded):
         endings = tuple(f"{module}.weight" for module in modules)
         matrices = [tensor for key, tensor in tensors.items() if key.endswith(endings)]
         spent = profile.operations[name]
-        assert spent.calls == 2 * len(matrices) and spent.flops == 4 * sum(
-            np.prod(matrix.shape) for matrix in matrices
-        )
+        assert spent.calls == 2 * len(matrices)
+        assert spent.flops == 4 * sum(np.prod(matrix.shape) for matrix in matrices)
         assert 1 <= spent.nbytes / 2 / sum(matrix.nbytes for matrix in matrices) <= padded
     assert profile.operations[ROPE].calls == profile.operations[ATTENTION].calls == 4
     names = list(profile.operations)
-    assert names[0] == "norm, packing for query, key, value" and names[-2:] == [
+    assert names[0] == "norm, packing for query, key, value"
+    assert names[-2:] == [
         "norm, packing for head",
         "head",
     ]

@@ -271,9 +271,8 @@ def test_the_guide_in_8_bits_is_close_to_its_own_width(compiled):
             relative_rms(q8_0(first), first), rel=0.01
         )
     c = narrow.config
-    assert cache.position_nbytes == position_nbytes(
-        c, 4, 8
-    ) and full.position_nbytes == position_nbytes(c, 4)
+    assert cache.position_nbytes == position_nbytes(c, 4, 8)
+    assert full.position_nbytes == position_nbytes(c, 4)
     assert cache.nbytes < 0.3 * full.nbytes
     again = narrow.make_cache(300, 2)
     again.restore(cache.state(1), 0)

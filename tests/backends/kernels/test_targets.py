@@ -123,9 +123,8 @@ def test_a_program_for_neon_calls_no_library(triple):
     module = write_module(Recipe(arm, sources, 16, 72))
     optimised, machine = targets.optimise(arm, module)
     text = machine.emit_assembly(optimised)
-    assert all(
-        re.search(rf"\b{name}", text) for name in ("sdot", "fmla", "fcvtl")
-    ) and not re.search(r"\bfmul.*\bfadd", text)
+    assert all(re.search(rf"\b{name}", text) for name in ("sdot", "fmla", "fcvtl"))
+    assert not re.search(r"\bfmul.*\bfadd", text)
     defined = {name for name in module.globals if not name.startswith(("llvm.", "mlx_llama_yield"))}
     called = {name.strip('"_') for name in re.findall(r'\bbl\s+("?[\w .]+"?)', text)}
     assert called - {name.strip("_") for name in defined} <= {"mlx_llama_yield"}
@@ -158,9 +157,8 @@ def test_neons_arithmetic_in_other_instructions(monkeypatch):
     monkeypatch.setattr(emit.Function, "intrinsic", without_sdot)
     name = available()[0]
     arm = dataclasses.replace(build_target(name), dot="sdot", tile=2, float_tile=2, gfni=False)
-    assert products.flips_codes(arm, layout_of("Q8_0")) and not products.flips_codes(
-        build_target(name), layout_of("Q8_0")
-    )
+    assert products.flips_codes(arm, layout_of("Q8_0"))
+    assert not products.flips_codes(build_target(name), layout_of("Q8_0"))
     rng = np.random.default_rng(1)
     sources = {kind: random_matrix(kind, 19, rng, 512) for kind in ON_NEON}
     wanted, cases = [], []
@@ -239,9 +237,8 @@ def test_machine_code_is_compiled_once(folder):
     files = list(folder.iterdir())
     assert len(files) == 2 and all(file.suffix == ".o" for file in files)
     if os.name == "posix":
-        assert folder.stat().st_mode & 0o777 == 0o700 and all(
-            file.stat().st_mode & 0o777 == 0o600 for file in files
-        )
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert all(file.stat().st_mode & 0o777 == 0o600 for file in files)
 
 
 def damage(file: Path, how: str) -> None:
@@ -303,9 +300,8 @@ def test_a_damaged_or_foreign_file_is_replaced(how, folder):
     damage(file, how)
     assert compile_number("one", 2, calls) == 2 and calls == [1, 2]
     assert compile_number("one", 3, calls) == 2 and calls == [1, 2]  # the new file is good
-    assert list(folder.iterdir()) == [file] and (
-        os.name != "posix" or file.stat().st_mode & 0o777 == 0o600
-    )
+    assert list(folder.iterdir()) == [file]
+    assert os.name != "posix" or file.stat().st_mode & 0o777 == 0o600
 
 
 def test_another_users_file_is_replaced(folder, monkeypatch):

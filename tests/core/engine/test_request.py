@@ -228,10 +228,8 @@ def test_a_request_of_a_batch_that_fails_leaves_the_others(llm):
     llm.backend.fault = fault
     done = llm.batch(["abc", "a" * 30, "xyz"], max_tokens=5)
     assert [answer.finish_reason for answer in done] == ["length", "error", "length"]
-    assert (
-        done[1].error == "too long for this toy"
-        and done[2].tokens == alone([23, 24, 25], max_tokens=5).tokens
-    )
+    assert done[1].error == "too long for this toy"
+    assert done[2].tokens == alone([23, 24, 25], max_tokens=5).tokens
 
 
 def test_an_interrupt_of_a_batch_leaves_nothing_running(llm):

@@ -197,11 +197,8 @@ def test_an_answer_does_not_depend_on_its_company(drawn, runs_ahead, max_rows, c
             ]
     loop.tick()
     check_rows(loop)
-    assert (
-        not loop.scheduler.queues.running
-        and not loop.scheduler.queues.waiting
-        and not loop.scheduler.rows.used
-    )
+    assert not loop.scheduler.queues.running and not loop.scheduler.queues.waiting
+    assert not loop.scheduler.rows.used
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
@@ -324,11 +321,8 @@ def test_the_youngest_is_set_aside_and_goes_first_again():
     old, young, last = serve(loop, [[1] * 20, [2] * 20, [3] * 20], max_tokens=600)
     while len(old.completion.tokens) < 480:
         loop.tick()
-    assert (
-        len(young.completion.tokens) > 470
-        and len(loop.scheduler.queues.running) == 2
-        and len(loop.scheduler.queues.waiting) == 1
-    )
+    assert len(young.completion.tokens) > 470 and len(loop.scheduler.queues.running) == 2
+    assert len(loop.scheduler.queues.waiting) == 1
     while not old.done:
         loop.tick()
         if 500 < len(old.completion.tokens) < 600:
@@ -356,14 +350,10 @@ def test_a_request_that_could_never_fit_is_refused_at_once_with_the_numbers():
 def test_the_only_answer_that_cannot_grow_ends_with_a_notice():
     backend, loop = make(memory=256 * POSITION_NBYTES, eos=())
     done = loop.submit(request([1] * 250, max_tokens=100)).finish()
-    assert (
-        done.finish_reason == "context"
-        and "memory has no room for more keys and values" in done.notices[-1]
-    )
-    assert (
-        done.tokens == alone([1] * 250, max_tokens=100, eos=()).tokens[: len(done.tokens)]
-        and len(done.tokens) == 7
-    )
+    assert done.finish_reason == "context"
+    assert "memory has no room for more keys and values" in done.notices[-1]
+    assert done.tokens == alone([1] * 250, max_tokens=100, eos=()).tokens[: len(done.tokens)]
+    assert len(done.tokens) == 7
     assert loop.submit(request([2] * 9, max_tokens=5)).finish().finish_reason == "length"
 
 
@@ -419,11 +409,8 @@ def test_1000_requests_in_and_out_leave_nothing(runs_ahead):
     gc.collect()
     grown = tracemalloc.get_traced_memory()[0] - after_ten
     tracemalloc.stop()
-    assert (
-        not loop.scheduler.queues.running
-        and not loop.scheduler.queues.waiting
-        and not loop.scheduler.rows.used
-    )
+    assert not loop.scheduler.queues.running and not loop.scheduler.queues.waiting
+    assert not loop.scheduler.rows.used
     assert loop.scheduler.cache.nbytes <= taken and grown < 30_000
     check_rows(loop)
 
@@ -440,19 +427,15 @@ def test_a_prefix_of_a_finished_or_running_row_is_not_computed_again(runs_ahead)
     backend.clear()
     second = loop.submit(request([*system, 4, 5], max_tokens=20))  # from a running row
     done = second.finish()
-    assert (
-        done.reused_tokens == 300
-        and done.tokens == alone([*system, 4, 5], max_tokens=20, eos=()).tokens
-    )
+    assert done.reused_tokens == 300
+    assert done.tokens == alone([*system, 4, 5], max_tokens=20, eos=()).tokens
     assert (1, 2) in backend.calls and max(count for _, count in backend.calls) == 2
     first.finish()
     third = loop.submit(request([*system, 1, 2, 3], max_tokens=5)).finish()  # from a finished row
     assert third.reused_tokens == 302 and third.tokens == first.completion.tokens[:5]
     fourth = loop.submit(request([9, *system], max_tokens=5)).finish()
-    assert (
-        fourth.reused_tokens == 0
-        and fourth.tokens == alone([9, *system], max_tokens=5, eos=()).tokens
-    )
+    assert fourth.reused_tokens == 0
+    assert fourth.tokens == alone([9, *system], max_tokens=5, eos=()).tokens
     check_rows(loop)
 
 
@@ -474,11 +457,8 @@ def test_a_row_that_is_wholly_used_is_taken_over_and_another_one_copied():
     follow = [1] * 100 + done.tokens + [2, 3]
     backend.clear()
     again = loop.submit(request(follow, max_tokens=10)).finish()
-    assert (
-        again.reused_tokens == 109
-        and loop.scheduler.cache.copied == 0
-        and len(loop.scheduler.rows.kept) == 1
-    )
+    assert again.reused_tokens == 109 and loop.scheduler.cache.copied == 0
+    assert len(loop.scheduler.rows.kept) == 1
     assert again.tokens == alone(follow, max_tokens=10, eos=()).tokens
     loop.submit(request([1] * 100 + [7], max_tokens=3)).finish()
     assert loop.scheduler.cache.copied == 100 and len(loop.scheduler.rows.kept) == 2
@@ -522,11 +502,8 @@ def test_dynamic_rope_reuses_nothing_beyond_its_trained_length_and_says_so(runs_
     assert done.reused_tokens == 30 and done.tokens == wanted([*short, 3], 60)
     assert all(loop.scheduler.cache.lengths[row] <= 64 for row in loop.scheduler.rows.kept)
     done = loop.submit(request(long, max_tokens=5)).finish()
-    assert (
-        done.reused_tokens == 0
-        and done.tokens == wanted(long, 5)
-        and "no prefix is reused" in done.notices[-1]
-    )
+    assert done.reused_tokens == 0 and done.tokens == wanted(long, 5)
+    assert "no prefix is reused" in done.notices[-1]
     # Set aside and resumed beyond the trained length
     backend, loop = make(runs_ahead, model=model, eos=(), context=256)
     handle, other = serve(loop, [[1] * 50, [2] * 90], max_tokens=40)
@@ -553,10 +530,8 @@ def test_an_exported_row_goes_on_elsewhere():
     backend, other = make(eos=())
     other.install(state)
     done = other.submit(request([1] * 60 + [4], max_tokens=5)).finish()
-    assert (
-        done.reused_tokens == 60
-        and done.tokens == alone([1] * 60 + [4], max_tokens=5, eos=()).tokens
-    )
+    assert done.reused_tokens == 60
+    assert done.tokens == alone([1] * 60 + [4], max_tokens=5, eos=()).tokens
     assert make()[1].export() == {} == loop.export([9, 9])
     check_rows(other)
 
@@ -615,7 +590,8 @@ def test_speculation_alone_saves_reads_and_keeps_the_tokens(count, eos, runs_ahe
     assert (done.text, done.finish_reason) == (
         wanted.text,
         wanted.finish_reason,
-    ) and done.accepted == done.drafted
+    )
+    assert done.accepted == done.drafted
     assert by_model or done.waits <= len(done.tokens)
     assert sum(backend.read_sizes) == done.read_bytes
     assert backend.events.count("launch") == done.launches + by_model  # the draft model's prompt
@@ -724,10 +700,8 @@ def test_a_step_that_fails_ends_only_its_requests(runs_ahead, where):
         if i == 2:
             with pytest.raises(ToyError, match="row 2 is bad"):
                 handle.finish()
-            assert (
-                handle.completion.finish_reason == "error"
-                and handle.completion.error == "row 2 is bad"
-            )
+            assert handle.completion.finish_reason == "error"
+            assert handle.completion.error == "row 2 is bad"
             wanted = alone(prompt, max_tokens=20, eos=()).tokens
             assert handle.completion.tokens == wanted[: len(handle.completion.tokens)]
             assert where == "prompt" or len(handle.completion.tokens) >= 4

@@ -33,9 +33,8 @@ def test_tensors_are_what_safetensors_reads(dtype, shards, tmp_path):
     assert set(opened.tensors) == set(theirs) == set(opened.config.tensor_shapes())
     for name, tensor in opened.tensors.items():
         expected = theirs[name]
-        assert (
-            tensor.name == name and tensor.dtype == dtype and tensor.shape == tuple(expected.shape)
-        )
+        assert tensor.name == name and tensor.dtype == dtype
+        assert tensor.shape == tuple(expected.shape)
         assert tensor.bits.dtype == DTYPES[dtype] and tensor.bits.shape == tensor.shape
         if dtype == "bfloat16":
             np.testing.assert_array_equal(tensor.bits, expected.view(torch.uint16).numpy())
@@ -86,17 +85,14 @@ def test_the_tokenizers_end_counts_too(tmp_path):
         tmp_path / "m", tokenizer="bytelevel", eos_token_id=380, bos_token_id=379
     )
     opened = open_checkpoint(folder)
-    assert (
-        opened.eos_token_ids == {380, opened.tokenizer.special_ids["<|eot_id|>"]}
-        and len(opened.eos_token_ids) == 2
-    )
+    assert opened.eos_token_ids == {380, opened.tokenizer.special_ids["<|eot_id|>"]}
+    assert len(opened.eos_token_ids) == 2
 
 
 def test_without_generation_config_or_tokenizer(tmp_path):
     opened = open_checkpoint(make_checkpoint(tmp_path / "m", tokenizer=False))
-    assert (
-        opened.generation_config == {} and opened.eos_token_ids == {2} and opened.bos_token_id == 1
-    )
+    assert opened.generation_config == {} and opened.eos_token_ids == {2}
+    assert opened.bos_token_id == 1
     with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
         _ = opened.tokenizer
 

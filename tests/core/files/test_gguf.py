@@ -135,11 +135,8 @@ def test_a_bias_that_only_some_projections_have_is_zero_in_the_others(tmp_path):
 def test_reordered_rows_are_read_only_copies_and_can_be_released(tmp_path):
     judge = make_gguf(tmp_path / "m.gguf", kinds="F16")
     tensor = open_checkpoint(tmp_path / "m.gguf").tensors["model.layers.1.self_attn.q_proj.weight"]
-    assert (
-        tensor.bits.dtype == np.float16
-        and not tensor.bits.flags.writeable
-        and tensor.nbytes == 64 * 64 * 2
-    )
+    assert tensor.bits.dtype == np.float16 and not tensor.bits.flags.writeable
+    assert tensor.nbytes == 64 * 64 * 2
     tensor.release()
     np.testing.assert_array_equal(tensor.float32(), judge[tensor.name])
 
@@ -148,10 +145,8 @@ def test_tokenizer_template_and_ends(tmp_path):
     folder = make_checkpoint(tmp_path / "m")
     make_gguf(tmp_path / "m.gguf")
     ours, original = open_checkpoint(tmp_path / "m.gguf"), open_checkpoint(folder)
-    assert (
-        ours.eos_token_ids == original.eos_token_ids
-        and ours.bos_token_id == original.bos_token_id == 1
-    )
+    assert ours.eos_token_ids == original.eos_token_ids
+    assert ours.bos_token_id == original.bos_token_id == 1
     text = "Once upon a time, ça va 42"
     assert ours.tokenizer.encode(text) == original.tokenizer.encode(text)
     messages = [{"role": "user", "content": "hi"}]
@@ -498,18 +493,13 @@ def test_every_value_type_is_read_as_gguf_wrote_it(tmp_path):
     writer.close()
     metadata = GGUFFile(tmp_path / "m.gguf").metadata
     for kind, value in scalars.items():
-        assert metadata[f"x.{kind.name}"] == value and type(metadata[f"x.{kind.name}"]) is type(
-            value
-        )
+        assert metadata[f"x.{kind.name}"] == value
+        assert type(metadata[f"x.{kind.name}"]) is type(value)
     for name, value in arrays.items():
         assert list(metadata[f"x.{name}"]) == value and len(metadata[f"x.{name}"]) == len(value)
     texts = metadata["x.texts"]
-    assert (
-        texts[-1] == "é"
-        and texts[1:3] == ["", "🦙" * 100]
-        and "é" in texts
-        and texts.index("é") == 3
-    )
+    assert texts[-1] == "é" and texts[1:3] == ["", "🦙" * 100] and "é" in texts
+    assert texts.index("é") == 3
     with pytest.raises(IndexError):
         texts[4]
 
@@ -760,9 +750,8 @@ def test_text_that_is_not_utf8_in_an_array_is_named_when_it_is_read(tmp_path):
 
 def test_names_of_parts():
     assert part_names("m-00002-of-00003.gguf") == [f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
-    assert part_names("m.gguf") == ["m.gguf"] and part_names("m-00001-of-00000.gguf") == [
-        "m-00001-of-00000.gguf"
-    ]
+    assert part_names("m.gguf") == ["m.gguf"]
+    assert part_names("m-00001-of-00000.gguf") == ["m-00001-of-00000.gguf"]
 
 
 def test_split_files(tmp_path):

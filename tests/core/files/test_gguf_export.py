@@ -226,7 +226,8 @@ def test_windows_that_llama_cpp_has_in_one_size_alone(tmp_path):
     source = open_checkpoint(make_checkpoint(tmp_path / "64", num_hidden_layers=64, **fields))
     write_gguf(source, tmp_path / "out.gguf", "F32")
     specs = open_checkpoint(tmp_path / "out.gguf").config.layers
-    assert specs == source.config.layers and {(spec.window, spec.rotates) for spec in specs} == {
+    assert specs == source.config.layers
+    assert {(spec.window, spec.rotates) for spec in specs} == {
         (32, True),
         (None, False),
     }
@@ -366,10 +367,8 @@ def test_a_padded_embedding_is_padded_in_the_vocabulary(tmp_path):
     write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
     fields = gguf_fields(tmp_path / "out.gguf")
     assert len(fields["tokenizer.ggml.tokens"]) == len(fields["tokenizer.ggml.scores"]) == 400
-    assert (
-        fields["tokenizer.ggml.tokens"][399] == "[PAD399]"
-        and fields["tokenizer.ggml.token_type"][399] == 5
-    )
+    assert fields["tokenizer.ggml.tokens"][399] == "[PAD399]"
+    assert fields["tokenizer.ggml.token_type"][399] == 5
 
 
 def test_scores_out_of_merges_put_tokens_in_sentencepieces_order(tmp_path):

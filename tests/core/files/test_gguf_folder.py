@@ -33,10 +33,8 @@ def test_a_gguf_file_becomes_a_folder(gguf_source, tmp_path):
     # nothing is lost: 8 bits in groups of 32 have a Q8_0's codes and scales
     assert not written.notices
     after = open_checkpoint(tmp_path / "out")
-    assert (
-        after.config.rope.type == "llama3"
-        and after.config.rope.original_max_position_embeddings == 64
-    )
+    assert after.config.rope.type == "llama3"
+    assert after.config.rope.original_max_position_embeddings == 64
     theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in [*SENTENCES, "a\n\n b  c ", "Ünïcödé 🦙 12345"]:
         ids = before.tokenizer.encode(text, add_bos=True)

@@ -145,9 +145,8 @@ def test_settings_of_single_layers(tmp_path):
         (6, 128),
         (4, 64),
     )
-    assert packings_read["model.layers.1.mlp.up_proj"] == (3, 64) and packings_read[
-        "model.layers.0.mlp.up_proj"
-    ] == (4, 64)
+    assert packings_read["model.layers.1.mlp.up_proj"] == (3, 64)
+    assert packings_read["model.layers.0.mlp.up_proj"] == (4, 64)
     assert HEAD not in packings_read and isinstance(opened.tensors[HEAD + ".weight"], Tensor)
 
 
@@ -173,10 +172,8 @@ def test_a_tied_matrix_under_either_name(saved, tmp_path):
         tmp_path / "m", {"bits": 4, "group_size": 32}, change=rename, tie_word_embeddings=True
     )
     opened = open_checkpoint(folder)
-    assert (
-        isinstance(opened.tensors[EMBEDDING + ".weight"], MLXWeight)
-        and HEAD + ".weight" not in opened.tensors
-    )
+    assert isinstance(opened.tensors[EMBEDDING + ".weight"], MLXWeight)
+    assert HEAD + ".weight" not in opened.tensors
 
 
 def test_shards(tmp_path):
@@ -288,11 +285,8 @@ def test_a_bad_setting_is_named(case):
 def test_other_quantisers_are_refused_by_name(other):
     raw = config_fields(quantization_config=other, **WIDE)
     message = refusal(LlamaConfig.from_dict, raw, kind=ConfigError)
-    assert (
-        "quantization_config" in message
-        and repr(other["quant_method"]) in message
-        and "mlx_lm.convert" in message
-    )
+    assert "quantization_config" in message and repr(other["quant_method"]) in message
+    assert "mlx_lm.convert" in message
 
 
 def test_another_quantiser_beside_mlx_lms_field_has_no_effect(tmp_path):
@@ -420,8 +414,5 @@ def test_quantised_tensors_without_settings(tmp_path):
         tmp_path / "m", GOOD, config={"quantization": None, "quantization_config": None}
     )
     message = refusal(open_checkpoint, folder)
-    assert (
-        ".scales" in message
-        and "not part of the model" in message
-        and "no field quantization" in message
-    )
+    assert ".scales" in message and "not part of the model" in message
+    assert "no field quantization" in message

@@ -91,9 +91,8 @@ def test_the_folder_is_mlx_lms(model, bits, group, tmp_path):
     index = "model.safetensors.index.json"
     mine, judge = (json.loads((tmp_path / name / index).read_text()) for name in ("out", "judge"))
     assert mine == judge and written.nbytes == judge["metadata"]["total_size"]
-    assert all("rows of 96" in notice for notice in written.notices) and len(written.notices) == (
-        group == 64
-    )
+    assert all("rows of 96" in notice for notice in written.notices)
+    assert len(written.notices) == (group == 64)
 
     llama, tokenizer = mlx_lm.load(str(tmp_path / "out"))
     assert mlx_lm.generate(llama, tokenizer, "Once upon", max_tokens=3) is not None

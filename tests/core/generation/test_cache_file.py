@@ -77,10 +77,8 @@ def test_the_file_is_what_safetensors_reads(width, checkpoint, tmp_path):
     for name in ("keys", "values"):
         rounded = state[name].astype(number)
         assert theirs[name].dtype == number and theirs[name].tobytes() == rounded.tobytes()
-        assert (
-            back[name].dtype == np.float32
-            and back[name].tobytes() == rounded.astype(np.float32).tobytes()
-        )
+        assert back[name].dtype == np.float32
+        assert back[name].tobytes() == rounded.astype(np.float32).tobytes()
     assert back["tokens"].dtype == np.int32 and back["tokens"].tolist() == state["tokens"].tolist()
 
 

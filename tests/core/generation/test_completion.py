@@ -134,8 +134,6 @@ def test_entries_join_to_the_text_before_any_stop_string(starts_text, llm):
 def test_html_is_the_text_escaped():
     done = Completion('<script>alert(1)</script>\n& "é"', [1, 2], "eos<b>")
     shown = done._repr_html_()
-    assert (
-        "&lt;script&gt;alert(1)&lt;/script&gt;\n&amp; &quot;é&quot;</div>" in shown
-        and "eos&lt;b&gt;" in shown
-    )
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;\n&amp; &quot;é&quot;</div>" in shown
+    assert "eos&lt;b&gt;" in shown
     assert "<script" not in shown and "<b>" not in shown and "pre-wrap" in shown

@@ -92,10 +92,8 @@ def test_a_forced_stretch_is_one_step(runs_ahead):
     assert re.fullmatch("[ab]thisisforced[cd]andthis", done.text)
     # The row stays as a prefix, as far as it was computed.
     again = loop.submit(request([1, 2, 3, *done.tokens, 5], max_tokens=1)).finish()
-    assert (
-        again.reused_tokens == 3 + 13
-        and again.tokens == alone([1, 2, 3, *done.tokens, 5], max_tokens=1).tokens
-    )
+    assert again.reused_tokens == 3 + 13
+    assert again.tokens == alone([1, 2, 3, *done.tokens, 5], max_tokens=1).tokens
 
 
 def test_a_long_stretch_is_computed_in_chunks():
@@ -103,9 +101,8 @@ def test_a_long_stretch_is_computed_in_chunks():
     backend, loop = make()
     done = loop.submit(request([1], regex=text + "[ab]" + "c", max_tokens=900)).finish()
     assert done.text[:700] == text and done.text[700] in "ab" and done.text[701:] == "c"
-    assert backend.calls == [(1, 1), (1, 512), (1, 188)] and done.text == greedy(
-        [1], text + "[ab]c"
-    )
+    assert backend.calls == [(1, 1), (1, 512), (1, 188)]
+    assert done.text == greedy([1], text + "[ab]c")
 
 
 @pytest.mark.parametrize("limit", [1, 3, 8, 12, 13, 14])
@@ -219,9 +216,8 @@ def test_a_grammar_that_grows_too_complex_ends_only_its_own_request(monkeypatch)
     good = loop.submit(request([2], regex="(once|twice)uponatime"))
     with pytest.raises(OptionsError, match="became too complex after [0-9]+ tokens"):
         bad.finish()
-    assert bad.completion.finish_reason == "error" and good.finish().text == greedy(
-        [2], "(once|twice)uponatime"
-    )
+    assert bad.completion.finish_reason == "error"
+    assert good.finish().text == greedy([2], "(once|twice)uponatime")
     check_rows(loop)
 
 
@@ -232,9 +228,8 @@ def test_speculation_is_off_with_a_notice_where_it_was_asked_for():
             .submit(request([1, 2, 3], speculate="prompt", max_tokens=5, **options))
             .finish()
         )
-        assert done.options["speculate"] == "none" and any(
-            "no speculation" in notice for notice in done.notices
-        )
+        assert done.options["speculate"] == "none"
+        assert any("no speculation" in notice for notice in done.notices)
     assert make()[1].submit(request([1], regex="abc[de]")).finish().notices == []
 
 
@@ -309,7 +304,8 @@ def test_a_conversation_may_have_a_schema_which_its_file_keeps(llm, tmp_path):
     )
     chat.save(tmp_path / "session.json")
     again = llm.chat()
-    assert again.load(tmp_path / "session.json") == [] and again.send("another?").parsed in (
+    assert again.load(tmp_path / "session.json") == []
+    assert again.send("another?").parsed in (
         "red",
         "green",
         "dark blue",
@@ -330,11 +326,8 @@ def test_the_cpu_backends_log_probabilities_are_torchs(llm):
             np.sort(values)[::-1][:5], abs=1e-4
         )
     plain = llm.generate(prompt, max_tokens=6, temperature=0.8, seed=2, top_k=5)
-    assert (
-        plain.tokens == done.tokens
-        and plain.tokens[0].logprobs is None
-        and plain.read_bytes == 4 * len(plain.tokens)
-    )
+    assert plain.tokens == done.tokens and plain.tokens[0].logprobs is None
+    assert plain.read_bytes == 4 * len(plain.tokens)
     alone_, beside = (
         llm.batch([prompt, *others], max_tokens=6, logprobs=5, seed=2)[0]
         for others in ([], ["a", "The"])

@@ -86,9 +86,8 @@ def test_processors_with_prefixes_grammars_and_logprobs(llm):
             np.arange(logits.shape[1])[None] == 9, np.float32(0), -np.inf
         )
     )
-    assert set(chat.send("hi", max_tokens=3).tokens) == {9} and set(
-        chat.send("and?", max_tokens=3).tokens
-    ) == {9}
+    assert set(chat.send("hi", max_tokens=3).tokens) == {9}
+    assert set(chat.send("and?", max_tokens=3).tokens) == {9}
     assert set(
         chat.send(
             "now?",
@@ -168,15 +167,12 @@ def test_a_row_with_a_processor_delays_itself_alone(runs_ahead):
     odd = loop.submit(request(TEXT, max_tokens=12, hooks=Hooks((turn,))))
     answers = [answer.finish() for answer in (*others, odd)]
     for i, answer in enumerate(answers[:3]):
-        assert (
-            answer.tokens == alone([7 + i, 8], eos=(), max_tokens=30, temperature=0.5).tokens
-            and answer.waits == 30
-        )
+        assert answer.tokens == alone([7 + i, 8], eos=(), max_tokens=30, temperature=0.5).tokens
+        assert answer.waits == 30
     assert answers[3].tokens == alone(TEXT, eos=(), max_tokens=12, hooks=Hooks((turn,))).tokens
     assert answers[3].tokens != alone(TEXT, eos=(), max_tokens=12).tokens
-    assert (answers[3].waits, answers[3].launches) == (24, 12) and backend.events.count(
-        "logits"
-    ) == 12
+    assert (answers[3].waits, answers[3].launches) == (24, 12)
+    assert backend.events.count("logits") == 12
     check_rows(loop)
 
 

@@ -34,12 +34,8 @@ def test_a_llamas_layer():
         is spec.window
         is None
     )
-    assert (
-        spec.scale == 16**-0.5
-        and spec.rotates
-        and spec.residual_multiplier == 1
-        and spec.activation == "silu"
-    )
+    assert spec.scale == 16**-0.5 and spec.rotates and spec.residual_multiplier == 1
+    assert spec.activation == "silu"
 
 
 def test_windows_of_the_last_layers_alone():

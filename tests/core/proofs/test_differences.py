@@ -30,9 +30,8 @@ def test_agreement_is_torchs():
     a = core.measure_agreement(actual, wanted)
     p, q = (torch.log_softmax(torch.from_numpy(x).double(), -1) for x in (wanted, actual))
     kl = torch.nn.functional.kl_div(q, p, reduction="none", log_target=True).sum(-1)
-    assert a.kl_mean == pytest.approx(float(kl.mean())) and a.kl_max == pytest.approx(
-        float(kl.max())
-    )
+    assert a.kl_mean == pytest.approx(float(kl.mean()))
+    assert a.kl_max == pytest.approx(float(kl.max()))
     tops = [torch.topk(torch.from_numpy(x), core.TOP).indices.tolist() for x in (wanted, actual)]
     assert a.top5 == pytest.approx(np.mean([len({*x} & {*y}) / core.TOP for x, y in zip(*tops)]))
     first = int(np.flatnonzero(wanted.argmax(1) != actual.argmax(1))[0])
@@ -57,11 +56,8 @@ def test_one_wrong_row_counts_among_many_right_ones():
     actual = wanted.copy()
     actual[700, 2] = 1.5
     difference = core.measure_difference("x", actual, wanted)
-    assert (
-        difference.worst == 700
-        and difference.peak == pytest.approx(0.25)
-        and difference.relative < 0.01
-    )
+    assert difference.worst == 700 and difference.peak == pytest.approx(0.25)
+    assert difference.relative < 0.01
 
 
 def test_rounding_of_a_row_of_zeros_is_no_large_error():
@@ -99,9 +95,8 @@ def test_ties(logits, tolerance, expected):
 
 
 def test_a_margin_is_the_distance_of_the_two_likeliest():
-    assert core.margin(np.array([1, 5, 4, -3], np.float32)) == 1 and math.isinf(
-        core.margin(np.zeros(1))
-    )
+    assert core.margin(np.array([1, 5, 4, -3], np.float32)) == 1
+    assert math.isinf(core.margin(np.zeros(1)))
 
 
 def test_log_softmax_is_torchs_for_large_logits():

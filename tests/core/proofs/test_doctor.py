@@ -172,9 +172,8 @@ def test_groups_hold_what_the_headers_hold(dtype, code, shards, tmp_path):
         group["group"]: [group["tensors"], group["nbytes"]] for group in diagnosis.groups
     } == expected
     assert all(group["formats"] == {dtype: group["tensors"]} for group in diagnosis.groups)
-    assert diagnosis.model["dtype"] == dtype and diagnosis.model["nbytes"] == sum(
-        size for _, size in expected.values()
-    )
+    assert diagnosis.model["dtype"] == dtype
+    assert diagnosis.model["nbytes"] == sum(size for _, size in expected.values())
 
 
 def test_groups_of_a_gguf_file_are_those_of_its_reader(tmp_path):
@@ -237,9 +236,8 @@ def test_quantised_matrices_of_mlx_lm_are_named_with_their_groups(tmp_path):
     source = make_checkpoint(tmp_path / "in", dtype="bfloat16")
     write_mlx(open_checkpoint(source), tmp_path / "out", 4, 32)
     formats = {group["group"]: group["formats"] for group in diagnose(tmp_path / "out").groups}
-    assert formats["attention"] == {"affine 4-bit, groups of 32": 8} and formats["norms"] == {
-        "bfloat16": 5
-    }
+    assert formats["attention"] == {"affine 4-bit, groups of 32": 8}
+    assert formats["norms"] == {"bfloat16": 5}
 
 
 @pytest.mark.skipif(
@@ -309,15 +307,14 @@ def test_a_hub_model_is_looked_for_in_the_cache_alone(cache, monkeypatch):
     )
     snapshot = put_in_cache(cache)
     diagnosis = diagnose("toy/llama", "main")
-    assert diagnosis.ok and diagnosis.command == Command(
+    assert diagnosis.ok
+    assert diagnosis.command == Command(
         "chat", options={"model": "toy/llama", "revision": "main", "cache_bits": None}
     )
     (snapshot / "model.safetensors").unlink()
     diagnosis = diagnose("toy/llama")
-    assert (
-        "holds neither model.safetensors" in messages_of(diagnosis, "error")[0]
-        and diagnosis.model["layers"] == 2
-    )
+    assert "holds neither model.safetensors" in messages_of(diagnosis, "error")[0]
+    assert diagnosis.model["layers"] == 2
     (snapshot / "config.json").unlink()
     message = "no config.json and no GGUF file in the local cache"
     assert message in messages_of(diagnose("toy/llama"), "error")[0]
@@ -358,10 +355,8 @@ def test_a_gpu_is_asked_for_through_its_own_tool(smi, tmp_path):
     )
     # a T4 has no bfloat16
     assert diagnosis.auto == "cuda" and fit(diagnosis, "cuda").computes_in == "float16"
-    assert (
-        diagnosis.machine["gpu"]["name"] == "Tesla T4"
-        and "backend" not in diagnosis.command.options
-    )
+    assert diagnosis.machine["gpu"]["name"] == "Tesla T4"
+    assert "backend" not in diagnosis.command.options
 
 
 @no_windows
@@ -373,11 +368,8 @@ def test_a_gpu_that_does_not_answer_is_unknown(script, smi, toy, tmp_path):
     diagnosis = diagnose(toy)
     assert not (tmp_path / "bin" / "nvidia-smi.ended").exists()  # it was not waited for
     [cuda] = [facts for facts in diagnosis.backends if facts.name == "cuda"]
-    assert (
-        cuda.gpu is None
-        and cuda.memory_bytes is None
-        and fit(diagnosis, "cuda").longest_context is None
-    )
+    assert cuda.gpu is None and cuda.memory_bytes is None
+    assert fit(diagnosis, "cuda").longest_context is None
     assert diagnosis.ok and diagnosis.auto == "cuda"
 
 

@@ -40,11 +40,8 @@ def test_the_longest_context_is_bounded_by_memory_and_by_the_model(tmp_path, mon
     assert cpu.weights_bytes + 2 * per_position * (cpu.longest_context + 1) > 30 << 20
     monkeypatch.setattr(machine, "free_memory", lambda: None)
     diagnosis = diagnose(folder)
-    assert (
-        diagnosis.ok
-        and fit(diagnosis, "cpu").longest_context is None
-        and fit(diagnosis, "cpu").fits is None
-    )
+    assert diagnosis.ok and fit(diagnosis, "cpu").longest_context is None
+    assert fit(diagnosis, "cpu").fits is None
 
 
 def test_a_context_that_memory_is_said_to_hold_is_held(tmp_path, monkeypatch):
@@ -82,9 +79,8 @@ def test_tokens_of_many_conversations_and_8_bits(tmp_path, monkeypatch):
     # 16 codes and a float16, not 16 float32
     assert narrow.tokens * 18 // 64 == pytest.approx(wide.tokens, rel=1e-3)
     monkeypatch.setattr(machine, "free_memory", lambda: None)
-    assert (
-        fit_of := fit(diagnose(folder), "cpu")
-    ).tokens is None and fit_of.longest_with_8_bits is None
+    assert (fit_of := fit(diagnose(folder), "cpu")).tokens is None
+    assert fit_of.longest_with_8_bits is None
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a shell script stands in for nvidia-smi")
@@ -144,6 +140,5 @@ def test_the_command_takes_a_backend_with_room(memory, auto, expected, toy):
 def test_a_backend_that_is_not_available_has_no_fit(toy):
     diagnosis = Diagnosis({}, [BackendFacts("cpu", False, "why", {})], "cpu", "toy")
     fit_backends(diagnosis, open_checkpoint(toy), None, None, False)
-    assert (
-        diagnosis.fits == [] and "no backend can be used here" in messages_of(diagnosis, "error")[0]
-    )
+    assert diagnosis.fits == []
+    assert "no backend can be used here" in messages_of(diagnosis, "error")[0]

@@ -21,9 +21,8 @@ def test_probes_have_the_names_and_shapes_of_the_model(backend, open_llm, small)
     llm = open_llm(backend)
     probes = core.collect(backend, llm.model, TOKENS, 4)
     config = LlamaConfig.from_file(small)
-    assert set(probes) == set(core.probe_names(config)) and len(probes) == 1 + 3 * len(
-        core.IN_LAYER
-    ) + len(core.LAST)
+    assert set(probes) == set(core.probe_names(config))
+    assert len(probes) == 1 + 3 * len(core.IN_LAYER) + len(core.LAST)
     queries, keys = (
         heads * config.head_dim
         for heads in (config.num_attention_heads, config.num_key_value_heads)
@@ -52,7 +51,8 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(backend, open_llm, s
 def test_a_run_has_a_prompt_and_a_decoded_token(decoded):
     with pytest.raises(ContextError, match="the prompt needs at least one"):
         core.split_calls([1, 2, 3], decoded)
-    assert core.split_calls([1, 2, 3], 2) == [[1], [2], [3]] and core.split_calls([1, 2, 3], 1) == [
+    assert core.split_calls([1, 2, 3], 2) == [[1], [2], [3]]
+    assert core.split_calls([1, 2, 3], 1) == [
         [1, 2],
         [3],
     ]
@@ -94,12 +94,8 @@ def report(**errors):
 
 def test_a_report_within_the_tolerance():
     comparison = report(logits=5e-5)
-    assert (
-        comparison.is_within
-        and comparison.first_bad is None
-        and comparison.verdict() == "within 0.0001"
-        and comparison.missing == []
-    )
+    assert comparison.is_within and comparison.first_bad is None
+    assert comparison.verdict() == "within 0.0001" and comparison.missing == []
 
 
 def test_the_first_probe_that_is_off_is_named():
@@ -115,10 +111,8 @@ def test_the_first_probe_that_is_off_is_named():
 def test_decoded_tokens_that_differ_are_outside_unless_they_are_a_tie():
     comparison = report()
     comparison.decoded = core.Decoded([1, 2], 1, (0.5, 0.4), near_tie=False)
-    assert (
-        not comparison.is_within
-        and "the decode step computes something else" in comparison.verdict()
-    )
+    assert not comparison.is_within
+    assert "the decode step computes something else" in comparison.verdict()
     comparison.decoded = core.Decoded([1, 2], 1, (1e-6, 1e-6), near_tie=True)
     assert comparison.is_within
 
@@ -128,11 +122,8 @@ def test_probes_that_the_reference_lacks_are_listed():
     probes = {name: np.ones((2, 2), np.float32) for name in core.probe_names(config)}
     wanted = {name: probes[name] for name in probes if "rope" not in name}
     comparison = core.compare("cpu", "NumPy", "float32", 1e-4, probes, wanted, config)
-    assert (
-        comparison.missing == ["0.query_rope", "0.key_rope"]
-        and comparison.is_within
-        and isinstance(comparison.agreement, Agreement)
-    )
+    assert comparison.missing == ["0.query_rope", "0.key_rope"] and comparison.is_within
+    assert isinstance(comparison.agreement, Agreement)
 
 
 def test_a_near_tie_is_told_from_a_bug():
@@ -164,7 +155,8 @@ def test_a_near_tie_is_told_from_a_bug():
 def test_digests_tell_the_first_operation_that_differs(open_llm):
     llm = open_llm()
     first, second = core.digest(llm, TOKENS, 3), core.digest(llm, TOKENS, 3)
-    assert first == second and list(first) == [
+    assert first == second
+    assert list(first) == [
         *core.probe_names(llm.model.config),
         "decoded tokens",
     ]

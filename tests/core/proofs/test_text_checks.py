@@ -92,9 +92,8 @@ def test_a_gguf_files_turn_end_is_mended_by_the_command_that_is_named(tmp_path):
 def test_a_turn_that_ends_with_plain_text(tmp_path):
     folder = chatty(tmp_path / "m", TURN.replace("END", "<|im_end|>"))
     [warning] = messages_of(diagnose(folder), "warning")
-    assert (
-        "'<|im_end|>', which is text, not a token" in warning and "`stop` '<|im_end|>'" in warning
-    )
+    assert "'<|im_end|>', which is text, not a token" in warning
+    assert "`stop` '<|im_end|>'" in warning
 
 
 def test_no_end_token_at_all(tmp_path):
@@ -106,10 +105,8 @@ def test_no_end_token_at_all(tmp_path):
         **LLAMA3,
     )
     diagnosis = diagnose(folder)
-    assert (
-        diagnosis.ok
-        and diagnosis.tokenizer["eos"] == sorted(open_checkpoint(folder).eos_token_ids) == []
-    )
+    assert diagnosis.ok
+    assert diagnosis.tokenizer["eos"] == sorted(open_checkpoint(folder).eos_token_ids) == []
     assert "has an end token" in messages_of(diagnosis, "warning")[0]
 
 

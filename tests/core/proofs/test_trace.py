@@ -53,14 +53,10 @@ def test_a_file_is_read_as_it_was_written(golden, tmp_path):
         golden.greedy,
     )
     for name, array in golden.sketches.items():
-        assert (
-            again.sketches[name].tobytes() == array.tobytes()
-            and again.sketches[name].dtype == np.float32
-        )
-    assert (
-        again.top_ids == golden.top_ids
-        and again.top_values.tobytes() == golden.top_values.tobytes()
-    )
+        assert again.sketches[name].tobytes() == array.tobytes()
+        assert again.sketches[name].dtype == np.float32
+    assert again.top_ids == golden.top_ids
+    assert again.top_values.tobytes() == golden.top_values.tobytes()
     assert again.logsumexp.tobytes() == golden.logsumexp.tobytes()
 
 
@@ -227,10 +223,8 @@ def test_a_sketch_estimates_the_norm_of_a_difference():
     estimates = np.sqrt(
         np.mean(trace.sketch(values)[:, :-1].astype(np.float64) ** 2, axis=1)
     ) / np.linalg.norm(values, axis=1)
-    assert (
-        np.mean(estimates**2) == pytest.approx(1, abs=0.1)
-        and np.mean((estimates > 0.5) & (estimates < 2)) > 0.98
-    )
+    assert np.mean(estimates**2) == pytest.approx(1, abs=0.1)
+    assert np.mean((estimates > 0.5) & (estimates < 2)) > 0.98
     assert set(np.unique(trace.signs(256))) == {-1.0, 1.0}
 
 
@@ -258,11 +252,8 @@ def test_other_widths_and_missing_probes(golden, run):
     checked = trace.check(
         golden, probes, run[1], 1e-4, parity.probe_names(SimpleNamespace(num_hidden_layers=3))
     )
-    assert (
-        checked.first_bad == "norm"
-        and math.isinf(checked.errors["norm"].min())
-        and checked.missing == ["0.ffn"]
-    )
+    assert checked.first_bad == "norm" and math.isinf(checked.errors["norm"].min())
+    assert checked.missing == ["0.ffn"]
 
 
 def test_the_first_greedy_token_that_differs(golden, run):

@@ -64,11 +64,8 @@ class Screen:
 def test_bars_need_a_terminal_that_moves_its_cursor(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("JPY_PARENT_PID", raising=False)
-    assert (
-        progress.moves_cursor(Screen(True))
-        and not progress.moves_cursor(Screen(False))
-        and not progress.moves_cursor(None)
-    )
+    assert progress.moves_cursor(Screen(True)) and not progress.moves_cursor(Screen(False))
+    assert not progress.moves_cursor(None)
     monkeypatch.setenv("JPY_PARENT_PID", "1")
     assert not progress.moves_cursor(Screen(True))
     monkeypatch.delenv("JPY_PARENT_PID")

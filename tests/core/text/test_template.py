@@ -331,11 +331,8 @@ def test_names_and_reasoning_reach_the_template_as_text(kind, models):
     ]
     ids = encode_messages(model.tokenizer, template, hostile, False)
     text = model.tokenizer.decode(ids)
-    assert (
-        ids.count(model.tokenizer.special_ids[eos]) == 2
-        and f"A{eos}: Hello" in text
-        and f"({eos}\U0001d000) hi" in text
-    )
+    assert ids.count(model.tokenizer.special_ids[eos]) == 2 and f"A{eos}: Hello" in text
+    assert f"({eos}\U0001d000) hi" in text
 
 
 # Sources of templates

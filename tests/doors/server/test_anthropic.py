@@ -18,16 +18,11 @@ def client(guide):
 def test_a_message(client, llm):
     wanted = llm.generate(QUESTION, max_tokens=20)
     message = client.messages.create(model="guide", max_tokens=20, messages=QUESTION)
-    assert (
-        message.content[0].text == wanted.text
-        and message.stop_reason == "max_tokens"
-        and message.role == "assistant"
-    )
+    assert message.content[0].text == wanted.text and message.stop_reason == "max_tokens"
+    assert message.role == "assistant"
     usage = message.usage
-    assert (
-        usage.input_tokens + usage.cache_read_input_tokens == wanted.prompt_tokens
-        and usage.output_tokens == 20
-    )
+    assert usage.input_tokens + usage.cache_read_input_tokens == wanted.prompt_tokens
+    assert usage.output_tokens == 20
     assert (
         client.messages.create(model="guide", max_tokens=200, messages=QUESTION).stop_reason
         == "end_turn"
@@ -76,10 +71,8 @@ def test_count_of_tokens(client, llm):
     counted = client.messages.count_tokens(**asked).input_tokens
     assert counted == len(llm.encode([{"role": "system", "content": asked["system"]}, *QUESTION]))
     _, usage = (client.messages.create(**asked, max_tokens=1).usage for _ in range(2))
-    assert (
-        usage.cache_read_input_tokens > 0
-        and usage.input_tokens + usage.cache_read_input_tokens == counted
-    )
+    assert usage.cache_read_input_tokens > 0
+    assert usage.input_tokens + usage.cache_read_input_tokens == counted
 
 
 def test_errors_are_anthropics(client):

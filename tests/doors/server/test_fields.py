@@ -115,11 +115,8 @@ def test_refused_fields_are_refused_by_name(route, body, guide, lenient):
             for server in (guide, lenient):
                 done = server.post(path, **base, **{name: value})
                 [fault] = done.json()["errors"]
-                assert (
-                    done.status_code == 400
-                    and fault["field"] == name
-                    and fault["constraint"] == "unsupported"
-                )
+                assert done.status_code == 400 and fault["field"] == name
+                assert fault["constraint"] == "unsupported"
     done = guide.post(path, **base, a_field_of_next_year=1)
     assert done.status_code == 400 and done.json()["errors"][0]["field"] == "a_field_of_next_year"
 

@@ -74,10 +74,8 @@ def test_an_allowed_origin(serve):
         "Access-Control-Request-Headers": "authorization,content-type",
     }
     preflight = server.http.options("/v1/chat/completions", headers=ask)
-    assert (
-        preflight.status_code == 200
-        and preflight.headers["access-control-allow-origin"] == "https://app.example"
-    )
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-origin"] == "https://app.example"
     assert preflight.headers["access-control-allow-headers"] == "authorization,content-type"
     asked = {
         "Access-Control-Request-Headers": "x-stainless-os, openai-organization, idempotency-key"
@@ -89,10 +87,8 @@ def test_an_allowed_origin(serve):
     done = server.http.post(
         "/v1/chat/completions", json=QUESTION, headers={"Origin": "https://app.example"}
     )
-    assert (
-        done.status_code == 200
-        and done.headers["access-control-allow-origin"] == "https://app.example"
-    )
+    assert done.status_code == 200
+    assert done.headers["access-control-allow-origin"] == "https://app.example"
     refused = server.http.options(
         "/v1/chat/completions", headers=ask | {"Origin": "https://other.example"}
     )
@@ -175,9 +171,8 @@ def test_every_answer_has_its_id_and_the_log_no_prompt(serve):
     line = server.wait(
         lambda: next((line for line in server.text().splitlines() if identity in line), None)
     )
-    assert (
-        "POST /v1/completions 200" in line and "tokens=3 " in line and "secret" not in server.text()
-    )
+    assert "POST /v1/completions 200" in line and "tokens=3 " in line
+    assert "secret" not in server.text()
     server.http.get("/no%0aINFO%20forged")
     assert "forged" not in [line[:12] for line in server.text().splitlines()]
     asked = serve("--log-prompts")
@@ -228,11 +223,8 @@ def test_a_port_that_is_taken(guide):
         text=True,
         timeout=60,
     )
-    assert (
-        done.returncode == 2
-        and "cannot listen there" in done.stderr
-        and len(done.stderr.splitlines()) == 1
-    )
+    assert done.returncode == 2 and "cannot listen there" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_head_is_get_without_a_body(guide):
@@ -254,6 +246,5 @@ def test_paths_of_the_machine_are_not_told(serve, tmp_path):
     (tmp_path / "refuses.jinja").write_text("{{ raise_exception('no such talk') }}")
     server = serve("--template", tmp_path / "refuses.jinja")
     done = server.post("/v1/chat/completions", **QUESTION)
-    assert (
-        done.status_code == 400 and "no such talk" in done.text and str(tmp_path) not in done.text
-    )
+    assert done.status_code == 400 and "no such talk" in done.text
+    assert str(tmp_path) not in done.text

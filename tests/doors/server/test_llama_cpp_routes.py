@@ -15,14 +15,10 @@ from .conftest import events
 def test_completion(guide, llm):
     wanted = llm.generate("Once upon", max_tokens=8)
     done = guide.post("/completion", prompt="Once upon", n_predict=8, return_tokens=True).json()
-    assert (
-        done["content"] == wanted.text and done["tokens"] == wanted.tokens and done["stop"] is True
-    )
-    assert (
-        done["stop_type"] == "limit"
-        and done["tokens_predicted"] == 8
-        and done["tokens_evaluated"] == 3
-    )
+    assert done["content"] == wanted.text and done["tokens"] == wanted.tokens
+    assert done["stop"] is True
+    assert done["stop_type"] == "limit" and done["tokens_predicted"] == 8
+    assert done["tokens_evaluated"] == 3
     assert set(done["timings"]) >= {
         "prompt_n",
         "prompt_ms",
@@ -48,11 +44,8 @@ def test_completion_streams_and_ends_with_the_whole_receipt(guide, llm):
         "".join(piece["content"] for piece in pieces)
         == llm.generate("Once upon", max_tokens=6).text
     )
-    assert (
-        [piece["stop"] for piece in pieces] == [False] * 6
-        and last["stop"] is True
-        and last["tokens_predicted"] == 6
-    )
+    assert [piece["stop"] for piece in pieces] == [False] * 6 and last["stop"] is True
+    assert last["tokens_predicted"] == 6
     assert pieces[-1]["tokens_predicted"] == 6 and "timings" in pieces[0]
 
 
@@ -69,9 +62,8 @@ def test_prompts_of_ids_mixed_and_several(guide, llm):
     ).json()
     assert mixed["tokens_evaluated"] == 3 + 2 * len(llm.tokenizer.encode(" a"))
     several = guide.post("/completion", prompt=["Once upon", ids], n_predict=5).json()
-    assert [answer["content"] for answer in several] == [wanted, wanted] and [
-        answer["index"] for answer in several
-    ] == [0, 1]
+    assert [answer["content"] for answer in several] == [wanted, wanted]
+    assert [answer["index"] for answer in several] == [0, 1]
 
 
 def test_response_fields_seeds_and_endless(guide):
@@ -90,9 +82,8 @@ def test_response_fields_seeds_and_endless(guide):
     ]
     assert len(set(drawn)) > 1
     full = guide.post("/completion", prompt="The", n_predict=-1, ignore_eos=True).json()
-    assert (
-        full["stop_type"] == "limit" and full["tokens_predicted"] + full["tokens_evaluated"] >= 512
-    )
+    assert full["stop_type"] == "limit"
+    assert full["tokens_predicted"] + full["tokens_evaluated"] >= 512
 
 
 def test_biases_as_pairs(guide, llm):
@@ -238,10 +229,8 @@ def test_a_cold_prompt_is_computed_whole(guide):
     again = guide.post("/completion", **asked).json()
     cold = guide.post("/completion", **asked, cache_prompt=False).json()
     assert again["timings"]["cache_n"] > 0 == cold["timings"]["cache_n"]
-    assert (
-        cold["timings"]["prompt_n"] == first["tokens_evaluated"]
-        and cold["content"] == first["content"]
-    )
+    assert cold["timings"]["prompt_n"] == first["tokens_evaluated"]
+    assert cold["content"] == first["content"]
 
 
 def test_progress_of_a_long_prompt(endless):
@@ -261,9 +250,8 @@ def test_progress_of_a_long_prompt(endless):
         assert len(progress) >= (1 if reused else 2) and progress[-1]["processed"] == total
         assert all(piece["total"] == total and piece["cache"] == reused for piece in progress)
         for before, after in itertools.pairwise(progress):
-            assert (
-                before["processed"] < after["processed"] and before["time_ms"] <= after["time_ms"]
-            )
+            assert before["processed"] < after["processed"]
+            assert before["time_ms"] <= after["time_ms"]
     plain = [
         json.loads(data)
         for _, data in events(
@@ -278,11 +266,8 @@ def test_an_answer_with_a_line_break_ends_after_its_time(endless):
     answer = endless.post(
         "/completion", **asked, grammar='root ::= "\\n" [a-z]+', n_predict=90_000
     ).json()
-    assert (
-        answer["stop_type"] == "limit"
-        and 1 < answer["tokens_predicted"] < 90_000
-        and answer["content"].startswith("\n")
-    )
+    assert answer["stop_type"] == "limit" and 1 < answer["tokens_predicted"] < 90_000
+    assert answer["content"].startswith("\n")
     answer = endless.post("/completion", **asked, grammar="root ::= [a-z]+", n_predict=300).json()
     assert answer["stop_type"] == "limit" and answer["tokens_predicted"] == 300
 
@@ -301,9 +286,8 @@ def test_several_answers_to_each_prompt(guide, llm):
         "n_cmpl": 2,
     }
     answers = guide.post("/completion", **asked).json()
-    assert [answer["content"] for answer in answers] == wanted and [
-        answer["index"] for answer in answers
-    ] == [
+    assert [answer["content"] for answer in answers] == wanted
+    assert [answer["index"] for answer in answers] == [
         0,
         1,
         2,
@@ -476,10 +460,8 @@ def test_slots_are_saved_restored_and_erased(serve, tmp_path):
     assert "llama" not in json.dumps(slots)
     for slot, answer in ((0, told[2]), (1, more)):
         saved = server.post(f"/slots/{slot}?action=save", filename=f"{slot}.bin").json()
-        assert (
-            saved["id_slot"] == slot
-            and saved["n_written"] == (folder / f"{slot}.bin").stat().st_size
-        )
+        assert saved["id_slot"] == slot
+        assert saved["n_written"] == (folder / f"{slot}.bin").stat().st_size
         # the last was not computed
         assert saved["n_saved"] == slots[slot]["n_tokens"] - 1 and saved["timings"]["save_ms"] > 0
     erased = server.http.post("/slots/1?action=erase").json()  # without a body
@@ -492,10 +474,8 @@ def test_slots_are_saved_restored_and_erased(serve, tmp_path):
 
     again = serve("--parallel", "3", "--slot-save-path", folder)
     restored = again.post("/slots/2?action=restore", filename="0.bin").json()
-    assert (
-        restored["n_restored"] == slots[0]["n_tokens"] - 1
-        and restored["n_read"] == (folder / "0.bin").stat().st_size
-    )
+    assert restored["n_restored"] == slots[0]["n_tokens"] - 1
+    assert restored["n_read"] == (folder / "0.bin").stat().st_size
     assert [slot["n_tokens"] for slot in again.http.get("/slots").json()] == [
         0,
         0,
@@ -566,12 +546,8 @@ def test_slots_of_running_requests(inside, roomy, tmp_path):
         lines = response.iter_lines()
         first = json.loads(next(lines).removeprefix("data: "))
         busy, idle = server.http.get("/slots").json()
-        assert (
-            first["id_slot"] == 0
-            and busy["is_processing"]
-            and not idle["is_processing"]
-            and "params" not in idle
-        )
+        assert first["id_slot"] == 0 and busy["is_processing"] and not idle["is_processing"]
+        assert "params" not in idle
         assert (
             busy["n_prompt_tokens"]
             == first["tokens_evaluated"]
@@ -599,9 +575,8 @@ def test_texts_of_slots_are_shown_where_the_owner_asks(inside, roomy):
         lines = response.iter_lines()
         first = json.loads(next(lines).removeprefix("data: "))
         busy, idle = server.http.get("/slots").json()
-        assert STORIES[0] in busy["prompt"] and busy["generated"].strip().startswith(
-            first["content"].strip()
-        )
+        assert STORIES[0] in busy["prompt"]
+        assert busy["generated"].strip().startswith(first["content"].strip())
         assert "prompt" not in idle
     server.wait(server.is_idle)
 

@@ -31,10 +31,8 @@ def test_answers_are_those_of_python(client, llm):
     asked = client.generate("guide:latest", QUESTION[0]["content"], options=GREEDY)
     assert asked.response == judge.text
     raw = client.generate("guide", "Once upon", raw=True, options={**GREEDY, "num_predict": 8})
-    assert (
-        raw.response == llm.generate("Once upon", temperature=0, max_tokens=8).text
-        and raw.done_reason == "length"
-    )
+    assert raw.response == llm.generate("Once upon", temperature=0, max_tokens=8).text
+    assert raw.done_reason == "length"
 
 
 def test_formats_and_options(client, lenient):
@@ -68,11 +66,8 @@ def test_the_model(client, lenient):
     assert model.model == "guide:latest"
     assert [model.model for model in client.ps().models] == ["guide:latest"]
     shown = client.show("guide")
-    assert (
-        shown.capabilities == ["completion"]
-        and shown.details.format == "safetensors"
-        and shown.template
-    )
+    assert shown.capabilities == ["completion"] and shown.details.format == "safetensors"
+    assert shown.template
     assert client.generate("guide").done_reason == "load"
     assert lenient.http.get("/api/version").json()["version"]
 

@@ -24,14 +24,10 @@ def client(guide):
 def test_a_chat_answer_is_the_one_of_generate(client, llm):
     wanted = llm.generate(QUESTION, max_tokens=40)
     completion = client.chat.completions.create(model="guide", messages=QUESTION, max_tokens=40)
-    assert (
-        completion.choices[0].message.content == wanted.text
-        and completion.choices[0].finish_reason == "length"
-    )
-    assert (
-        completion.usage.prompt_tokens == wanted.prompt_tokens
-        and completion.usage.completion_tokens == len(wanted.tokens)
-    )
+    assert completion.choices[0].message.content == wanted.text
+    assert completion.choices[0].finish_reason == "length"
+    assert completion.usage.prompt_tokens == wanted.prompt_tokens
+    assert completion.usage.completion_tokens == len(wanted.tokens)
     assert (
         client.chat.completions.create(model="guide", messages=QUESTION).choices[0].finish_reason
         == "stop"
@@ -115,9 +111,8 @@ def test_several_choices_draw_with_the_seeds_after_the_first(client, llm):
         "n": 3,
     }
     completion = client.chat.completions.create(**asked)
-    assert [choice.message.content for choice in completion.choices] == wanted and len(
-        set(wanted)
-    ) > 1
+    assert [choice.message.content for choice in completion.choices] == wanted
+    assert len(set(wanted)) > 1
     assert completion.usage.completion_tokens == sum(len(answer.tokens) for answer in done)
     texts = ["", "", ""]
     for chunk in client.chat.completions.create(**asked, stream=True):
@@ -129,10 +124,8 @@ def test_stop_strings_and_biases(client, llm):
     completion = client.chat.completions.create(
         model="guide", messages=QUESTION, stop=["small", "person"]
     )
-    assert (
-        completion.choices[0].message.content == "I am the mlx_llama guide: a "
-        and completion.choices[0].finish_reason == "stop"
-    )
+    assert completion.choices[0].message.content == "I am the mlx_llama guide: a "
+    assert completion.choices[0].finish_reason == "stop"
     first = llm.generate(QUESTION, max_tokens=1).tokens[0]
     banned = client.chat.completions.create(
         model="guide", messages=QUESTION, max_tokens=5, logit_bias={str(int(first)): -100}
@@ -176,9 +169,8 @@ def test_log_probabilities_of_the_prompt(count, client, guide, llm):
         assert done.text[at : at + len(text)] == text
     # other prompts in the same request, streamed, and after a prefix that is cached
     both = client.completions.create(prompt=[ids[:9], ids], **asked).choices
-    assert both[1].logprobs == rates and both[0].logprobs.token_logprobs[:9] == pytest.approx(
-        rates.token_logprobs[:9], abs=1e-5
-    )
+    assert both[1].logprobs == rates
+    assert both[0].logprobs.token_logprobs[:9] == pytest.approx(rates.token_logprobs[:9], abs=1e-5)
     stream = client.completions.create(prompt=ids, **asked, stream=True)
     chunks = [chunk.choices[0] for chunk in stream]
     streamed = sum((chunk.logprobs.token_logprobs for chunk in chunks if chunk.logprobs), [])
@@ -276,9 +268,8 @@ def test_completions(client, llm):
     completion = client.completions.create(
         model="guide", prompt=["Once upon", "The river"], max_tokens=9
     )
-    assert [
-        choice.text for choice in completion.choices
-    ] == wanted and completion.usage.completion_tokens == 18
+    assert [choice.text for choice in completion.choices] == wanted
+    assert completion.usage.completion_tokens == 18
     ids = llm.encode("Once upon")
     assert (
         client.completions.create(model="guide", prompt=ids, max_tokens=9).choices[0].text
@@ -377,10 +368,8 @@ def test_responses(client, llm):
         "response.output_item.done",
         "response.incomplete",
     ]
-    assert (
-        last.output_text == llm.generate(QUESTION, max_tokens=10).text
-        and last.incomplete_details.reason == "max_output_tokens"
-    )
+    assert last.output_text == llm.generate(QUESTION, max_tokens=10).text
+    assert last.incomplete_details.reason == "max_output_tokens"
     assert last.usage.output_tokens == 10
     turns = [
         *QUESTION,
@@ -418,17 +407,16 @@ def test_defaults_of_responses_are_taken_and_told(client, guide):
     response = client.responses.create(
         model="guide", input="hi", text={"format": form}, reasoning={"effort": "none"}
     )
-    assert response.output_text == '"yes"' and response.text.format.to_dict() == {
+    assert response.output_text == '"yes"'
+    assert response.text.format.to_dict() == {
         **form,
         "description": None,
         "strict": None,
     }
     for name, value in (("text", {"verbosity": "low"}), ("reasoning", {"effort": "high"})):
         done = guide.post("/v1/responses", input="hi", **{name: value})
-        assert (
-            done.status_code == 400
-            and done.json()["errors"][0]["field"] == f"{name}.{next(iter(value))}"
-        )
+        assert done.status_code == 400
+        assert done.json()["errors"][0]["field"] == f"{name}.{next(iter(value))}"
 
 
 def test_numbers_of_a_stream_of_responses_count_up(guide):
@@ -475,10 +463,8 @@ def test_responses_go_on_from_kept_ones(client, guide, llm):
         {"role": "assistant", "content": first.output_text},
         {"role": "user", "content": "Are you fast?"},
     ]
-    assert (
-        second.output_text == llm.generate(talk, temperature=0).text
-        and second.previous_response_id == first.id
-    )
+    assert second.output_text == llm.generate(talk, temperature=0).text
+    assert second.previous_response_id == first.id
     reference = {"type": "item_reference", "id": first.output[0].id}
     talked = client.responses.create(
         model="guide",

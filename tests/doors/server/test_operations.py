@@ -43,21 +43,16 @@ def test_alive_at_once_and_ready_when_the_model_answers(inside, toy):
         done = server.http.request(
             method, path, json=QUESTION | {"model": "toy"} if method == "POST" else None
         )
-        assert (
-            done.status_code == 503
-            and done.json()["error"]["code"] == "model_loading"
-            and done.headers["retry-after"] == "1"
-        )
+        assert done.status_code == 503 and done.json()["error"]["code"] == "model_loading"
+        assert done.headers["retry-after"] == "1"
     told = []
     with server.http.stream("GET", "/v1/loading/progress") as response:
         for line in response.iter_lines():
             if line.startswith("data: "):
                 told.append(json.loads(line[6:]))
                 gate.set()
-    assert (
-        told[0] == {"state": "loading", "done": 40, "total": 100, "progress": 0.4}
-        and told[-1]["state"] == "ready"
-    )
+    assert told[0] == {"state": "loading", "done": 40, "total": 100, "progress": 0.4}
+    assert told[-1]["state"] == "ready"
     assert server.http.get("/ready").status_code == 200
     assert server.post("/v1/chat/completions", **QUESTION).status_code == 200
 
@@ -82,17 +77,11 @@ def test_an_idle_model_is_given_back_and_loaded_again(inside, toy):
     server.wait(lambda: server.keeper.state == "idle")
     assert server.keeper.llm is None and server.http.get("/ready").json()["state"] == "idle"
     props = server.http.get("/props").json()
-    assert (
-        props.pop("is_sleeping") is True
-        and server.keeper.state == "idle"
-        and server.keeper.loads == 1
-    )
+    assert props.pop("is_sleeping") is True and server.keeper.state == "idle"
+    assert server.keeper.loads == 1
     slots = server.http.get("/slots")
-    assert (
-        slots.status_code == 503
-        and slots.json()["error"]["code"] == "model_idle"
-        and server.keeper.state == "idle"
-    )
+    assert slots.status_code == 503 and slots.json()["error"]["code"] == "model_idle"
+    assert server.keeper.state == "idle"
     responses = []
     threads = [
         threading.Thread(
@@ -110,9 +99,8 @@ def test_an_idle_model_is_given_back_and_loaded_again(inside, toy):
         thread.start()
     for thread in threads:
         thread.join()
-    assert [response.json()["choices"][0]["text"] for response in responses] == [
-        first
-    ] * 4 and server.keeper.loads == 2
+    assert [response.json()["choices"][0]["text"] for response in responses] == [first] * 4
+    assert server.keeper.loads == 2
     assert server.http.get("/props").json() == {**props, "is_sleeping": False}
     names = [thread.name for thread in threading.enumerate()]
     assert names.count("mlx_llama scheduler") <= 1
@@ -172,24 +160,18 @@ def test_metrics_of_one_request(guide):
         return after[name] - before.get(name, 0)
 
     assert grown("requests_total", "done") == 2 and grown("http_responses_total", "400") == 1
-    assert (
-        grown("prompt_tokens_total") == 2 * used["prompt_tokens"]
-        and grown("generated_tokens_total") == 180
-    )
+    assert grown("prompt_tokens_total") == 2 * used["prompt_tokens"]
+    assert grown("generated_tokens_total") == 180
     cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in (first, used)]
     assert grown("prefix_hits_total") == sum(count > 0 for count in cached)
     assert cached[1] > 8 and grown("prompt_tokens_reused_total") == sum(cached)
     assert grown("first_token_seconds_count") == 2
     # tokens that come with the first are not counted
     assert 0 < grown("between_tokens_seconds_count") <= 178
-    assert (
-        0 < grown("between_tokens_seconds_sum") < 60 and 0 < grown("first_token_seconds_sum") < 60
-    )
-    assert (
-        after["rows",] == 32
-        and after["ready",] == 1
-        and 0 < after["cache_bytes",] <= after["cache_budget_bytes",]
-    )
+    assert 0 < grown("between_tokens_seconds_sum") < 60
+    assert 0 < grown("first_token_seconds_sum") < 60
+    assert after["rows",] == 32 and after["ready",] == 1
+    assert 0 < after["cache_bytes",] <= after["cache_budget_bytes",]
     assert (
         after["queue",]
         == after["rows_running",]
@@ -291,11 +273,8 @@ def test_options_that_no_request_could_use_end_the_server(flags, message):
         capture_output=True,
         text=True,
     )
-    assert (
-        done.returncode == 2
-        and f"error: {message}" in done.stderr
-        and "Traceback" not in done.stderr
-    )
+    assert done.returncode == 2 and f"error: {message}" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_sigterm_lets_running_requests_end_and_refuses_new_ones(tmp_path, roomy):
@@ -322,10 +301,8 @@ def test_sigterm_lets_running_requests_end_and_refuses_new_ones(tmp_path, roomy)
         assert server.http.get("/ready").status_code != 503
         raise httpx.HTTPError("refused")  # a kept connection may still answer
     thread.join(60)
-    assert (
-        seen["text"].rstrip().endswith("data: [DONE]")
-        and '"finish_reason":"length"' in seen["text"]
-    )
+    assert seen["text"].rstrip().endswith("data: [DONE]")
+    assert '"finish_reason":"length"' in seen["text"]
     server.process.wait(20)
     assert "Traceback" not in server.text(), server.text()
 
@@ -425,10 +402,8 @@ def test_killed_in_the_middle_and_started_again_on_the_same_port(tmp_path, roomy
         assert again.port == server.port
         assert again.post("/v1/completions", prompt="hello", max_tokens=3).status_code == 200
         done = again.http.get(f"/v1/jobs/{job}/stream")
-        assert (
-            done.status_code == 404
-            and "a restart of the server ends" in done.json()["error"]["message"]
-        )
+        assert done.status_code == 404
+        assert "a restart of the server ends" in done.json()["error"]["message"]
         for thread in threads:
             thread.join(20)
     finally:

@@ -58,10 +58,8 @@ def test_json_schema(client, llm):
     completion = client.chat.completions.parse(
         model="guide", messages=QUESTION, response_format=Animal, max_tokens=200
     )
-    assert (
-        isinstance(completion.choices[0].message.parsed, Animal)
-        and completion.choices[0].finish_reason == "stop"
-    )
+    assert isinstance(completion.choices[0].message.parsed, Animal)
+    assert completion.choices[0].finish_reason == "stop"
     wanted = llm.generate(QUESTION, schema=Animal.model_json_schema(), max_tokens=200)
     assert json.loads(wanted.text) == json.loads(completion.choices[0].message.content)
     stream = client.chat.completions.create(
@@ -82,9 +80,8 @@ def test_json_object_and_rules_of_the_table(client, guide, llm):
         model="guide", messages=QUESTION, response_format={"type": "json_object"}, max_tokens=60
     )
     text = completion.choices[0].message.content
-    assert text == llm.generate(
-        QUESTION, schema={"type": "object"}, max_tokens=60
-    ).text and text.startswith("{")
+    assert text == llm.generate(QUESTION, schema={"type": "object"}, max_tokens=60).text
+    assert text.startswith("{")
     completion = guide.post(
         "/v1/chat/completions", messages=QUESTION, regex="(yes|no), [0-9]{3}"
     ).json()
@@ -200,20 +197,15 @@ def test_a_required_call_fits_its_schema(choice, tools, endless):
     }
     answer = client.chat.completions.create(**asked).choices[0]
     name, arguments = call_of(answer.message)
-    assert (
-        name == "weather"
-        and answer.finish_reason == "tool_calls"
-        and answer.message.content is None
-    )
+    assert name == "weather" and answer.finish_reason == "tool_calls"
+    assert answer.message.content is None
     jsonschema.validate(arguments, WEATHER)
     chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
     deltas = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
     assert deltas[0].function.name == "weather" and deltas[0].id and deltas[0].type == "function"
     assert json.loads("".join(delta.function.arguments or "" for delta in deltas)) == arguments
-    assert (
-        not "".join(chunk.delta.content or "" for chunk in chunks)
-        and chunks[-1].finish_reason == "tool_calls"
-    )
+    assert not "".join(chunk.delta.content or "" for chunk in chunks)
+    assert chunks[-1].finish_reason == "tool_calls"
 
 
 CALLING = [
@@ -335,10 +327,8 @@ def test_a_call_and_its_result_come_back(client, llm):
         {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "Sunny."},
     ]
     completion = client.chat.completions.create(model="guide", messages=again, max_tokens=12)
-    assert (
-        completion.choices[0].message.content
-        and completion.usage.prompt_tokens > len(llm.encode(QUESTION)) + 10
-    )
+    assert completion.choices[0].message.content
+    assert completion.usage.prompt_tokens > len(llm.encode(QUESTION)) + 10
 
 
 def test_tools_that_need_not_be_called(client, llm):
@@ -346,10 +336,8 @@ def test_tools_that_need_not_be_called(client, llm):
     completion = client.chat.completions.create(
         model="guide", messages=QUESTION, tools=[TOOL], tool_choice="none", max_tokens=12
     )
-    assert (
-        completion.choices[0].message.content == plain
-        and not completion.choices[0].message.tool_calls
-    )
+    assert completion.choices[0].message.content == plain
+    assert not completion.choices[0].message.tool_calls
     completion = client.chat.completions.create(
         model="guide", messages=QUESTION, tools=[TOOL], max_tokens=12
     )
@@ -422,7 +410,8 @@ def test_tools_of_responses(client):
         )
     )
     kinds = [event.type for event in told]
-    assert kinds[2] == "response.output_item.added" and kinds[-3:] == [
+    assert kinds[2] == "response.output_item.added"
+    assert kinds[-3:] == [
         "response.function_call_arguments.done",
         "response.output_item.done",
         "response.completed",
@@ -450,15 +439,15 @@ def test_tools_of_messages(claude, guide):
     }
     message = claude.messages.create(**asked)
     [block] = message.content
-    assert (
-        block.type == "tool_use" and block.name == "weather" and message.stop_reason == "tool_use"
-    )
+    assert block.type == "tool_use" and block.name == "weather"
+    assert message.stop_reason == "tool_use"
     jsonschema.validate(block.input, WEATHER)
     with claude.messages.stream(**asked) as stream:
         last = stream.get_final_message()
     assert last.content[0].input == block.input and last.stop_reason == "tool_use"
     names = [name for name, _ in events(guide.post("/v1/messages", **asked, stream=True).text)]
-    assert names[:3] == ["message_start", "ping", "content_block_start"] and names[-3:] == [
+    assert names[:3] == ["message_start", "ping", "content_block_start"]
+    assert names[-3:] == [
         "content_block_stop",
         "message_delta",
         "message_stop",
@@ -548,10 +537,8 @@ def test_logprobs_of_the_other_apis(client, guide, llm):
     assert logprobs_told.token_logprobs == pytest.approx(
         [token.logprobs.logprob for token in wanted.tokens], abs=1e-6
     )
-    assert (
-        "".join(logprobs_told.tokens) == wanted.text
-        and [len(top) for top in logprobs_told.top_logprobs] == [2] * 5
-    )
+    assert "".join(logprobs_told.tokens) == wanted.text
+    assert [len(top) for top in logprobs_told.top_logprobs] == [2] * 5
     assert [
         wanted.text[at : at + len(text)]
         for at, text in zip(logprobs_told.text_offset, logprobs_told.tokens)
@@ -559,9 +546,8 @@ def test_logprobs_of_the_other_apis(client, guide, llm):
     done = guide.post("/completion", prompt="Once upon", n_predict=5, n_probs=2).json()[
         "completion_probabilities"
     ]
-    assert [entry["id"] for entry in done] == list(map(int, wanted.tokens)) and len(
-        done[0]["top_logprobs"]
-    ) == 2
+    assert [entry["id"] for entry in done] == list(map(int, wanted.tokens))
+    assert len(done[0]["top_logprobs"]) == 2
     assert (
         "completion_probabilities"
         not in guide.post("/completion", prompt="x", n_predict=2, n_probs=0).json()

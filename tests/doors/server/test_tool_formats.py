@@ -77,18 +77,13 @@ def test_chat_completions(model):
     deltas = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
     for index, (name, arguments) in enumerate(WANTED):
         first, *others = [delta for delta in deltas if delta.index == index]
-        assert (
-            (first.function.name, first.type) == (name, "function")
-            and first.id
-            and first.id != calls[index].id
-        )
+        assert (first.function.name, first.type) == (name, "function") and first.id
+        assert first.id != calls[index].id
         assert json.loads("".join(delta.function.arguments for delta in others)) == arguments
         assert not any(delta.id or delta.function.name for delta in others)
     assert len(deltas) > 8  # arguments arrive as they are written
-    assert (
-        "".join(chunk.delta.content or "" for chunk in chunks) == model.opening
-        and chunks[-1].finish_reason == "tool_calls"
-    )
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == model.opening
+    assert chunks[-1].finish_reason == "tool_calls"
     with model.script(), model.openai.chat.completions.stream(**asked) as stream:
         [judged] = stream.get_final_completion().choices
     assert [
@@ -104,14 +99,10 @@ def test_chat_completions(model):
     ]
     with model.script("It is 3 at noon.") as script:
         last = model.openai.chat.completions.create(**asked | {"messages": again}).choices[0]
-    assert (
-        last.message.content == "It is 3 at noon."
-        and last.finish_reason == "stop"
-        and not last.message.tool_calls
-    )
-    assert '"b": 2' in script.prompts[0] and script.prompts[0].index('"b": 2') < script.prompts[
-        0
-    ].index("noon")
+    assert last.message.content == "It is 3 at noon." and last.finish_reason == "stop"
+    assert not last.message.tool_calls
+    assert '"b": 2' in script.prompts[0]
+    assert script.prompts[0].index('"b": 2') < script.prompts[0].index("noon")
 
 
 def test_responses(model):
@@ -132,13 +123,10 @@ def test_responses(model):
         == kinds.count("response.output_item.done")
         == len(response.output)
     )
-    assert (
-        kinds.count("response.function_call_arguments.delta") > 6
-        and kinds.count("response.function_call_arguments.done") == 2
-    )
-    assert [event.sequence_number for event in told] == list(
-        range(len(told))
-    ) and judged.output_text == model.opening
+    assert kinds.count("response.function_call_arguments.delta") > 6
+    assert kinds.count("response.function_call_arguments.done") == 2
+    assert [event.sequence_number for event in told] == list(range(len(told)))
+    assert judged.output_text == model.opening
     assert [
         (item.name, json.loads(item.arguments))
         for item in judged.output
@@ -157,9 +145,8 @@ def test_responses(model):
             model.openai.responses.create(**asked | {"input": again}).output_text
             == "It is 3 at noon."
         )
-    assert '"b": 2' in script.prompts[0] and script.prompts[0].index('"b": 2') < script.prompts[
-        0
-    ].index("noon")
+    assert '"b": 2' in script.prompts[0]
+    assert script.prompts[0].index('"b": 2') < script.prompts[0].index("noon")
 
 
 def test_logprobs_of_responses_are_those_of_the_text(model):
@@ -247,9 +234,8 @@ def test_messages(model):
     with model.script():
         message = model.claude.messages.create(**asked)
     blocks = [block for block in message.content if block.type == "tool_use"]
-    assert [
-        (block.name, block.input) for block in blocks
-    ] == WANTED and message.stop_reason == "tool_use"
+    assert [(block.name, block.input) for block in blocks] == WANTED
+    assert message.stop_reason == "tool_use"
     assert "".join(block.text for block in message.content if block.type == "text") == model.opening
     with model.script(), model.claude.messages.stream(**asked) as stream:
         told, judged = list(stream), stream.get_final_message()
@@ -280,9 +266,8 @@ def test_messages(model):
     with model.script("It is 3 at noon.") as script:
         last = model.claude.messages.create(**asked | {"messages": again})
     assert last.content[0].text == "It is 3 at noon." and last.stop_reason == "end_turn"
-    assert '"b": 2' in script.prompts[0] and script.prompts[0].index('"b": 2') < script.prompts[
-        0
-    ].index("noon")
+    assert '"b": 2' in script.prompts[0]
+    assert script.prompts[0].index('"b": 2') < script.prompts[0].index("noon")
 
 
 def test_a_required_call_in_the_format_of_the_model(model):
@@ -307,11 +292,8 @@ def test_a_required_call_in_the_format_of_the_model(model):
     [choice] = model.openai.chat.completions.create(**asked).choices
     [call] = choice.message.tool_calls
     jsonschema.validate(json.loads(call.function.arguments), choose)
-    assert (
-        call.function.name == "weather"
-        and choice.finish_reason == "tool_calls"
-        and choice.message.content is None
-    )
+    assert call.function.name == "weather" and choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
 
 
 def test_text_that_begins_like_a_call_is_text(model):
@@ -331,9 +313,8 @@ def test_text_that_begins_like_a_call_is_text(model):
     assert (
         choice.message.content == answer == "".join(chunk.delta.content or "" for chunk in chunks)
     )
-    assert (
-        choice.finish_reason == chunks[-1].finish_reason == "stop" and not choice.message.tool_calls
-    )
+    assert choice.finish_reason == chunks[-1].finish_reason == "stop"
+    assert not choice.message.tool_calls
     streamed = [entry for chunk in chunks if chunk.logprobs for entry in chunk.logprobs.content]
     assert [entry.token for entry in streamed] == [entry.token for entry in choice.logprobs.content]
 

@@ -304,14 +304,10 @@ def read(form, text, source=None, tools=None):
         first, *others = [
             delta for delta in news if not isinstance(delta, str) and delta.index == index
         ]
-        assert (
-            (first.id, first.name, first.arguments) == (call.id, call.name, "")
-            and len(call.id) == 9
-            and call.id.isalnum()
-        )
-        assert "".join(delta.arguments for delta in others) == call.arguments and not any(
-            delta.id or delta.name for delta in others
-        )
+        assert (first.id, first.name, first.arguments) == (call.id, call.name, "")
+        assert len(call.id) == 9 and call.id.isalnum()
+        assert "".join(delta.arguments for delta in others) == call.arguments
+        assert not any(delta.id or delta.name for delta in others)
     return parser
 
 
@@ -320,9 +316,8 @@ def test_calls_are_read_in_any_pieces(form, text, rest, calls):
     for seed in (None, *range(25)):
         parser = read(form, text, None if seed is None else random.Random(seed))
         assert parser.text == rest
-        assert [(call.name, call.values()) for call in parser.calls] == calls and all(
-            call.is_complete for call in parser.calls
-        )
+        assert [(call.name, call.values()) for call in parser.calls] == calls
+        assert all(call.is_complete for call in parser.calls)
 
 
 @pytest.mark.parametrize(
@@ -375,11 +370,8 @@ def test_a_further_call_that_is_cut_before_its_name_is_no_text():
         (LLAMA3, '{"name": "f", "parameters": {}}; {"na'),
     ):
         parser = read(form, text)
-        assert (
-            parser.text == ""
-            and [call.name for call in parser.calls] == ["f"]
-            and parser.calls[0].is_complete
-        )
+        assert parser.text == "" and [call.name for call in parser.calls] == ["f"]
+        assert parser.calls[0].is_complete
 
 
 def test_arguments_arrive_while_they_are_written():
