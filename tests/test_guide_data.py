@@ -131,11 +131,8 @@ def test_a_subject_takes_its_members_with_what_joins_them():
     }
     facts.join_facts(known)
     assert list(known) == ["whole"]
-    assert (known["whole"].ask, known["whole"].covers, known["whole"].more) == (
-        ["a", "b"],
-        ["--x"],
-        "m",
-    )
+    assert known["whole"].ask == ["a", "b"] and known["whole"].covers == ["--x"]
+    assert known["whole"].more == "m"
     with pytest.raises(KeyError):
         facts.join_facts({"whole": facts.Fact("whole", members=["missing"])})
 

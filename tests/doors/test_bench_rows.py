@@ -154,11 +154,8 @@ def test_one_prompt_runs_on_the_scheduler_and_from_an_empty_cache():
     figures = measure(it, 20, 8, 3)
     calls = [(shape, starts) for shape, starts, _ in it.model.calls]
     assert calls == 4 * [((1, 20), [0]), *(((1, 1), [20 + i]) for i in range(7))]
-    assert (
-        figures["evaluations_per_token"],
-        figures["launches_per_token"],
-        figures["read_bytes_per_token"],
-    ) == (1, 1, 4)
+    assert figures["evaluations_per_token"] == 1 and figures["launches_per_token"] == 1
+    assert figures["read_bytes_per_token"] == 4
     assert figures["bytes_per_token"] == 24 * 2 * 2 * 1 * 4 * 4  # keys and values of 24 positions
 
 

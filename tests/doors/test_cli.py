@@ -64,10 +64,8 @@ def test_a_full_disk_is_one_line():
         done = subprocess.run(
             [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
         )
-    assert (done.returncode, done.stderr) == (
-        1,
-        "error: the output cannot be written: No space left on device\n",
-    )
+    assert done.returncode == 1
+    assert done.stderr == "error: the output cannot be written: No space left on device\n"
 
 
 @pytest.mark.parametrize(

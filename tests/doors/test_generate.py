@@ -198,9 +198,5 @@ def test_a_command_that_is_unknown_is_one_line(name, remedy):
     done = subprocess.run(
         [sys.executable, "-m", "mlx_llama", name], capture_output=True, text=True, timeout=60
     )
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (
-        2,
-        "",
-        1,
-    )
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
     assert remedy in done.stderr

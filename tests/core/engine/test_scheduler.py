@@ -187,11 +187,8 @@ def test_an_answer_does_not_depend_on_its_company(drawn, runs_ahead, max_rows, c
         if cancels and done.finish_reason == "interrupted":
             assert done.tokens == wanted.tokens[: len(done.tokens)]
         else:
-            assert (done.tokens, done.text, done.finish_reason) == (
-                wanted.tokens,
-                wanted.text,
-                wanted.finish_reason,
-            )
+            assert done.tokens == wanted.tokens and done.text == wanted.text
+            assert done.finish_reason == wanted.finish_reason
             assert [token.logprobs for token in done.tokens] == [
                 token.logprobs for token in wanted.tokens
             ]
@@ -231,10 +228,8 @@ def test_a_long_prompt_delays_others_by_one_chunk_per_token(runs_ahead):
             backend.positions,
         )
         loop.tick()
-        assert (len(first.completion.tokens), len(other.completion.tokens)) == (
-            before[0] + 1,
-            before[1] + 1,
-        )
+        assert len(first.completion.tokens) == before[0] + 1
+        assert len(other.completion.tokens) == before[1] + 1
         assert backend.positions - positions <= scheduling.SHARED_CHUNK + 4
     assert len(first.completion.tokens) >= 4000 / 512
     assert long.finish().tokens == alone([5, 6] * 2000, context=6000, eos=(), max_tokens=3).tokens
@@ -297,11 +292,8 @@ def test_64_requests_through_memory_for_5_end_as_alone(runs_ahead, monkeypatch):
     assert len(aside) > 5 and 5 <= most <= 10
     for handle, prompt, options in zip(handles, prompts, all_options):
         done, wanted = handle.finish(), alone(prompt, eos=(), **options)
-        assert (done.tokens, done.text, done.finish_reason) == (
-            wanted.tokens,
-            wanted.text,
-            wanted.finish_reason,
-        )
+        assert done.tokens == wanted.tokens and done.text == wanted.text
+        assert done.finish_reason == wanted.finish_reason
     check_rows(loop)
 
 
@@ -512,10 +504,8 @@ def test_dynamic_rope_reuses_nothing_beyond_its_trained_length_and_says_so(runs_
     loop.scheduler.steps.forget()
     for sequence in list(loop.scheduler.queues.running):
         loop.scheduler.queues.set_aside(sequence)
-    assert (handle.finish().tokens, other.finish().tokens) == (
-        wanted([1] * 50, 40),
-        wanted([2] * 90, 40),
-    )
+    assert handle.finish().tokens == wanted([1] * 50, 40)
+    assert other.finish().tokens == wanted([2] * 90, 40)
 
 
 def test_an_exported_row_goes_on_elsewhere():
@@ -563,11 +553,8 @@ def test_drafts_change_the_number_of_steps_and_nothing_else(kind, runs_ahead, pe
     drafted = accepted = 0
     for handle, prompt, options in handles:
         done, wanted = handle.finish(), alone(prompt, model=model, **options)
-        assert (done.tokens, done.text, done.finish_reason) == (
-            wanted.tokens,
-            wanted.text,
-            wanted.finish_reason,
-        )
+        assert done.tokens == wanted.tokens and done.text == wanted.text
+        assert done.finish_reason == wanted.finish_reason
         drafted, accepted = drafted + done.drafted, accepted + done.accepted
         assert done.accepted <= done.drafted
     if kind == "right model":
@@ -587,10 +574,7 @@ def test_speculation_alone_saves_reads_and_keeps_the_tokens(count, eos, runs_ahe
     )
     assert list(handle.tokens()) == wanted.tokens
     done = handle.completion
-    assert (done.text, done.finish_reason) == (
-        wanted.text,
-        wanted.finish_reason,
-    )
+    assert done.text == wanted.text and done.finish_reason == wanted.finish_reason
     assert done.accepted == done.drafted
     assert by_model or done.waits <= len(done.tokens)
     assert sum(backend.read_sizes) == done.read_bytes

@@ -213,11 +213,8 @@ def test_a_model_that_drafts_for_itself_is_always_right(drafting):
             in done.summary()
         )
         receipt = done.receipt()
-        assert (receipt["drafted"], receipt["accepted"], receipt["speculation_ended"]) == (
-            done.drafted,
-            done.accepted,
-            None,
-        )
+        assert receipt["drafted"] == done.drafted and receipt["accepted"] == done.accepted
+        assert receipt["speculation_ended"] is None
         assert receipt["evaluations_per_token"] < 0.6
 
 

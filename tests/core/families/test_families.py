@@ -372,10 +372,8 @@ def test_the_config_means_what_transformers_reads(name):
             (False, 0),
         }
     else:
-        assert (ours.rope.type, ours.rope.theta) == (
-            parameters["rope_type"],
-            parameters["rope_theta"],
-        )
+        assert ours.rope.type == parameters["rope_type"]
+        assert ours.rope.theta == parameters["rope_theta"]
     assert ours.rotary_dim == int(ours.head_dim * parameters.get("partial_rotary_factor", 1))
 
 
@@ -432,12 +430,8 @@ def test_the_text_part_of_gemma_3_4b_takes_the_defaults_that_its_config_leaves_o
         "vision_config": {"hidden_size": 1152},
     }
     config = LlamaConfig.from_dict(raw)
-    assert (
-        config.vocab_size,
-        config.num_attention_heads,
-        config.num_key_value_heads,
-        config.head_dim,
-    ) == (262208, 8, 4, 256)
+    assert config.vocab_size == 262208 and config.num_attention_heads == 8
+    assert config.num_key_value_heads == 4 and config.head_dim == 256
     assert [(table.type, table.theta, table.factor) for table in config.ropes] == [
         ("linear", 1e6, 8),
         ("default", 1e4, None),

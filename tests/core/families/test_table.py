@@ -72,10 +72,8 @@ def test_the_tensors_of_a_family_are_those_of_transformers_class(name):
     ours = LlamaConfig.from_dict(sizes | {"architectures": [name], "model_type": family.model_type})
     assert ours.stored_shapes() == wanted
     assert ours.max_position_embeddings == theirs.max_position_embeddings
-    assert (ours.bos_token_id, ours.eos_token_ids) == (
-        theirs.bos_token_id,
-        () if theirs.eos_token_id is None else (theirs.eos_token_id,),
-    )
+    assert ours.bos_token_id == theirs.bos_token_id
+    assert ours.eos_token_ids == (() if theirs.eos_token_id is None else (theirs.eos_token_id,))
 
 
 @pytest.mark.parametrize("name", FAMILIES)

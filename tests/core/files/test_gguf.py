@@ -203,11 +203,8 @@ def test_one_number_per_layer_when_they_agree(tmp_path):
         writer.add_array("llama.feed_forward_length", [96, 96])
 
     config = config_of(tmp_path, edit)
-    assert (config.num_attention_heads, config.num_key_value_heads, config.intermediate_size) == (
-        4,
-        2,
-        96,
-    )
+    assert config.num_attention_heads == 4 and config.num_key_value_heads == 2
+    assert config.intermediate_size == 96
 
 
 def test_a_sliding_window(tmp_path):

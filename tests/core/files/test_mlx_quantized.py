@@ -140,11 +140,8 @@ def test_settings_of_single_layers(tmp_path):
         for name, weight in opened.tensors.items()
         if isinstance(weight, MLXWeight)
     }
-    assert (packings_read[QUERY], packings_read[EMBEDDING], packings_read[DOWN]) == (
-        (8, 32),
-        (6, 128),
-        (4, 64),
-    )
+    assert packings_read[QUERY] == (8, 32) and packings_read[EMBEDDING] == (6, 128)
+    assert packings_read[DOWN] == (4, 64)
     assert packings_read["model.layers.1.mlp.up_proj"] == (3, 64)
     assert packings_read["model.layers.0.mlp.up_proj"] == (4, 64)
     assert HEAD not in packings_read and isinstance(opened.tensors[HEAD + ".weight"], Tensor)

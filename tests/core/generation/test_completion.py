@@ -50,12 +50,8 @@ def test_rates():
         waits=11,
         read_bytes=44,
     )
-    assert (done.prompt_tps, done.decode_tps, done.evaluations_per_token, done.bytes_per_token) == (
-        40.0,
-        5.0,
-        1.0,
-        4.0,
-    )
+    assert done.prompt_tps == 40.0 and done.decode_tps == 5.0 and done.evaluations_per_token == 1.0
+    assert done.bytes_per_token == 4.0
     empty = Completion()
     assert (
         empty.prompt_tps

@@ -262,10 +262,7 @@ def test_numbers_that_are_not_finite_are_one_error(name, change, options, backen
             "infinite.*`dtype='float32'`",
         ):
             stream.finish()
-        assert (stream.completion.waits, stream.completion.finish_reason) == (
-            1,
-            "error",
-        )
+        assert stream.completion.waits == 1 and stream.completion.finish_reason == "error"
         assert not stream.completion.tokens
     for done in broken.batch([[1, 5], [1, 6, 7]], max_tokens=3, **options):
         assert done.finish_reason == "error" and "not finite" in done.error and done.launches <= 2

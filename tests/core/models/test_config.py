@@ -66,10 +66,8 @@ def test_defaults_are_those_of_transformers():
         assert ours.rms_norm_eps == theirs.rms_norm_eps
         assert ours.sliding_window == getattr(theirs, "sliding_window", None)
         assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
-        assert (ours.bos_token_id, ours.eos_token_ids) == (
-            theirs.bos_token_id,
-            (theirs.eos_token_id,),
-        )
+        assert ours.bos_token_id == theirs.bos_token_id
+        assert ours.eos_token_ids == (theirs.eos_token_id,)
         assert ours.tie_word_embeddings == theirs.tie_word_embeddings
         assert ours.dtype == "float32"
 

@@ -16,13 +16,8 @@ def layers(**fields):
 
 def test_a_llamas_layer():
     spec = layers()[3]
-    assert (spec.index, spec.heads, spec.key_value_heads, spec.head_dim, spec.eps) == (
-        3,
-        4,
-        2,
-        16,
-        1e-5,
-    )
+    assert spec.index == 3 and spec.heads == 4 and spec.key_value_heads == 2 and spec.head_dim == 16
+    assert spec.eps == 1e-5
     assert spec.qkv == tuple(f"model.layers.3.self_attn.{letter}_proj" for letter in "qkv")
     assert spec.attention_norm == "model.layers.3.input_layernorm"
     assert spec.ffn_norm == "model.layers.3.post_attention_layernorm"

@@ -28,11 +28,8 @@ def test_completion(guide, llm):
     }
     assert done["generation_settings"]["n_predict"] == 8
     stopped = guide.post("/completion", prompt="Once upon", stop=["time"]).json()
-    assert (stopped["stop_type"], stopped["stopping_word"], stopped["content"]) == (
-        "word",
-        "time",
-        " a ",
-    )
+    assert stopped["stop_type"] == "word" and stopped["stopping_word"] == "time"
+    assert stopped["content"] == " a "
 
 
 def test_completion_streams_and_ends_with_the_whole_receipt(guide, llm):
@@ -383,12 +380,8 @@ def test_the_default_settings_have_the_fields_of_an_answers(guide):
         "samplers",
         "timings_per_token",
     }
-    assert (params["n_predict"], params["logit_bias"], params["grammar"], params["n_probs"]) == (
-        -1,
-        [],
-        "",
-        0,
-    )
+    assert params["n_predict"] == -1 and params["logit_bias"] == [] and params["grammar"] == ""
+    assert params["n_probs"] == 0
     assert (settings["n_predict"], settings["stream"]) == (1, False)
     # An answer's settings may be sent back.
     again = {
