@@ -238,12 +238,7 @@ def test_the_judged_questions_were_not_trained_on(part):
         for line in (EVALUATION / f"answers{part}.jsonl").read_text(encoding="utf-8").splitlines()
     ]
     assert len(judged) == 200
-    assert {question["verdict"] for question in judged} <= {
-        "right",
-        "half",
-        "wrong",
-        "unknown",
-    }
+    assert {question["verdict"] for question in judged} <= {"right", "half", "wrong", "unknown"}
     questions = [
         json.loads(line)
         for line in (EVALUATION / f"questions{part}.jsonl").read_text(encoding="utf-8").splitlines()

@@ -1337,7 +1337,4 @@ def test_threads_share_the_columns_of_a_product_in_the_same_way_for_any_number_o
         (product,) = [layout for layout in layouts if "order = [2, 1, 0]" in layout]
         shared.append([inner.split(",")[-1] for inner in re.findall(r"= \[([\d, ]+)\]", product)])
     assert shared[0] == shared[1] == shared[2]
-    assert [int(number) for number in shared[0][1:3]] == [
-        32,
-        4,
-    ]
+    assert [int(number) for number in shared[0][1:3]] == [32, 4]

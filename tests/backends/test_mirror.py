@@ -130,10 +130,7 @@ def test_arrows_point_one_way(name):
                         room = full.removeprefix("mlx_llama.core.")
                         assert any(
                             room == allowed or room.startswith(allowed + ".") for allowed in ALLOWED
-                        ), (
-                            path,
-                            full,
-                        )
+                        ), (path, full)
                 else:
                     assert not module.startswith(
                         ("mlx_llama", *(v for k, v in packages.items() if k != name))

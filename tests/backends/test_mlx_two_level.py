@@ -178,10 +178,7 @@ def test_the_layout_has_the_bits_of_gguf(kind, shape, mlx, gpu_layout):
     first, second = weight(kind, *shape), weight(kind, shape[0] + 1, shape[1])
     matrix = gpu_layout.pack([first[0], second[0]], mx.float32, mlx.device)
     assert isinstance(matrix, gpu_layout.TwoLevelMatrix)
-    assert matrix.shape == (
-        2 * shape[0] + 1,
-        shape[1],
-    )
+    assert matrix.shape == (2 * shape[0] + 1, shape[1])
     judge = np.concatenate([first[1], second[1]])
     rows = np.array([[0, 2 * shape[0]], [shape[0], 3]], np.int32)
     np.testing.assert_array_equal(np.array(matrix.rows(mx.array(rows))), judge[rows])
@@ -407,9 +404,7 @@ def gpu(kernels, mlx, monkeypatch):
 
     device, stream = Device(), mx.stream
     monkeypatch.setattr(
-        mx,
-        "stream",
-        lambda wanted: stream(mlx.device if wanted is device else wanted),
+        mx, "stream", lambda wanted: stream(mlx.device if wanted is device else wanted)
     )
     return device
 

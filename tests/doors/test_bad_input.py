@@ -64,10 +64,7 @@ DAMAGE = {
         write("model.safetensors", b"\x08" + b"\0" * 7 + b"not json" + b"\0" * 99),
         "model.safetensors",
     ),
-    "huge header": (
-        write("model.safetensors", b"\xff" * 64),
-        "model.safetensors",
-    ),
+    "huge header": (write("model.safetensors", b"\xff" * 64), "model.safetensors"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors"),
     "missing shard": (missing_shard, "model-00002-of-00002.safetensors"),
     "missing tensor": (
@@ -95,10 +92,7 @@ DAMAGE = {
         "quanti",
     ),
     "tokenizer gone": (lambda f: (f / "tokenizer.model").unlink(), "tokenizer"),
-    "tokenizer corrupt": (
-        write("tokenizer.model", b"\x0a\xff\xff\xff\xff"),
-        "tokenizer.model",
-    ),
+    "tokenizer corrupt": (write("tokenizer.model", b"\x0a\xff\xff\xff\xff"), "tokenizer.model"),
     "tokenizer too large": (lambda f: make_checkpoint(f, tokenizer=True, vocab_size=300), "300"),
     "template loops": (
         write(
@@ -115,10 +109,7 @@ DAMAGE = {
         write("chat_template.jinja", "{{ ''.__class__.__mro__[1].__subclasses__() }}"),
         "chat_template.jinja",
     ),
-    "template malformed": (
-        write("chat_template.jinja", "{% for %}"),
-        "chat_template.jinja",
-    ),
+    "template malformed": (write("chat_template.jinja", "{% for %}"), "chat_template.jinja"),
     "generation config": (
         write("generation_config.json", '{"do_sample": true, "temperature": "hot"}'),
         "temperature",

@@ -57,10 +57,7 @@ def test_products_read_and_multiply_the_weights_of_the_file(case, padded):
     assert profile.operations[ROPE].calls == profile.operations[ATTENTION].calls == 4
     names = list(profile.operations)
     assert names[0] == "norm, packing for query, key, value"
-    assert names[-2:] == [
-        "norm, packing for head",
-        "head",
-    ]
+    assert names[-2:] == ["norm, packing for head", "head"]
     assert "silu, packing for down" in names and "packing for attention output" in names
 
 

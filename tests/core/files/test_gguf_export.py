@@ -227,10 +227,7 @@ def test_windows_that_llama_cpp_has_in_one_size_alone(tmp_path):
     write_gguf(source, tmp_path / "out.gguf", "F32")
     specs = open_checkpoint(tmp_path / "out.gguf").config.layers
     assert specs == source.config.layers
-    assert {(spec.window, spec.rotates) for spec in specs} == {
-        (32, True),
-        (None, False),
-    }
+    assert {(spec.window, spec.rotates) for spec in specs} == {(32, True), (None, False)}
     other = open_checkpoint(make_checkpoint(tmp_path / "4", num_hidden_layers=4, **fields))
     with pytest.raises(
         ConfigError,

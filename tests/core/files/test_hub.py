@@ -231,10 +231,7 @@ def test_cached_models_are_listed_and_removed(cache, capsys):
     put_in_cache(cache)
     assert models.main([]) == 0
     listed = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in listed[:-1]] == [
-        "toy/llama",
-        "toy/llama-GGUF:m-Q8_0.gguf",
-    ]
+    assert [line.split()[0] for line in listed[:-1]] == ["toy/llama", "toy/llama-GGUF:m-Q8_0.gguf"]
     assert "runs, Q8_0" in listed[1] and listed[-1].startswith("2 models")
     before = scan_cache_dir(cache).size_on_disk
     models.main(["rm", "toy/llama-GGUF:Q8_0"])

@@ -305,11 +305,7 @@ def test_a_conversation_may_have_a_schema_which_its_file_keeps(llm, tmp_path):
     chat.save(tmp_path / "session.json")
     again = llm.chat()
     assert again.load(tmp_path / "session.json") == []
-    assert again.send("another?").parsed in (
-        "red",
-        "green",
-        "dark blue",
-    )
+    assert again.send("another?").parsed in ("red", "green", "dark blue")
     with pytest.raises(OptionsError, match="cannot be enforced"):
         llm.chat(regex="(?=a)")
     with pytest.raises(OptionsError, match="schema is given too"):

@@ -395,10 +395,7 @@ def test_a_rule_that_cannot_be_enforced_is_refused_with_reason_and_remedy(option
         ({"regex": "x" * 9000}, "1 to 8192 characters, not 9000"),
         ({"grammar": "x" * 17000}, "1 to 16384 characters"),
         ({"regex": 5}, "string"),
-        (
-            {"schema": {}, "regex": "a"},
-            "the only constraint on the answer: schema is given too",
-        ),
+        ({"schema": {}, "regex": "a"}, "the only constraint on the answer: schema is given too"),
         ({"regex": "a", "grammar": "b"}, "regex is given too"),
         ({"schema": {}, "grammar": "b"}, "schema is given too"),
     ],

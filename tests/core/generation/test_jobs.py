@@ -39,12 +39,7 @@ def test_lines():
     ]
     assert jobs[0].options == {"max_tokens": 9, "seed": 1}
     assert jobs[1].options == {"max_tokens": 9, "seed": 3, "temperature": 0.5}
-    assert jobs[2].options == {
-        "max_tokens": 9,
-        "seed": 1,
-        "stop": ["\n"],
-        "logit_bias": {"5": 1.5},
-    }
+    assert jobs[2].options == {"max_tokens": 9, "seed": 1, "stop": ["\n"], "logit_bias": {"5": 1.5}}
     # only \n ends a line
     assert len(parse_jobs('{"prompt": "ä\u2028b"}\r\n{"prompt": "b"}', "in", {}, "m")) == 2
 

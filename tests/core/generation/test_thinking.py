@@ -246,13 +246,7 @@ def test_a_forced_tool_is_called_after_the_thought(qwen):
         return a
 
     stream = qwen.respond(
-        QUESTION,
-        [count],
-        "count",
-        max_tokens=400,
-        temperature=1.0,
-        seed=1,
-        reasoning_budget=4,
+        QUESTION, [count], "count", max_tokens=400, temperature=1.0, seed=1, reasoning_budget=4
     )
     stream.finish()
     assert stream.calls[0].name == "count" and stream.calls[0].is_complete

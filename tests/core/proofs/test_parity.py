@@ -52,10 +52,7 @@ def test_a_run_has_a_prompt_and_a_decoded_token(decoded):
     with pytest.raises(ContextError, match="the prompt needs at least one"):
         core.split_calls([1, 2, 3], decoded)
     assert core.split_calls([1, 2, 3], 2) == [[1], [2], [3]]
-    assert core.split_calls([1, 2, 3], 1) == [
-        [1, 2],
-        [3],
-    ]
+    assert core.split_calls([1, 2, 3], 1) == [[1, 2], [3]]
 
 
 def test_a_run_beyond_the_context_is_refused(open_llm):
@@ -156,10 +153,7 @@ def test_digests_tell_the_first_operation_that_differs(open_llm):
     llm = open_llm()
     first, second = core.digest(llm, TOKENS, 3), core.digest(llm, TOKENS, 3)
     assert first == second
-    assert list(first) == [
-        *core.probe_names(llm.model.config),
-        "decoded tokens",
-    ]
+    assert list(first) == [*core.probe_names(llm.model.config), "decoded tokens"]
     assert core.first_difference([first, second]) is None
     third = first | {"0.ffn": "x", "norm": "x"}
     assert core.first_difference([first, second, third]) == (2, "0.ffn")

@@ -413,8 +413,7 @@ def test_builtin_templates(kind, name, models):
 
 
 @pytest.mark.parametrize(
-    ("name", "reference"),
-    [("llama2", "llama-2"), ("llama3", "llama-3"), ("zephyr", "zephyr")],
+    ("name", "reference"), [("llama2", "llama-2"), ("llama3", "llama-3"), ("zephyr", "zephyr")]
 )
 def test_builtin_templates_write_the_text_of_the_models_own(name, reference):
     talk = conversation([("user", " Hello"), ("assistant", "Hi! "), ("user", "Bye")])

@@ -284,12 +284,7 @@ def test_several_answers_to_each_prompt(guide, llm):
     }
     answers = guide.post("/completion", **asked).json()
     assert [answer["content"] for answer in answers] == wanted
-    assert [answer["index"] for answer in answers] == [
-        0,
-        1,
-        2,
-        3,
-    ]
+    assert [answer["index"] for answer in answers] == [0, 1, 2, 3]
     texts = [""] * 4
     for _, data in events(guide.post("/completion", **asked, stream=True).text):
         texts[json.loads(data)["index"]] += json.loads(data)["content"]

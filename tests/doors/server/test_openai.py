@@ -408,11 +408,7 @@ def test_defaults_of_responses_are_taken_and_told(client, guide):
         model="guide", input="hi", text={"format": form}, reasoning={"effort": "none"}
     )
     assert response.output_text == '"yes"'
-    assert response.text.format.to_dict() == {
-        **form,
-        "description": None,
-        "strict": None,
-    }
+    assert response.text.format.to_dict() == {**form, "description": None, "strict": None}
     for name, value in (("text", {"verbosity": "low"}), ("reasoning", {"effort": "high"})):
         done = guide.post("/v1/responses", input="hi", **{name: value})
         assert done.status_code == 400

@@ -434,10 +434,7 @@ def test_session_files_go_to_the_repl_and_back(page, tmp_path, llm):
     page.wait(file.exists)
     session = llm.chat()
     assert session.load(file) == []
-    assert [message["role"] for message in session.messages] == [
-        "user",
-        "assistant",
-    ]
+    assert [message["role"] for message in session.messages] == ["user", "assistant"]
     session.system = "Be kind."
     session.send("Tell me a story.", max_tokens=12)
     session.save(tmp_path / "longer.json")

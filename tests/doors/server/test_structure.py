@@ -447,11 +447,7 @@ def test_tools_of_messages(claude, guide):
     assert last.content[0].input == block.input and last.stop_reason == "tool_use"
     names = [name for name, _ in events(guide.post("/v1/messages", **asked, stream=True).text)]
     assert names[:3] == ["message_start", "ping", "content_block_start"]
-    assert names[-3:] == [
-        "content_block_stop",
-        "message_delta",
-        "message_stop",
-    ]
+    assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     again = [
         *QUESTION,
         {"role": "assistant", "content": [block.model_dump(exclude_none=True)]},

@@ -74,10 +74,7 @@ def test_an_answer_begun_within_its_thought_goes_on_with_it(qwen):
 def test_responses(qwen):
     with qwen.script():
         done = qwen.openai.responses.create(model="m", input="Hello?", reasoning={"effort": "low"})
-    assert [item.type for item in done.output] == [
-        "reasoning",
-        "message",
-    ]
+    assert [item.type for item in done.output] == ["reasoning", "message"]
     assert done.output_text == TEXT
     assert done.output[0].content[0].text == THOUGHT
     assert done.usage.output_tokens_details.reasoning_tokens > 0

@@ -13,14 +13,7 @@ from core.text.cases import TEMPLATES, USER, conversation
 from mlx_llama.core.errors import OptionsError, TemplateError
 from mlx_llama.core.generation.grammar import Grammars, Rule
 from mlx_llama.core.text.template import ChatTemplate, check_messages, encode_messages
-from mlx_llama.core.text.tools import (
-    FORMATS,
-    Tool,
-    ToolParser,
-    find_format,
-    formats,
-    read_tools,
-)
+from mlx_llama.core.text.tools import FORMATS, Tool, ToolParser, find_format, formats, read_tools
 from mlx_llama.core.text.tools.formats import (
     BRIEF,
     FUNCTIONARY_31,
