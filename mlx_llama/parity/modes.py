@@ -106,11 +106,7 @@ def check(job: Job) -> int:
                 "probes": len(result.errors),
             }
         )
-    facts = {
-        "trace": job.args.check,
-        "recorded_from": golden.model,
-        "tokens": len(golden.tokens),
-    }
+    facts = {"trace": job.args.check, "recorded_from": golden.model, "tokens": len(golden.tokens)}
     columns = "backend device dtype worst tolerance"
     return _finish(job, facts, rows, columns, report.describe_check)
 

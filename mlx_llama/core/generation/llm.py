@@ -402,10 +402,7 @@ class LLM:
         return self._home.call(compute) if self._home else compute()
 
     def encode(
-        self,
-        prompt: Prompt,
-        check_count: abc.Callable[[int], None] | None = None,
-        **variables: Any,
+        self, prompt: Prompt, check_count: abc.Callable[[int], None] | None = None, **variables: Any
     ) -> list[int]:
         """Token ids of a prompt (as for `stream`).
 

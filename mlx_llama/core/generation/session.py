@@ -354,11 +354,7 @@ class Session:
         def ask(messages: Sequence[Mapping[str, Any]], is_first: bool) -> ToolStream:
             box = self.toolbox if is_first else replace(self.toolbox, choice="auto")
             handle = prepare(messages, box, notices if is_first else ())
-            return ToolStream(
-                handle,
-                ToolParser(prompt.form, box.offered),
-                resolved.options.schema,
-            )
+            return ToolStream(handle, ToolParser(prompt.form, box.offered), resolved.options.schema)
 
         def end() -> None:
             completion = answer.completion
