@@ -1,4 +1,4 @@
-"""Several processes on this machine, by the ecosystem's launchers."""
+"""Processes on this machine: one of Python, and several by the ecosystem's launchers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
+
+
+def run_python(*words, timeout: float = 60, **options) -> subprocess.CompletedProcess:
+    """The finished process of `python WORDS`, with its output as text. options: of run."""
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, **options)
 
 
 def free_ports(count: int) -> int:

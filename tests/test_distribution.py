@@ -13,6 +13,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from launching import run_python
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("mlx_llama", "cpu_fallback", "cuda_fallback")
@@ -49,10 +50,13 @@ def built(tracked, tmp_path_factory) -> tuple[Path, Path]:
     for name in tracked:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes((ROOT / name).read_bytes())
-    done = subprocess.run(
-        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)],
-        capture_output=True,
-        text=True,
+    done = run_python(
+        "-m",
+        "build",
+        "--no-isolation",
+        "--outdir",
+        out,
+        source,
         timeout=600,
         env=os.environ | {"PYTHONDONTWRITEBYTECODE": ""},
     )

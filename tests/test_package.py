@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from launching import run_python
 
 import mlx_llama
 from mlx_llama.core import errors
@@ -102,10 +103,7 @@ def test_dir_and_completion_import_nothing():
         "import sys, mlx_llama, rlcompleter; dir(mlx_llama); print(sorted(n for n in sys.modules "
         "if n.startswith('mlx_llama')))"
     )
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
-        == "['mlx_llama']\n"
-    )
+    assert run_python("-c", code).stdout == "['mlx_llama']\n"
 
 
 def test_help_opens_with_load_and_llm():

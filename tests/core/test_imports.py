@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import importlib.util
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from launching import run_python
 
 BLOCK = """
 import sys
@@ -21,7 +21,7 @@ sys.meta_path.insert(0, Blocked())
 
 
 def run(code: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    return run_python("-c", code)
 
 
 def test_import_and_generate_without_mlx_torch_or_transformers(toy):

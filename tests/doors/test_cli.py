@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from launching import run_python
 
 from mlx_llama import cli
 from mlx_llama.__main__ import COMMANDS
@@ -119,9 +120,7 @@ def test_work_that_is_soon_done_shows_nothing(terminal):
 
 
 def test_a_pipe_sees_no_progress():
-    done = subprocess.run(
-        [sys.executable, "-c", WORK, "0"], capture_output=True, text=True, timeout=60
-    )
+    done = run_python("-c", WORK, "0")
     assert (done.stdout, done.stderr) == ("done\n", "")
 
 
@@ -143,13 +142,7 @@ def test_an_interrupt_during_imports_is_130_without_a_traceback(command, tmp_pat
     """A module that every command imports sends the signal."""
     (tmp_path / "pydantic.py").write_text(STOP)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, *command, "-h"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    done = run_python(*command, "-h", env={**os.environ, "PYTHONPATH": path})
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from launching import run_python
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 BENCHMARKS = EXAMPLES / "benchmarks"
@@ -28,9 +29,7 @@ HAS_LLAMA_CPP = importlib.util.find_spec("llama_cpp") is not None
 
 def start(name: str, *arguments: str) -> subprocess.CompletedProcess:
     file = next(EXAMPLES.rglob(name))
-    return subprocess.run(
-        [sys.executable, str(file), *arguments], capture_output=True, text=True, timeout=300
-    )
+    return run_python(file, *arguments, timeout=300)
 
 
 def run(name: str, *arguments: str) -> str:

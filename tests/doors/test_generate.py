@@ -9,6 +9,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from launching import run_python
 
 from mlx_llama import generate, load
 from mlx_llama.__main__ import COMMANDS
@@ -178,16 +179,9 @@ def test_a_reader_that_leaves_is_no_error(toy):
 
 
 def test_the_commands_are_listed():
-    done = subprocess.run(
-        [sys.executable, "-m", "mlx_llama"], capture_output=True, text=True, timeout=60
-    )
+    done = run_python("-m", "mlx_llama")
     assert all(f"mlx_llama {name}" in done.stdout for name in COMMANDS)
-    done = subprocess.run(
-        [sys.executable, "-m", "mlx_llama", "generate", "--help"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_python("-m", "mlx_llama", "generate", "--help")
     assert done.returncode == 0 and "--model" in done.stdout, done.stderr
 
 
@@ -195,8 +189,6 @@ def test_the_commands_are_listed():
     "name, remedy", [("chatt", "did you mean chat?"), ("zzz", "choose one of chat, generate")]
 )
 def test_a_command_that_is_unknown_is_one_line(name, remedy):
-    done = subprocess.run(
-        [sys.executable, "-m", "mlx_llama", name], capture_output=True, text=True, timeout=60
-    )
+    done = run_python("-m", "mlx_llama", name)
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
     assert remedy in done.stderr

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 import sys
 import threading
 import weakref
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from launching import run_python
 from making_gguf import make_gguf
 
 from cpu_fallback.kernels import panel_files, panels
@@ -235,13 +235,6 @@ def test_a_process_saves_panels_before_it_ends(tmp_path, model):
     model_file = tmp_path / "large.gguf"
     make_gguf(model_file, kinds="F16", hidden_size=1024, intermediate_size=4096)
     told = [
-        subprocess.run(
-            [sys.executable, "-c", code, str(model_file)],
-            capture_output=True,
-            text=True,
-            env=env,
-            check=True,
-        ).stdout.strip()
-        for _ in range(2)
+        run_python("-c", code, model_file, env=env, check=True).stdout.strip() for _ in range(2)
     ]
     assert told == ["True", str(not machine.maps_huge_files(tmp_path))]

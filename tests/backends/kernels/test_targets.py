@@ -8,12 +8,12 @@ import platform
 import re
 import shutil
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from launching import run_python
 
 from backends.kernels.calls import Library, write_records
 from backends.kernels.weights import random_matrix
@@ -394,12 +394,8 @@ print(count, model.forward([[1, 2, 3]], 0, model.make_cache(4)).sum(), "llvmlite
 
 def test_a_second_process_compiles_nothing(toy, folder):
     runs = [
-        subprocess.run(
-            [sys.executable, "-c", PROGRAM, toy],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=os.environ | {"MLX_LLAMA_CACHE": str(folder)},
+        run_python(
+            "-c", PROGRAM, toy, check=True, env=os.environ | {"MLX_LLAMA_CACHE": str(folder)}
         ).stdout.split()
         for _ in range(2)
     ]

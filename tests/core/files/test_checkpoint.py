@@ -3,12 +3,11 @@ paths.
 """
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from launching import run_python
 from making import config_fields, make_checkpoint, random_tensors, refusal
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -119,7 +118,7 @@ open_checkpoint({str(folder)!r})
 heavy = "tokenizers sentencepiece jinja2 huggingface_hub safetensors mlx torch transformers"
 print(*[name for name in heavy.split() if name in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = run_python("-c", code)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
 
 

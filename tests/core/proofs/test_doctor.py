@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 
 import gguf
 import pytest
 import torch
+from launching import run_python
 from making import config_fields, make_checkpoint, make_tokenizer
 from making_gguf import add_config, add_sentencepiece, make_gguf
 from safetensors import safe_open
@@ -258,7 +258,7 @@ found = diagnose({str(path)!r})
 frameworks = {{"mlx", "mlx.core", "torch", "triton", "transformers", "mlx_lm"}} & set(sys.modules)
 print(json.dumps([found.facts(), peak_memory(), sorted(frameworks), time.perf_counter() - started]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
     facts, peak, frameworks, seconds = json.loads(done.stdout)
     print(f"{make.__name__}, {file.stat().st_size / 1e9:.0f} GB: {seconds:.2f} s")

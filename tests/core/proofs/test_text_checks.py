@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
+from launching import run_python
 from making import CHAT_TEMPLATE, make_checkpoint, make_tokenizer
 from making_gguf import make_gguf
 
@@ -79,12 +78,7 @@ def test_a_gguf_files_turn_end_is_mended_by_the_command_that_is_named(tmp_path):
     [warning] = messages_of(diagnose(path), "warning")
     command = re.search(r"gguf-set-metadata (\S+) (\S+) (\d+)$", warning)
     assert command.groups() == (str(path), "tokenizer.ggml.eos_token_id", "1")
-    done = subprocess.run(
-        [sys.executable, "-m", "gguf.scripts.gguf_set_metadata", *command.groups(), "--force"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_python("-m", "gguf.scripts.gguf_set_metadata", *command.groups(), "--force")
     assert done.returncode == 0, done.stderr
     assert messages_of(diagnose(path), "warning") == []
 

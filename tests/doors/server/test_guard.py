@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import http.client
-import subprocess
-import sys
 
 import pytest
+from launching import run_python
 from making import make_checkpoint
 
 from mlx_llama.server import command
@@ -217,12 +216,7 @@ def test_a_bad_flag_is_one_line_and_exit_code_2(arguments, message, door):
 
 
 def test_a_port_that_is_taken(guide):
-    done = subprocess.run(
-        [sys.executable, "-m", "mlx_llama.server", "--port", str(guide.port)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_python("-m", "mlx_llama.server", "--port", guide.port)
     assert done.returncode == 2 and "cannot listen there" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 
 import httpx
 import pytest
+from launching import run_python
 from prometheus_client.parser import text_string_to_metric_families
 
 from mlx_llama import CheckpointError, load
@@ -267,12 +266,7 @@ def test_a_rule_of_the_server_is_replaced_or_lifted_by_a_request(inside):
     [(("--regex", "("), "option --regex"), (("--logit-bias", "999999=1"), "option --logit-bias")],
 )
 def test_options_that_no_request_could_use_end_the_server(flags, message):
-    done = subprocess.run(
-        [sys.executable, "-m", "mlx_llama.server", "--port", "0", "--backend", "cpu", *flags],
-        timeout=60,
-        capture_output=True,
-        text=True,
-    )
+    done = run_python("-m", "mlx_llama.server", "--port", "0", "--backend", "cpu", *flags)
     assert done.returncode == 2 and f"error: {message}" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -6,10 +6,10 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from launching import run_python
 
 from mlx_llama.server import command
 
@@ -18,9 +18,7 @@ EXAMPLES = ROOT / "examples"
 
 
 def run(*arguments: object) -> str:
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=300
-    )
+    done = run_python(*map(str, arguments), timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
