@@ -446,7 +446,7 @@ def test_the_table_for_people(door):
     assert max(map(len, done.out.splitlines())) <= 110
 
 
-# Rows in company
+# Rows in result
 
 
 def test_rows_do_not_depend_on_their_company(door):

@@ -97,7 +97,7 @@ def test_processors_with_prefixes_grammars_and_logprobs(llm):
             ),
         ).tokens
     ) == {8}
-    with pytest.raises(NumericalError, match="forbade every token"):
+    with pytest.raises(NumericalError, match="masked every token"):
         llm.generate(PROMPT, logits_processor=lambda tokens, logits: logits - np.inf)
 
 

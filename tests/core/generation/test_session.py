@@ -298,7 +298,7 @@ def test_undo_and_edit(llm):
     stream = chat.edit("never begun")
     stream.close()
     assert chat.undo()[0] == {"role": "user", "content": "other"} and chat.messages == first
-    with pytest.raises(SessionError, match="went on before this answer was begun"):
+    with pytest.raises(SessionError, match="moved on before this answer started"):
         stream = chat.edit("third")
         chat.undo()
         next(stream)
