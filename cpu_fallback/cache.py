@@ -33,7 +33,7 @@ class Tables(NamedTuple):
 
 class Cache(Positions):
     """Keys and values of all layers for `rows` sequences of up to `capacity` positions, in pages
-    taken by need.
+    allocated as needed.
 
     A prefix that rows share is stored once: a row that writes to a shared page copies it first.
     """

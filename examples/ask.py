@@ -15,10 +15,10 @@ def main() -> None:
     parser.add_argument("question", nargs="?", default="Hello, who are you?")
     parser.add_argument("--model", default=None)
     parser.add_argument("--backend", default="auto")
-    given = parser.parse_args()
+    args = parser.parse_args()
 
-    llm = load(given.model, backend=given.backend)
-    print(llm.ask(given.question, system="You are a helpful assistant.", max_tokens=120))
+    llm = load(args.model, backend=args.backend)
+    print(llm.ask(args.question, system="You are a helpful assistant.", max_tokens=120))
 
 
 if __name__ == "__main__":

@@ -15,11 +15,11 @@ def main() -> None:
     parser.add_argument("text", nargs="?", default="Once upon a time")
     parser.add_argument("--model", default=None)
     parser.add_argument("--backend", default="auto")
-    given = parser.parse_args()
+    args = parser.parse_args()
 
-    llm = load(given.model, backend=given.backend)
-    stream = llm.stream(given.text, max_tokens=60, temperature=0.7, seed=1)
-    print(given.text, end="")
+    llm = load(args.model, backend=args.backend)
+    stream = llm.stream(args.text, max_tokens=60, temperature=0.7, seed=1)
+    print(args.text, end="")
     for piece in stream:
         print(piece, end="", flush=True)
     print(f"\n\n{stream.completion.summary()}")

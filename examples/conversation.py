@@ -14,9 +14,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--model", default=None)
     parser.add_argument("--backend", default="auto")
-    given = parser.parse_args()
+    args = parser.parse_args()
 
-    chat = load(given.model, backend=given.backend).chat(max_tokens=80)
+    chat = load(args.model, backend=args.backend).chat(max_tokens=80)
     for question in (
         "Hello, who are you?",
         "Which backends are there?",

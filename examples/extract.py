@@ -26,11 +26,11 @@ def main() -> None:
     parser.add_argument("text", nargs="?", default="Ada Lovelace was 36 and lived in London.")
     parser.add_argument("--model", default=None)
     parser.add_argument("--backend", default="auto")
-    given = parser.parse_args()
+    args = parser.parse_args()
 
-    llm = load(given.model, backend=given.backend)
+    llm = load(args.model, backend=args.backend)
     question = [
-        {"role": "user", "content": f"Give name, age and town of the person as JSON. {given.text}"}
+        {"role": "user", "content": f"Give name, age and town of the person as JSON. {args.text}"}
     ]
     answer = llm.generate(question, schema=Person, max_tokens=200)
     print(answer.parsed or f"cut short ({answer.finish_reason}): {answer}")

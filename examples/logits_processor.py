@@ -19,18 +19,18 @@ def main() -> None:
     parser.add_argument("--letter", default="s", help="that every token begins with")
     parser.add_argument("--model", default=None)
     parser.add_argument("--backend", default="auto")
-    given = parser.parse_args()
+    args = parser.parse_args()
 
-    llm = load(given.model, backend=given.backend)
+    llm = load(args.model, backend=args.backend)
     texts = [llm.tokenizer.piece(token) for token in range(llm.model.config.vocab_size)]
     words = [piece.data.decode("utf-8", "replace") if piece else "" for piece in texts]
-    is_forbidden = np.array([not word.strip().lower().startswith(given.letter) for word in words])
+    is_forbidden = np.array([not word.strip().lower().startswith(args.letter) for word in words])
 
     def keep_letter(tokens: np.ndarray, logits: np.ndarray) -> np.ndarray:
         """tokens: int32 [T], prompt and answer so far; logits: float32 [1, V]."""
         return np.where(is_forbidden, -np.inf, logits)
 
-    print(llm.generate(given.text, max_tokens=20, logits_processor=keep_letter))
+    print(llm.generate(args.text, max_tokens=20, logits_processor=keep_letter))
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ def main() -> None:
     parser.add_argument("text", nargs="?", default="Once upon a time")
     parser.add_argument("--model", default=None)
     parser.add_argument("--backend", default="auto")
-    given = parser.parse_args()
+    args = parser.parse_args()
 
-    llm = load(given.model, backend=given.backend, dtype="float32")
-    tokens = llm.encode(given.text)
+    llm = load(args.model, backend=args.backend, dtype="float32")
+    tokens = llm.encode(args.text)
     logits = llm.logits(tokens)  # float32 [T, V]
     shifted = logits - logits.max(axis=-1, keepdims=True)
     log_probabilities = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))

@@ -16,9 +16,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--url", default="http://127.0.0.1:8080/v1")
     parser.add_argument("--key", default="none", help="the server's --api-key, if it has one")
-    given = parser.parse_args()
+    args = parser.parse_args()
 
-    client = OpenAI(base_url=given.url, api_key=given.key)
+    client = OpenAI(base_url=args.url, api_key=args.key)
     model = client.models.list().data[0].id
     messages = [{"role": "user", "content": "Who are you?"}]
     answer = client.chat.completions.create(model=model, messages=messages, max_tokens=60)

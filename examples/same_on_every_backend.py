@@ -13,11 +13,11 @@ from mlx_llama import LlamaError, load
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--model", default=None)
-    given = parser.parse_args()
+    args = parser.parse_args()
 
     for backend in ("mlx", "cpu", "cuda"):
         try:
-            llm = load(given.model, backend=backend, device="cpu", dtype="float32")
+            llm = load(args.model, backend=backend, device="cpu", dtype="float32")
         except LlamaError as error:
             print(f"{backend:5} unavailable here: {error}")
             continue

@@ -30,15 +30,15 @@ def main() -> None:
     parser.add_argument("question", nargs="?", default="What is 12 times 34?")
     parser.add_argument("--model", default=None)
     parser.add_argument("--backend", default="auto")
-    given = parser.parse_args()
+    args = parser.parse_args()
 
-    llm = load(given.model, backend=given.backend)
+    llm = load(args.model, backend=args.backend)
     # The first answer must be a call, so that a small model makes one too; a trained one calls by
     # itself ("auto").
     chat = llm.chat(
         tools=[multiply], tool_choice="required", parallel=False, rounds=2, max_tokens=100
     )
-    chat.send(given.question)
+    chat.send(args.question)
     for message in chat.messages:
         for call in message.get("tool_calls", ()):
             print(f"call: {call['function']['name']}({call['function']['arguments']})")

@@ -46,10 +46,7 @@ def parser() -> flags.Parser:
         "id:file.gguf (default: the small guide model in this package)",
     )
     model.add_argument(
-        "--model",
-        metavar="MODEL",
-        dest="named",
-        help="the same, spelled as in the other commands",
+        "--model", metavar="MODEL", dest="named", help="the same, spelled as in the other commands"
     )
     result.add_argument(
         "--ctx-size",

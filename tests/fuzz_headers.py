@@ -145,7 +145,7 @@ class Seed:
 def gguf_fields(path: Path) -> tuple[int, Fields, Fields]:
     """(offset of the data, all fields, the metadata's values), by gguf's own reader."""
     reader = gguf.GGUFReader(path)
-    found, values = [(0, 4), (4, 4), (8, 8), (16, 8)], []
+    counts, values = [(0, 4), (4, 4), (8, 8), (16, 8)], []
     for field in (*reader.fields.values(), *(tensor.field for tensor in reader.tensors)):
         at = field.offset
         if field.name.startswith("GGUF."):
@@ -153,11 +153,11 @@ def gguf_fields(path: Path) -> tuple[int, Fields, Fields]:
         for i, part in enumerate(field.parts):
             # only the ends of a vocabulary; otherwise it takes most of the damage
             if i < 12 or i > len(field.parts) - 5:
-                found.append((at, part.nbytes))
+                counts.append((at, part.nbytes))
             at += part.nbytes
-        values += found[-1:] if field.types else []  # fields of tensors have no types
+        values += counts[-1:] if field.types else []  # fields of tensors have no types
     return int(reader.data_offset), *(
-        [one for one in fields if one[1]] for fields in (found, values)
+        [place for place in fields if place[1]] for fields in (counts, values)
     )
 
 
@@ -501,9 +501,9 @@ def main() -> None:
     )
     parser.add_argument("--format", choices=FORMATS, help="one format only")
     parser.add_argument("--keep", type=Path, help="a folder to leave the last case's files in")
-    given = parser.parse_args()
-    for kind in (given.format,) if given.format else FORMATS:
-        run(kind, given.first, given.count, given.keep)
+    args = parser.parse_args()
+    for kind in (args.format,) if args.format else FORMATS:
+        run(kind, args.first, args.count, args.keep)
 
 
 if __name__ == "__main__":

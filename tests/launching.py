@@ -1,4 +1,4 @@
-"""Several processes on this machine, by the ecosystem's launchers."""
+"""Processes on this machine: one of Python, and several by the ecosystem's launchers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 
 
+def run_python(*words, timeout: float = 60, **options) -> subprocess.CompletedProcess:
+    """The finished process of `python WORDS`, with its output as text. options: of run."""
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, **options)
+
+
 def free_ports(count: int) -> int:
     """The first of `count` neighbouring ports that are free, below those that the system hands
     out.
@@ -23,14 +29,14 @@ def free_ports(count: int) -> int:
     for port in range(random.randrange(12000, 30000), 60000, count):
         sockets = []
         try:
-            for one in range(port, port + count):
-                sockets.append(socket.create_server(("127.0.0.1", one)))
+            for free in range(port, port + count):
+                sockets.append(socket.create_server(("127.0.0.1", free)))
             return port
         except OSError:
             continue
         finally:
-            for one in sockets:
-                one.close()
+            for free in sockets:
+                free.close()
     raise OSError("no free ports")
 
 
@@ -71,13 +77,13 @@ def launch(backend: str, size: int, *command: str, **options) -> subprocess.Pope
         "OMP_NUM_THREADS": "1",
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
     }
-    given = {
+    settings = {
         "stdin": subprocess.DEVNULL,
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,
         "text": True,
     } | options
-    return subprocess.Popen(starter, cwd=ROOT, env=env, start_new_session=True, **given)
+    return subprocess.Popen(starter, cwd=ROOT, env=env, start_new_session=True, **settings)
 
 
 def finish(process: subprocess.Popen, seconds: float = 240) -> tuple[int, str, str]:
@@ -99,36 +105,36 @@ def members(process: subprocess.Popen) -> Sequence[int]:
     """A launcher's session and its descendants, which torchrun gives sessions of their own."""
     import psutil
 
-    found = {process.pid} if process.poll() is None else set()
+    pids = {process.pid} if process.poll() is None else set()
     with contextlib.suppress(psutil.NoSuchProcess):
-        found |= {one.pid for one in psutil.Process(process.pid).children(recursive=True)}
-    for one in psutil.pids():
+        pids |= {child.pid for child in psutil.Process(process.pid).children(recursive=True)}
+    for child in psutil.pids():
         try:
-            if os.getsid(one) == process.pid:
-                found.add(one)
+            if os.getsid(child) == process.pid:
+                pids.add(child)
         except ProcessLookupError:
             pass
-    return sorted(found)
+    return sorted(pids)
 
 
 def find_ranks(process: subprocess.Popen) -> dict[int, int]:
     """{rank: process id} of a launcher's processes."""
     import psutil
 
-    found = {}
-    for one in members(process):
+    ranks = {}
+    for pid in members(process):
         try:
-            env, name = psutil.Process(one).environ(), psutil.Process(one).name()
+            env, name = psutil.Process(pid).environ(), psutil.Process(pid).name()
         except psutil.Error:
             continue
         rank = env.get("MLX_RANK", env.get("RANK"))
         if rank is not None and "python" in name:
-            found[int(rank)] = one
-    return found
+            ranks[int(rank)] = pid
+    return ranks
 
 
 def end(process: subprocess.Popen) -> None:
     """Kill what is left of a launcher's session."""
-    for one in members(process):
+    for pid in members(process):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(one, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)

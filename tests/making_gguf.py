@@ -86,8 +86,8 @@ def dequantise(blocks: np.ndarray, kind: str) -> np.ndarray:
     # ggml/src/ggml-quants.c, dequantize_row_q8_K: struct { float d; int8_t qs[256]; int16_t
     # bsums[16]; }
     block = np.dtype([("d", "<f4"), ("qs", "i1", 256), ("bsums", "<i2", 16)])
-    found = np.ascontiguousarray(blocks).view(block)
-    return (found["d"][..., None] * found["qs"].astype(np.float32)).reshape(len(blocks), -1)
+    fields = np.ascontiguousarray(blocks).view(block)
+    return (fields["d"][..., None] * fields["qs"].astype(np.float32)).reshape(len(blocks), -1)
 
 
 def encode(values: np.ndarray, kind: str, rng: np.random.Generator) -> np.ndarray:
@@ -167,7 +167,9 @@ def add_byte_level(writer: gguf.GGUFWriter) -> None:
     vocab = raw["model"]["vocab"] | {token["content"]: token["id"] for token in raw["added_tokens"]}
     added = {token["id"] for token in raw["added_tokens"]}
     tokens = sorted(vocab, key=vocab.get)
-    merges = [" ".join(one) if isinstance(one, list) else one for one in raw["model"]["merges"]]
+    merges = [
+        " ".join(merge) if isinstance(merge, list) else merge for merge in raw["model"]["merges"]
+    ]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("llama-bpe")
     writer.add_token_list(tokens)

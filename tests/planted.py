@@ -720,12 +720,12 @@ def choose_tests(fault: Fault, tree: Path) -> list[list[str]]:
 
     def expand(patterns: Iterable[str]) -> list[str]:
         # Files, since pytest would take those of a folder in its own order.
-        found = (path for pattern in patterns for path in sorted(tree.glob(pattern)))
-        return list(dict.fromkeys(str(path.relative_to(tree)) for path in found))
+        expanded = (path for pattern in patterns for path in sorted(tree.glob(pattern)))
+        return list(dict.fromkeys(str(path.relative_to(tree)) for path in expanded))
 
     path = Path(fault.file)
     # mlx_llama/core/files/x.py -> tests/core/files/test_x.py
-    own = [
+    mirrors = [
         Path("tests", *path.parts[1:-1], f"test_{path.name}"),
         Path("tests/doors", *path.parts[1:-1], f"test_{path.name}"),  # of mlx_llama/server
         Path(f"tests/doors/test_{path.parts[1]}.py"),
@@ -733,7 +733,7 @@ def choose_tests(fault: Fault, tree: Path) -> list[list[str]]:
     near = next(
         (patterns for prefix, patterns in NEAR.items() if fault.file.startswith(prefix)), []
     )
-    first = expand([*map(str, own), *near])
+    first = expand([*map(str, mirrors), *near])
     rest = [name for name in expand(FAR[fault.area]) if name not in first]
     return [names for names in (first, rest) if names]
 
@@ -963,20 +963,20 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true", help="check the texts of the faults")
     parser.add_argument("tests", nargs="*", help="tests to run in place of the area's")
-    given = parser.parse_args()
+    args = parser.parse_args()
     numbers = (
-        [int(one) for one in given.only.split(",")]
-        if given.only
+        [int(chosen) for chosen in args.only.split(",")]
+        if args.only
         else list(range(1, len(FAULTS) + 1))
     )
     if not all(1 <= number <= len(FAULTS) for number in numbers):
         parser.error(f"the faults have the numbers 1 to {len(FAULTS)}")
-    numbers = [number for number in numbers if given.area in (None, FAULTS[number - 1].area)]
-    if given.check:
+    numbers = [number for number in numbers if args.area in (None, FAULTS[number - 1].area)]
+    if args.check:
         wrong = check(FAULTS)
         print("\n".join(wrong or [f"{len(FAULTS)} faults are in order"]))
         return int(bool(wrong))
-    if given.list:
+    if args.list:
         for number in numbers:
             fault = FAULTS[number - 1]
             print(
@@ -984,7 +984,7 @@ def main() -> int:
                 f"{choose_tests(fault, ROOT)[0][0]}"
             )
         return 0
-    missed = run(numbers, given.jobs, ["--all"] if given.all else [], given.seconds, given.tests)
+    missed = run(numbers, args.jobs, ["--all"] if args.all else [], args.seconds, args.tests)
     print("\n".join([f"seen {len(numbers) - len(missed)} of {len(numbers)}", *missed]))
     return int(bool(missed))
 

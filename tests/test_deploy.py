@@ -17,8 +17,8 @@ def check_server(arguments: list[str]) -> None:
     """The server takes these arguments."""
     from mlx_llama.server.command import parser
 
-    given = parser().parse_args([str(one) for one in arguments])
-    assert given.host == "0.0.0.0" and given.port == "8080"
+    args = parser().parse_args([str(argument) for argument in arguments])
+    assert args.host == "0.0.0.0" and args.port == "8080"
 
 
 def routes() -> set[str]:
@@ -36,30 +36,27 @@ def test_compose():
     assert (FOLDER / server["build"]["context"] / "pyproject.toml").exists()
     assert "/ready" in " ".join(server["healthcheck"]["test"]) and "/ready" in routes()
     for service in services.values():
-        assert {one["source"] for one in service.get("configs", [])} <= set(configs)
+        assert {config["source"] for config in service.get("configs", [])} <= set(configs)
         assert set(service.get("depends_on", [])) <= set(services)
     haproxy = configs["haproxy"]["content"]
-    assert (
-        "uri /ready" in haproxy and "server:8080" in haproxy and "hash-type consistent" in haproxy
-    )
+    assert "uri /ready" in haproxy and "server:8080" in haproxy
+    assert "hash-type consistent" in haproxy
     assert "$" not in haproxy.replace("${", "")  # compose would replace variables
     host = re.search(r"set-header Host (\S+)", haproxy).group(1)
     assert host in server["command"]  # --allowed-host
     scrape = yaml.safe_load(configs["prometheus"]["content"])
-    assert (
-        scrape["scrape_configs"][0]["dns_sd_configs"][0]["names"] == ["server"]
-        and "/metrics" in routes()
-    )
+    assert scrape["scrape_configs"][0]["dns_sd_configs"][0]["names"] == ["server"]
+    assert "/metrics" in routes()
 
 
 def test_kubernetes():
     objects = {
-        one["kind"]: one
-        for one in yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text(encoding="utf-8"))
+        document["kind"]: document
+        for document in yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text(encoding="utf-8"))
     }
     assert set(objects) == {"PersistentVolumeClaim", "Deployment", "Service"}
-    for one in objects.values():
-        assert one["apiVersion"] and one["metadata"]["name"].startswith("mlx-llama")
+    for document in objects.values():
+        assert document["apiVersion"] and document["metadata"]["name"].startswith("mlx-llama")
     deployment, service = objects["Deployment"]["spec"], objects["Service"]["spec"]
     template = deployment["template"]
     assert (

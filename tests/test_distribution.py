@@ -13,6 +13,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from launching import run_python
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("mlx_llama", "cpu_fallback", "cuda_fallback")
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 def run(*command: object, **more) -> str:
     done = subprocess.run(
-        [str(one) for one in command], capture_output=True, text=True, timeout=600, **more
+        [str(word) for word in command], capture_output=True, text=True, timeout=600, **more
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -49,10 +50,13 @@ def built(tracked, tmp_path_factory) -> tuple[Path, Path]:
     for name in tracked:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes((ROOT / name).read_bytes())
-    done = subprocess.run(
-        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)],
-        capture_output=True,
-        text=True,
+    done = run_python(
+        "-m",
+        "build",
+        "--no-isolation",
+        "--outdir",
+        out,
+        source,
         timeout=600,
         env=os.environ | {"PYTHONDONTWRITEBYTECODE": ""},
     )
@@ -70,7 +74,9 @@ def built(tracked, tmp_path_factory) -> tuple[Path, Path]:
 
 def test_the_archive_holds_the_repository(tracked, built):
     with tarfile.open(built[0]) as archive:
-        files = {one.name.partition("/")[2] for one in archive.getmembers() if one.isfile()}
+        files = {
+            member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()
+        }
     made = {name for name in files if name in ("PKG-INFO", "setup.cfg") or ".egg-info/" in name}
     unwanted = {name for name in tracked if name.startswith((".git", ".github/"))}
     assert files - made == set(tracked) - unwanted

@@ -48,9 +48,9 @@ def test_every_flag_has_a_fact_that_names_it_and_its_commands(door):
     for action in facts.parsers()[door]._actions:
         if not action.option_strings or action.dest == "help" or action.help == argparse.SUPPRESS:
             continue
-        name = next(one for one in action.option_strings if one.startswith("--"))
+        name = next(flag for flag in action.option_strings if flag.startswith("--"))
         fact = fact_of(name)
-        assert any(one in fact.answer for one in action.option_strings)
+        assert any(flag in fact.answer for flag in action.option_strings)
         if name not in fact.covers:
             assert f"`{door}`" in fact.answer
         rng = random.Random(1)
@@ -61,10 +61,8 @@ def test_every_flag_has_a_fact_that_names_it_and_its_commands(door):
 
 def test_defaults_and_limits_are_those_of_the_options_table():
     assert "`--logprobs LOGPROBS`" in talk.FACTS["--logprobs"].answer
-    assert (
-        "(default 0.0: greedy" in fact_of("--temp").answer
-        and "`--top-k K` (default 0: all)" in fact_of("--top-k").answer
-    )
+    assert "(default 0.0: greedy" in fact_of("--temp").answer
+    assert "`--top-k K` (default 0: all)" in fact_of("--top-k").answer
     for name, option in FIELDS.items():
         fact = fact_of(option_flags(name)[0])
         if fact.covers:  # written by hand
@@ -95,13 +93,13 @@ def test_a_new_flag_a_new_command_and_a_new_architecture_are_told_without_anythi
     monkeypatch.setitem(facts.REPL, "twist", REPL["stats"])
     monkeypatch.setitem(facts.ARCHITECTURES, "GemmaForCausalLM", FAMILIES["LlamaForCausalLM"])
     monkeypatch.setitem(facts.BY_MODEL_TYPE, "gemma", FAMILIES["LlamaForCausalLM"])
-    found = facts.every.__wrapped__()
+    known = facts.every.__wrapped__()
     assert (
-        found["--frobnicate"].answer
+        known["--frobnicate"].answer
         == "`--frobnicate N`: Twists of the flange (default: 3). In `chat`."
     )
-    assert found["/twist"].answer.startswith("`/twist` in the REPL: ")
-    assert "`GemmaForCausalLM`" in found["supported"].answer
+    assert known["/twist"].answer.startswith("`/twist` in the REPL: ")
+    assert "`GemmaForCausalLM`" in known["supported"].answer
 
 
 def test_models_that_do_not_load_are_those_of_no_architecture(monkeypatch):
@@ -126,18 +124,15 @@ def test_blanks_for_flags_are_filled_and_unknown_ones_are_errors():
 
 
 def test_a_subject_takes_its_members_with_what_joins_them():
-    found = {
+    known = {
         "--x": facts.Fact("--x", ask=["a"], more="m"),
         "y": facts.Fact("y", joins="--x", ask=["b"]),
         "whole": facts.Fact("whole", members=["--x"]),
     }
-    facts.join_facts(found)
-    assert list(found) == ["whole"]
-    assert (found["whole"].ask, found["whole"].covers, found["whole"].more) == (
-        ["a", "b"],
-        ["--x"],
-        "m",
-    )
+    facts.join_facts(known)
+    assert list(known) == ["whole"]
+    assert known["whole"].ask == ["a", "b"] and known["whole"].covers == ["--x"]
+    assert known["whole"].more == "m"
     with pytest.raises(KeyError):
         facts.join_facts({"whole": facts.Fact("whole", members=["missing"])})
 
@@ -242,27 +237,29 @@ def test_the_judged_questions_were_not_trained_on(part):
         json.loads(line)
         for line in (EVALUATION / f"answers{part}.jsonl").read_text(encoding="utf-8").splitlines()
     ]
-    assert len(judged) == 200 and {one["verdict"] for one in judged} <= {
-        "right",
-        "half",
-        "wrong",
-        "unknown",
-    }
+    assert len(judged) == 200
+    assert {question["verdict"] for question in judged} <= {"right", "half", "wrong", "unknown"}
     questions = [
         json.loads(line)
         for line in (EVALUATION / f"questions{part}.jsonl").read_text(encoding="utf-8").splitlines()
     ]
-    assert [one["question"] for one in judged] == [one["question"] for one in questions]
+    assert [question["question"] for question in judged] == [
+        question["question"] for question in questions
+    ]
     trained = {
         talk.normal(line) for fact in talk.FACTS.values() for line in fact.ask + fact.newcomers
     }
     # by chance, as other writers' lines
-    met = [one["question"] for one in questions if talk.normal(one["question"]) in trained]
-    assert [one["question"] for one in judged if one.get("met")] == met and len(met) <= 20
-    verdicts = [one["verdict"] for one in judged if not one.get("met")]
-    assert verdicts.count("right") >= 0.85 * len(verdicts) and verdicts.count(
-        "wrong"
-    ) <= 0.05 * len(verdicts)
+    met = [
+        question["question"]
+        for question in questions
+        if talk.normal(question["question"]) in trained
+    ]
+    assert [question["question"] for question in judged if question.get("met")] == met
+    assert len(met) <= 20
+    verdicts = [question["verdict"] for question in judged if not question.get("met")]
+    assert verdicts.count("right") >= 0.85 * len(verdicts)
+    assert verdicts.count("wrong") <= 0.05 * len(verdicts)
 
 
 def test_shown_questions_stand_in_the_pages_and_are_not_held_out():
@@ -321,8 +318,8 @@ def test_a_stopped_training_goes_on_with_the_same_weights(tmp_path, monkeypatch,
     monkeypatch.setattr(train_guide, "POOL", 400)
     batches, threads, taken = train_guide.batches, torch.get_num_threads(), []
 
-    def stopping(*given):
-        for batch in batches(*given):
+    def stopping(*arguments):
+        for batch in batches(*arguments):
             taken.append(1)
             if len(taken) == 52:
                 raise KeyboardInterrupt
@@ -344,6 +341,5 @@ def test_a_stopped_training_goes_on_with_the_same_weights(tmp_path, monkeypatch,
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(False)
     assert "goes on after step 50" in capsys.readouterr().err
-    assert whole.keys() == again.keys() and all(
-        torch.equal(whole[name], again[name]) for name in whole
-    )
+    assert whole.keys() == again.keys()
+    assert all(torch.equal(whole[name], again[name]) for name in whole)

@@ -116,19 +116,19 @@ def logits(backend, path: Path, dtype: str) -> np.ndarray:
     return np.concatenate([backend.runtime.to_numpy(part)[0] for part in parts])
 
 
-def distance(found: np.ndarray, expected: np.ndarray) -> float:
-    assert found.shape == expected.shape
+def distance(actual: np.ndarray, expected: np.ndarray) -> float:
+    assert actual.shape == expected.shape
     return float(
-        np.sqrt(((found - expected) ** 2).mean() / (expected.astype(np.float64) ** 2).mean())
+        np.sqrt(((actual - expected) ** 2).mean() / (expected.astype(np.float64) ** 2).mean())
     )
 
 
 @pytest.mark.parametrize("kind", TOLERANCES)
 def test_logits(backend, files, kind):
     path = files(kind)
-    found = logits(backend, path, "float32")
-    assert distance(found, judge_logits(path)) < TOLERANCES[kind]
-    assert distance(found, compare_peers.reference_logits(path, TOKENS)) < 1e-5
+    ours = logits(backend, path, "float32")
+    assert distance(ours, judge_logits(path)) < TOLERANCES[kind]
+    assert distance(ours, compare_peers.reference_logits(path, TOKENS)) < 1e-5
 
 
 @pytest.mark.parametrize("kind", TOLERANCES)
@@ -176,11 +176,11 @@ def apply(sampler, scores: np.ndarray, tokens=()) -> np.ndarray:
         data[token].id, data[token].logit = token, score
     array = llama_cpp.llama_token_data_array(data, len(scores), -1, False)
     llama_cpp.llama_sampler_apply(sampler, ctypes.byref(array))
-    found = np.full(len(scores), -np.inf, np.float32)
+    kept = np.full(len(scores), -np.inf, np.float32)
     for place in range(array.size):
-        found[array.data[place].id] = array.data[place].logit
+        kept[array.data[place].id] = array.data[place].logit
     llama_cpp.llama_sampler_free(sampler)
-    return found
+    return kept
 
 
 @pytest.mark.parametrize("breakers", [["\n", ":", '"', "*"], [" the", "User:", ". "], []], ids=str)
@@ -238,9 +238,9 @@ def test_what_xtc_drops(name, threshold):
         ]
         batch = backend.sampling_batch([resolve(row).options for row in rows])
         drawn = batch(as_arrays(backend, np.stack([scores] * len(rows))), [seed] * len(rows))
-        found = set(backend.read_all(drawn))
-        assert found <= set(np.flatnonzero(kept).tolist()), (seed, threshold)
-        assert int(np.where(kept, scores, -np.inf).argmax()) in found
+        drawn_tokens = set(backend.read_all(drawn))
+        assert drawn_tokens <= set(np.flatnonzero(kept).tolist()), (seed, threshold)
+        assert int(np.where(kept, scores, -np.inf).argmax()) in drawn_tokens
 
 
 def as_arrays(backend, array: np.ndarray):

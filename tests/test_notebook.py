@@ -55,8 +55,10 @@ def cells(toy):
 
 
 def printed(outputs):
-    assert all(one.output_type == "stream" and one.name == "stdout" for one in outputs), outputs
-    return "".join(one.text for one in outputs)
+    assert all(output.output_type == "stream" and output.name == "stdout" for output in outputs), (
+        outputs
+    )
+    return "".join(output.text for output in outputs)
 
 
 def test_streams_are_the_text_and_nothing_else(cells, toy):
@@ -71,10 +73,8 @@ def test_streams_are_the_text_and_nothing_else(cells, toy):
 def test_a_completion_is_its_text_and_a_line_of_figures(cells, toy):
     (output,) = cells[0][3]
     wanted = load(toy, backend="cpu").generate("Once upon a time", max_tokens=9)
-    assert (
-        f">{html.escape(wanted.text)}</div>" in output.data["text/html"]
-        and "9 tokens" in output.data["text/html"]
-    )
+    assert f">{html.escape(wanted.text)}</div>" in output.data["text/html"]
+    assert "9 tokens" in output.data["text/html"]
     assert output.data["text/plain"] == repr(wanted)
 
 

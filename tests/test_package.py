@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from launching import run_python
 
 import mlx_llama
 from mlx_llama.core import errors
@@ -41,9 +42,8 @@ ERRORS = {
 
 def test_public_names_are_listed_and_there():
     """dir() has those that a user starts from."""
-    assert (
-        set(dir(mlx_llama)) == FIRST | {"__version__"} and set(mlx_llama.__all__) >= FIRST | ERRORS
-    )
+    assert set(dir(mlx_llama)) == FIRST | {"__version__"}
+    assert set(mlx_llama.__all__) >= FIRST | ERRORS
     assert len(set(mlx_llama.__all__)) == len(mlx_llama.__all__)
     for name in set(mlx_llama.__all__) - {"Prompt", "errors", "LogitsProcessor", "OnProgress"}:
         assert getattr(mlx_llama, name).__name__ == name
@@ -61,7 +61,7 @@ def annotations(thing: object) -> list[str]:
             inspect.formatannotation(part)
             for part in (
                 signature.return_annotation,
-                *(one.annotation for one in signature.parameters.values()),
+                *(parameter.annotation for parameter in signature.parameters.values()),
             )
         ]
     members = [
@@ -103,24 +103,17 @@ def test_dir_and_completion_import_nothing():
         "import sys, mlx_llama, rlcompleter; dir(mlx_llama); print(sorted(n for n in sys.modules "
         "if n.startswith('mlx_llama')))"
     )
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
-        == "['mlx_llama']\n"
-    )
+    assert run_python("-c", code).stdout == "['mlx_llama']\n"
 
 
 def test_help_opens_with_load_and_llm():
     shown = pydoc.plain(pydoc.render_doc(mlx_llama))
     for name in FIRST - {"load", "errors"}:
         assert f"\n    class {name}" in shown, name
-    assert (
-        "\n    load(model:" in shown
-        and "Load a model." in shown
-        and "generate(self, prompt:" in shown
-    )
-    assert shown.index("llm.ask(") < shown.index("llm.generate(") and shown.index(
-        "ask(self, question"
-    ) < shown.index("generate(self, prompt")
+    assert "\n    load(model:" in shown and "Load a model." in shown
+    assert "generate(self, prompt:" in shown
+    assert shown.index("llm.ask(") < shown.index("llm.generate(")
+    assert shown.index("ask(self, question") < shown.index("generate(self, prompt")
     assert shown.index("load(") < 400 and not any(f"class {name}" in shown for name in ERRORS)
 
 
@@ -172,17 +165,15 @@ def test_a_type_checker_sees_slips_and_only_these(tmp_path):
         str(tmp_path / "snippet.py"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
-    found = [
+    errors = [
         line.split("snippet.py:")[1] for line in done.stdout.splitlines() if ": error: " in line
     ]
     first = SNIPPET.count("\n") + 1
-    assert [int(line.split(":")[0]) for line in found] == list(range(first, first + len(SLIPS))), (
+    assert [int(line.split(":")[0]) for line in errors] == list(range(first, first + len(SLIPS))), (
         done.stdout + done.stderr
     )
-    assert (
-        'Unexpected keyword argument "max_tokenz"' in found[0]
-        and 'did you mean "max_tokens"' in found[0]
-    )
+    assert 'Unexpected keyword argument "max_tokenz"' in errors[0]
+    assert 'did you mean "max_tokens"' in errors[0]
 
 
 def test_the_package_says_that_it_is_typed():

@@ -243,11 +243,7 @@ class Function:
     """A function under construction. Parameters are attributes, such as `f.out`."""
 
     def __init__(
-        self,
-        module: Module,
-        name: str,
-        parameters: Mapping[str, ir.Type],
-        public: bool = False,
+        self, module: Module, name: str, parameters: Mapping[str, ir.Type], public: bool = False
     ):
         self.module = module
         self.ir = ir.Function(module, ir.FunctionType(void, list(parameters.values())), name)

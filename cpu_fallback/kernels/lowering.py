@@ -423,12 +423,7 @@ class Trace:
         self.program.direct(inner, w.low_rank)
         width = pad(a.plan.rows, GROUP)
         self.program.add(
-            "select",
-            1,
-            per_token=True,
-            target=w.low_rank,
-            groups=width // GROUP,
-            adapter=adapter,
+            "select", 1, per_token=True, target=w.low_rank, groups=width // GROUP, adapter=adapter
         )
         packed = self.pack(Columns(self, w.low_rank, 0, width), [layout])
         for part, (at, _) in zip(b, product.parts, strict=True):

@@ -138,11 +138,7 @@ def combine(
         with f.loop(used) as place:
             row = outputs + f.load(i64, rows, place * 8) * outputs_bytes
             total.set(
-                f.fma(
-                    f.load(f32s, row, at),
-                    f.load(f32, shares, place * 4).splat(),
-                    total.get(),
-                )
+                f.fma(f.load(f32s, row, at), f.load(f32, shares, place * 4).splat(), total.get())
             )
         with f.if_then(accumulate.compare("!=", 0)):
             total.set(total.get() + f.load(f32s, out, at))

@@ -103,20 +103,18 @@ def peer_rate(
     sys.exit(f"error: {binary} on {path} with {rows} rows: {reason[0]}")
 
 
-def measure(path: str, binary: str, given: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(path: str, binary: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """One record of each number of rows: every run's tokens per second, their medians and the
     ratio.
     """
-    ours, records = Ours(path, given.threads, given.activation_bits), []
-    for rows in given.rows:
+    ours, records = Ours(path, args.threads, args.activation_bits), []
+    for rows in args.rows:
         asks = {
-            "ours": lambda: ours.rate(rows, given.prompt, given.generate),
-            "peer": lambda: peer_rate(
-                binary, path, given.threads, rows, given.prompt, given.generate
-            ),
+            "ours": lambda: ours.rate(rows, args.prompt, args.generate),
+            "peer": lambda: peer_rate(binary, path, args.threads, rows, args.prompt, args.generate),
         }
         runs: dict[str, list[float]] = {name: [] for name in asks}
-        for _ in range(given.rounds):
+        for _ in range(args.rounds):
             for name, ask in asks.items():
                 runs[name].append(ask())
         medians = {name: statistics.median(rates) for name, rates in runs.items()}
@@ -133,18 +131,18 @@ def measure(path: str, binary: str, given: argparse.Namespace) -> list[dict[str,
     return records
 
 
-def report(records: list[dict[str, Any]], given: argparse.Namespace) -> str:
+def report(records: list[dict[str, Any]], args: argparse.Namespace) -> str:
     """All records as a table."""
     wide = max(len(record["file"]) for record in records)
     lines = [
-        f"tokens/s of all rows together: prompts of {given.prompt}, {given.generate} steps, "
-        f"{given.threads} threads each, "
-        f"medians of {given.rounds}",
+        f"tokens/s of all rows together: prompts of {args.prompt}, {args.generate} steps, "
+        f"{args.threads} threads each, "
+        f"medians of {args.rounds}",
         f"{'':{wide}}  rows  mlx_llama  llama.cpp    ratio",
     ]
     lines += [
-        f"{one['file']:{wide}}{one['rows']:6}{one['ours']:11.1f}{one['peer']:11.1f}{one['ratio']:8.2f}x"
-        for one in records
+        f"{line['file']:{wide}}{line['rows']:6}{line['ours']:11.1f}{line['peer']:11.1f}{line['ratio']:8.2f}x"
+        for line in records
     ]
     return "\n".join(lines)
 
@@ -188,37 +186,37 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str]) -> int:
     """Run the comparison; returns the exit code."""
     arguments_parser = parser()
-    given = arguments_parser.parse_args(arguments)
-    if min(given.threads, given.rounds, given.prompt, given.generate, *given.rows) < 1:
+    args = arguments_parser.parse_args(arguments)
+    if min(args.threads, args.rounds, args.prompt, args.generate, *args.rows) < 1:
         arguments_parser.error(
             "--rows, --threads, --rounds, --prompt and --generate must be at least 1"
         )
-    binary = shutil.which(given.llama_batched_bench)
+    binary = shutil.which(args.llama_batched_bench)
     if binary is None:
         sys.exit(
-            f"error: {given.llama_batched_bench}: there is no such program: build {BINARY} "
+            f"error: {args.llama_batched_bench}: there is no such program: build {BINARY} "
             "from llama.cpp's sources "
             "and give its path by --llama-batched-bench"
         )
-    for path in given.files:
+    for path in args.files:
         if not os.path.isfile(path):
             sys.exit(f"error: {path}: there is no such file")
-    records = [record for path in given.files for record in measure(path, binary, given)]
-    if given.json:
+    records = [record for path in args.files for record in measure(path, binary, args)]
+    if args.json:
         print(
             json.dumps(
                 {
-                    "threads": given.threads,
-                    "activation_bits": given.activation_bits,
-                    "prompt": given.prompt,
-                    "generate": given.generate,
+                    "threads": args.threads,
+                    "activation_bits": args.activation_bits,
+                    "prompt": args.prompt,
+                    "generate": args.generate,
                     "results": records,
                 },
                 indent=1,
             )
         )
     else:
-        print(report(records, given))
+        print(report(records, args))
     return 0
 
 

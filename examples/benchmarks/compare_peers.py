@@ -179,7 +179,7 @@ class Comparison:
         return {"fast": (middle, math.inf), "slow": (0.0, middle)}
 
 
-def measure(path: str, given: argparse.Namespace, comparison: Comparison) -> dict[str, Any]:
+def measure(path: str, args: argparse.Namespace, comparison: Comparison) -> dict[str, Any]:
     """All pairs of one file, by figure: rates in tokens per second, start in seconds, peak in bytes
     per byte of file.
 
@@ -188,71 +188,69 @@ def measure(path: str, given: argparse.Namespace, comparison: Comparison) -> dic
     """
     size, setting = (
         os.path.getsize(path),
-        [given.activation_bits, given.cache_bits, given.flash_attn],
+        [args.activation_bits, args.cache_bits, args.flash_attn],
     )
-    capacity = max(*given.depth, given.prompt) + given.generate + 2
+    capacity = max(*args.depth, args.prompt) + args.generate + 2
     figures: dict[str, Any] = {"file": os.path.basename(path), "bytes": size}
 
     def program(name: str, capacity: int) -> Program:
-        return Program(name, path, capacity, given.threads, setting)
+        return Program(name, path, capacity, args.threads, setting)
 
-    if given.llama_bench:
+    if args.llama_bench:
         figures["names"] = NAMES | {"peer": LLAMA_BENCH}
     both: dict[str, Any] = {"ours": program("ours", capacity)}
     both["peer"] = (
-        LlamaBench(given.llama_bench, path, given.threads, *setting[1:])
-        if given.llama_bench
+        LlamaBench(args.llama_bench, path, args.threads, *setting[1:])
+        if args.llama_bench
         else program("peer", capacity)
     )
     with both["ours"], both["peer"]:
         weights, numbers = token_bytes(path)
         position = {
             "ours": both["ours"].ask("position_bytes"),
-            "peer": numbers * CACHE_BITS[given.cache_bits] / 8,
+            "peer": numbers * CACHE_BITS[args.cache_bits] / 8,
         }
 
         def decode(depth: int, repeat: int = 1) -> list[dict[str, Any]]:
             pairs = rates(
                 both,
-                given.rounds,
+                args.rounds,
                 comparison,
-                given.generate,
+                args.generate,
                 "decode",
                 depth,
-                given.generate,
+                args.generate,
                 repeat=repeat,
             )
             for pair in pairs:
                 before, between, after = pair["bandwidth"]
                 for name, probes in {"ours": (before, between), "peer": (between, after)}.items():
-                    nbytes = weights + position[name] * (depth + given.generate / 2)
+                    nbytes = weights + position[name] * (depth + args.generate / 2)
                     pair[f"{name}_share"] = pair[name] * nbytes / statistics.harmonic_mean(probes)
             return pairs
 
-        figures["prompt"] = rates(
-            both, given.rounds, comparison, given.prompt, "prompt", given.prompt
-        )
-        figures["decode"] = decode(given.prompt)
-        for depth in filter(None, given.depth):
+        figures["prompt"] = rates(both, args.rounds, comparison, args.prompt, "prompt", args.prompt)
+        figures["decode"] = decode(args.prompt)
+        for depth in filter(None, args.depth):
             figures[f"deep {depth}"] = decode(depth, DEEP_RUNS)
-    if given.accuracy:
-        count = given.accuracy
+    if args.accuracy:
+        count = args.accuracy
         with program("ours", count + 2) as ours, program("peer", count + 2) as peer:
             figures["error"] = [errors(path, {"ours": ours, "peer": peer}, count)]
-    if given.starts:
+    if args.starts:
         peaks: dict[str, list[float]] = {name: [] for name in NAMES}
 
         def start(name: str) -> float:
             started = time.perf_counter()
-            with program(name, given.prompt + given.generate + 2) as one:
-                one.ask("prompt", given.prompt)
+            with program(name, args.prompt + args.generate + 2) as running:
+                running.ask("prompt", args.prompt)
                 seconds = time.perf_counter() - started
-                one.ask("decode", given.prompt, given.generate)
-                peaks[name].append(one.ask("peak") / size)
+                running.ask("decode", args.prompt, args.generate)
+                peaks[name].append(running.ask("peak") / size)
             return seconds
 
         figures["start"] = comparison.alternate(
-            {name: lambda name=name: start(name) for name in NAMES}, given.starts
+            {name: lambda name=name: start(name) for name in NAMES}, args.starts
         )
         figures["peak"] = [dict(zip(NAMES, pair)) for pair in zip(*peaks.values())]
     return figures
@@ -282,7 +280,7 @@ def rates(
 
 
 def measure_folder(
-    path: str, framework: str, given: argparse.Namespace, comparison: Comparison
+    path: str, framework: str, args: argparse.Namespace, comparison: Comparison
 ) -> dict[str, Any]:
     """All pairs of one checkpoint and framework, by figure, as `measure`; build and host in
     microseconds per step.
@@ -290,9 +288,9 @@ def measure_folder(
     mlx-rows decodes `given.rows` sequences in each step, and its rates are of all of them together.
     """
     has_rows = framework == "mlx-rows"
-    rows = given.rows if has_rows else 1
+    rows = args.rows if has_rows else 1
     # a step ahead, and those of `host`
-    capacity = max(*given.depth, given.prompt) + given.generate + (64 if has_rows else 3)
+    capacity = max(*args.depth, args.prompt) + args.generate + (64 if has_rows else 3)
     size = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))
     figures: dict[str, Any] = {
         "file": os.path.basename(os.path.abspath(path)),
@@ -300,25 +298,25 @@ def measure_folder(
         "names": PAIRS[framework][0],
     }
     setting = [
-        given.device,
-        None if framework == "cuda" else given.compile,
+        args.device,
+        None if framework == "cuda" else args.compile,
         *([rows] if has_rows else []),
     ]
     both = {
-        name: Program(f"{framework} {name}", path, capacity, given.threads, setting)
+        name: Program(f"{framework} {name}", path, capacity, args.threads, setting)
         for name in NAMES
     }
     with both["ours"], both["peer"]:
         figures["about"] = both["ours"].ask("about")
-        decoded = (given.rounds, comparison, given.generate * rows, "decode")
+        decoded = (args.rounds, comparison, args.generate * rows, "decode")
         if not has_rows:
             figures["prompt"] = rates(
-                both, given.rounds, comparison, given.prompt, "prompt", given.prompt
+                both, args.rounds, comparison, args.prompt, "prompt", args.prompt
             )
-        figures["decode"] = rates(both, *decoded, given.prompt, given.generate)
-        for depth in filter(None, [] if has_rows else given.depth):
-            figures[f"deep {depth}"] = rates(both, *decoded, depth, given.generate)
-        answers = [program.ask("tokens", given.prompt, given.generate) for program in both.values()]
+        figures["decode"] = rates(both, *decoded, args.prompt, args.generate)
+        for depth in filter(None, [] if has_rows else args.depth):
+            figures[f"deep {depth}"] = rates(both, *decoded, depth, args.generate)
+        answers = [program.ask("tokens", args.prompt, args.generate) for program in both.values()]
         figures["same_tokens"] = (
             min(agreement(*pair) for pair in zip(*answers)) if has_rows else agreement(*answers)
         )
@@ -328,7 +326,7 @@ def measure_folder(
                     name: lambda program=program: program.ask("host")
                     for name, program in both.items()
                 },
-                min(given.rounds, 3),
+                min(args.rounds, 3),
             )
             for key in ("build", "host", "primitives"):
                 figures[key] = [{name: pair[name][key] for name in NAMES} for pair in pairs]
@@ -339,16 +337,16 @@ def errors(path: str, both: dict[str, Program], count: int) -> dict[str, float]:
     """Relative RMS error of each program's logits over a prompt of `count` tokens, against the
     float64 reference.
     """
-    found = {}
+    saved = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, program in both.items():
             file = os.path.join(folder, f"{name}.npy")
             program.ask("logits", count, file)
-            found[name] = np.load(file)
-    expected = reference_logits(path, prompt_tokens(count, found["peer"].shape[1]))
+            saved[name] = np.load(file)
+    expected = reference_logits(path, prompt_tokens(count, saved["peer"].shape[1]))
     return {
         name: float(np.sqrt(((logits - expected) ** 2).mean() / (expected**2).mean()))
-        for name, logits in found.items()
+        for name, logits in saved.items()
     }
 
 
@@ -373,14 +371,14 @@ def summary(
 
 
 def report(
-    figures: dict[str, Any], given: argparse.Namespace, states: dict[str, tuple[float, float]]
+    figures: dict[str, Any], args: argparse.Namespace, states: dict[str, tuple[float, float]]
 ) -> str:
     """One file's figures as a table."""
     rows = {
-        "decode": f"decode after {given.prompt}, tokens/s",
-        "prompt": f"prompt of {given.prompt}, tokens/s",
-        **{f"deep {depth}": f"decode after {depth}, tokens/s" for depth in given.depth},
-        "start": f"start to 1st token of {given.prompt}, s",
+        "decode": f"decode after {args.prompt}, tokens/s",
+        "prompt": f"prompt of {args.prompt}, tokens/s",
+        **{f"deep {depth}": f"decode after {depth}, tokens/s" for depth in args.depth},
+        "start": f"start to 1st token of {args.prompt}, s",
         "peak": "peak memory / file",
         "error": "relative error of logits",
         "build": "build a step, us",
@@ -388,12 +386,10 @@ def report(
         "primitives": "primitives per step",
     }
     names = figures.get("names", NAMES)
-    bits = "" if given.activation_bits is None else f", activations of {given.activation_bits} bits"
-    bits += "" if given.cache_bits is None else f", keys and values of {given.cache_bits} bits"
-    busy = (
-        f", beside {given.busy} busy process{'es' if given.busy > 1 else ''}" if given.busy else ""
-    )
-    how = (figures.get("about") or f"{given.threads} threads each{bits}") + busy
+    bits = "" if args.activation_bits is None else f", activations of {args.activation_bits} bits"
+    bits += "" if args.cache_bits is None else f", keys and values of {args.cache_bits} bits"
+    busy = f", beside {args.busy} busy process{'es' if args.busy > 1 else ''}" if args.busy else ""
+    how = (figures.get("about") or f"{args.threads} threads each{bits}") + busy
     wide = max(10, *(len(name) + 2 for name in names.values()))
     lines = [
         f"{figures['file']}: {figures['bytes'] / 1e9:.2f} GB, {how}",
@@ -401,16 +397,16 @@ def report(
         f"{'share of GB/s' if 'ours_share' in figures['decode'][0] else '':>16}",
     ]
 
-    def line(title: str, found: dict[str, float]) -> str:
-        digits = ".1e" if title == rows["error"] else ".2f" if found["peer"] < 20 else ".1f"
-        bandwidth = f"{found['bandwidth'] / 1e9:6.0f}" if found["bandwidth"] else " " * 6
-        both = "".join(f"{found[name]:{wide}{digits}}" for name in NAMES)
+    def line(title: str, medians: dict[str, float]) -> str:
+        digits = ".1e" if title == rows["error"] else ".2f" if medians["peer"] < 20 else ".1f"
+        bandwidth = f"{medians['bandwidth'] / 1e9:6.0f}" if medians["bandwidth"] else " " * 6
+        both = "".join(f"{medians[name]:{wide}{digits}}" for name in NAMES)
         shares = (
-            " / ".join(f"{found[f'{name}_share']:.0%}" for name in NAMES)
-            if "ours_share" in found
+            " / ".join(f"{medians[f'{name}_share']:.0%}" for name in NAMES)
+            if "ours_share" in medians
             else ""
         )
-        return f"{title:30}{both}{found['ratio']:8.3g}x{bandwidth}{found['pairs']:6}{shares:>16}".rstrip()  # noqa: E501
+        return f"{title:30}{both}{medians['ratio']:8.3g}x{bandwidth}{medians['pairs']:6}{shares:>16}".rstrip()  # noqa: E501
 
     for key, title in rows.items():
         if key not in figures:
@@ -418,12 +414,11 @@ def report(
         lines.append(line(title, summary(figures[key])))
         if len(states) > 1 and (key in ("decode", "prompt") or key.startswith("deep")):
             for state, between in states.items():
-                if found := summary(figures[key], *between):
-                    lines.append(line(f"  memory {state}", found))
+                if medians := summary(figures[key], *between):
+                    lines.append(line(f"  memory {state}", medians))
     if "same_tokens" in figures:
         lines.append(
-            f"the first {figures['same_tokens']} of {given.generate + 1} decoded tokens are "
-            "the same"
+            f"the first {figures['same_tokens']} of {args.generate + 1} decoded tokens are the same"
         )
     return "\n".join(lines)
 
@@ -552,97 +547,99 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def find_peers(given: argparse.Namespace) -> None:
+def find_peers(args: argparse.Namespace) -> None:
     """Set given.llama_bench to the program's path, or None for llama-cpp-python. Leaves out figures
     whose package is missing, with a line on stderr. Exits if there is no peer."""
-    asked, given.llama_bench = given.llama_bench, None
+    asked, args.llama_bench = args.llama_bench, None
     if asked != "none":
-        given.llama_bench = shutil.which(asked or LLAMA_BENCH)
-        if asked and not given.llama_bench:
+        args.llama_bench = shutil.which(asked or LLAMA_BENCH)
+        if asked and not args.llama_bench:
             sys.exit(
                 f"error: {asked}: there is no such program: build {LLAMA_BENCH} from "
                 "llama.cpp's sources, or leave out "
                 "--llama-bench"
             )
     needs = {
-        "llama_cpp": given.starts or given.accuracy or not given.llama_bench,
-        "gguf": given.accuracy,
+        "llama_cpp": args.starts or args.accuracy or not args.llama_bench,
+        "gguf": args.accuracy,
     }
     for package in (
         name for name, needed in needs.items() if needed and importlib.util.find_spec(name) is None
     ):
-        if given.accuracy or not given.llama_bench:
+        if args.accuracy or not args.llama_bench:
             sys.exit(f'error: {package} is not installed: pip install -e ".[peers]"')
         print(
             "left out: start and peak memory (llama_cpp is not installed: pip install -e "
             '".[peers]")',
             file=sys.stderr,
         )
-        given.starts = 0
+        args.starts = 0
 
 
 def main(arguments: list[str]) -> int:
     """Run the comparison; returns the exit code."""
     arguments_parser = parser()
-    given = arguments_parser.parse_args(arguments)
-    if given.serve:
-        return serve(*json.loads(given.serve))
-    if given.rounds is None:
-        given.rounds = 7 if given.files else 3
-    if not 1 <= given.rows <= 32:
+    args = arguments_parser.parse_args(arguments)
+    if args.serve:
+        return serve(*json.loads(args.serve))
+    if args.rounds is None:
+        args.rounds = 7 if args.files else 3
+    if not 1 <= args.rows <= 32:
         arguments_parser.error("--rows must be between 1 and 32")
     if (
-        min(given.threads, given.rounds, given.prompt, given.generate) < 1
-        or min(*given.depth, given.starts, given.busy) < 0
+        min(args.threads, args.rounds, args.prompt, args.generate) < 1
+        or min(*args.depth, args.starts, args.busy) < 0
     ):
         arguments_parser.error(
             "--threads, --rounds, --prompt and --generate must be at least 1, no number negative"
         )
-    folders = [path for path in given.files if os.path.isdir(path)]
-    files = [path for path in given.files if path not in folders]
-    if given.cache_bits == 8 and given.flash_attn is False:
+    folders = [path for path in args.files if os.path.isdir(path)]
+    files = [path for path in args.files if path not in folders]
+    if args.cache_bits == 8 and args.flash_attn is False:
         arguments_parser.error(
             "--cache-bits 8 needs flash attention in llama.cpp: leave out --no-flash-attn"
         )
-    given.flash_attn = True if given.cache_bits == 8 else given.flash_attn
-    if folders and given.cache_bits:
+    args.flash_attn = True if args.cache_bits == 8 else args.flash_attn
+    if folders and args.cache_bits:
         arguments_parser.error("--cache-bits is for GGUF files: leave it out, or the folders")
     if files:
-        find_peers(given)
+        find_peers(args)
     for path in files:
         if not os.path.isfile(path):
             sys.exit(f"error: {path}: there is no such file")
     frameworks: list[str] = []
     if folders or not files:
-        frameworks, reasons = pairs_here(given.pairs)
+        frameworks, reasons = pairs_here(args.pairs)
         for reason in reasons:
             print(reason, file=sys.stderr, flush=True)
         if not frameworks:
             sys.exit("error: no peer is installed: pip install mlx-lm transformers")
-    with Busy(given.busy), tempfile.TemporaryDirectory() as made:
+    with Busy(args.busy), tempfile.TemporaryDirectory() as made:
         comparison, results = Comparison(), []
-        if not given.files:
+        if not args.files:
             from make_random_checkpoint import write
 
             folders = [os.path.join(made, "deep")]
-            write(Path(folders[0]), "deep", given.dtype, 0)
+            write(Path(folders[0]), "deep", args.dtype, 0)
         for path in files:
-            results.append(measure(path, given, comparison))
+            results.append(measure(path, args, comparison))
             print(f"{path}: measured", file=sys.stderr, flush=True)
         for path in folders:
             for framework in frameworks:
-                results.append(measure_folder(path, framework, given, comparison))
+                results.append(measure_folder(path, framework, args, comparison))
                 print(f"{path}: measured on {framework}", file=sys.stderr, flush=True)
     # States need the probes of the whole run.
     states = comparison.states()
-    if given.json:
+    if args.json:
         for result in results:
             for key, pairs in list(result.items()):
                 if isinstance(pairs, list):
-                    found = {state: summary(pairs, *between) for state, between in states.items()}
-                    result[key] = {"all": summary(pairs), "states": found, "pairs": pairs}
+                    by_state = {
+                        state: summary(pairs, *between) for state, between in states.items()
+                    }
+                    result[key] = {"all": summary(pairs), "states": by_state, "pairs": pairs}
         facts = {
-            name: getattr(given, name)
+            name: getattr(args, name)
             for name in (
                 "threads",
                 "activation_bits",
@@ -655,7 +652,7 @@ def main(arguments: list[str]) -> int:
         }
         print(json.dumps(facts | {"results": results}, indent=1))
     else:
-        print("\n\n".join(report(result, given, states) for result in results))
+        print("\n\n".join(report(result, args, states) for result in results))
     return 0
 
 

@@ -36,9 +36,9 @@ def _normal(shape: tuple[int, ...], dtype: Any, scale: float = 1.0) -> Any:
     return (torch.randn(shape, device=DEVICE) * scale).to(dtype)
 
 
-def _error(found: Any, right: Any) -> float:
+def _error(actual: Any, right: Any) -> float:
     right = right.double()
-    error = float((found.double() - right).abs().max() / right.square().mean().sqrt())
+    error = float((actual.double() - right).abs().max() / right.square().mean().sqrt())
     return error if np.isfinite(error) else 1e300
 
 
@@ -47,16 +47,16 @@ def check() -> list[dict[str, Any]]:
     import torch
 
     torch.manual_seed(0)
-    found = []
+    checks = []
     with torch.no_grad():
         for name, bound in BOUNDS.items():
             errors = _errors(getattr(torch, name))
-            found += [
+            checks += [
                 {"name": f"{kernel} {name}", "error": error, "bound": bound, "ok": error <= bound}
                 for kernel, error in errors.items()
             ]
-        found.append({"name": "noise", "ok": _noise_is_right()})
-    return found
+        checks.append({"name": "noise", "ok": _noise_is_right()})
+    return checks
 
 
 def _errors(dtype: Any) -> dict[str, float]:
@@ -69,12 +69,12 @@ def _errors(dtype: Any) -> dict[str, float]:
         gate, up = both.double().chunk(2, dim=-1)
         return F.silu(gate) * up
 
-    found: dict[str, float] = {}
+    errors: dict[str, float] = {}
     x, delta, weight = (_normal(shape, dtype) for shape in ((3, 4096), (3, 4096), (4096,)))
     total, normed = decode.add_rms_norm(x, delta, weight, 1e-5)
     exact = total.double()
-    found["sum"] = _error(total, x.double() + delta.double())
-    found["norm"] = _error(
+    errors["sum"] = _error(total, x.double() + delta.double())
+    errors["norm"] = _error(
         normed, exact / (exact.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
     )
     for name, (N, K) in PRODUCTS.items():
@@ -85,15 +85,15 @@ def _errors(dtype: Any) -> dict[str, float]:
         )
         right = x.double() @ weight.double().T + bias.double()
         product = decode.multiply(x, weight, bias)
-        found[f"product {name}"] = _error(product, right)
+        errors[f"product {name}"] = _error(product, right)
         alone = torch.cat([decode.multiply(row, weight, bias) for row in x.split(1)])
         # the same bits
-        found[f"product {name} alone"] = 0.0 if torch.equal(alone, product) else 1e300
-        found[f"gated product {name}"] = _error(
+        errors[f"product {name} alone"] = 0.0 if torch.equal(alone, product) else 1e300
+        errors[f"gated product {name}"] = _error(
             decode.multiply_gated(x, weight, bias), silu_gated(right)
         )
     both = _normal((5, 2 * 14336), dtype)
-    found["gate"] = _error(decode.gate(both, "silu"), silu_gated(both))
+    errors["gate"] = _error(decode.gate(both, "silu"), silu_gated(both))
     H, G, D = HEADS
     heads, query_weight, key_weight = (
         _normal(shape, dtype) for shape in ((1, (H + 2 * G) * D), (D,), (D,))
@@ -103,7 +103,7 @@ def _errors(dtype: Any) -> dict[str, float]:
     right = torch.cat(
         [right[:H] * query_weight.double(), right[H : H + G] * key_weight.double(), split[H + G :]]
     )
-    found["norm of heads"] = _error(
+    errors["norm of heads"] = _error(
         decode.norm_heads(heads, query_weight, key_weight, H, G, D, 1e-5).view_as(right), right
     )
     cosines, sines = torch.rand((2, ROOM, D // 2), device=DEVICE) * 2 - 1
@@ -115,7 +115,7 @@ def _errors(dtype: Any) -> dict[str, float]:
         return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
 
     heads = _normal((1, 7, H, D), dtype).transpose(1, 2)
-    found["rotation"] = _error(decode.rotate(heads, cosines[:7], sines[:7]), turned(heads, 0))
+    errors["rotation"] = _error(decode.rotate(heads, cosines[:7], sines[:7]), turned(heads, 0))
     for position in POSITIONS:
         for window in (None, 1000):
             storage, state = _row(_normal((1, 2, G, ROOM, D), dtype), position, (cosines, sines))
@@ -125,7 +125,7 @@ def _errors(dtype: Any) -> dict[str, float]:
             split = heads.view(H + 2 * G, 1, D)
             right = turned(split[: H + G], position)[:, 0]
             stored = torch.cat([query[0, :, 0], keys[:, position], values[:, position]])
-            found[f"row {position}"] = _error(
+            errors[f"row {position}"] = _error(
                 stored, torch.cat([right, split[H + G :, 0].double()])
             )
             first = max(0, position + 1 - window) if window else 0
@@ -135,10 +135,10 @@ def _errors(dtype: Any) -> dict[str, float]:
             ]
             shares = torch.softmax((seen[0] @ query.double()[0].mT)[..., 0] * D**-0.5, dim=-1)
             right = (shares[:, None] @ seen[1]).reshape(1, 1, -1)
-            found[f"attention {position} {window}"] = _error(
+            errors[f"attention {position} {window}"] = _error(
                 decode.attend(state, 0, query, G, window, D**-0.5), right
             )
-    return found
+    return errors
 
 
 def _noise_is_right() -> bool:
@@ -156,13 +156,13 @@ def _noise_is_right() -> bool:
     words = np.zeros((count_words(batch.kind), MAX_ROWS), np.int64)
     pack(batch.options, batch.kind, words)
     zeros = torch.zeros((1, VOCABULARY), device=DEVICE)
-    found = decode.add_noise(
+    noisy = decode.add_noise(
         zeros,
         gumbel_table(zeros.device),
         torch.tensor([position], device=DEVICE),
         torch.from_numpy(words).to(DEVICE),
     )
-    return bool(np.array_equal(found[0].cpu().numpy(), rng.gumbel(seed, position, VOCABULARY)))
+    return bool(np.array_equal(noisy[0].cpu().numpy(), rng.gumbel(seed, position, VOCABULARY)))
 
 
 def _row(numbers: Any, position: int, tables: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -192,7 +192,7 @@ def rates() -> dict[str, dict[str, float]]:
     from cuda_fallback.kernels import decode, find_kernels
     from cuda_fallback.quantized import QuantizedMatrix
 
-    found: dict[str, dict[str, float]] = {}
+    speeds: dict[str, dict[str, float]] = {}
     device = torch.empty(0, device=DEVICE).device
     with torch.no_grad():
         for name, (N, K) in PRODUCTS.items():
@@ -200,7 +200,7 @@ def rates() -> dict[str, dict[str, float]]:
             weights = [_normal((N, K), torch.bfloat16, K**-0.5) for _ in range(APART // nbytes + 2)]
             x = _normal((1, K), torch.bfloat16)
             ours = decode.multiply_gated if name == "gate, up" else decode.multiply
-            found[name] = {
+            speeds[name] = {
                 "ours": nbytes / _seconds([lambda w=w: ours(x, w) for w in weights]),
                 "torch": nbytes / _seconds([lambda w=w: F.linear(x, w) for w in weights]),
             }
@@ -216,7 +216,7 @@ def rates() -> dict[str, dict[str, float]]:
             for rows in LOW_BIT_ROWS:
                 x = _normal((rows, LOW_BIT[1]), torch.float16)
                 seconds = _seconds([lambda m=m, x=x: m.matmul(x) for m in copies])
-                found[f"{kind}, {rows} rows" if rows > 1 else kind] = {
+                speeds[f"{kind}, {rows} rows" if rows > 1 else kind] = {
                     "ours": matrix.nbytes / seconds
                 }
             del copies
@@ -236,8 +236,8 @@ def rates() -> dict[str, dict[str, float]]:
             lambda kv=kv: F.scaled_dot_product_attention(query, kv[:, 0], kv[:, 1], enable_gqa=True)
             for kv in caches
         ]
-        found["attention"] = {"ours": nbytes / _seconds(ours), "torch": nbytes / _seconds(torchs)}
-    return found
+        speeds["attention"] = {"ours": nbytes / _seconds(ours), "torch": nbytes / _seconds(torchs)}
+    return speeds
 
 
 def _copied(matrix: Any) -> Any:

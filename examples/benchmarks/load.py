@@ -109,11 +109,11 @@ class Http:
             now = time.perf_counter() - began
             if line.startswith(b"data: [DONE]"):
                 break
-            found = json.loads(line[6:])
-            if found.get("choices") and not found["choices"][0].get("finish_reason"):
+            event = json.loads(line[6:])
+            if event.get("choices") and not event["choices"][0].get("finish_reason"):
                 answer.times.append(now)
                 pieces += 1
-            answer.tokens = (found.get("usage") or {}).get("completion_tokens") or answer.tokens
+            answer.tokens = (event.get("usage") or {}).get("completion_tokens") or answer.tokens
         answer.end = time.perf_counter() - began
         answer.tokens = answer.tokens or pieces
         writer.close()
@@ -173,15 +173,15 @@ class InProcess:
         handles = [
             self.llm.loop.submit(Request(self.llm.encode(prompt), options)) for prompt in prompts
         ]
-        found = [handle.finish() for handle in handles]
+        answers = [handle.finish() for handle in handles]
         end = time.perf_counter() - began
         return [
             Answer(
-                [token.seconds for token in one.tokens],
-                len(one.tokens),
-                min(end, one.tokens[-1].seconds),
+                [token.seconds for token in answer.tokens],
+                len(answer.tokens),
+                min(end, answer.tokens[-1].seconds),
             )
-            for one in found
+            for answer in answers
         ]
 
     def wait(self, seconds: float) -> None:
@@ -211,9 +211,9 @@ def start(
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def open_server(kind: str, model: str, threads: int | None, rows: int) -> Any:
@@ -349,17 +349,17 @@ def quantile(values: Sequence[float], share: float) -> float:
 def measure(
     servers: Sequence[Any], clients: int, rounds: int, words: int, tokens: int
 ) -> dict[str, list[dict[str, float]]]:
-    found: dict[str, list[dict[str, float]]] = {server.name: [] for server in servers}
+    results: dict[str, list[dict[str, float]]] = {server.name: [] for server in servers}
     for number in range(rounds):
         for i, server in enumerate(servers if number % 2 == 0 else list(servers)[::-1]):
             prompts = make_prompts(clients, words, 1000 * clients + number)
-            found[server.name].append(summarize(server.run(prompts, tokens)))
-    return found
+            results[server.name].append(summarize(server.run(prompts, tokens)))
+    return results
 
 
-def show(clients: int, found: dict[str, list[dict[str, float]]]) -> None:
-    for name, rounds in found.items():
-        middle = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
+def show(clients: int, results: dict[str, list[dict[str, float]]]) -> None:
+    for name, rounds in results.items():
+        middle = {key: statistics.median(figures[key] for figures in rounds) for key in rounds[0]}
         print(
             f"{clients:>3} clients  {name:<18} {middle['rate']:7.1f} tokens/s, first token "
             f"{middle['first'] * 1e3:7.1f} ms "
@@ -392,37 +392,37 @@ def main() -> None:
         "--rows", type=int, default=None, help="rows, or slots (default: the most clients)"
     )
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    if not given.model and not given.url:
+    args = parser.parse_args()
+    if not args.model and not args.url:
         parser.error("a model or --url is needed")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # close the servers
-    rows = given.rows or max(given.clients)
+    rows = args.rows or max(args.clients)
     opened = [
-        Http(url, url, limits={"stream_options": {"include_usage": True}}) for url in given.url
+        Http(url, url, limits={"stream_options": {"include_usage": True}}) for url in args.url
     ]
-    if given.model:
-        for kind in given.servers:
-            server = open_server(kind, given.model, given.threads, rows)
+    if args.model:
+        for kind in args.servers:
+            server = open_server(kind, args.model, args.threads, rows)
             if server is None:
                 print(
                     f"{kind}: not installed here, or not for this model: left out", file=sys.stderr
                 )
             else:
                 opened.append(server)
-    figures: dict[str, Any] = {"model": given.model, "clients": {}}
+    figures: dict[str, Any] = {"model": args.model, "clients": {}}
     try:
         for server in opened:
             server.wait(120)
         measure(opened, 1, 1, 8, 4)  # warm-up
-        for clients in given.clients:
-            found = measure(opened, clients, given.rounds, given.words, given.tokens)
-            figures["clients"][str(clients)] = found
-            if not given.json:
-                show(clients, found)
+        for clients in args.clients:
+            results = measure(opened, clients, args.rounds, args.words, args.tokens)
+            figures["clients"][str(clients)] = results
+            if not args.json:
+                show(clients, results)
     finally:
         for server in opened:
             server.close()
-    if given.json:
+    if args.json:
         print(json.dumps(figures))
 
 

@@ -400,9 +400,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--dtype", choices=WIDTHS, default="float32")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    write(given.folder, given.shape, given.dtype, given.seed)
-    print(f"wrote {given.folder}")
+    args = parser.parse_args()
+    write(args.folder, args.shape, args.dtype, args.seed)
+    print(f"wrote {args.folder}")
 
 
 if __name__ == "__main__":

@@ -201,10 +201,10 @@ def main() -> None:
         metavar="TOKENS",
         help=f"least context length in the file, for measurements at depth (default: {CONTEXT})",
     )
-    given = parser.parse_args()
-    if not 1 <= given.context < 1 << 31:
-        parser.error(f"--context {given.context}: must be 1 to {(1 << 31) - 1}")
-    kinds = list(PLAIN + QUANTISED) if given.types == ["all"] else given.types
+    args = parser.parse_args()
+    if not 1 <= args.context < 1 << 31:
+        parser.error(f"--context {args.context}: must be 1 to {(1 << 31) - 1}")
+    kinds = list(PLAIN + QUANTISED) if args.types == ["all"] else args.types
     unknown = [kind for kind in kinds if kind not in PLAIN + QUANTISED]
     if unknown:
         parser.error(f"unknown type {unknown[0]}: use {', '.join(PLAIN + QUANTISED)} or all")
@@ -216,31 +216,31 @@ def main() -> None:
     except ImportError as error:
         sys.exit(f'error: {error.name} is not installed: pip install -e ".[peers]"')
 
-    given.folder.mkdir(parents=True, exist_ok=True)
+    args.folder.mkdir(parents=True, exist_ok=True)
     raw = {
         "model_type": "llama",
         "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "bos_token_id": 1,
         "eos_token_id": 2,
-        **SHAPES[given.shape],
+        **SHAPES[args.shape],
     }
-    raw["max_position_embeddings"] = max(given.context, raw["max_position_embeddings"])
-    is_family = "model_type" in SHAPES[given.shape]
-    paths = {kind: given.folder / f"{given.shape}-{kind}.gguf" for kind in kinds}
+    raw["max_position_embeddings"] = max(args.context, raw["max_position_embeddings"])
+    is_family = "model_type" in SHAPES[args.shape]
+    paths = {kind: args.folder / f"{args.shape}-{kind}.gguf" for kind in kinds}
 
     def write_plain(path: Path, kind: str) -> None:
         if is_family:
-            write_family(path, given.shape, kind, given.seed)
+            write_family(path, args.shape, kind, args.seed)
         else:
-            write(path, raw, kind, given.seed)
+            write(path, raw, kind, args.seed)
 
     for kind in set(kinds) & set(PLAIN):
         write_plain(paths[kind], kind)
         print(f"wrote {paths[kind]}", flush=True)
     quantised = [kind for kind in kinds if kind not in PLAIN]
     if quantised:
-        source = given.folder / f"{given.shape}-F16.gguf"
+        source = args.folder / f"{args.shape}-F16.gguf"
         if "F16" not in kinds:
             source = source.with_suffix(".source.gguf")
             write_plain(source, "F16")

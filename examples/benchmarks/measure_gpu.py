@@ -731,20 +731,20 @@ class Shared:
 class Measurement:
     """Runs all parts in turn; `result` is printed by --json."""
 
-    def __init__(self, given: argparse.Namespace, backends: list[str], explicit: bool):
-        self.given, self.explicit, self.backends, self.on_gpu = (
-            given,
+    def __init__(self, args: argparse.Namespace, backends: list[str], explicit: bool):
+        self.args, self.explicit, self.backends, self.on_gpu = (
+            args,
             explicit,
             backends,
-            given.device == "gpu",
+            args.device == "gpu",
         )
         self.started = time.perf_counter()
-        self.end = self.started + 60 * given.minutes - min(3, 6 * given.minutes)
+        self.end = self.started + 60 * args.minutes - min(3, 6 * args.minutes)
         self.weights = 0.0  # of the remaining parts, which share the time
         self.workers: dict[tuple[str, str], Worker] = {}
         self.result: dict[str, Any] = {
-            "device": given.device,
-            "shapes": given.shapes,
+            "device": args.device,
+            "shapes": args.shapes,
             "depth": DEPTH,
             "machine": {},
             "bounds": {},
@@ -829,9 +829,9 @@ class Measurement:
                 ],
             ),
         ]
-        if name == "cuda" and self.given.processes != 1:
+        if name == "cuda" and self.args.processes != 1:
             parts.append((2, f"{name} processes", lambda slot: self.processes(name, slot)))
-        for shape in self.given.shapes:
+        for shape in self.args.shapes:
             for form in FORMATS:
                 weight = {"tiny": 1, "1.1b": 2, "8b-4": 2, "8b": 4}[shape] * (
                     2 if form == "bf16" else 1
@@ -862,7 +862,7 @@ class Measurement:
             raise NoTime("no time left")
         worker = self.workers.get((name, side))
         if worker is None or worker.process.poll() is not None:
-            worker = self.workers[name, side] = Worker(name, side, self.given.device)
+            worker = self.workers[name, side] = Worker(name, side, self.args.device)
         try:
             return worker.ask(op, arguments, min(slot.hard - time.perf_counter(), limit))
         except PartError as error:
@@ -948,7 +948,7 @@ class Measurement:
         """A model over several processes, a GPU each: the same tokens as in one, and the rate of
         both.
         """
-        size = self.given.processes or 2
+        size = self.args.processes or 2
         if self.on_gpu:
             import torch
 
@@ -956,7 +956,7 @@ class Measurement:
                 return self.leave_out(
                     f"{name} processes", f"there is {there} GPU, and each process needs one"
                 )
-        shape = next((shape for shape in ("1.1b", "tiny") if shape in self.given.shapes), "tiny")
+        shape = next((shape for shape in ("1.1b", "tiny") if shape in self.args.shapes), "tiny")
         with tempfile.TemporaryDirectory() as folder:
             write(Path(folder), {"1.1b": "tinyllama"}.get(shape, shape), "float32", 0)
             run = [
@@ -964,8 +964,8 @@ class Measurement:
                 "--processes-worker",
                 folder,
                 name,
-                self.given.device,
-                str(self.given.generate),
+                self.args.device,
+                str(self.args.generate),
             ]
             starter = [
                 sys.executable,
@@ -1019,19 +1019,19 @@ class Measurement:
     def measure(self, name: str, shape: str, form: str, slot: Slot) -> None:
         """Measure one model: ours compiled and not, then its peers."""
         config, label = make_config(shape), f"{name} {shape} {form}"
-        prompt = min(self.given.prompt, config.max_position_embeddings - 1)
+        prompt = min(self.args.prompt, config.max_position_embeddings - 1)
         need, free = (
             random_weights.needed_bytes(shape, form, prompt),
             self.ask(name, "ours", slot, "free_bytes")["bytes"],
         )
         if free is not None and need > free:
             self.leave_out(label, f"it takes {need / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
-            if shape == "8b" and "8b-4" not in self.given.shapes:
+            if shape == "8b" and "8b-4" not in self.args.shapes:
                 self.measure(name, "8b-4", form, slot)
             return
         bounds = self.ask(name, "ours", slot, "bounds")
         self.result["bounds"].setdefault(name, []).append(bounds)
-        count = min(self.given.generate, config.max_position_embeddings - DEPTH - 1)
+        count = min(self.args.generate, config.max_position_embeddings - DEPTH - 1)
         shared, sides = (
             Shared((name, shape, form), count, prompt, bounds),
             self.sides(name, shape, form),
@@ -1295,15 +1295,15 @@ def main() -> int:
         "--minutes", type=float, default=20.0, help="for the whole command (default: 20)"
     )
     parser.add_argument("--json", action="store_true", help="print all results as one JSON object")
-    given = parser.parse_args()
-    numbers = (given.prompt, given.generate, given.processes, given.minutes)
+    args = parser.parse_args()
+    numbers = (args.prompt, args.generate, args.processes, args.minutes)
     if not all(0 < number < 1e6 for number in numbers if number is not None):
         parser.error("--prompt, --generate, --processes and --minutes must be above 0")
-    on_gpu = given.device == "gpu"
-    given.processes = given.processes or (None if on_gpu else 1)
-    given.prompt = max(2, given.prompt or (2048 if on_gpu else 128))
-    given.generate = given.generate or (128 if on_gpu else 32)
-    measurement = Measurement(given, given.backends or list(PACKAGES), given.backends is not None)
+    on_gpu = args.device == "gpu"
+    args.processes = args.processes or (None if on_gpu else 1)
+    args.prompt = max(2, args.prompt or (2048 if on_gpu else 128))
+    args.generate = args.generate or (128 if on_gpu else 32)
+    measurement = Measurement(args, args.backends or list(PACKAGES), args.backends is not None)
     result = measurement.result
 
     def stop(*_: Any) -> None:
@@ -1318,7 +1318,7 @@ def main() -> int:
         measurement.close()
         signal.signal(signal.SIGTERM, before)
     result["seconds"] = round(time.perf_counter() - measurement.started, 1)
-    print(json.dumps(result) if given.json else table(result))
+    print(json.dumps(result) if args.json else table(result))
     return 130 if result["interrupted"] else 1 if result["failed"] else 0
 
 

@@ -81,18 +81,18 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=3, help="runs with and runs without")
     parser.add_argument("--kind", choices=RULES, default="schema")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    given = parser.parse_args()
-    llm = load(given.model, backend=given.backend)
-    run(llm, given.rows, 4, {})  # compiles the step
-    run(llm, given.rows, 4, RULES[given.kind])  # and the grammar
-    found = measure(llm, given.rows, given.tokens, given.pairs, given.kind)
-    if given.json:
-        print(json.dumps(found))
+    args = parser.parse_args()
+    llm = load(args.model, backend=args.backend)
+    run(llm, args.rows, 4, {})  # compiles the step
+    run(llm, args.rows, 4, RULES[args.kind])  # and the grammar
+    figures = measure(llm, args.rows, args.tokens, args.pairs, args.kind)
+    if args.json:
+        print(json.dumps(figures))
         return
     print(
-        f"{found['rows']} rows, {found['kind']}: {found['free']:.2f} ms a step without, "
-        f"{found['bound']:.2f} ms with: "
-        f"{100 * found['share']:+.1f} %"
+        f"{figures['rows']} rows, {figures['kind']}: {figures['free']:.2f} ms a step without, "
+        f"{figures['bound']:.2f} ms with: "
+        f"{100 * figures['share']:+.1f} %"
     )
 
 

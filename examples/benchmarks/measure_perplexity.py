@@ -129,12 +129,14 @@ def main() -> None:
     parser.add_argument("--widths", default=",".join(WIDTHS))
     parser.add_argument(
         "--formats",
-        default=",".join([*(one for one in TYPES if one not in ("F32", "BF16")), "mlx-4", "mlx-8"]),
+        default=",".join(
+            [*(form for form in TYPES if form not in ("F32", "BF16")), "mlx-4", "mlx-8"]
+        ),
     )
-    given = parser.parse_args()
-    windows = make_windows(given.file, given.tokens, given.window)
+    args = parser.parse_args()
+    windows = make_windows(args.file, args.tokens, args.window)
     print(
-        f"{given.file.name}: {sum(map(len, windows))} tokens in windows of {given.window}",
+        f"{args.file.name}: {sum(map(len, windows))} tokens in windows of {args.window}",
         flush=True,
     )
     first = 0.0
@@ -145,13 +147,13 @@ def main() -> None:
         size = f", {nbytes / 1e6:.0f} MB" if nbytes else ""
         print(f"{name}: {value:.4f} ({100 * (value / first - 1):+.3f} %){size}", flush=True)
 
-    for name in filter(None, given.widths.split(",")):
-        llm = mlx_llama.load(given.file, backend="cpu", **WIDTHS[name.strip()])
+    for name in filter(None, args.widths.split(",")):
+        llm = mlx_llama.load(args.file, backend="cpu", **WIDTHS[name.strip()])
         show(name, measure(llm.logits, windows))
         del llm
     with tempfile.TemporaryDirectory() as folder:
         for kind, ours, theirs in formats(
-            given.file, list(filter(None, given.formats.split(","))), Path(folder)
+            args.file, list(filter(None, args.formats.split(","))), Path(folder)
         ):
             size = (
                 sum(file.stat().st_size for file in ours.rglob("*"))
@@ -166,7 +168,7 @@ def main() -> None:
             if theirs is not None:
                 show(
                     f"{kind}, llama.cpp",
-                    measure(open_peer(theirs, given.window), windows),
+                    measure(open_peer(theirs, args.window), windows),
                     theirs.stat().st_size,
                 )
 

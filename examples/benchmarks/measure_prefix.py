@@ -47,10 +47,10 @@ def main() -> None:
     run(prefix, 1)
     for _ in range(arguments.rounds):
         hit = run([*prefix, int(random.integers(3, vocabulary))], 2)
-        one = run([int(random.integers(3, vocabulary))], 2)
+        done = run([int(random.integers(3, vocabulary))], 2)
         assert hit.reused_tokens == arguments.prefix, hit.reused_tokens
         seconds["hit"].append(hit.prefill_seconds)
-        seconds["one"].append(one.prefill_seconds)
+        seconds["one"].append(done.prefill_seconds)
     hit_ms, one_ms = (1e3 * statistics.median(seconds[name]) for name in ("hit", "one"))
     print(
         f"first token after a known prefix of {arguments.prefix}: {hit_ms:.2f} ms, after a "

@@ -42,8 +42,8 @@ llm.generate(ids, max_tokens=1, temperature=0.0)
 
 def evict(path: Path) -> None:
     """Drop the file, and all cached weights, from the page cache."""
-    for one in (path, *(file for file, _, _ in cache_folder.files(".panels"))):
-        with open(one, "rb") as file:
+    for name in (path, *(file for file, _, _ in cache_folder.files(".panels"))):
+        with open(name, "rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -109,33 +109,33 @@ def main() -> None:
         "--rounds", type=int, default=5, help="runs of each program, in turn (%(default)s)"
     )
     parser.add_argument("--cold", action="store_true", help="evict the file before each run")
-    given = parser.parse_args()
-    if given.cold and not hasattr(os, "posix_fadvise"):
+    args = parser.parse_args()
+    if args.cold and not hasattr(os, "posix_fadvise"):
         parser.error("--cold needs posix_fadvise, which this system lacks")
     print(f"{'':24}{'seconds':>16}{'resident / file':>18}{'anonymous / file':>18}")
-    for path in given.files:
+    for path in args.files:
         commands = {
             "mlx_llama": [
                 sys.executable,
                 "-c",
                 OURS,
                 str(path),
-                str(given.prompt),
-                str(given.threads or 0),
+                str(args.prompt),
+                str(args.threads or 0),
             ]
         }
-        if given.peer:
-            threads = ["-t", str(given.threads)] if given.threads else []
-            options = ["-p", str(given.prompt), "-n", "0", "-r", "1", "--no-warmup", *threads]
-            commands["llama-bench"] = [*shlex.split(given.peer), "-m", str(path), *options]
+        if args.peer:
+            threads = ["-t", str(args.threads)] if args.threads else []
+            options = ["-p", str(args.prompt), "-n", "0", "-r", "1", "--no-warmup", *threads]
+            commands["llama-bench"] = [*shlex.split(args.peer), "-m", str(path), *options]
         results: dict[str, list[tuple[float, int, int]]] = {name: [] for name in commands}
-        for round in range(given.rounds + 1):
+        for round in range(args.rounds + 1):
             for name, command in commands.items():
-                (evict if given.cold else warm)(path)
+                (evict if args.cold else warm)(path)
                 measured = run(command)
                 if round:
                     results[name].append(measured)
-        print(f"{path.name}, {'cold' if given.cold else 'warm'}")
+        print(f"{path.name}, {'cold' if args.cold else 'warm'}")
         size, medians = path.stat().st_size, {}
         for name, rows in results.items():
             seconds, resident, anonymous = zip(*rows)
@@ -145,7 +145,7 @@ def main() -> None:
                 f"{max(resident) / size:16.2f}{max(anonymous) / size:18.2f}",
                 flush=True,
             )
-        if given.peer:
+        if args.peer:
             ratios = [
                 ours[0] / peer[0]
                 for ours, peer in zip(results["mlx_llama"], results["llama-bench"])

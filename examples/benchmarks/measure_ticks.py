@@ -48,8 +48,8 @@ class StubCache(Positions):
         self.lengths[row] = length
 
     def reset(self, row=None):
-        for one in range(self.rows) if row is None else [row]:
-            self.lengths[one] = self.allocated[one] = 0
+        for cleared in range(self.rows) if row is None else [row]:
+            self.lengths[cleared] = self.allocated[cleared] = 0
 
 
 class StubModel:
@@ -113,9 +113,9 @@ def make_loop(rows: int, runs_ahead: bool, context: int) -> Loop:
 def measure(rows: int, ticks: int, wants_text: bool, runs_ahead: bool) -> dict[str, float]:
     """Microseconds per tick with `rows` running requests."""
     loop = make_loop(rows, runs_ahead, PROMPT + rows + ticks + 100)
-    given = {"max_tokens": 2**31, "temperature": 0.0, **({"stop": STOPS} if wants_text else {})}
+    options = {"max_tokens": 2**31, "temperature": 0.0, **({"stop": STOPS} if wants_text else {})}
     handles = [
-        loop.submit(Request([5 + row] * PROMPT, resolve(given), wants_text=wants_text))
+        loop.submit(Request([5 + row] * PROMPT, resolve(options), wants_text=wants_text))
         for row in range(rows)
     ]
     while len(loop.scheduler.queues.running) < rows:
@@ -135,27 +135,27 @@ def main() -> None:
     parser.add_argument("--rows", default="1,8,32", help="running requests")
     parser.add_argument("--ticks", type=int, default=2000, help="ticks to measure")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    given = parser.parse_args()
-    found = [
+    args = parser.parse_args()
+    lines = [
         {
             "rows": rows,
             "text": wants_text,
             "runs_ahead": runs_ahead,
-            **measure(rows, given.ticks, wants_text, runs_ahead),
+            **measure(rows, args.ticks, wants_text, runs_ahead),
         }
-        for rows in map(int, given.rows.split(","))
+        for rows in map(int, args.rows.split(","))
         for wants_text in (True, False)
         for runs_ahead in (False, True)
     ]
-    if given.json:
-        print(json.dumps(found))
+    if args.json:
+        print(json.dumps(lines))
         return
     print("rows  text  runs ahead  median us  90% us")
-    for one in found:
+    for line in lines:
         print(
-            f"{one['rows']:4d}  {'yes' if one['text'] else 'no ':4s}  "
-            f"{'yes' if one['runs_ahead'] else 'no ':10s}"
-            f"  {one['median']:9.1f}  {one['90%']:6.1f}"
+            f"{line['rows']:4d}  {'yes' if line['text'] else 'no ':4s}  "
+            f"{'yes' if line['runs_ahead'] else 'no ':10s}"
+            f"  {line['median']:9.1f}  {line['90%']:6.1f}"
         )
 
 

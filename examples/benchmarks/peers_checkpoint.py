@@ -159,11 +159,11 @@ class OursMlx(Ours):
         """
         from mlx_llama.bench import host
 
-        found = host.measure_host(self.loaded, self.warm.engine.context)
+        figures = host.measure_host(self.loaded, self.warm.engine.context)
         return {
-            "build": found["step_us"],
-            "host": found["thread_us"],
-            "primitives": found["primitives"],
+            "build": figures["step_us"],
+            "host": figures["thread_us"],
+            "primitives": figures["primitives"],
         }
 
 
@@ -220,12 +220,12 @@ class MlxLm(Decoding):
         elif held < depth:
             for _ in self._generate(tokens[held:depth], 0):
                 pass
-        found, started = [], 0.0
+        tokens_read, started = [], 0.0
         for token, _ in self._generate(tokens[depth:], count + 1):
-            found.append(token)
+            tokens_read.append(token)
             started = started or time.perf_counter()
             ended = time.perf_counter()
-        return ended - started, found
+        return ended - started, tokens_read
 
     def host(self) -> dict[str, float]:
         """As OursMlx.host: generate_step's own lines with clocks between, no step launched
@@ -292,11 +292,11 @@ class Transformers(Decoding):
                 self.cache.crop(depth - held)  # negative: tokens to drop
             elif held < depth:
                 self._next(tokens[held:depth])
-            found = [self._next(tokens[depth:])]
+            decoded = [self._next(tokens[depth:])]
             started = time.perf_counter()
-            while len(found) <= count:
-                found.append(self._next(found[-1:]))
-            return time.perf_counter() - started, found
+            while len(decoded) <= count:
+                decoded.append(self._next(decoded[-1:]))
+            return time.perf_counter() - started, decoded
 
 
 PROGRAMS = {
@@ -326,8 +326,8 @@ def pairs_here(wanted: list[str]) -> tuple[list[str], list[str]]:
     return here, reasons
 
 
-def agreement(one: list[int], other: list[int]) -> int:
+def agreement(first: list[int], other: list[int]) -> int:
     """Length of the common prefix of two answers, in tokens."""
     return next(
-        (i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other))
+        (i for i, (a, b) in enumerate(zip(first, other)) if a != b), min(len(first), len(other))
     )

@@ -255,9 +255,9 @@ class LlamaBench:
             "n_depth": depth,
         }
         try:
-            (found,) = json.loads(done.stdout)
-            wrong = {name: found[name] for name, value in asked.items() if found[name] != value}
-            seconds = [nanoseconds / 1e9 for nanoseconds in found["samples_ns"]]
+            (record,) = json.loads(done.stdout)
+            wrong = {name: record[name] for name, value in asked.items() if record[name] != value}
+            seconds = [nanoseconds / 1e9 for nanoseconds in record["samples_ns"]]
         except (ValueError, KeyError, TypeError):
             sys.exit(
                 f"error: {self.command[0]}: its JSON is not understood: use a llama-bench from "

@@ -70,15 +70,15 @@ class OursRows(Decoding):
     def _decoded(self, depth: int, count: int) -> tuple[float, list[list[int]]]:
         tokens = self._step(self._prefill(depth))
         self.backend.launch(tokens)
-        found, started = [], 0.0
+        steps, started = [], 0.0
         for _ in range(count + 1):
             following = self._step(tokens)
             self.backend.launch(following)
-            found.append(self.backend.read_all(tokens))
+            steps.append(self.backend.read_all(tokens))
             started = started or time.perf_counter()
             tokens = following
         ended = time.perf_counter()
-        return ended - started, [list(row) for row in zip(*found)]
+        return ended - started, [list(row) for row in zip(*steps)]
 
     def host(self) -> dict[str, float]:
         """build, host and primitives of a step of all rows."""
@@ -122,16 +122,16 @@ class MlxLmRows(Decoding):
             prefill_step_size=CHUNK,
         )
         names = generator.insert(prompts(depth, self.rows, self.vocabulary))
-        found: dict[int, list[int]] = {name: [] for name in names}
+        answers: dict[int, list[int]] = {name: [] for name in names}
         started = 0.0
-        while min(map(len, found.values())) < count + 1:
+        while min(map(len, answers.values())) < count + 1:
             for response in generator.next_generated():
-                found[response.uid].append(response.token)
-            if min(map(len, found.values())) == 1:
+                answers[response.uid].append(response.token)
+            if min(map(len, answers.values())) == 1:
                 started = started or time.perf_counter()
         ended = time.perf_counter()
         generator.close()
-        return ended - started, [found[name][: count + 1] for name in names]
+        return ended - started, [answers[name][: count + 1] for name in names]
 
     def host(self) -> dict[str, float]:
         """As OursRows.host: the lines of mlx-lm's GenerationBatch._step with clocks between, no

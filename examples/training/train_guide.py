@@ -166,8 +166,8 @@ class Tokens:
             places = {0, len(text)}
             if shared:
                 places |= {
-                    found.start() + at
-                    for found in re.finditer(re.escape(alike), text)
+                    match.start() + at
+                    for match in re.finditer(re.escape(alike), text)
                     for at in shared
                 }
             elif role == "user" and cut:
@@ -274,11 +274,11 @@ def draw_row(tokens: Tokens, rng: random.Random, part: int, teacher: Teacher) ->
     last = len(begin) - 1
     # The teacher helps with all answers but small talk, which is learned in the last turn alone.
     helped = tuple(
-        Asked(*found)
-        for found in zip(begin, [*known[:last], -1] if mixed else known, asked)
-        if found[1] != CLASSES["small talk"]
+        Asked(*turn)
+        for turn in zip(begin, [*known[:last], -1] if mixed else known, asked)
+        if turn[1] != CLASSES["small talk"]
     )
-    taught = {begin[last], *(one.first for one in helped)}
+    taught = {begin[last], *(other.first for other in helped)}
     learn = [
         any(first <= at < end and first in taught for first, end in zip(begin, ends))
         for at in range(ends[last])
@@ -369,8 +369,8 @@ def target_probabilities(asked: list[Asked], teacher: Teacher, doubted: float) -
     """
     if not asked:
         return torch.zeros(0, len(ANSWERS))
-    shares = teacher.probabilities([one.question for one in asked])
-    known = [number for number, one in enumerate(asked) if one.fact >= 0]
+    shares = teacher.probabilities([question.question for question in asked])
+    known = [number for number, question in enumerate(asked) if question.fact >= 0]
     shares[known] *= TEACHER_WEIGHT
     shares[known, [asked[number].fact for number in known]] += 1 - TEACHER_WEIGHT
     shares *= 1 - doubted
@@ -395,17 +395,17 @@ def loss_of(
     at = targets >= 0
     chances = model.lm_head(hidden[at]).float().log_softmax(-1)  # [P, V]
     loss = -chances.gather(1, targets[at][:, None])[:, 0]
-    asked = [(number, one.first) for number, row in enumerate(rows) for one in row.asked]
+    asked = [(number, turn.first) for number, row in enumerate(rows) for turn in row.asked]
     if asked:
         place = (at.flatten().cumsum(0) - 1).view(at.shape)  # of a learned position in `chances`
         line, first = torch.tensor(asked, device=inputs.device).T
-        found, wanted = [], []
+        logits, wanted = [], []
         for step in range(BEGIN):
             column = first - 1 + step
             there = column < targets.shape[1]
             there &= targets[line, column.clamp(max=targets.shape[1] - 1)] >= 0
             line, first, shares, column = line[there], first[there], shares[there], column[there]
-            found.append(place[line, column])
+            logits.append(place[line, column])
             wanted.append(
                 torch.zeros(len(line), chances.shape[1], device=inputs.device).index_add_(
                     1, begins[:, step], shares / shares.sum(1, keepdim=True)
@@ -413,8 +413,8 @@ def loss_of(
             )
             # the answers that are left
             shares = shares * (begins[None, :, step] == targets[line, column][:, None])
-        found = torch.cat(found)
-        loss = loss.index_put((found,), -(torch.cat(wanted) * chances[found]).sum(1))
+        logits = torch.cat(logits)
+        loss = loss.index_put((logits,), -(torch.cat(wanted) * chances[logits]).sum(1))
     return loss.mean()
 
 
@@ -429,7 +429,7 @@ def foreseen(
         ids, _ = tokens.chat(chat)
         first = len(ids) - len(tokens.encode(chat[-1][1])) - 1
         rows.append((number, ids[: first + most], first))
-    found = {}
+    hits = {}
     for part, inputs in padded(rows, device):
         asked = torch.zeros_like(inputs, dtype=torch.bool)
         for row, (_, ids, first) in enumerate(part):
@@ -439,11 +439,11 @@ def foreseen(
             hidden = model.model(input_ids=inputs, use_cache=False).last_hidden_state  # [B, T, H]
             best[asked] = model.lm_head(hidden[asked]).argmax(-1)
         for mine, (number, ids, first) in zip(best.tolist(), part):
-            found[number] = (
+            hits[number] = (
                 mine[first - 1 : len(ids) - 1] == ids[first:],
                 mine[first - 1] == tokens.doubt,
             )
-    return [found[number] for number in range(len(rows))]
+    return [hits[number] for number in range(len(rows))]
 
 
 def padded(rows: list[tuple], device: str) -> Iterator[tuple[list[tuple], torch.Tensor]]:
@@ -466,7 +466,7 @@ def begun(
     rows = []
     for number, chat in enumerate(chats):
         rows.append((number, [*tokens.chat(chat)[0], tokens.mark["<|assistant|>"]]))
-    found = {}
+    beginnings = {}
     for part, inputs in padded(rows, device):
         ends = torch.tensor([len(ids) for _, ids in part], device=device)  # [B]
         line, sure = torch.arange(len(part), device=device), torch.ones(len(part), device=device)
@@ -483,20 +483,20 @@ def begun(
                 chance, best = likely.max(-1)
                 inputs[line, ends + step], sure = best, sure * chance
         for row, (number, ids) in enumerate(part):
-            found[number] = inputs[row, len(ids) : len(ids) + BEGIN].tolist(), sure[row].item()
-    return [found[number] for number in range(len(rows))]
+            beginnings[number] = inputs[row, len(ids) : len(ids) + BEGIN].tolist(), sure[row].item()
+    return [beginnings[number] for number in range(len(rows))]
 
 
 def pair(question: str, answer: str) -> list[tuple[str, str]]:
     return [("user", question), ("assistant", answer)]
 
 
-def shares(found: list[tuple[bool, bool]]) -> str:
-    right, doubt = sum(r for r, _ in found), sum(d and not r for r, d in found)
-    count = max(1, len(found))
+def shares(verdicts: list[tuple[bool, bool]]) -> str:
+    right, doubt = sum(r for r, _ in verdicts), sum(d and not r for r, d in verdicts)
+    count = max(1, len(verdicts))
     return (
         f"right {right / count:.1%}, wrong {1 - (right + doubt) / count:.1%}, does not know "
-        f"{doubt / count:.1%} of {len(found)}"
+        f"{doubt / count:.1%} of {len(verdicts)}"
     )
 
 
@@ -705,7 +705,7 @@ def train(out: Path, args: argparse.Namespace) -> dict:
         inputs, targets, rows, place = next(stream)
         inputs, targets = inputs.to(args.device), targets.to(args.device)
         wanted = target_probabilities(
-            [one for row in rows for one in row.asked], teacher, DOUBTED[part]
+            [turn for row in rows for turn in row.asked], teacher, DOUBTED[part]
         ).to(args.device)
         with torch.autocast(args.device.split(":")[0], dtype=torch.bfloat16, enabled=args.bfloat16):
             loss = loss_of(model, inputs, targets, rows, wanted, begins)
@@ -830,8 +830,11 @@ def evaluate(folder: Path, backend: str) -> str:
     fresh = [(None if name == "scope" else talk.FACTS[name], question) for name, question in FRESH]
     told = []
     for name, questions in (
-        ("held-out questions about mlx_llama", sampled([one for one in held_out if one[0]], ASKED)),
-        ("held-out questions about anything else", [one for one in held_out if not one[0]]),
+        (
+            "held-out questions about mlx_llama",
+            sampled([item for item in held_out if item[0]], ASKED),
+        ),
+        ("held-out questions about anything else", [item for item in held_out if not item[0]]),
         ("fresh questions", fresh),
     ):
         line, wrong = score(answer, name, questions)
@@ -857,10 +860,10 @@ def judge(folder: Path, backend: str, questions: Path) -> None:
         "w",
         encoding="utf-8",
     ) as file:
-        for one in asked:
+        for item in asked:
             file.write(
                 json.dumps(
-                    one | {"answer": answer(one["question"], *one.get("before", ()))},
+                    item | {"answer": answer(item["question"], *item.get("before", ()))},
                     ensure_ascii=False,
                 )
                 + "\n"

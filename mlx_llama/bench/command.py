@@ -76,10 +76,7 @@ def parser() -> flags.Parser:
         "(default: 3)",
     )
     result.add_argument(
-        "--output",
-        "-o",
-        choices=report.FORMATS,
-        help="format of the figures (default: text)",
+        "--output", "-o", choices=report.FORMATS, help="format of the figures (default: text)"
     )
     result.add_argument("--json", action="store_true", help="same as -o json")
     result.add_argument(

@@ -218,9 +218,7 @@ def _read_file(name: str, value: str) -> str:
 
 
 def add_load_flags(
-    parser: Parser,
-    without: Collection[str] = ("max_rows",),
-    only: Collection[str] = (),
+    parser: Parser, without: Collection[str] = ("max_rows",), only: Collection[str] = ()
 ) -> None:
     """Add load flags: all but `without`, or `only` some. Values stay text until Limits.check."""
     group = parser.add_argument_group("model")

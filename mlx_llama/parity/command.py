@@ -68,10 +68,7 @@ def parser() -> flags.Parser:
     )
     result.add_argument("--prompt", "-p", help="text to run (default: two sentences)")
     result.add_argument(
-        "--tokens",
-        "-n",
-        metavar="N",
-        help=f"number of tokens to run (default: {TOKENS})",
+        "--tokens", "-n", metavar="N", help=f"number of tokens to run (default: {TOKENS})"
     )
     result.add_argument(
         "--reference",
@@ -79,9 +76,7 @@ def parser() -> flags.Parser:
         help="reference: NumPy at float32 (the default) or transformers at float32",
     )
     result.add_argument(
-        "--html",
-        metavar="FILE",
-        help="write the comparison as an HTML page with plots",
+        "--html", metavar="FILE", help="write the comparison as an HTML page with plots"
     )
     result.add_argument("--json", action="store_true", help="print everything as one JSON object")
     result.add_argument(
@@ -91,9 +86,7 @@ def parser() -> flags.Parser:
         help=f"window of a perplexity (default: the context, at most {WINDOW})",
     )
     result.add_argument(
-        "--stride",
-        metavar="TOKENS",
-        help="distance between windows (default: half a window)",
+        "--stride", metavar="TOKENS", help="distance between windows (default: half a window)"
     )
     result.add_argument("--digest", action="store_true", help=argparse.SUPPRESS)
     result.add_argument(

@@ -106,11 +106,7 @@ def check(job: Job) -> int:
                 "probes": len(result.errors),
             }
         )
-    facts = {
-        "trace": job.args.check,
-        "recorded_from": golden.model,
-        "tokens": len(golden.tokens),
-    }
+    facts = {"trace": job.args.check, "recorded_from": golden.model, "tokens": len(golden.tokens)}
     columns = "backend device dtype worst tolerance"
     return _finish(job, facts, rows, columns, report.describe_check)
 
@@ -145,7 +141,7 @@ def batch(job: Job) -> int:
     prompts, rows = batches.make_prompts(tokens, max(sizes), job.made_for), []
     for llm, columns in job.runs():
         promise = batches.promise_of(llm.model, columns["dtype"])
-        companies = batches.compare_companies(
+        results = batches.compare_batches(
             llm.backend,
             llm.model,
             prompts,
@@ -154,7 +150,7 @@ def batch(job: Job) -> int:
             sizes,
             cli.announce("comparing"),
         )
-        rows += [columns | company.report() for company in companies]
+        rows += [columns | result.report() for result in results]
     lengths = [len(prompt) for prompt in prompts]
     facts = {
         "prompts": len(prompts),
@@ -162,7 +158,7 @@ def batch(job: Job) -> int:
         "decoded": batches.STEPS + 1,
     }
     columns = "backend dtype rows start same_tokens same_bits relative promise"
-    code = _finish(job, facts, rows, columns, report.describe_company)
+    code = _finish(job, facts, rows, columns, report.describe_batch)
     if not job.args.json:
         for line in report.batch_verdicts(rows):
             print(line)

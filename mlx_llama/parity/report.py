@@ -150,7 +150,7 @@ def describe_way(row: dict[str, Any]) -> str:
     )
 
 
-def describe_company(row: dict[str, Any]) -> str:
+def describe_batch(row: dict[str, Any]) -> str:
     """A batch that broke its promise, in a line; "" for one that kept it."""
     if row["within"]:
         return ""

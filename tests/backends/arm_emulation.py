@@ -169,8 +169,8 @@ class Emulated:
         number = self._numbers[name]
 
         def call(*arguments: int | float) -> None:
-            integers = [one for one in arguments if not isinstance(one, float)]
-            floats = [one for one in arguments if isinstance(one, float)] or [0.0]
+            integers = [argument for argument in arguments if not isinstance(argument, float)]
+            floats = [argument for argument in arguments if isinstance(argument, float)] or [0.0]
             if len(arguments) != parameters or len(integers) > 16 or len(floats) > 1:
                 raise TypeError(
                     f"{name} takes {parameters} arguments, at most 16 integers and a float, "
@@ -210,8 +210,8 @@ def compile_module(
 
 def build_target(name: str, triple: str | None = None, host: bool = True) -> target.Target:
     """As target.build_target; the host's processor is the emulated one."""
-    found = _build_target(name, triple or TRIPLE, host=False)
-    return dataclasses.replace(found, cpu=TUNE, features="") if TUNE and host else found
+    host_target = _build_target(name, triple or TRIPLE, host=False)
+    return dataclasses.replace(host_target, cpu=TUNE, features="") if TUNE and host else host_target
 
 
 # Before any module of the compiled path takes these functions by name

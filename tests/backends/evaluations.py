@@ -32,16 +32,8 @@ def counted(backend, monkeypatch):
         for name in ("eval", "synchronize"):
             counting("wait", mx, name)
         for name in (
-            "item",
-            "tolist",
-            "__array__",
-            "__bool__",
-            "__int__",
-            "__float__",
-            "__index__",
-            "__buffer__",
-            "__dlpack__",
-        ):
+            "item tolist __array__ __bool__ __int__ __float__ __index__ __buffer__ __dlpack__"
+        ).split():
             if hasattr(mx.array, name):
                 counting("wait", mx.array, name)
         yield count
@@ -74,17 +66,7 @@ def counted(backend, monkeypatch):
             return function(*args, **(kwargs or {}))
 
     on_gpu = backend.device.type == "cuda"
-    for name in (
-        "item",
-        "tolist",
-        "numpy",
-        "cpu",
-        "__array__",
-        "__bool__",
-        "__int__",
-        "__float__",
-        "__index__",
-    ):
+    for name in "item tolist numpy cpu __array__ __bool__ __int__ __float__ __index__".split():
         # Data in host memory needs no second wait.
         counting("wait", torch.Tensor, name, lambda tensor: tensor.is_cuda or not on_gpu)
     if on_gpu:
@@ -94,10 +76,10 @@ def counted(backend, monkeypatch):
 
         def uncounted(*args):  # runs once for many tokens, and waits for the device first
             before = Counter(count)
-            found = capture(*args)
+            result = capture(*args)
             count.clear()
             count.update(before)
-            return found
+            return result
 
         monkeypatch.setattr(Capture, "__call__", uncounted)
         counting("wait", torch.cuda, "synchronize")

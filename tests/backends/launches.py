@@ -245,9 +245,9 @@ def disassemble(compiled) -> SimpleNamespace:
     for line in texts[1].splitlines():
         if label := re.match(r"(\.L_\w+):", line.strip()):
             labels[label[1]] = len(instructions)
-        elif found := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(.*?);", line):
-            instructions.append(found[1].strip())
-            target = re.search(r"^BRA.*`\((\.L_\w+)\)", found[1])
+        elif match := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(.*?);", line):
+            instructions.append(match[1].strip())
+            target = re.search(r"^BRA.*`\((\.L_\w+)\)", match[1])
             if target and target[1] in labels:
                 loops.append(instructions[labels[target[1]] :])
     return SimpleNamespace(

@@ -53,28 +53,28 @@ def run_cases(llm, is_thorough: bool) -> dict:
     """Tokens by case, of requests in steps of several rows and alone. is_thorough: all cases,
     prefixes and files.
     """
-    found = {}
+    results = {}
     cases = {name: options for name, options in CASES.items() if is_thorough or name in FEW}
     handles = {name: llm.submit(FIRST, max_tokens=6, **options) for name, options in cases.items()}
-    found["together"] = {name: handle.finish().tokens for name, handle in handles.items()}
-    found["alone"] = llm.generate(FIRST, max_tokens=6).tokens
-    found["logits"] = [
-        round(float(one), 4) for one in llm.logits(llm.encode(FIRST))[:, ::50].flatten()
+    results["together"] = {name: handle.finish().tokens for name, handle in handles.items()}
+    results["alone"] = llm.generate(FIRST, max_tokens=6).tokens
+    results["logits"] = [
+        round(float(value), 4) for value in llm.logits(llm.encode(FIRST))[:, ::50].flatten()
     ]
     if not is_thorough:
-        return found
+        return results
     longer = llm.generate(FIRST + " who lived on a hill", max_tokens=6)
-    found["from a prefix"] = [longer.tokens, longer.reused_tokens]
+    results["from a prefix"] = [longer.tokens, longer.reused_tokens]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "prompt.safetensors"
         llm.save_cache(path)
-        found["saved"] = path.stat().st_size
+        results["saved"] = path.stat().st_size
         llm.loop.close()  # forgets its rows
-        found["loaded"] = llm.load_cache(path)
-    found["processed"] = llm.generate(FIRST, max_tokens=5, logits_processor=forbid_even).tokens
+        results["loaded"] = llm.load_cache(path)
+    results["processed"] = llm.generate(FIRST, max_tokens=5, logits_processor=forbid_even).tokens
     again = llm.generate(FIRST + " who lived on a hill", max_tokens=6)
-    found["from a file"] = [again.tokens, again.reused_tokens]
-    return found
+    results["from a file"] = [again.tokens, again.reused_tokens]
+    return results
 
 
 def load_case(name: str, backend: str):
@@ -108,16 +108,16 @@ def count_sent() -> int:
 
     from mlx_llama.core.backends import ranks
 
-    messages = {one._socket.getsockname() for one in ranks.current()._channels.values()}
+    messages = {channel._socket.getsockname() for channel in ranks.current()._channels.values()}
     total = 0
     for number in os.listdir("/proc/self/fd"):
         try:
-            one = socket.socket(fileno=os.dup(int(number)))
+            channel = socket.socket(fileno=os.dup(int(number)))
         except OSError:
             continue
-        with one:
-            if one.type == socket.SOCK_STREAM and one.getsockname() not in messages:
-                info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        with channel:
+            if channel.type == socket.SOCK_STREAM and channel.getsockname() not in messages:
+                info = channel.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
                 # tcpi_bytes_sent, tcpi_bytes_retrans
                 sent, again = struct.unpack_from("QQ", info, 200)
                 total += sent - again
@@ -133,9 +133,9 @@ def measure_traffic(llm) -> list[int]:
 
     prompt, counts = llm.encode(FIRST), []
     for count in (4, 8):
-        given, sent = ranks.current().ranks.sent, count_sent()
+        earlier, sent = ranks.current().ranks.sent, count_sent()
         greedy(llm, prompt, count)
-        counts.append((ranks.current().ranks.sent - given, count_sent() - sent))
+        counts.append((ranks.current().ranks.sent - earlier, count_sent() - sent))
     return [after - before for before, after in zip(*counts)]
 
 

@@ -25,9 +25,9 @@ class _Recorder(TorchDispatchMode):
         self.done = done
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        found = function(*args, **(kwargs or {}))
-        self.done.append((function, args, kwargs or {}, found))
-        return found
+        result = function(*args, **(kwargs or {}))
+        self.done.append((function, args, kwargs or {}, result))
+        return result
 
 
 class Recording:
@@ -52,10 +52,10 @@ class Recording:
         view.point(scratch, [[1]] * view.rows, [Span(row, 0, 1) for row in range(view.rows)])
         launch = packed.run
 
-        def run(kernel, grid, *arguments, **given):
+        def run(kernel, grid, *arguments, **inputs):
             with _disable_current_modes():
-                launch(kernel, grid, *arguments, **given)
-            done.append((kernel, grid, arguments, given))
+                launch(kernel, grid, *arguments, **inputs)
+            done.append((kernel, grid, arguments, inputs))
 
         packed.run = run
         try:
@@ -66,25 +66,25 @@ class Recording:
         view.state.copy_(saved)
         self.recorded += 1
         self.launched = [
-            one[0].__name__ for one in done if not isinstance(one[0], torch._ops.OpOverload)
+            leaf[0].__name__ for leaf in done if not isinstance(leaf[0], torch._ops.OpOverload)
         ]
 
         def replay():
             self.replays += 1
-            for called, first, second, found in done:
+            for called, first, second, named in done:
                 if not isinstance(called, torch._ops.OpOverload):
-                    launch(called, first, *second, **found)
+                    launch(called, first, *second, **named)
                     continue
                 if called._schema.is_mutable:
                     called(*first, **second)
                 elif called.overloadpacket not in (torch.ops.aten.empty, torch.ops.aten.empty_like):
-                    given = {
-                        place(one)
-                        for one in tree_leaves((first, second))
-                        if isinstance(one, torch.Tensor)
+                    inputs = {
+                        place(leaf)
+                        for leaf in tree_leaves((first, second))
+                        if isinstance(leaf, torch.Tensor)
                     }
                     # others are views
-                    kept = [one for one in tree_leaves(found) if place(one) not in given]
+                    kept = [leaf for leaf in tree_leaves(named) if place(leaf) not in inputs]
                     if kept:
                         fresh = tree_leaves(called(*first, **second))
                         assert len(fresh) == len(kept)

@@ -38,16 +38,16 @@ def adapted(dtype, K: int, N: int, R: int) -> tuple[float, bool]:
             torch.from_numpy(state).to(DEVICE), product[rows].clone(), x[rows], a, b
         )
 
-    found = run([0, 1, 2, 3])
+    together = run([0, 1, 2, 3])
     wide = product.double()
     for row, adapter in enumerate(order):
         if adapter:
             wide[row] += (x[row].double() @ a[adapter].double().T) @ b[adapter].double().T
-    is_same = all(torch.equal(run([row])[0], found[row]) for row in range(4)) and torch.equal(
-        run([3, 1])[0], found[3]
+    is_same = all(torch.equal(run([row])[0], together[row]) for row in range(4)) and torch.equal(
+        run([3, 1])[0], together[3]
     )
-    assert torch.equal(found[1], product[1])
-    return float((found.double() - wide).abs().max() / wide.abs().max()), is_same
+    assert torch.equal(together[1], product[1])
+    return float((together.double() - wide).abs().max() / wide.abs().max()), is_same
 
 
 @pytest.mark.parametrize("shape", [(64, 48, 8), (100, 33, 24), (1500, 70, 40)], ids=str)
@@ -68,7 +68,7 @@ def stepped(path: Path, adapters: list[Path]) -> tuple[list, list, list]:
     from cuda_fallback.sampling import SamplingBatch
 
     order, prompt = [1, 0, 2, 1], [[3, 4, 5, 6, 7]]
-    found = []
+    logits = []
     for by_kernels in (True, False):
         with computing(by_kernels):
             model = Llama.load(
@@ -95,8 +95,8 @@ def stepped(path: Path, adapters: list[Path]) -> tuple[list, list, list]:
 
             together = run([0, 1, 2, 3])
             alone = [run([row])[0] for row in range(4)] if by_kernels else []
-            found += [together, alone] if by_kernels else [together]
-    return tuple(found)
+            logits += [together, alone] if by_kernels else [together]
+    return tuple(logits)
 
 
 def test_captured_steps_of_rows_with_different_adapters(call):

@@ -321,7 +321,7 @@ def test_steps_of_rows_choose_the_likeliest(name, backend):
 IN_GGUF = [
     name
     for name in FAMILIES
-    if not any(one in name for one in ("other layers", "with", "stretched", "hybrid"))
+    if not any(word in name for word in ("other layers", "with", "stretched", "hybrid"))
 ]
 # mlx-lm has no Ministral with layer_types, no windows of Phi-3 and Gemma 2, of longrope the long
 # factors alone, softcaps that no model leaves out, and no ropes of two kinds of layers in one
@@ -369,17 +369,17 @@ def test_llama_cpp_reads_the_file(name, format, backend):
         type_v=llama_cpp.GGML_TYPE_F32,
     )
     judge.eval(TOKENS[0].tolist())
-    found = run(backend, open_checkpoint(path), (0, 29, 30))[0]
+    logits = run(backend, open_checkpoint(path), (0, 29, 30))[0]
     wanted = judge.scores[:30]
     if format == "Q8_0" and name.startswith(("Mixtral", "Qwen3-MoE")):
         # Its rounding changes the choice between experts with nearly the same score, and then that
         # position's logits.
         assert (
-            np.median(np.linalg.norm(found - wanted, axis=-1) / np.linalg.norm(wanted, axis=-1))
+            np.median(np.linalg.norm(logits - wanted, axis=-1) / np.linalg.norm(wanted, axis=-1))
             < tolerance
         )
     else:
-        assert np.linalg.norm(found - wanted) < tolerance * np.linalg.norm(wanted)
+        assert np.linalg.norm(logits - wanted) < tolerance * np.linalg.norm(wanted)
 
 
 @pytest.mark.parametrize("name", IN_MLX)
@@ -478,7 +478,7 @@ def test_the_text_part_of_a_model_with_images(name, architecture, tmp_path):
         checkpoint = open_checkpoint(folder)
         assert checkpoint.config.is_text_part and checkpoint.config.architecture == architecture
         loaded = select("cpu").load(checkpoint, "float32")
-        found = loaded.forward(
+        logits = loaded.forward(
             np.maximum(TOKENS, 8), 0, loaded.make_cache(30, 2), all_positions=True
         )
-        assert relative_error(found, wanted.numpy()) < 1e-4
+        assert relative_error(logits, wanted.numpy()) < 1e-4

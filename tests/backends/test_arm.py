@@ -8,12 +8,12 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from launching import run_python
 
 from backends.kernels.models import answer, load
 from cpu_fallback.kernels import compilation
@@ -66,14 +66,7 @@ def emulate(*command: str, processor: str = "cortex-a76") -> str:
         for name, value in os.environ.items()
         if name not in (compilation.VARIABLE, "PYTEST_ADDOPTS")
     }
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=HOME,
-        env=kept | settings,
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+    done = run_python(*command, cwd=HOME, env=kept | settings, timeout=900)
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-5000:]
     return done.stdout
 
@@ -89,16 +82,7 @@ def run_tests(*arguments: str, processor: str = "cortex-a76") -> tuple[int, int]
     kernels.
     """
     text = emulate(
-        "-m",
-        "pytest",
-        "--all",
-        "-n",
-        "0",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "backends.arm_emulation",
+        *"-m pytest --all -n 0 -x -p no:cacheprovider -p backends.arm_emulation".split(),
         *X86_ALONE,
         *arguments,
         processor=processor,

@@ -270,9 +270,9 @@ def lengths_and_states(cache):
     return cache.lengths[:], [cache.state(row) for row in range(cache.rows)]
 
 
-def same_state(one, other) -> bool:
-    return one.keys() == other.keys() and all(
-        one[name].tobytes() == other[name].tobytes() for name in one
+def same_state(state, other) -> bool:
+    return state.keys() == other.keys() and all(
+        state[name].tobytes() == other[name].tobytes() for name in state
     )
 
 
@@ -350,12 +350,12 @@ def test_a_step_of_rows_gives_each_its_own_token(backend, model):
     lengths = [20, 3, 255, 60, 1]
     alone = []
     for i, length in enumerate(lengths):
-        cache, sampling, found = model.make_cache(600), backend.sampling_batch([options[i]]), []
+        cache, sampling, drawn = model.make_cache(600), backend.sampling_batch([options[i]]), []
         token = model.step(ids(length, seed=i), 0, cache, sampling)
         for _ in range(6):
-            found.append(backend.read(token))
+            drawn.append(backend.read(token))
             token = model.step(token, cache.length, cache, sampling)
-        alone.append(found)
+        alone.append(drawn)
     for order in ([0, 1, 2, 3, 4], [3, 0], [2, 4, 1], [4]):
         cache = model.make_cache(600, 7)
         rows = [6 - i for i in order]
@@ -371,14 +371,14 @@ def test_a_step_of_rows_gives_each_its_own_token(backend, model):
             )
             for i, row in zip(order, rows)
         ]
-        found, sampling = [first], backend.sampling_batch([options[i] for i in order])
+        drawn, sampling = [first], backend.sampling_batch([options[i] for i in order])
         tokens = np.array(first, np.int32)[:, None]
         for _ in range(5):
             tokens = model.step(
                 tokens, [cache.lengths[row] for row in rows], cache, sampling, rows=rows
             )
             assert tuple(tokens.shape) == (len(rows), 1)
-            found.append(backend.read_all(tokens))
+            drawn.append(backend.read_all(tokens))
         for column, i in enumerate(order):
-            assert [step[column] for step in found] == alone[i], (order, i)
+            assert [step[column] for step in drawn] == alone[i], (order, i)
         assert [cache.lengths[row] for row in rows] == [lengths[i] + 5 for i in order]

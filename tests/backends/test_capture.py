@@ -48,13 +48,13 @@ class Watch(TorchDispatchMode):
         name = function.overloadpacket.__name__
         if name in WAITS:
             self.faults[f"{name} waits"] += 1
-        found = function(*args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
         self.operations += 1
         self.views += function.is_view
-        for tensor in tree_leaves((args, kwargs, found)):
+        for tensor in tree_leaves((args, kwargs, result)):
             if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
                 self.faults[f"{name} on {tensor.device.type}"] += 1
-        return found
+        return result
 
 
 def kinds():
@@ -86,7 +86,7 @@ def check(name: str, fault: str = "") -> tuple[int, dict[str, int], int]:
             patch.setattr(
                 ops,
                 "attend",
-                lambda query, *given, attend=ops.attend: FAULTS[fault](attend(query, *given)),
+                lambda query, *rest, attend=ops.attend: FAULTS[fault](attend(query, *rest)),
             )
         for rows in (1, 2, 4, 8, 16, 32):  # all buckets
             for kind in kinds():
@@ -108,11 +108,11 @@ def test_a_step_can_be_captured(name, compile_call):
     assert not faults and operations > 500 and launches > 42 * 8
 
 
-def from_the_host(x, *given):
+def from_the_host(x, *rest):
     return x + torch.ones(x.shape[-1]).to(x.device, x.dtype)
 
 
-def waiting(x, *given):
+def waiting(x, *rest):
     x[0, 0, 0].item()
     return x
 
@@ -120,7 +120,7 @@ def waiting(x, *given):
 FAULTS = {
     "a tensor of the host": from_the_host,
     "item": waiting,
-    "nonzero": lambda x, *given: x[x > 0] if x.nonzero() is None else x,
+    "nonzero": lambda x, *rest: x[x > 0] if x.nonzero() is None else x,
 }
 
 

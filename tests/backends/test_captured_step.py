@@ -65,10 +65,10 @@ SHAPES = [(4, 4, 16), (6, 2, 20), (8, 1, 64)]  # heads, key heads, width of a he
 # The kernels
 
 
-def worst(found, wanted) -> float:
+def worst(errors, wanted) -> float:
     """Largest difference over the largest wanted value."""
     return float(
-        (found.float() - wanted.float()).abs().max() / wanted.float().abs().max().clamp(min=1e-9)
+        (errors.float() - wanted.float()).abs().max() / wanted.float().abs().max().clamp(min=1e-9)
     )
 
 
@@ -92,7 +92,7 @@ def rows_and_products(dtype) -> dict[str, float]:
         gate, up = both.chunk(2, dim=-1)
         return F.silu(gate) * up
 
-    found = {}
+    errors = {}
     for E in (7, 64, 1000):
         x, delta, weight = (
             made(3, E, dtype=dtype),
@@ -100,40 +100,40 @@ def rows_and_products(dtype) -> dict[str, float]:
             made(E, dtype=dtype, seed=2),
         )
         total, normed = decode.add_rms_norm(x, delta, weight, 1e-5)
-        found[f"sum {E}"] = worst(total, x + delta)
-        found[f"norm {E}"] = worst(normed, rms_normed((x + delta).double(), weight.double()))
+        errors[f"sum {E}"] = worst(total, x + delta)
+        errors[f"norm {E}"] = worst(normed, rms_normed((x + delta).double(), weight.double()))
         same, alone = decode.add_rms_norm(x, None, weight, 1e-5)
         assert same is x
-        found[f"norm alone {E}"] = worst(alone, rms_normed(x.double(), weight.double()))
+        errors[f"norm alone {E}"] = worst(alone, rms_normed(x.double(), weight.double()))
     for N, K in ((1, 16), (7, 100), (130, 1024), (6, 2500)):
         x, weight, bias = (
             made(3, K, dtype=dtype),
             made(N, K, dtype=dtype, seed=1),
             made(N, dtype=dtype, seed=2),
         )
-        found[f"product {N} {K}"] = worst(
+        errors[f"product {N} {K}"] = worst(
             decode.multiply(x, weight), F.linear(x.double(), weight.double())
         )
-        found[f"with bias {N} {K}"] = worst(
+        errors[f"with bias {N} {K}"] = worst(
             decode.multiply(x, weight, bias), F.linear(x.double(), weight.double(), bias.double())
         )
         both = made(2 * N, K, dtype=dtype, seed=3) * 0.1
         wanted = gated(F.linear(x.double(), both.double(), made(2 * N, seed=4).double()))
-        found[f"gated {N} {K}"] = worst(
+        errors[f"gated {N} {K}"] = worst(
             decode.multiply_gated(x, both, made(2 * N, dtype=dtype, seed=4)), wanted
         )
         gate, up = F.linear(x.double(), both.double()).chunk(2, dim=-1)
-        found[f"gelu {N} {K}"] = worst(
+        errors[f"gelu {N} {K}"] = worst(
             decode.multiply_gated(x, both, None, "gelu_tanh"), F.gelu(gate, approximate="tanh") * up
         )
     for shape in ((1, 2, 6), (2, 3, 2600)):
-        found[f"gate {shape}"] = worst(
+        errors[f"gate {shape}"] = worst(
             decode.gate(made(*shape, dtype=dtype), "silu"), gated(made(*shape).to(dtype).double())
         )
     x = made(2, 5, 3, 24, dtype=dtype).transpose(1, 2)
     table = made(5, 12, seed=1), made(5, 12, seed=2)
     with computing(by_kernels=False):
-        found["rotated"] = worst(decode.rotate(x, *table), ops.rope(x.float(), table))
+        errors["rotated"] = worst(decode.rotate(x, *table), ops.rope(x.float(), table))
     for H, G, D in SHAPES:
         heads = made(2, 3, (H + 2 * G) * D, dtype=dtype)
         query, key = made(D, dtype=dtype, seed=1), made(D, dtype=dtype, seed=2)
@@ -146,18 +146,18 @@ def rows_and_products(dtype) -> dict[str, float]:
             ],
             dim=2,
         )
-        found[f"heads {D}"] = worst(
+        errors[f"heads {D}"] = worst(
             decode.norm_heads(heads, query, key, H, G, D, 1e-5), wanted.flatten(2)
         )
-    return found
+    return errors
 
 
 @pytest.mark.parametrize(
     "dtype, bound", [(torch.float32, 2e-6), (torch.float16, 2e-3)], ids=["float32", "float16"]
 )
 def test_norms_products_gates_and_rotations(dtype, bound, call):
-    found = call(rows_and_products, dtype)
-    assert len(found) == 31 and max(found.values()) < bound, found
+    errors = call(rows_and_products, dtype)
+    assert len(errors) == 31 and max(errors.values()) < bound, errors
 
 
 def device_state(*rows: tuple, words: int = 0):
@@ -178,7 +178,7 @@ def attended(dtype, H: int, G: int, D: int) -> list[tuple[str, float]]:
     from cuda_fallback.kernels import decode
     from cuda_fallback.kernels.storage import Storage
 
-    room, found = 4200, []
+    room, errors = 4200, []
     tables = cosines, sines = tuple(made(2, room, D // 2))
     heads = made(2, 1, (H + 2 * G) * D, dtype=dtype, seed=3)
     splits = heads.view(2, 1, H + 2 * G, D).transpose(1, 2)
@@ -203,8 +203,8 @@ def attended(dtype, H: int, G: int, D: int) -> list[tuple[str, float]]:
                     split[None, : H + G].float(),
                     (cosines[position : position + 1], sines[position : position + 1]),
                 )[0]
-            found.append(("query", worst(query, turned[:H])))
-            found.append(("key", worst(keys[:, position : position + 1], turned[H:])))
+            errors.append(("query", worst(query, turned[:H])))
+            errors.append(("key", worst(keys[:, position : position + 1], turned[H:])))
             assert torch.equal(values[:, position], split[H + G :, 0])
             assert torch.equal(new[i], keys[:, position : position + 1])
             now = row.numbers.clone()
@@ -217,15 +217,14 @@ def attended(dtype, H: int, G: int, D: int) -> list[tuple[str, float]]:
                 values.double()[None, :, first : position + 1],
                 D**-0.5,
             )
-            found.append(
+            errors.append(
                 (f"attention {position} {window}", worst(outs[i].view(1, H, 1, D), wanted))
             )
         as_it_is = decode.store_rotated(state, 1, heads, H, G, D, rotates=False)
         for split, query, row, position in zip(splits, as_it_is, rows, positions):
-            assert torch.equal(query, split[:H]) and torch.equal(
-                row.numbers[1, 0, :, position : position + 1], split[H : H + G]
-            )
-    return found
+            assert torch.equal(query, split[:H])
+            assert torch.equal(row.numbers[1, 0, :, position : position + 1], split[H : H + G])
+    return errors
 
 
 @pytest.mark.parametrize(
@@ -238,11 +237,11 @@ def attended(dtype, H: int, G: int, D: int) -> list[tuple[str, float]]:
     ids=str,
 )
 def test_rows_are_stored_and_attended_to(dtype, bound, shape, call):
-    found = call(attended, dtype, *shape)
+    errors = call(attended, dtype, *shape)
     assert (
-        len(found) == (30 if shape == SHAPES[0] else 18)
-        and max(error for _, error in found) < bound
-    ), found
+        len(errors) == (30 if shape == SHAPES[0] else 18)
+        and max(error for _, error in errors) < bound
+    ), errors
 
 
 NOISY = ((0, 0), (2**64 - 1, 5), (123456789012345, 2**31 - 2))  # seeds and positions
@@ -347,7 +346,7 @@ def words(path: Path) -> tuple[dict[str, tuple[float, float]], dict[str, list[st
     from cuda_fallback import ops as plain
     from cuda_fallback.kernels import ops as by_kernel, packed
 
-    found, launched, launch = {}, {}, packed.run
+    errors, launched, launch = {}, {}, packed.run
 
     def both(name: str, word) -> None:
         names = []
@@ -355,19 +354,19 @@ def words(path: Path) -> tuple[dict[str, tuple[float, float]], dict[str, list[st
             patch.setattr(
                 packed,
                 "run",
-                lambda kernel, *given, **named: (
+                lambda kernel, *args, **named: (
                     names.append(kernel.__name__),
-                    launch(kernel, *given, **named),
+                    launch(kernel, *args, **named),
                 ),
             )
-            one = word(by_kernel)
+            first = word(by_kernel)
             launched[name] = list(names)
         with computing(by_kernels=False):
             other = word(plain)
-        pairs = zip(one, other, strict=True) if isinstance(one, tuple) else [(one, other)]
+        pairs = zip(first, other, strict=True) if isinstance(first, tuple) else [(first, other)]
         for i, (ours, theirs) in enumerate(pairs):
             assert ours.shape == theirs.shape and ours.dtype == theirs.dtype, name
-            found[f"{name} {i}"] = (
+            errors[f"{name} {i}"] = (
                 float((ours.double() - theirs.double()).abs().max()),
                 float(theirs.abs().max()),
             )
@@ -409,16 +408,16 @@ def words(path: Path) -> tuple[dict[str, tuple[float, float]], dict[str, list[st
     both("gate", lambda ops: plain.gate(made(2, 3, 30), "silu"))
     for rotates in (True, False):
         for window in (None, 4, 100):
-            one = dataclasses.replace(spec, rotates=rotates, window=window)
+            first = dataclasses.replace(spec, rotates=rotates, window=window)
             views = by_state(llama, cache, 12)
 
             def attended(ops):
                 view = views[ops is plain]
-                query = ops.rope_and_store(heads, view, one)
-                return query, view.new_keys(1), ops.attend(query, view, one)
+                query = ops.rope_and_store(heads, view, first)
+                return query, view.new_keys(1), ops.attend(query, view, first)
 
             both(f"attend {rotates} {window}", attended)
-    return found, launched
+    return errors, launched
 
 
 @pytest.mark.parametrize("name", ["float32", "heads72"])
@@ -426,13 +425,15 @@ def test_each_word_by_kernels_is_torchs(name, call):
     fields = (
         {} if name == "float32" else dict(num_attention_heads=6, num_key_value_heads=2, head_dim=20)
     )
-    found, launched = call(
+    errors, launched = call(
         words, make_checkpoint(Path(tempfile.mkdtemp()) / name, tokenizer=False, **fields)
     )
-    assert len(found) == 18 + 2 * 3 * 3
-    for name, (error, size) in found.items():
+    assert len(errors) == 18 + 2 * 3 * 3
+    for name, (error, size) in errors.items():
         assert error <= 3e-6 * size, (name, error, size)
-    assert found["embed 0"][0] == found["split_heads 0"][0] == found["attend False None 1"][0] == 0
+    assert (
+        errors["embed 0"][0] == errors["split_heads 0"][0] == errors["attend False None 1"][0] == 0
+    )
     kernels = {
         name: " ".join(names) for name, names in launched.items() if not name.startswith("attend")
     }
@@ -486,7 +487,9 @@ def fewer_programs() -> None:
     packed.WARPS, packed.PROGRAMS = 4, 1
 
 
-def loaded(path: Path, compile: bool = True, dtype: str = "auto", by_kernels: bool = True, **given):
+def loaded(
+    path: Path, compile: bool = True, dtype: str = "auto", by_kernels: bool = True, **options
+):
     """The model. In the interpreter, steps by kernels are recorded instead of captured. given: to
     Llama.load.
     """
@@ -497,7 +500,9 @@ def loaded(path: Path, compile: bool = True, dtype: str = "auto", by_kernels: bo
     with computing(by_kernels):
         llama = Llama.load(
             open_checkpoint(path),
-            LoadOptions(dtype=dtype, compile=compile if HAS_GPU and by_kernels else None, **given),
+            LoadOptions(
+                dtype=dtype, compile=compile if HAS_GPU and by_kernels else None, **options
+            ),
             DEVICE,
         )
     assert (llama._runner is not None) is by_kernels
@@ -508,15 +513,17 @@ def loaded(path: Path, compile: bool = True, dtype: str = "auto", by_kernels: bo
     return llama
 
 
-def sampler(given: dict):
+def sampler(settings: dict):
     from cuda_fallback.sampling import SamplingBatch
 
-    return SamplingBatch([options.resolve(given).options], DEVICE)
+    return SamplingBatch([options.resolve(settings).options], DEVICE)
 
 
-def decoded(llama, count: int, given: dict, cache=None, prompt: int = 5) -> tuple[list[int], dict]:
+def decoded(
+    llama, count: int, settings: dict, cache=None, prompt: int = 5
+) -> tuple[list[int], dict]:
     """(tokens, the cache's state) of `count` steps after a prompt."""
-    draw, cache = sampler(given), cache or llama.make_cache(1000)
+    draw, cache = sampler(settings), cache or llama.make_cache(1000)
     token, tokens = np.arange(3, 3 + prompt, dtype=np.int32)[None] % 60, []
     with computing(by_kernels=llama._runner is not None):
         for _ in range(count):
@@ -525,15 +532,15 @@ def decoded(llama, count: int, given: dict, cache=None, prompt: int = 5) -> tupl
     return tokens, cache.state()
 
 
-def plain_and_replayed(path: Path, given: dict, count: int) -> tuple:
+def plain_and_replayed(path: Path, settings: dict, count: int) -> tuple:
     plain, replayed, forward = loaded(path, False), loaded(path), loaded(path, by_kernels=False)
-    found = [decoded(llama, count, given) for llama in (plain, replayed, forward)]
-    again = decoded(replayed, 3, given)  # another cache, the same graph
+    runs = [decoded(llama, count, settings) for llama in (plain, replayed, forward)]
+    again = decoded(replayed, 3, settings)  # another cache, the same graph
     if not HAS_GPU:
         capture = replayed._runner.capture
         assert (capture.recorded, capture.replays) == (1, count - 2 + 2)
     assert all(step.is_captured for step in replayed._runner._steps.values())
-    return *found, again
+    return *runs, again
 
 
 @pytest.mark.parametrize(
@@ -548,7 +555,7 @@ def test_replayed_steps_give_the_bits_of_plain_ones_and_the_numbers_of_forward(n
     if exact:
         assert plain[0] == forward[0]
     same = 5 + next(
-        (i for i, (one, other) in enumerate(zip(plain[0], forward[0])) if one != other),
+        (i for i, (ours, other) in enumerate(zip(plain[0], forward[0])) if ours != other),
         len(plain[0]) - 1,
     )
     assert same > 5
@@ -562,17 +569,17 @@ def in_turns(path: Path) -> tuple:
     """Two conversations alone, and alternating by token on one model. They differ in seed, kind and
     capacity.
     """
-    one, other = dict(temperature=0.9, seed=1), dict(temperature=0.9, seed=2)
+    first, other = dict(temperature=0.9, seed=1), dict(temperature=0.9, seed=2)
     third = dict(temperature=0)
     alone = [
-        decoded(loaded(path), 5, given, prompt=prompt)[0]
-        for given, prompt in ((one, 5), (other, 3), (third, 7))
+        decoded(loaded(path), 5, settings, prompt=prompt)[0]
+        for settings, prompt in ((first, 5), (other, 3), (third, 7))
     ]
     llama, turns = loaded(path), []
-    for given, prompt, capacity in ((one, 5, 50), (other, 3, 900), (third, 7, 16)):
+    for settings, prompt, capacity in ((first, 5, 50), (other, 3, 900), (third, 7, 16)):
         turns.append(
             [
-                sampler(given),
+                sampler(settings),
                 llama.make_cache(capacity),
                 np.arange(3, 3 + prompt, dtype=np.int32)[None] % 60,
                 [],
@@ -594,20 +601,20 @@ def test_conversations_in_turn_do_not_disturb_each_other(call):
 
 
 def on_threads(path: Path) -> tuple[list, list]:
-    given = [dict(temperature=0.9, seed=seed) for seed in range(3)]
-    alone = [decoded(loaded(path), 5, one)[0] for one in given]
+    requests = [dict(temperature=0.9, seed=seed) for seed in range(3)]
+    alone = [decoded(loaded(path), 5, settings)[0] for settings in requests]
     llama, together = loaded(path), [None] * 3
 
     def work(i: int) -> None:
-        together[i] = decoded(llama, 5, given[i])[0]
+        together[i] = decoded(llama, 5, requests[i])[0]
 
     from cuda_fallback.kernels import packed
 
     launch, lock = packed.run, threading.Lock()
 
-    def in_turn(*given, **named) -> None:
+    def in_turn(*requests, **named) -> None:
         with lock:
-            launch(*given, **named)
+            launch(*requests, **named)
 
     with computing(by_kernels=True), pytest.MonkeyPatch.context() as patch:  # until all threads end
         if not HAS_GPU:
@@ -629,7 +636,7 @@ def life_of_a_cache(path: Path) -> list[tuple]:
     """Tokens by kernels and by torch's own operations, while the cache grows, is trimmed, written,
     saved and filled.
     """
-    found = []
+    states = []
     for by_kernels in (True, False):
         llama, draw, tokens = loaded(path, by_kernels=by_kernels), sampler(dict(temperature=0)), []
         cache = llama.make_cache(260)
@@ -659,10 +666,10 @@ def life_of_a_cache(path: Path) -> list[tuple]:
             cache.trim(20)
             llama.forward(np.arange(20, 257, dtype=np.int32)[None] % 60, 20, cache)
             go(3, np.array([[9]], np.int32))  # to the last position
-            found.append((tokens, cache.length, cache.state()["tokens"].tolist()))
+            states.append((tokens, cache.length, cache.state()["tokens"].tolist()))
             with pytest.raises(Exception, match="do not fit the cache's capacity of 260"):
                 go(1, np.array([[9]], np.int32))
-    return found
+    return states
 
 
 def test_growing_trimming_restoring_and_filling_a_cache(call):
@@ -677,23 +684,32 @@ def conversations(path: Path) -> list:
     from backends.recording import Recording
     from mlx_llama import load
 
-    found = []
+    answers = []
     for by_kernels in (True, False):
         with computing(by_kernels):
             llm = load(path, backend="cuda", device="gpu" if HAS_GPU else "cpu", dtype="float32")
             if by_kernels and not HAS_GPU:
                 fewer_programs()
                 llm.model._runner.capture = Recording(llm.model)
-            for given in (
+            for settings in (
                 dict(temperature=1.0, seed=1),
                 dict(temperature=0, speculate="prompt", logit_bias={5: 6.0}),
             ):
-                chat = llm.chat(max_tokens=6, **given)
+                chat = llm.chat(max_tokens=6, **settings)
                 done = [chat.send(text) for text in ("one two", "three")]
-                found.append(
-                    [(one.tokens, one.text, one.waits, one.read_bytes, one.drafted) for one in done]
+                answers.append(
+                    [
+                        (
+                            answer.tokens,
+                            answer.text,
+                            answer.waits,
+                            answer.read_bytes,
+                            answer.drafted,
+                        )
+                        for answer in done
+                    ]
                 )
-    return found
+    return answers
 
 
 def test_conversations_are_those_of_forward(call):
@@ -726,7 +742,7 @@ ROWS = [
     dict(temperature=1.0, seed=5),
     dict(EVERYTHING, logprobs=3, dry_multiplier=1.0),
 ]
-PLAIN = [{name: value for name, value in one.items() if name != "logprobs"} for one in ROWS]
+PLAIN = [{name: value for name, value in item.items() if name != "logprobs"} for item in ROWS]
 
 
 def allowed(step: int, V: int) -> np.ndarray:
@@ -742,15 +758,15 @@ def allowed(step: int, V: int) -> np.ndarray:
     return np.concatenate([words, penalties.view(np.int32)], axis=1)
 
 
-def masked_steps(path: Path, given: list[dict], has_masks: bool, most_rows: int) -> dict:
+def masked_steps(path: Path, requests: list[dict], has_masks: bool, most_rows: int) -> dict:
     """Steps of three rows, replayed, beside forward and sampling apart. most_rows: of one step."""
     from cuda_fallback.kernels import cuda_graph
     from cuda_fallback.kernels.state import StateView
     from cuda_fallback.sampling import SamplingBatch
 
     llama, judge = loaded(path), loaded(path, False)
-    batch = SamplingBatch([options.resolve(one).options for one in given], DEVICE)
-    V, capture, found, pairs = (
+    batch = SamplingBatch([options.resolve(settings).options for settings in requests], DEVICE)
+    V, capture, facts, pairs = (
         llama.config.vocab_size,
         llama._runner.capture,
         {"calls": [], "points": 0},
@@ -758,9 +774,9 @@ def masked_steps(path: Path, given: list[dict], has_masks: bool, most_rows: int)
     )
     point = StateView.point
 
-    def counted(self, *given):
-        found["points"] += len(given) == 4  # with sampling: a step's
-        point(self, *given)
+    def counted(self, *requests):
+        facts["points"] += len(requests) == 4  # with sampling: a step's
+        point(self, *requests)
 
     with computing(True), pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda_graph, "MAX_ROWS", most_rows)
@@ -773,7 +789,7 @@ def masked_steps(path: Path, given: list[dict], has_masks: bool, most_rows: int)
         for step in range(5):
 
             def masks():
-                found["calls"].append((step, capture.replays if not HAS_GPU else 0))
+                facts["calls"].append((step, capture.replays if not HAS_GPU else 0))
                 return allowed(step, V)
 
             lengths, kept = (
@@ -802,34 +818,34 @@ def masked_steps(path: Path, given: list[dict], has_masks: bool, most_rows: int)
             pairs.append((drawn, wanted))
             tokens = drawn[:, :1]
     # later replays change no earlier result
-    found["same"] = [torch.equal(drawn, wanted) for drawn, wanted in pairs]
-    found["captures"] = [
+    facts["same"] = [torch.equal(drawn, wanted) for drawn, wanted in pairs]
+    facts["captures"] = [
         len(step.parts) for key, step in llama._runner._steps.items() if key[1] and step.is_captured
     ]
-    return found
+    return facts
 
 
 @pytest.mark.parametrize(
-    "given, has_masks, most_rows",
+    "requests, has_masks, most_rows",
     [(PLAIN, True, 2), (ROWS, True, 32)],
     ids=["masks, in groups", "both"],
 )
-def test_masks_and_log_probabilities_in_replayed_steps(given, has_masks, most_rows, call):
+def test_masks_and_log_probabilities_in_replayed_steps(requests, has_masks, most_rows, call):
     """The same bits as from the logits and the sampling apart. Masks are asked for once a step,
     behind the forward.
     """
-    found = call(masked_steps, checkpoint("float32"), given, has_masks, most_rows)
+    facts = call(masked_steps, checkpoint("float32"), requests, has_masks, most_rows)
     groups = 1 if most_rows == 32 else 2
-    assert found["same"] == [True] * 5
-    assert found["captures"] == groups * [2 if has_masks else 1]
+    assert facts["same"] == [True] * 5
+    assert facts["captures"] == groups * [2 if has_masks else 1]
     # once, and again after the failure: a step that goes on needs nothing from the host but masks
     if groups == 1:
-        assert found["points"] == (2 if has_masks else 1)
+        assert facts["points"] == (2 if has_masks else 1)
     if has_masks:
-        assert [step for step, _ in found["calls"]] == list(range(5))
+        assert [step for step, _ in facts["calls"]] == list(range(5))
     # one graph of each replayed step runs before, and one after
     if has_masks and groups == 1 and not HAS_GPU:
-        assert [replays for _, replays in found["calls"]] == [0, 1, 3, 6, 8]
+        assert [replays for _, replays in facts["calls"]] == [0, 1, 3, 6, 8]
 
 
 def failing(path: Path) -> tuple:
@@ -861,17 +877,17 @@ def broken_off(path: Path) -> list:
     from cuda_fallback.kernels import packed
 
     wanted, llama = decoded(loaded(path), 6, SAMPLING["noise"])[0], loaded(path, False)
-    found, original = [], packed.run
+    runs, original = [], packed.run
     for broken in (1, 19):
         cache, draw, count = llama.make_cache(50), sampler(SAMPLING["noise"]), 0
         token, tokens = np.arange(3, 8, dtype=np.int32)[None] % 60, []
 
-        def run(*given, **named):
+        def run(*args, **named):
             nonlocal count
             count += 1
             if count == broken + 30:
                 raise KeyboardInterrupt
-            original(*given, **named)
+            original(*args, **named)
 
         packed.run = run
         try:
@@ -885,18 +901,18 @@ def broken_off(path: Path) -> list:
         finally:
             packed.run = original
         assert count > broken + 30
-        found.append(tokens)
-    return [wanted, *found]
+        runs.append(tokens)
+    return [wanted, *runs]
 
 
 def test_a_step_that_breaks_off_can_be_taken_again(call):
-    wanted, *found = call(broken_off, checkpoint("float32"))
-    assert all(tokens == wanted for tokens in found) and len(found) == 2
+    wanted, *runs = call(broken_off, checkpoint("float32"))
+    assert all(tokens == wanted for tokens in runs) and len(runs) == 2
 
 
 def prompts(path: Path) -> list[np.ndarray]:
     """Logits of a prompt in two chunks, by torch's own operations and by kernels."""
-    found = []
+    logits = []
     for by_kernels in (False, True):
         llama = loaded(path, by_kernels=by_kernels)
         cache = llama.make_cache(20)
@@ -905,8 +921,8 @@ def prompts(path: Path) -> list[np.ndarray]:
                 llama.forward(np.arange(start, start + 6)[None], start, cache, all_positions=True)
                 for start in (0, 6)
             ]
-        found.append(torch.cat(parts, 1).float().cpu().numpy())
-    return found
+        logits.append(torch.cat(parts, 1).float().cpu().numpy())
+    return logits
 
 
 @pytest.mark.parametrize("name", ["float32", "qwen3"])
@@ -926,13 +942,13 @@ def inside(path: Path, by_kernels: bool) -> tuple[dict, dict]:
     cache = llama.make_cache(300)
     with computing(by_kernels):
         llama.forward(np.arange(3, 12)[None], 0, cache)
-        given = llama.forward(
+        logits = llama.forward(
             [[7]],
             9,
             cache,
             probe=lambda name, array: seen.__setitem__(name, runtime.to_numpy(array)),
         )
-    assert given.shape == (1, llama.config.vocab_size) and cache.length == 10
+    assert logits.shape == (1, llama.config.vocab_size) and cache.length == 10
     return seen, cache.state()
 
 
@@ -945,10 +961,8 @@ def test_probes_of_a_step_by_kernels_are_those_of_forward(name, call):
     for probe, array in wanted.items():
         assert relative_error(seen[probe], array) < 1e-5, probe
     np.testing.assert_array_equal(state["keys"][1, :, 9:], seen["1.key_rope"][0])
-    assert (
-        relative_error(state["keys"], plain["keys"]) < 1e-5
-        and relative_error(state["values"], plain["values"]) < 1e-5
-    )
+    assert relative_error(state["keys"], plain["keys"]) < 1e-5
+    assert relative_error(state["values"], plain["values"]) < 1e-5
 
 
 def a_step_and_forward(path: Path) -> list:
@@ -1016,7 +1030,7 @@ def by_each_path(fields: dict) -> list[tuple]:
 
     bits = (fields := dict(fields)).pop("cache_bits", None)
     config = dataclasses.replace(LlamaConfig.from_dict(config_fields()), **fields)
-    rng, found = np.random.default_rng(0), []
+    rng, runs = np.random.default_rng(0), []
     tensors = {
         name: (0.1 * rng.standard_normal(shape) + ("norm" in name)).astype(np.float32)
         for name, shape in config.tensor_shapes().items()
@@ -1028,9 +1042,9 @@ def by_each_path(fields: dict) -> list[tuple]:
         if by_kernels and not HAS_GPU:
             fewer_programs()
             llama._runner.capture = Recording(llama)
-        found.append(decoded(llama, 6, SAMPLING["noise"]))
+        runs.append(decoded(llama, 6, SAMPLING["noise"]))
         assert not by_kernels or all(step.is_captured for step in llama._runner._steps.values())
-    return found
+    return runs
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -1041,23 +1055,16 @@ def test_differences_of_other_families_are_in_the_replayed_step(name, call):
         assert relative_error(replayed[part], forward[part]) < 1e-5
 
 
-LAYER = [
-    "_add_rms_norm",
-    "_multiply",
-    "_store_rotated",
-    "_attend",
-    "_join",
-    "_multiply",
-    "_add_rms_norm",
-    "_multiply",
-    "_multiply",
-]
+LAYER = (
+    "_add_rms_norm _multiply _store_rotated _attend _join _multiply _add_rms_norm _multiply "
+    "_multiply"
+).split()
 END = ["_add_rms_norm", "_multiply"]
 
 
-def launches(path: Path, given: dict) -> list[str]:
+def launches(path: Path, settings: dict) -> list[str]:
     llama = loaded(path)
-    decoded(llama, 3, given)
+    decoded(llama, 3, settings)
     return llama._runner.capture.launched
 
 
@@ -1097,7 +1104,7 @@ GIVEN = [9, 41, 3, 17, 28, 50, 11]
 def faulty(path: Path, fault: str) -> dict[str, tuple]:
     """Results of each path with a fault: tokens after GIVEN's, one step each, and keys and values
     of all layers; logits of the same tokens as a prompt."""
-    found = {}
+    results = {}
     with pytest.MonkeyPatch.context() as patch:
         plant(patch, fault)
         for path_name, by_kernels in (("replayed", True), ("forward", False)):
@@ -1107,10 +1114,10 @@ def faulty(path: Path, fault: str) -> dict[str, tuple]:
                 for token in GIVEN:
                     drawn.append(llama.step([[token]], cache.length, cache, draw).item())
                 logits = llama.forward([GIVEN], 0, llama.make_cache(20), all_positions=True)
-            found[path_name] = drawn, cache.state(), logits[0].float().cpu().numpy()
+            results[path_name] = drawn, cache.state(), logits[0].float().cpu().numpy()
             if by_kernels and not HAS_GPU:
                 assert llama._runner.capture.replays == len(GIVEN) - 1
-    return found
+    return results
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -1168,22 +1175,24 @@ def judged(examples: str) -> tuple[list[dict], list[dict], dict]:
             patch.setattr(
                 gpu_kernels, "_seconds", lambda calls: [call() for call in calls] and 1e-3
             )
-        found, rates = gpu_kernels.check(), gpu_kernels.rates()
+        right, rates = gpu_kernels.check(), gpu_kernels.rates()
         attend = decode.attend
-        patch.setattr(decode, "attend", lambda *given: attend(*given[:-1], 1.2 * given[-1]))
-        return found, gpu_kernels.check(), rates
+        patch.setattr(decode, "attend", lambda *args: attend(*args[:-1], 1.2 * args[-1]))
+        return right, gpu_kernels.check(), rates
 
 
 def test_the_measuring_command_sees_right_and_wrong_kernels(call):
-    found, wrong, rates = call(
+    right, wrong, rates = call(
         judged, str(Path(__file__).resolve().parents[2] / "examples/benchmarks")
     )
-    assert len(found) == 2 * (2 + 3 * 2 + 3 + 3 + 6) + 1 and all(one["ok"] for one in found), found
-    bad = [one["name"] for one in wrong if not one["ok"]]
+    assert len(right) == 2 * (2 + 3 * 2 + 3 + 3 + 6) + 1 and all(check["ok"] for check in right), (
+        right
+    )
+    bad = [check["name"] for check in wrong if not check["ok"]]
     # a single position hides the fault
     assert bad and all(name.startswith("attention") for name in bad) and len(bad) == 8
     assert rates.keys() == {"out", "gate, up", "Q4_K", "Q4_K, 8 rows", "attention"}
-    assert all(rate > 0 for one in rates.values() for rate in one.values())
+    assert all(rate > 0 for check in rates.values() for rate in check.values())
 
 
 # The compiler
@@ -1238,17 +1247,22 @@ def assembled(
             else element
         )
 
-    signature = {one: "constexpr" if one in fixed else kind(one) for one in kernel.arg_names}
-    constants = {(i,): fixed[one] for i, one in enumerate(kernel.arg_names) if one in fixed}
+    signature = {
+        parameter: "constexpr" if parameter in fixed else kind(parameter)
+        for parameter in kernel.arg_names
+    }
+    constants = {
+        (i,): fixed[parameter] for i, parameter in enumerate(kernel.arg_names) if parameter in fixed
+    }
     aligned = {
         (i,): [["tt.divisibility", 16]]
-        for i, one in enumerate(signature.values())
-        if one.startswith("*")
+        for i, parameter in enumerate(signature.values())
+        if parameter.startswith("*")
     }
     source = ASTSource(kernel, signature, constants, aligned)
-    found = triton.compile(source, GPUTarget("cuda", capability, 32), {"num_warps": warps})
-    layouts = sorted(re.findall(r"#blocked\d* = (.*)", found.asm["ttgir"]))
-    return found.asm["ptx"], found.metadata.shared, layouts
+    binary = triton.compile(source, GPUTarget("cuda", capability, 32), {"num_warps": warps})
+    layouts = sorted(re.findall(r"#blocked\d* = (.*)", binary.asm["ttgir"]))
+    return binary.asm["ptx"], binary.metadata.shared, layouts
 
 
 SHARED = 101376  # bytes that the smallest GPUs of 8.0 and newer give a program
@@ -1322,4 +1336,5 @@ def test_threads_share_the_columns_of_a_product_in_the_same_way_for_any_number_o
         _, _, layouts = compile_call(assembled, "_multiply", element, 90, fixed, 4)
         (product,) = [layout for layout in layouts if "order = [2, 1, 0]" in layout]
         shared.append([inner.split(",")[-1] for inner in re.findall(r"= \[([\d, ]+)\]", product)])
-    assert shared[0] == shared[1] == shared[2] and [int(one) for one in shared[0][1:3]] == [32, 4]
+    assert shared[0] == shared[1] == shared[2]
+    assert [int(number) for number in shared[0][1:3]] == [32, 4]

@@ -87,17 +87,17 @@ def loaded(mlx, name: str, compile: bool):
     return mlx.load(open_checkpoint(checkpoint(name)), compile=compile)
 
 
-def sampler(mlx, **given):
-    return mlx.sampling_batch([options.resolve(given).options])
+def sampler(mlx, **settings):
+    return mlx.sampling_batch([options.resolve(settings).options])
 
 
 def decoded(
-    mlx, model, count: int, prompt: int = 5, capacity: int = 1000, **given
+    mlx, model, count: int, prompt: int = 5, capacity: int = 1000, **settings
 ) -> tuple[list[int], dict]:
     """(tokens, the cache's state) of `count` steps after a prompt."""
     import mlx.core as mx
 
-    draw, cache = sampler(mlx, **given), model.make_cache(capacity)
+    draw, cache = sampler(mlx, **settings), model.make_cache(capacity)
     token = np.arange(3, 3 + prompt, dtype=np.int32)[None] % 300
     tokens = []
     for _ in range(count):
@@ -255,12 +255,14 @@ def test_one_trace_per_room(mlx, monkeypatch):
 
 def test_requests_with_other_options_do_not_share_a_step(mlx):
     model = loaded(mlx, "float32", False)
-    for given in (
+    for settings in (
         dict(logit_bias={5: 90.0}),
         dict(logit_bias={7: 90.0}),
         dict(logit_bias={5: 90.0}),
     ):
-        assert set(decoded(mlx, model, 3, temperature=0, **given)[0]) == set(given["logit_bias"])
+        assert set(decoded(mlx, model, 3, temperature=0, **settings)[0]) == set(
+            settings["logit_bias"]
+        )
     free, kept = (
         decoded(mlx, model, 12, temperature=0, frequency_penalty=penalty)[0] for penalty in (0, 2)
     )

@@ -51,7 +51,7 @@ class Reached(Exception):
 
 
 def test_a_model_that_does_not_fit_is_refused_before_anything_is_made(tmp_path, monkeypatch):
-    def reached(*given, **named):
+    def reached(*args, **named):
         raise Reached
 
     checkpoint = open_checkpoint(make_checkpoint(tmp_path / "m"))
@@ -66,10 +66,8 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_made(tmp_path, 
     with pytest.raises(OutOfMemoryError) as caught:
         model.Llama.load(checkpoint, LoadOptions(dtype="float32"), GPU)
     text = str(caught.value)
-    assert (
-        f"take {nbytes / 1e9:.2f} GB" in text
-        and f"a small card has {free / 1e9:.2f} GB free" in text
-    )
+    assert f"take {nbytes / 1e9:.2f} GB" in text
+    assert f"a small card has {free / 1e9:.2f} GB free" in text
     assert "quantize" in text and "\n" not in text
     with pytest.raises(Reached):
         model.Llama.load(checkpoint, LoadOptions(dtype="float16"), GPU)  # half as large
@@ -133,12 +131,12 @@ def test_out_of_memory_while_loading_is_the_same_error(name, error, device, requ
     path, count = request.getfixturevalue(name), 0
 
     def failing(original):
-        def wrapped(*given, **named):
+        def wrapped(*args, **named):
             nonlocal count
             count += 1
             if count == 5:
                 raise error
-            return original(*given, **named)
+            return original(*args, **named)
 
         return wrapped
 
@@ -167,13 +165,13 @@ def test_a_tied_head_is_read_once(device, tmp_path):
         make_checkpoint(tmp_path / "m", dtype="float16", tie_word_embeddings=True)
     )
     llama = load(tmp_path / "m", backend="cuda", device=device, dtype="float32").model
+    assert llama.decoder.head.weight is llama.decoder.embedding.weight
+    assert llama.decoder.head.weight.dtype == torch.float32
+    loaded = weights.Weights(checkpoint, "float16", llama.device)
     assert (
-        llama.decoder.head.weight is llama.decoder.embedding.weight
-        and llama.decoder.head.weight.dtype == torch.float32
+        loaded.linear("model.embed_tokens").weight is loaded.embedding("model.embed_tokens").weight
     )
-    one = weights.Weights(checkpoint, "float16", llama.device)
-    assert one.linear("model.embed_tokens").weight is one.embedding("model.embed_tokens").weight
-    assert one.norm(None) is None
+    assert loaded.norm(None) is None
 
 
 @pytest.mark.parametrize("error", MESSAGES, ids=["gpu", "cpu"])
@@ -185,12 +183,12 @@ def test_out_of_memory_ends_an_answer_and_leaves_the_session(error, device, toy,
     wanted = [llm.chat().send(text, max_tokens=4, temperature=0).tokens for text in ("one", "two")]
     chat, original, calls, failing = llm.chat(), ops.add_rms_norm, 0, 0
 
-    def norm(*given):
+    def norm(*args):
         nonlocal calls
         calls += 1
         if calls >= failing:
             raise error
-        return original(*given)
+        return original(*args)
 
     monkeypatch.setattr(ops, "add_rms_norm", norm)
     failed, limit = 0, 60
@@ -214,7 +212,7 @@ def test_out_of_memory_ends_an_answer_and_leaves_the_session(error, device, toy,
 def test_other_errors_are_not_taken_for_it(device, toy, monkeypatch):
     llm = load(toy, backend="cuda", device=device, dtype="float32")
 
-    def broken(*given):
+    def broken(*args):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     monkeypatch.setattr(ops, "embed", broken)

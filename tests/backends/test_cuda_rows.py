@@ -48,10 +48,10 @@ MIXED = [
 ALONE = [[3, 4, 5, 6], [7], [11, 12, 13, 14, 15, 16, 17, 18, 19], [9, 3], [21, 22, 23]]  # prompts
 
 
-def batch(*given: dict):
+def batch(*chosen: dict):
     from cuda_fallback.sampling import SamplingBatch
 
-    return SamplingBatch([resolve({"seed": 1, **one}).options for one in given], DEVICE)
+    return SamplingBatch([resolve({"seed": 1, **settings}).options for settings in chosen], DEVICE)
 
 
 @pytest.fixture(scope="module", params=["float32", "sliding", "qwen3", "dynamic rope"])
@@ -91,8 +91,8 @@ def contents(cache, row: int) -> tuple:
 def is_untouched(cache, row: int, before: tuple) -> bool:
     arrays, length = contents(cache, row)
     return length == before[1] and all(
-        one[0] == other[0] and torch.equal(one[1], other[1])
-        for one, other in zip(arrays, before[0], strict=True)
+        now[0] == other[0] and torch.equal(now[1], other[1])
+        for now, other in zip(arrays, before[0], strict=True)
     )
 
 
@@ -159,13 +159,13 @@ def test_a_row_that_fails_leaves_every_row_as_it_was(model):
     assert cache.lengths == [4, 1, 9]
     forward = model._forward
 
-    def third(tokens, index_pos, *given, **named):
+    def third(tokens, index_pos, *args, **named):
         if index_pos == 9:
             raise RuntimeError
-        return forward(tokens, index_pos, *given, **named)
+        return forward(tokens, index_pos, *args, **named)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError):
-        patch.setattr(type(model), "_forward", lambda self, *given, **named: third(*given, **named))
+        patch.setattr(type(model), "_forward", lambda self, *args, **named: third(*args, **named))
         model.step([[5, 6], [6, 7], [7, 8]], list(cache.lengths), cache, batch({}, {}, {}))
     assert cache.lengths == [4, 1, 9]
 
@@ -204,36 +204,34 @@ def test_rows_of_different_lengths_are_transformers_rows(model):
             assert relative_error(logits, judge(torch.tensor([text])).logits[0, -1].numpy()) < 1e-4
 
 
-def in_company(model, count: int, given: list[dict]) -> tuple[list, list]:
+def in_company(model, count: int, asked: list[dict]) -> tuple[list, list]:
     """Tokens of `count` steps of rows together, in an order that is not the rows', and of each
     alone.
     """
     from cuda_fallback import runtime
 
     cache, alone = model.make_cache(64, rows=9), []
-    rows = [8, 0, 5, 2, 7][: len(given)]
+    rows = [8, 0, 5, 2, 7][: len(asked)]
     fill(model, cache, rows)
-    draw, tokens, together = batch(*given), [[30 + i] for i in range(len(given))], []
+    draw, tokens, together = batch(*asked), [[30 + i] for i in range(len(asked))], []
     for _ in range(count):
         tokens = model.step(tokens, [cache.lengths[row] for row in rows], cache, draw, rows=rows)
         together.append(tokens[:, 0].tolist())
-        assert (
-            runtime.read_all(tokens) == together[-1]
-            and runtime.read_all(tokens, tokens[:1]) == together[-1] + together[-1][:1]
-        )
-    for i, one in enumerate(given):
-        cache, token, draw = model.make_cache(64), [[30 + i]], batch(one)
+        assert runtime.read_all(tokens) == together[-1]
+        assert runtime.read_all(tokens, tokens[:1]) == together[-1] + together[-1][:1]
+    for i, row_options in enumerate(asked):
+        cache, token, draw = model.make_cache(64), [[30 + i]], batch(row_options)
         model.forward([ALONE[i]], 0, cache)
         alone.append([])
         for _ in range(count):
             token = model.step(token, cache.length, cache, draw)
             alone[-1].append(int(token))
-    return [list(one) for one in zip(*together)], alone
+    return [list(row_options) for row_options in zip(*together)], alone
 
 
 def test_tokens_do_not_depend_on_the_company(model):
     together, alone = in_company(model[0], 8, MIXED[:4] + MIXED[6:7])
-    assert together == alone and len({tuple(one) for one in alone}) == 5
+    assert together == alone and len({tuple(tokens) for tokens in alone}) == 5
 
 
 # Sampling
@@ -257,12 +255,13 @@ def test_a_row_draws_the_bits_that_it_draws_alone(V):
         assert tokens.shape == (len(order), 1) and tokens.dtype == torch.int32
         for row, i in enumerate(order):
             alone = batch(MIXED[i])
-            own = recent[row : row + 1, 20 - alone.window :]
+            history = recent[row : row + 1, 20 - alone.window :]
             if MIXED[i]["temperature"]:
-                wanted = alone.processed(logits[row : row + 1], own)
+                wanted = alone.processed(logits[row : row + 1], history)
                 assert torch.equal(scores[row], wanted[0]), MIXED[i]
             assert torch.equal(
-                tokens[row : row + 1], alone(logits[row : row + 1], positions[row : row + 1], own)
+                tokens[row : row + 1],
+                alone(logits[row : row + 1], positions[row : row + 1], history),
             ), MIXED[i]
 
 
@@ -272,7 +271,7 @@ def test_kinds_are_features_and_not_values():
         == batch(dict(temperature=0.2, top_p=0.1, seed=77), dict(temperature=0)).kind
     )
     assert batch(*MIXED).kind == batch(*reversed(MIXED)).kind
-    assert len({batch(one).kind for one in MIXED}) == len(MIXED)
+    assert len({batch(settings).kind for settings in MIXED}) == len(MIXED)
 
 
 # By kernels
@@ -435,8 +434,8 @@ def dense_products(dtype: torch.dtype) -> list[float]:
         for shape in ((33, 1, 100), (36, 100), (36,))
     )
 
-    def run(kernel, grid, *arguments, **given):
-        launch(kernel, grid, *arguments, **given)
+    def run(kernel, grid, *arguments, **named):
+        launch(kernel, grid, *arguments, **named)
         if kernel is products.multiply_tile:
             sums.append(arguments[kernel.arg_names.index("out")])
 
@@ -522,15 +521,17 @@ def check_chunks(name: str, bits: int | None, events: list[tuple]) -> int:
                     continue
                 starts = [cache.lengths[row] for row in rows]
                 tokens = [TEXT[start : start + count] for start in starts]
-                found = (
+                logits_of_rows = (
                     model.forward(tokens, starts, cache, rows=rows, all_positions=count % 2 == 0)
                     .float()
                     .numpy()
                 )
-                for start, logits in zip(starts, found.reshape(len(rows), -1, found.shape[-1])):
+                for start, logits in zip(
+                    starts, logits_of_rows.reshape(len(rows), -1, logits_of_rows.shape[-1])
+                ):
                     first = start if count % 2 == 0 else start + count - 1
-                    for at, one in enumerate(logits, first):
-                        assert one.tobytes() == wanted[at], (name, bits, events, at)
+                    for at, row_logits in enumerate(logits, first):
+                        assert row_logits.tobytes() == wanted[at], (name, bits, events, at)
                         compared += 1
             elif kind == "trim":
                 row, share = given_
@@ -594,8 +595,8 @@ def steps_over_prompts(name: str) -> dict:
             alone.append([stepped[-1]])
             cache.reset(0)
             verified += model.verify([prompt], 0, cache, draw)[0].tolist()
-        found, single = {}, {}
-        for probes, chunk in ((found, 5), (single, 1)):
+        in_company, single = {}, {}
+        for probes, chunk in ((in_company, 5), (single, 1)):
             cache.reset(0)
             for at in range(0, 5, chunk):
                 model.forward(
@@ -614,33 +615,30 @@ def steps_over_prompts(name: str) -> dict:
             probe=lambda probe, array: shapes.setdefault(probe, array.shape),
         )
     for probe, shape in shapes.items():
-        (array,), parts = found.pop(probe), single[probe]
+        (array,), parts = in_company.pop(probe), single[probe]
         assert array.shape == shape, probe
         np.testing.assert_array_equal(array, np.concatenate(parts, axis=-2), err_msg=probe)
-    assert not found
+    assert not in_company
     return dict(together=together, alone=alone, verified=verified, stepped=stepped)
 
 
 def test_a_prompts_step_its_verification_and_its_probes_are_those_of_decoded_tokens(call):
-    found = call(steps_over_prompts, "odd")
-    assert (
-        found["together"] == found["alone"]
-        and found["verified"] == found["stepped"]
-        and len(found["stepped"]) == 10
-    )
+    facts = call(steps_over_prompts, "odd")
+    assert facts["together"] == facts["alone"] and facts["verified"] == facts["stepped"]
+    assert len(facts["stepped"]) == 10
 
 
 def refusals(folders: dict[str, Path]) -> dict[str, str]:
     from cuda_fallback.model import Llama
 
-    found = {}
+    messages = {}
     for name, folder in folders.items():
         with computing(name != "no kernels"), pytest.raises(BackendError) as error:
             Llama.load(
                 open_checkpoint(folder), LoadOptions(dtype="float32", batch_invariant=True), DEVICE
             )
-        found[name] = str(error.value)
-    return found
+        messages[name] = str(error.value)
+    return messages
 
 
 @pytest.mark.skipif(HAS_GPU, reason="its kernels run here")
@@ -652,8 +650,8 @@ def test_bits_are_not_promised_without_kernels(call, tmp_path):
         rope_scaling=dict(rope_type="dynamic", factor=4.0),
         max_position_embeddings=16,
     )
-    found = call(refusals, {"no kernels": toy, "dynamic rope": dynamic})
-    assert found == {
+    messages = call(refusals, {"no kernels": toy, "dynamic rope": dynamic})
+    assert messages == {
         "no kernels": "`batch_invariant`: its kernels are for a GPU, and "
         "this is torch's CPU device: leave "
         "it out, or choose "
@@ -667,7 +665,7 @@ def test_bits_are_not_promised_without_kernels(call, tmp_path):
 
 def replayed_rows(path: Path) -> dict:
     """Conversations that join and leave, by recorded steps, against each alone."""
-    model, found = loaded(path), {}
+    model, facts = loaded(path), {}
     fewer_programs()
     with computing(True):
         alone = []
@@ -678,13 +676,13 @@ def replayed_rows(path: Path) -> dict:
                 token = model.step(token, cache.length, cache, draw)
                 tokens.append(int(token))
             alone.append((tokens, cache.state()))
-        found["captured alone"] = model._runner.capture.recorded
+        facts["captured alone"] = model._runner.capture.recorded
         points, point = [], type(model._runner.build_view(1, batch({}).kind)).point
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 "cuda_fallback.kernels.state.StateView.point",
                 # with sampling: a step's
-                lambda *given: (len(given) == 5 and points.append(1), point(*given)),
+                lambda *args: (len(args) == 5 and points.append(1), point(*args)),
             )
             cache, drawn = model.make_cache(300, rows=6), {}
             rows = [5, 1, 4, 0]
@@ -722,8 +720,14 @@ def replayed_rows(path: Path) -> dict:
                 )
                 for i, token in zip(now, tokens[:, 0].tolist()):
                     drawn[i].append(token)
-        found["points"] = len(points), sum(one != other for one, other in zip(plan, [None, *plan]))
-        found["tokens"] = [drawn[i] for i in range(4)], [one[0] for one in alone]
+        facts["points"] = (
+            len(points),
+            sum(point_of_step != other for point_of_step, other in zip(plan, [None, *plan])),
+        )
+        facts["tokens"] = (
+            [drawn[i] for i in range(4)],
+            [point_of_step[0] for point_of_step in alone],
+        )
         for i, (_, state) in enumerate(alone):
             for part, array in state.items():
                 np.testing.assert_array_equal(cache.state(rows[i])[part], array)
@@ -735,15 +739,15 @@ def replayed_rows(path: Path) -> dict:
             model_cache := three(model),
             batch(dict(temperature=0.5, top_k=4, seed=9), MIXED[0], MIXED[0]),
         )
-        found["same kind"] = (
+        facts["same kind"] = (
             model._runner.capture.recorded - count,
             set(model._runner._steps) - kinds,
             model_cache.lengths,
         )
-        found["captures"] = {
+        facts["captures"] = {
             key[0] for key, step in model._runner._steps.items() if step.is_captured
         }
-    return found
+    return facts
 
 
 def three(model):
@@ -754,7 +758,7 @@ def three(model):
 
 @pytest.mark.skipif(HAS_GPU, reason="a CUDA graph does not tell how often it was captured")
 def test_rows_join_and_leave_replayed_steps(call):
-    found = call(
+    facts = call(
         replayed_rows,
         make_checkpoint(
             Path(tempfile.mkdtemp()) / "m",
@@ -763,12 +767,12 @@ def test_rows_join_and_leave_replayed_steps(call):
             max_position_embeddings=512,
         ),
     )
-    tokens, alone = found["tokens"]
+    tokens, alone = facts["tokens"]
     assert tokens == alone
-    points, changes = found["points"]
+    points, changes = facts["points"]
     assert points == changes  # a step that goes on needs nothing from the host
-    assert found["captured alone"] == 4 and found["captures"] == {1, 2, 4}
-    captured, kinds, lengths = found["same kind"]
+    assert facts["captured alone"] == 4 and facts["captures"] == {1, 2, 4}
+    captured, kinds, lengths = facts["same kind"]
     assert captured == 0 and not kinds and lengths == [1, 1, 6]
 
 
@@ -784,7 +788,7 @@ def stored_codes(dtype, G: int, D: int, rotates: bool) -> dict:
     from cuda_fallback.kernels import decode
     from cuda_fallback.kernels.storage import Storage, dequantize, quantize
 
-    H, room, found = 2 * G, 300, {}
+    H, room, errors = 2 * G, 300, {}
     tables = tuple(made(2, room, D // 2))
     heads = made(2, 1, (H + 2 * G) * D, dtype=dtype, seed=3)
     heads[0, :, (H + G) * D :] = 0  # values without a scale
@@ -808,7 +812,7 @@ def stored_codes(dtype, G: int, D: int, rotates: bool) -> dict:
         with computing(by_kernels=False):
             table = tuple(part[position : position + 1] for part in tables)
             turned = ops.rope(split[None, : H + G], table)[0] if rotates else split[: H + G]
-        found[f"query {i}"] = worst(query[i], turned[:H])
+        errors[f"query {i}"] = worst(query[i], turned[:H])
         wanted = torch.stack([turned[H:], split[H + G :]])  # [2, G, 1, D]
         codes, scales = quantize(wanted)
         new = row.numbers[1, :, :, position : position + 1]
@@ -823,8 +827,8 @@ def stored_codes(dtype, G: int, D: int, rotates: bool) -> dict:
         assert torch.equal(now, before[i])
         seen = row.read(1, slice(None), 0, position + 1, torch.float64)[:, None]
         wanted = ops.attention(query[i : i + 1].double(), *seen, D**-0.5)
-        found[f"attention {i}"] = worst(out[i].view(1, H, 1, D), wanted)
-    return found
+        errors[f"attention {i}"] = worst(out[i].view(1, H, 1, D), wanted)
+    return errors
 
 
 @pytest.mark.parametrize(
@@ -836,8 +840,8 @@ def stored_codes(dtype, G: int, D: int, rotates: bool) -> dict:
     ],
 )
 def test_codes_are_stored_and_attended_to(dtype, bound, G, D, rotates, call):
-    found = call(stored_codes, dtype, G, D, rotates)
-    assert len(found) == 4 and max(found.values()) < bound, found
+    errors = call(stored_codes, dtype, G, D, rotates)
+    assert len(errors) == 4 and max(errors.values()) < bound, errors
 
 
 @pytest.mark.parametrize("D", [8, 20, 32, 80])
@@ -849,11 +853,8 @@ def test_codes_are_within_half_a_step(D):
     )
     values[0], values[1, 0] = 0, 1e-9
     codes, scales = quantize(values)
-    assert (
-        codes.dtype == torch.int8
-        and codes.shape == values.shape
-        and scales.shape == (3, 5, -(-D // 32))
-    )
+    assert codes.dtype == torch.int8 and codes.shape == values.shape
+    assert scales.shape == (3, 5, -(-D // 32))
     for start in range(0, D, 32):
         part = slice(start, start + 32)
         step = values[..., part].abs().amax(-1, keepdim=True) / 127
@@ -879,14 +880,14 @@ def test_logits_in_8_bits_are_near_those_of_full_width(fields, tmp_path):
     full, coarse = (
         select("cuda", "cpu").load(checkpoint, "float32", cache_bits=bits) for bits in (None, 8)
     )
-    tokens, found = np.random.default_rng(0).integers(3, 380, (1, 40)), []
+    tokens, logits = np.random.default_rng(0).integers(3, 380, (1, 40)), []
     for model in (full, coarse):
         cache = model.make_cache(64, rows=2)
         prompt = model.forward(tokens[:, :30], 0, cache, rows=[1], all_positions=True)[0]
         cache.copy_prefix(1, 0, 30)
         steps = [model.forward(tokens[:, at : at + 1], at, cache) for at in range(30, 40)]
-        found.append(torch.cat([prompt, *steps]).numpy())
-    assert coarse.cache_bits == 8 and 0 < relative_rms(found[1], found[0]) < 1e-2
+        logits.append(torch.cat([prompt, *steps]).numpy())
+    assert coarse.cache_bits == 8 and 0 < relative_rms(logits[1], logits[0]) < 1e-2
     assert cache.nbytes == 2 * cache.storage_for(40) * (2 * 2 * 2 * (64 + 2 * 2) + 4)
     again = coarse.make_cache(64)
     again.restore(cache.state())
@@ -906,22 +907,21 @@ def test_logits_in_16_bits(dtype, tmp_path):
     full, half = (
         select("cuda", "cpu").load(checkpoint, dtype, cache_bits=bits) for bits in (None, 16)
     )
-    tokens, found, caches = np.random.default_rng(0).integers(3, 380, (1, 40)), [], []
+    tokens, logits, caches = np.random.default_rng(0).integers(3, 380, (1, 40)), [], []
     for model in (full, half):
         cache = model.make_cache(64, rows=2)
         prompt = model.forward(tokens[:, :30], 0, cache, rows=[1], all_positions=True)[0]
         cache.copy_prefix(1, 0, 30)
         steps = [model.forward(tokens[:, at : at + 1], at, cache) for at in range(30, 40)]
-        found.append(torch.cat([prompt, *steps]).float().numpy())
+        logits.append(torch.cat([prompt, *steps]).float().numpy())
         caches.append(cache)
     states = [cache.state() for cache in caches]
     assert half.cache_bits == 16 and caches[1].position_nbytes == 2 * 2 * 2 * 20 * 2
     if dtype != "float32":
-        np.testing.assert_array_equal(*found)
+        np.testing.assert_array_equal(*logits)
         return
-    assert (
-        0 < relative_rms(found[1], found[0]) < 1e-3 and caches[1].nbytes < 0.52 * caches[0].nbytes
-    )
+    assert 0 < relative_rms(logits[1], logits[0]) < 1e-3
+    assert caches[1].nbytes < 0.52 * caches[0].nbytes
     for name in ("keys", "values"):
         rounded = states[0][name][0].astype(np.float16).astype(np.float32)
         np.testing.assert_array_equal(states[1][name][0], rounded)
@@ -937,7 +937,7 @@ def in_few_bits(path: Path, bits: int) -> tuple[list, list]:
     """
     from cuda_fallback.model import Llama
 
-    found = []
+    all_logits = []
     for by_kernels in (True, False):
         with computing(by_kernels):
             model = Llama.load(
@@ -951,16 +951,16 @@ def in_few_bits(path: Path, bits: int) -> tuple[list, list]:
                 logits.append(
                     model.forward([[token], [token + 1], [token + 2]], cache.lengths, cache).numpy()
                 )
-            found.append(logits)
+            all_logits.append(logits)
             if by_kernels:
                 assert model._runner
                 for row in range(3):
                     cache = model.make_cache(64)
                     model.forward([ALONE[row]], 0, cache)
                     for i, token in enumerate((5, 6)):
-                        one = model.forward([[token + row]], cache.length, cache).numpy()
-                        assert one[0].tobytes() == logits[i][row].tobytes()
-    return tuple(found)
+                        single = model.forward([[token + row]], cache.length, cache).numpy()
+                        assert single[0].tobytes() == logits[i][row].tobytes()
+    return tuple(all_logits)
 
 
 @pytest.mark.parametrize("bits, error", [(8, 2e-3)])
@@ -970,5 +970,5 @@ def test_steps_in_few_bits_by_kernels_are_those_of_torch(bits, error, call, tmp_
         make_checkpoint(tmp_path / "m", tokenizer=False, num_hidden_layers=1, head_dim=20),
         bits,
     )
-    for one, other in zip(few, many):
-        assert 0 < relative_error(one, other) < error
+    for ours, other in zip(few, many):
+        assert 0 < relative_error(ours, other) < error

@@ -22,16 +22,18 @@ WITHOUT = kernels.Kernels(
 
 
 def plan(
-    patch, device=GPU, compile=None, found=None, fails: str = "", **fields
+    patch, device=GPU, compile=None, available=None, fails: str = "", **fields
 ) -> kernels.Decoding:
-    def try_heads(*given) -> None:
-        assert given == (config, torch.float16, device, None)
+    def try_heads(*args) -> None:
+        assert args == (config, torch.float16, device, None)
         if fails:
             raise Exception(fails)
 
     decode = SimpleNamespace(try_heads=try_heads)
     patch.setattr(
-        kernels, "find_kernels", lambda device: found or kernels.Kernels(decode, SimpleNamespace())
+        kernels,
+        "find_kernels",
+        lambda device: available or kernels.Kernels(decode, SimpleNamespace()),
     )
     config = LlamaConfig.from_dict(config_fields(**fields))
     decoding = kernels.plan_decoding(config, torch.float16, device, compile)
@@ -40,7 +42,7 @@ def plan(
 
 
 @pytest.mark.parametrize(
-    "given, by_kernels, is_captured, notice",
+    "settings, by_kernels, is_captured, notice",
     [
         (dict(), True, True, ""),
         (dict(compile=True), True, True, ""),
@@ -57,31 +59,31 @@ def plan(
             False,
             "decoding is not captured: attention's kernel does not run here (out of shared memory)",
         ),
-        (dict(found=WITHOUT), False, False, WITHOUT.notices[0]),
-        (dict(found=WITHOUT, compile=False), False, False, WITHOUT.notices[0]),
-        (DYNAMIC | dict(found=WITHOUT), False, False, WITHOUT.notices[0]),
+        (dict(available=WITHOUT), False, False, WITHOUT.notices[0]),
+        (dict(available=WITHOUT, compile=False), False, False, WITHOUT.notices[0]),
+        (DYNAMIC | dict(available=WITHOUT), False, False, WITHOUT.notices[0]),
         (dict(device=CPU), True, False, ""),
-        (dict(device=CPU, found=kernels.Kernels()), False, False, ""),
-        (dict(device=CPU, found=kernels.Kernels(), compile=False), False, False, ""),
+        (dict(device=CPU, available=kernels.Kernels()), False, False, ""),
+        (dict(device=CPU, available=kernels.Kernels(), compile=False), False, False, ""),
     ],
     ids=str,
 )
-def test_how_tokens_are_decoded(given, by_kernels, is_captured, notice, monkeypatch):
-    decoding = plan(monkeypatch, **given)
+def test_how_tokens_are_decoded(settings, by_kernels, is_captured, notice, monkeypatch):
+    decoding = plan(monkeypatch, **settings)
     assert (decoding.kernels is not None, decoding.is_captured) == (by_kernels, is_captured)
     assert decoding.notices == ((notice,) if notice else ())
 
 
 @pytest.mark.parametrize(
-    "given, reason",
+    "settings, reason",
     [
         (dict(device=CPU), "CUDA graphs are for a GPU"),
         (DYNAMIC, "dynamic rope"),
-        (dict(found=WITHOUT), "no triton"),
+        (dict(available=WITHOUT), "no triton"),
         (dict(fails="out of shared memory"), "out of shared memory"),
     ],
     ids=str,
 )
-def test_a_graph_that_is_asked_for_and_cannot_be_is_refused(given, reason, monkeypatch):
+def test_a_graph_that_is_asked_for_and_cannot_be_is_refused(settings, reason, monkeypatch):
     with pytest.raises(BackendError, match=f"^`compile`: .*{reason}.*: leave it out$"):
-        plan(monkeypatch, compile=True, **given)
+        plan(monkeypatch, compile=True, **settings)

@@ -65,12 +65,12 @@ def unused_experts(backend, path: Path, token: int) -> dict[int, list[int]]:
         model.make_cache(1),
         probe=lambda name, array: inputs.__setitem__(name, backend.runtime.to_numpy(array)),
     )
-    found = {}
+    unused = {}
     for spec in model.config.layers:
         router = weights()[f"{spec.experts.router}.weight"].astype(np.float64)
         scores = router @ inputs[f"{spec.index}.ffn_norm"].reshape(-1)
-        found[spec.index] = np.argsort(-scores)[spec.experts.used :].tolist()
-    return found
+        unused[spec.index] = np.argsort(-scores)[spec.experts.used :].tolist()
+    return unused
 
 
 @pytest.mark.parametrize("compile", [None, False])
@@ -171,10 +171,10 @@ def test_gguf_files_of_both_ages(stacked, tmp_path):
         writer.close,
     ):
         write()
-    found = open_checkpoint(tmp_path / "m.gguf")
-    assert found.config.architecture == "MixtralForCausalLM"
+    checkpoint = open_checkpoint(tmp_path / "m.gguf")
+    assert checkpoint.config.architecture == "MixtralForCausalLM"
     for name, values in tensors.items():
-        np.testing.assert_array_equal(found.tensors[name].float32(), values)
+        np.testing.assert_array_equal(checkpoint.tensors[name].float32(), values)
 
 
 QWEN = dict(
@@ -202,16 +202,19 @@ def written(format: str) -> tuple[Path, np.ndarray]:
 
     home = Path(tempfile.mkdtemp())
     write_gguf(open_checkpoint(make_checkpoint(home / "m", **QWEN)), home / "m.gguf", format)
-    found, config = open_checkpoint(home / "m.gguf"), LlamaConfig.from_dict(config_fields(**QWEN))
-    dequantised = {name: tensor.float32() for name, tensor in found.tensors.items()}
+    exported, config = (
+        open_checkpoint(home / "m.gguf"),
+        LlamaConfig.from_dict(config_fields(**QWEN)),
+    )
+    dequantised = {name: tensor.float32() for name, tensor in exported.tensors.items()}
     stacks = {tensor.name: tensor for tensor in gguf.GGUFReader(home / "m.gguf").tensors}
     for layer in range(2):
         spec = config.layers[layer].experts
         for part, names in (("gate", spec.gate), ("up", spec.up), ("down", spec.down)):
             stack = stacks[f"blk.{layer}.ffn_{part}_exps.weight"]
             whole = gguf.dequantize(stack.data, stack.tensor_type)
-            for one, wanted in zip(names, whole, strict=True):
-                np.testing.assert_array_equal(dequantised[f"{one}.weight"], wanted)
+            for module, wanted in zip(names, whole, strict=True):
+                np.testing.assert_array_equal(dequantised[f"{module}.weight"], wanted)
     model = AutoModelForCausalLM.from_pretrained(
         make_checkpoint(home / "judge", tensors=dequantised, **QWEN), dtype=torch.float32
     )
@@ -243,8 +246,8 @@ def test_experts_of_different_formats_are_refused(backend, tmp_path):
         if ".experts." in name:
             with mx.stream(mx.cpu):
                 parts = [
-                    np.array(one)
-                    for one in mx.quantize(
+                    np.array(array)
+                    for array in mx.quantize(
                         mx.array(values), 32, 8 if name == f"{odd}.weight" else 4
                     )
                 ]
@@ -325,7 +328,7 @@ def by_kernels(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
     """
     import torch
 
-    backend, found = select("cuda", None if DEVICE.type == "cuda" else "cpu"), []
+    backend, pairs = select("cuda", None if DEVICE.type == "cuda" else "cpu"), []
     if DEVICE.type == "cpu":
         fewer_programs()
     plain = backend.load(open_checkpoint(path), "float32", compile=False).decoder.blocks[1].mlp
@@ -337,12 +340,12 @@ def by_kernels(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
     with torch.inference_mode():
         for count in (1, 3):
             with computing(by_kernels=True):
-                one = mlp(x[:count], None)
-                assert torch.equal(one[:1], mlp(x[:1], None))
+                ours = mlp(x[:count], None)
+                assert torch.equal(ours[:1], mlp(x[:1], None))
             with computing(by_kernels=False):
                 other = plain(x[:count], None)
-            found.append((one.cpu().numpy(), other.cpu().numpy()))
-    return found
+            pairs.append((ours.cpu().numpy(), other.cpu().numpy()))
+    return pairs
 
 
 @pytest.mark.parametrize("path", [folder, low_bit], ids=["float32", "low-bit"])

@@ -8,12 +8,12 @@ import gc
 import os
 import platform
 import subprocess
-import sys
 from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
+from launching import run_python
 from machine import device_of
 from making_gguf import make_gguf
 
@@ -33,7 +33,7 @@ def test_facts_import_no_framework(name):
         f"import sys; import {PACKAGES[name]}.facts; print(sorted({{'mlx.core', 'torch', "
         f"'triton'}} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = run_python("-c", code)
     assert done.stdout.strip() == "[]", done.stderr
 
 
@@ -93,13 +93,13 @@ def _torch_bytes(value, seen):
     if isinstance(value, torch.Tensor):
         return value.nbytes
     if isinstance(value, (list, tuple)):
-        return sum(_torch_bytes(one, seen) for one in value)
+        return sum(_torch_bytes(item, seen) for item in value)
     inner = (
         getattr(value, "__dict__", {})
         if type(value).__module__.startswith(("cuda_fallback", "mlx_llama.core.llama"))
         else {}
     )
-    return sum(_torch_bytes(one, seen) for one in inner.values())
+    return sum(_torch_bytes(item, seen) for item in inner.values())
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q6_K"])
@@ -265,11 +265,13 @@ def test_the_doctors_figure_is_what_a_process_takes(kind, backend, large):
         )
     small, path = large(kind)
     (fit,) = [fit for fit in diagnose(path).fits if fit.backend == backend.name]
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD, backend.name, device, small, path],
-        capture_output=True,
-        text=True,
-        # no writer, no mapped weights
+    done = run_python(
+        "-c",
+        LOAD,
+        backend.name,
+        device,
+        small,
+        path,
         timeout=300,
         env=os.environ | {"MLX_LLAMA_CACHE_SIZE": "0"},
     )

@@ -5,11 +5,10 @@ threads it lacks.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from launching import run_python
 from machine import open_backend
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
@@ -51,12 +50,8 @@ def run(toy):
     """run(backend, script): execute SETUP and the script in a process of its own."""
 
     def start(backend, script: str) -> None:
-        done = subprocess.run(
-            [sys.executable, "-c", SETUP + script, backend.name, str(toy)],
-            timeout=200,
-            text=True,
-            capture_output=True,
-            cwd=Path(__file__).parents[2],
+        done = run_python(
+            "-c", SETUP + script, backend.name, toy, timeout=200, cwd=Path(__file__).parents[2]
         )
         assert done.returncode == 0, done.stderr
 

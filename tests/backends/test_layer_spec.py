@@ -155,7 +155,7 @@ def test_probes_change_nothing_and_steps_choose_the_likeliest(name, backend):
     token = TOKENS[:1]
     for _ in range(5):
         token = model.step(token, cache.length, cache, sampler)
-    tokens = [int(one) for one in cache.state()["tokens"]]
+    tokens = [int(token_id) for token_id in cache.state()["tokens"]]
     logits = backend.runtime.to_numpy(
         model.forward([tokens], 0, model.make_cache(40), all_positions=True)
     )[0]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from launching import run_python
 from machine import device_of
 from making import make_checkpoint
 from transformers import AutoModelForCausalLM
@@ -57,12 +56,7 @@ def folder(tmp_path_factory):
 
 
 def test_memory_grows_with_the_length_only(backend, folder):
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, str(folder), backend.name, device_of(backend), str(LENGTH)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = run_python("-c", CODE, folder, backend.name, device_of(backend), LENGTH, timeout=300)
     assert done.returncode == 0, done.stderr
     answer, grown = done.stdout.splitlines()
     assert int(grown) < BUDGET

@@ -89,10 +89,10 @@ def count(code, name: str) -> int:
 
 
 def check_product(compile_call, name, K, i, capability, dtype):
-    found = compile_call(product, name, K, ROWS[i], capability, dtype)
-    if found is None:
+    compiled = compile_call(product, name, K, ROWS[i], capability, dtype)
+    if compiled is None:
         pytest.skip("this Triton has no ptxas, nvdisasm and cuobjdump")
-    code, tile = found
+    code, tile = compiled
     assert code.stack == code.local == 0, code
     # The same instruction for any number of rows, each of 8 of them and 8 weights of a thread: half
     # (a third) of them with codes.
@@ -131,14 +131,13 @@ def dense_product(rows: int, capability: int, dtype=torch.float16):
 @pytest.mark.parametrize("rows, most", [(1, 2.5), (16, 2.5), (32, 3.0)])
 @pytest.mark.parametrize("capability", [80, 89, 90])
 def test_dense_products_keep_to_their_budgets(rows, most, capability, compile_call):
-    found = compile_call(dense_product, rows, capability)
-    if found is None:
+    compiled = compile_call(dense_product, rows, capability)
+    if compiled is None:
         pytest.skip("this Triton has no ptxas, nvdisasm and cuobjdump")
-    code, tile = found
+    code, tile = compiled
     assert code.stack == code.local == 0 and code.registers <= 96
-    assert count(code, "HMMA.16816.F32") == count(code, "HMMA") > 0 == count(
-        code, "HGMMA"
-    ) and count(code, "LDGSTS.E.BYPASS.128")
+    assert count(code, "HMMA.16816.F32") == count(code, "HMMA") > 0 == count(code, "HGMMA")
+    assert count(code, "LDGSTS.E.BYPASS.128")
     assert len(code.loop) / (count(code, "HMMA") * 8 * 8 // tile) <= most
 
 
@@ -170,10 +169,10 @@ def dequantising(name: str, K: int, capability: int, dtype=torch.bfloat16):
     ],
 )
 def test_dequantising_takes_few_instructions(name, K, capability, compile_call):
-    found = compile_call(dequantising, name, K, capability)
-    if found is None:
+    compiled = compile_call(dequantising, name, K, capability)
+    if compiled is None:
         pytest.skip("this Triton has no ptxas, nvdisasm and cuobjdump")
-    code, weights = found
+    code, weights = compiled
     print(
         f"{name} K={K} {capability}: {code.registers} registers, {code.length / weights:.2f} "
         "per weight"

@@ -35,10 +35,10 @@ def attention(bits: int, D: int, dtype: str, cap: float | None, capability: int)
             bits,
             cap,
         )
-    found = {}
+    facts = {}
     for launch in launches:
         code = disassemble(compile_launch(launch, capability))
-        found[launch.kernel.__name__] = dict(
+        facts[launch.kernel.__name__] = dict(
             stack=code.stack,
             local=code.local,
             shared=code.shared,
@@ -46,7 +46,7 @@ def attention(bits: int, D: int, dtype: str, cap: float | None, capability: int)
             wide=sum(".128" in line for line in code.loop),
             text="\n".join(code.loop),
         )
-    return found
+    return facts
 
 
 # Instructions of a loop of 64 keys, or of 32 float32, for numbers and for codes of 8 bits, by the
@@ -64,15 +64,15 @@ BUDGET = {
     "dtype, bits, D", [(dtype, bits, D) for (dtype, bits), widths in BUDGET.items() for D in widths]
 )
 def test_attention_is_short_and_keeps_its_registers(dtype, bits, D, capability, compile_call):
-    found = compile_call(attention, bits, D, dtype, None, capability)
-    if found is None:
+    code = compile_call(attention, bits, D, dtype, None, capability)
+    if code is None:
         pytest.skip("this Triton has no ptxas, nvdisasm and cuobjdump")
     first = "_attend" if bits == 16 else "_attend_codes"
-    assert list(found) == [first, "_join"]
-    for figures in found.values():
+    assert list(code) == [first, "_join"]
+    for figures in code.values():
         assert figures["stack"] == figures["local"] == 0 and figures["shared"] <= SHARED
-    assert found[first]["loop"] <= BUDGET[dtype, bits][D] and found[first]["wide"] >= 4
-    assert "HMMA" in found[first]["text"]
+    assert code[first]["loop"] <= BUDGET[dtype, bits][D] and code[first]["wide"] >= 4
+    assert "HMMA" in code[first]["text"]
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ def test_attention_is_short_and_keeps_its_registers(dtype, bits, D, capability, 
     ],
 )
 def test_attention_fits_the_shared_memory_of_small_gpus(dtype, bits, D, cap, compile_call):
-    found = compile_call(attention, bits, D, dtype, cap, 80)
-    if found is None:
+    code = compile_call(attention, bits, D, dtype, cap, 80)
+    if code is None:
         pytest.skip("this Triton has no ptxas, nvdisasm and cuobjdump")
-    for figures in found.values():
+    for figures in code.values():
         assert figures["shared"] <= SHARED
 
 

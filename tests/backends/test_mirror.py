@@ -66,9 +66,8 @@ def test_the_modules_are_implemented(backend, file, protocol):
 def test_the_classes_are_implemented(backend, file, name, protocol):
     """A base class leaves to them what it only annotates or does not implement."""
     real = getattr(importlib.import_module(f"{backend.model.__package__}.{file}"), name)
-    assert real is not protocol and all(
-        hasattr(real, member) for member in protocol.__annotations__ if member != "config"
-    )
+    assert real is not protocol
+    assert all(hasattr(real, member) for member in protocol.__annotations__ if member != "config")
     for member, wanted in members(protocol).items():
         assert parameters(getattr(real, member)) == parameters(wanted), member
         assert "NotImplementedError" not in getattr(real, member).__code__.co_names, member
@@ -112,7 +111,7 @@ def test_arrows_point_one_way(name):
     """A backend imports itself, its framework and neutral core; no other backend, scheduler or
     door.
     """
-    own = {"mlx": "mlx_llama.mlx_native", "cpu": "cpu_fallback", "cuda": "cuda_fallback"}
+    packages = {"mlx": "mlx_llama.mlx_native", "cpu": "cpu_fallback", "cuda": "cuda_fallback"}
     for path in HOMES[name].rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             modules = (
@@ -122,20 +121,19 @@ def test_arrows_point_one_way(name):
             )
             for module in modules:
                 if module.startswith("mlx_llama.core"):
-                    found = (
+                    imports = (
                         [module]
                         if module.count(".") > 2
                         else [f"{module}.{a.name}" for a in node.names]
                     )
-                    for full in found:
+                    for full in imports:
                         room = full.removeprefix("mlx_llama.core.")
-                        assert any(room == one or room.startswith(one + ".") for one in ALLOWED), (
-                            path,
-                            full,
-                        )
+                        assert any(
+                            room == allowed or room.startswith(allowed + ".") for allowed in ALLOWED
+                        ), (path, full)
                 else:
                     assert not module.startswith(
-                        ("mlx_llama", *(v for k, v in own.items() if k != name))
+                        ("mlx_llama", *(v for k, v in packages.items() if k != name))
                     ), (path, module)
 
 
@@ -198,9 +196,9 @@ def misuse(name: str, folder: Path) -> dict[str, str]:
             checkpoint, threads="many" if name == "cpu" else None, dtype="int4"
         ),
     }
-    found = {case: refused(call) for case, call in calls.items()}
+    messages = {case: refused(call) for case, call in calls.items()}
     assert cache.length == 3 and several.lengths == [0, 0, 0]  # unchanged
-    return found
+    return messages
 
 
 def test_the_same_misuse_has_the_same_error(toy):

@@ -93,9 +93,9 @@ def prefill(model, cache, row: int, tokens: list[int]) -> None:
     model.forward([tokens], 0, cache, rows=[row])
 
 
-def same_state(one: dict, other: dict) -> bool:
-    return one.keys() == other.keys() and all(
-        one[name].tobytes() == other[name].tobytes() for name in one
+def same_state(state: dict, other: dict) -> bool:
+    return state.keys() == other.keys() and all(
+        state[name].tobytes() == other[name].tobytes() for name in state
     )
 
 
@@ -124,8 +124,8 @@ class Company:
 
     def start(self, row: int, tokens: list[int]) -> None:
         self.reset(row)
-        for cache, own in ((self.cache, row), (self.alone[row], 0)):
-            self.model.forward([tokens], 0, cache, rows=[own])
+        for cache, place in ((self.cache, row), (self.alone[row], 0)):
+            self.model.forward([tokens], 0, cache, rows=[place])
         self.last[row] = tokens[-1]
 
     def reset(self, row: int) -> None:
@@ -156,23 +156,23 @@ class Company:
         tokens = np.array([[self.last[row]] for row in rows], np.int32)
         others = [row for row in self.last if row not in rows][:2]
         before = [self.cache.state(row) for row in others]
-        found = []
+        answers = []
         for _ in range(count):
             tokens = self.model.step(
                 tokens, [self.cache.lengths[row] for row in rows], self.cache, batch, rows=rows
             )
             assert tuple(tokens.shape) == (len(rows), 1)
             self.mlx.launch(tokens)
-            found.append(tokens)
-        together = [self.mlx.read_all(tokens) for tokens in found]
+            answers.append(tokens)
+        together = [self.mlx.read_all(tokens) for tokens in answers]
         assert all(same_state(self.cache.state(row), state) for row, state in zip(others, before))
         for column, row in enumerate(rows):
-            own, token = (
+            alone, token = (
                 sampling(self.mlx, self.options[row]),
                 np.array([[self.last[row]]], np.int32),
             )
             for step in together:
-                token = self.model.step(token, self.alone[row].length, self.alone[row], own)
+                token = self.model.step(token, self.alone[row].length, self.alone[row], alone)
                 assert step[column] == self.mlx.read(token), (row, rows)
             self.last[row] = together[-1][column]
         assert self.cache.lengths == [cache.length for cache in self.alone]
@@ -388,10 +388,14 @@ def test_a_row_has_the_scores_and_the_token_that_it_has_alone(mlx, rows, data):
         )
         for slot, i in enumerate(order[:-2]):
             alone = sampling(mlx, rows[i])
-            own = mx.array(history[i : i + 1, 32 - alone.window :]) if alone.window else None
-            wanted = np.array(alone.processed(mx.array(scores[i : i + 1]), own))[0]
+            last_tokens = (
+                mx.array(history[i : i + 1, 32 - alone.window :]) if alone.window else None
+            )
+            wanted = np.array(alone.processed(mx.array(scores[i : i + 1]), last_tokens))[0]
             np.testing.assert_array_equal(processed[slot], wanted)
-            assert drawn[slot, 0] == mlx.read(alone(mx.array(scores[i : i + 1]), [i + 5], own))
+            assert drawn[slot, 0] == mlx.read(
+                alone(mx.array(scores[i : i + 1]), [i + 5], last_tokens)
+            )
 
 
 # ---- masks and log-probabilities
@@ -427,8 +431,8 @@ def test_masks_and_logprobs_of_rows_are_those_of_each_alone(
     options = [dict(mix, logprobs=row) if row != 2 else mix for row, mix in enumerate(MIXES[:5])]
     options = [options[row] for row in rows]
     cache, alone = model.make_cache(300, 5), [model.make_cache(300) for _ in rows]
-    for row, own in zip(rows, alone):
-        for target, place in ((cache, row), (own, 0)):
+    for row, cache_alone in zip(rows, alone):
+        for target, place in ((cache, row), (cache_alone, 0)):
             prefill(model, target, place, ids(4 + row, seed=row))
     batch, tokens = sampling(mlx, *options), np.full((len(rows), 1), 5, np.int32)
     for n in range(6):
@@ -454,26 +458,24 @@ def test_masks_and_logprobs_of_rows_are_those_of_each_alone(
                 masks=compute if masked else None,
             )
         count = max((each["logprobs"] for each in options if "logprobs" in each), default=None)
-        found = mlx.runtime.to_numpy(drawn)
-        assert (
-            found.shape == (len(rows), 1 if count is None else 2 + 2 * count)
-            and len(launched) == masked
-        )
-        for i, own in enumerate(alone):
-            logits = model.forward(tokens[i : i + 1], own.length, own)
-            one = sampling(mlx, options[i])
-            recent = own.recent(one.window) if one.window else None
-            wanted = one(logits, [own.length], recent, lambda: words(allowed[i : i + 1]))
-            assert found[i, 0] == mlx.runtime.to_numpy(wanted)[0, 0]
-            assert allowed[i, found[i, 0]]
+        packed = mlx.runtime.to_numpy(drawn)
+        assert packed.shape == (len(rows), 1 if count is None else 2 + 2 * count)
+        assert len(launched) == masked
+        for i, cache_alone in enumerate(alone):
+            logits = model.forward(tokens[i : i + 1], cache_alone.length, cache_alone)
+            single = sampling(mlx, options[i])
+            recent = cache_alone.recent(single.window) if single.window else None
+            wanted = single(logits, [cache_alone.length], recent, lambda: words(allowed[i : i + 1]))
+            assert packed[i, 0] == mlx.runtime.to_numpy(wanted)[0, 0]
+            assert allowed[i, packed[i, 0]]
             raw = np.array(logits, np.float64)[0]
             if options[i].get("temperature", 0) == 0 and "repetition_penalty" not in options[i]:
-                assert found[i, 0] == np.where(allowed[i], raw, -np.inf).argmax()
+                assert packed[i, 0] == np.where(allowed[i], raw, -np.inf).argmax()
             if count is not None:
                 expected = raw - raw.max() - np.log(np.exp(raw - raw.max()).sum())
-                columns = np.ascontiguousarray(found[i])
+                columns = np.ascontiguousarray(packed[i])
                 np.testing.assert_allclose(
-                    columns[1:2].view(np.float32), expected[found[i, :1]], atol=1e-5
+                    columns[1:2].view(np.float32), expected[packed[i, :1]], atol=1e-5
                 )
                 np.testing.assert_array_equal(
                     columns[2 : 2 + count], np.argsort(-expected, kind="stable")[:count]
@@ -483,8 +485,8 @@ def test_masks_and_logprobs_of_rows_are_those_of_each_alone(
                     np.sort(expected)[::-1][:count],
                     atol=1e-5,
                 )
-        tokens = np.ascontiguousarray(found[:, :1])
-    assert [cache.lengths[row] for row in rows] == [own.length for own in alone]
+        tokens = np.ascontiguousarray(packed[:, :1])
+    assert [cache.lengths[row] for row in rows] == [cache_alone.length for cache_alone in alone]
 
 
 def test_masks_and_logprobs_are_traced_once(mlx, monkeypatch):
@@ -497,12 +499,12 @@ def test_masks_and_logprobs_are_traced_once(mlx, monkeypatch):
         prefill(model, cache, row, ids(3 + row, seed=row))
     original, drawing = StepView.__init__, draw.draw
     monkeypatch.setattr(
-        StepView, "__init__", lambda self, *given: (forwards.append(0), original(self, *given))[1]
+        StepView, "__init__", lambda self, *args: (forwards.append(0), original(self, *args))[1]
     )
-    monkeypatch.setattr(draw, "draw", lambda *given: (draws.append(0), drawing(*given))[1])
+    monkeypatch.setattr(draw, "draw", lambda *args: (draws.append(0), drawing(*args))[1])
 
-    def run(count: int, **given) -> tuple[int, int]:
-        batch = sampling(mlx, *({"seed": n, **given} for n in range(3)))
+    def run(count: int, **args) -> tuple[int, int]:
+        batch = sampling(mlx, *({"seed": n, **args} for n in range(3)))
         for n in range(3):
             masks = (lambda: words(allow(3, 384, n))) if count else None
             mlx.launch(model.step([[5]] * 3, cache.lengths[:], cache, batch, masks=masks))
@@ -543,9 +545,8 @@ def test_masks_that_fail_change_no_row(mlx):
     before = [cache.state(row) for row in range(2)]
     with pytest.raises(ZeroDivisionError):
         model.step([[5]] * 2, cache.lengths[:], cache, sampling(mlx, {}, {}), masks=lambda: 1 / 0)
-    assert cache.lengths == [4, 5] and all(
-        same_state(cache.state(row), state) for row, state in enumerate(before)
-    )
+    assert cache.lengths == [4, 5]
+    assert all(same_state(cache.state(row), state) for row, state in enumerate(before))
 
 
 # ---- bytes
@@ -670,16 +671,16 @@ def test_an_empty_row_takes_nothing_and_a_buffer_shrinks(mlx):
         )
         return cache.nbytes
 
-    one = cache.nbytes_for(5) + 4 * GROWTH
-    assert run(list(range(8))) == 8 * one
+    row_bytes = cache.nbytes_for(5) + 4 * GROWTH
+    assert run(list(range(8))) == 8 * row_bytes
     for row in range(6):
         cache.reset(row)
-    assert run([6, 7]) == 2 * one
-    assert run([7]) == 2 * one and [buffer.slots for buffer in cache.buffers()] == [1, 1]
-    assert run([6, 7]) == 2 * one
+    assert run([6, 7]) == 2 * row_bytes
+    assert run([7]) == 2 * row_bytes and [buffer.slots for buffer in cache.buffers()] == [1, 1]
+    assert run([6, 7]) == 2 * row_bytes
     for row in range(7):
         cache.reset(row)
-    assert run([7]) == one
+    assert run([7]) == row_bytes
 
 
 def test_a_row_that_fills_its_slot_and_waits_is_not_overwritten(mlx):
@@ -727,8 +728,8 @@ def test_rows_that_wait_leave_a_buffer_that_is_too_large_for_the_others(mlx):
 
     assert run(list(range(8))) == [8]
     waiting = cache.state(5)
-    found = [run([0, 1]) for _ in range(8)]
-    assert found[0] == [8] and found[-1] == [1, 1, 1, 1, 1, 1, 4]
+    sizes = [run([0, 1]) for _ in range(8)]
+    assert sizes[0] == [8] and sizes[-1] == [1, 1, 1, 1, 1, 1, 4]
     assert same_state(cache.state(5), waiting)
 
 
@@ -750,9 +751,9 @@ def test_one_trace_per_size_of_buffer(mlx, monkeypatch):
     for row in range(5):
         prefill(model, cache, row, ids(3 + row, seed=row))
 
-    def run(rows: list[int], **given) -> None:
+    def run(rows: list[int], **settings) -> None:
         batch = sampling(
-            mlx, *({name: value + 0.1 * row for name, value in given.items()} for row in rows)
+            mlx, *({name: value + 0.1 * row for name, value in settings.items()} for row in rows)
         )
         tokens = np.full((len(rows), 1), 5, np.int32)
         for _ in range(3):
@@ -820,7 +821,7 @@ def rms(got: np.ndarray, wanted: np.ndarray) -> float:
 @pytest.mark.parametrize("name", ["plain", "sliding", "qwen3", "dynamic"])
 def test_logits_of_eight_bits_are_close(name, dtype, mlx):
     """A prompt in chunks, steps and probes; within 1e-2 of full width."""
-    found, kept = {}, {}
+    by_bits, kept = {}, {}
     for bits in (None, 8):
         model = loaded(mlx, name, dtype=dtype, bits=bits)
         cache, tokens = model.make_cache(64), [ids(40)]
@@ -831,9 +832,9 @@ def test_logits_of_eight_bits_are_close(name, dtype, mlx):
         logits += [
             model.forward([[token]], 30 + i, cache) for i, token in enumerate(tokens[0][30:])
         ]
-        found[bits] = np.concatenate([mlx.runtime.to_numpy(part) for part in logits])
+        by_bits[bits] = np.concatenate([mlx.runtime.to_numpy(part) for part in logits])
         kept[bits] = cache
-    assert 0 < rms(found[8], found[None]) < 1e-2
+    assert 0 < rms(by_bits[8], by_bits[None]) < 1e-2
     scale = 4 if mlx.device.type == mlx.runtime.mx.cpu or dtype == "float32" else 2
     # both, layers, heads of up to 32
     assert kept[8].position_nbytes == 2 * 2 * 2 * (32 + 2 * scale)
@@ -850,7 +851,7 @@ def test_sixteen_bits_are_float16(name, compile, mlx):
     bit.
     """
     for dtype, limits in (("float32", (1e-7, 1e-3)), ("float16", (-1, 0))):
-        found, kept = {}, {}
+        by_bits, kept = {}, {}
         for bits in (None, 16):
             model = loaded(mlx, name, compile, dtype=dtype, bits=bits)
             cache, tokens = model.make_cache(64, 2), ids(40)
@@ -859,9 +860,9 @@ def test_sixteen_bits_are_float16(name, compile, mlx):
             logits += [
                 model.forward([[token]], 30 + i, cache) for i, token in enumerate(tokens[30:])
             ]
-            found[bits] = np.concatenate([mlx.runtime.to_numpy(part) for part in logits])
+            by_bits[bits] = np.concatenate([mlx.runtime.to_numpy(part) for part in logits])
             kept[bits] = cache
-        assert limits[0] < rms(found[16], found[None]) <= limits[1]
+        assert limits[0] < rms(by_bits[16], by_bits[None]) <= limits[1]
         assert kept[16].position_nbytes == kept[None].position_nbytes // (
             2 if dtype == "float32" else 1
         )
@@ -890,7 +891,7 @@ def test_tokens_of_eight_bits_do_not_depend_on_the_company(name, mlx, schedule):
 
 @pytest.mark.parametrize("bits", [8, 16])
 def test_a_traced_step_of_few_bits_is_the_untraced(bits, mlx):
-    found = []
+    states = []
     for compile in (False, True):
         model = loaded(mlx, "qwen3", compile, bits=bits)
         cache = model.make_cache(300, 3)
@@ -902,5 +903,5 @@ def test_a_traced_step_of_few_bits_is_the_untraced(bits, mlx):
                 tokens, cache.lengths[:], cache, sampling(mlx, {}, dict(temperature=1.0), {})
             )
             mlx.launch(tokens)
-        found.append([cache.state(row) for row in range(3)])
-    assert all(same_state(*pair) for pair in zip(*found))
+        states.append([cache.state(row) for row in range(3)])
+    assert all(same_state(*pair) for pair in zip(*states))

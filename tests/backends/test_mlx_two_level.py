@@ -131,8 +131,10 @@ def test_a_gpu_holds_at_most_1_15_times_the_files_bytes(kind, mlx, gpu_layout):
         model.decoder.blocks[0].mlp.gate_up.weight,
         model.decoder.blocks[0].mlp.down.weight,
     ]
-    weights = [one for each in weights for one in (each if isinstance(each, tuple) else [each])]
-    assert sum(one.nbytes for one in weights) <= 1.04 * matrices
+    weights = [
+        weight for each in weights for weight in (each if isinstance(each, tuple) else [each])
+    ]
+    assert sum(weight.nbytes for weight in weights) <= 1.04 * matrices
     assert held <= 1.15 * matrices
     planned = facts.weights_nbytes(checkpoint.tensors.values(), "float16", True)
     assert planned <= held <= 1.02 * planned + 20000
@@ -175,10 +177,8 @@ def test_the_layout_has_the_bits_of_gguf(kind, shape, mlx, gpu_layout):
 
     first, second = weight(kind, *shape), weight(kind, shape[0] + 1, shape[1])
     matrix = gpu_layout.pack([first[0], second[0]], mx.float32, mlx.device)
-    assert isinstance(matrix, gpu_layout.TwoLevelMatrix) and matrix.shape == (
-        2 * shape[0] + 1,
-        shape[1],
-    )
+    assert isinstance(matrix, gpu_layout.TwoLevelMatrix)
+    assert matrix.shape == (2 * shape[0] + 1, shape[1])
     judge = np.concatenate([first[1], second[1]])
     rows = np.array([[0, 2 * shape[0]], [shape[0], 3]], np.int32)
     np.testing.assert_array_equal(np.array(matrix.rows(mx.array(rows))), judge[rows])
@@ -234,10 +234,8 @@ def test_any_scales_that_a_file_may_hold(kind, spread, mlx, kernels, monkeypatch
     x = np.random.default_rng(3).standard_normal((24, 512)).astype(np.float32)
     wanted = x.astype(np.float64) @ judge.T.astype(np.float64)
     matrix = kernels.pack([stored], mx.float16, mlx.device)
-    assert (
-        rms_error(product(matrix, x[:2]), wanted[:2]) < 2e-6
-        and rms_error(product(matrix, x), wanted) < 2e-6
-    )
+    assert rms_error(product(matrix, x[:2]), wanted[:2]) < 2e-6
+    assert rms_error(product(matrix, x), wanted) < 2e-6
     plain = kernels.pack([stored], mx.float16, mlx.device, has_kernel=False)
     assert isinstance(plain, kernels.QuantizedMatrix)
     assert rms_error(product(as_float32(plain), x), wanted) < 1e-3
@@ -405,7 +403,9 @@ def gpu(kernels, mlx, monkeypatch):
         type = mx.gpu
 
     device, stream = Device(), mx.stream
-    monkeypatch.setattr(mx, "stream", lambda one: stream(mlx.device if one is device else one))
+    monkeypatch.setattr(
+        mx, "stream", lambda wanted: stream(mlx.device if wanted is device else wanted)
+    )
     return device
 
 
@@ -436,21 +436,19 @@ def test_kernels_that_fail_their_trial_are_not_used(kernel, reason, mlx, gpu, ke
     monkeypatch.setattr(runtime, "device_name", lambda device: "a GPU")
     monkeypatch.setattr(weights, "_free_memory", lambda device: None)
     checkpoint = open_checkpoint(model_file("Q4_K_M"))
-    found = weights.Weights(checkpoint, mx.float16, gpu)
-    assert (
-        found.notices == ()
-        and kernels.find_faults(low_bit(checkpoint), mx.float16, mlx.device) == {}
-    )
+    weights_here = weights.Weights(checkpoint, mx.float16, gpu)
+    assert weights_here.notices == ()
+    assert kernels.find_faults(low_bit(checkpoint), mx.float16, mlx.device) == {}
     monkeypatch.setattr(mx.fast, "metal_kernel", kernel)
     forget_kernels(monkeypatch)
-    found = weights.Weights(checkpoint, mx.float16, gpu)
-    assert [reason in notice for notice in found.notices] == [True, True]  # Q4_K and Q6_K
-    assert "Q6_K" in found.notices[0] + found.notices[1]
-    matrix = found.linear("model.layers.0.self_attn.o_proj").weight
+    weights_here = weights.Weights(checkpoint, mx.float16, gpu)
+    assert [reason in notice for notice in weights_here.notices] == [True, True]  # Q4_K and Q6_K
+    assert "Q6_K" in weights_here.notices[0] + weights_here.notices[1]
+    matrix = weights_here.linear("model.layers.0.self_attn.o_proj").weight
     assert isinstance(matrix, kernels.QuantizedMatrix) and matrix.scalings[0][0].dtype == mx.float16
     held = (
-        found.linear("lm_head").weight.nbytes
-        + found.embedding("model.embed_tokens").weight.nbytes
+        weights_here.linear("lm_head").weight.nbytes
+        + weights_here.embedding("model.embed_tokens").weight.nbytes
         + matrix.nbytes
     )
     names = (
@@ -474,8 +472,8 @@ def test_without_kernels_16_bit_scales_are_close_enough(kind, mlx, gpu_layout):
     stored, judge = weight(kind, 64, 2048)
     matrix = gpu_layout.pack([stored], mx.float16, mlx.device, has_kernel=False)
     assert matrix.scalings[0][0].dtype == mx.float16
-    found = product(as_float32(matrix), np.eye(2048, dtype=np.float32)).T
+    values = product(as_float32(matrix), np.eye(2048, dtype=np.float32)).T
     # 2.1e-4 by rounding scales alone, 2.3e-4 to 2.8e-4 if biases added to it
-    assert rms_error(found, judge) < 2.15e-4
+    assert rms_error(values, judge) < 2.15e-4
     if stored.group_size == 32:
         assert matrix.nbytes <= 1.15 * stored.nbytes

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from launching import run_python
 from machine import device_of
 from making import config_fields, encode_tensor, make_checkpoint, write_safetensors
 from making_gguf import LOW_BIT, make_gguf
@@ -324,10 +323,13 @@ def test_loading_makes_no_sixteen_bit_copy(backend):
     small = make_checkpoint(Path(tempfile.mkdtemp()) / "small", tokenizer=False)
     # An empty cache folder: the compiler's own memory is then taken for the small model, before the
     # measurement.
-    run = subprocess.run(
-        [sys.executable, "-c", MEASURE, folder, backend.name, device, small],
-        capture_output=True,
-        text=True,
+    run = run_python(
+        "-c",
+        MEASURE,
+        folder,
+        backend.name,
+        device,
+        small,
         timeout=300,
         env=os.environ | {"MLX_LLAMA_CACHE": tempfile.mkdtemp()},
     )

@@ -15,21 +15,10 @@ from machine import missing
 
 LIMIT = 10  # seconds
 ENDLESS = [
-    "-m",
-    "mlx_llama.generate",
-    "--device",
-    "cpu",
-    "--dtype",
-    "float32",
-    "--ignore-chat-template",
+    *"-m mlx_llama.generate --device cpu --dtype float32 --ignore-chat-template".split(),
     "-p",
     "Once upon a time",
-    "--max-tokens",
-    "480",
-    "--logit-bias",
-    "6=-100",
-    "--logit-bias",
-    "2=-100",
+    *"--max-tokens 480 --logit-bias 6=-100 --logit-bias 2=-100".split(),
 ]
 
 
@@ -91,7 +80,7 @@ def test_all_others_end(backend, way, victim, size, tmp_path):
         ranks = find_ranks(process)
         assert sorted(ranks) == list(range(size))
         os.kill(ranks[victim], getattr(signal, way))
-        others = [one for rank, one in ranks.items() if rank != victim or way == "SIGINT"]
+        others = [other for rank, other in ranks.items() if rank != victim or way == "SIGINT"]
         # Interrupted ranks finish their steps first, which takes long on a busy machine.
         assert await_end(others, 120 if way == "SIGINT" else LIMIT) == []
         if way == "SIGSTOP":

@@ -53,8 +53,8 @@ def run(backend, size, models, tmp_path) -> dict:
     )
     assert code == 0 and out.exists(), stderr[-3000:]
     assert stdout == ""
-    found = json.loads(out.read_text(encoding="utf-8"))
-    return {name: found[path] for name, path in models.items()}
+    results = json.loads(out.read_text(encoding="utf-8"))
+    return {name: results[path] for name, path in models.items()}
 
 
 @pytest.mark.slow
@@ -66,11 +66,11 @@ def test_the_same_tokens_as_one_process(backend, size, models, tmp_path):
     if reason := missing(backend):
         pytest.skip(reason)
     chosen = {name: path for name, path in models.items() if size == 2 or "four" in name}
-    found = run(backend, size, chosen, tmp_path)
+    results = run(backend, size, chosen, tmp_path)
     for number, (name, path) in enumerate(chosen.items()):
         llm = load_case(path, backend)
         wanted = json.loads(json.dumps(run_cases(llm, number == 0)))
-        got = found[name]
+        got = results[name]
         assert got.pop("size") == size
         assert got.pop("weights") <= (0.55 if size == 2 else 0.28) * count_weights(llm.model), name
         if number == 0:
@@ -79,11 +79,11 @@ def test_the_same_tokens_as_one_process(backend, size, models, tmp_path):
         assert got == wanted, name
 
 
-def check_traffic(given, sent, config, backend, size) -> None:
+def check_traffic(received, sent, config, backend, size) -> None:
     """The formula of docs/more-than-one-machine.md, for 4 tokens; sent bytes as the kernel counts
     them.
     """
     sums = 4 * (2 * config.num_hidden_layers + 1) * config.hidden_size * 4
-    assert given == sums + 4 * 8
+    assert received == sums + 4 * 8
     if backend == "mlx" and sys.platform == "linux":
         assert sent == sums * 2 * (size - 1) // size + 4 * 8 * (size - 1)

@@ -44,7 +44,7 @@ class Meeting:
     """The place where `size` threads exchange arrays, one running at a time."""
 
     def __init__(self, size: int):
-        self.size, self.barrier, self.turn, self.given = (
+        self.size, self.barrier, self.turn, self.values_of_ranks = (
             size,
             threading.Barrier(size, timeout=60),
             threading.Lock(),
@@ -53,9 +53,9 @@ class Meeting:
 
     def exchange(self, rank: int, value):
         """The values of all threads, in the order of ranks."""
-        self.given[rank] = value
+        self.values_of_ranks[rank] = value
         self._wait()
-        values = [self.given[one] for one in range(self.size)]
+        values = [self.values_of_ranks[sender] for sender in range(self.size)]
         self._wait()
         return values
 
@@ -88,7 +88,7 @@ class ThreadRanks:
 
 def answers(backend, model) -> dict:
     """Tokens of rows decoded together, by kind of sampling, and logits."""
-    found = {}
+    drawn_by_name = {}
     for name, chosen in SAMPLING.items():
         both = [
             options.resolve(chosen).options,
@@ -102,13 +102,13 @@ def answers(backend, model) -> dict:
             tokens = model.step(tokens, list(cache.lengths), cache, sampling)
             drawn.append(backend.runtime.to_numpy(tokens)[:, 0].tolist())
             tokens = tokens if tokens.shape[1] == 1 else tokens[:, :1]
-        found[name] = drawn
+        drawn_by_name[name] = drawn
     cache = model.make_cache(64)
-    found["logits"] = backend.runtime.to_numpy(
+    drawn_by_name["logits"] = backend.runtime.to_numpy(
         model.forward([PROMPT], 0, cache, all_positions=True)
     )
-    found["one more"] = backend.runtime.to_numpy(model.forward([[5]], len(PROMPT), cache))
-    return found
+    drawn_by_name["one more"] = backend.runtime.to_numpy(model.forward([[5]], len(PROMPT), cache))
+    return drawn_by_name
 
 
 def compare(name: str, path, size: int = 2) -> None:
@@ -139,12 +139,14 @@ def compare(name: str, path, size: int = 2) -> None:
             return answers(backend, model)
 
     with ThreadPoolExecutor(size) as pool:
-        found = list(pool.map(run, range(size)))
+        by_rank = list(pool.map(run, range(size)))
     wanted = answers(backend, backend.load(checkpoint, "float32"))
-    for one in found:
+    for results in by_rank:
         for logits in ("logits", "one more"):
-            assert np.abs(one[logits] - wanted[logits]).max() < 1e-4
-        assert {name: one[name] for name in SAMPLING} == {name: wanted[name] for name in SAMPLING}
+            assert np.abs(results[logits] - wanted[logits]).max() < 1e-4
+        assert {name: results[name] for name in SAMPLING} == {
+            name: wanted[name] for name in SAMPLING
+        }
 
 
 def compare_by_kernels(path) -> None:
@@ -192,10 +194,10 @@ def measure_noise_of_shares() -> bool:
     words = np.zeros((count_words(Kind(True)), MAX_ROWS), np.int64)
     pack([options.resolve({"temperature": 1.0, "seed": 2**63 + 5}).options] * 2, Kind(True), words)
     words, scores = torch.from_numpy(words).to(DEVICE), torch.zeros((2, 100), device=DEVICE)
-    given = gumbel_table(scores.device), torch.tensor([7, 8], device=DEVICE), words
-    whole = decode.add_noise(scores, *given)
+    noise = gumbel_table(scores.device), torch.tensor([7, 8], device=DEVICE), words
+    whole = decode.add_noise(scores, *noise)
     parts = [
-        decode.add_noise(scores[:, a:b].contiguous(), *given, a) for a, b in ((0, 33), (33, 100))
+        decode.add_noise(scores[:, a:b].contiguous(), *noise, a) for a, b in ((0, 33), (33, 100))
     ]
     return bool(torch.equal(torch.cat(parts, dim=1), whole)) and bool(whole.abs().sum() > 1)
 

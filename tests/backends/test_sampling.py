@@ -32,7 +32,7 @@ def arrays(backend):
 def sampler(backend):
     """Sampling for one row with the given options; `rows`: for several, a dict of options each."""
     return lambda *rows, **options: backend.sampling_batch(
-        [resolve({"seed": 1, **one}).options for one in rows or [options]]
+        [resolve({"seed": 1, **settings}).options for settings in rows or [options]]
     )
 
 
@@ -262,9 +262,9 @@ def test_a_row_draws_what_it_would_draw_alone(order, sampler, arrays, backend):
         assert tuple(together.shape) == (len(rows), 1)
         for i, (options, drawn) in enumerate(zip(rows, backend.read_all(together))):
             alone = sampler(options)
-            own = arrays(history[i : i + 1, 6 - alone.window :]) if alone.window else None
+            history_alone = arrays(history[i : i + 1, 6 - alone.window :]) if alone.window else None
             assert drawn == backend.read(
-                alone(arrays(scores[i : i + 1]), positions[i : i + 1], own)
+                alone(arrays(scores[i : i + 1]), positions[i : i + 1], history_alone)
             ), (trial, options)
 
 
@@ -321,12 +321,12 @@ def test_a_masked_row_draws_as_if_other_tokens_had_no_probability(sampler, array
             raw = logits(seed)
             left = np.full(V, -np.inf, np.float32)
             left[tokens] = raw[tokens]
-            one = sampler(**options, seed=seed)
-            wanted = backend.read(one(arrays(left[None]), [50], recent if one.window else None))
+            draw = sampler(**options, seed=seed)
+            wanted = backend.read(draw(arrays(left[None]), [50], recent if draw.window else None))
             assert wanted in tokens
             assert (
                 backend.read(
-                    one(arrays(raw[None]), [50], recent if one.window else None, masks(tokens))
+                    draw(arrays(raw[None]), [50], recent if draw.window else None, masks(tokens))
                 )
                 == wanted
             )
@@ -352,9 +352,8 @@ def test_a_mask_is_computed_once_and_of_one_token_leaves_no_choice(sampler, arra
         calls.append(1)
         return masks([V - 1])()
 
-    assert backend.read(
-        sampler(temperature=2.0)(arrays(logits()[None]), [1], None, once)
-    ) == V - 1 and calls == [1]
+    assert backend.read(sampler(temperature=2.0)(arrays(logits()[None]), [1], None, once)) == V - 1
+    assert calls == [1]
 
 
 def test_log_probabilities_are_those_of_the_logits(sampler, arrays, backend):
@@ -377,18 +376,18 @@ def test_log_probabilities_are_those_of_the_logits(sampler, arrays, backend):
     packed = np.array(backend.read_all(batch(arrays(raw), [5, 6, 7, 8])), np.int32).reshape(4, -1)
     assert packed.shape == (4, 10)
     for row, options in enumerate(rows):
-        found = unpack(packed[row].tolist(), options.get("logprobs"))
+        entry = unpack(packed[row].tolist(), options.get("logprobs"))
         plain = sampler(**{**options, "logprobs": None})
         assert packed[row, 0] == backend.read(plain(arrays(raw[row : row + 1]), [5 + row]))
-        if found is None:
+        if entry is None:
             continue
         wanted = torch.log_softmax(torch.tensor(raw[row], dtype=torch.float64), 0).numpy()
-        assert found.logprob == pytest.approx(wanted[packed[row, 0]], abs=2e-5)
+        assert entry.logprob == pytest.approx(wanted[packed[row, 0]], abs=2e-5)
         ids = np.argsort(-raw[row], kind="stable")[: options["logprobs"]]
-        assert [token for token, _ in found.top] == ids.tolist()
-        assert [value for _, value in found.top] == pytest.approx(wanted[ids], abs=2e-5)
+        assert [token for token, _ in entry.top] == ids.tolist()
+        assert [value for _, value in entry.top] == pytest.approx(wanted[ids], abs=2e-5)
         alone = backend.read_all(sampler(**options)(arrays(raw[row : row + 1]), [5 + row]))
-        assert unpack(alone, options["logprobs"]) == found
+        assert unpack(alone, options["logprobs"]) == entry
 
 
 def test_among_equals_the_lower_id_comes_first(sampler, arrays, backend):
@@ -396,8 +395,8 @@ def test_among_equals_the_lower_id_comes_first(sampler, arrays, backend):
 
     flat = np.zeros((1, V), np.float32)
     flat[0, [5, 900]] = 1
-    found = unpack(backend.read_all(sampler(logprobs=6)(arrays(flat), [1])), 6)
-    assert [token for token, _ in found.top] == [5, 900, 0, 1, 2, 3]
+    entry = unpack(backend.read_all(sampler(logprobs=6)(arrays(flat), [1])), 6)
+    assert [token for token, _ in entry.top] == [5, 900, 0, 1, 2, 3]
 
 
 DAMAGE = {

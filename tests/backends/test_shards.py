@@ -54,7 +54,8 @@ def test_shares_are_the_whole(fields, size, tmp_path):
             if name in share.checkpoint.tensors
         ]
         if module not in SPLIT:
-            assert len(parts) == size and all(np.array_equal(one, whole.float32()) for one in parts)
+            assert len(parts) == size
+            assert all(np.array_equal(copy, whole.float32()) for copy in parts)
         elif part == "bias" and SPLIT[module]:
             assert len(parts) == 1 and name in shares[0].checkpoint.tensors  # added once
         else:
@@ -64,10 +65,8 @@ def test_shares_are_the_whole(fields, size, tmp_path):
             tensor.nbytes for tensor in share.checkpoint.tensors.values()
         )
         assert share.checkpoint.nbytes <= 1.1 / size * checkpoint.nbytes
-        assert (
-            share.vocabulary == shares[0].vocabulary
-            and share.vocabulary[-1][1] == checkpoint.config.vocab_size
-        )
+        assert share.vocabulary == shares[0].vocabulary
+        assert share.vocabulary[-1][1] == checkpoint.config.vocab_size
         c = share.checkpoint.config
         assert {
             name: t.shape
@@ -93,11 +92,8 @@ def test_the_numbers_that_work_are_named(tmp_path):
     checkpoint = open_checkpoint(make_checkpoint(tmp_path / "toy", **WIDE))
     assert working_sizes(checkpoint) == [1, 2, 4]
     message = refusal(take_share, checkpoint, 0, 3, kind=BackendError)
-    assert (
-        "3 processes" in message
-        and "4 key-value heads" in message
-        and "2 or 4 processes" in message
-    )
+    assert "3 processes" in message and "4 key-value heads" in message
+    assert "2 or 4 processes" in message
     # the guide's two heads
     assert "2 processes" in refusal(take_share, open_checkpoint(), 0, 4, kind=BackendError)
     alone = open_checkpoint(make_checkpoint(tmp_path / "alone", num_key_value_heads=1))

@@ -122,11 +122,8 @@ def test_the_tokens_are_those_of_plain_decoding(variant, sampling, loaded):
         wanted = plain.generate(prompt, **options)
         for kind, llm in (("prompt", plain), ("model", drafting)):
             got = llm.generate(prompt, speculate=kind, **options)
-            assert (got.tokens, got.text, got.finish_reason) == (
-                wanted.tokens,
-                wanted.text,
-                wanted.finish_reason,
-            )
+            assert got.tokens == wanted.tokens and got.text == wanted.text
+            assert got.finish_reason == wanted.finish_reason
             assert got.options["speculate"] == kind and got.accepted <= got.drafted
             accepted[kind] += got.accepted
     assert accepted["model"] > 30
@@ -174,25 +171,23 @@ def test_verify_is_so_many_steps(variant, sampling, backend, loaded):
     options = GenerationOptions(**{"seed": 0} | SAMPLING[sampling])
     sampler, read = backend.sampling_batch([options]), backend.runtime.read_all
     text = [9, 8, 7, 9, 8, 7, 9, 9, 30, 31, 9, 8, 7]
-    one, several = model.make_cache(64), model.make_cache(64)
-    for cache in (one, several):
+    single, several = model.make_cache(64), model.make_cache(64)
+    for cache in (single, several):
         model.forward([[1, 4, 5, 6, 8, 7]], 0, cache)
     wanted = []
     for token in text:
         step = np.array([[token]], np.int32)
-        wanted += read(model.step(step, one.length, one, sampler))
+        wanted += read(model.step(step, single.length, single, sampler))
     first, second = (
         model.verify(np.array([part], np.int32), several.length, several, sampler)
         for part in (text[:5], text[5:])
     )
     assert read(first, second) == wanted and read(first) == wanted[:5]
-    assert one.length == several.length
-    held, again = one.state(), several.state()
+    assert single.length == several.length
+    held, again = single.state(), several.state()
     assert (held["tokens"] == again["tokens"]).all()
-    assert (
-        np.abs(held["keys"] - again["keys"]).max() < 1e-4
-        and np.abs(held["values"] - again["values"]).max() < 1e-4
-    )
+    assert np.abs(held["keys"] - again["keys"]).max() < 1e-4
+    assert np.abs(held["values"] - again["values"]).max() < 1e-4
 
 
 @pytest.mark.parametrize("kind", ["prompt", "model"])
@@ -327,12 +322,12 @@ def test_leaving_after_any_token_leaves_a_session_that_goes_on(kind, loaded, mon
             stream = session.stream("hello")
             take = Sequence.take
 
-            def watched(sequence, token, now, *found):
+            def watched(sequence, token, now, *rest):
                 if len(sequence.writer.completion.tokens) == steps:
                     if how == "throw":
                         raise ZeroDivisionError
                     sequence.is_cancelled = True
-                return take(sequence, token, now, *found)
+                return take(sequence, token, now, *rest)
 
             with monkeypatch.context() as patch, suppress(ZeroDivisionError):
                 patch.setattr(Sequence, "take", watched)
@@ -373,13 +368,10 @@ def test_drafts_that_are_wrong_are_given_up(here, loaded, tmp_path):
     assert 24 <= done.drafted < 40 and done.accepted < 0.3 * done.drafted
     assert 10 < done.speculation_ended < len(done.tokens)
     (notice,) = [notice for notice in done.notices if "switched off" in notice]
-    assert notice.startswith("speculation was switched off: ") and notice.endswith(
-        "drafted tokens were right"
-    )
-    assert (
-        notice in done.summary()
-        and f"switched off after {done.speculation_ended} tokens" in done.summary()
-    )
+    assert notice.startswith("speculation was switched off: ")
+    assert notice.endswith("drafted tokens were right")
+    assert notice in done.summary()
+    assert f"switched off after {done.speculation_ended} tokens" in done.summary()
     random = np.random.default_rng(0).integers(3, 9, 150).tolist()
     done = loaded()[0].generate(
         random,
@@ -401,9 +393,8 @@ def test_dynamic_rope_is_not_speculated_with_and_says_so(here, tmp_path):
     llm = load(folder, **here, ctx_size=256)
     wanted = llm.generate(REPETITIVE, max_tokens=60)
     done = llm.generate(REPETITIVE, max_tokens=60, speculate="prompt")
-    assert (
-        done.tokens == wanted.tokens and done.drafted == 0 and done.options["speculate"] == "none"
-    )
+    assert done.tokens == wanted.tokens and done.drafted == 0
+    assert done.options["speculate"] == "none"
     assert any("dynamic rope" in notice for notice in done.notices)
     assert not any(
         "dynamic rope turns" in notice and "speculation" in notice for notice in wanted.notices
@@ -461,7 +452,5 @@ def test_an_end_token_that_was_drafted_is_the_last(loaded):
         got = llm.generate(prompt, max_tokens=30, speculate="prompt")
     finally:
         llm.engine.eos = ends
-    assert (got.tokens, got.finish_reason) == (
-        wanted.tokens,
-        wanted.finish_reason,
-    ) and end in got.tokens
+    assert got.tokens == wanted.tokens and got.finish_reason == wanted.finish_reason
+    assert end in got.tokens

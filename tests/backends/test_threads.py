@@ -22,10 +22,10 @@ from mlx_llama.core.files.checkpoint import open_checkpoint
 LONG = list(range(3, 90))
 
 
-def elsewhere(function, *given, **named):
+def elsewhere(function, *args, **named):
     """Call `function` in a new thread and return its result; raises its error."""
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(function, *given, **named).result()
+        return pool.submit(function, *args, **named).result()
 
 
 @pytest.fixture(scope="module")

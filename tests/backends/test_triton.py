@@ -239,9 +239,9 @@ def test_without_triton_torch_computes_and_says_so(monkeypatch):
     for module in ("decode", "packed"):
         monkeypatch.delitem(sys.modules, f"cuda_fallback.kernels.{module}", raising=False)
         monkeypatch.delattr(kernels, module, raising=False)
-    found = kernels.find_kernels.__wrapped__(torch.device("cuda"))
-    assert (found.decode, found.packed) == (None, None)
-    (notice,) = found.notices
+    kernels_here = kernels.find_kernels.__wrapped__(torch.device("cuda"))
+    assert (kernels_here.decode, kernels_here.packed) == (None, None)
+    (notice,) = kernels_here.notices
     assert "triton" in notice and "pip install triton" in notice and "\n" not in notice
     assert "not captured" in notice
 
@@ -250,9 +250,9 @@ def test_a_gpu_older_than_8_0_computes_by_torchs_operations_and_says_so(monkeypa
     from cuda_fallback import kernels
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    found = kernels.find_kernels.__wrapped__(torch.device("cuda"))
-    assert (found.decode, found.packed) == (None, None)
-    assert "need compute capability 8.0, and this GPU has 7.5" in found.notices[0]
+    kernels_here = kernels.find_kernels.__wrapped__(torch.device("cuda"))
+    assert (kernels_here.decode, kernels_here.packed) == (None, None)
+    assert "need compute capability 8.0, and this GPU has 7.5" in kernels_here.notices[0]
 
 
 def test_windows_has_triton_under_another_name(monkeypatch):

@@ -42,10 +42,8 @@ def test_the_cpu_copies_nothing_but_into_panels(dtype, tmp_path):
         make_checkpoint(tmp_path / "m", dtype=dtype, vocab_size=389, intermediate_size=100)
     )
     for name, part in named_matrices(Llama.load(checkpoint, LoadOptions(compile=False))).items():
-        assert (
-            np.shares_memory(part, checkpoint.tensors[f"{name}.weight"].bits)
-            and not part.flags.writeable
-        )
+        assert np.shares_memory(part, checkpoint.tensors[f"{name}.weight"].bits)
+        assert not part.flags.writeable
     model = Llama.load(checkpoint)
     if "NumPy" in model.notices[0]:
         return  # it gives the reason

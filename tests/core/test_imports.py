@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import importlib.util
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from launching import run_python
 
 BLOCK = """
 import sys
@@ -21,7 +21,7 @@ sys.meta_path.insert(0, Blocked())
 
 
 def run(code: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    return run_python("-c", code)
 
 
 def test_import_and_generate_without_mlx_torch_or_transformers(toy):
@@ -92,17 +92,17 @@ def import_graph(root: Path, packages: tuple[str, ...]) -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {}
     for module, path in files.items():
         home = module if path.name == "__init__.py" else module.rpartition(".")[0]
-        found = set()
+        names = set()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names}
+                names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 base = importlib.util.resolve_name("." * node.level + (node.module or ""), home)
-                found |= {
+                names |= {
                     name if (name := f"{base}.{alias.name}") in files else base
                     for alias in node.names
                 }
-        graph[module] = {name if name in files else name.split(".")[0] for name in found} - {module}
+        graph[module] = {name if name in files else name.split(".")[0] for name in names} - {module}
     return graph
 
 
@@ -154,9 +154,9 @@ def test_core_imports_no_framework_no_backend_and_no_door():
 def test_backends_import_no_door_and_no_other_backend():
     graph = import_graph(ROOT, PACKAGES)
     for module, names in graph.items():
-        own = tuple(backend for backend in BACKENDS if is_in(module, (backend,)))
-        for name in names if own else ():
-            assert not is_in(name, PACKAGES) or is_in(name, (*own, "mlx_llama.core")), (
+        home = tuple(backend for backend in BACKENDS if is_in(module, (backend,)))
+        for name in names if home else ():
+            assert not is_in(name, PACKAGES) or is_in(name, (*home, "mlx_llama.core")), (
                 module,
                 name,
             )

@@ -51,7 +51,7 @@ def texts(count: int) -> list[str]:
     for char in map(chr, range(1, 0x1F000)):
         if unicodedata.category(char) not in ("Cn", "Cs", "Co"):
             groups.setdefault(unicodedata.category(char), []).append(char)
-    found = []
+    lines = []
     for _ in range(count):
         parts = []
         for _ in range(rng.randint(1, 12)):
@@ -71,8 +71,8 @@ def texts(count: int) -> list[str]:
                     "".join(rng.choices(groups[rng.choice(sorted(groups))], k=rng.randint(1, 4)))
                 )
             parts.append(" " * rng.randint(0, 1))
-        found.append("".join(parts))
-    return found
+        lines.append("".join(parts))
+    return lines
 
 
 def main(models: Path) -> None:
@@ -103,8 +103,8 @@ def main(models: Path) -> None:
         result["vocabularies"][name] = {
             "plain": ids(llama, False),
             "special": ids(llama, True),
-            "ends": [one for one in every if llama_cpp.llama_vocab_is_eog(vocab, one)],
-            "control": [one for one in every if llama_cpp.llama_vocab_is_control(vocab, one)],
+            "ends": [token for token in every if llama_cpp.llama_vocab_is_eog(vocab, token)],
+            "control": [token for token in every if llama_cpp.llama_vocab_is_control(vocab, token)],
             "bos": llama_cpp.llama_vocab_bos(vocab),
             "adds_bos": bool(llama_cpp.llama_vocab_get_add_bos(vocab)),
         }

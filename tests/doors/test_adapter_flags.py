@@ -21,13 +21,7 @@ ASK = (
     "cpu",
     "-p",
     "Once upon a time",
-    "--ignore-chat-template",
-    "-m",
-    "8",
-    "--logit-bias",
-    "1=-100",
-    "--logit-bias",
-    "2=-100",
+    *"--ignore-chat-template -m 8 --logit-bias 1=-100 --logit-bias 2=-100".split(),
 )
 
 
@@ -52,7 +46,7 @@ def text(base, adapters, **options):
 
 def test_generate_with_an_adapter_and_a_scale(door, folders):
     base, (sea, sky) = folders
-    found = [
+    runs = [
         door(generate.main, "--model", base, *ASK, *flags)
         for flags in (
             (),
@@ -62,7 +56,7 @@ def test_generate_with_an_adapter_and_a_scale(door, folders):
             ("--adapter", sea, "--use-adapter", "base"),
         )
     ]
-    assert [done.code for done in found] == [0] * 5, [done.err for done in found]
+    assert [done.code for done in runs] == [0] * 5, [done.err for done in runs]
     wanted = [
         text(base, None),
         text(base, sea),
@@ -70,9 +64,7 @@ def test_generate_with_an_adapter_and_a_scale(door, folders):
         text(base, sky),
         text(base, None),
     ]
-    assert [done.out for done in found] == [f"{text}\n" for text in wanted] and len(
-        set(wanted)
-    ) == 4
+    assert [done.out for done in runs] == [f"{text}\n" for text in wanted] and len(set(wanted)) == 4
 
 
 def test_lines_of_a_batch_name_their_adapters(door, folders, tmp_path):
@@ -89,23 +81,18 @@ def test_lines_of_a_batch_name_their_adapters(door, folders, tmp_path):
     (tmp_path / "in").write_text("\n".join(map(json.dumps, lines)))
     done = door(
         generate.main,
-        "--model",
-        base,
-        "--backend",
-        "cpu",
-        "--ignore-chat-template",
-        "--prompts",
-        tmp_path / "in",
-        "--output",
-        tmp_path / "out",
+        *(
+            f"--model {base} --backend cpu --ignore-chat-template --prompts {tmp_path}/in --output "
+            f"{tmp_path}/out"
+        ).split(),
         *(f"--adapter={adapter}" for adapter in adapters),
     )
     assert done.code == 0, done.err
-    found = {
-        one["index"]: one["text"]
-        for one in map(json.loads, (tmp_path / "out").read_text().splitlines())
+    texts = {
+        line["index"]: line["text"]
+        for line in map(json.loads, (tmp_path / "out").read_text().splitlines())
     }
-    assert [found[i] for i in range(3)] == [
+    assert [texts[i] for i in range(3)] == [
         text(base, adapters[1]),
         text(base, None),
         text(base, adapters[0]),
@@ -129,7 +116,7 @@ def test_errors_are_one_line(door, folders):
         (generate.main, (*ASK, "--use-adapter", "sea"), "none was loaded: load it with --adapters"),
         (
             bench.main,
-            ("--backend", "cpu", *(f"--adapter={one}" for one in adapters)),
+            ("--backend", "cpu", *(f"--adapter={adapter}" for adapter in adapters)),
             "--adapters: there are 2",
         ),
         (
@@ -145,49 +132,16 @@ def test_errors_are_one_line(door, folders):
 def test_bench_and_parity_run_the_adapted_model(door, folders):
     base, (sea, _) = folders
     done = door(
-        bench.main,
-        "--model",
-        base,
-        "--backend",
-        "cpu",
-        "--adapter",
-        sea,
-        "-p",
-        "8",
-        "-n",
-        "4",
-        "-r",
-        "1",
-        "--json",
+        bench.main, *f"--model {base} --backend cpu --adapter {sea} -p 8 -n 4 -r 1 --json".split()
     )
     assert done.code == 0, done.err
     done = door(
-        bench.main,
-        "--model",
-        base,
-        "--backend",
-        "cpu",
-        "--adapter",
-        sea,
-        "-n",
-        "4",
-        "-r",
-        "1",
-        "--profile",
+        bench.main, *f"--model {base} --backend cpu --adapter {sea} -n 4 -r 1 --profile".split()
     )
     assert done.code == 0 and "adapters" in done.out, done.err
     done = door(
         parity.main,
-        "--model",
-        base,
-        "--backends",
-        "cpu,cuda",
-        "--device",
-        "cpu",
-        "--adapter",
-        sea,
-        "--tokens",
-        "12",
+        *f"--model {base} --backends cpu,cuda --device cpu --adapter {sea} --tokens 12".split(),
     )
     assert done.code == 0, done.out + done.err
 
@@ -200,13 +154,13 @@ def test_a_merged_folder_answers_as_the_adapter(flags, is_low_bit, door, folders
     done = door(quantize.main, base, tmp_path / "merged", "--merge", f"{sea}=0.5", *flags)
     assert done.code == 0 and "merging sea into" in done.err, done.err
     tensors = open_checkpoint(tmp_path / "merged").tensors
-    assert any(isinstance(one, AffineWeight) for one in tensors.values()) is is_low_bit
+    assert any(isinstance(tensor, AffineWeight) for tensor in tensors.values()) is is_low_bit
     tokens = list(range(3, 20))
     adapted = load(base, backend="cpu", dtype="float32", adapters=f"{sea}=0.5")
     cache = adapted.model.make_cache(32)
     wanted = np.array(adapted.model.forward([tokens], 0, cache, all_positions=True))[0]
-    found = load(tmp_path / "merged", backend="cpu", dtype="float32").logits(tokens)
-    assert np.abs(found - wanted).max() < (0.1 if is_low_bit else 1e-4) * np.abs(wanted).max()
+    logits = load(tmp_path / "merged", backend="cpu", dtype="float32").logits(tokens)
+    assert np.abs(logits - wanted).max() < (0.1 if is_low_bit else 1e-4) * np.abs(wanted).max()
 
 
 def test_merging_into_gguf_and_from_a_low_bit_model(door, folders, tmp_path):
@@ -215,25 +169,20 @@ def test_merging_into_gguf_and_from_a_low_bit_model(door, folders, tmp_path):
     assert done.code == 0, done.err
     tokens = list(range(3, 20))
     wanted = load(base, backend="cpu", dtype="float32", adapters=sea).logits(tokens)
-    found = load(tmp_path / "m.gguf", backend="cpu", dtype="float32").logits(tokens)
-    np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
+    logits = load(tmp_path / "m.gguf", backend="cpu", dtype="float32").logits(tokens)
+    np.testing.assert_allclose(logits, wanted, atol=1e-4 * np.abs(wanted).max())
     assert door(quantize.main, base, tmp_path / "base.gguf", "--format", "gguf:F32").code == 0
     # its rows are permuted
-    found = load(tmp_path / "base.gguf", backend="cpu", dtype="float32", adapters=sea).logits(
+    logits = load(tmp_path / "base.gguf", backend="cpu", dtype="float32", adapters=sea).logits(
         tokens
     )
-    np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
+    np.testing.assert_allclose(logits, wanted, atol=1e-4 * np.abs(wanted).max())
     low = door(quantize.main, base, tmp_path / "low", "--bits", "8", "--group-size", "32")
     assert low.code == 0, low.err
     done = door(
         quantize.main,
         tmp_path / "low",
         tmp_path / "again",
-        "--merge",
-        sea,
-        "--bits",
-        "8",
-        "--group-size",
-        "32",
+        *f"--merge {sea} --bits 8 --group-size 32".split(),
     )
     assert done.code == 0 and "dequantized and are rounded again" in done.err, done.err

@@ -48,13 +48,8 @@ def test_figures(loaded):
     figures = measure(loaded, 20, 8, 2)
     assert figures["evaluations_per_token"] == 1 and figures["weights_bytes"] == checkpoint.nbytes
     for name in (
-        "prompt_tps",
-        "decode_tps",
-        "first_token_seconds",
-        "load_seconds",
-        "peak_memory_bytes",
-        "bandwidth",
-    ):
+        "prompt_tps decode_tps first_token_seconds load_seconds peak_memory_bytes bandwidth"
+    ).split():
         assert figures[name] > 0, name
     # all rows of the embedding but one, and keys and values of 20 + 4 positions, all float32
     assert figures["bytes_per_token"] == checkpoint.nbytes - 383 * 64 * 4 + 2 * 2 * 2 * 16 * 24 * 4
@@ -147,9 +142,8 @@ def test_every_format_has_every_row(door, toy, backend):
         assert 0.8 * count / row["tps_max"] <= row["seconds"] <= 1.2 * count / row["tps_min"]
     listed = list(csv.DictReader(io.StringIO(shown(door, toy, "csv", "--host", *flags(backend)))))
     assert [row["test"] for row in listed] == NAMES
-    assert {row["backend"] for row in listed} == {backend.name} and all(
-        float(row["tps"]) > 0 for row in listed
-    )
+    assert {row["backend"] for row in listed} == {backend.name}
+    assert all(float(row["tps"]) > 0 for row in listed)
     assert all(
         float(row["tps_min"]) <= float(row["tps"]) <= float(row["tps_max"]) for row in listed
     )
@@ -161,9 +155,8 @@ def test_every_format_has_every_row(door, toy, backend):
         for line in lines
         if line.startswith("|")
     ]
-    assert [row[table[0].index("test")] for row in table[2:]] == NAMES and {
-        len(row) for row in table
-    } == {8}
+    assert [row[table[0].index("test")] for row in table[2:]] == NAMES
+    assert {len(row) for row in table} == {8}
     assert [
         line[:12].strip() for line in shown(door, toy, "text", *flags(backend)).splitlines()[2:12]
     ] == NAMES
@@ -203,11 +196,8 @@ def test_host(loaded, monkeypatch):
     )
     line = bench_report.host_line(host)
     if loaded.backend.name == "mlx":
-        assert (
-            host["launch_us"] > 0
-            and host["thread_us"] > 0
-            and f"{host['primitives']} primitives" in line
-        )
+        assert host["launch_us"] > 0 and host["thread_us"] > 0
+        assert f"{host['primitives']} primitives" in line
     else:
         assert host["primitives"] is None and "primitives" not in line
         assert (
@@ -224,14 +214,14 @@ def test_primitives_are_those_of_one_step(tmp_path):
 
     x = mx.array([1.0, 2.0])
     mx.eval(x)
-    found = []  # MLX's own list of the same graph, by its exporter
+    exported = []  # MLX's own list of the same graph, by its exporter
     function = lambda x: mx.exp(x * x) @ mx.sin(x)  # noqa: E731
     mx.export_function(
-        lambda part: found.append(part["name"]) if part["type"] == "primitive" else None,
+        lambda part: exported.append(part["name"]) if part["type"] == "primitive" else None,
         function,
         x,
     )
-    assert runtime.primitives(function(x)) == len(found) > 3
+    assert runtime.primitives(function(x)) == len(exported) > 3
     assert runtime.primitives(x) == 0
     # Each layer adds the same number; earlier tokens add none.
     backend = bench.select("mlx", "cpu")
@@ -258,21 +248,7 @@ def test_plot(door, toy, tmp_path):
     image = pytest.importorskip("PIL.Image")
     pytest.importorskip("matplotlib")
     file = tmp_path / "picture.png"
-    done = door(
-        bench.main,
-        "--model",
-        toy,
-        "--backend",
-        "cpu",
-        "-p",
-        "4",
-        "-n",
-        "6",
-        "-r",
-        "1",
-        "--plot",
-        file,
-    )
+    done = door(bench.main, *f"--model {toy} --backend cpu -p 4 -n 6 -r 1 --plot {file}".split())
     assert done.code == 0 and done.err == f"wrote {file}\n"
     picture = image.open(file)
     assert picture.size == (1200, 750)
@@ -287,10 +263,7 @@ def test_plot(door, toy, tmp_path):
         assert (
             door(
                 bench.main,
-                "--model",
-                toy,
-                "--backend",
-                "cpu",
+                *f"--model {toy} --backend cpu".split(),
                 *"-p 4 -n 6 -d 0,9 -r 1 --plot".split(),
                 tmp_path / f"picture.{ending}",
             ).code
@@ -309,11 +282,8 @@ def test_the_curve():
     ]
     curve = bench_plot.curve(rows)
     assert curve[11].tolist()[::2] == pytest.approx([402.5, 2.5])
-    assert (
-        len(curve) == 12
-        and curve[0].tolist() == [4.5, 1.0, 1.0, 1.0]
-        and curve[9].tolist() == [94.5, 2.0, 2.0, 2.0]
-    )
+    assert len(curve) == 12 and curve[0].tolist() == [4.5, 1.0, 1.0, 1.0]
+    assert curve[9].tolist() == [94.5, 2.0, 2.0, 2.0]
     assert curve[10].tolist()[:3:2] == [401.5, 5.0] and 4 <= curve[10][1] < 5 < curve[10][3] <= 9
 
 
@@ -356,6 +326,5 @@ def test_plot_without_its_library(door, toy, monkeypatch, tmp_path):
     monkeypatch.setattr(bench_plot.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(bench, "load", lambda *rest: pytest.fail("loaded"))
     done = door(bench.main, "--model", toy, "--backend", "cpu", "--plot", tmp_path / "x.png")
-    assert (
-        done.code == 2 and "pip install matplotlib" in done.err and len(done.err.splitlines()) == 1
-    )
+    assert done.code == 2 and "pip install matplotlib" in done.err
+    assert len(done.err.splitlines()) == 1

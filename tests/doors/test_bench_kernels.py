@@ -33,36 +33,36 @@ def table(monkeypatch, tmp_path):
 def test_every_format_is_measured_and_the_best_saved(table, capsys):
     before = json.loads(table.read_text())
     assert bench.main([*FLAGS, "--json", "--save", "--threads", "1"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    named = {name for names in found["formats"] for name in names.split(", ")}
+    figures = json.loads(capsys.readouterr().out)
+    named = {name for names in figures["formats"] for name in names.split(", ")}
     assert named == {*GGUF_FORMATS, "F16", "BF16", "F32"}
     assert all(
-        len(rates) == len(found["candidates"]) and min(rates) > 0
-        for rates in found["formats"].values()
+        len(rates) == len(figures["candidates"]) and min(rates) > 0
+        for rates in figures["formats"].values()
     )
-    wanted = np.exp(np.log(list(found["formats"].values())).mean(0))
-    assert found["mean"] == pytest.approx(wanted.tolist())
+    wanted = np.exp(np.log(list(figures["formats"].values())).mean(0))
+    assert figures["mean"] == pytest.approx(wanted.tolist())
     # One round: its ratios are those of the figures.
-    assert found["best"] == int(np.argmax(wanted))
+    assert figures["best"] == int(np.argmax(wanted))
     gains = {
-        name: np.array(rates) / rates[found["best"]] for name, rates in found["formats"].items()
+        name: np.array(rates) / rates[figures["best"]] for name, rates in figures["formats"].items()
     }
-    own = {
+    best_of_layouts = {
         name: int(gain.argmax()) for name, gain in gains.items() if gain.max() >= candidates.MARGIN
     }
-    assert found["best_own"] == own
+    assert figures["best_own"] == best_of_layouts
     after = json.loads(table.read_text())
     processor = llvm.get_host_cpu_name()
     layouts = candidates.layouts_by_format()
-    best = {"any": found["candidates"][found["best"]]} | {
-        layouts[name].name: found["candidates"][one] for name, one in own.items()
+    best = {"any": figures["candidates"][figures["best"]]} | {
+        layouts[name].name: figures["candidates"][place] for name, place in best_of_layouts.items()
     }
-    assert after == before | {processor: before.get(processor, {}) | {found["target"]: best}}
+    assert after == before | {processor: before.get(processor, {}) | {figures["target"]: best}}
     targets._best.cache_clear()
-    target = targets.build_target(found["target"])
+    target = targets.build_target(figures["target"])
     for name, layout in layouts.items():
-        assert [list(one) for one in target.prefetch(layout.name)] == found["candidates"][
-            own.get(name, found["best"])
+        assert [list(place) for place in target.prefetch(layout.name)] == figures["candidates"][
+            best_of_layouts.get(name, figures["best"])
         ]
 
 
@@ -74,16 +74,16 @@ def test_the_text_names_the_processor_and_the_choice(table, capsys):
 
 
 def test_prefetches_change_no_bit(monkeypatch):
-    prompt, found = list(range(5, 45)), []
+    prompt, answers = list(range(5, 45)), []
     for prefetch in ((), ((1, 1024), (2, 3072)), ((2, 4096),), ((0, 4096),)):
         monkeypatch.setattr(
             targets, "find_prefetches", lambda processor, name: ((("any", prefetch),), True)
         )
         llm = load(backend="cpu")
-        found.append(
+        answers.append(
             (llm.logits(prompt).tobytes(), list(llm.generate(prompt, max_tokens=20).tokens))
         )
-    assert found[1:] == found[:1] * 3
+    assert answers[1:] == answers[:1] * 3
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_contradictions_are_refused(door, flags, named):
 
 
 def test_a_table_that_cannot_be_written_is_told(door, table, monkeypatch):
-    def refuse(path, content, **given):
+    def refuse(path, content, **args):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(candidates, "write_file", refuse)

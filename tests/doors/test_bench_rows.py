@@ -40,19 +40,19 @@ def loaded(runs_ahead: bool = False) -> Loaded:
 @pytest.mark.parametrize("line", PUBLISHED.split("\n")[1:-1])
 def test_columns_are_those_of_llama_batched_bench(line):
     pp, tg, rows, n_kv, t_pp, s_pp, t_tg, s_tg, t, s = map(float, line.strip("|").split("|"))
-    found = BatchRow(Batch(int(pp), int(tg), int(rows)), [(t_pp, t_tg)]).figures()
-    assert [found[name] for name in ("pp", "tg", "pl", "n_kv")] == [pp, tg, rows, n_kv]
-    assert found["t"] == pytest.approx(t, abs=1.1e-3)
+    figures = BatchRow(Batch(int(pp), int(tg), int(rows)), [(t_pp, t_tg)]).figures()
+    assert [figures[name] for name in ("pp", "tg", "pl", "n_kv")] == [pp, tg, rows, n_kv]
+    assert figures["t"] == pytest.approx(t, abs=1.1e-3)
     rounding = 0.0006 / t_pp  # their times have three decimals, their speeds come from microseconds
-    assert found["speed_pp"] == pytest.approx(s_pp, rel=rounding)
-    assert (found["speed_tg"], found["speed"]) == pytest.approx((s_tg, s), rel=1e-3)
+    assert figures["speed_pp"] == pytest.approx(s_pp, rel=rounding)
+    assert (figures["speed_tg"], figures["speed"]) == pytest.approx((s_tg, s), rel=1e-3)
 
 
 def test_medians_and_their_spread():
-    found = BatchRow(Batch(10, 20, 4), [(1.0, 2.0), (2.0, 8.0), (3.0, 4.0)]).figures()
-    assert (found["t_pp"], found["t_tg"], found["t"]) == (2.0, 4.0, 7.0)
-    assert (found["speed_pp"], found["speed_tg"]) == (20.0, 20.0)
-    assert (found["speed_tg_min"], found["speed_tg_max"]) == (10.0, 40.0)
+    figures = BatchRow(Batch(10, 20, 4), [(1.0, 2.0), (2.0, 8.0), (3.0, 4.0)]).figures()
+    assert (figures["t_pp"], figures["t_tg"], figures["t"]) == (2.0, 4.0, 7.0)
+    assert (figures["speed_pp"], figures["speed_tg"]) == (20.0, 20.0)
+    assert (figures["speed_tg_min"], figures["speed_tg_max"]) == (10.0, 40.0)
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
@@ -140,11 +140,8 @@ def test_the_hosts_time_of_a_step_of_all_rows(rows):
     it = whole(runs_ahead=True, primitives=7)
     host = measure_host(it, 256, rows)
     steps = [shape for shape, _, _ in it.model.calls if shape == (rows, 1)]
-    assert (
-        host["rows"] == rows
-        and host["tokens"] == TOKENS <= len(steps) - SKIPPED
-        and host["primitives"] == 7
-    )
+    assert host["rows"] == rows and host["tokens"] == TOKENS <= len(steps) - SKIPPED
+    assert host["primitives"] == 7
     assert host["step_us"] > 0 and host["launch_us"] > 0 and host["thread_us"] > 0
     line = bench_report.host_line(host)
     assert ("per token" if rows == 1 else f"per step of {rows} rows") in line
@@ -157,11 +154,8 @@ def test_one_prompt_runs_on_the_scheduler_and_from_an_empty_cache():
     figures = measure(it, 20, 8, 3)
     calls = [(shape, starts) for shape, starts, _ in it.model.calls]
     assert calls == 4 * [((1, 20), [0]), *(((1, 1), [20 + i]) for i in range(7))]
-    assert (
-        figures["evaluations_per_token"],
-        figures["launches_per_token"],
-        figures["read_bytes_per_token"],
-    ) == (1, 1, 4)
+    assert figures["evaluations_per_token"] == 1 and figures["launches_per_token"] == 1
+    assert figures["read_bytes_per_token"] == 4
     assert figures["bytes_per_token"] == 24 * 2 * 2 * 1 * 4 * 4  # keys and values of 24 positions
 
 
@@ -201,12 +195,12 @@ def test_one_number_of_rows_is_a_table_too(run):
 
 
 def test_names_of_both_programs(run):
-    one, other = (
+    ours, other = (
         json.loads(run(words, "-o json").out)["rows"][0]
         for words in ("-b 2 -p 8 -n 4", "-npl 2 -npp 8 -ntg 4")
     )
     assert (
-        [one[name] for name in ("pp", "tg", "pl")]
+        [ours[name] for name in ("pp", "tg", "pl")]
         == [other[name] for name in ("pp", "tg", "pl")]
         == [8, 4, 2]
     )
@@ -241,10 +235,7 @@ def test_keys_and_values_in_8_bits_reach_the_model_and_the_title(door, toy, monk
     monkeypatch.setattr(bench, "load", load)
     done = door(
         bench.main,
-        "--model",
-        toy,
-        "--backend",
-        "cpu",
+        *f"--model {toy} --backend cpu".split(),
         *"-b 2 -p 4 -n 2 -r 1 --cache-bits 8".split(),
     )
     assert seen == {"cache_bits": 8} and "keys and values in 8 bits" in done.out
@@ -262,7 +253,6 @@ def test_a_picture_of_the_throughput(run, tmp_path):
     assert (shades == (0x2A, 0x6F, 0x97)).all(axis=1).sum() > 300  # the color of the curve
     assert run("-b 1,2,4 -p 8,12 -n 4 --plot", str(tmp_path / "rows.svg")).code == 0
     text = (tmp_path / "rows.svg").read_text(encoding="utf-8")
-    assert (
-        "<!-- rows decoded together -->" in text and "<!-- 4 tokens after 12, each row -->" in text
-    )
+    assert "<!-- rows decoded together -->" in text
+    assert "<!-- 4 tokens after 12, each row -->" in text
     assert all(f"<!-- {rows} -->" in text for rows in (1, 2, 4))

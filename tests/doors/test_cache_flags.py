@@ -24,7 +24,7 @@ def models(monkeypatch):
     """The models that were loaded."""
     made, original = [], Backend.build
     monkeypatch.setattr(
-        Backend, "build", lambda *given, **named: made.append(original(*given, **named)) or made[-1]
+        Backend, "build", lambda *args, **named: made.append(original(*args, **named)) or made[-1]
     )
     return made
 
@@ -38,8 +38,8 @@ def models(monkeypatch):
     ],
 )
 def test_bits_reach_the_model(main, arguments, stdin, door, toy, models):
-    for given, wanted in (((), None), (("--cache-bits", "8"), 8), (("--kv-bits", "16"), 16)):
-        done = door(main, "--model", toy, "--backend", "cpu", *arguments, *given, stdin=stdin)
+    for flags, wanted in (((), None), (("--cache-bits", "8"), 8), (("--kv-bits", "16"), 16)):
+        done = door(main, "--model", toy, "--backend", "cpu", *arguments, *flags, stdin=stdin)
         assert done.code == 0, done.err
         assert models[-1].cache_bits == wanted
 
@@ -74,12 +74,7 @@ def test_batch_invariance_reaches_the_model(main, arguments, door, toy, monkeypa
 def test_8_bits_reach_the_models_of_a_comparison_but_the_reference(mode, door, toy, models):
     done = door(
         parity_command.main,
-        "--model",
-        toy,
-        "--backends",
-        "cpu",
-        "--tokens",
-        "16",
+        *f"--model {toy} --backends cpu --tokens 16".split(),
         *mode,
         "--cache-bits",
         "8",
@@ -130,13 +125,8 @@ WRONG = [
 @pytest.mark.parametrize("main, arguments, part", WRONG)
 def test_a_bad_value_is_one_line_before_loading(main, arguments, part, door, models):
     done = door(main, *arguments)
-    assert (
-        done.code == 2
-        and done.out == ""
-        and part in done.err
-        and done.err.count("\n") == 1
-        and models == []
-    )
+    assert done.code == 2 and done.out == "" and part in done.err and done.err.count("\n") == 1
+    assert models == []
 
 
 def test_the_number_of_rows_at_the_door(door, tmp_path, models):
@@ -144,8 +134,5 @@ def test_the_number_of_rows_at_the_door(door, tmp_path, models):
     done = door(
         generate.main, "--prompts", tmp_path / "in", "-o", tmp_path / "out", "--max-rows", "0"
     )
-    assert (
-        done.code == 2
-        and "--max-rows '0': must be a whole number, 1 to 512" in done.err
-        and models == []
-    )
+    assert done.code == 2 and "--max-rows '0': must be a whole number, 1 to 512" in done.err
+    assert models == []

@@ -116,9 +116,8 @@ def test_a_bad_command_is_one_line_and_changes_nothing(session, line, words):
 
 def test_set_shows_sets_and_resets(session):
     everything = command(session, "/set")
-    assert re.search(r"max_tokens +4 +user", everything) and re.search(
-        r"seed +random +default", everything
-    )
+    assert re.search(r"max_tokens +4 +user", everything)
+    assert re.search(r"seed +random +default", everything)
     assert (
         command(session, "/set temp")
         == "temperature = 0 (default): softmax temperature; 0 is greedy"
@@ -405,9 +404,8 @@ def test_completion(session, tmp_path):
     assert offered("/set n ") == ["/set n 4", "/set n default"]
     assert offered("/set regex ") == ["/set regex none", "/set regex default"]
     assert offered(f"/read {tmp_path}/no") == [f"/read {tmp_path}/notes.txt"]
-    assert offered("/mo") == ["/model "] and offered(f"/model {tmp_path}/no") == [
-        f"/model {tmp_path}/notes.txt"
-    ]
+    assert offered("/mo") == ["/model "]
+    assert offered(f"/model {tmp_path}/no") == [f"/model {tmp_path}/notes.txt"]
     assert offered("hello") == offered("/frob x") == offered("/clear ") == offered("text\n/s") == []
 
 
@@ -439,10 +437,8 @@ def test_a_script_prints_answers_and_nothing_else(toy, model, door, tmp_path):
     assert result.out == "".join(answer + "\n" for answer in answers)
     messages = json.loads(saved.read_text())["messages"]
     assert [message["content"] for message in messages[::2]] == ["hello", "two\nlines", "/usr"]
-    assert (
-        result.err.count("evaluations per token: 1 ") == 4
-        and "cut off after 6 tokens" in result.err
-    )
+    assert result.err.count("evaluations per token: 1 ") == 4
+    assert "cut off after 6 tokens" in result.err
     assert result.code == 0
 
 
@@ -484,11 +480,8 @@ def test_a_model_without_template_is_told_before_anything_is_asked(door, tmp_pat
     os.remove(tmp_path / "bare" / "tokenizer_config.json")
     result = door(repl.main, "--model", tmp_path / "bare", "--backend", "cpu", stdin=b"hello\n")
     assert (result.code, result.out) == (2, "")
-    assert (
-        "no chat template" in result.err
-        and "--template" in result.err
-        and result.err.count("\n") == 1
-    )
+    assert "no chat template" in result.err and "--template" in result.err
+    assert result.err.count("\n") == 1
 
 
 def test_a_pipe_needs_neither_prompt_toolkit_nor_rich(toy):
@@ -619,8 +612,8 @@ def test_ctrl_c_during_the_last_step_is_not_lost(session, capsys):
 def test_ctrl_c_during_the_last_step_of_a_script_ends_it(toy, door, monkeypatch):
     take, ends = Writer.push, []
 
-    def push(self, *given):
-        take(self, *given)
+    def push(self, *args):
+        take(self, *args)
         if self.is_finished:
             ends.append(self.completion.finish_reason)
             signal.raise_signal(signal.SIGINT)
@@ -630,14 +623,7 @@ def test_ctrl_c_during_the_last_step_of_a_script_ends_it(toy, door, monkeypatch)
     monkeypatch.setattr(Writer, "push", push)
     result = door(
         repl.main,
-        "--model",
-        toy,
-        "--backend",
-        "cpu",
-        "-m",
-        "12",
-        "--stop-token-ids",
-        end,
+        *f"--model {toy} --backend cpu -m 12 --stop-token-ids {end}".split(),
         stdin=b"hello\nagain\n",
     )
     assert result.code == 130 and result.out.strip() and ends == ["stop"], result.err
@@ -1106,16 +1092,7 @@ def leave(child):
 
 def test_a_chat_in_a_terminal(terminal, roomy, tmp_path):
     child = terminal(
-        "-m",
-        "mlx_llama.chat",
-        "--model",
-        roomy,
-        "--backend",
-        "cpu",
-        "-m",
-        "99999",
-        "--logit-bias",
-        "2=-100",
+        *f"-m mlx_llama.chat --model {roomy} --backend cpu -m 99999 --logit-bias 2=-100".split()
     )  # token 2 would end the answer
     child.expect_exact("context 100000 tokens")
     child.expect_exact("Ctrl-D leaves")
@@ -1206,9 +1183,8 @@ def test_a_user_without_a_home_has_no_history(monkeypatch, capsys):
     monkeypatch.delenv("LOCALAPPDATA", raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     history = terminal.History(terminal.history_path())
-    assert (
-        "the history is kept for this run only" in capsys.readouterr().err and history.is_writable
-    )
+    assert "the history is kept for this run only" in capsys.readouterr().err
+    assert history.is_writable
     history.store_string("a line")
     assert list(history.load_history_strings()) == []
 
@@ -1216,14 +1192,7 @@ def test_a_user_without_a_home_has_no_history(monkeypatch, capsys):
 def test_a_history_that_cannot_be_written_is_told_once(terminal, toy, tmp_path):
     (tmp_path / "file").touch()
     child = terminal(
-        "-m",
-        "mlx_llama.chat",
-        "--model",
-        toy,
-        "--backend",
-        "cpu",
-        "-m",
-        "1",
+        *f"-m mlx_llama.chat --model {toy} --backend cpu -m 1".split(),
         XDG_STATE_HOME=str(tmp_path / "file"),
     )
     child.expect_exact("the history is kept for this run only")
@@ -1244,10 +1213,7 @@ def test_markdown_in_a_terminal_and_plain_text_on_request(terminal, toy, environ
     child = terminal(
         "-c",
         PARROT,
-        "--model",
-        toy,
-        "--backend",
-        "cpu",
+        *f"--model {toy} --backend cpu".split(),
         **environment,
         ANSWER="some **bold** text\x1b[2J\n\n- item\x07\n\nend.",
     )
@@ -1392,20 +1358,16 @@ def test_a_pipe_gets_no_escape_sequences(toy, door, tmp_path):
         repl.main, "--model", toy, "--backend", "cpu", "-m", "3", stdin="\n".join(lines).encode()
     )
     assert "\x1b" not in result.out + result.err
-    assert (
-        "(loaded 0 messages, max_tokens = 3)" in result.err
-        and "needs the new text" not in result.err
-    )
+    assert "(loaded 0 messages, max_tokens = 3)" in result.err
+    assert "needs the new text" not in result.err
 
 
 def test_edit_in_a_script_needs_its_text(toy, door):
     result = door(
         repl.main, "--model", toy, "--backend", "cpu", "-m", "3", stdin=b"hello\n/edit\n/edit ho\n"
     )
-    assert (
-        result.err.count("error: ") == 1
-        and "/edit needs the new text here: /edit TEXT" in result.err
-    )
+    assert result.err.count("error: ") == 1
+    assert "/edit needs the new text here: /edit TEXT" in result.err
     assert result.out.count("\n") >= 2 and result.code == 2
 
 
@@ -1413,21 +1375,11 @@ def test_a_prompt_cache_of_another_model_is_not_saved(toy, other, door, tmp_path
     path = tmp_path / "cache.safetensors"
     result = door(
         repl.main,
-        "--model",
-        toy,
-        "--backend",
-        "cpu",
-        "-m",
-        "3",
-        "--prompt-cache",
-        path,
+        *f"--model {toy} --backend cpu -m 3 --prompt-cache {path}".split(),
         stdin=f"hello\n/model {other}\nhello\n".encode(),
     )
-    assert (
-        result.code == 0
-        and "is not saved: /model chose another model" in result.err
-        and not path.exists()
-    )
+    assert result.code == 0 and "is not saved: /model chose another model" in result.err
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("word", ["exit", "Quit", "/bye"])

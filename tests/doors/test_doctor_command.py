@@ -29,13 +29,13 @@ def examined(door):
 
 
 def messages(facts, level="error"):
-    return [one["message"] for one in facts["findings"] if one["level"] == level]
+    return [finding["message"] for finding in facts["findings"] if finding["level"] == level]
 
 
 def test_without_a_model_it_describes_the_machine_and_the_guide(door, examined):
     code, facts = examined()
     assert code == 0 and facts["ok"] is True and facts["name"] == "guide"
-    assert [one["name"] for one in facts["backends"]] == ["mlx", "cpu", "cuda"]
+    assert [backend["name"] for backend in facts["backends"]] == ["mlx", "cpu", "cuda"]
     assert facts["command"] == "python -m mlx_llama.chat"
     text = door(doctor.main)
     assert text.code == 0 and text.err == "" and "\x1b" not in text.out
@@ -80,7 +80,8 @@ def test_a_model_without_a_template_is_continued(tmp_path, door, examined):
     folder = make_checkpoint(tmp_path / "m", tokenizer=False)
     make_tokenizer(folder, chat_template=None)
     code, facts = examined(folder)
-    assert code == 0 and any("has no chat template" in one for one in messages(facts, "warning"))
+    assert code == 0
+    assert any("has no chat template" in message for message in messages(facts, "warning"))
     words = shlex.split(facts["command"])
     assert words[2] == "mlx_llama.generate"
     assert door(generate.main, *words[3:], "--max-tokens", "2").code == 0
@@ -88,16 +89,19 @@ def test_a_model_without_a_template_is_continued(tmp_path, door, examined):
 
 @pytest.mark.parametrize("case", DAMAGE)
 def test_damage_that_other_doors_refuse_is_found_without_loading(case, tmp_path, door, examined):
-    """For damage that the doors refuse, the doctor reports their error and gives no command."""
+    """The doors refuse a damaged model in one line, which the doctor reports; it gives no
+    command.
+    """
     damage, name = DAMAGE[case]
     folder = make_checkpoint(tmp_path / "m")
     damage(folder)
     refused = door(generate.main, "--model", folder, "-p", "hi", "-m", "2", "--backend", "cpu")
     code, facts = examined(folder)
     assert refused.code == 2 and code == 1 and facts["ok"] is False and facts["command"] is None
-    assert refused.err.removeprefix("error: ").strip() in messages(facts)
-    assert any(name in one for one in messages(facts))
-    assert all("\n" not in one["message"] for one in facts["findings"])
+    error = refused.err
+    assert refused.out == "" and error.startswith("error: ") and error.count("\n") == 1
+    assert name in error and error.removeprefix("error: ").strip() in messages(facts)
+    assert all("\n" not in message["message"] for message in facts["findings"])
 
 
 def test_it_goes_on_after_the_first(tmp_path, examined):
@@ -112,8 +116,8 @@ def test_it_goes_on_after_the_first(tmp_path, examined):
     shards[0].unlink()
     shards[1].write_bytes(shards[1].read_bytes()[:-4])
     _, facts = examined(folder)
-    found = messages(facts)
-    assert len(found) == 5, found
+    said = messages(facts)
+    assert len(said) == 5, said
     for part in (
         "rms_norm_eps is 'tiny'",
         "rope_type is 'proportional'",
@@ -121,7 +125,7 @@ def test_it_goes_on_after_the_first(tmp_path, examined):
         f"{shards[1].name}: tensor",
         "neither tokenizer.json nor tokenizer.model",
     ):
-        assert sum(part in one for one in found) == 1, part
+        assert sum(part in message for message in said) == 1, part
 
 
 def test_a_config_of_another_model_names_each_kind_of_tensor_once(tmp_path, examined):
@@ -130,9 +134,9 @@ def test_a_config_of_another_model_names_each_kind_of_tensor_once(tmp_path, exam
         folder
     )
     _, facts = examined(folder)
-    found = messages(facts)
-    assert sum("has shape" in one for one in found) == 5  # down, gate, up; k, v
-    assert sum("is not part of the model" in one for one in found) == 1
+    said = messages(facts)
+    assert sum("has shape" in message for message in said) == 5  # down, gate, up; k, v
+    assert sum("is not part of the model" in message for message in said) == 1
     # facts are still reported
     assert facts["model"]["layers"] == 1 and facts["tokenizer"]["vocab_size"] == 384
 
@@ -156,7 +160,7 @@ def test_bad_fields_are_found_one_by_one(tmp_path, examined):
     config(lambda c: c.update(bad))(folder)
     _, facts = examined(folder)
     for name, value in bad.items():
-        assert sum(f"{name} is {value!r}" in one for one in messages(facts)) == 1, name
+        assert sum(f"{name} is {value!r}" in message for message in messages(facts)) == 1, name
     assert len(messages(facts)) == len(bad)
 
 
@@ -168,15 +172,12 @@ def test_another_architecture_is_one_finding_about_the_config(tmp_path, examined
         )
     )(folder)
     _, facts = examined(folder)
-    assert (
-        len(messages(facts)) == 1
-        and "GemmaForCausalLM" in messages(facts)[0]
-        and facts["model"] == {}
-    )
+    assert len(messages(facts)) == 1 and "GemmaForCausalLM" in messages(facts)[0]
+    assert facts["model"] == {}
 
 
 @pytest.mark.parametrize(
-    "name, found",
+    "name, reason",
     [
         ("nowhere", "no such folder"),
         ("nowhere.gguf", "no such file"),
@@ -185,13 +186,13 @@ def test_another_architecture_is_one_finding_about_the_config(tmp_path, examined
         ("", "no such folder"),
     ],
 )
-def test_a_model_that_is_not_there(name, found, examined, tmp_path, monkeypatch):
+def test_a_model_that_is_not_there(name, reason, examined, tmp_path, monkeypatch):
     from huggingface_hub import constants
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     code, facts = examined(name)
-    assert code == 1 and len(facts["findings"]) == 1 and found in messages(facts)[0]
+    assert code == 1 and len(facts["findings"]) == 1 and reason in messages(facts)[0]
     assert facts["backends"], "the machine is described all the same"
 
 
@@ -251,23 +252,19 @@ def test_a_gguf_field_that_is_wrong_hides_no_other(tmp_path, examined):
     make_gguf(path, tokenizer=None, edit=lambda writer: writer.add_expert_shared_count(8))
     code, facts = examined(path)
     assert code == 1 and len(messages(facts)) == 2
-    assert (
-        "llama.expert_shared_count is 8" in messages(facts)[0]
-        and "tokenizer.ggml.model is missing" in messages(facts)[1]
-    )
+    assert "llama.expert_shared_count is 8" in messages(facts)[0]
+    assert "tokenizer.ggml.model is missing" in messages(facts)[1]
 
 
 def test_a_tokenizer_much_smaller_than_the_model_is_a_warning(tmp_path, examined):
     code, facts = examined(make_checkpoint(tmp_path / "small", vocab_size=1000))
-    assert code == 0 and any(
-        "384 tokens" in one and "1000 rows" in one for one in messages(facts, "warning")
+    assert code == 0
+    assert any(
+        "384 tokens" in message and "1000 rows" in message for message in messages(facts, "warning")
     )
     code, facts = examined(make_checkpoint(tmp_path / "padded", vocab_size=400))
-    assert (
-        code == 0
-        and messages(facts, "warning") == []
-        and any("padding" in one for one in messages(facts, "note"))
-    )
+    assert code == 0 and messages(facts, "warning") == []
+    assert any("padding" in message for message in messages(facts, "note"))
 
 
 def test_a_model_that_does_not_fit_gets_the_command_that_makes_it_smaller(
@@ -278,7 +275,7 @@ def test_a_model_that_does_not_fit_gets_the_command_that_makes_it_smaller(
     monkeypatch.setattr(machine, "free_memory", lambda: nbytes // 3)
     monkeypatch.chdir(tmp_path)
     code, facts = examined(folder)
-    assert code == 1 and any("the weights take" in one for one in messages(facts))
+    assert code == 1 and any("the weights take" in message for message in messages(facts))
     words = shlex.split(facts["command"])
     assert words[2] == "mlx_llama.quantize"
     assert door(quantize.main, *words[3:]).code == 0
@@ -301,18 +298,14 @@ def test_a_context_that_does_not_fit_is_asked_for_shorter(toy, examined, monkeyp
     more = 100 * 64 // 18
     assert messages(facts, "note")[-1].endswith(f"; --cache-bits 8 has room for {min(256, more)}")
     code, facts = examined(toy, "--cache-bits", "8")
-    assert (
-        code == 0
-        and facts["command"].endswith(" --cache-bits 8")
-        and facts["fits"][1]["cache_bits"] == 8
-    )
+    assert code == 0 and facts["command"].endswith(" --cache-bits 8")
+    assert facts["fits"][1]["cache_bits"] == 8
     assert "--cache-bits 8 has room" not in str(facts["findings"])
     code, facts = examined(toy, "--cache-bits", "16")
     assert code == 0 and facts["fits"][1]["cache_bits"] == 16
     assert 2 * facts["fits"][1]["cache_bytes_per_token"] == cpu["cache_bytes_per_token"]
-    assert facts["command"].endswith(
-        " --ctx-size 200 --cache-bits 16"
-    ) and "--cache-bits 8 has room" in str(facts["findings"])
+    assert facts["command"].endswith(" --ctx-size 200 --cache-bits 16")
+    assert "--cache-bits 8 has room" in str(facts["findings"])
     code, facts = examined(toy, "--ctx-size", "80")
     assert code == 0 and facts["command"].endswith(" --ctx-size 80")
     assert examined(toy, "--ctx-size", "250")[0] == 1
@@ -370,14 +363,11 @@ def test_the_cache_folder_is_shown_and_cleared(door, tmp_path, monkeypatch):
         in door(doctor.main).out.splitlines()
     )
     done = door(doctor.main, "--clear-cache")
-    assert done.out.strip() == f"removed 5.0 MB from {tmp_path}" and [
-        one.name for one in tmp_path.iterdir()
-    ] == ["notes.txt"]
+    assert done.out.strip() == f"removed 5.0 MB from {tmp_path}"
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
     for words in (["guide"], ["--model", "guide"]):
         refused = door(doctor.main, *words, "--clear-cache")
-        assert (
-            refused.code == 2
-            and "--clear-cache: removes all models' files; leave the model out" in refused.err
-        )
+        assert refused.code == 2
+        assert "--clear-cache: removes all models' files; leave the model out" in refused.err
     monkeypatch.setenv("MLX_LLAMA_CACHE_SIZE", "much")
     assert "MLX_LLAMA_CACHE_SIZE='much': must be a size such as 20GB" in door(doctor.main).out

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from launching import run_python
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 BENCHMARKS = EXAMPLES / "benchmarks"
@@ -28,9 +29,7 @@ HAS_LLAMA_CPP = importlib.util.find_spec("llama_cpp") is not None
 
 def start(name: str, *arguments: str) -> subprocess.CompletedProcess:
     file = next(EXAMPLES.rglob(name))
-    return subprocess.run(
-        [sys.executable, str(file), *arguments], capture_output=True, text=True, timeout=300
-    )
+    return run_python(file, *arguments, timeout=300)
 
 
 def run(name: str, *arguments: str) -> str:
@@ -92,17 +91,10 @@ def test_make_random_checkpoint(dtype, tmp_path):
     assert str(model.dtype) == f"torch.{dtype}"
 
 
-FAMILIES = [
-    "qwen2.5-1.5b",
-    "qwen3-1.7b",
-    "smollm3-3b",
-    "granite-3.3-2b",
-    "olmo-2-1b",
-    "phi-4-mini",
-    "gemma-2-2b",
-    "gemma-3-1b",
-    "ministral-3-3b",
-]
+FAMILIES = (
+    "qwen2.5-1.5b qwen3-1.7b smollm3-3b granite-3.3-2b olmo-2-1b phi-4-mini gemma-2-2b gemma-3-1b "
+    "ministral-3-3b"
+).split()
 
 
 @pytest.mark.parametrize("shape", FAMILIES)
@@ -146,54 +138,35 @@ def test_make_random_gguf(kind, tmp_path):
 
     done = start("make_random_gguf.py", "tiny", str(tmp_path), kind)
     if kind == "Q4_K_M" and not HAS_LLAMA_CPP:
-        assert (
-            done.returncode == 1
-            and done.stderr == 'error: llama_cpp is not installed: pip install -e ".[peers]"\n'
-        )
+        assert done.returncode == 1
+        assert done.stderr == 'error: llama_cpp is not installed: pip install -e ".[peers]"\n'
         return
     assert done.returncode == 0, done.stderr
     [path] = tmp_path.iterdir()
     kinds = {tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
-    assert path.name == f"tiny-{kind}.gguf" and kinds == (
-        {"F32", "Q4_K", "Q6_K"} if "K" in kind else {"F32", kind}
-    )
+    assert path.name == f"tiny-{kind}.gguf"
+    assert kinds == ({"F32", "Q4_K", "Q6_K"} if "K" in kind else {"F32", kind})
 
 
 @pytest.mark.slow
 def test_compare_peers(tmp_path):
     if not HAS_LLAMA_CPP:
         done = start("compare_peers.py", "model.gguf", "--llama-bench", "none")
-        assert (
-            done.returncode == 1
-            and done.stderr == 'error: llama_cpp is not installed: pip install -e ".[peers]"\n'
-        )
+        assert done.returncode == 1
+        assert done.stderr == 'error: llama_cpp is not installed: pip install -e ".[peers]"\n'
         return
     run("make_random_gguf.py", "tiny", str(tmp_path), "F16")
     asked = [
         str(tmp_path / "tiny-F16.gguf"),
-        "--rounds",
-        "2",
-        "--prompt",
-        "8",
-        "--generate",
-        "4",
-        "--starts",
-        "1",
-        "--depth",
-        "40",
-        "60",
-        "--accuracy",
-        "4",
-        "--threads",
-        "1",
-        "--llama-bench",
-        "none",
+        *(
+            "--rounds 2 --prompt 8 --generate 4 --starts 1 --depth 40 60 --accuracy 4 --threads 1 "
+            "--llama-bench none"
+        ).split(),
     ]
     figures = json.loads(run("compare_peers.py", *asked, "--json"))
     [result] = figures["results"]
-    assert (
-        figures["threads"] == 1 and result["bytes"] == (tmp_path / "tiny-F16.gguf").stat().st_size
-    )
+    assert figures["threads"] == 1
+    assert result["bytes"] == (tmp_path / "tiny-F16.gguf").stat().st_size
     for key, pairs in {
         "decode": 2,
         "prompt": 2,
@@ -203,11 +176,11 @@ def test_compare_peers(tmp_path):
         "peak": 1,
         "error": 1,
     }.items():
-        found = result[key]["all"]
+        comparison = result[key]["all"]
         assert (
-            found["pairs"] == pairs == len(result[key]["pairs"])
-            and found["ours"] > 0
-            and found["peer"] > 0
+            comparison["pairs"] == pairs == len(result[key]["pairs"])
+            and comparison["ours"] > 0
+            and comparison["peer"] > 0
         ), key
     error = result["error"]["all"]
     assert error["ours"] < 1e-5 < error["peer"] < 3e-3  # llama.cpp rounds activations to float16
@@ -247,21 +220,11 @@ def test_compare_peers_with_a_llama_bench_of_known_speed(tmp_path):
         str(program),
         *"--rounds 2 --prompt 8 --generate 4 --threads 1 --starts 0".split(),
     ]
-    found = json.loads(
-        run(
-            "compare_peers.py",
-            *asked,
-            "--depth",
-            "40",
-            "--cache-bits",
-            "8",
-            "--busy",
-            "1",
-            "--json",
-        )
+    figures = json.loads(
+        run("compare_peers.py", *asked, *"--depth 40 --cache-bits 8 --busy 1 --json".split())
     )
-    assert (found["cache_bits"], found["busy"]) == (8, 1)
-    [result] = found["results"]
+    assert (figures["cache_bits"], figures["busy"]) == (8, 1)
+    [result] = figures["results"]
     for key, speed in {"prompt": 1008, "decode": 1080, "deep 40": 1400}.items():
         assert [pair["peer"] for pair in result[key]["pairs"]] == pytest.approx([speed] * 2), key
     # The tiny shapes in F16: all weights but the embedding, and keys and values of 8.5 bits.
@@ -278,20 +241,15 @@ def test_compare_peers_with_a_llama_bench_of_known_speed(tmp_path):
     [result] = json.loads(run("compare_peers.py", *asked, "--json"))["results"]
     assert result["decode"]["pairs"][0]["peer"] == pytest.approx(1180)  # flash attention is slower
     out = run("compare_peers.py", *asked)
-    assert (
-        "llama-bench" in out
-        and "share of GB/s" in out
-        and re.search(r"^decode after 8, .*% / +\d+%$", out, re.M)
-    )
+    assert "llama-bench" in out and "share of GB/s" in out
+    assert re.search(r"^decode after 8, .*% / +\d+%$", out, re.M)
     for depth, reason in (
         ("60", "no room"),
         ("45", "ran {'n_threads': 2}, not what was asked for"),
     ):
         done = start("compare_peers.py", *asked, "--depth", depth)
-        assert (
-            done.returncode == 1
-            and done.stderr.splitlines()[-1] == f"error: {program} on {file}: {reason}"
-        )
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1] == f"error: {program} on {file}: {reason}"
     done = start("compare_peers.py", str(file), "--llama-bench", str(tmp_path / "none"))
     assert done.returncode == 1 and "there is no such program: build llama-bench" in done.stderr
 
@@ -329,20 +287,14 @@ def test_compare_batches_with_a_program_of_known_speed(tmp_path):
         assert record["runs"]["peer"] == [1000.0 * record["rows"]] * 2
         assert record["ratio"] == pytest.approx(sum(record["runs"]["ours"]) / 2 / record["peer"])
     lines = run("compare_batches.py", *asked).splitlines()
-    assert (
-        len(lines) == 4
-        and lines[-1].split()[:2] == ["tiny-F16.gguf", "3"]
-        and lines[-1].split()[3] == "3000.0"
-    )
+    assert len(lines) == 4 and lines[-1].split()[:2] == ["tiny-F16.gguf", "3"]
+    assert lines[-1].split()[3] == "3000.0"
     done = start("compare_batches.py", *asked, "--rows", "4")
-    assert (
-        done.returncode == 1 and done.stderr == f"error: {program} on {file} with 4 rows: no room\n"
-    )
+    assert done.returncode == 1
+    assert done.stderr == f"error: {program} on {file} with 4 rows: no room\n"
     done = start("compare_batches.py", file, "--llama-batched-bench", str(tmp_path / "none"))
-    assert (
-        done.returncode == 1
-        and "there is no such program: build llama-batched-bench" in done.stderr
-    )
+    assert done.returncode == 1
+    assert "there is no such program: build llama-batched-bench" in done.stderr
 
 
 PEERS = [
@@ -361,32 +313,27 @@ def test_compare_peers_on_a_checkpoint(backend, tmp_path):
     run("make_random_checkpoint.py", "tiny", str(folder))
     asked = [
         str(folder),
-        "--pairs",
-        backend,
-        "--device",
-        "cpu",
-        "--threads",
-        "1",
+        *f"--pairs {backend} --device cpu --threads 1".split(),
         *"--rounds 2 --prompt 8 --generate 6 --depth 40".split(),
     ]
     [result] = json.loads(run("compare_peers.py", *asked, "--json"))["results"]
-    assert (
-        result["bytes"] == (folder / "model.safetensors").stat().st_size
-        and "float32" in result["about"]
-    )
+    assert result["bytes"] == (folder / "model.safetensors").stat().st_size
+    assert "float32" in result["about"]
     assert result["same_tokens"] == 7
     keys = {"decode", "prompt", "deep 40"} | (
         {"build", "host", "primitives"} if backend == "mlx" else set()
     )
     assert keys == {
-        key for key, found in result.items() if isinstance(found, dict) and "pairs" in found
+        key
+        for key, pairs_of_key in result.items()
+        if isinstance(pairs_of_key, dict) and "pairs" in pairs_of_key
     }
     for key in keys:
-        found = result[key]["all"]
+        pairs_of_key = result[key]["all"]
         assert (
-            found["pairs"] == 2 == len(result[key]["pairs"])
-            and found["ours"] > 0
-            and found["peer"] > 0
+            pairs_of_key["pairs"] == 2 == len(result[key]["pairs"])
+            and pairs_of_key["ours"] > 0
+            and pairs_of_key["peer"] > 0
         ), key
     if backend == "mlx":
         assert {pair["peer"] for pair in result["primitives"]["pairs"]} == {graph_of_mlx_lm(folder)}
@@ -399,18 +346,15 @@ def test_compare_peers_on_several_rows(tmp_path):
     run("make_random_checkpoint.py", "tiny", str(folder))
     asked = [
         str(folder),
-        "--pairs",
-        "mlx-rows",
-        "--rows",
-        "3",
-        "--device",
-        "cpu",
+        *"--pairs mlx-rows --rows 3 --device cpu".split(),
         *"--rounds 1 --prompt 12 --generate 6".split(),
     ]
     [result] = json.loads(run("compare_peers.py", *asked, "--json"))["results"]
     assert result["same_tokens"] == 7 and "3 rows" in result["about"]
     assert {"decode", "build", "host", "primitives"} == {
-        key for key, found in result.items() if isinstance(found, dict) and "pairs" in found
+        key
+        for key, pairs_of_key in result.items()
+        if isinstance(pairs_of_key, dict) and "pairs" in pairs_of_key
     }
     assert 0 < result["primitives"]["all"]["ratio"] < 0.55
 
@@ -448,11 +392,8 @@ def test_a_peer_that_is_not_installed_is_left_out(monkeypatch, capsys):
         importlib.util, "find_spec", lambda name: None if name == "mlx_lm" else find(name)
     )
     here, reasons = peers_checkpoint.pairs_here(["mlx"])
-    assert (
-        here == []
-        and len(reasons) == 1
-        and "mlx_lm is not installed: pip install mlx-lm" in reasons[0]
-    )
+    assert here == [] and len(reasons) == 1
+    assert "mlx_lm is not installed: pip install mlx-lm" in reasons[0]
     with pytest.raises(SystemExit, match="no peer is installed"):
         compare_peers.main([str(EXAMPLES), "--pairs", "mlx"])
     assert capsys.readouterr().err.startswith(
@@ -488,30 +429,18 @@ def test_the_comparison_keeps_to_one_state_of_the_memory(monkeypatch):
 
 
 def test_the_cost_of_ticks_is_measured():
-    found = json.loads(run("measure_ticks.py", "--rows", "1,3", "--ticks", "20", "--json"))
-    assert [one["rows"] for one in found] == [1] * 4 + [3] * 4
-    assert all(0 < one["median"] <= one["90%"] for one in found)
+    rows = json.loads(run("measure_ticks.py", "--rows", "1,3", "--ticks", "20", "--json"))
+    assert [row["rows"] for row in rows] == [1] * 4 + [3] * 4
+    assert all(0 < row["median"] <= row["90%"] for row in rows)
 
 
 @pytest.mark.parametrize("kind", ["schema", "regex"])
 def test_the_cost_of_grammars_is_measured(kind):
-    found = json.loads(
-        run(
-            "measure_grammar.py",
-            "--kind",
-            kind,
-            "--rows",
-            "3",
-            "--tokens",
-            "6",
-            "--pairs",
-            "1",
-            "--json",
-        )
+    figures = json.loads(
+        run(*f"measure_grammar.py --kind {kind} --rows 3 --tokens 6 --pairs 1 --json".split())
     )
-    assert (found["kind"], found["rows"]) == (kind, 3) and found["share"] == found["bound"] / found[
-        "free"
-    ] - 1 > -1
+    assert (figures["kind"], figures["rows"]) == (kind, 3)
+    assert figures["share"] == figures["bound"] / figures["free"] - 1 > -1
 
 
 def test_prefixes_and_memory_are_measured():
@@ -536,47 +465,31 @@ def test_starts_are_measured(tmp_path):
         "'1', '--no-warmup', '-t', '1']"
     )
     _, name, ours, theirs, ratio = run(
-        "measure_start.py",
-        str(file),
-        "--prompt",
-        "9",
-        "--rounds",
-        "2",
-        "--threads",
-        "1",
+        *f"measure_start.py {file} --prompt 9 --rounds 2 --threads 1".split(),
         "--peer",
         f"{sys.executable} {peer}",
     ).splitlines()
-    assert (
-        name == f"{file.name}, warm"
-        and ours.split()[0] == "mlx_llama"
-        and theirs.split()[0] == "llama-bench"
-    )
+    assert name == f"{file.name}, warm" and ours.split()[0] == "mlx_llama"
+    assert theirs.split()[0] == "llama-bench"
     assert float(re.search(r"neighbours ([\d.]+) ", ratio)[1]) > 1
 
 
 def test_the_perplexity_of_widths_and_formats_is_measured(guide_q8, monkeypatch):
     """The guide's, of text that it was not taught. The score is torch's cross entropy."""
     first, full, eight, *formats = run(
-        "measure_perplexity.py",
-        str(guide_q8),
-        "--tokens",
-        "400",
-        "--window",
-        "128",
+        *f"measure_perplexity.py {guide_q8} --tokens 400 --window 128".split(),
         "--widths",
         "float32,8-bit keys and values",
         "--formats",
         "Q4_0,mlx-8",
     ).splitlines()
     assert first == f"{guide_q8.name}: 384 tokens in windows of 128"
-    found = [
+    changes = [
         float(re.fullmatch(r"[^:]+: [\d.]+ \(([+-][\d.]+) %\)(, \d+ MB)?", line)[1])
         for line in (full, eight, *formats)
     ]
-    assert found[0] == 0 < abs(found[1]) < 0.5 and any(
-        line.startswith("Q4_0, mlx_llama") for line in formats
-    )
+    assert changes[0] == 0 < abs(changes[1]) < 0.5
+    assert any(line.startswith("Q4_0, mlx_llama") for line in formats)
 
     import torch
 

@@ -23,37 +23,16 @@ def flags(*words: str) -> dict:
 
 def test_flags_are_the_options():
     assert flags() == {}
-    given = flags(
-        "--temp",
-        "0.5",
-        "-m",
-        "9",
-        "--repeat-penalty",
-        "1.1",
-        "--stop",
-        "a",
-        "--stop",
-        "b",
-        "-s",
-        "3",
-        "--logit-bias",
-        "15=1.5",
-        "--logit-bias",
-        "16-2",
-        "--logit-bias",
-        "17+3",
-        "--logit-bias",
-        "18=-1e2",
+    parsed = flags(
+        *(
+            "--temp 0.5 -m 9 --repeat-penalty 1.1 --stop a --stop b -s 3 --logit-bias 15=1.5 "
+            "--logit-bias 16-2 --logit-bias 17+3 --logit-bias 18=-1e2"
+        ).split()
     )
-    assert given["temperature"] == "0.5"
-    o = resolve(given).options
-    assert (o.temperature, o.max_tokens, o.repetition_penalty, o.stop, o.seed) == (
-        0.5,
-        9,
-        1.1,
-        ("a", "b"),
-        3,
-    )
+    assert parsed["temperature"] == "0.5"
+    o = resolve(parsed).options
+    assert o.temperature == 0.5 and o.max_tokens == 9 and o.repetition_penalty == 1.1
+    assert o.stop == ("a", "b") and o.seed == 3
     assert o.logit_bias == {15: 1.5, 16: -2.0, 17: 3.0, 18: -100.0}
     assert flags("-n", "9", "--predict", "8")["max_tokens"] == "8"
 
@@ -143,23 +122,18 @@ def test_load_flags_are_the_parameters_of_load():
 
     parser = flag_tables.Parser()
     flag_tables.add_load_flags(parser, without=())
-    given = parser.parse_args(
+    parsed = parser.parse_args(
         ["--kv-bits", "8", "--cache-memory", "2GB", "-np", "4", "--adapter", "a", "--lora", "b"]
     )
-    options = flag_tables.load_options(given)
-    assert (options.cache_bits, options.cache_memory, options.max_rows, options.adapters) == (
-        "8",
-        "2GB",
-        "4",
-        ["a", "b"],
-    )
+    options = flag_tables.load_options(parsed)
+    assert options.cache_bits == "8" and options.cache_memory == "2GB" and options.max_rows == "4"
+    assert options.adapters == ["a", "b"]
     assert list(inspect.signature(load).parameters) == list(TABLE)
-    assert vars(given).keys() == TABLE.keys() - {"on_progress"} | {"debug"}
+    assert vars(parsed).keys() == TABLE.keys() - {"on_progress"} | {"debug"}
     helps = {action.dest: action.help for action in parser._actions}
     for name, field in TABLE.items():
-        assert f"\n    {name}: " in load.__doc__ and field.metadata["help"] in helps.get(
-            name, field.metadata["help"]
-        )
+        assert f"\n    {name}: " in load.__doc__
+        assert field.metadata["help"] in helps.get(name, field.metadata["help"])
 
 
 def test_what_llama_cpp_writes_for_unset_is_unset():
@@ -173,6 +147,5 @@ def test_what_llama_cpp_writes_for_unset_is_unset():
 def test_every_option_has_a_flag():
     for name in FIELDS:
         first, *_ = flag_tables.option_flags(name)
-        assert first == flag_of(name) and len(set(flag_tables.option_flags(name))) == len(
-            flag_tables.option_flags(name)
-        )
+        assert first == flag_of(name)
+        assert len(set(flag_tables.option_flags(name))) == len(flag_tables.option_flags(name))

@@ -29,35 +29,18 @@ def test_no_limit_of_tokens_goes_to_the_end_of_the_context(door, toy):
         "--model",
         toy,
         *PROMPT,
-        "-n",
-        "-1",
-        "--ctx-size",
-        "40",
-        "--jsonl",
-        "--logit-bias",
-        "1=-100",
-        "--logit-bias",
-        "2=-100",
+        *"-n -1 --ctx-size 40 --jsonl --logit-bias 1=-100 --logit-bias 2=-100".split(),
     )
     receipt = json.loads(done.out.splitlines()[-1])["receipt"]
-    assert (
-        receipt["finish_reason"] == "context"
-        and receipt["prompt_tokens"] + len(receipt["tokens"]) == 40
-    )
+    assert receipt["finish_reason"] == "context"
+    assert receipt["prompt_tokens"] + len(receipt["tokens"]) == 40
 
 
 def test_a_template_may_be_text(door, toy):
     text = "{% for message in messages %}Q {{ message.content }} A{% endfor %}"
     done = door(
         generate.main,
-        "--model",
-        toy,
-        "--backend",
-        "cpu",
-        "-p",
-        "hello",
-        "-m",
-        "5",
+        *f"--model {toy} --backend cpu -p hello -m 5".split(),
         "--chat-template",
         text,
     )
@@ -67,12 +50,7 @@ def test_a_template_may_be_text(door, toy):
     assert (done.code, done.out) == (0, wanted.text + "\n"), done.err
     done = door(
         generate.main,
-        "--model",
-        toy,
-        "--backend",
-        "cpu",
-        "-p",
-        "hello",
+        *f"--model {toy} --backend cpu -p hello".split(),
         "--chat-template",
         "{% for %}",
     )
@@ -97,13 +75,7 @@ def test_logprobs_of_a_batch_are_in_its_lines(door, toy, tmp_path):
     for flags in ((), ("--logprobs", "2")):
         done = door(
             generate.main,
-            "--model",
-            toy,
-            "--backend",
-            "cpu",
-            "--ignore-chat-template",
-            "--prompts",
-            tmp_path / "in",
+            *f"--model {toy} --backend cpu --ignore-chat-template --prompts {tmp_path}/in".split(),
             "--output",
             tmp_path / f"out{len(flags)}",
             *flags,
@@ -114,7 +86,7 @@ def test_logprobs_of_a_batch_are_in_its_lines(door, toy, tmp_path):
     line = json.loads((tmp_path / "out2").read_text())
     assert line["tokens"] == list(wanted.tokens)
     assert line["logprobs"] == [
-        [token.logprobs.logprob, [list(one) for one in token.logprobs.top]]
+        [token.logprobs.logprob, [list(entry) for entry in token.logprobs.top]]
         for token in wanted.tokens
     ]
 
@@ -157,9 +129,9 @@ def test_keys_stand_between_commas():
     ],
 )
 def test_an_origin_that_no_browser_sends_is_refused(origin, is_good):
-    given = server.parser().parse_args(["--cors-origin", origin])
+    args = server.parser().parse_args(["--cors-origin", origin])
     if is_good:
-        assert server.make_settings(given).cors_origins == (origin.rstrip("/"),)
+        assert server.make_settings(args).cors_origins == (origin.rstrip("/"),)
     else:
         with pytest.raises(OptionsError, match="as browsers send it"):
-            server.make_settings(given)
+            server.make_settings(args)

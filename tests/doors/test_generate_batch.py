@@ -23,8 +23,8 @@ class ToyLLM:
 
     template = "a template"
 
-    def __init__(self, given=LoadOptions()):
-        self.given = given
+    def __init__(self, load_options=LoadOptions()):
+        self.load_options = load_options
         self.defaults = options.Defaults()
         self.backend = ToyBackend()
         self.loop = Loop(
@@ -33,22 +33,22 @@ class ToyLLM:
             ToyTokenizer(),
             frozenset(),
             200,
-            max_rows=parse_rows(given.max_rows),
+            max_rows=parse_rows(load_options.max_rows),
         )
         self.prompts = []
 
     def require_template(self):
         return self.template
 
-    def submit(self, prompt, **given):
+    def submit(self, prompt, **chosen):
         self.prompts.append(prompt)
         if prompt == "refused" or prompt == [{"role": "user", "content": "refused"}]:
             raise ContextError("`ctx_size` 1: refused")
         tokens = [ord(character) % VOCABULARY for character in json.dumps(prompt)]
-        return self.loop.submit(Request(tokens, options.resolve(given)))
+        return self.loop.submit(Request(tokens, options.resolve(chosen)))
 
-    def alone(self, prompt, **given):
-        return ToyLLM().submit([{"role": "user", "content": prompt}], **given).finish()
+    def alone(self, prompt, **chosen):
+        return ToyLLM().submit([{"role": "user", "content": prompt}], **chosen).finish()
 
 
 @pytest.fixture
@@ -87,31 +87,24 @@ def test_a_batch_gives_what_each_request_gives_alone(door, toy_llm, tmp_path):
         generate.main,
         "--prompts",
         write(tmp_path / "in", *lines),
-        "-o",
-        tmp_path / "out",
-        "-m",
-        "20",
-        "--max-rows",
-        "3",
-        "--cache-memory",
-        "1GB",
-        "--stats",
+        *f"-o {tmp_path}/out -m 20 --max-rows 3 --cache-memory 1GB --stats".split(),
     )
     assert done.code == 0 and done.out == "" and "4 requests, 63 tokens in " in done.err
-    [llm], found = toy_llm, results(tmp_path / "out")
-    assert (llm.given.max_rows, llm.given.cache_memory, llm.loop.max_rows) == ("3", "1GB", 3)
+    [llm], written = toy_llm, results(tmp_path / "out")
+    assert llm.load_options.max_rows == "3" and llm.load_options.cache_memory == "1GB"
+    assert llm.loop.max_rows == 3
     wanted = [
         llm.alone("one", max_tokens=20),
         llm.alone("two", max_tokens=3),
         llm.alone("three", max_tokens=20, temperature=0.9, seed=5),
         llm.alone("four", max_tokens=20),
     ]
-    for i, one in enumerate(wanted):
-        assert found[i]["text"] == one.text and found[i]["completion_tokens"] == len(one.tokens)
-        assert (
-            found[i]["finish_reason"] == "length" and found[i]["prompt_tokens"] == one.prompt_tokens
-        )
-    assert found[0]["id"] == "a" and found[2]["seed"] == 5 and "id" not in found[1]
+    for i, answer in enumerate(wanted):
+        assert written[i]["text"] == answer.text
+        assert written[i]["completion_tokens"] == len(answer.tokens)
+        assert written[i]["finish_reason"] == "length"
+        assert written[i]["prompt_tokens"] == answer.prompt_tokens
+    assert written[0]["id"] == "a" and written[2]["seed"] == 5 and "id" not in written[1]
     assert (3, 1) in llm.backend.calls and max(batch for batch, _ in llm.backend.calls) == 3
     # the shortest answer
     assert next(iter(map(json.loads, (tmp_path / "out").read_text().splitlines())))["index"] == 1
@@ -132,15 +125,11 @@ def test_the_rest_of_a_batch(door, toy_llm, tmp_path):
     }
     done = door(*asked)
     # nothing is loaded
-    assert (
-        done.code == 0
-        and "the results of all 10 requests already" in done.err
-        and len(toy_llm) == 2
-    )
+    assert done.code == 0 and "the results of all 10 requests already" in done.err
+    assert len(toy_llm) == 2
     done = door(*asked, "--seed", "1")
-    assert (
-        done.code == 2 and "line 1 is not a result of these prompts, options and model" in done.err
-    )
+    assert done.code == 2
+    assert "line 1 is not a result of these prompts, options and model" in done.err
 
 
 def test_an_error_of_one_request_is_its_line(door, toy_llm, tmp_path):
@@ -152,13 +141,11 @@ def test_an_error_of_one_request_is_its_line(door, toy_llm, tmp_path):
         {"prompt": "too"},
     )
     done = door(generate.main, "--prompts", source, "-o", tmp_path / "out", "-m", "4")
-    found = results(tmp_path / "out")
+    lines = results(tmp_path / "out")
     assert done.code == 1 and "error: 2 requests failed: see the field error in" in done.err
-    assert (
-        found[1]["error"] == "--ctx-size 1: refused"
-        and "the context holds 200" in found[2]["error"]
-    )
-    assert found[0]["text"] and found[3]["text"]
+    assert lines[1]["error"] == "--ctx-size 1: refused"
+    assert "the context holds 200" in lines[2]["error"]
+    assert lines[0]["text"] and lines[3]["text"]
     # and nothing is loaded
     assert door(generate.main, "--prompts", source, "-o", tmp_path / "out", "-m", "4").code == 1
     assert len(toy_llm) == 1
@@ -178,10 +165,8 @@ def test_ctrl_c_keeps_what_is_finished(door, toy_llm, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Loop, "tick", tick)
     done = door(generate.main, "--prompts", source, "-o", tmp_path / "out")
-    assert (
-        done.code == 130
-        and "(stopped after 1 of 2 requests; run the same command again for the rest)" in done.err
-    )
+    assert done.code == 130
+    assert "(stopped after 1 of 2 requests; run the same command again for the rest)" in done.err
     assert list(results(tmp_path / "out")) == [0]
     assert door(generate.main, "--prompts", source, "-o", tmp_path / "out").code == 0
     assert list(results(tmp_path / "out")) == [0, 1]
@@ -195,12 +180,7 @@ def test_prompts_from_standard_input_and_a_system_prompt(door, toy_llm, tmp_path
     )
     done = door(
         generate.main,
-        "--prompts",
-        "-",
-        "-o",
-        tmp_path / "out",
-        "-m",
-        "2",
+        *f"--prompts - -o {tmp_path}/out -m 2".split(),
         "-sys",
         "be brief",
         stdin=lines.encode(),
@@ -214,13 +194,7 @@ def test_prompts_from_standard_input_and_a_system_prompt(door, toy_llm, tmp_path
     ]
     door(
         generate.main,
-        "--prompts",
-        "-",
-        "-o",
-        tmp_path / "plain",
-        "-m",
-        "2",
-        "--ignore-chat-template",
+        *f"--prompts - -o {tmp_path}/plain -m 2 --ignore-chat-template".split(),
         stdin=b'{"prompt": "a"}',
     )
     assert toy_llm[1].prompts == ["a"]
@@ -281,22 +255,13 @@ def test_the_models_own_answers(door, toy, tmp_path):
     )
     done = door(
         generate.main,
-        "--model",
-        toy,
-        "--backend",
-        "cpu",
-        "--prompts",
-        source,
-        "-o",
-        tmp_path / "out",
-        "-m",
-        "9",
+        *f"--model {toy} --backend cpu --prompts {source} -o {tmp_path}/out -m 9".split(),
     )
     assert done.code == 0, done.err
-    llm, found = load(toy, backend="cpu"), results(tmp_path / "out")
+    llm, lines = load(toy, backend="cpu"), results(tmp_path / "out")
     for i, (prompt, count) in enumerate((("hello", 9), ("Once upon a time", 9), ("Vögel", 4))):
         assert (
-            found[i]["text"]
+            lines[i]["text"]
             == llm.generate([{"role": "user", "content": prompt}], max_tokens=count).text
         )
 
@@ -306,21 +271,13 @@ def test_a_bar_on_a_terminal(roomy, terminal, tmp_path):
         tmp_path / "in", *({"prompt": f"number {i}", "max_tokens": 60} for i in range(40))
     )
     child = terminal(
-        "-m",
-        "mlx_llama.generate",
-        "--model",
-        roomy,
-        "--backend",
-        "cpu",
-        "--prompts",
-        source,
-        "-o",
-        tmp_path / "out",
+        *(
+            f"-m mlx_llama.generate --model {roomy} --backend cpu --prompts {source} -o "
+            f"{tmp_path}/out"
+        ).split()
     )
     child.expect("generating")
     child.expect("/40")
     child.wait()
-    assert (
-        child.exitstatus == 0
-        and SimpleNamespace(**results(tmp_path / "out")[39]).completion_tokens == 60
-    )
+    assert child.exitstatus == 0
+    assert SimpleNamespace(**results(tmp_path / "out")[39]).completion_tokens == 60

@@ -112,7 +112,7 @@ def test_the_card_quotes_the_score_and_the_score_holds(monkeypatch):
 
     answers: dict[str, str] = {}
     monkeypatch.setattr(
-        train_guide, "answerer", lambda *given: lambda question: answers.setdefault(question, "")
+        train_guide, "answerer", lambda *args: lambda question: answers.setdefault(question, "")
     )
     train_guide.evaluate(GUIDE_PATH, "cpu")
     done = load(backend="cpu").batch(
@@ -120,15 +120,14 @@ def test_the_card_quotes_the_score_and_the_score_holds(monkeypatch):
         max_tokens=256,
         temperature=0,
     )
-    answers.update(zip(answers, (one.text for one in done)))
+    answers.update(zip(answers, (answer.text for answer in done)))
     told, card = (
         train_guide.evaluate(GUIDE_PATH, "cpu"),
         (GUIDE_PATH / "README.md").read_text(encoding="utf-8"),
     )
     shares = [int(right) / int(total) for right, total in re.findall(r"(\d+) of (\d+) right", told)]
-    assert len(shares) == 3 and all(
-        share >= least for share, least in zip(shares, (0.5, 0.9, 0.65))
-    )
+    assert len(shares) == 3
+    assert all(share >= least for share, least in zip(shares, (0.5, 0.9, 0.65)))
     for line in told.splitlines():
         assert line in card
 

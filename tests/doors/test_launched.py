@@ -40,17 +40,9 @@ def test_parity_with_one_process():
         launch(
             "mlx",
             2,
-            "-m",
-            "mlx_llama.parity",
-            "--backends",
-            "mlx",
-            "--device",
-            "cpu",
-            "--dtype",
-            "float32",
-            "--tokens",
-            "24",
-            "--json",
+            *(
+                "-m mlx_llama.parity --backends mlx --device cpu --dtype float32 --tokens 24 --json"
+            ).split(),
         )
     )
     import json

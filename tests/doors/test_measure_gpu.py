@@ -64,12 +64,7 @@ def ours(request, example) -> Iterator:
 
 def test_all_of_it_on_cpus():
     asked = [
-        "--minutes",
-        "4",
-        "--prompt",
-        "32",
-        "--generate",
-        "8",
+        *"--minutes 4 --prompt 32 --generate 8".split(),
         "--backends",
         ",".join(HERE),
         "--json",
@@ -78,15 +73,17 @@ def test_all_of_it_on_cpus():
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert not result["failed"] and not result["interrupted"] and result["seconds"] < 240
-    assert not [one for one in result["left_out"] if one["reason"].startswith("no time")], (
+    assert not [check for check in result["left_out"] if check["reason"].startswith("no time")], (
         done.stderr
     )
     for name in HERE:
-        checks = [one for one in result["checks"] if one["backend"] == name]
-        assert {one["what"] for one in checks} == PROOFS and all(one["ok"] for one in checks)
-        judged = [one for one in checks if "error" in one]
-        assert len(judged) > 35 and all(0 < one["error"] <= one["bound"] <= 0.2 for one in judged)
-        assert all(bound > 0 for one in result["bounds"][name] for bound in one.values())
+        checks = [check for check in result["checks"] if check["backend"] == name]
+        assert {check["what"] for check in checks} == PROOFS
+        assert all(check["ok"] for check in checks)
+        judged = [check for check in checks if "error" in check]
+        assert len(judged) > 35
+        assert all(0 < check["error"] <= check["bound"] <= 0.2 for check in judged)
+        assert all(bound > 0 for check in result["bounds"][name] for bound in check.values())
         rows = {(row["form"], row["side"]): row for row in result["rows"] if row["backend"] == name}
         lines = LINES[name] | (
             {(form, "llama.cpp") for form in ("q8_0", "q4_k_m")} if HAS_LLAMA_CPP else set()
@@ -229,18 +226,13 @@ def test_the_table_is_markdown_with_ratios_to_the_fastest_peer(example):
         kind: [after.content for token, after in itertools.pairwise(tokens) if token.type == kind]
         for kind in ("th_open", "td_open")
     }
-    assert texts["th_open"] == list(example.HEADER) and len(texts["td_open"]) == 4 * len(
-        example.HEADER
-    )
+    assert texts["th_open"] == list(example.HEADER)
+    assert len(texts["td_open"]) == 4 * len(example.HEADER)
     first = dict(zip(example.HEADER, texts["td_open"]))
-    assert (
-        first["model"] == "cuda 8b q4_k_m" and first["32 rows"] == first["8 rows"] == "30.0 (1.50)"
-    )
-    assert (
-        first["of a copy"] == "50%"
-        and first["host us"] == "1000"
-        and first["operations"] == first["of a product"] == ""
-    )
+    assert first["model"] == "cuda 8b q4_k_m"
+    assert first["32 rows"] == first["8 rows"] == "30.0 (1.50)"
+    assert first["of a copy"] == "50%" and first["host us"] == "1000"
+    assert first["operations"] == first["of a product"] == ""
     assert [token.content for token in tokens if token.type == "inline"][:2] == [
         "FAILED a: b",
         "left out: c: d",
@@ -257,9 +249,9 @@ def test_llama_cpp_computes_the_same_model(example, tmp_path):
         right = np.array(ours.op_load("tiny", form, False)["logits"])
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(shutil, "which", lambda name: None)
-            found = np.array(peer.op_load("tiny", form, False, str(tmp_path))["logits"])
+            logits = np.array(peer.op_load("tiny", form, False, str(tmp_path))["logits"])
             assert peer.op_rows(16, 4, 8)["rate"] > 0
-        assert np.linalg.norm(found - right) < 0.05 * np.linalg.norm(right)
+        assert np.linalg.norm(logits - right) < 0.05 * np.linalg.norm(right)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends the signal of Ctrl-C")
@@ -282,12 +274,8 @@ def test_ctrl_c_prints_the_results_so_far():
     finally:
         process.kill()
     result = json.loads(out)
-    assert (
-        process.returncode == 130
-        and result["interrupted"]
-        and result["checks"]
-        and not result["failed"]
-    )
+    assert process.returncode == 130 and result["interrupted"] and result["checks"]
+    assert not result["failed"]
 
 
 def test_without_the_device_it_says_so():
@@ -310,12 +298,12 @@ def test_two_processes(example):
 
     if reason := missing("cuda"):
         pytest.skip(reason)
-    given = argparse.Namespace(
+    args = argparse.Namespace(
         device="cpu", shapes=["tiny"], minutes=4.0, processes=2, generate=8, prompt=32
     )
-    measurement = example.Measurement(given, ["cuda"], True)
+    measurement = example.Measurement(args, ["cuda"], True)
     measurement.processes("cuda", example.Slot(math.inf, time.perf_counter() + 200))
-    (found,) = measurement.result["processes"]
-    assert found["size"] == 2 and found["rate"] > 0 and found["alone"] > 0
-    assert [one["ok"] for one in measurement.result["checks"]] == [True]
+    (processes,) = measurement.result["processes"]
+    assert processes["size"] == 2 and processes["rate"] > 0 and processes["alone"] > 0
+    assert [check["ok"] for check in measurement.result["checks"]] == [True]
     assert "2 processes decode" in example.table(measurement.result | {"seconds": 1.0})

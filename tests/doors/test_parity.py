@@ -59,40 +59,38 @@ def run(door, *arguments, backends=BACKENDS, expect=0, path=None):
 
 
 def test_all_backends_agree(door):
-    found = run(door, "--dtype", "float32", "--tokens", "40")
-    assert [one["backend"] for one in found["backends"]] == BACKENDS and len(found["tokens"]) == 40
+    facts = run(door, "--dtype", "float32", "--tokens", "40")
+    assert [entry["backend"] for entry in facts["backends"]] == BACKENDS
+    assert len(facts["tokens"]) == 40
     names = [
         "embedding",
         *(f"{i}.{name}" for i in range(LAYERS) for name in core.IN_LAYER),
         "norm",
         "logits",
     ]
-    for one in found["backends"]:
-        assert (
-            one["within"]
-            and one["first_bad"] is None
-            and one["verdict"] == "within 0.0001"
-            and not one["not_compared"]
-        )
-        assert [probe["probe"] for probe in one["probes"]] == names
+    for entry in facts["backends"]:
+        assert entry["within"] and entry["first_bad"] is None
+        assert entry["verdict"] == "within 0.0001" and not entry["not_compared"]
+        assert [probe["probe"] for probe in entry["probes"]] == names
         assert all(
             probe["worst_relative"] < 1e-5
             and probe["cosine"] > 1 - 1e-9
             and len(probe["positions"]) == 40
-            for probe in one["probes"]
+            for probe in entry["probes"]
         )
-        assert one["decoded"]["first_difference"] is None and len(one["decoded"]["tokens"]) == STEPS
-        assert one["logits"]["top5"] == 1 and one["logits"]["kl_max"] < 1e-9
+        assert entry["decoded"]["first_difference"] is None
+        assert len(entry["decoded"]["tokens"]) == STEPS
+        assert entry["logits"]["top5"] == 1 and entry["logits"]["kl_max"] < 1e-9
 
 
 def test_transformers_as_the_reference(door):
-    found = run(door, "--dtype", "float32", "--reference", "transformers")
-    assert found["reference"].startswith("transformers ")
-    for one in found["backends"]:
-        assert one["within"], one["verdict"]
-        kinds = {name.split(".")[-1] for name in one["not_compared"]}
-        assert kinds == {"query_rope", "key_rope"} and len(one["probes"]) == 1 + 8 * LAYERS + 2
-        assert one["decoded"]["first_difference"] is None
+    facts = run(door, "--dtype", "float32", "--reference", "transformers")
+    assert facts["reference"].startswith("transformers ")
+    for entry in facts["backends"]:
+        assert entry["within"], entry["verdict"]
+        kinds = {name.split(".")[-1] for name in entry["not_compared"]}
+        assert kinds == {"query_rope", "key_rope"} and len(entry["probes"]) == 1 + 8 * LAYERS + 2
+        assert entry["decoded"]["first_difference"] is None
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -100,14 +98,15 @@ def test_sixteen_bits_are_judged_as_such(dtype, door):
     wide = [name for name in BACKENDS if name != "cpu"]  # cpu computes in float32
     if not wide:
         pytest.skip("neither mlx nor torch is here, and the cpu backend computes in float32")
-    for one in run(door, "--dtype", dtype, backends=wide)["backends"]:
-        assert one["dtype"] == dtype and one["tolerance"] == core.TOLERANCE[dtype] and one["within"]
-        assert max(probe["worst_relative"] for probe in one["probes"]) > core.TOLERANCE["float32"]
+    for entry in run(door, "--dtype", dtype, backends=wide)["backends"]:
+        assert entry["dtype"] == dtype and entry["tolerance"] == core.TOLERANCE[dtype]
+        assert entry["within"]
+        assert max(probe["worst_relative"] for probe in entry["probes"]) > core.TOLERANCE["float32"]
 
 
 def test_low_bit_weights(door):
-    for one in run(door, path=low_bit())["backends"]:
-        assert one["within"], one["verdict"]
+    for entry in run(door, path=low_bit())["backends"]:
+        assert entry["within"], entry["verdict"]
 
 
 # Planted faults
@@ -153,7 +152,8 @@ def planted(patch, backend: str, fault: str) -> None:
                     return
                 before = rope_tables(cache.config, span.start - 1, span.count)
                 self.tables = tuple(
-                    xp.from_numpy(part).reshape(own.shape) for part, own in zip(before, self.tables)
+                    xp.from_numpy(part).reshape(angles.shape)
+                    for part, angles in zip(before, self.tables)
                 )
 
         patch.setattr(cache.View, "__init__", shifted)
@@ -194,11 +194,11 @@ def planted_in_programs(patch, fault: str) -> None:
     elif fault == "stale row":
 
         def stale(self, tokens, view, *rest):
-            found = forward(self, tokens, view, *rest)
+            logits = forward(self, tokens, view, *rest)
             if view.spans[0].start == 0:
                 (pages,), last = view.pages, view.spans[0].end - 1
                 pages[last // 64].numbers[1, 1, :, last % 64] = pages[0].numbers[1, 1, :, 2]
-            return found
+            return logits
 
         patch.setattr(runner.Runner, "forward", stale)
 
@@ -222,11 +222,11 @@ def test_a_planted_fault_is_named(backend, fault, door, monkeypatch):
     compiled = ["--compile"] if backend == "mlx" else []
     assert run(door, "--dtype", "float32", *compiled, backends=[backend])["backends"][0]["within"]
     planted(monkeypatch, backend, fault)
-    (one,) = run(door, "--dtype", "float32", *compiled, backends=[backend], expect=1)["backends"]
-    assert not one["within"] and one["first_bad"] == probe, one["verdict"]
-    assert f"OUTSIDE: first at probe {probe}," in one["verdict"]
+    (entry,) = run(door, "--dtype", "float32", *compiled, backends=[backend], expect=1)["backends"]
+    assert not entry["within"] and entry["first_bad"] == probe, entry["verdict"]
+    assert f"OUTSIDE: first at probe {probe}," in entry["verdict"]
     if last:
-        errors = next(each["positions"] for each in one["probes"] if each["probe"] == probe)
+        errors = next(each["positions"] for each in entry["probes"] if each["probe"] == probe)
         assert max(errors[:-last]) < 1e-5 < max(errors[-last:])
 
 
@@ -237,25 +237,22 @@ def test_a_decode_step_that_computes_something_else_is_found(door, monkeypatch):
     step = Llama.step
 
     def wrong(self, token, index_pos, cache, sampling, *, rows=None):
-        found = step(self, token, index_pos, cache, sampling, rows=rows)
+        reports = step(self, token, index_pos, cache, sampling, rows=rows)
         return (
-            (found + 1) % self.config.vocab_size
+            (reports + 1) % self.config.vocab_size
             if index_pos == 53 and self._runner is not None
-            else found
+            else reports
         )
 
     if not open_cpu()._runner:
         pytest.skip("there are no compiled kernels here: the cpu backend is the reference itself")
     monkeypatch.setattr(Llama, "step", wrong)
-    found = {one["backend"]: one for one in run(door, expect=1)["backends"]}
-    one = found.pop("cpu")
-    assert all(other["within"] for other in found.values())
-    assert (
-        one["first_bad"] is None
-        and one["decoded"]["first_difference"] == 6
-        and not one["decoded"]["near_tie"]
-    )
-    assert "the decode step computes something else" in one["verdict"]
+    reports = {report["backend"]: report for report in run(door, expect=1)["backends"]}
+    report = reports.pop("cpu")
+    assert all(other["within"] for other in reports.values())
+    assert report["first_bad"] is None and report["decoded"]["first_difference"] == 6
+    assert not report["decoded"]["near_tie"]
+    assert "the decode step computes something else" in report["verdict"]
 
 
 def open_cpu():
@@ -271,9 +268,8 @@ def test_the_page_is_whole_and_self_contained(door, tmp_path):
     page = tmp_path / "p.html"
     run(door, "--html", page, "--tokens", "100")
     text = page.read_text(encoding="utf-8")
-    assert text.count("<svg") == text.count("</svg>") == 2 * len(BACKENDS) and not re.search(
-        r"https?://|src=|href=", text
-    )
+    assert text.count("<svg") == text.count("</svg>") == 2 * len(BACKENDS)
+    assert not re.search(r"https?://|src=|href=", text)
     cells = 10 * LAYERS + (LAYERS + 3) * parity_report.COLUMNS
     assert text.count("<rect") == cells * len(BACKENDS) and 'class="within"' in text
     import html.parser
@@ -324,9 +320,8 @@ def test_a_full_disk_keeps_the_old_file(flag, door, full_disk, tmp_path):
     with full_disk(4096):
         done = door(parity.main, *arguments)
     assert done.code == 2 and f"{file}: cannot be written: File too large" in done.err
-    assert [path.name for path in tmp_path.iterdir()] == [
-        "old.json"
-    ] and file.read_text() == "precious"
+    assert [path.name for path in tmp_path.iterdir()] == ["old.json"]
+    assert file.read_text() == "precious"
     assert door(parity.main, *arguments).code == 0 and file.stat().st_size > 4096
 
 
@@ -340,12 +335,8 @@ def test_a_damaged_trace_is_one_line(door, tmp_path):
     file = tmp_path / "t.json"
     file.write_text("{}")
     done = door(parity.main, "--model", model(), "--check", file, "--backends", "cpu")
-    assert (
-        done.code == 2
-        and done.out == ""
-        and done.err.startswith(f"error: {file}: ")
-        and done.err.count("\n") == 1
-    )
+    assert done.code == 2 and done.out == "" and done.err.startswith(f"error: {file}: ")
+    assert done.err.count("\n") == 1
 
 
 # The cache, determinism
@@ -353,9 +344,8 @@ def test_a_damaged_trace_is_one_line(door, tmp_path):
 
 def test_every_way_of_filling_a_cache(door):
     rows = run(door, "--verify-cache", "--dtype", "float32", "--tokens", "40")["rows"]
-    assert len(rows) == 7 * len(BACKENDS) and all(
-        row["within"] and row["relative"] < 1e-5 for row in rows
-    )
+    assert len(rows) == 7 * len(BACKENDS)
+    assert all(row["within"] and row["relative"] < 1e-5 for row in rows)
 
 
 def test_the_same_bits_here_and_in_fresh_processes(door):
@@ -371,11 +361,8 @@ def test_the_operation_that_differs_is_named(door, monkeypatch):
     (row,) = run(
         door, "--repeat", "2", "--tokens", "12", "--no-compile", backends=["cpu"], expect=1
     )["rows"]
-    assert (
-        row["first_difference"].split(".")[-1] == "ffn"
-        and row["run"] == 2
-        and not row["in_a_fresh_process"]
-    )
+    assert row["first_difference"].split(".")[-1] == "ffn" and row["run"] == 2
+    assert not row["in_a_fresh_process"]
     assert "differs first at" in parity_report.describe_repeat(row)
 
 
@@ -386,24 +373,14 @@ def test_a_perplexity_is_the_same_on_every_backend(door, tmp_path):
     (tmp_path / "t.txt").write_text(
         "Once upon a time there was a little llama who lived on a hill. " * 9
     )
-    found = run(
-        door,
-        "--perplexity",
-        tmp_path / "t.txt",
-        "--ctx-size",
-        "64",
-        "--stride",
-        "32",
-        "--dtype",
-        "float32",
+    facts = run(
+        door, *f"--perplexity {tmp_path}/t.txt --ctx-size 64 --stride 32 --dtype float32".split()
     )
-    values = [row["perplexity"] for row in found["rows"]]
-    assert [row["backend"] for row in found["rows"]] == BACKENDS and values == pytest.approx(
-        [values[0]] * len(values), rel=1e-5
-    )
-    assert (found["window"], found["stride"], found["stored"]) == (64, 32, "float32") and found[
-        "tokens"
-    ] > 100
+    values = [row["perplexity"] for row in facts["rows"]]
+    assert [row["backend"] for row in facts["rows"]] == BACKENDS
+    assert values == pytest.approx([values[0]] * len(values), rel=1e-5)
+    assert (facts["window"], facts["stride"], facts["stored"]) == (64, 32, "float32")
+    assert facts["tokens"] > 100
 
 
 # Bad input
@@ -463,28 +440,24 @@ def test_two_modes_at_once_are_refused(door):
 
 def test_the_table_for_people(door):
     done = door(parity.main, "--model", model(), "--backends", "cpu", "--tokens", "20")
-    assert (
-        done.code == 0 and "20 tokens, the last 10 one by one, against NumPy at float32" in done.out
-    )
+    assert done.code == 0
+    assert "20 tokens, the last 10 one by one, against NumPy at float32" in done.out
     assert "all 24 greedy tokens are the same" in done.out and "within 0.0001" in done.out
     assert max(map(len, done.out.splitlines())) <= 110
 
 
-# Rows in company
+# Rows in result
 
 
 def test_rows_do_not_depend_on_their_company(door):
     """On every backend: bits where they are promised, tokens at float32 elsewhere."""
-    found = run(door, "--batch", "2,3", "--dtype", "float32", "--tokens", "24")
-    assert [(row["backend"], row["rows"], row["start"]) for row in found["rows"]] == [
+    facts = run(door, "--batch", "2,3", "--dtype", "float32", "--tokens", "24")
+    assert [(row["backend"], row["rows"], row["start"]) for row in facts["rows"]] == [
         (name, rows, start) for name in BACKENDS for rows in (2, 3) for start in STARTS
     ]
-    for row in found["rows"]:
-        assert (
-            row["within"]
-            and row["same_tokens"] == f"{row['rows']} of {row['rows']}"
-            and row["relative"] < 1e-4
-        )
+    for row in facts["rows"]:
+        assert row["within"] and row["same_tokens"] == f"{row['rows']} of {row['rows']}"
+        assert row["relative"] < 1e-4
         assert row["promise"] == ("bits" if row["backend"] == "cpu" and kernels() else "tokens")
 
 
@@ -514,10 +487,7 @@ def batch(door, monkeypatch):
             parity.main,
             "--model",
             str(globals()["model"]()),
-            "--backends",
-            "cpu",
-            "--dtype",
-            "float32",
+            *"--backends cpu --dtype float32".split(),
             "--batch",
             *arguments,
         )
@@ -529,9 +499,8 @@ def test_a_broken_promise_is_exit_code_1_and_named(batch):
     done = batch(Counting(), promises_bits=True)
     assert done.code == 1 and "is_batch" not in done.out
     lines = [line for line in done.out.splitlines() if line.startswith("OUTSIDE: ")]
-    assert len(lines) == len(STARTS) and all(
-        line.startswith("OUTSIDE: cpu, 3 rows, ") for line in lines
-    )
+    assert len(lines) == len(STARTS)
+    assert all(line.startswith("OUTSIDE: cpu, 3 rows, ") for line in lines)
     assert (
         "the same bits are promised; the same tokens in 3 of 3, the same bits in 0 of 3" in lines[0]
     )
@@ -541,9 +510,9 @@ def test_a_broken_promise_is_exit_code_1_and_named(batch):
 
 def test_kept_promises_are_said_in_a_line(batch):
     done = batch(ToyModel(), promises_bits=True)
+    assert done.code == 0
     assert (
-        done.code == 0
-        and done.out.splitlines()[-1]
+        done.out.splitlines()[-1]
         == "cpu: a row's tokens and bits do not depend on the rest of the batch"
     )
     table = [line.split("│")[1:-1] for line in done.out.splitlines() if line.startswith("│")]

@@ -35,12 +35,7 @@ def test_written_models_answer(arguments, name, bits, backend, toy, tmp_path, do
     device = device_of(backend)
     done = door(
         generate.main,
-        "--model",
-        out,
-        "--backend",
-        backend.name,
-        "--device",
-        device,
+        *f"--model {out} --backend {backend.name} --device {device}".split(),
         "-p",
         "Once upon",
         "-m",

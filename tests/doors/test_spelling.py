@@ -86,9 +86,9 @@ def test_a_command_line_gives_back_its_options():
         "revision": None,
     }
     line = spell_command("generate", (), options | {"prompt": "-hi"})
-    given = generate.parser().parse_args(shlex.split(line)[3:])
-    assert line.startswith("python -m mlx_llama.generate --model 'a b' ") and given.prompt == "-hi"
-    loaded = flags.load_options(given)
+    args = generate.parser().parse_args(shlex.split(line)[3:])
+    assert line.startswith("python -m mlx_llama.generate --model 'a b' ") and args.prompt == "-hi"
+    loaded = flags.load_options(args)
     assert (
         loaded.model,
         loaded.ctx_size,

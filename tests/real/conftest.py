@@ -32,12 +32,12 @@ def fetch(name: str) -> Path:
     """The file's path; skips with the reason where it cannot be had, and fails where it is
     required.
     """
-    found = _fetch(name)
-    if isinstance(found, Path):
-        return found
+    folder = _fetch(name)
+    if isinstance(folder, Path):
+        return folder
     if name in os.environ.get("MLX_LLAMA_REQUIRED_MODELS", "").split():
-        pytest.fail(f"{name} is required here: {found}")
-    pytest.skip(found)
+        pytest.fail(f"{name} is required here: {folder}")
+    pytest.skip(folder)
 
 
 @pytest.fixture(scope="session", params=MODELS)

@@ -109,7 +109,7 @@ class Judge:
 
     def record(self) -> Golden:
         ids = [self.tokenizer(text).input_ids for text in LOGITS]
-        found = [self.logits(one) for one in ids]
+        outputs = [self.logits(logits) for logits in ids]
         chats = (
             []
             if not self.tokenizer.chat_template
@@ -126,9 +126,12 @@ class Judge:
         )
         return Golden(
             ids,
-            [one.argmax(-1).tolist() for one in found],
-            [[[float(f"{x:.8g}") for x in row] for row in sketch(one[-LAST:])] for one in found],
-            [float(np.sqrt((one[-LAST:].astype(np.float64) ** 2).mean())) for one in found],
+            [logits.argmax(-1).tolist() for logits in outputs],
+            [
+                [[float(f"{x:.8g}") for x in row] for row in sketch(logits[-LAST:])]
+                for logits in outputs
+            ],
+            [float(np.sqrt((logits[-LAST:].astype(np.float64) ** 2).mean())) for logits in outputs],
             [self.tokenizer(text).input_ids for text in make_tokenizer_texts()],
             [self.answer(self.tokenizer(text).input_ids) for text in GREEDY],
             chats,

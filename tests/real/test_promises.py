@@ -84,8 +84,8 @@ def test_narrow_keys_and_values(name, bits, most, open_real):
     """
     plain, narrow = open_real(name), open_real(name, cache_bits=bits)
     tokens = plain.encode(README)[:256]
-    found, wanted = (measure_perplexity(llm, tokens, 256, 255).value for llm in (narrow, plain))
-    assert 0.99 < found / wanted < most
+    ours, wanted = (measure_perplexity(llm, tokens, 256, 255).value for llm in (narrow, plain))
+    assert 0.99 < ours / wanted < most
     assert narrow.model.make_cache(256).nbytes_for(256) < plain.model.make_cache(256).nbytes_for(
         256
     )
@@ -102,8 +102,8 @@ def test_narrow_activations(name, golden, bits, most, distance):
         load(fetch(name), backend="cpu", activation_bits=width) for width in (32, bits)
     )
     tokens = plain.encode(README)[:256]
-    found, wanted = (measure_perplexity(llm, tokens, 256, 255).value for llm in (narrow, plain))
-    assert 0.98 < found / wanted < most
+    ours, wanted = (measure_perplexity(llm, tokens, 256, 255).value for llm in (narrow, plain))
+    assert 0.98 < ours / wanted < most
     for ids, argmax in zip(golden.ids[1:], golden.argmax[1:]):
         logits, exact = narrow.logits(ids), plain.logits(ids)
         assert np.sqrt(((logits - exact) ** 2).mean() / (exact**2).mean()) < distance

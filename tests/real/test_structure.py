@@ -35,10 +35,10 @@ def bound(schema):
     }
     for key in ("properties", "$defs"):
         if key in schema:
-            schema[key] = {name: bound(one) for name, one in schema[key].items()}
+            schema[key] = {name: bound(part) for name, part in schema[key].items()}
     for key in ("anyOf", "oneOf", "allOf", "prefixItems"):
         if key in schema:
-            schema[key] = [bound(one) for one in schema[key]]
+            schema[key] = [bound(part) for part in schema[key]]
     kinds = schema.get("type", ())
     if "string" in kinds and "enum" not in schema:
         schema["maxLength"] = max(schema.get("minLength", 0), 40 if "format" in schema else 12)
@@ -105,8 +105,5 @@ def test_forced_calls(template, smollm2):
         stream.finish()
         [call] = stream.calls
         arguments = json.loads(call.arguments)
-        assert (
-            call.name == "weather"
-            and set(arguments) <= {"city", "days"}
-            and isinstance(arguments["city"], str)
-        )
+        assert call.name == "weather" and set(arguments) <= {"city", "days"}
+        assert isinstance(arguments["city"], str)

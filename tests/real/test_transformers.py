@@ -13,10 +13,10 @@ from real.golden import ANSWER
 from real.texts import CHATS, GREEDY, LOGITS, make_tokenizer_texts
 
 
-def relative_rms(found: np.ndarray, wanted: np.ndarray) -> float:
+def relative_rms(actual: np.ndarray, wanted: np.ndarray) -> float:
     return float(
         np.sqrt(
-            ((found - wanted).astype(np.float64) ** 2).sum()
+            ((actual - wanted).astype(np.float64) ** 2).sum()
             / (wanted.astype(np.float64) ** 2).sum()
         )
     )
@@ -25,9 +25,9 @@ def relative_rms(found: np.ndarray, wanted: np.ndarray) -> float:
 @pytest.mark.parametrize("number", range(len(LOGITS)))
 def test_logits(name, number, golden, open_real):
     """Within 1e-5 of transformers', with the same likeliest token at every position."""
-    found = open_real(name, as_stored=number == 0).logits(golden.ids[number])
-    assert found.argmax(-1).tolist() == golden.argmax[number]
-    assert golden.distance(found, number) < 1e-5
+    logits = open_real(name, as_stored=number == 0).logits(golden.ids[number])
+    assert logits.argmax(-1).tolist() == golden.argmax[number]
+    assert golden.distance(logits, number) < 1e-5
 
 
 @pytest.mark.slow
@@ -36,9 +36,9 @@ def test_all_logits_of_transformers_itself(name, golden, judge, open_real):
     for text, ids in zip(LOGITS, golden.ids):
         ids = ids if llm.model.is_batch_invariant else ids[:40]  # the others are slow without a GPU
         wanted = judge.logits(ids)
-        found = llm.logits(ids)
-        assert relative_rms(found, wanted) < 1e-5, text
-        assert (found.argmax(-1) == wanted.argmax(-1)).all(), text
+        logits = llm.logits(ids)
+        assert relative_rms(logits, wanted) < 1e-5, text
+        assert (logits.argmax(-1) == wanted.argmax(-1)).all(), text
 
 
 @pytest.mark.slow
@@ -46,8 +46,8 @@ def test_the_recorded_answers_are_those_of_transformers(name, golden, judge):
     again = judge.record()
     for field in ("ids", "argmax", "tokenized", "greedy", "chats"):
         assert getattr(again, field) == getattr(golden, field)
-    for found, wanted in zip(again.sketches, golden.sketches):
-        assert relative_rms(np.array(found), np.array(wanted)) < 1e-5
+    for sketched, wanted in zip(again.sketches, golden.sketches):
+        assert relative_rms(np.array(sketched), np.array(wanted)) < 1e-5
 
 
 def test_token_ids(name, golden):
@@ -65,7 +65,7 @@ def test_greedy_answers(name, count, golden, open_real):
         *GREEDY,
         *([{"role": "user", "content": text}] for text in CHATS[: len(golden.chats)]),
     ]
-    found = open_real(name).batch(prompts, max_tokens=count, temperature=0.0)
-    assert [done.tokens for done in found] == [
+    answers = open_real(name).batch(prompts, max_tokens=count, temperature=0.0)
+    assert [done.tokens for done in answers] == [
         wanted[:count] for wanted in golden.greedy + golden.chats
     ]

@@ -70,9 +70,9 @@ def test_a_folder_for_mlx_keeps_the_codes_and_a_file_made_of_it_the_values(smoll
         backend="cpu",
         dtype="float32",
     )
-    for found in (np.array(theirs(mx.array([golden.ids[1]]))[0]), back.logits(golden.ids[1])):
-        assert found.argmax(-1).tolist() == golden.argmax[1]
-        assert golden.distance(found, 1) < 1e-3  # scales of 16 bits
+    for logits in (np.array(theirs(mx.array([golden.ids[1]]))[0]), back.logits(golden.ids[1])):
+        assert logits.argmax(-1).tolist() == golden.argmax[1]
+        assert golden.distance(logits, 1) < 1e-3  # scales of 16 bits
 
 
 @pytest.mark.slow

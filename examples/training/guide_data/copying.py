@@ -79,8 +79,8 @@ def made_up(rng: random.Random, most: int = 3) -> str:
             for _ in range(rng.randint(1, most))
         )
     if kind < 0.85:  # halves of two words
-        one, two = rng.choice(english()), rng.choice(english())
-        return one[: rng.randint(1, 4)] + two[-rng.randint(2, 5) :]
+        first, two = rng.choice(english()), rng.choice(english())
+        return first[: rng.randint(1, 4)] + two[-rng.randint(2, 5) :]
     return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(3, 8)))
 
 
@@ -206,9 +206,9 @@ def memory(rng: random.Random, between: list[Message]) -> tuple[list[Message], s
     """The user tells one or two things and asks for one, at once or some turns later: (messages,
     that thing).
     """
-    one, two = told(rng), told(rng)
+    first, two = told(rng), told(rng)
     if rng.random() < 0.05:  # told nothing
-        ask, said = one[2], one[3]
+        ask, said = first[2], first[3]
         answer = (
             "You have not told me your name yet."
             if said.startswith("Your")
@@ -219,10 +219,10 @@ def memory(rng: random.Random, between: list[Message]) -> tuple[list[Message], s
         ], ""
     several = (
         rng.random() < 0.3
-        and one[3].split(" is ")[0] != two[3].split(" is ")[0]
-        and one[1].split(":")[0] != two[1].split(":")[0]
+        and first[3].split(" is ")[0] != two[3].split(" is ")[0]
+        and first[1].split(":")[0] != two[1].split(":")[0]
     )
-    statements = [one, two] if several else [one]
+    statements = [first, two] if several else [first]
     statement, _, ask, recalled, thing = rng.choice(statements)
     ask = written(ask, "\n", rng, ("?", "?", "?", "", "."))
     if rng.random() < 0.2:

@@ -128,7 +128,7 @@ def lines(text: str) -> list[str]:
 def phrases() -> dict[str, list[str]]:
     """The lines of phrases.txt by section."""
     sections = (FOLDER / "phrases.txt").read_text(encoding="utf-8").split("\n## ")[1:]
-    return {found[0]: found[1:] for found in map(lines, sections)}
+    return {section[0]: section[1:] for section in map(lines, sections)}
 
 
 PHRASES = phrases()
@@ -212,7 +212,7 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
 @cache
 def flags() -> dict[str, Flag]:
     """Every flag of every door by its first name, without --help."""
-    found: dict[str, Flag] = {}
+    known: dict[str, Flag] = {}
     for door, parser in parsers().items():
         for action in parser._actions:
             if (
@@ -221,16 +221,16 @@ def flags() -> dict[str, Flag]:
                 or action.help == argparse.SUPPRESS
             ):
                 continue
-            name = next(one for one in action.option_strings if one.startswith("--"))
-            if name not in found:
-                found[name] = Flag(name, action, [door])
-            elif (action.nargs == 0) == (found[name].action.nargs == 0) and str(action.metavar)[
+            name = next(spelling for spelling in action.option_strings if spelling.startswith("--"))
+            if name not in known:
+                known[name] = Flag(name, action, [door])
+            elif (action.nargs == 0) == (known[name].action.nargs == 0) and str(action.metavar)[
                 :1
-            ] == str(found[name].action.metavar)[:1]:
-                found[name].doors.append(door)
+            ] == str(known[name].action.metavar)[:1]:
+                known[name].doors.append(door)
             else:
-                found[name].others.append((door, action))
-    return found
+                known[name].others.append((door, action))
+    return known
 
 
 def join(words: list[str], last: str = "and") -> str:
@@ -274,7 +274,7 @@ def describe(flag: Flag, gist: str) -> str:
     """The answer for a flag, from its parsers."""
     action = flag.action
     help = (action.help or "").replace("%%", "%").replace("%(default)s", str(action.default))
-    also = [f"`{one}`" for one in action.option_strings if one != flag.name][:3]
+    also = [f"`{spelling}`" for spelling in action.option_strings if spelling != flag.name][:3]
     told = [
         f"`{usage(flag.name, action)}`" + (f" (or {join(also, 'or')})" if also else "") + ":",
         *([sentence(gist)] if gist else []),
@@ -326,10 +326,10 @@ def flag_phrases(flag: Flag) -> list[str]:
     names = [name for name in flag.action.option_strings if name.startswith("--")]
     short = [name for name in flag.action.option_strings if not name.startswith("--")]
     elsewhere = [
-        one
+        spelling
         for other in flags().values()
         if other.name != flag.name
-        for one in other.action.option_strings
+        for spelling in other.action.option_strings
     ]
     names += [name for name in short if name not in elsewhere]
     return names + [
@@ -373,7 +373,7 @@ def every() -> dict[str, Fact]:
     for name, command in REPL.items():
         usage_of = f"/{name} {command.argument}".strip()
         names = [name, *(other for other, meant in OTHER_NAMES.items() if meant == name)]
-        written = any(f"`/{one}" in fact.answer for fact in facts.values() for one in names)
+        written = any(f"`/{verb}" in fact.answer for fact in facts.values() for verb in names)
         if not written:
             facts[f"/{name}"] = Fact(
                 f"/{name}",
@@ -399,8 +399,8 @@ def every() -> dict[str, Fact]:
 def known_flags() -> set[str]:
     """Every spelling of every flag, and --help."""
     return {"--help", "-h"} | {
-        one
+        spelling
         for parser in parsers().values()
         for action in parser._actions
-        for one in action.option_strings
+        for spelling in action.option_strings
     }

@@ -928,16 +928,16 @@ def mixed_question(rng: random.Random) -> str:
     users' questions are.
     """
     while True:
-        one, two = (
+        first, two = (
             (
                 out_of_scope(rng) if rng.random() < 0.1 else question_about(any_fact(rng), rng)
             ).split()
             for _ in range(2)
         )
         if rng.random() < 0.5:
-            words = [word for word in one if rng.random() < 0.65]
+            words = [word for word in first if rng.random() < 0.65]
         else:
-            words = one[: rng.randint(1, len(one))] + two[rng.randrange(len(two)) :]
+            words = first[: rng.randint(1, len(first))] + two[rng.randrange(len(two)) :]
         question = " ".join(words)
         if words and not is_held_out(question):
             return question
@@ -974,8 +974,8 @@ def _introductions() -> dict[str, list[str]]:
     at their fact.
     """
     words = {name: set(normal(" ".join(fact.newcomers)).split()) for name, fact in FACTS.items()}
-    spread = Counter(word for found in words.values() for word in found)
-    found: dict[str, list[str]] = {}
+    spread = Counter(word for texts in words.values() for word in texts)
+    texts: dict[str, list[str]] = {}
     for fact in FACTS.values():
         for line in fact.newcomers:
             first, dot, rest = line.partition(". ")
@@ -987,8 +987,8 @@ def _introductions() -> dict[str, list[str]]:
                 and not _NEED.search(first)
                 and all(spread[word] >= len(FACTS) / 5 for word in normal(first).split())
             ):
-                found.setdefault(fact.name, []).append(first)
-    return found
+                texts.setdefault(fact.name, []).append(first)
+    return texts
 
 
 INTRODUCTIONS = _introductions()
@@ -1035,7 +1035,7 @@ def long_question(rng: random.Random) -> list[tuple[str, str]]:
         else:
             told.insert(at, situation(rng) + ".")
     if rng.random() < 0.7:
-        told = [one[:1].upper() + one[1:] for one in told]
+        told = [part[:1].upper() + part[1:] for part in told]
     text = " ".join(told).replace(" i ", rng.choice((" I ", " I ", " i ")))
     if rng.random() < 0.3:
         text = dressed(text.rstrip(".?"), rng)

@@ -57,7 +57,7 @@ def ngrams(word: str) -> tuple[str, ...]:
 def features(question: str) -> list[str]:
     words = _WORD.findall(question.lower())
     return [part for word in words for part in ngrams(word)] + [
-        f"{one} {two}" for one, two in itertools.pairwise(words)
+        f"{first} {two}" for first, two in itertools.pairwise(words)
     ]
 
 
@@ -81,7 +81,7 @@ class Teacher:
     def logits(self, rows: Sequence[list[int]]) -> torch.Tensor:
         """[N, C] of N questions, given as `rows`."""
         starts = torch.tensor([0, *map(len, rows)]).cumsum(0)[:-1]
-        flat = torch.tensor([row for one in rows for row in one])
+        flat = torch.tensor([row for question_rows in rows for row in question_rows])
         means = functional.embedding_bag(flat, self.embedding, starts, mode="mean", sparse=True)
         return functional.linear(means, self.weight, self.bias)
 
@@ -94,8 +94,8 @@ class Teacher:
 
     def embed_piece(self, piece: str) -> torch.Tensor | None:
         """Embed a piece of the vocabulary, float32 [D], by its parts; None if none is known."""
-        found = [self.known[part] for part in ngrams(piece.lower()) if part in self.known]
-        return self.embedding[found].sum(0) / (1 + len(found) ** 0.5) if found else None
+        places = [self.known[part] for part in ngrams(piece.lower()) if part in self.known]
+        return self.embedding[places].sum(0) / (1 + len(places) ** 0.5) if places else None
 
     def state(self) -> dict:
         return {
@@ -150,7 +150,8 @@ def train(count: int, width: int, seed: int, say, epochs: int = 3) -> Teacher:
         for at in range(0, count - BATCH + 1, BATCH):
             batch = order[at : at + BATCH]
             kept = [
-                [row for row in rows[one] if rng.random() > DROPPED] or rows[one] for one in batch
+                [row for row in rows[pick] if rng.random() > DROPPED] or rows[pick]
+                for pick in batch
             ]
             loss = functional.cross_entropy(teacher.logits(kept), classes[batch])
             for optimizer in optimizers:
@@ -161,10 +162,10 @@ def train(count: int, width: int, seed: int, say, epochs: int = 3) -> Teacher:
                 optimizer.step()
             step += 1
         with torch.no_grad():
-            found = (
+            guesses = (
                 teacher.logits([teacher.rows(question) for question, _ in held]).argmax(-1).tolist()
             )
-        right = sum(one == wanted for one, (_, wanted) in zip(found, held)) / max(1, len(held))
+        right = sum(pick == wanted for pick, (_, wanted) in zip(guesses, held)) / max(1, len(held))
         say(
             f"teacher: {epoch + 1} of {epochs}, {len(known):,} features, {right:.1%} of the "
             "held-out questions, "

@@ -70,7 +70,7 @@ def plural(phrase: str) -> str:
 @cache
 def synonyms() -> dict[str, tuple[list[str], ...]]:
     """Phrase -> for each of its groups the phrases that may stand in its place."""
-    found: dict[str, tuple[list[str], ...]] = {}
+    entries: dict[str, tuple[list[str], ...]] = {}
     for line in (Path(__file__).parent / "thesaurus.txt").read_text(encoding="utf-8").splitlines():
         kind, _, rest = line.partition(" ")
         if kind not in ("v", "n", "="):
@@ -91,8 +91,8 @@ def synonyms() -> dict[str, tuple[list[str], ...]]:
             for text, replaceable in group:
                 others = [other for other, _ in group if other != text]
                 if replaceable and others:
-                    found[text.lower()] = (*found.get(text.lower(), ()), others)
-    return found
+                    entries[text.lower()] = (*entries.get(text.lower(), ()), others)
+    return entries
 
 
 def reword(text: str, rng: random.Random) -> str:

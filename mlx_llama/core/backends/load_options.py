@@ -29,12 +29,7 @@ _ABOUT: dict[str, Any] = {"metavar": "", "choices": (), "flag_help": ""}
 _ABOUT |= {"is_flag": True, "is_negatable": False, "of_model": False}
 
 
-def _option(
-    default: Any,
-    help: str,
-    *aliases: str,
-    **about: Any,
-) -> Any:
+def _option(default: Any, help: str, *aliases: str, **about: Any) -> Any:
     # aliases: other tools' names. about: some of _ABOUT.
     return field(default=default, metadata={"help": help, "aliases": aliases, **_ABOUT, **about})
 

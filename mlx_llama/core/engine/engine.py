@@ -53,8 +53,7 @@ class Engine:
         options, thinking = request.options.options, request.thinking
         constraint = self._constrain(request)
         kind, notices = self.choose_speculation(
-            options,
-            constraint is not None or bool(request.hooks.processors) or uses_dry(options),
+            options, constraint is not None or bool(request.hooks.processors) or uses_dry(options)
         )
         completion = Completion(
             prompt_tokens=len(request.prompt), schema=None if request.rule else options.schema

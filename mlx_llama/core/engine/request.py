@@ -155,7 +155,7 @@ class Sequence:
     def _describe_numbers(self) -> str:
         cause = "a weight is NaN or infinite, or the activations overflow their width"
         if self.needs_logits:
-            cause += ", or the function logits_processor forbade every token"
+            cause += ", or the function logits_processor masked every token"
         return (
             f"the model's logits are not finite after {len(self.tokens)} tokens: {cause}; fetch "
             "the model again, or try `dtype='float32'`"

@@ -132,7 +132,7 @@ def misfits(
             bits, group_size = packed[name]
             expected[name] = (shape[0], shape[1] * bits // 32)
             expected |= dict.fromkeys(_scaling(name), (shape[0], shape[1] // group_size))
-    errors, apart = [], f"the weights and {source} do not belong together"
+    errors, apart = [], f"the weights do not match {source}"
     missing = [name for name in expected if name not in weights] if complete else []
     if missing:
         hint = ""
@@ -256,14 +256,13 @@ def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, t
         if shape[1] % packing[1]:
             raise CheckpointError(
                 f"{folder / 'config.json'}: quantization.group_size is {packing[1]}, which does "
-                f"not divide the rows of {name} {list(shape)}; the weights and config.json do not "
-                "belong together"
+                f"not divide the rows of {name} {list(shape)}; the weights do not match config.json"
             )
         packed[name] = packing
     if not packed:
         raise CheckpointError(
             f"{folder / 'config.json'}: quantization says that the weights are quantised, but no "
-            "matrix has scales; the weights and config.json do not belong together, fetch both "
+            "matrix has scales; the weights do not match config.json, fetch both "
             "again"
         )
     return packed
@@ -277,8 +276,7 @@ def _quantized(
     if file.dtype(stored) != "U32":
         raise CheckpointError(
             f"{file.path}: tensor {name} has dtype {file.dtype(stored)}, expected U32, since "
-            "config.json says that it is quantised; the weights and config.json do not belong "
-            "together"
+            "config.json says that it is quantised; the weights do not match config.json"
         )
     kinds = [file.dtype(stored) for file, stored in scaling]
     for (file, stored), kind in zip(scaling, kinds):

@@ -83,7 +83,7 @@ def remove(name: str) -> int:
     """
     named = hub.hub_name(name)
     if named is None:
-        raise CheckpointError(f"{name}: is not a hub id: remove files of your own yourself")
+        raise CheckpointError(f"{name}: is not a hub id: delete local files yourself")
     model, _, file = named.partition(":")
     folder = hub.fetch(model, patterns=("*",), skip=(), local_only=True)
     if not file:

@@ -64,10 +64,7 @@ class Job:
     def result(self, completion: Completion) -> dict[str, Any]:
         """The result of an answer."""
         thought = (
-            {
-                "reasoning": completion.reasoning,
-                "reasoning_tokens": completion.reasoning_tokens,
-            }
+            {"reasoning": completion.reasoning, "reasoning_tokens": completion.reasoning_tokens}
             if completion.reasoning_tokens
             else {}
         )

@@ -40,11 +40,9 @@ from mlx_llama.core.text.tools import ToolParser, read_tools
 
 from .cache_file import Identity, read_cache, write_cache
 from .completion import Completion
-from .grammar import Rule
 from .hooks import Hooks, split_hooks
 from .options import Defaults, Options, Resolved
 from .session import Session, Stream
-from .thinking import Thinking, set_switches
 from .tool_use import ROUNDS, Toolbox, ToolLoop, ToolStream, encode_with_tools
 
 Fields = ParamSpec("Fields")
@@ -306,21 +304,12 @@ class LLM:
         return self.defaults.resolve(rest), hooks
 
     def _prepare(self, prompt: Prompt, options: abc.Mapping[str, Any]) -> Handle:
+        if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], dict):
+            return self._respond(prompt, Toolbox(), options).handle
         resolved, hooks = self._resolve(options)
-        is_list = isinstance(prompt, (list, tuple)) and len(prompt) > 0
-        is_chat, thinking = is_list and isinstance(prompt[0], dict), None
-        source = self.template.source if is_chat and self.template else ""
-        variables = set_switches(source, resolved.options, {})
-        tokens = self.encode(prompt, self.engine.check_count, **variables)
-        continues = len(prompt) > 0 and not is_chat
-        if source:
-            has_rule = Rule.of(resolved.options) is not None
-            tokens, thinking = Thinking.begin(
-                self.tokenizer, source, tokens, resolved.options, has_rule
-            )
-        return self.loop.prepare(
-            Request(tokens, resolved, starts_text=not continues, hooks=hooks, thinking=thinking)
-        )
+        tokens = self.encode(prompt, self.engine.check_count)
+        starts_text = len(prompt) == 0
+        return self.loop.prepare(Request(tokens, resolved, starts_text=starts_text, hooks=hooks))
 
     def save_cache(self, path: str | os.PathLike) -> None:
         """Write tokens, keys and values of the latest prompt and answer (of the first adapter), for
@@ -413,10 +402,7 @@ class LLM:
         return self._home.call(compute) if self._home else compute()
 
     def encode(
-        self,
-        prompt: Prompt,
-        check_count: abc.Callable[[int], None] | None = None,
-        **variables: Any,
+        self, prompt: Prompt, check_count: abc.Callable[[int], None] | None = None, **variables: Any
     ) -> list[int]:
         """Token ids of a prompt (as for `stream`).
 

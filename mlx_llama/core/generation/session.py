@@ -354,11 +354,7 @@ class Session:
         def ask(messages: Sequence[Mapping[str, Any]], is_first: bool) -> ToolStream:
             box = self.toolbox if is_first else replace(self.toolbox, choice="auto")
             handle = prepare(messages, box, notices if is_first else ())
-            return ToolStream(
-                handle,
-                ToolParser(prompt.form, box.offered),
-                resolved.options.schema,
-            )
+            return ToolStream(handle, ToolParser(prompt.form, box.offered), resolved.options.schema)
 
         def end() -> None:
             completion = answer.completion
@@ -398,7 +394,7 @@ class Session:
         with self._lock:
             if turn != self._turn:
                 raise SessionError(
-                    "the conversation went on before this answer was begun: ask again"
+                    "the conversation moved on before this answer started: ask again"
                 )
             self._reader = threading.current_thread()
 
@@ -474,7 +470,7 @@ class Session:
         notices = []
         if saved.model != self.model:
             notices.append(
-                f"this conversation was held with {saved.model!r}, it goes on with {self.model!r}"
+                f"this conversation was held with {saved.model!r} and continues with {self.model!r}"
             )
         with self._lock:
             self._settle()

@@ -24,7 +24,7 @@ STEPS = 8  # tokens decoded after each prompt and its first token
 MIN_TOKENS = 8  # to make prompts of
 CHUNK = 5  # prompt tokens per evaluation in a batch; alone, a prompt is a single evaluation
 STARTS = ("at once", "reversed", "staggered", "from a prefix")
-COUNTS = ("same_tokens", "same_bits")  # fields of Company
+COUNTS = ("same_tokens", "same_bits")  # fields of BatchResult
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Run:
 
 
 @dataclass
-class Company:
+class BatchResult:
     """Rows of a batch compared with the same rows alone."""
 
     rows: int
@@ -63,7 +63,7 @@ class Company:
 
 
 def promise_of(model: Model, dtype: str) -> str:
-    """The promise for a model, see Company. dtype: name of the activations' dtype."""
+    """The promise for a model, see BatchResult. dtype: name of the activations' dtype."""
     return "bits" if model.is_batch_invariant else "tokens" if dtype == "float32" else "tolerance"
 
 
@@ -82,7 +82,7 @@ def make_prompts(tokens: Sequence[int], count: int, room: int) -> list[list[int]
     return prompts
 
 
-def compare_companies(
+def compare_batches(
     backend: Backend,
     model: Model,
     prompts: list[list[int]],
@@ -90,7 +90,7 @@ def compare_companies(
     tolerance: float,
     sizes: Sequence[int] = SIZES,
     advance: Callable[[str], None] = lambda name: None,
-) -> Iterator[Company]:
+) -> Iterator[BatchResult]:
     """Compare every size and start. prompts: at least max(sizes), see make_prompts."""
     advance("each row alone")
     alone = [_run(backend, model, [prompt], "alone")[0] for prompt in prompts[: max(sizes)]]
@@ -103,7 +103,7 @@ def compare_companies(
 
 def _compare(
     batch: list[Run], alone: list[Run], start: str, promise: str, tolerance: float
-) -> Company:
+) -> BatchResult:
     same_tokens = same_bits = 0
     relative = 0.0
     for run, single in zip(batch, alone):
@@ -115,7 +115,9 @@ def _compare(
             parts = [(run.stored, single.stored), (run.logits, single.logits)]
             same_bits += all(ours.tobytes() == theirs.tobytes() for ours, theirs in parts)
         relative = max(relative, *(measure_difference("row", *pair).peak for pair in parts))
-    return Company(len(batch), start, same_tokens, same_bits, float(relative), promise, tolerance)
+    return BatchResult(
+        len(batch), start, same_tokens, same_bits, float(relative), promise, tolerance
+    )
 
 
 def _run(backend: Backend, model: Model, prompts: list[list[int]], start: str) -> list[Run]:

@@ -241,7 +241,7 @@ class GGUFTokenizer(Tokenizer):
         if len(texts) > config.vocab_size:
             raise TokenizerError(
                 f"{self.path}: {_KEY}tokens holds {len(texts)} tokens, the model's embedding "
-                f"{config.vocab_size} rows; the tokenizer and the model do not belong together, "
+                f"{config.vocab_size} rows; the tokenizer does not match the model, "
                 "fetch the file again"
             )
         if "" in texts:
@@ -487,7 +487,7 @@ class ByteLevelVocabulary(GGUFTokenizer):
         self.notices = (
             f"{fields.source}: {_KEY}pre is {written}; "
             + (
-                "words may be split otherwise than the model learnt; convert the model again"
+                "words may be split differently than in training; convert the model again"
                 if name == "default"
                 else f"the merges are those of {name}, which is taken"
             ),

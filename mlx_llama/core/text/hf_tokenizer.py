@@ -189,7 +189,7 @@ class _FolderTokenizer(Tokenizer):
         if highest >= config.vocab_size:
             raise TokenizerError(
                 f"{self.path}: has token ids up to {highest}, config.json's vocab_size is "
-                f"{config.vocab_size}; the tokenizer and the model do not belong together, fetch "
+                f"{config.vocab_size}; the tokenizer does not match the model, fetch "
                 "both again"
             )
 

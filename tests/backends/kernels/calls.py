@@ -105,10 +105,13 @@ class Library:
         wanted = list(wanted)
         module = Module()
         module.triple = target.triple
-        functions = {one: _WRITERS[one[0]](module, target, *one[1:]) for one in wanted}
+        functions = {
+            signature: _WRITERS[signature[0]](module, target, *signature[1:])
+            for signature in wanted
+        }
         names = list(dict.fromkeys(function.ir.name for function in functions.values()))
         self._compiled = compile_module(target, f"tests {key} {wanted}", names, lambda: module)
-        self._calls = {one: self._call(function) for one, function in functions.items()}
+        self._calls = {signature: self._call(function) for signature, function in functions.items()}
 
     def _call(self, function: Function) -> Callable[..., None]:
         types = [
@@ -296,10 +299,10 @@ class Library:
             (Memory((2, PAGE, layout.width), values=np.nan) for _ in range(-(-end // PAGE))),
             key=lambda page: -page.array.ctypes.data,
         )
-        for part, given in enumerate((keys, values)):
+        for part, stored in enumerate((keys, values)):
             for position in range(first, end):
                 row = pages[position // PAGE].array[part, position % PAGE]
-                row[:D], row[D:] = given[position], 0
+                row[:D], row[D:] = stored[position], 0
         return self._attend(query, pages, layout, first, end)
 
     def store_halves_and_attend(
@@ -313,11 +316,11 @@ class Library:
         # NaN
         pages = [Memory((layout.tokens,), np.uint8, values=0xFF) for _ in range(-(-end // PAGE))]
         halves = np.empty((2, len(keys), D), np.float16)
-        for part, given in enumerate((keys, values)):
+        for part, stored in enumerate((keys, values)):
             for position in range(first, end):
                 page, slot = pages[position // PAGE], position % PAGE
                 followed = Memory((D + 16,), values=np.nan)
-                followed.array[:D] = given[position]
+                followed.array[:D] = stored[position]
                 at = layout.numbers(0, part) + slot * layout.row_bytes
                 self._calls["store", D, 16](
                     address(followed.array, np.float32, (D + 16,)), page.array.ctypes.data + at, 0
@@ -341,11 +344,11 @@ class Library:
             np.empty((2, len(keys), D), np.int8),
             np.empty((2, len(keys), layout.groups), np.float16),
         )
-        for part, given in enumerate((keys, values)):
+        for part, stored in enumerate((keys, values)):
             for position in range(first, end):
                 page, slot = pages[position // PAGE], position % PAGE
                 followed = Memory((D + 16,), values=np.nan)
-                followed.array[:D] = given[position]
+                followed.array[:D] = stored[position]
                 at = (
                     layout.numbers(0, part) + slot * layout.row_bytes,
                     layout.scales(0, part) + slot * 2 * layout.groups,
@@ -382,14 +385,14 @@ class Library:
             D**-0.5,
         )
         # Prefetched: nothing, then keys of these positions and of later ones, in the same pages.
-        found = []
+        outputs = []
         for following in (
             (0, 0, 0, 0),
             (table.array.ctypes.data, layout.numbers(0, 0), first // 2, end),
         ):
             self._calls[name](*arguments, *following)
-            found.append(out.array.copy())
-        np.testing.assert_array_equal(*found)
+            outputs.append(out.array.copy())
+        np.testing.assert_array_equal(*outputs)
         for memory in (asked, *pages, table, out, scores):
             memory.assert_guards()
         return out.array
@@ -470,12 +473,12 @@ def read_records(
 
     def part(name: str, dtype: type, *shape: int) -> np.ndarray:
         count = int(np.prod(shape)) * T
-        found = (
+        words = (
             np.ascontiguousarray(rows[:, x_layout.at(name, T) :][:, : 4 * count])
             .view(dtype)
             .reshape(S, *shape, T)
         )
-        return np.moveaxis(found, -1, 0).reshape(T, -1, *shape[1:])
+        return np.moveaxis(words, -1, 0).reshape(T, -1, *shape[1:])
 
     return {
         "codes": codes.transpose(3, 0, 1, 2, 4).reshape(T, -1),

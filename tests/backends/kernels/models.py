@@ -160,11 +160,11 @@ def answer(
 ):
     """(logits float32 [B, T, V], computed in pieces that end at `cuts`, cache)."""
     cache = llama.make_cache(capacity or tokens.shape[1], len(tokens))
-    found, begin = [], 0
+    parts, begin = [], 0
     for end in (*cuts, tokens.shape[1]):
         logits = llama.forward(
             tokens[:, begin:end], begin, cache, all_positions=all_positions, probe=probe
         )
-        found.append(logits if all_positions else logits[:, None])
+        parts.append(logits if all_positions else logits[:, None])
         begin = end
-    return np.concatenate(found, axis=1), cache
+    return np.concatenate(parts, axis=1), cache

@@ -74,12 +74,12 @@ def test_bfloat16_is_rounded_as_by_ml_dtypes(kernels):
                 for source, x in (("plain", a), ("norm", a * a))
             ]
         for source, wanted in cases:
-            found = read_records(
+            fields = read_records(
                 BFLOAT16,
                 kernels.pack(BFLOAT16, source, tokens, a, a, np.ones(tokens, np.float32)),
                 tokens,
             )
-            np.testing.assert_array_equal(found["codes"], wanted)
+            np.testing.assert_array_equal(fields["codes"], wanted)
 
 
 def test_norm_is_multiplied_in_this_order(kernels):
@@ -107,22 +107,20 @@ def test_codes_scales_and_sums(kernels, size):
             a = rng.standard_normal((tokens, 3 * WIDTH), np.float32) * np.float32(size)
             a[-1, WIDTH : 2 * WIDTH] = 0  # a span of zeros
             a[0, 5] = -np.abs(a[0, :WIDTH]).max() * 1.5
-            found = read_records(x_layout, kernels.pack(x_layout, "plain", tokens, a), tokens)
+            fields = read_records(x_layout, kernels.pack(x_layout, "plain", tokens, a), tokens)
             codes, scale = quantised(x_layout, a)
-            np.testing.assert_array_equal(found["codes"], codes)
-            np.testing.assert_array_equal(found["scale"], scale)
-            assert (
-                found["codes"].min() == -x_layout.limit
-                and np.abs(found["codes"]).max() == x_layout.limit
-            )
+            np.testing.assert_array_equal(fields["codes"], codes)
+            np.testing.assert_array_equal(fields["scale"], scale)
+            assert fields["codes"].min() == -x_layout.limit
+            assert np.abs(fields["codes"]).max() == x_layout.limit
             error = np.abs(codes * np.repeat(scale.astype(np.float64), WIDTH, axis=1) - a)
             assert (error <= 0.51 * np.repeat(scale, WIDTH, axis=1)).all()
             halves = codes.reshape(tokens, -1, 2, 16).sum(axis=3)
-            np.testing.assert_array_equal(found["half_sums"], halves)
-            np.testing.assert_array_equal(found["sum"], halves.sum(axis=2))
-            np.testing.assert_array_equal(found["offset_half_sums"], -x_layout.offset * halves)
+            np.testing.assert_array_equal(fields["half_sums"], halves)
+            np.testing.assert_array_equal(fields["sum"], halves.sum(axis=2))
+            np.testing.assert_array_equal(fields["offset_half_sums"], -x_layout.offset * halves)
             np.testing.assert_array_equal(
-                found["offset_sum"], -x_layout.offset * halves.sum(axis=2)
+                fields["offset_sum"], -x_layout.offset * halves.sum(axis=2)
             )
 
 
@@ -130,8 +128,8 @@ def test_tiny_activations_become_zero(kernels):
     a = np.full((1, WIDTH), 1e-40, np.float32)
     a[0, 7] = -9e-31
     for x_layout in x_layouts(kernels.target)[1:]:
-        found = read_records(x_layout, kernels.pack(x_layout, "plain", 1, a), 1)
-        assert (found["codes"] == 0).all() and 0 <= found["scale"][0, 0] < 1e-30
+        fields = read_records(x_layout, kernels.pack(x_layout, "plain", 1, a), 1)
+        assert (fields["codes"] == 0).all() and 0 <= fields["scale"][0, 0] < 1e-30
 
 
 def test_non_finite_activations_spoil_their_span_only(kernels):
@@ -141,13 +139,13 @@ def test_non_finite_activations_spoil_their_span_only(kernels):
             a = rng.standard_normal((3, 3 * WIDTH), np.float32)
             clean = read_records(x_layout, kernels.pack(x_layout, "plain", 3, a), 3)
             a[1, WIDTH + 9] = bad
-            found = read_records(x_layout, kernels.pack(x_layout, "plain", 3, a), 3)
-            assert not np.isfinite(found["scale"][1, 1])
-            found["scale"][1, 1] = clean["scale"][1, 1]
-            np.testing.assert_array_equal(found["scale"], clean["scale"])
+            fields = read_records(x_layout, kernels.pack(x_layout, "plain", 3, a), 3)
+            assert not np.isfinite(fields["scale"][1, 1])
+            fields["scale"][1, 1] = clean["scale"][1, 1]
+            np.testing.assert_array_equal(fields["scale"], clean["scale"])
             same = np.ones_like(a, bool)
             same[1, WIDTH : 2 * WIDTH] = False
-            np.testing.assert_array_equal(found["codes"][same], clean["codes"][same])
+            np.testing.assert_array_equal(fields["codes"][same], clean["codes"][same])
     a = np.zeros((1, WIDTH), np.float32)
     a[0, :3] = np.nan, np.inf, -np.inf
     np.testing.assert_array_equal(
@@ -262,15 +260,15 @@ def test_attention_reads_codes_as_numpy_does(kernels, size):
         for first in {0, max(0, end - 20)}:
             got, codes, scales = kernels.store_and_attend(query, keys, values, first, end)
             exact = []
-            for part, given in enumerate((keys, values)):
-                wanted_codes, wanted_scales = quantise(given[first:])
+            for part, stored in enumerate((keys, values)):
+                wanted_codes, wanted_scales = quantise(stored[first:])
                 np.testing.assert_array_equal(codes[part, first:], wanted_codes)
                 np.testing.assert_array_equal(scales[part, first:], wanted_scales)
-                exact.append(np.zeros_like(given))
+                exact.append(np.zeros_like(stored))
                 exact[part][first:] = dequantise(wanted_codes, wanted_scales)
                 assert (
-                    np.abs(exact[part] - given)[first:].max()
-                    <= np.abs(given).max() / 127 * 0.51 + 1e-9
+                    np.abs(exact[part] - stored)[first:].max()
+                    <= np.abs(stored).max() / 127 * 0.51 + 1e-9
                 )
             np.testing.assert_allclose(got, attention(query, *exact, first, end), atol=1e-5, rtol=0)
 
@@ -291,10 +289,10 @@ def test_attention_reads_halves_as_numpy_does(kernels, size):
         query = rng.standard_normal((heads, size), np.float32)
         for first in {0, max(0, end - 20)}:
             got, halves = kernels.store_halves_and_attend(query, keys, values, first, end)
-            for part, given in enumerate((keys, values)):
+            for part, stored in enumerate((keys, values)):
                 np.testing.assert_array_equal(
                     halves[part, first:].view(np.uint16),
-                    given[first:].astype(np.float16).view(np.uint16),
+                    stored[first:].astype(np.float16).view(np.uint16),
                 )
             wide = [part.astype(np.float16).astype(np.float32) for part in (keys, values)]
             np.testing.assert_array_equal(got, kernels.attend(query, *wide, first, end))
@@ -308,11 +306,8 @@ def test_nan_is_stored_as_nan(kernels):
     )
     values[1, 40] = np.nan
     got, _, scales = kernels.store_and_attend(query, keys, values, 0, 3)
-    assert (
-        np.isnan(scales[1, 1]).tolist() == [False, True]
-        and np.isfinite(got[0, :32]).all()
-        and np.isnan(got[0, 32:]).all()
-    )
+    assert np.isnan(scales[1, 1]).tolist() == [False, True] and np.isfinite(got[0, :32]).all()
+    assert np.isnan(got[0, 32:]).all()
 
 
 def test_each_head_gets_the_same_bits_however_many_share_a_key(kernels):

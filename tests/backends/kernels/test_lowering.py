@@ -38,14 +38,14 @@ def test_probes_read_the_program_that_runs(case, cuts):
     probes.
     """
     llama = model(case)
-    logits, found = probed(llama, cuts)
+    logits, probes = probed(llama, cuts)
     np.testing.assert_array_equal(logits, answer(llama, cuts=cuts)[0])
-    np.testing.assert_array_equal(found["logits"], logits)
+    np.testing.assert_array_equal(probes["logits"], logits)
     _, wanted = probed(plain(case), cuts)
-    assert list(found) and found.keys() == wanted.keys()
-    assert len(found) == 3 + 10 * llama.config.num_hidden_layers
+    assert list(probes) and probes.keys() == wanted.keys()
+    assert len(probes) == 3 + 10 * llama.config.num_hidden_layers
     for name in wanted:
-        assert relative_error(found[name], wanted[name]) < 1e-5, name
+        assert relative_error(probes[name], wanted[name]) < 1e-5, name
     last, _ = probed(llama, cuts, all_positions=False)
     np.testing.assert_array_equal(last[:, -1], logits[:, -1])
 
@@ -53,8 +53,8 @@ def test_probes_read_the_program_that_runs(case, cuts):
 def test_probes_of_fixed_point_activations_show_their_rounding():
     _, exact = probed(plain("Q4_K_M"))
     for bits, low, high in ((16, 1e-7, 1e-3), (8, 1e-3, 0.2)):
-        _, found = probed(model("Q4_K_M", activation_bits=bits))
-        assert low < relative_error(found["0.attention_norm"], exact["0.attention_norm"]) < high
+        _, probes = probed(model("Q4_K_M", activation_bits=bits))
+        assert low < relative_error(probes["0.attention_norm"], exact["0.attention_norm"]) < high
 
 
 def test_probes_of_a_prompt_of_several_chunks():
@@ -140,24 +140,28 @@ def test_matrices_must_fit_the_buffers_they_read_and_write():
         llama.decoder.blocks[0].mlp.down.weight,
         llama.decoder.blocks[0].attention.qkv.weight,
     )
-    narrow, one = workspace.Buffer(1, 0), trace()
+    narrow, lowered = workspace.Buffer(1, 0), trace()
     with pytest.raises(ValueError, match="does not fit inputs of 0"):
-        one.multiply(Columns(one, narrow, 0, 0), (down,), None)
+        lowered.multiply(Columns(lowered, narrow, 0, 0), (down,), None)
     with pytest.raises(ValueError, match="a bias of 3"):
-        one.multiply(Columns(one, core.workspace.hidden, 0, 40), (down,), np.zeros(3, np.float32))
+        lowered.multiply(
+            Columns(lowered, core.workspace.hidden, 0, 40), (down,), np.zeros(3, np.float32)
+        )
     for buffer in (narrow, core.workspace.scratch):
-        product = one.multiply(Columns(one, core.workspace.hidden, 0, 40), (down,), None)
+        product = lowered.multiply(Columns(lowered, core.workspace.hidden, 0, 40), (down,), None)
         with pytest.raises(ValueError, match="do not fit a buffer"):
             product.place(buffer)
     product.place(core.workspace.hidden)
     with pytest.raises(ValueError, match="has a buffer already"):
         product.place(core.workspace.hidden)
     with pytest.raises(ValueError, match="layer 0: query, key and value have"):
-        words.split_heads(one.multiply(one.stream, qkv[:2], None), llama.config.layers[0])
+        words.split_heads(lowered.multiply(lowered.stream, qkv[:2], None), llama.config.layers[0])
     with pytest.raises(ValueError, match="not multiples of 256"):
-        one.pack(Normed(one, workspace.Buffer(40), 1e-5), list(core.code.recipe.activations))
+        lowered.pack(
+            Normed(lowered, workspace.Buffer(40), 1e-5), list(core.code.recipe.activations)
+        )
     with pytest.raises(ValueError, match="no output buffer"):
-        one.program.finish()
+        lowered.program.finish()
 
 
 def test_outputs_that_no_buffer_is_for_are_refused():

@@ -286,10 +286,12 @@ def test_a_dropped_model_frees_its_threads_and_memory():
     started = set(threading.enumerate()) - before
     assert len(started) == 2
     arena = llama.decoder.head.weight.arena
-    gone = [weakref.ref(one) for one in (llama._runner, arena, llama._runner.decode.program)]
+    gone = [
+        weakref.ref(reference) for reference in (llama._runner, arena, llama._runner.decode.program)
+    ]
     del llama, arena
     gc.collect()
-    assert [one() for one in gone] == [None] * 3
+    assert [reference() for reference in gone] == [None] * 3
     for thread in started:
         thread.join(60)
         assert not thread.is_alive()

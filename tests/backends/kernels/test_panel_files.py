@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 import sys
 import threading
 import weakref
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from launching import run_python
 from making_gguf import make_gguf
 
 from cpu_fallback.kernels import panel_files, panels
@@ -129,15 +129,15 @@ def test_a_file_cut_while_it_is_mapped_is_as_none(folder, model, monkeypatch):
 
 def parts(model: Llama) -> list[panels.Panels]:
     """All panels, in the arena's order."""
-    found = [model.decoder.head.weight]
+    weights = [model.decoder.head.weight]
     for block in model.decoder.blocks:
-        found += [
+        weights += [
             *block.attention.qkv.weight,
             block.attention.out.weight,
             *block.mlp.gate_up.weight,
             block.mlp.down.weight,
         ]
-    return sorted(found, key=lambda one: one.start)
+    return sorted(weights, key=lambda part: part.start)
 
 
 def test_a_model_file_that_changed_has_other_panels(folder, model, tmp_path):
@@ -177,9 +177,8 @@ def test_the_least_recently_used_goes_first(folder, tmp_path, monkeypatch):
     os.utime(cached(folder)[0], (1, 1)), os.utime(cached(folder)[1], (2, 2))
     assert is_mapped(load(models[0]))  # used now
     load(models[2])
-    assert [is_mapped(load(one)) for one in (models[0], models[2])] == [True, True] and len(
-        cached(folder)
-    ) == 2
+    assert [is_mapped(load(model)) for model in (models[0], models[2])] == [True, True]
+    assert len(cached(folder)) == 2
     monkeypatch.setenv("MLX_LLAMA_CACHE_SIZE", "0")
     assert not is_mapped(load(models[0]))
     monkeypatch.setenv("MLX_LLAMA_CACHE_SIZE", "many")
@@ -203,17 +202,14 @@ def test_clear_removes_what_this_package_wrote(folder, model):
     (folder / ".new-abandoned").write_bytes(b"1")
     (folder / "notes.txt").write_text("mine")
     taken = sum(size for _, _, size in cache_folder.files())
-    assert cache_folder.clear() == taken - 4 and [file.name for file in folder.iterdir()] == [
-        "notes.txt"
-    ]
+    assert cache_folder.clear() == taken - 4
+    assert [file.name for file in folder.iterdir()] == ["notes.txt"]
 
 
 def test_a_model_may_go_before_its_panels_are_saved(folder, model, monkeypatch):
     """The writer's machine code stays."""
     may_write, room = threading.Event(), cache_folder.make_room
-    monkeypatch.setattr(
-        cache_folder, "make_room", lambda *given: may_write.wait(30) and room(*given)
-    )
+    monkeypatch.setattr(cache_folder, "make_room", lambda *args: may_write.wait(30) and room(*args))
     code = weakref.ref(Llama.load(open_checkpoint(model))._runner.code.compiled)
     gc.collect()
     assert code() is not None  # called by the writer alone
@@ -239,13 +235,6 @@ def test_a_process_saves_panels_before_it_ends(tmp_path, model):
     model_file = tmp_path / "large.gguf"
     make_gguf(model_file, kinds="F16", hidden_size=1024, intermediate_size=4096)
     told = [
-        subprocess.run(
-            [sys.executable, "-c", code, str(model_file)],
-            capture_output=True,
-            text=True,
-            env=env,
-            check=True,
-        ).stdout.strip()
-        for _ in range(2)
+        run_python("-c", code, model_file, env=env, check=True).stdout.strip() for _ in range(2)
     ]
     assert told == ["True", str(not machine.maps_huge_files(tmp_path))]

@@ -42,10 +42,10 @@ def read_floats(raw: np.ndarray, dtype: str) -> np.ndarray:
     return raw.view(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype).astype(np.float32)
 
 
-def read(found: Panels) -> np.ndarray:
+def read(panels: Panels) -> np.ndarray:
     """Dequantise panels from their bytes: float32 [16 panels, columns]."""
-    plan, layout = found.plan, found.plan.layout
-    raw = found.array()
+    plan, layout = panels.plan, panels.plan.layout
+    raw = panels.array()
     if isinstance(layout, FloatLayout):
         values = read_floats(raw.reshape(-1), layout.dtype).reshape(plan.panels, plan.columns, ROWS)
         return values.transpose(0, 2, 1).reshape(-1, plan.columns)
@@ -100,14 +100,14 @@ def read(found: Panels) -> np.ndarray:
 def test_panels_hold_the_matrix(name, k, rows):
     for kind in KINDS if name == available()[0] else ("float32", "bfloat16", *LOW_BIT):
         source = random_matrix(kind, rows, np.random.default_rng(rows), k)
-        found = library(name).fill(source.tensor)
-        values = read(found)
+        panels = library(name).fill(source.tensor)
+        values = read(panels)
         np.testing.assert_array_equal(
             values[:rows, : source.exact.shape[1]], source.exact.astype(np.float32), err_msg=kind
         )
         assert (values[rows:] == 0).all() and (values[:, source.exact.shape[1] :] == 0).all(), kind
         straight = kind in LOW_BIT and (k == 512 or columns(kind) == 512)
-        assert found.plan.source == (kind if straight else "")
+        assert panels.plan.source == (kind if straight else "")
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q4_0", "IQ4_NL", "bfloat16"])
@@ -135,8 +135,8 @@ def test_a_weight_takes_its_stored_width(kind):
 def test_rows_out_of_order_and_their_padding():
     rng = np.random.default_rng(3)
     blocks, order = random_blocks("Q6_K", 21, 256, rng), rng.permutation(21)
-    found = library(available()[0]).fill(gguf_weight(blocks, "Q6_K", order))
-    np.testing.assert_array_equal(read(found)[:21], dequantise(blocks, "Q6_K")[order])
+    panels = library(available()[0]).fill(gguf_weight(blocks, "Q6_K", order))
+    np.testing.assert_array_equal(read(panels)[:21], dequantise(blocks, "Q6_K")[order])
 
 
 def bad_tensors():
@@ -179,9 +179,8 @@ def test_blocks_are_aligned():
     """A span is a multiple of a block, and parts are aligned for the kernels' loads."""
     for kind in KINDS:
         layout = panels.weight_layout(random_matrix(kind, 1, np.random.default_rng(5), 512).tensor)
-        assert (
-            layout.block_bytes % 64 == 0 and 256 % layout.block == 0 and layout.block % GROUP == 0
-        )
+        assert layout.block_bytes % 64 == 0 and 256 % layout.block == 0
+        assert layout.block % GROUP == 0
         if isinstance(layout, LowBitLayout):
             assert layout.offsets["codes"] % 64 == 0
     assert [columns(kind) for kind in FLOATS] == [72] * 3

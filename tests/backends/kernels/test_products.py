@@ -81,11 +81,11 @@ def matrix(kind: str, whole: bool = False) -> Matrix:
 
 def several_panels(target: Target, layout: layouts.Layout) -> list[tuple[int, int]]:
     """(tokens, panels) of each kernel of several panels."""
-    found = [
+    counts = [
         (tokens, products.panels_at_once(target, layout, tokens))
         for tokens in target.tiles(low_bit=False)
     ]
-    return [(tokens, several) for tokens, several in found if several > 1]
+    return [(tokens, several) for tokens, several in counts if several > 1]
 
 
 @functools.cache
@@ -113,14 +113,14 @@ def filled(name: str, kind: str, whole: bool = False) -> Panels:
     return library(name, kind).fill(matrix(kind, whole).tensor)
 
 
-def filled_columns(found: Panels) -> int:
+def filled_columns(panels: Panels) -> int:
     """Inputs of packed activations, a multiple of the span."""
-    return -(-found.plan.columns // SPAN_WIDTH) * SPAN_WIDTH
+    return -(-panels.plan.columns // SPAN_WIDTH) * SPAN_WIDTH
 
 
 def activations(
     x_layout: ActivationLayout,
-    found: Panels,
+    panels: Panels,
     tokens: int,
     rng: np.random.Generator,
     limits: bool = False,
@@ -130,10 +130,10 @@ def activations(
 
     Inputs beyond the matrix's columns are random: they must have no effect.
     """
-    columns = filled_columns(found)
+    columns = filled_columns(panels)
     if x_layout.kind == "float":
         x = rng.standard_normal((tokens, columns), np.float32)
-        return lambda some: write_floats(x[some]), x[:, : found.plan.columns].astype(np.float64)
+        return lambda some: write_floats(x[some]), x[:, : panels.plan.columns].astype(np.float64)
     codes = rng.integers(-x_layout.limit, x_layout.limit + 1, (tokens, columns))
     if limits:
         codes = np.where(codes < 0, -x_layout.limit, x_layout.limit)
@@ -142,41 +142,41 @@ def activations(
     )
     x = codes * np.repeat(scale.astype(np.float64), SPAN_WIDTH, axis=1)
     return lambda some: write_records(x_layout, codes[some], scale[some]), x[
-        :, : found.plan.columns
+        :, : panels.plan.columns
     ]
 
 
-def rounding(found: Panels, x_layout: ActivationLayout) -> float:
+def rounding(panels: Panels, x_layout: ActivationLayout) -> float:
     """Error bound relative to the sum of the terms' magnitudes: half an ulp for every operation of
     a sum.
     """
     operations = (
-        found.plan.columns if x_layout.kind == "float" else 2 * found.plan.columns // 16 + 3
+        panels.plan.columns if x_layout.kind == "float" else 2 * panels.plan.columns // 16 + 3
     )
     return (operations + 2) * 2.0**-24
 
 
-def pad_like(array: np.ndarray, found: Panels) -> np.ndarray:
+def pad_like(array: np.ndarray, panels: Panels) -> np.ndarray:
     """Pad with zeros like the panels."""
-    padded = np.zeros((16 * found.plan.panels, found.plan.columns))
+    padded = np.zeros((16 * panels.plan.panels, panels.plan.columns))
     padded[: array.shape[0], : array.shape[1]] = array
     return padded
 
 
 def check(
-    own: Library,
+    compiled: Library,
     source: Matrix,
-    found: Panels,
+    panels: Panels,
     x_layout: ActivationLayout,
     tokens: int,
     rng: np.random.Generator,
     limits: bool = False,
 ):
-    write, x = activations(x_layout, found, tokens, rng, limits)
-    got = own.product(found, x_layout, write(slice(None)), tokens)
-    bound = np.abs(x) @ pad_like(source.size, found).T * rounding(found, x_layout)
-    assert (np.abs(got - x @ pad_like(source.exact, found).T) <= bound + 1e-37).all()
-    assert (got[:, found.plan.rows :] == 0).all()
+    write, x = activations(x_layout, panels, tokens, rng, limits)
+    got = compiled.product(panels, x_layout, write(slice(None)), tokens)
+    bound = np.abs(x) @ pad_like(source.size, panels).T * rounding(panels, x_layout)
+    assert (np.abs(got - x @ pad_like(source.exact, panels).T) <= bound + 1e-37).all()
+    assert (got[:, panels.plan.rows :] == 0).all()
 
 
 EACH = pytest.mark.parametrize(
@@ -212,30 +212,30 @@ def test_product(name, kind, whole):
 
 @EACH
 def test_one_token_and_many_give_the_same_bits(name, kind):
-    rng, target, found = np.random.default_rng(2), build_target(name), filled(name, kind)
+    rng, target, panels = np.random.default_rng(2), build_target(name), filled(name, kind)
     for bits in BITS:
         x_layout = x_layout_for(kind, bits, target)
         for tokens in tokens_for(kind, bits, target)[1:]:
-            write, _ = activations(x_layout, found, tokens, rng)
-            together = library(name, kind).product(found, x_layout, write(slice(None)), tokens)
+            write, _ = activations(x_layout, panels, tokens, rng)
+            together = library(name, kind).product(panels, x_layout, write(slice(None)), tokens)
             for t in range(tokens):
-                alone = library(name, kind).product(found, x_layout, write(slice(t, t + 1)), 1)
+                alone = library(name, kind).product(panels, x_layout, write(slice(t, t + 1)), 1)
                 np.testing.assert_array_equal(together[t], alone[0])
 
 
 @EACH
 def test_bias_and_accumulation(name, kind):
-    rng, target, found = np.random.default_rng(3), build_target(name), filled(name, kind)
+    rng, target, panels = np.random.default_rng(3), build_target(name), filled(name, kind)
     for bits in BITS:
         x_layout = x_layout_for(kind, bits, target)
         for tokens in tokens_for(kind, bits, target)[:2]:
-            records = activations(x_layout, found, tokens, rng)[0](slice(None))
-            plain = library(name, kind).product(found, x_layout, records, tokens)
+            records = activations(x_layout, panels, tokens, rng)[0](slice(None))
+            plain = library(name, kind).product(panels, x_layout, records, tokens)
             bias = rng.standard_normal(plain.shape[1], np.float32)
             before = rng.standard_normal(plain.shape, np.float32)
-            for one, two in ((bias, None), (None, before), (bias, before)):
-                got = library(name, kind).product(found, x_layout, records, tokens, one, two)
-                wanted = plain + (0 if one is None else one)
+            for first, two in ((bias, None), (None, before), (bias, before)):
+                got = library(name, kind).product(panels, x_layout, records, tokens, first, two)
+                wanted = plain + (0 if first is None else first)
                 np.testing.assert_array_equal(got, wanted + (0 if two is None else two))
 
 
@@ -244,20 +244,20 @@ def test_bias_and_accumulation(name, kind):
 def test_several_panels_at_once_give_the_same_bits(name, kind):
     rng = np.random.default_rng(4)
     source = random_matrix(kind, 16 * products.PANELS_AT_ONCE * 2 - 3, rng)
-    found = library(name, kind).fill(source.tensor)
-    bias = rng.standard_normal(16 * found.plan.panels, np.float32)
-    cases = several_panels(build_target(name), found.plan.layout)
+    panels = library(name, kind).fill(source.tensor)
+    bias = rng.standard_normal(16 * panels.plan.panels, np.float32)
+    cases = several_panels(build_target(name), panels.plan.layout)
     assert cases[0][0] == 1 and all(products.PANELS_AT_ONCE % several == 0 for _, several in cases)
     for tokens, several in cases:
         records, before = (
-            activations(FLOAT, found, tokens, rng)[0](slice(None)),
+            activations(FLOAT, panels, tokens, rng)[0](slice(None)),
             np.stack([bias] * tokens),
         )
-        one = library(name, kind).product(found, FLOAT, records, tokens, bias, before)
+        single = library(name, kind).product(panels, FLOAT, records, tokens, bias, before)
         together = library(name, kind).product(
-            found, FLOAT, records, tokens, bias, before, several=several
+            panels, FLOAT, records, tokens, bias, before, several=several
         )
-        np.testing.assert_array_equal(one, together)
+        np.testing.assert_array_equal(single, together)
 
 
 @pytest.mark.parametrize("name", [name for name in available() if build_target(name).dot == "vnni"])
@@ -276,17 +276,22 @@ def test_codes_unpacked_once_give_the_same_bits(name, kind, bits):
     kernels_here = Library(
         target, [fill, ("product", layout, x_layout, target.tile), ("unpacked", layout, x_layout)]
     )
-    found, tiles = kernels_here.fill(source.tensor), unpacked.STRIP + 3
-    records = [activations(x_layout, found, target.tile, rng)[0](slice(None)) for _ in range(tiles)]
-    bias = rng.standard_normal(16 * found.plan.panels, np.float32)
+    matrix, tiles = kernels_here.fill(source.tensor), unpacked.STRIP + 3
+    records = [
+        activations(x_layout, matrix, target.tile, rng)[0](slice(None)) for _ in range(tiles)
+    ]
+    bias = rng.standard_normal(16 * matrix.plan.panels, np.float32)
     before = rng.standard_normal((tiles * target.tile, len(bias)), np.float32)
     together = Memory((tiles * len(records[0]),), np.uint8, values=np.concatenate(records)).array
-    for given in ((None, None), (bias, None), (None, before), (bias, before)):
-        got = kernels_here.unpacked(found, x_layout, together, tiles, *given)
+    for addends in ((None, None), (bias, None), (None, before), (bias, before)):
+        got = kernels_here.unpacked(matrix, x_layout, together, tiles, *addends)
         for i, part in enumerate(records):
             rows = slice(i * target.tile, (i + 1) * target.tile)
-            one = given[0], None if given[1] is None else np.ascontiguousarray(given[1][rows])
-            wanted = kernels_here.product(found, x_layout, part, target.tile, *one)
+            extra = (
+                addends[0],
+                None if addends[1] is None else np.ascontiguousarray(addends[1][rows]),
+            )
+            wanted = kernels_here.product(matrix, x_layout, part, target.tile, *extra)
             np.testing.assert_array_equal(got[rows], wanted[:, : got.shape[1]])
 
 
@@ -300,8 +305,8 @@ def test_bfloat16_times_bfloat16():
     layout = panels.weight_layout(source.tensor)
     fill = ("fill", layout, Plan(source.tensor, layout).source)
     kernels = [
-        ("product", layout, BFLOAT16, *one)
-        for one in (
+        ("product", layout, BFLOAT16, *loops)
+        for loops in (
             (1,),
             (3,),
             *((t,) for t in target.tiles(low_bit=False)[1:]),
@@ -309,18 +314,18 @@ def test_bfloat16_times_bfloat16():
         )
     ]
     compiled = Library(target, dict.fromkeys([fill, *kernels]))
-    found = compiled.fill(source.tensor)
-    columns = filled_columns(found)
+    matrix = compiled.fill(source.tensor)
+    columns = filled_columns(matrix)
     x = rng.standard_normal((16, columns), np.float32).astype(ml_dtypes.bfloat16).astype(np.float32)
-    exact = x[:, : found.plan.columns].astype(np.float64) @ pad_like(source.exact, found).T
-    size = np.abs(x[:, : found.plan.columns]).astype(np.float64) @ pad_like(source.size, found).T
+    exact = x[:, : matrix.plan.columns].astype(np.float64) @ pad_like(source.exact, matrix).T
+    size = np.abs(x[:, : matrix.plan.columns]).astype(np.float64) @ pad_like(source.size, matrix).T
     alone = np.concatenate(
-        [compiled.product(found, BFLOAT16, write_bfloat16(x[t : t + 1]), 1) for t in range(16)]
+        [compiled.product(matrix, BFLOAT16, write_bfloat16(x[t : t + 1]), 1) for t in range(16)]
     )
-    assert (np.abs(alone - exact) <= size * rounding(found, FLOAT)).all()
+    assert (np.abs(alone - exact) <= size * rounding(matrix, FLOAT)).all()
     for _, _, _, tokens, *several in kernels:
         got = compiled.product(
-            found,
+            matrix,
             BFLOAT16,
             write_bfloat16(x[:tokens]),
             tokens,
@@ -371,11 +376,11 @@ def extreme(kind: str) -> Matrix:
 def test_extreme_weights(name, kind):
     rng, target, source = np.random.default_rng(6), build_target(name), extreme(kind)
     assert np.isfinite(source.exact).all() and source.size.max() > 30
-    found = library(name, kind).fill(source.tensor)
+    panels = library(name, kind).fill(source.tensor)
     for bits in BITS:
         x_layout = x_layout_for(kind, bits, target)
         for limits in (False, True):
-            check(library(name, kind), source, found, x_layout, 3, rng, limits)
+            check(library(name, kind), source, panels, x_layout, 3, rng, limits)
 
 
 @pytest.mark.parametrize(
@@ -394,7 +399,7 @@ def test_non_finite_values_stay_in_their_row_and_token(name, kind):
         x_layout = x_layout_for(kind, bits, target)
         records = activations(x_layout, clean, 3, rng)[0](slice(None))
         wanted, got = (
-            library(name, kind).product(found, x_layout, records, 3) for found in (clean, spoilt)
+            library(name, kind).product(panels, x_layout, records, 3) for panels in (clean, spoilt)
         )
         others = np.arange(wanted.shape[1]) != 5
         np.testing.assert_array_equal(got[:, others], wanted[:, others])

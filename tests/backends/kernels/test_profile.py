@@ -51,16 +51,13 @@ def test_products_read_and_multiply_the_weights_of_the_file(case, padded):
         endings = tuple(f"{module}.weight" for module in modules)
         matrices = [tensor for key, tensor in tensors.items() if key.endswith(endings)]
         spent = profile.operations[name]
-        assert spent.calls == 2 * len(matrices) and spent.flops == 4 * sum(
-            np.prod(matrix.shape) for matrix in matrices
-        )
+        assert spent.calls == 2 * len(matrices)
+        assert spent.flops == 4 * sum(np.prod(matrix.shape) for matrix in matrices)
         assert 1 <= spent.nbytes / 2 / sum(matrix.nbytes for matrix in matrices) <= padded
     assert profile.operations[ROPE].calls == profile.operations[ATTENTION].calls == 4
     names = list(profile.operations)
-    assert names[0] == "norm, packing for query, key, value" and names[-2:] == [
-        "norm, packing for head",
-        "head",
-    ]
+    assert names[0] == "norm, packing for query, key, value"
+    assert names[-2:] == ["norm, packing for head", "head"]
     assert "silu, packing for down" in names and "packing for attention output" in names
 
 
@@ -72,9 +69,9 @@ def test_a_prompt_that_runs_in_parts_is_profiled_whole(monkeypatch):
     monkeypatch.setattr(runner, "PART_WORK", 1.0)
     with llama.profile() as parts:
         llama.forward(TOKENS[:1], 0, llama.make_cache(LENGTH))
-    assert {name: (one.calls, one.nbytes, one.flops) for name, one in parts.operations.items()} == {
-        name: (one.calls, one.nbytes, one.flops) for name, one in whole.operations.items()
-    }
+    assert {
+        name: (part.calls, part.nbytes, part.flops) for name, part in parts.operations.items()
+    } == {name: (part.calls, part.nbytes, part.flops) for name, part in whole.operations.items()}
 
 
 def test_shares_of_known_ticks():

@@ -185,13 +185,14 @@ def test_probes_of_rows_show_what_each_has_alone(case):
         llama.forward(prompt, 0, cache, rows=[row])
     logits = llama.forward([[9], [8], [7]], lengths, cache, probe=together.__setitem__)
     for row, (prompt, token) in enumerate(zip(prompts, (9, 8, 7))):
-        single, own = llama.make_cache(100), {}
+        single, probes_alone = llama.make_cache(100), {}
         llama.forward(prompt, 0, single)
         np.testing.assert_array_equal(
-            llama.forward([[token]], lengths[row], single, probe=own.__setitem__)[0], logits[row]
+            llama.forward([[token]], lengths[row], single, probe=probes_alone.__setitem__)[0],
+            logits[row],
         )
-        assert list(own) == list(together)
-        for name, array in own.items():
+        assert list(probes_alone) == list(together)
+        for name, array in probes_alone.items():
             np.testing.assert_array_equal(together[name][row : row + 1], array, err_msg=name)
 
 
@@ -244,7 +245,7 @@ def test_the_guide_in_8_bits_is_close_to_its_own_width(compiled):
     )
     assert (wide.cache_bits, narrow.cache_bits) == (None, 8)
     ids = np.random.default_rng(1).integers(0, 384, (2, 200)).astype(np.int32)
-    found = []
+    logits_by_width = []
     for llama, rounded in ((wide, False), (wide, True), (narrow, False)):
         cache = llama.make_cache(300, 2)
         llama.forward(ids, 0, cache, all_positions=True)
@@ -255,14 +256,14 @@ def test_the_guide_in_8_bits_is_close_to_its_own_width(compiled):
                 cache.restore(
                     {**state, "keys": q8_0(state["keys"]), "values": q8_0(state["values"])}, row
                 )
-        found.append(
+        logits_by_width.append(
             (
                 np.stack([llama.forward(ids[:, i : i + 1], 200 + i, cache) for i in range(5)]),
                 cache,
                 prompt,
             )
         )
-    (wanted, full, exact), (peers, _, _), (got, cache, codes) = found
+    (wanted, full, exact), (peers, _, _), (got, cache, codes) = logits_by_width
     assert 1e-5 < relative_rms(got, wanted) < 4 * relative_rms(peers, wanted)
     for name in ("keys", "values"):  # of the first layer, which sees no rounding
         first = exact[name][0]
@@ -270,9 +271,8 @@ def test_the_guide_in_8_bits_is_close_to_its_own_width(compiled):
             relative_rms(q8_0(first), first), rel=0.01
         )
     c = narrow.config
-    assert cache.position_nbytes == position_nbytes(
-        c, 4, 8
-    ) and full.position_nbytes == position_nbytes(c, 4)
+    assert cache.position_nbytes == position_nbytes(c, 4, 8)
+    assert full.position_nbytes == position_nbytes(c, 4)
     assert cache.nbytes < 0.3 * full.nbytes
     again = narrow.make_cache(300, 2)
     again.restore(cache.state(1), 0)
@@ -345,17 +345,17 @@ def test_a_thousand_requests_take_the_memory_of_a_few(monkeypatch):
 def test_large_pages_are_mapped_and_hold_the_same(monkeypatch):
     from cpu_fallback import pages
 
-    llama, ids, found = model(*CASES[4]), np.arange(3 * PAGE + 7)[None] % 300, []
+    llama, ids, results = model(*CASES[4]), np.arange(3 * PAGE + 7)[None] % 300, []
     for size in (pages.HUGE_PAGE, 1):
         monkeypatch.setattr(pages, "HUGE_PAGE", size)
         cache = llama.make_cache(CAPACITY, 2)
         llama.forward(ids, 0, cache, rows=[1])
         cache.copy_prefix(1, 0, PAGE + 3)
         logits = llama.forward([[1], [2]], [PAGE + 3, ids.shape[1]], cache)
-        found.append((logits, *cache.state(0).values(), *cache.state(1).values()))
+        results.append((logits, *cache.state(0).values(), *cache.state(1).values()))
         assert [row.pages[0].address % mmap.PAGESIZE for row in cache.page_rows] == [
             0,
             0,
         ] or size > 1
-    for small, mapped in zip(*found, strict=True):
+    for small, mapped in zip(*results, strict=True):
         np.testing.assert_array_equal(small, mapped)

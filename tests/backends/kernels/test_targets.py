@@ -8,12 +8,12 @@ import platform
 import re
 import shutil
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from launching import run_python
 
 from backends.kernels.calls import Library, write_records
 from backends.kernels.weights import random_matrix
@@ -49,8 +49,8 @@ def layout_of(kind: str):
 def test_the_variable_chooses(monkeypatch):
     for name in available():
         monkeypatch.setenv(compilation.VARIABLE, name)
-        found, reason = compilation.find_target()
-        assert found.name == name and reason == ""
+        target, reason = compilation.find_target()
+        assert target.name == name and reason == ""
     monkeypatch.setenv(compilation.VARIABLE, "numpy")
     assert compilation.find_target() == (None, "MLX_LLAMA_CPU_TARGET asks for it")
     monkeypatch.delenv(compilation.VARIABLE)
@@ -63,8 +63,8 @@ def test_the_variable_chooses(monkeypatch):
 def test_numpy_is_the_choice_without_llvmlite(monkeypatch):
     monkeypatch.setitem(sys.modules, "llvmlite", None)
     monkeypatch.delenv(compilation.VARIABLE, raising=False)
-    found, reason = compilation.find_target()
-    assert found is None and "'llvmlite' is not installed (pip install llvmlite)" in reason
+    target, reason = compilation.find_target()
+    assert target is None and "'llvmlite' is not installed (pip install llvmlite)" in reason
     monkeypatch.setenv(compilation.VARIABLE, "avx2")
     with pytest.raises(
         BackendError, match="MLX_LLAMA_CPU_TARGET=avx2 needs the package 'llvmlite'"
@@ -123,12 +123,11 @@ def test_a_program_for_neon_calls_no_library(triple):
     module = write_module(Recipe(arm, sources, 16, 72))
     optimised, machine = targets.optimise(arm, module)
     text = machine.emit_assembly(optimised)
-    assert all(
-        re.search(rf"\b{name}", text) for name in ("sdot", "fmla", "fcvtl")
-    ) and not re.search(r"\bfmul.*\bfadd", text)
-    own = {name for name in module.globals if not name.startswith(("llvm.", "mlx_llama_yield"))}
+    assert all(re.search(rf"\b{name}", text) for name in ("sdot", "fmla", "fcvtl"))
+    assert not re.search(r"\bfmul.*\bfadd", text)
+    defined = {name for name in module.globals if not name.startswith(("llvm.", "mlx_llama_yield"))}
     called = {name.strip('"_') for name in re.findall(r'\bbl\s+("?[\w .]+"?)', text)}
-    assert called - {name.strip("_") for name in own} <= {"mlx_llama_yield"}
+    assert called - {name.strip("_") for name in defined} <= {"mlx_llama_yield"}
     assert machine.emit_object(optimised)[:4] in (b"\x7fELF", b"\xcf\xfa\xed\xfe")
     assert "llvm.aarch64.hint" in module.globals and "llvm.x86.sse2.pause" not in module.globals
 
@@ -141,10 +140,10 @@ def without_sdot(f, name, result, *arguments):
     sums, *factors = arguments
     codes, x = (factor.bitcast(result) for factor in factors)
     for shift in (24, 16, 8, 0):
-        one, other = (
+        signed, other = (
             (value << shift if shift else value).arithmetic_shift(24) for value in (codes, x)
         )
-        sums = sums + one * other
+        sums = sums + signed * other
     return sums
 
 
@@ -158,9 +157,8 @@ def test_neons_arithmetic_in_other_instructions(monkeypatch):
     monkeypatch.setattr(emit.Function, "intrinsic", without_sdot)
     name = available()[0]
     arm = dataclasses.replace(build_target(name), dot="sdot", tile=2, float_tile=2, gfni=False)
-    assert products.flips_codes(arm, layout_of("Q8_0")) and not products.flips_codes(
-        build_target(name), layout_of("Q8_0")
-    )
+    assert products.flips_codes(arm, layout_of("Q8_0"))
+    assert not products.flips_codes(build_target(name), layout_of("Q8_0"))
     rng = np.random.default_rng(1)
     sources = {kind: random_matrix(kind, 19, rng, 512) for kind in ON_NEON}
     wanted, cases = [], []
@@ -239,9 +237,8 @@ def test_machine_code_is_compiled_once(folder):
     files = list(folder.iterdir())
     assert len(files) == 2 and all(file.suffix == ".o" for file in files)
     if os.name == "posix":
-        assert folder.stat().st_mode & 0o777 == 0o700 and all(
-            file.stat().st_mode & 0o777 == 0o600 for file in files
-        )
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert all(file.stat().st_mode & 0o777 == 0o600 for file in files)
 
 
 def damage(file: Path, how: str) -> None:
@@ -303,9 +300,8 @@ def test_a_damaged_or_foreign_file_is_replaced(how, folder):
     damage(file, how)
     assert compile_number("one", 2, calls) == 2 and calls == [1, 2]
     assert compile_number("one", 3, calls) == 2 and calls == [1, 2]  # the new file is good
-    assert list(folder.iterdir()) == [file] and (
-        os.name != "posix" or file.stat().st_mode & 0o777 == 0o600
-    )
+    assert list(folder.iterdir()) == [file]
+    assert os.name != "posix" or file.stat().st_mode & 0o777 == 0o600
 
 
 def test_another_users_file_is_replaced(folder, monkeypatch):
@@ -353,15 +349,15 @@ def test_a_failed_write_leaves_no_file(folder, monkeypatch):
 
 
 def test_the_key_depends_on_sources_compiler_target_and_parameters(tmp_path, monkeypatch):
-    one = build_target(available()[0])
+    here = build_target(available()[0])
     digests = {
-        targets._digest(one, "a"),
-        targets._digest(one, "b"),
+        targets._digest(here, "a"),
+        targets._digest(here, "b"),
         targets._digest(build_target(available()[-1]), "a"),
-        targets._digest(dataclasses.replace(one, features=one.features + ",+x"), "a"),
+        targets._digest(dataclasses.replace(here, features=here.features + ",+x"), "a"),
     }
     monkeypatch.setattr(targets.llvmlite, "__version__", "0")
-    digests.add(targets._digest(one, "a"))
+    digests.add(targets._digest(here, "a"))
     monkeypatch.undo()
     # a copy of the package with one more byte in a file
     home = Path(targets.__file__).parent
@@ -369,14 +365,14 @@ def test_the_key_depends_on_sources_compiler_target_and_parameters(tmp_path, mon
         shutil.copy(path, tmp_path)
     monkeypatch.setattr(targets, "__file__", str(tmp_path / "target.py"))
     targets._hash_sources.cache_clear()
-    assert targets._digest(one, "a") in digests
+    assert targets._digest(here, "a") in digests
     with open(tmp_path / "layouts.py", "a") as file:
         file.write("\n")
     targets._hash_sources.cache_clear()
-    digests.add(targets._digest(one, "a"))
+    digests.add(targets._digest(here, "a"))
     monkeypatch.undo()
     targets._hash_sources.cache_clear()
-    assert len(digests) == 4 + 1 + (len(available()) > 1) and targets._digest(one, "a") in digests
+    assert len(digests) == 4 + 1 + (len(available()) > 1) and targets._digest(here, "a") in digests
 
 
 PROGRAM = """
@@ -398,12 +394,8 @@ print(count, model.forward([[1, 2, 3]], 0, model.make_cache(4)).sum(), "llvmlite
 
 def test_a_second_process_compiles_nothing(toy, folder):
     runs = [
-        subprocess.run(
-            [sys.executable, "-c", PROGRAM, toy],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=os.environ | {"MLX_LLAMA_CACHE": str(folder)},
+        run_python(
+            "-c", PROGRAM, toy, check=True, env=os.environ | {"MLX_LLAMA_CACHE": str(folder)}
         ).stdout.split()
         for _ in range(2)
     ]
@@ -434,12 +426,12 @@ def test_functions_lie_where_llvm_puts_them():
     engine.finalize_object()
     public = {name for name in mine.address if engine.get_function_address(name)}
     assert {"start", "serve", "barrier"} <= public, public
-    one, other = (
+    ours, other = (
         sorted((address(name), name) for name in public)
         for address in (mine.address.__getitem__, engine.get_function_address)
     )
-    for (begin, name), (begin_there, name_there) in zip(one, other):
-        assert name == name_there and begin - one[0][0] == begin_there - other[0][0], name
+    for (begin, name), (begin_there, name_there) in zip(ours, other):
+        assert name == name_there and begin - ours[0][0] == begin_there - other[0][0], name
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x7fELF\x02\x01\x01", b"MZ" + bytes(200)])
@@ -463,10 +455,8 @@ def test_what_llvm_says_of_the_processor_is_remembered(folder, monkeypatch):
     targets.find_host.cache_clear()
     try:
         first = targets.find_host()
-        assert (first.cpu, first.flags) == (
-            llvm.get_host_cpu_name(),
-            llvm.get_host_cpu_features().flatten(),
-        )
+        assert first.cpu == llvm.get_host_cpu_name()
+        assert first.flags == llvm.get_host_cpu_features().flatten()
         if sys.platform == "linux":
             monkeypatch.setattr(targets, "_ask_host", lambda: 1 / 0)
             targets.find_host.cache_clear()

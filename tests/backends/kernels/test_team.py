@@ -131,11 +131,8 @@ def test_nothing_runs_without_a_sleeping_follower(machine):
     states = box[teams._LINE :: teams._LINE]
     states[0] = teams._READY
     machine.start(box.ctypes.data, 3)
-    assert (
-        work.walks.tolist() == [0] * 3
-        and box[teams._RAN] == 0
-        and states.tolist() == [teams._READY, teams._ASLEEP]
-    )
+    assert work.walks.tolist() == [0] * 3 and box[teams._RAN] == 0
+    assert states.tolist() == [teams._READY, teams._ASLEEP]
 
 
 # ---- interrupts

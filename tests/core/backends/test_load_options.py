@@ -19,9 +19,9 @@ from mlx_llama.core.backends.load_options import (
 from mlx_llama.core.errors import BackendError, OptionsError
 
 
-def check(backend, **given):
+def check(backend, **options):
     """Check load options for a backend."""
-    return backend.check(LoadOptions(**given))
+    return backend.check(LoadOptions(**options))
 
 
 @pytest.mark.parametrize(
@@ -40,74 +40,59 @@ def test_options_of_the_cpu_backend(name, value, backend):
         check(backend, **{name: value})
 
 
-@pytest.mark.parametrize(
-    "name, value, limits",
-    [
-        *(
-            ("threads", value, "1 to 1024")
-            for value in (0, -1, 1025, "1.5", True, "٣", 2.0, "", "9" * 5000, [2])
-        ),
-        *(("activation_bits", value, "one of 8, 16, 32") for value in (4, "", "all", 0, 64, False)),
-    ],
-)
-def test_numbers_outside_the_limits(name, value, limits):
-    with pytest.raises(
-        BackendError, match=f"^`{name}` .*: must be a whole number, {limits}$"
-    ) as error:
-        check(backends.select("cpu"), **{name: value})
-    assert len(str(error.value)) < 120
-
-
-@pytest.mark.parametrize("dtype", ["int8", "", None, "float64", "Float32", "x" * 5000])
-def test_an_unknown_dtype_is_the_same_line_on_every_backend(dtype, backend):
-    with pytest.raises(
-        BackendError, match="is not one of auto, float32, float16, bfloat16$"
-    ) as error:
-        check(backend, dtype=dtype)
-    assert len(str(error.value)) < 120
-
-
-@pytest.mark.parametrize("dtype", ["auto", "float32", "float16", "bfloat16"])
-def test_dtypes_that_a_backend_takes_are_those_it_loads(dtype, backend, toy):
-    from mlx_llama.core.files.checkpoint import open_checkpoint
-
-    if backend.name == "cpu" and "16" in dtype:
-        with pytest.raises(
-            BackendError,
-            match=f"dtype.*{dtype}.*: the cpu backend computes in float32, .*mlx.*` or cuda$",
-        ):
-            backend.load(open_checkpoint(toy), dtype)
-        return
-    model = backend.load(open_checkpoint(toy), dtype)
-    assert backend.runtime.dtype_name(model.dtype) == ("float32" if dtype == "auto" else dtype)
+WHOLE = "must be a whole number, "
+REFUSED = [
+    ("threads", WHOLE + "1 to 1024$", (0, -1, 1025, "1.5", True, "٣", 2.0, "", "9" * 5000, [2])),
+    ("activation_bits", WHOLE + "one of 8, 16, 32$", (4, "", "all", 0, 64, False)),
+    (
+        "dtype",
+        "is not one of auto, float32, float16, bfloat16$",
+        ("int8", "", None, "float64", "Float32", "x" * 5000),
+    ),
+    (
+        "cache_bits",
+        "must be 8 or 16; without it, ",
+        (4, 32, 0, "", "eight", True, 8.5, "８", "8" * 5000),
+    ),
+]
 
 
 @pytest.mark.parametrize(
-    "short, dtype",
-    [
-        ("bf16", "bfloat16"),
-        ("fp16", "float16"),
-        ("f16", "float16"),
-        ("half", "float16"),
-        ("fp32", "float32"),
-        ("f32", "float32"),
-        ("float", "float32"),
-    ],
+    "name, reason, value",
+    [(name, reason, value) for name, reason, values in REFUSED for value in values],
+    ids=lambda value: repr(value)[:20],
 )
-def test_other_tools_names_of_dtypes(short, dtype, backend, toy):
+def test_a_value_outside_the_limits_is_a_short_line(name, reason, value, backend):
+    if name in ("threads", "activation_bits") and backend.name != "cpu":
+        reason = "is for the cpu backend"
+    with pytest.raises(BackendError, match=f"^`{name}` .*{reason}") as error:
+        check(backend, **{name: value})
+    assert len(str(error.value)) < 150
+
+
+NAMES = {
+    "float32": ("auto", "float32", "fp32", "f32", "float"),
+    "float16": ("float16", "fp16", "f16", "half"),
+    "bfloat16": ("bfloat16", "bf16"),
+}
+
+
+@pytest.mark.parametrize("name, dtype", [(name, dtype) for dtype in NAMES for name in NAMES[dtype]])
+def test_names_of_dtypes(name, dtype, backend, toy):
     import torch
 
     from mlx_llama.core.files.checkpoint import open_checkpoint
 
-    # where torch has the short name too
-    assert getattr(torch, dtype) == getattr(torch, short, getattr(torch, dtype))
+    # where torch has the name too
+    assert getattr(torch, dtype) == getattr(torch, name, getattr(torch, dtype))
     if backend.name == "cpu" and dtype != "float32":
         with pytest.raises(
-            BackendError, match=f"dtype.*{dtype}.*: the cpu backend computes in float32"
+            BackendError,
+            match=f"dtype.*{dtype}.*: the cpu backend computes in float32, .*mlx.*` or cuda$",
         ):
-            backend.load(open_checkpoint(toy), short)
+            backend.load(open_checkpoint(toy), name)
         return
-    assert backend.runtime.dtype_name(backend.load(open_checkpoint(toy), short).dtype) == dtype
+    assert backend.runtime.dtype_name(backend.load(open_checkpoint(toy), name).dtype) == dtype
 
 
 def test_what_is_not_given_keeps_its_default(backend):
@@ -125,15 +110,6 @@ def test_what_is_not_given_keeps_its_default(backend):
 def test_keys_and_values_in_8_or_16_bits_on_every_backend(bits, backend):
     assert check(backend, cache_bits=bits).cache_bits == int(bits)
     assert check(backend, dtype="float32", compile=False, cache_bits=bits).cache_bits == int(bits)
-
-
-@pytest.mark.parametrize("bits", [4, 32, 0, "", "eight", True, 8.5, "８", "8" * 5000])
-def test_other_widths_of_keys_and_values(bits, backend):
-    with pytest.raises(
-        BackendError, match="^`cache_bits` .*: must be 8 or 16; without it, "
-    ) as error:
-        check(backend, cache_bits=bits)
-    assert len(str(error.value)) < 150
 
 
 def test_bits_that_do_not_depend_on_the_company(backend, toy):
@@ -174,36 +150,27 @@ def test_contradictions():
     with pytest.raises(BackendError, match="8 and .*float32.*, which asks for 32, contradict"):
         check(cpu, dtype="float32", activation_bits=8)
     assert check(cpu, dtype="float32", activation_bits="32").activation_bits == 32
-    for given in ({"threads": 1}, {"activation_bits": 8}):
+    for options in ({"threads": 1}, {"activation_bits": 8}):
         with pytest.raises(BackendError, match="are for compiled kernels: leave out "):
-            check(cpu, compile=False, **given)
+            check(cpu, compile=False, **options)
 
 
 def test_limits_are_the_backends_own():
     limits = Limits("tpu", ("auto", "bfloat16"), most_threads=3)
     assert limits.check(LoadOptions(dtype="bfloat16", threads=3)).threads == 3
-    for given, expected in (
+    for options, expected in (
         ({"dtype": "float16"}, "the tpu backend computes in bfloat16"),
         ({"threads": 4}, "1 to 3"),
         ({"activation_bits": 8}, "this is tpu"),
     ):
         with pytest.raises(BackendError, match=expected):
-            limits.check(LoadOptions(**given))
+            limits.check(LoadOptions(**options))
 
 
-@pytest.mark.parametrize(
-    "weights, cores, threads",
-    [
-        (0, 8, 1),
-        (5 << 20, 8, 1),
-        (8 << 20, 8, 2),
-        (31 << 20, 8, 7),
-        (1 << 30, 8, 8),
-        (1 << 30, 1, 1),
-    ],
-)
-def test_threads_by_default(weights, cores, threads):
-    assert default_threads(weights, cores) == threads
+def test_threads_by_default():
+    MiB = 1 << 20
+    assert [default_threads(n * MiB, 8) for n in (0, 5, 8, 31, 1024)] == [1, 1, 2, 7, 8]
+    assert default_threads(1024 * MiB, 1) == 1
 
 
 def test_load_help_and_doctor_name_the_same_threads(toy, monkeypatch, capsys):
@@ -224,7 +191,7 @@ def test_load_help_and_doctor_name_the_same_threads(toy, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "given, nbytes",
+    "text, nbytes",
     [
         ("2GB", 2 * 10**9),
         ("512MB", 512 * 10**6),
@@ -242,24 +209,24 @@ def test_load_help_and_doctor_name_the_same_threads(toy, monkeypatch, capsys):
         (None, None),
     ],
 )
-def test_sizes_of_memory(given, nbytes):
-    assert parse_memory(given) == nbytes
+def test_sizes_of_memory(text, nbytes):
+    assert parse_memory(text) == nbytes
 
 
 @pytest.mark.parametrize(
-    "given",
+    "text",
     ["", "0", "-2GB", "GB", "2XB", "1e9", "nan", "2GBs", "1.5.5GB", "9" * 99, True, [2], "２GB"],
 )
-def test_what_is_no_size(given):
+def test_what_is_no_size(text):
     with pytest.raises(
         OptionsError, match="^`cache_memory` .*: must be a size such as 2GB, "
     ) as error:
-        parse_memory(given)
+        parse_memory(text)
     assert len(str(error.value)) < 140
 
 
 def test_rows_of_a_step():
-    assert [parse_rows(given) for given in (None, 1, "512")] == [32, 1, 512]
-    for given in (0, "513", "-1", "many", 2.5, True, "9" * 99):
+    assert [parse_rows(value) for value in (None, 1, "512")] == [32, 1, 512]
+    for value in (0, "513", "-1", "many", 2.5, True, "9" * 99):
         with pytest.raises(OptionsError, match="^`max_rows` .*: must be a whole number, 1 to 512$"):
-            parse_rows(given)
+            parse_rows(value)

@@ -39,11 +39,8 @@ class Cache(Positions):
 def test_a_view_commits_on_success_alone():
     cache = Cache()
     with CallView(cache, 1, 7, 0) as view:
-        assert view.spans == (Span(0, 0, 7),) and (view.count, view.batch, cache.length) == (
-            7,
-            1,
-            0,
-        )
+        assert view.spans == (Span(0, 0, 7),)
+        assert view.count == 7 and view.batch == 1 and cache.length == 0
     assert cache.length == 7 and cache.allocated == [GROWTH]
     with pytest.raises(KeyboardInterrupt), CallView(cache, 1, 3, 7):
         raise KeyboardInterrupt

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
+from launching import run_python
 
 from mlx_llama.core.backends import selection as backends
 from mlx_llama.core.errors import BackendError
@@ -72,7 +71,5 @@ print(found, os.environ.get("MLX_ENABLE_TF32"))
 """
     environment = {name: value for name, value in os.environ.items() if name != "MLX_ENABLE_TF32"}
     environment |= {} if set_by_user is None else {"MLX_ENABLE_TF32": set_by_user}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment
-    )
+    done = run_python("-c", code, env=environment)
     assert done.stdout.split() == [expected, expected], done.stderr

@@ -25,5 +25,5 @@ def test_a_dropped_model_is_collected_before_it_counts():
 
 @pytest.mark.parametrize("items", ["", "a", "aab", "abba", "aAbBBa"])
 def test_runs_are_those_of_itertools(items):
-    same = lambda one, other: one.lower() == other.lower()  # noqa: E731
+    same = lambda first, other: first.lower() == other.lower()  # noqa: E731
     assert group_runs(items, same) == [list(run) for _, run in itertools.groupby(items, str.lower)]

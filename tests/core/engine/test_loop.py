@@ -18,14 +18,15 @@ PROMPT = [3, 1, 4]
 def test_an_interrupt_at_any_line_leaves_the_others_alone(runs_ahead, ctrl_c):
     """Ctrl-C between any two lines of a tick: rows, queues and the others' tokens are right."""
     prompts = [[1, 2, 3] * 4, *make_prompts(3, longest=30)]
-    given = [
+    all_options = [
         {"speculate": "prompt"},
         {"regex": "[a-f]{3}forced(x|y)[a-c]{2}z"},
         {},
         {"regex": "(once|twice)uponatime"},
     ]
     wanted = [
-        alone(prompt, max_tokens=6, **options).tokens for prompt, options in zip(prompts, given)
+        alone(prompt, max_tokens=6, **options).tokens
+        for prompt, options in zip(prompts, all_options)
     ]
     # Not loop.py: a trace raises between a block and the release of its lock, where no signal
     # arrives.
@@ -42,7 +43,7 @@ def test_an_interrupt_at_any_line_leaves_the_others_alone(runs_ahead, ctrl_c):
         backend, loop = make(runs_ahead, kept_rows=1)
         handles = [
             loop.submit(request(prompt, max_tokens=6, **options))
-            for prompt, options in zip(prompts, given)
+            for prompt, options in zip(prompts, all_options)
         ]
         count = 0
 
@@ -110,14 +111,14 @@ def test_a_thread_serves_consumers_on_many_threads(runs_ahead):
     backend, loop = make(runs_ahead, memory=6 * 512 * POSITION_NBYTES)
     loop.start()
     loop.start()  # no second one
-    prompts, found = make_prompts(24, longest=100), {}
+    prompts, answers = make_prompts(24, longest=100), {}
 
     def consume(i):
         handle = loop.submit(request(prompts[i], max_tokens=30))
         if i % 5 == 4:
             next(handle)
             handle.cancel()
-        found[i] = (handle.finish(), "".join(handle))
+        answers[i] = (handle.finish(), "".join(handle))
 
     threads = [threading.Thread(target=consume, args=(i,)) for i in range(24)]
     for thread in threads:
@@ -126,7 +127,7 @@ def test_a_thread_serves_consumers_on_many_threads(runs_ahead):
         thread.join(30)
     loop.close()
     for i, prompt in enumerate(prompts):
-        done, wanted = found[i][0], alone(prompt, max_tokens=30)
+        done, wanted = answers[i][0], alone(prompt, max_tokens=30)
         assert (
             done.tokens == wanted.tokens
             if i % 5 < 4
@@ -153,10 +154,10 @@ def test_closing_ends_requests_that_someone_waits_for():
 def test_consumers_on_many_threads_tick_inline():
     backend, loop = make()
     backend.step_seconds = 0.002  # so that the requests meet
-    prompts, found = make_prompts(12, longest=100), {}
+    prompts, answers = make_prompts(12, longest=100), {}
     threads = [
         threading.Thread(
-            target=lambda i=i: found.update(
+            target=lambda i=i: answers.update(
                 {i: loop.submit(request(prompts[i], max_tokens=30)).finish().tokens}
             )
         )
@@ -166,7 +167,7 @@ def test_consumers_on_many_threads_tick_inline():
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert [found[i] for i in range(12)] == [
+    assert [answers[i] for i in range(12)] == [
         alone(prompt, max_tokens=30).tokens for prompt in prompts
     ]
     assert any(batch > 1 for batch, _ in backend.calls)

@@ -12,5 +12,5 @@ tokens = st.lists(st.integers(0, 2), max_size=8)
 
 
 @given(tokens, tokens)
-def test_the_length_is_that_of_the_common_prefix(one, other):
-    assert common_prefix(one, other) == len(os.path.commonprefix([one, other]))
+def test_the_length_is_that_of_the_common_prefix(first, other):
+    assert common_prefix(first, other) == len(os.path.commonprefix([first, other]))

@@ -133,14 +133,14 @@ def test_a_second_thread_that_reads_gets_a_session_error(is_threaded):
     if is_threaded:
         loop.start()
     gate, inside = threading.Event(), threading.Event()
-    handle, found = loop.submit(request(PROMPT, max_tokens=4)), []
+    handle, pieces = loop.submit(request(PROMPT, max_tokens=4)), []
 
     def fault(*_):
         inside.set()
         gate.wait(10)
 
     backend.fault = fault
-    reader = threading.Thread(target=lambda: found.extend(handle.tokens()))
+    reader = threading.Thread(target=lambda: pieces.extend(handle.tokens()))
     reader.start()
     inside.wait(10)
     for read in (lambda: next(handle), handle.finish, lambda: next(handle.tokens())):
@@ -149,8 +149,8 @@ def test_a_second_thread_that_reads_gets_a_session_error(is_threaded):
     gate.set()
     reader.join(60)
     loop.close()
-    assert found == alone(PROMPT, eos=(), max_tokens=4).tokens  # the first one lost nothing
-    assert list(handle.tokens()) == found  # one after the other is no fault
+    assert pieces == alone(PROMPT, eos=(), max_tokens=4).tokens  # the first one lost nothing
+    assert list(handle.tokens()) == pieces  # one after the other is no fault
 
 
 @pytest.mark.parametrize("is_threaded", [False, True])
@@ -195,13 +195,13 @@ def test_a_batch_is_in_order_and_each_as_alone(llm):
     prompts = ["abc", "hello", [5, 6, 7], "abc" * 30, "x"] * 3
     options = dict(max_tokens=20, temperature=1.0, seed=4)
     done = llm.batch(prompts, **options)
-    assert [one.tokens for one in done] == [
+    assert [answer.tokens for answer in done] == [
         llm.generate(prompt, **options).tokens for prompt in prompts
     ]
     assert max(batch for batch, _ in llm.backend.calls) > 8
     assert llm.batch(iter(["abc"]), **options)[0].text == done[0].text
     drawn = llm.batch(["abc"] * 8, max_tokens=20, temperature=1.0)
-    assert len({one.seed for one in drawn}) == 8  # each draws a seed of its own
+    assert len({answer.seed for answer in drawn}) == 8  # each draws a seed of its own
 
 
 def test_a_bad_batch_is_refused_before_any_work(llm):
@@ -227,11 +227,9 @@ def test_a_request_of_a_batch_that_fails_leaves_the_others(llm):
 
     llm.backend.fault = fault
     done = llm.batch(["abc", "a" * 30, "xyz"], max_tokens=5)
-    assert [one.finish_reason for one in done] == ["length", "error", "length"]
-    assert (
-        done[1].error == "too long for this toy"
-        and done[2].tokens == alone([23, 24, 25], max_tokens=5).tokens
-    )
+    assert [answer.finish_reason for answer in done] == ["length", "error", "length"]
+    assert done[1].error == "too long for this toy"
+    assert done[2].tokens == alone([23, 24, 25], max_tokens=5).tokens
 
 
 def test_an_interrupt_of_a_batch_leaves_nothing_running(llm):
@@ -270,15 +268,15 @@ def test_asyncio_streams_share_the_steps_and_the_event_loop_stays_free(llm):
         beats = []
         heart = asyncio.create_task(heartbeat(beats))
         cancelled = asyncio.create_task(consume("zz"))
-        found = await asyncio.gather(
+        texts = await asyncio.gather(
             *(consume(prompt) for prompt in ("abc", "hello", "x" * 50)), leave("left")
         )
         cancelled.cancel()
         heart.cancel()
-        return found[:3], len(beats)
+        return texts[:3], len(beats)
 
-    found, beats = asyncio.run(run())
-    assert ["".join(pieces) for pieces in found] == [
+    texts, beats = asyncio.run(run())
+    assert ["".join(pieces) for pieces in texts] == [
         llm.generate(prompt, max_tokens=20, seed=1).text for prompt in ("abc", "hello", "x" * 50)
     ]
     assert beats > 3 and max(batch for batch, _ in llm.backend.calls) > 1

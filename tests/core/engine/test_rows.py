@@ -71,18 +71,15 @@ def test_any_order_of_claims_and_ends_keeps_the_books(steps, budget):
             )
             best = min(best, len(text) - 1)
             assert reused == best or (reused == 0 and best < MIN_COPY) or budget
-            assert (
-                rows.cache.tokens[row][:reused].tolist() == text[:reused]
-                and rows.cache.lengths[row] == reused
-            )
+            assert rows.cache.tokens[row][:reused].tolist() == text[:reused]
+            assert rows.cache.lengths[row] == reused
             assert rows.cache.allocated[row] >= len(text)
             fill(rows, row, text)
             held.append(row)
         if held and (ends or not claimed):
             rows.keep(held.pop(0))
-        assert len(rows.kept) <= 3 and sorted([*rows.free, *rows.used, *rows.kept]) == list(
-            range(5)
-        )
+        assert len(rows.kept) <= 3
+        assert sorted([*rows.free, *rows.used, *rows.kept]) == list(range(5))
         assert budget is None or rows.nbytes <= budget
         for row, tokens in rows.kept.items():
             assert rows.cache.tokens[row][: rows.cache.lengths[row]].tolist() == tokens
@@ -141,8 +138,10 @@ def test_a_saved_row_needs_room():
 def test_prefixes_of_long_texts():
     from mlx_llama.core.engine.prefixes import common_prefix
 
-    for one in make_prompts(5, longest=400):
-        for at in (0, 1, 63, 64, 65, 128, len(one)):
-            other = [*one[:at], 49, *one[at + 1 :]]
-            assert common_prefix(one, other) == min(at, len(one)) == common_prefix(other, one)
-            assert common_prefix(one, one[:at]) == min(at, len(one))
+    for prompt in make_prompts(5, longest=400):
+        for at in (0, 1, 63, 64, 65, 128, len(prompt)):
+            other = [*prompt[:at], 49, *prompt[at + 1 :]]
+            assert (
+                common_prefix(prompt, other) == min(at, len(prompt)) == common_prefix(other, prompt)
+            )
+            assert common_prefix(prompt, prompt[:at]) == min(at, len(prompt))

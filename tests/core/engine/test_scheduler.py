@@ -44,8 +44,8 @@ RULED = [
 ]
 
 
-def serve(loop, prompts, **given):
-    return [loop.submit(request(prompt, **given)) for prompt in prompts]
+def serve(loop, prompts, **options):
+    return [loop.submit(request(prompt, **options)) for prompt in prompts]
 
 
 # One request: launches, reads, times
@@ -187,21 +187,15 @@ def test_an_answer_does_not_depend_on_its_company(drawn, runs_ahead, max_rows, c
         if cancels and done.finish_reason == "interrupted":
             assert done.tokens == wanted.tokens[: len(done.tokens)]
         else:
-            assert (done.tokens, done.text, done.finish_reason) == (
-                wanted.tokens,
-                wanted.text,
-                wanted.finish_reason,
-            )
+            assert done.tokens == wanted.tokens and done.text == wanted.text
+            assert done.finish_reason == wanted.finish_reason
             assert [token.logprobs for token in done.tokens] == [
                 token.logprobs for token in wanted.tokens
             ]
     loop.tick()
     check_rows(loop)
-    assert (
-        not loop.scheduler.queues.running
-        and not loop.scheduler.queues.waiting
-        and not loop.scheduler.rows.used
-    )
+    assert not loop.scheduler.queues.running and not loop.scheduler.queues.waiting
+    assert not loop.scheduler.rows.used
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
@@ -225,21 +219,19 @@ def test_one_step_and_one_read_serve_all_rows(runs_ahead):
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_long_prompt_delays_others_by_one_chunk_per_token(runs_ahead):
     backend, loop = make(runs_ahead, context=6000, eos=())
-    one, other = serve(loop, make_prompts(2), max_tokens=200)
-    next(one), next(other)
+    first, other = serve(loop, make_prompts(2), max_tokens=200)
+    next(first), next(other)
     long = loop.submit(request([5, 6] * 2000, max_tokens=3, prefill_step_size=4096))
     while not long.completion.tokens:
         before, positions = (
-            (len(one.completion.tokens), len(other.completion.tokens)),
+            (len(first.completion.tokens), len(other.completion.tokens)),
             backend.positions,
         )
         loop.tick()
-        assert (len(one.completion.tokens), len(other.completion.tokens)) == (
-            before[0] + 1,
-            before[1] + 1,
-        )
+        assert len(first.completion.tokens) == before[0] + 1
+        assert len(other.completion.tokens) == before[1] + 1
         assert backend.positions - positions <= scheduling.SHARED_CHUNK + 4
-    assert len(one.completion.tokens) >= 4000 / 512
+    assert len(first.completion.tokens) >= 4000 / 512
     assert long.finish().tokens == alone([5, 6] * 2000, context=6000, eos=(), max_tokens=3).tokens
 
 
@@ -283,8 +275,10 @@ def test_a_row_that_drafts_delays_itself_alone():
 def test_64_requests_through_memory_for_5_end_as_alone(runs_ahead, monkeypatch):
     backend, loop = make(runs_ahead, eos=(), memory=5 * 512 * POSITION_NBYTES)
     prompts = make_prompts(64, seed=3, longest=200)
-    given = [{**MIXED[i % len(MIXED)], "max_tokens": 150 + 10 * (i % 30)} for i in range(64)]
-    handles = [loop.submit(request(prompt, **options)) for prompt, options in zip(prompts, given)]
+    all_options = [{**MIXED[i % len(MIXED)], "max_tokens": 150 + 10 * (i % 30)} for i in range(64)]
+    handles = [
+        loop.submit(request(prompt, **options)) for prompt, options in zip(prompts, all_options)
+    ]
     most, aside, set_aside = 0, [], loop.scheduler.queues.set_aside
     monkeypatch.setattr(
         loop.scheduler.queues,
@@ -296,13 +290,10 @@ def test_64_requests_through_memory_for_5_end_as_alone(runs_ahead, monkeypatch):
         most = max(most, len(loop.scheduler.queues.running))
         assert loop.scheduler.cache.nbytes <= loop.scheduler.rows.budget
     assert len(aside) > 5 and 5 <= most <= 10
-    for handle, prompt, options in zip(handles, prompts, given):
+    for handle, prompt, options in zip(handles, prompts, all_options):
         done, wanted = handle.finish(), alone(prompt, eos=(), **options)
-        assert (done.tokens, done.text, done.finish_reason) == (
-            wanted.tokens,
-            wanted.text,
-            wanted.finish_reason,
-        )
+        assert done.tokens == wanted.tokens and done.text == wanted.text
+        assert done.finish_reason == wanted.finish_reason
     check_rows(loop)
 
 
@@ -322,11 +313,8 @@ def test_the_youngest_is_set_aside_and_goes_first_again():
     old, young, last = serve(loop, [[1] * 20, [2] * 20, [3] * 20], max_tokens=600)
     while len(old.completion.tokens) < 480:
         loop.tick()
-    assert (
-        len(young.completion.tokens) > 470
-        and len(loop.scheduler.queues.running) == 2
-        and len(loop.scheduler.queues.waiting) == 1
-    )
+    assert len(young.completion.tokens) > 470 and len(loop.scheduler.queues.running) == 2
+    assert len(loop.scheduler.queues.waiting) == 1
     while not old.done:
         loop.tick()
         if 500 < len(old.completion.tokens) < 600:
@@ -354,14 +342,10 @@ def test_a_request_that_could_never_fit_is_refused_at_once_with_the_numbers():
 def test_the_only_answer_that_cannot_grow_ends_with_a_notice():
     backend, loop = make(memory=256 * POSITION_NBYTES, eos=())
     done = loop.submit(request([1] * 250, max_tokens=100)).finish()
-    assert (
-        done.finish_reason == "context"
-        and "memory has no room for more keys and values" in done.notices[-1]
-    )
-    assert (
-        done.tokens == alone([1] * 250, max_tokens=100, eos=()).tokens[: len(done.tokens)]
-        and len(done.tokens) == 7
-    )
+    assert done.finish_reason == "context"
+    assert "memory has no room for more keys and values" in done.notices[-1]
+    assert done.tokens == alone([1] * 250, max_tokens=100, eos=()).tokens[: len(done.tokens)]
+    assert len(done.tokens) == 7
     assert loop.submit(request([2] * 9, max_tokens=5)).finish().finish_reason == "length"
 
 
@@ -417,11 +401,8 @@ def test_1000_requests_in_and_out_leave_nothing(runs_ahead):
     gc.collect()
     grown = tracemalloc.get_traced_memory()[0] - after_ten
     tracemalloc.stop()
-    assert (
-        not loop.scheduler.queues.running
-        and not loop.scheduler.queues.waiting
-        and not loop.scheduler.rows.used
-    )
+    assert not loop.scheduler.queues.running and not loop.scheduler.queues.waiting
+    assert not loop.scheduler.rows.used
     assert loop.scheduler.cache.nbytes <= taken and grown < 30_000
     check_rows(loop)
 
@@ -438,19 +419,15 @@ def test_a_prefix_of_a_finished_or_running_row_is_not_computed_again(runs_ahead)
     backend.clear()
     second = loop.submit(request([*system, 4, 5], max_tokens=20))  # from a running row
     done = second.finish()
-    assert (
-        done.reused_tokens == 300
-        and done.tokens == alone([*system, 4, 5], max_tokens=20, eos=()).tokens
-    )
+    assert done.reused_tokens == 300
+    assert done.tokens == alone([*system, 4, 5], max_tokens=20, eos=()).tokens
     assert (1, 2) in backend.calls and max(count for _, count in backend.calls) == 2
     first.finish()
     third = loop.submit(request([*system, 1, 2, 3], max_tokens=5)).finish()  # from a finished row
     assert third.reused_tokens == 302 and third.tokens == first.completion.tokens[:5]
     fourth = loop.submit(request([9, *system], max_tokens=5)).finish()
-    assert (
-        fourth.reused_tokens == 0
-        and fourth.tokens == alone([9, *system], max_tokens=5, eos=()).tokens
-    )
+    assert fourth.reused_tokens == 0
+    assert fourth.tokens == alone([9, *system], max_tokens=5, eos=()).tokens
     check_rows(loop)
 
 
@@ -472,11 +449,8 @@ def test_a_row_that_is_wholly_used_is_taken_over_and_another_one_copied():
     follow = [1] * 100 + done.tokens + [2, 3]
     backend.clear()
     again = loop.submit(request(follow, max_tokens=10)).finish()
-    assert (
-        again.reused_tokens == 109
-        and loop.scheduler.cache.copied == 0
-        and len(loop.scheduler.rows.kept) == 1
-    )
+    assert again.reused_tokens == 109 and loop.scheduler.cache.copied == 0
+    assert len(loop.scheduler.rows.kept) == 1
     assert again.tokens == alone(follow, max_tokens=10, eos=()).tokens
     loop.submit(request([1] * 100 + [7], max_tokens=3)).finish()
     assert loop.scheduler.cache.copied == 100 and len(loop.scheduler.rows.kept) == 2
@@ -520,11 +494,8 @@ def test_dynamic_rope_reuses_nothing_beyond_its_trained_length_and_says_so(runs_
     assert done.reused_tokens == 30 and done.tokens == wanted([*short, 3], 60)
     assert all(loop.scheduler.cache.lengths[row] <= 64 for row in loop.scheduler.rows.kept)
     done = loop.submit(request(long, max_tokens=5)).finish()
-    assert (
-        done.reused_tokens == 0
-        and done.tokens == wanted(long, 5)
-        and "no prefix is reused" in done.notices[-1]
-    )
+    assert done.reused_tokens == 0 and done.tokens == wanted(long, 5)
+    assert "no prefix is reused" in done.notices[-1]
     # Set aside and resumed beyond the trained length
     backend, loop = make(runs_ahead, model=model, eos=(), context=256)
     handle, other = serve(loop, [[1] * 50, [2] * 90], max_tokens=40)
@@ -533,10 +504,8 @@ def test_dynamic_rope_reuses_nothing_beyond_its_trained_length_and_says_so(runs_
     loop.scheduler.steps.forget()
     for sequence in list(loop.scheduler.queues.running):
         loop.scheduler.queues.set_aside(sequence)
-    assert (handle.finish().tokens, other.finish().tokens) == (
-        wanted([1] * 50, 40),
-        wanted([2] * 90, 40),
-    )
+    assert handle.finish().tokens == wanted([1] * 50, 40)
+    assert other.finish().tokens == wanted([2] * 90, 40)
 
 
 def test_an_exported_row_goes_on_elsewhere():
@@ -551,10 +520,8 @@ def test_an_exported_row_goes_on_elsewhere():
     backend, other = make(eos=())
     other.install(state)
     done = other.submit(request([1] * 60 + [4], max_tokens=5)).finish()
-    assert (
-        done.reused_tokens == 60
-        and done.tokens == alone([1] * 60 + [4], max_tokens=5, eos=()).tokens
-    )
+    assert done.reused_tokens == 60
+    assert done.tokens == alone([1] * 60 + [4], max_tokens=5, eos=()).tokens
     assert make()[1].export() == {} == loop.export([9, 9])
     check_rows(other)
 
@@ -586,11 +553,8 @@ def test_drafts_change_the_number_of_steps_and_nothing_else(kind, runs_ahead, pe
     drafted = accepted = 0
     for handle, prompt, options in handles:
         done, wanted = handle.finish(), alone(prompt, model=model, **options)
-        assert (done.tokens, done.text, done.finish_reason) == (
-            wanted.tokens,
-            wanted.text,
-            wanted.finish_reason,
-        )
+        assert done.tokens == wanted.tokens and done.text == wanted.text
+        assert done.finish_reason == wanted.finish_reason
         drafted, accepted = drafted + done.drafted, accepted + done.accepted
         assert done.accepted <= done.drafted
     if kind == "right model":
@@ -610,10 +574,8 @@ def test_speculation_alone_saves_reads_and_keeps_the_tokens(count, eos, runs_ahe
     )
     assert list(handle.tokens()) == wanted.tokens
     done = handle.completion
-    assert (done.text, done.finish_reason) == (
-        wanted.text,
-        wanted.finish_reason,
-    ) and done.accepted == done.drafted
+    assert done.text == wanted.text and done.finish_reason == wanted.finish_reason
+    assert done.accepted == done.drafted
     assert by_model or done.waits <= len(done.tokens)
     assert sum(backend.read_sizes) == done.read_bytes
     assert backend.events.count("launch") == done.launches + by_model  # the draft model's prompt
@@ -722,10 +684,8 @@ def test_a_step_that_fails_ends_only_its_requests(runs_ahead, where):
         if i == 2:
             with pytest.raises(ToyError, match="row 2 is bad"):
                 handle.finish()
-            assert (
-                handle.completion.finish_reason == "error"
-                and handle.completion.error == "row 2 is bad"
-            )
+            assert handle.completion.finish_reason == "error"
+            assert handle.completion.error == "row 2 is bad"
             wanted = alone(prompt, max_tokens=20, eos=()).tokens
             assert handle.completion.tokens == wanted[: len(handle.completion.tokens)]
             assert where == "prompt" or len(handle.completion.tokens) >= 4
@@ -747,7 +707,7 @@ def test_a_failure_that_passes_costs_a_batch_nothing(runs_ahead, where, calls, k
     error.
     """
     model = {"period": 3 if kind == "drafts" else 0}
-    given = [
+    all_options = [
         {
             "max_tokens": 15,
             "speculate": "prompt" if kind == "drafts" else "none",
@@ -759,7 +719,7 @@ def test_a_failure_that_passes_costs_a_batch_nothing(runs_ahead, where, calls, k
     prompts = [(prompt * 5)[:20] for prompt in make_prompts(4, longest=5)]
     handles = [
         loop.submit(request(prompt, prefill_step_size=9, **options))
-        for prompt, options in zip(prompts, given)
+        for prompt, options in zip(prompts, all_options)
     ]
     count = [0]
 
@@ -770,7 +730,7 @@ def test_a_failure_that_passes_costs_a_batch_nothing(runs_ahead, where, calls, k
 
     setattr(backend, where, fail)
     failed = 0
-    for handle, prompt, options in zip(handles, prompts, given):
+    for handle, prompt, options in zip(handles, prompts, all_options):
         wanted = alone(prompt, model=model, **options).tokens
         try:
             assert handle.finish().tokens == wanted
@@ -821,12 +781,12 @@ def serve_six(
         patch.setattr(scheduling, "PORTION", 1)
 
         def counted(call):
-            def run(*given, **named):
+            def run(*args, **named):
                 nonlocal count
                 count += 1
                 if count == at:
                     raise error
-                return call(*given, **named)
+                return call(*args, **named)
 
             return run
 

@@ -145,11 +145,8 @@ def test_only_the_last_drafts_are_looked_back_at():
     speculation = Speculation(Fixed(), Writer(completion))
     for _ in range(6):
         speculation.accept([5, 5, 5, 5], [4, 0, 0, 0, 0])
-    assert (
-        speculation.drafter is None
-        and not speculation.may_draft_next()
-        and speculation.draft(9) == []
-    )
+    assert speculation.drafter is None and not speculation.may_draft_next()
+    assert speculation.draft(9) == []
     assert completion.notices == [
         "speculation was switched off: 0 of the last 24 drafted tokens were right"
     ]
@@ -179,8 +176,8 @@ def test_another_kind_is_refused_with_those_there_are(bad, plain):
 
 
 def test_the_kind_in_force_and_its_notices(plain, drafting):
-    def seen(llm, **given):
-        done = llm.generate([5, 6, 7, 8] * 5, max_tokens=12, **given)
+    def seen(llm, **options):
+        done = llm.generate([5, 6, 7, 8] * 5, max_tokens=12, **options)
         return done.options["speculate"], [
             notice for notice in done.notices if "draft" in notice or "specul" in notice
         ]
@@ -216,11 +213,8 @@ def test_a_model_that_drafts_for_itself_is_always_right(drafting):
             in done.summary()
         )
         receipt = done.receipt()
-        assert (receipt["drafted"], receipt["accepted"], receipt["speculation_ended"]) == (
-            done.drafted,
-            done.accepted,
-            None,
-        )
+        assert receipt["drafted"] == done.drafted and receipt["accepted"] == done.accepted
+        assert receipt["speculation_ended"] is None
         assert receipt["evaluations_per_token"] < 0.6
 
 
@@ -251,8 +245,8 @@ def test_the_notice_of_a_session_comes_once_and_when_the_option_changes(drafting
     chat = drafting.chat(max_tokens=3)
     said = lambda done: [notice for notice in done.notices if "not used" in notice]  # noqa: E731
     assert [
-        bool(said(chat.send("a", **given)))
-        for given in (
+        bool(said(chat.send("a", **options)))
+        for options in (
             {},
             {"speculate": "prompt"},
             {"speculate": "prompt"},
@@ -277,10 +271,7 @@ def test_a_saved_session_keeps_the_option_and_asks_for_the_draft_model(plain, dr
 
 def test_the_door(toy, tmp_path, capsys):
     words = [
-        "--model",
-        str(toy),
-        "--backend",
-        "cpu",
+        *f"--model {toy} --backend cpu".split(),
         "-p",
         "once once once once",
         "--ignore-chat-template",
@@ -294,9 +285,8 @@ def test_the_door(toy, tmp_path, capsys):
     assert out == wanted and "speculation (prompt): " in err
     assert cli.run(generate.main, [*words, "--draft-model", str(toy), "--jsonl"]) == 0
     receipt = json.loads(capsys.readouterr().out.splitlines()[-1])["receipt"]
-    assert (
-        receipt["options"]["speculate"] == "model" and receipt["accepted"] == receipt["drafted"] > 0
-    )
+    assert receipt["options"]["speculate"] == "model"
+    assert receipt["accepted"] == receipt["drafted"] > 0
     other = make_checkpoint(tmp_path / "other", vocab_size=400)
     assert cli.run(generate.main, [*words, "--draft-model", str(other)]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -78,9 +78,12 @@ class RowCache(Positions):
         self.lengths[row] = length
 
     def reset(self, row=None):
-        for one in range(self.rows) if row is None else [row]:
-            self.lengths[one] = self.allocated[one] = 0
-            self.keys[one], self.tokens[one] = self.keys[one][:0], self.tokens[one][:0]
+        for cleared in range(self.rows) if row is None else [row]:
+            self.lengths[cleared] = self.allocated[cleared] = 0
+            self.keys[cleared], self.tokens[cleared] = (
+                self.keys[cleared][:0],
+                self.tokens[cleared][:0],
+            )
 
     def copy_prefix(self, source, target, length):
         self.check_copy(source, target, length)
@@ -429,20 +432,22 @@ def make(
     )
 
 
-def request(prompt, text=True, **given):
+def request(prompt, text=True, **options):
     """A request with options, seed 0 unless given."""
     fields = {
-        name: given.pop(name)
+        name: options.pop(name)
         for name in ("eos", "notify", "notices", "rule", "compile_seconds", "hooks")
-        if name in given
+        if name in options
     }
-    return Request(prompt, resolve({"seed": 0, **given}), wants_text=text, **fields)
+    return Request(prompt, resolve({"seed": 0, **options}), wants_text=text, **fields)
 
 
-def alone(prompt, *, model=None, eos=(EOS,), context=CONTEXT, **given):
+def alone(prompt, *, model=None, eos=(EOS,), context=CONTEXT, **options):
     """The completion of a request in a loop of its own: the judge of all company."""
-    given.pop("notify", None)
-    return make(model=model, eos=eos, context=context)[1].submit(request(prompt, **given)).finish()
+    options.pop("notify", None)
+    return (
+        make(model=model, eos=eos, context=context)[1].submit(request(prompt, **options)).finish()
+    )
 
 
 def make_prompts(count, seed=0, longest=300):

@@ -335,16 +335,9 @@ def test_the_config_means_what_transformers_reads(name):
         transformers.AutoConfig.for_model(**copy.deepcopy(raw)),
     )
     for field in (
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "rms_norm_eps",
-        "max_position_embeddings",
-        "tie_word_embeddings",
-        "bos_token_id",
-    ):
+        "vocab_size hidden_size intermediate_size num_attention_heads num_key_value_heads "
+        "rms_norm_eps max_position_embeddings tie_word_embeddings bos_token_id"
+    ).split():
         assert getattr(ours, field) == getattr(theirs, field), field
     kinds = (
         getattr(theirs, "layer_types", None)
@@ -366,11 +359,11 @@ def test_the_config_means_what_transformers_reads(name):
     if (parameters := theirs.rope_parameters).get("rope_type") == "longrope":
         for length in (4096, 4097):
             wanted, factor = ROPE_INIT_FUNCTIONS["longrope"](theirs, "cpu", length)
-            found, ours_factor = rope.inverse_frequencies(ours, length)
-            np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5)
+            frequencies, ours_factor = rope.inverse_frequencies(ours, length)
+            np.testing.assert_allclose(frequencies, wanted.numpy(), rtol=1e-5)
             assert ours_factor == pytest.approx(factor)
     elif "full_attention" in parameters:
-        assert [(one.type, one.theta, one.factor) for one in ours.ropes] == [
+        assert [(table.type, table.theta, table.factor) for table in ours.ropes] == [
             (theirs["rope_type"], theirs["rope_theta"], theirs.get("factor"))
             for theirs in (parameters["full_attention"], parameters["sliding_attention"])
         ]
@@ -379,10 +372,8 @@ def test_the_config_means_what_transformers_reads(name):
             (False, 0),
         }
     else:
-        assert (ours.rope.type, ours.rope.theta) == (
-            parameters["rope_type"],
-            parameters["rope_theta"],
-        )
+        assert ours.rope.type == parameters["rope_type"]
+        assert ours.rope.theta == parameters["rope_theta"]
     assert ours.rotary_dim == int(ours.head_dim * parameters.get("partial_rotary_factor", 1))
 
 
@@ -409,8 +400,8 @@ def test_factors_of_the_families():
 
 def test_experts_of_the_families():
     mixtral, qwen = LlamaConfig.from_dict(MIXTRAL), LlamaConfig.from_dict(QWEN3_MOE)
-    one, other = mixtral.layers[31].experts, qwen.layers[47].experts
-    assert (one.count, one.used, one.normalises, mixtral.mlp_size) == (8, 2, True, 14336)
+    few, other = mixtral.layers[31].experts, qwen.layers[47].experts
+    assert (few.count, few.used, few.normalises, mixtral.mlp_size) == (8, 2, True, 14336)
     assert (other.count, other.used, other.normalises, qwen.mlp_size) == (128, 8, True, 768)
     # the model card's 46.7 B
     assert sum(math.prod(shape) for shape in mixtral.tensor_shapes().values()) == 46_702_792_704
@@ -439,13 +430,9 @@ def test_the_text_part_of_gemma_3_4b_takes_the_defaults_that_its_config_leaves_o
         "vision_config": {"hidden_size": 1152},
     }
     config = LlamaConfig.from_dict(raw)
-    assert (
-        config.vocab_size,
-        config.num_attention_heads,
-        config.num_key_value_heads,
-        config.head_dim,
-    ) == (262208, 8, 4, 256)
-    assert [(one.type, one.theta, one.factor) for one in config.ropes] == [
+    assert config.vocab_size == 262208 and config.num_attention_heads == 8
+    assert config.num_key_value_heads == 4 and config.head_dim == 256
+    assert [(table.type, table.theta, table.factor) for table in config.ropes] == [
         ("linear", 1e6, 8),
         ("default", 1e4, None),
     ]
@@ -504,11 +491,11 @@ def test_a_converted_file_means_the_same_model(name):
     again = LlamaConfig.from_gguf(metadata, {}, divisors, "bfloat16", "model.gguf")
     assert (again.architecture, again.layers) == (config.architecture, config.layers)
     for table in range(len(config.ropes)):
-        for found, wanted in zip(
+        for frequencies, wanted in zip(
             rope.inverse_frequencies(again, table=table),
             rope.inverse_frequencies(config, table=table),
         ):
-            np.testing.assert_allclose(found, wanted, rtol=1e-6)
+            np.testing.assert_allclose(frequencies, wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -93,18 +93,15 @@ def test_a_tensor_without_a_name_is_a_key_error():
 
 
 def test_rows_are_permuted_for_llama_alone():
-    q, k, v = (f"model.layers.7.self_attn.{one}_proj" for one in "qkv")
+    q, k, v = (f"model.layers.7.self_attn.{module}_proj" for module in "qkv")
     llama = GGUF_NAMES["llama"]
     for suffix in (".weight", ".bias"):
-        assert (
-            llama.is_permuted(q + suffix)
-            and llama.is_permuted(k + suffix)
-            and not llama.is_permuted(v + suffix)
-        )
+        assert llama.is_permuted(q + suffix) and llama.is_permuted(k + suffix)
+        assert not llama.is_permuted(v + suffix)
     assert not any(
-        GGUF_NAMES[other].is_permuted(one + ".weight")
+        GGUF_NAMES[other].is_permuted(module + ".weight")
         for other in ("qwen2", "qwen3")
-        for one in (q, k, v)
+        for module in (q, k, v)
     )
 
 
@@ -121,9 +118,7 @@ def test_an_architecture_is_found_by_the_files_name():
         "Qwen2ForCausalLM",
         "Qwen3ForCausalLM",
     ]
-    assert (
-        find("llama", expert_count=8) == "MixtralForCausalLM"
-        and find("llama", expert_count=0) == "LlamaForCausalLM"
-    )
+    assert find("llama", expert_count=8) == "MixtralForCausalLM"
+    assert find("llama", expert_count=0) == "LlamaForCausalLM"
     assert find("qwen3moe", expert_count=8) == find("qwen3moe") == "Qwen3MoeForCausalLM"
     assert find("mamba") is find(3) is find([]) is find_gguf({}) is None

@@ -22,13 +22,13 @@ def split_experts(
     shapes: dict[str, tuple[int, ...]], experts: Experts
 ) -> dict[str, tuple[int, ...]]:
     """transformers' tensors in memory, where experts are stacks, gates on ups, as it saves them."""
-    found = {}
+    tensors = {}
     for key, shape in shapes.items():
         layer, _, part = key.partition("mlp.")
         if part.startswith("experts."):
             count, rows, columns = shape
             modules = (experts.gate, experts.up) if "gate_up" in part else (experts.down,)
-            found |= {
+            tensors |= {
                 f"{layer}{experts.block}.experts.{i}.{module}.weight": (
                     rows // len(modules),
                     columns,
@@ -37,8 +37,8 @@ def split_experts(
                 for module in modules
             }
         else:
-            found[f"{layer}{experts.block}.{part}" if part else key] = shape
-    return found
+            tensors[f"{layer}{experts.block}.{part}" if part else key] = shape
+    return tensors
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -72,10 +72,8 @@ def test_the_tensors_of_a_family_are_those_of_transformers_class(name):
     ours = LlamaConfig.from_dict(sizes | {"architectures": [name], "model_type": family.model_type})
     assert ours.stored_shapes() == wanted
     assert ours.max_position_embeddings == theirs.max_position_embeddings
-    assert (ours.bos_token_id, ours.eos_token_ids) == (
-        theirs.bos_token_id,
-        () if theirs.eos_token_id is None else (theirs.eos_token_id,),
-    )
+    assert ours.bos_token_id == theirs.bos_token_id
+    assert ours.eos_token_ids == (() if theirs.eos_token_id is None else (theirs.eos_token_id,))
 
 
 @pytest.mark.parametrize("name", FAMILIES)

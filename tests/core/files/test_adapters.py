@@ -43,16 +43,15 @@ def refused(base, folder) -> str:
 def test_scales_of_both_forms(base, tmp_path):
     plain = write_random(base, tmp_path / "peft", rank=8, alpha=4)
     other = write_mlx(base, tmp_path / "mlx", scale=3.0)
-    one, two, three = (
+    first, two, three = (
         open_checkpoint(base, adapters=[plain, str(other) + "=0.5"]).adapters
         + open_checkpoint(base, adapters=[f"{plain}=-2"]).adapters
     )
-    assert (one.name, two.name) == ("peft", "mlx") and len(
-        {one.digest, two.digest, three.digest}
-    ) == 3
+    assert (first.name, two.name) == ("peft", "mlx")
+    assert len({first.digest, two.digest, three.digest}) == 3
     stored = load_file(plain / "adapter_model.safetensors")
     module = "model.layers.0.self_attn.q_proj"
-    pair = one.pairs[module]
+    pair = first.pairs[module]
     np.testing.assert_array_equal(pair.a(), stored[f"base_model.model.{module}.lora_A.weight"])
     np.testing.assert_array_equal(
         pair.b(), stored[f"base_model.model.{module}.lora_B.weight"] * np.float32(0.5)
@@ -70,8 +69,8 @@ def test_the_bytes_of_stacks_are_foretold(base, tmp_path):
     second = change(
         base,
         tmp_path / "second",
-        tensors=lambda found: {
-            name: part for name, part in found.items() if "k_proj" in name or "q_proj" in name
+        tensors=lambda tensors: {
+            name: part for name, part in tensors.items() if "k_proj" in name or "q_proj" in name
         },
     )
     checkpoint, total = open_checkpoint(base, adapters=[first, second]), 0
@@ -142,50 +141,51 @@ def test_a_pattern_of_an_untrusted_file_ends(base, tmp_path):
 def test_tensors_that_do_not_fit_are_named(base, tmp_path):
     module = "base_model.model.model.layers.1.mlp.down_proj"
 
-    def cut(found):
-        return found | {f"{module}.lora_B.weight": found[f"{module}.lora_B.weight"][:-1]}
+    def cut(tensors):
+        return tensors | {f"{module}.lora_B.weight": tensors[f"{module}.lora_B.weight"][:-1]}
 
     message = refused(base, change(base, tmp_path / "cut", tensors=cut))
-    assert (
-        f"{module}.lora_B.weight" in message and "model.layers.1.mlp.down_proj.weight is" in message
-    )
+    assert f"{module}.lora_B.weight" in message
+    assert "model.layers.1.mlp.down_proj.weight is" in message
     half = change(
         base,
         tmp_path / "half",
-        tensors=lambda found: {
-            name: part for name, part in found.items() if name != f"{module}.lora_A.weight"
+        tensors=lambda tensors: {
+            name: part for name, part in tensors.items() if name != f"{module}.lora_A.weight"
         },
     )
     assert "lora_b without its partner" in refused(base, half)
     ranks = change(
         base,
         tmp_path / "ranks",
-        tensors=lambda found: (
-            found | {f"{module}.lora_A.weight": found[f"{module}.lora_A.weight"][:-1]}
+        tensors=lambda tensors: (
+            tensors | {f"{module}.lora_A.weight": tensors[f"{module}.lora_A.weight"][:-1]}
         ),
     )
     assert "have ranks 7 and 8" in refused(base, ranks)
     other = change(
         base,
         tmp_path / "other",
-        tensors=lambda found: {
-            name.replace("layers.1.", "layers.7."): part for name, part in found.items()
+        tensors=lambda tensors: {
+            name.replace("layers.1.", "layers.7."): part for name, part in tensors.items()
         },
     )
     assert "the model has no 'model.layers.7." in refused(base, other)
     head = change(
         base,
         tmp_path / "head",
-        tensors=lambda found: {
+        tensors=lambda tensors: {
             name.replace("model.model.layers.1.mlp.down_proj", "model.model.embed_tokens"): part
-            for name, part in found.items()
+            for name, part in tensors.items()
         },
     )
     assert "adapters change projections of layers" in refused(base, head)
     extra = change(
         base,
         tmp_path / "extra",
-        tensors=lambda found: found | {f"{module}.lora_magnitude_vector": np.ones(4, np.float32)},
+        tensors=lambda tensors: (
+            tensors | {f"{module}.lora_magnitude_vector": np.ones(4, np.float32)}
+        ),
     )
     assert "lora_magnitude_vector' is not part of a LoRA pair" in refused(base, extra)
 
@@ -275,8 +275,8 @@ def test_fused_projections(tmp_path):
     from mlx_llama.core.backends.selection import select
 
     model = select("cpu").load(checkpoint, "float32", compile=False)
-    found = model.forward(tokens, 0, model.make_cache(16), all_positions=True)
-    np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
+    logits = model.forward(tokens, 0, model.make_cache(16), all_positions=True)
+    np.testing.assert_allclose(logits, wanted, atol=1e-4 * np.abs(wanted).max())
     merged = select("cpu").load(merge_adapter(checkpoint), "float32", compile=False)
-    found = merged.forward(tokens, 0, merged.make_cache(16), all_positions=True)
-    np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
+    logits = merged.forward(tokens, 0, merged.make_cache(16), all_positions=True)
+    np.testing.assert_allclose(logits, wanted, atol=1e-4 * np.abs(wanted).max())

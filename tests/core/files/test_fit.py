@@ -105,11 +105,8 @@ def test_a_missing_bias_names_the_config_field(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"attention_bias": True}))
     message = refusal(open_checkpoint, folder)
-    assert (
-        "self_attn.q_proj.bias" in message
-        and "attention_bias" in message
-        and "and 7 more" in message
-    )
+    assert "self_attn.q_proj.bias" in message and "attention_bias" in message
+    assert "and 7 more" in message
 
 
 def test_shapes_come_from_the_config(tmp_path):
@@ -132,10 +129,8 @@ def test_resolving_a_tied_head_gives_a_new_mapping(tmp_path):
     rewrite(folder, without("model.embed_tokens.weight"))
     config, weights, before = found_in(folder)
     resolved = resolve_tied(weights, config)
-    assert (
-        resolved["model.embed_tokens.weight"] == weights["lm_head.weight"]
-        and "lm_head.weight" not in resolved
-    )
+    assert resolved["model.embed_tokens.weight"] == weights["lm_head.weight"]
+    assert "lm_head.weight" not in resolved
     assert weights == before and resolve_tied(resolved, config) == resolved
     assert misfits(weights, config, folder) == [] and weights == before
 
@@ -152,11 +147,8 @@ def test_misfits_lists_every_kind_once_and_changes_nothing(tmp_path):
     rewrite(folder, lambda t: without(NORM)(t) | wrong)
     config, weights, before = found_in(folder)
     first, second = misfits(weights, config, folder), misfits(weights, config, folder)
-    assert (
-        isinstance(first, list)
-        and list(map(str, first)) == list(map(str, second))
-        and weights == before
-    )
+    assert isinstance(first, list) and list(map(str, first)) == list(map(str, second))
+    assert weights == before
     missing, extra, misshaped = map(str, first)
     assert f"tensor {NORM} [64] is missing" in missing and "tensor 'x' [1] is not part" in extra
     assert f"{ups[0]} has shape [1, 2]" in misshaped and "and 1 more" in misshaped

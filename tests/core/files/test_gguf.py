@@ -52,8 +52,8 @@ def theirs(path, **fields) -> LlamaForCausalLM:
     dequantised.
     """
     model = LlamaForCausalLM(TheirConfig(**config_fields(**fields))).eval()
-    found = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
-    missing, unexpected = model.load_state_dict(found, strict=False)
+    tensors = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}
     model.tie_weights()
     return model
@@ -135,11 +135,8 @@ def test_a_bias_that_only_some_projections_have_is_zero_in_the_others(tmp_path):
 def test_reordered_rows_are_read_only_copies_and_can_be_released(tmp_path):
     judge = make_gguf(tmp_path / "m.gguf", kinds="F16")
     tensor = open_checkpoint(tmp_path / "m.gguf").tensors["model.layers.1.self_attn.q_proj.weight"]
-    assert (
-        tensor.bits.dtype == np.float16
-        and not tensor.bits.flags.writeable
-        and tensor.nbytes == 64 * 64 * 2
-    )
+    assert tensor.bits.dtype == np.float16 and not tensor.bits.flags.writeable
+    assert tensor.nbytes == 64 * 64 * 2
     tensor.release()
     np.testing.assert_array_equal(tensor.float32(), judge[tensor.name])
 
@@ -148,10 +145,8 @@ def test_tokenizer_template_and_ends(tmp_path):
     folder = make_checkpoint(tmp_path / "m")
     make_gguf(tmp_path / "m.gguf")
     ours, original = open_checkpoint(tmp_path / "m.gguf"), open_checkpoint(folder)
-    assert (
-        ours.eos_token_ids == original.eos_token_ids
-        and ours.bos_token_id == original.bos_token_id == 1
-    )
+    assert ours.eos_token_ids == original.eos_token_ids
+    assert ours.bos_token_id == original.bos_token_id == 1
     text = "Once upon a time, ça va 42"
     assert ours.tokenizer.encode(text) == original.tokenizer.encode(text)
     messages = [{"role": "user", "content": "hi"}]
@@ -191,22 +186,10 @@ def test_config_is_the_originals(tmp_path):
     ours = config_of(tmp_path, **fields)
     original = LlamaConfig.from_dict(config_fields(**fields))
     for name in (
-        "architecture",
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "max_position_embeddings",
-        "rope",
-        "tie_word_embeddings",
-        "attention_bias",
-        "mlp_bias",
-        "sliding_window",
-        "dtype",
-    ):
+        "architecture vocab_size hidden_size intermediate_size num_hidden_layers "
+        "num_attention_heads num_key_value_heads head_dim max_position_embeddings rope "
+        "tie_word_embeddings attention_bias mlp_bias sliding_window dtype"
+    ).split():
         assert getattr(ours, name) == getattr(original, name), name
     assert np.float32(ours.rms_norm_eps) == np.float32(original.rms_norm_eps)
 
@@ -220,11 +203,8 @@ def test_one_number_per_layer_when_they_agree(tmp_path):
         writer.add_array("llama.feed_forward_length", [96, 96])
 
     config = config_of(tmp_path, edit)
-    assert (config.num_attention_heads, config.num_key_value_heads, config.intermediate_size) == (
-        4,
-        2,
-        96,
-    )
+    assert config.num_attention_heads == 4 and config.num_key_value_heads == 2
+    assert config.intermediate_size == 96
 
 
 def test_a_sliding_window(tmp_path):
@@ -291,99 +271,54 @@ def test_yarn_attn_factor_multiplies(tmp_path):
     assert factor == pytest.approx(0.5 * (0.1 * math.log(4) + 1))  # src/llama-context.cpp
 
 
-@pytest.mark.parametrize(
-    ("edit", "expected"),
-    [
-        (
-            put("general.architecture", "gemma", V.STRING),
-            "general.architecture is 'gemma', supported are",
-        ),
-        (put("general.architecture", [1, 2], V.ARRAY), "general.architecture is [1, 2]"),
-        (put("general.type", [1, 2], V.ARRAY), "general.type is [1, 2]"),
-        (put("llama.rope.scaling.type", [1, 2], V.ARRAY), "llama.rope.scaling.type is [1, 2]"),
-        (put("llama.attention.sliding_window", [1, 2], V.ARRAY), "the same number for all layers"),
-        (
-            put("llama.attention.causal", [True, False], V.ARRAY),
-            "llama.attention.causal is [True, False]",
-        ),
-        (
-            put("tokenizer.ggml.eos_token_id", [1, 999], V.ARRAY),
-            "tokenizer.ggml.eos_token_id is [1, 999]",
-        ),
-        (
-            put("tokenizer.ggml.bos_token_id", [1, 2], V.ARRAY),
-            "tokenizer.ggml.bos_token_id is [1, 2]",
-        ),
-        (put("general.type", "adapter", V.STRING), "general.type is 'adapter', expected 'model'"),
-        (put("llama.expert_count", 8, V.UINT32), "llama.expert_used_count is missing"),
-        (
-            put("llama.expert_shared_count", 1, V.UINT32),
-            "llama.expert_shared_count is 1, expected 0",
-        ),
-        (put("llama.attention.causal", False, V.BOOL), "llama.attention.causal is False"),
-        (put("llama.logit_scale", 0.5, V.FLOAT32), "llama.logit_scale is 0.5"),
-        (drop("llama.embedding_length"), "llama.embedding_length is missing"),
-        (
-            drop("llama.attention.layer_norm_rms_epsilon"),
-            "llama.attention.layer_norm_rms_epsilon is missing",
-        ),
-        (
-            put("llama.block_count", -1, V.INT32),
-            "llama.block_count is -1, expected a whole number from 1",
-        ),
-        (put("llama.block_count", 1 << 31, V.UINT32), "llama.block_count is 2147483648"),
-        (put("llama.block_count", "two", V.STRING), "llama.block_count is 'two'"),
-        (put("llama.block_count", 2.0, V.FLOAT32), "llama.block_count is 2.0"),
-        (put("llama.attention.head_count", [4, 2], V.ARRAY), "the same number for all layers"),
-        (
-            put("llama.attention.head_count", 6, V.UINT32),
-            "llama.embedding_length is 64, expected a multiple",
-        ),
-        (
-            put("llama.attention.head_count_kv", 3, V.UINT32),
-            "llama.attention.head_count_kv is 3, expected a divisor",
-        ),
-        (
-            put("llama.rope.dimension_count", 8, V.UINT32),
-            "llama.rope.dimension_count is 8, expected 16",
-        ),
-        (
-            put("llama.attention.value_length", 32, V.UINT32),
-            "llama.attention.value_length is 32, expected 16",
-        ),
-        (
-            put("llama.attention.key_length", 15, V.UINT32),
-            "llama.attention.key_length is 15, expected an even number",
-        ),
-        (
-            put("llama.attention.layer_norm_rms_epsilon", float("nan"), V.FLOAT32),
-            "layer_norm_rms_epsilon is nan",
-        ),
-        (put("llama.rope.freq_base", -1.0, V.FLOAT32), "llama.rope.freq_base is -1.0"),
-        (
-            put("llama.rope.scaling.type", "longrope", V.STRING),
-            "llama.rope.scaling.type is 'longrope'",
-        ),
-        (
-            put("llama.rope.scaling.factor", 0.5, V.FLOAT32),
-            "llama.rope.scaling.factor is 0.5, expected at least 1",
-        ),
-        (
-            put("llama.attention.sliding_window", "x", V.STRING),
-            "llama.attention.sliding_window is 'x'",
-        ),
-        (put("tokenizer.ggml.eos_token_id", 9999, V.UINT32), "tokenizer.ggml.eos_token_id is 9999"),
-        (
-            put("tokenizer.ggml.tokens", ["a"] * 400, V.ARRAY),
-            "tokens is 400 texts, expected at most 384",
-        ),
-        (put("tokenizer.ggml.tokens", 7, V.UINT32), "tokenizer.ggml.tokens is 7"),
-    ],
-)
-def test_metadata_that_is_wrong_is_named(edit, expected, tmp_path):
-    make_gguf(tmp_path / "m.gguf", edit=edit)
-    message = refusal(open_checkpoint, tmp_path / "m.gguf", kind=ConfigError)
-    assert expected in message and str(tmp_path / "m.gguf") in message
+HEADS, WINDOW = "llama.attention.head_count", "llama.attention.sliding_window"
+EPS, EOS = "llama.attention.layer_norm_rms_epsilon", "tokenizer.ggml.eos_token_id"
+SAME = "the same number for all layers"
+# (key, value, its type, message); "" for "is VALUE"; without a value the key is missing
+WRONG = [
+    ("general.architecture", "gemma", V.STRING, "is 'gemma', supported are"),
+    ("general.architecture", [1, 2], V.ARRAY, ""),
+    ("general.type", [1, 2], V.ARRAY, ""),
+    ("general.type", "adapter", V.STRING, "is 'adapter', expected 'model'"),
+    ("llama.rope.scaling.type", [1, 2], V.ARRAY, ""),
+    ("llama.rope.scaling.type", "longrope", V.STRING, ""),
+    ("llama.rope.scaling.factor", 0.5, V.FLOAT32, "is 0.5, expected at least 1"),
+    ("llama.rope.freq_base", -1.0, V.FLOAT32, ""),
+    ("llama.rope.dimension_count", 8, V.UINT32, "is 8, expected 16"),
+    (WINDOW, [1, 2], V.ARRAY, SAME),
+    (WINDOW, "x", V.STRING, ""),
+    ("llama.attention.causal", [True, False], V.ARRAY, ""),
+    ("llama.attention.causal", False, V.BOOL, ""),
+    ("llama.attention.value_length", 32, V.UINT32, "is 32, expected 16"),
+    ("llama.attention.key_length", 15, V.UINT32, "is 15, expected an even number"),
+    (HEADS, [4, 2], V.ARRAY, SAME),
+    (HEADS, 6, V.UINT32, "llama.embedding_length is 64, expected a multiple"),
+    (HEADS + "_kv", 3, V.UINT32, "is 3, expected a divisor"),
+    (EPS, None, None, "is missing"),
+    (EPS, float("nan"), V.FLOAT32, ""),
+    ("llama.expert_count", 8, V.UINT32, "llama.expert_used_count is missing"),
+    ("llama.expert_shared_count", 1, V.UINT32, "is 1, expected 0"),
+    ("llama.logit_scale", 0.5, V.FLOAT32, ""),
+    ("llama.embedding_length", None, None, "is missing"),
+    ("llama.block_count", -1, V.INT32, "is -1, expected a whole number from 1"),
+    ("llama.block_count", 1 << 31, V.UINT32, ""),
+    ("llama.block_count", "two", V.STRING, ""),
+    ("llama.block_count", 2.0, V.FLOAT32, ""),
+    (EOS, [1, 999], V.ARRAY, ""),
+    (EOS, 9999, V.UINT32, ""),
+    ("tokenizer.ggml.bos_token_id", [1, 2], V.ARRAY, ""),
+    ("tokenizer.ggml.tokens", ["a"] * 400, V.ARRAY, "is 400 texts, expected at most 384"),
+    ("tokenizer.ggml.tokens", 7, V.UINT32, ""),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "kind", "message"), WRONG, ids=lambda x: repr(x)[:40])
+def test_metadata_that_is_wrong_is_named(key, value, kind, message, tmp_path):
+    make_gguf(tmp_path / "m.gguf", edit=drop(key) if kind is None else put(key, value, kind))
+    text = refusal(open_checkpoint, tmp_path / "m.gguf", kind=ConfigError)
+    message = message or f"is {value!r}"
+    assert (f"{key} {message}" if message.startswith("is ") else message) in text
+    assert str(tmp_path / "m.gguf") in text
 
 
 @pytest.mark.parametrize(
@@ -555,18 +490,13 @@ def test_every_value_type_is_read_as_gguf_wrote_it(tmp_path):
     writer.close()
     metadata = GGUFFile(tmp_path / "m.gguf").metadata
     for kind, value in scalars.items():
-        assert metadata[f"x.{kind.name}"] == value and type(metadata[f"x.{kind.name}"]) is type(
-            value
-        )
+        assert metadata[f"x.{kind.name}"] == value
+        assert type(metadata[f"x.{kind.name}"]) is type(value)
     for name, value in arrays.items():
         assert list(metadata[f"x.{name}"]) == value and len(metadata[f"x.{name}"]) == len(value)
     texts = metadata["x.texts"]
-    assert (
-        texts[-1] == "é"
-        and texts[1:3] == ["", "🦙" * 100]
-        and "é" in texts
-        and texts.index("é") == 3
-    )
+    assert texts[-1] == "é" and texts[1:3] == ["", "🦙" * 100] and "é" in texts
+    assert texts.index("é") == 3
     with pytest.raises(IndexError):
         texts[4]
 
@@ -817,9 +747,8 @@ def test_text_that_is_not_utf8_in_an_array_is_named_when_it_is_read(tmp_path):
 
 def test_names_of_parts():
     assert part_names("m-00002-of-00003.gguf") == [f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
-    assert part_names("m.gguf") == ["m.gguf"] and part_names("m-00001-of-00000.gguf") == [
-        "m-00001-of-00000.gguf"
-    ]
+    assert part_names("m.gguf") == ["m.gguf"]
+    assert part_names("m-00001-of-00000.gguf") == ["m-00001-of-00000.gguf"]
 
 
 def test_split_files(tmp_path):

@@ -58,8 +58,8 @@ def test_ggufs_own_reader_finds_every_tensor(format, kinds, fields, tmp_path):
     source = make_checkpoint(tmp_path / "in", **fields)
     checkpoint = open_checkpoint(source)
     write_gguf(checkpoint, tmp_path / "out.gguf", format)
-    found = {tensor.name: tensor for tensor in GGUFReader(tmp_path / "out.gguf").tensors}
-    assert {tensor.tensor_type.name for tensor in found.values()} == kinds
+    tensors = {tensor.name: tensor for tensor in GGUFReader(tmp_path / "out.gguf").tensors}
+    assert {tensor.tensor_type.name for tensor in tensors.values()} == kinds
     names = {
         "embed_tokens": "token_embd",
         "lm_head": "output",
@@ -73,21 +73,21 @@ def test_ggufs_own_reader_finds_every_tensor(format, kinds, fields, tmp_path):
         "mlp.": "ffn_",
         "_proj": "",
     }
-    assert len(found) == len(checkpoint.tensors)
+    assert len(tensors) == len(checkpoint.tensors)
     for name, tensor in checkpoint.tensors.items():
         values, mapped = tensor.float32(), name
         for theirs, gguf_part in names.items():
             mapped = mapped.replace(theirs, gguf_part)
         for part, heads in (("q_proj", 4), ("k_proj", checkpoint.config.num_key_value_heads)):
             values = permuted(values, heads) if part in name else values
-        kind = found[mapped].tensor_type
+        kind = tensors[mapped].tensor_type
         assert (
             kind == GGMLQuantizationType.F32
             if values.ndim == 1
             else kind != GGMLQuantizationType.F32
         )
         wanted = dequantize(quantize(values, kind), kind)
-        assert np.array_equal(dequantize(found[mapped].data, kind), wanted), name
+        assert np.array_equal(dequantize(tensors[mapped].data, kind), wanted), name
 
 
 def test_our_own_reader_gives_the_same_model(tmp_path):
@@ -99,29 +99,20 @@ def test_our_own_reader_gives_the_same_model(tmp_path):
     write_gguf(before, tmp_path / "out.gguf", "Q8_0")
     after = open_checkpoint(tmp_path / "out.gguf")
     for field in (
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "rms_norm_eps",
-        "max_position_embeddings",
-        "rope",
-        "attention_bias",
-        "tie_word_embeddings",
-    ):
+        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
+        "num_key_value_heads head_dim rms_norm_eps max_position_embeddings rope attention_bias "
+        "tie_word_embeddings"
+    ).split():
         assert getattr(after.config, field) == getattr(before.config, field), field
     assert set(after.tensors) == set(before.tensors)
     for name, tensor in before.tensors.items():
-        values, found = tensor.float32(), after.tensors[name].float32()
+        values, written = tensor.float32(), after.tensors[name].float32()
         groups = (
             np.abs(values)
             .reshape(len(values), -1, 32 if values.ndim == 2 else 1)
             .max(-1, keepdims=True)
         )
-        error = np.abs(found - values).reshape(*groups.shape[:2], -1)
+        error = np.abs(written - values).reshape(*groups.shape[:2], -1)
         # half a step, and the scale as float16
         assert (error <= groups / 127 * 0.51 + groups * 2**-11).all(), name
     assert after.eos_token_ids == before.eos_token_ids and after.bos_token_id == before.bos_token_id
@@ -161,10 +152,11 @@ def test_rope_survives(name, tmp_path):
     source = make_checkpoint(tmp_path / "in", head_dim=64, **ROPES[name])
     before = open_checkpoint(source)
     write_gguf(before, tmp_path / "out.gguf")
-    (wanted, factor), (found, again) = (
-        inverse_frequencies(one.config) for one in (before, open_checkpoint(tmp_path / "out.gguf"))
+    (wanted, factor), (frequencies, again) = (
+        inverse_frequencies(checkpoint.config)
+        for checkpoint in (before, open_checkpoint(tmp_path / "out.gguf"))
     )
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    np.testing.assert_allclose(frequencies, wanted, rtol=1e-6)
     assert again == pytest.approx(factor, rel=1e-6)
 
 
@@ -234,10 +226,8 @@ def test_windows_that_llama_cpp_has_in_one_size_alone(tmp_path):
     source = open_checkpoint(make_checkpoint(tmp_path / "64", num_hidden_layers=64, **fields))
     write_gguf(source, tmp_path / "out.gguf", "F32")
     specs = open_checkpoint(tmp_path / "out.gguf").config.layers
-    assert specs == source.config.layers and {(spec.window, spec.rotates) for spec in specs} == {
-        (32, True),
-        (None, False),
-    }
+    assert specs == source.config.layers
+    assert {(spec.window, spec.rotates) for spec in specs} == {(32, True), (None, False)}
     other = open_checkpoint(make_checkpoint(tmp_path / "4", num_hidden_layers=4, **fields))
     with pytest.raises(
         ConfigError,
@@ -374,10 +364,8 @@ def test_a_padded_embedding_is_padded_in_the_vocabulary(tmp_path):
     write_gguf(open_checkpoint(source), tmp_path / "out.gguf")
     fields = gguf_fields(tmp_path / "out.gguf")
     assert len(fields["tokenizer.ggml.tokens"]) == len(fields["tokenizer.ggml.scores"]) == 400
-    assert (
-        fields["tokenizer.ggml.tokens"][399] == "[PAD399]"
-        and fields["tokenizer.ggml.token_type"][399] == 5
-    )
+    assert fields["tokenizer.ggml.tokens"][399] == "[PAD399]"
+    assert fields["tokenizer.ggml.token_type"][399] == 5
 
 
 def test_scores_out_of_merges_put_tokens_in_sentencepieces_order(tmp_path):
@@ -389,14 +377,14 @@ def test_scores_out_of_merges_put_tokens_in_sentencepieces_order(tmp_path):
     fields = gguf_fields(tmp_path / "out.gguf")
     sp = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model())
     merged = [
-        one
-        for one in range(384)
-        if len(sp.id_to_piece(one)) > 1
-        and not (sp.is_byte(one) or sp.is_control(one) or sp.is_unknown(one))
+        token
+        for token in range(384)
+        if len(sp.id_to_piece(token)) > 1
+        and not (sp.is_byte(token) or sp.is_control(token) or sp.is_unknown(token))
     ]
     assert len(merged) > 20
     scores = fields["tokenizer.ggml.scores"]
-    assert sorted(merged, key=sp.get_score) == sorted(merged, key=lambda one: scores[one])
+    assert sorted(merged, key=sp.get_score) == sorted(merged, key=lambda token: scores[token])
 
 
 @pytest.mark.parametrize(
@@ -568,7 +556,7 @@ def llama_cpp_model(path: Path):
         dict(),
         dict(tie_word_embeddings=True, attention_bias=True, num_key_value_heads=1),
         dict(mlp_bias=True, head_dim=32, hidden_size=48, num_attention_heads=6),
-        *(dict(head_dim=64, **one) for one in ROPES.values()),
+        *(dict(head_dim=64, **rope) for rope in ROPES.values()),
     ],
     ids=str,
 )

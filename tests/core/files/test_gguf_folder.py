@@ -33,10 +33,8 @@ def test_a_gguf_file_becomes_a_folder(gguf_source, tmp_path):
     # nothing is lost: 8 bits in groups of 32 have a Q8_0's codes and scales
     assert not written.notices
     after = open_checkpoint(tmp_path / "out")
-    assert (
-        after.config.rope.type == "llama3"
-        and after.config.rope.original_max_position_embeddings == 64
-    )
+    assert after.config.rope.type == "llama3"
+    assert after.config.rope.original_max_position_embeddings == 64
     theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in [*SENTENCES, "a\n\n b  c ", "Ünïcödé 🦙 12345"]:
         ids = before.tokenizer.encode(text, add_bos=True)
@@ -218,11 +216,11 @@ def test_a_family_becomes_a_folder_of_its_own_architecture(name, tmp_path):
     with torch.no_grad():
         expected = judge(torch.tensor([tokens])).logits[0].numpy()
     with mx.stream(mx.cpu):
-        found = np.array(
+        logits = np.array(
             mlx_lm.load(str(tmp_path / "out"))[0](mx.array([tokens])).astype(mx.float32)
         )[0]
     # the folder's weights have 8 bits
-    assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.9995
+    assert np.corrcoef(logits.ravel(), expected.ravel())[0, 1] > 0.9995
 
 
 def test_no_architecture_has_a_window_and_biases_of_the_mlp(tmp_path):

@@ -111,15 +111,14 @@ def test_llama_cpp_writes_the_same_file(model, format, tmp_path):
     # 1 where its compiler fused no multiply-adds
     assert min(equal) > 0.9, dict(zip(ours, equal, strict=True))
     fields = [GGUFReader(tmp_path / f"{name}.gguf").fields for name in ("ours", "theirs")]
-    assert len({one["general.file_type"].contents() for one in fields}) == 1
+    assert len({header["general.file_type"].contents() for header in fields}) == 1
 
 
 def test_rows_that_blocks_do_not_divide_are_named(tmp_path):
     checkpoint = open_checkpoint(make_checkpoint(tmp_path / "in", **MODELS["rows of 48 and 256"]))
     notices = write_gguf(checkpoint, tmp_path / "out.gguf", "Q4_K_M").notices
-    assert (
-        len(notices) == 1 and "kept at float16: blocks of 32 do not divide rows of 48" in notices[0]
-    )
+    assert len(notices) == 1
+    assert "kept at float16: blocks of 32 do not divide rows of 48" in notices[0]
     checkpoint = open_checkpoint(make_model(tmp_path / "phi3", **PHI, tokenizer="bytelevel"))
     notices = write_gguf(checkpoint, tmp_path / "phi3.gguf", "Q4_K_M").notices
     assert [notice.partition("kept at ")[2].partition(":")[0] for notice in notices] == [

@@ -140,11 +140,8 @@ def test_a_revision_is_a_branch_or_a_commit(cache):
 
 def test_a_model_outside_the_cache_is_refused_with_the_reason(cache):
     message = refusal("toy/absent")
-    assert (
-        "toy/absent" in message
-        and "not in the local cache" in message
-        and "HF_HUB_OFFLINE" in message
-    )
+    assert "toy/absent" in message and "not in the local cache" in message
+    assert "HF_HUB_OFFLINE" in message
     put_in_cache(cache)
     assert "toy/llama@v9" in refusal("toy/llama", "v9")
 
@@ -202,15 +199,10 @@ def test_one_gguf_file_of_a_hub_model(cache):
 def test_a_type_picks_a_file_of_the_hub(cache, monkeypatch, name, file):
     import huggingface_hub
 
-    files = [
-        "README.md",
-        "mmproj-m-F16.gguf",
-        "m-Q4_K_M.gguf",
-        "m-UD-Q4_K_M.gguf",
-        "m-UD-Q2_K.gguf",
-        "Q8_0/m-Q8_0-00002-of-00002.gguf",
-        "Q8_0/m-Q8_0-00001-of-00002.gguf",
-    ]
+    files = (
+        "README.md mmproj-m-F16.gguf m-Q4_K_M.gguf m-UD-Q4_K_M.gguf m-UD-Q2_K.gguf "
+        "Q8_0/m-Q8_0-00002-of-00002.gguf Q8_0/m-Q8_0-00001-of-00002.gguf"
+    ).split()
     info = SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in files])
     monkeypatch.setattr(huggingface_hub, "model_info", lambda model, revision=None: info)
     if file is not None:
@@ -239,10 +231,7 @@ def test_cached_models_are_listed_and_removed(cache, capsys):
     put_in_cache(cache)
     assert models.main([]) == 0
     listed = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in listed[:-1]] == [
-        "toy/llama",
-        "toy/llama-GGUF:m-Q8_0.gguf",
-    ]
+    assert [line.split()[0] for line in listed[:-1]] == ["toy/llama", "toy/llama-GGUF:m-Q8_0.gguf"]
     assert "runs, Q8_0" in listed[1] and listed[-1].startswith("2 models")
     before = scan_cache_dir(cache).size_on_disk
     models.main(["rm", "toy/llama-GGUF:Q8_0"])
@@ -418,26 +407,13 @@ def test_only_what_is_needed_is_asked_for(monkeypatch, tmp_path):
         huggingface_hub, "snapshot_download", lambda *a, **kw: asked.update(kw) or str(folder)
     )
     open_checkpoint("toy/llama")
-    files = [
-        "config.json",
-        "model.safetensors",
-        "model-00001-of-00002.safetensors",
-        "model.safetensors.index.json",
-        "tokenizer.model",
-        "tokenizer.json",
-        "chat_template.jinja",
-        "generation_config.json",
-        "README.md",
-        "LICENSE",
-        "pytorch_model.bin",
-        "consolidated.safetensors",
-        "original/consolidated.00.pth",
-        "original/tokenizer.model",
-        "onnx/model.safetensors",
-        "model.gguf",
-        "tf_model.h5",
-        "modeling_x.py",
-    ]
+    files = (
+        "config.json model.safetensors model-00001-of-00002.safetensors "
+        "model.safetensors.index.json tokenizer.model tokenizer.json chat_template.jinja "
+        "generation_config.json README.md LICENSE pytorch_model.bin consolidated.safetensors "
+        "original/consolidated.00.pth original/tokenizer.model onnx/model.safetensors model.gguf "
+        "tf_model.h5 modeling_x.py"
+    ).split()
     kept = list(
         filter_repo_objects(
             files, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"]

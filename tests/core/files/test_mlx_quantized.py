@@ -57,10 +57,10 @@ def make_quantised(
     make_checkpoint(folder, dtype=dtype, **fields)
     raw = config_fields(torch_dtype=dtype, quantization=field, quantization_config=field, **fields)
     (folder / "config.json").write_text(json.dumps(raw | (config or {})))
-    own, rng, tensors = packings(field), np.random.default_rng(0), {}
+    listed, rng, tensors = packings(field), np.random.default_rng(0), {}
     for name, values in random_tensors(config_fields(**fields)).items():
         module = name.removesuffix(".weight")
-        packing = own.get(module, unlisted)
+        packing = listed.get(module, unlisted)
         if values.ndim == 1 or not packing:
             tensors[name] = encode_tensor(values, dtype)
             continue
@@ -135,16 +135,16 @@ def test_settings_of_single_layers(tmp_path):
         "model.layers.1.mlp.up_proj": {"bits": 3},
     }
     opened = open_checkpoint(make_quantised(tmp_path / "m", field))
-    found = {
+    packings_read = {
         name.removesuffix(".weight"): (weight.bits, weight.group_size)
         for name, weight in opened.tensors.items()
         if isinstance(weight, MLXWeight)
     }
-    assert (found[QUERY], found[EMBEDDING], found[DOWN]) == ((8, 32), (6, 128), (4, 64))
-    assert found["model.layers.1.mlp.up_proj"] == (3, 64) and found[
-        "model.layers.0.mlp.up_proj"
-    ] == (4, 64)
-    assert HEAD not in found and isinstance(opened.tensors[HEAD + ".weight"], Tensor)
+    assert packings_read[QUERY] == (8, 32) and packings_read[EMBEDDING] == (6, 128)
+    assert packings_read[DOWN] == (4, 64)
+    assert packings_read["model.layers.1.mlp.up_proj"] == (3, 64)
+    assert packings_read["model.layers.0.mlp.up_proj"] == (4, 64)
+    assert HEAD not in packings_read and isinstance(opened.tensors[HEAD + ".weight"], Tensor)
 
 
 def test_a_matrix_without_scales_that_no_setting_names_is_not_quantised(tmp_path):
@@ -169,10 +169,8 @@ def test_a_tied_matrix_under_either_name(saved, tmp_path):
         tmp_path / "m", {"bits": 4, "group_size": 32}, change=rename, tie_word_embeddings=True
     )
     opened = open_checkpoint(folder)
-    assert (
-        isinstance(opened.tensors[EMBEDDING + ".weight"], MLXWeight)
-        and HEAD + ".weight" not in opened.tensors
-    )
+    assert isinstance(opened.tensors[EMBEDDING + ".weight"], MLXWeight)
+    assert HEAD + ".weight" not in opened.tensors
 
 
 def test_shards(tmp_path):
@@ -188,9 +186,10 @@ def test_shards(tmp_path):
         weight_map.setdefault(f"model-{i % 3}.safetensors", []).append(name)
     for file, names in weight_map.items():
         codes = {np.dtype("float16"): "F16", np.dtype("uint32"): "U32"}
-        own = {name: tensors[name] for name in names}
+        shard = {name: tensors[name] for name in names}
         write_safetensors(
-            folder / file, {name: (codes[x.dtype], x.shape, x.tobytes()) for name, x in own.items()}
+            folder / file,
+            {name: (codes[x.dtype], x.shape, x.tobytes()) for name, x in shard.items()},
         )
     index = {"weight_map": {name: file for file, names in weight_map.items() for name in names}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -283,11 +282,8 @@ def test_a_bad_setting_is_named(case):
 def test_other_quantisers_are_refused_by_name(other):
     raw = config_fields(quantization_config=other, **WIDE)
     message = refusal(LlamaConfig.from_dict, raw, kind=ConfigError)
-    assert (
-        "quantization_config" in message
-        and repr(other["quant_method"]) in message
-        and "mlx_lm.convert" in message
-    )
+    assert "quantization_config" in message and repr(other["quant_method"]) in message
+    assert "mlx_lm.convert" in message
 
 
 def test_another_quantiser_beside_mlx_lms_field_has_no_effect(tmp_path):
@@ -415,8 +411,5 @@ def test_quantised_tensors_without_settings(tmp_path):
         tmp_path / "m", GOOD, config={"quantization": None, "quantization_config": None}
     )
     message = refusal(open_checkpoint, folder)
-    assert (
-        ".scales" in message
-        and "not part of the model" in message
-        and "no field quantization" in message
-    )
+    assert ".scales" in message and "not part of the model" in message
+    assert "no field quantization" in message

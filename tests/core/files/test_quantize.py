@@ -91,9 +91,8 @@ def test_the_folder_is_mlx_lms(model, bits, group, tmp_path):
     index = "model.safetensors.index.json"
     mine, judge = (json.loads((tmp_path / name / index).read_text()) for name in ("out", "judge"))
     assert mine == judge and written.nbytes == judge["metadata"]["total_size"]
-    assert all("rows of 96" in notice for notice in written.notices) and len(written.notices) == (
-        group == 64
-    )
+    assert all("rows of 96" in notice for notice in written.notices)
+    assert len(written.notices) == (group == 64)
 
     llama, tokenizer = mlx_lm.load(str(tmp_path / "out"))
     assert mlx_lm.generate(llama, tokenizer, "Once upon", max_tokens=3) is not None
@@ -196,5 +195,5 @@ def test_an_affine_source_of_the_same_bits_is_copied(tmp_path):
     source = make_checkpoint(tmp_path / "in")
     for out, start in (("one", source), ("two", tmp_path / "one")):
         write_mlx(open_checkpoint(start), tmp_path / out, 4, 32)
-    one, two = (open_checkpoint(tmp_path / out).tensors for out in ("one", "two"))
-    assert all(np.array_equal(one[name].float32(), two[name].float32()) for name in one)
+    first, two = (open_checkpoint(tmp_path / out).tensors for out in ("one", "two"))
+    assert all(np.array_equal(first[name].float32(), two[name].float32()) for name in first)

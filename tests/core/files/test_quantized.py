@@ -39,11 +39,8 @@ def assert_same_bits(ours: np.ndarray, theirs: np.ndarray) -> None:
 def check_rows(weight: AffineWeight, rows: Rows, expected: np.ndarray) -> None:
     """Check shapes, dtypes and ranges of `Rows` against the weight's fields."""
     n, k = expected.shape
-    assert (
-        rows.codes.dtype == np.uint8
-        and rows.codes.shape == (n, k)
-        and rows.codes.flags.c_contiguous
-    )
+    assert rows.codes.dtype == np.uint8 and rows.codes.shape == (n, k)
+    assert rows.codes.flags.c_contiguous
     assert int(rows.codes.max()) < 1 << weight.bits
     assert rows.offset == weight.offset and (rows.offset == 0 or rows.offset in (4, 8, 16, 32, 128))
     groups = (n, k // weight.group_size)
@@ -87,9 +84,8 @@ def test_random_blocks(kind):
     blocks = random_blocks(kind, 40, 768, rng)
     weight = gguf_weight(kind, blocks)
     expected = dequantise(blocks, kind)
-    assert (
-        weight.shape == expected.shape and weight.nbytes == blocks.nbytes and weight.format == kind
-    )
+    assert weight.shape == expected.shape and weight.nbytes == blocks.nbytes
+    assert weight.format == kind
     assert_same_bits(weight.float32(), expected)
     check_rows(weight, weight.rows(0, 40), expected)
 

@@ -4,12 +4,11 @@ import json
 import mmap
 import os
 import struct
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from launching import run_python
 from making import make_checkpoint, refusal, write_safetensors
 from safetensors import SafetensorError, safe_open
 
@@ -134,9 +133,7 @@ def test_the_longest_header_takes_little_memory(header, tmp_path):
         "except CheckpointError:\n"
         "    print(peak_memory() - before)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=60
-    )
+    done = run_python("-c", script, path)
     assert int(done.stdout) < 200e6, done.stderr
 
 

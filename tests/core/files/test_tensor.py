@@ -38,16 +38,16 @@ def test_rounding_to_16_bits_is_torchs(dtype):
         np.float32
     )
     with np.errstate(all="raise"):
-        found = encode(values, dtype)
+        rounded = encode(values, dtype)
     expected = torch.from_numpy(values).to(getattr(torch, dtype))
     nan = np.isnan(values)
-    assert nan.sum() > 1000 and np.isinf(values).sum() == 2 and found.dtype == NUMBERS[dtype]
+    assert nan.sum() > 1000 and np.isinf(values).sum() == 2 and rounded.dtype == NUMBERS[dtype]
     np.testing.assert_array_equal(
-        found.view(np.uint16)[~nan], expected.view(torch.uint16).numpy()[~nan]
+        rounded.view(np.uint16)[~nan], expected.view(torch.uint16).numpy()[~nan]
     )
-    assert np.isnan(found[nan].astype(np.float32)).all()
+    assert np.isnan(rounded[nan].astype(np.float32)).all()
     if dtype == "bfloat16":
-        np.testing.assert_array_equal(to_bfloat16(values[~nan]), found.view(np.uint16)[~nan])
+        np.testing.assert_array_equal(to_bfloat16(values[~nan]), rounded.view(np.uint16)[~nan])
 
 
 @pytest.mark.parametrize("dtype", NUMBERS)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from launching import run_python
 from making import encode_tensor, make_checkpoint, random_tensors, write_safetensors
 
 from core.files.test_quantize import edit_config
@@ -167,11 +166,6 @@ open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
 write(large, out + "2")
 print(field("VmHWM") - before)
 """  # noqa: E501
-    done = subprocess.run(
-        [sys.executable, "-c", code, form, str(small), str(source), str(tmp_path / "out")],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = run_python("-c", code, form, small, source, tmp_path / "out", timeout=300)
     assert at > 370e6 and done.returncode == 0, done.stderr
     assert 0 < int(done.stdout) < 60e6

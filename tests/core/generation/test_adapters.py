@@ -38,8 +38,8 @@ def wanted(folders):
     """Tokens of a model without adapters, and of models with one."""
     base, adapters = folders
     return [
-        answer(load(base, backend="cpu", dtype="float32", adapters=one))
-        for one in (None, *adapters)
+        answer(load(base, backend="cpu", dtype="float32", adapters=adapter))
+        for adapter in (None, *adapters)
     ]
 
 
@@ -82,10 +82,10 @@ def test_requests_of_one_step_have_adapters_of_their_own(llm, wanted):
         1
     ]
     try:
-        found = [list(handle.finish().tokens) for handle in handles]
+        answers = [list(handle.finish().tokens) for handle in handles]
     finally:
         device.step = step
-    assert found == [wanted[2], wanted[0], wanted[1], wanted[2]] and max(widths) == 4
+    assert answers == [wanted[2], wanted[0], wanted[1], wanted[2]] and max(widths) == 4
 
 
 def test_a_prefix_is_reused_by_the_same_adapter_alone(folders):

@@ -64,23 +64,21 @@ def test_the_file_is_what_safetensors_reads(width, checkpoint, tmp_path):
     theirs = safetensors.numpy.load_file(path)
     assert theirs.keys() == {"tokens", "keys", "values"} and theirs["tokens"].dtype == np.int32
     assert theirs["tokens"].tolist() == state["tokens"].tolist()
-    found = header(path)
-    assert found["__metadata__"] == {
+    fields = header(path)
+    assert fields["__metadata__"] == {
         "format": "mlx_llama cache",
         "version": "1",
         "model": "toy",
         "hash": identity.hash,
         "width": width,
     }
-    assert found["keys"]["dtype"] == {"float32": "F32", "bfloat16": "BF16"}.get(width, "F16")
+    assert fields["keys"]["dtype"] == {"float32": "F32", "bfloat16": "BF16"}.get(width, "F16")
     back = read_cache(path, identity)
     for name in ("keys", "values"):
         rounded = state[name].astype(number)
         assert theirs[name].dtype == number and theirs[name].tobytes() == rounded.tobytes()
-        assert (
-            back[name].dtype == np.float32
-            and back[name].tobytes() == rounded.astype(np.float32).tobytes()
-        )
+        assert back[name].dtype == np.float32
+        assert back[name].tobytes() == rounded.astype(np.float32).tobytes()
     assert back["tokens"].dtype == np.int32 and back["tokens"].tolist() == state["tokens"].tolist()
 
 
@@ -210,23 +208,25 @@ def test_longrope_turns_keys_by_the_contexts_length(tmp_path):
         rope_scaling={"rope_type": "longrope", **factors},
     )
     made = {size: load(folder, backend="cpu", ctx_size=size) for size in (48, 64, 65, 128)}
-    for own, llm in made.items():
+    for context, llm in made.items():
         llm.generate("hello", max_tokens=2, temperature=0)
-        path = tmp_path / str(own)
+        path = tmp_path / str(context)
         llm.save_cache(path)
         for size, other in made.items():
-            if (size > 64) == (own > 64):
+            if (size > 64) == (context > 64):
                 assert other.load_cache(path)
             else:
                 text = refused(path, other.identify_cache())
-                assert f"load with `ctx_size` {'above' if own > 64 else 'of at most'} 64" in text
+                assert (
+                    f"load with `ctx_size` {'above' if context > 64 else 'of at most'} 64" in text
+                )
 
 
 def rewrite(path, metadata=None, **tensors):
     """Write the file again with other metadata or tensors (None: without), by the library."""
-    found, old = safetensors.numpy.load_file(path), header(path)["__metadata__"]
-    found = {name: array for name, array in (found | tensors).items() if array is not None}
-    safetensors.numpy.save_file(found, path, old | (metadata or {}))
+    arrays, old = safetensors.numpy.load_file(path), header(path)["__metadata__"]
+    arrays = {name: array for name, array in (arrays | tensors).items() if array is not None}
+    safetensors.numpy.save_file(arrays, path, old | (metadata or {}))
 
 
 def test_another_version_is_refused(saved):

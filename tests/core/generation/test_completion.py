@@ -50,12 +50,8 @@ def test_rates():
         waits=11,
         read_bytes=44,
     )
-    assert (done.prompt_tps, done.decode_tps, done.evaluations_per_token, done.bytes_per_token) == (
-        40.0,
-        5.0,
-        1.0,
-        4.0,
-    )
+    assert done.prompt_tps == 40.0 and done.decode_tps == 5.0 and done.evaluations_per_token == 1.0
+    assert done.bytes_per_token == 4.0
     empty = Completion()
     assert (
         empty.prompt_tps
@@ -134,8 +130,6 @@ def test_entries_join_to_the_text_before_any_stop_string(starts_text, llm):
 def test_html_is_the_text_escaped():
     done = Completion('<script>alert(1)</script>\n& "é"', [1, 2], "eos<b>")
     shown = done._repr_html_()
-    assert (
-        "&lt;script&gt;alert(1)&lt;/script&gt;\n&amp; &quot;é&quot;</div>" in shown
-        and "eos&lt;b&gt;" in shown
-    )
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;\n&amp; &quot;é&quot;</div>" in shown
+    assert "eos&lt;b&gt;" in shown
     assert "<script" not in shown and "<b>" not in shown and "pre-wrap" in shown

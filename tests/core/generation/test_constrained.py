@@ -92,10 +92,8 @@ def test_a_forced_stretch_is_one_step(runs_ahead):
     assert re.fullmatch("[ab]thisisforced[cd]andthis", done.text)
     # The row stays as a prefix, as far as it was computed.
     again = loop.submit(request([1, 2, 3, *done.tokens, 5], max_tokens=1)).finish()
-    assert (
-        again.reused_tokens == 3 + 13
-        and again.tokens == alone([1, 2, 3, *done.tokens, 5], max_tokens=1).tokens
-    )
+    assert again.reused_tokens == 3 + 13
+    assert again.tokens == alone([1, 2, 3, *done.tokens, 5], max_tokens=1).tokens
 
 
 def test_a_long_stretch_is_computed_in_chunks():
@@ -103,9 +101,8 @@ def test_a_long_stretch_is_computed_in_chunks():
     backend, loop = make()
     done = loop.submit(request([1], regex=text + "[ab]" + "c", max_tokens=900)).finish()
     assert done.text[:700] == text and done.text[700] in "ab" and done.text[701:] == "c"
-    assert backend.calls == [(1, 1), (1, 512), (1, 188)] and done.text == greedy(
-        [1], text + "[ab]c"
-    )
+    assert backend.calls == [(1, 1), (1, 512), (1, 188)]
+    assert done.text == greedy([1], text + "[ab]c")
 
 
 @pytest.mark.parametrize("limit", [1, 3, 8, 12, 13, 14])
@@ -164,13 +161,13 @@ def test_a_request_that_is_set_aside_goes_on_in_its_grammar(runs_ahead):
 
 def test_a_rule_that_cannot_be_enforced_is_refused_before_anything_is_queued():
     backend, loop = make()
-    for given, reason in (
+    for options, reason in (
         ({"regex": "(?=a)"}, "look-around"),
         ({"schema": {"not": {}}}, "Unimplemented"),
         ({"regex": "é"}, "no text"),
     ):
         with pytest.raises(OptionsError, match=f"cannot be enforced: .*{reason}"):
-            loop.submit(request([1], **given))
+            loop.submit(request([1], **options))
     with pytest.raises(OptionsError, match="cannot be enforced: .*unknown name"):
         loop.submit(request([1], rule=Rule("tools", "start: missing")))
     assert not loop.tick() and backend.positions == 0
@@ -184,15 +181,17 @@ def test_a_request_compiles_its_rule_once_and_never_beyond_its_time(prompt, toy,
     compiled, limits = [], []
     build, check_time = grammar.Grammars._build, grammar._check_time
     monkeypatch.setattr(
-        grammar.Grammars, "_build", lambda *given: (compiled.append(given[1]), build(*given))[1]
+        grammar.Grammars, "_build", lambda *args: (compiled.append(args[1]), build(*args))[1]
     )
     monkeypatch.setattr(
-        grammar, "_check_time", lambda *given: (limits.append(given[-1]), check_time(*given))
+        grammar, "_check_time", lambda *args: (limits.append(args[-1]), check_time(*args))
     )
     assert llm.generate(prompt, regex="[ab]{3}").text.strip() in {
-        "".join(one) for one in itertools.product("ab", repeat=3)
+        "".join(letters) for letters in itertools.product("ab", repeat=3)
     }
-    assert [one.text for one in compiled] == ["[ab]{3}"] and not limits  # the caller is trusted
+    assert [letters.text for letters in compiled] == [
+        "[ab]{3}"
+    ] and not limits  # the caller is trusted
     slow = {"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(1, 60)]}
     is_text = isinstance(prompt, str)
     for _ in range(2):
@@ -217,20 +216,20 @@ def test_a_grammar_that_grows_too_complex_ends_only_its_own_request(monkeypatch)
     good = loop.submit(request([2], regex="(once|twice)uponatime"))
     with pytest.raises(OptionsError, match="became too complex after [0-9]+ tokens"):
         bad.finish()
-    assert bad.completion.finish_reason == "error" and good.finish().text == greedy(
-        [2], "(once|twice)uponatime"
-    )
+    assert bad.completion.finish_reason == "error"
+    assert good.finish().text == greedy([2], "(once|twice)uponatime")
     check_rows(loop)
 
 
 def test_speculation_is_off_with_a_notice_where_it_was_asked_for():
-    for given in ({"regex": "abc[de]"}, {"logprobs": 1}):
+    for options in ({"regex": "abc[de]"}, {"logprobs": 1}):
         done = (
-            make()[1].submit(request([1, 2, 3], speculate="prompt", max_tokens=5, **given)).finish()
+            make()[1]
+            .submit(request([1, 2, 3], speculate="prompt", max_tokens=5, **options))
+            .finish()
         )
-        assert done.options["speculate"] == "none" and any(
-            "no speculation" in notice for notice in done.notices
-        )
+        assert done.options["speculate"] == "none"
+        assert any("no speculation" in notice for notice in done.notices)
     assert make()[1].submit(request([1], regex="abc[de]")).finish().notices == []
 
 
@@ -247,14 +246,14 @@ def test_log_probabilities_are_of_the_models_own_logits():
     """
     for runs_ahead in (False, True):
         backend, loop = make(runs_ahead)
-        given = {
+        options = {
             "logit_bias": {3: 5.0},
             "temperature": 0.7,
             "presence_penalty": 1.5,
             "regex": "[a-z]{2}for[a-z]",
         }
-        done = loop.submit(request([1, 2], logprobs=3, **given)).finish()
-        assert backend.events.count("read") == 6 and done.tokens == alone([1, 2], **given).tokens
+        done = loop.submit(request([1, 2], logprobs=3, **options)).finish()
+        assert backend.events.count("read") == 6 and done.tokens == alone([1, 2], **options).tokens
         model, text = loop.engine.model, [1, 2]
         for token in done.tokens:
             expected = log_softmax(
@@ -291,9 +290,9 @@ def test_a_pydantic_model_is_parsed(llm):
         llm.generate("x", schema=Person, max_tokens=400, temperature=1.0, seed=seed, logit_bias={})
         for seed in range(6)
     ]
-    parsed = [one.parsed for one in people if one.finish_reason == "eos"]
-    assert parsed and all(isinstance(one, Person) for one in parsed)
-    assert all(one.text[:10] == '{"name": "' for one in people)
+    parsed = [answer.parsed for answer in people if answer.finish_reason == "eos"]
+    assert parsed and all(isinstance(answer, Person) for answer in parsed)
+    assert all(answer.text[:10] == '{"name": "' for answer in people)
     assert "schema" in people[0].receipt()["options"] and json.dumps(people[0].receipt())
 
 
@@ -305,11 +304,8 @@ def test_a_conversation_may_have_a_schema_which_its_file_keeps(llm, tmp_path):
     )
     chat.save(tmp_path / "session.json")
     again = llm.chat()
-    assert again.load(tmp_path / "session.json") == [] and again.send("another?").parsed in (
-        "red",
-        "green",
-        "dark blue",
-    )
+    assert again.load(tmp_path / "session.json") == []
+    assert again.send("another?").parsed in ("red", "green", "dark blue")
     with pytest.raises(OptionsError, match="cannot be enforced"):
         llm.chat(regex="(?=a)")
     with pytest.raises(OptionsError, match="schema is given too"):
@@ -326,11 +322,8 @@ def test_the_cpu_backends_log_probabilities_are_torchs(llm):
             np.sort(values)[::-1][:5], abs=1e-4
         )
     plain = llm.generate(prompt, max_tokens=6, temperature=0.8, seed=2, top_k=5)
-    assert (
-        plain.tokens == done.tokens
-        and plain.tokens[0].logprobs is None
-        and plain.read_bytes == 4 * len(plain.tokens)
-    )
+    assert plain.tokens == done.tokens and plain.tokens[0].logprobs is None
+    assert plain.read_bytes == 4 * len(plain.tokens)
     alone_, beside = (
         llm.batch([prompt, *others], max_tokens=6, logprobs=5, seed=2)[0]
         for others in ([], ["a", "The"])
@@ -346,18 +339,22 @@ def test_every_backend_keeps_to_the_grammar_and_gives_the_cpus_answer(backend, t
         toy, backend=backend.name, device="cpu" if backend.name != "cpu" else None, dtype="float32"
     )
     prompts = ["Once", "The llama", "x"]
-    for given in (
+    for options in (
         {"schema": Person, "temperature": 1.0, "seed": 4, "max_tokens": 60},
         {"regex": "(Hello|World)[a-z ]{1,20}[.]"},
         {"logprobs": 3, "max_tokens": 8, "temperature": 0.7, "seed": 1},
     ):
-        found, wanted = other.batch(prompts, **given), llm.batch(prompts, **given)
-        assert [one.tokens for one in found] == [one.tokens for one in wanted]
-        assert [one.finish_reason for one in found] == [one.finish_reason for one in wanted]
-        for ours, judge in zip(found, wanted):
+        answers, wanted = other.batch(prompts, **options), llm.batch(prompts, **options)
+        assert [answer.tokens for answer in answers] == [answer.tokens for answer in wanted]
+        assert [answer.finish_reason for answer in answers] == [
+            answer.finish_reason for answer in wanted
+        ]
+        for ours, judge in zip(answers, wanted):
             for token, same in zip(ours.tokens, judge.tokens):
                 assert (
-                    (token.logprobs is None) == (same.logprobs is None) == ("logprobs" not in given)
+                    (token.logprobs is None)
+                    == (same.logprobs is None)
+                    == ("logprobs" not in options)
                 )
                 if token.logprobs:
                     assert token.logprobs.logprob == pytest.approx(same.logprobs.logprob, abs=1e-3)

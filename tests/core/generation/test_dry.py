@@ -56,8 +56,8 @@ def test_penalties_are_those_of_the_description(heads, allowed, window):
     for trial in range(60):
         tokens = random.integers(0, 2 + trial % 5, random.integers(1, 60)).tolist()
         wanted = describe(tokens, o, heads)
-        found = Dry(o, heads, tokens).penalties()
-        assert found == pytest.approx(wanted, rel=1e-5), tokens
+        penalties = Dry(o, heads, tokens).penalties()
+        assert penalties == pytest.approx(wanted, rel=1e-5), tokens
 
 
 def test_a_penalty_stays_finite_and_reads_the_growing_text():

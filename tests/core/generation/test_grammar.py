@@ -51,9 +51,9 @@ def toy_grammars(request, tmp_path_factory):
 
 
 def rule(**options) -> Rule:
-    found = Rule.of(resolve(options).options)
-    assert found is not None
-    return found
+    built = Rule.of(resolve(options).options)
+    assert built is not None
+    return built
 
 
 def allowed(constraint: Constraint, grammars: Grammars) -> np.ndarray:
@@ -242,8 +242,8 @@ def test_a_choice_and_both_kinds_of_grammars_say_the_same(toy_grammars):
     gbnf = 'root ::= "red" | "dark " colour | "a \\"quote\\"\\n" | " é"\ncolour ::= "red"'
     source = random.Random(3)
     for wanted in (choice(texts), gbnf):
-        found = {walk(toy_grammars, rule(grammar=wanted), source) for _ in range(40)}
-        assert found == set(texts)
+        written = {walk(toy_grammars, rule(grammar=wanted), source) for _ in range(40)}
+        assert written == set(texts)
 
 
 def test_json_is_written_as_json_dumps_does(llama):
@@ -258,10 +258,10 @@ def test_json_is_written_as_json_dumps_does(llama):
 
 
 def test_any_object_parses(llama):
-    found = [
+    written = [
         walk(llama, Rule("schema", '{"type": "object"}'), random.Random(seed)) for seed in range(40)
     ]
-    ended = [json.loads(text) for text in found if text is not None]
+    ended = [json.loads(text) for text in written if text is not None]
     assert len(ended) > 10 and all(isinstance(value, dict) for value in ended)
 
 
@@ -313,10 +313,10 @@ def test_a_grammar_may_name_special_tokens(toy_grammars):
         rule(grammar=f'start: <[{token}]> | "b" "c"?'), starts_text=False
     )
     texts = toy_grammars.tokenizer.token_bytes()
-    ids = [int(one) for one in allowed(constraint, toy_grammars)]
+    ids = [int(token_id) for token_id in allowed(constraint, toy_grammars)]
     assert (
         token in ids
-        and {texts[one] for one in ids if one != token} <= {b"b", b"bc"}
+        and {texts[token_id] for token_id in ids if token_id != token} <= {b"b", b"bc"}
         and len(ids) > 1
     ), name
 
@@ -395,10 +395,7 @@ def test_a_rule_that_cannot_be_enforced_is_refused_with_reason_and_remedy(option
         ({"regex": "x" * 9000}, "1 to 8192 characters, not 9000"),
         ({"grammar": "x" * 17000}, "1 to 16384 characters"),
         ({"regex": 5}, "string"),
-        (
-            {"schema": {}, "regex": "a"},
-            "the only constraint on the answer: schema is given too",
-        ),
+        ({"schema": {}, "regex": "a"}, "the only constraint on the answer: schema is given too"),
         ({"regex": "a", "grammar": "b"}, "regex is given too"),
         ({"schema": {}, "grammar": "b"}, "schema is given too"),
     ],

@@ -86,9 +86,8 @@ def test_processors_with_prefixes_grammars_and_logprobs(llm):
             np.arange(logits.shape[1])[None] == 9, np.float32(0), -np.inf
         )
     )
-    assert set(chat.send("hi", max_tokens=3).tokens) == {9} and set(
-        chat.send("and?", max_tokens=3).tokens
-    ) == {9}
+    assert set(chat.send("hi", max_tokens=3).tokens) == {9}
+    assert set(chat.send("and?", max_tokens=3).tokens) == {9}
     assert set(
         chat.send(
             "now?",
@@ -98,7 +97,7 @@ def test_processors_with_prefixes_grammars_and_logprobs(llm):
             ),
         ).tokens
     ) == {8}
-    with pytest.raises(NumericalError, match="forbade every token"):
+    with pytest.raises(NumericalError, match="masked every token"):
         llm.generate(PROMPT, logits_processor=lambda tokens, logits: logits - np.inf)
 
 
@@ -119,7 +118,7 @@ def test_a_result_of_another_shape_ends_the_request(returned, message, llm):
 
 
 def test_an_exception_of_a_hook_is_the_callers(llm):
-    def fail(*given):
+    def fail(*args):
         raise ZeroDivisionError("mine")
 
     for hook in ({"logits_processor": fail}, {"on_progress": fail}):
@@ -129,13 +128,13 @@ def test_an_exception_of_a_hook_is_the_callers(llm):
 
 
 @pytest.mark.parametrize(
-    "given", [{"logits_processor": 5}, {"logits_processor": ["x"]}, {"on_progress": True}]
+    "hooks", [{"logits_processor": 5}, {"logits_processor": ["x"]}, {"on_progress": True}]
 )
-def test_hooks_are_functions(given, llm):
+def test_hooks_are_functions(hooks, llm):
     with pytest.raises(OptionsError, match="is not a function"):
-        llm.stream(PROMPT, **given)
+        llm.stream(PROMPT, **hooks)
     with pytest.raises(OptionsError, match="is not a function"):
-        llm.chat(**given)
+        llm.chat(**hooks)
 
 
 def test_the_name_of_mlx_lm_is_told_ours(llm):
@@ -166,15 +165,14 @@ def test_a_row_with_a_processor_delays_itself_alone(runs_ahead):
     backend, loop = make(runs_ahead, eos=())
     others = [loop.submit(request([7 + i, 8], max_tokens=30, temperature=0.5)) for i in range(3)]
     odd = loop.submit(request(TEXT, max_tokens=12, hooks=Hooks((turn,))))
-    found = [one.finish() for one in (*others, odd)]
-    for i, one in enumerate(found[:3]):
-        assert (
-            one.tokens == alone([7 + i, 8], eos=(), max_tokens=30, temperature=0.5).tokens
-            and one.waits == 30
-        )
-    assert found[3].tokens == alone(TEXT, eos=(), max_tokens=12, hooks=Hooks((turn,))).tokens
-    assert found[3].tokens != alone(TEXT, eos=(), max_tokens=12).tokens
-    assert (found[3].waits, found[3].launches) == (24, 12) and backend.events.count("logits") == 12
+    answers = [answer.finish() for answer in (*others, odd)]
+    for i, answer in enumerate(answers[:3]):
+        assert answer.tokens == alone([7 + i, 8], eos=(), max_tokens=30, temperature=0.5).tokens
+        assert answer.waits == 30
+    assert answers[3].tokens == alone(TEXT, eos=(), max_tokens=12, hooks=Hooks((turn,))).tokens
+    assert answers[3].tokens != alone(TEXT, eos=(), max_tokens=12).tokens
+    assert (answers[3].waits, answers[3].launches) == (24, 12)
+    assert backend.events.count("logits") == 12
     check_rows(loop)
 
 

@@ -23,7 +23,7 @@ def jobs_of(*lines, **options) -> list[Job]:
 
 def test_lines():
     messages = [{"role": "system", "content": "brief"}, {"role": "user", "content": "hi"}]
-    found = jobs_of(
+    jobs = jobs_of(
         {"prompt": "a", "id": "x"},
         "",
         {"messages": messages, "temperature": 0.5, "seed": 3},
@@ -32,19 +32,14 @@ def test_lines():
         max_tokens=9,
         seed=1,
     )
-    assert [(job.index, job.id, job.prompt) for job in found] == [
+    assert [(job.index, job.id, job.prompt) for job in jobs] == [
         (0, "x", "a"),
         (1, None, messages),
         (2, 7, ""),
     ]
-    assert found[0].options == {"max_tokens": 9, "seed": 1}
-    assert found[1].options == {"max_tokens": 9, "seed": 3, "temperature": 0.5}
-    assert found[2].options == {
-        "max_tokens": 9,
-        "seed": 1,
-        "stop": ["\n"],
-        "logit_bias": {"5": 1.5},
-    }
+    assert jobs[0].options == {"max_tokens": 9, "seed": 1}
+    assert jobs[1].options == {"max_tokens": 9, "seed": 3, "temperature": 0.5}
+    assert jobs[2].options == {"max_tokens": 9, "seed": 1, "stop": ["\n"], "logit_bias": {"5": 1.5}}
     # only \n ends a line
     assert len(parse_jobs('{"prompt": "ä\u2028b"}\r\n{"prompt": "b"}', "in", {}, "m")) == 2
 
@@ -166,9 +161,9 @@ def test_results_are_written_as_they_finish(tmp_path):
     jobs = jobs_of(*({"prompt": name, "id": f"id {name}"} for name in "abcdef"), {"prompt": "g"})
     served, seen = Served(lambda prompt: {"a": 5}.get(prompt, 1)), []
     results = go(tmp_path / "out", jobs, served, most=3, advance=seen.append)
-    found = lines(tmp_path / "out")
-    assert [line["index"] for line in found] == [1, 2, 3, 4, 5, 6, 0] and served.most == 3
-    assert found[0] == {
+    written = lines(tmp_path / "out")
+    assert [line["index"] for line in written] == [1, 2, 3, 4, 5, 6, 0] and served.most == 3
+    assert written[0] == {
         "index": 1,
         "id": "id b",
         "text": "B",
@@ -179,7 +174,7 @@ def test_results_are_written_as_they_finish(tmp_path):
         "seed": 7,
         "request": jobs[1].digest,
     }
-    assert "id" not in found[5] and seen == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert "id" not in written[5] and seen == [0, 1, 2, 3, 4, 5, 6, 7]
     assert (results.failed, results.tokens) == (0, 21)
     assert not served.active
 
@@ -202,10 +197,10 @@ def test_an_error_is_the_line_of_its_request(tmp_path):
         errors={"b": RuntimeError("boom")}, refused={"c": ContextError("`ctx_size` 5: too small")}
     )
     results = go(tmp_path / "out", jobs, served)
-    found = {line["index"]: line for line in lines(tmp_path / "out")}
-    assert found[1] == {"index": 1, "error": "RuntimeError: boom", "request": jobs[1].digest}
-    assert found[2] == {"index": 2, "error": "ctx_size 5: too small", "request": jobs[2].digest}
-    assert found[0]["text"] == "A" and found[3]["text"] == "D" and results.failed == 2
+    written = {line["index"]: line for line in lines(tmp_path / "out")}
+    assert written[1] == {"index": 1, "error": "RuntimeError: boom", "request": jobs[1].digest}
+    assert written[2] == {"index": 2, "error": "ctx_size 5: too small", "request": jobs[2].digest}
+    assert written[0]["text"] == "A" and written[3]["text"] == "D" and results.failed == 2
 
 
 def test_only_missing_results_are_computed(tmp_path):

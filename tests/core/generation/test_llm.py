@@ -112,13 +112,13 @@ def test_logits_are_those_of_transformers(toy, llm):
 
 
 def test_errors_name_the_parameters_of_load(toy):
-    for given, message in (
+    for chosen, message in (
         ({"threads": 0}, "^`threads` 0: must be"),
         ({"dtype": "int8"}, "^`dtype` 'int8' is not"),
         ({"activation_bits": 8, "dtype": "float32"}, "^`activation_bits` 8 and `dtype='float32'`"),
     ):
         with pytest.raises(BackendError, match=message):
-            load(toy, backend="cpu", **given)
+            load(toy, backend="cpu", **chosen)
 
 
 def test_a_repr_is_one_short_line(llm):
@@ -168,7 +168,7 @@ def test_a_model_without_a_template_continues_texts_and_refuses_questions(tmp_pa
 
 def test_options_of_a_request_are_checked_once(llm, monkeypatch):
     chat, calls, check = llm.chat(), [], options.validate
-    monkeypatch.setattr(options, "validate", lambda *given: calls.append(given) or check(*given))
+    monkeypatch.setattr(options, "validate", lambda *args: calls.append(args) or check(*args))
     for ask in (
         lambda: llm.generate("hi", max_tokens=1),
         lambda: chat.send("hi", max_tokens=1),
@@ -186,8 +186,8 @@ def test_stop_tokens_end_an_answer_without_their_text(llm):
     whole = llm.generate("Once", max_tokens=12)
     token = whole.tokens[6]
     cut = whole.tokens.index(token)
-    for given in ([int(token)], int(token), np.array([int(token)]), f"383,{int(token)}"):
-        done = llm.generate("Once", max_tokens=12, stop_token_ids=given)
+    for stop_ids in ([int(token)], int(token), np.array([int(token)]), f"383,{int(token)}"):
+        done = llm.generate("Once", max_tokens=12, stop_token_ids=stop_ids)
         assert (done.finish_reason, done.stop) == ("stop", int(token))
         assert done.tokens == whole.tokens[: cut + 1] and whole.text.startswith(done.text)
         assert llm.generate("Once", max_tokens=cut).text.startswith(done.text.rstrip("\ufffd"))
@@ -262,10 +262,8 @@ def test_numbers_that_are_not_finite_are_one_error(name, change, options, backen
             "infinite.*`dtype='float32'`",
         ):
             stream.finish()
-        assert (stream.completion.waits, stream.completion.finish_reason) == (
-            1,
-            "error",
-        ) and not stream.completion.tokens
+        assert stream.completion.waits == 1 and stream.completion.finish_reason == "error"
+        assert not stream.completion.tokens
     for done in broken.batch([[1, 5], [1, 6, 7]], max_tokens=3, **options):
         assert done.finish_reason == "error" and "not finite" in done.error and done.launches <= 2
 

@@ -59,9 +59,8 @@ def rendered(llm, session, question):
 def test_the_second_turn_reuses_the_common_prefix(llm):
     chat = llm.chat(system="be kind", max_tokens=12)
     first = chat.send("hello")
-    assert first.reused_tokens == 0 and first.prompt_tokens == len(
-        rendered(llm, llm.chat(system="be kind"), "hello")
-    )
+    assert first.reused_tokens == 0
+    assert first.prompt_tokens == len(rendered(llm, llm.chat(system="be kind"), "hello"))
     cached = chat.cached_tokens
     prompt = rendered(llm, chat, "and then?")
     common = next(
@@ -169,10 +168,8 @@ def test_leaving_after_any_piece_leaves_a_session_that_goes_on(steps, llm):
     stream.close()
     if steps:
         assert chat.messages[-1]["content"] == stream.completion.text
-        assert (
-            stream.completion.text.startswith(shown)
-            and stream.completion.finish_reason == "interrupted"
-        )
+        assert stream.completion.text.startswith(shown)
+        assert stream.completion.finish_reason == "interrupted"
     else:
         assert chat.messages == messages
     check_consistency(chat)
@@ -245,9 +242,8 @@ def test_an_answer_that_goes_on_is_the_one_that_was_never_cut(options, llm):
         {"role": "user", "content": "hello"},
         {"role": "assistant", "content": whole.text},
     ]
-    assert (
-        completion.text == whole.text and completion.reused_tokens >= completion.prompt_tokens - 1
-    )
+    assert completion.text == whole.text
+    assert completion.reused_tokens >= completion.prompt_tokens - 1
     check_consistency(chat)
 
 
@@ -262,9 +258,8 @@ def test_an_answer_goes_on_in_a_full_context(llm):
     text = chat.messages[-1]["content"]
     completion = chat.resume().finish()
     assert chat.dropped > 0 and "no longer seen by the model" in completion.notices[0]
-    assert (
-        chat.messages[-1]["content"].startswith(text.rstrip("\ufffd")) and len(chat.messages) == 6
-    )
+    assert chat.messages[-1]["content"].startswith(text.rstrip("\ufffd"))
+    assert len(chat.messages) == 6
     with pytest.raises(ContextError, match="holds 512"):  # in time the answer alone is too long
         for _ in range(10):
             chat.resume().finish()
@@ -298,15 +293,12 @@ def test_undo_and_edit(llm):
     first = list(chat.messages)
     chat.send("again")
     chat.edit("other").finish()
-    assert (
-        chat.messages[:2] == first
-        and chat.messages[2]["content"] == "other"
-        and len(chat.messages) == 4
-    )
+    assert chat.messages[:2] == first and chat.messages[2]["content"] == "other"
+    assert len(chat.messages) == 4
     stream = chat.edit("never begun")
     stream.close()
     assert chat.undo()[0] == {"role": "user", "content": "other"} and chat.messages == first
-    with pytest.raises(SessionError, match="went on before this answer was begun"):
+    with pytest.raises(SessionError, match="moved on before this answer started"):
         stream = chat.edit("third")
         chat.undo()
         next(stream)
@@ -448,30 +440,30 @@ def test_a_repr_is_one_short_line(llm):
 
 def on_threads(count, call):
     """Call `call(i)` on as many threads; returns results and exceptions."""
-    found = [None] * count
+    results = [None] * count
 
     def run(i):
         try:
-            found[i] = call(i)
+            results[i] = call(i)
         except BaseException as error:
-            found[i] = error
+            results[i] = error
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    return found
+    return results
 
 
 def test_threads_that_send_have_their_turn(llm):
     chat = llm.chat(max_tokens=6, temperature=1.0, seed=2)
-    found = on_threads(4, lambda i: chat.send(f"question {i}"))
-    assert all(done.finish_reason in ("length", "eos") for done in found)
+    answers = on_threads(4, lambda i: chat.send(f"question {i}"))
+    assert all(done.finish_reason in ("length", "eos") for done in answers)
     asked = [message["content"] for message in chat.messages[::2]]
     assert sorted(asked) == [f"question {i}" for i in range(4)]
     assert [message["content"] for message in chat.messages[1::2]] == [
-        found[int(text[-1])].text for text in asked
+        answers[int(text[-1])].text for text in asked
     ]
     check_consistency(chat)
     prompt = rendered(llm, chat, "next")
@@ -491,9 +483,8 @@ def test_another_thread_may_close_an_answer_but_not_ask(llm):
         lambda i: chat.regenerate(),
     ):
         (refused,) = on_threads(1, act)
-        assert isinstance(refused, SessionError) and "another thread is reading an answer" in str(
-            refused
-        )
+        assert isinstance(refused, SessionError)
+        assert "another thread is reading an answer" in str(refused)
     assert on_threads(1, lambda i: stream.close()) == [None]
     assert chat.messages[1]["content"] == stream.completion.text and list(stream) == []
     assert chat.send("two", max_tokens=3).tokens
@@ -506,7 +497,7 @@ def test_threads_that_use_one_session_in_every_way_get_a_session_error_at_most(l
     chat.save(tmp_path / "chat.json")
 
     def act(i):
-        found = []
+        errors = []
         for turn in range(6):
             kind = (i + turn) % 6
             try:
@@ -523,11 +514,11 @@ def test_threads_that_use_one_session_in_every_way_get_a_session_error_at_most(l
                 else:
                     chat.load(tmp_path / "chat.json")
             except SessionError as error:
-                found.append(error)
-        return len(found)
+                errors.append(error)
+        return len(errors)
 
-    found = on_threads(6, act)
-    assert all(isinstance(one, int) for one in found), found
+    errors = on_threads(6, act)
+    assert all(isinstance(item, int) for item in errors), errors
     check_consistency(chat)
     assert chat.send("last").tokens
 
@@ -571,10 +562,8 @@ def test_functions_are_called_and_the_conversation_keeps_it(name, tmp_path):
     chat = llm.chat(system="be kind", tools=[add, time], max_tokens=200)
     with Script(llm, calls, "It is 3 at noon.", "You are welcome.") as script:
         stream = chat.stream("1 + 2, and the time?")
-        assert (
-            "".join(stream) == "It is 3 at noon." == stream.completion.text
-            and stream.completion.finish_reason == "eos"
-        )
+        assert "".join(stream) == "It is 3 at noon." == stream.completion.text
+        assert stream.completion.finish_reason == "eos"
         assert [message["role"] for message in chat.messages] == [
             "user",
             "assistant",
@@ -584,7 +573,7 @@ def test_functions_are_called_and_the_conversation_keeps_it(name, tmp_path):
         ]
         made = chat.messages[1]["tool_calls"]
         assert [call["function"]["name"] for call in made] == ["add", "time"]
-        assert [(one["content"], one["tool_call_id"]) for one in chat.messages[2:4]] == [
+        assert [(item["content"], item["tool_call_id"]) for item in chat.messages[2:4]] == [
             ("3", made[0]["id"]),
             ("noon", made[1]["id"]),
         ]
@@ -592,12 +581,10 @@ def test_functions_are_called_and_the_conversation_keeps_it(name, tmp_path):
     check_consistency(chat)
     # The descriptions of the tools at least; Mistral's template moves them to the last question.
     assert done.reused_tokens > 150 or name == "mistral-nemo"
-    assert "Add two numbers." in script.prompts[0] and script.prompts[1].rindex(
-        "noon"
-    ) > script.prompts[1].rindex('"a": 1')
-    assert "It is 3 at noon." in script.prompts[2] and script.prompts[2].index(
-        "noon"
-    ) < script.prompts[2].index("It is 3")
+    assert "Add two numbers." in script.prompts[0]
+    assert script.prompts[1].rindex("noon") > script.prompts[1].rindex('"a": 1')
+    assert "It is 3 at noon." in script.prompts[2]
+    assert script.prompts[2].index("noon") < script.prompts[2].index("It is 3")
     chat.save(tmp_path / "s.json")
     other = llm.chat()
     assert other.load(tmp_path / "s.json") == [] and other.messages == chat.messages
@@ -617,14 +604,10 @@ def test_a_turn_with_calls_is_regenerated_and_dropped_as_one(caller):
             chat.send(long * 8)
         assert chat.send("thanks").text == "Done." and chat.dropped == 0
         done = chat.send(f"and {long}")
-        assert chat.dropped == 4 and any(
-            "the oldest 4 messages" in notice for notice in done.notices
-        )
-        assert (
-            done.text == "Again seven."
-            and "3 + 4?" not in script.prompts[-1]
-            and len(chat.messages) == 10
-        )
+        assert chat.dropped == 4
+        assert any("the oldest 4 messages" in notice for notice in done.notices)
+        assert done.text == "Again seven." and "3 + 4?" not in script.prompts[-1]
+        assert len(chat.messages) == 10
 
 
 def test_a_turn_with_calls_is_taken_back_as_one(caller):

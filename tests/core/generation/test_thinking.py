@@ -38,8 +38,8 @@ def test_switches_of_templates():
     sources = {path.stem: path.read_text() for path in TEMPLATES.glob("*.jinja")}
     granite = "{%- if thinking %}write <think></think> and <response></response>{%- endif %}"
     deepseek = "{% if not thinking is defined %}{% set thinking = false %}{% endif %}<think>"
-    found = {name for name, source in sources.items() if has_switch(source)}
-    assert found == {"qwen3"} and has_switch(granite) and has_switch(deepseek)
+    switched = {name for name, source in sources.items() if has_switch(source)}
+    assert switched == {"qwen3"} and has_switch(granite) and has_switch(deepseek)
     assert not has_switch("{% if thinking %}")  # without thoughts
 
 
@@ -246,13 +246,7 @@ def test_a_forced_tool_is_called_after_the_thought(qwen):
         return a
 
     stream = qwen.respond(
-        QUESTION,
-        [count],
-        "count",
-        max_tokens=400,
-        temperature=1.0,
-        seed=1,
-        reasoning_budget=4,
+        QUESTION, [count], "count", max_tokens=400, temperature=1.0, seed=1, reasoning_budget=4
     )
     stream.finish()
     assert stream.calls[0].name == "count" and stream.calls[0].is_complete
@@ -309,9 +303,9 @@ def test_thoughts_beside_other_requests_keep_their_bits(r1):
     alone = [r1.generate(QUESTION, **options) for options in requests]
     handles = [r1.submit(QUESTION, **options) for options in requests]
     together = [handle.finish() for handle in handles]
-    for one, other in zip(alone, together, strict=True):
-        assert (one.text, one.reasoning) == (other.text, other.reasoning)
-        assert one.tokens == other.tokens
+    for single, other in zip(alone, together, strict=True):
+        assert (single.text, single.reasoning) == (other.text, other.reasoning)
+        assert single.tokens == other.tokens
 
 
 ANSWERS = {  # what a model may write, by template

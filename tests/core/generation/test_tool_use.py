@@ -45,7 +45,9 @@ def test_a_required_call_is_made_and_streamed(llm):
         for call in stream.calls
     )
     assert isinstance(news[0], ToolDelta) and news[0].name == "count"
-    assert "".join(one.arguments for one in news if one.index == 0) == stream.calls[0].arguments
+    assert (
+        "".join(delta.arguments for delta in news if delta.index == 0) == stream.calls[0].arguments
+    )
     assert stream.completion.text.startswith("<tool_call>[")
 
 
@@ -54,15 +56,10 @@ def test_the_loop_runs_calls_and_goes_on(llm):
         "1 + 2?", [count], "required", False, max_tokens=300, temperature=1.0, seed=3
     )
     call = messages[1]["tool_calls"][0]
-    assert (
-        messages[2]["role"] == "tool"
-        and messages[2]["tool_call_id"] == call["id"]
-        and 5 <= int(messages[2]["content"]) <= 8
-    )
-    assert (
-        messages[-1]["role"] == "assistant"
-        and messages[-1]["content"].strip() == completion.text.strip()
-    )
+    assert messages[2]["role"] == "tool" and messages[2]["tool_call_id"] == call["id"]
+    assert 5 <= int(messages[2]["content"]) <= 8
+    assert messages[-1]["role"] == "assistant"
+    assert messages[-1]["content"].strip() == completion.text.strip()
 
 
 def test_choices(llm):
@@ -70,9 +67,8 @@ def test_choices(llm):
     named.finish()
     assert named.completion.text.startswith('<tool_call>[{"name": "fail", "arguments": {"why": "')
     none = llm.respond(USER, [add], "none", max_tokens=5)
-    assert (
-        none.finish().prompt_tokens == len(llm.encode(USER)) and none.completion.text == none.text
-    )
+    assert none.finish().prompt_tokens == len(llm.encode(USER))
+    assert none.completion.text == none.text
     assert none.completion.tokens == llm.generate(USER, max_tokens=5).tokens
     auto = llm.respond(USER, [add], max_tokens=5)
     assert auto.finish().prompt_tokens > none.completion.prompt_tokens + 100
@@ -154,11 +150,8 @@ def test_the_loop_ends_after_its_rounds_and_at_a_call_that_was_cut():
     call = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
     ask, asked = scripted(HERMES, call, call, call)
     loop = ToolLoop(ask, USER, read_tools([add]), rounds=2)
-    assert (
-        list(loop) == []
-        and len(asked) == 2
-        and "raise rounds for more answers" in loop.completion.notices[0]
-    )
+    assert list(loop) == [] and len(asked) == 2
+    assert "raise rounds for more answers" in loop.completion.notices[0]
     assert [message["role"] for message in loop.messages] == [
         "user",
         "assistant",
@@ -168,11 +161,8 @@ def test_the_loop_ends_after_its_rounds_and_at_a_call_that_was_cut():
     ]
     ask, asked = scripted(HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1')
     loop = ToolLoop(ask, USER, read_tools([add]))
-    assert (
-        list(loop) == []
-        and loop.messages == [*USER, {"role": "assistant", "content": ""}]
-        and len(asked) == 1
-    )
+    assert list(loop) == [] and loop.messages == [*USER, {"role": "assistant", "content": ""}]
+    assert len(asked) == 1
     assert loop.completion.notices == [
         "the call of add is incomplete and was not made: raise `max_tokens` if it was cut"
     ]
@@ -253,11 +243,8 @@ def test_an_answer_with_tools_and_a_schema_is_a_call_or_fits_it(llm):
         completion = stream.finish()
         assert completion.finish_reason == "eos" and len(stream.calls) <= 1
         if stream.calls:
-            assert (
-                stream.calls[0].values()["a"] in (1, 2, 3)
-                and completion.parsed is None
-                and stream.text == ""
-            )
+            assert stream.calls[0].values()["a"] in (1, 2, 3) and completion.parsed is None
+            assert stream.text == ""
         else:
             assert completion.parsed in ({"kind": "llama"}, {"kind": "dragon"})
         counts[bool(stream.calls)] += 1

@@ -16,14 +16,9 @@ def layers(**fields):
 
 def test_a_llamas_layer():
     spec = layers()[3]
-    assert (spec.index, spec.heads, spec.key_value_heads, spec.head_dim, spec.eps) == (
-        3,
-        4,
-        2,
-        16,
-        1e-5,
-    )
-    assert spec.qkv == tuple(f"model.layers.3.self_attn.{one}_proj" for one in "qkv")
+    assert spec.index == 3 and spec.heads == 4 and spec.key_value_heads == 2 and spec.head_dim == 16
+    assert spec.eps == 1e-5
+    assert spec.qkv == tuple(f"model.layers.3.self_attn.{letter}_proj" for letter in "qkv")
     assert spec.attention_norm == "model.layers.3.input_layernorm"
     assert spec.ffn_norm == "model.layers.3.post_attention_layernorm"
     assert (
@@ -34,12 +29,8 @@ def test_a_llamas_layer():
         is spec.window
         is None
     )
-    assert (
-        spec.scale == 16**-0.5
-        and spec.rotates
-        and spec.residual_multiplier == 1
-        and spec.activation == "silu"
-    )
+    assert spec.scale == 16**-0.5 and spec.rotates and spec.residual_multiplier == 1
+    assert spec.activation == "silu"
 
 
 def test_windows_of_the_last_layers_alone():

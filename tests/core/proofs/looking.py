@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 
-def found(diagnosis, level):
+def messages_of(diagnosis, level):
     """Messages of a level."""
-    return [one.message for one in diagnosis.findings if one.level == level]
+    return [finding.message for finding in diagnosis.findings if finding.level == level]
 
 
 def fit(diagnosis, name):
     """The fit on a backend."""
-    [one] = [one for one in diagnosis.fits if one.backend == name]
-    return one
+    [match] = [entry for entry in diagnosis.fits if entry.backend == name]
+    return match

@@ -9,16 +9,16 @@ import pytest
 from rows_toy import ToyBackend, ToyCache, ToyModel
 
 from mlx_llama.core.proofs import batches
-from mlx_llama.core.proofs.batches import STARTS, Company, compare_companies, make_prompts
+from mlx_llama.core.proofs.batches import STARTS, BatchResult, compare_batches, make_prompts
 
 TOKENS = list(range(3, 43))
 PROMPTS = make_prompts(TOKENS, 32, 256)
 
 
-def run(model, promise="bits", sizes=(2, 3, 8)) -> dict[tuple[int, str], Company]:
+def run(model, promise="bits", sizes=(2, 3, 8)) -> dict[tuple[int, str], BatchResult]:
     return {
-        (one.rows, one.start): one
-        for one in compare_companies(ToyBackend(), model, PROMPTS, promise, 1e-4, sizes)
+        (result.rows, result.start): result
+        for result in compare_batches(ToyBackend(), model, PROMPTS, promise, 1e-4, sizes)
     }
 
 
@@ -32,11 +32,13 @@ def test_prompts_differ_and_begin_alike():
 
 def test_rows_that_do_not_know_their_company_keep_every_promise():
     model = ToyModel()
-    found = run(model, sizes=batches.SIZES)
-    assert list(found) == [(rows, start) for rows in (2, 3, 8, 32) for start in STARTS]
+    results = run(model, sizes=batches.SIZES)
+    assert list(results) == [(rows, start) for rows in (2, 3, 8, 32) for start in STARTS]
     assert all(
-        one.is_kept and one.same_bits == one.same_tokens == one.rows and one.relative == 0
-        for one in found.values()
+        result.is_kept
+        and result.same_bits == result.same_tokens == result.rows
+        and result.relative == 0
+        for result in results.values()
     )
     # Batches were run: steps of every size, rows of different lengths in one, and rows that joined
     # others at work.
@@ -86,30 +88,29 @@ class Leaking(ToyCache):
 
 def test_another_bit_is_found_and_allowed_where_only_tokens_are_promised():
     bits, tokens = (run(Counting(), promise) for promise in ("bits", "tokens"))
-    for (rows, start), one in bits.items():
-        assert one.same_tokens == rows
-        assert one.is_kept == (rows != 3) == (one.same_bits == rows)
-        assert (0 < one.relative < 1e-6) == (rows == 3)
-    assert all(one.is_kept for one in tokens.values())
+    for (rows, start), result in bits.items():
+        assert result.same_tokens == rows
+        assert result.is_kept == (rows != 3) == (result.same_bits == rows)
+        assert (0 < result.relative < 1e-6) == (rows == 3)
+    assert all(result.is_kept for result in tokens.values())
 
 
 def test_other_tokens_are_found():
     for promise in ("bits", "tokens"):
-        found = run(Crowded(), promise)
-        assert {key for key, one in found.items() if not one.is_kept} == {
+        results = run(Crowded(), promise)
+        assert {key for key, result in results.items() if not result.is_kept} == {
             (8, start) for start in STARTS
         }
-        assert all(one.same_tokens < 8 for (rows, _), one in found.items() if rows == 8)
+        assert all(result.same_tokens < 8 for (rows, _), result in results.items() if rows == 8)
     # Without that promise the numbers must be near all the same, and these are not.
     assert not run(Crowded(), "tolerance")[8, "at once"].is_kept
 
 
 def test_chunks_that_show_are_found():
-    found = run(Chunked())
-    assert not any(one.is_kept for one in found.values()) and all(
-        one.same_bits < one.rows for one in found.values()
-    )
-    assert all(one.is_kept for one in run(Chunked(), "tokens").values())
+    results = run(Chunked())
+    assert not any(result.is_kept for result in results.values())
+    assert all(result.same_bits < result.rows for result in results.values())
+    assert all(result.is_kept for result in run(Chunked(), "tokens").values())
 
 
 def test_a_wrong_copy_is_found_where_a_prefix_was_copied(monkeypatch):
@@ -118,13 +119,13 @@ def test_a_wrong_copy_is_found_where_a_prefix_was_copied(monkeypatch):
     )
     for promise in ("bits", "tokens", "tolerance"):
         assert {
-            start for (_, start), one in run(ToyModel(), promise).items() if not one.is_kept
+            start for (_, start), result in run(ToyModel(), promise).items() if not result.is_kept
         } == {"from a prefix"}
 
 
 def test_a_report():
-    one = Company(8, "at once", 8, 7, 1e-7, "bits", 1e-4)
-    assert one.report() == {
+    result = BatchResult(8, "at once", 8, 7, 1e-7, "bits", 1e-4)
+    assert result.report() == {
         "rows": 8,
         "start": "at once",
         "same_tokens": "8 of 8",
@@ -162,4 +163,7 @@ def test_the_promise_of_a_model():
     ],
 )
 def test_promises(promise, same_tokens, same_bits, relative, is_kept):
-    assert Company(8, "at once", same_tokens, same_bits, relative, promise, 1e-4).is_kept is is_kept
+    assert (
+        BatchResult(8, "at once", same_tokens, same_bits, relative, promise, 1e-4).is_kept
+        is is_kept
+    )

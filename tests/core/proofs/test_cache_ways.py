@@ -34,8 +34,8 @@ def test_a_cache_that_forgets_is_found(what, backend, open_llm, monkeypatch):
     cache = backend.model.Cache
     original, restore = getattr(cache, what), cache.restore
 
-    def wrong(self, given, row=0):
-        original(self, given, row)
+    def wrong(self, saved, row=0):
+        original(self, saved, row)
         if self.lengths[row] > 3:
             state = {name: array.copy() for name, array in self.state(row).items()}
             state["keys"][0][:, 2] = state["keys"][0][:, 1]  # [layers, G, n, D]

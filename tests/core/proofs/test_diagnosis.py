@@ -14,7 +14,7 @@ def test_findings_are_one_line_each_and_stand_once():
     diagnosis = Diagnosis({}, [], "cpu", "m")
     diagnosis.add("warning", "weights", "two\nlines")
     diagnosis.add("error", "config", ValueError("two lines"))
-    assert [one.message for one in diagnosis.findings] == ["two lines"] and diagnosis.ok
+    assert [finding.message for finding in diagnosis.findings] == ["two lines"] and diagnosis.ok
     diagnosis.add("error", "config", "another")
     assert not diagnosis.ok
 
@@ -28,11 +28,8 @@ def test_it_is_json():
         fits=[Fit("cpu", "float32", "", 1, None, 2, None, None, None, None)],
     )
     facts = json.loads(json.dumps(diagnosis.facts()))
-    assert (
-        facts["ok"] is True
-        and facts["fits"][0]["longest_context"] is None
-        and facts["machine"] == {"system": "any"}
-    )
+    assert facts["ok"] is True and facts["fits"][0]["longest_context"] is None
+    assert facts["machine"] == {"system": "any"}
 
 
 @pytest.mark.parametrize(

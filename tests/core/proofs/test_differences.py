@@ -14,28 +14,27 @@ from mlx_llama.core.proofs import differences as core
 def test_differences_by_hand():
     """Against NumPy's own formulas on arrays small enough to see."""
     wanted = np.array([[3.0, 4.0], [0.0, 10.0]], np.float32)
-    found = core.measure_difference(
+    difference = core.measure_difference(
         "x", wanted + np.array([[0.0, 0.5], [0.0, 0.0]], np.float32), wanted
     )
-    assert (found.max_abs, found.mean_abs, found.worst) == (0.5, 0.125, 0)
-    np.testing.assert_allclose(found.positions, [0.1, 0])
-    assert found.relative == pytest.approx(0.5 / np.sqrt(125))
+    assert (difference.max_abs, difference.mean_abs, difference.worst) == (0.5, 0.125, 0)
+    np.testing.assert_allclose(difference.positions, [0.1, 0])
+    assert difference.relative == pytest.approx(0.5 / np.sqrt(125))
     broken = core.measure_difference("x", np.full_like(wanted, np.nan), wanted)
     assert math.isinf(broken.peak) and math.isinf(broken.max_abs)
 
 
 def test_agreement_is_torchs():
     rng = np.random.default_rng(0)
-    wanted, found = rng.standard_normal((2, 5, 40)).astype(np.float32)
-    a = core.measure_agreement(found, wanted)
-    p, q = (torch.log_softmax(torch.from_numpy(x).double(), -1) for x in (wanted, found))
+    wanted, actual = rng.standard_normal((2, 5, 40)).astype(np.float32)
+    a = core.measure_agreement(actual, wanted)
+    p, q = (torch.log_softmax(torch.from_numpy(x).double(), -1) for x in (wanted, actual))
     kl = torch.nn.functional.kl_div(q, p, reduction="none", log_target=True).sum(-1)
-    assert a.kl_mean == pytest.approx(float(kl.mean())) and a.kl_max == pytest.approx(
-        float(kl.max())
-    )
-    tops = [torch.topk(torch.from_numpy(x), core.TOP).indices.tolist() for x in (wanted, found)]
+    assert a.kl_mean == pytest.approx(float(kl.mean()))
+    assert a.kl_max == pytest.approx(float(kl.max()))
+    tops = [torch.topk(torch.from_numpy(x), core.TOP).indices.tolist() for x in (wanted, actual)]
     assert a.top5 == pytest.approx(np.mean([len({*x} & {*y}) / core.TOP for x, y in zip(*tops)]))
-    first = int(np.flatnonzero(wanted.argmax(1) != found.argmax(1))[0])
+    first = int(np.flatnonzero(wanted.argmax(1) != actual.argmax(1))[0])
     two = torch.topk(torch.from_numpy(wanted[first]).double(), 2).values
     assert a.first_difference == first and a.margins[0] == pytest.approx(float(two[0] - two[1]))
 
@@ -43,33 +42,25 @@ def test_agreement_is_torchs():
 def test_agreement_of_the_same_logits():
     logits = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
     same = core.measure_agreement(logits, logits.copy())
-    assert (same.kl_max, same.top5, same.first_difference, same.margins, same.choices) == (
-        0,
-        1,
-        None,
-        None,
-        None,
-    )
+    assert same.kl_max == 0 and same.top5 == 1 and same.first_difference is None
+    assert same.margins is None and same.choices is None
 
 
 def test_one_wrong_row_counts_among_many_right_ones():
     wanted = np.ones((1000, 4), np.float32)
-    found = wanted.copy()
-    found[700, 2] = 1.5
-    difference = core.measure_difference("x", found, wanted)
-    assert (
-        difference.worst == 700
-        and difference.peak == pytest.approx(0.25)
-        and difference.relative < 0.01
-    )
+    actual = wanted.copy()
+    actual[700, 2] = 1.5
+    difference = core.measure_difference("x", actual, wanted)
+    assert difference.worst == 700 and difference.peak == pytest.approx(0.25)
+    assert difference.relative < 0.01
 
 
 def test_rounding_of_a_row_of_zeros_is_no_large_error():
     """Its error is relative to the other rows."""
     wanted = np.array([[1, 1], [0, 0]], np.float32)
-    found = wanted + np.float32(1e-7)
-    assert core.measure_difference("x", found, wanted).peak < 1e-3
-    assert math.isinf(core.relative_errors(found - wanted, np.zeros(2))[1])
+    actual = wanted + np.float32(1e-7)
+    assert core.measure_difference("x", actual, wanted).peak < 1e-3
+    assert math.isinf(core.relative_errors(actual - wanted, np.zeros(2))[1])
 
 
 def test_arrays_of_zeros_are_the_same():
@@ -99,9 +90,8 @@ def test_ties(logits, tolerance, expected):
 
 
 def test_a_margin_is_the_distance_of_the_two_likeliest():
-    assert core.margin(np.array([1, 5, 4, -3], np.float32)) == 1 and math.isinf(
-        core.margin(np.zeros(1))
-    )
+    assert core.margin(np.array([1, 5, 4, -3], np.float32)) == 1
+    assert math.isinf(core.margin(np.zeros(1)))
 
 
 def test_log_softmax_is_torchs_for_large_logits():

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 
 import gguf
 import pytest
 import torch
+from launching import run_python
 from making import config_fields, make_checkpoint, make_tokenizer
 from making_gguf import add_config, add_sentencepiece, make_gguf
 from safetensors import safe_open
@@ -24,7 +24,7 @@ from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.proofs.diagnosis import Command
 from mlx_llama.core.proofs.doctor import diagnose
 
-from .looking import fit, found
+from .looking import fit, messages_of
 
 LLAMA_70B = dict(
     vocab_size=128256,
@@ -172,9 +172,8 @@ def test_groups_hold_what_the_headers_hold(dtype, code, shards, tmp_path):
         group["group"]: [group["tensors"], group["nbytes"]] for group in diagnosis.groups
     } == expected
     assert all(group["formats"] == {dtype: group["tensors"]} for group in diagnosis.groups)
-    assert diagnosis.model["dtype"] == dtype and diagnosis.model["nbytes"] == sum(
-        size for _, size in expected.values()
-    )
+    assert diagnosis.model["dtype"] == dtype
+    assert diagnosis.model["nbytes"] == sum(size for _, size in expected.values())
 
 
 def test_groups_of_a_gguf_file_are_those_of_its_reader(tmp_path):
@@ -224,10 +223,8 @@ def test_groups_of_a_gguf_file_are_those_of_its_reader(tmp_path):
     assert {group["group"]: group["nbytes"] for group in diagnosis.groups} == {
         group: sum(size for _, size in formats.values()) for group, formats in expected.items()
     }
-    assert (fit(diagnosis, "mlx").computes_in, fit(diagnosis, "cuda").computes_in) == (
-        "float16",
-        "bfloat16",
-    )
+    assert fit(diagnosis, "mlx").computes_in == "float16"
+    assert fit(diagnosis, "cuda").computes_in == "bfloat16"
     assert fit(diagnosis, "cpu").computes_in == "float32"
 
 
@@ -237,9 +234,8 @@ def test_quantised_matrices_of_mlx_lm_are_named_with_their_groups(tmp_path):
     source = make_checkpoint(tmp_path / "in", dtype="bfloat16")
     write_mlx(open_checkpoint(source), tmp_path / "out", 4, 32)
     formats = {group["group"]: group["formats"] for group in diagnose(tmp_path / "out").groups}
-    assert formats["attention"] == {"affine 4-bit, groups of 32": 8} and formats["norms"] == {
-        "bfloat16": 5
-    }
+    assert formats["attention"] == {"affine 4-bit, groups of 32": 8}
+    assert formats["norms"] == {"bfloat16": 5}
 
 
 @pytest.mark.skipif(
@@ -262,14 +258,16 @@ found = diagnose({str(path)!r})
 frameworks = {{"mlx", "mlx.core", "torch", "triton", "transformers", "mlx_lm"}} & set(sys.modules)
 print(json.dumps([found.facts(), peak_memory(), sorted(frameworks), time.perf_counter() - started]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
     facts, peak, frameworks, seconds = json.loads(done.stdout)
     print(f"{make.__name__}, {file.stat().st_size / 1e9:.0f} GB: {seconds:.2f} s")
     assert frameworks == [] and peak < 400e6
     assert facts["model"]["parameters"] == 70_553_706_496
     assert not [
-        one for one in facts["findings"] if one["level"] == "error" and one["about"] != "memory"
+        finding
+        for finding in facts["findings"]
+        if finding["level"] == "error" and finding["about"] != "memory"
     ]
 
 
@@ -281,16 +279,10 @@ def test_rope_window_and_stretched_context(tmp_path):
         rope_scaling={"rope_type": "dynamic", "factor": 4.0},
     )
     model = diagnose(folder).model
-    assert (model["architecture"], model["sliding_window"], model["rope_type"]) == (
-        "MistralForCausalLM",
-        64,
-        "dynamic",
-    )
-    assert (model["context_length"], model["longest_context"], model["rope_factor"]) == (
-        256,
-        1024,
-        4.0,
-    )
+    assert model["architecture"] == "MistralForCausalLM" and model["sliding_window"] == 64
+    assert model["rope_type"] == "dynamic"
+    assert model["context_length"] == 256 and model["longest_context"] == 1024
+    assert model["rope_factor"] == 4.0
     assert diagnose(folder, ctx_size=1024).ok
     with pytest.raises(ContextError, match="1 to 1024"):
         diagnose(folder, ctx_size=1025)
@@ -303,24 +295,21 @@ def test_a_hub_model_is_looked_for_in_the_cache_alone(cache, monkeypatch):
     monkeypatch.setattr(
         huggingface_hub,
         "snapshot_download",
-        lambda *given, **named: (
-            asked.append(named["local_files_only"]) or download(*given, **named)
-        ),
+        lambda *args, **named: asked.append(named["local_files_only"]) or download(*args, **named),
     )
     snapshot = put_in_cache(cache)
     diagnosis = diagnose("toy/llama", "main")
-    assert diagnosis.ok and diagnosis.command == Command(
+    assert diagnosis.ok
+    assert diagnosis.command == Command(
         "chat", options={"model": "toy/llama", "revision": "main", "cache_bits": None}
     )
     (snapshot / "model.safetensors").unlink()
     diagnosis = diagnose("toy/llama")
-    assert (
-        "holds neither model.safetensors" in found(diagnosis, "error")[0]
-        and diagnosis.model["layers"] == 2
-    )
+    assert "holds neither model.safetensors" in messages_of(diagnosis, "error")[0]
+    assert diagnosis.model["layers"] == 2
     (snapshot / "config.json").unlink()
     message = "no config.json and no GGUF file in the local cache"
-    assert message in found(diagnose("toy/llama"), "error")[0]
+    assert message in messages_of(diagnose("toy/llama"), "error")[0]
     assert asked and all(asked)
 
 
@@ -334,9 +323,9 @@ def test_a_hub_model_is_looked_for_in_the_cache_alone(cache, monkeypatch):
 def test_compiled_kernels_or_why_not(wanted, available, expected, toy, monkeypatch):
     monkeypatch.setenv("MLX_LLAMA_CPU_TARGET", wanted)
     diagnosis = diagnose(toy)
-    [cpu] = [one for one in diagnosis.backends if one.name == "cpu"]
+    [cpu] = [facts for facts in diagnosis.backends if facts.name == "cpu"]
     assert cpu.available is available and expected in cpu.reason and cpu.kernels is None
-    assert (cpu.reason in found(diagnosis, "warning")) is not available
+    assert (cpu.reason in messages_of(diagnosis, "warning")) is not available
     if not available:
         assert diagnosis.command.options["backend"] != "cpu"
 
@@ -349,7 +338,7 @@ no_windows = pytest.mark.skipif(os.name == "nt", reason="a shell script stands i
 def test_a_gpu_is_asked_for_through_its_own_tool(smi, tmp_path):
     smi(T4)
     diagnosis = diagnose(make_checkpoint(tmp_path / "m", dtype="bfloat16"))
-    [cuda] = [one for one in diagnosis.backends if one.name == "cuda"]
+    [cuda] = [facts for facts in diagnosis.backends if facts.name == "cuda"]
     assert (cuda.gpu, cuda.device, cuda.memory_bytes, cuda.options) == (
         True,
         "Tesla T4",
@@ -358,10 +347,8 @@ def test_a_gpu_is_asked_for_through_its_own_tool(smi, tmp_path):
     )
     # a T4 has no bfloat16
     assert diagnosis.auto == "cuda" and fit(diagnosis, "cuda").computes_in == "float16"
-    assert (
-        diagnosis.machine["gpu"]["name"] == "Tesla T4"
-        and "backend" not in diagnosis.command.options
-    )
+    assert diagnosis.machine["gpu"]["name"] == "Tesla T4"
+    assert "backend" not in diagnosis.command.options
 
 
 @no_windows
@@ -372,12 +359,9 @@ def test_a_gpu_that_does_not_answer_is_unknown(script, smi, toy, tmp_path):
     smi(script)
     diagnosis = diagnose(toy)
     assert not (tmp_path / "bin" / "nvidia-smi.ended").exists()  # it was not waited for
-    [cuda] = [one for one in diagnosis.backends if one.name == "cuda"]
-    assert (
-        cuda.gpu is None
-        and cuda.memory_bytes is None
-        and fit(diagnosis, "cuda").longest_context is None
-    )
+    [cuda] = [facts for facts in diagnosis.backends if facts.name == "cuda"]
+    assert cuda.gpu is None and cuda.memory_bytes is None
+    assert fit(diagnosis, "cuda").longest_context is None
     assert diagnosis.ok and diagnosis.auto == "cuda"
 
 
@@ -386,6 +370,6 @@ def test_choices_about_files_are_findings(tmp_path):
     named = [{"name": "rag", "template": "{{ messages[0]['content'] }}"}]
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": named}))
-    found = [(line.about, line.message) for line in diagnose(folder).findings]
-    assert any(about == "config" and "read as 256" in text for about, text in found)
-    assert any(about == "template" and "took 'rag'" in text for about, text in found)
+    findings = [(line.about, line.message) for line in diagnose(folder).findings]
+    assert any(about == "config" and "read as 256" in text for about, text in findings)
+    assert any(about == "template" and "took 'rag'" in text for about, text in findings)

@@ -19,7 +19,7 @@ from mlx_llama.core.proofs.fits import fit_backends
 from mlx_llama.core.system import machine
 from mlx_llama.doctor import next_command
 
-from .looking import fit, found
+from .looking import fit, messages_of
 
 
 def test_the_longest_context_is_bounded_by_memory_and_by_the_model(tmp_path, monkeypatch):
@@ -40,11 +40,8 @@ def test_the_longest_context_is_bounded_by_memory_and_by_the_model(tmp_path, mon
     assert cpu.weights_bytes + 2 * per_position * (cpu.longest_context + 1) > 30 << 20
     monkeypatch.setattr(machine, "free_memory", lambda: None)
     diagnosis = diagnose(folder)
-    assert (
-        diagnosis.ok
-        and fit(diagnosis, "cpu").longest_context is None
-        and fit(diagnosis, "cpu").fits is None
-    )
+    assert diagnosis.ok and fit(diagnosis, "cpu").longest_context is None
+    assert fit(diagnosis, "cpu").fits is None
 
 
 def test_a_context_that_memory_is_said_to_hold_is_held(tmp_path, monkeypatch):
@@ -73,16 +70,17 @@ def test_tokens_of_many_conversations_and_8_bits(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "free_memory", lambda: 1 << 30)
     wide, narrow = (fit(diagnose(folder, cache_bits=bits), "cpu") for bits in (None, 8))
     assert (wide.cache_bits, narrow.cache_bits) == (None, 8)
-    for one in (wide, narrow):
-        room = (1 << 30) - one.weights_bytes
-        used = one.tokens * one.cache_bytes_per_token
+    for fit_of in (wide, narrow):
+        room = (1 << 30) - fit_of.weights_bytes
+        used = fit_of.tokens * fit_of.cache_bytes_per_token
         # 256 MiB: more than a tenth
-        assert used <= room - (256 << 20) < used + one.cache_bytes_per_token
-        assert one.longest_with_8_bits == narrow.longest_context
+        assert used <= room - (256 << 20) < used + fit_of.cache_bytes_per_token
+        assert fit_of.longest_with_8_bits == narrow.longest_context
     # 16 codes and a float16, not 16 float32
     assert narrow.tokens * 18 // 64 == pytest.approx(wide.tokens, rel=1e-3)
     monkeypatch.setattr(machine, "free_memory", lambda: None)
-    assert (one := fit(diagnose(folder), "cpu")).tokens is None and one.longest_with_8_bits is None
+    assert (fit_of := fit(diagnose(folder), "cpu")).tokens is None
+    assert fit_of.longest_with_8_bits is None
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a shell script stands in for nvidia-smi")
@@ -91,7 +89,10 @@ def test_a_model_too_large_for_the_gpu_goes_to_the_cpu(smi, tmp_path):
     diagnosis = diagnose(make_checkpoint(tmp_path / "m"))
     assert diagnosis.ok and diagnosis.auto == "cuda" and fit(diagnosis, "cuda").fits is False
     assert diagnosis.command.options["backend"] != "cuda"
-    assert any("chooses cuda, whose memory is too small" in one for one in found(diagnosis, "note"))
+    assert any(
+        "chooses cuda, whose memory is too small" in message
+        for message in messages_of(diagnosis, "note")
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,10 +134,11 @@ def test_the_command_takes_a_backend_with_room(memory, auto, expected, toy):
     fit_backends(diagnosis, open_checkpoint(toy), None, None, False)
     assert next_command(diagnosis) == (expected and f"python -m mlx_llama.{expected}")
     assert diagnosis.ok is (expected is not None)
-    assert bool(found(diagnosis, "note")) is ("--backend" in (expected or ""))
+    assert bool(messages_of(diagnosis, "note")) is ("--backend" in (expected or ""))
 
 
 def test_a_backend_that_is_not_available_has_no_fit(toy):
     diagnosis = Diagnosis({}, [BackendFacts("cpu", False, "why", {})], "cpu", "toy")
     fit_backends(diagnosis, open_checkpoint(toy), None, None, False)
-    assert diagnosis.fits == [] and "no backend can be used here" in found(diagnosis, "error")[0]
+    assert diagnosis.fits == []
+    assert "no backend can be used here" in messages_of(diagnosis, "error")[0]

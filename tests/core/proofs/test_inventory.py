@@ -13,13 +13,13 @@ from mlx_llama.core.system.gpus import Gpus
 
 def test_it_agrees_with_the_backends_here():
     stock = inventory.take_stock(Gpus())
-    facts = {one.name: one for one in stock}
+    facts = {entry.name: entry for entry in stock}
     assert inventory.predict_auto(stock) == backends.auto()
-    for name, one in facts.items():
-        assert one.available == (not backends.missing(name))
-        if one.available and one.gpu is not None:
-            runtime = backends.select(name, "gpu" if one.gpu else "cpu").runtime
-            assert runtime.has_gpu() is one.gpu
+    for name, entry in facts.items():
+        assert entry.available == (not backends.missing(name))
+        if entry.available and entry.gpu is not None:
+            runtime = backends.select(name, "gpu" if entry.gpu else "cpu").runtime
+            assert runtime.has_gpu() is entry.gpu
     assert facts["cuda"].packages["torch"] == torch.__version__
     from cpu_fallback.kernels.compilation import find_target
 
@@ -30,7 +30,7 @@ def test_it_agrees_with_the_backends_here():
 def test_a_missing_package_comes_with_its_command(monkeypatch):
     monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("MLX_LLAMA_CPU_TARGET", "numpy")
-    facts = {one.name: one for one in inventory.take_stock(Gpus())}
+    facts = {entry.name: entry for entry in inventory.take_stock(Gpus())}
     assert not facts["mlx"].available and "pip install mlx" in facts["mlx"].reason
     assert not facts["cuda"].available and "pip install torch" in facts["cuda"].reason
 

@@ -19,17 +19,16 @@ TOKENS = [1, *range(300, 311)]
 
 def test_probes_have_the_names_and_shapes_of_the_model(backend, open_llm, small):
     llm = open_llm(backend)
-    found = core.collect(backend, llm.model, TOKENS, 4)
+    probes = core.collect(backend, llm.model, TOKENS, 4)
     config = LlamaConfig.from_file(small)
-    assert set(found) == set(core.probe_names(config)) and len(found) == 1 + 3 * len(
-        core.IN_LAYER
-    ) + len(core.LAST)
+    assert set(probes) == set(core.probe_names(config))
+    assert len(probes) == 1 + 3 * len(core.IN_LAYER) + len(core.LAST)
     queries, keys = (
         heads * config.head_dim
         for heads in (config.num_attention_heads, config.num_key_value_heads)
     )
     widths = {"query": queries, "query_rope": queries, "key": keys, "key_rope": keys, "value": keys}
-    for name, array in found.items():
+    for name, array in probes.items():
         kind = name.split(".")[-1]
         width = config.vocab_size if "logits" in kind else widths.get(kind, config.hidden_size)
         assert array.shape == (len(TOKENS), width) and array.dtype == np.float32, name
@@ -43,8 +42,8 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(backend, open_llm, s
         greedy = peer.generate(
             torch.tensor([TOKENS]), max_new_tokens=6, do_sample=False, eos_token_id=None
         )[0, len(TOKENS) :]
-    found = core.collect(backend, llm.model, TOKENS, 4)
-    assert measure_difference("logits", found["logits"], wanted).peak < 1e-5
+    probes = core.collect(backend, llm.model, TOKENS, 4)
+    assert measure_difference("logits", probes["logits"], wanted).peak < 1e-5
     assert core.greedy(llm, TOKENS, 6) == greedy.tolist()
 
 
@@ -52,10 +51,8 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(backend, open_llm, s
 def test_a_run_has_a_prompt_and_a_decoded_token(decoded):
     with pytest.raises(ContextError, match="the prompt needs at least one"):
         core.split_calls([1, 2, 3], decoded)
-    assert core.split_calls([1, 2, 3], 2) == [[1], [2], [3]] and core.split_calls([1, 2, 3], 1) == [
-        [1, 2],
-        [3],
-    ]
+    assert core.split_calls([1, 2, 3], 2) == [[1], [2], [3]]
+    assert core.split_calls([1, 2, 3], 1) == [[1, 2], [3]]
 
 
 def test_a_run_beyond_the_context_is_refused(open_llm):
@@ -86,50 +83,44 @@ def report(**errors):
     """
     config = SimpleNamespace(num_hidden_layers=1)
     wanted = {name: np.ones((3, 2), np.float32) for name in core.probe_names(config)}
-    found = {name: array.copy() for name, array in wanted.items()}
+    probes = {name: array.copy() for name, array in wanted.items()}
     for name, error in errors.items():
-        found[name.replace("_0_", "0.")][1] += np.float32(error)
-    return core.compare("mlx", "a GPU", "float32", 1e-4, found, wanted, config)
+        probes[name.replace("_0_", "0.")][1] += np.float32(error)
+    return core.compare("mlx", "a GPU", "float32", 1e-4, probes, wanted, config)
 
 
 def test_a_report_within_the_tolerance():
-    one = report(logits=5e-5)
-    assert (
-        one.is_within
-        and one.first_bad is None
-        and one.verdict() == "within 0.0001"
-        and one.missing == []
-    )
+    comparison = report(logits=5e-5)
+    assert comparison.is_within and comparison.first_bad is None
+    assert comparison.verdict() == "within 0.0001" and comparison.missing == []
 
 
 def test_the_first_probe_that_is_off_is_named():
-    one = report(logits=1.0, _0_key=0.5, _0_ffn=0.1)
-    assert not one.is_within and one.first_bad.name == "0.key"
+    comparison = report(logits=1.0, _0_key=0.5, _0_ffn=0.1)
+    assert not comparison.is_within and comparison.first_bad.name == "0.key"
     assert (
-        one.verdict()
+        comparison.verdict()
         == "OUTSIDE: first at probe 0.key, position 1: relative error 0.5, allowed 0.0001"
     )
-    assert one.report()["first_bad"] == "0.key" and one.report()["within"] is False
+    assert comparison.report()["first_bad"] == "0.key" and comparison.report()["within"] is False
 
 
 def test_decoded_tokens_that_differ_are_outside_unless_they_are_a_tie():
-    one = report()
-    one.decoded = core.Decoded([1, 2], 1, (0.5, 0.4), near_tie=False)
-    assert not one.is_within and "the decode step computes something else" in one.verdict()
-    one.decoded = core.Decoded([1, 2], 1, (1e-6, 1e-6), near_tie=True)
-    assert one.is_within
+    comparison = report()
+    comparison.decoded = core.Decoded([1, 2], 1, (0.5, 0.4), near_tie=False)
+    assert not comparison.is_within
+    assert "the decode step computes something else" in comparison.verdict()
+    comparison.decoded = core.Decoded([1, 2], 1, (1e-6, 1e-6), near_tie=True)
+    assert comparison.is_within
 
 
 def test_probes_that_the_reference_lacks_are_listed():
     config = SimpleNamespace(num_hidden_layers=1)
-    found = {name: np.ones((2, 2), np.float32) for name in core.probe_names(config)}
-    wanted = {name: found[name] for name in found if "rope" not in name}
-    one = core.compare("cpu", "NumPy", "float32", 1e-4, found, wanted, config)
-    assert (
-        one.missing == ["0.query_rope", "0.key_rope"]
-        and one.is_within
-        and isinstance(one.agreement, Agreement)
-    )
+    probes = {name: np.ones((2, 2), np.float32) for name in core.probe_names(config)}
+    wanted = {name: probes[name] for name in probes if "rope" not in name}
+    comparison = core.compare("cpu", "NumPy", "float32", 1e-4, probes, wanted, config)
+    assert comparison.missing == ["0.query_rope", "0.key_rope"] and comparison.is_within
+    assert isinstance(comparison.agreement, Agreement)
 
 
 def test_a_near_tie_is_told_from_a_bug():
@@ -161,10 +152,8 @@ def test_a_near_tie_is_told_from_a_bug():
 def test_digests_tell_the_first_operation_that_differs(open_llm):
     llm = open_llm()
     first, second = core.digest(llm, TOKENS, 3), core.digest(llm, TOKENS, 3)
-    assert first == second and list(first) == [
-        *core.probe_names(llm.model.config),
-        "decoded tokens",
-    ]
+    assert first == second
+    assert list(first) == [*core.probe_names(llm.model.config), "decoded tokens"]
     assert core.first_difference([first, second]) is None
     third = first | {"0.ffn": "x", "norm": "x"}
     assert core.first_difference([first, second, third]) == (2, "0.ffn")

@@ -36,12 +36,14 @@ def test_perplexity_is_that_of_transformers(window, stride, backend, open_llm, s
         if end == len(tokens):
             break
     seen = []
-    found = measure_perplexity(llm, tokens, window, stride, lambda *progress: seen.append(progress))
-    assert found.value == pytest.approx(math.exp(total / (len(tokens) - 1)), rel=1e-5)
-    assert found.count == len(tokens) - 1 and found.value == pytest.approx(math.exp(found.nll))
-    assert seen[-1] == (len(tokens), len(tokens)) and [done for done, _ in seen] == sorted(
-        done for done, _ in seen
+    measured = measure_perplexity(
+        llm, tokens, window, stride, lambda *progress: seen.append(progress)
     )
+    assert measured.value == pytest.approx(math.exp(total / (len(tokens) - 1)), rel=1e-5)
+    assert measured.count == len(tokens) - 1
+    assert measured.value == pytest.approx(math.exp(measured.nll))
+    assert seen[-1] == (len(tokens), len(tokens))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
 @pytest.mark.parametrize(

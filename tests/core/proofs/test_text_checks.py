@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
+from launching import run_python
 from making import CHAT_TEMPLATE, make_checkpoint, make_tokenizer
 from making_gguf import make_gguf
 
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.proofs.doctor import diagnose
 
-from .looking import found
+from .looking import messages_of
 
 
 def chatty(folder, template=CHAT_TEMPLATE, kind="sentencepiece", generation=None, **fields):
@@ -50,7 +49,7 @@ def test_end_tokens_come_from_three_places(tmp_path):
         == [380, 381, 383]
     )
     assert diagnosis.tokenizer["texts"][383] == "'<|eot_id|>'"
-    assert diagnosis.template["turn_end"] == 383 and found(diagnosis, "warning") == []
+    assert diagnosis.template["turn_end"] == 383 and messages_of(diagnosis, "warning") == []
 
 
 def test_a_turn_that_ends_with_another_token_is_told_and_the_remedy_works(tmp_path):
@@ -61,12 +60,12 @@ def test_a_turn_that_ends_with_another_token_is_told_and_the_remedy_works(tmp_pa
         settings={"eos_token": "<|end_of_text|>"},
         **LLAMA3,
     )
-    [warning] = found(diagnose(folder), "warning")
+    [warning] = messages_of(diagnose(folder), "warning")
     assert "ends a turn with '<|eot_id|>' (383)" in warning and "end tokens (380)" in warning
     path = re.search(r"put 383 into eos_token_id of (\S+)$", warning)[1]
     with open(path, "w") as file:
         json.dump({"eos_token_id": [380, 383]}, file)
-    assert found(diagnose(folder), "warning") == []
+    assert messages_of(diagnose(folder), "warning") == []
 
 
 def test_a_gguf_files_turn_end_is_mended_by_the_command_that_is_named(tmp_path):
@@ -76,25 +75,19 @@ def test_a_gguf_files_turn_end_is_mended_by_the_command_that_is_named(tmp_path):
         writer.add_chat_template(TURN.replace("END", "<s>"))
 
     make_gguf(path, edit=edit)
-    [warning] = found(diagnose(path), "warning")
+    [warning] = messages_of(diagnose(path), "warning")
     command = re.search(r"gguf-set-metadata (\S+) (\S+) (\d+)$", warning)
     assert command.groups() == (str(path), "tokenizer.ggml.eos_token_id", "1")
-    done = subprocess.run(
-        [sys.executable, "-m", "gguf.scripts.gguf_set_metadata", *command.groups(), "--force"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_python("-m", "gguf.scripts.gguf_set_metadata", *command.groups(), "--force")
     assert done.returncode == 0, done.stderr
-    assert found(diagnose(path), "warning") == []
+    assert messages_of(diagnose(path), "warning") == []
 
 
 def test_a_turn_that_ends_with_plain_text(tmp_path):
     folder = chatty(tmp_path / "m", TURN.replace("END", "<|im_end|>"))
-    [warning] = found(diagnose(folder), "warning")
-    assert (
-        "'<|im_end|>', which is text, not a token" in warning and "`stop` '<|im_end|>'" in warning
-    )
+    [warning] = messages_of(diagnose(folder), "warning")
+    assert "'<|im_end|>', which is text, not a token" in warning
+    assert "`stop` '<|im_end|>'" in warning
 
 
 def test_no_end_token_at_all(tmp_path):
@@ -106,11 +99,9 @@ def test_no_end_token_at_all(tmp_path):
         **LLAMA3,
     )
     diagnosis = diagnose(folder)
-    assert (
-        diagnosis.ok
-        and diagnosis.tokenizer["eos"] == sorted(open_checkpoint(folder).eos_token_ids) == []
-    )
-    assert "has an end token" in found(diagnosis, "warning")[0]
+    assert diagnosis.ok
+    assert diagnosis.tokenizer["eos"] == sorted(open_checkpoint(folder).eos_token_ids) == []
+    assert "has an end token" in messages_of(diagnosis, "warning")[0]
 
 
 def test_an_end_token_that_is_ordinary_text(tmp_path):
@@ -121,7 +112,7 @@ def test_an_end_token_that_is_ordinary_text(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     del config["eos_token_id"]
     (folder / "config.json").write_text(json.dumps(config))
-    [warning] = found(diagnose(folder), "warning")
+    [warning] = messages_of(diagnose(folder), "warning")
     assert "no eos_token_id, and its default 2 is '#', not a special token" in warning
 
 
@@ -146,7 +137,9 @@ def test_an_end_token_that_is_ordinary_text(tmp_path):
 def test_where_bos_comes_from(template, settings, expected, tmp_path):
     folder = chatty(tmp_path / "m", template.replace("END", "</s>"), settings=settings)
     diagnosis = diagnose(folder)
-    said = [message for message in found(diagnosis, "note") + found(diagnosis, "warning")]
+    said = [
+        message for message in messages_of(diagnosis, "note") + messages_of(diagnosis, "warning")
+    ]
     assert len(said) == (expected is not None) and (expected is None or expected in said[0])
     from mlx_llama.core.text.template import encode_messages
 
@@ -156,13 +149,13 @@ def test_where_bos_comes_from(template, settings, expected, tmp_path):
 
 
 def test_a_bos_that_the_config_has_otherwise(tmp_path):
-    said = found(diagnose(chatty(tmp_path / "m", bos_token_id=5)), "note")
+    said = messages_of(diagnose(chatty(tmp_path / "m", bos_token_id=5)), "note")
     assert any(
-        "bos_token_id is 5, the tokenizer's BOS is 1 ('<s>'); the tokenizer's is used" in one
-        for one in said
+        "bos_token_id is 5, the tokenizer's BOS is 1 ('<s>'); the tokenizer's is used" in message
+        for message in said
     )
 
 
 def test_fields_of_the_generation_config_without_effect(tmp_path):
-    said = found(diagnose(chatty(tmp_path / "m", generation={"num_beams": 4})), "note")
-    assert any("num_beams=4" in one for one in said)
+    said = messages_of(diagnose(chatty(tmp_path / "m", generation={"num_beams": 4})), "note")
+    assert any("num_beams=4" in message for message in said)

@@ -45,30 +45,21 @@ def golden(run, small):
 def test_a_file_is_read_as_it_was_written(golden, tmp_path):
     golden.save(tmp_path / "t.json")
     again = trace.load(tmp_path / "t.json")
-    assert (again.model, again.hash, again.tokens, again.decoded, again.greedy) == (
-        "small",
-        golden.hash,
-        TOKENS,
-        4,
-        golden.greedy,
-    )
+    assert again.model == "small" and again.hash == golden.hash and again.tokens == TOKENS
+    assert again.decoded == 4 and again.greedy == golden.greedy
     for name, array in golden.sketches.items():
-        assert (
-            again.sketches[name].tobytes() == array.tobytes()
-            and again.sketches[name].dtype == np.float32
-        )
-    assert (
-        again.top_ids == golden.top_ids
-        and again.top_values.tobytes() == golden.top_values.tobytes()
-    )
+        assert again.sketches[name].tobytes() == array.tobytes()
+        assert again.sketches[name].dtype == np.float32
+    assert again.top_ids == golden.top_ids
+    assert again.top_values.tobytes() == golden.top_values.tobytes()
     assert again.logsumexp.tobytes() == golden.logsumexp.tobytes()
 
 
 def test_the_guides_trace_is_of_the_guide_and_keeps_its_bytes(tmp_path):
     """The hash holds although the config has got more fields since."""
-    found = trace.load(GUIDE)
-    trace.require_same(found, open_checkpoint(), GUIDE)
-    found.save(tmp_path / "again.json")
+    golden_guide = trace.load(GUIDE)
+    trace.require_same(golden_guide, open_checkpoint(), GUIDE)
+    golden_guide.save(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_bytes() == GUIDE.read_bytes()
 
 
@@ -166,8 +157,8 @@ def test_other_weights_are_another_checkpoint(small, golden, tmp_path):
         trace.checkpoint_hash(first) == trace.checkpoint_hash(open_checkpoint(small)) == golden.hash
     )
     seen = {golden.hash}
-    for given in (dict(dtype="bfloat16"), dict(rope_theta=5000.0), dict(seed=1)):
-        other = open_checkpoint(make_checkpoint(tmp_path / str(len(seen)), **SMALL, **given))
+    for changes in (dict(dtype="bfloat16"), dict(rope_theta=5000.0), dict(seed=1)):
+        other = open_checkpoint(make_checkpoint(tmp_path / str(len(seen)), **SMALL, **changes))
         seen.add(trace.checkpoint_hash(other))
         with pytest.raises(
             TraceError,
@@ -194,11 +185,14 @@ class LaterConfig(LlamaConfig):
 @pytest.mark.parametrize("scaling, is_same", [(1.0, True), (2.0, False)])
 def test_a_later_field_counts_once_it_is_set(scaling, is_same, small, golden):
     checkpoint = open_checkpoint(small)
-    found = LaterConfig(
-        **{one.name: getattr(checkpoint.config, one.name) for one in fields(checkpoint.config)},
+    later = LaterConfig(
+        **{
+            field.name: getattr(checkpoint.config, field.name)
+            for field in fields(checkpoint.config)
+        },
         scaling=scaling,
     )
-    assert (trace.checkpoint_hash(replace(checkpoint, config=found)) == golden.hash) is is_same
+    assert (trace.checkpoint_hash(replace(checkpoint, config=later)) == golden.hash) is is_same
 
 
 # Checks
@@ -210,9 +204,9 @@ def check(golden, probes, greedy, tolerance=1e-4):
 
 def test_the_same_run_has_no_error(golden, run):
     probes, greedy = run
-    found = check(golden, probes, greedy)
-    assert found.first_bad is None and found.first_greedy is None and found.missing == []
-    assert all(values.max() < 1e-6 for values in found.errors.values())
+    checked = check(golden, probes, greedy)
+    assert checked.first_bad is None and checked.first_greedy is None and checked.missing == []
+    assert all(values.max() < 1e-6 for values in checked.errors.values())
 
 
 def test_a_sketch_estimates_the_norm_of_a_difference():
@@ -224,26 +218,24 @@ def test_a_sketch_estimates_the_norm_of_a_difference():
     estimates = np.sqrt(
         np.mean(trace.sketch(values)[:, :-1].astype(np.float64) ** 2, axis=1)
     ) / np.linalg.norm(values, axis=1)
-    assert (
-        np.mean(estimates**2) == pytest.approx(1, abs=0.1)
-        and np.mean((estimates > 0.5) & (estimates < 2)) > 0.98
-    )
+    assert np.mean(estimates**2) == pytest.approx(1, abs=0.1)
+    assert np.mean((estimates > 0.5) & (estimates < 2)) > 0.98
     assert set(np.unique(trace.signs(256))) == {-1.0, 1.0}
 
 
 @pytest.mark.parametrize("name", ["0.query_rope", "1.ffn", "norm"])
 @pytest.mark.parametrize("error", [1e-3, math.nan])
 def test_a_fault_is_found_where_it_is(name, error, golden, run):
-    probes = {one: array.copy() for one, array in run[0].items()}
+    probes = {probe: array.copy() for probe, array in run[0].items()}
     probes[name][5] *= 1 + error
-    found = check(golden, probes, run[1])
-    assert found.first_bad == name and int(found.errors[name].argmax()) == 5
-    assert all(np.delete(values, 5).max() < 1e-6 for values in found.errors.values())
+    checked = check(golden, probes, run[1])
+    assert checked.first_bad == name and int(checked.errors[name].argmax()) == 5
+    assert all(np.delete(values, 5).max() < 1e-6 for values in checked.errors.values())
 
 
 def test_one_wrong_logit_of_a_likely_token_is_found(golden, run):
     """Also where the sketch of all logits would hide it in the tolerance."""
-    probes = {one: array.copy() for one, array in run[0].items()}
+    probes = {probe: array.copy() for probe, array in run[0].items()}
     likeliest = int(probes["logits"][3].argmax())
     probes["logits"][3, likeliest] += np.float32(0.5 * np.sqrt(np.mean(probes["logits"][3] ** 2)))
     assert check(golden, probes, run[1], tolerance=5e-2).first_bad == "logits"
@@ -252,14 +244,11 @@ def test_one_wrong_logit_of_a_likely_token_is_found(golden, run):
 def test_other_widths_and_missing_probes(golden, run):
     probes = dict(run[0], norm=run[0]["norm"][:, :-1])
     del probes["0.ffn"]
-    found = trace.check(
+    checked = trace.check(
         golden, probes, run[1], 1e-4, parity.probe_names(SimpleNamespace(num_hidden_layers=3))
     )
-    assert (
-        found.first_bad == "norm"
-        and math.isinf(found.errors["norm"].min())
-        and found.missing == ["0.ffn"]
-    )
+    assert checked.first_bad == "norm" and math.isinf(checked.errors["norm"].min())
+    assert checked.missing == ["0.ffn"]
 
 
 def test_the_first_greedy_token_that_differs(golden, run):

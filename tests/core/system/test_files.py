@@ -34,9 +34,8 @@ def test_pipes_and_devices_are_refused_at_once(tmp_path):
         for read in (open_file, lambda name: read_file(name, 100)):
             with pytest.raises(OSError, match="is not a regular file") as caught:
                 read(path)
-            assert (
-                caught.value.strerror == "is not a regular file" and caught.value.filename == path
-            )
+            assert caught.value.strerror == "is not a regular file"
+            assert caught.value.filename == path
 
 
 def test_long_files_are_refused(tmp_path):

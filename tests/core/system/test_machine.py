@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
+from launching import run_python
 
 from mlx_llama.core.system import machine
 
@@ -28,7 +28,7 @@ print(before, peak_memory())
 def test_peak_memory_is_the_processs_own():
     """Also where one that has had much more memory has started it."""
     held = np.ones(300_000_000, np.uint8)
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=60)
+    done = run_python("-c", CODE)
     if done.returncode == 3:
         pytest.skip("this system does not say how much memory a process has had")
     before, after = map(int, done.stdout.split())
@@ -48,9 +48,9 @@ def test_free_memory_is_what_the_system_says():
     assert 0 < free <= total
     if sys.platform == "linux":
         (line,) = (
-            one
-            for one in Path("/proc/meminfo").read_text().splitlines()
-            if one.startswith("MemAvailable:")
+            text
+            for text in Path("/proc/meminfo").read_text().splitlines()
+            if text.startswith("MemAvailable:")
         )
         available = int(line.split()[1]) * 1024
         assert free < available + total / 50  # other programs take and release memory meanwhile
@@ -115,7 +115,7 @@ from mlx_llama.core.system.machine import physical_cores
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 print(physical_cores())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = run_python("-c", code)
     assert done.stdout.strip() == "1", done.stderr
 
 

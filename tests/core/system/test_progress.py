@@ -22,14 +22,14 @@ def test_every_part_is_reported_once_whatever_the_thread():
         advance = progress.meter(sum(sizes))
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(advance, sizes))
-    done = [one for one, _ in seen]
+    done = [count for count, _ in seen]
     assert done == sorted(done) and done[-1] == sum(sizes) and len(set(done)) == len(sizes)
     assert {total for _, total in seen} == {sum(sizes)}
 
 
 def test_without_a_display_nothing_is_reported():
     seen = []
-    with contextlib.suppress(KeyError), progress.reported(lambda *given: seen.append(given)):
+    with contextlib.suppress(KeyError), progress.reported(lambda *args: seen.append(args)):
         raise KeyError
     progress.meter(10)(10)
     assert seen == []
@@ -37,7 +37,7 @@ def test_without_a_display_nothing_is_reported():
 
 def test_two_pieces_of_work_count_apart():
     seen = []
-    with progress.reported(lambda *given: seen.append(given)):
+    with progress.reported(lambda *args: seen.append(args)):
         first, second = progress.meter(10), progress.meter(20)
         first(3), second(5), first(7)
     assert seen == [(3, 10), (5, 20), (10, 10)]
@@ -46,7 +46,7 @@ def test_two_pieces_of_work_count_apart():
 def test_a_display_is_not_seen_by_other_threads():
     """Work that another thread starts has its own display, or none."""
     seen = []
-    with progress.reported(lambda *given: seen.append(given)), ThreadPoolExecutor(1) as pool:
+    with progress.reported(lambda *args: seen.append(args)), ThreadPoolExecutor(1) as pool:
         pool.submit(lambda: progress.meter(1)(1)).result()
     assert seen == []
 
@@ -64,11 +64,8 @@ class Screen:
 def test_bars_need_a_terminal_that_moves_its_cursor(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("JPY_PARENT_PID", raising=False)
-    assert (
-        progress.moves_cursor(Screen(True))
-        and not progress.moves_cursor(Screen(False))
-        and not progress.moves_cursor(None)
-    )
+    assert progress.moves_cursor(Screen(True)) and not progress.moves_cursor(Screen(False))
+    assert not progress.moves_cursor(None)
     monkeypatch.setenv("JPY_PARENT_PID", "1")
     assert not progress.moves_cursor(Screen(True))
     monkeypatch.delenv("JPY_PARENT_PID")

@@ -156,8 +156,8 @@ def plain(name="t", source=CHAT_TEMPLATE, **variables):
 
 def load_template(folder, tokenizer):
     """A folder's template, or None."""
-    found = read_template(folder)
-    return found and ChatTemplate(found.source, found.name, tokenizer.named)
+    template = read_template(folder)
+    return template and ChatTemplate(template.source, template.name, tokenizer.named)
 
 
 def run_hostile(source, messages=USER, **variables) -> str:

@@ -20,29 +20,29 @@ DATA = Path(__file__).resolve().parents[2] / "data"
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
     """{kind: (folder, ours, the library's own)}"""
-    found = {}
+    tokenizers_made = {}
     for kind in KINDS:
         folder = make_tokenizer(tmp_path_factory.mktemp(kind), kind)
         if kind == "sentencepiece":
             library = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model())
         else:
             library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        found[kind] = SimpleNamespace(
+        tokenizers_made[kind] = SimpleNamespace(
             folder=folder, ours=load_folder(folder), library=library, kind=kind
         )
-    return found
+    return tokenizers_made
 
 
 @pytest.fixture(scope="session")
 def vocabularies(tmp_path_factory):
     """{name: (metadata, tokenizer)} of llama.cpp's vocabulary files"""
-    folder, found = tmp_path_factory.mktemp("vocabularies"), {}
+    folder, loaded = tmp_path_factory.mktemp("vocabularies"), {}
     for name in VOCABULARIES:
         path = folder / f"{name}.gguf"
         path.write_bytes(lzma.decompress((DATA / f"ggml-vocab-{name}.gguf.xz").read_bytes()))
         metadata = GGUFFile(path).metadata
-        found[name] = metadata, load_vocabulary(metadata)
-    return found
+        loaded[name] = metadata, load_vocabulary(metadata)
+    return loaded
 
 
 @pytest.fixture(scope="session")

@@ -72,7 +72,7 @@ def toy_byte_level():
     library = tokenizers.Tokenizer.from_str(byte_level_json())
     vocab = library.get_vocab()
     merges = json.loads(byte_level_json())["model"]["merges"]
-    merges = [one if isinstance(one, str) else " ".join(one) for one in merges]
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
     metadata = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "llama-bpe",
@@ -122,7 +122,8 @@ def own_cases(name):
         texts.pop()
     lines = (DATA / f"ggml-vocab-{name}.gguf.out").read_text().splitlines()
     return [
-        (text, [int(one) for one in line.split()]) for text, line in zip(texts, lines, strict=True)
+        (text, [int(number) for number in line.split()])
+        for text, line in zip(texts, lines, strict=True)
     ]
 
 
@@ -187,7 +188,7 @@ def test_text_comes_back_at_once_and_streamed(name, text, vocabularies):
     ours = vocabularies[name][1]
     assume(
         "▁" not in text
-        and not (name == "deepseek-coder" and any(one in text for one in ours.added_ids))
+        and not (name == "deepseek-coder" and any(special in text for special in ours.added_ids))
     )
     for add_bos in (False, True):
         ids = ours.encode(text, add_bos=add_bos)
@@ -259,7 +260,7 @@ def test_a_user_defined_token_keeps_its_space():
 
 def test_a_word_after_a_special_token_gets_a_space():
     ours = load_vocabulary(toy_sentencepiece()[0])
-    tokens = [ours.tokens[one] for one in ours.encode("</s>Hello", parse_special=True)]
+    tokens = [ours.tokens[token] for token in ours.encode("</s>Hello", parse_special=True)]
     assert tokens[0] == "</s>" and tokens[1].startswith("▁")
     bare = load_vocabulary(toy_sentencepiece()[0], add_space_prefix=False)
     assert ours.encode_parts(["</s>", "Hello"]) == [2, *bare.encode("Hello")]
@@ -297,7 +298,7 @@ def test_the_conversation_in_a_files_template():
 def test_ends_of_an_answer_by_metadata_and_by_text():
     metadata, _ = toy_byte_level()
     tokens = metadata["tokenizer.ggml.tokens"]
-    assert [tokens[one] for one in load_vocabulary(metadata).eos_ids] == [
+    assert [tokens[token] for token in load_vocabulary(metadata).eos_ids] == [
         "<|end_of_text|>",
         "<|eot_id|>",
     ]
@@ -365,12 +366,10 @@ def test_unused_and_empty_tokens():
     count = sp.get_piece_size()
     ours = load_more(metadata, ["", "", "[PAD]x", "<unk2>"], [UNUSED, NORMAL, UNUSED, UNKNOWN])
     assert ours.encode("Hello world") == sp.encode("Hello world")
-    assert (
-        ours.decode([count, count + 2]) == "" and ours.decode([count + 1]) == f"[EMPTY_{count + 1}]"
-    )
-    assert (
-        ours.decode([count + 3]) == "" and ours.decode([count + 3], skip_special=False) == "<unk2>"
-    )
+    assert ours.decode([count, count + 2]) == ""
+    assert ours.decode([count + 1]) == f"[EMPTY_{count + 1}]"
+    assert ours.decode([count + 3]) == ""
+    assert ours.decode([count + 3], skip_special=False) == "<unk2>"
     assert ours.encode("<unk2>", parse_special=True) == [count + 3]
     without = [
         NORMAL if kind == UNKNOWN else kind for kind in metadata["tokenizer.ggml.token_type"]

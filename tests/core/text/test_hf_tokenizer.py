@@ -31,10 +31,10 @@ def auto(folder, **fields):
     return AutoTokenizer.from_pretrained(folder)
 
 
-def library_ids(one, text):
-    if one.kind == "sentencepiece":
-        return one.library.encode(text)
-    return one.library.encode(text, add_special_tokens=False).ids
+def library_ids(case, text):
+    if case.kind == "sentencepiece":
+        return case.library.encode(text)
+    return case.library.encode(text, add_special_tokens=False).ids
 
 
 # Encoding
@@ -49,18 +49,18 @@ def rebuilt(kind, text):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_plain_text_has_the_librarys_ids(kind, made):
-    one = made[kind]
+    case = made[kind]
     for text in TEXTS:
         if not rebuilt(kind, text):
-            assert one.ours.encode(text) == library_ids(one, text)
+            assert case.ours.encode(text) == library_ids(case, text)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=anything)
 def test_any_text_has_the_librarys_ids(kind, text, made):
-    one = made[kind]
-    assume(not any(special in text for special in one.ours.added_ids) and not rebuilt(kind, text))
-    assert one.ours.encode(text) == library_ids(one, text)
+    case = made[kind]
+    assume(not any(special in text for special in case.ours.added_ids) and not rebuilt(kind, text))
+    assert case.ours.encode(text) == library_ids(case, text)
 
 
 @pytest.mark.parametrize("kind", ["llama2", "bytelevel"])
@@ -69,12 +69,12 @@ def test_a_json_without_class_has_its_own_librarys_ids(kind, made, tmp_path):
     tokens too.
     """
     folder = make_tokenizer(tmp_path, kind, tokenizer_class="PreTrainedTokenizerFast")
-    ours, one = load_folder(folder), made[kind]
+    ours, case = load_folder(folder), made[kind]
     for text in TEXTS:
-        assert ours.encode(text) == library_ids(one, text)
+        assert ours.encode(text) == library_ids(case, text)
         eos = list(ours.special_ids)[-1]
         marked = f"{eos}{text}{eos} {text}"
-        assert ours.encode(marked, parse_special=True) == library_ids(one, marked)
+        assert ours.encode(marked, parse_special=True) == library_ids(case, marked)
 
 
 SPACES = list(
@@ -201,7 +201,7 @@ ADDED = {"<|im_start|>": 384, "<|im_end|>": 385, "<tool>": 386}
 def add_tokens(folder):
     config = json.loads((folder / "tokenizer_config.json").read_text())
     decoder = {
-        str(one): {
+        str(token): {
             "content": text,
             "lstrip": False,
             "normalized": False,
@@ -209,7 +209,7 @@ def add_tokens(folder):
             "single_word": False,
             "special": text != "<tool>",
         }
-        for text, one in ADDED.items()
+        for text, token in ADDED.items()
     }
     config |= {"added_tokens_decoder": decoder, "eos_token": "<|im_end|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
@@ -243,8 +243,8 @@ def test_symbols_of_sentencepiece(kind, tmp_path):
     (folder / "tokenizer.model").write_bytes(proto)
     ours, theirs = load_folder(folder), auto(folder)
     library = sentencepiece.SentencePieceProcessor(model_proto=proto)
-    found = ours.special_ids if kind == "control" else ours.added_ids
-    assert {text: found.get(text) for text in symbols} == {
+    known = ours.special_ids if kind == "control" else ours.added_ids
+    assert {text: known.get(text) for text in symbols} == {
         text: library.piece_to_id(text) for text in symbols
     }
     for text in ("<s><|user|>Hello<|end|> x", "a <|user|> b", "<|user|>"):
@@ -314,11 +314,8 @@ def test_added_tokens_json(tmp_path):
     (folder / "added_tokens.json").write_text(json.dumps(ADDED))
     ours = load_folder(folder, vocab_size=387)
     assert ours.encode("<|im_start|>a<tool>", parse_special=True)[0] == 384
-    assert (
-        "<|im_end|>" in ours.special_ids
-        and "<tool>" not in ours.special_ids
-        and "<tool>" in ours.added_ids
-    )
+    assert "<|im_end|>" in ours.special_ids and "<tool>" not in ours.special_ids
+    assert "<tool>" in ours.added_ids
 
 
 FLAGS = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word", "special"), False)

@@ -32,7 +32,8 @@ def test_templates_of_known_families_are_known_by_every_character(source):
 
 
 def test_digests_are_digests():
-    assert all(len(one) == 64 and int(one, 16) >= 0 for one in KNOWN) and digest("") not in KNOWN
+    assert all(len(known) == 64 and int(known, 16) >= 0 for known in KNOWN)
+    assert digest("") not in KNOWN
 
 
 def test_no_text_breaks_the_look_up():

@@ -51,5 +51,5 @@ def test_words_are_split_by_case_as_in_the_models_own_file(pre, vocabularies, ju
         ]
     )
     for text in [*judged["texts"], "ÉCOLE ÉTÉ", "Éa éA ÀÉ", "it'S L'ÉTÉ'S", "नमस्ते दुनिया"]:
-        if not any(one in text for one in ours.added_ids):
+        if not any(special in text for special in ours.added_ids):
             assert ours.encode(text) == library.encode(text).ids, text

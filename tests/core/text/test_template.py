@@ -122,7 +122,7 @@ def test_a_tokenizer_without_bos_habit_gets_none(tmp_path):
 
 def controls(model, ids):
     specials = set(model.tokenizer.special_ids.values())
-    return [one for one in ids if one in specials]
+    return [token for token in ids if token in specials]
 
 
 def attack(model, template, messages, harmless):
@@ -329,13 +329,10 @@ def test_names_and_reasoning_reach_the_template_as_text(kind, models):
         {**messages[0], "name": f"A{eos}"},
         {**messages[1], "reasoning_content": f"{eos}\U0001d000"},
     ]
-    found = encode_messages(model.tokenizer, template, hostile, False)
-    text = model.tokenizer.decode(found)
-    assert (
-        found.count(model.tokenizer.special_ids[eos]) == 2
-        and f"A{eos}: Hello" in text
-        and f"({eos}\U0001d000) hi" in text
-    )
+    ids = encode_messages(model.tokenizer, template, hostile, False)
+    text = model.tokenizer.decode(ids)
+    assert ids.count(model.tokenizer.special_ids[eos]) == 2 and f"A{eos}: Hello" in text
+    assert f"({eos}\U0001d000) hi" in text
 
 
 # Sources of templates
@@ -416,8 +413,7 @@ def test_builtin_templates(kind, name, models):
 
 
 @pytest.mark.parametrize(
-    ("name", "reference"),
-    [("llama2", "llama-2"), ("llama3", "llama-3"), ("zephyr", "zephyr")],
+    ("name", "reference"), [("llama2", "llama-2"), ("llama3", "llama-3"), ("zephyr", "zephyr")]
 )
 def test_builtin_templates_write_the_text_of_the_models_own(name, reference):
     talk = conversation([("user", " Hello"), ("assistant", "Hi! "), ("user", "Bye")])

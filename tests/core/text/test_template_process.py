@@ -152,9 +152,9 @@ def helper():
 @pytest.mark.parametrize("name", ENDLESS)
 def test_endless_work_is_stopped(name, monkeypatch):
     monkeypatch.setattr(template_process, "MAX_SECONDS", 0.2)
-    found = run_hostile(ENDLESS[name])
-    assert "more than" in found or "failed: " in found
-    assert "status" not in found and "MemoryError" not in found
+    error = run_hostile(ENDLESS[name])
+    assert "more than" in error or "failed: " in error
+    assert "status" not in error and "MemoryError" not in error
     assert helper().is_running()  # the successor
 
 
@@ -174,12 +174,11 @@ def test_the_limits_are_five_seconds_and_half_a_gigabyte(name):
     watcher = threading.Thread(target=watch)
     watcher.start()
     source = ENDLESS[name] if name == "hashing" else ENDLESS[name] * 9
-    found = run_hostile(source)
+    error = run_hostile(source)
     done.set()
     watcher.join()
-    assert (
-        "more than 5 seconds" if name == "hashing" else "more than 512 MB"
-    ) in found and "template" in found
+    assert ("more than 5 seconds" if name == "hashing" else "more than 512 MB") in error
+    assert "template" in error
     assert most <= 600 << 20 and seconds < 7
 
 
@@ -297,18 +296,20 @@ def test_a_forked_process_starts_its_own():
 
 def test_threads_take_turns():
     texts = [f"text {i}" for i in range(8)]
-    found = [None] * 8
+    rendered = [None] * 8
 
     def render(i):
         template = ChatTemplate("{{ messages[0].content }}" + " " * i, "t")
-        found[i] = [template.render(conversation([("user", texts[i])])).strip() for _ in range(20)]
+        rendered[i] = [
+            template.render(conversation([("user", texts[i])])).strip() for _ in range(20)
+        ]
 
     threads = [threading.Thread(target=render, args=(i,)) for i in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [[text] * 20 for text in texts]
+    assert rendered == [[text] * 20 for text in texts]
 
 
 def test_known_templates_start_no_process():

@@ -18,12 +18,12 @@ TEMPLATES = Path(__file__).resolve().parents[2] / "data/thought-templates"
 
 
 def split(parser: ThoughtParser, pieces) -> tuple[str, str]:
-    found = [part for piece in pieces for part in parser.push(piece)] + parser.push(
+    parts = [part for piece in pieces for part in parser.push(piece)] + parser.push(
         "", is_last=True
     )
-    assert all(found)
-    return "".join(part.text for part in found if isinstance(part, Thought)), "".join(
-        part for part in found if isinstance(part, str)
+    assert all(parts)
+    return "".join(part.text for part in parts if isinstance(part, Thought)), "".join(
+        part for part in parts if isinstance(part, str)
     )
 
 
@@ -81,8 +81,8 @@ def test_splits_at_every_size_of_the_pieces(answer, is_open, thought, text):
 )
 def test_pieces_make_no_difference_and_lose_nothing(pieces, form, state):
     whole = "".join(pieces)
-    found = split(form.parser(state), pieces)
-    assert found == split(form.parser(state), [whole]) == split(form.parser(state), list(whole))
+    parts = split(form.parser(state), pieces)
+    assert parts == split(form.parser(state), [whole]) == split(form.parser(state), list(whole))
     marks = (form.start, form.end, *form.answer)
 
     def letters(text: str) -> str:
@@ -91,7 +91,7 @@ def test_pieces_make_no_difference_and_lose_nothing(pieces, form, state):
                 text = text.replace(mark, "")
         return "".join(text.split())
 
-    assert letters("".join(found)) == letters(whole)
+    assert letters("".join(parts)) == letters(whole)
 
 
 def test_only_granite_has_marks_around_its_answer():

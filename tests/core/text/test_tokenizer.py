@@ -30,7 +30,7 @@ def ids_for(draw_special=True):
 
 def stream(ours, ids, **how):
     decoder = ours.stream(**how)
-    return [*[decoder.push(one) for one in ids], decoder.finish()]
+    return [*[decoder.push(token) for token in ids], decoder.finish()]
 
 
 @pytest.mark.parametrize("skip_special", [True, False])
@@ -46,15 +46,15 @@ def test_streamed_pieces_are_the_decoded_text(kind, skip_special, ids, made):
 @given(ids=ids_for())
 def test_sentencepiece_decodes_any_ids_alike(ids, made):
     """Invalid UTF-8 included: one U+FFFD per byte, as the library."""
-    one = made["sentencepiece"]
-    assert one.ours.decode(ids) == one.library.decode(ids)
+    case = made["sentencepiece"]
+    assert case.ours.decode(ids) == case.library.decode(ids)
 
 
 @given(ids=ids_for())
 def test_byte_level_decodes_any_ids_alike(ids, made):
-    one = made["bytelevel"]
-    assert one.ours.decode(ids) == one.library.decode(ids, skip_special_tokens=True)
-    assert one.ours.decode(ids, skip_special=False) == one.library.decode(
+    case = made["bytelevel"]
+    assert case.ours.decode(ids) == case.library.decode(ids, skip_special_tokens=True)
+    assert case.ours.decode(ids, skip_special=False) == case.library.decode(
         ids, skip_special_tokens=False
     )
 
@@ -66,13 +66,13 @@ def test_byte_fallback_json_decodes_valid_ids_alike(ids, made):
     The library replaces the whole run, with the good characters in it. A stream cannot take back a
     shown character.
     """
-    one = made["llama2"]
+    case = made["llama2"]
     for skip in (True, False):
-        expected = one.library.decode(ids, skip_special_tokens=skip)
+        expected = case.library.decode(ids, skip_special_tokens=skip)
         if "\ufffd" not in expected:
-            assert one.ours.decode(ids, skip_special=skip) == expected
+            assert case.ours.decode(ids, skip_special=skip) == expected
         else:
-            assert "\ufffd" in one.ours.decode(ids, skip_special=skip)
+            assert "\ufffd" in case.ours.decode(ids, skip_special=skip)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -168,10 +168,10 @@ def test_ids_of_the_padding_have_no_text(kind, made):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("one", [-1, 384, 10**20])
-def test_ids_outside_the_vocabulary_are_refused(kind, one, made):
-    with pytest.raises(TokenizerError, match=str(one)):
-        made[kind].ours.decode([one])
+@pytest.mark.parametrize("bad_id", [-1, 384, 10**20])
+def test_ids_outside_the_vocabulary_are_refused(kind, bad_id, made):
+    with pytest.raises(TokenizerError, match=str(bad_id)):
+        made[kind].ours.decode([bad_id])
 
 
 # Byte tokens

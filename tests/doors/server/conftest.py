@@ -23,19 +23,16 @@ class Live:
         with log.open("w") as file:
             command = [
                 sys.executable,
-                "-m",
-                "mlx_llama.server",
-                "--backend",
-                "cpu",
-                "--port",
-                "0",
+                *"-m mlx_llama.server --backend cpu --port 0".split(),
                 *map(str, arguments),
             ]
             self.process = subprocess.Popen(
                 command, stdout=file, stderr=subprocess.STDOUT, env=os.environ | environment
             )
-        found = self.wait(lambda: re.search(r"listening on (https?://[^\s;]+:(\d+))", self.text()))
-        self.url, self.port = found[1].rstrip(";"), int(found[2])
+        address = self.wait(
+            lambda: re.search(r"listening on (https?://[^\s;]+:(\d+))", self.text())
+        )
+        self.url, self.port = address[1].rstrip(";"), int(address[2])
         self.http = httpx.Client(base_url=self.url, timeout=300, trust_env=False)
         if ready:
             self.wait(lambda: self.http.get("/ready").status_code == 200)
@@ -46,20 +43,20 @@ class Live:
     def wait(self, condition, seconds: float = 60):
         """The first true value of `condition`."""
         end = time.monotonic() + seconds
-        while not (found := condition()):
+        while not (result := condition()):
             assert self.process.poll() is None, self.text()
             assert time.monotonic() < end, f"waited {seconds} s\n{self.text()}"
             time.sleep(0.02)
-        return found
+        return result
 
     def post(self, path: str, **body) -> httpx.Response:
         return self.http.post(path, json=body)
 
     def metric(self, name: str) -> float:
-        found = re.search(
+        match = re.search(
             rf"^mlx_llama_{re.escape(name)} (\S+)$", self.http.get("/metrics").text, re.M
         )
-        return float(found[1]) if found else 0.0
+        return float(match[1]) if match else 0.0
 
     def wait_idle(self, seconds: float = 120) -> None:
         """Wait until no request runs or waits."""
@@ -137,7 +134,7 @@ def llm():
 
 def events(text: str) -> list[tuple[str | None, str]]:
     """Names and data of server-sent events."""
-    found = []
+    pairs = []
     for block in text.split("\n\n"):
         lines = dict(
             line.split(": ", 1)
@@ -145,8 +142,8 @@ def events(text: str) -> list[tuple[str | None, str]]:
             if ": " in line and not line.startswith(":")
         )
         if "data" in lines:
-            found.append((lines.get("event"), lines["data"]))
-    return found
+            pairs.append((lines.get("event"), lines["data"]))
+    return pairs
 
 
 class Inside:
@@ -180,10 +177,10 @@ class Inside:
 
     def wait(self, condition, seconds: float = 120):
         end = time.monotonic() + seconds
-        while not (found := condition()):
+        while not (result := condition()):
             assert time.monotonic() < end, f"waited {seconds} s"
             time.sleep(0.01)
-        return found
+        return result
 
     def ready(self) -> Inside:
         self.wait(lambda: self.http.get("/ready").status_code == 200)

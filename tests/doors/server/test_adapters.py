@@ -32,9 +32,8 @@ def test_the_model_s_name_chooses_the_adapter(folders, serve):
     )
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
     names = ["toy", "sea", "sky"]
-    assert [one.id for one in client.models.list()] == names and client.models.retrieve(
-        "sky"
-    ).id == "sky"
+    assert [model.id for model in client.models.list()] == names
+    assert client.models.retrieve("sky").id == "sky"
     llm = load(base, backend="cpu", adapters=adapters)
     ask = dict(max_tokens=12, logit_bias={1: -100, 2: -100})
     wanted = {
@@ -83,15 +82,11 @@ def test_the_model_s_name_chooses_the_adapter(folders, serve):
         ).json()["choices"][0]["message"]["content"]
         for name in names
     }
-    assert (
-        told["sky"] == llm.generate(messages, adapter="sky", **ask).text
-        and len(set(told.values())) == 3
-    )
+    assert told["sky"] == llm.generate(messages, adapter="sky", **ask).text
+    assert len(set(told.values())) == 3
     refused = server.post("/v1/completions", **body, model="land")
-    assert (
-        refused.status_code == 404
-        and "this server has toy, sea, sky" in refused.json()["error"]["message"]
-    )
+    assert refused.status_code == 404
+    assert "this server has toy, sea, sky" in refused.json()["error"]["message"]
     refused = server.post("/v1/completions", **body, adapter="land")
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "adapter"
 
@@ -104,12 +99,7 @@ def test_an_alias_that_is_an_adapter_s_name_is_refused(folders, monkeypatch):
     with pytest.raises(OptionsError, match="is the name of an adapter"):
         command.main(
             [
-                "--model",
-                str(base),
-                "--backend",
-                "cpu",
-                "--port",
-                "0",
+                *f"--model {base} --backend cpu --port 0".split(),
                 "--adapter",
                 str(adapters[0]),
                 "--alias",

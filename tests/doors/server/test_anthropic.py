@@ -17,17 +17,12 @@ def client(guide):
 
 def test_a_message(client, llm):
     wanted = llm.generate(QUESTION, max_tokens=20)
-    found = client.messages.create(model="guide", max_tokens=20, messages=QUESTION)
-    assert (
-        found.content[0].text == wanted.text
-        and found.stop_reason == "max_tokens"
-        and found.role == "assistant"
-    )
-    usage = found.usage
-    assert (
-        usage.input_tokens + usage.cache_read_input_tokens == wanted.prompt_tokens
-        and usage.output_tokens == 20
-    )
+    message = client.messages.create(model="guide", max_tokens=20, messages=QUESTION)
+    assert message.content[0].text == wanted.text and message.stop_reason == "max_tokens"
+    assert message.role == "assistant"
+    usage = message.usage
+    assert usage.input_tokens + usage.cache_read_input_tokens == wanted.prompt_tokens
+    assert usage.output_tokens == 20
     assert (
         client.messages.create(model="guide", max_tokens=200, messages=QUESTION).stop_reason
         == "end_turn"
@@ -64,11 +59,11 @@ def test_stop_sequences_and_blocks(client):
             ],
         }
     ]
-    found = client.messages.create(
+    message = client.messages.create(
         model="guide", max_tokens=50, messages=blocks, stop_sequences=["small", "zebra"]
     )
-    assert found.stop_reason == "stop_sequence" and found.stop_sequence == "small"
-    assert found.content[0].text == "I am the mlx_llama guide: a "
+    assert message.stop_reason == "stop_sequence" and message.stop_sequence == "small"
+    assert message.content[0].text == "I am the mlx_llama guide: a "
 
 
 def test_count_of_tokens(client, llm):
@@ -76,10 +71,8 @@ def test_count_of_tokens(client, llm):
     counted = client.messages.count_tokens(**asked).input_tokens
     assert counted == len(llm.encode([{"role": "system", "content": asked["system"]}, *QUESTION]))
     _, usage = (client.messages.create(**asked, max_tokens=1).usage for _ in range(2))
-    assert (
-        usage.cache_read_input_tokens > 0
-        and usage.input_tokens + usage.cache_read_input_tokens == counted
-    )
+    assert usage.cache_read_input_tokens > 0
+    assert usage.input_tokens + usage.cache_read_input_tokens == counted
 
 
 def test_errors_are_anthropics(client):

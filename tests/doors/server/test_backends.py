@@ -37,20 +37,19 @@ def test_a_chat_a_stream_and_logprobs(served, llm):
         "logprobs": True,
         "top_logprobs": 2,
     }
-    found = client.chat.completions.create(**asked).choices[0]
-    assert found.message.content == wanted.text
+    choice = client.chat.completions.create(**asked).choices[0]
+    assert choice.message.content == wanted.text
     chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
-    assert (
-        "".join(chunk.delta.content or "" for chunk in chunks) == wanted.text and len(chunks) > 15
-    )
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == wanted.text
+    assert len(chunks) > 15
     for told in (
-        found.logprobs.content,
-        [one for chunk in chunks if chunk.logprobs for one in chunk.logprobs.content],
+        choice.logprobs.content,
+        [entry for chunk in chunks if chunk.logprobs for entry in chunk.logprobs.content],
     ):
-        assert [one.logprob for one in told] == pytest.approx(
+        assert [entry.logprob for entry in told] == pytest.approx(
             [token.logprobs.logprob for token in wanted.tokens], abs=1e-3
         )
-        assert all(len(one.top_logprobs) == 2 for one in told)
+        assert all(len(entry.top_logprobs) == 2 for entry in told)
 
 
 def test_a_schema_is_enforced(served):
@@ -62,18 +61,15 @@ def test_a_schema_is_enforced(served):
         "additionalProperties": False,
     }
     form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": schema}}
-    found = client.chat.completions.create(
+    choice = client.chat.completions.create(
         model="guide", messages=QUESTION, response_format=form, max_tokens=60
     ).choices[0]
-    value = json.loads(found.message.content)
-    assert (
-        set(value) == {"kind", "legs"}
-        and value["kind"] in ("llama", "dragon")
-        and value["legs"] in (2, 4)
-    )
+    value = json.loads(choice.message.content)
+    assert set(value) == {"kind", "legs"} and value["kind"] in ("llama", "dragon")
+    assert value["legs"] in (2, 4)
     stream = client.chat.completions.create(
         model="guide", messages=QUESTION, response_format=form, max_tokens=60, stream=True
     )
     assert (
-        "".join(chunk.choices[0].delta.content or "" for chunk in stream) == found.message.content
+        "".join(chunk.choices[0].delta.content or "" for chunk in stream) == choice.message.content
     )

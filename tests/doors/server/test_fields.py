@@ -72,7 +72,7 @@ def known(body: type[BaseModel]) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "route, body, theirs", TYPES, ids=lambda one: getattr(one, "__name__", None)
+    "route, body, theirs", TYPES, ids=lambda case: getattr(case, "__name__", None)
 )
 def test_every_other_field_of_the_client_is_passed_over_and_told(route, body, theirs, lenient):
     path, base = route
@@ -89,7 +89,7 @@ def test_every_other_field_of_the_client_is_passed_over_and_told(route, body, th
 @pytest.mark.parametrize(
     "route, body",
     [(route, body) for route, body, _ in TYPES[1:]],
-    ids=lambda one: getattr(one, "__name__", None),
+    ids=lambda case: getattr(case, "__name__", None),
 )
 def test_a_noted_field_with_a_value_that_does_not_fit_is_told(route, body, lenient):
     path, base = route
@@ -106,7 +106,7 @@ def test_a_noted_field_with_a_value_that_does_not_fit_is_told(route, body, lenie
 @pytest.mark.parametrize(
     "route, body",
     [(route, body) for route, body, _ in TYPES[1:]],
-    ids=lambda one: getattr(one, "__name__", None),
+    ids=lambda case: getattr(case, "__name__", None),
 )
 def test_refused_fields_are_refused_by_name(route, body, guide, lenient):
     path, base = route
@@ -115,24 +115,21 @@ def test_refused_fields_are_refused_by_name(route, body, guide, lenient):
             for server in (guide, lenient):
                 done = server.post(path, **base, **{name: value})
                 [fault] = done.json()["errors"]
-                assert (
-                    done.status_code == 400
-                    and fault["field"] == name
-                    and fault["constraint"] == "unsupported"
-                )
+                assert done.status_code == 400 and fault["field"] == name
+                assert fault["constraint"] == "unsupported"
     done = guide.post(path, **base, a_field_of_next_year=1)
     assert done.status_code == 400 and done.json()["errors"][0]["field"] == "a_field_of_next_year"
 
 
-def models_of(kind, found: dict[str, type[BaseModel]]) -> dict[str, type[BaseModel]]:
+def models_of(kind, models: dict[str, type[BaseModel]]) -> dict[str, type[BaseModel]]:
     """All models that a type reaches, by name."""
-    if isinstance(kind, type) and issubclass(kind, BaseModel) and kind.__name__ not in found:
-        found[kind.__name__] = kind
+    if isinstance(kind, type) and issubclass(kind, BaseModel) and kind.__name__ not in models:
+        models[kind.__name__] = kind
         for field in kind.model_fields.values():
-            models_of(field.annotation, found)
+            models_of(field.annotation, models)
     for inner in typing.get_args(kind):
-        models_of(inner, found)
-    return found
+        models_of(inner, models)
+    return models
 
 
 def is_free(kind) -> bool:
@@ -146,9 +143,9 @@ def test_nothing_is_dropped_inside_a_field_either():
     """Each model knows which fields it does not know. Objects of any keys, and fields without an
     effect, are these and no others.
     """
-    found: dict[str, type[BaseModel]] = {}
+    models: dict[str, type[BaseModel]] = {}
     for _, body, _ in TYPES:
-        models_of(body, found)
+        models_of(body, models)
     assert {
         "Message",
         "FunctionTool",
@@ -156,9 +153,9 @@ def test_nothing_is_dropped_inside_a_field_either():
         "ToolResult",
         "ResponseFormat",
         "StreamOptions",
-    } <= set(found)
+    } <= set(models)
     idle = {}
-    for name, model in found.items():
+    for name, model in models.items():
         assert model.model_config.get("extra") == "forbid", name
         for field, info in model.model_fields.items():
             assert not is_free(info.annotation) or field in FREE, (name, field)

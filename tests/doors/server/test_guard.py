@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import http.client
-import subprocess
-import sys
 
 import pytest
+from launching import run_python
 from making import make_checkpoint
 
 from mlx_llama.server import command
@@ -74,10 +73,8 @@ def test_an_allowed_origin(serve):
         "Access-Control-Request-Headers": "authorization,content-type",
     }
     preflight = server.http.options("/v1/chat/completions", headers=ask)
-    assert (
-        preflight.status_code == 200
-        and preflight.headers["access-control-allow-origin"] == "https://app.example"
-    )
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-origin"] == "https://app.example"
     assert preflight.headers["access-control-allow-headers"] == "authorization,content-type"
     asked = {
         "Access-Control-Request-Headers": "x-stainless-os, openai-organization, idempotency-key"
@@ -89,10 +86,8 @@ def test_an_allowed_origin(serve):
     done = server.http.post(
         "/v1/chat/completions", json=QUESTION, headers={"Origin": "https://app.example"}
     )
-    assert (
-        done.status_code == 200
-        and done.headers["access-control-allow-origin"] == "https://app.example"
-    )
+    assert done.status_code == 200
+    assert done.headers["access-control-allow-origin"] == "https://app.example"
     refused = server.http.options(
         "/v1/chat/completions", headers=ask | {"Origin": "https://other.example"}
     )
@@ -116,14 +111,9 @@ def test_the_origin_localhost_stands_for_any_port_of_this_machine(serve):
 def test_programs_of_this_machine_written_as_pages_are_served_with_a_key(serve, guide):
     server = serve("--api-key", "key")
     for origin in (
-        "http://localhost:3000",
-        "http://127.0.0.1:5173",
-        "app://obsidian.md",
-        "tauri://localhost",
-        "vscode-webview://1a2b",
-        "chrome-extension://abcdef",
-        "file://",
-    ):
+        "http://localhost:3000 http://127.0.0.1:5173 app://obsidian.md tauri://localhost "
+        "vscode-webview://1a2b chrome-extension://abcdef file://"
+    ).split():
         done = server.http.get(
             "/v1/models", headers={"Origin": origin, "Authorization": "Bearer key"}
         )
@@ -140,15 +130,8 @@ def test_keys(serve, tmp_path):
     for path in ("/health", "/live", "/ready", "/", "/page/app.js"):
         assert server.http.get(path).status_code == 200, path
     for path in (
-        "/v1/models",
-        "/metrics",
-        "/props",
-        "/slots",
-        "/openapi.json",
-        "/docs",
-        "/v1/loading/progress",
-        "/page",
-    ):
+        "/v1/models /metrics /props /slots /openapi.json /docs /v1/loading/progress /page"
+    ).split():
         assert server.http.get(path).status_code == 401, path
     assert server.http.post("/page/render", json={"text": "x"}).status_code == 401
     for headers in (
@@ -187,9 +170,8 @@ def test_every_answer_has_its_id_and_the_log_no_prompt(serve):
     line = server.wait(
         lambda: next((line for line in server.text().splitlines() if identity in line), None)
     )
-    assert (
-        "POST /v1/completions 200" in line and "tokens=3 " in line and "secret" not in server.text()
-    )
+    assert "POST /v1/completions 200" in line and "tokens=3 " in line
+    assert "secret" not in server.text()
     server.http.get("/no%0aINFO%20forged")
     assert "forged" not in [line[:12] for line in server.text().splitlines()]
     asked = serve("--log-prompts")
@@ -234,27 +216,19 @@ def test_a_bad_flag_is_one_line_and_exit_code_2(arguments, message, door):
 
 
 def test_a_port_that_is_taken(guide):
-    done = subprocess.run(
-        [sys.executable, "-m", "mlx_llama.server", "--port", str(guide.port)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (
-        done.returncode == 2
-        and "cannot listen there" in done.stderr
-        and len(done.stderr.splitlines()) == 1
-    )
+    done = run_python("-m", "mlx_llama.server", "--port", guide.port)
+    assert done.returncode == 2 and "cannot listen there" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_head_is_get_without_a_body(guide):
     for path in ("/", "/health", "/ready", "/v1/models"):
-        done, found = guide.http.head(path), guide.http.get(path)
+        done, full = guide.http.head(path), guide.http.get(path)
         assert (done.status_code, done.content) == (
-            found.status_code,
+            full.status_code,
             b"",
-        ) and found.status_code == 200, path
-        assert done.headers["content-type"] == found.headers["content-type"]
+        ) and full.status_code == 200, path
+        assert done.headers["content-type"] == full.headers["content-type"]
 
 
 def test_paths_of_the_machine_are_not_told(serve, tmp_path):
@@ -266,6 +240,5 @@ def test_paths_of_the_machine_are_not_told(serve, tmp_path):
     (tmp_path / "refuses.jinja").write_text("{{ raise_exception('no such talk') }}")
     server = serve("--template", tmp_path / "refuses.jinja")
     done = server.post("/v1/chat/completions", **QUESTION)
-    assert (
-        done.status_code == 400 and "no such talk" in done.text and str(tmp_path) not in done.text
-    )
+    assert done.status_code == 400 and "no such talk" in done.text
+    assert str(tmp_path) not in done.text

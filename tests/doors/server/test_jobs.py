@@ -14,17 +14,15 @@ from .conftest import events
 def test_events_of_a_job(guide, llm):
     made = guide.post("/v1/jobs", prompt="Once upon", max_tokens=6)
     assert made.status_code == 201
-    found = events(guide.http.get(made.json()["sse_url"]).text)
-    assert [name for name, _ in found] == ["started", *["token"] * 6, "end", None] and found[-1][
-        1
-    ] == "[DONE]"
-    tokens = [json.loads(data) for name, data in found if name == "token"]
+    told = events(guide.http.get(made.json()["sse_url"]).text)
+    assert [name for name, _ in told] == ["started", *["token"] * 6, "end", None]
+    assert told[-1][1] == "[DONE]"
+    tokens = [json.loads(data) for name, data in told if name == "token"]
     assert "".join(token["t"] for token in tokens) == llm.generate("Once upon", max_tokens=6).text
     assert [token["i"] for token in tokens] == list(range(6))
-    end = json.loads(found[-2][1])
-    assert (
-        end["tokens_out"] == 6 and end["stop_reason"] == "MAX_TOKENS" and end["decode_time_ms"] > 0
-    )
+    end = json.loads(told[-2][1])
+    assert end["tokens_out"] == 6 and end["stop_reason"] == "MAX_TOKENS"
+    assert end["decode_time_ms"] > 0
 
 
 def test_lines_of_json(guide):
@@ -42,9 +40,8 @@ def test_lines_of_json(guide):
             "".join(line["t"] for line in lines if line["event"] == "token")
             == "I am the mlx_llama guide: a "
         )
-        assert lines[-1]["stop_reason"] == "STOP_SEQUENCE" and [
-            line["id"] for line in lines
-        ] == list(range(len(lines)))
+        assert lines[-1]["stop_reason"] == "STOP_SEQUENCE"
+        assert [line["id"] for line in lines] == list(range(len(lines)))
 
 
 def test_a_stream_is_taken_up_again_after_the_last_event(endless):
@@ -58,12 +55,12 @@ def test_a_stream_is_taken_up_again_after_the_last_event(endless):
     rest = endless.http.get(
         job["jsonl_url"], headers={"Last-Event-ID": str(first[-1]["id"])}
     ).text.splitlines()
-    found = first + [json.loads(line) for line in rest]
-    assert [one["id"] for one in found] == list(range(len(found)))
+    told = first + [json.loads(line) for line in rest]
+    assert [event["id"] for event in told] == list(range(len(told)))
     whole = endless.post("/v1/completions", prompt="hello", max_tokens=300).json()["choices"][0][
         "text"
     ]
-    assert "".join(one.get("t", "") for one in found) == whole and found[-1]["tokens_out"] == 300
+    assert "".join(event.get("t", "") for event in told) == whole and told[-1]["tokens_out"] == 300
 
 
 def test_a_cancelled_job_frees_its_row_and_tells_its_readers(endless):
@@ -84,11 +81,8 @@ def test_unknown_jobs_say_why(guide, serve):
     done = guide.http.get(f"/v1/jobs/{known}-0000/stream")
     assert done.status_code == 404 and "or never existed" in done.json()["error"]["message"]
     done = guide.http.get("/v1/jobs/invented/stream")
-    assert (
-        done.status_code == 404
-        and "restart of the server" not in done.text
-        and "it is not a job id" in done.text
-    )
+    assert done.status_code == 404 and "restart of the server" not in done.text
+    assert "it is not a job id" in done.text
     done = guide.http.get(f"/v1/jobs/01234567-{'0' * 16}/stream")
     assert done.status_code == 404 and "restart of the server" in done.json()["error"]["message"]
     assert guide.http.delete("/v1/jobs/x").status_code == 404
@@ -97,10 +91,8 @@ def test_unknown_jobs_say_why(guide, serve):
 def test_one_prompt(guide):
     for body in ({}, {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}):
         done = guide.post("/v1/jobs", **body)
-        assert (
-            done.status_code == 400
-            and "either prompt or messages" in done.json()["error"]["message"]
-        )
+        assert done.status_code == 400
+        assert "either prompt or messages" in done.json()["error"]["message"]
     assert guide.http.get("/v1/jobs/x/stream", headers={"Last-Event-ID": "x"}).status_code == 404
     job = guide.post("/v1/jobs", prompt="hi", max_tokens=1).json()
     assert guide.http.get(job["sse_url"], headers={"Last-Event-ID": "1e9"}).status_code == 400
@@ -130,12 +122,8 @@ def test_the_log_has_the_receipt_of_a_job_when_it_ends(serve):
     lines = server.text().splitlines()
     made = next(line for line in lines if f" {job.headers['x-request-id']} POST" in line)
     ended = next(line for line in lines if f"job {job.json()['job_id']} MAX_TOKENS" in line)
-    assert (
-        "end=" not in made
-        and "tokens=3 " in ended
-        and "end=length" in ended
-        and "a-secret-word" in ended
-    )
+    assert "end=" not in made and "tokens=3 " in ended and "end=length" in ended
+    assert "a-secret-word" in ended
 
 
 def test_events_tell_logprobs(guide, llm):
@@ -148,9 +136,9 @@ def test_events_tell_logprobs(guide, llm):
     wanted = [
         token.logprobs for token in llm.generate("Once upon", max_tokens=4, logprobs=2).tokens
     ]
-    assert [token["logprob"] for token in tokens] == [one.logprob for one in wanted]
+    assert [token["logprob"] for token in tokens] == [entry.logprob for entry in wanted]
     assert [[other["logprob"] for other in token["top_logprobs"]] for token in tokens] == [
-        [value for _, value in one.top] for one in wanted
+        [value for _, value in entry.top] for entry in wanted
     ]
     # greedy
     assert [token["token"] for token in tokens] == [

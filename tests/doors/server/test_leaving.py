@@ -96,11 +96,8 @@ def _leave(client: httpx.Client) -> None:
 def test_time_of_a_request_is_bounded(inside, narrow):
     server = inside(narrow, timeout=0.6).ready()
     done = server.post("/v1/completions", **LONG)
-    assert (
-        done.status_code == 504
-        and done.json()["error"]["code"] == "timeout"
-        and "0.6 seconds" in done.text
-    )
+    assert done.status_code == 504 and done.json()["error"]["code"] == "timeout"
+    assert "0.6 seconds" in done.text
     text = server.post("/v1/completions", **LONG, stream=True).text
     last = json.loads(text.strip().split("\n\n")[-1].removeprefix("data: "))
     assert last["error"]["code"] == "timeout" and text.count("data: ") > 5

@@ -14,31 +14,22 @@ from .conftest import events
 
 def test_completion(guide, llm):
     wanted = llm.generate("Once upon", max_tokens=8)
-    found = guide.post("/completion", prompt="Once upon", n_predict=8, return_tokens=True).json()
-    assert (
-        found["content"] == wanted.text
-        and found["tokens"] == wanted.tokens
-        and found["stop"] is True
-    )
-    assert (
-        found["stop_type"] == "limit"
-        and found["tokens_predicted"] == 8
-        and found["tokens_evaluated"] == 3
-    )
-    assert set(found["timings"]) >= {
+    done = guide.post("/completion", prompt="Once upon", n_predict=8, return_tokens=True).json()
+    assert done["content"] == wanted.text and done["tokens"] == wanted.tokens
+    assert done["stop"] is True
+    assert done["stop_type"] == "limit" and done["tokens_predicted"] == 8
+    assert done["tokens_evaluated"] == 3
+    assert set(done["timings"]) >= {
         "prompt_n",
         "prompt_ms",
         "predicted_n",
         "predicted_per_second",
         "cache_n",
     }
-    assert found["generation_settings"]["n_predict"] == 8
+    assert done["generation_settings"]["n_predict"] == 8
     stopped = guide.post("/completion", prompt="Once upon", stop=["time"]).json()
-    assert (stopped["stop_type"], stopped["stopping_word"], stopped["content"]) == (
-        "word",
-        "time",
-        " a ",
-    )
+    assert stopped["stop_type"] == "word" and stopped["stopping_word"] == "time"
+    assert stopped["content"] == " a "
 
 
 def test_completion_streams_and_ends_with_the_whole_receipt(guide, llm):
@@ -50,11 +41,8 @@ def test_completion_streams_and_ends_with_the_whole_receipt(guide, llm):
         "".join(piece["content"] for piece in pieces)
         == llm.generate("Once upon", max_tokens=6).text
     )
-    assert (
-        [piece["stop"] for piece in pieces] == [False] * 6
-        and last["stop"] is True
-        and last["tokens_predicted"] == 6
-    )
+    assert [piece["stop"] for piece in pieces] == [False] * 6 and last["stop"] is True
+    assert last["tokens_predicted"] == 6
     assert pieces[-1]["tokens_predicted"] == 6 and "timings" in pieces[0]
 
 
@@ -71,19 +59,18 @@ def test_prompts_of_ids_mixed_and_several(guide, llm):
     ).json()
     assert mixed["tokens_evaluated"] == 3 + 2 * len(llm.tokenizer.encode(" a"))
     several = guide.post("/completion", prompt=["Once upon", ids], n_predict=5).json()
-    assert [one["content"] for one in several] == [wanted, wanted] and [
-        one["index"] for one in several
-    ] == [0, 1]
+    assert [answer["content"] for answer in several] == [wanted, wanted]
+    assert [answer["index"] for answer in several] == [0, 1]
 
 
 def test_response_fields_seeds_and_endless(guide):
-    found = guide.post(
+    done = guide.post(
         "/completion",
         prompt="hi",
         n_predict=3,
         response_fields=["content", "timings/predicted_n", "nope"],
     ).json()
-    assert set(found) == {"content", "timings/predicted_n"} and found["timings/predicted_n"] == 3
+    assert set(done) == {"content", "timings/predicted_n"} and done["timings/predicted_n"] == 3
     drawn = [
         guide.post("/completion", prompt="The", n_predict=12, temperature=2, seed=-1).json()[
             "content"
@@ -92,9 +79,8 @@ def test_response_fields_seeds_and_endless(guide):
     ]
     assert len(set(drawn)) > 1
     full = guide.post("/completion", prompt="The", n_predict=-1, ignore_eos=True).json()
-    assert (
-        full["stop_type"] == "limit" and full["tokens_predicted"] + full["tokens_evaluated"] >= 512
-    )
+    assert full["stop_type"] == "limit"
+    assert full["tokens_predicted"] + full["tokens_evaluated"] >= 512
 
 
 def test_biases_as_pairs(guide, llm):
@@ -206,24 +192,14 @@ def test_documented_values_that_switch_a_field_off_change_nothing(guide, llm):
     wanted = llm.generate("Once upon", max_tokens=6).text
     done = guide.post("/completion", prompt={"prompt_string": "Once upon"}, n_predict=6, **OFF)
     assert done.status_code == 200 and done.json()["content"] == wanted, done.text
-    newer = [
-        "penalties",
-        "dry",
-        "top_n_sigma",
-        "top_k",
-        "typ_p",
-        "top_p",
-        "min_p",
-        "xtc",
-        "temperature",
-    ]
+    newer = "penalties dry top_n_sigma top_k typ_p top_p min_p xtc temperature".split()
     done = guide.post(
         "/completion",
         prompt=["Once upon", {"prompt_string": "Once upon"}],
         n_predict=6,
         samplers=newer,
     )
-    assert [one["content"] for one in done.json()] == [wanted, wanted]
+    assert [answer["content"] for answer in done.json()] == [wanted, wanted]
 
 
 def test_penalties_over_the_whole_context(guide, llm):
@@ -250,10 +226,8 @@ def test_a_cold_prompt_is_computed_whole(guide):
     again = guide.post("/completion", **asked).json()
     cold = guide.post("/completion", **asked, cache_prompt=False).json()
     assert again["timings"]["cache_n"] > 0 == cold["timings"]["cache_n"]
-    assert (
-        cold["timings"]["prompt_n"] == first["tokens_evaluated"]
-        and cold["content"] == first["content"]
-    )
+    assert cold["timings"]["prompt_n"] == first["tokens_evaluated"]
+    assert cold["content"] == first["content"]
 
 
 def test_progress_of_a_long_prompt(endless):
@@ -267,36 +241,32 @@ def test_progress_of_a_long_prompt(endless):
     total = len(asked["prompt"])
     for reused in (0, total - 1):
         told = [json.loads(data) for _, data in events(endless.post("/completion", **asked).text)]
-        found = [one["prompt_progress"] for one in told if "prompt_progress" in one]
+        progress = [piece["prompt_progress"] for piece in told if "prompt_progress" in piece]
         # before any token
-        assert told[: len(found)] == [one for one in told if "prompt_progress" in one]
-        assert len(found) >= (1 if reused else 2) and found[-1]["processed"] == total
-        assert all(one["total"] == total and one["cache"] == reused for one in found)
-        for before, after in itertools.pairwise(found):
-            assert (
-                before["processed"] < after["processed"] and before["time_ms"] <= after["time_ms"]
-            )
+        assert told[: len(progress)] == [piece for piece in told if "prompt_progress" in piece]
+        assert len(progress) >= (1 if reused else 2) and progress[-1]["processed"] == total
+        assert all(piece["total"] == total and piece["cache"] == reused for piece in progress)
+        for before, after in itertools.pairwise(progress):
+            assert before["processed"] < after["processed"]
+            assert before["time_ms"] <= after["time_ms"]
     plain = [
         json.loads(data)
         for _, data in events(
             endless.post("/completion", **asked | {"return_progress": False}).text
         )
     ]
-    assert not any("prompt_progress" in one for one in plain)
+    assert not any("prompt_progress" in piece for piece in plain)
 
 
 def test_an_answer_with_a_line_break_ends_after_its_time(endless):
     asked = {"prompt": "x", "t_max_predict_ms": 1}
-    found = endless.post(
+    answer = endless.post(
         "/completion", **asked, grammar='root ::= "\\n" [a-z]+', n_predict=90_000
     ).json()
-    assert (
-        found["stop_type"] == "limit"
-        and 1 < found["tokens_predicted"] < 90_000
-        and found["content"].startswith("\n")
-    )
-    found = endless.post("/completion", **asked, grammar="root ::= [a-z]+", n_predict=300).json()
-    assert found["stop_type"] == "limit" and found["tokens_predicted"] == 300
+    assert answer["stop_type"] == "limit" and 1 < answer["tokens_predicted"] < 90_000
+    assert answer["content"].startswith("\n")
+    answer = endless.post("/completion", **asked, grammar="root ::= [a-z]+", n_predict=300).json()
+    assert answer["stop_type"] == "limit" and answer["tokens_predicted"] == 300
 
 
 def test_several_answers_to_each_prompt(guide, llm):
@@ -312,13 +282,9 @@ def test_several_answers_to_each_prompt(guide, llm):
         "seed": 3,
         "n_cmpl": 2,
     }
-    found = guide.post("/completion", **asked).json()
-    assert [one["content"] for one in found] == wanted and [one["index"] for one in found] == [
-        0,
-        1,
-        2,
-        3,
-    ]
+    answers = guide.post("/completion", **asked).json()
+    assert [answer["content"] for answer in answers] == wanted
+    assert [answer["index"] for answer in answers] == [0, 1, 2, 3]
     texts = [""] * 4
     for _, data in events(guide.post("/completion", **asked, stream=True).text):
         texts[json.loads(data)["index"]] += json.loads(data)["content"]
@@ -337,14 +303,14 @@ def test_the_end_of_a_stream_does_not_repeat_its_tokens(guide):
     ]
     assert last["tokens"] == [] and last["content"] == "" and "completion_probabilities" not in last
     assert [token for piece in pieces for token in piece["tokens"]] == whole["tokens"]
-    found = [one for piece in pieces for one in piece["completion_probabilities"]]
-    assert found == whole["completion_probabilities"] and len(found) == 4
-    for one in found:  # the README's keys
-        assert set(one) == {"id", "token", "logprob", "bytes", "top_logprobs"}
-        assert [set(other) for other in one["top_logprobs"]] == [
+    entries = [entry for piece in pieces for entry in piece["completion_probabilities"]]
+    assert entries == whole["completion_probabilities"] and len(entries) == 4
+    for entry in entries:  # the README's keys
+        assert set(entry) == {"id", "token", "logprob", "bytes", "top_logprobs"}
+        assert [set(other) for other in entry["top_logprobs"]] == [
             {"id", "token", "logprob", "bytes"}
         ] * 2
-        assert one["id"] == one["top_logprobs"][0]["id"]  # greedy
+        assert entry["id"] == entry["top_logprobs"][0]["id"]  # greedy
 
 
 def test_comments_in_a_silent_stream_come_as_often_as_asked(serve, roomy):
@@ -409,12 +375,8 @@ def test_the_default_settings_have_the_fields_of_an_answers(guide):
         "samplers",
         "timings_per_token",
     }
-    assert (params["n_predict"], params["logit_bias"], params["grammar"], params["n_probs"]) == (
-        -1,
-        [],
-        "",
-        0,
-    )
+    assert params["n_predict"] == -1 and params["logit_bias"] == [] and params["grammar"] == ""
+    assert params["n_probs"] == 0
     assert (settings["n_predict"], settings["stream"]) == (1, False)
     # An answer's settings may be sent back.
     again = {
@@ -474,22 +436,20 @@ def test_slots_are_saved_restored_and_erased(serve, tmp_path):
     assert server.post("/slots/1?action=save", filename="a").json()["errors"][0]["field"] == "slot"
     told = [tell(server, story) for story in STORIES]
     # the third takes the one that was unused for longest
-    assert [one["id_slot"] for one in told] == [0, 1, 0]
+    assert [answer["id_slot"] for answer in told] == [0, 1, 0]
     more = tell(server, STORIES[1] + told[1]["content"])
     assert more["id_slot"] == 1 and more["timings"]["cache_n"] >= told[1]["tokens_evaluated"]
     # An answer is told before its row is free.
     server.wait(lambda: not any(slot["is_processing"] for slot in server.http.get("/slots").json()))
     slots = server.http.get("/slots").json()
     assert [slot["n_tokens"] for slot in slots] == [
-        one["tokens_evaluated"] + one["tokens_predicted"] for one in (told[2], more)
+        answer["tokens_evaluated"] + answer["tokens_predicted"] for answer in (told[2], more)
     ]
     assert "llama" not in json.dumps(slots)
-    for slot, one in ((0, told[2]), (1, more)):
+    for slot, answer in ((0, told[2]), (1, more)):
         saved = server.post(f"/slots/{slot}?action=save", filename=f"{slot}.bin").json()
-        assert (
-            saved["id_slot"] == slot
-            and saved["n_written"] == (folder / f"{slot}.bin").stat().st_size
-        )
+        assert saved["id_slot"] == slot
+        assert saved["n_written"] == (folder / f"{slot}.bin").stat().st_size
         # the last was not computed
         assert saved["n_saved"] == slots[slot]["n_tokens"] - 1 and saved["timings"]["save_ms"] > 0
     erased = server.http.post("/slots/1?action=erase").json()  # without a body
@@ -502,18 +462,16 @@ def test_slots_are_saved_restored_and_erased(serve, tmp_path):
 
     again = serve("--parallel", "3", "--slot-save-path", folder)
     restored = again.post("/slots/2?action=restore", filename="0.bin").json()
-    assert (
-        restored["n_restored"] == slots[0]["n_tokens"] - 1
-        and restored["n_read"] == (folder / "0.bin").stat().st_size
-    )
+    assert restored["n_restored"] == slots[0]["n_tokens"] - 1
+    assert restored["n_read"] == (folder / "0.bin").stat().st_size
     assert [slot["n_tokens"] for slot in again.http.get("/slots").json()] == [
         0,
         0,
         restored["n_restored"],
     ]
-    found = tell(again, STORIES[2])
-    assert found["content"] == told[2]["content"] and found["id_slot"] == 2
-    assert found["timings"]["cache_n"] == told[2]["tokens_evaluated"] - 1
+    answer_again = tell(again, STORIES[2])
+    assert answer_again["content"] == told[2]["content"] and answer_again["id_slot"] == 2
+    assert answer_again["timings"]["cache_n"] == told[2]["tokens_evaluated"] - 1
 
 
 def test_bad_slots_and_files(serve, tmp_path):
@@ -576,12 +534,8 @@ def test_slots_of_running_requests(inside, roomy, tmp_path):
         lines = response.iter_lines()
         first = json.loads(next(lines).removeprefix("data: "))
         busy, idle = server.http.get("/slots").json()
-        assert (
-            first["id_slot"] == 0
-            and busy["is_processing"]
-            and not idle["is_processing"]
-            and "params" not in idle
-        )
+        assert first["id_slot"] == 0 and busy["is_processing"] and not idle["is_processing"]
+        assert "params" not in idle
         assert (
             busy["n_prompt_tokens"]
             == first["tokens_evaluated"]
@@ -609,9 +563,8 @@ def test_texts_of_slots_are_shown_where_the_owner_asks(inside, roomy):
         lines = response.iter_lines()
         first = json.loads(next(lines).removeprefix("data: "))
         busy, idle = server.http.get("/slots").json()
-        assert STORIES[0] in busy["prompt"] and busy["generated"].strip().startswith(
-            first["content"].strip()
-        )
+        assert STORIES[0] in busy["prompt"]
+        assert busy["generated"].strip().startswith(first["content"].strip())
         assert "prompt" not in idle
     server.wait(server.is_idle)
 

@@ -18,11 +18,8 @@ def test_answers_are_those_of_python(client, llm):
     judge = llm.generate(QUESTION, temperature=0)
     done = client.chat("guide", QUESTION, options=GREEDY)
     assert done.message.content == judge.text and done.message.role == "assistant" and done.done
-    assert (done.done_reason, done.prompt_eval_count, done.eval_count) == (
-        "stop",
-        judge.prompt_tokens,
-        len(judge.tokens),
-    )
+    assert done.done_reason == "stop" and done.prompt_eval_count == judge.prompt_tokens
+    assert done.eval_count == len(judge.tokens)
     assert done.total_duration > 0 and done.eval_duration > 0
     pieces = list(client.chat("guide", QUESTION, options=GREEDY, stream=True))
     assert len(pieces) > 3 and "".join(piece.message.content for piece in pieces) == judge.text
@@ -31,10 +28,8 @@ def test_answers_are_those_of_python(client, llm):
     asked = client.generate("guide:latest", QUESTION[0]["content"], options=GREEDY)
     assert asked.response == judge.text
     raw = client.generate("guide", "Once upon", raw=True, options={**GREEDY, "num_predict": 8})
-    assert (
-        raw.response == llm.generate("Once upon", temperature=0, max_tokens=8).text
-        and raw.done_reason == "length"
-    )
+    assert raw.response == llm.generate("Once upon", temperature=0, max_tokens=8).text
+    assert raw.done_reason == "length"
 
 
 def test_formats_and_options(client, lenient):
@@ -68,11 +63,8 @@ def test_the_model(client, lenient):
     assert model.model == "guide:latest"
     assert [model.model for model in client.ps().models] == ["guide:latest"]
     shown = client.show("guide")
-    assert (
-        shown.capabilities == ["completion"]
-        and shown.details.format == "safetensors"
-        and shown.template
-    )
+    assert shown.capabilities == ["completion"] and shown.details.format == "safetensors"
+    assert shown.template
     assert client.generate("guide").done_reason == "load"
     assert lenient.http.get("/api/version").json()["version"]
 

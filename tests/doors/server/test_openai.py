@@ -23,15 +23,11 @@ def client(guide):
 
 def test_a_chat_answer_is_the_one_of_generate(client, llm):
     wanted = llm.generate(QUESTION, max_tokens=40)
-    found = client.chat.completions.create(model="guide", messages=QUESTION, max_tokens=40)
-    assert (
-        found.choices[0].message.content == wanted.text
-        and found.choices[0].finish_reason == "length"
-    )
-    assert (
-        found.usage.prompt_tokens == wanted.prompt_tokens
-        and found.usage.completion_tokens == len(wanted.tokens)
-    )
+    completion = client.chat.completions.create(model="guide", messages=QUESTION, max_tokens=40)
+    assert completion.choices[0].message.content == wanted.text
+    assert completion.choices[0].finish_reason == "length"
+    assert completion.usage.prompt_tokens == wanted.prompt_tokens
+    assert completion.usage.completion_tokens == len(wanted.tokens)
     assert (
         client.chat.completions.create(model="guide", messages=QUESTION).choices[0].finish_reason
         == "stop"
@@ -84,8 +80,8 @@ def test_an_answer_comes_back_as_a_message(client):
         first.choices[0].message.model_dump(),
         {"role": "user", "content": "Tell me a story."},
     ]
-    found = client.chat.completions.create(model="guide", messages=again, max_tokens=5)
-    assert found.usage.prompt_tokens_details.cached_tokens >= 20  # the first turn
+    completion = client.chat.completions.create(model="guide", messages=again, max_tokens=5)
+    assert completion.usage.prompt_tokens_details.cached_tokens >= 20  # the first turn
 
 
 def test_cached_tokens_of_several_choices_are_those_of_the_prompt(client, guide):
@@ -96,16 +92,16 @@ def test_cached_tokens_of_several_choices_are_those_of_the_prompt(client, guide)
             "content": "Seventeen purple umbrellas were left at the station: whose are they?",
         }
     ]
-    found = guide.post("/v1/chat/completions", messages=asked, max_tokens=2, n=2).json()
-    cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert cached == found["timings"]["cache_n"] < found["usage"]["prompt_tokens"] - 10
+    completion = guide.post("/v1/chat/completions", messages=asked, max_tokens=2, n=2).json()
+    cached = completion["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached == completion["timings"]["cache_n"] < completion["usage"]["prompt_tokens"] - 10
     again = client.chat.completions.create(model="guide", messages=asked, max_tokens=2, n=2).usage
     assert again.prompt_tokens_details.cached_tokens == again.prompt_tokens - 1
 
 
 def test_several_choices_draw_with_the_seeds_after_the_first(client, llm):
     done = [llm.generate(QUESTION, max_tokens=15, temperature=1.2, seed=seed) for seed in (5, 6, 7)]
-    wanted = [one.text for one in done]
+    wanted = [answer.text for answer in done]
     asked = {
         "model": "guide",
         "messages": QUESTION,
@@ -114,9 +110,10 @@ def test_several_choices_draw_with_the_seeds_after_the_first(client, llm):
         "seed": 5,
         "n": 3,
     }
-    found = client.chat.completions.create(**asked)
-    assert [choice.message.content for choice in found.choices] == wanted and len(set(wanted)) > 1
-    assert found.usage.completion_tokens == sum(len(one.tokens) for one in done)
+    completion = client.chat.completions.create(**asked)
+    assert [choice.message.content for choice in completion.choices] == wanted
+    assert len(set(wanted)) > 1
+    assert completion.usage.completion_tokens == sum(len(answer.tokens) for answer in done)
     texts = ["", "", ""]
     for chunk in client.chat.completions.create(**asked, stream=True):
         texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
@@ -124,13 +121,11 @@ def test_several_choices_draw_with_the_seeds_after_the_first(client, llm):
 
 
 def test_stop_strings_and_biases(client, llm):
-    found = client.chat.completions.create(
+    completion = client.chat.completions.create(
         model="guide", messages=QUESTION, stop=["small", "person"]
     )
-    assert (
-        found.choices[0].message.content == "I am the mlx_llama guide: a "
-        and found.choices[0].finish_reason == "stop"
-    )
+    assert completion.choices[0].message.content == "I am the mlx_llama guide: a "
+    assert completion.choices[0].finish_reason == "stop"
     first = llm.generate(QUESTION, max_tokens=1).tokens[0]
     banned = client.chat.completions.create(
         model="guide", messages=QUESTION, max_tokens=5, logit_bias={str(int(first)): -100}
@@ -139,7 +134,7 @@ def test_stop_strings_and_biases(client, llm):
     assert (
         banned.choices[0].message.content
         == wanted
-        != found.choices[0].message.content[: len(wanted)]
+        != completion.choices[0].message.content[: len(wanted)]
     )
 
 
@@ -174,9 +169,8 @@ def test_log_probabilities_of_the_prompt(count, client, guide, llm):
         assert done.text[at : at + len(text)] == text
     # other prompts in the same request, streamed, and after a prefix that is cached
     both = client.completions.create(prompt=[ids[:9], ids], **asked).choices
-    assert both[1].logprobs == rates and both[0].logprobs.token_logprobs[:9] == pytest.approx(
-        rates.token_logprobs[:9], abs=1e-5
-    )
+    assert both[1].logprobs == rates
+    assert both[0].logprobs.token_logprobs[:9] == pytest.approx(rates.token_logprobs[:9], abs=1e-5)
     stream = client.completions.create(prompt=ids, **asked, stream=True)
     chunks = [chunk.choices[0] for chunk in stream]
     streamed = sum((chunk.logprobs.token_logprobs for chunk in chunks if chunk.logprobs), [])
@@ -188,7 +182,7 @@ def test_log_probabilities_of_the_prompt(count, client, guide, llm):
     assert named["logprobs"] is None and named["prompt_logprobs"][0] is None
     for token, known, rate in zip(ids[1:], named["prompt_logprobs"][1:], rates.token_logprobs[1:]):
         assert known[str(token)]["logprob"] == rate and len(known) in (2, 3)
-        assert {one["rank"] for one in known.values()} >= {1, 2}
+        assert {entry["rank"] for entry in known.values()} >= {1, 2}
 
 
 def test_an_end_token_after_an_echo_has_an_entry(client, llm):
@@ -217,14 +211,14 @@ def test_offsets_of_characters_that_are_several_tokens(is_stream, client):
         parts = [
             chunk.choices[0].logprobs for chunk in client.completions.create(**asked, stream=True)
         ]
-        found = [
+        columns = [
             sum((getattr(part, name) for part in parts if part), [])
             for name in ("tokens", "text_offset", "top_logprobs")
         ]
     else:
         logprobs = client.completions.create(**asked).choices[0].logprobs
-        found = [logprobs.tokens, logprobs.text_offset, logprobs.top_logprobs]
-    tokens, offsets, tops = found
+        columns = [logprobs.tokens, logprobs.text_offset, logprobs.top_logprobs]
+    tokens, offsets, tops = columns
     data = [
         bytes.fromhex(token[6:].replace("\\x", ""))
         if token.startswith("bytes:")
@@ -271,12 +265,11 @@ def test_nulls_and_names_that_clients_send_back(client, guide):
 
 def test_completions(client, llm):
     wanted = [llm.generate(prompt, max_tokens=9).text for prompt in ("Once upon", "The river")]
-    found = client.completions.create(
+    completion = client.completions.create(
         model="guide", prompt=["Once upon", "The river"], max_tokens=9
     )
-    assert [
-        choice.text for choice in found.choices
-    ] == wanted and found.usage.completion_tokens == 18
+    assert [choice.text for choice in completion.choices] == wanted
+    assert completion.usage.completion_tokens == 18
     ids = llm.encode("Once upon")
     assert (
         client.completions.create(model="guide", prompt=ids, max_tokens=9).choices[0].text
@@ -345,10 +338,10 @@ def test_a_continuation_cannot_begin_a_turn(endless):
 def test_completions_without_a_version_have_both_forms(guide):
     ask = {"prompt": "Once upon", "max_tokens": 6, "temperature": 0}
     wanted = guide.post("/completion", **ask).json()
-    found = guide.post("/completions", **ask).json()
-    assert found["choices"][0]["text"] == wanted["content"]
+    completion = guide.post("/completions", **ask).json()
+    assert completion["choices"][0]["text"] == wanted["content"]
     for name in ("content", "stop", "tokens_predicted", "tokens_evaluated"):
-        assert found[name] == wanted[name]
+        assert completion[name] == wanted[name]
     assert "content" not in guide.post("/v1/completions", **ask).json()
     text = guide.post("/completions", **ask, stream=True).text
     chunks = [json.loads(data) for _, data in events(text) if data != "[DONE]"]
@@ -358,8 +351,8 @@ def test_completions_without_a_version_have_both_forms(guide):
 
 def test_responses(client, llm):
     wanted = llm.generate(QUESTION).text
-    found = client.responses.create(model="guide", input="Who are you?")
-    assert found.output_text == wanted and found.status == "completed"
+    response = client.responses.create(model="guide", input="Who are you?")
+    assert response.output_text == wanted and response.status == "completed"
     with client.responses.stream(model="guide", input=QUESTION, max_output_tokens=10) as stream:
         told = list(stream)
     kinds, last = [event.type for event in told], told[-1].response
@@ -375,14 +368,12 @@ def test_responses(client, llm):
         "response.output_item.done",
         "response.incomplete",
     ]
-    assert (
-        last.output_text == llm.generate(QUESTION, max_tokens=10).text
-        and last.incomplete_details.reason == "max_output_tokens"
-    )
+    assert last.output_text == llm.generate(QUESTION, max_tokens=10).text
+    assert last.incomplete_details.reason == "max_output_tokens"
     assert last.usage.output_tokens == 10
     turns = [
         *QUESTION,
-        *[item.model_dump() for item in found.output],
+        *[item.model_dump() for item in response.output],
         {"role": "user", "content": "A story?"},
     ]
     wanted = llm.generate(
@@ -403,7 +394,7 @@ def test_responses(client, llm):
 
 
 def test_defaults_of_responses_are_taken_and_told(client, guide):
-    found = client.responses.create(
+    response = client.responses.create(
         model="guide",
         input="hi",
         max_output_tokens=2,
@@ -411,28 +402,23 @@ def test_defaults_of_responses_are_taken_and_told(client, guide):
         reasoning={},
         text={"verbosity": "medium"},
     )
-    assert found.text.to_dict() == {"format": {"type": "text"}, "verbosity": "medium"}
+    assert response.text.to_dict() == {"format": {"type": "text"}, "verbosity": "medium"}
     form = {"type": "json_schema", "name": "a", "schema": {"enum": ["yes"]}}
-    found = client.responses.create(
+    response = client.responses.create(
         model="guide", input="hi", text={"format": form}, reasoning={"effort": "none"}
     )
-    assert found.output_text == '"yes"' and found.text.format.to_dict() == {
-        **form,
-        "description": None,
-        "strict": None,
-    }
+    assert response.output_text == '"yes"'
+    assert response.text.format.to_dict() == {**form, "description": None, "strict": None}
     for name, value in (("text", {"verbosity": "low"}), ("reasoning", {"effort": "high"})):
         done = guide.post("/v1/responses", input="hi", **{name: value})
-        assert (
-            done.status_code == 400
-            and done.json()["errors"][0]["field"] == f"{name}.{next(iter(value))}"
-        )
+        assert done.status_code == 400
+        assert done.json()["errors"][0]["field"] == f"{name}.{next(iter(value))}"
 
 
 def test_numbers_of_a_stream_of_responses_count_up(guide):
     text = guide.post("/v1/responses", input="hi", max_output_tokens=4, stream=True).text
-    found = [json.loads(data) for _, data in events(text)]
-    assert [one["sequence_number"] for one in found] == list(range(len(found)))
+    told = [json.loads(data) for _, data in events(text)]
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
 
 
 @pytest.mark.parametrize(
@@ -473,10 +459,8 @@ def test_responses_go_on_from_kept_ones(client, guide, llm):
         {"role": "assistant", "content": first.output_text},
         {"role": "user", "content": "Are you fast?"},
     ]
-    assert (
-        second.output_text == llm.generate(talk, temperature=0).text
-        and second.previous_response_id == first.id
-    )
+    assert second.output_text == llm.generate(talk, temperature=0).text
+    assert second.previous_response_id == first.id
     reference = {"type": "item_reference", "id": first.output[0].id}
     talked = client.responses.create(
         model="guide",

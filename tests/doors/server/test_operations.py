@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 
 import httpx
 import pytest
+from launching import run_python
 from prometheus_client.parser import text_string_to_metric_families
 
 from mlx_llama import CheckpointError, load
@@ -43,21 +42,16 @@ def test_alive_at_once_and_ready_when_the_model_answers(inside, toy):
         done = server.http.request(
             method, path, json=QUESTION | {"model": "toy"} if method == "POST" else None
         )
-        assert (
-            done.status_code == 503
-            and done.json()["error"]["code"] == "model_loading"
-            and done.headers["retry-after"] == "1"
-        )
+        assert done.status_code == 503 and done.json()["error"]["code"] == "model_loading"
+        assert done.headers["retry-after"] == "1"
     told = []
     with server.http.stream("GET", "/v1/loading/progress") as response:
         for line in response.iter_lines():
             if line.startswith("data: "):
                 told.append(json.loads(line[6:]))
                 gate.set()
-    assert (
-        told[0] == {"state": "loading", "done": 40, "total": 100, "progress": 0.4}
-        and told[-1]["state"] == "ready"
-    )
+    assert told[0] == {"state": "loading", "done": 40, "total": 100, "progress": 0.4}
+    assert told[-1]["state"] == "ready"
     assert server.http.get("/ready").status_code == 200
     assert server.post("/v1/chat/completions", **QUESTION).status_code == 200
 
@@ -82,21 +76,15 @@ def test_an_idle_model_is_given_back_and_loaded_again(inside, toy):
     server.wait(lambda: server.keeper.state == "idle")
     assert server.keeper.llm is None and server.http.get("/ready").json()["state"] == "idle"
     props = server.http.get("/props").json()
-    assert (
-        props.pop("is_sleeping") is True
-        and server.keeper.state == "idle"
-        and server.keeper.loads == 1
-    )
+    assert props.pop("is_sleeping") is True and server.keeper.state == "idle"
+    assert server.keeper.loads == 1
     slots = server.http.get("/slots")
-    assert (
-        slots.status_code == 503
-        and slots.json()["error"]["code"] == "model_idle"
-        and server.keeper.state == "idle"
-    )
-    found = []
+    assert slots.status_code == 503 and slots.json()["error"]["code"] == "model_idle"
+    assert server.keeper.state == "idle"
+    responses = []
     threads = [
         threading.Thread(
-            target=lambda: found.append(
+            target=lambda: responses.append(
                 httpx.post(
                     f"http://127.0.0.1:{server.port}/v1/completions",
                     json={"prompt": "hello", "max_tokens": 5},
@@ -110,9 +98,8 @@ def test_an_idle_model_is_given_back_and_loaded_again(inside, toy):
         thread.start()
     for thread in threads:
         thread.join()
-    assert [one.json()["choices"][0]["text"] for one in found] == [
-        first
-    ] * 4 and server.keeper.loads == 2
+    assert [response.json()["choices"][0]["text"] for response in responses] == [first] * 4
+    assert server.keeper.loads == 2
     assert server.http.get("/props").json() == {**props, "is_sleeping": False}
     names = [thread.name for thread in threading.enumerate()]
     assert names.count("mlx_llama scheduler") <= 1
@@ -166,35 +153,29 @@ def test_metrics_of_one_request(guide):
     assert first["completion_tokens"] == used["completion_tokens"] == 90
     guide.http.post("/v1/completions", content=b"{")
     guide.wait_idle()
-    found = scrape(guide)
+    after = scrape(guide)
 
     def grown(*name):
-        return found[name] - before.get(name, 0)
+        return after[name] - before.get(name, 0)
 
     assert grown("requests_total", "done") == 2 and grown("http_responses_total", "400") == 1
-    assert (
-        grown("prompt_tokens_total") == 2 * used["prompt_tokens"]
-        and grown("generated_tokens_total") == 180
-    )
-    cached = [one["prompt_tokens_details"]["cached_tokens"] for one in (first, used)]
+    assert grown("prompt_tokens_total") == 2 * used["prompt_tokens"]
+    assert grown("generated_tokens_total") == 180
+    cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in (first, used)]
     assert grown("prefix_hits_total") == sum(count > 0 for count in cached)
     assert cached[1] > 8 and grown("prompt_tokens_reused_total") == sum(cached)
     assert grown("first_token_seconds_count") == 2
     # tokens that come with the first are not counted
     assert 0 < grown("between_tokens_seconds_count") <= 178
+    assert 0 < grown("between_tokens_seconds_sum") < 60
+    assert 0 < grown("first_token_seconds_sum") < 60
+    assert after["rows",] == 32 and after["ready",] == 1
+    assert 0 < after["cache_bytes",] <= after["cache_budget_bytes",]
     assert (
-        0 < grown("between_tokens_seconds_sum") < 60 and 0 < grown("first_token_seconds_sum") < 60
-    )
-    assert (
-        found["rows",] == 32
-        and found["ready",] == 1
-        and 0 < found["cache_bytes",] <= found["cache_budget_bytes",]
-    )
-    assert (
-        found["queue",]
-        == found["rows_running",]
-        == found["active",]
-        == found["set_asides_total",]
+        after["queue",]
+        == after["rows_running",]
+        == after["active",]
+        == after["set_asides_total",]
         == 0
     )
 
@@ -212,7 +193,9 @@ def test_metrics_count_set_asides_and_rows(inside, roomy):
         kwargs={"prompt": "hello", "max_tokens": 520, "n": 3},
     )
     ask.start()
-    server.wait(lambda: (found := scrape(server))["rows_running",] >= 1 and found["queue",] >= 1)
+    server.wait(
+        lambda: (figures := scrape(server))["rows_running",] >= 1 and figures["queue",] >= 1
+    )
     ask.join()
     count = scrape(server)["set_asides_total",]
     assert count >= 1 and scrape(server)["requests_total", "done"] == 3
@@ -222,21 +205,11 @@ def test_metrics_count_set_asides_and_rows(inside, roomy):
 
 def test_flags_set_defaults_of_requests(serve, llm):
     server = serve(
-        "--n-predict",
-        "6",
-        "--temp",
-        "0.8",
-        "--seed",
-        "3",
-        "--alias",
-        "pet",
-        "--no-slots",
-        "--no-metrics",
-        "--no-page",
+        *"--n-predict 6 --temp 0.8 --seed 3 --alias pet --no-slots --no-metrics --no-page".split()
     )
     wanted = llm.generate("Once upon", max_tokens=6, temperature=0.8, seed=3).text
-    found = server.post("/v1/completions", model="pet", prompt="Once upon").json()
-    assert found["choices"][0]["text"] == wanted and found["model"] == "pet"
+    body = server.post("/v1/completions", model="pet", prompt="Once upon").json()
+    assert body["choices"][0]["text"] == wanted and body["model"] == "pet"
     assert [each["id"] for each in server.http.get("/v1/models").json()["data"]] == ["pet"]
     assert (
         server.post("/v1/completions", prompt="Once upon", max_tokens=2).json()["usage"][
@@ -265,13 +238,13 @@ def test_a_rule_of_the_server_is_replaced_or_lifted_by_a_request(inside):
             **body,
         )
         assert done.status_code == 200, done.text
-        found = done.json()
-        if "output" in found:
-            return found["output"][0]["content"][0]["text"]
+        answer = done.json()
+        if "output" in answer:
+            return answer["output"][0]["content"][0]["text"]
         return (
-            found["content"]
-            if "content" in found
-            else found["choices"][0].get("text") or found["choices"][0]["message"]["content"]
+            answer["content"]
+            if "content" in answer
+            else answer["choices"][0].get("text") or answer["choices"][0]["message"]["content"]
         )
 
     words = ('"yes"', '"no"')
@@ -293,22 +266,14 @@ def test_a_rule_of_the_server_is_replaced_or_lifted_by_a_request(inside):
     [(("--regex", "("), "option --regex"), (("--logit-bias", "999999=1"), "option --logit-bias")],
 )
 def test_options_that_no_request_could_use_end_the_server(flags, message):
-    done = subprocess.run(
-        [sys.executable, "-m", "mlx_llama.server", "--port", "0", "--backend", "cpu", *flags],
-        timeout=60,
-        capture_output=True,
-        text=True,
-    )
-    assert (
-        done.returncode == 2
-        and f"error: {message}" in done.stderr
-        and "Traceback" not in done.stderr
-    )
+    done = run_python("-m", "mlx_llama.server", "--port", "0", "--backend", "cpu", *flags)
+    assert done.returncode == 2 and f"error: {message}" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_sigterm_lets_running_requests_end_and_refuses_new_ones(tmp_path, roomy):
     server = Live(tmp_path / "log", "--model", roomy)
-    found: dict = {}
+    seen: dict = {}
 
     def read():
         with httpx.stream(
@@ -318,22 +283,20 @@ def test_sigterm_lets_running_requests_end_and_refuses_new_ones(tmp_path, roomy)
             timeout=60,
             trust_env=False,
         ) as response:
-            found["begun"] = True
-            found["text"] = response.read().decode()
+            seen["begun"] = True
+            seen["text"] = response.read().decode()
 
     thread = threading.Thread(target=read)
     thread.start()
-    server.wait(lambda: "begun" in found)
+    server.wait(lambda: "begun" in seen)
     server.process.send_signal(signal.SIGTERM)
     time.sleep(0.3)
     with pytest.raises(httpx.HTTPError):
         assert server.http.get("/ready").status_code != 503
         raise httpx.HTTPError("refused")  # a kept connection may still answer
     thread.join(60)
-    assert (
-        found["text"].rstrip().endswith("data: [DONE]")
-        and '"finish_reason":"length"' in found["text"]
-    )
+    assert seen["text"].rstrip().endswith("data: [DONE]")
+    assert '"finish_reason":"length"' in seen["text"]
     server.process.wait(20)
     assert "Traceback" not in server.text(), server.text()
 
@@ -371,13 +334,13 @@ def test_a_request_that_was_half_sent_at_sigterm_is_refused(tmp_path, roomy):
 def test_sigterm_tells_those_that_run_too_long(tmp_path, roomy):
     server = Live(tmp_path / "log", "--model", roomy, "--shutdown-seconds", "1")
     job = server.post("/v1/jobs", prompt="hello", max_tokens=90_000).json()
-    found: dict = {}
+    answers: dict = {}
 
     def read(name, method, path, **body):
         with httpx.stream(
             method, server.url + path, json=body or None, timeout=60, trust_env=False
         ) as response:
-            found[name] = response.read().decode(), response.status_code
+            answers[name] = response.read().decode(), response.status_code
 
     threads = [
         threading.Thread(
@@ -399,9 +362,9 @@ def test_sigterm_tells_those_that_run_too_long(tmp_path, roomy):
     for thread in threads:
         thread.join(30)
     server.process.wait(20)
-    assert "shutting_down" in found["stream"][0].split("data: ")[-1]
-    assert found["whole"][1] == 503 and "shutting down" in found["whole"][0]
-    assert '"stop_reason":"CANCELLED"' in found["job"][0]
+    assert "shutting_down" in answers["stream"][0].split("data: ")[-1]
+    assert answers["whole"][1] == 503 and "shutting down" in answers["whole"][0]
+    assert '"stop_reason":"CANCELLED"' in answers["job"][0]
     assert "Traceback" not in server.text(), server.text()
 
 
@@ -417,8 +380,8 @@ def test_killed_in_the_middle_and_started_again_on_the_same_port(tmp_path, roomy
                 json={"prompt": "hello", "max_tokens": 90_000, "stream": True},
                 timeout=60,
                 trust_env=False,
-            ) as one:
-                one.read()
+            ) as stream:
+                stream.read()
         except httpx.HTTPError:
             pass
 
@@ -433,10 +396,8 @@ def test_killed_in_the_middle_and_started_again_on_the_same_port(tmp_path, roomy
         assert again.port == server.port
         assert again.post("/v1/completions", prompt="hello", max_tokens=3).status_code == 200
         done = again.http.get(f"/v1/jobs/{job}/stream")
-        assert (
-            done.status_code == 404
-            and "a restart of the server ends" in done.json()["error"]["message"]
-        )
+        assert done.status_code == 404
+        assert "a restart of the server ends" in done.json()["error"]["message"]
         for thread in threads:
             thread.join(20)
     finally:

@@ -75,8 +75,8 @@ class Page:
         end = time.monotonic() + seconds
         while True:
             try:
-                if found := condition():
-                    return found
+                if result := condition():
+                    return result
             except Exception as error:
                 if type(error).__name__ not in (
                     "StaleElementReferenceException",
@@ -111,9 +111,11 @@ class Page:
         return self.wait(find)
 
     def press(self, label: str, which: int = -1) -> None:
-        self.wait(lambda: [one for one in self.all(f"[aria-label='{label}']") if one.is_enabled()])[
-            which
-        ].click()
+        self.wait(
+            lambda: [
+                button for button in self.all(f"[aria-label='{label}']") if button.is_enabled()
+            ]
+        )[which].click()
 
     def narrow(self, width: int = 390, height: int = 760) -> None:
         self.driver.execute_cdp_cmd(
@@ -160,12 +162,10 @@ def test_a_chat_in_the_browser(page, llm):
     question = [{"role": "user", "content": "Who are you?"}]
     first = llm.generate(question).text
     page.ask("Who are you?")
-    assert (
-        page.texts(".assistant .text p") == [first] and page.find("#title").text == "Who are you?"
-    )
-    assert "tokens/s" in page.find(".note").text and page.find("#context-text").text.endswith(
-        "/ 512"
-    )
+    assert page.texts(".assistant .text p") == [first]
+    assert page.find("#title").text == "Who are you?"
+    assert "tokens/s" in page.find(".note").text
+    assert page.find("#context-text").text.endswith("/ 512")
     page.picture("chat")
     page.ask("Tell me a story.")
     asked = [
@@ -190,9 +190,8 @@ def test_a_chat_in_the_browser(page, llm):
     area.clear()
     area.send_keys("What is a llama?" + Keys.ENTER)
     page.wait_answer()
-    assert page.texts(".user .text") == ["What is a llama?"] and "2/2" in page.texts(
-        ".user .tools span"
-    )
+    assert page.texts(".user .text") == ["What is a llama?"]
+    assert "2/2" in page.texts(".user .tools span")
     page.press("Branch before", 0)
     page.wait(lambda: page.texts(".user .text") == ["Who are you?", "Tell me a story."])
     page.picture("branches")
@@ -282,9 +281,8 @@ def test_a_reload_goes_on_with_the_answer(endless, tmp_path):
 @in_browser
 def test_the_first_screen_names_the_model_and_has_questions_to_click(page, llm):
     page.wait(lambda: page.all(".welcome"))
-    assert (
-        page.find(".welcome h2").text == "guide" and "--model smollm2" in page.find(".welcome").text
-    )
+    assert page.find(".welcome h2").text == "guide"
+    assert "--model smollm2" in page.find(".welcome").text
     page.picture("welcome")
     ideas = page.texts(".ideas button")
     assert len(ideas) == 4
@@ -409,10 +407,8 @@ def test_settings_are_those_of_the_table_and_reach_the_model(page, llm):
     from mlx_llama.core.generation.options import FIELDS
 
     assert not page.find("#think").is_displayed()  # the guide does not think
-    assert (
-        names == [name for name in FIELDS if name != "logprobs"]
-        and page.find("[name=max_tokens]").get_attribute("placeholder") == "until the end"
-    )
+    assert names == [name for name in FIELDS if name != "logprobs"]
+    assert page.find("[name=max_tokens]").get_attribute("placeholder") == "until the end"
     page.find("#system").send_keys("Be kind.")
     page.find("[name=top_p]").send_keys("7")
     page.find("#settings-close").click()
@@ -426,10 +422,8 @@ def test_settings_are_those_of_the_table_and_reach_the_model(page, llm):
         [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Who are you?"}],
         max_tokens=9,
     ).text
-    assert (
-        page.texts(".assistant .text p") == [wanted.strip()]
-        and "cut at the limit" in page.find(".note").text
-    )
+    assert page.texts(".assistant .text p") == [wanted.strip()]
+    assert "cut at the limit" in page.find(".note").text
 
 
 @in_browser
@@ -439,19 +433,15 @@ def test_session_files_go_to_the_repl_and_back(page, tmp_path, llm):
     file = tmp_path / "Who are you.json"
     page.wait(file.exists)
     session = llm.chat()
-    assert session.load(file) == [] and [message["role"] for message in session.messages] == [
-        "user",
-        "assistant",
-    ]
+    assert session.load(file) == []
+    assert [message["role"] for message in session.messages] == ["user", "assistant"]
     session.system = "Be kind."
     session.send("Tell me a story.", max_tokens=12)
     session.save(tmp_path / "longer.json")
     page.find("#import-file").send_keys(str(tmp_path / "longer.json"))
     page.wait(lambda: page.texts(".user .text") == ["Who are you?", "Tell me a story."])
-    assert (
-        page.texts(".assistant .text p")[-1] == session.messages[-1]["content"].strip()
-        and page.find("#title").text == "longer"
-    )
+    assert page.texts(".assistant .text p")[-1] == session.messages[-1]["content"].strip()
+    assert page.find("#title").text == "longer"
     page.find("#open-settings").click()
     assert page.find("#system").get_attribute("value") == "Be kind."
     page.find("#settings-close").click()
@@ -660,10 +650,8 @@ def test_a_session_file_with_tool_calls_is_refused_with_the_reason(guide):
     done = guide.post(
         "/page/session", text=json.dumps(saved | {"messages": [messages[0], *calls, messages[1]]})
     )
-    assert (
-        done.status_code == 400
-        and "has tool calls, which the page cannot show" in done.json()["error"]["message"]
-    )
+    assert done.status_code == 400
+    assert "has tool calls, which the page cannot show" in done.json()["error"]["message"]
 
 
 def test_headers_of_the_page(guide):
@@ -685,12 +673,8 @@ def test_headers_of_the_page(guide):
         ), path
         assert done.headers["x-content-type-options"] == "nosniff"
     html = guide.http.get("/").text
-    assert (
-        "http://" not in html
-        and "https://" not in html
-        and "onclick" not in html
-        and "<style" not in html
-    )
+    assert "http://" not in html and "https://" not in html and "onclick" not in html
+    assert "<style" not in html
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,8 @@ def test_every_fault_is_told_with_field_constraint_and_value(guide):
     }
     done = guide.post("/v1/chat/completions", **body)
     faults = {fault["field"]: fault for fault in done.json()["errors"]}
-    assert done.status_code == 400 and set(faults) == {
+    assert done.status_code == 400
+    assert set(faults) == {
         "messages[0].role",
         "messages[0].content",
         "messages[1]",
@@ -67,19 +68,15 @@ def test_every_fault_is_told_with_field_constraint_and_value(guide):
     assert "did you mean temperature" in faults["tempreature"]["message"]
     assert "not supported" in faults["audio"]["message"]
     error = done.json()["error"]
-    assert (
-        error["type"] == "invalid_request_error"
-        and error["param"] in faults
-        and error["code"] == "invalid_value"
-    )
+    assert error["type"] == "invalid_request_error" and error["param"] in faults
+    assert error["code"] == "invalid_value"
 
 
 @pytest.mark.parametrize("theirs, ours", [("max_completion_tokens", "max_tokens")])
 def test_a_fault_has_the_name_that_the_request_used(theirs, ours, guide):
     done = guide.post("/v1/chat/completions", messages=QUESTION, **{theirs: -2})
-    assert done.json()["errors"][0]["field"] == theirs and ours not in done.json()["errors"][0][
-        "message"
-    ].replace(theirs, "")
+    assert done.json()["errors"][0]["field"] == theirs
+    assert ours not in done.json()["errors"][0]["message"].replace(theirs, "")
     done = guide.post("/v1/chat/completions", messages=QUESTION, **{theirs: 2, ours: 3})
     assert done.status_code == 400 and "contradicts" in done.text
     assert (
@@ -155,8 +152,8 @@ def test_hostile_bodies(path, guide):
             done.text[:300],
         )
         if done.status_code == 400:
-            found = done.json()
-            assert found["error"]["message"] and isinstance(found["errors"], list), raw[:80]
+            body = done.json()
+            assert body["error"]["message"] and isinstance(body["errors"], list), raw[:80]
             assert len(done.content) < 20_000
     guide.wait_idle()
 
@@ -247,23 +244,20 @@ def test_the_document_has_the_limits_of_the_table(guide):
     for schema, names in NAMES.items():
         assert names <= set(fields[schema]["properties"]), schema
     assert fields["LlamaCompletionRequest"]["properties"]["n_predict"]["minimum"] == -1
-    for schema, found in fields.items():
-        for name, field in found.get("properties", {}).items():
+    for schema, described in fields.items():
+        for name, field in described.get("properties", {}).items():
             for word in ("FILE", "flag", "="):  # of a command line
                 assert word not in field.get("description", "").replace(">=", ""), (schema, name)
         for name in FIELDS:
             words = properties[name].get("description", "").lower()
-            assert not any(one in words for one in ("file", "flag", "token_id=")), (
+            assert not any(cli_word in words for cli_word in ("file", "flag", "token_id=")), (
                 schema,
                 name,
                 words,
             )
     docs = guide.http.get("/docs")
-    assert (
-        "repetition_context_size" in docs.text
-        and "<script" not in docs.text
-        and "http://" not in docs.text
-    )
+    assert "repetition_context_size" in docs.text and "<script" not in docs.text
+    assert "http://" not in docs.text
 
 
 def told(guide, path="/v1/chat/completions", **body):
@@ -314,10 +308,8 @@ def test_faults_of_several_fields_together_are_told_with_the_others(guide):
 def test_faults_that_the_model_shows_are_told_together(guide):
     faults = told(guide, messages=QUESTION, regex="(", logit_bias={"99999": 1})
     assert set(faults) == {"regex", "logit_bias"}
-    assert (
-        faults["regex"]["value"] == "("
-        and faults["logit_bias"]["constraint"] == "token ids of the vocabulary"
-    )
+    assert faults["regex"]["value"] == "("
+    assert faults["logit_bias"]["constraint"] == "token ids of the vocabulary"
     faults = told(
         guide, messages=QUESTION, schema={"type": "string", "pattern": "^(?!a)"}, temperature=-1
     )
@@ -377,10 +369,8 @@ def test_a_part_that_is_no_text_is_the_only_fault_of_its_list(guide):
         guide, messages=[{"role": "user", "content": content}, {"role": "user", "content": 3}]
     )
     assert {"messages[0].content[0].type", "messages[1].content"} <= set(faults)
-    assert (
-        "messages[0].content" not in faults
-        and faults["messages[1].content"]["constraint"] == "string or array"
-    )
+    assert "messages[0].content" not in faults
+    assert faults["messages[1].content"]["constraint"] == "string or array"
 
 
 @pytest.mark.parametrize(
@@ -419,11 +409,8 @@ def test_faults_are_bounded_in_number_and_found_soon(guide):
         {"messages": QUESTION, "prompt": [None] * 100_000},
     ):
         done = guide.post("/v1/completions" if "prompt" in body else "/v1/chat/completions", **body)
-        assert (
-            done.status_code == 400
-            and len(done.json()["errors"]) <= 33
-            and len(done.content) < 50_000
-        )
+        assert done.status_code == 400 and len(done.json()["errors"]) <= 33
+        assert len(done.content) < 50_000
     done = guide.post("/v1/chat/completions", **keys, messages=[])
     assert done.json()["errors"][0]["field"] == "messages"
     assert done.json()["errors"][-1]["message"] == "and faults of 19969 more fields"
@@ -433,11 +420,8 @@ def test_faults_are_bounded_in_number_and_found_soon(guide):
         {"messages": [{"x": [[1] * 20_000] * 2}]},
     ):
         done = guide.post("/v1/chat/completions", **body)
-        assert (
-            done.status_code == 400
-            and "more than 32768 values" in done.text
-            and len(done.content) < 2000
-        )
+        assert done.status_code == 400 and "more than 32768 values" in done.text
+        assert len(done.content) < 2000
 
 
 def test_more_answers_than_the_server_ever_takes_are_refused_for_good(inside, toy):
@@ -450,11 +434,8 @@ def test_more_answers_than_the_server_ever_takes_are_refused_for_good(inside, to
         ("prompt", "/completion", {"prompt": ["a", "b", "c", "d"]}),
     ):
         done = server.post(path, **body, max_tokens=2)
-        assert (
-            done.status_code == 400
-            and done.json()["errors"][0]["field"] == field
-            and "--max-rows" in done.text
-        )
+        assert done.status_code == 400 and done.json()["errors"][0]["field"] == field
+        assert "--max-rows" in done.text
 
 
 def test_anthropics_errors_have_the_code(guide):
@@ -466,6 +447,5 @@ def test_anthropics_errors_have_the_code(guide):
 
 def test_a_value_in_an_error_is_short(guide):
     done = guide.post("/v1/completions", prompt={"x": "y" * 100_000})
-    assert len(done.content) < 2000 and json.loads(done.content)["errors"][0]["value"].endswith(
-        "..."
-    )
+    assert len(done.content) < 2000
+    assert json.loads(done.content)["errors"][0]["value"].endswith("...")

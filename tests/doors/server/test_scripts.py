@@ -6,10 +6,10 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from launching import run_python
 
 from mlx_llama.server import command
 
@@ -18,9 +18,7 @@ EXAMPLES = ROOT / "examples"
 
 
 def run(*arguments: object) -> str:
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=300
-    )
+    done = run_python(*map(str, arguments), timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -77,48 +75,25 @@ def test_clients_of_the_docs_run_as_they_stand(guide, capsys):
 
 
 def test_load(toy):
-    asked = [
-        "--clients",
-        "1",
-        "3",
-        "--rounds",
-        "2",
-        "--words",
-        "12",
-        "--tokens",
-        "8",
-        "--threads",
-        "1",
-        "--json",
-    ]
+    asked = [*"--clients 1 3 --rounds 2 --words 12 --tokens 8 --threads 1 --json".split()]
     figures = json.loads(
         run(EXAMPLES / "benchmarks" / "load.py", toy, "--servers", "ours", "in-process", *asked)
     )
     for clients in ("1", "3"):
-        found = figures["clients"][clients]
-        assert set(found) == {"mlx_llama (cpu)", "in process"}
-        for rounds in found.values():
+        servers = figures["clients"][clients]
+        assert set(servers) == {"mlx_llama (cpu)", "in process"}
+        for rounds in servers.values():
             assert len(rounds) == 2
-            for one in rounds:
-                assert (
-                    one["tokens"] == 8 * int(clients)
-                    and one["rate"] > 0
-                    and 0 < one["first"] <= one["first_95"]
-                )
-                assert 0 < one["between"] <= one["between_95"]
+            for line in rounds:
+                assert line["tokens"] == 8 * int(clients) and line["rate"] > 0
+                assert 0 < line["first"] <= line["first_95"]
+                assert 0 < line["between"] <= line["between_95"]
 
 
 def test_load_of_a_server_that_runs(guide):
     out = run(
         EXAMPLES / "benchmarks" / "load.py",
-        "--url",
-        guide.url,
-        "--clients",
-        "2",
-        "--rounds",
-        "1",
-        "--tokens",
-        "6",
+        *f"--url {guide.url} --clients 2 --rounds 1 --tokens 6".split(),
     )
     assert out.startswith("  2 clients") and "tokens/s" in out
 
@@ -128,29 +103,8 @@ def test_help_names_llama_servers_flags(capsys):
         command.main(["--help"])
     out = capsys.readouterr().out
     for flag in (
-        "host",
-        "port",
-        "alias",
-        "ctx-size",
-        "parallel",
-        "batch-size",
-        "threads",
-        "api-key",
-        "api-key-file",
-        "timeout",
-        "temp",
-        "seed",
-        "n-predict",
-        "chat-template",
-        "chat-template-file",
-        "model-draft",
-        "slots",
-        "slot-save-path",
-        "metrics",
-        "cors-origin",
-        "idle-unload",
-        "shutdown-seconds",
-        "cache-memory",
-        "cache-bits",
-    ):
+        "host port alias ctx-size parallel batch-size threads api-key api-key-file timeout temp "
+        "seed n-predict chat-template chat-template-file model-draft slots slot-save-path metrics "
+        "cors-origin idle-unload shutdown-seconds cache-memory cache-bits"
+    ).split():
         assert f"--{flag}" in out, flag

@@ -44,14 +44,14 @@ def storm(url: str, clients: int, requests: int, seed: int, most_tokens: int) ->
         with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
             while (i := next(numbers)) < requests:
                 try:
-                    end = one(http, draw, i)
+                    end = request_at_random(http, draw, i)
                 except httpx.HTTPError as error:
                     end = f"broken: {error!r}"
                     faults.append(end)
                 with lock:
                     ends[end] += 1
 
-    def one(http: httpx.Client, draw: random.Random, i: int) -> str:
+    def request_at_random(http: httpx.Client, draw: random.Random, i: int) -> str:
         if i % 23 == 0:
             assert http.get("/live").status_code == 200
         if i % 19 == 0:

@@ -55,15 +55,13 @@ def claude(guide):
 
 
 def test_json_schema(client, llm):
-    found = client.chat.completions.parse(
+    completion = client.chat.completions.parse(
         model="guide", messages=QUESTION, response_format=Animal, max_tokens=200
     )
-    assert (
-        isinstance(found.choices[0].message.parsed, Animal)
-        and found.choices[0].finish_reason == "stop"
-    )
+    assert isinstance(completion.choices[0].message.parsed, Animal)
+    assert completion.choices[0].finish_reason == "stop"
     wanted = llm.generate(QUESTION, schema=Animal.model_json_schema(), max_tokens=200)
-    assert json.loads(wanted.text) == json.loads(found.choices[0].message.content)
+    assert json.loads(wanted.text) == json.loads(completion.choices[0].message.content)
     stream = client.chat.completions.create(
         model="guide",
         messages=QUESTION,
@@ -78,36 +76,37 @@ def test_json_schema(client, llm):
 
 
 def test_json_object_and_rules_of_the_table(client, guide, llm):
-    found = client.chat.completions.create(
+    completion = client.chat.completions.create(
         model="guide", messages=QUESTION, response_format={"type": "json_object"}, max_tokens=60
     )
-    text = found.choices[0].message.content
-    assert text == llm.generate(
-        QUESTION, schema={"type": "object"}, max_tokens=60
-    ).text and text.startswith("{")
-    found = guide.post("/v1/chat/completions", messages=QUESTION, regex="(yes|no), [0-9]{3}").json()
+    text = completion.choices[0].message.content
+    assert text == llm.generate(QUESTION, schema={"type": "object"}, max_tokens=60).text
+    assert text.startswith("{")
+    completion = guide.post(
+        "/v1/chat/completions", messages=QUESTION, regex="(yes|no), [0-9]{3}"
+    ).json()
     assert (
-        found["choices"][0]["message"]["content"]
+        completion["choices"][0]["message"]["content"]
         == llm.generate(QUESTION, regex="(yes|no), [0-9]{3}").text
     )
-    found = guide.post("/completion", prompt="Is it?", grammar='root ::= "yes" | "no"').json()
-    assert found["content"] in ("yes", "no")
-    found = guide.post("/completion", prompt="Is it?", json_schema={"enum": ["a", "b"]}).json()
-    assert json.loads(found["content"]) in ("a", "b")
+    completion = guide.post("/completion", prompt="Is it?", grammar='root ::= "yes" | "no"').json()
+    assert completion["content"] in ("yes", "no")
+    completion = guide.post("/completion", prompt="Is it?", json_schema={"enum": ["a", "b"]}).json()
+    assert json.loads(completion["content"]) in ("a", "b")
 
 
 def test_formats_of_messages(claude, llm):
-    found = claude.messages.create(
+    message = claude.messages.create(
         model="guide",
         max_tokens=200,
         messages=QUESTION,
         output_config={"format": {"type": "json_schema", "schema": Animal.model_json_schema()}},
     )
     assert (
-        found.content[0].text
+        message.content[0].text
         == llm.generate(QUESTION, schema=Animal.model_json_schema(), max_tokens=200).text
     )
-    Animal.model_validate_json(found.content[0].text)
+    Animal.model_validate_json(message.content[0].text)
     assert isinstance(
         claude.messages.parse(
             model="guide", max_tokens=200, messages=QUESTION, output_format=Animal
@@ -121,8 +120,8 @@ def test_formats_of_messages(claude, llm):
 
 
 def test_formats_of_responses(client):
-    found = client.responses.parse(model="guide", input="Who are you?", text_format=Animal)
-    assert isinstance(found.output_parsed, Animal)
+    response = client.responses.parse(model="guide", input="Who are you?", text_format=Animal)
+    assert isinstance(response.output_parsed, Animal)
     assert client.responses.create(
         model="guide", input="x", max_output_tokens=20, text={"format": {"type": "json_object"}}
     ).output_text.startswith("{")
@@ -196,20 +195,17 @@ def test_a_required_call_fits_its_schema(choice, tools, endless):
         "parallel_tool_calls": False,
         "max_tokens": 120,
     }
-    found = client.chat.completions.create(**asked).choices[0]
-    name, arguments = call_of(found.message)
-    assert (
-        name == "weather" and found.finish_reason == "tool_calls" and found.message.content is None
-    )
+    answer = client.chat.completions.create(**asked).choices[0]
+    name, arguments = call_of(answer.message)
+    assert name == "weather" and answer.finish_reason == "tool_calls"
+    assert answer.message.content is None
     jsonschema.validate(arguments, WEATHER)
     chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
     deltas = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
     assert deltas[0].function.name == "weather" and deltas[0].id and deltas[0].type == "function"
     assert json.loads("".join(delta.function.arguments or "" for delta in deltas)) == arguments
-    assert (
-        not "".join(chunk.delta.content or "" for chunk in chunks)
-        and chunks[-1].finish_reason == "tool_calls"
-    )
+    assert not "".join(chunk.delta.content or "" for chunk in chunks)
+    assert chunks[-1].finish_reason == "tool_calls"
 
 
 CALLING = [
@@ -241,24 +237,24 @@ CALLING = [
 def ask_for_a_call(guide, path: str, limit: int, **body) -> tuple[str, list[str], str]:
     """The reason of the end, the calls' arguments, and the text."""
     if path == "/v1/responses":
-        found = guide.post(path, input="hi", max_output_tokens=limit, **body).json()
-        calls = [item["arguments"] for item in found["output"] if item["type"] == "function_call"]
+        answer = guide.post(path, input="hi", max_output_tokens=limit, **body).json()
+        calls = [item["arguments"] for item in answer["output"] if item["type"] == "function_call"]
         return (
-            found["status"],
+            answer["status"],
             calls,
-            "".join(part["text"] for item in found["output"] for part in item.get("content", ())),
+            "".join(part["text"] for item in answer["output"] for part in item.get("content", ())),
         )
-    found = guide.post(path, model="guide", messages=QUESTION, max_tokens=limit, **body).json()
+    answer = guide.post(path, model="guide", messages=QUESTION, max_tokens=limit, **body).json()
     if path == "/v1/messages":
         calls = [
-            json.dumps(block["input"]) for block in found["content"] if block["type"] == "tool_use"
+            json.dumps(block["input"]) for block in answer["content"] if block["type"] == "tool_use"
         ]
         return (
-            found["stop_reason"],
+            answer["stop_reason"],
             calls,
-            "".join(block["text"] for block in found["content"] if block["type"] == "text"),
+            "".join(block["text"] for block in answer["content"] if block["type"] == "text"),
         )
-    [choice] = found["choices"]
+    [choice] = answer["choices"]
     message = choice["message"]
     return (
         choice["finish_reason"],
@@ -280,12 +276,12 @@ def test_a_rule_of_a_text_beside_a_required_call_is_refused(path, name, body, gu
         "/v1/messages": ("output_config", {"format": schema}),
         "/v1/chat/completions": ("response_format", {"type": "json_object"}),
     }[path]
-    for rule, given, named in (
+    for rule, text, named in (
         ("regex", "a", "regex"),
         ("schema", True, "schema"),
         (field, value, field if "chat" in path else f"{field}.format"),
     ):
-        done = guide.post(path, **asked, **body, **{rule: given})
+        done = guide.post(path, **asked, **body, **{rule: text})
         assert done.status_code == 400 and done.json()["errors"][0]["field"] == named, done.text
         assert f"{named}: " in done.json()["error"]["message"]
 
@@ -330,29 +326,28 @@ def test_a_call_and_its_result_come_back(client, llm):
         first.model_dump(),
         {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "Sunny."},
     ]
-    found = client.chat.completions.create(model="guide", messages=again, max_tokens=12)
-    assert (
-        found.choices[0].message.content
-        and found.usage.prompt_tokens > len(llm.encode(QUESTION)) + 10
-    )
+    completion = client.chat.completions.create(model="guide", messages=again, max_tokens=12)
+    assert completion.choices[0].message.content
+    assert completion.usage.prompt_tokens > len(llm.encode(QUESTION)) + 10
 
 
 def test_tools_that_need_not_be_called(client, llm):
     plain = llm.generate(QUESTION, max_tokens=12).text
-    found = client.chat.completions.create(
+    completion = client.chat.completions.create(
         model="guide", messages=QUESTION, tools=[TOOL], tool_choice="none", max_tokens=12
     )
-    assert found.choices[0].message.content == plain and not found.choices[0].message.tool_calls
-    found = client.chat.completions.create(
+    assert completion.choices[0].message.content == plain
+    assert not completion.choices[0].message.tool_calls
+    completion = client.chat.completions.create(
         model="guide", messages=QUESTION, tools=[TOOL], max_tokens=12
     )
-    assert found.usage.prompt_tokens > 100 and found.choices[0].message.content
+    assert completion.usage.prompt_tokens > 100 and completion.choices[0].message.content
     stream = client.chat.completions.create(
         model="guide", messages=QUESTION, tools=[TOOL], max_tokens=12, stream=True
     )
     assert (
         "".join(chunk.choices[0].delta.content or "" for chunk in stream)
-        == found.choices[0].message.content
+        == completion.choices[0].message.content
     )
 
 
@@ -394,14 +389,14 @@ def test_bad_tools_are_refused_by_name(body, field, guide):
 
 def test_tools_of_responses(client):
     tool = {"type": "function", "name": "weather", "parameters": WEATHER}
-    found = client.responses.create(
+    response = client.responses.create(
         model="guide",
         input="Weather?",
         tools=[tool],
         tool_choice="required",
         parallel_tool_calls=False,
     )
-    [call] = found.output
+    [call] = response.output
     assert call.type == "function_call" and call.name == "weather" and call.status == "completed"
     jsonschema.validate(json.loads(call.arguments), WEATHER)
     told = list(
@@ -415,7 +410,8 @@ def test_tools_of_responses(client):
         )
     )
     kinds = [event.type for event in told]
-    assert kinds[2] == "response.output_item.added" and kinds[-3:] == [
+    assert kinds[2] == "response.output_item.added"
+    assert kinds[-3:] == [
         "response.function_call_arguments.done",
         "response.output_item.done",
         "response.completed",
@@ -441,19 +437,17 @@ def test_tools_of_messages(claude, guide):
         "tools": [tool],
         "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
     }
-    found = claude.messages.create(**asked)
-    [block] = found.content
-    assert block.type == "tool_use" and block.name == "weather" and found.stop_reason == "tool_use"
+    message = claude.messages.create(**asked)
+    [block] = message.content
+    assert block.type == "tool_use" and block.name == "weather"
+    assert message.stop_reason == "tool_use"
     jsonschema.validate(block.input, WEATHER)
     with claude.messages.stream(**asked) as stream:
         last = stream.get_final_message()
     assert last.content[0].input == block.input and last.stop_reason == "tool_use"
     names = [name for name, _ in events(guide.post("/v1/messages", **asked, stream=True).text)]
-    assert names[:3] == ["message_start", "ping", "content_block_start"] and names[-3:] == [
-        "content_block_stop",
-        "message_delta",
-        "message_stop",
-    ]
+    assert names[:3] == ["message_start", "ping", "content_block_start"]
+    assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     again = [
         *QUESTION,
         {"role": "assistant", "content": [block.model_dump(exclude_none=True)]},
@@ -481,21 +475,22 @@ def test_logprobs_of_a_chat(client, llm):
         "logprobs": True,
         "top_logprobs": 3,
     }
-    found = client.chat.completions.create(**asked).choices[0].logprobs.content
-    assert [one.logprob for one in found] == pytest.approx(
+    entries = client.chat.completions.create(**asked).choices[0].logprobs.content
+    assert [entry.logprob for entry in entries] == pytest.approx(
         [token.logprobs.logprob for token in wanted.tokens], abs=1e-6
     )
-    assert "".join(one.token for one in found) == wanted.text
-    assert bytes(sum((one.bytes for one in found), [])).decode() == wanted.text
+    assert "".join(entry.token for entry in entries) == wanted.text
+    assert bytes(sum((entry.bytes for entry in entries), [])).decode() == wanted.text
     assert all(
-        len(one.top_logprobs) == 3 and one.top_logprobs[0].logprob >= one.logprob for one in found
+        len(entry.top_logprobs) == 3 and entry.top_logprobs[0].logprob >= entry.logprob
+        for entry in entries
     )
     streamed = [
-        one
+        entry
         for chunk in client.chat.completions.create(**asked, stream=True)
-        for one in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else [])
+        for entry in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else [])
     ]
-    assert [one.model_dump() for one in streamed] == [one.model_dump() for one in found]
+    assert [entry.model_dump() for entry in streamed] == [entry.model_dump() for entry in entries]
     assert (
         client.chat.completions.create(model="guide", messages=QUESTION, max_tokens=2)
         .choices[0]
@@ -517,37 +512,38 @@ def test_logprobs_join_to_the_text_before_a_stop_string(client, guide, llm):
         assert "".join(chunk.delta.content or "" for chunk in chunks) == whole.message.content
         streamed = sum((chunk.logprobs.content for chunk in chunks if chunk.logprobs), [])
         for entries in (whole.logprobs.content, streamed):
-            assert bytes(sum((one.bytes for one in entries), [])).decode() == whole.message.content
+            assert (
+                bytes(sum((entry.bytes for entry in entries), [])).decode() == whole.message.content
+            )
         old = client.completions.create(
             model="guide", prompt="Once upon", max_tokens=12, logprobs=0, stop=stop, echo=False
         ).choices[0]
         assert "".join(old.logprobs.tokens) == old.text
     done = guide.post("/completion", prompt="Once upon", n_predict=9, n_probs=1, stop=["a"]).json()
-    assert "".join(one["token"] for one in done["completion_probabilities"]) == done["content"]
+    assert "".join(entry["token"] for entry in done["completion_probabilities"]) == done["content"]
 
 
 def test_logprobs_of_the_other_apis(client, guide, llm):
     wanted = llm.generate("Once upon", max_tokens=5, logprobs=2)
-    found = (
+    logprobs_told = (
         client.completions.create(model="guide", prompt="Once upon", max_tokens=5, logprobs=2)
         .choices[0]
         .logprobs
     )
-    assert found.token_logprobs == pytest.approx(
+    assert logprobs_told.token_logprobs == pytest.approx(
         [token.logprobs.logprob for token in wanted.tokens], abs=1e-6
     )
-    assert (
-        "".join(found.tokens) == wanted.text and [len(top) for top in found.top_logprobs] == [2] * 5
-    )
+    assert "".join(logprobs_told.tokens) == wanted.text
+    assert [len(top) for top in logprobs_told.top_logprobs] == [2] * 5
     assert [
-        wanted.text[at : at + len(text)] for at, text in zip(found.text_offset, found.tokens)
-    ] == found.tokens
+        wanted.text[at : at + len(text)]
+        for at, text in zip(logprobs_told.text_offset, logprobs_told.tokens)
+    ] == logprobs_told.tokens
     done = guide.post("/completion", prompt="Once upon", n_predict=5, n_probs=2).json()[
         "completion_probabilities"
     ]
-    assert [one["id"] for one in done] == list(map(int, wanted.tokens)) and len(
-        done[0]["top_logprobs"]
-    ) == 2
+    assert [entry["id"] for entry in done] == list(map(int, wanted.tokens))
+    assert len(done[0]["top_logprobs"]) == 2
     assert (
         "completion_probabilities"
         not in guide.post("/completion", prompt="x", n_predict=2, n_probs=0).json()
@@ -560,7 +556,7 @@ def test_logprobs_of_responses(client):
     chat = client.chat.completions.create(
         model="guide", messages=QUESTION, max_tokens=9, logprobs=True, top_logprobs=3
     )
-    wanted = [one.model_dump() for one in chat.choices[0].logprobs.content]
+    wanted = [entry.model_dump() for entry in chat.choices[0].logprobs.content]
     asked = {
         "model": "guide",
         "input": QUESTION,
@@ -569,42 +565,42 @@ def test_logprobs_of_responses(client):
         "top_logprobs": 3,
     }
     for tools in ([], [{"type": "function", "name": "weather", "parameters": WEATHER}]):
-        found = client.responses.create(**asked, tools=tools)
-        part = found.output[0].content[0]
-        logprobs = [one.model_dump() for one in part.logprobs]
-        assert (logprobs == wanted or tools) and len(logprobs) == 9 and found.top_logprobs == 3
-        assert bytes(sum((one.bytes for one in part.logprobs), [])).decode() == part.text
+        response = client.responses.create(**asked, tools=tools)
+        part = response.output[0].content[0]
+        logprobs = [entry.model_dump() for entry in part.logprobs]
+        assert (logprobs == wanted or tools) and len(logprobs) == 9 and response.top_logprobs == 3
+        assert bytes(sum((entry.bytes for entry in part.logprobs), [])).decode() == part.text
         events = list(client.responses.create(**asked, tools=tools, stream=True))
         deltas = [
-            one
+            entry
             for event in events
             if event.type == "response.output_text.delta"
-            for one in event.logprobs
+            for entry in event.logprobs
         ]
         [done] = [event for event in events if event.type == "response.output_text.done"]
         for streamed in (deltas, done.logprobs):
             assert [
-                (one.token, one.logprob, [top.token for top in one.top_logprobs])
-                for one in streamed
+                (entry.token, entry.logprob, [top.token for top in entry.top_logprobs])
+                for entry in streamed
             ] == [
-                (one["token"], one["logprob"], [top["token"] for top in one["top_logprobs"]])
-                for one in logprobs
+                (entry["token"], entry["logprob"], [top["token"] for top in entry["top_logprobs"]])
+                for entry in logprobs
             ]
         assert [
-            one.model_dump() for one in events[-1].response.output[0].content[0].logprobs
+            entry.model_dump() for entry in events[-1].response.output[0].content[0].logprobs
         ] == logprobs
     stopped = client.chat.completions.create(
         model="guide", messages=QUESTION, stop=" small", logprobs=True
     ).choices[0]
-    found = client.responses.create(
+    response = client.responses.create(
         model="guide", input=QUESTION, include=told, extra_body={"stop": " small"}
     )
-    assert [one.token for one in found.output[0].content[0].logprobs] == [
-        one.token for one in stopped.logprobs.content
+    assert [entry.token for entry in response.output[0].content[0].logprobs] == [
+        entry.token for entry in stopped.logprobs.content
     ]
     plain = client.responses.create(model="guide", input=QUESTION, max_output_tokens=2)
     assert plain.output[0].content[0].logprobs == [] and plain.top_logprobs == 0
-    found = client.responses.create(
+    response = client.responses.create(
         model="guide", input=QUESTION, max_output_tokens=9, include=told
     )
     assert (
@@ -615,7 +611,7 @@ def test_logprobs_of_responses(client):
     )
     turns = [
         *QUESTION,
-        *[item.model_dump() for item in found.output],
+        *[item.model_dump() for item in response.output],
         {"role": "user", "content": "A story?"},
     ]
     assert client.responses.create(model="guide", input=turns, max_output_tokens=2).output_text

@@ -74,23 +74,18 @@ def test_an_answer_begun_within_its_thought_goes_on_with_it(qwen):
 def test_responses(qwen):
     with qwen.script():
         done = qwen.openai.responses.create(model="m", input="Hello?", reasoning={"effort": "low"})
-    assert [item.type for item in done.output] == [
-        "reasoning",
-        "message",
-    ] and done.output_text == TEXT
-    assert (
-        done.output[0].content[0].text == THOUGHT
-        and done.usage.output_tokens_details.reasoning_tokens > 0
-    )
+    assert [item.type for item in done.output] == ["reasoning", "message"]
+    assert done.output_text == TEXT
+    assert done.output[0].content[0].text == THOUGHT
+    assert done.usage.output_tokens_details.reasoning_tokens > 0
     with qwen.script(), qwen.openai.responses.stream(model="m", input="Hello?") as stream:
         events = list(stream)
     assert (
         "".join(event.delta for event in events if event.type == "response.reasoning_text.delta")
         == THOUGHT
     )
-    assert events[-1].response.output_text == TEXT and [
-        item.type for item in events[-1].response.output
-    ] == ["reasoning", "message"]
+    assert events[-1].response.output_text == TEXT
+    assert [item.type for item in events[-1].response.output] == ["reasoning", "message"]
 
 
 def test_messages(qwen):
@@ -139,10 +134,8 @@ def test_thinking_is_switched_off_where_the_template_has_a_switch(qwen):
         assert done.status_code == 200 and script.prompts[0].endswith("<think>\n\n</think>\n\n"), (
             done.text
         )
-        assert (
-            "x-mlx-llama-noted" not in done.headers
-            and done.json()["choices"][0]["message"]["content"] == "Hi."
-        )
+        assert "x-mlx-llama-noted" not in done.headers
+        assert done.json()["choices"][0]["message"]["content"] == "Hi."
     with qwen.script("Hi."):
         done = qwen.server.post(
             "/v1/chat/completions",

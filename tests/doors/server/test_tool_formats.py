@@ -57,9 +57,9 @@ class Scripted:
 
 @pytest.fixture(scope="module", params=["llama-3.1", "mistral-nemo", "qwen2.5", "smollm2"])
 def model(request, tmp_path_factory):
-    found = Scripted(request.param, tmp_path_factory.mktemp("formats") / "m")
-    yield found
-    found.server.close()
+    server = Scripted(request.param, tmp_path_factory.mktemp("formats") / "m")
+    yield server
+    server.server.close()
 
 
 def test_chat_completions(model):
@@ -76,19 +76,14 @@ def test_chat_completions(model):
         ]
     deltas = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
     for index, (name, arguments) in enumerate(WANTED):
-        first, *others = [one for one in deltas if one.index == index]
-        assert (
-            (first.function.name, first.type) == (name, "function")
-            and first.id
-            and first.id != calls[index].id
-        )
-        assert json.loads("".join(one.function.arguments for one in others)) == arguments
-        assert not any(one.id or one.function.name for one in others)
+        first, *others = [delta for delta in deltas if delta.index == index]
+        assert (first.function.name, first.type) == (name, "function") and first.id
+        assert first.id != calls[index].id
+        assert json.loads("".join(delta.function.arguments for delta in others)) == arguments
+        assert not any(delta.id or delta.function.name for delta in others)
     assert len(deltas) > 8  # arguments arrive as they are written
-    assert (
-        "".join(chunk.delta.content or "" for chunk in chunks) == model.opening
-        and chunks[-1].finish_reason == "tool_calls"
-    )
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == model.opening
+    assert chunks[-1].finish_reason == "tool_calls"
     with model.script(), model.openai.chat.completions.stream(**asked) as stream:
         [judged] = stream.get_final_completion().choices
     assert [
@@ -104,41 +99,34 @@ def test_chat_completions(model):
     ]
     with model.script("It is 3 at noon.") as script:
         last = model.openai.chat.completions.create(**asked | {"messages": again}).choices[0]
-    assert (
-        last.message.content == "It is 3 at noon."
-        and last.finish_reason == "stop"
-        and not last.message.tool_calls
-    )
-    assert '"b": 2' in script.prompts[0] and script.prompts[0].index('"b": 2') < script.prompts[
-        0
-    ].index("noon")
+    assert last.message.content == "It is 3 at noon." and last.finish_reason == "stop"
+    assert not last.message.tool_calls
+    assert '"b": 2' in script.prompts[0]
+    assert script.prompts[0].index('"b": 2') < script.prompts[0].index("noon")
 
 
 def test_responses(model):
     tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
     asked = {"model": "m", "input": QUESTION, "tools": tools, "max_output_tokens": 200}
     with model.script():
-        found = model.openai.responses.create(**asked)
-    calls = [item for item in found.output if item.type == "function_call"]
+        response = model.openai.responses.create(**asked)
+    calls = [item for item in response.output if item.type == "function_call"]
     assert [(call.name, json.loads(call.arguments), call.status) for call in calls] == [
-        (*one, "completed") for one in WANTED
+        (*call, "completed") for call in WANTED
     ]
-    assert found.output_text == model.opening and len(found.output) == 2 + bool(model.opening)
+    assert response.output_text == model.opening and len(response.output) == 2 + bool(model.opening)
     with model.script(), model.openai.responses.stream(**asked) as stream:
         told, judged = list(stream), stream.get_final_response()
     kinds = [event.type for event in told]
     assert (
         kinds.count("response.output_item.added")
         == kinds.count("response.output_item.done")
-        == len(found.output)
+        == len(response.output)
     )
-    assert (
-        kinds.count("response.function_call_arguments.delta") > 6
-        and kinds.count("response.function_call_arguments.done") == 2
-    )
-    assert [event.sequence_number for event in told] == list(
-        range(len(told))
-    ) and judged.output_text == model.opening
+    assert kinds.count("response.function_call_arguments.delta") > 6
+    assert kinds.count("response.function_call_arguments.done") == 2
+    assert [event.sequence_number for event in told] == list(range(len(told)))
+    assert judged.output_text == model.opening
     assert [
         (item.name, json.loads(item.arguments))
         for item in judged.output
@@ -146,7 +134,7 @@ def test_responses(model):
     ] == WANTED
     again = [
         *QUESTION,
-        *(item.model_dump(exclude_none=True) for item in found.output),
+        *(item.model_dump(exclude_none=True) for item in response.output),
         *(
             {"type": "function_call_output", "call_id": call.call_id, "output": result}
             for call, result in zip(calls, RESULTS)
@@ -157,9 +145,8 @@ def test_responses(model):
             model.openai.responses.create(**asked | {"input": again}).output_text
             == "It is 3 at noon."
         )
-    assert '"b": 2' in script.prompts[0] and script.prompts[0].index('"b": 2') < script.prompts[
-        0
-    ].index("noon")
+    assert '"b": 2' in script.prompts[0]
+    assert script.prompts[0].index('"b": 2') < script.prompts[0].index("noon")
 
 
 def test_logprobs_of_responses_are_those_of_the_text(model):
@@ -174,7 +161,7 @@ def test_logprobs_of_responses_are_those_of_the_text(model):
     if model.opening:
         with model.script():
             [part] = model.openai.responses.create(**asked, max_output_tokens=200).output[0].content
-        assert "".join(one.token for one in part.logprobs).strip() == model.opening
+        assert "".join(entry.token for entry in part.logprobs).strip() == model.opening
     if model.name == "qwen2.5":
         with model.script(model.opening + model.calls + "\n\U0001f999 Done."):
             output = model.openai.responses.create(**asked, max_output_tokens=200).output
@@ -186,7 +173,7 @@ def test_logprobs_of_responses_are_those_of_the_text(model):
         ]
         [part] = output[-1].content
         assert (
-            bytes(sum((one.bytes for one in part.logprobs), [])).decode().strip()
+            bytes(sum((entry.bytes for entry in part.logprobs), [])).decode().strip()
             == part.text.strip()
             == "\U0001f999 Done."
         )
@@ -196,9 +183,9 @@ def test_logprobs_of_responses_are_those_of_the_text(model):
             [part] = (
                 model.openai.responses.create(**asked, max_output_tokens=most).output[0].content
             )
-        found = bytes(sum((one.bytes for one in part.logprobs), [])).strip()
-        assert part.text.rstrip("\ufffd") == text and "\U0001f999".encode().startswith(found)
-        assert len(part.logprobs) == 3 if most == 3 else len(found) == 4
+        told_bytes = bytes(sum((entry.bytes for entry in part.logprobs), [])).strip()
+        assert part.text.rstrip("\ufffd") == text and "\U0001f999".encode().startswith(told_bytes)
+        assert len(part.logprobs) == 3 if most == 3 else len(told_bytes) == 4
 
 
 def test_a_call_that_a_stop_string_cuts_is_not_to_be_made(model):
@@ -222,16 +209,16 @@ def test_a_call_that_a_stop_string_cuts_is_not_to_be_made(model):
         for tool in TOOLS
     ]
     with model.script():
-        found = model.claude.messages.create(
+        answer = model.claude.messages.create(
             model="m", max_tokens=200, messages=QUESTION, tools=tools, stop_sequences=[cut]
         )
-    assert (found.stop_reason, found.stop_sequence) == ("stop_sequence", cut)
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", cut)
     tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
     with model.script():
-        found = model.openai.responses.create(
+        answer = model.openai.responses.create(
             model="m", input=QUESTION, tools=tools, extra_body={"stop": [cut]}
         )
-    assert found.status == "incomplete" and found.output[-1].status == "incomplete"
+    assert answer.status == "incomplete" and answer.output[-1].status == "incomplete"
 
 
 def test_messages(model):
@@ -245,15 +232,14 @@ def test_messages(model):
     ]
     asked = {"model": "m", "max_tokens": 200, "messages": QUESTION, "tools": tools}
     with model.script():
-        found = model.claude.messages.create(**asked)
-    blocks = [block for block in found.content if block.type == "tool_use"]
-    assert [
-        (block.name, block.input) for block in blocks
-    ] == WANTED and found.stop_reason == "tool_use"
-    assert "".join(block.text for block in found.content if block.type == "text") == model.opening
+        message = model.claude.messages.create(**asked)
+    blocks = [block for block in message.content if block.type == "tool_use"]
+    assert [(block.name, block.input) for block in blocks] == WANTED
+    assert message.stop_reason == "tool_use"
+    assert "".join(block.text for block in message.content if block.type == "text") == model.opening
     with model.script(), model.claude.messages.stream(**asked) as stream:
         told, judged = list(stream), stream.get_final_message()
-    assert [block.type for block in judged.content] == [block.type for block in found.content]
+    assert [block.type for block in judged.content] == [block.type for block in message.content]
     assert [
         (block.name, block.input) for block in judged.content if block.type == "tool_use"
     ] == WANTED
@@ -267,7 +253,7 @@ def test_messages(model):
         *QUESTION,
         {
             "role": "assistant",
-            "content": [block.model_dump(exclude_none=True) for block in found.content],
+            "content": [block.model_dump(exclude_none=True) for block in message.content],
         },
         {
             "role": "user",
@@ -280,9 +266,8 @@ def test_messages(model):
     with model.script("It is 3 at noon.") as script:
         last = model.claude.messages.create(**asked | {"messages": again})
     assert last.content[0].text == "It is 3 at noon." and last.stop_reason == "end_turn"
-    assert '"b": 2' in script.prompts[0] and script.prompts[0].index('"b": 2') < script.prompts[
-        0
-    ].index("noon")
+    assert '"b": 2' in script.prompts[0]
+    assert script.prompts[0].index('"b": 2') < script.prompts[0].index("noon")
 
 
 def test_a_required_call_in_the_format_of_the_model(model):
@@ -307,11 +292,8 @@ def test_a_required_call_in_the_format_of_the_model(model):
     [choice] = model.openai.chat.completions.create(**asked).choices
     [call] = choice.message.tool_calls
     jsonschema.validate(json.loads(call.function.arguments), choose)
-    assert (
-        call.function.name == "weather"
-        and choice.finish_reason == "tool_calls"
-        and choice.message.content is None
-    )
+    assert call.function.name == "weather" and choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
 
 
 def test_text_that_begins_like_a_call_is_text(model):
@@ -323,17 +305,18 @@ def test_text_that_begins_like_a_call_is_text(model):
     }[model.name]
     asked = {"model": "m", "messages": QUESTION, "tools": TOOLS, "max_tokens": 60, "logprobs": True}
     with model.script(answer):
-        found = model.openai.chat.completions.create(**asked).choices[0]
+        choice = model.openai.chat.completions.create(**asked).choices[0]
     with model.script(answer):
         chunks = [
             chunk.choices[0] for chunk in model.openai.chat.completions.create(**asked, stream=True)
         ]
-    assert found.message.content == answer == "".join(chunk.delta.content or "" for chunk in chunks)
     assert (
-        found.finish_reason == chunks[-1].finish_reason == "stop" and not found.message.tool_calls
+        choice.message.content == answer == "".join(chunk.delta.content or "" for chunk in chunks)
     )
-    streamed = [one for chunk in chunks if chunk.logprobs for one in chunk.logprobs.content]
-    assert [one.token for one in streamed] == [one.token for one in found.logprobs.content]
+    assert choice.finish_reason == chunks[-1].finish_reason == "stop"
+    assert not choice.message.tool_calls
+    streamed = [entry for chunk in chunks if chunk.logprobs for entry in chunk.logprobs.content]
+    assert [entry.token for entry in streamed] == [entry.token for entry in choice.logprobs.content]
 
 
 @pytest.mark.parametrize(

@@ -86,14 +86,10 @@ def test_models_optional_values_and_sphinx_docstrings_are_described():
     tool = Tool.of(draw)
     assert tool.description == "Draw."
     properties = tool.parameters["properties"]
-    assert (
-        properties["points"]["description"] == "the points, in order"
-        and properties["name"]["description"] == "of the picture"
-    )
-    assert (
-        "title" in tool.parameters["$defs"]["Point"]["properties"]
-        and "title" not in tool.parameters["$defs"]["Point"]
-    )
+    assert properties["points"]["description"] == "the points, in order"
+    assert properties["name"]["description"] == "of the picture"
+    assert "title" in tool.parameters["$defs"]["Point"]["properties"]
+    assert "title" not in tool.parameters["$defs"]["Point"]
     assert tool.run('{"points": [{"title": "a", "x": 2}]}') == "a 2 None"
 
 

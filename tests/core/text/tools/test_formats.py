@@ -13,14 +13,7 @@ from core.text.cases import TEMPLATES, USER, conversation
 from mlx_llama.core.errors import OptionsError, TemplateError
 from mlx_llama.core.generation.grammar import Grammars, Rule
 from mlx_llama.core.text.template import ChatTemplate, check_messages, encode_messages
-from mlx_llama.core.text.tools import (
-    FORMATS,
-    Tool,
-    ToolParser,
-    find_format,
-    formats,
-    read_tools,
-)
+from mlx_llama.core.text.tools import FORMATS, Tool, ToolParser, find_format, formats, read_tools
 from mlx_llama.core.text.tools.formats import (
     BRIEF,
     FUNCTIONARY_31,
@@ -159,9 +152,8 @@ def test_a_template_of_one_call_a_message_gets_several_in_turn(model):
         add_generation_prompt=True,
         **extras,
     )
-    assert template.render(messages, **extras) == judged and judged.index("sum 1") < judged.index(
-        "sum 2"
-    )
+    assert template.render(messages, **extras) == judged
+    assert judged.index("sum 1") < judged.index("sum 2")
 
 
 @pytest.mark.parametrize("name", TOOL_TEMPLATES)
@@ -200,10 +192,8 @@ def test_a_template_without_tools_gets_them_in_its_system_message(model):
     messages, extras = form.offer(TALK, read_tools([add]))
     text = template.render(messages, **extras)
     assert form is IN_SYSTEM and extras == {}
-    assert (
-        "Be brief.\n\nYou are an expert in composing functions." in text
-        and json.dumps(Tool.of(add).as_dict()) in text
-    )
+    assert "Be brief.\n\nYou are an expert in composing functions." in text
+    assert json.dumps(Tool.of(add).as_dict()) in text
     assert '<tool_call>[{"name": "add", "arguments": {"a": 1, "b": 2.5}}]</tool_call>' in text
     assert "user\n<tool_response>3.5</tool_response>" in text
     assert form.offer(USER, read_tools([add]))[0][0]["role"] == "system"
@@ -215,8 +205,8 @@ def test_a_template_without_tools_gets_them_in_its_system_message(model):
 
 def test_formats_are_recognised(model):
     bare = SimpleNamespace(added_ids=())
-    found = {name: find_format(source, bare) for name, source in TOOL_TEMPLATES.items()}
-    assert found == {
+    recognised = {name: find_format(source, bare) for name, source in TOOL_TEMPLATES.items()}
+    assert recognised == {
         "apriel": formats.APRIEL,
         "devstral": MISTRAL_HEADERS,
         "firefunction-2": formats.FIREFUNCTION,
@@ -345,11 +335,8 @@ def test_enforced_calls_parse_and_fit_their_tool(form, many, model):
         if constraint.is_complete:
             ended += 1
             counts.add(len(parser.calls))
-            assert (
-                parser.text == ""
-                and parser.calls
-                and all(call.is_complete for call in parser.calls)
-            )
+            assert parser.text == "" and parser.calls
+            assert all(call.is_complete for call in parser.calls)
             for call in parser.calls:
                 next(tool for tool in tools if tool.name == call.name).run(call.arguments)
     assert ended > 5 and (max(counts) > 1) == many and min(counts) == 1

@@ -299,17 +299,15 @@ def read(form, text, source=None, tools=None):
         news += parser.push(text[at : at + count])
         at += count
     news += parser.finish()
-    assert "".join(one for one in news if isinstance(one, str)) == parser.text
+    assert "".join(delta for delta in news if isinstance(delta, str)) == parser.text
     for index, call in enumerate(parser.calls):
-        first, *others = [one for one in news if not isinstance(one, str) and one.index == index]
-        assert (
-            (first.id, first.name, first.arguments) == (call.id, call.name, "")
-            and len(call.id) == 9
-            and call.id.isalnum()
-        )
-        assert "".join(one.arguments for one in others) == call.arguments and not any(
-            one.id or one.name for one in others
-        )
+        first, *others = [
+            delta for delta in news if not isinstance(delta, str) and delta.index == index
+        ]
+        assert (first.id, first.name, first.arguments) == (call.id, call.name, "")
+        assert len(call.id) == 9 and call.id.isalnum()
+        assert "".join(delta.arguments for delta in others) == call.arguments
+        assert not any(delta.id or delta.name for delta in others)
     return parser
 
 
@@ -318,9 +316,8 @@ def test_calls_are_read_in_any_pieces(form, text, rest, calls):
     for seed in (None, *range(25)):
         parser = read(form, text, None if seed is None else random.Random(seed))
         assert parser.text == rest
-        assert [(call.name, call.values()) for call in parser.calls] == calls and all(
-            call.is_complete for call in parser.calls
-        )
+        assert [(call.name, call.values()) for call in parser.calls] == calls
+        assert all(call.is_complete for call in parser.calls)
 
 
 @pytest.mark.parametrize(
@@ -330,17 +327,17 @@ def test_calls_are_read_in_any_pieces(form, text, rest, calls):
 def test_mlx_lm_reads_the_same_calls(form, text, rest, calls):
     if form is HERMES:
         bodies = [part.split("</tool_call>")[0] for part in text.split("<tool_call>")[1:]]
-        found = [json_tools.parse_tool_call(body) for body in bodies]
+        read_calls = [json_tools.parse_tool_call(body) for body in bodies]
     else:
         parts = text.split("[TOOL_CALLS]")[1:]
-        found = [one for part in parts for one in as_list(parse_or_skip(part))]
-    arguments = [one.get("arguments", {}) for one in found]
-    arguments = [json.loads(one) if isinstance(one, str) else one for one in arguments]
+        read_calls = [call for part in parts for call in as_list(parse_or_skip(part))]
+    arguments = [call.get("arguments", {}) for call in read_calls]
+    arguments = [json.loads(call) if isinstance(call, str) else call for call in arguments]
     read_alike = "[CALL_ID]" not in text  # mlx-lm takes the call's id for the name
     assert (
-        not found
+        not read_calls
         or not read_alike
-        or [(one["name"], given) for one, given in zip(found, arguments)] == calls
+        or [(call["name"], values) for call, values in zip(read_calls, arguments)] == calls
     )
 
 
@@ -373,18 +370,15 @@ def test_a_further_call_that_is_cut_before_its_name_is_no_text():
         (LLAMA3, '{"name": "f", "parameters": {}}; {"na'),
     ):
         parser = read(form, text)
-        assert (
-            parser.text == ""
-            and [call.name for call in parser.calls] == ["f"]
-            and parser.calls[0].is_complete
-        )
+        assert parser.text == "" and [call.name for call in parser.calls] == ["f"]
+        assert parser.calls[0].is_complete
 
 
 def test_arguments_arrive_while_they_are_written():
     parser = ToolParser(HERMES)
     parser.push('<tool_call>{"name": "f", "arguments": {"text": "once')
-    assert [one.arguments for one in parser.push(" upon")] == [" upon"]
-    assert [one.arguments for one in parser.push(' a time"}')] == [' a time"}']
+    assert [delta.arguments for delta in parser.push(" upon")] == [" upon"]
+    assert [delta.arguments for delta in parser.push(' a time"}')] == [' a time"}']
     assert parser.push("}</tool_call>") == [] and parser.calls[0].is_complete
 
 
