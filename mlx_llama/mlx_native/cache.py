@@ -9,7 +9,6 @@ import numpy as np
 
 from mlx_llama.core.backends.positions import CallView, Span
 from mlx_llama.core.models import rope
-from mlx_llama.core.models.config import LlamaConfig
 
 from . import runtime
 from .kernels.buffers import Buffer, Buffers, make_angles, make_periods
@@ -20,18 +19,7 @@ from .kernels.packing import Parts
 class Cache(Buffers):
     """Keys, values and tokens by row, which lie in buffers (kernels/buffers.py)."""
 
-    def __init__(
-        self,
-        config: LlamaConfig,
-        capacity: int,
-        dtype: mx.Dtype = mx.float32,
-        device: mx.Device = mx.Device(mx.cpu),
-        rows: int = 1,
-        bits: int | None = None,
-    ):
-        """bits: of keys and values: 8 for codes, 16 for two bytes, None for `dtype`."""
-        super().__init__(config, capacity, dtype, device, rows, bits)
-        self.pace: Pace | None = None  # of long prompts
+    pace: Pace | None = None  # of long prompts
 
     def _free(self, rows: Sequence[int], is_all: bool) -> None:
         for row in rows:

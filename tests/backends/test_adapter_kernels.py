@@ -54,7 +54,7 @@ def adapted(dtype, K: int, N: int, R: int) -> tuple[float, bool]:
 @pytest.mark.parametrize(
     "dtype, bound", [(torch.float32, 3e-6), (torch.float16, 2e-3)], ids=["float32", "float16"]
 )
-def test_rows_add_their_adapters_and_company_changes_no_bit(dtype, bound, shape, call):
+def test_rows_add_their_adapters_and_others_change_no_bit(dtype, bound, shape, call):
     error, is_same = call(adapted, dtype, *shape)
     assert error < bound and is_same
 

@@ -190,7 +190,7 @@ def test_several_processes_are_refused(folders, monkeypatch):
 
 
 @pytest.mark.parametrize("bits", [8, 16])
-def test_company_does_not_change_a_row_s_bits(bits, folders, tmp_path):
+def test_other_rows_do_not_change_a_row_s_bits(bits, folders, tmp_path):
     """Of compiled programs, on low-bit weights: alone, among rows with the same adapter, with
     another, and without.
     """

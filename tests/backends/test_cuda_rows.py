@@ -229,7 +229,7 @@ def in_company(model, count: int, asked: list[dict]) -> tuple[list, list]:
     return [list(row_options) for row_options in zip(*together)], alone
 
 
-def test_tokens_do_not_depend_on_the_company(model):
+def test_tokens_do_not_depend_on_the_rest_of_the_batch(model):
     together, alone = in_company(model[0], 8, MIXED[:4] + MIXED[6:7])
     assert together == alone and len({tuple(tokens) for tokens in alone}) == 5
 
@@ -391,7 +391,7 @@ def check_company(name: str, joins: list[int], order: int) -> int:
 @settings(max_examples=1, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(joins=st.lists(st.integers(0, 3), min_size=1, max_size=3), order=st.integers(0, 99))
 @example(joins=[0, 1, 0, 2, 0], order=1)
-def test_logits_have_the_same_bits_in_any_company(name, call, joins, order):
+def test_logits_have_the_same_bits_in_any_batch(name, call, joins, order):
     assert call(check_company, name, joins, order) == COUNT * len(joins)
 
 
@@ -459,7 +459,7 @@ def dense_products(dtype: torch.dtype) -> list[float]:
 @pytest.mark.parametrize(
     "dtype, error", [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)], ids=["float16", "bfloat16"]
 )
-def test_dense_products_have_the_same_bits_in_any_company(dtype, error, call):
+def test_dense_products_have_the_same_bits_in_any_batch(dtype, error, call):
     assert max(call(dense_products, dtype)) < error
 
 

@@ -93,7 +93,7 @@ def test_only_the_chosen_experts_weights_take_part(compile, backend, tmp_path):
 
 
 @pytest.mark.parametrize("path", [folder, low_bit], ids=["float32", "low-bit"])
-def test_compiled_rows_have_the_same_bits_in_any_company(path):
+def test_compiled_rows_have_the_same_bits_in_any_batch(path):
     backend = select("cpu")
     model = backend.load(open_checkpoint(path()))
     assert model.is_batch_invariant

@@ -217,7 +217,7 @@ def play(company: Company, schedule) -> None:
     max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(schedule=SCHEDULE)
-def test_tokens_do_not_depend_on_the_company(name, mlx, schedule):
+def test_tokens_do_not_depend_on_the_rest_of_the_batch(name, mlx, schedule):
     model = loaded(mlx, name)
     play(
         Company(mlx, model, ROWS, 64 if name == "dynamic" else 600),
@@ -883,7 +883,7 @@ def test_sixteen_bits_are_float16(name, compile, mlx):
     max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(schedule=SCHEDULE)
-def test_tokens_of_eight_bits_do_not_depend_on_the_company(name, mlx, schedule):
+def test_tokens_of_eight_bits_do_not_depend_on_the_rest_of_the_batch(name, mlx, schedule):
     model = loaded(mlx, name, bits=8)
     # a restored state is packed anew
     play(Company(mlx, model, ROWS, 600), [part for part in schedule if part[0] != "copy"])

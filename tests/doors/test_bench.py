@@ -263,8 +263,7 @@ def test_plot(door, toy, tmp_path):
         assert (
             door(
                 bench.main,
-                *f"--model {toy} --backend cpu".split(),
-                *"-p 4 -n 6 -d 0,9 -r 1 --plot".split(),
+                *f"--model {toy} --backend cpu -p 4 -n 6 -d 0,9 -r 1 --plot".split(),
                 tmp_path / f"picture.{ending}",
             ).code
             == 0

@@ -234,9 +234,7 @@ def test_keys_and_values_in_8_bits_reach_the_model_and_the_title(door, toy, monk
 
     monkeypatch.setattr(bench, "load", load)
     done = door(
-        bench.main,
-        *f"--model {toy} --backend cpu".split(),
-        *"-b 2 -p 4 -n 2 -r 1 --cache-bits 8".split(),
+        bench.main, *f"--model {toy} --backend cpu -b 2 -p 4 -n 2 -r 1 --cache-bits 8".split()
     )
     assert seen == {"cache_bits": 8} and "keys and values in 8 bits" in done.out
 

@@ -346,8 +346,7 @@ def test_compare_peers_on_several_rows(tmp_path):
     run("make_random_checkpoint.py", "tiny", str(folder))
     asked = [
         str(folder),
-        *"--pairs mlx-rows --rows 3 --device cpu".split(),
-        *"--rounds 1 --prompt 12 --generate 6".split(),
+        *"--pairs mlx-rows --rows 3 --device cpu --rounds 1 --prompt 12 --generate 6".split(),
     ]
     [result] = json.loads(run("compare_peers.py", *asked, "--json"))["results"]
     assert result["same_tokens"] == 7 and "3 rows" in result["about"]
@@ -437,7 +436,7 @@ def test_the_cost_of_ticks_is_measured():
 @pytest.mark.parametrize("kind", ["schema", "regex"])
 def test_the_cost_of_grammars_is_measured(kind):
     figures = json.loads(
-        run(*f"measure_grammar.py --kind {kind} --rows 3 --tokens 6 --pairs 1 --json".split())
+        run("measure_grammar.py", *f"--kind {kind} --rows 3 --tokens 6 --pairs 1 --json".split())
     )
     assert (figures["kind"], figures["rows"]) == (kind, 3)
     assert figures["share"] == figures["bound"] / figures["free"] - 1 > -1
@@ -465,7 +464,8 @@ def test_starts_are_measured(tmp_path):
         "'1', '--no-warmup', '-t', '1']"
     )
     _, name, ours, theirs, ratio = run(
-        *f"measure_start.py {file} --prompt 9 --rounds 2 --threads 1".split(),
+        "measure_start.py",
+        *f"{file} --prompt 9 --rounds 2 --threads 1".split(),
         "--peer",
         f"{sys.executable} {peer}",
     ).splitlines()
@@ -477,7 +477,8 @@ def test_starts_are_measured(tmp_path):
 def test_the_perplexity_of_widths_and_formats_is_measured(guide_q8, monkeypatch):
     """The guide's, of text that it was not taught. The score is torch's cross entropy."""
     first, full, eight, *formats = run(
-        *f"measure_perplexity.py {guide_q8} --tokens 400 --window 128".split(),
+        "measure_perplexity.py",
+        *f"{guide_q8} --tokens 400 --window 128".split(),
         "--widths",
         "float32,8-bit keys and values",
         "--formats",

@@ -449,7 +449,7 @@ def test_the_table_for_people(door):
 # Rows in result
 
 
-def test_rows_do_not_depend_on_their_company(door):
+def test_rows_do_not_depend_on_the_rest_of_the_batch(door):
     """On every backend: bits where they are promised, tokens at float32 elsewhere."""
     facts = run(door, "--batch", "2,3", "--dtype", "float32", "--tokens", "24")
     assert [(row["backend"], row["rows"], row["start"]) for row in facts["rows"]] == [

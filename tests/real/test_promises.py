@@ -26,7 +26,7 @@ REPEAT = (
 )
 
 
-def test_rows_in_company(name, open_real):
+def test_rows_of_a_batch(name, open_real):
     """Rows at once, joining in turn, and from a prefix: the same tokens as alone, on cpu the same
     bits.
     """

@@ -127,10 +127,8 @@ class Completion:
 
     def _repr_html_(self) -> str:
         """The text and a line of figures, for notebooks."""
-        speed, reason = f"{self.decode_tps:.1f} tokens/s", f"finish reason {self.finish_reason}"
-        figures = html.escape(f"{len(self.tokens)} tokens, {speed}, {reason}")
         text = f'<div style="white-space: pre-wrap">{html.escape(self.text)}</div>'
-        return f"{text}<small>{figures}</small>"
+        return f"{text}<small>{html.escape(self._describe_decode())}</small>"
 
     def _describe_decode(self, thought: str = "") -> str:
         speed = f"{self.decode_tps:.1f} tokens/s"

@@ -101,7 +101,7 @@ class StepBuffers:
 
 
 class Buffers(Positions):
-    """A cache's rows and the buffers where they lie. bits: as in Packing."""
+    """A cache's rows and the buffers where they lie."""
 
     def __init__(
         self,
@@ -112,6 +112,7 @@ class Buffers(Positions):
         rows: int = 1,
         bits: int | None = None,
     ):
+        """bits: of keys and values: 8 for codes, 16 for two bytes, None for `dtype`."""
         # On the CPU MLX sums products of 16-bit scales in 16 bits.
         self.packing = Packing(
             bits, config.head_dim, dtype, mx.float32 if device.type == mx.cpu else dtype
@@ -136,7 +137,7 @@ class Buffers(Positions):
         """The buffer of a row alone, for `end` positions; it leaves a shared buffer."""
         buffer = self.slots[row].buffer
         if buffer.slots > 1:
-            self._isolate(row, self.storage_for(end))
+            self._isolate(row, end)
             self.isolate_last(buffer)
             buffer = self.slots[row].buffer
         return buffer
@@ -179,8 +180,7 @@ class Buffers(Positions):
     def isolate_last(self, buffer: Buffer) -> None:
         """If few rows of a buffer are left, give each its own, so that each frees its memory."""
         if buffer.used <= max(1, buffer.slots // 4):
-            for row in [row for row in buffer.rows if row is not None]:
-                self._isolate(row, self.storage_for(max(self.lengths[row], 1)))
+            self._isolate_idle(buffer, ())
 
     def drop_tables(self) -> None:
         """Drop tables of lengths that no buffer has."""
@@ -233,9 +233,9 @@ class Buffers(Positions):
             rows: step for rows, step in self._steps.items() if buffer not in step.buffers
         }
 
-    def _isolate(self, row: int, length: int) -> None:
-        """Move a row to its own buffer for `length` positions."""
-        self._move([row], 1, length)
+    def _isolate(self, row: int, end: int = 1) -> None:
+        """Move a row to its own buffer for its positions, and those up to `end`."""
+        self._move([row], 1, self.storage_for(max(self.lengths[row], end)))
 
     def _assign(self, rows: tuple[int, ...]) -> StepBuffers:
         """Give `rows` shared buffers; those that share one already stay there."""
@@ -257,7 +257,7 @@ class Buffers(Positions):
         for buffer in shared:
             for row in buffer.rows:
                 if row is not None and row not in active and self.lengths[row] >= buffer.length:
-                    self._isolate(row, self.storage_for(self.lengths[row]))
+                    self._isolate(row)
         joins: list[tuple[Buffer | None, list[int]]] = [(buffer, []) for buffer in shared]
         for row in joining:
             for buffer, new in joins:
@@ -301,7 +301,7 @@ class Buffers(Positions):
             for row in [row for row in buffer.rows if row is not None and row not in active]:
                 if len(free) < len(new):
                     free.append(self.slots[row].number)
-                    self._isolate(row, self.storage_for(self.lengths[row]))
+                    self._isolate(row)
             with mx.stream(self.device):
                 self._fill(buffer, list(zip(new, free)))
             for row, number in zip(new, free):
@@ -314,7 +314,7 @@ class Buffers(Positions):
         """Give each row of a buffer that is not active a buffer of its own."""
         rows = buffer.rows if buffer else ()
         for row in [row for row in rows if row is not None and row not in active]:
-            self._isolate(row, self.storage_for(max(self.lengths[row], 1)))
+            self._isolate(row)
 
     def _shrink(self, buffer: Buffer, rows: tuple[int, ...]) -> None:
         """Move the rows of a step to a buffer of half as many slots; isolate the others."""

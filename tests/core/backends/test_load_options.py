@@ -112,7 +112,7 @@ def test_keys_and_values_in_8_or_16_bits_on_every_backend(bits, backend):
     assert check(backend, dtype="float32", compile=False, cache_bits=bits).cache_bits == int(bits)
 
 
-def test_bits_that_do_not_depend_on_the_company(backend, toy):
+def test_bits_that_do_not_depend_on_the_rest_of_the_batch(backend, toy):
     """Refused on mlx before anything is opened; true on the cpu backend unless it runs plain
     NumPy.
     """

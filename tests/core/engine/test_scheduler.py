@@ -161,7 +161,9 @@ requests = st.lists(
     st.sampled_from([None, 2, 3]),
     st.data(),
 )
-def test_an_answer_does_not_depend_on_its_company(drawn, runs_ahead, max_rows, chunk, memory, data):
+def test_an_answer_does_not_depend_on_the_rest_of_the_batch(
+    drawn, runs_ahead, max_rows, chunk, memory, data
+):
     """Any prompts, options, chunks, rows and memory; requests join and leave at any time; some are
     cancelled.
     """

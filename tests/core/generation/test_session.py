@@ -12,6 +12,7 @@ from machine import device_of
 from making import make_checkpoint
 from scripting import Script, make_scripted_checkpoint, tool_formats
 
+from core.generation.test_session_file import GOOD
 from core.text.cases import TEMPLATES
 from mlx_llama import LLM, load
 from mlx_llama.core.engine.loop import Loop
@@ -335,17 +336,6 @@ def test_an_interrupt_right_after_the_rename_is_an_interrupt(llm, tmp_path, monk
     assert [path.name for path in tmp_path.iterdir()] == ["chat.json"]
     other = llm.chat()
     assert other.load(tmp_path / "chat.json") == [] and other.messages == chat.messages
-
-
-GOOD = {
-    "format": "mlx_llama session",
-    "version": 1,
-    "model": "m",
-    "system": None,
-    "options": {},
-    "dropped": 0,
-    "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
-}
 
 
 @pytest.mark.parametrize(
@@ -686,17 +676,3 @@ def test_another_thread_may_close_an_answer_while_a_function_runs(caller):
         over.set()
         reader.join(20)
     assert not reader.is_alive() and len(chat.messages) == 2
-
-
-def test_a_failed_save_leaves_the_old_file(llm, tmp_path):
-    chat = llm.chat(max_tokens=2)
-    chat.send("hello")
-    with pytest.raises(SessionError, match="cannot be written"):
-        chat.save(tmp_path / "no" / "such" / "folder.json")
-    file = tmp_path / "chat.json"
-    chat.save(file)
-    old = file.read_text()
-    chat.messages.append({"role": "user", "content": object()})  # cannot be JSON
-    with pytest.raises(Exception):
-        chat.save(file)
-    assert file.read_text() == old and [path.name for path in tmp_path.iterdir()] == ["chat.json"]

@@ -30,7 +30,7 @@ def test_prompts_differ_and_begin_alike():
     assert all(set(prompt) <= {7, 8} for prompt in make_prompts([7, 8], 5, 256))
 
 
-def test_rows_that_do_not_know_their_company_keep_every_promise():
+def test_rows_that_do_not_depend_on_others_keep_every_promise():
     model = ToyModel()
     results = run(model, sizes=batches.SIZES)
     assert list(results) == [(rows, start) for rows in (2, 3, 8, 32) for start in STARTS]
