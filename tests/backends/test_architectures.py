@@ -162,6 +162,7 @@ FAMILIES = {
             },
         ),
     ),
+    "Seed-OSS": ("seed_oss", dict(head_dim=18)),
     "Mixtral": ("mixtral", dict(num_local_experts=5)),
     "Mixtral with windows": (
         "mixtral",

@@ -319,6 +319,27 @@ MODELS = {
         "eos_token_id": 151645,
         "torch_dtype": "bfloat16",
     },
+    "Seed-OSS-36B-Instruct": {
+        "architectures": ["SeedOssForCausalLM"],
+        "model_type": "seed_oss",
+        "hidden_size": 5120,
+        "intermediate_size": 27648,
+        "num_attention_heads": 80,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_hidden_layers": 64,
+        "vocab_size": 155136,
+        "rope_theta": 1e7,
+        "rope_scaling": {"rope_type": "default"},
+        "max_position_embeddings": 524288,
+        "attention_bias": True,
+        "attention_out_bias": False,
+        "mlp_bias": False,
+        "rms_norm_eps": 1e-6,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "tie_word_embeddings": False,
+    },
 }
 MIXTRAL, QWEN3_MOE = MODELS["Mixtral 8x7B"], MODELS["Qwen3 30B-A3B"]
 
@@ -578,6 +599,10 @@ def test_a_converted_file_means_the_same_model(name):
         ),
         (QWEN3_MOE | {"decoder_sparse_step": 2}, "decoder_sparse_step is 2, expected 1"),
         (QWEN3_MOE | {"norm_topk_prob": "yes"}, "norm_topk_prob is 'yes', expected true or false"),
+        (
+            MODELS["Seed-OSS-36B-Instruct"] | {"attention_out_bias": True},
+            "attention_out_bias is True, expected false",
+        ),
         (QWEN3_MOE | {"moe_intermediate_size": None}, "moe_intermediate_size is None"),
     ],
 )
