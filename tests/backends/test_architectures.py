@@ -21,6 +21,7 @@ from backends.conftest import relative_error
 from mlx_llama.core.families import FAMILIES as ENTRIES
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import write_gguf
+from mlx_llama.core.files.quantize import write_mlx
 from mlx_llama.core.generation import options
 
 SIZES = dict(
@@ -163,6 +164,12 @@ FAMILIES = {
         ),
     ),
     "Seed-OSS": ("seed_oss", dict(head_dim=18)),
+    "GLM-4": ("glm4", dict(head_dim=20)),
+    "GLM-4, rotated as a whole": (
+        "glm4",
+        dict(head_dim=18, rope_parameters=dict(rope_theta=1e4, partial_rotary_factor=1.0)),
+    ),
+    "ERNIE 4.5": ("ernie4_5", dict(head_dim=18)),
     "Mixtral": ("mixtral", dict(num_local_experts=5)),
     "Mixtral with windows": (
         "mixtral",
@@ -229,6 +236,8 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
     # mlx-lm reads the rope where older transformers wrote it.
     rope = fields["rope_parameters"]
     fields |= {"rope_theta": rope.get("full_attention", rope)["rope_theta"]}
+    if kind == "glm4":
+        fields["partial_rotary_factor"] = rope["partial_rotary_factor"]
     if rope.get("rope_type") == "longrope":
         fields["rope_scaling"] = {"type": "longrope"} | {
             name: rope[name] for name in ("short_factor", "long_factor")
@@ -349,6 +358,20 @@ def test_a_gguf_file_has_the_same_logits(name, backend):
     assert relative_error(run(backend, checkpoint, (0, 20, 29, 30)), made(name)[1]) < 1e-4
 
 
+@pytest.mark.parametrize("name", ["Granite 3", "Seed-OSS", "GLM-4", "ERNIE 4.5"])
+def test_a_gguf_file_becomes_a_folder_that_transformers_reads(name, tmp_path):
+    import torch
+    import transformers
+
+    write_mlx(open_checkpoint(exported(name, "F32")), tmp_path / "out", None)
+    judge = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", dtype=torch.float32, attn_implementation="eager", pad_token_id=0
+    ).eval()
+    with torch.no_grad():
+        logits = judge(torch.from_numpy(TOKENS).long()).logits.numpy()
+    assert relative_error(logits, made(name)[1]) < 1e-5
+
+
 @pytest.mark.parametrize("format", ["F32", "Q8_0"])
 @pytest.mark.parametrize("name", IN_GGUF)
 def test_llama_cpp_reads_the_file(name, format, backend):
@@ -466,7 +489,6 @@ def test_the_text_part_of_a_model_with_images(name, architecture, tmp_path):
     torch = pytest.importorskip("torch")
 
     from mlx_llama.core.backends.selection import select
-    from mlx_llama.core.files.quantize import write_mlx
 
     torch.manual_seed(0)
     model = with_images(name).eval()

@@ -119,6 +119,7 @@ class Family:
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gguf_second_norm: str = "ffn_norm"  # GGUF's name of the norm before the MLP
     permuted: bool = False  # llama.cpp's converter reorders rows of query and key
+    interleaved: bool = False  # all files have the two rows of a rotary pair side by side
     # its activations do, so that dtype "auto" is never float16 (transformers' issue 36822)
     exceeds_float16: bool = False
 

@@ -203,14 +203,18 @@ def select(
 def split(
     stored: Mapping[str, Tensor | AffineWeight], config: LlamaConfig
 ) -> dict[str, Tensor | AffineWeight]:
-    """Split fused tensors into those of `config.tensor_shapes()`, in its order."""
+    """Split fused tensors into those of `config.tensor_shapes()`, in its order, and give rows
+    their order.
+    """
     tensors, parts = {}, config.fused_parts()
-    for name in config.tensor_shapes():
+    for name, (rows, *_) in config.tensor_shapes().items():
         if name in stored:
-            tensors[name] = stored[name]
+            tensor = stored[name]
         else:
             whole, first, last = parts[name]
-            tensors[name] = stored[whole].part(name, first, last)
+            tensor = stored[whole].part(name, first, last)
+        order = config.row_order(name.rpartition(".")[0], rows)
+        tensors[name] = tensor if order is None else tensor.reorder(order)
     return tensors
 
 

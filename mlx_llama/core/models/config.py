@@ -15,6 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mlx_llama.core.errors import ConfigError, Report, refuse, show
 from mlx_llama.core.families import BY_GGUF, FAMILIES, find_family, find_gguf
 from mlx_llama.core.families.family import Family
@@ -50,7 +52,9 @@ _GGUF_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "leading_dense_block_count": (0,),
     "final_logit_softcapping": (0,),
     "logit_scale": (0, 1),
+    "nextn_predict_layers": (0,),
     "residual_scale": (0, 1),
+    "rope.dimension_sections": ([0, 0, 0, 0],),  # of images' positions
     "rope.scaling.alpha": (0,),
     "rope.scaling.yarn_ext_factor": (-1, 1),
     "rope.scaling.yarn_log_multiplier": (0,),
@@ -400,6 +404,19 @@ class LlamaConfig:
                             parts[name] = f"model.layers.{i}.{whole}.{kind}", first, last
                             first = last
         return parts
+
+    def row_order(self, module: str, rows: int) -> np.ndarray | None:
+        """int64 [rows], by row of a module: its number in the files; None if they agree.
+
+        Files of some families have the two rows of a rotary pair side by side. Here they are half
+        of a head's rotated dimensions apart.
+        """
+        if not FAMILIES[self.architecture].interleaved or not module.endswith(("q_proj", "k_proj")):
+            return None
+        order = np.arange(rows).reshape(-1, self.head_dim)
+        pairs = order[:, : self.rotary_dim].reshape(len(order), -1, 2)
+        order[:, : self.rotary_dim] = pairs.swapaxes(1, 2).reshape(len(order), -1)
+        return order.reshape(-1)
 
     def stored_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors as files store them: some have the rows of several of
