@@ -170,6 +170,16 @@ FAMILIES = {
         dict(head_dim=18, rope_parameters=dict(rope_theta=1e4, partial_rotary_factor=1.0)),
     ),
     "ERNIE 4.5": ("ernie4_5", dict(head_dim=18)),
+    "Granite 4": (
+        "granitemoehybrid",
+        GRANITE
+        | dict(
+            mamba_n_heads=8,  # transformers checks it
+            num_local_experts=0,
+            position_embedding_type="rope",
+            layer_types=["attention"] * 4,
+        ),
+    ),
     "Mixtral": ("mixtral", dict(num_local_experts=5)),
     "Mixtral with windows": (
         "mixtral",
@@ -209,6 +219,8 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
     fields = SIZES | (WIDE if wide else {}) | fields
     if kind == "exaone4":  # llama.cpp's matrix after attention is square; mlx_lm needs the field
         fields["head_dim"] = fields["hidden_size"] // fields["num_attention_heads"]
+    if kind == "granitemoehybrid":
+        fields["shared_intermediate_size"] = fields["intermediate_size"]
     if (rope := fields.get("rope_parameters", {})).get("rope_type") == "longrope":
         pairs = int(fields["hidden_size"] // 4 * rope.get("partial_rotary_factor", 1)) // 2
         factors = {
@@ -236,6 +248,8 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
     # mlx-lm reads the rope where older transformers wrote it.
     rope = fields["rope_parameters"]
     fields |= {"rope_theta": rope.get("full_attention", rope)["rope_theta"]}
+    if kind == "granitemoehybrid":
+        fields["layer_types"] = ["attention"] * len(fields["layer_types"])
     if kind == "glm4":
         fields["partial_rotary_factor"] = rope["partial_rotary_factor"]
     if rope.get("rope_type") == "longrope":

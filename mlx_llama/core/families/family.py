@@ -117,6 +117,7 @@ class Family:
     experts: Experts | None = None
     # {stored module: modules whose rows it has}; of a single module, its name in the family
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    splits: bool = False  # files of llama.cpp and mlx_lm have the modules of `fused` each
     gguf_second_norm: str = "ffn_norm"  # GGUF's name of the norm before the MLP
     permuted: bool = False  # llama.cpp's converter reorders rows of query and key
     interleaved: bool = False  # all files have the two rows of a rotary pair side by side
@@ -159,7 +160,7 @@ class Family:
         return GGUFNames(
             self.norms,
             bool(self.query_key_norm),
-            self.fused,
+            {} if self.splits else self.fused,
             self.experts,
             self.permuted,
             self.gguf_second_norm,

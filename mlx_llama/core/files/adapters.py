@@ -176,8 +176,9 @@ def merge(
     places = config.fused_parts()
     additions: dict[str, list[tuple[int, Pair]]] = {}
     for module, pair in adapter.pairs.items():
-        name = f"{module}.weight"
-        name, first, _ = places.get(name, (name, 0, 0))
+        name, first = f"{module}.weight", 0
+        if name not in stored:
+            name, first, _ = places[name]
         additions.setdefault(name, []).append((first, pair))
     return {
         name: MergedTensor(tensor, additions[name]) if name in additions else tensor

@@ -126,7 +126,7 @@ def misfits(
     except CheckpointError as error:
         return [error] if complete else []
     expected: dict[str, tuple[int, ...]] = {}
-    for name, shape in config.stored_shapes().items():
+    for name, shape in config.stored_shapes(weights).items():
         expected[name] = shape
         if name in packed:
             bits, group_size = packed[name]
@@ -185,7 +185,7 @@ def select(
     weights = unstack(resolve_tied(weights, config), config)
     packed = _packing(weights, config, folder)
     tensors: dict[str, Tensor | AffineWeight] = {}
-    for name in config.stored_shapes():
+    for name in config.stored_shapes(weights):
         if name in packed:
             tensors[name] = _quantized(
                 name, packed[name], *(_packable(weights[part]) for part in (name, *_scaling(name)))
@@ -247,7 +247,7 @@ def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, t
         return {}
     listed = {module + ".weight": packing for module, packing in settings.layers}
     packed = {}
-    for name, shape in config.stored_shapes().items():
+    for name, shape in config.stored_shapes(weights).items():
         if len(shape) != 2:
             continue
         packing = listed.get(name)

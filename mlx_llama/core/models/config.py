@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -277,7 +277,7 @@ class LlamaConfig:
             packing = _name_each_expert(config, config.quantization)
             config = dataclasses.replace(config, quantization=packing)
             if not read.failed:
-                check_modules(packing, config.stored_shapes(), source)
+                check_modules(packing, config.tensor_shapes() | config.stored_shapes(), source)
         return config
 
     @classmethod
@@ -418,13 +418,13 @@ class LlamaConfig:
         order[:, : self.rotary_dim] = pairs.swapaxes(1, 2).reshape(len(order), -1)
         return order.reshape(-1)
 
-    def stored_shapes(self) -> dict[str, tuple[int, ...]]:
+    def stored_shapes(self, names: Container[str] = ()) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors as files store them: some have the rows of several of
-        `tensor_shapes`.
+        `tensor_shapes`. names: of tensors that the files have as in `tensor_shapes`.
         """
         parts, stored = self.fused_parts(), {}
         for name, (rows, *rest) in self.tensor_shapes().items():
-            whole, _, last = parts.get(name, (name, 0, rows))
+            whole, _, last = (name, 0, rows) if name in names else parts.get(name, (name, 0, rows))
             stored[whole] = (last, *rest)
         return stored
 
@@ -534,6 +534,8 @@ def _open_gguf(general: Reader) -> tuple[Family, Reader]:
     if family.scales_queries:
         known.add("rope.scaling.yarn_log_multiplier")
     for field, neutral in _GGUF_NEUTRAL.items():
-        if field not in known:
+        # without experts, llama.cpp ignores the sizes of shared ones (Granite 4)
+        is_unused = field.startswith("expert_shared") and family.experts is None
+        if field not in known and not is_unused:
             read.refuse(field, *neutral, reason="nothing else is supported")
     return family, read

@@ -380,6 +380,36 @@ MODELS = {
         "tie_word_embeddings": True,
         "torch_dtype": "bfloat16",
     },
+    "granite-4.0-micro": {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "model_type": "granitemoehybrid",
+        "hidden_size": 2560,
+        "intermediate_size": 8192,
+        "shared_intermediate_size": 8192,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 40,
+        "vocab_size": 100352,
+        "attention_multiplier": 0.015625,
+        "embedding_multiplier": 12,
+        "logits_scaling": 10,
+        "residual_multiplier": 0.22,
+        "rope_theta": 10000000,
+        "rope_scaling": None,
+        "position_embedding_type": "rope",
+        "layer_types": ["attention"] * 40,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "mamba_n_heads": 128,
+        "mamba_d_head": 40,
+        "max_position_embeddings": 131072,
+        "attention_bias": False,
+        "rms_norm_eps": 1e-5,
+        "bos_token_id": 100257,
+        "eos_token_id": 100257,
+        "pad_token_id": 100256,
+        "tie_word_embeddings": True,
+    },
 }
 MIXTRAL, QWEN3_MOE = MODELS["Mixtral 8x7B"], MODELS["Qwen3 30B-A3B"]
 
@@ -541,6 +571,36 @@ CONVERTED = {
 }
 
 
+def test_a_converted_granite_4_is_a_granite_3():
+    config = LlamaConfig.from_dict(MODELS["granite-4.0-micro"])
+    fields = {
+        "context_length": 131072,
+        "embedding_length": 2560,
+        "block_count": 40,
+        "feed_forward_length": 8192,
+        "expert_shared_feed_forward_length": 8192,
+        "attention.head_count": 40,
+        "attention.head_count_kv": [8] * 40,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "vocab_size": 100352,
+        "attention.scale": 0.015625,
+        "embedding_scale": 12.0,
+        "logit_scale": 10.0,
+        "residual_scale": 0.22,
+        "rope.freq_base": 1e7,
+        "rope.scaling.finetuned": True,
+        "ssm.inner_size": 5120,
+    }
+    for rotates in (True, False):
+        metadata = {f"granite.{key}": value for key, value in fields.items()}
+        metadata |= {"general.architecture": "granite", "granite.rope.scaling.finetuned": rotates}
+        again = LlamaConfig.from_gguf(metadata, {}, {}, "bfloat16", "model.gguf")
+        assert again.layers == tuple(
+            dataclasses.replace(spec, rotates=rotates) for spec in config.layers
+        )
+        assert (again.embedding_multiplier, again.logits_multiplier) == (12, 0.1)
+
+
 @pytest.mark.parametrize("name", CONVERTED)
 def test_a_converted_file_means_the_same_model(name):
     config, (family, fields) = LlamaConfig.from_dict(MODELS[name]), CONVERTED[name]
@@ -644,6 +704,15 @@ def test_a_converted_file_means_the_same_model(name):
             "attention_out_bias is True, expected false",
         ),
         (MODELS["ERNIE-4.5-0.3B-PT"] | {"use_bias": True}, "use_bias is True, expected false"),
+        (
+            MODELS["granite-4.0-micro"] | {"layer_types": [*["mamba"] * 39, "attention"]},
+            r"layer_types\[0\] is 'mamba', expected 'attention', since layers with a recurrent",
+        ),
+        (MODELS["granite-4.0-micro"] | {"layer_types": None}, "layer_types.0. is 'mamba'"),
+        (
+            MODELS["granite-4.0-micro"] | {"num_local_experts": 62},
+            "num_local_experts is 62, expected 0, since experts beside the shared one",
+        ),
         (QWEN3_MOE | {"moe_intermediate_size": None}, "moe_intermediate_size is None"),
     ],
 )
