@@ -21,6 +21,7 @@ from backends.conftest import relative_error
 from mlx_llama.core.families import FAMILIES as ENTRIES
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import write_gguf
+from mlx_llama.core.files.quantize import write_mlx
 from mlx_llama.core.generation import options
 
 SIZES = dict(
@@ -162,6 +163,23 @@ FAMILIES = {
             },
         ),
     ),
+    "Seed-OSS": ("seed_oss", dict(head_dim=18)),
+    "GLM-4": ("glm4", dict(head_dim=20)),
+    "GLM-4, rotated as a whole": (
+        "glm4",
+        dict(head_dim=18, rope_parameters=dict(rope_theta=1e4, partial_rotary_factor=1.0)),
+    ),
+    "ERNIE 4.5": ("ernie4_5", dict(head_dim=18)),
+    "Granite 4": (
+        "granitemoehybrid",
+        GRANITE
+        | dict(
+            mamba_n_heads=8,  # transformers checks it
+            num_local_experts=0,
+            position_embedding_type="rope",
+            layer_types=["attention"] * 4,
+        ),
+    ),
     "Mixtral": ("mixtral", dict(num_local_experts=5)),
     "Mixtral with windows": (
         "mixtral",
@@ -201,6 +219,8 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
     fields = SIZES | (WIDE if wide else {}) | fields
     if kind == "exaone4":  # llama.cpp's matrix after attention is square; mlx_lm needs the field
         fields["head_dim"] = fields["hidden_size"] // fields["num_attention_heads"]
+    if kind == "granitemoehybrid":
+        fields["shared_intermediate_size"] = fields["intermediate_size"]
     if (rope := fields.get("rope_parameters", {})).get("rope_type") == "longrope":
         pairs = int(fields["hidden_size"] // 4 * rope.get("partial_rotary_factor", 1)) // 2
         factors = {
@@ -228,6 +248,10 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
     # mlx-lm reads the rope where older transformers wrote it.
     rope = fields["rope_parameters"]
     fields |= {"rope_theta": rope.get("full_attention", rope)["rope_theta"]}
+    if kind == "granitemoehybrid":
+        fields["layer_types"] = ["attention"] * len(fields["layer_types"])
+    if kind == "glm4":
+        fields["partial_rotary_factor"] = rope["partial_rotary_factor"]
     if rope.get("rope_type") == "longrope":
         fields["rope_scaling"] = {"type": "longrope"} | {
             name: rope[name] for name in ("short_factor", "long_factor")
@@ -348,6 +372,20 @@ def test_a_gguf_file_has_the_same_logits(name, backend):
     assert relative_error(run(backend, checkpoint, (0, 20, 29, 30)), made(name)[1]) < 1e-4
 
 
+@pytest.mark.parametrize("name", ["Granite 3", "Seed-OSS", "GLM-4", "ERNIE 4.5"])
+def test_a_gguf_file_becomes_a_folder_that_transformers_reads(name, tmp_path):
+    import torch
+    import transformers
+
+    write_mlx(open_checkpoint(exported(name, "F32")), tmp_path / "out", None)
+    judge = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", dtype=torch.float32, attn_implementation="eager", pad_token_id=0
+    ).eval()
+    with torch.no_grad():
+        logits = judge(torch.from_numpy(TOKENS).long()).logits.numpy()
+    assert relative_error(logits, made(name)[1]) < 1e-5
+
+
 @pytest.mark.parametrize("format", ["F32", "Q8_0"])
 @pytest.mark.parametrize("name", IN_GGUF)
 def test_llama_cpp_reads_the_file(name, format, backend):
@@ -465,7 +503,6 @@ def test_the_text_part_of_a_model_with_images(name, architecture, tmp_path):
     torch = pytest.importorskip("torch")
 
     from mlx_llama.core.backends.selection import select
-    from mlx_llama.core.files.quantize import write_mlx
 
     torch.manual_seed(0)
     model = with_images(name).eval()

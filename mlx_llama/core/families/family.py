@@ -115,9 +115,12 @@ class Family:
     # its field in config.json, and the default
     activation: tuple[str, str] = ("hidden_act", "silu")
     experts: Experts | None = None
-    # {stored module: modules whose rows it has}
+    # {stored module: modules whose rows it has}; of a single module, its name in the family
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    splits: bool = False  # files of llama.cpp and mlx_lm have the modules of `fused` each
+    gguf_second_norm: str = "ffn_norm"  # GGUF's name of the norm before the MLP
     permuted: bool = False  # llama.cpp's converter reorders rows of query and key
+    interleaved: bool = False  # all files have the two rows of a rotary pair side by side
     # its activations do, so that dtype "auto" is never float16 (transformers' issue 36822)
     exceeds_float16: bool = False
 
@@ -155,5 +158,10 @@ class Family:
     def names(self) -> GGUFNames:
         """Tensor names in GGUF files."""
         return GGUFNames(
-            self.norms, bool(self.query_key_norm), self.fused, self.experts, self.permuted
+            self.norms,
+            bool(self.query_key_norm),
+            {} if self.splits else self.fused,
+            self.experts,
+            self.permuted,
+            self.gguf_second_norm,
         )

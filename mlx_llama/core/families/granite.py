@@ -1,8 +1,11 @@
 """Granite 3: factors on the embedding, the residual stream, attention and the logits."""
 
-from mlx_llama.core.models.reader import Field
+from typing import Any
+
+from mlx_llama.core.models.reader import Field, Reader
 
 from .family import Family
+from .windows import Layers
 
 
 def _factor(name: str, json: str, gguf: str, **more) -> Field:
@@ -12,26 +15,36 @@ def _factor(name: str, json: str, gguf: str, **more) -> Field:
     )
 
 
+FACTORS = (
+    _factor("embedding_multiplier", "embedding_multiplier", "embedding_scale"),
+    _factor("residual_multiplier", "residual_multiplier", "residual_scale"),
+    _factor("attention_multiplier", "attention_multiplier", "attention.scale"),
+    # Both kinds of files have a divisor.
+    _factor(
+        "logits_multiplier",
+        "logits_scaling",
+        "logit_scale",
+        decode=lambda x: 1 / x,
+        encode=lambda x: 1 / x,
+    ),
+)
+
+
+def unrotated(read: Reader, values: dict[str, Any]) -> Layers:
+    """All layers if a GGUF file says that rotation was not trained, as in Granite 4."""
+    rotates = not read.is_gguf or read.boolean("rope.scaling.finetuned", True)
+    return () if rotates else tuple(range(values["num_hidden_layers"]))
+
+
 FAMILY = Family(
     "GraniteForCausalLM",
     "granite",
     "granite",
-    fields=(
-        _factor("embedding_multiplier", "embedding_multiplier", "embedding_scale"),
-        _factor("residual_multiplier", "residual_multiplier", "residual_scale"),
-        _factor("attention_multiplier", "attention_multiplier", "attention.scale"),
-        # Both kinds of files have a divisor.
-        _factor(
-            "logits_multiplier",
-            "logits_scaling",
-            "logit_scale",
-            decode=lambda x: 1 / x,
-            encode=lambda x: 1 / x,
-        ),
-    ),
+    fields=FACTORS,
     defaults={"max_position_embeddings": 2048, "num_key_value_heads": None},
     qkv_bias=None,
     out_bias=None,
     mlp_bias=None,
     permuted=True,
+    unrotated=unrotated,
 )

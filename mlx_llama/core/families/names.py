@@ -58,15 +58,18 @@ class GGUFNames:
         fused: Mapping[str, tuple[str, ...]],
         experts: Experts | None,
         is_permuted: bool,
+        second_norm: str = "ffn_norm",
     ):
-        """Arguments: `norms`, `fused`, `experts` and `permuted` of a family."""
-        joined = {part for parts in fused.values() for part in parts}
+        """Arguments: `norms`, `fused`, `experts`, `permuted` and `gguf_second_norm` of a family."""
+        renamed = {parts[0]: whole for whole, parts in fused.items() if len(parts) == 1}
+        joined = {part for parts in fused.values() for part in parts} - renamed.keys()
         layers = {name: module for name, module in _LAYERS.items() if module not in joined}
-        layers |= {_FUSED[whole]: whole for whole in fused}
+        layers |= {_FUSED[whole]: whole for whole, parts in fused.items() if len(parts) > 1}
         before, after = NORM_NAMES[norms]
-        layers |= dict(zip(("attn_norm", "ffn_norm"), before or ()))
+        layers |= dict(zip(("attn_norm", second_norm), before or ()))
         layers |= dict(zip(("post_attention_norm", "post_ffw_norm"), after or ()))
         layers |= _QUERY_KEY_NORMS if has_query_key_norm else {}
+        layers = {name: renamed.get(module, module) for name, module in layers.items()}
         self.layers, self.experts = layers, {}
         self.permuted = _PERMUTED if is_permuted else ()
         if experts:

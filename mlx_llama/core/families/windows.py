@@ -11,6 +11,7 @@ from mlx_llama.core.models.reader import Reader
 
 Layers = tuple[int, ...]
 _FULL, _SLIDING = "full_attention", "sliding_attention"  # in config.json's `layer_types`
+_FIRST = "attention"  # "full_attention" in Granite's files
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Windows:
             slides = range(count) if window and sliding is None else sliding or ()
             where = f" in layers {show(list(sliding))} alone" if sliding else ""
             reason = f", since sliding_window is {window or 'null'}{where}"
+            kinds = [_FULL if kind == _FIRST else kind for kind in kinds]
             for i, kind in enumerate(kinds):
                 wanted: tuple[str, ...] = (_SLIDING,) if i in slides else (_FULL,)
                 if window and self.is_free:

@@ -70,6 +70,8 @@ class Pair:
     is_transposed: bool = False  # as mlx_lm stores them
     first: int = 0  # rows of the stored b
     last: int | None = None
+    # as in `Mapped`, for modules whose rows the model has in another order than its files
+    order: np.ndarray | None = None
 
     @property
     def rank(self) -> int:
@@ -125,7 +127,8 @@ class Adapter:
         a = np.concatenate([pair.a() for pair, _ in pairs])
         b, column = np.zeros((sum(rows), len(a)), np.float32), 0
         for pair, row in pairs:
-            b[row : row + pair.shape[0], column : column + pair.rank] = pair.b()
+            rows_of_b = pair.b() if pair.order is None else pair.b()[pair.order]
+            b[row : row + pair.shape[0], column : column + pair.rank] = rows_of_b
             column += pair.rank
         return a, b
 
@@ -153,11 +156,17 @@ class MergedTensor(Tensor):
             values[first : first + pair.shape[0]] += pair.b() @ pair.a()
         with np.errstate(over="ignore"):  # writers refuse values that are not finite
             rounded = values.astype(NUMBERS[self.dtype], copy=False)
+        rounded = rounded if self.order is None else rounded[self.order]
         return rounded.view(np.uint16) if self.dtype == "bfloat16" else rounded
 
     @property
     def nbytes(self) -> int:
         return self._base.nbytes
+
+    def reorder(self, order: np.ndarray) -> Tensor:
+        tensor = MergedTensor(self._base, self._additions)
+        object.__setattr__(tensor, "order", order)
+        return tensor
 
 
 def merge(
@@ -167,8 +176,9 @@ def merge(
     places = config.fused_parts()
     additions: dict[str, list[tuple[int, Pair]]] = {}
     for module, pair in adapter.pairs.items():
-        name = f"{module}.weight"
-        name, first, _ = places.get(name, (name, 0, 0))
+        name, first = f"{module}.weight", 0
+        if name not in stored:
+            name, first, _ = places[name]
         additions.setdefault(name, []).append((first, pair))
     return {
         name: MergedTensor(tensor, additions[name]) if name in additions else tensor
@@ -300,7 +310,12 @@ def _open(
             )
             raise CheckpointError(f"{weights}: {names}{fault}")
     name = path.name or path.resolve().name
-    pairs = {module: replace(pair, scale=pair.scale * scale) for module, pair in pairs.items()}
+    pairs = {
+        module: replace(
+            pair, scale=pair.scale * scale, order=config.row_order(module, pair.shape[0])
+        )
+        for module, pair in pairs.items()
+    }
     return Adapter(name, path, pairs, _digest(settings, scale, weights))
 
 

@@ -126,7 +126,7 @@ def misfits(
     except CheckpointError as error:
         return [error] if complete else []
     expected: dict[str, tuple[int, ...]] = {}
-    for name, shape in config.stored_shapes().items():
+    for name, shape in config.stored_shapes(weights).items():
         expected[name] = shape
         if name in packed:
             bits, group_size = packed[name]
@@ -185,7 +185,7 @@ def select(
     weights = unstack(resolve_tied(weights, config), config)
     packed = _packing(weights, config, folder)
     tensors: dict[str, Tensor | AffineWeight] = {}
-    for name in config.stored_shapes():
+    for name in config.stored_shapes(weights):
         if name in packed:
             tensors[name] = _quantized(
                 name, packed[name], *(_packable(weights[part]) for part in (name, *_scaling(name)))
@@ -203,14 +203,18 @@ def select(
 def split(
     stored: Mapping[str, Tensor | AffineWeight], config: LlamaConfig
 ) -> dict[str, Tensor | AffineWeight]:
-    """Split fused tensors into those of `config.tensor_shapes()`, in its order."""
+    """Split fused tensors into those of `config.tensor_shapes()`, in its order, and give rows
+    their order.
+    """
     tensors, parts = {}, config.fused_parts()
-    for name in config.tensor_shapes():
+    for name, (rows, *_) in config.tensor_shapes().items():
         if name in stored:
-            tensors[name] = stored[name]
+            tensor = stored[name]
         else:
             whole, first, last = parts[name]
-            tensors[name] = stored[whole].part(name, first, last)
+            tensor = stored[whole].part(name, first, last)
+        order = config.row_order(name.rpartition(".")[0], rows)
+        tensors[name] = tensor if order is None else tensor.reorder(order)
     return tensors
 
 
@@ -243,7 +247,7 @@ def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, t
         return {}
     listed = {module + ".weight": packing for module, packing in settings.layers}
     packed = {}
-    for name, shape in config.stored_shapes().items():
+    for name, shape in config.stored_shapes(weights).items():
         if len(shape) != 2:
             continue
         packing = listed.get(name)

@@ -68,7 +68,7 @@ _SPLITS = {
     (PRE_TOKENIZERS[name], name in IGNORE_MERGES): name
     for name in (
         "llama-bpe smaug-bpe qwen2 tekken gpt-4o smollm gpt-2 falcon deepseek-llm deepseek-coder "
-        "deepseek-v3"
+        "deepseek-v3 seed-coder"
     ).split()
 }
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -75,6 +75,10 @@ class AffineWeight(Mapped, ABC):
     @abstractmethod
     def part(self, name: str, start: int, stop: int) -> AffineWeight:
         """Rows start .. stop - 1 as a matrix called `name`."""
+
+    @abstractmethod
+    def reorder(self, order: np.ndarray) -> AffineWeight:
+        """The matrix whose row n is row order[n] of this one, which is in the file's order."""
 
     @abstractmethod
     def columns(self, start: int, stop: int) -> AffineWeight:
@@ -143,6 +147,9 @@ class GGUFWeight(AffineWeight):
         shape, pages = (stop - start, self.shape[1]), tuple(self.pages_of(first, last))
         return GGUFWeight(name, self.format, shape, self.blocks[first:last], order, pages)
 
+    def reorder(self, order: np.ndarray) -> GGUFWeight:
+        return GGUFWeight(self.name, self.format, self.shape, self.blocks, order, self.pages)
+
     def columns(self, start: int, stop: int) -> GGUFWeight:
         size, nbytes = self.layout.block_size, self.layout.nbytes
         shape = (self.shape[0], stop - start)
@@ -180,45 +187,67 @@ class MLXWeight(AffineWeight):
         scales: np.ndarray,
         biases: np.ndarray,
         pages: Pages = (),
+        order: np.ndarray | None = None,
     ):
         """packed: uint32 [N, K * bits / 32], a stream of codes per row, low bits first. pages: of
-        the three arrays.
+        the three arrays. order: as in `Mapped`.
 
         scales, biases: [N, K / group_size] as in the file: float32, float16, or bfloat16 patterns
         as uint16.
         """
         self.name, self.bits, self.group_size = name, bits, group_size
-        self.packed, self.scales, self.biases = packed, scales, biases
+        self._arrays, self.order = (packed, scales, biases), order
         self.shape = (packed.shape[0], packed.shape[1] * 32 // bits)
         self.scale_dtype = self.dtype = str(as_numbers(scales).dtype)
         self.nbytes = packed.nbytes + scales.nbytes + biases.nbytes
         self.pages, self.column_unit = pages, math.lcm(group_size, 32)
 
+    @property
+    def packed(self) -> np.ndarray:
+        return self._rows_of(0)
+
+    @property
+    def scales(self) -> np.ndarray:
+        return self._rows_of(1)
+
+    @property
+    def biases(self) -> np.ndarray:
+        return self._rows_of(2)
+
+    def _rows_of(self, array: int, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Rows of an array, by index: a view of the file if they are in its order."""
+        return self._arrays[array][ids if self.order is None else self.order[ids]]
+
     def part(self, name: str, start: int, stop: int) -> MLXWeight:
-        packed, scales, biases = (
-            array[start:stop] for array in (self.packed, self.scales, self.biases)
-        )
-        pages = tuple(self.pages_of(start, stop))
-        return MLXWeight(name, self.bits, self.group_size, packed, scales, biases, pages)
+        first, last, order = self.rows_in_file(start, stop)
+        arrays = [array[first:last] for array in self._arrays]
+        return self._derive(name, arrays, tuple(self.pages_of(first, last)), order)
+
+    def reorder(self, order: np.ndarray) -> MLXWeight:
+        return self._derive(self.name, self._arrays, self.pages, order)
 
     def columns(self, start: int, stop: int) -> MLXWeight:
         width = self.shape[1]
-        packed, scales, biases = (
+        arrays = [
             array[:, start * array.shape[1] // width : stop * array.shape[1] // width]
-            for array in (self.packed, self.scales, self.biases)
-        )
-        return MLXWeight(self.name, self.bits, self.group_size, packed, scales, biases, self.pages)
+            for array in self._arrays
+        ]
+        return self._derive(self.name, arrays, self.pages, self.order)
+
+    def _derive(
+        self, name: str, arrays: Sequence[np.ndarray], pages: Pages, order: np.ndarray | None
+    ) -> MLXWeight:
+        packed, scales, biases = arrays
+        return MLXWeight(name, self.bits, self.group_size, packed, scales, biases, pages, order)
 
     @property
     def description(self) -> str:
         return f"affine {self.bits}-bit, groups of {self.group_size}"
 
     def _unpack(self, ids: np.ndarray | slice) -> Rows:
-        packed = self.packed[ids]
+        packed = self._rows_of(0, ids)
         codes = _unpack_stream(packed, self.bits).reshape(len(packed), self.shape[1])
-        scales, biases = (
-            as_numbers(array[ids]).astype(np.float32) for array in (self.scales, self.biases)
-        )
+        scales, biases = (as_numbers(self._rows_of(i, ids)).astype(np.float32) for i in (1, 2))
         return Rows(codes, scales, biases, 0)
 
 

@@ -139,6 +139,10 @@ class Tensor(Mapped):
         tensor = Tensor(name, self.dtype, view.shape, view, pages)
         return tensor if order is None and view.flags.aligned else CopiedTensor(tensor, order)
 
+    def reorder(self, order: np.ndarray) -> Tensor:
+        """The tensor whose row n is row order[n] of this one, which is in the file's order."""
+        return CopiedTensor(self, order)
+
     def flat(self) -> Tensor:
         """View a stack of matrices [X, N, K] as a matrix [X N, K]."""
         view = self.stored.reshape(-1, self.shape[-1])

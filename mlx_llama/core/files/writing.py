@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from mlx_llama.core.errors import CheckpointError
+from mlx_llama.core.families import FAMILIES
 
 from .checkpoint import Checkpoint
 from .quantized import AffineWeight
@@ -108,10 +109,12 @@ class TensorPlan:
 
 
 def stack_experts(checkpoint: Checkpoint) -> dict[str, tuple[Tensor | AffineWeight, ...]]:
-    """Stored tensors by name: experts' matrices under the name of their stack, every other tensor
-    alone.
+    """Tensors by name as other writers store them: experts' matrices under the name of their stack,
+    every other tensor alone.
     """
     stored, config = checkpoint.stored or checkpoint.tensors, checkpoint.config
+    if FAMILIES[config.architecture].splits:
+        stored = checkpoint.tensors
     stacks = {
         f"{stack}.weight": tuple(stored[f"{name}.weight"] for name in names)
         for stack, names in config.stacks().items()

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from mlx_llama.core.errors import ConfigError, Report, refuse, show
 from mlx_llama.core.families import BY_GGUF, FAMILIES, find_family, find_gguf
@@ -50,7 +52,9 @@ _GGUF_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "leading_dense_block_count": (0,),
     "final_logit_softcapping": (0,),
     "logit_scale": (0, 1),
+    "nextn_predict_layers": (0,),
     "residual_scale": (0, 1),
+    "rope.dimension_sections": ([0, 0, 0, 0],),  # of images' positions
     "rope.scaling.alpha": (0,),
     "rope.scaling.yarn_ext_factor": (-1, 1),
     "rope.scaling.yarn_log_multiplier": (0,),
@@ -273,7 +277,7 @@ class LlamaConfig:
             packing = _name_each_expert(config, config.quantization)
             config = dataclasses.replace(config, quantization=packing)
             if not read.failed:
-                check_modules(packing, config.stored_shapes(), source)
+                check_modules(packing, config.tensor_shapes() | config.stored_shapes(), source)
         return config
 
     @classmethod
@@ -401,13 +405,26 @@ class LlamaConfig:
                             first = last
         return parts
 
-    def stored_shapes(self) -> dict[str, tuple[int, ...]]:
+    def row_order(self, module: str, rows: int) -> np.ndarray | None:
+        """int64 [rows], by row of a module: its number in the files; None if they agree.
+
+        Files of some families have the two rows of a rotary pair side by side. Here they are half
+        of a head's rotated dimensions apart.
+        """
+        if not FAMILIES[self.architecture].interleaved or not module.endswith(("q_proj", "k_proj")):
+            return None
+        order = np.arange(rows).reshape(-1, self.head_dim)
+        pairs = order[:, : self.rotary_dim].reshape(len(order), -1, 2)
+        order[:, : self.rotary_dim] = pairs.swapaxes(1, 2).reshape(len(order), -1)
+        return order.reshape(-1)
+
+    def stored_shapes(self, names: Container[str] = ()) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors as files store them: some have the rows of several of
-        `tensor_shapes`.
+        `tensor_shapes`. names: of tensors that the files have as in `tensor_shapes`.
         """
         parts, stored = self.fused_parts(), {}
         for name, (rows, *rest) in self.tensor_shapes().items():
-            whole, _, last = parts.get(name, (name, 0, rows))
+            whole, _, last = (name, 0, rows) if name in names else parts.get(name, (name, 0, rows))
             stored[whole] = (last, *rest)
         return stored
 
@@ -517,6 +534,8 @@ def _open_gguf(general: Reader) -> tuple[Family, Reader]:
     if family.scales_queries:
         known.add("rope.scaling.yarn_log_multiplier")
     for field, neutral in _GGUF_NEUTRAL.items():
-        if field not in known:
+        # without experts, llama.cpp ignores the sizes of shared ones (Granite 4)
+        is_unused = field.startswith("expert_shared") and family.experts is None
+        if field not in known and not is_unused:
             read.refuse(field, *neutral, reason="nothing else is supported")
     return family, read

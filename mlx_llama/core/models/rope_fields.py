@@ -113,7 +113,8 @@ def _read_rope(
     dim = head_dim
     if family.partial_rotation:
         reader = holder("partial_rotary_factor", rope)
-        dim = int(head_dim * reader.number("partial_rotary_factor", 1.0, high=1.0))
+        default = family.defaults.get("partial_rotary_factor", 1.0)
+        dim = int(head_dim * reader.number("partial_rotary_factor", default, high=1.0))
         if dim < 2 or dim % 2:
             factor = reader.get("partial_rotary_factor")
             reader.fail("partial_rotary_factor", factor, f"an even part of {head_dim}")

@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # LlamaConfig.norm_placement: (norms before attention and MLP, norms after them), with transformers'
-# names of modules: Llama; OLMo 2 and EXAONE 4; Gemma 2.
+# names of modules: Llama; OLMo 2 and EXAONE 4; Gemma 2; GLM-4.
 NORM_NAMES: dict[str, tuple[tuple[str, str] | None, tuple[str, str] | None]] = {
     "before": (("input_layernorm", "post_attention_layernorm"), None),
     "after": (None, ("post_attention_layernorm", "post_feedforward_layernorm")),
     "both": (
         ("input_layernorm", "pre_feedforward_layernorm"),
         ("post_attention_layernorm", "post_feedforward_layernorm"),
+    ),
+    "both, as in GLM": (
+        ("input_layernorm", "post_attention_layernorm"),
+        ("post_self_attn_layernorm", "post_mlp_layernorm"),
     ),
 }
 

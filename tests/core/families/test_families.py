@@ -319,6 +319,97 @@ MODELS = {
         "eos_token_id": 151645,
         "torch_dtype": "bfloat16",
     },
+    "Seed-OSS-36B-Instruct": {
+        "architectures": ["SeedOssForCausalLM"],
+        "model_type": "seed_oss",
+        "hidden_size": 5120,
+        "intermediate_size": 27648,
+        "num_attention_heads": 80,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_hidden_layers": 64,
+        "vocab_size": 155136,
+        "rope_theta": 1e7,
+        "rope_scaling": {"rope_type": "default"},
+        "max_position_embeddings": 524288,
+        "attention_bias": True,
+        "attention_out_bias": False,
+        "mlp_bias": False,
+        "rms_norm_eps": 1e-6,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "tie_word_embeddings": False,
+    },
+    "GLM-4-9B-0414": {
+        "architectures": ["Glm4ForCausalLM"],
+        "model_type": "glm4",
+        "hidden_size": 4096,
+        "intermediate_size": 13696,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "num_hidden_layers": 40,
+        "vocab_size": 151552,
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "max_position_embeddings": 32768,
+        "attention_bias": True,
+        "rms_norm_eps": 1e-5,
+        "eos_token_id": [151329, 151336, 151338],
+        "pad_token_id": 151329,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    },
+    "ERNIE-4.5-0.3B-PT": {
+        "architectures": ["Ernie4_5ForCausalLM"],
+        "model_type": "ernie4_5",
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "num_hidden_layers": 18,
+        "vocab_size": 103424,
+        "rope_theta": 500000,
+        "rope_scaling": None,
+        "max_position_embeddings": 131072,
+        "use_bias": False,
+        "rms_norm_eps": 1e-5,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+    },
+    "granite-4.0-micro": {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "model_type": "granitemoehybrid",
+        "hidden_size": 2560,
+        "intermediate_size": 8192,
+        "shared_intermediate_size": 8192,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 40,
+        "vocab_size": 100352,
+        "attention_multiplier": 0.015625,
+        "embedding_multiplier": 12,
+        "logits_scaling": 10,
+        "residual_multiplier": 0.22,
+        "rope_theta": 10000000,
+        "rope_scaling": None,
+        "position_embedding_type": "rope",
+        "layer_types": ["attention"] * 40,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "mamba_n_heads": 128,
+        "mamba_d_head": 40,
+        "max_position_embeddings": 131072,
+        "attention_bias": False,
+        "rms_norm_eps": 1e-5,
+        "bos_token_id": 100257,
+        "eos_token_id": 100257,
+        "pad_token_id": 100256,
+        "tie_word_embeddings": True,
+    },
 }
 MIXTRAL, QWEN3_MOE = MODELS["Mixtral 8x7B"], MODELS["Qwen3 30B-A3B"]
 
@@ -467,6 +558,36 @@ CONVERTED = {
 }
 
 
+def test_a_converted_granite_4_is_a_granite_3():
+    config = LlamaConfig.from_dict(MODELS["granite-4.0-micro"])
+    fields = {
+        "context_length": 131072,
+        "embedding_length": 2560,
+        "block_count": 40,
+        "feed_forward_length": 8192,
+        "expert_shared_feed_forward_length": 8192,
+        "attention.head_count": 40,
+        "attention.head_count_kv": [8] * 40,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "vocab_size": 100352,
+        "attention.scale": 0.015625,
+        "embedding_scale": 12.0,
+        "logit_scale": 10.0,
+        "residual_scale": 0.22,
+        "rope.freq_base": 1e7,
+        "rope.scaling.finetuned": True,
+        "ssm.inner_size": 5120,
+    }
+    for rotates in (True, False):
+        metadata = {f"granite.{key}": value for key, value in fields.items()}
+        metadata |= {"general.architecture": "granite", "granite.rope.scaling.finetuned": rotates}
+        again = LlamaConfig.from_gguf(metadata, {}, {}, "bfloat16", "model.gguf")
+        assert again.layers == tuple(
+            dataclasses.replace(spec, rotates=rotates) for spec in config.layers
+        )
+        assert (again.embedding_multiplier, again.logits_multiplier) == (12, 0.1)
+
+
 @pytest.mark.parametrize("name", CONVERTED)
 def test_a_converted_file_means_the_same_model(name):
     config, (family, fields) = LlamaConfig.from_dict(MODELS[name]), CONVERTED[name]
@@ -565,6 +686,20 @@ def test_a_converted_file_means_the_same_model(name):
         ),
         (QWEN3_MOE | {"decoder_sparse_step": 2}, "decoder_sparse_step is 2, expected 1"),
         (QWEN3_MOE | {"norm_topk_prob": "yes"}, "norm_topk_prob is 'yes', expected true or false"),
+        (
+            MODELS["Seed-OSS-36B-Instruct"] | {"attention_out_bias": True},
+            "attention_out_bias is True, expected false",
+        ),
+        (MODELS["ERNIE-4.5-0.3B-PT"] | {"use_bias": True}, "use_bias is True, expected false"),
+        (
+            MODELS["granite-4.0-micro"] | {"layer_types": [*["mamba"] * 39, "attention"]},
+            r"layer_types\[0\] is 'mamba', expected 'attention', since layers with a recurrent",
+        ),
+        (MODELS["granite-4.0-micro"] | {"layer_types": None}, "layer_types.0. is 'mamba'"),
+        (
+            MODELS["granite-4.0-micro"] | {"num_local_experts": 62},
+            "num_local_experts is 62, expected 0, since experts beside the shared one",
+        ),
         (QWEN3_MOE | {"moe_intermediate_size": None}, "moe_intermediate_size is None"),
     ],
 )

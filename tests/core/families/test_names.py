@@ -28,13 +28,15 @@ def test_names_are_the_librarys_both_ways(name):
     is_tied = theirs.get_name("lm_head") is None  # always, in this architecture
     config = LlamaConfig.from_dict(
         SIZES
+        | {"layer_types": ["full_attention"] * 13 if family.splits else None}
         | {
             "model_type": family.model_type,
             "tie_word_embeddings": is_tied,
             "num_key_value_heads": 2,
         }
     )
-    modules = list(dict.fromkeys(name.rpartition(".")[0] for name in config.stored_shapes()))
+    shapes = config.tensor_shapes() if family.splits else config.stored_shapes()
+    modules = list(dict.fromkeys(name.rpartition(".")[0] for name in shapes))
     stack_of = {module: stack for stack, modules in config.stacks().items() for module in modules}
     for module in modules:
         for suffix in (".weight", ".bias"):

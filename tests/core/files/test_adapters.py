@@ -237,15 +237,26 @@ def test_a_merged_folder_is_what_peft_merges(base, tmp_path):
     assert np.abs(peft_logits(base, None, tokens) - wanted).max() > 1e-2
 
 
-def test_fused_projections(tmp_path):
-    """Phi-3 stores query, key and value as one matrix, and gate and up; PEFT adapts those."""
+@pytest.mark.parametrize(
+    "kind, fields, modules",
+    [
+        ("phi3", {}, ["qkv_proj", "gate_up_proj", "o_proj"]),
+        ("glm4", dict(head_dim=20), ["q_proj", "k_proj", "v_proj", "gate_up_proj"]),
+    ],
+)
+def test_fused_projections_and_rows_in_another_order(kind, fields, modules, tmp_path):
+    """Phi-3 stores query, key and value as one matrix, and gate and up; PEFT adapts those. GLM-4
+    has the rows of rotary pairs side by side.
+    """
     import torch
     from making import make_tokenizer
-    from transformers import Phi3Config, Phi3ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    model = Phi3ForCausalLM(
-        Phi3Config(
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(
+            kind,
+            **fields,
             vocab_size=384,
             hidden_size=64,
             intermediate_size=96,
@@ -267,7 +278,7 @@ def test_fused_projections(tmp_path):
         tmp_path / "adapter",
         r=4,
         lora_alpha=9,
-        target_modules=["qkv_proj", "gate_up_proj", "o_proj"],
+        target_modules=modules,
     )
     checkpoint = open_checkpoint(base, adapters=[folder])
     tokens = np.random.default_rng(0).integers(3, 100, (1, 9))

@@ -1,0 +1,56 @@
+"""Granite 4, the models of attention alone: Granite 3, with an MLP that transformers names as the
+expert that all tokens share.
+"""
+
+from typing import Any
+
+from mlx_llama.core.models.reader import Field, Reader
+
+from .family import Family
+from .granite import FACTORS
+from .windows import Layers
+
+
+def complete(read: Reader, values: dict[str, Any]) -> dict[str, Any]:
+    """Refuse layers with a recurrent state, of which transformers' default has none else."""
+    kinds = read.get("layer_types", None)
+    for i, kind in enumerate(kinds if isinstance(kinds, list) else ["mamba"]):
+        if kind not in ("attention", "full_attention"):
+            reason = "since layers with a recurrent state are not supported"
+            read.fail(f"layer_types[{i}]", kind, f"'attention', {reason}")
+    return {}
+
+
+def unrotated(read: Reader, values: dict[str, Any]) -> Layers:
+    """All layers, unless the positions are said to be rotary."""
+    is_rotary = read.get("position_embedding_type", None) == "rope"
+    return () if is_rotary else tuple(range(values["num_hidden_layers"]))
+
+
+FAMILY = Family(
+    "GraniteMoeHybridForCausalLM",
+    "granitemoehybrid",
+    "granite",
+    fields=(
+        Field(
+            "intermediate_size",
+            "shared_intermediate_size",
+            "feed_forward_length",
+            high=1 << 22,
+            default=1024,
+        ),
+        *FACTORS,
+    ),
+    defaults={"max_position_embeddings": 2048, "num_key_value_heads": None},
+    neutral={"num_local_experts": (0, "experts beside the shared one are not supported")},
+    complete=complete,
+    qkv_bias=None,
+    out_bias=None,
+    fused={
+        "shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj"),
+        "shared_mlp.output_linear": ("mlp.down_proj",),
+    },
+    splits=True,
+    permuted=True,
+    unrotated=unrotated,
+)
