@@ -115,9 +115,13 @@ class Family:
     # its field in config.json, and the default
     activation: tuple[str, str] = ("hidden_act", "silu")
     experts: Experts | None = None
+    mlp: str = "mlp"  # a layer's module with the MLP
     # {stored module: modules whose rows it has}
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     permuted: bool = False  # llama.cpp's converter reorders rows of query and key
+    # All files have the two rows of a rotary pair side by side, as Meta's do, unlike others of
+    # Hugging Face
+    interleaved: bool = False
     # its activations do, so that dtype "auto" is never float16 (transformers' issue 36822)
     exceeds_float16: bool = False
 
@@ -155,5 +159,10 @@ class Family:
     def names(self) -> GGUFNames:
         """Tensor names in GGUF files."""
         return GGUFNames(
-            self.norms, bool(self.query_key_norm), self.fused, self.experts, self.permuted
+            self.norms,
+            self.query_key_norm in ("head", "whole"),
+            self.fused,
+            self.experts,
+            self.permuted,
+            self.mlp,
         )

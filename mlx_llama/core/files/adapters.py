@@ -24,6 +24,7 @@ from mlx_llama.core.families import strip_wrapper
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system.files import read_json
 
+from .fit import file_order
 from .quantized import AffineWeight
 from .safetensors import SafetensorsFile
 from .tensor import NUMBERS, Tensor
@@ -293,6 +294,11 @@ def _open(
     pairs = _expand(read(settings, SafetensorsFile(weights), path / CONFIG), config)
     modules = {module for group in _groups(config) for module in group}
     for module, pair in pairs.items():
+        if file_order(config, module, pair.shape[0]) is not None:
+            raise CheckpointError(
+                f"{weights}: changes {module}, whose rows are reordered when {config.architecture} "
+                "is loaded, which is not supported: merge the adapter with PEFT"
+            )
         shape = tensors[f"{module}.weight"].shape if f"{module}.weight" in tensors else None
         if fault := _misfit(module, pair, module in modules, shape):
             names = " and ".join(

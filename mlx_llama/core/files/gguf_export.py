@@ -279,15 +279,20 @@ def _check_settings(writer: Any, checkpoint: Checkpoint) -> None:
 
 def _describe(config: LlamaConfig) -> dict[str, Any]:
     """The arithmetic that no field of the table names; a list by layer where layers differ."""
+    positions = config.max_position_embeddings
     values: dict[str, Any] = {
-        name: getattr(config, name) for name in ("local_rope", "logits_softcap", "norm_topk_prob")
+        name: getattr(config, name)
+        for name in (
+            "local_rope logits_softcap norm_topk_prob query_key_norm temperature_scale "
+            "temperature_floor"
+        ).split()
     }
     for name in ("window", "rotates", "scale", "softcap", "activation"):
         layers = [getattr(spec, name) for spec in config.layers]
         if name == "window":
             layers = [
-                None if window is None or window >= config.max_position_embeddings else window
-                for window in layers
+                None if spec.window is None or spec.window.size >= positions else spec.window.size
+                for spec in config.layers
             ]
         values[name] = layers if len(set(layers)) > 1 else layers[0]
     return values

@@ -81,6 +81,10 @@ class AffineWeight(Mapped, ABC):
         """Columns start .. stop - 1, multiples of `column_unit`."""
 
     @abstractmethod
+    def reordered(self, order: np.ndarray) -> AffineWeight:
+        """The rows `order` of a matrix in the file's order, int64 [N]."""
+
+    @abstractmethod
     def _unpack(self, ids: np.ndarray | slice) -> Rows:
         """Unpack rows by index (int [n])."""
 
@@ -149,6 +153,9 @@ class GGUFWeight(AffineWeight):
         blocks = self.blocks[:, start // size * nbytes : stop // size * nbytes]
         return GGUFWeight(self.name, self.format, shape, blocks, self.order, self.pages)
 
+    def reordered(self, order: np.ndarray) -> GGUFWeight:
+        return GGUFWeight(self.name, self.format, self.shape, self.blocks, order, self.pages)
+
     def _unpack(self, ids: np.ndarray | slice) -> Rows:
         rows = self.blocks[ids if self.order is None else self.order[ids]]
         n, k, layout = len(rows), self.shape[1], self.layout
@@ -180,9 +187,10 @@ class MLXWeight(AffineWeight):
         scales: np.ndarray,
         biases: np.ndarray,
         pages: Pages = (),
+        order: np.ndarray | None = None,
     ):
         """packed: uint32 [N, K * bits / 32], a stream of codes per row, low bits first. pages: of
-        the three arrays.
+        the three arrays. order: as in `Mapped`.
 
         scales, biases: [N, K / group_size] as in the file: float32, float16, or bfloat16 patterns
         as uint16.
@@ -192,14 +200,22 @@ class MLXWeight(AffineWeight):
         self.shape = (packed.shape[0], packed.shape[1] * 32 // bits)
         self.scale_dtype = self.dtype = str(as_numbers(scales).dtype)
         self.nbytes = packed.nbytes + scales.nbytes + biases.nbytes
-        self.pages, self.column_unit = pages, math.lcm(group_size, 32)
+        self.pages, self.column_unit, self.order = pages, math.lcm(group_size, 32), order
 
     def part(self, name: str, start: int, stop: int) -> MLXWeight:
-        packed, scales, biases = (
-            array[start:stop] for array in (self.packed, self.scales, self.biases)
-        )
-        pages = tuple(self.pages_of(start, stop))
-        return MLXWeight(name, self.bits, self.group_size, packed, scales, biases, pages)
+        first, last, order = self.rows_in_file(start, stop)
+        arrays = (array[first:last] for array in (self.packed, self.scales, self.biases))
+        pages = tuple(self.pages_of(first, last))
+        return MLXWeight(name, self.bits, self.group_size, *arrays, pages, order)
+
+    def reordered(self, order: np.ndarray) -> MLXWeight:
+        arrays = self.packed, self.scales, self.biases
+        return MLXWeight(self.name, self.bits, self.group_size, *arrays, self.pages, order)
+
+    def in_order(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Codes, scales and biases of all rows; copied if the file has another order."""
+        arrays = self.packed, self.scales, self.biases
+        return arrays if self.order is None else tuple(array[self.order] for array in arrays)
 
     def columns(self, start: int, stop: int) -> MLXWeight:
         width = self.shape[1]
@@ -207,13 +223,16 @@ class MLXWeight(AffineWeight):
             array[:, start * array.shape[1] // width : stop * array.shape[1] // width]
             for array in (self.packed, self.scales, self.biases)
         )
-        return MLXWeight(self.name, self.bits, self.group_size, packed, scales, biases, self.pages)
+        return MLXWeight(
+            self.name, self.bits, self.group_size, packed, scales, biases, self.pages, self.order
+        )
 
     @property
     def description(self) -> str:
         return f"affine {self.bits}-bit, groups of {self.group_size}"
 
     def _unpack(self, ids: np.ndarray | slice) -> Rows:
+        ids = ids if self.order is None else self.order[ids]
         packed = self.packed[ids]
         codes = _unpack_stream(packed, self.bits).reshape(len(packed), self.shape[1])
         scales, biases = (
