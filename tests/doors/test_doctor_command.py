@@ -119,7 +119,7 @@ def test_it_goes_on_after_the_first(tmp_path, examined):
         "rope_type is 'proportional'",
         shards[0].name,
         f"{shards[1].name}: tensor",
-        "neither tokenizer.json nor tokenizer.model",
+        "no tokenizer.json, tekken.json or tokenizer.model",
     ):
         assert sum(part in one for one in found) == 1, part
 

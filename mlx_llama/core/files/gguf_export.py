@@ -39,6 +39,7 @@ from mlx_llama.core.text.sentencepiece_model import (
     read_pieces,
     read_settings,
 )
+from mlx_llama.core.text.tekken import read_tekken
 
 from .checkpoint import Checkpoint
 from .gguf import row_order
@@ -502,7 +503,10 @@ def _read_vocabulary(checkpoint: Checkpoint) -> _Vocabulary:
     if path.exists():
         return _from_sentencepiece(path)
     path = checkpoint.path / "tokenizer.json"
-    raw = read_json(path, TokenizerError)
+    if not path.exists() and (tekken := checkpoint.path / "tekken.json").exists():
+        raw = json.loads(read_tekken(tekken).to_str())
+    else:
+        raw = read_json(path, TokenizerError)
     model = raw.get("model", {})
     if model.get("type", "BPE") != "BPE":
         raise TokenizerError(

@@ -265,6 +265,11 @@ class LlamaConfig:
         """
         path = Path(path)
         if path.is_dir():
+            if not (path / "config.json").exists() and (path / "params.json").exists():
+                raise ConfigError(
+                    f"{path}: holds params.json, Mistral's own settings, but no config.json; fetch "
+                    "config.json of the same repository"
+                )
             path = path / "config.json"
         return cls.from_dict(read_json(path, ConfigError), str(path))
 
