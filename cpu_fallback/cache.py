@@ -11,6 +11,7 @@ import numpy as np
 from mlx_llama.core.backends.positions import CallView, Positions
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.spec import Window
 
 from . import runtime
 from .pages import PAGE, PageLayout, Pages, Row, dequantise, pieces, quantise
@@ -236,7 +237,9 @@ class View(CallView):
         for span, pages, keys, values in zip(self.spans, self.pages, key, value):
             self.cache.write(pages, layer, span.start, keys, values)
 
-    def stored(self, layer: int, window: int | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
+    def stored(
+        self, layer: int, window: Window | None = None
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
         """By sequence, a layer's visible keys and values, [G, end - first_visible, D]."""
         return [
             tuple(self.cache.read(pages, layer, span.first_visible(window), span.end))
@@ -248,6 +251,6 @@ class View(CallView):
         rows, read = zip(self.spans, self.pages), self.cache.read
         return np.stack([read(pages, layer, span.start, span.end)[0] for span, pages in rows])
 
-    def mask(self, window: int | None = None) -> list[np.ndarray | None]:
+    def mask(self, window: Window | None = None) -> list[np.ndarray | None]:
         """As in CallView, without "causal"."""
         return [span.visible(window) for span in self.spans]

@@ -106,14 +106,19 @@ def experts(
     out = np.zeros_like(rows)
     for expert in np.unique(chosen):
         tokens, places = np.nonzero(chosen == expert)
-        hidden = gated_linear(rows[tokens], (gate[expert], up[expert]), None, activation)
-        out[tokens] += shares[tokens, places, None] * linear(hidden, down[expert])
+        inputs, share = rows[tokens], shares[tokens, places, None]
+        if spec.scales_input:
+            inputs, share = share * inputs, 1
+        hidden = gated_linear(inputs, (gate[expert], up[expert]), None, activation)
+        out[tokens] += share * linear(hidden, down[expert])
     return out.reshape(x.shape)
 
 
 def choose_experts(scores: np.ndarray, spec: ExpertsSpec) -> tuple[np.ndarray, np.ndarray]:
     """The `used` experts of largest score, int64 [T, used], and their shares, float32."""
     chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : spec.used]
+    if spec.scoring == "sigmoid":
+        return chosen, 1 / (1 + np.exp(-np.take_along_axis(scores, chosen, axis=-1)))
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
     shares = np.take_along_axis(powers, chosen, axis=-1)
     return chosen, shares / (shares if spec.normalises else powers).sum(axis=-1, keepdims=True)

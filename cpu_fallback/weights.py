@@ -84,6 +84,9 @@ class Weights(BaseWeights):
     def _norm(self, key: str) -> np.ndarray:
         return self._vector([key]) + np.float32(self.config.norm_offset)
 
+    def _ones(self, width: int) -> np.ndarray:
+        return np.ones(width, np.float32)
+
     def _vector(self, keys: Sequence[str]) -> np.ndarray:
         return np.concatenate([self._read(self.tensors[key]) for key in keys])
 

@@ -11,6 +11,7 @@ import torch
 from mlx_llama.core.backends.positions import CallView, Positions, Span, position_nbytes
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.spec import Window
 
 from . import runtime
 from .kernels.storage import Storage, split_rows
@@ -153,7 +154,7 @@ class View(CallView):
                 storage.write(layer, part, span.start, rows)
 
     def stored(
-        self, layer: int, window: int | None = None
+        self, layer: int, window: Window | None = None
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Of each sequence, a layer's keys and values that its new queries see: [1, G, end -
         first_visible, D] each, the new ones last."""
@@ -173,9 +174,9 @@ class View(CallView):
         keys = [storage.read(layer, 0, span.start, span.end, dtype) for span, storage in rows]
         return torch.stack(keys)
 
-    def _make_mask(self, span: Span, window: int) -> torch.Tensor:
+    def _make_mask(self, span: Span, window: Window) -> torch.Tensor:
         # Span.visible, computed on the device to avoid a copy from the host.
         arange = partial(torch.arange, device=self.cache.device)
         rows = arange(span.start, span.end)[:, None]
         columns = arange(span.first_visible(window), span.end)[None]
-        return (columns <= rows) & (columns > rows - window)
+        return (columns <= rows) & (columns >= window.first(rows))

@@ -75,10 +75,11 @@ def experts(
     experts' counts and multiplies expert by expert."""
     rows = x.reshape(-1, x.shape[-1])
     chosen, shares = choose_experts(scores.reshape(len(rows), -1), spec)
+    rows, shares = scale_inputs(rows, shares, spec)
     if x.shape[1] == 1:
         mixed = []
-        for row, numbers, share in zip(rows, chosen, shares):
-            parts = [_multiply_chosen(row[None], stack, numbers) for stack in (gate, up)]
+        for row, numbers, share in zip(rows.view(len(chosen), -1, rows.shape[-1]), chosen, shares):
+            parts = [_multiply_chosen(row, stack, numbers) for stack in (gate, up)]
             hidden = _gate(torch.cat(parts, dim=-1), activation)
             mixed.append(share @ _multiply_chosen(hidden, down, numbers).float())
         return torch.stack(mixed).to(x.dtype).view(x.shape)
@@ -91,7 +92,7 @@ def experts(
         return by_kernels.decode.experts(
             rows, chosen, shares, gate, up, down, activation, is_grouped=True
         ).view(x.shape)
-    out = torch.zeros_like(rows, dtype=torch.float32)
+    out = torch.zeros((len(chosen), x.shape[-1]), dtype=torch.float32, device=x.device)
     flat = chosen.reshape(-1)
     order, counts = torch.argsort(flat, stable=True), runtime.count_each(flat, spec.count)
     numbers = torch.arange(spec.count, device=flat.device)
@@ -99,7 +100,8 @@ def experts(
         if counts[expert]:
             # a new tensor would wait for its copy
             number, tokens = numbers[expert : expert + 1], pairs // spec.used
-            parts = [_multiply_expert(rows[tokens], stack, number) for stack in (gate, up)]
+            inputs = rows[pairs if spec.scales_input else tokens]
+            parts = [_multiply_expert(inputs, stack, number) for stack in (gate, up)]
             hidden = _gate(torch.cat(parts, dim=-1), activation)
             outputs = _multiply_expert(hidden, down, number)
             # a token has an expert once
@@ -111,9 +113,23 @@ def choose_experts(scores: torch.Tensor, spec: ExpertsSpec) -> tuple[torch.Tenso
     """The `used` experts of largest score, int64 [T, used], and their shares, float32."""
     scores = scores.float()
     largest, chosen = torch.topk(scores, spec.used, dim=-1)
+    if spec.scoring == "sigmoid":
+        return chosen, torch.sigmoid(largest)
     if spec.normalises:
         return chosen, torch.softmax(largest, dim=-1)
     return chosen, torch.softmax(scores, dim=-1).gather(-1, chosen)
+
+
+def scale_inputs(
+    rows: torch.Tensor, shares: torch.Tensor, spec: ExpertsSpec
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and factors of outputs: [T, E], shares [T, used]; or inputs times shares, [T used, E],
+    and ones.
+    """
+    if not spec.scales_input:
+        return rows, shares
+    scaled = (rows[:, None] * shares[..., None]).to(rows.dtype)
+    return scaled.view(-1, rows.shape[-1]), torch.ones_like(shares)
 
 
 def _take(stack: Stack, chosen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

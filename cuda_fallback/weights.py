@@ -62,6 +62,9 @@ class Weights(BlockWeights):
         weight, offset = self._vector([key]), self.config.norm_offset
         return (weight.float() + offset).to(weight.dtype) if offset else weight
 
+    def _ones(self, width: int) -> torch.Tensor:
+        return torch.ones(width, dtype=self.dtype, device=self.device)
+
     def _pack_adapters(self, a: np.ndarray, b: np.ndarray) -> ops.Adapters:
         return tuple(torch.from_numpy(part).to(self.device, self.dtype) for part in (a, b))
 

@@ -84,8 +84,8 @@ FAULTS = [
     Fault(
         "forward",
         "mlx_llama/core/backends/positions.py",
-        "max(0, self.start + 1 - window) if window else 0",
-        "max(0, self.start - window) if window else 0",
+        "max(0, window.first(self.start)) if window else 0",
+        "max(0, window.first(self.start - 1)) if window else 0",
         "with a sliding window a decoded token sees one position too many",
     ),
     Fault(
@@ -122,8 +122,8 @@ FAULTS = [
     Fault(
         "forward",
         "mlx_llama/mlx_native/kernels/view.py",
-        "visible & (columns > position - window)",
-        "visible & (columns >= position - window)",
+        "visible & (columns >= window.first(position))",
+        "visible & (columns >= window.first(position - 1))",
         "MLX's step over a buffer sees one position too many with a sliding window",
     ),
     Fault(

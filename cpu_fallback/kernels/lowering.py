@@ -70,6 +70,8 @@ class Gated(Symbol):
     """activation(gate) * up, computed by packing."""
 
     activation: str
+    gate: Buffer
+    up: Buffer
 
 
 @dataclass(eq=False)
@@ -84,6 +86,13 @@ class Product(Symbol):
     marks: list[str] = field(default_factory=list)  # probes to mark after `place`
     # (operation, column) of products that add to it
     additions: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, other: Product) -> None:
+        """Let `other`, appended later, add to it."""
+        for operation in other.operations:
+            self.trace.program.accumulate(operation)
+        columns = (at for at, _ in other.parts)
+        self.additions += [*zip(other.operations, columns), *other.additions]
 
     @property
     def last(self) -> int:
@@ -313,8 +322,16 @@ class Trace:
             at += pad(heads * spec.head_dim, ROWS)
         return tuple(parts)
 
-    def pack(self, x: Symbol, layouts: list[ActivationLayout], of_experts: bool = False) -> Buffer:
-        """Append packing of x in each layout; returns its buffer. of_experts: by tiles."""
+    def pack(
+        self,
+        x: Symbol,
+        layouts: list[ActivationLayout],
+        of_experts: bool = False,
+        scales: bool = False,
+    ) -> Buffer:
+        """Append packing of x in each layout; returns its buffer. of_experts: by tiles; scales:
+        times the experts' shares.
+        """
         w, b = self.workspace, None
         if isinstance(x, Normed):
             source, a, b = "norm", w.hidden, x.weight
@@ -323,7 +340,7 @@ class Trace:
                 for name in x.marks:
                     self.probe(name, x)
         elif isinstance(x, Gated):
-            source, a, b = x.activation, w.gate, w.up
+            source, a, b = x.activation, x.gate, x.up
         else:
             source, a = "plain", x.buffer
         groups = a.array.shape[1] // GROUP
@@ -340,6 +357,9 @@ class Trace:
             kind, parts = gather_kind, parts * used
             is_sorted = int(isinstance(x, Gated))
             routed = {"tiles": r.tiles, "order": r.order, "used": used, "is_sorted": is_sorted}
+            routed["shares"] = r.shares if scales else 0
+            if scales and source != "norm":
+                raise ValueError("only a norm's numbers are multiplied by shares when packed")
         for layout in layouts:
             self.program.add(
                 kind(layout, source),
@@ -348,7 +368,7 @@ class Trace:
                 wait=layout is layouts[-1],
                 a=a,
                 b=b or a,
-                b_bytes=w.up.row_bytes if isinstance(x, Gated) else 0,
+                b_bytes=x.up.row_bytes if isinstance(x, Gated) else 0,
                 groups=groups,
                 part=part,
                 x=w.activations[layout],

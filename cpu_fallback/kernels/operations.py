@@ -228,7 +228,7 @@ def _route(f: _Operation, sizes: tuple[int, ...]) -> None:
             tokens,
             f.experts,
             f.used,
-            f.normalises,
+            f.sharing,
             f.chosen,
             f.shares,
         )
@@ -249,20 +249,23 @@ def _gather(f: _Operation, x_layout: ActivationLayout, source: str) -> None:
     part, groups = f.part, f.groups
     parts = (groups + part - 1) // part
     tiles, is_sorted = f.load_word(f.tiles, 0), f.is_sorted.compare("!=", 0)
+    shares = f.shares
     with f.loop(f.hi.minimum(tiles * parts), f.lo) as item:
         tile, start = _Tile(f, item // parts), item % parts * part
         first, size = tile.row, tile.size
         at = start * (4 * GROUP)
         out = f.x + first * f.x_bytes + start // layouts.SPAN * (size * x_layout.record(1))
         with f.loop(tile.count) as index:
-            row = is_sorted.select(
-                first + index, f.load_word(f.order + (first + index) * 8, 0) // f.used
-            )
+            assignment = f.load_word(f.order + (first + index) * 8, 0)
+            row = is_sorted.select(first + index, assignment // f.used)
             a, b = f.a + row * f.a_bytes, f.b + row * f.b_bytes
-            factor = _norm_factor(f, source, a, groups)
+            factor = Variable(f, _norm_factor(f, source, a, groups))
+            with f.if_then(shares.compare("!=", 0)):
+                factor.set(factor.get() * f.load(f32, shares, assignment * 4))
 
             def write_arguments() -> tuple[Value, ...]:
-                return a + at, b + at, factor, (groups - start).minimum(part), out, index, size
+                count = (groups - start).minimum(part)
+                return a + at, b + at, factor.get(), count, out, index, size
 
             _call_pack(f, x_layout, source, size, write_arguments)
 
@@ -400,6 +403,7 @@ def _attend(f: _Operation, head_dim: int, cache_bits: int | None, cap: float | N
     layout = paging.page_layout(head_dim, cache_bits)
     attend = attention.attend(f.module, head_dim, cache_bits, cap=cap)
     key_heads, shared, window = f.key_heads, f.shared, f.window
+    is_chunk = f.is_chunk.compare("!=", 0)
     keys, values = f.page_keys, f.page_values
     key_scales, value_scales = f.key_scales, f.value_scales
     scores = f.load_context("scores") + f.thread * f.load_context("scores_bytes")
@@ -415,8 +419,10 @@ def _attend(f: _Operation, head_dim: int, cache_bits: int | None, cap: float | N
     def locate(item: Value) -> tuple[Value, ...]:
         token, h = item // key_heads, item % key_heads
         place = f.place(token)
-        end = place["position"] + 1
-        return token, h, place["pages"], end.compare(">", window).select(end - window, 0), end
+        position, end = place["position"], place["position"] + 1
+        first = end.compare(">", window).select(end - window, 0)
+        first = is_chunk.select(position // window * window, first)
+        return token, h, place["pages"], first, end
 
     with f.loop(f.hi, f.lo) as item:
         token, h, pages, first, end = locate(item)

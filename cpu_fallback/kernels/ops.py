@@ -10,6 +10,7 @@ from .. import ops
 from .layouts import ROWS
 from .lowering import Adjusted, Columns, Gated, Normed, Product, Symbol, Tokens, Trace, View
 from .panels import Panels
+from .routing import SHARING
 from .workspace import pad
 
 NO_WINDOW = 1 << 60
@@ -20,7 +21,10 @@ def embed(tokens: Tokens, weight: ops.Matrix) -> Columns:
     return tokens.trace.stream
 
 
-def add(x: Columns, delta: Product | Adjusted | None) -> Columns:
+def add(x: Columns | Product, delta: Product | Adjusted | None) -> Columns | Adjusted:
+    if isinstance(x, Product):
+        x.add(delta)
+        return Adjusted(x.trace, x)  # the stream is not changed before both have read it
     if delta is not None:
         delta.place(x.buffer, accumulate=True)
         x.trace.mark_sums()
@@ -75,9 +79,10 @@ def gated_linear(
 
 
 def gate(gate_up: Product, activation: str) -> Gated:
-    trace, w = gate_up.trace, gate_up.trace.workspace
+    trace = gate_up.trace
+    buffers = trace.workspace.hidden_units[gate_up.parts[0][1]]
     for operation, (at, rows), buffer in zip(
-        gate_up.operations, gate_up.parts, (w.gate, w.up), strict=True
+        gate_up.operations, gate_up.parts, buffers, strict=True
     ):
         if pad(rows, ROWS) > buffer.array.shape[1]:
             raise ValueError(
@@ -86,7 +91,7 @@ def gate(gate_up: Product, activation: str) -> Gated:
         additions = [addition for addition, column in gate_up.additions if column == at]
         for number in (operation, *additions):
             trace.program.direct(number, buffer)
-    return Gated(trace, activation)
+    return Gated(trace, activation, *buffers)
 
 
 def experts(
@@ -99,7 +104,7 @@ def experts(
     activation: str = "silu",
 ) -> Product:
     trace = x.trace
-    w, r = trace.workspace, trace.workspace.routing
+    r = trace.workspace.routing
     scores.place(r.scores)
     trace.program.add(
         "route",
@@ -107,7 +112,9 @@ def experts(
         scores=r.scores,
         experts=spec.count,
         used=spec.used,
-        normalises=int(spec.normalises),
+        sharing=SHARING.index(
+            "sigmoid" if spec.scoring == "sigmoid" else "chosen" if spec.normalises else "all"
+        ),
         chosen=r.chosen,
         shares=r.shares,
         counts=r.counts,
@@ -117,10 +124,11 @@ def experts(
     )
     find = trace.code.recipe.activation_layout
     layouts = [find(stack[0].plan.layout) for stack in (gate, up, down)]
-    packed = trace.pack(x, list(dict.fromkeys(layouts[:2])), of_experts=True)
-    trace.multiply_experts(gate, packed, w.gate, wait=False)
-    trace.multiply_experts(up, packed, w.up)
-    packed = trace.pack(Gated(trace, activation), layouts[2:], of_experts=True)
+    packed = trace.pack(x, list(dict.fromkeys(layouts[:2])), True, spec.scales_input)
+    gated = Gated(trace, activation, *trace.workspace.hidden_units[gate[0].plan.rows])
+    trace.multiply_experts(gate, packed, gated.gate, wait=False)
+    trace.multiply_experts(up, packed, gated.up)
+    packed = trace.pack(gated, layouts[2:], of_experts=True)
     trace.multiply_experts(down, packed, r.outputs)
     width = trace.config.hidden_size
     operation = trace.program.add(
@@ -129,7 +137,7 @@ def experts(
         per_token=True,
         outputs=r.outputs,
         rows=r.row_of,
-        shares=r.shares,
+        shares=r.ones if spec.scales_input else r.shares,
         used=spec.used,
         vectors=pad(width, ROWS) // ROWS,
         out=0,
@@ -216,7 +224,8 @@ def attend(query: Columns, view: View, spec: LayerSpec) -> Columns:
         shared=spec.heads // spec.key_value_heads,
         key_heads=spec.key_value_heads,
         out=out,
-        window=spec.window or NO_WINDOW,
+        window=spec.window.size if spec.window else NO_WINDOW,
+        is_chunk=int(spec.window is not None and spec.window.is_chunk),
         scale=spec.scale,
         **_page_offsets(query.trace, spec),
     )

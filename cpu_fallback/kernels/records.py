@@ -42,17 +42,17 @@ OPERANDS = {
     "rotate": f"qkv qkv_bytes heads key_heads keys_at values_at {_CACHED} rotates table_at"
     " query_table_at",
     # items: 1. scores -> chosen experts of each token, their shares, tiles of their rows
-    "route": "scores scores_bytes experts used normalises chosen shares counts tiles order rows",
+    "route": "scores scores_bytes experts used sharing chosen shares counts tiles order rows",
     # items: parts of the groups of each tile, for as many tiles as there may be. is_sorted: 1: rows
-    # of a are the tiles' rows; 0: tokens
-    "gather": f"{_PACKED} tiles order used is_sorted",
+    # of a are the tiles' rows; 0: tokens. shares: of the assignments, to multiply by; or 0
+    "gather": f"{_PACKED} tiles order used is_sorted shares",
     # items: parts of the panels for each tile, for as many tiles as there may be. out[row] = its
     # expert's panels times x[row]; weights: address of the addresses of all experts' panels
     "experts": "weights panel_bytes panels part blocks x x_bytes out out_bytes tiles",
     # items: tokens. The sum of outputs times shares -> out (+ out)
     "combine": "outputs outputs_bytes rows shares used vectors out out_bytes accumulate",
-    # items: key heads of tokens
-    "attend": f"qkv qkv_bytes shared key_heads out out_bytes {_CACHED} window scale",
+    # items: key heads of tokens. is_chunk: 1: the window begins at a multiple of its size
+    "attend": f"qkv qkv_bytes shared key_heads out out_bytes {_CACHED} window is_chunk scale",
 }
 FLOATS = {"factor", "width", "eps", "cap", "scale"}  # a float32 in the low half of the word
 FIELDS = {

@@ -12,6 +12,8 @@ import math
 
 from .emit import LANES, Function, Value, Variable, f32, f32s, i64, kernel
 
+# Shares: a softmax over all experts, over the chosen ones, or each score's sigmoid
+SHARING = ("all", "chosen", "sigmoid")
 # Words of a tile's record: the first row, rows with a token, and all rows. A first record has the
 # number of tiles.
 TILE = {name: index for index, name in enumerate(("expert", "row", "count", "size"))}
@@ -30,11 +32,12 @@ def choose(
     tokens,
     experts,
     used,
-    normalises,  # 1: shares are a softmax over the chosen experts; 0: over all
+    sharing,  # of SHARING
     chosen,  # int64 [tokens][used], largest score first
     shares,  # float32 [tokens][used]
 ) -> None:
     """Choose the `used` experts of largest score of each token, and compute their shares."""
+    is_sigmoid, one = sharing.compare("==", SHARING.index("sigmoid")), f.constant(f32, 1.0)
     with f.loop(tokens) as token:
         row, at = scores + token * scores_bytes, token * used
         last, last_index = Variable(f, f.constant(f32, math.inf)), Variable(f, f.constant(i64, -1))
@@ -53,13 +56,15 @@ def choose(
             last.set(best.get())
             last_index.set(index.get())
             power = _exp(f, best.get() - largest.get())
+            power = is_sigmoid.select(one / (_exp(f, f.zero(f32) - best.get()) + one), power)
             total.set(total.get() + power)
             f.store(index.get(), chosen + (at + place) * 8)
             f.store(power, shares + (at + place) * 4)
-        with f.if_then(normalises.compare("==", 0)):
+        with f.if_then(sharing.compare("==", SHARING.index("all"))):
             total.set(f.zero(f32))
             with f.loop(experts) as i:
                 total.set(total.get() + _exp(f, f.load(f32, row, i * 4) - largest.get()))
+        total.set(is_sigmoid.select(one, total.get()))
         with f.loop(used) as place:
             share = shares + (at + place) * 4
             f.store(f.load(f32, share) / total.get(), share)

@@ -48,7 +48,8 @@ class Routing:
         self.chosen, self.row_of, self.counts, self.order = (
             Buffer(size, dtype=np.int64) for size in (assignments, assignments, experts, self.rows)
         )
-        self.shares = Buffer(assignments)
+        self.shares, self.ones = Buffer(assignments), Buffer(assignments)
+        self.ones.array[:] = 1
         self.tiles = Buffer(1 + assignments, len(TILE), dtype=np.int64)
         self.outputs = Buffer(self.rows, pad(config.hidden_size, WIDTH))  # of the experts
 
@@ -76,18 +77,22 @@ class Workspace:
         # queries, keys and values
         self.qkv = Buffer(CHUNK, pad(heads, ROWS) + 2 * pad(key_heads, ROWS))
         self.mixed = Buffer(CHUNK, pad(heads, WIDTH))  # attention's output before its projection
-        self.gate, self.up = (Buffer(rows, pad(c.mlp_size, WIDTH)) for _ in range(2))
+        # gate and up by the MLP's hidden units, since the columns that pad them stay zero
+        self.hidden_units = {
+            units: (Buffer(rows, pad(units, WIDTH)), Buffer(rows, pad(units, WIDTH)))
+            for units in c.mlp_sizes
+        }
         self.logits = Buffer(HEAD_CHUNK, pad(c.vocab_size, GROUP))
         # an adapter's inner products
         self.low_rank = Buffer(CHUNK if rank else 0, pad(rank, WIDTH))
-        widest = max(pad(width, WIDTH) for width in (c.hidden_size, heads, c.mlp_size, rank))
+        widest = max(pad(width, WIDTH) for width in (c.hidden_size, heads, *c.mlp_sizes, rank))
         spans = max(rows, CHUNK) * widest // WIDTH
         # Packed inputs of the next product.
         self.activations = {
             layout: Buffer(spans * layout.record(1), dtype=np.uint8) for layout in layouts
         }
-        # Outputs of attention and MLP before they are added to the stream, if the model norms or
-        # scales them.
+        # Outputs of attention and MLP before they are added to the stream, if the model norms,
+        # scales or sums them.
         self.delta = Buffer(
             CHUNK if any(map(_is_adjusted, c.layers)) else 0, pad(c.hidden_size, WIDTH)
         )
@@ -107,5 +112,10 @@ class Workspace:
 
 
 def _is_adjusted(spec: LayerSpec) -> bool:
-    """True if the layer norms or scales its additions to the stream."""
-    return bool(spec.post_attention_norm or spec.post_ffn_norm or spec.residual_multiplier != 1)
+    """True if the layer norms, scales or sums its additions to the stream."""
+    return bool(
+        spec.post_attention_norm
+        or spec.post_ffn_norm
+        or spec.residual_multiplier != 1
+        or (spec.experts and spec.experts.shared)
+    )

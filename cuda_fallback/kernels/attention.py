@@ -12,6 +12,7 @@ import triton.language as tl
 
 from mlx_llama.core.backends.positions import CACHE_GROUP
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.spec import Window
 
 from . import packed
 from .addresses import COSINES, NEXT, NUMBERS, POSITION, SCALES, SINES, address, field, head_address
@@ -174,6 +175,8 @@ def _share(state, row, window, PIECES: tl.constexpr, KEYS: tl.constexpr):
     first = end * 0
     if window > 0:
         first = tl.maximum(end - window, 0)
+    if window < 0:  # chunks
+        first = (end - 1) // -window * -window
     share = tl.cdiv(tl.cdiv(end - first, PIECES), KEYS) * KEYS
     return first, end, share
 
@@ -514,7 +517,7 @@ def attend(
     layer: int,
     query: torch.Tensor,
     G: int,
-    window: int | None,
+    window: Window | None,
     scale: float,
     bits: int | None = None,
     cap: float | None = None,
@@ -530,20 +533,21 @@ def attend(
     parts = torch.empty((B, H, pieces, D), dtype=torch.float32, device=device)
     out = torch.empty((B, 1, H * D), dtype=query.dtype, device=device)
     stored, scales = _stored(query, bits)
+    width = window.size * (-1 if window.is_chunk else 1) if window else 0
     # The GPU computes powers of two, not of e.
-    factors = (scale * _LOG2_E, window or 0, cap and cap * _LOG2_E)
+    factors = (scale * _LOG2_E, width, cap and cap * _LOG2_E)
     rows = max(16, triton.next_power_of_2(H // G))  # tl.dot's minimum
-    width = max(16, triton.next_power_of_2(D))
+    block = max(16, triton.next_power_of_2(D))
     common, sizes = (sums, tops, parts, *factors, G, H // G, D, rows), (pieces, keys)
     grid = (G, pieces, B)
     if scales is None:
-        packed.run(_attend, grid, state, layer, query, stored, *common, width, *sizes)
+        packed.run(_attend, grid, state, layer, query, stored, *common, block, *sizes)
     else:
         # four warps split a quarter of the numbers
         blocks = max(4, triton.next_power_of_2(triton.cdiv(D, CACHE_GROUP)))
         sizes = (blocks, *sizes, CACHE_GROUP)
         packed.run(_attend_codes, grid, state, layer, query, stored, scales, *common, *sizes)
-    sizes = (window or 0, H, D, width, pieces, keys, min(pieces, _JOINED))
+    sizes = (width, H, D, block, pieces, keys, min(pieces, _JOINED))
     packed.run(_join, (H, B), state, sums, tops, parts, out, *sizes)
     return out
 

@@ -52,6 +52,7 @@ def experts(
 ) -> torch.Tensor:
     rows = x.reshape(-1, x.shape[-1])
     chosen, shares = plain.choose_experts(scores.reshape(len(rows), -1), spec)
+    rows, shares = plain.scale_inputs(rows, shares, spec)
     return decode.experts(rows, chosen, shares, gate, up, down, activation).view(x.shape)
 
 

@@ -297,9 +297,10 @@ def experts(
     activation: str,
     is_grouped: bool = False,
 ) -> torch.Tensor:
-    """Mix the MLPs of each row's experts. rows: [T, E]; chosen: int64 [T, used]; shares: float32
-    [T, used]; stacks: tensors [X, N, K] or QuantizedStacks; is_grouped: read an expert once for 32
-    of its rows, in a prompt. Returns [T, E]."""
+    """Mix the MLPs of each row's experts. rows: [T, E], or [T used, E], one for each expert;
+    chosen: int64 [T, used]; shares: float32 [T, used]; stacks: tensors [X, N, K] or
+    QuantizedStacks; is_grouped: read an expert once for 32 of its rows, in a prompt. Returns [T,
+    E]."""
     groups = packed.group_rows(chosen, gate_stack.shape[0]) if is_grouped else None
 
     def multiply(x: torch.Tensor, stack: Any) -> torch.Tensor:

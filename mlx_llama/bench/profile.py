@@ -136,7 +136,7 @@ def _run(loaded: Loaded, cache: Any, case: Case, rows: int, probe: Callable[[], 
 def _kv_nbytes(loaded: Loaded, cache: Any, length: int) -> int:
     """Bytes of keys and values that a token at the end of `length` positions reads."""
     layers = loaded.checkpoint.config.layers
-    positions = sum(min(length, spec.window or length) for spec in layers)
+    positions = sum(min(length, spec.window.size if spec.window else length) for spec in layers)
     return positions * cache.position_nbytes // len(layers)
 
 

@@ -133,7 +133,7 @@ class MLP:
 @dataclass(frozen=True)
 class Experts:
     """A mixture of experts in place of an MLP. router: [experts, E]; gate, up: [F, E] of each
-    expert; down: [E, F].
+    expert; down: [E, F]; shared: an MLP for all tokens, or None.
     """
 
     ops: Ops
@@ -143,11 +143,13 @@ class Experts:
     up: Stack
     down: Stack
     activation: str = "silu"
+    shared: MLP | None = None
 
     def __call__(self, x: Array, view: View) -> Array:
-        return self.ops.experts(
+        mixed = self.ops.experts(
             x, self.router(x, view), self.gate, self.up, self.down, self.spec, self.activation
         )
+        return mixed if self.shared is None else self.ops.add(mixed, self.shared(x, view))
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,7 @@ class Weights(Protocol):
     def embedding(self, name: str) -> Embedding: ...
     def linear(self, *names: str) -> Linear: ...
     def norm(self, name: str | None) -> RMSNorm | None: ...
+    def norm_of_ones(self, width: int) -> RMSNorm: ...
     def stack(self, names: Sequence[str]) -> Stack: ...
 
 
@@ -260,9 +263,15 @@ def build_block(ops: Ops, spec: LayerSpec, weights: Weights) -> Block:
         spec,
         weights.linear(*spec.qkv),
         weights.linear(spec.out),
-        weights.norm(spec.query_norm),
-        weights.norm(spec.key_norm),
+        *(
+            weights.norm_of_ones(spec.head_dim) if spec.norms_heads else weights.norm(name)
+            for name in (spec.query_norm, spec.key_norm)
+        ),
     )
+
+    def build_mlp(gate_up: Sequence[str], down: str) -> MLP:
+        return MLP(ops, weights.linear(*gate_up), weights.linear(down), spec.activation)
+
     mlp: MLP | Experts
     if experts := spec.experts:
         mlp = Experts(
@@ -273,9 +282,10 @@ def build_block(ops: Ops, spec: LayerSpec, weights: Weights) -> Block:
             weights.stack(experts.up),
             weights.stack(experts.down),
             spec.activation,
+            build_mlp(experts.shared[:2], experts.shared[2]) if experts.shared else None,
         )
     else:
-        mlp = MLP(ops, weights.linear(*spec.gate_up), weights.linear(spec.down), spec.activation)
+        mlp = build_mlp(spec.gate_up, spec.down)
     return Block(
         ops,
         weights.norm(spec.attention_norm) or Unnormed(ops),

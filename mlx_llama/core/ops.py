@@ -92,7 +92,8 @@ class Ops(Protocol):
 
         x: [B, T, E]; scores: of the router, [B, T, experts]; gate, up: [F, E] of each expert, down:
         [E, F]. A token's shares are the softmax of the scores, of all experts or, if the spec
-        normalises them, of the chosen ones. Returns [B, T, E].
+        normalises them, of the chosen ones; or the sigmoids of the scores. They multiply the
+        outputs or, if the spec says so, the inputs. Returns [B, T, E].
         """
 
     def adapt(self, product: Array, x: Array, adapters: Any, view: View) -> Array:

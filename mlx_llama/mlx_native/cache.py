@@ -9,6 +9,7 @@ import numpy as np
 
 from mlx_llama.core.backends.positions import CallView, Span
 from mlx_llama.core.models import rope
+from mlx_llama.core.models.spec import Window
 
 from . import runtime
 from .kernels.buffers import Buffer, Buffers, make_angles, make_periods
@@ -125,7 +126,7 @@ class View(CallView):
                         packed if self.batch == 1 else packed[i : i + 1]
                     )
 
-    def stored(self, layer: int, window: int | None = None) -> list[tuple[Parts, Parts]]:
+    def stored(self, layer: int, window: Window | None = None) -> list[tuple[Parts, Parts]]:
         """By sequence, a layer's visible keys and values: Parts of [1, G, visible, *]."""
         stored = []
         for span, buffer in zip(self.spans, self.buffers):
@@ -141,7 +142,7 @@ class View(CallView):
             keys.append(self.cache.packing.unpack(parts))
         return mx.concatenate(keys)
 
-    def _make_mask(self, span: Span, window: int) -> mx.array:
+    def _make_mask(self, span: Span, window: Window) -> mx.array:
         return mx.array(span.visible(window))
 
     def _find_tables(self, start: int, end: int, buffer: Buffer) -> tuple:

@@ -76,9 +76,12 @@ def experts(
 ) -> mx.array:
     chosen, shares = choose_experts(scores.reshape(-1, spec.count), spec)
     rows, is_sorted = x.reshape(-1, 1, 1, x.shape[-1]), chosen.size >= SORT_FROM
+    if spec.scales_input:  # a row for each expert of a token
+        rows, shares = (rows * shares[..., None, None]).astype(x.dtype), mx.ones_like(shares)
     if is_sorted:
-        order = mx.argsort(chosen.reshape(-1))
-        rows, chosen = rows[order // spec.used, 0], chosen.reshape(-1)[order]
+        order, per_row = mx.argsort(chosen.reshape(-1)), spec.used // rows.shape[1]
+        rows = rows.reshape(-1, 1, x.shape[-1])[order // per_row]
+        chosen = chosen.reshape(-1)[order]
     gate_up = mx.concatenate(
         [_multiply_stack(rows, stack, chosen, is_sorted) for stack in (gate, up)], axis=-1
     )
@@ -93,6 +96,8 @@ def choose_experts(scores: mx.array, spec: ExpertsSpec) -> tuple[mx.array, mx.ar
     """The `used` experts of largest score, uint32 [T, used], and their shares, float32."""
     scores = scores.astype(mx.float32)
     chosen = mx.argpartition(-scores, kth=spec.used - 1, axis=-1)[..., : spec.used]
+    if spec.scoring == "sigmoid":
+        return chosen, mx.sigmoid(mx.take_along_axis(scores, chosen, axis=-1))
     if spec.normalises:
         return chosen, mx.softmax(mx.take_along_axis(scores, chosen, axis=-1), axis=-1)
     return chosen, mx.take_along_axis(mx.softmax(scores, axis=-1), chosen, axis=-1)

@@ -280,7 +280,9 @@ def _product_dtype(
 
 
 def _concatenate(weights: Sequence[MLXWeight]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Concatenate stored codes, scales and biases. A single matrix is not copied."""
+    """Concatenate stored codes, scales and biases. A single matrix in the file's order is not
+    copied.
+    """
     parts = [(weight.packed, weight.scales, weight.biases) for weight in weights]
     return parts[0] if len(parts) == 1 else tuple(np.concatenate(arrays) for arrays in zip(*parts))
 

@@ -73,6 +73,9 @@ class Weights(BlockWeights):
             mx.eval(weight)
         return weight
 
+    def _ones(self, width: int) -> mx.array:
+        return mx.ones(width, self.dtype)
+
     def _blocks_of(self, *names: str, for_products: bool = True) -> list[mx.array | LowBitMatrix]:
         """Concatenate the rows of the matrices, in as few blocks as the formats allow."""
         if names not in self._blocks:

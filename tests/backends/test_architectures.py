@@ -44,6 +44,13 @@ GRANITE = dict(
     logits_scaling=8.0,
 )
 LONGROPE = dict(rope_type="longrope", rope_theta=10000.0)  # with factors by the size of a head
+LLAMA4 = dict(
+    head_dim=18,
+    intermediate_size=48,
+    intermediate_size_mlp=92,
+    num_local_experts=5,
+    num_experts_per_tok=2,
+)
 # name: (model type, fields of transformers' config)
 FAMILIES = {
     "SmolLM3": ("smollm3", {}),
@@ -185,6 +192,25 @@ FAMILIES = {
         "mixtral",
         dict(num_local_experts=3, num_experts_per_tok=3, sliding_window=7),
     ),
+    "Llama 4": ("llama4_text", LLAMA4 | dict(num_experts_per_tok=1)),
+    "Llama 4 with chunks": (
+        "llama4_text",
+        LLAMA4
+        | dict(interleave_moe_layer_step=2, attention_chunk_size=7, floor_scale=4)
+        | dict(attn_scale=0.3),
+    ),
+    "Llama 4 without norms, tied": (
+        "llama4_text",
+        LLAMA4
+        | dict(
+            use_qk_norm=False,
+            attn_temperature_tuning=False,
+            attention_bias=True,
+            tie_word_embeddings=True,
+            no_rope_layers=[0, 1, 1, 1],
+            attention_chunk_size=7,
+        ),
+    ),
     "Qwen3-MoE": (
         "qwen3_moe",
         dict(
@@ -238,7 +264,7 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
             # Gemma stores weights less one
             offset = 0.0 if "norm" not in key or "gemma" in kind else 1.0
             # Decided choices of experts, for judges that round inputs.
-            spread = 1.0 if key.endswith("mlp.gate.weight") else 0.1
+            spread = 1.0 if key.endswith(("mlp.gate.weight", "router.weight")) else 0.1
             value.copy_(spread * torch.randn(value.shape) + offset)
         logits = model(torch.from_numpy(TOKENS).long()).logits.numpy()
     folder = Path(tempfile.mkdtemp(prefix="model"))
@@ -358,6 +384,10 @@ _NOT_IN_MLX = (
     "OLMo 3, long",
     "Mixtral with windows",
     "Qwen3-MoE with shares as they are",
+    # mlx-lm has it in models with images alone: see below
+    "Llama 4",
+    "Llama 4 with chunks",
+    "Llama 4 without norms, tied",
 )
 IN_MLX = [name for name in FAMILIES if not name.startswith("Phi-3 ") and name not in _NOT_IN_MLX]
 
@@ -409,7 +439,7 @@ def test_llama_cpp_reads_the_file(name, format, backend):
     judge.eval(TOKENS[0].tolist())
     logits = run(backend, open_checkpoint(path), (0, 29, 30))[0]
     wanted = judge.scores[:30]
-    if format == "Q8_0" and name.startswith(("Mixtral", "Qwen3-MoE")):
+    if format == "Q8_0" and name.startswith(("Mixtral", "Qwen3-MoE", "Llama 4")):
         # Its rounding changes the choice between experts with nearly the same score, and then that
         # position's logits.
         assert (

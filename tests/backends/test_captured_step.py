@@ -22,6 +22,7 @@ from backends.conftest import relative_error
 from mlx_llama.core.backends.load_options import LoadOptions
 from mlx_llama.core.generation import options
 from mlx_llama.core.models.config import RopeConfig
+from mlx_llama.core.models.spec import Window
 
 torch = pytest.importorskip("torch")
 
@@ -182,9 +183,10 @@ def attended(dtype, H: int, G: int, D: int) -> list[tuple[str, float]]:
     tables = cosines, sines = tuple(made(2, room, D // 2))
     heads = made(2, 1, (H + 2 * G) * D, dtype=dtype, seed=3)
     splits = heads.view(2, 1, H + 2 * G, D).transpose(1, 2)
-    pairs = [((0, 1), None), ((63, 64), None), ((300, 20), 100)]
+    pairs = [((0, 1), None), ((63, 64), None), ((300, 20), Window(100))]
     if D == 16:  # long rows cost the interpreter a second each
-        pairs += [((4095, 4096), None), ((100, 99), 100)]
+        pairs += [((4095, 4096), None), ((100, 99), Window(100))]
+        pairs += [((100, 99), Window(100, is_chunk=True)), ((307, 20), Window(7, is_chunk=True))]
     for positions, window in pairs:
         tokens = torch.zeros(room + 1, dtype=torch.int32, device=DEVICE)
         rows = [
@@ -210,7 +212,11 @@ def attended(dtype, H: int, G: int, D: int) -> list[tuple[str, float]]:
             now = row.numbers.clone()
             now[1, :, :, position] = before[i][1, :, :, position]
             assert torch.equal(now, before[i])  # all else is unchanged
-            first = max(0, position + 1 - window) if window else 0
+            first = 0
+            if window:
+                first = max(position + 1 - window.size, 0)
+                if window.is_chunk:
+                    first = position - position % window.size
             wanted = ops.attention(
                 query.double()[None],
                 keys.double()[None, :, first : position + 1],
@@ -239,7 +245,7 @@ def attended(dtype, H: int, G: int, D: int) -> list[tuple[str, float]]:
 def test_rows_are_stored_and_attended_to(dtype, bound, shape, call):
     errors = call(attended, dtype, *shape)
     assert (
-        len(errors) == (30 if shape == SHAPES[0] else 18)
+        len(errors) == (42 if shape == SHAPES[0] else 18)
         and max(error for _, error in errors) < bound
     ), errors
 
@@ -407,7 +413,7 @@ def words(path: Path) -> tuple[dict[str, tuple[float, float]], dict[str, list[st
     )
     both("gate", lambda ops: plain.gate(made(2, 3, 30), "silu"))
     for rotates in (True, False):
-        for window in (None, 4, 100):
+        for window in (None, Window(4), Window(100), Window(5, is_chunk=True)):
             first = dataclasses.replace(spec, rotates=rotates, window=window)
             views = by_state(llama, cache, 12)
 
@@ -428,7 +434,7 @@ def test_each_word_by_kernels_is_torchs(name, call):
     errors, launched = call(
         words, make_checkpoint(Path(tempfile.mkdtemp()) / name, tokenizer=False, **fields)
     )
-    assert len(errors) == 18 + 2 * 3 * 3
+    assert len(errors) == 18 + 2 * 4 * 3
     for name, (error, size) in errors.items():
         assert error <= 3e-6 * size, (name, error, size)
     assert (
@@ -1016,6 +1022,22 @@ ODD = {  # fields of LlamaConfig
         attention_softcap=1.5, logits_softcap=2.0, norm_offset=0.5, **TURNED
     ),
     "partial rotation, codes of 8 bits": TURNED | dict(cache_bits=8),
+    "chunks, norms without weights, scaled queries of layers without rotation": dict(
+        architecture="Llama4ForCausalLM",
+        query_key_norm="without weights",
+        unrotated_layers=(1,),
+        sliding_window=4,
+        sliding_layers=(0,),
+        temperature_scale=0.7,
+        temperature_floor=3,
+    ),
+    "experts with scaled inputs and a shared one": dict(
+        architecture="Llama4ForCausalLM",
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        expert_step=2,
+    ),
     "scaled queries": dict(rope=RopeConfig(original_max_position_embeddings=3), query_beta=0.7),
 }
 

@@ -123,7 +123,7 @@ def test_it_goes_on_after_the_first(tmp_path, examined):
         "rope_type is 'proportional'",
         shards[0].name,
         f"{shards[1].name}: tensor",
-        "neither tokenizer.json nor tokenizer.model",
+        "no tokenizer.json, tekken.json or tokenizer.model",
     ):
         assert sum(part in message for message in said) == 1, part
 

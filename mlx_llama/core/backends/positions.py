@@ -14,6 +14,7 @@ import numpy as np
 
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.spec import Window
 
 from ..ops import View
 
@@ -253,16 +254,15 @@ class Span:
         """The position after the last new one: the row's length after the call."""
         return self.start + self.count
 
-    def first_visible(self, window: int | None) -> int:
-        """First column that any new query sees: 0 without a sliding window."""
-        return max(0, self.start + 1 - window) if window else 0
+    def first_visible(self, window: Window | None) -> int:
+        """First column that any new query sees: 0 without a window."""
+        return max(0, window.first(self.start)) if window else 0
 
-    def visible(self, window: int | None) -> np.ndarray | None:
+    def visible(self, window: Window | None) -> np.ndarray | None:
         """Columns that each new query sees: bool [count, end - first_visible], True where visible.
 
         None if every query sees every column (a single token). A query at position p sees the
-        columns c <= p, with a sliding window those with c > p - window (Mistral 7B, arXiv
-        2310.06825).
+        columns c <= p, with a window those from its first on.
         """
         if self.count == 1:
             return None
@@ -270,7 +270,7 @@ class Span:
         columns = np.arange(self.first_visible(window), self.end)[None, :]
         mask = columns <= rows
         if window:
-            mask &= columns > rows - window
+            mask &= columns >= window.first(rows)
         return mask
 
 
@@ -282,7 +282,7 @@ class CallView(View):
     unchanged if it raises. A backend's views convert `Span.visible` in `_make_mask`.
     """
 
-    _make_mask: Callable[[Span, int], Any]
+    _make_mask: Callable[[Span, Window], Any]
 
     def __init__(
         self,
@@ -314,7 +314,7 @@ class CallView(View):
         if grows:
             cache.reserve({span.row: span.end for span in self.spans})
         self.cache, self.config, self.batch, self.count = cache, cache.config, batch, count
-        self._masks: dict[tuple[int, int], Any] = {}  # by start and window
+        self._masks: dict[tuple[int, Window], Any] = {}  # by start and window
 
     def __enter__(self) -> Any:
         return self
@@ -324,16 +324,16 @@ class CallView(View):
             for span in self.spans:
                 self.cache.lengths[span.row] = span.end
 
-    def mask(self, window: int | None = None) -> list[Any]:
+    def mask(self, window: Window | None = None) -> list[Any]:
         """Positions that each sequence's queries see: bool [T, end - first_visible], "causal", or
         None for all.
         """
         return [self._mask(span, window) for span in self.spans]
 
-    def _mask(self, span: Span, window: int | None) -> Any:
+    def _mask(self, span: Span, window: Window | None) -> Any:
         if span.count == 1:
             return None
-        if not window or window >= span.end:
+        if not window or window.size >= span.end:
             return "causal"
         if (span.start, window) not in self._masks:
             self._masks[span.start, window] = self._make_mask(span, window)

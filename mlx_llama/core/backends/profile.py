@@ -74,8 +74,9 @@ def name_matrices(model: Any) -> list[tuple[str, Any]]:
         named += [("query, key, value", attention.qkv), ("attention output", attention.out)]
         if block.attention.spec.experts:
             named.append(("router", block.mlp.router))
-        else:
-            named += [("gate, up", block.mlp.gate_up), ("down", block.mlp.down)]
+        mlp = block.mlp.shared if block.attention.spec.experts else block.mlp
+        if mlp is not None:
+            named += [("gate, up", mlp.gate_up), ("down", mlp.down)]
     return [(name, linear.weight) for name, linear in (*named, ("head", model.decoder.head))]
 
 

@@ -29,8 +29,8 @@ class BaseWeights:
 
     ranks: the processes that each take a share of the checkpoint, None for all of it here; config,
     tensors and adapters are the share's. A backend makes `_matrix(names)`, modules' matrices as
-    one, rows on rows; `_vector(keys)`; `_norm(key)`, a norm's weight; `_stack(names)`; and
-    `_pack_adapters(a, b)` of core.files.adapters.stack's arrays.
+    one, rows on rows; `_vector(keys)`; `_norm(key)`, a norm's weight; `_ones(width)`, a vector;
+    `_stack(names)`; and `_pack_adapters(a, b)` of core.files.adapters.stack's arrays.
     """
 
     ops: ClassVar[ModuleType]
@@ -41,6 +41,7 @@ class BaseWeights:
     _matrix: Callable[[Sequence[str]], Matrix]
     _vector: Callable[[Sequence[str]], Array]
     _norm: Callable[[str], Array]
+    _ones: Callable[[int], Array]
     _stack: Callable[[Sequence[str]], Stack]
     _pack_adapters: Callable[[Array, Array], Any]
 
@@ -74,6 +75,11 @@ class BaseWeights:
             return None
         with self._allocating():
             return RMSNorm(self.ops, self._norm(f"{name}.weight"), self.config.rms_norm_eps)
+
+    def norm_of_ones(self, width: int) -> RMSNorm:
+        """A norm without weights."""
+        with self._allocating():
+            return RMSNorm(self.ops, self._ones(width), self.config.rms_norm_eps)
 
     def embedding(self, name: str) -> Embedding:
         """The embedding; a tied head shares its memory."""

@@ -14,8 +14,8 @@ from .family import Family
 # The files of this folder with a family each. Of families with the same name in GGUF, the first is
 # the usual one.
 _FILES = (
-    "llama mistral ministral ministral3 mixtral qwen2 qwen3 qwen3_moe smollm3 granite olmo2 olmo3 "
-    "phi3 gemma2 gemma3 exaone4 seed_oss glm4 ernie4_5 granite4"
+    "llama mistral ministral ministral3 mixtral llama4 qwen2 qwen3 qwen3_moe smollm3 granite "
+    "granite4 olmo2 olmo3 phi3 gemma2 gemma3 exaone4 seed_oss glm4 ernie4_5"
 ).split()
 _ALL: tuple[Family, ...] = tuple(import_module(f".{file}", __name__).FAMILY for file in _FILES)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
@@ -110,5 +110,5 @@ def strip_wrapper(name: str) -> str | None:
     for prefix, replacement in (("language_model.", ""), ("model.language_model.", "model.")):
         if name.startswith(prefix):
             return replacement + name.removeprefix(prefix)
-    others = ("vision_tower.", "multi_modal_projector.")
+    others = ("vision_tower.", "vision_model.", "multi_modal_projector.")
     return None if name.removeprefix("model.").startswith(others) else name

@@ -115,12 +115,15 @@ class Family:
     # its field in config.json, and the default
     activation: tuple[str, str] = ("hidden_act", "silu")
     experts: Experts | None = None
+    mlp: str = "mlp"  # a layer's module with the MLP
     # {stored module: modules whose rows it has}; of a single module, its name in the family
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     splits: bool = False  # files of llama.cpp and mlx_lm have the modules of `fused` each
     gguf_second_norm: str = "ffn_norm"  # GGUF's name of the norm before the MLP
     permuted: bool = False  # llama.cpp's converter reorders rows of query and key
-    interleaved: bool = False  # all files have the two rows of a rotary pair side by side
+    # All files have the two rows of a rotary pair side by side, as Meta's do, unlike others of
+    # Hugging Face
+    interleaved: bool = False
     # its activations do, so that dtype "auto" is never float16 (transformers' issue 36822)
     exceeds_float16: bool = False
 
@@ -159,9 +162,10 @@ class Family:
         """Tensor names in GGUF files."""
         return GGUFNames(
             self.norms,
-            bool(self.query_key_norm),
+            self.query_key_norm in ("head", "whole"),
             {} if self.splits else self.fused,
             self.experts,
             self.permuted,
+            self.mlp,
             self.gguf_second_norm,
         )

@@ -39,6 +39,15 @@ class Experts:
     gate: str  # of each expert
     up: str
     down: str
+    router: str = "gate"
+    stack: str = "switch_mlp"  # all experts, in files of mlx_lm
+    # Files of transformers have all experts' matrices transposed: `experts.gate_up_proj` [experts,
+    # E, 2 F] and `experts.down_proj` [experts, F, E].
+    is_transposed: bool = False
+    shared: str = ""  # an MLP for all tokens
+    is_everywhere: bool = True  # no layer has a plain MLP
+    scoring: str = "softmax"  # as in ExpertsSpec
+    scales_input: bool = False
 
 
 class GGUFNames:
@@ -58,12 +67,19 @@ class GGUFNames:
         fused: Mapping[str, tuple[str, ...]],
         experts: Experts | None,
         is_permuted: bool,
+        mlp: str = "mlp",
         second_norm: str = "ffn_norm",
     ):
-        """Arguments: `norms`, `fused`, `experts`, `permuted` and `gguf_second_norm` of a family."""
+        """Arguments: `norms`, `fused`, `experts`, `permuted`, `mlp` and `gguf_second_norm` of a
+        family.
+        """
         renamed = {parts[0]: whole for whole, parts in fused.items() if len(parts) == 1}
         joined = {part for parts in fused.values() for part in parts} - renamed.keys()
-        layers = {name: module for name, module in _LAYERS.items() if module not in joined}
+        layers = {
+            name: module.replace("mlp.", f"{mlp}.")
+            for name, module in _LAYERS.items()
+            if module not in joined
+        }
         layers |= {_FUSED[whole]: whole for whole, parts in fused.items() if len(parts) > 1}
         before, after = NORM_NAMES[norms]
         layers |= dict(zip(("attn_norm", second_norm), before or ()))
@@ -73,11 +89,15 @@ class GGUFNames:
         self.layers, self.experts = layers, {}
         self.permuted = _PERMUTED if is_permuted else ()
         if experts:
-            layers = {name: module for name, module in layers.items() if "mlp." not in module}
-            self.layers = layers | {"ffn_gate_inp": f"{experts.block}.gate"}
+            if experts.is_everywhere:
+                layers = {name: module for name, module in layers.items() if "mlp." not in module}
+            self.layers = layers | {"ffn_gate_inp": f"{experts.block}.{experts.router}"}
             for part in ("gate", "up", "down"):
+                if experts.shared:
+                    shared = f"{experts.block}.{experts.shared}.{part}_proj"
+                    self.layers[f"ffn_{part}_shexp"] = shared
                 module = f"{experts.block}.experts.#.{getattr(experts, part)}"
-                self.layers[f"ffn_{part}_exps"] = f"{experts.block}.switch_mlp.{part}_proj"
+                self.layers[f"ffn_{part}_exps"] = f"{experts.block}.{experts.stack}.{part}_proj"
                 self.experts[f"ffn_{part}"] = module
         stacks = ((f"{name}_exps", module) for name, module in self.experts.items())
         pairs = (*self.layers.items(), *_MODEL.items(), *stacks)

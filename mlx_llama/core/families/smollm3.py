@@ -15,7 +15,7 @@ _EVERY = 4  # default of `no_rope_layer_interval`, and llama.cpp's
 def read_unrotated(read: Reader, count: int) -> Layers:
     """Zeros of `no_rope_layers`, else every `no_rope_layer_interval`-th layer."""
     flags = read.get("no_rope_layers", None)
-    if flags is None or read.is_gguf:
+    if flags in (None, []) or read.is_gguf:
         every = _EVERY if read.is_gguf else read.integer("no_rope_layer_interval", _EVERY)
         return tuple(range(every - 1, count, every))
     if (

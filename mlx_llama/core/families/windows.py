@@ -10,7 +10,7 @@ from mlx_llama.core.errors import show
 from mlx_llama.core.models.reader import Reader
 
 Layers = tuple[int, ...]
-_FULL, _SLIDING = "full_attention", "sliding_attention"  # in config.json's `layer_types`
+_FULL = "full_attention"  # in config.json's `layer_types`
 _FIRST = "attention"  # "full_attention" in Granite's files
 
 
@@ -27,18 +27,29 @@ class Windows:
     # llama.cpp gives a window to all layers but each `pattern`-th; 0: it ignores windows
     pattern: int = 0
     gguf_default: int | None = None  # llama.cpp's window where a file names none
+    is_chunk: bool = False  # chunked attention
+
+    @property
+    def field(self) -> str:
+        """The window's field in config.json."""
+        return "attention_chunk_size" if self.is_chunk else "sliding_window"
+
+    @property
+    def kind(self) -> str:
+        """The name of layers with the window in config.json's `layer_types`."""
+        return "chunked_attention" if self.is_chunk else "sliding_attention"
 
     def read(self, read: Reader, count: int, default: Any) -> tuple[int | None, Layers | None]:
         """Read (window or None, numbers of the layers with it, None for all) of `count` layers from
         config.json.
 
-        default: of `sliding_window`.
+        default: of `field`.
         """
         window, sliding = None, None
         if not self.is_absent and (
             not self.is_switched or read.boolean("use_sliding_window", False)
         ):
-            window = read.integer("sliding_window", default, nullable=not self.is_required)
+            window = read.integer(self.field, default, nullable=not self.is_required)
         if window and self.layers:
             sliding = tuple(self.layers(read, count))
         kinds = read.get("layer_types", None)
@@ -47,16 +58,16 @@ class Windows:
                 read.fail("layer_types", kinds, f"a list of {count} names, one per layer")
             slides = range(count) if window and sliding is None else sliding or ()
             where = f" in layers {show(list(sliding))} alone" if sliding else ""
-            reason = f", since sliding_window is {window or 'null'}{where}"
+            reason = f", since {self.field} is {window or 'null'}{where}"
             kinds = [_FULL if kind == _FIRST else kind for kind in kinds]
             for i, kind in enumerate(kinds):
-                wanted: tuple[str, ...] = (_SLIDING,) if i in slides else (_FULL,)
+                wanted: tuple[str, ...] = (self.kind,) if i in slides else (_FULL,)
                 if window and self.is_free:
-                    wanted, reason = (_FULL, _SLIDING), ""
+                    wanted, reason = (_FULL, self.kind), ""
                 if kind not in wanted:
                     read.fail(f"layer_types[{i}]", kind, " or ".join(map(repr, wanted)) + reason)
             if window and self.is_free:
-                sliding = tuple(i for i, kind in enumerate(kinds) if kind == _SLIDING)
+                sliding = tuple(i for i, kind in enumerate(kinds) if kind == self.kind)
                 sliding = None if self.layers is None and len(sliding) == count else sliding
         return (None, None) if sliding == () else (window, sliding)
 
@@ -76,7 +87,7 @@ class Windows:
         return window, None
 
     def can_express(self, window: int | None, layers: Layers | None, default: Any) -> bool:
-        """Config.json has such windows. default: of `sliding_window`."""
+        """Config.json has such windows. default: of `field`."""
         if self.is_absent:
             return window is None
         return (
@@ -89,11 +100,11 @@ class Windows:
         """Config.json's fields. slides: by layer."""
         fields: dict[str, Any] = {}
         if window is not None or not (self.is_switched or self.is_absent):
-            fields["sliding_window"] = window
+            fields[self.field] = window
         if self.is_switched:
             fields["use_sliding_window"] = window is not None
         if self.is_free:
-            fields["layer_types"] = [_SLIDING if slide else _FULL for slide in slides]
+            fields["layer_types"] = [self.kind if slide else _FULL for slide in slides]
         elif self.layers:
             fields["max_window_layers"] = slides.index(True) if True in slides else 0
         return fields

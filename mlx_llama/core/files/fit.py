@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, show
-from mlx_llama.core.families import strip_wrapper
+from mlx_llama.core.families import FAMILIES, strip_wrapper
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system.machine import FileMap
 
@@ -20,7 +20,8 @@ from .quantized import AffineWeight, MLXWeight
 from .safetensors import SafetensorsFile
 from .tensor import Tensor
 
-_Place = tuple["SafetensorsFile | GGUFFile | StackPart", str]  # (file, name there)
+# (file, name there)
+_Place = tuple["SafetensorsFile | GGUFFile | StackPart | TransposedPart", str]
 Weights = Mapping[str, _Place]  # by tensor name
 
 _EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
@@ -84,15 +85,65 @@ class StackPart:
         return whole[self.i], page and (page[0], page[1] + self.i * nbytes, nbytes)
 
 
+class TransposedPart:
+    """As StackPart, of a stack [count, K, N]: its matrix `i`, transposed; of two of them side by
+    side, `half` 0 or 1.
+    """
+
+    def __init__(self, file: SafetensorsFile, name: str, i: int, count: int, half: int | None):
+        self.file, self.name, self.i, self.count, self.path = file, name, i, count, file.path
+        self.half = half
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        shape = self.file.shape(name)
+        if len(shape) != 3 or shape[0] != self.count or (self.half is not None and shape[2] % 2):
+            return shape
+        return shape[2] // (1 if self.half is None else 2), shape[1]
+
+    def dtype(self, name: str) -> str:
+        return self.file.dtype(name)
+
+    def tensor(self, name: str) -> Tensor:
+        rows, first = self.shape(name)[0], self.half or 0
+        return self.file.tensor(name).transposed(
+            self.name, self.i, first * rows, (first + 1) * rows
+        )
+
+
+def _untranspose(weights: Weights, config: LlamaConfig) -> Weights:
+    """Name each expert's matrix of stacks in transformers' form."""
+    named: dict[str, _Place] = dict(weights)
+    for spec in config.layers:
+        modules = FAMILIES[config.architecture].experts
+        if spec.experts is None or modules is None or not modules.is_transposed:
+            continue
+        experts = spec.experts.gate[0].removesuffix(f".0.{modules.gate}")
+        for stored, stacks in (
+            ("gate_up_proj", (spec.experts.gate, spec.experts.up)),
+            ("down_proj", (spec.experts.down,)),
+        ):
+            if (place := named.pop(f"{experts}.{stored}", None)) is None:
+                continue
+            file, name = place
+            assert isinstance(file, SafetensorsFile)
+            for half, modules_of in enumerate(stacks):
+                which = half if len(stacks) == 2 else None
+                for i, each in enumerate(modules_of):
+                    part = TransposedPart(file, f"{each}.weight", i, len(modules_of), which)
+                    named[f"{each}.weight"] = part, name
+    return named
+
+
 def unstack(weights: Weights, config: LlamaConfig) -> Weights:
     """Name each expert's matrix, however the files store them."""
+    weights = _untranspose(weights, config)
     stacks = {
         stack + part: (names, part) for stack, names in config.stacks().items() for part in _PARTS
     }
     single = {name: place for name, place in weights.items() if name not in stacks}
     for name in weights.keys() & stacks.keys():
         (file, stored), (names, part) = weights[name], stacks[name]
-        assert not isinstance(file, StackPart)
+        assert not isinstance(file, (StackPart, TransposedPart))
         if names[0] + part in single:
             raise CheckpointError(
                 f"{file.path}: holds {show(name)} and {show(names[0] + part)}, which are the same "
@@ -231,7 +282,7 @@ def _is_packed(name: str, weights: Weights) -> bool:
     return file.dtype(stored) == "U32"
 
 
-def _packable(place: _Place) -> tuple[SafetensorsFile | StackPart, str]:
+def _packable(place: _Place) -> tuple[SafetensorsFile | StackPart | TransposedPart, str]:
     """A place in a file that config.json's `quantization` may describe; GGUF has none."""
     file, stored = place
     assert not isinstance(file, GGUFFile)
@@ -273,7 +324,9 @@ def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, t
 
 
 def _quantized(
-    name: str, packing: tuple[int, int], *parts: tuple[SafetensorsFile | StackPart, str]
+    name: str,
+    packing: tuple[int, int],
+    *parts: tuple[SafetensorsFile | StackPart | TransposedPart, str],
 ) -> MLXWeight:
     """Make a matrix of three stored tensors: codes, scales and biases."""
     (file, stored), *scaling = parts
@@ -290,7 +343,11 @@ def _quantized(
                 f"{file.path}: tensor {stored} has dtype {kind}, expected {wanted} for the scales "
                 "of a quantised matrix; quantise the model again with mlx_lm.convert"
             )
-    (codes, scales, biases), pages = zip(*(file.array(stored) for file, stored in parts))
+    arrays = []
+    for file, stored in parts:
+        assert not isinstance(file, TransposedPart)  # which has no codes
+        arrays.append(file.array(stored))
+    (codes, scales, biases), pages = zip(*arrays)
     return MLXWeight(name, *packing, codes, scales, biases, [page for page in pages if page])
 
 

@@ -18,6 +18,7 @@ from .safetensors import SafetensorsFile
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _ONLY_SHARD = "model-00001-of-00001.safetensors"  # needs no index
+_MISTRAL = "consolidated.safetensors"
 # Frequencies that early conversions stored, and that the config defines
 LEFTOVER = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
 
@@ -100,6 +101,11 @@ def find_single(folder: Path) -> Path | None:
 
 
 def _no_weights(folder: Path) -> CheckpointError:
+    if (folder / _MISTRAL).exists():
+        return CheckpointError(
+            f"{folder}: holds {_MISTRAL}, Mistral's own names of tensors, but no {SINGLE}; fetch "
+            f"the model-*.safetensors and {INDEX} of the same repository"
+        )
     pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
     if not pickles and (folder / "pytorch_model.bin.index.json").exists():
         pickles = ["pytorch_model.bin.index.json"]

@@ -39,6 +39,7 @@ from mlx_llama.core.text.sentencepiece_model import (
     read_pieces,
     read_settings,
 )
+from mlx_llama.core.text.tekken import read_tekken
 
 from .checkpoint import Checkpoint
 from .gguf import row_order
@@ -279,15 +280,20 @@ def _check_settings(writer: Any, checkpoint: Checkpoint) -> None:
 
 def _describe(config: LlamaConfig) -> dict[str, Any]:
     """The arithmetic that no field of the table names; a list by layer where layers differ."""
+    positions = config.max_position_embeddings
     values: dict[str, Any] = {
-        name: getattr(config, name) for name in ("local_rope", "logits_softcap", "norm_topk_prob")
+        name: getattr(config, name)
+        for name in (
+            "local_rope logits_softcap norm_topk_prob query_key_norm temperature_scale "
+            "temperature_floor"
+        ).split()
     }
     for name in ("window", "rotates", "scale", "softcap", "activation"):
         layers = [getattr(spec, name) for spec in config.layers]
         if name == "window":
             layers = [
-                None if window is None or window >= config.max_position_embeddings else window
-                for window in layers
+                None if spec.window is None or spec.window.size >= positions else spec.window.size
+                for spec in config.layers
             ]
         values[name] = layers if len(set(layers)) > 1 else layers[0]
     return values
@@ -497,7 +503,10 @@ def _read_vocabulary(checkpoint: Checkpoint) -> _Vocabulary:
     if path.exists():
         return _from_sentencepiece(path)
     path = checkpoint.path / "tokenizer.json"
-    raw = read_json(path, TokenizerError)
+    if not path.exists() and (tekken := checkpoint.path / "tekken.json").exists():
+        raw = json.loads(read_tekken(tekken).to_str())
+    else:
+        raw = read_json(path, TokenizerError)
     model = raw.get("model", {})
     if model.get("type", "BPE") != "BPE":
         raise TokenizerError(

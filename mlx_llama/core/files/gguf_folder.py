@@ -75,7 +75,7 @@ def _can_express(family: Family, config: LlamaConfig) -> bool:
     return (
         all(decided in (None, has_bias) for decided, has_bias in biases)
         and family.windows.can_express(
-            config.sliding_window, config.sliding_layers, family.defaults.get("sliding_window")
+            config.sliding_window, config.sliding_layers, family.defaults.get(family.windows.field)
         )
         and (family.name == config.architecture or {family.name, config.architecture} <= set(plain))
     )
@@ -121,7 +121,11 @@ def _fit_llama3(config: LlamaConfig) -> RopeConfig | None:
         high = 1 - 1 / start
         original = slope / unit * 2 * math.pi * (high - 1)
     else:
-        high, original = 4.0, 8192  # too few points to fit: take Llama 3's
+        high, original = 4.0, 8192.0  # too few points to fit: take Llama 3's
+        is_kept = kept >= 1 - 1e-6
+        if not between.any() and is_kept.any():  # Llama 4 Scout's, where none are blended
+            edge = math.sqrt(plain[is_kept].min() * plain[~is_kept].max())
+            high, original = 1.0, 2 * math.pi / edge
     if not 1 <= original < 1 << 30:
         return None
     fitted = RopeConfig(

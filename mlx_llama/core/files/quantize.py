@@ -41,6 +41,7 @@ SHARD_BYTES = 5 << 30  # mlx_lm's largest file
 # Copied along with config.json and the weights
 _COMPANIONS = (
     "tokenizer.json",
+    "tekken.json",
     "tokenizer.model",
     "tokenizer_config.json",
     "special_tokens_map.json",

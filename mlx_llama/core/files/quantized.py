@@ -200,7 +200,7 @@ class MLXWeight(AffineWeight):
         self.shape = (packed.shape[0], packed.shape[1] * 32 // bits)
         self.scale_dtype = self.dtype = str(as_numbers(scales).dtype)
         self.nbytes = packed.nbytes + scales.nbytes + biases.nbytes
-        self.pages, self.column_unit = pages, math.lcm(group_size, 32)
+        self.pages, self.column_unit, self.order = pages, math.lcm(group_size, 32), order
 
     @property
     def packed(self) -> np.ndarray:

@@ -137,7 +137,17 @@ class Tensor(Mapped):
         self, name: str, view: np.ndarray, pages: Pages, order: np.ndarray | None
     ) -> Tensor:
         tensor = Tensor(name, self.dtype, view.shape, view, pages)
-        return tensor if order is None and view.flags.aligned else CopiedTensor(tensor, order)
+        is_plain = order is None and view.flags.aligned and view.strides[-1:] == (view.itemsize,)
+        return tensor if is_plain else CopiedTensor(tensor, order)
+
+    def transposed(self, name: str, number: int, start: int, stop: int) -> Tensor:
+        """Columns start .. stop - 1 of matrix `number` of a stack [X, K, N], transposed, as a
+        matrix called `name`.
+        """
+        view = self.stored[number, :, start:stop].T
+        nbytes = self.nbytes // self.shape[0]
+        pages = tuple((mapped, at + number * nbytes, nbytes) for mapped, at, _ in self.pages)
+        return self._narrow(name, view, pages, None)
 
     def reorder(self, order: np.ndarray) -> Tensor:
         """The tensor whose row n is row order[n] of this one, which is in the file's order."""
@@ -150,7 +160,9 @@ class Tensor(Mapped):
 
 
 class CopiedTensor(Tensor):
-    """A tensor with permuted rows or a misaligned start, so that `bits` copies at each access."""
+    """A tensor with permuted rows, a misaligned start or rows that are columns in the file, so that
+    `bits` copies at each access.
+    """
 
     _view: np.ndarray
 

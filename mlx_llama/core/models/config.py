@@ -25,7 +25,7 @@ from mlx_llama.core.system.files import read_json
 from .quantization import Quantization, check_modules, read_quantization
 from .reader import Field, Reader
 from .rope_fields import RopeConfig, read_gguf_ropes, read_ropes
-from .spec import NORM_NAMES, ExpertsSpec, LayerSpec
+from .spec import NORM_NAMES, ExpertsSpec, LayerSpec, Window
 
 # hidden_act: the name here
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -89,7 +89,8 @@ class LlamaConfig:
     # None for plain matrices and for GGUF, whose tensors name their formats
     quantization: Quantization | None = None
     output_bias: bool = False  # of the projection after attention
-    # RMS norms of query and key, over each "head" or over all heads as a "whole"
+    # RMS norms of query and key, over each "head", over all heads as a "whole", or over each head
+    # of rotated layers "without weights"
     query_key_norm: str | None = None
     # numbers of the layers with the window; None for all
     sliding_layers: tuple[int, ...] | None = None
@@ -108,10 +109,15 @@ class LlamaConfig:
     # (rope.original_max_position_embeddings) before their position.
     query_beta: float = 0.0
     is_text_part: bool = False  # of a checkpoint that has images, too
+    # Queries of unrotated layers are multiplied by 1 + temperature_scale * log(1 + n), n the whole
+    # temperature_floors of the positions up to theirs.
+    temperature_scale: float = 0.0
+    temperature_floor: int = 1
     num_experts: int = 0  # MLPs of a layer, 0 for a plain MLP
     num_experts_per_tok: int = 0  # experts that a token uses
     moe_intermediate_size: int = 0  # hidden units of an expert
     norm_topk_prob: bool = True  # the shares of a token's experts add up to 1
+    expert_step: int = 1  # every so many layers have experts, others a plain MLP
     # values of the file that were read as something else
     notices: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
@@ -121,12 +127,21 @@ class LlamaConfig:
         return tuple(self._layer(i) for i in range(self.num_hidden_layers))
 
     def _layer(self, i: int) -> LayerSpec:
-        layer = f"model.layers.{i}."
-        norms = self.query_key_norm
+        layer, family = f"model.layers.{i}.", FAMILIES[self.architecture]
+        mlp = f"{layer}{family.mlp}."
+        has_experts = self.num_experts > 0 and (i + 1) % self.expert_step == 0
+        has_norms = self.query_key_norm in ("head", "whole")
         before, after = NORM_NAMES[self.norm_placement]
-        slides = self.sliding_window is not None and (
-            self.sliding_layers is None or i in self.sliding_layers
+        size = self.sliding_window
+        slides = self.sliding_layers is None or i in self.sliding_layers
+        window = Window(size, family.windows.is_chunk) if size is not None and slides else None
+        rotates, rope = (
+            i not in self.unrotated_layers,
+            int(window is not None and self.local_rope is not None),
         )
+        query_rope = len(self.ropes) if self.query_beta else None
+        if not rotates and self.temperature_scale:  # by angles of 0, and by these times the factor
+            rotates, rope, query_rope = True, self.still_rope, self.still_rope + 1
         return LayerSpec(
             index=i,
             heads=self.num_attention_heads,
@@ -137,22 +152,23 @@ class LlamaConfig:
             qkv=tuple(f"{layer}self_attn.{name}_proj" for name in "qkv"),
             out=f"{layer}self_attn.o_proj",
             ffn_norm=before and f"{layer}{before[1]}",
-            gate_up=() if self.num_experts else (f"{layer}mlp.gate_proj", f"{layer}mlp.up_proj"),
-            down="" if self.num_experts else f"{layer}mlp.down_proj",
-            experts=self._experts(layer) if self.num_experts else None,
-            query_norm=f"{layer}self_attn.q_norm" if norms else None,
-            key_norm=f"{layer}self_attn.k_norm" if norms else None,
-            rotates=i not in self.unrotated_layers,
-            window=self.sliding_window if slides else None,
+            gate_up=() if has_experts else (f"{mlp}gate_proj", f"{mlp}up_proj"),
+            down="" if has_experts else f"{mlp}down_proj",
+            experts=self._experts(layer) if has_experts else None,
+            query_norm=f"{layer}self_attn.q_norm" if has_norms else None,
+            key_norm=f"{layer}self_attn.k_norm" if has_norms else None,
+            norms_heads=self.query_key_norm == "without weights" and i not in self.unrotated_layers,
+            rotates=rotates,
+            window=window,
             post_attention_norm=after and f"{layer}{after[0]}",
             post_ffn_norm=after and f"{layer}{after[1]}",
             attention_multiplier=self.attention_multiplier,
             residual_multiplier=self.residual_multiplier,
             activation=self.activation,
             rotary_dim=self.rope.dim,
-            rope=int(slides and self.local_rope is not None),
+            rope=rope,
             softcap=self.attention_softcap,
-            query_rope=len(self.ropes) if self.query_beta else None,
+            query_rope=query_rope,
         )
 
     def _experts(self, layer: str) -> ExpertsSpec:
@@ -163,11 +179,21 @@ class LlamaConfig:
             tuple(f"{block}.experts.{i}.{name}" for i in range(self.num_experts))
             for name in (modules.gate, modules.up, modules.down)
         )
-        # mlx_lm's names
-        switch = f"{block}.switch_mlp"
-        stacks = (f"{switch}.gate_proj", f"{switch}.up_proj", f"{switch}.down_proj")
+        stacks, shared = (
+            (f"{block}.{name}.gate_proj", f"{block}.{name}.up_proj", f"{block}.{name}.down_proj")
+            for name in (modules.stack, modules.shared)
+        )
         return ExpertsSpec(
-            f"{block}.gate", gate, up, down, stacks, self.num_experts_per_tok, self.norm_topk_prob
+            f"{block}.{modules.router}",
+            gate,
+            up,
+            down,
+            stacks,
+            self.num_experts_per_tok,
+            self.norm_topk_prob,
+            modules.scoring,
+            modules.scales_input,
+            shared if modules.shared else None,
         )
 
     @property
@@ -179,6 +205,15 @@ class LlamaConfig:
     def mlp_size(self) -> int:
         """Hidden units of an MLP, or of one expert."""
         return self.moe_intermediate_size if self.num_experts else self.intermediate_size
+
+    @property
+    def mlp_sizes(self) -> tuple[int, ...]:
+        """Hidden units of the layers' MLPs and experts, without duplicates."""
+        sizes = (
+            self.moe_intermediate_size if spec.experts else self.intermediate_size
+            for spec in self.layers
+        )
+        return tuple(dict.fromkeys(sizes))
 
     def stacks(self) -> dict[str, tuple[str, ...]]:
         """{module of all experts' matrices together: their modules, by number}."""
@@ -196,10 +231,21 @@ class LlamaConfig:
 
     @property
     def table_width(self) -> int:
-        """Columns of the tables of angles: of each rope, then of the first times the queries'
-        factor.
+        """Columns of the tables of angles: of each rope, of the first times the queries' factor, of
+        no rotation, and of that times the unrotated queries' factor.
         """
-        return (len(self.ropes) + bool(self.query_beta)) * (self.rotary_dim // 2)
+        tables = self.still_rope + (2 if self.temperature_scale else 0)
+        return tables * (self.rotary_dim // 2)
+
+    @property
+    def still_rope(self) -> int:
+        """Number of the table without rotation."""
+        return len(self.ropes) + bool(self.query_beta)
+
+    @property
+    def scales_queries(self) -> bool:
+        """Queries are multiplied by factors of their positions."""
+        return bool(self.query_beta or self.temperature_scale)
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
@@ -225,6 +271,11 @@ class LlamaConfig:
         """
         path = Path(path)
         if path.is_dir():
+            if not (path / "config.json").exists() and (path / "params.json").exists():
+                raise ConfigError(
+                    f"{path}: holds params.json, Mistral's own settings, but no config.json; fetch "
+                    "config.json of the same repository"
+                )
             path = path / "config.json"
         return cls.from_dict(read_json(path, ConfigError), str(path))
 
@@ -251,7 +302,7 @@ class LlamaConfig:
             family.windows.read,
             read,
             layers,
-            default.get("sliding_window"),
+            default.get(family.windows.field),
             otherwise=(None, None),
             needs="num_hidden_layers",
         )
@@ -273,6 +324,7 @@ class LlamaConfig:
             is_text_part=is_part,
             notices=tuple(read.notices),
         )
+        _check_norms(read, config)
         if config.quantization is not None:
             packing = _name_each_expert(config, config.quantization)
             config = dataclasses.replace(config, quantization=packing)
@@ -330,7 +382,7 @@ class LlamaConfig:
             None if metadata.get(key) == 0xFFFFFFFF else general.token(key, None, vocab)
             for key in keys
         )
-        return cls(
+        config = cls(
             architecture=family.name,
             **values,
             **read_gguf_ropes(read, family, positions, values["head_dim"], divisors),
@@ -345,12 +397,14 @@ class LlamaConfig:
             eos_token_ids=tuple(dict.fromkeys(token for token in ends if token is not None)),
             dtype=dtype,
         )
+        _check_norms(read, config)
+        return config
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of all tensors of the checkpoint, by Hugging Face name. Matrices are [out, in], as
         in torch.nn.Linear.
         """
-        d, ffn, vocab = self.hidden_size, self.mlp_size, self.vocab_size
+        d, ffn, vocab = self.hidden_size, self.intermediate_size, self.vocab_size
         q, kv = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, d)}
 
@@ -365,15 +419,17 @@ class LlamaConfig:
         for spec in self.layers:
             matrices(spec.qkv, (q, kv, kv), d, self.attention_bias)
             matrices((spec.out,), (d,), q, self.output_bias)
-            if self.query_key_norm:
+            if spec.query_norm:
                 is_whole = self.query_key_norm == "whole"
                 shapes[f"{spec.query_norm}.weight"] = (q if is_whole else self.head_dim,)
                 shapes[f"{spec.key_norm}.weight"] = (kv if is_whole else self.head_dim,)
             if experts := spec.experts:
                 matrices((experts.router,), (experts.count,), d, False)
-                for gate, up, down in zip(experts.gate, experts.up, experts.down):
-                    matrices((gate, up), (ffn, ffn), d, False)
-                    matrices((down,), (d,), ffn, False)
+                units = self.moe_intermediate_size
+                mlps = [*zip(experts.gate, experts.up, experts.down)]
+                for gate, up, down in mlps + ([experts.shared] if experts.shared else []):
+                    matrices((gate, up), (units, units), d, False)
+                    matrices((down,), (d,), units, False)
             else:
                 matrices(spec.gate_up, (ffn, ffn), d, self.mlp_bias)
                 matrices((spec.down,), (d,), ffn, self.mlp_bias)
@@ -464,7 +520,8 @@ def _read_table(read: Reader, family: Family) -> dict[str, Any]:
         fail("num_experts_per_tok", f"at most {experts}")
     if family.complete:
         values |= family.complete(read, values)
-    return values | {"query_key_norm": family.query_key_norm, "norm_placement": family.norms}
+    # `complete` may leave out the norms
+    return {"query_key_norm": family.query_key_norm, "norm_placement": family.norms} | values
 
 
 def _choose_layers(
@@ -480,6 +537,13 @@ def _choose_layers(
             family.unrotated, read, values | chosen, otherwise=(), needs="num_hidden_layers"
         )
     return chosen
+
+
+def _check_norms(read: Reader, config: LlamaConfig) -> None:
+    """Refuse ropes whose factor a norm after them would undo; here norms come before."""
+    kind = config.rope.type
+    if config.query_key_norm == "without weights" and kind in ("yarn", "longrope"):
+        read.fail("rope_type", kind, f"another type, since {config.architecture} norms after it")
 
 
 def _name_each_expert(config: LlamaConfig, packing: Quantization) -> Quantization:

@@ -99,6 +99,12 @@ def tables(
         factors = 1 + config.query_beta * np.log1p(lengths)[:, None]
         for parts in (cosines, sines):
             parts.append((parts[0] * factors).astype(np.float32))
+    if config.temperature_scale:
+        steps = (positions + 1) // config.temperature_floor
+        factors = 1 + config.temperature_scale * np.log1p(steps)[:, None]
+        still = np.ones((count, config.rotary_dim // 2), np.float32)
+        cosines += [still, (still * factors).astype(np.float32)]
+        sines += [np.zeros_like(still)] * 2
     return np.concatenate(cosines, axis=1), np.concatenate(sines, axis=1)
 
 
@@ -111,7 +117,8 @@ def _llama3(frequencies: np.ndarray, rope: RopeConfig) -> np.ndarray:
     )
     assert trained is not None and low is not None and high is not None and rope.factor is not None
     turns = trained * frequencies / (2 * math.pi)  # within the trained context
-    blend = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    # Llama 4 Scout has low == high: none are blended.
+    blend = np.clip((turns - low) / (high - low), 0.0, 1.0) if high > low else 1.0 * (turns > low)
     return frequencies * (blend + (1.0 - blend) / rope.factor)
 
 

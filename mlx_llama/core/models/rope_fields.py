@@ -160,8 +160,8 @@ def _read_rope(
         read.fail("head_dim", head_dim, "at least 4 for rope type dynamic")
     if kind == "llama3":
         low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-        if high <= low:
-            rope.fail("high_freq_factor", high, f"above low_freq_factor ({low:g})")
+        if high < low:
+            rope.fail("high_freq_factor", high, f"at least low_freq_factor ({low:g})")
         values |= {"low_freq_factor": low, "high_freq_factor": high}
     if kind == "yarn":
         defaults = {"beta_fast": 32.0, "beta_slow": 1.0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 # LlamaConfig.norm_placement: (norms before attention and MLP, norms after them), with transformers'
 # names of modules: Llama; OLMo 2 and EXAONE 4; Gemma 2; GLM-4.
@@ -21,6 +22,20 @@ NORM_NAMES: dict[str, tuple[tuple[str, str] | None, tuple[str, str] | None]] = {
 
 
 @dataclass(frozen=True)
+class Window:
+    """Positions that a token sees: the last `size`, itself included (Mistral 7B, arXiv 2310.06825),
+    or those since the last multiple of `size` (chunked attention, Llama 4).
+    """
+
+    size: int
+    is_chunk: bool = False
+
+    def first(self, position: Any) -> Any:
+        """The first visible position, at most 0 for all. position: a number or array."""
+        return position // self.size * self.size if self.is_chunk else position + 1 - self.size
+
+
+@dataclass(frozen=True)
 class ExpertsSpec:
     """A mixture of experts in a layer: gated MLPs, of which a router chooses some for each token
     (Shazeer et al. 2017).
@@ -34,6 +49,11 @@ class ExpertsSpec:
     stacks: tuple[str, str, str]
     used: int  # experts of a token
     normalises: bool  # divide the chosen experts' shares by their sum
+    # A share is the "softmax" of the scores, or the score's "sigmoid" (Llama 4).
+    scoring: str = "softmax"
+    scales_input: bool = False  # shares multiply the experts' inputs, not their outputs
+    # modules gate, up and down of an MLP for all tokens, which is added
+    shared: tuple[str, str, str] | None = None
 
     @property
     def count(self) -> int:
@@ -63,9 +83,9 @@ class LayerSpec:
     # RMS norm of each head (Qwen3) or of all (OLMo 2) before rotation
     query_norm: str | None = None
     key_norm: str | None = None
+    norms_heads: bool = False  # likewise of each head, without weights (Llama 4)
     rotates: bool = True  # False for a layer without rotary embedding (SmolLM3)
-    # positions that a token sees, itself included; None for all before it
-    window: int | None = None
+    window: Window | None = None  # None: a token sees all before it
     # of attention's output, before it is added to the stream (EXAONE 4)
     post_attention_norm: str | None = None
     post_ffn_norm: str | None = None  # of the MLP's output
@@ -76,7 +96,8 @@ class LayerSpec:
     rotary_dim: int | None = None
     rope: int = 0  # number of its table of angles (Gemma 3's sliding layers have another)
     softcap: float | None = None  # c of c * tanh(score / c) on the scores (Gemma 2)
-    query_rope: int | None = None  # table of the queries, None for `rope` (Ministral 3)
+    # table of the queries, None for `rope` (Ministral 3; Llama 4 where it does not rotate)
+    query_rope: int | None = None
     experts: ExpertsSpec | None = None  # in place of the MLP
 
     @property

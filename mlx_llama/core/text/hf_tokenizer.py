@@ -1,4 +1,4 @@
-"""Tokenizers of a Hugging Face folder: tokenizer.json (tokenizers) and tokenizer.model
+"""Tokenizers of a Hugging Face folder: tokenizer.json, tekken.json (tokenizers) and tokenizer.model
 (sentencepiece).
 """
 
@@ -21,6 +21,7 @@ from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system.files import read_file, read_json, reading
 
 from .sentencepiece_model import set_space_prefix, user_defined_ids
+from .tekken import NAMED, read_tekken
 from .tokenizer import (
     SPACE,
     Piece,
@@ -31,7 +32,7 @@ from .tokenizer import (
     parse_byte_token,
 )
 
-_JSON, _MODEL = "tokenizer.json", "tokenizer.model"
+_JSON, _TEKKEN, _MODEL = "tokenizer.json", "tekken.json", "tokenizer.model"
 MOST_BYTES = 1 << 28  # of a file; the largest in use have 40 million
 _NAMED = "bos_token eos_token unk_token sep_token pad_token cls_token mask_token".split()
 _LISTED = ("additional_special_tokens", "extra_special_tokens")
@@ -43,22 +44,24 @@ PrefixScheme = Literal["first", "always", "never"]
 
 def has_tokenizer(folder: str | os.PathLike[str]) -> bool:
     """True if a model's folder contains a tokenizer."""
-    return (Path(folder) / _JSON).exists() or (Path(folder) / _MODEL).exists()
+    return any((Path(folder) / name).exists() for name in (_JSON, _TEKKEN, _MODEL))
 
 
 def load_tokenizer(folder: str | os.PathLike[str], config: LlamaConfig) -> Tokenizer:
-    """Load the tokenizer of a model's folder: tokenizer.json if there is one, else tokenizer.model.
+    """Load the tokenizer of a model's folder: tokenizer.json if there is one, else tekken.json,
+    else tokenizer.model.
 
     Raises TokenizerError: no such file, unreadable for its library, malformed settings beside it,
     or ids beyond `config.vocab_size`.
     """
     folder = Path(folder)
-    if (folder / _JSON).exists():
-        return _FastTokenizer(folder, config)
+    for name in (_JSON, _TEKKEN):
+        if (folder / name).exists():
+            return _FastTokenizer(folder / name, config)
     if (folder / _MODEL).exists():
         return _SentencePieceTokenizer(folder, config)
     raise TokenizerError(
-        f"{folder}: contains neither {_JSON} nor {_MODEL}; fetch the model again, tokenizer "
+        f"{folder}: contains no {_JSON}, {_TEKKEN} or {_MODEL}; fetch the model again, tokenizer "
         "included"
     )
 
@@ -195,23 +198,18 @@ class _FolderTokenizer(Tokenizer):
 
 
 class _FastTokenizer(_FolderTokenizer):
-    """tokenizer.json through the tokenizers library."""
+    """tokenizer.json or tekken.json through the tokenizers library."""
 
-    def __init__(self, folder: Path, config: LlamaConfig):
-        super().__init__(folder / _JSON, config)
-        import tokenizers
-
-        settings = _Settings(folder)
-        with reading(self.path, TokenizerError):
-            text = read_file(self.path, MOST_BYTES).decode()
-        with library_faults(self.path, "not a tokenizer.json", "fetch the file again"):
-            _check_charsmaps(text)
-            library = tokenizers.Tokenizer.from_str(text)
-            unused = _find_unused(library, settings, config.vocab_size)
-            if unused is not None:  # without it the library spells its text
-                raw = json.loads(text)
-                raw["added_tokens"] = [t for t in raw["added_tokens"] if t["content"] != unused]
-                library = tokenizers.Tokenizer.from_str(json.dumps(raw))
+    def __init__(self, path: Path, config: LlamaConfig):
+        super().__init__(path, config)
+        settings, unused = _Settings(path.parent), None
+        if path.name == _TEKKEN:
+            library = read_tekken(path)
+            for name, text in NAMED.items():
+                if library.token_to_id(text) is not None:
+                    settings.set_default(name, text)
+        else:
+            library, unused = self._read_json(settings, config)
         self._check_growth(library)
         library.no_truncation()
         library.no_padding()
@@ -233,6 +231,22 @@ class _FastTokenizer(_FolderTokenizer):
             starts = library.encode("", add_special_tokens=True).ids[:1]
         self.adds_bos = self.bos_id is not None and starts == [self.bos_id]
         self._newline = self._encode("\n", parse_special=True)
+
+    def _read_json(self, settings: _Settings, config: LlamaConfig) -> tuple[Any, str | None]:
+        """(the library's tokenizer, the text of an added token to leave out) of tokenizer.json."""
+        import tokenizers
+
+        with reading(self.path, TokenizerError):
+            text = read_file(self.path, MOST_BYTES).decode()
+        with library_faults(self.path, "not a tokenizer.json", "fetch the file again"):
+            _check_charsmaps(text)
+            library = tokenizers.Tokenizer.from_str(text)
+            unused = _find_unused(library, settings, config.vocab_size)
+            if unused is not None:  # without it the library spells its text
+                raw = json.loads(text)
+                raw["added_tokens"] = [t for t in raw["added_tokens"] if t["content"] != unused]
+                library = tokenizers.Tokenizer.from_str(json.dumps(raw))
+        return library, unused
 
     def _id_of(self, text: str) -> int | None:
         return self._library.token_to_id(text)

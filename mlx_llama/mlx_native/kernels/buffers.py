@@ -124,7 +124,7 @@ class Buffers(Positions):
         # for 16-bit activations, but float32 promises the other backends' tokens. The kernel has no
         # factor that depends on the position either. MLX's CPU device has no such kernel; tables
         # take fewer primitives there at every width.
-        self.tabulated = dtype == mx.float32 or device.type == mx.cpu or bool(config.query_beta)
+        self.tabulated = dtype == mx.float32 or device.type == mx.cpu or config.scales_queries
         self.slots: list[Slot | None] = [None] * rows  # by row
         self._tables: dict[int, tuple] = {}  # by length of a buffer
         self._steps: dict[tuple[int, ...], StepBuffers] = {}  # by rows; no two share a buffer

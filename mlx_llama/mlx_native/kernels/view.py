@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from mlx_llama.core.models.spec import Window
 from mlx_llama.core.ops import View
 
 from .packing import Packing, Parts
@@ -42,7 +43,7 @@ class StepView(View):
         self.position, self.packing, self.adapters = position, packing, adapters
         self.keys, self.values = list(keys), list(values)
         self._indices: dict[int, mx.array] = {}  # of each slot's position, by last axis
-        self._masks: dict[int | None, mx.array] = {}  # by window
+        self._masks: dict[Window | None, mx.array] = {}
         self.slots, self.length = tokens.shape
         self.is_single = position.ndim == 0
         if self.is_single:
@@ -64,7 +65,7 @@ class StepView(View):
         self.keys[layer] = self._put(self.keys[layer], key)
         self.values[layer] = self._put(self.values[layer], value)
 
-    def stored(self, layer: int, window: int | None = None) -> list[tuple[Parts, Parts]]:
+    def stored(self, layer: int, window: Window | None = None) -> list[tuple[Parts, Parts]]:
         """A layer's keys and values of all slots, visible or not: [S, G, L, *] each; see `mask`."""
         return [(self.keys[layer], self.values[layer])]
 
@@ -79,13 +80,13 @@ class StepView(View):
             )
         )
 
-    def mask(self, window: int | None = None) -> list[mx.array]:
+    def mask(self, window: Window | None = None) -> list[mx.array]:
         """The `stored` positions that each query sees: bool [S, 1, 1, L]."""
         if window not in self._masks:  # one for all layers of that window
             columns, position = mx.arange(self.length), self.position.reshape(-1, 1)
             visible = columns <= position
-            if window and window < self.length:
-                visible = visible & (columns > position - window)
+            if window and window.size < self.length:
+                visible = visible & (columns >= window.first(position))
             self._masks[window] = visible[:, None, None]
         return [self._masks[window]]
 

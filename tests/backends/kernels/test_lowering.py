@@ -116,6 +116,7 @@ def test_a_program_refuses_incomplete_operations():
             key_scales=0,
             value_scales=0,
             window=1,
+            is_chunk=0,
             scale=0,
         )
     for bad in (-1, 1.5, None):

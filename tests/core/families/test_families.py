@@ -14,6 +14,7 @@ from mlx_llama.core.families import FAMILIES
 from mlx_llama.core.models import rope
 from mlx_llama.core.models.config import LlamaConfig, RopeConfig
 from mlx_llama.core.models.reader import Reader
+from mlx_llama.core.models.spec import Window
 
 FACTORS = {
     "short_factor": np.linspace(1, 2, 48).tolist(),
@@ -134,6 +135,40 @@ GEMMA3 = {
     "final_logit_softcapping": None,
     "bos_token_id": 2,
     "eos_token_id": [1, 106],
+}
+LLAMA4 = {  # text_config of meta-llama/Llama-4-Scout-17B-16E
+    "architectures": ["Llama4ForCausalLM"],
+    "model_type": "llama4_text",
+    "hidden_size": 5120,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_hidden_layers": 48,
+    "vocab_size": 202048,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 16.0,
+        "high_freq_factor": 1.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "max_position_embeddings": 10485760,
+    "attention_chunk_size": 8192,
+    "attn_temperature_tuning": True,
+    "attn_scale": 0.1,
+    "floor_scale": 8192,
+    "interleave_moe_layer_step": 1,
+    "no_rope_layers": [],
+    "num_experts_per_tok": 1,
+    "num_local_experts": 16,
+    "use_qk_norm": True,
+    "rms_norm_eps": 1e-5,
+    "attention_bias": False,
+    "bos_token_id": 200000,
+    "eos_token_id": [200001, 200007, 200008],
 }
 EXAONE_ROPE = {
     "rope_type": "llama3",
@@ -268,6 +303,16 @@ MODELS = {
         "sliding_window": 32768,
         "max_position_embeddings": 131072,
         "layer_types": ["full_attention", *["sliding_attention"] * 3] * 9,
+    },
+    "Llama 4 Scout": LLAMA4,
+    "Llama 4 Maverick": LLAMA4
+    | {
+        "max_position_embeddings": 1048576,
+        "num_local_experts": 128,
+        "interleave_moe_layer_step": 2,
+        "moe_layers": list(range(1, 48, 2)),
+        "use_qk_norm": False,
+        "rope_scaling": None,
     },
     "Mixtral 8x7B": {  # mistralai/Mixtral-8x7B-Instruct-v0.1
         "architectures": ["MixtralForCausalLM"],
@@ -425,9 +470,13 @@ def test_the_config_means_what_transformers_reads(name):
         LlamaConfig.from_dict(raw),
         transformers.AutoConfig.for_model(**copy.deepcopy(raw)),
     )
+    is_llama4 = theirs.model_type == "llama4_text"
+    assert ours.intermediate_size == (
+        theirs.intermediate_size_mlp if is_llama4 else theirs.intermediate_size
+    )
     for field in (
-        "vocab_size hidden_size intermediate_size num_attention_heads num_key_value_heads "
-        "rms_norm_eps max_position_embeddings tie_word_embeddings bos_token_id"
+        "vocab_size hidden_size num_attention_heads num_key_value_heads rms_norm_eps "
+        "max_position_embeddings tie_word_embeddings bos_token_id"
     ).split():
         assert getattr(ours, field) == getattr(theirs, field), field
     kinds = (
@@ -435,13 +484,18 @@ def test_the_config_means_what_transformers_reads(name):
         or ["sliding_attention" if getattr(theirs, "sliding_window", None) else "full_attention"]
         * theirs.num_hidden_layers
     )
+    windows = {
+        "sliding_attention": lambda: Window(theirs.sliding_window),
+        "chunked_attention": lambda: Window(theirs.attention_chunk_size, is_chunk=True),
+    }
     assert [spec.window for spec in ours.layers] == [
-        theirs.sliding_window if kind == "sliding_attention" else None for kind in kinds
+        windows[kind]() if kind in windows else None for kind in kinds
     ]
     # only layers with a window rotate
     is_hybrid = theirs.model_type == "exaone4" and theirs.sliding_window
+    rotates = [i not in ours.unrotated_layers for i in range(ours.num_hidden_layers)]
     assert (
-        [spec.rotates for spec in ours.layers] == [kind == "sliding_attention" for kind in kinds]
+        rotates == [kind == "sliding_attention" for kind in kinds]
         if is_hybrid
         else [
             bool(flag) for flag in getattr(theirs, "no_rope_layers", [1] * theirs.num_hidden_layers)
@@ -494,6 +548,19 @@ def test_experts_of_the_families():
     few, other = mixtral.layers[31].experts, qwen.layers[47].experts
     assert (few.count, few.used, few.normalises, mixtral.mlp_size) == (8, 2, True, 14336)
     assert (other.count, other.used, other.normalises, qwen.mlp_size) == (128, 8, True, 768)
+    scout, maverick = (MODELS[f"Llama 4 {name}"] for name in ("Scout", "Maverick"))
+    layers = LlamaConfig.from_dict(maverick).layers
+    assert [spec.experts is None for spec in layers] == [True, False] * 24
+    experts = layers[1].experts
+    assert (experts.count, experts.used, experts.scoring, experts.scales_input) == (
+        128,
+        1,
+        "sigmoid",
+        True,
+    )
+    for fields, weights in ((scout, 107_769_861_120), (maverick, 400_711_848_960)):
+        shapes = LlamaConfig.from_dict(fields).tensor_shapes()
+        assert sum(math.prod(shape) for shape in shapes.values()) == weights
     # the model card's 46.7 B
     assert sum(math.prod(shape) for shape in mixtral.tensor_shapes().values()) == 46_702_792_704
     assert sum(math.prod(shape) for shape in qwen.tensor_shapes().values()) == 30_532_122_624
@@ -531,7 +598,16 @@ def test_the_text_part_of_gemma_3_4b_takes_the_defaults_that_its_config_leaves_o
 
 
 # Beside sizes, what conversion/NAME.py of llama.cpp writes for models above
+LLAMA4_GGUF = {"expert_used_count": 1, "expert_feed_forward_length": 8192}
 CONVERTED = {
+    "Llama 4 Scout": (
+        "llama4",
+        LLAMA4_GGUF | {"rope.freq_base": 5e5, "interleave_moe_layer_step": 1, "expert_count": 16},
+    ),
+    "Llama 4 Maverick": (
+        "llama4",
+        LLAMA4_GGUF | {"rope.freq_base": 5e5, "interleave_moe_layer_step": 2, "expert_count": 128},
+    ),
     "Olmo-3-7B-Instruct": (
         "olmo2",
         {
@@ -675,6 +751,14 @@ def test_a_converted_file_means_the_same_model(name):
         (
             MIXTRAL | {"num_experts_per_tok": 9},
             r"num_experts_per_tok is 9, expected at most num_local_experts \(8\)",
+        ),
+        (
+            LLAMA4 | {"moe_layers": [0, 1, 3]},
+            "moe_layers is .0, 1, 3., expected the numbers of every layer, every other",
+        ),
+        (
+            LLAMA4 | {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+            "rope_type is 'yarn', expected another type, since Llama4ForCausalLM norms",
         ),
         (
             MIXTRAL | {"num_local_experts": 0},

@@ -5,6 +5,7 @@ import pytest
 from mlx_llama.core.families import BY_MODEL_TYPE, BY_SPELLING, FAMILIES, find_gguf
 from mlx_llama.core.families.names import Experts
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.spec import Window
 
 # Without them, transformers' class has parts that the family refuses.
 NEEDED = {
@@ -24,14 +25,16 @@ def test_every_family_is_found_by_each_of_its_names():
 
 
 def split_experts(
-    shapes: dict[str, tuple[int, ...]], experts: Experts
+    shapes: dict[str, tuple[int, ...]], experts: Experts, mlp: str
 ) -> dict[str, tuple[int, ...]]:
     """transformers' tensors in memory, where experts are stacks, gates on ups, as it saves them."""
     tensors = {}
     for key, shape in shapes.items():
-        layer, _, part = key.partition("mlp.")
+        layer, _, part = key.partition(f"{mlp}.")
         if part.startswith("experts."):
             count, rows, columns = shape
+            if experts.is_transposed:
+                rows, columns = columns, rows
             modules = (experts.gate, experts.up) if "gate_up" in part else (experts.down,)
             tensors |= {
                 f"{layer}{experts.block}.experts.{i}.{module}.weight": (
@@ -64,7 +67,8 @@ def test_the_tensors_of_a_family_are_those_of_transformers_class(name):
     sizes |= NEEDED.get(name, {})
     family = FAMILIES[name]
     if family.experts:
-        sizes |= {family.fields[0].json: 3, "num_experts_per_tok": 2}
+        count = next(field for field in family.fields if field.name == "num_experts")
+        sizes |= {count.json: 3, "num_experts_per_tok": 2}
     theirs = transformers.AutoConfig.for_model(family.model_type, **sizes)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(theirs)
@@ -74,7 +78,7 @@ def test_the_tensors_of_a_family_are_those_of_transformers_class(name):
         if key != "lm_head.weight" or not theirs.tie_word_embeddings
     }
     if family.experts:
-        wanted = split_experts(wanted, family.experts)
+        wanted = split_experts(wanted, family.experts, family.mlp)
     ours = LlamaConfig.from_dict(sizes | {"architectures": [name], "model_type": family.model_type})
     assert ours.stored_shapes() == wanted
     assert ours.max_position_embeddings == theirs.max_position_embeddings
@@ -113,11 +117,13 @@ def test_windows_by_default_are_those_of_transformers_config(name):
         head_dim=16,
         use_sliding_window=True,
         sliding_window=5,
+        attention_chunk_size=5,
         max_window_layers=4,
     )
     theirs = transformers.AutoConfig.for_model(family.model_type, **fields)
-    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 9
+    kinds = getattr(theirs, "layer_types", None) or [family.windows.kind] * 9
     ours = LlamaConfig.from_dict(fields | {"model_type": family.model_type})
     assert [spec.window for spec in ours.layers] == [
-        5 if kind == "sliding_attention" else None for kind in kinds
+        Window(5, family.windows.is_chunk) if kind == family.windows.kind else None
+        for kind in kinds
     ]

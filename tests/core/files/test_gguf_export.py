@@ -15,6 +15,7 @@ from mlx_llama.core.errors import ConfigError, TokenizerError
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import write_gguf
 from mlx_llama.core.files.quantize import write_mlx
+from mlx_llama.core.models.spec import Window
 
 
 def gguf_tensors(path: Path) -> dict[str, np.ndarray]:
@@ -227,7 +228,7 @@ def test_windows_that_llama_cpp_has_in_one_size_alone(tmp_path):
     write_gguf(source, tmp_path / "out.gguf", "F32")
     specs = open_checkpoint(tmp_path / "out.gguf").config.layers
     assert specs == source.config.layers
-    assert {(spec.window, spec.rotates) for spec in specs} == {(32, True), (None, False)}
+    assert {(spec.window, spec.rotates) for spec in specs} == {(Window(32), True), (None, False)}
     other = open_checkpoint(make_checkpoint(tmp_path / "4", num_hidden_layers=4, **fields))
     with pytest.raises(
         ConfigError,

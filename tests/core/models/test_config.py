@@ -231,7 +231,7 @@ REFUSED = [
     ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope_scaling.factor", "0"),
     ({"rope_scaling": {"type": "dynamic", "factor": 0.5}}, "rope_scaling.factor", "0.5"),
     ({"rope_scaling": {"type": "linear", "factor": math.inf}}, "rope_scaling.factor", "inf"),
-    ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, "rope_scaling.high_freq_factor", "1.0"),
+    ({"rope_scaling": {**LLAMA3, "high_freq_factor": 0.5}}, "rope_scaling.high_freq_factor", "0.5"),
     ({"rope_scaling": {**LLAMA3, "low_freq_factor": None}}, "rope_scaling.low_freq_factor", "None"),
     (
         {"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 0}},

@@ -8,6 +8,7 @@ import pytest
 from making import config_fields
 
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.spec import Window
 
 
 def layers(**fields):
@@ -35,15 +36,20 @@ def test_a_llamas_layer():
 
 def test_windows_of_the_last_layers_alone():
     qwen = dict(architectures=["Qwen2ForCausalLM"], use_sliding_window=True, sliding_window=7)
-    assert [spec.window for spec in layers(**qwen, max_window_layers=3)] == [None, None, None, 7]
+    assert [spec.window for spec in layers(**qwen, max_window_layers=3)] == [
+        None,
+        None,
+        None,
+        Window(7),
+    ]
     assert [spec.window for spec in layers(**qwen, max_window_layers=9)] == [None] * 4
     none = LlamaConfig.from_dict(config_fields(num_hidden_layers=4, **qwen, max_window_layers=4))
     assert none.sliding_window is none.sliding_layers is None
-    assert [spec.window for spec in layers(**qwen, max_window_layers=0)] == [7] * 4
+    assert [spec.window for spec in layers(**qwen, max_window_layers=0)] == [Window(7)] * 4
     assert [spec.window for spec in layers(**(qwen | dict(use_sliding_window=False)))] == [None] * 4
     assert [
         spec.window for spec in layers(architectures=["MistralForCausalLM"], sliding_window=5)
-    ] == [5] * 4
+    ] == [Window(5)] * 4
 
 
 def test_transformers_has_the_same_windows():
