@@ -84,7 +84,7 @@ class Unnormed:
 @dataclass(frozen=True)
 class Attention:
     """Grouped-query attention over the cache. qkv: the three projections as one matrix [(H + 2 G)
-    D, E]; out: [E, H D]; query_norm, key_norm: [D] or None."""
+    D, E]; out: [E, H D]; query_norm, key_norm: [D] or None; sinks: [H] or None."""
 
     ops: Ops
     spec: LayerSpec
@@ -92,6 +92,7 @@ class Attention:
     out: Linear
     query_norm: RMSNorm | None = None
     key_norm: RMSNorm | None = None
+    sinks: Array | None = None
 
     def __call__(self, x: Array, view: View, last_only: bool = False) -> Array:
         """x: [B, T, E]. last_only: the output of the last position alone; all keys and values are
@@ -107,7 +108,7 @@ class Attention:
         view.probe_rotated(query, spec.index)
         if last_only:
             query = ops.last_position(query)
-        return self.out(ops.attend(query, view, spec), view)
+        return self.out(ops.attend(query, view, spec, self.sinks), view)
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class MLP:
 @dataclass(frozen=True)
 class Experts:
     """A mixture of experts in place of an MLP. router: [experts, E]; gate, up: [F, E] of each
-    expert; down: [E, F].
+    expert; down: [E, F]; biases: of the three, [experts, F or E], or None.
     """
 
     ops: Ops
@@ -143,11 +144,11 @@ class Experts:
     up: Stack
     down: Stack
     activation: str = "silu"
+    biases: tuple[Array, Array, Array] | None = None
 
     def __call__(self, x: Array, view: View) -> Array:
-        return self.ops.experts(
-            x, self.router(x, view), self.gate, self.up, self.down, self.spec, self.activation
-        )
+        scores, stacks = self.router(x, view), (self.gate, self.up, self.down)
+        return self.ops.experts(x, scores, *stacks, self.spec, self.activation, self.biases)
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,8 @@ class Weights(Protocol):
     def linear(self, *names: str) -> Linear: ...
     def norm(self, name: str | None) -> RMSNorm | None: ...
     def stack(self, names: Sequence[str]) -> Stack: ...
+    def vector(self, name: str | None) -> Array | None: ...
+    def stack_biases(self, names: Sequence[str]) -> Array: ...
 
 
 @dataclass(frozen=True)
@@ -262,18 +265,17 @@ def build_block(ops: Ops, spec: LayerSpec, weights: Weights) -> Block:
         weights.linear(spec.out),
         weights.norm(spec.query_norm),
         weights.norm(spec.key_norm),
+        weights.vector(spec.sinks),
     )
     mlp: MLP | Experts
     if experts := spec.experts:
-        mlp = Experts(
-            ops,
-            experts,
-            weights.linear(experts.router),
-            weights.stack(experts.gate),
-            weights.stack(experts.up),
-            weights.stack(experts.down),
-            spec.activation,
-        )
+        parts = experts.gate, experts.up, experts.down
+        gate, up, down = (weights.stack(names) for names in parts)
+        biases = None
+        if experts.has_biases:
+            biases = tuple(weights.stack_biases(names) for names in parts)
+        router = weights.linear(experts.router)
+        mlp = Experts(ops, experts, router, gate, up, down, spec.activation, biases)
     else:
         mlp = MLP(ops, weights.linear(*spec.gate_up), weights.linear(spec.down), spec.activation)
     return Block(

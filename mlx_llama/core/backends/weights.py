@@ -75,6 +75,13 @@ class BaseWeights:
         with self._allocating():
             return RMSNorm(self.ops, self._norm(f"{name}.weight"), self.config.rms_norm_eps)
 
+    def vector(self, name: str | None) -> Array | None:
+        """The vector of that name; None for None."""
+        if name is None:
+            return None
+        with self._allocating():
+            return self._vector([name])
+
     def embedding(self, name: str) -> Embedding:
         """The embedding; a tied head shares its memory."""
         with self._allocating():
@@ -89,6 +96,11 @@ class BaseWeights:
         """The matrices of all experts. Raises CheckpointError if they have several formats."""
         with self._allocating():
             return self._stack(names)
+
+    def stack_biases(self, names: Sequence[str]) -> Array:
+        """The biases of all experts, [experts, N]."""
+        with self._allocating():
+            return self._vector([f"{name}.bias" for name in names]).reshape(len(names), -1)
 
     def _table(self, name: str) -> Matrix:
         """The matrix of an embedding."""

@@ -114,7 +114,11 @@ class Family:
     norm_offset: float = 0.0  # to add to the stored weights of norms
     # its field in config.json, and the default
     activation: tuple[str, str] = ("hidden_act", "silu")
+    gate: str = ""  # arithmetic of the MLP's gate in place of that activation
+    attention_sinks: bool = False  # as in LlamaConfig
     experts: Experts | None = None
+    # {GGUF's name: module} where llama.cpp has another name for the module
+    renamed: Mapping[str, str] = field(default_factory=dict)
     # {stored module: modules whose rows it has}
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     permuted: bool = False  # llama.cpp's converter reorders rows of query and key
@@ -129,6 +133,8 @@ class Family:
     # None for that of the rest
     local_theta: tuple[str, float | None] | None = None
     partial_rotation: bool = False  # `partial_rotary_factor`
+    # default of yarn's `truncate`, and its value in GGUF files, which do not store it
+    truncates_yarn: bool = True
     scales_queries: bool = False  # by their position, `llama_4_scaling_beta`
 
     @cached_property
@@ -155,5 +161,10 @@ class Family:
     def names(self) -> GGUFNames:
         """Tensor names in GGUF files."""
         return GGUFNames(
-            self.norms, bool(self.query_key_norm), self.fused, self.experts, self.permuted
+            self.norms,
+            bool(self.query_key_norm),
+            self.fused,
+            self.experts,
+            self.permuted,
+            self.renamed,
         )

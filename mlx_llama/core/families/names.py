@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from mlx_llama.core.models.spec import NORM_NAMES
 
@@ -28,6 +29,7 @@ _LAYERS = {
 }
 _QUERY_KEY_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+_BARE = "self_attn.sinks"  # a tensor that is no module: GGUF's name has a suffix, this has none
 _PERMUTED = ("self_attn.q_proj", "self_attn.k_proj")
 
 
@@ -39,6 +41,10 @@ class Experts:
     gate: str  # of each expert
     up: str
     down: str
+    router: str = "gate"
+    stack: str = "switch_mlp"  # module of the stacks of all experts
+    # transformers stores gates and ups in one tensor, rows of both in turn (fused_experts.py)
+    is_interleaved: bool = False
 
 
 class GGUFNames:
@@ -58,8 +64,9 @@ class GGUFNames:
         fused: Mapping[str, tuple[str, ...]],
         experts: Experts | None,
         is_permuted: bool,
+        renamed: Mapping[str, str] = MappingProxyType({}),
     ):
-        """Arguments: `norms`, `fused`, `experts` and `permuted` of a family."""
+        """Arguments: `norms`, `fused`, `experts`, `permuted` and `renamed` of a family."""
         joined = {part for parts in fused.values() for part in parts}
         layers = {name: module for name, module in _LAYERS.items() if module not in joined}
         layers |= {_FUSED[whole]: whole for whole in fused}
@@ -71,11 +78,13 @@ class GGUFNames:
         self.permuted = _PERMUTED if is_permuted else ()
         if experts:
             layers = {name: module for name, module in layers.items() if "mlp." not in module}
-            self.layers = layers | {"ffn_gate_inp": f"{experts.block}.gate"}
+            self.layers = layers | {"ffn_gate_inp": f"{experts.block}.{experts.router}"}
             for part in ("gate", "up", "down"):
                 module = f"{experts.block}.experts.#.{getattr(experts, part)}"
-                self.layers[f"ffn_{part}_exps"] = f"{experts.block}.switch_mlp.{part}_proj"
+                self.layers[f"ffn_{part}_exps"] = f"{experts.block}.{experts.stack}.{part}_proj"
                 self.experts[f"ffn_{part}"] = module
+        kept = {k: v for k, v in self.layers.items() if v not in renamed.values()}
+        self.layers = kept | dict(renamed)
         stacks = ((f"{name}_exps", module) for name, module in self.experts.items())
         pairs = (*self.layers.items(), *_MODEL.items(), *stacks)
         self._inverse = {module: name for name, module in pairs}
@@ -92,6 +101,8 @@ class GGUFNames:
             return f"{_MODEL[module]}.{suffix}" if module in _MODEL else None
         module, _, expert = module.partition(".")
         theirs = self.experts.get(module) if expert else self.layers.get(module)
+        if theirs and theirs.endswith(_BARE):
+            return f"model.layers.{layer}.{theirs}"
         return theirs and f"model.layers.{layer}.{theirs.replace('#', expert)}.{suffix}"
 
     def gguf(self, name: str) -> str:
@@ -99,7 +110,7 @@ class GGUFNames:
 
         Raises KeyError: the family has no such tensor.
         """
-        module, _, suffix = name.rpartition(".")
+        module, _, suffix = (f"{name}.weight" if name.endswith(_BARE) else name).rpartition(".")
         match = _LAYER.fullmatch(module)
         prefix = f"blk.{match[1]}." if match else ""
         ours = self._inverse[_EXPERT.sub(".experts.#.", match[2]) if match else module]

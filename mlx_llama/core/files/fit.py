@@ -15,12 +15,14 @@ from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.system.machine import FileMap
 
 from .folder import LEFTOVER
+from .fused_experts import FusedPart, split_fused
 from .gguf import GGUFFile
 from .quantized import AffineWeight, MLXWeight
 from .safetensors import SafetensorsFile
 from .tensor import Tensor
 
-_Place = tuple["SafetensorsFile | GGUFFile | StackPart", str]  # (file, name there)
+# (file, name there)
+_Place = tuple["SafetensorsFile | GGUFFile | StackPart | FusedPart", str]
 Weights = Mapping[str, _Place]  # by tensor name
 
 _EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
@@ -53,7 +55,7 @@ def resolve_tied(weights: Weights, config: LlamaConfig) -> Weights:
 
 class StackPart:
     """A file seen through a stack's matrix: a stack [count, N, K] reads as its matrix `i`, called
-    `name`.
+    `name`; biases [count, N] as a vector.
     """
 
     def __init__(self, file: SafetensorsFile | GGUFFile, name: str, i: int, count: int):
@@ -62,7 +64,8 @@ class StackPart:
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of the matrix, or of a stored tensor that is not such a stack."""
         first, *rest = self.file.shape(name)
-        return tuple(rest) if first == self.count and len(rest) == 2 else (first, *rest)
+        is_stack = first == self.count and len(rest) == (1 if self.name.endswith(".bias") else 2)
+        return tuple(rest) if is_stack else (first, *rest)
 
     def dtype(self, name: str) -> str:
         """As SafetensorsFile.dtype."""
@@ -86,13 +89,16 @@ class StackPart:
 
 def unstack(weights: Weights, config: LlamaConfig) -> Weights:
     """Name each expert's matrix, however the files store them."""
+    weights = split_fused(weights, config)
     stacks = {
-        stack + part: (names, part) for stack, names in config.stacks().items() for part in _PARTS
+        stack + part: (names, part)
+        for stack, names in config.stacks().items()
+        for part in (*_PARTS, ".bias")
     }
     single = {name: place for name, place in weights.items() if name not in stacks}
     for name in weights.keys() & stacks.keys():
         (file, stored), (names, part) = weights[name], stacks[name]
-        assert not isinstance(file, StackPart)
+        assert not isinstance(file, (StackPart, FusedPart))
         if names[0] + part in single:
             raise CheckpointError(
                 f"{file.path}: holds {show(name)} and {show(names[0] + part)}, which are the same "
@@ -227,7 +233,7 @@ def _is_packed(name: str, weights: Weights) -> bool:
     return file.dtype(stored) == "U32"
 
 
-def _packable(place: _Place) -> tuple[SafetensorsFile | StackPart, str]:
+def _packable(place: _Place) -> tuple[SafetensorsFile | StackPart | FusedPart, str]:
     """A place in a file that config.json's `quantization` may describe; GGUF has none."""
     file, stored = place
     assert not isinstance(file, GGUFFile)
@@ -270,7 +276,7 @@ def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, t
 
 
 def _quantized(
-    name: str, packing: tuple[int, int], *parts: tuple[SafetensorsFile | StackPart, str]
+    name: str, packing: tuple[int, int], *parts: tuple[SafetensorsFile | StackPart | FusedPart, str]
 ) -> MLXWeight:
     """Make a matrix of three stored tensors: codes, scales and biases."""
     (file, stored), *scaling = parts

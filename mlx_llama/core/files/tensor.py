@@ -140,8 +140,8 @@ class Tensor(Mapped):
         return tensor if order is None and view.flags.aligned else CopiedTensor(tensor, order)
 
     def flat(self) -> Tensor:
-        """View a stack of matrices [X, N, K] as a matrix [X N, K]."""
-        view = self.stored.reshape(-1, self.shape[-1])
+        """View a stack of matrices [X, N, K] as a matrix [X N, K]; of vectors, as a vector."""
+        view = self.stored.reshape(-1, *self.shape[2:])
         return Tensor(self.name, self.dtype, view.shape, view, self.pages)
 
 

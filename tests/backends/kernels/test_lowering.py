@@ -117,6 +117,7 @@ def test_a_program_refuses_incomplete_operations():
             value_scales=0,
             window=1,
             scale=0,
+            sinks=0,
         )
     for bad in (-1, 1.5, None):
         with pytest.raises(ValueError, match="integers from 0 on"):

@@ -25,7 +25,19 @@ def split_experts(
     found = {}
     for key, shape in shapes.items():
         layer, _, part = key.partition("mlp.")
-        if part.startswith("experts."):
+        if part.startswith("experts.") and experts.is_interleaved:
+            kind = "bias" if part.endswith("_bias") else "weight"
+            modules = (experts.gate, experts.up) if "gate_up" in part else (experts.down,)
+            count, *columns, rows = shape
+            found |= {
+                f"{layer}{experts.block}.experts.{i}.{module}.{kind}": (
+                    rows // len(modules),
+                    *columns,
+                )
+                for i in range(count)
+                for module in modules
+            }
+        elif part.startswith("experts."):
             count, rows, columns = shape
             modules = (experts.gate, experts.up) if "gate_up" in part else (experts.down,)
             found |= {
