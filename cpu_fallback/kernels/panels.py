@@ -196,8 +196,11 @@ class Slab:
                 f"{tensor.name}: panels {self.first} to {self.last} of {plan.panels} are not "
                 "all in the arena"
             )
-        if tensor.order is not None and not 0 <= self.file_rows[0] < self.file_rows[1] <= plan.rows:
-            raise ValueError(f"{tensor.name}: the row order refers to rows outside its {plan.rows}")
+        count_in_file = tensor.stored_rows
+        if not 0 <= self.file_rows[0] < self.file_rows[1] <= count_in_file:
+            raise ValueError(
+                f"{tensor.name}: the row order refers to rows outside its {count_in_file}"
+            )
         tensor.read(*self.file_rows)
         scaling, which = None, slice(start, stop)
         if tensor.order is not None:
