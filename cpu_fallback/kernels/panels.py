@@ -78,8 +78,10 @@ class Plan:
         """The file's rows [N, columns]; None if they are unpacked or padded first."""
         if self.source:
             return self.tensor.blocks
-        whole = isinstance(self.tensor, Tensor) and self.tensor.shape[1] == self.columns
-        return self.tensor.stored if whole else None
+        if not isinstance(self.tensor, Tensor) or self.tensor.shape[1] != self.columns:
+            return None
+        rows = self.tensor.stored
+        return rows if rows.strides[1] == rows.itemsize else None
 
     @property
     def panel_bytes(self) -> int:
@@ -196,8 +198,11 @@ class Slab:
                 f"{tensor.name}: panels {self.first} to {self.last} of {plan.panels} are not "
                 "all in the arena"
             )
-        if tensor.order is not None and not 0 <= self.file_rows[0] < self.file_rows[1] <= plan.rows:
-            raise ValueError(f"{tensor.name}: the row order refers to rows outside its {plan.rows}")
+        count_in_file = tensor.stored_rows
+        if not 0 <= self.file_rows[0] < self.file_rows[1] <= count_in_file:
+            raise ValueError(
+                f"{tensor.name}: the row order refers to rows outside its {count_in_file}"
+            )
         tensor.read(*self.file_rows)
         scaling, which = None, slice(start, stop)
         if tensor.order is not None:

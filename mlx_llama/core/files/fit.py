@@ -12,12 +12,13 @@ import numpy as np
 from mlx_llama.core.errors import CheckpointError, show
 from mlx_llama.core.families import strip_wrapper
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.quantization import Packing
 from mlx_llama.core.system.machine import FileMap
 
 from .folder import LEFTOVER
 from .fused_experts import FusedPart, split_fused
 from .gguf import GGUFFile
-from .quantized import AffineWeight, MLXWeight
+from .quantized import AffineWeight, FloatWeight, MLXWeight
 from .safetensors import SafetensorsFile
 from .tensor import Tensor
 
@@ -135,9 +136,9 @@ def misfits(
     for name, shape in config.stored_shapes().items():
         expected[name] = shape
         if name in packed:
-            bits, group_size = packed[name]
+            bits, group_size, mode = packed[name]
             expected[name] = (shape[0], shape[1] * bits // 32)
-            expected |= dict.fromkeys(_scaling(name), (shape[0], shape[1] // group_size))
+            expected |= dict.fromkeys(_scaling(name, mode), (shape[0], shape[1] // group_size))
     errors, apart = [], f"the weights and {source} do not belong together"
     missing = [name for name in expected if name not in weights] if complete else []
     if missing:
@@ -171,7 +172,7 @@ def misfits(
             kinds.setdefault((_LAYER.sub(".", name), actual, expected[name]), []).append(name)
     for (_, actual, shape), names in kinds.items():
         packing = packed.get(names[0].rpartition(".")[0] + ".weight")
-        hint = f" (quantization: {packing[0]} bits, groups of {packing[1]})" if packing else ""
+        hint = f" (quantization: {packing})" if packing else ""
         errors.append(
             f"{weights[names[0]][0].path}: tensor {names[0]} has shape {list(actual)}, {source} "
             f"calls for {list(shape)}{hint}{_more(names)}; {apart}"
@@ -193,9 +194,9 @@ def select(
     tensors: dict[str, Tensor | AffineWeight] = {}
     for name in config.stored_shapes():
         if name in packed:
-            tensors[name] = _quantized(
-                name, packed[name], *(_packable(weights[part]) for part in (name, *_scaling(name)))
-            )
+            parts = name, *_scaling(name, packed[name].mode)
+            places = [_packable(weights[part]) for part in parts]
+            tensors[name] = _quantized(name, packed[name], *places)
             continue
         file, stored = weights[name]
         tensor = file.tensor(stored)
@@ -220,10 +221,10 @@ def split(
     return tensors
 
 
-def _scaling(name: str) -> tuple[str, str]:
-    """Names of a quantised matrix's scales and biases."""
+def _scaling(name: str, mode: str = "affine") -> tuple[str, ...]:
+    """Names of a quantised matrix's scales and, in mode "affine", biases."""
     module = name.removesuffix(".weight")
-    return module + ".scales", module + ".biases"
+    return (module + ".scales", module + ".biases")[: 1 + (mode == "affine")]
 
 
 def _is_packed(name: str, weights: Weights) -> bool:
@@ -240,10 +241,8 @@ def _packable(place: _Place) -> tuple[SafetensorsFile | StackPart | FusedPart, s
     return file, stored
 
 
-def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, tuple[int, int]]:
-    """{name of a quantised matrix: (bits, group_size)}, by config.json and the matrices that have
-    scales.
-    """
+def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, Packing]:
+    """{name of a quantised matrix: packing}, by config.json and the matrices that have scales."""
     settings = config.quantization
     if settings is None:
         return {}
@@ -256,14 +255,14 @@ def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, t
         if name not in listed and (
             _is_packed(name, weights) or any(part in weights for part in _scaling(name))
         ):
-            packing = settings.bits, settings.group_size
+            packing = settings.packing
         if packing is None:
             continue
-        if shape[1] % packing[1]:
+        if shape[1] % packing.group_size:
             raise CheckpointError(
-                f"{folder / 'config.json'}: quantization.group_size is {packing[1]}, which does "
-                f"not divide the rows of {name} {list(shape)}; the weights and config.json do not "
-                "belong together"
+                f"{folder / 'config.json'}: quantization.group_size is {packing.group_size}, which "
+                f"does not divide the rows of {name} {list(shape)}; the weights and config.json do "
+                "not belong together"
             )
         packed[name] = packing
     if not packed:
@@ -276,9 +275,9 @@ def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, t
 
 
 def _quantized(
-    name: str, packing: tuple[int, int], *parts: tuple[SafetensorsFile | StackPart | FusedPart, str]
-) -> MLXWeight:
-    """Make a matrix of three stored tensors: codes, scales and biases."""
+    name: str, packing: Packing, *parts: tuple[SafetensorsFile | StackPart | FusedPart, str]
+) -> MLXWeight | FloatWeight:
+    """Make a matrix of its stored tensors: codes, scales and, in mode "affine", biases."""
     (file, stored), *scaling = parts
     if file.dtype(stored) != "U32":
         raise CheckpointError(
@@ -287,15 +286,23 @@ def _quantized(
             "together"
         )
     kinds = [file.dtype(stored) for file, stored in scaling]
+    allowed = _SCALES if packing.mode == "affine" else ("U8",)
     for (file, stored), kind in zip(scaling, kinds):
-        if kind not in _SCALES or kind != kinds[0]:
-            wanted = kinds[0] if kind in _SCALES else "F32, F16 or BF16"
+        if kind not in allowed or kind != kinds[0]:
+            wanted = kinds[0]
+            if kind not in allowed:
+                wanted = "F32, F16 or BF16" if packing.mode == "affine" else "U8"
             raise CheckpointError(
                 f"{file.path}: tensor {stored} has dtype {kind}, expected {wanted} for the scales "
                 "of a quantised matrix; quantise the model again with mlx_lm.convert"
             )
-    (codes, scales, biases), pages = zip(*(file.array(stored) for file, stored in parts))
-    return MLXWeight(name, *packing, codes, scales, biases, [page for page in pages if page])
+    arrays, all_pages = zip(*(file.array(stored) for file, stored in parts))
+    pages = [page for page in all_pages if page]
+    if packing.mode != "affine":
+        codes, scales = arrays
+        return FloatWeight(name, packing.mode, codes, scales, pages=pages)
+    codes, scales, biases = arrays
+    return MLXWeight(name, packing.bits, packing.group_size, codes, scales, biases, pages)
 
 
 def _more(names: list[str]) -> str:

@@ -36,6 +36,11 @@ class Mapped:
     # int64 [rows]: row n is row order[n] of the file; None if they agree
     order: np.ndarray | None = None
 
+    @property
+    def stored_rows(self) -> int:
+        """Rows of the file's arrays; more than `shape` has if `order` leaves some out."""
+        return self.shape[0]
+
     def read(self, first: int, last: int) -> None:
         """Read rows first .. last - 1 of the file into memory. Raises CheckpointError for a
         truncated file.
@@ -81,7 +86,7 @@ class Mapped:
     def pages_of(self, first: int, last: int) -> Iterator[tuple[machine.FileMap, int, int]]:
         """`pages` of rows first .. last - 1 of the file."""
         for mapped, offset, nbytes in self.pages:
-            row = nbytes // self.shape[0]
+            row = nbytes // self.stored_rows
             yield mapped, offset + first * row, (last - first) * row
 
 
