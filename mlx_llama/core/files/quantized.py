@@ -83,6 +83,7 @@ class AffineWeight(Mapped, ABC):
     scale_dtype: str
     dtype: str  # for activations: "float16" for GGUF, that of the scales for mx.quantize
     mode = "affine"  # of mx.quantize, for the same numbers
+    table = ""  # name in TABLES: the codes are its values, and 4-bit indices in the file
     nbytes: int  # in the file
     column_unit: int  # columns that must stay together
 
@@ -97,6 +98,12 @@ class AffineWeight(Mapped, ABC):
     @abstractmethod
     def _unpack(self, ids: np.ndarray | slice) -> Rows:
         """Unpack rows by index (int [n])."""
+
+    def mlx_rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows start .. stop - 1 as mx.quantize packs them in `mode`, not "affine": codes uint32
+        [n, K * width / 32] and scales uint8 [n, K / group_size].
+        """
+        raise NotImplementedError(f"{self.format} is affine")
 
     @property
     def description(self) -> str:
@@ -147,7 +154,7 @@ class GGUFWeight(AffineWeight):
         self.blocks, self.order, self.pages = blocks, order, pages
         self.bits, self.group_size, self.offset = layout.bits, layout.group_size, layout.offset
         self.has_biases, self.two_level = layout.has_biases, layout.two_level
-        self.scale_dtype = _SCALE_DTYPES.get(format, "float16")
+        self.scale_dtype, self.table = _SCALE_DTYPES.get(format, "float16"), layout.table
         if format == "MXFP4":
             self.mode = "mxfp4"
         self.nbytes = blocks.nbytes
@@ -163,6 +170,17 @@ class GGUFWeight(AffineWeight):
         shape = (self.shape[0], stop - start)
         blocks = self.blocks[:, start // size * nbytes : stop // size * nbytes]
         return GGUFWeight(self.name, self.format, shape, blocks, self.order, self.pages)
+
+    def mlx_rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        if self.mode == "affine":
+            return super().mlx_rows(start, stop)
+        which = slice(start, stop) if self.order is None else self.order[start:stop]
+        blocks = self.blocks[which].reshape(stop - start, -1, self.layout.nbytes)
+        # A byte of the file has codes j and j + 16; mx.quantize's has neighbours.
+        first, second = blocks[:, :, 1::2], blocks[:, :, 2::2]
+        low, high = first & 15 | second << 4, first >> 4 | second & 0xF0
+        packed = np.concatenate([low, high], axis=-1).reshape(stop - start, -1)
+        return packed.view(np.uint32), np.ascontiguousarray(blocks[:, :, 0])
 
     def _unpack(self, ids: np.ndarray | slice) -> Rows:
         rows = self.blocks[ids if self.order is None else self.order[ids]]
@@ -276,7 +294,7 @@ class FloatWeight(AffineWeight):
         self.name, self.format, self.mode = name, mode, mode
         self.packed, self.scales, self.order, self.pages = packed, scales, order, pages
         self.width, self.group_size = FLOAT_MODES[mode]
-        self.bits, self.offset = (5, 16) if self.width == 4 else (8, 0)
+        self.bits, self.offset, self.table = (5, 16, "fp4") if self.width == 4 else (8, 0, "")
         rows = len(packed) if order is None else len(order)
         self.shape = (rows, packed.shape[1] * 32 // self.width)
         self.nbytes = rows * (4 * packed.shape[1] + scales.shape[1])
@@ -300,11 +318,9 @@ class FloatWeight(AffineWeight):
         )
         return FloatWeight(self.name, self.mode, packed, scales, self.order, self.pages)
 
-    def stored(self) -> tuple[np.ndarray, np.ndarray]:
-        """(packed, scales) of all rows, in order."""
-        if self.order is None:
-            return self.packed, self.scales
-        return self.packed[self.order], self.scales[self.order]
+    def mlx_rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        which = slice(start, stop) if self.order is None else self.order[start:stop]
+        return self.packed[which], self.scales[which]
 
     def _unpack(self, ids: np.ndarray | slice) -> Rows:
         which = ids if self.order is None else self.order[ids]
