@@ -15,7 +15,7 @@ import numpy as np
 
 from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
-from mlx_llama.core.ops import add, last_position  # noqa: F401, the same words
+from mlx_llama.core.ops import SWIGLU_ALPHA, SWIGLU_LIMIT, Biases, add, last_position  # noqa: F401, the same words
 
 from .cache import View
 
@@ -82,11 +82,15 @@ def gated_linear(
 def gate(gate_up: np.ndarray, activation: str) -> np.ndarray:
     half = gate_up.shape[-1] // 2
     gate, up = gate_up[..., :half], gate_up[..., half:]
+    if activation == "clamped_swiglu":
+        gate, up = gate.clip(max=SWIGLU_LIMIT), up.clip(-SWIGLU_LIMIT, SWIGLU_LIMIT) + 1
     # gate / infinity is 0, as it should be for large negative gates, where exp overflows.
     with np.errstate(over="ignore"):
         # gelu by the tanh approximation: gate (1 + tanh(u)) / 2 = gate / (1 + exp(-2 u))
         exponent = gate
-        if activation != "silu":
+        if activation == "clamped_swiglu":
+            exponent = np.float32(SWIGLU_ALPHA) * gate
+        elif activation != "silu":
             cubic = np.float32(0.044715) * gate * gate * gate
             exponent = np.float32(1.5957691216) * (gate + cubic)
         return gate / (1 + np.exp(-exponent)) * up
@@ -100,17 +104,20 @@ def experts(
     down: Stack,
     spec: ExpertsSpec,
     activation: str = "silu",
+    biases: Biases | None = None,
 ) -> np.ndarray:
     rows = x.reshape(-1, x.shape[-1])
     chosen, shares = choose_experts(scores.reshape(len(rows), -1), spec)
     out = np.zeros_like(rows)
     for expert in np.unique(chosen):
         tokens, places = np.nonzero(chosen == expert)
-        inputs, share = rows[tokens], shares[tokens, places, None]
+        inputs, share, inner, outer = rows[tokens], shares[tokens, places, None], None, None
         if spec.scales_input:
             inputs, share = share * inputs, 1
-        hidden = gated_linear(inputs, (gate[expert], up[expert]), None, activation)
-        out[tokens] += share * linear(hidden, down[expert])
+        if biases:
+            inner, outer = np.concatenate([biases[0][expert], biases[1][expert]]), biases[2][expert]
+        hidden = gated_linear(inputs, (gate[expert], up[expert]), inner, activation)
+        out[tokens] += share * linear(hidden, down[expert], outer)
     return out.reshape(x.shape)
 
 
@@ -178,13 +185,15 @@ def rope_and_store(heads: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray
     return query
 
 
-def attend(query: np.ndarray, view: View, spec: LayerSpec) -> np.ndarray:
+def attend(
+    query: np.ndarray, view: View, spec: LayerSpec, sinks: np.ndarray | None = None
+) -> np.ndarray:
     B, H, T, D = query.shape
     mixed = np.empty((B, T, H, D), np.float32)
     stored, masks = view.stored(spec.index, spec.window), view.mask(spec.window)
     for b, ((keys, values), mask) in enumerate(zip(stored, masks)):
         mask, sequence = mask if mask is None else mask[-T:], query[b : b + 1]
-        part = attention(sequence, keys[None], values[None], spec.scale, mask, spec.softcap)
+        part = attention(sequence, keys[None], values[None], spec.scale, mask, spec.softcap, sinks)
         mixed[b] = part[0].transpose(1, 0, 2)
     return mixed.reshape(B, T, H * D)
 
@@ -237,12 +246,13 @@ def attention(
     scale: float,
     mask: np.ndarray | None = None,
     cap: float | None = None,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
     """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads (Ainslie et
     al. 2023).
 
     query: float32 [B, H, T, D]; keys, values: [B, G, L, D]; mask: bool [T, L], True where visible,
-    None for all; cap: softcap of the scores. Returns [B, H, T, D].
+    None for all; cap: softcap of the scores; sinks: [H], as in core.ops. Returns [B, H, T, D].
     """
     B, H, T, D = query.shape
     G, L = keys.shape[1:3]
@@ -253,7 +263,12 @@ def attention(
         scores = softcap(scores, cap)
     if mask is not None:
         scores[..., ~mask] = -np.inf
-    scores -= scores.max(axis=-1, keepdims=True)
+    top = scores.max(axis=-1, keepdims=True)
+    if sinks is not None:
+        sinks = sinks.reshape(G, H // G, 1, 1)
+        top = np.maximum(top, sinks)
+    scores -= top
     np.exp(scores, out=scores)
-    scores /= scores.sum(axis=-1, keepdims=True)
+    total = scores.sum(axis=-1, keepdims=True)
+    scores /= total if sinks is None else total + np.exp(sinks - top)
     return (scores.reshape(B, G, H // G * T, L) @ values).reshape(B, H, T, D)

@@ -131,6 +131,7 @@ class Weights(BaseWeights):
             self.config.rope.dim,
             self.config.attention_softcap,
             self.config.num_experts > 0,
+            self.config.attention_sinks,
             (lookup.layout, lookup.source) if lookup.source else None,
         )
         self.code = Code(recipe)

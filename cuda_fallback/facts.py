@@ -66,7 +66,7 @@ def plan_weights(
     dtype = preferred_dtype(tensors, stored)
     if dtype == "bfloat16" and not facts.has_bfloat16:
         dtype = "float32" if exceeds_float16 else "float16"
-    low_bit = any(isinstance(weight, AffineWeight) for weight in tensors)
+    low_bit = any(is_low_bit(weight) for weight in tensors)
     return WeightsPlan(
         dtype, dtype if low_bit else "", weights_nbytes(tensors, dtype, facts.gpu is not False)
     )
@@ -85,9 +85,17 @@ def weights_nbytes(tensors: Iterable[Tensor | AffineWeight], dtype: str, on_gpu:
     """Bytes of all packed weights: low-bit ones as in the file, others in `dtype`."""
     total = 0
     for weight in tensors:
-        is_low_bit = isinstance(weight, AffineWeight)
-        total += weight.nbytes if is_low_bit else math.prod(weight.shape) * ITEMSIZE[dtype]
+        count = math.prod(weight.shape)
+        if isinstance(weight, AffineWeight) and weight.mode in ("mxfp4", "nvfp4"):
+            total += count * weight.bits // 8 + count // weight.group_size * 2
+        else:
+            total += weight.nbytes if is_low_bit(weight) else count * ITEMSIZE[dtype]
     return total
+
+
+def is_low_bit(weight: Tensor | AffineWeight) -> bool:
+    """True for a weight that stays packed: all low-bit ones but mxfp8, which no kernel unpacks."""
+    return isinstance(weight, AffineWeight) and weight.mode != "mxfp8"
 
 
 def _torch_has_gpus() -> bool:

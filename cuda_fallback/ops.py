@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
-from mlx_llama.core.ops import add, last_position  # noqa: F401, the same words
+from mlx_llama.core.ops import SWIGLU_ALPHA, SWIGLU_LIMIT, Biases, add, last_position  # noqa: F401, the same words
 
 from . import kernels, runtime
 from .cache import View
@@ -55,6 +55,9 @@ def gate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     if by_kernel := kernels.find_kernels(gate_up.device).decode:
         return by_kernel.gate(gate_up, activation)
     gate, up = gate_up.chunk(2, dim=-1)
+    if activation == "clamped_swiglu":
+        gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+        return gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)
     return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
 
@@ -69,6 +72,7 @@ def experts(
     down: Stack,
     spec: ExpertsSpec,
     activation: str = "silu",
+    biases: Biases | None = None,
 ) -> torch.Tensor:
     """As in core.ops. Single positions are computed row by row, without waiting for the device. A
     prompt with few rows per expert takes three grouped products by kernels; any other waits for the
@@ -79,9 +83,13 @@ def experts(
     if x.shape[1] == 1:
         mixed = []
         for row, numbers, share in zip(rows.view(len(chosen), -1, rows.shape[-1]), chosen, shares):
-            parts = [_multiply_chosen(row, stack, numbers) for stack in (gate, up)]
+            gate_bias, up_bias, down_bias = _biases_of(biases, numbers)
+            parts = [
+                _multiply_chosen(row, gate, numbers, gate_bias),
+                _multiply_chosen(row, up, numbers, up_bias),
+            ]
             hidden = _gate(torch.cat(parts, dim=-1), activation)
-            mixed.append(share @ _multiply_chosen(hidden, down, numbers).float())
+            mixed.append(share @ _multiply_chosen(hidden, down, numbers, down_bias).float())
         return torch.stack(mixed).to(x.dtype).view(x.shape)
     by_kernels = kernels.find_kernels(x.device)
     if (
@@ -90,7 +98,7 @@ def experts(
         and (x.dtype != torch.float32 or isinstance(gate, QuantizedStack))
     ):
         return by_kernels.decode.experts(
-            rows, chosen, shares, gate, up, down, activation, is_grouped=True
+            rows, chosen, shares, gate, up, down, activation, biases, is_grouped=True
         ).view(x.shape)
     out = torch.zeros((len(chosen), x.shape[-1]), dtype=torch.float32, device=x.device)
     flat = chosen.reshape(-1)
@@ -101,9 +109,13 @@ def experts(
             # a new tensor would wait for its copy
             number, tokens = numbers[expert : expert + 1], pairs // spec.used
             inputs = rows[pairs if spec.scales_input else tokens]
-            parts = [_multiply_expert(inputs, stack, number) for stack in (gate, up)]
+            gate_bias, up_bias, down_bias = _biases_of(biases, number)
+            parts = [
+                _multiply_expert(inputs, gate, number, gate_bias),
+                _multiply_expert(inputs, up, number, up_bias),
+            ]
             hidden = _gate(torch.cat(parts, dim=-1), activation)
-            outputs = _multiply_expert(hidden, down, number)
+            outputs = _multiply_expert(hidden, down, number, down_bias)
             # a token has an expert once
             out[tokens] += outputs.float() * shares.reshape(-1)[pairs, None]
     return out.to(x.dtype).view(x.shape)
@@ -139,16 +151,32 @@ def _take(stack: Stack, chosen: torch.Tensor, dtype: torch.dtype) -> torch.Tenso
     return stack.dequantize(chosen, dtype)
 
 
-def _multiply_chosen(x: torch.Tensor, stack: Stack, chosen: torch.Tensor) -> torch.Tensor:
-    """Multiply row n of x, or its only row, with matrix chosen[n]. x: [n or 1, K]."""
-    wide = x if x.is_cuda or isinstance(stack, torch.Tensor) else x.float()
-    return (_take(stack, chosen, wide.dtype) @ wide[:, :, None])[:, :, 0].to(x.dtype)
+def _biases_of(
+    biases: Biases | None, numbers: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """Biases of gate, up and down by number, int64 [n], as [n, N]."""
+    if biases is None:
+        return None, None, None
+    gate, up, down = (bias.index_select(0, numbers) for bias in biases)
+    return gate, up, down
 
 
-def _multiply_expert(x: torch.Tensor, stack: Stack, number: torch.Tensor) -> torch.Tensor:
-    """Multiply x [n, K] with the matrix `number`, int64 [1]; returns [n, N]."""
+def _multiply_chosen(
+    x: torch.Tensor, stack: Stack, chosen: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Multiply row n of x, or its only row, with matrix chosen[n]. x: [n or 1, K]; bias: [n, N]."""
     wide = x if x.is_cuda or isinstance(stack, torch.Tensor) else x.float()
-    return F.linear(wide, _take(stack, number, wide.dtype)[0]).to(x.dtype)
+    product = (_take(stack, chosen, wide.dtype) @ wide[:, :, None])[:, :, 0].to(x.dtype)
+    return product if bias is None else product + bias
+
+
+def _multiply_expert(
+    x: torch.Tensor, stack: Stack, number: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Multiply x [n, K] with the matrix `number`, int64 [1]; bias: [1, N]; returns [n, N]."""
+    wide = x if x.is_cuda or isinstance(stack, torch.Tensor) else x.float()
+    product = F.linear(wide, _take(stack, number, wide.dtype)[0]).to(x.dtype)
+    return product if bias is None else product + bias
 
 
 def adapt(product: torch.Tensor, x: torch.Tensor, adapters: Adapters, view: View) -> torch.Tensor:
@@ -207,14 +235,16 @@ def rope_and_store(heads: torch.Tensor, view: View, spec: LayerSpec) -> torch.Te
     return query
 
 
-def attend(query: torch.Tensor, view: View, spec: LayerSpec) -> torch.Tensor:
+def attend(
+    query: torch.Tensor, view: View, spec: LayerSpec, sinks: torch.Tensor | None = None
+) -> torch.Tensor:
     # Sequences have different lengths and separate storage.
     mixed = []
     for queries, (keys, values), mask in zip(
         split_rows(query), view.stored(spec.index, spec.window), view.mask(spec.window)
     ):
         mask = mask[-query.shape[2] :] if isinstance(mask, torch.Tensor) else mask
-        mixed.append(attention(queries, keys, values, spec.scale, mask, spec.softcap))
+        mixed.append(attention(queries, keys, values, spec.scale, mask, spec.softcap, sinks))
     mixed = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
     return mixed.transpose(1, 2).reshape(query.shape[0], -1, spec.heads * spec.head_dim)
 
@@ -249,19 +279,20 @@ def attention(
     scale: float,
     mask: torch.Tensor | str | None = None,
     cap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads (Ainslie et
     al. 2023).
 
     query: [B, H, T, D]; keys, values: [B, G, L, D]; mask: bool [T, L], True where visible, None for
-    all, "causal" if the last query is at the last key; cap: softcap of the scores. Returns [B, H,
-    T, D].
+    all, "causal" if the last query is at the last key; cap: softcap of the scores; sinks: [H], as
+    in core.ops. Returns [B, H, T, D].
     """
     T, L = query.shape[2], keys.shape[2]
     if isinstance(mask, str) and T == 1:
         mask = None
     if cap:
-        return _capped_attention(query, keys, values, scale, mask, cap)
+        return _unfused_attention(query, keys, values, scale, mask, cap, sinks)
     grouped, is_causal = query.shape[1] != keys.shape[1], isinstance(mask, str)
     if (
         query.is_cuda
@@ -271,9 +302,16 @@ def attention(
     ):
         # The public function's causal mask ends at key T, and it may choose cuDNN, which plans
         # again for every length.
-        return torch.ops.aten._scaled_dot_product_flash_attention(
+        mixed, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention(
             query, keys, values, 0.0, is_causal, scale=scale
-        )[0]
+        )[:2]
+        if sinks is None:
+            return mixed
+        # total / (total + exp(sink)), the denominators without and with the sink
+        kept = torch.sigmoid(logsumexp - sinks.float()[:, None])
+        return (mixed * kept[..., None]).to(mixed.dtype)
+    if sinks is not None:
+        return _unfused_attention(query, keys, values, scale, mask, cap, sinks)
     is_causal = is_causal and T == L
     if is_causal:
         mask = None
@@ -290,24 +328,24 @@ def attention(
     )
 
 
-def _capped_attention(
+def _unfused_attention(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
     scale: float,
     mask: torch.Tensor | str | None,
-    cap: float,
+    cap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """`attention` with a softcap, which fused kernels lack: 256 queries at a time."""
+    """`attention` with a softcap or sinks, which fused kernels lack: 256 queries at a time."""
     (_, H, T, _), (G, L) = query.shape, keys.shape[1:3]
     mixed = []
     for first in range(0, T, 256):
         part = query[:, :, first : first + 256]
         B, _, count, D = part.shape
         grouped = part.reshape(B, G, -1, D)  # queries of a key head as rows of a product
-        scores = softcap((grouped @ keys.transpose(-1, -2)).float() * scale, cap).view(
-            B, H, count, L
-        )
+        scores = (grouped @ keys.transpose(-1, -2)).float() * scale
+        scores = (softcap(scores, cap) if cap else scores).view(B, H, count, L)
         if isinstance(mask, str):
             last = torch.arange(L - T + first, L - T + first + count, device=query.device)
             scores = scores.masked_fill(
@@ -315,6 +353,9 @@ def _capped_attention(
             )
         elif mask is not None:
             scores = scores.masked_fill(~mask[first : first + 256], -torch.inf)
-        weights = torch.softmax(scores, dim=-1).to(values.dtype).view(B, G, -1, L)
+        if sinks is not None:
+            column = sinks.float()[:, None, None].expand(B, H, count, 1)
+            scores = torch.cat([scores, column], dim=-1)
+        weights = torch.softmax(scores, dim=-1)[..., :L].to(values.dtype).reshape(B, G, -1, L)
         mixed.append((weights @ values).view(part.shape))
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)

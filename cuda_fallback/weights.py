@@ -17,6 +17,7 @@ from . import facts, kernels, ops, runtime
 from .quantized import QuantizedMatrix, QuantizedStack
 from .ranks import Ranks, Vocabulary
 
+_SLAB = 1 << 20  # weights unpacked at a time
 _BUFFER = 32 << 20  # bytes of a pinned buffer; one is filled while the other is sent
 
 
@@ -78,9 +79,13 @@ class Weights(BlockWeights):
         packed = kernels.find_kernels(self.device).packed
         return QuantizedMatrix.pack(run, self.dtype, self.device, packed)
 
-    def _dense(self, run: Sequence[Tensor]) -> torch.Tensor:
+    def is_low_bit(self, weight: Tensor | AffineWeight) -> bool:
+        return facts.is_low_bit(weight)
+
+    def _dense(self, run: Sequence[Tensor | AffineWeight]) -> torch.Tensor:
         if (
             len(run) == 1
+            and isinstance(run[0], Tensor)
             and self.device.type == "cpu"
             and run[0].dtype == runtime.dtype_name(self.dtype)
         ):
@@ -90,7 +95,13 @@ class Weights(BlockWeights):
         rows = [stored.shape[0] for stored in run]
         block = torch.empty((sum(rows), *run[0].shape[1:]), dtype=self.dtype, device=self.device)
         for target, stored in zip(block.split(rows), run):
-            self._upload(target, _mapped(stored))
+            if isinstance(stored, AffineWeight):
+                for start in range(0, len(target), step := max(1, _SLAB // target.shape[1])):
+                    part = target[start : start + step]
+                    values = stored.rows(start, start + len(part)).float32()
+                    self._upload(part, torch.from_numpy(values))
+            else:
+                self._upload(target, _mapped(stored))
             stored.release()
         return block
 

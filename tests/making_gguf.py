@@ -24,7 +24,18 @@ from making import (
 PLAIN = ("F32", "F16", "BF16")
 # by gguf.quants; other types get random blocks
 QUANTISABLE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
-LOW_BIT = (*QUANTISABLE, "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_K", "IQ4_NL", "IQ4_XS")
+LOW_BIT = (
+    *QUANTISABLE,
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "Q8_K",
+    "IQ4_NL",
+    "IQ4_XS",
+    "MXFP4",
+)
 # A model of 4 and 6 bits, small enough for Triton's interpreter: fields of make_gguf
 LOW_BIT_MODEL: dict[str, Any] = dict(
     kinds=lambda name: "Q6_K" if ".v_proj" in name else "Q4_K",
@@ -72,6 +83,8 @@ def random_blocks(kind: str, rows: int, columns: int, rng: np.random.Generator) 
     scales = (_SCALE.get(kind, 0.02) * rng.uniform(0.5, 1.5, len(blocks))).astype(np.float32)
     if kind == "Q8_K":
         blocks[:, :4] = scales[:, None].view(np.uint8)
+    if kind == "MXFP4":  # 2**-7 to 2**-4
+        blocks[:, 0] = rng.integers(120, 124, len(blocks))
     for at in HALVES.get(kind, ()):
         blocks[:, at : at + 2] = scales.astype(np.float16)[:, None].view(np.uint8)
     return blocks.reshape(rows, -1)

@@ -38,13 +38,15 @@ def attend(
     next_keys,
     next_first,
     next_end,
+    sinks,  # float32 [heads] if has_sinks
     *,
     head_dim: int,
     cache_bits: int | None = None,
     cap: float | None = None,
+    has_sinks: bool = False,
 ) -> None:
     """softmax(scale q k^T) v of one token and one key head, for the query heads that share it. cap:
-    softcap of the scores.
+    softcap of the scores; sinks: as in core.ops.
 
     Narrow numbers are widened once for all heads, 16 keys or a page of values at a time, which stay
     in the L1 cache.
@@ -103,14 +105,21 @@ def attend(
         top = Variable(f, f.constant(f32s, HIDDEN))
         with f.loop(blocks) as b:
             top.set(f.larger(f.load(f32s, row, b * (4 * LANES)), top.get()))  # skips NaN
-        largest = f.reduce_max(top.get()).splat()
+        largest = f.reduce_max(top.get())
+        if has_sinks:
+            sink = f.load(f32, sinks + h * 4)
+            largest = f.larger(sink, largest)
+        largest = largest.splat()
         sums = Variable(f, f.zero(f32s))
         with f.loop(blocks) as b:
             value = f.load(f32s, row, b * (4 * LANES))
             value = value.compare(">", -2e38).select(f.exp(value - largest), 0.0)
             f.store(value, row, b * (4 * LANES))
             sums.set(sums.get() + value)
-        share = (f.constant(f32, 1.0) / f.reduce_sum(sums.get())).splat()
+        total = f.reduce_sum(sums.get())
+        if has_sinks:
+            total = total + f.exp(sink.splat() - largest).extract_lane(0)
+        share = (f.constant(f32, 1.0) / total).splat()
         with f.loop(blocks) as b:
             f.store(f.load(f32s, row, b * (4 * LANES)) * share, row, b * (4 * LANES))
         outputs, whole = out + h * (4 * head_dim), head_dim // LANES * LANES

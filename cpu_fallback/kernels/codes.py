@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mlx_llama.core.files.quantized import IQ4_VALUES
+from mlx_llama.core.files.quantized import TABLES
 
 from . import layouts
 from .emit import LANES, Function, Value, concatenate, i8, i32, i32s, vector
@@ -25,7 +25,7 @@ class Codes:
         rows: range,
     ):
         self.f, self.target, self.address, self.gfni, self.rows = f, target, address, gfni, rows
-        self.bits, self.has_table = layout.bits, layout.has_table
+        self.bits, self.table = layout.bits, layout.table
         self.loaded: dict[int, Value] = {}
 
     def chunk(self, k: int) -> Value:
@@ -39,7 +39,7 @@ class Codes:
             if width < 8:
                 part = _extract_field(self.f, self.gfni, part, lowest - place, mask)
             result = part if result is None else result | part
-        return look_up(self.f, self.target, result) if self.has_table else result
+        return look_up(self.f, self.target, self.table, result) if self.table else result
 
     def order(self) -> list[int]:
         """Chunk numbers, grouped by the vector that holds them."""
@@ -63,8 +63,8 @@ def codes_of(
     return Codes(f, target, layout, address, gfni, rows)
 
 
-def look_up(f: Function, target: Target, indices: Value) -> Value:
-    """Replace each byte of `indices`, int32 [rows], by its value in IQ4_VALUES."""
+def look_up(f: Function, target: Target, table: str, indices: Value) -> Value:
+    """Replace each byte of `indices`, int32 [rows], by its value in a table of TABLES."""
     nbytes = 4 * indices.type.count
     width = min(nbytes, {"avx2": 32, "neon": 16}.get(target.name, 64))
     name = {
@@ -75,11 +75,11 @@ def look_up(f: Function, target: Target, indices: Value) -> Value:
     if target.name == "neon":
         name = "llvm.aarch64.neon.tbl1.v16i8"
     kind, bytes_ = vector(i8, width), indices.bitcast(vector(i8, nbytes))
-    table = f.constant(
-        kind, [int(value) - 256 * (value > 127) for value in IQ4_VALUES] * (width // 16)
+    values = f.constant(
+        kind, [int(value) - 256 * (value > 127) for value in TABLES[table]] * (width // 16)
     )
     parts = [bytes_.shuffle(list(range(at, at + width))) for at in range(0, nbytes, width)]
-    return concatenate([f.intrinsic(name, kind, table, part) for part in parts]).bitcast(
+    return concatenate([f.intrinsic(name, kind, values, part) for part in parts]).bitcast(
         indices.type
     )
 

@@ -288,6 +288,12 @@ def _iq4_xs(block: _Block) -> _Scales:
     )
 
 
+def _mxfp4(block: _Block) -> _Scales:
+    """Half of 2**(e - 127), in bfloat16; of the smallest two, whose half is subnormal, by a bit."""
+    e = block.word(0) & 255
+    return {"scales": [e.compare("<", 2).select(e + 1 << 5, e - 1 << 7)]}
+
+
 _SCALES: dict[str, Callable[[_Block], _Scales]] = {
     "Q4_0": _one_level,
     "Q4_1": _one_level_biases,
@@ -302,4 +308,5 @@ _SCALES: dict[str, Callable[[_Block], _Scales]] = {
     "Q8_K": lambda block: {"scales": [block.word(0)] * 2},
     "IQ4_NL": _one_level,
     "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
 }

@@ -79,7 +79,7 @@ class LowBitLayout:
         groups 4 .. 7, lowest bits first
     and then
         codes        groups x bits x [16 rows] x 4 bytes, see FIELDS
-    has_table: the codes are stored as indices into the table of GGUF's IQ4 types (IQ4_VALUES).
+    table: the codes are stored as indices into a table of core.files.quantized.TABLES.
     """  # noqa: E501
 
     bits: int
@@ -88,11 +88,12 @@ class LowBitLayout:
     has_biases: bool
     two_level: bool
     scale_dtype: str
-    has_table: bool = False
+    table: str = ""
 
     @cached_property
     def name(self) -> str:
-        kind = ("two_level" if self.two_level else "one_level") + "_table" * self.has_table
+        kind = "two_level" if self.two_level else "one_level"
+        kind += {"": "", "iq4": "_table", "fp4": "_fp4"}[self.table]
         return f"{self.bits}bit_g{self.group_size}_o{self.offset}_b{int(self.has_biases)}_{kind}_{self.scale_dtype}"  # noqa: E501
 
     @cached_property

@@ -399,9 +399,14 @@ class Trace:
         return product
 
     def multiply_experts(
-        self, stack: tuple[Panels, ...], packed: Buffer, out: Buffer, wait: bool = True
+        self,
+        stack: tuple[Panels, ...],
+        bias: np.ndarray | None,
+        packed: Buffer,
+        out: Buffer,
+        wait: bool = True,
     ) -> None:
-        """Append the products of each tile with its expert's matrix."""
+        """Append the products of each tile with its expert's matrix. bias: float32 [experts, N]."""
         plan, used = stack[0].plan, self.config.num_experts_per_tok
         layout, columns = self.code.recipe.activation_layout(plan.layout), packed.array.shape[1]
         if plan.columns > columns or plan.panels * ROWS > out.array.shape[1]:
@@ -412,6 +417,10 @@ class Trace:
         addresses = Buffer(len(stack), dtype=np.int64)
         addresses.array[:] = [matrix.address for matrix in stack]
         self.vectors.append(addresses)
+        biases = Buffer(0 if bias is None else len(stack), plan.panels * ROWS)
+        if bias is not None:
+            biases.array[:, : plan.rows] = bias
+            self.vectors.append(biases)
         part = min(
             max(1, (1 << 17) // plan.panel_bytes),
             -(-plan.panels * used // (2 * self.threads)),
@@ -432,6 +441,8 @@ class Trace:
             x_bytes=columns // WIDTH * layout.record(1),
             out=out,
             tiles=self.workspace.routing.tiles,
+            biases=0 if bias is None else biases,
+            bias_bytes=biases.row_bytes,
         )
 
     def add_low_rank(

@@ -68,7 +68,7 @@ def operations(recipe: Recipe) -> dict[str, Writer]:
         "select": (_select,),
         "norm_heads": (_norm_heads,),
         "rotate": (_rotate, head_dim, bits, recipe.rotary_dim or head_dim),
-        "attend": (_attend, head_dim, bits, recipe.softcap),
+        "attend": (_attend, head_dim, bits, recipe.softcap, recipe.has_sinks),
     }
     return {kind: partial(_build, *writer) for kind, writer in writers.items()}
 
@@ -280,6 +280,8 @@ def _experts(
     kernels = _product_kernels(f, target, layout, x_layout, sizes)
     panels, part, panel_bytes = f.panels, f.part, f.panel_bytes
     blocks, out_bytes = f.blocks, f.out_bytes
+    biases, bias_bytes = f.biases, f.bias_bytes
+    has_biases = biases.compare("!=", 0)
     parts = (panels + part - 1) // part
     tiles = f.load_word(f.tiles, 0)
     with f.loop(f.hi.minimum(tiles * parts), f.lo) as item:
@@ -288,10 +290,12 @@ def _experts(
         tile_size, row = tile.size, tile.row
         weights = f.load_word(f.weights + tile.expert * 8, 0)
         x, out = f.x + row * f.x_bytes, f.out + row * out_bytes
+        bias = biases + tile.expert * bias_bytes
 
         def write_arguments(p: Value) -> tuple[Value | int, ...]:
             panel = weights + p * panel_bytes
-            return panel, x, out + p * (4 * layouts.ROWS), out_bytes, blocks, 0, 0
+            at = p * (4 * layouts.ROWS)
+            return panel, x, out + at, out_bytes, blocks, has_biases.select(bias + at, 0), 0
 
         for size in sizes:
             with f.if_then(tile_size.compare("==", size)):
@@ -399,15 +403,17 @@ def _rotate(f: _Operation, head_dim: int, cache_bits: int | None, rotary_dim: in
             )
 
 
-def _attend(f: _Operation, head_dim: int, cache_bits: int | None, cap: float | None) -> None:
+def _attend(
+    f: _Operation, head_dim: int, cache_bits: int | None, cap: float | None, has_sinks: bool
+) -> None:
     layout = paging.page_layout(head_dim, cache_bits)
-    attend = attention.attend(f.module, head_dim, cache_bits, cap=cap)
+    attend = attention.attend(f.module, head_dim, cache_bits, cap=cap, has_sinks=has_sinks)
     key_heads, shared, window = f.key_heads, f.shared, f.window
     is_chunk = f.is_chunk.compare("!=", 0)
     keys, values = f.page_keys, f.page_values
     key_scales, value_scales = f.key_scales, f.value_scales
     scores = f.load_context("scores") + f.thread * f.load_context("scores_bytes")
-    scale = f.load_float("scale")
+    scale, sinks = f.load_float("scale"), f.sinks
     head, tokens = shared * (4 * head_dim), f.load_context("tokens")
     last = tokens * key_heads - 1
     # Keys are in the processor's cache for tokens of one prompt, after the first; for tokens of
@@ -447,4 +453,5 @@ def _attend(f: _Operation, head_dim: int, cache_bits: int | None, cap: float | N
             keys + next_h * (PAGE * layout.row_bytes),
             next_first,
             next_end,
+            sinks + h * (shared * 4),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
+from mlx_llama.core.ops import Biases
 
 from .. import ops
 from .layouts import ROWS
@@ -102,6 +103,7 @@ def experts(
     down: tuple[Panels, ...],
     spec: ExpertsSpec,
     activation: str = "silu",
+    biases: Biases | None = None,
 ) -> Product:
     trace = x.trace
     r = trace.workspace.routing
@@ -126,10 +128,11 @@ def experts(
     layouts = [find(stack[0].plan.layout) for stack in (gate, up, down)]
     packed = trace.pack(x, list(dict.fromkeys(layouts[:2])), True, spec.scales_input)
     gated = Gated(trace, activation, *trace.workspace.hidden_units[gate[0].plan.rows])
-    trace.multiply_experts(gate, packed, gated.gate, wait=False)
-    trace.multiply_experts(up, packed, gated.up)
+    gate_bias, up_bias, down_bias = biases or (None, None, None)
+    trace.multiply_experts(gate, gate_bias, packed, gated.gate, wait=False)
+    trace.multiply_experts(up, up_bias, packed, gated.up)
     packed = trace.pack(gated, layouts[2:], of_experts=True)
-    trace.multiply_experts(down, packed, r.outputs)
+    trace.multiply_experts(down, down_bias, packed, r.outputs)
     width = trace.config.hidden_size
     operation = trace.program.add(
         "combine",
@@ -214,7 +217,7 @@ def _place_heads(heads: Symbol, spec: LayerSpec) -> tuple[Columns, Columns, Colu
     return parts
 
 
-def attend(query: Columns, view: View, spec: LayerSpec) -> Columns:
+def attend(query: Columns, view: View, spec: LayerSpec, sinks: np.ndarray | None = None) -> Columns:
     out = query.trace.workspace.mixed
     query.trace.program.add(
         "attend",
@@ -227,6 +230,7 @@ def attend(query: Columns, view: View, spec: LayerSpec) -> Columns:
         window=spec.window.size if spec.window else NO_WINDOW,
         is_chunk=int(spec.window is not None and spec.window.is_chunk),
         scale=spec.scale,
+        sinks=0 if sinks is None else query.trace.copy_vector(sinks),
         **_page_offsets(query.trace, spec),
     )
     return Columns(query.trace, out, 0, spec.heads * spec.head_dim)

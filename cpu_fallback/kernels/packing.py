@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from mlx_llama.core.ops import SWIGLU_ALPHA, SWIGLU_LIMIT
+
 from . import layouts
 from .emit import (
     LANES,
@@ -41,7 +43,7 @@ def pack(
     """Pack one token's numbers x into the records of its tile; single: a tile of one token.
 
     source: "plain" x = a; "norm" x = a * factor * b; "silu" x = silu(a) * b; "gelu_tanh" x =
-    gelu(a) * b, by the tanh approximation.
+    gelu(a) * b, by the tanh approximation; "clamped_swiglu" as core.ops.gate.
     """
     tokens, index = (1, f.constant(i64, 0)) if single else (size, index)
     record = x_layout.record(tokens)
@@ -60,6 +62,12 @@ def pack(
                 cubic = value * value * value * float(np.float32(0.044715))
                 negative = (value + cubic) * float(np.float32(-1.5957691216))
                 value = value / (f.exp(negative) + 1.0) * f.load(f32s, b, at)
+            elif source == "clamped_swiglu":
+                value = f.smaller(f.constant(f32s, SWIGLU_LIMIT), value)
+                up = f.smaller(f.constant(f32s, SWIGLU_LIMIT), f.load(f32s, b, at))
+                up = f.larger(f.constant(f32s, -SWIGLU_LIMIT), up)
+                negative = value * -float(np.float32(SWIGLU_ALPHA))
+                value = value / (f.exp(negative) + 1.0) * (up + 1.0)
             x.append(value)
         return x
 

@@ -7,15 +7,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+import ml_dtypes
 import numpy as np
 
 from mlx_llama.core.files.checkpoint import Tensor
-from mlx_llama.core.files.quantized import AffineWeight, GGUFWeight
+from mlx_llama.core.files.quantized import TABLES, AffineWeight, GGUFWeight
 
 from ..pages import HUGE_PAGE, allocate
 from .layouts import ROWS, WIDTHS, FloatLayout, Layout, LowBitLayout
 
 ADAPTER = FloatLayout("float32")  # of the matrices of low-rank adapters
+_INDICES = {name: np.zeros(256, np.uint8) for name in TABLES}  # of each code in a table
+for _name, _values in TABLES.items():
+    _INDICES[_name][_values[::-1]] = np.arange(16)[::-1]
 _SLAB = 1 << 21  # weights that a thread packs at a time
 
 
@@ -78,8 +82,10 @@ class Plan:
         """The file's rows [N, columns]; None if they are unpacked or padded first."""
         if self.source:
             return self.tensor.blocks
-        whole = isinstance(self.tensor, Tensor) and self.tensor.shape[1] == self.columns
-        return self.tensor.stored if whole else None
+        if not isinstance(self.tensor, Tensor) or self.tensor.shape[1] != self.columns:
+            return None
+        rows = self.tensor.stored
+        return rows if rows.strides[1] == rows.itemsize else None
 
     @property
     def panel_bytes(self) -> int:
@@ -136,15 +142,14 @@ def pack_array(values: np.ndarray, kernel: Kernel) -> Panels:
 
 
 def weight_layout(tensor: Tensor | AffineWeight) -> Layout:
-    """A stored matrix's layout. IQ4 types take 8 bits if rows are not whole blocks."""
+    """A stored matrix's layout; of mxfp8 that of bfloat16, which holds its weights exactly."""
     if isinstance(tensor, Tensor):
         return FloatLayout(tensor.dtype)
+    if tensor.mode == "mxfp8":
+        return FloatLayout("bfloat16")
     fields = ("bits", "group_size", "offset", "has_biases", "two_level", "scale_dtype")
     layout = LowBitLayout(*(getattr(tensor, name) for name in fields))
-    has_table = isinstance(tensor, GGUFWeight) and tensor.layout.table
-    if has_table and tensor.shape[1] % layout.block == 0:
-        return dataclasses.replace(layout, bits=4, has_table=True)
-    return layout
+    return dataclasses.replace(layout, bits=4, table=tensor.table) if tensor.table else layout
 
 
 # filling.fill, compiled for a plan's layout and source
@@ -196,8 +201,11 @@ class Slab:
                 f"{tensor.name}: panels {self.first} to {self.last} of {plan.panels} are not "
                 "all in the arena"
             )
-        if tensor.order is not None and not 0 <= self.file_rows[0] < self.file_rows[1] <= plan.rows:
-            raise ValueError(f"{tensor.name}: the row order refers to rows outside its {plan.rows}")
+        count_in_file = tensor.stored_rows
+        if not 0 <= self.file_rows[0] < self.file_rows[1] <= count_in_file:
+            raise ValueError(
+                f"{tensor.name}: the row order refers to rows outside its {count_in_file}"
+            )
         tensor.read(*self.file_rows)
         scaling, which = None, slice(start, stop)
         if tensor.order is not None:
@@ -209,8 +217,13 @@ class Slab:
             if isinstance(tensor, Tensor):
                 rows = tensor.stored[which]
             else:
-                scaling = tensor.rows(start, stop)
-                rows = scaling.codes
+                unpacked = tensor.rows(start, stop)
+                if isinstance(plan.layout, FloatLayout):
+                    rows = unpacked.float32().astype(ml_dtypes.bfloat16).view(np.uint16)
+                else:
+                    scaling, rows = unpacked, unpacked.codes
+                    if plan.layout.table:
+                        rows = _INDICES[plan.layout.table][rows]
             rows, numbers = _pad_to(rows, stop - start, plan.columns), np.arange(stop - start)
         # Columns of a row as the kernel reads them: numbers, codes, or bytes of the file's blocks.
         width = WIDTHS[plan.layout.dtype] if isinstance(plan.layout, FloatLayout) else 1

@@ -152,7 +152,7 @@ def _bfloat16_sums(
 
 def flips_codes(target: Target, layout: LowBitLayout) -> bool:
     """True if 128 is subtracted from the codes: NEON's dot product takes signed bytes."""
-    return target.dot == "sdot" and (layout.bits == 8 or layout.has_table)
+    return target.dot == "sdot" and (layout.bits == 8 or layout.table == "iq4")
 
 
 def dot_offset(target: Target, layout: LowBitLayout) -> int:

@@ -24,6 +24,7 @@ class Recipe:
     rotary_dim: int | None = None  # of a head; None for all of it
     softcap: float | None = None  # of attention's scores
     has_experts: bool = False  # a router chooses MLPs
+    has_sinks: bool = False  # in attention's softmax
     # like a source; None: NumPy looks up its rows
     embedding: tuple[LowBitLayout, str] | None = None
 

@@ -47,12 +47,14 @@ OPERANDS = {
     # of a are the tiles' rows; 0: tokens. shares: of the assignments, to multiply by; or 0
     "gather": f"{_PACKED} tiles order used is_sorted shares",
     # items: parts of the panels for each tile, for as many tiles as there may be. out[row] = its
-    # expert's panels times x[row]; weights: address of the addresses of all experts' panels
-    "experts": "weights panel_bytes panels part blocks x x_bytes out out_bytes tiles",
+    # expert's panels times x[row]; weights: address of the addresses of all experts' panels;
+    # biases: 0 for none
+    "experts": "weights panel_bytes panels part blocks x x_bytes out out_bytes tiles biases"
+    " bias_bytes",
     # items: tokens. The sum of outputs times shares -> out (+ out)
     "combine": "outputs outputs_bytes rows shares used vectors out out_bytes accumulate",
     # items: key heads of tokens. is_chunk: 1: the window begins at a multiple of its size
-    "attend": f"qkv qkv_bytes shared key_heads out out_bytes {_CACHED} window is_chunk scale",
+    "attend": f"qkv qkv_bytes shared key_heads out out_bytes {_CACHED} window is_chunk scale sinks",
 }
 FLOATS = {"factor", "width", "eps", "cap", "scale"}  # a float32 in the low half of the word
 FIELDS = {

@@ -25,6 +25,7 @@ PIECES = 64  # minimum number of programs for the positions of a key head
 PROGRAMS = 256
 _JOINED = 32  # pieces that `_join` sums per iteration
 _LOG2_E = math.log2(math.e)
+_LOG2_OF_E = tl.constexpr(_LOG2_E)
 TILE = 16384  # bytes of keys per iteration of `_attend`; shared memory holds a few tiles in flight
 
 
@@ -415,6 +416,7 @@ def _join(
     sums,
     tops,
     parts,
+    sinks,
     out,
     window,
     H,
@@ -424,7 +426,7 @@ def _join(
     KEYS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Sum a head's pieces, BLOCK per iteration."""
+    """Sum a head's pieces, BLOCK per iteration. sinks: as in core.ops, or None."""
     row = tl.program_id(1)
     h = row * H + tl.program_id(0)
     first, end, share = _share(state, row, window, PIECES, KEYS)
@@ -433,10 +435,16 @@ def _join(
     place = h.to(tl.int64) * PIECES
     top = tl.load(tops + place + pieces, mask=pieces < count, other=float("-inf"))
     highest = tl.max(top, axis=0)
+    if sinks is not None:
+        # a power of two, like the tops
+        sink = tl.load(sinks + tl.program_id(0)).to(tl.float32) * _LOG2_OF_E
+        highest = tl.maximum(highest, sink)
     total = tl.sum(
         tl.exp2(top - highest) * tl.load(sums + place + pieces, mask=pieces < count, other=0),
         axis=0,
     )
+    if sinks is not None:
+        total += tl.exp2(sink - highest)
     mixed = tl.zeros((WIDTH,), tl.float32)
     for at in range(0, count, BLOCK):
         piece = at + tl.arange(0, BLOCK)
@@ -521,10 +529,11 @@ def attend(
     scale: float,
     bits: int | None = None,
     cap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of the token at each row's position to the row's keys up to there. query: [B, H, 1,
     D], for 8 bits D a multiple of 4; bits: as in `store_rotated`; cap: softcap of the scores;
-    returns [B, 1, H D]. Raises ValueError."""
+    sinks: [H], as in core.ops; returns [B, 1, H D]. Raises ValueError."""
     B, H, _, D = query.shape
     if bits == 8 and D % 4:
         raise ValueError(f"heads of {D} numbers: 8-bit keys and values need a multiple of 4")
@@ -548,7 +557,7 @@ def attend(
         sizes = (blocks, *sizes, CACHE_GROUP)
         packed.run(_attend_codes, grid, state, layer, query, stored, scales, *common, *sizes)
     sizes = (width, H, D, block, pieces, keys, min(pieces, _JOINED))
-    packed.run(_join, (H, B), state, sums, tops, parts, out, *sizes)
+    packed.run(_join, (H, B), state, sums, tops, parts, sinks, out, *sizes)
     return out
 
 

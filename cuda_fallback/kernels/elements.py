@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from . import packed
-from .packed import activate
+from .packed import gated
 
 _BLOCK = 1024  # elements per program
 
@@ -93,9 +93,7 @@ def _gate(gate_up, out, F: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.con
     f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(gate_up + row * 2 * F + f, mask=f < F, other=0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * F + F + f, mask=f < F, other=0).to(tl.float32)
-    tl.store(
-        out + row * F + f, (activate(gate, ACTIVATION) * up).to(out.dtype.element_ty), mask=f < F
-    )
+    tl.store(out + row * F + f, gated(gate, up, ACTIVATION).to(out.dtype.element_ty), mask=f < F)
 
 
 def add_rms_norm(
@@ -147,8 +145,8 @@ def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch
 
 
 def gate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-    """activation(gate) * up, rounded once. gate_up: [..., 2 F], the gate first; activation: "silu"
-    or "gelu_tanh"; returns [..., F]."""
+    """activation(gate) * up, rounded once. gate_up: [..., 2 F], the gate first; activation: as in
+    core.ops.gate; returns [..., F]."""
     gate_up = gate_up.contiguous()
     F = gate_up.shape[-1] // 2
     out = torch.empty((*gate_up.shape[:-1], F), dtype=gate_up.dtype, device=gate_up.device)

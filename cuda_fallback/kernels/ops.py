@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
+from mlx_llama.core.ops import Biases
 
 from .. import ops as plain
 from ..ops import Adapters, Matrix, Stack, add, embed, last_position, scale, softcap, split_heads  # noqa: F401, the same words
@@ -49,11 +50,12 @@ def experts(
     down: Stack,
     spec: ExpertsSpec,
     activation: str = "silu",
+    biases: Biases | None = None,
 ) -> torch.Tensor:
     rows = x.reshape(-1, x.shape[-1])
     chosen, shares = plain.choose_experts(scores.reshape(len(rows), -1), spec)
     rows, shares = plain.scale_inputs(rows, shares, spec)
-    return decode.experts(rows, chosen, shares, gate, up, down, activation).view(x.shape)
+    return decode.experts(rows, chosen, shares, gate, up, down, activation, biases).view(x.shape)
 
 
 def adapt(
@@ -96,7 +98,9 @@ def rope_and_store(heads: torch.Tensor, view: StateView, spec: LayerSpec) -> tor
     )
 
 
-def attend(query: torch.Tensor, view: StateView, spec: LayerSpec) -> torch.Tensor:
+def attend(
+    query: torch.Tensor, view: StateView, spec: LayerSpec, sinks: torch.Tensor | None = None
+) -> torch.Tensor:
     return decode.attend(
         view.state,
         spec.index,
@@ -106,4 +110,5 @@ def attend(query: torch.Tensor, view: StateView, spec: LayerSpec) -> torch.Tenso
         spec.scale,
         view.bits,
         spec.softcap,
+        sinks,
     )

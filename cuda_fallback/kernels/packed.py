@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 
 from cuda_fallback.quantized import PLANES, SUPER_GROUP, QuantizedMatrix
+from mlx_llama.core.ops import SWIGLU_ALPHA, SWIGLU_LIMIT
 
 from .state import MAX_ROWS  # noqa: F401
 
@@ -45,6 +46,7 @@ PROGRAMS = 1024
 _UNITS = 16  # per iteration of `_dequantize`, four threads each
 _COLUMNS = 4096  # per program of `_dequantize`: addresses cost as much as 20 weights
 _BLOCK = 1024  # elements per program of `_finish`
+_SWIGLU_ALPHA, _SWIGLU_LIMIT = tl.constexpr(SWIGLU_ALPHA), tl.constexpr(SWIGLU_LIMIT)
 
 
 def _helper(function: Callable) -> Callable:
@@ -353,12 +355,17 @@ def _multiply(
 
 
 @triton.jit
-def activate(gate, ACTIVATION: tl.constexpr):
+def gated(gate, up, ACTIVATION: tl.constexpr):
+    """activation(gate) * up, as core.ops.gate."""
     if ACTIVATION == "silu":
-        return gate / (1 + tl.exp(-gate))
+        return gate / (1 + tl.exp(-gate)) * up
+    if ACTIVATION == "clamped_swiglu":
+        gate = tl.minimum(gate, _SWIGLU_LIMIT)
+        up = tl.minimum(tl.maximum(up, -_SWIGLU_LIMIT), _SWIGLU_LIMIT)
+        return gate / (1 + tl.exp(gate * -_SWIGLU_ALPHA)) * (up + 1)
     # gelu by tanh: tanh(z / 2) = 2 sigmoid(z) - 1
     inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    return gate / (1 + tl.exp(-inner))
+    return gate / (1 + tl.exp(-inner)) * up
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -380,7 +387,7 @@ def _finish(sums, bias, out, M, N, COUNT, ACTIVATION: tl.constexpr, BLOCK: tl.co
         if GATED:
             other += tl.load(bias + N + n, mask=n < N, other=0).to(tl.float32)
     if GATED:
-        total = activate(total, ACTIVATION) * other
+        total = gated(total, other, ACTIVATION)
     tl.store(out + m * N + n, total.to(out.dtype.element_ty), mask=n < N)
 
 

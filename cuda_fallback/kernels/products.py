@@ -11,10 +11,12 @@ import torch
 import triton
 import triton.language as tl
 
+from mlx_llama.core.ops import Biases
+
 from . import packed
 from .addresses import ADAPTER, field
 from .elements import gate
-from .packed import activate
+from .packed import gated
 
 _SAMPLES = 4  # maximum rows of x per program of `_multiply`
 # rows of w per program of `_multiply`: small programs fill the last wave of a small matrix
@@ -81,7 +83,7 @@ def _multiply(
         up = tl.sum(other, axis=2)
         if bias is not None:
             up += tl.load(bias + N + n, mask=n < N, other=0).to(tl.float32)
-        result = activate(result, ACTIVATION) * up
+        result = gated(result, up, ACTIVATION)
     tl.store(out + m * N + n, result.to(out.dtype.element_ty), mask=(m < M) & (n < N))
 
 
@@ -226,7 +228,7 @@ def multiply_gated(
     activation: str = "silu",
 ) -> torch.Tensor:
     """activation(gate) * up, rounded once. x: [..., K]; weight: [2 F, K], the gate's rows first;
-    activation: "silu" or "gelu_tanh"; returns [..., F]."""
+    activation: as in core.ops.gate; returns [..., F]."""
     return _product(x, weight, bias, len(weight) // 2, activation)
 
 
@@ -295,23 +297,26 @@ def experts(
     up_stack: Any,
     down_stack: Any,
     activation: str,
+    biases: Biases | None = None,
     is_grouped: bool = False,
 ) -> torch.Tensor:
     """Mix the MLPs of each row's experts. rows: [T, E], or [T used, E], one for each expert;
     chosen: int64 [T, used]; shares: float32 [T, used]; stacks: tensors [X, N, K] or
-    QuantizedStacks; is_grouped: read an expert once for 32 of its rows, in a prompt. Returns [T,
-    E]."""
+    QuantizedStacks; biases: of the three, [X, N]; is_grouped: read an expert once for 32 of its
+    rows, in a prompt. Returns [T, E]."""
     groups = packed.group_rows(chosen, gate_stack.shape[0]) if is_grouped else None
 
-    def multiply(x: torch.Tensor, stack: Any) -> torch.Tensor:
+    def multiply(x: torch.Tensor, stack: Any, bias: torch.Tensor | None) -> torch.Tensor:
         if isinstance(stack, torch.Tensor):
-            return multiply_chosen(x, stack, chosen, groups)
-        return packed.multiply_chosen(stack.matrix, x, chosen, stack.count, groups)
+            product = multiply_chosen(x, stack, chosen, groups)
+        else:
+            product = packed.multiply_chosen(stack.matrix, x, chosen, stack.count, groups)
+        return product if bias is None else product + bias.index_select(0, chosen.reshape(-1))
 
-    hidden = gate(
-        torch.cat([multiply(rows, gate_stack), multiply(rows, up_stack)], dim=-1), activation
-    )
-    return combine(multiply(hidden, down_stack), shares)
+    gate_bias, up_bias, down_bias = biases or (None, None, None)
+    parts = [multiply(rows, gate_stack, gate_bias), multiply(rows, up_stack, up_bias)]
+    hidden = gate(torch.cat(parts, dim=-1), activation)
+    return combine(multiply(hidden, down_stack, down_bias), shares)
 
 
 def combine(outputs: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:

@@ -84,7 +84,7 @@ class Unnormed:
 @dataclass(frozen=True)
 class Attention:
     """Grouped-query attention over the cache. qkv: the three projections as one matrix [(H + 2 G)
-    D, E]; out: [E, H D]; query_norm, key_norm: [D] or None."""
+    D, E]; out: [E, H D]; query_norm, key_norm: [D] or None; sinks: [H] or None."""
 
     ops: Ops
     spec: LayerSpec
@@ -92,6 +92,7 @@ class Attention:
     out: Linear
     query_norm: RMSNorm | None = None
     key_norm: RMSNorm | None = None
+    sinks: Array | None = None
 
     def __call__(self, x: Array, view: View, last_only: bool = False) -> Array:
         """x: [B, T, E]. last_only: the output of the last position alone; all keys and values are
@@ -107,7 +108,7 @@ class Attention:
         view.probe_rotated(query, spec.index)
         if last_only:
             query = ops.last_position(query)
-        return self.out(ops.attend(query, view, spec), view)
+        return self.out(ops.attend(query, view, spec, self.sinks), view)
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,8 @@ class MLP:
 @dataclass(frozen=True)
 class Experts:
     """A mixture of experts in place of an MLP. router: [experts, E]; gate, up: [F, E] of each
-    expert; down: [E, F]; shared: an MLP for all tokens, or None.
+    expert; down: [E, F]; shared: an MLP for all tokens, or None; biases: of the three, [experts, F
+    or E], or None.
     """
 
     ops: Ops
@@ -144,11 +146,11 @@ class Experts:
     down: Stack
     activation: str = "silu"
     shared: MLP | None = None
+    biases: tuple[Array, Array, Array] | None = None
 
     def __call__(self, x: Array, view: View) -> Array:
-        mixed = self.ops.experts(
-            x, self.router(x, view), self.gate, self.up, self.down, self.spec, self.activation
-        )
+        scores, stacks = self.router(x, view), (self.gate, self.up, self.down)
+        mixed = self.ops.experts(x, scores, *stacks, self.spec, self.activation, self.biases)
         return mixed if self.shared is None else self.ops.add(mixed, self.shared(x, view))
 
 
@@ -205,6 +207,8 @@ class Weights(Protocol):
     def norm(self, name: str | None) -> RMSNorm | None: ...
     def norm_of_ones(self, width: int) -> RMSNorm: ...
     def stack(self, names: Sequence[str]) -> Stack: ...
+    def vector(self, name: str | None) -> Array | None: ...
+    def stack_biases(self, names: Sequence[str]) -> Array: ...
 
 
 @dataclass(frozen=True)
@@ -258,15 +262,18 @@ class Decoder:
 
 def build_block(ops: Ops, spec: LayerSpec, weights: Weights) -> Block:
     """The layer that `spec` describes."""
+    query_norm, key_norm = (
+        weights.norm_of_ones(spec.head_dim) if spec.norms_heads else weights.norm(name)
+        for name in (spec.query_norm, spec.key_norm)
+    )
     attention = Attention(
         ops,
         spec,
         weights.linear(*spec.qkv),
         weights.linear(spec.out),
-        *(
-            weights.norm_of_ones(spec.head_dim) if spec.norms_heads else weights.norm(name)
-            for name in (spec.query_norm, spec.key_norm)
-        ),
+        query_norm,
+        key_norm,
+        weights.vector(spec.sinks),
     )
 
     def build_mlp(gate_up: Sequence[str], down: str) -> MLP:
@@ -274,16 +281,14 @@ def build_block(ops: Ops, spec: LayerSpec, weights: Weights) -> Block:
 
     mlp: MLP | Experts
     if experts := spec.experts:
-        mlp = Experts(
-            ops,
-            experts,
-            weights.linear(experts.router),
-            weights.stack(experts.gate),
-            weights.stack(experts.up),
-            weights.stack(experts.down),
-            spec.activation,
-            build_mlp(experts.shared[:2], experts.shared[2]) if experts.shared else None,
-        )
+        parts = experts.gate, experts.up, experts.down
+        gate, up, down = (weights.stack(names) for names in parts)
+        router, shared, biases = weights.linear(experts.router), None, None
+        if experts.shared:
+            shared = build_mlp(experts.shared[:2], experts.shared[2])
+        if experts.has_biases:
+            biases = tuple(weights.stack_biases(names) for names in parts)
+        mlp = Experts(ops, experts, router, gate, up, down, spec.activation, shared, biases)
     else:
         mlp = build_mlp(spec.gate_up, spec.down)
     return Block(

@@ -19,6 +19,10 @@ Array = Any  # the backend's own
 Probe = Callable[[str, Array], None]
 Matrix = Any  # [N, K], at its stored width; a tuple of matrices stands for their rows concatenated
 Stack = Any  # matrices [N, K] of all experts, by number
+Biases = tuple[Array, Array, Array]  # of all experts' gates, ups and downs, [experts, N]
+
+# of the gate "clamped_swiglu"
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 
 
 class View:
@@ -74,8 +78,12 @@ class Ops(Protocol):
         """
 
     def gate(self, gate_up: Array, activation: str) -> Array:
-        """activation(gate) * up (Shazeer 2020). gate_up: [..., 2 F], the gate first; activation:
-        "silu", or "gelu_tanh" (Hendrycks and Gimpel 2016); returns [..., F]."""
+        """activation(gate) * up (Shazeer 2020). gate_up: [..., 2 F], the gate first; returns
+        [..., F].
+
+        activation: "silu"; "gelu_tanh" (Hendrycks and Gimpel 2016); or "clamped_swiglu" (gpt-oss):
+        gate sigmoid(1.702 gate) (up + 1), after the gate is limited to 7 and up to 7 either way.
+        """
 
     def experts(
         self,
@@ -86,14 +94,15 @@ class Ops(Protocol):
         down: Stack,
         spec: ExpertsSpec,
         activation: str = "silu",
+        biases: Biases | None = None,
     ) -> Array:
         """The outputs of each token's experts, gated MLPs, summed by their shares (Shazeer et al.
         2017).
 
         x: [B, T, E]; scores: of the router, [B, T, experts]; gate, up: [F, E] of each expert, down:
-        [E, F]. A token's shares are the softmax of the scores, of all experts or, if the spec
-        normalises them, of the chosen ones; or the sigmoids of the scores. They multiply the
-        outputs or, if the spec says so, the inputs. Returns [B, T, E].
+        [E, F]; biases: of the three, or None. A token's shares are the softmax of the scores, of
+        all experts or, if the spec normalises them, of the chosen ones; or the sigmoids of the
+        scores. They multiply the outputs or, if the spec says so, the inputs. Returns [B, T, E].
         """
 
     def adapt(self, product: Array, x: Array, adapters: Any, view: View) -> Array:
@@ -141,11 +150,14 @@ class Ops(Protocol):
         heads: [B, T, (H + 2 G) D]; returns the queries [B, H, T, D].
         """
 
-    def attend(self, query: Array, view: View, spec: LayerSpec) -> Array:
+    def attend(
+        self, query: Array, view: View, spec: LayerSpec, sinks: Array | None = None
+    ) -> Array:
         """Attention to the view's keys and values; each key head serves H / G query heads (Ainslie
         et al. 2023).
 
-        query: [B, H, T, D], of all new positions or of the last one; returns [B, T, H D].
+        query: [B, H, T, D], of all new positions or of the last one; sinks: [H], a logit per head
+        that adds exp(sink) to the softmax's denominator, or None; returns [B, T, H D].
         """
 
     def last_position(self, x: Array) -> Array:

@@ -81,6 +81,8 @@ def tensor_nbytes(
     count = math.prod(weight.shape)
     if not isinstance(weight, AffineWeight):
         return count * ITEMSIZE[dtype]
+    if weight.mode != "affine":
+        return weight.nbytes
     groups, bits = count // weight.group_size, weight.bits
     if keeps_levels(weight, on_gpu, has_kernel):
         bits = INDEX_BITS.get(weight.format, bits)

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from mlx_llama.core.backends.positions import CACHE_GROUP
 from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
-from mlx_llama.core.ops import add, last_position  # noqa: F401, the same words
+from mlx_llama.core.ops import SWIGLU_ALPHA, SWIGLU_LIMIT, Biases, add, last_position  # noqa: F401, the same words
 
 from .cache import View
 from .dense import DenseMatrix
@@ -58,6 +58,9 @@ def gate(gate_up: mx.array, activation: str) -> mx.array:
     gate, up = mx.split(gate_up, 2, axis=-1)
     if activation == "silu":
         return gate * mx.sigmoid(gate) * up
+    if activation == "clamped_swiglu":
+        gate, up = mx.minimum(gate, SWIGLU_LIMIT), mx.clip(up, -SWIGLU_LIMIT, SWIGLU_LIMIT)
+        return gate * mx.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)
     # gelu by the tanh approximation: gate (1 + tanh(u)) / 2 = gate sigmoid(2 u)
     return gate * mx.sigmoid(1.5957691216 * (gate + 0.044715 * gate * gate * gate)) * up
 
@@ -73,6 +76,7 @@ def experts(
     down: Stack,
     spec: ExpertsSpec,
     activation: str = "silu",
+    biases: Biases | None = None,
 ) -> mx.array:
     chosen, shares = choose_experts(scores.reshape(-1, spec.count), spec)
     rows, is_sorted = x.reshape(-1, 1, 1, x.shape[-1]), chosen.size >= SORT_FROM
@@ -82,10 +86,15 @@ def experts(
         order, per_row = mx.argsort(chosen.reshape(-1)), spec.used // rows.shape[1]
         rows = rows.reshape(-1, 1, x.shape[-1])[order // per_row]
         chosen = chosen.reshape(-1)[order]
+    gate_bias, up_bias, down_bias = biases or (None, None, None)
     gate_up = mx.concatenate(
-        [_multiply_stack(rows, stack, chosen, is_sorted) for stack in (gate, up)], axis=-1
+        [
+            _multiply_stack(rows, gate, chosen, is_sorted, gate_bias),
+            _multiply_stack(rows, up, chosen, is_sorted, up_bias),
+        ],
+        axis=-1,
     )
-    outputs = _multiply_stack(_gate(gate_up, activation), down, chosen, is_sorted)
+    outputs = _multiply_stack(_gate(gate_up, activation), down, chosen, is_sorted, down_bias)
     if is_sorted:
         outputs = outputs[mx.argsort(order)]
     outputs = outputs.reshape(-1, spec.used, x.shape[-1])
@@ -103,11 +112,18 @@ def choose_experts(scores: mx.array, spec: ExpertsSpec) -> tuple[mx.array, mx.ar
     return chosen, mx.take_along_axis(mx.softmax(scores, axis=-1), chosen, axis=-1)
 
 
-def _multiply_stack(x: mx.array, stack: Stack, chosen: mx.array, is_sorted: bool) -> mx.array:
-    """x @ w.T with the matrices `chosen`, broadcast with the axes before M. x: [..., M, K]."""
+def _multiply_stack(
+    x: mx.array, stack: Stack, chosen: mx.array, is_sorted: bool, bias: mx.array | None
+) -> mx.array:
+    """x @ w.T with the matrices `chosen`, broadcast with the axes before M, plus their rows of
+    `bias`. x: [..., M, K]; bias: [X, N].
+    """
     if isinstance(stack, QuantizedStack):
-        return stack.matmul(x, chosen, is_sorted)
-    return mx.gather_mm(x, stack.swapaxes(-1, -2), rhs_indices=chosen, sorted_indices=is_sorted)
+        product = stack.matmul(x, chosen, is_sorted)
+    else:
+        matrices = stack.swapaxes(-1, -2)
+        product = mx.gather_mm(x, matrices, rhs_indices=chosen, sorted_indices=is_sorted)
+    return product if bias is None else product + bias[chosen][..., None, :]
 
 
 def adapt(product: mx.array, x: mx.array, adapters: Adapters, view: View) -> mx.array:
@@ -166,10 +182,10 @@ def rope_and_store(heads: mx.array, view: View, spec: LayerSpec) -> mx.array:
     return query
 
 
-def attend(query: mx.array, view: View, spec: LayerSpec) -> mx.array:
+def attend(query: mx.array, view: View, spec: LayerSpec, sinks: mx.array | None = None) -> mx.array:
     """As in core.ops; returns [B, H D] if the view is flat."""
     B, H, T, D = query.shape
-    if T == 1 and mx.default_device().type == mx.cpu:
+    if T == 1 and sinks is None and mx.default_device().type == mx.cpu:
         # The CPU has no fused kernel. A position's queries of a key head are rows of a single
         # product, without broadcasting.
         query = query.reshape(B, spec.key_value_heads, -1, D)
@@ -179,7 +195,7 @@ def attend(query: mx.array, view: View, spec: LayerSpec) -> mx.array:
         masks = [mask[-T:] if isinstance(mask, mx.array) else None for mask in masks]
     queries = [query] if len(stored) == 1 else mx.split(query, B)
     mixed = [
-        attention(sequence, keys, values, spec.scale, mask, spec.softcap)
+        attention(sequence, keys, values, spec.scale, mask, spec.softcap, sinks)
         for sequence, (keys, values), mask in zip(queries, stored, masks)
     ]
     mixed = mixed[0] if len(stored) == 1 else mx.concatenate(mixed)
@@ -227,17 +243,21 @@ def attention(
     scale: float,
     mask: mx.array | str | None = None,
     cap: float | None = None,
+    sinks: mx.array | None = None,
 ) -> mx.array:
     """softmax(query @ keys.T * scale) @ values; each key head serves H / G query heads (Ainslie et
     al. 2023).
 
     query: [B, H, T, D]; keys, values: Parts of [B, G, L, *], numbers of query's dtype or float16,
     or codes; mask: bool [T, L] or [B, 1, 1, L], True if visible, None for all, "causal" if the last
-    query is at the last key; cap: softcap of the scores. Returns [B, H, T, D].
+    query is at the last key; cap: softcap of the scores; sinks: [H], as in core.ops. Returns [B, H,
+    T, D].
     """
     if len(keys) > 1 or cap:
-        return _unfused_attention(query, keys, values, scale, mask, cap)
-    return mx.fast.scaled_dot_product_attention(query, keys[0], values[0], scale=scale, mask=mask)
+        return _unfused_attention(query, keys, values, scale, mask, cap, sinks)
+    return mx.fast.scaled_dot_product_attention(
+        query, keys[0], values[0], scale=scale, mask=mask, sinks=sinks
+    )
 
 
 def _unfused_attention(
@@ -247,6 +267,7 @@ def _unfused_attention(
     scale: float,
     mask: mx.array | str | None,
     cap: float | None,
+    sinks: mx.array | None,
 ) -> mx.array:
     """As `attention`, without a fused kernel: with a softcap, or over codes."""
     B, H, T, D = query.shape
@@ -269,7 +290,13 @@ def _unfused_attention(
         mask = mx.arange(L) <= mx.arange(L - T, L)[:, None]
     if mask is not None:
         scores = mx.where(mask[:, None] if mask.ndim == 4 else mask, scores, -math.inf)
-    shares = mx.softmax(scores, axis=-1, precise=True).reshape(B, G, H // G * T, L)
+    if sinks is not None:
+        column = mx.broadcast_to(sinks.reshape(G, H // G, 1, 1), (*scores.shape[:-1], 1))
+        scores = mx.concatenate([scores, column.astype(scores.dtype)], axis=-1)
+    shares = mx.softmax(scores, axis=-1, precise=True)
+    if sinks is not None:
+        shares = shares[..., :L]
+    shares = shares.reshape(B, G, H // G * T, L)
     if is_packed:
         mixed = mx.quantized_matmul(
             shares, *values, transpose=False, group_size=CACHE_GROUP, bits=8

@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_llama.core.files.quantized import IQ4_VALUES, AffineWeight, MLXWeight, Rows, pack_stream
+from mlx_llama.core.models.quantization import FLOAT_MODES, Packing
 
 from . import facts, runtime
 from .kernels import two_level
@@ -57,15 +58,19 @@ def find_faults(
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A low-bit matrix [N, K]: w = scale * code + bias over groups of `group_size` columns."""
+    """A low-bit matrix [N, K]: w = scale * code + bias over groups of `group_size` columns.
 
-    bits: int
-    group_size: int
+    In a mode with floating-point codes there are no biases.
+    """
+
+    packing: Packing
     packed: mx.array  # uint32 [N, K * bits / 32], each row a stream of codes, low bits first
-    # A pair of (scales, biases), [N, K / group_size] each, in the dtype of products. Groups of 16
-    # have two pairs over groups of 32: of the even and of the odd groups of 16.
-    scalings: tuple[tuple[mx.array, mx.array], ...]
+    # (scales, biases), [N, K / group_size] each, in the dtype of products. Affine groups of 16 have
+    # two pairs over groups of 32: of the even and of the odd groups of 16. Floating-point codes:
+    # (scales,), uint8.
+    scalings: tuple[tuple[mx.array, ...], ...]
     even: mx.array | None  # bool [K], True in columns of even groups of 16; None with a single pair
+    product: mx.Dtype  # of x in products
     dtype: mx.Dtype  # of the result of `rows`
 
     @classmethod
@@ -74,6 +79,13 @@ class QuantizedMatrix:
     ) -> QuantizedMatrix:
         """Concatenate the rows of `weights`. dtype: of the activations."""
         first = weights[0]
+        if first.mode != "affine":
+            arrays = [weight.mlx_rows(0, weight.shape[0]) for weight in weights]
+            packed, scales = (mx.array(_join(parts)) for parts in zip(*arrays))
+            product = _product_dtype(first, dtype, device, 0.0)
+            packing = Packing(*FLOAT_MODES[first.mode], first.mode)
+            mx.eval(packed, scales)
+            return cls(packing, packed, ((scales,),), None, product, dtype)
         if isinstance(first, MLXWeight):
             packed, scales, biases = _concatenate(weights)
             largest = 0.0  # they fit the file's width
@@ -98,11 +110,11 @@ class QuantizedMatrix:
             return (array.view(mx.bfloat16) if array.dtype == mx.uint16 else array).astype(product)
 
         matrix = cls(
-            first.bits,
-            max(first.group_size, 2 * HALF_GROUP),
+            Packing(first.bits, max(first.group_size, 2 * HALF_GROUP)),
             mx.array(packed),
             tuple((scaling(s), scaling(b)) for s, b in pairs),
             even,
+            product,
             dtype,
         )
         mx.eval(matrix.packed, matrix.scalings, even)
@@ -111,7 +123,7 @@ class QuantizedMatrix:
     @property
     def shape(self) -> tuple[int, int]:
         """(N, K)."""
-        return self.packed.shape[0], self.packed.shape[1] * 32 // self.bits
+        return self.packed.shape[0], self.packed.shape[1] * 32 // self.packing.bits
 
     @property
     def nbytes(self) -> int:
@@ -120,28 +132,26 @@ class QuantizedMatrix:
 
     def matmul(self, x: mx.array) -> mx.array:
         """x @ w.T. x: [..., K]; returns [..., N] in x's dtype."""
-        options = {"group_size": self.group_size, "bits": self.bits}
         products = [
-            mx.quantized_matmul(part, self.packed, *scaling, **options)
+            mx.quantized_matmul(part, self.packed, *scaling, **self.packing._asdict())
             for part, scaling in zip(self.split(x), self.scalings)
         ]
         return functools.reduce(operator.add, products).astype(x.dtype)
 
     def split(self, x: mx.array) -> tuple[mx.array, ...]:
         """x for each pair of scalings: groups of 16 take a product of even and of odd groups."""
-        wide = x.astype(self.scalings[0][0].dtype)
+        wide = x.astype(self.product)
         if self.even is None:
             return (wide,)
         return mx.where(self.even, wide, 0), mx.where(self.even, 0, wide)
 
     def rows(self, tokens: mx.array) -> mx.array:
         """Dequantise rows by index, in float32. tokens: int32 [B, T]; returns [B, T, K]."""
-        packed = self.packed[tokens]
-        pairs = [tuple(part[tokens].astype(mx.float32) for part in pair) for pair in self.scalings]
-        rows = [
-            mx.dequantize(packed, *pair, group_size=self.group_size, bits=self.bits)
-            for pair in pairs
-        ]
+        packed, options = self.packed[tokens], {**self.packing._asdict(), "dtype": mx.float32}
+        pairs = [tuple(part[tokens] for part in pair) for pair in self.scalings]
+        if self.packing.mode == "affine":
+            pairs = [tuple(part.astype(mx.float32) for part in pair) for pair in pairs]
+        rows = [mx.dequantize(packed, *pair, **options) for pair in pairs]
         return (rows[0] if self.even is None else mx.where(self.even, *rows)).astype(self.dtype)
 
 
@@ -171,9 +181,8 @@ class QuantizedStack:
                 *stacks,
                 rhs_indices=chosen,
                 transpose=True,
-                group_size=whole.group_size,
-                bits=whole.bits,
                 sorted_indices=is_sorted,
+                **whole.packing._asdict(),
             )
             products.append(product)
         return functools.reduce(operator.add, products).astype(x.dtype)
@@ -280,11 +289,14 @@ def _product_dtype(
 
 
 def _concatenate(weights: Sequence[MLXWeight]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Concatenate stored codes, scales and biases. A single matrix in the file's order is not
-    copied.
-    """
+    """Concatenate stored codes, scales and biases."""
     parts = [(weight.packed, weight.scales, weight.biases) for weight in weights]
-    return parts[0] if len(parts) == 1 else tuple(np.concatenate(arrays) for arrays in zip(*parts))
+    return tuple(_join(arrays) for arrays in zip(*parts))
+
+
+def _join(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Concatenate rows. A single part is not copied."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _repack(weights: Sequence[AffineWeight]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -25,7 +25,7 @@ class Weights(BlockWeights):
     """Layers of MLX arrays. One matrix at a time is in memory twice."""
 
     ops, runtime, vocabulary_type = ops, runtime, Vocabulary
-    block_fields = ("__class__", "bits", "group_size", "two_level", "scale_dtype")
+    block_fields = ("__class__", "mode", "bits", "group_size", "two_level", "scale_dtype")
     stack_type = QuantizedStack
 
     def __init__(

@@ -94,6 +94,14 @@ MODELS = {  # fields of a config.json
         num_local_experts=4,
         num_experts_per_tok=2,
     ),
+    "sinks": dict(
+        dtype="bfloat16",
+        architectures=["GptOssForCausalLM"],
+        attention_bias=True,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=4,
+    ),
     "windows and softcaps": dict(dtype="bfloat16"),
     "8 bits": dict(dtype="bfloat16", architectures=["Qwen3ForCausalLM"], head_dim=128),
 }

@@ -51,6 +51,15 @@ LLAMA4 = dict(
     num_local_experts=5,
     num_experts_per_tok=2,
 )
+YARN = dict(
+    rope_type="yarn",
+    factor=4.0,
+    original_max_position_embeddings=200,
+    beta_fast=32.0,
+    beta_slow=1.0,
+    truncate=False,
+)
+GPT_OSS = dict(head_dim=18, num_local_experts=5, num_experts_per_tok=3, sliding_window=7)
 # name: (model type, fields of transformers' config)
 FAMILIES = {
     "SmolLM3": ("smollm3", {}),
@@ -231,6 +240,17 @@ FAMILIES = {
             norm_topk_prob=False,
         ),
     ),
+    # Angles that llama.cpp computes like the others, though it rounds the range of pairs.
+    "gpt-oss": ("gpt_oss", GPT_OSS | {"rope_parameters": YARN | {"rope_theta": 5.0}}),
+    "gpt-oss with yarn as published": (
+        "gpt_oss",
+        GPT_OSS
+        | {
+            "rope_parameters": YARN | {"rope_theta": 150000.0},
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+            "num_key_value_heads": 1,
+        },
+    ),
 }
 TOKENS = np.random.default_rng(1).integers(3, 384, (2, 30)).astype(np.int32)
 
@@ -288,6 +308,8 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
             "rope_scaling": None,
             "sliding_window_pattern": "LLLG" if fields["sliding_window"] else None,
         }
+    if kind == "gpt_oss":
+        fields["rope_scaling"] = rope
     if kind == "qwen3_moe":
         fields["num_experts"] = fields.pop("num_local_experts")  # as Qwen's own files spell it
     (folder / "config.json").write_text(json.dumps(fields))
@@ -388,6 +410,7 @@ _NOT_IN_MLX = (
     "Llama 4",
     "Llama 4 with chunks",
     "Llama 4 without norms, tied",
+    "gpt-oss with yarn as published",  # it rounds the range of pairs
 )
 IN_MLX = [name for name in FAMILIES if not name.startswith("Phi-3 ") and name not in _NOT_IN_MLX]
 
@@ -439,7 +462,7 @@ def test_llama_cpp_reads_the_file(name, format, backend):
     judge.eval(TOKENS[0].tolist())
     logits = run(backend, open_checkpoint(path), (0, 29, 30))[0]
     wanted = judge.scores[:30]
-    if format == "Q8_0" and name.startswith(("Mixtral", "Qwen3-MoE", "Llama 4")):
+    if format == "Q8_0" and name.startswith(("Mixtral", "Qwen3-MoE", "Llama 4", "gpt-oss")):
         # Its rounding changes the choice between experts with nearly the same score, and then that
         # position's logits.
         assert (
@@ -456,6 +479,8 @@ def test_a_low_bit_folder_has_the_logits_of_mlx_lm(name, backend):
     from mlx_lm import convert, load
 
     folder, out = made(name, wide=True)[0], Path(tempfile.mkdtemp()) / "quantized"
+    if name.startswith("gpt-oss"):  # of the plain matrices it reads stacks alone
+        write_mlx(open_checkpoint(folder), (folder := out.parent / "stacks"), None)
     convert(str(folder), str(out), quantize=True, q_bits=4, q_group_size=32, dtype="float32")
     config = json.loads((out / "config.json").read_text())
     assert config["quantization"]["bits"] == 4

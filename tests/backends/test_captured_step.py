@@ -1038,6 +1038,19 @@ ODD = {  # fields of LlamaConfig
         moe_intermediate_size=24,
         expert_step=2,
     ),
+    "sinks, experts with biases": dict(
+        architecture="GptOssForCausalLM",
+        attention_sinks=True,
+        attention_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        activation="clamped_swiglu",
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=40,
+        sliding_window=4,
+        sliding_layers=(0,),
+    ),
     "scaled queries": dict(rope=RopeConfig(original_max_position_embeddings=3), query_beta=0.7),
 }
 

@@ -118,7 +118,7 @@ def test_the_plan_names_the_dtypes_of_the_model(kind, backend, tmp_path):
     assert plan.dtype == backend.runtime.dtype_name(model.dtype)
     if backend.name == "mlx":
         matrix = model.decoder.embedding.weight
-        product = matrix.scalings[0][0].dtype if hasattr(matrix, "scalings") else matrix.product
+        product = matrix.product
         assert plan.low_bit_operand == backend.runtime.dtype_name(product)
 
 

@@ -24,6 +24,8 @@ LOW_BIT = {
     "Q3_K": ((3, 16, True, False), (3.95, 5.1, 5.1)),
     "Q2_K": ((2, 16, True, True), (3.8, 5.5, 5.5)),
     "Q8_0": ((8, 32, False, False), (3.5, 4.4, 5.8)),
+    "mxfp4": ((5, 32, False, False), (3.6, 4.4, 6.3)),
+    "nvfp4": ((5, 16, False, False), (4.1, 5.2, 7.2)),
     "mlx": ((4, 64, False, True), (3.0, 3.6, 5.3)),
 }
 EIGHT_BITS_IN_BFLOAT16 = (4.8, 5.5, 7.0)  # two numbers to a code
@@ -53,7 +55,7 @@ def low_bit(name: str, N: int, K: int, dtype=torch.float16):
     def empty(columns: int, kind: torch.dtype, exists: bool = True):
         return torch.empty((N, columns), dtype=kind, device="meta") if exists else None
 
-    kind = torch.bfloat16 if name == "mlx" else torch.float16
+    kind = torch.bfloat16 if name in ("mlx", "mxfp4", "nvfp4") else torch.float16
     return QuantizedMatrix(
         (N, K),
         bits,

@@ -254,6 +254,7 @@ def as_float32(matrix):
     return dataclasses.replace(
         matrix,
         scalings=tuple(tuple(part.astype(mx.float32) for part in pair) for pair in matrix.scalings),
+        product=mx.float32,
     )
 
 

@@ -18,6 +18,7 @@ from making_gguf import LOW_BIT, make_gguf
 from backends.conftest import relative_error
 from mlx_llama import load as load_llm
 from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.models.quantization import FLOAT_MODES
 
 SHAPE = dict(hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=2)
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 64
@@ -167,6 +168,14 @@ def per_layer(path: str, module, *_) -> bool | dict:
     return {"group_size": 32 if name == "v_proj" else 64, "bits": bits, "mode": "affine"}
 
 
+def per_layer_modes(path: str, module, *_) -> bool | dict:
+    """Different modes inside fused matrices."""
+    modes = {"q_proj": "mxfp4", "v_proj": "nvfp4", "gate_proj": "mxfp8", "lm_head": "mxfp4"}
+    mode = modes.get(path.split(".")[-1], "affine")
+    bits, group = FLOAT_MODES.get(mode, (4, 64))
+    return {"group_size": group, "bits": bits, "mode": mode}
+
+
 CONVERSIONS = {
     "2 bits": dict(q_bits=2, q_group_size=32),
     "3 bits": dict(q_bits=3, q_group_size=64),
@@ -178,6 +187,10 @@ CONVERSIONS = {
     "per layer": dict(quant_predicate=per_layer),
     "tied": dict(q_bits=4, q_group_size=32, fields=dict(tie_word_embeddings=True)),
     "biases": dict(q_bits=4, q_group_size=64, fields=dict(attention_bias=True, mlp_bias=True)),
+    "mxfp4": dict(q_mode="mxfp4"),
+    "nvfp4": dict(q_mode="nvfp4", dtype="bfloat16"),
+    "mxfp8": dict(q_mode="mxfp8"),
+    "modes": dict(quant_predicate=per_layer_modes),
     "bfloat16": dict(q_bits=4, q_group_size=64, dtype="bfloat16"),
     "float16": dict(q_bits=8, q_group_size=64, dtype="float16"),
 }

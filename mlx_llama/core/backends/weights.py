@@ -81,6 +81,13 @@ class BaseWeights:
         with self._allocating():
             return RMSNorm(self.ops, self._ones(width), self.config.rms_norm_eps)
 
+    def vector(self, name: str | None) -> Array | None:
+        """The vector of that name; None for None."""
+        if name is None:
+            return None
+        with self._allocating():
+            return self._vector([name])
+
     def embedding(self, name: str) -> Embedding:
         """The embedding; a tied head shares its memory."""
         with self._allocating():
@@ -95,6 +102,11 @@ class BaseWeights:
         """The matrices of all experts. Raises CheckpointError if they have several formats."""
         with self._allocating():
             return self._stack(names)
+
+    def stack_biases(self, names: Sequence[str]) -> Array:
+        """The biases of all experts, [experts, N]."""
+        with self._allocating():
+            return self._vector([f"{name}.bias" for name in names]).reshape(len(names), -1)
 
     def _table(self, name: str) -> Matrix:
         """The matrix of an embedding."""
@@ -169,10 +181,14 @@ class BlockWeights(BaseWeights):
         self._blocks: dict[tuple[str, ...], list[Matrix]] = {}
         self._advance = progress.meter(self.checkpoint.nbytes)
 
+    def is_low_bit(self, weight: Tensor | AffineWeight) -> bool:
+        """True for a weight that stays packed."""
+        return isinstance(weight, AffineWeight)
+
     def can_concatenate(self, first: Tensor | AffineWeight, second: Tensor | AffineWeight) -> bool:
         """True if the rows of two weights can be concatenated to a block."""
-        if not isinstance(first, AffineWeight) or not isinstance(second, AffineWeight):
-            return isinstance(first, AffineWeight) == isinstance(second, AffineWeight)
+        if not self.is_low_bit(first) or not self.is_low_bit(second):
+            return self.is_low_bit(first) == self.is_low_bit(second)
         return all(getattr(first, name) == getattr(second, name) for name in self.block_fields)
 
     def _read(self, keys: Sequence[str]) -> list[Matrix]:
@@ -181,8 +197,7 @@ class BlockWeights(BaseWeights):
         for run in group_runs((self.tensors[key] for key in keys), self.can_concatenate):
             for tensor in run:
                 tensor.check_file()
-            is_low_bit = isinstance(run[0], AffineWeight)
-            blocks.append(self._pack(run) if is_low_bit else self._dense(run))
+            blocks.append(self._pack(run) if self.is_low_bit(run[0]) else self._dense(run))
             self._advance(sum(tensor.nbytes for tensor in run))
         return blocks
 
@@ -195,6 +210,6 @@ class BlockWeights(BaseWeights):
         blocks, tensors = self._read(keys), [self.tensors[key] for key in keys]
         if len(blocks) > 1:
             raise refuse_formats(keys, tensors, self.can_concatenate)
-        if isinstance(tensors[0], AffineWeight):
+        if self.is_low_bit(tensors[0]):
             return self.stack_type(len(names), blocks[0])
         return blocks[0].reshape(len(names), -1, blocks[0].shape[-1])

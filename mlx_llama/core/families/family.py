@@ -114,12 +114,15 @@ class Family:
     norm_offset: float = 0.0  # to add to the stored weights of norms
     # its field in config.json, and the default
     activation: tuple[str, str] = ("hidden_act", "silu")
+    gate: str = ""  # arithmetic of the MLP's gate in place of that activation
+    attention_sinks: bool = False  # as in LlamaConfig
     experts: Experts | None = None
     mlp: str = "mlp"  # a layer's module with the MLP
+    # {GGUF's name: module} where llama.cpp has another name for the module
+    renamed: Mapping[str, str] = field(default_factory=dict)
     # {stored module: modules whose rows it has}; of a single module, its name in the family
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     splits: bool = False  # files of llama.cpp and mlx_lm have the modules of `fused` each
-    gguf_second_norm: str = "ffn_norm"  # GGUF's name of the norm before the MLP
     permuted: bool = False  # llama.cpp's converter reorders rows of query and key
     # All files have the two rows of a rotary pair side by side, as Meta's do, unlike others of
     # Hugging Face
@@ -135,6 +138,8 @@ class Family:
     # None for that of the rest
     local_theta: tuple[str, float | None] | None = None
     partial_rotation: bool = False  # `partial_rotary_factor`
+    # default of yarn's `truncate`, and its value in GGUF files, which do not store it
+    truncates_yarn: bool = True
     scales_queries: bool = False  # by their position, `llama_4_scaling_beta`
 
     @cached_property
@@ -167,5 +172,5 @@ class Family:
             self.experts,
             self.permuted,
             self.mlp,
-            self.gguf_second_norm,
+            self.renamed,
         )

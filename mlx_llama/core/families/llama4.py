@@ -109,7 +109,7 @@ FAMILY = Family(
         "down_proj",
         router="router",
         stack="experts",
-        is_transposed=True,
+        fused_rows="halves",
         shared="shared_expert",
         is_everywhere=False,
         scoring="sigmoid",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from mlx_llama.core.models.spec import NORM_NAMES
 
@@ -28,6 +29,7 @@ _LAYERS = {
 }
 _QUERY_KEY_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+_BARE = "self_attn.sinks"  # a tensor that is no module: GGUF's name has a suffix, this has none
 _PERMUTED = ("self_attn.q_proj", "self_attn.k_proj")
 
 
@@ -40,10 +42,10 @@ class Experts:
     up: str
     down: str
     router: str = "gate"
-    stack: str = "switch_mlp"  # all experts, in files of mlx_lm
-    # Files of transformers have all experts' matrices transposed: `experts.gate_up_proj` [experts,
-    # E, 2 F] and `experts.down_proj` [experts, F, E].
-    is_transposed: bool = False
+    stack: str = "switch_mlp"  # module of the stacks of all experts
+    # transformers stores all experts in one tensor, and in its rows gates and ups "in turn" or as
+    # "halves" (fused_experts.py)
+    fused_rows: str = ""
     shared: str = ""  # an MLP for all tokens
     is_everywhere: bool = True  # no layer has a plain MLP
     scoring: str = "softmax"  # as in ExpertsSpec
@@ -68,13 +70,11 @@ class GGUFNames:
         experts: Experts | None,
         is_permuted: bool,
         mlp: str = "mlp",
-        second_norm: str = "ffn_norm",
+        renamed: Mapping[str, str] = MappingProxyType({}),
     ):
-        """Arguments: `norms`, `fused`, `experts`, `permuted`, `mlp` and `gguf_second_norm` of a
-        family.
-        """
-        renamed = {parts[0]: whole for whole, parts in fused.items() if len(parts) == 1}
-        joined = {part for parts in fused.values() for part in parts} - renamed.keys()
+        """Arguments: `norms`, `fused`, `experts`, `permuted`, `mlp` and `renamed` of a family."""
+        single = {parts[0]: whole for whole, parts in fused.items() if len(parts) == 1}
+        joined = {part for parts in fused.values() for part in parts} - single.keys()
         layers = {
             name: module.replace("mlp.", f"{mlp}.")
             for name, module in _LAYERS.items()
@@ -82,10 +82,10 @@ class GGUFNames:
         }
         layers |= {_FUSED[whole]: whole for whole, parts in fused.items() if len(parts) > 1}
         before, after = NORM_NAMES[norms]
-        layers |= dict(zip(("attn_norm", second_norm), before or ()))
+        layers |= dict(zip(("attn_norm", "ffn_norm"), before or ()))
         layers |= dict(zip(("post_attention_norm", "post_ffw_norm"), after or ()))
         layers |= _QUERY_KEY_NORMS if has_query_key_norm else {}
-        layers = {name: renamed.get(module, module) for name, module in layers.items()}
+        layers = {name: single.get(module, module) for name, module in layers.items()}
         self.layers, self.experts = layers, {}
         self.permuted = _PERMUTED if is_permuted else ()
         if experts:
@@ -99,6 +99,8 @@ class GGUFNames:
                 module = f"{experts.block}.experts.#.{getattr(experts, part)}"
                 self.layers[f"ffn_{part}_exps"] = f"{experts.block}.{experts.stack}.{part}_proj"
                 self.experts[f"ffn_{part}"] = module
+        kept = {k: v for k, v in self.layers.items() if v not in renamed.values()}
+        self.layers = kept | dict(renamed)
         stacks = ((f"{name}_exps", module) for name, module in self.experts.items())
         pairs = (*self.layers.items(), *_MODEL.items(), *stacks)
         self._inverse = {module: name for name, module in pairs}
@@ -115,6 +117,8 @@ class GGUFNames:
             return f"{_MODEL[module]}.{suffix}" if module in _MODEL else None
         module, _, expert = module.partition(".")
         theirs = self.experts.get(module) if expert else self.layers.get(module)
+        if theirs and theirs.endswith(_BARE):
+            return f"model.layers.{layer}.{theirs}"
         return theirs and f"model.layers.{layer}.{theirs.replace('#', expert)}.{suffix}"
 
     def gguf(self, name: str) -> str:
@@ -122,7 +126,7 @@ class GGUFNames:
 
         Raises KeyError: the family has no such tensor.
         """
-        module, _, suffix = name.rpartition(".")
+        module, _, suffix = (f"{name}.weight" if name.endswith(_BARE) else name).rpartition(".")
         match = _LAYER.fullmatch(module)
         prefix = f"blk.{match[1]}." if match else ""
         ours = self._inverse[_EXPERT.sub(".experts.#.", match[2]) if match else module]

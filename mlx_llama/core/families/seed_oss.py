@@ -17,5 +17,5 @@ FAMILY = Family(
         "attention_out_bias": (False, "no file has this bias, and llama.cpp has no place for it")
     },
     qkv_bias=None,
-    gguf_second_norm="post_attention_norm",
+    renamed={"post_attention_norm": "post_attention_layernorm"},
 )

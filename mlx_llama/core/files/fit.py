@@ -10,18 +10,20 @@ from pathlib import Path
 import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, show
-from mlx_llama.core.families import FAMILIES, strip_wrapper
+from mlx_llama.core.families import strip_wrapper
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.quantization import Packing
 from mlx_llama.core.system.machine import FileMap
 
 from .folder import LEFTOVER
+from .fused_experts import FusedPart, split_fused
 from .gguf import GGUFFile
-from .quantized import AffineWeight, MLXWeight
+from .quantized import AffineWeight, FloatWeight, MLXWeight
 from .safetensors import SafetensorsFile
 from .tensor import Tensor
 
 # (file, name there)
-_Place = tuple["SafetensorsFile | GGUFFile | StackPart | TransposedPart", str]
+_Place = tuple["SafetensorsFile | GGUFFile | StackPart | FusedPart", str]
 Weights = Mapping[str, _Place]  # by tensor name
 
 _EMBEDDING, _HEAD = "model.embed_tokens", "lm_head"
@@ -54,7 +56,7 @@ def resolve_tied(weights: Weights, config: LlamaConfig) -> Weights:
 
 class StackPart:
     """A file seen through a stack's matrix: a stack [count, N, K] reads as its matrix `i`, called
-    `name`.
+    `name`; biases [count, N] as a vector.
     """
 
     def __init__(self, file: SafetensorsFile | GGUFFile, name: str, i: int, count: int):
@@ -63,7 +65,8 @@ class StackPart:
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of the matrix, or of a stored tensor that is not such a stack."""
         first, *rest = self.file.shape(name)
-        return tuple(rest) if first == self.count and len(rest) == 2 else (first, *rest)
+        is_stack = first == self.count and len(rest) == (1 if self.name.endswith(".bias") else 2)
+        return tuple(rest) if is_stack else (first, *rest)
 
     def dtype(self, name: str) -> str:
         """As SafetensorsFile.dtype."""
@@ -85,65 +88,18 @@ class StackPart:
         return whole[self.i], page and (page[0], page[1] + self.i * nbytes, nbytes)
 
 
-class TransposedPart:
-    """As StackPart, of a stack [count, K, N]: its matrix `i`, transposed; of two of them side by
-    side, `half` 0 or 1.
-    """
-
-    def __init__(self, file: SafetensorsFile, name: str, i: int, count: int, half: int | None):
-        self.file, self.name, self.i, self.count, self.path = file, name, i, count, file.path
-        self.half = half
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        shape = self.file.shape(name)
-        if len(shape) != 3 or shape[0] != self.count or (self.half is not None and shape[2] % 2):
-            return shape
-        return shape[2] // (1 if self.half is None else 2), shape[1]
-
-    def dtype(self, name: str) -> str:
-        return self.file.dtype(name)
-
-    def tensor(self, name: str) -> Tensor:
-        rows, first = self.shape(name)[0], self.half or 0
-        return self.file.tensor(name).transposed(
-            self.name, self.i, first * rows, (first + 1) * rows
-        )
-
-
-def _untranspose(weights: Weights, config: LlamaConfig) -> Weights:
-    """Name each expert's matrix of stacks in transformers' form."""
-    named: dict[str, _Place] = dict(weights)
-    for spec in config.layers:
-        modules = FAMILIES[config.architecture].experts
-        if spec.experts is None or modules is None or not modules.is_transposed:
-            continue
-        experts = spec.experts.gate[0].removesuffix(f".0.{modules.gate}")
-        for stored, stacks in (
-            ("gate_up_proj", (spec.experts.gate, spec.experts.up)),
-            ("down_proj", (spec.experts.down,)),
-        ):
-            if (place := named.pop(f"{experts}.{stored}", None)) is None:
-                continue
-            file, name = place
-            assert isinstance(file, SafetensorsFile)
-            for half, modules_of in enumerate(stacks):
-                which = half if len(stacks) == 2 else None
-                for i, each in enumerate(modules_of):
-                    part = TransposedPart(file, f"{each}.weight", i, len(modules_of), which)
-                    named[f"{each}.weight"] = part, name
-    return named
-
-
 def unstack(weights: Weights, config: LlamaConfig) -> Weights:
     """Name each expert's matrix, however the files store them."""
-    weights = _untranspose(weights, config)
+    weights = split_fused(weights, config)
     stacks = {
-        stack + part: (names, part) for stack, names in config.stacks().items() for part in _PARTS
+        stack + part: (names, part)
+        for stack, names in config.stacks().items()
+        for part in (*_PARTS, ".bias")
     }
     single = {name: place for name, place in weights.items() if name not in stacks}
     for name in weights.keys() & stacks.keys():
         (file, stored), (names, part) = weights[name], stacks[name]
-        assert not isinstance(file, (StackPart, TransposedPart))
+        assert not isinstance(file, (StackPart, FusedPart))
         if names[0] + part in single:
             raise CheckpointError(
                 f"{file.path}: holds {show(name)} and {show(names[0] + part)}, which are the same "
@@ -180,9 +136,9 @@ def misfits(
     for name, shape in config.stored_shapes(weights).items():
         expected[name] = shape
         if name in packed:
-            bits, group_size = packed[name]
+            bits, group_size, mode = packed[name]
             expected[name] = (shape[0], shape[1] * bits // 32)
-            expected |= dict.fromkeys(_scaling(name), (shape[0], shape[1] // group_size))
+            expected |= dict.fromkeys(_scaling(name, mode), (shape[0], shape[1] // group_size))
     errors, apart = [], f"the weights do not match {source}"
     missing = [name for name in expected if name not in weights] if complete else []
     if missing:
@@ -216,7 +172,7 @@ def misfits(
             kinds.setdefault((_LAYER.sub(".", name), actual, expected[name]), []).append(name)
     for (_, actual, shape), names in kinds.items():
         packing = packed.get(names[0].rpartition(".")[0] + ".weight")
-        hint = f" (quantization: {packing[0]} bits, groups of {packing[1]})" if packing else ""
+        hint = f" (quantization: {packing})" if packing else ""
         errors.append(
             f"{weights[names[0]][0].path}: tensor {names[0]} has shape {list(actual)}, {source} "
             f"calls for {list(shape)}{hint}{_more(names)}; {apart}"
@@ -238,9 +194,9 @@ def select(
     tensors: dict[str, Tensor | AffineWeight] = {}
     for name in config.stored_shapes(weights):
         if name in packed:
-            tensors[name] = _quantized(
-                name, packed[name], *(_packable(weights[part]) for part in (name, *_scaling(name)))
-            )
+            parts = name, *_scaling(name, packed[name].mode)
+            places = [_packable(weights[part]) for part in parts]
+            tensors[name] = _quantized(name, packed[name], *places)
             continue
         file, stored = weights[name]
         tensor = file.tensor(stored)
@@ -269,10 +225,10 @@ def split(
     return tensors
 
 
-def _scaling(name: str) -> tuple[str, str]:
-    """Names of a quantised matrix's scales and biases."""
+def _scaling(name: str, mode: str = "affine") -> tuple[str, ...]:
+    """Names of a quantised matrix's scales and, in mode "affine", biases."""
     module = name.removesuffix(".weight")
-    return module + ".scales", module + ".biases"
+    return (module + ".scales", module + ".biases")[: 1 + (mode == "affine")]
 
 
 def _is_packed(name: str, weights: Weights) -> bool:
@@ -282,17 +238,15 @@ def _is_packed(name: str, weights: Weights) -> bool:
     return file.dtype(stored) == "U32"
 
 
-def _packable(place: _Place) -> tuple[SafetensorsFile | StackPart | TransposedPart, str]:
+def _packable(place: _Place) -> tuple[SafetensorsFile | StackPart | FusedPart, str]:
     """A place in a file that config.json's `quantization` may describe; GGUF has none."""
     file, stored = place
     assert not isinstance(file, GGUFFile)
     return file, stored
 
 
-def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, tuple[int, int]]:
-    """{name of a quantised matrix: (bits, group_size)}, by config.json and the matrices that have
-    scales.
-    """
+def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, Packing]:
+    """{name of a quantised matrix: packing}, by config.json and the matrices that have scales."""
     settings = config.quantization
     if settings is None:
         return {}
@@ -305,13 +259,14 @@ def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, t
         if name not in listed and (
             _is_packed(name, weights) or any(part in weights for part in _scaling(name))
         ):
-            packing = settings.bits, settings.group_size
+            packing = settings.packing
         if packing is None:
             continue
-        if shape[1] % packing[1]:
+        if shape[1] % packing.group_size:
             raise CheckpointError(
-                f"{folder / 'config.json'}: quantization.group_size is {packing[1]}, which does "
-                f"not divide the rows of {name} {list(shape)}; the weights do not match config.json"
+                f"{folder / 'config.json'}: quantization.group_size is {packing.group_size}, which "
+                f"does not divide the rows of {name} {list(shape)}; the weights do not match "
+                "config.json"
             )
         packed[name] = packing
     if not packed:
@@ -324,11 +279,9 @@ def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, t
 
 
 def _quantized(
-    name: str,
-    packing: tuple[int, int],
-    *parts: tuple[SafetensorsFile | StackPart | TransposedPart, str],
-) -> MLXWeight:
-    """Make a matrix of three stored tensors: codes, scales and biases."""
+    name: str, packing: Packing, *parts: tuple[SafetensorsFile | StackPart | FusedPart, str]
+) -> MLXWeight | FloatWeight:
+    """Make a matrix of its stored tensors: codes, scales and, in mode "affine", biases."""
     (file, stored), *scaling = parts
     if file.dtype(stored) != "U32":
         raise CheckpointError(
@@ -336,19 +289,23 @@ def _quantized(
             "config.json says that it is quantised; the weights do not match config.json"
         )
     kinds = [file.dtype(stored) for file, stored in scaling]
+    allowed = _SCALES if packing.mode == "affine" else ("U8",)
     for (file, stored), kind in zip(scaling, kinds):
-        if kind not in _SCALES or kind != kinds[0]:
-            wanted = kinds[0] if kind in _SCALES else "F32, F16 or BF16"
+        if kind not in allowed or kind != kinds[0]:
+            wanted = kinds[0]
+            if kind not in allowed:
+                wanted = "F32, F16 or BF16" if packing.mode == "affine" else "U8"
             raise CheckpointError(
                 f"{file.path}: tensor {stored} has dtype {kind}, expected {wanted} for the scales "
                 "of a quantised matrix; quantise the model again with mlx_lm.convert"
             )
-    arrays = []
-    for file, stored in parts:
-        assert not isinstance(file, TransposedPart)  # which has no codes
-        arrays.append(file.array(stored))
-    (codes, scales, biases), pages = zip(*arrays)
-    return MLXWeight(name, *packing, codes, scales, biases, [page for page in pages if page])
+    arrays, all_pages = zip(*(file.array(stored) for file, stored in parts))
+    pages = [page for page in all_pages if page]
+    if packing.mode != "affine":
+        codes, scales = arrays
+        return FloatWeight(name, packing.mode, codes, scales, pages=pages)
+    codes, scales, biases = arrays
+    return MLXWeight(name, packing.bits, packing.group_size, codes, scales, biases, pages)
 
 
 def _more(names: list[str]) -> str:

@@ -209,7 +209,7 @@ class GGUFFile:
         return {
             name: shape
             for name, shape in shapes.items()
-            if name.endswith(".bias") and name not in self._tensors
+            if name.endswith(".bias") and name not in self._tensors and ".experts." not in name
         }
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -109,7 +109,7 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
             order = np.argsort(row_order(tensor.shape[0], config.head_dim))  # its inverse
         kind = choose_type(names.gguf(tensor.name), tensor.shape, format, config, family.gguf)
         offset = config.norm_offset if tensor.name.endswith("norm.weight") else 0.0
-        is_stack = name.removesuffix(".weight") in stacks
+        is_stack = name.rpartition(".")[0] in stacks
         plan[name] = _TensorPlan(parts, is_stack, kind, order, offset)
     for name, item in plan.items():
         stored = gguf.GGMLQuantizationType[item.kind]
@@ -315,12 +315,13 @@ def _write_rope_scaling(writer: Any, checkpoint: Checkpoint, notices: list[str])
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope.factor)
     if rope.type == "yarn":
-        # For this architecture llama.cpp reads no others, and always rounds the range of pairs.
-        if (rope.beta_fast, rope.beta_slow, rope.truncate) != (32.0, 1.0, True):
+        # llama.cpp reads no others here, and rounds the range of pairs for every family.
+        truncates = FAMILIES[checkpoint.config.architecture].truncates_yarn
+        if (rope.beta_fast, rope.beta_slow, rope.truncate) != (32.0, 1.0, truncates):
             raise ConfigError(
                 f"{checkpoint.name}: rope type yarn with beta_fast {rope.beta_fast:g}, beta_slow "
                 f"{rope.beta_slow:g} and truncate {rope.truncate}: a GGUF file has only 32, 1 and "
-                "True for them; write the MLX form"
+                f"{truncates} for them; write the MLX form"
             )
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope.factor)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.models.config import LlamaConfig, RopeConfig
+from mlx_llama.core.models.quantization import Packing, Quantization
 
 from .checkpoint import Checkpoint
 from .tensor import Tensor
@@ -51,11 +52,27 @@ def _hashed_fields(config: LlamaConfig) -> dict[str, Any]:
         if field.compare
     }
     values["rope"] = _describe_rope(config.rope), MISSING
+    if config.quantization:
+        values["quantization"] = _describe_quantization(config.quantization), MISSING
     return {
         name: value
         for name, (value, default) in values.items()
         if default is MISSING or name == "quantization" or value != default
     }
+
+
+def _describe_quantization(quantization: Quantization) -> str:
+    """As the first traces have it, with the modes that they lack."""
+
+    def describe(packing: Packing) -> tuple[Any, ...]:
+        return packing[:2] if packing.mode == "affine" else tuple(packing)
+
+    bits, group_size, *mode = describe(quantization.packing)
+    layers = tuple(
+        (module, packing and describe(packing)) for module, packing in quantization.layers
+    )
+    also = f", mode={mode[0]!r}" if mode else ""
+    return f"Quantization(bits={bits}, group_size={group_size}, layers={layers!r}{also})"
 
 
 def _describe_rope(rope: RopeConfig) -> str:

@@ -130,7 +130,7 @@ def write_mlx(
     plan = {
         name: _TensorPlan(
             parts,
-            name.removesuffix(".weight") in stacks,
+            name.rpartition(".")[0] in stacks,
             _pick_dtype(parts[0], checkpoint, config),
             *packings.get(name.removesuffix(".weight"), (bits, group_size)),
             offset if name.endswith("norm.weight") else 0.0,
@@ -291,10 +291,10 @@ class _TensorPlan(TensorPlan):
 
 def _router_packings(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
     """{module: (bits, group size)} of routers that mlx_lm.convert stores with more bits: those of
-    Qwen.
+    Qwen and gpt-oss.
     """
-    config = checkpoint.config
-    if config.architecture != "Qwen3MoeForCausalLM" or config.hidden_size % 64:
+    config, wide = checkpoint.config, ("Qwen3MoeForCausalLM", "GptOssForCausalLM")
+    if config.architecture not in wide or config.hidden_size % 64:
         return {}
     experts = (spec.experts for spec in config.layers)
     return {spec.router: (8, 64) for spec in experts if spec is not None}

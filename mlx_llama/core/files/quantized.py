@@ -2,7 +2,11 @@
 
 There are two kinds of matrices: blocks of GGUF (structs: llama.cpp, ggml/src/ggml-common.h;
 reference: gguf.quants) and the packing of mx.quantize. Both are unpacked lazily and exactly to
-`Rows`: `Rows.float32` has the bits of gguf.quants.dequantize and mx.dequantize.
+`Rows`: `Rows.float32` has the bits of gguf.quants.dequantize and mx.dequantize (but for the sign of
+zero in 4-bit floating-point codes).
+
+4-bit floating-point codes (E2M1) are unpacked to integers, twice their number plus 16, with half
+their scale. 8-bit ones (E4M3) are indices into a table, Rows.numbers.
 
 Unpacking processes eight codes at a time, one per byte of a 64-bit word: a shift moves all of them,
 a mask clears the bits that crossed into another byte.
@@ -19,16 +23,21 @@ from typing import Any
 
 import numpy as np
 
+from mlx_llama.core.models.quantization import FLOAT_MODES
+
 from .tensor import Mapped, Pages, as_numbers
 
 _Scaling = dict[str, "np.ndarray | None"]  # fields of Rows
 
 _SLAB = 1 << 18  # weights dequantised at once; fits a core's cache
+_SCALE_DTYPES = {"Q8_K": "float32", "MXFP4": "bfloat16"}  # others: float16
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Unpacked rows of a low-bit matrix: w = scales * (codes - offset) + biases, group by group."""
+    """Unpacked rows of a low-bit matrix: w = scales * (codes - offset) + biases, group by group;
+    w = scales * numbers[codes] of mxfp8.
+    """
 
     codes: np.ndarray  # uint8 [n, K], 0 .. 2**bits - 1, C-contiguous
     scales: np.ndarray  # float32 [n, K / group_size]
@@ -39,13 +48,15 @@ class Rows:
     sub_scales: np.ndarray | None = None  # int8 [n, K / group_size]
     super_biases: np.ndarray | None = None  # float16 [n, K / 256], the file's "dmin" negated
     sub_biases: np.ndarray | None = None  # uint8 [n, K / group_size]
+    numbers: np.ndarray | None = None  # float32 [256], the number of each code
 
     def float32(self) -> np.ndarray:
         """Dequantise to float32 [n, K], with a rounding after the product and another after the
         sum.
         """
         n, groups = self.scales.shape
-        values = self.codes.astype(np.float32).reshape(n, groups, self.codes.shape[1] // groups)
+        codes, numbers = self.codes.reshape(n, groups, self.codes.shape[1] // groups), self.numbers
+        values = codes.astype(np.float32) if numbers is None else numbers[codes]
         if self.offset:
             values -= np.float32(self.offset)
         with np.errstate(all="ignore"):  # a file may hold infinite scales
@@ -60,15 +71,19 @@ class AffineWeight(Mapped, ABC):
 
     name: str  # of Hugging Face, such as model.layers.0.self_attn.q_proj.weight
     shape: tuple[int, int]  # (N, K), rows in Hugging Face order
-    format: str  # GGUF type, such as "Q4_0", "Q4_K" or "IQ4_NL"; "affine" for mx.quantize
-    # width of the codes: 2, 3, 4, 5, 6 or 8 (IQ4 types: 8, the values of their table + 128)
+    format: str  # GGUF type, such as "Q4_0", "Q4_K" or "IQ4_NL"; mode of mx.quantize
+    # width of the codes of `Rows`: 2, 3, 4, 5, 6 or 8 (IQ4 types: 8, the values of their table +
+    # 128; 4-bit floating-point codes: 5)
     bits: int
     group_size: int  # weights that share a scale: 16, 32, 64 or 128
     offset: int  # of its `Rows`
     has_biases: bool
     two_level: bool
-    scale_dtype: str  # of the (super) scales in the file: "float16", "bfloat16" or "float32"
+    # that holds the file's (super) scales: "float16", "bfloat16" or "float32"
+    scale_dtype: str
     dtype: str  # for activations: "float16" for GGUF, that of the scales for mx.quantize
+    mode = "affine"  # of mx.quantize, for the same numbers
+    table = ""  # name in TABLES: the codes are its values, and 4-bit indices in the file
     nbytes: int  # in the file
     column_unit: int  # columns that must stay together
 
@@ -87,6 +102,12 @@ class AffineWeight(Mapped, ABC):
     @abstractmethod
     def _unpack(self, ids: np.ndarray | slice) -> Rows:
         """Unpack rows by index (int [n])."""
+
+    def mlx_rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows start .. stop - 1 as mx.quantize packs them in `mode`, not "affine": codes uint32
+        [n, K * width / 32] and scales uint8 [n, K / group_size].
+        """
+        raise NotImplementedError(f"{self.format} is affine")
 
     @property
     def description(self) -> str:
@@ -137,8 +158,9 @@ class GGUFWeight(AffineWeight):
         self.blocks, self.order, self.pages = blocks, order, pages
         self.bits, self.group_size, self.offset = layout.bits, layout.group_size, layout.offset
         self.has_biases, self.two_level = layout.has_biases, layout.two_level
-        if format == "Q8_K":
-            self.scale_dtype = "float32"
+        self.scale_dtype, self.table = _SCALE_DTYPES.get(format, "float16"), layout.table
+        if format == "MXFP4":
+            self.mode = "mxfp4"
         self.nbytes = blocks.nbytes
         self.layout, self.column_unit = layout, layout.block_size
 
@@ -155,6 +177,17 @@ class GGUFWeight(AffineWeight):
         shape = (self.shape[0], stop - start)
         blocks = self.blocks[:, start // size * nbytes : stop // size * nbytes]
         return GGUFWeight(self.name, self.format, shape, blocks, self.order, self.pages)
+
+    def mlx_rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        if self.mode == "affine":
+            return super().mlx_rows(start, stop)
+        which = slice(start, stop) if self.order is None else self.order[start:stop]
+        blocks = self.blocks[which].reshape(stop - start, -1, self.layout.nbytes)
+        # A byte of the file has codes j and j + 16; mx.quantize's has neighbours.
+        first, second = blocks[:, :, 1::2], blocks[:, :, 2::2]
+        low, high = first & 15 | second << 4, first >> 4 | second & 0xF0
+        packed = np.concatenate([low, high], axis=-1).reshape(stop - start, -1)
+        return packed.view(np.uint32), np.ascontiguousarray(blocks[:, :, 0])
 
     def _unpack(self, ids: np.ndarray | slice) -> Rows:
         rows = self.blocks[ids if self.order is None else self.order[ids]]
@@ -249,6 +282,104 @@ class MLXWeight(AffineWeight):
         codes = _unpack_stream(packed, self.bits).reshape(len(packed), self.shape[1])
         scales, biases = (as_numbers(self._rows_of(i, ids)).astype(np.float32) for i in (1, 2))
         return Rows(codes, scales, biases, 0)
+
+
+# Half the numbers of E2M1's codes are no integers; twice the numbers are.
+_FP4_TWICE = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.int16)
+# Twice the numbers of E2M1's 16 codes, plus 16. Minus zero becomes zero.
+FP4_VALUES = np.concatenate([_FP4_TWICE, -_FP4_TWICE]) + 16
+# Numbers of E4M3's 256 codes as mx.dequantize has them: 480 in place of NaN
+FP8_NUMBERS = ((np.arange(256) & 0x7F) << 7 | (np.arange(256) & 0x80) << 8).astype(np.uint16).view(
+    np.float16
+).astype(np.float32) * np.float32(256)
+
+
+def _e8m0(codes: np.ndarray) -> np.ndarray:
+    """Half of the scales 2**(code - 127), float32, exact. codes: uint8."""
+    return np.ldexp(np.float32(1), codes.astype(np.int32) - 128)
+
+
+class FloatWeight(AffineWeight):
+    """A matrix that mx.quantize packed in a mode with floating-point codes; also the experts of
+    gpt-oss (https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf).
+    """
+
+    has_biases = two_level = False
+    scale_dtype = dtype = "bfloat16"  # exact for E8M0 and E4M3; mlx_lm's for the activations
+
+    def __init__(
+        self,
+        name: str,
+        mode: str,
+        packed: np.ndarray,
+        scales: np.ndarray,
+        order: np.ndarray | None = None,
+        pages: Pages = (),
+    ):
+        """packed: uint32 [N, K * width / 32], a stream of codes per row, low bits first. scales:
+        uint8 [N, K / group_size], E8M0, or E4M3 of mode "nvfp4". order, pages: as in `Mapped`;
+        pages of both arrays.
+        """
+        self.name, self.format, self.mode = name, mode, mode
+        self.packed, self.scales, self.order, self.pages = packed, scales, order, pages
+        self.width, self.group_size = FLOAT_MODES[mode]
+        self.bits, self.offset, self.table = (5, 16, "fp4") if self.width == 4 else (8, 0, "")
+        rows = len(packed) if order is None else len(order)
+        self.shape = (rows, packed.shape[1] * 32 // self.width)
+        self.nbytes = rows * (4 * packed.shape[1] + scales.shape[1])
+        self.column_unit = 32
+
+    @property
+    def stored_rows(self) -> int:
+        return len(self.packed)
+
+    def part(self, name: str, start: int, stop: int) -> FloatWeight:
+        first, last, order = self.rows_in_file(start, stop)
+        pages = tuple(self.pages_of(first, last))
+        packed, scales = self.packed[first:last], self.scales[first:last]
+        return FloatWeight(name, self.mode, packed, scales, order, pages)
+
+    def reorder(self, order: np.ndarray) -> FloatWeight:
+        return FloatWeight(self.name, self.mode, self.packed, self.scales, order, self.pages)
+
+    def columns(self, start: int, stop: int) -> FloatWeight:
+        width = self.shape[1]
+        packed, scales = (
+            array[:, start * array.shape[1] // width : stop * array.shape[1] // width]
+            for array in (self.packed, self.scales)
+        )
+        return FloatWeight(self.name, self.mode, packed, scales, self.order, self.pages)
+
+    def mlx_rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        which = slice(start, stop) if self.order is None else self.order[start:stop]
+        return self.packed[which], self.scales[which]
+
+    def _unpack(self, ids: np.ndarray | slice) -> Rows:
+        which = ids if self.order is None else self.order[ids]
+        packed, stored = np.ascontiguousarray(self.packed[which]), self.scales[which]
+        if self.width == 8:
+            codes = packed.view(np.uint8).reshape(len(packed), self.shape[1])
+            return Rows(codes.copy(), 2 * _e8m0(stored), None, 0, numbers=FP8_NUMBERS)
+        pairs = np.empty((len(packed), self.shape[1] // 2), np.uint16)
+        _FP4_NEIGHBOURS.take(packed.view(np.uint8).reshape(pairs.shape), out=pairs)
+        scales = FP8_NUMBERS[stored] / 2 if self.mode == "nvfp4" else _e8m0(stored)
+        return Rows(pairs.view(np.uint8), scales, None, self.offset)
+
+
+def mxfp4_weight(
+    name: str,
+    blocks: np.ndarray,
+    scales: np.ndarray,
+    order: np.ndarray | None = None,
+    pages: Pages = (),
+) -> FloatWeight:
+    """An expert's matrix as gpt-oss's safetensors hold it, without a copy.
+
+    blocks: uint8 [N, K / 32, 16], neighbours in a byte each, the first in its low bits. scales:
+    uint8 [N, K / 32], E8M0. order, pages: as in `Mapped`.
+    """
+    packed = blocks.reshape(len(blocks), -1).view(np.uint32)
+    return FloatWeight(name, "mxfp4", packed, scales, order, pages)
 
 
 def _unpack_stream(packed: np.ndarray, bits: int) -> np.ndarray:
@@ -432,22 +563,33 @@ IQ4_VALUES = (
 )
 
 
-def _pair_table(shift: int) -> np.ndarray:
-    """uint16 [65536]: two bytes -> the table's values of a nibble of each."""
-    values = IQ4_VALUES[(np.arange(256) >> shift) & 15].astype(np.uint16)
-    return (values[None, :] | (values[:, None] << np.uint16(8))).reshape(-1)
+def _pair_tables(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """uint16 [65536] for the low and the high nibbles of two bytes: their values, uint8 each."""
+    nibbles = values.astype(np.uint16)[(np.arange(256) >> np.array([[0], [4]])) & 15]
+    low, high = nibbles[:, None, :] | nibbles[:, :, None] << np.uint16(8)
+    return low.reshape(-1), high.reshape(-1)
 
 
-_IQ4_PAIRS = (_pair_table(0), _pair_table(4))
+# {name of a table: its 16 values}, and the same values for pairs of nibbles
+TABLES = {"iq4": IQ4_VALUES, "fp4": FP4_VALUES}
+_PAIRS = {name: _pair_tables(values) for name, values in TABLES.items()}
+# uint16 [256]: a byte -> the values of its low and its high nibble, uint8 each
+_FP4_NEIGHBOURS = (FP4_VALUES[np.arange(256) & 15] | FP4_VALUES[np.arange(256) >> 4] << 8).astype(
+    np.uint16
+)
 
 
-def _iq4(pairs: np.ndarray, codes: np.ndarray) -> None:
+def _look_up(table: str, pairs: np.ndarray, codes: np.ndarray) -> None:
     """Write 16 codes of low nibbles, then 16 of high nibbles, per 16 bytes. pairs: uint16 [B, bytes
     / 2].
     """
     source, target = pairs.reshape(-1, 8), codes.view(np.uint16).reshape(-1, 2, 8)
     for i in (0, 1):
-        target[:, i] = _IQ4_PAIRS[i].take(source)
+        target[:, i] = _PAIRS[table][i].take(source)
+
+
+def _mxfp4(blocks: np.ndarray) -> _Scaling:
+    return {"scales": _e8m0(blocks[:, :1]), "biases": None}
 
 
 def _iq4_xs(blocks: np.ndarray) -> _Scaling:
@@ -485,14 +627,15 @@ class GGUFFormat:
     scaling: Callable[[np.ndarray], _Scaling]  # blocks -> the scaling fields of Rows
     fields: tuple[Field, ...]  # of the codes, or of indices into the table
     flip: int = 0  # exclusive-or mask of 8-bit codes
-    table: bool = False  # codes are values of IQ4_VALUES
+    table: str = ""  # name in TABLES: the codes are its values
 
     def unpack(self, blocks: np.ndarray, codes: np.ndarray) -> None:
         """Write the codes of blocks uint8 [B, bytes] to uint64 [B, weights / 8], eight per word."""
         for number, field in enumerate(self.fields):
             last = field.first + self.block_size * field.width // 8
             if self.table:
-                _iq4(np.ascontiguousarray(blocks[:, field.first : last]).view(np.uint16), codes)
+                pairs = np.ascontiguousarray(blocks[:, field.first : last]).view(np.uint16)
+                _look_up(self.table, pairs, codes)
             elif field.run == 0:
                 for j in range(last - field.first):
                     codes[:, j] |= _SINGLE_BITS[blocks[:, field.first + j]] << np.uint64(field.at)
@@ -538,9 +681,11 @@ GGUF_FORMATS: dict[str, GGUFFormat] = {
     # float d; int8 qs[256]; int16 sums[16]
     "Q8_K": GGUFFormat(256, 292, 8, 128, 128, False, False, _q8_k, (Field(4, 8, 256),), flip=128),
     # half d; uint8 qs[16]
-    "IQ4_NL": GGUFFormat(32, 18, 8, 32, 128, False, False, _scale, (Field(2, 4, 16),), table=True),
+    "IQ4_NL": GGUFFormat(32, 18, 8, 32, 128, False, False, _scale, (Field(2, 4, 16),), table="iq4"),
     # half d; uint16 scales_h; uint8 scales_l[4], qs[128]
     "IQ4_XS": GGUFFormat(
-        256, 136, 8, 32, 128, False, True, _iq4_xs, (Field(8, 4, 16),), table=True
+        256, 136, 8, 32, 128, False, True, _iq4_xs, (Field(8, 4, 16),), table="iq4"
     ),
+    # uint8 e; uint8 qs[16]
+    "MXFP4": GGUFFormat(32, 17, 5, 32, 16, False, False, _mxfp4, (Field(1, 4, 16),), table="fp4"),
 }

@@ -36,6 +36,11 @@ class Mapped:
     # int64 [rows]: row n is row order[n] of the file; None if they agree
     order: np.ndarray | None = None
 
+    @property
+    def stored_rows(self) -> int:
+        """Rows of the file's arrays; more than `shape` has if `order` leaves some out."""
+        return self.shape[0]
+
     def read(self, first: int, last: int) -> None:
         """Read rows first .. last - 1 of the file into memory. Raises CheckpointError for a
         truncated file.
@@ -81,7 +86,7 @@ class Mapped:
     def pages_of(self, first: int, last: int) -> Iterator[tuple[machine.FileMap, int, int]]:
         """`pages` of rows first .. last - 1 of the file."""
         for mapped, offset, nbytes in self.pages:
-            row = nbytes // self.shape[0]
+            row = nbytes // self.stored_rows
             yield mapped, offset + first * row, (last - first) * row
 
 
@@ -137,32 +142,20 @@ class Tensor(Mapped):
         self, name: str, view: np.ndarray, pages: Pages, order: np.ndarray | None
     ) -> Tensor:
         tensor = Tensor(name, self.dtype, view.shape, view, pages)
-        is_plain = order is None and view.flags.aligned and view.strides[-1:] == (view.itemsize,)
-        return tensor if is_plain else CopiedTensor(tensor, order)
-
-    def transposed(self, name: str, number: int, start: int, stop: int) -> Tensor:
-        """Columns start .. stop - 1 of matrix `number` of a stack [X, K, N], transposed, as a
-        matrix called `name`.
-        """
-        view = self.stored[number, :, start:stop].T
-        nbytes = self.nbytes // self.shape[0]
-        pages = tuple((mapped, at + number * nbytes, nbytes) for mapped, at, _ in self.pages)
-        return self._narrow(name, view, pages, None)
+        return tensor if order is None and view.flags.aligned else CopiedTensor(tensor, order)
 
     def reorder(self, order: np.ndarray) -> Tensor:
         """The tensor whose row n is row order[n] of this one, which is in the file's order."""
         return CopiedTensor(self, order)
 
     def flat(self) -> Tensor:
-        """View a stack of matrices [X, N, K] as a matrix [X N, K]."""
-        view = self.stored.reshape(-1, self.shape[-1])
+        """View a stack of matrices [X, N, K] as a matrix [X N, K]; of vectors, as a vector."""
+        view = self.stored.reshape(-1, *self.shape[2:])
         return Tensor(self.name, self.dtype, view.shape, view, self.pages)
 
 
 class CopiedTensor(Tensor):
-    """A tensor with permuted rows, a misaligned start or rows that are columns in the file, so that
-    `bits` copies at each access.
-    """
+    """A tensor with permuted rows or a misaligned start, so that `bits` copies at each access."""
 
     _view: np.ndarray
 

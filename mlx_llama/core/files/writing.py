@@ -116,8 +116,10 @@ def stack_experts(checkpoint: Checkpoint) -> dict[str, tuple[Tensor | AffineWeig
     if FAMILIES[config.architecture].splits:
         stored = checkpoint.tensors
     stacks = {
-        f"{stack}.weight": tuple(stored[f"{name}.weight"] for name in names)
+        f"{stack}.{kind}": tuple(stored[f"{name}.{kind}"] for name in names)
         for stack, names in config.stacks().items()
+        for kind in ("weight", "bias")
+        if f"{names[0]}.{kind}" in stored
     }
     in_stacks = {tensor.name for parts in stacks.values() for tensor in parts}
     return {name: (tensor,) for name, tensor in stored.items() if name not in in_stacks} | stacks

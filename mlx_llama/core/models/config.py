@@ -94,7 +94,7 @@ class LlamaConfig:
     query_key_norm: str | None = None
     # numbers of the layers with the window; None for all
     sliding_layers: tuple[int, ...] | None = None
-    activation: str = "silu"  # or "gelu_tanh"
+    activation: str = "silu"  # or "gelu_tanh", "clamped_swiglu"
     norm_placement: str = "before"  # attention and MLP, "after" them, or "both"
     unrotated_layers: tuple[int, ...] = ()  # layers without rotary embedding
     embedding_multiplier: float = 1.0
@@ -118,6 +118,7 @@ class LlamaConfig:
     moe_intermediate_size: int = 0  # hidden units of an expert
     norm_topk_prob: bool = True  # the shares of a token's experts add up to 1
     expert_step: int = 1  # every so many layers have experts, others a plain MLP
+    attention_sinks: bool = False  # a logit per head in the softmax of attention
     # values of the file that were read as something else
     notices: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
@@ -169,6 +170,7 @@ class LlamaConfig:
             rope=rope,
             softcap=self.attention_softcap,
             query_rope=query_rope,
+            sinks=f"{layer}self_attn.sinks" if self.attention_sinks else None,
         )
 
     def _experts(self, layer: str) -> ExpertsSpec:
@@ -184,16 +186,17 @@ class LlamaConfig:
             for name in (modules.stack, modules.shared)
         )
         return ExpertsSpec(
-            f"{block}.{modules.router}",
-            gate,
-            up,
-            down,
-            stacks,
-            self.num_experts_per_tok,
-            self.norm_topk_prob,
-            modules.scoring,
-            modules.scales_input,
-            shared if modules.shared else None,
+            router=f"{block}.{modules.router}",
+            gate=gate,
+            up=up,
+            down=down,
+            stacks=stacks,
+            used=self.num_experts_per_tok,
+            normalises=self.norm_topk_prob,
+            scoring=modules.scoring,
+            scales_input=modules.scales_input,
+            shared=shared if modules.shared else None,
+            has_biases=self.mlp_bias,
         )
 
     @property
@@ -308,7 +311,7 @@ class LlamaConfig:
         )
         values |= _choose_layers(read, family, values, windows)
         has_bias = values.pop("attention_bias", False)
-        values.setdefault("mlp_bias", False)
+        values.setdefault("mlp_bias", bool(family.mlp_bias))
         config = cls(
             architecture=family.name,
             **values,
@@ -319,7 +322,7 @@ class LlamaConfig:
             eos_token_ids=read.tokens("eos_token_id", default.get("eos_token_id", 2), vocab),
             dtype=_read_dtype(read),
             quantization=read.attempt(read_quantization, read, otherwise=None),
-            activation=_read_activation(read, *family.activation),
+            activation=family.gate or _read_activation(read, *family.activation),
             norm_offset=family.norm_offset,
             is_text_part=is_part,
             notices=tuple(read.notices),
@@ -392,7 +395,7 @@ class LlamaConfig:
             ),
             output_bias=any(name.endswith("o_proj.bias") for name in shapes),
             mlp_bias=any(".mlp." in name and name.endswith(".bias") for name in shapes),
-            activation=ACTIVATIONS[family.activation[1]],
+            activation=family.gate or ACTIVATIONS[family.activation[1]],
             bos_token_id=bos,
             eos_token_ids=tuple(dict.fromkeys(token for token in ends if token is not None)),
             dtype=dtype,
@@ -419,17 +422,19 @@ class LlamaConfig:
         for spec in self.layers:
             matrices(spec.qkv, (q, kv, kv), d, self.attention_bias)
             matrices((spec.out,), (d,), q, self.output_bias)
+            if spec.sinks:
+                shapes[spec.sinks] = (spec.heads,)
             if spec.query_norm:
                 is_whole = self.query_key_norm == "whole"
                 shapes[f"{spec.query_norm}.weight"] = (q if is_whole else self.head_dim,)
                 shapes[f"{spec.key_norm}.weight"] = (kv if is_whole else self.head_dim,)
             if experts := spec.experts:
-                matrices((experts.router,), (experts.count,), d, False)
+                matrices((experts.router,), (experts.count,), d, self.mlp_bias)
                 units = self.moe_intermediate_size
                 mlps = [*zip(experts.gate, experts.up, experts.down)]
                 for gate, up, down in mlps + ([experts.shared] if experts.shared else []):
-                    matrices((gate, up), (units, units), d, False)
-                    matrices((down,), (d,), units, False)
+                    matrices((gate, up), (units, units), d, self.mlp_bias)
+                    matrices((down,), (d,), units, self.mlp_bias)
             else:
                 matrices(spec.gate_up, (ffn, ffn), d, self.mlp_bias)
                 matrices((spec.down,), (d,), ffn, self.mlp_bias)
@@ -520,8 +525,12 @@ def _read_table(read: Reader, family: Family) -> dict[str, Any]:
         fail("num_experts_per_tok", f"at most {experts}")
     if family.complete:
         values |= family.complete(read, values)
-    # `complete` may leave out the norms
-    return {"query_key_norm": family.query_key_norm, "norm_placement": family.norms} | values
+    decided = {
+        "query_key_norm": family.query_key_norm,
+        "norm_placement": family.norms,
+        "attention_sinks": family.attention_sinks,
+    }
+    return decided | values  # `complete` may leave out the norms
 
 
 def _choose_layers(

@@ -104,6 +104,8 @@ def _read_rope(
     """
     spelling = "rope_scaling" if read.get("rope_scaling", None) else "rope_parameters"
     raw = read.get(spelling, None)
+    if raw is None and (usual := family.defaults.get(spelling)):
+        raw = usual | {"rope_theta": read.get("rope_theta", None) or theta}
     rope = read.inner({} if raw is None else raw, spelling + ".")
 
     def holder(name: str, first: Reader) -> Reader:
@@ -168,7 +170,7 @@ def _read_rope(
         for name in ("attention_factor", "mscale", "mscale_all_dim", *defaults):
             is_given = rope.get(name, None) not in (None, 0)
             values[name] = rope.number(name) if is_given else defaults.get(name)
-        values["truncate"] = rope.boolean("truncate", True)
+        values["truncate"] = rope.boolean("truncate", family.truncates_yarn)
     return RopeConfig(**values)
 
 
@@ -216,13 +218,13 @@ def read_gguf_ropes(
         theta = family.local_theta[1] or values["theta"]
         local = RopeConfig(theta=read.number("rope.freq_base_swa", theta, 1.0, _MAX_THETA))
     return {
-        "rope": RopeConfig(**values, **_read_gguf_scaling(read, positions, divisors)),
+        "rope": RopeConfig(**values, **_read_gguf_scaling(read, family, positions, divisors)),
         "local_rope": local,
     }
 
 
 def _read_gguf_scaling(
-    read: Reader, positions: int, divisors: Mapping[str, tuple[float, ...]]
+    read: Reader, family: Family, positions: int, divisors: Mapping[str, tuple[float, ...]]
 ) -> dict[str, Any]:
     prefix = "rope.scaling."
 
@@ -262,7 +264,7 @@ def _read_gguf_scaling(
     return {
         "type": "yarn",
         "factor": factor,
-        "truncate": True,
+        "truncate": family.truncates_yarn,
         "original_max_position_embeddings": read_trained(),
         "attention_factor": attention * read.number(prefix + "attn_factor", 1.0),
         "beta_fast": read.number(prefix + "yarn_beta_fast", 32.0),

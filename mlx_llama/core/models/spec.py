@@ -54,6 +54,7 @@ class ExpertsSpec:
     scales_input: bool = False  # shares multiply the experts' inputs, not their outputs
     # modules gate, up and down of an MLP for all tokens, which is added
     shared: tuple[str, str, str] | None = None
+    has_biases: bool = False  # of each expert's three matrices
 
     @property
     def count(self) -> int:
@@ -91,13 +92,15 @@ class LayerSpec:
     post_ffn_norm: str | None = None  # of the MLP's output
     attention_multiplier: float | None = None  # on query times key, None for 1 / sqrt(D)
     residual_multiplier: float = 1.0  # on what is added to the stream (Granite)
-    activation: str = "silu"  # of the gate; or "gelu_tanh"
+    activation: str = "silu"  # of the gate; or "gelu_tanh", "clamped_swiglu"
     # leading dimensions of a head that are rotated, None for all (Phi-4)
     rotary_dim: int | None = None
     rope: int = 0  # number of its table of angles (Gemma 3's sliding layers have another)
     softcap: float | None = None  # c of c * tanh(score / c) on the scores (Gemma 2)
     # table of the queries, None for `rope` (Ministral 3; Llama 4 where it does not rotate)
     query_rope: int | None = None
+    # a logit per head that takes a share of the softmax and has no value (gpt-oss), [H]
+    sinks: str | None = None
     experts: ExpertsSpec | None = None  # in place of the MLP
 
     @property

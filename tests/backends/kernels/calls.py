@@ -390,7 +390,7 @@ class Library:
             (0, 0, 0, 0),
             (table.array.ctypes.data, layout.numbers(0, 0), first // 2, end),
         ):
-            self._calls[name](*arguments, *following)
+            self._calls[name](*arguments, *following, 0)
             outputs.append(out.array.copy())
         np.testing.assert_array_equal(*outputs)
         for memory in (asked, *pages, table, out, scores):

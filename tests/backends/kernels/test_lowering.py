@@ -118,6 +118,7 @@ def test_a_program_refuses_incomplete_operations():
             window=1,
             is_chunk=0,
             scale=0,
+            sinks=0,
         )
     for bad in (-1, 1.5, None):
         with pytest.raises(ValueError, match="integers from 0 on"):

@@ -8,7 +8,7 @@ import functools
 import ml_dtypes
 import numpy as np
 import pytest
-from gguf.quants import IQ4_NL
+from gguf.quants import IQ4_NL, MXFP4
 from making_gguf import LOW_BIT, dequantise, random_blocks
 
 from backends.kernels.calls import Library
@@ -81,8 +81,9 @@ def read(panels: Panels) -> np.ndarray:
     for k, fields in enumerate(FIELDS[layout.bits]):
         for at, lowest, bits, place in fields:
             codes[:, :, :, k] |= (vectors[:, :, :, at] >> lowest & ((1 << bits) - 1)) << place
-    if layout.has_table:
-        codes = np.array(IQ4_NL.kvalues)[codes] + layout.offset
+    if layout.table:
+        kind = IQ4_NL if layout.table == "iq4" else MXFP4
+        codes = np.array(kind.kvalues)[codes] + layout.offset
     codes = codes.transpose(0, 4, 1, 2, 3, 5).reshape(ROWS * plan.panels, plan.columns)
 
     def of_rows(values: np.ndarray) -> np.ndarray:
@@ -119,8 +120,9 @@ def test_slabs_of_any_size_make_the_same_panels(kind, monkeypatch):
 
 
 # Bytes of a row of 512 in panels beyond those in the file: sub scales of 4 bits, or of 6 without
-# biases, become bytes
+# biases, become bytes; scales of 8 bits, and mxfp8's codes, bfloat16
 WIDER = {"Q2_K": 2 * 16, "Q3_K": 2 * 4, "Q8_K": -2 * (32 - 4), "IQ4_XS": 2 * 2}
+WIDER |= {"MXFP4": 16, "mlx mxfp4": 16, "mlx nvfp4": 32, "mlx mxfp8": 512 - 16}
 
 
 @pytest.mark.parametrize("kind", KINDS)

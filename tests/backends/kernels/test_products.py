@@ -22,10 +22,12 @@ from backends.kernels.weights import (
     MLX_EVERY,
     TARGETS,
     Matrix,
+    float_judge,
     gguf_weight,
     mlx_judge,
     mlx_weight,
     of_target,
+    random_float_weight,
     random_matrix,
     tensor_of,
     with_sizes,
@@ -51,12 +53,12 @@ EVERY = bool(os.environ.get("MLX_LLAMA_TEST_EVERY_LAYOUT"))
 def kinds(name: str) -> tuple[str, ...]:
     """Kinds tested on a target: all on the best one."""
     if EVERY:
-        return (*FLOATS, *LOW_BIT, *MLX_EVERY)
+        return (*FLOATS, *LOW_BIT, *MLX_EVERY, "mlx nvfp4")
     return KINDS if name == available()[0] else FEW
 
 
 def x_layout_for(kind: str, bits: int, target: Target) -> ActivationLayout:
-    if kind in FLOATS:
+    if kind in (*FLOATS, "mlx mxfp8"):
         return FLOAT
     return x_layout_for_layout(panels.weight_layout(matrix(kind).tensor), bits, target)
 
@@ -344,6 +346,10 @@ def extreme(kind: str) -> Matrix:
         values = np.array([0.0, -0.0, top, -top, 6e-8, -1e-40, 1.2e-38, 1.0], np.float32)
         tensor = tensor_of(rng.choice(values, (ROWS, 64)), kind)
         return with_sizes(tensor, tensor.float32())
+    if kind == "mlx nvfp4":
+        weight = random_float_weight("nvfp4", ROWS, 512, rng)
+        weight.scales[:] = rng.choice(np.array([0, 1, 8, 126], np.uint8), weight.scales.shape)
+        return with_sizes(weight, float_judge(weight))
     if kind.startswith("mlx"):
         _, bits, group, dtype = kind.split()
         bits, group = int(bits), int(group)
@@ -362,6 +368,8 @@ def extreme(kind: str) -> Matrix:
     if kind == "Q8_K":
         scales = rng.choice(np.array([0, -0.0, 1e-40, -1e-30, 1.0, 1e30], np.float32), len(every))
         every[:, :4] = scales[:, None].view(np.uint8)
+    if kind == "MXFP4":
+        every[:, 0] = rng.choice(np.array([0, 1, 2, 127, 150], np.uint8), len(every))
     for at in HALVES.get(kind, ()):
         scales = rng.choice(
             np.array([0.0, -0.0, 6e-8, -6.1e-5, -1.0, 0.3333, 65504.0], np.float16), len(every)
@@ -384,7 +392,13 @@ def test_extreme_weights(name, kind):
 
 
 @pytest.mark.parametrize(
-    "name,kind", [of_target(name, kind) for name in available() for kind in FEW]
+    "name,kind",
+    [
+        of_target(name, kind)
+        for name in available()
+        for kind in FEW
+        if kind not in ("MXFP4", "mlx nvfp4")  # whose scales are finite
+    ],
 )
 def test_non_finite_values_stay_in_their_row_and_token(name, kind):
     """An infinite or NaN scale, activation or weight spoils its own results alone."""

@@ -14,7 +14,8 @@ from making_gguf import LOW_BIT, dequantise, random_blocks
 
 from cpu_fallback.kernels.target import available
 from mlx_llama.core.files.checkpoint import Tensor
-from mlx_llama.core.files.quantized import AffineWeight, GGUFWeight, MLXWeight
+from mlx_llama.core.files.quantized import AffineWeight, FloatWeight, GGUFWeight, MLXWeight
+from mlx_llama.core.models.quantization import FLOAT_MODES
 
 FLOATS = ("float32", "float16", "bfloat16")
 MLX_EVERY = tuple(
@@ -28,7 +29,7 @@ MLX = tuple(
         enumerate((2, 3, 4, 5, 6, 8)), enumerate((32, 64, 128))
     )
 )
-KINDS = (*FLOATS, *LOW_BIT, *MLX)
+KINDS = (*FLOATS, *LOW_BIT, *MLX, *(f"mlx {mode}" for mode in FLOAT_MODES))
 FEW = (
     "float32",
     "float16",
@@ -41,6 +42,8 @@ FEW = (
     "Q4_K",
     "Q6_K",
     "IQ4_XS",
+    "MXFP4",
+    "mlx nvfp4",
     "mlx 4 64 float32",
     "mlx 8 128 float16",
     "mlx 6 64 bfloat16",
@@ -69,6 +72,8 @@ class Matrix:
 
 def columns(kind: str) -> int:
     """Columns that are no multiple of the kernels' blocks, if the format allows it."""
+    if kind.removeprefix("mlx ") in FLOAT_MODES:
+        return 96
     if kind.startswith("mlx"):
         return 3 * int(kind.split()[2])
     if kind in FLOATS:
@@ -115,10 +120,31 @@ def mlx_judge(weight: MLXWeight) -> np.ndarray:
         )
 
 
+def random_float_weight(mode: str, rows: int, k: int, rng: np.random.Generator) -> FloatWeight:
+    """Weights around 0.1, without NaN; odd rows of twice as many are left out."""
+    bits, group = FLOAT_MODES[mode]
+    codes = rng.integers(0, 256, (2 * rows, k * bits // 8), dtype=np.uint8)
+    low, high = {"mxfp4": (120, 124), "nvfp4": (20, 40), "mxfp8": (112, 116)}[mode]
+    if bits == 8:
+        codes[codes & 127 == 127] = 0
+    scales = rng.integers(low, high, (2 * rows, k // group), dtype=np.uint8)
+    packed = codes.view(np.uint32)
+    return FloatWeight("a.weight", mode, packed, scales, np.arange(0, 2 * rows, 2))
+
+
+def float_judge(weight: FloatWeight) -> np.ndarray:
+    """float32 [N, K] by mx.dequantize."""
+    import mlx.core as mx
+
+    with mx.stream(mx.cpu):
+        arrays = [mx.array(part[weight.order]) for part in (weight.packed, weight.scales)]
+        return np.array(mx.dequantize(*arrays, mode=weight.mode, dtype=mx.float32))
+
+
 def with_sizes(tensor: Tensor | AffineWeight, exact: np.ndarray) -> Matrix:
     exact = exact.astype(np.float64)
     size = np.abs(exact)
-    if isinstance(tensor, AffineWeight):
+    if isinstance(tensor, AffineWeight) and tensor.mode != "mxfp8":
         rows = tensor.rows(0, tensor.shape[0])
         n, groups = rows.scales.shape
         size = np.abs(rows.codes.reshape(n, groups, -1) - np.float64(rows.offset)) * np.abs(
@@ -139,6 +165,9 @@ def random_matrix(kind: str, rows: int, rng: np.random.Generator, k: int | None 
         blocks = random_blocks(kind, rows, k, rng)
         order = rng.permutation(rows)
         return with_sizes(gguf_weight(blocks, kind, order), dequantise(blocks, kind)[order])
+    if (mode := kind.removeprefix("mlx ")) in FLOAT_MODES:
+        float_weight = random_float_weight(mode, rows, k, rng)
+        return with_sizes(float_weight, float_judge(float_weight))
     _, bits, group, dtype = kind.split()
     bits, group = int(bits), int(group)
     packed = rng.integers(0, 1 << 32, (rows, k * bits // 32), dtype=np.uint32)

@@ -32,14 +32,15 @@ def split_experts(
     for key, shape in shapes.items():
         layer, _, part = key.partition(f"{mlp}.")
         if part.startswith("experts."):
-            count, rows, columns = shape
-            if experts.is_transposed:
-                rows, columns = columns, rows
+            count, *sizes = shape
+            if experts.fused_rows:  # transposed
+                sizes.reverse()
+            kind = "bias" if part.endswith("_bias") else "weight"
             modules = (experts.gate, experts.up) if "gate_up" in part else (experts.down,)
             tensors |= {
-                f"{layer}{experts.block}.experts.{i}.{module}.weight": (
-                    rows // len(modules),
-                    columns,
+                f"{layer}{experts.block}.experts.{i}.{module}.{kind}": (
+                    sizes[0] // len(modules),
+                    *sizes[1:],
                 )
                 for i in range(count)
                 for module in modules

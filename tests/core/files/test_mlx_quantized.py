@@ -19,24 +19,28 @@ from making import (
 
 from mlx_llama.core.errors import ConfigError
 from mlx_llama.core.files.checkpoint import Tensor, open_checkpoint
-from mlx_llama.core.files.quantized import MLXWeight, pack_stream
+from mlx_llama.core.files.quantized import FloatWeight, MLXWeight, pack_stream
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.quantization import QUANTIZED_BITS, QUANTIZED_GROUPS, Quantization
+from mlx_llama.core.models.quantization import (
+    FLOAT_MODES,
+    QUANTIZED_BITS,
+    QUANTIZED_GROUPS,
+    Packing,
+    Quantization,
+)
 
 WIDE = dict(hidden_size=128, intermediate_size=256)
 QUERY, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 
 
-def packings(field: dict) -> dict[str, tuple[int, int] | None]:
-    """{module: (bits, group size) or None} by mlx-lm's rules, for a field `quantization`."""
+def packings(field: dict) -> dict[str, tuple[int, int, str] | None]:
+    """{module: (bits, group size, mode) or None} by mlx-lm's rules, for a field `quantization`."""
 
     def pair(value):
-        return (
-            value
-            if not isinstance(value, dict)
-            else (value.get("bits", 4), value.get("group_size", 64))
-        )
+        if not isinstance(value, dict):
+            return value
+        return value.get("bits", 4), value.get("group_size", 64), value.get("mode", "affine")
 
     return {
         name: pair(value)
@@ -64,10 +68,18 @@ def make_quantised(
         if values.ndim == 1 or not packing:
             tensors[name] = encode_tensor(values, dtype)
             continue
-        bits, group = (field["bits"], field["group_size"]) if packing is True else packing
+        bits, group, mode = (
+            (field["bits"], field["group_size"], field.get("mode", "affine"))
+            if packing is True
+            else packing
+        )
         rows, columns = values.shape
         words = rng.integers(0, 1 << 32, (rows, columns * bits // 32), dtype=np.uint32)
         tensors[name] = "U32", words.shape, words.tobytes()
+        if mode != "affine":
+            scales = rng.integers(110, 122, (rows, columns // group), dtype=np.uint8)
+            tensors[f"{module}.scales"] = "U8", scales.shape, scales.tobytes()
+            continue
         for part in ("scales", "biases"):
             scaling = rng.standard_normal((rows, columns // group), np.float32)
             tensors[f"{module}.{part}"] = encode_tensor(scaling, dtype)
@@ -85,7 +97,7 @@ def test_matrices_are_what_mx_dequantize_gives(bits, group_size, tmp_path):
         tmp_path / "m", {"bits": bits, "group_size": group_size}, dtype="float32"
     )
     opened, stored = open_checkpoint(folder), mx.load(str(folder / "model.safetensors"))
-    assert opened.config.quantization == Quantization(bits, group_size)
+    assert opened.config.quantization == Quantization(Packing(bits, group_size))
     hash(opened.config)
     assert set(opened.tensors) == set(opened.config.tensor_shapes())
     for name, weight in opened.tensors.items():
@@ -145,6 +157,37 @@ def test_settings_of_single_layers(tmp_path):
     assert packings_read["model.layers.1.mlp.up_proj"] == (3, 64)
     assert packings_read["model.layers.0.mlp.up_proj"] == (4, 64)
     assert HEAD not in packings_read and isinstance(opened.tensors[HEAD + ".weight"], Tensor)
+
+
+@pytest.mark.parametrize("mode", FLOAT_MODES)
+def test_floating_point_modes(mode, tmp_path):
+    """Also those of single layers, whose defaults are the mode's."""
+    bits, group = FLOAT_MODES[mode]
+    other = "nvfp4" if mode == "mxfp4" else "mxfp4"
+    field = {
+        "bits": bits,
+        "group_size": group,
+        "mode": mode,
+        QUERY: {"bits": 8, "group_size": 64},
+        DOWN: {"bits": 4, "group_size": FLOAT_MODES[other][1], "mode": other},
+    }
+    folder = make_quantised(tmp_path / "m", field)
+    opened = open_checkpoint(folder)
+    theirs = dict(mlx_lm.utils.load_model(folder)[0].named_modules())
+    for name, weight in opened.tensors.items():
+        if len(weight.shape) == 2:
+            module = theirs[name.removesuffix(".weight")]
+            assert weight.mode == module.mode and isinstance(weight, (MLXWeight, FloatWeight))
+    modes = [opened.tensors[f"{name}.weight"].mode for name in (EMBEDDING, QUERY, DOWN)]
+    assert modes == [mode, "affine", other]
+    assert opened.tensors[f"{EMBEDDING}.weight"].shape == (opened.config.vocab_size, 128)
+    assert not opened.tensors[f"{EMBEDDING}.weight"].packed.flags.owndata
+    assert opened.dtype == "bfloat16"  # as mlx_lm's embedding
+
+
+def test_defaults_of_a_layers_mode():
+    raw = config_fields(quantization=GOOD | {QUERY: {"mode": "nvfp4"}}, **WIDE)
+    assert LlamaConfig.from_dict(raw).quantization.layers == ((QUERY, Packing(4, 16, "nvfp4")),)
 
 
 def test_a_matrix_without_scales_that_no_setting_names_is_not_quantised(tmp_path):
@@ -229,12 +272,18 @@ BAD_FIELDS = {
     "group 16": (GOOD | {"group_size": 16}, ["quantization.group_size", "16", "32, 64, 128"]),
     "group null": (GOOD | {"group_size": None}, ["quantization.group_size", "None"]),
     "group missing": ({"bits": 4}, ["quantization.group_size", "missing"]),
-    "mxfp4": (GOOD | {"mode": "mxfp4"}, ["quantization.mode", "mxfp4", "affine", "mlx_lm.convert"]),
-    "nvfp4": ({"bits": 4, "group_size": 16, "mode": "nvfp4"}, ["quantization.mode", "nvfp4"]),
-    "mxfp8": ({"bits": 8, "group_size": 32, "mode": "mxfp8"}, ["quantization.mode", "mxfp8"]),
+    "mode": (
+        GOOD | {"mode": "nf4"},
+        ["quantization.mode", "nf4", "affine, mxfp4, nvfp4, mxfp8", "mlx_lm.convert"],
+    ),
+    "group of mxfp4": (GOOD | {"mode": "mxfp4"}, ["quantization.group_size", "64", "32 for mxfp4"]),
+    "bits of mxfp8": (
+        {"bits": 4, "group_size": 32, "mode": "mxfp8"},
+        ["quantization.bits", "4", "8 for mxfp8"],
+    ),
     "mode of a layer": (
-        GOOD | {QUERY: {"bits": 4, "group_size": 32, "mode": "mxfp4"}},
-        [f"quantization.{QUERY}.mode", "mxfp4"],
+        GOOD | {QUERY: {"bits": 4, "group_size": 32, "mode": "q4"}},
+        [f"quantization.{QUERY}.mode", "q4"],
     ),
     "bits of a layer": (GOOD | {QUERY: {"bits": 9}}, [f"quantization.{QUERY}.bits", "9"]),
     "group of a layer": (

@@ -4,6 +4,7 @@ import itertools
 import mmap
 
 import gguf
+import ml_dtypes
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -11,7 +12,16 @@ from gguf import GGMLQuantizationType as Type
 from making import to_bfloat16
 from making_gguf import HALVES, LOW_BIT, dequantise, random_blocks
 
-from mlx_llama.core.files.quantized import GGUF_FORMATS, AffineWeight, GGUFWeight, MLXWeight, Rows
+from mlx_llama.core.files.quantized import (
+    GGUF_FORMATS,
+    AffineWeight,
+    FloatWeight,
+    GGUFWeight,
+    MLXWeight,
+    Rows,
+    mxfp4_weight,
+)
+from mlx_llama.core.models.quantization import FLOAT_MODES
 
 # zeros of both signs, the smallest and the largest subnormal, the smallest normal, ordinary ones,
 # the largest of float16
@@ -117,6 +127,8 @@ def test_extreme_blocks(kind):
                     else np.float32(-1e-45)
                 )
                 block[:4] = np.array([wide]).view(np.uint8)
+            if kind == "MXFP4":  # 2**-127, ..., 2**124
+                block[0] = rng.choice([0, 1, 2, 127, 251])
             for at, scale in zip(HALVES.get(kind, ()), scales):
                 block[at : at + 2] = np.array([scale]).view(np.uint8)
             blocks.append(block)
@@ -139,6 +151,73 @@ def test_slabs_and_single_rows(kind):
     assert_same_bits(weight.take(ids), expected[ids])
     assert_same_bits(weight.take(np.array([], np.int64)), expected[:0])
     assert isinstance(weight, AffineWeight) and weight.dtype == weight.scale_dtype == "float16"
+
+
+def float_codes(mode: str, rows: int, columns: int, rng) -> tuple[np.ndarray, np.ndarray]:
+    """Every code and scale but NaN: uint32 words and uint8 scales."""
+    bits, group = FLOAT_MODES[mode]
+    packed = rng.integers(0, 256, (rows, columns * bits // 8), dtype=np.uint8)
+    if mode == "mxfp8":
+        packed[packed & 127 == 127] = 0
+    scales = rng.integers(1, 127 if mode == "nvfp4" else 240, (rows, columns // group))
+    return packed.view(np.uint32), scales.astype(np.uint8)
+
+
+@pytest.mark.parametrize("mode", FLOAT_MODES)
+def test_floating_point_codes(mode):
+    rng = np.random.default_rng(10)
+    packed, scales = float_codes(mode, 48, 384, rng)
+    weight = FloatWeight("a.weight", mode, packed, scales)
+    with mx.stream(mx.cpu):
+        arrays = mx.array(packed), mx.array(scales)
+        expected = np.array(mx.dequantize(*arrays, mode=mode, dtype=mx.float32))
+    assert weight.shape == (48, 384) and weight.nbytes == packed.nbytes + scales.nbytes
+    assert np.isfinite(expected).all() and len(np.unique(expected)) > 400
+    np.testing.assert_array_equal(weight.float32(), expected)
+    np.testing.assert_array_equal(
+        weight.part("b", 5, 40).columns(32, 96).take(np.array([3, 0])), expected[[8, 5], 32:96]
+    )
+    if mode != "mxfp8":
+        check_rows(weight, weight.rows(0, 48), expected + np.float32(0))  # minus zero becomes zero
+    picked = FloatWeight("a.weight", mode, packed, scales, np.arange(0, 48, 2))
+    assert picked.shape == (24, 384) and picked.nbytes == weight.nbytes // 2
+    np.testing.assert_array_equal(picked.part("b", 3, 9).float32(), expected[6:18:2])
+    np.testing.assert_array_equal(picked.mlx_rows(0, 24)[0], packed[::2])
+
+
+def test_blocks_as_mlx_packs_them():
+    blocks = random_blocks("MXFP4", 24, 384, np.random.default_rng(12))
+    order = np.random.default_rng(13).permutation(24)
+    packed, scales = gguf_weight("MXFP4", blocks, order).mlx_rows(3, 20)
+    with mx.stream(mx.cpu):
+        arrays = mx.array(packed), mx.array(scales)
+        ours = np.array(mx.dequantize(*arrays, mode="mxfp4", dtype=mx.float32))
+    np.testing.assert_array_equal(ours, dequantise(blocks, "MXFP4")[order][3:20])
+
+
+def test_scales_are_exact_in_their_dtype():
+    """Also the smallest ones, which are subnormal."""
+    for mode in FLOAT_MODES:
+        scales = np.arange(256, dtype=np.uint8)[:, None]
+        weight = FloatWeight("a.weight", mode, np.zeros((256, 8), np.uint32), scales)
+        wide = weight.rows(0, 256).scales[: 127 if mode == "nvfp4" else 255]
+        np.testing.assert_array_equal(wide.astype(ml_dtypes.bfloat16), wide)
+
+
+def test_experts_of_gpt_oss():
+    """As transformers dequantises them: neighbours in a byte, the first in its low bits."""
+    import torch
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    rng = np.random.default_rng(11)
+    blocks = rng.integers(0, 256, (2, 24, 4, 16), dtype=np.uint8)
+    scales = rng.integers(110, 130, (2, 24, 4), dtype=np.uint8)
+    expected = convert_moe_packed_tensors(
+        torch.from_numpy(blocks), torch.from_numpy(scales), dtype=torch.float32
+    ).transpose(1, 2)
+    for expert in range(2):
+        weight = mxfp4_weight("a.weight", blocks[expert], scales[expert])
+        np.testing.assert_array_equal(weight.float32(), expected[expert].numpy())
 
 
 def test_rows_obey_the_order():

@@ -147,9 +147,9 @@ REFUSED = [
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", "0.5"),
     ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config", "gptq"),
     (
-        {"quantization": {"bits": 4, "group_size": 64, "mode": "mxfp4"}},
+        {"quantization": {"bits": 4, "group_size": 64, "mode": "nf4"}},
         "quantization.mode",
-        "mxfp4",
+        "nf4",
     ),
     ({"hidden_size": 10**12}, "hidden_size", "1000000000000"),
     ({"hidden_size": 0}, "hidden_size", "0"),

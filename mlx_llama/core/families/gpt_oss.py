@@ -1,0 +1,63 @@
+"""gpt-oss: experts with biases and a clamped gate, attention sinks, windows in half the layers."""
+
+from .family import Family, expert_fields
+from .names import Experts
+from .windows import Windows, choose_layers
+
+_CONSTANTS = "the constants of the gate are fixed here"
+
+FAMILY = Family(
+    "GptOssForCausalLM",
+    "gpt_oss",
+    "gpt-oss",
+    fields=expert_fields(
+        "num_local_experts", "intermediate_size", "expert_feed_forward_length", alias="num_experts"
+    ),
+    defaults={
+        "vocab_size": 201088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "max_position_embeddings": 131072,
+        "sliding_window": 128,
+        "rms_norm_eps": 1e-5,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "attention_bias": True,
+        "rope_parameters": {
+            "rope_theta": 150000.0,
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    },
+    neutral={
+        "hidden_act": ("silu", "the gate is a clamped SwiGLU"),
+        "swiglu_alpha": (1.702, _CONSTANTS),
+        "swiglu_limit": (7.0, _CONSTANTS),
+    },
+    qkv_bias=None,
+    out_bias=None,
+    mlp_bias=True,
+    gate="clamped_swiglu",
+    attention_sinks=True,
+    experts=Experts(
+        "mlp", "gate_proj", "up_proj", "down_proj", "router", "experts", fused_rows="in turn"
+    ),
+    renamed={
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_sinks": "self_attn.sinks",
+    },
+    windows=Windows(lambda read, count: choose_layers(count, 2), is_free=True, pattern=2),
+    theta=150000.0,
+    exceeds_float16=True,
+    truncates_yarn=False,
+)
