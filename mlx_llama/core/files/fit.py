@@ -12,10 +12,13 @@ import numpy as np
 from mlx_llama.core.errors import CheckpointError, show
 from mlx_llama.core.families import strip_wrapper
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.foreign import PackedQuantization
+from mlx_llama.core.models.quantization import Quantization
 from mlx_llama.core.system.machine import FileMap
 
 from .folder import LEFTOVER
 from .gguf import GGUFFile
+from .packed import take_packed
 from .quantized import AffineWeight, MLXWeight
 from .safetensors import SafetensorsFile
 from .tensor import Tensor
@@ -105,6 +108,14 @@ def unstack(weights: Weights, config: LlamaConfig) -> Weights:
     return single
 
 
+def _arrange(weights: Weights, config: LlamaConfig) -> Weights:
+    """`weights` by the names of `config.stored_shapes()`, other quantisers' modules as matrices."""
+    weights = unstack(resolve_tied(weights, config), config)
+    if isinstance(config.quantization, PackedQuantization):
+        return take_packed(weights, config, config.quantization)
+    return weights
+
+
 def misfits(
     weights: Weights,
     config: LlamaConfig,
@@ -118,7 +129,7 @@ def misfits(
     tolerate missing tensors.
     """
     try:
-        weights = unstack(resolve_tied(weights, config), config)
+        weights = _arrange(weights, config)
     except CheckpointError as error:
         return [error]
     try:
@@ -182,7 +193,7 @@ def select(
     """
     for error in misfits(weights, config, folder, source):
         raise error
-    weights = unstack(resolve_tied(weights, config), config)
+    weights = _arrange(weights, config)
     packed = _packing(weights, config, folder)
     tensors: dict[str, Tensor | AffineWeight] = {}
     for name in config.stored_shapes():
@@ -239,7 +250,7 @@ def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, t
     scales.
     """
     settings = config.quantization
-    if settings is None:
+    if not isinstance(settings, Quantization):
         return {}
     listed = {module + ".weight": packing for module, packing in settings.layers}
     packed = {}

@@ -215,14 +215,14 @@ class MLXWeight(AffineWeight):
 
     def _unpack(self, ids: np.ndarray | slice) -> Rows:
         packed = self.packed[ids]
-        codes = _unpack_stream(packed, self.bits).reshape(len(packed), self.shape[1])
+        codes = unpack_stream(packed, self.bits).reshape(len(packed), self.shape[1])
         scales, biases = (
             as_numbers(array[ids]).astype(np.float32) for array in (self.scales, self.biases)
         )
         return Rows(codes, scales, biases, 0)
 
 
-def _unpack_stream(packed: np.ndarray, bits: int) -> np.ndarray:
+def unpack_stream(packed: np.ndarray, bits: int) -> np.ndarray:
     """Unpack a little-endian stream of codes, uint32 of any shape, to uint8 [weights].
 
     Eight codes are `bits` bytes, read as a 64-bit word. Move its halves apart, then the halves of

@@ -31,7 +31,9 @@ _SIZES = {
     "I32": 4, "U32": 4, "F32": 4, "C64": 8, "F64": 8, "I64": 8, "U64": 8,
 }  # fmt: skip
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_STORAGE = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U32": np.uint32}
+_STORAGE = {
+    "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U32": np.uint32, "I32": np.int32,
+}  # fmt: skip
 _QUANTIZED = ("U8", "I8", "U32")  # dtypes of packed matrices
 # bytes: more than 40,000 tensors; JSON takes 30 times as much memory once it is parsed
 _HEADER_LIMIT = 5_000_000
@@ -79,7 +81,7 @@ class SafetensorsFile:
 
     def array(self, name: str) -> tuple[np.ndarray, tuple[FileMap, int, int] | None]:
         """(read-only view of the file, its page (map, offset, bytes)) of a tensor of dtype F32,
-        F16, BF16 or U32.
+        F16, BF16, U32 or I32.
 
         bfloat16 is uint16 patterns. A misaligned tensor, which the format allows, is copied and has
         no page.

@@ -272,8 +272,8 @@ def test_a_bad_setting_is_named(case):
 @pytest.mark.parametrize(
     "other",
     [
-        {"quant_method": "gptq", "bits": 4},
-        {"quant_method": "awq"},
+        {"quant_method": "aqlm", "bits": 2},
+        {"quant_method": "hqq"},
         {"quant_method": "bitsandbytes", "load_in_4bit": True},
         {"quant_method": "compressed-tensors"},
         {"quant_method": "fp8"},
