@@ -10,6 +10,8 @@ import numpy as np
 
 from .tensor import NUMBERS, Pages, Tensor
 
+_STORAGE = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+_SLAB = 1 << 18  # weights decoded at once; a few float32 arrays of this size fit a core's cache
 # (first row, row after the last) -> the rows as `Tensor.bits` has them
 Decode = Callable[[int, int], np.ndarray]
 
@@ -65,7 +67,10 @@ class DecodedTensor(Tensor):
             kept = self._kept
             if kept is None:
                 self.check_file()
-                kept = self._decode(0, self.shape[0])
+                kept = np.empty(self.shape, _STORAGE[self.dtype])
+                step = max(1, _SLAB // self.shape[1])
+                for start in range(0, len(kept), step):
+                    kept[start : start + step] = self._decode(start, min(start + step, len(kept)))
                 kept.flags.writeable = False
                 self._keep(kept)
         return kept

@@ -12,10 +12,11 @@ import numpy as np
 from mlx_llama.core.errors import CheckpointError, show
 from mlx_llama.core.families import strip_wrapper
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.foreign import PackedQuantization
+from mlx_llama.core.models.foreign import Float8Quantization, PackedQuantization
 from mlx_llama.core.models.quantization import Quantization
 from mlx_llama.core.system.machine import FileMap
 
+from .float8 import take_float8
 from .folder import LEFTOVER
 from .gguf import GGUFFile
 from .packed import take_packed
@@ -113,7 +114,12 @@ def _arrange(weights: Weights, config: LlamaConfig) -> Weights:
     weights = unstack(resolve_tied(weights, config), config)
     if isinstance(config.quantization, PackedQuantization):
         return take_packed(weights, config, config.quantization)
-    return weights
+    if any(isinstance(file, GGUFFile) for file, _ in weights.values()):
+        return weights
+    if isinstance(config.quantization, Float8Quantization):
+        return take_float8(weights, config, config.quantization.block)
+    # NVIDIA's files may describe themselves in hf_quant_config.json instead of config.json.
+    return take_float8(weights, config, None) if config.quantization is None else weights
 
 
 def misfits(

@@ -20,7 +20,7 @@ from mlx_llama.core.families import BY_GGUF, FAMILIES, find_family, find_gguf
 from mlx_llama.core.families.family import Family
 from mlx_llama.core.system.files import read_json
 
-from .foreign import PackedQuantization
+from .foreign import Float8Quantization, PackedQuantization
 from .quantization import Quantization, check_modules, read_quantization
 from .reader import Field, Reader
 from .rope_fields import RopeConfig, read_gguf_ropes, read_ropes
@@ -84,7 +84,7 @@ class LlamaConfig:
     eos_token_ids: tuple[int, ...]
     dtype: str  # of the checkpoint, as the config names it
     # None for plain matrices and for GGUF, whose tensors name their formats
-    quantization: Quantization | PackedQuantization | None = None
+    quantization: Quantization | PackedQuantization | Float8Quantization | None = None
     output_bias: bool = False  # of the projection after attention
     # RMS norms of query and key, over each "head" or over all heads as a "whole"
     query_key_norm: str | None = None

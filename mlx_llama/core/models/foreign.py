@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,14 @@ class PackedQuantization:
     has_order: bool = False  # columns belong to groups in the order of `g_idx` ("desc_act")
 
 
-def read_foreign(read: Reader, raw: Any) -> PackedQuantization:
+@dataclass(frozen=True)
+class Float8Quantization:
+    """Matrices of 8-bit floats, with a scale for each block, each row or the whole matrix."""
+
+    block: tuple[int, int] | None = None  # rows and columns; None for the usual, if there are any
+
+
+def read_foreign(read: Reader, raw: Any) -> PackedQuantization | Float8Quantization:
     """Read `quantization_config`. Raises ConfigError for formats that are not supported."""
     method = raw.get("quant_method", raw) if isinstance(raw, dict) else raw
     if not isinstance(method, str) or method.removeprefix("intel/") not in _READERS:
@@ -79,6 +87,51 @@ def _read_group(read: Reader) -> int:
     return read.integer(name, 128, low=-1)
 
 
+def _read_fp8(read: Reader) -> Float8Quantization:
+    """Fields of transformers' FineGrainedFP8Config, as DeepSeek's and Mistral's files have them."""
+    if (kind := read.get("fmt", None) or "e4m3") not in ("e4m3", "float8_e4m3fn"):
+        _refuse(read, "fmt", kind, "e4m3")
+    return Float8Quantization(_read_block(read, "weight_block_size"))
+
+
+def _read_fbgemm(read: Reader) -> Float8Quantization:
+    return Float8Quantization()
+
+
+def _read_compressed(read: Reader) -> Float8Quantization:
+    """Fields of compressed-tensors, of llm-compressor's files."""
+    if (kind := read.get("format", None)) not in ("float-quantized", "naive-quantized"):
+        _refuse(read, "format", kind, "float-quantized")
+    groups = read.get("config_groups", None)
+    blocks = []
+    for name, group in groups.items() if isinstance(groups, dict) else ():
+        inner = read.inner(group, f"{read.prefix}config_groups.{show(name)[1:-1]}.")
+        weights = inner.inner(inner.get("weights"), f"{inner.prefix}weights.")
+        for field, wanted in (("type", "float"), ("num_bits", 8)):
+            if (value := weights.get(field)) != wanted:
+                _refuse(weights, field, value, str(wanted))
+        blocks.append(_read_block(weights, "block_structure"))
+    return Float8Quantization(blocks[0] if blocks else None)
+
+
+def _read_modelopt(read: Reader) -> Float8Quantization:
+    """Fields of NVIDIA's ModelOpt."""
+    kind = read.get("quant_algo", None)
+    if not isinstance(kind, str) or not kind.startswith("FP8"):
+        _refuse(read, "quant_algo", kind, "FP8")
+    return Float8Quantization()
+
+
+def _read_block(read: Reader, name: str) -> tuple[int, int] | None:
+    block = read.get(name, None)
+    if block is None:
+        return None
+    is_pair = isinstance(block, list) and len(block) == 2
+    if not is_pair or not all(type(size) is int and 0 < size <= 1 << 20 for size in block):
+        _refuse(read, name, block, "two sizes, or null")
+    return block[0], block[1]
+
+
 def _refuse(read: Reader, name: str, value: object, expected: str) -> None:
     raise ConfigError(
         f"{read.source}: {read.prefix}{name} is {show(value)}, supported is {expected}; "
@@ -86,4 +139,12 @@ def _refuse(read: Reader, name: str, value: object, expected: str) -> None:
     )
 
 
-_READERS = {"gptq": _read_gptq, "awq": _read_awq, "auto-round": _read_auto_round}
+_READERS: dict[str, Callable[[Reader], PackedQuantization | Float8Quantization]] = {
+    "gptq": _read_gptq,
+    "awq": _read_awq,
+    "auto-round": _read_auto_round,
+    "fp8": _read_fp8,
+    "fbgemm_fp8": _read_fbgemm,
+    "compressed-tensors": _read_compressed,
+    "modelopt": _read_modelopt,
+}

@@ -8,7 +8,7 @@ from typing import Any
 
 from mlx_llama.core.errors import ConfigError, show
 
-from .foreign import PackedQuantization, read_foreign
+from .foreign import Float8Quantization, PackedQuantization, read_foreign
 from .reader import Reader
 
 # Widths and groups of mx.quantize, mode "affine"
@@ -33,7 +33,9 @@ class Quantization:
     layers: tuple[tuple[str, tuple[int, int] | None], ...] = ()
 
 
-def read_quantization(read: Reader) -> Quantization | PackedQuantization | None:
+def read_quantization(
+    read: Reader,
+) -> Quantization | PackedQuantization | Float8Quantization | None:
     """Read the field that mlx_lm.convert writes: {"group_size", "bits", "mode"}, and settings of
     single modules.
 

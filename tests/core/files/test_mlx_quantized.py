@@ -275,8 +275,7 @@ def test_a_bad_setting_is_named(case):
         {"quant_method": "aqlm", "bits": 2},
         {"quant_method": "hqq"},
         {"quant_method": "bitsandbytes", "load_in_4bit": True},
-        {"quant_method": "compressed-tensors"},
-        {"quant_method": "fp8"},
+        {"quant_method": "quark"},
         {"quant_method": "mxfp4"},
     ],
 )
