@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlx_llama.core.files import quantized
+from mlx_llama.core.files import float8, packed, quantized
 from mlx_llama.core.system import cache_folder, machine, progress
 from mlx_llama.core.system.files import open_file
 
@@ -69,6 +69,7 @@ def _key(plans: Iterable[Plan]) -> bytes | None:
             order = hashlib.sha256(np.ascontiguousarray(order)).hexdigest()
         pages = [(mapped.stamp, offset, nbytes) for mapped, offset, nbytes in tensor.pages]
         facts = tensor.name, tensor.shape, plan.source, plan.layout, plan.nbytes, order, pages
+        facts += (tensor.description,)  # it names the zeros' meaning in GPTQ's files
         hashed.update(repr(facts).encode())
     return hashed.digest()
 
@@ -76,7 +77,7 @@ def _key(plans: Iterable[Plan]) -> bytes | None:
 @cache
 def _hash_sources() -> bytes:
     """SHA-256 of the code that decides the contents of panels."""
-    modules = (filling, layouts, panels, quantized)
+    modules = (filling, layouts, panels, float8, packed, quantized)
     sources = [Path(module.__file__).read_bytes() for module in modules]
     return hashlib.sha256(b"".join(sources)).digest()
 

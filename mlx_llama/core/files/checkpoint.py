@@ -22,6 +22,7 @@ from mlx_llama.core.system.files import read_json
 
 from . import hub
 from .adapters import Adapter, merge, open_adapters
+from .decoded import notice_decoded
 from .fit import select, split
 from .folder import INDEX, find_single, find_weights
 from .gguf import GGUFFile, is_gguf, part_names
@@ -240,6 +241,8 @@ def _make(
     generation: dict[str, Any],
     metadata: dict[str, Any] | None = None,
 ) -> Checkpoint:
+    if notice := notice_decoded(stored.values()):
+        config = dataclasses.replace(config, notices=(*config.notices, notice))
     tensors = split(stored, config)
     nbytes = sum(tensor.nbytes for tensor in tensors.values())
     return Checkpoint(name, path, config, tensors, generation, nbytes, metadata, stored)

@@ -12,12 +12,15 @@ import numpy as np
 from mlx_llama.core.errors import CheckpointError, show
 from mlx_llama.core.families import strip_wrapper
 from mlx_llama.core.models.config import LlamaConfig
-from mlx_llama.core.models.quantization import Packing
+from mlx_llama.core.models.foreign import Float8Quantization, PackedQuantization
+from mlx_llama.core.models.quantization import Packing, Quantization
 from mlx_llama.core.system.machine import FileMap
 
+from .float8 import take_float8
 from .folder import LEFTOVER
 from .fused_experts import FusedPart, split_fused
 from .gguf import GGUFFile
+from .packed import take_packed
 from .quantized import AffineWeight, FloatWeight, MLXWeight
 from .safetensors import SafetensorsFile
 from .tensor import Tensor
@@ -112,6 +115,19 @@ def unstack(weights: Weights, config: LlamaConfig) -> Weights:
     return single
 
 
+def _arrange(weights: Weights, config: LlamaConfig) -> Weights:
+    """`weights` by the names of `config.stored_shapes()`, other quantisers' modules as matrices."""
+    weights = unstack(resolve_tied(weights, config), config)
+    if isinstance(config.quantization, PackedQuantization):
+        return take_packed(weights, config, config.quantization)
+    if any(isinstance(file, GGUFFile) for file, _ in weights.values()):
+        return weights
+    if isinstance(config.quantization, Float8Quantization):
+        return take_float8(weights, config, config.quantization.block)
+    # NVIDIA's files may describe themselves in hf_quant_config.json instead of config.json.
+    return take_float8(weights, config, None) if config.quantization is None else weights
+
+
 def misfits(
     weights: Weights,
     config: LlamaConfig,
@@ -125,7 +141,7 @@ def misfits(
     tolerate missing tensors.
     """
     try:
-        weights = unstack(resolve_tied(weights, config), config)
+        weights = _arrange(weights, config)
     except CheckpointError as error:
         return [error]
     try:
@@ -189,7 +205,7 @@ def select(
     """
     for error in misfits(weights, config, folder, source):
         raise error
-    weights = unstack(resolve_tied(weights, config), config)
+    weights = _arrange(weights, config)
     packed = _packing(weights, config, folder)
     tensors: dict[str, Tensor | AffineWeight] = {}
     for name in config.stored_shapes(weights):
@@ -248,7 +264,7 @@ def _packable(place: _Place) -> tuple[SafetensorsFile | StackPart | FusedPart, s
 def _packing(weights: Weights, config: LlamaConfig, folder: Path) -> dict[str, Packing]:
     """{name of a quantised matrix: packing}, by config.json and the matrices that have scales."""
     settings = config.quantization
-    if settings is None:
+    if not isinstance(settings, Quantization):
         return {}
     listed = {module + ".weight": packing for module, packing in settings.layers}
     packed = {}

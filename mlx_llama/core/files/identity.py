@@ -52,7 +52,7 @@ def _hashed_fields(config: LlamaConfig) -> dict[str, Any]:
         if field.compare
     }
     values["rope"] = _describe_rope(config.rope), MISSING
-    if config.quantization:
+    if isinstance(config.quantization, Quantization):
         values["quantization"] = _describe_quantization(config.quantization), MISSING
     return {
         name: value

@@ -279,7 +279,7 @@ class MLXWeight(AffineWeight):
 
     def _unpack(self, ids: np.ndarray | slice) -> Rows:
         packed = self._rows_of(0, ids)
-        codes = _unpack_stream(packed, self.bits).reshape(len(packed), self.shape[1])
+        codes = unpack_stream(packed, self.bits).reshape(len(packed), self.shape[1])
         scales, biases = (as_numbers(self._rows_of(i, ids)).astype(np.float32) for i in (1, 2))
         return Rows(codes, scales, biases, 0)
 
@@ -382,7 +382,7 @@ def mxfp4_weight(
     return FloatWeight(name, "mxfp4", packed, scales, order, pages)
 
 
-def _unpack_stream(packed: np.ndarray, bits: int) -> np.ndarray:
+def unpack_stream(packed: np.ndarray, bits: int) -> np.ndarray:
     """Unpack a little-endian stream of codes, uint32 of any shape, to uint8 [weights].
 
     Eight codes are `bits` bytes, read as a 64-bit word. Move its halves apart, then the halves of

@@ -32,12 +32,9 @@ _SIZES = {
 }  # fmt: skip
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _STORAGE = {
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": np.uint16,
-    "U32": np.uint32,
-    "U8": np.uint8,
-}
+    "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U32": np.uint32, "I32": np.int32,
+    "U8": np.uint8, "F8_E4M3": np.uint8, "F8_E8M0": np.uint8,
+}  # fmt: skip
 _QUANTIZED = ("U8", "I8", "U32")  # dtypes of packed matrices
 # bytes: more than 40,000 tensors; JSON takes 30 times as much memory once it is parsed
 _HEADER_LIMIT = 5_000_000
@@ -85,10 +82,10 @@ class SafetensorsFile:
 
     def array(self, name: str) -> tuple[np.ndarray, tuple[FileMap, int, int] | None]:
         """(read-only view of the file, its page (map, offset, bytes)) of a tensor of dtype F32,
-        F16, BF16, U32 or U8.
+        F16, BF16, U32, I32, U8, F8_E4M3 or F8_E8M0.
 
-        bfloat16 is uint16 patterns. A misaligned tensor, which the format allows, is copied and has
-        no page.
+        bfloat16 is uint16 patterns, 8-bit floats are uint8 patterns. A misaligned tensor, which the
+        format allows, is copied and has no page.
         """
         code, shape, begin = self._entries[name]
         offset = self._start + begin

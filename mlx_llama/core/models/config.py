@@ -22,6 +22,7 @@ from mlx_llama.core.families import BY_GGUF, FAMILIES, find_family, find_gguf
 from mlx_llama.core.families.family import Family
 from mlx_llama.core.system.files import read_json
 
+from .foreign import Float8Quantization, PackedQuantization
 from .quantization import Quantization, check_modules, read_quantization
 from .reader import Field, Reader
 from .rope_fields import RopeConfig, read_gguf_ropes, read_ropes
@@ -87,7 +88,7 @@ class LlamaConfig:
     eos_token_ids: tuple[int, ...]
     dtype: str  # of the checkpoint, as the config names it
     # None for plain matrices and for GGUF, whose tensors name their formats
-    quantization: Quantization | None = None
+    quantization: Quantization | PackedQuantization | Float8Quantization | None = None
     output_bias: bool = False  # of the projection after attention
     # RMS norms of query and key, over each "head", over all heads as a "whole", or over each head
     # of rotated layers "without weights"
@@ -328,7 +329,7 @@ class LlamaConfig:
             notices=tuple(read.notices),
         )
         _check_norms(read, config)
-        if config.quantization is not None:
+        if isinstance(config.quantization, Quantization):
             packing = _name_each_expert(config, config.quantization)
             config = dataclasses.replace(config, quantization=packing)
             if not read.failed:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from mlx_llama.core.errors import ConfigError, show
 
+from .foreign import Float8Quantization, PackedQuantization, read_foreign
 from .reader import Reader
 
 # Widths and groups of mx.quantize, mode "affine"
@@ -47,23 +48,22 @@ class Quantization:
     layers: tuple[tuple[str, Packing | None], ...] = ()
 
 
-def read_quantization(read: Reader) -> Quantization | None:
+def read_quantization(
+    read: Reader,
+) -> Quantization | PackedQuantization | Float8Quantization | None:
     """Read the field that mlx_lm.convert writes: {"group_size", "bits", "mode"}, and settings of
     single modules.
 
     A module's settings stand under its name: "model.layers.0.mlp.down_proj": {"group_size", "bits"}
     or false. The field is written twice, the second time as "quantization_config" for the hub. As
-    in mlx_lm, another quantization_config beside it has no effect.
+    in mlx_lm, another quantization_config beside it has no effect. Alone it is another quantiser's.
     """
     raw, other = read.get("quantization", None), read.get("quantization_config", None)
     method = other.get("quant_method", other) if isinstance(other, dict) else other
     if method == "mxfp4" and raw is None:  # gpt-oss as published: the tensors' names say so
         return None
     if other is not None and raw is None:
-        raise ConfigError(
-            f"{read.source}: quantization_config names a quantisation that is not supported "
-            f"({show(method)}); {_REQUANTIZE}"
-        )
+        return read_foreign(read, other)
     if raw is None:
         return None
     whole = read.inner(raw, "quantization.")

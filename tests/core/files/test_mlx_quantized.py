@@ -320,12 +320,10 @@ def test_a_bad_setting_is_named(case):
 @pytest.mark.parametrize(
     "other",
     [
-        {"quant_method": "gptq", "bits": 4},
-        {"quant_method": "awq"},
+        {"quant_method": "aqlm", "bits": 2},
+        {"quant_method": "hqq"},
         {"quant_method": "bitsandbytes", "load_in_4bit": True},
-        {"quant_method": "compressed-tensors"},
-        {"quant_method": "fp8"},
-        {"quant_method": "mxfp4"},
+        {"quant_method": "quark"},
     ],
 )
 def test_other_quantisers_are_refused_by_name(other):
@@ -347,6 +345,41 @@ def test_another_quantiser_beside_mlx_lms_field_has_no_effect(tmp_path):
     key = ours.tensors[QUERY.replace("q_proj", "k_proj") + ".weight"]
     assert (key.bits, key.group_size) == (theirs.k_proj.bits, theirs.k_proj.group_size)
     assert packed.bits != key.bits
+
+
+def test_mixed_widths_under_the_names_of_a_model_with_images(tmp_path):
+    """Keys have the prefix of the text part, in both fields, and only the first counts."""
+    prefix = "language_model."
+    field = GOOD | {QUERY: {"bits": 8, "group_size": 32}, DOWN: {"bits": 3}, HEAD: False}
+    folder = make_quantised(tmp_path / "m", field, change=lambda tensors: rename(tensors, prefix))
+    text = json.loads((folder / "config.json").read_text())
+    for name in ("quantization", "quantization_config", "architectures"):
+        del text[name]
+    named = {name if name in GOOD else prefix + name: value for name, value in field.items()}
+    other = {"quant_method": "auto-round", "bits": 2, f"model.{prefix}{QUERY}": {"bits": 2}}
+    outer = {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "model_type": "mistral3",
+        "text_config": text | {"model_type": "mistral"},
+        "quantization": named,
+        "quantization_config": other,
+    }
+    (folder / "config.json").write_text(json.dumps(outer))
+    ours, model = open_checkpoint(folder).tensors, mlx_lm.utils.load_model(folder)[0]
+    text_part = model.language_model
+    for module in (QUERY, DOWN, QUERY.replace("q_proj", "k_proj")):
+        theirs = text_part
+        for step in module.split("."):
+            theirs = theirs[int(step)] if step.isdigit() else getattr(theirs, step)
+        mine = ours[f"{module}.weight"]
+        assert (mine.bits, mine.group_size) == (theirs.bits, theirs.group_size)
+    assert isinstance(ours[f"{HEAD}.weight"], Tensor) and not hasattr(text_part.lm_head, "bits")
+    assert {ours[f"{module}.weight"].bits for module in (QUERY, DOWN)} == {8, 3}
+
+
+def rename(tensors, prefix):
+    for name in list(tensors):
+        tensors[prefix + name] = tensors.pop(name)
 
 
 def test_groups_that_do_not_divide_a_row_of_a_named_layer():

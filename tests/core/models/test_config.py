@@ -145,7 +145,7 @@ REFUSED = [
     ({"model_type": "mistral"}, "model_type", "mistral"),
     ({"hidden_act": "gelu"}, "hidden_act", "gelu"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", "0.5"),
-    ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config", "gptq"),
+    ({"quantization_config": {"quant_method": "exl2"}}, "quantization_config", "exl2"),
     (
         {"quantization": {"bits": 4, "group_size": 64, "mode": "nf4"}},
         "quantization.mode",
@@ -331,7 +331,7 @@ BAD = {
     "bos_token_id": [1],
     "torch_dtype": "int8",
     "partial_rotary_factor": 0.5,
-    "quantization_config": {"quant_method": "gptq"},
+    "quantization_config": {"quant_method": "exl2"},
 }
 
 

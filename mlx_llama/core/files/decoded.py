@@ -1,0 +1,129 @@
+"""DecodedTensor: a matrix in a format that no backend multiplies, decoded to numbers at load."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from .tensor import NUMBERS, Pages, Tensor
+
+_STORAGE = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+_SLAB = 1 << 18  # weights decoded at once; a few float32 arrays of this size fit a core's cache
+# (first row, row after the last) -> the rows as `Tensor.bits` has them
+Decode = Callable[[int, int], np.ndarray]
+
+
+def notice_decoded(tensors: Iterable[object]) -> str:
+    """Notice that matrices take more memory than in the file, if so."""
+    decoded = [tensor for tensor in tensors if isinstance(tensor, DecodedTensor)]
+    if not decoded:
+        return ""
+    formats = ", ".join(sorted({tensor.format for tensor in decoded}))
+    dtypes = " and ".join(sorted({tensor.dtype for tensor in decoded}))
+    before = sum(tensor.nbytes for tensor in decoded)
+    after = sum(math.prod(tensor.shape) * NUMBERS[tensor.dtype].itemsize for tensor in decoded)
+    return (
+        f"{len(decoded)} matrices ({formats}) are loaded as {dtypes}: {after / 1e9:.2f} GB, in the "
+        f"files {before / 1e9:.2f} GB"
+    )
+
+
+class DecodedTensor(Tensor):
+    """A matrix [N, K] of `dtype`, decoded when it is read, and kept until all rows are released."""
+
+    format: str  # in the file, for users
+    file_bytes: int
+    _decode: Decode
+    _kept: np.ndarray | None = None
+    _released = 0  # rows since then
+    _lock: threading.Lock
+
+    def __init__(
+        self,
+        name: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        decode: Decode,
+        format: str,
+        file_bytes: int,
+        pages: Pages = (),
+    ):
+        fields: dict[str, object] = {"name": name, "dtype": dtype, "shape": shape, "pages": pages}
+        fields |= {
+            "format": format,
+            "file_bytes": file_bytes,
+            "_decode": decode,
+            "_lock": threading.Lock(),
+        }
+        for field, value in fields.items():
+            object.__setattr__(self, field, value)
+
+    @property
+    def bits(self) -> np.ndarray:
+        with self._lock:
+            kept = self._kept
+            if kept is None:
+                self.check_file()
+                kept = np.empty(self.shape, _STORAGE[self.dtype])
+                step = max(1, _SLAB // self.shape[1])
+                for start in range(0, len(kept), step):
+                    kept[start : start + step] = self._decode(start, min(start + step, len(kept)))
+                kept.flags.writeable = False
+                self._keep(kept)
+        return kept
+
+    @property
+    def stored(self) -> np.ndarray:
+        return self.bits
+
+    @property
+    def nbytes(self) -> int:
+        return self.file_bytes
+
+    @property
+    def description(self) -> str:
+        return f"{self.format} as {self.dtype}"
+
+    def part(self, name: str, start: int, stop: int) -> DecodedTensor:
+        share = self.file_bytes * (stop - start) // self.shape[0]
+        return DecodedTensor(
+            name,
+            self.dtype,
+            (stop - start, *self.shape[1:]),
+            lambda first, last: self._decode(start + first, start + last),
+            self.format,
+            share,
+            self.pages,
+        )
+
+    def columns(self, start: int, stop: int) -> DecodedTensor:
+        share = self.file_bytes * (stop - start) // self.shape[1]
+        return DecodedTensor(
+            self.name,
+            self.dtype,
+            (self.shape[0], stop - start),
+            lambda first, last: np.ascontiguousarray(self._decode(first, last)[:, start:stop]),
+            self.format,
+            share,
+            self.pages,
+        )
+
+    def release(self, first: int = 0, last: int | None = None) -> None:
+        """Forget the numbers once all rows are released; the pages of a part may be shared."""
+        with self._lock:
+            released = self._released + (self.shape[0] if last is None else last - first)
+            object.__setattr__(self, "_released", released)
+            if released >= self.shape[0]:
+                self._keep(None)
+                super().release()
+
+    def read(self, first: int, last: int) -> None:
+        """As of Mapped; decoding reads the file."""
+        self.check_file()
+
+    def _keep(self, values: np.ndarray | None) -> None:
+        object.__setattr__(self, "_kept", values)
+        object.__setattr__(self, "_released", 0)

@@ -1,0 +1,339 @@
+"""GPTQ's and AWQ's matrices as affine groups.
+
+A linear layer [N, K] is stored by columns, as four tensors (GPTQ: Frantar et al. 2023, arXiv
+2210.17323; AWQ: Lin et al. 2024, arXiv 2306.00978; layouts: AutoGPTQ, AutoAWQ and AutoRound):
+
+    w[n, k] = scales[g, n] * (code[k, n] - zero[g, n]),  g = g_idx[k], or k // group_size
+
+    scales   [groups, N]
+    g_idx    int32 [K], GPTQ only
+    qweight  GPTQ: int32 [K bits / 32, N], each column a stream of codes, low bits first
+             AWQ: int32 [K, N / 8], each word the codes of rows 0 2 4 6 1 3 5 7, low bits first
+    qzeros   GPTQ: int32 [groups, N bits / 32], each row a stream of zero - 1; "gptq_v2": of zero
+             AWQ: int32 [groups, N / 8], as qweight
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from mlx_llama.core.errors import CheckpointError, show
+from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.foreign import PackedQuantization
+
+from .decoded import DecodedTensor
+from .quantized import AffineWeight, Rows, unpack_stream
+from .safetensors import SafetensorsFile
+from .tensor import NUMBERS, Pages, Tensor, as_numbers
+
+BITS = {"gptq": (2, 3, 4, 8), "gptq_v2": (2, 3, 4, 8), "awq": (4,)}
+_PARTS = ("qweight", "qzeros", "scales", "g_idx")
+_GROUPS = (128, 64, 32)  # sizes that all backends multiply
+_SCALES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_NAMES = {"gptq": "GPTQ", "gptq_v2": "GPTQ v2", "awq": "AWQ"}
+# rows of the low and of the high four bits of a word's bytes
+_AWQ_LOW, _AWQ_HIGH = [0, 4, 1, 5], [2, 6, 3, 7]
+
+
+@dataclass(frozen=True)
+class _Arrays:
+    """The stored tensors of a matrix."""
+
+    method: str  # of BITS
+    bits: int
+    codes: np.ndarray  # uint32, qweight
+    zeros: np.ndarray  # uint32, qzeros
+    scales: np.ndarray  # as in the file
+    dtype: str  # of the scales
+    groups: np.ndarray  # int [K / size]: the group of each run of `size` columns
+    size: int
+    shape: tuple[int, int]  # (N, K)
+    pages: Pages
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.zeros.nbytes + self.scales.nbytes
+
+    @property
+    def middle(self) -> int:
+        """The zero of symmetric codes."""
+        return 1 << (self.bits - 1)
+
+    def read_codes(self, rows: slice, columns: slice) -> np.ndarray:
+        """uint8 [n, k]. columns: starts at a multiple of 32."""
+        first, last, bits = rows.start, rows.stop, self.bits
+        if self.method == "awq":
+            words = self.codes[columns, first // 8 : -(-last // 8)]
+            return np.ascontiguousarray(_unpack_awq(words)[:, first % 8 :][:, : last - first].T)
+        words = self.codes[columns.start * bits // 32 : columns.stop * bits // 32, rows]
+        return unpack_stream(np.ascontiguousarray(words.T), bits).reshape(last - first, -1)
+
+    def read_zeros(self, rows: slice) -> np.ndarray:
+        """uint8 [groups, n]."""
+        first, last = rows.start, rows.stop
+        if self.method == "awq":
+            words = self.zeros[:, first // 8 : -(-last // 8)]
+            return _unpack_awq(words)[:, first % 8 :][:, : last - first]
+        start = first // 32  # 32 codes are whole words
+        words = self.zeros[:, start * self.bits : -(-last // 32) * self.bits]
+        zeros = unpack_stream(np.ascontiguousarray(words), self.bits).reshape(len(words), -1)
+        zeros = zeros[:, first - 32 * start :][:, : last - first]
+        return (zeros + np.uint8(self.method == "gptq")) & np.uint8((1 << self.bits) - 1)
+
+    @cached_property
+    def is_symmetric(self) -> bool:
+        return bool((self.read_zeros(slice(0, self.shape[0])) == self.middle).all())
+
+    def dequantise(self, start: int, stop: int) -> np.ndarray:
+        """Rows start .. stop - 1, rounded to the scales' dtype, as `Tensor.bits` has them."""
+        rows = slice(start, stop)
+        codes = self.read_codes(rows, slice(0, self.shape[1])).astype(np.float32)
+        at = np.repeat(self.groups, self.size)
+        codes -= self.read_zeros(rows)[at].T
+        codes *= as_numbers(self.scales)[:, rows].astype(np.float32)[at].T
+        values = codes.astype(NUMBERS[self.dtype])
+        return values.view(np.uint16) if self.dtype == "bfloat16" else values
+
+
+def _unpack_awq(words: np.ndarray) -> np.ndarray:
+    """uint32 [k, n / 8] -> uint8 [k, n]."""
+    packed = np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 4)
+    codes = np.empty((*words.shape, 8), np.uint8)
+    codes[..., _AWQ_LOW], codes[..., _AWQ_HIGH] = packed & 15, packed >> 4
+    return codes.reshape(len(words), -1)
+
+
+class PackedWeight(AffineWeight):
+    """A GPTQ or AWQ matrix whose groups are runs of columns.
+
+    Codes and scales keep the file's bits. Zeros in the middle of the codes become `offset`; others
+    become biases, -scale * zero, in float32, where they are exact.
+    """
+
+    two_level = False
+
+    def __init__(
+        self,
+        name: str,
+        arrays: _Arrays,
+        rows: tuple[int, int] | None = None,
+        columns: tuple[int, int] | None = None,
+        order: np.ndarray | None = None,
+    ):
+        """rows, columns: (first, one after the last), None for all. order: of these rows, int64;
+        None for theirs.
+        """
+        self.name, self._arrays = name, arrays
+        self._rows, self._columns = rows or (0, arrays.shape[0]), columns or (0, arrays.shape[1])
+        count = self._rows[1] - self._rows[0] if order is None else len(order)
+        self.shape = (count, self._columns[1] - self._columns[0])
+        self._order = order
+        self.format, self.bits, self.group_size = arrays.method, arrays.bits, arrays.size
+        self.dtype, self.pages = arrays.dtype, arrays.pages
+        self.nbytes = arrays.nbytes * math.prod(self.shape) // math.prod(arrays.shape)
+        self.column_unit = math.lcm(arrays.size, 32)
+
+    @cached_property
+    def offset(self) -> int:  # type: ignore[override]
+        return self._arrays.middle if self._arrays.is_symmetric else 0
+
+    @cached_property
+    def has_biases(self) -> bool:  # type: ignore[override]
+        return not self._arrays.is_symmetric
+
+    @cached_property
+    def scale_dtype(self) -> str:  # type: ignore[override]
+        return self.dtype if self._arrays.is_symmetric else "float32"
+
+    @property
+    def description(self) -> str:
+        return f"{_NAMES[self.format]} {self.bits}-bit, groups of {self.group_size}"
+
+    def part(self, name: str, start: int, stop: int) -> PackedWeight:
+        if self._order is not None:
+            order = self._order[start:stop]
+            return PackedWeight(name, self._arrays, self._rows, self._columns, order)
+        first = self._rows[0]
+        return PackedWeight(name, self._arrays, (first + start, first + stop), self._columns)
+
+    def reorder(self, order: np.ndarray) -> PackedWeight:
+        return PackedWeight(self.name, self._arrays, self._rows, self._columns, order)
+
+    def columns(self, start: int, stop: int) -> PackedWeight:
+        first = self._columns[0]
+        columns = first + start, first + stop
+        return PackedWeight(self.name, self._arrays, self._rows, columns, self._order)
+
+    def read(self, first: int, last: int) -> None:
+        """As of Mapped. A row is spread over the whole file."""
+        super().read(0, self.shape[0])
+
+    def release(self, first: int = 0, last: int | None = None) -> None:
+        """As of Mapped, once all rows are released."""
+        if last is None or (first, last) == (0, self.shape[0]):
+            super().release()
+
+    def _unpack(self, ids: np.ndarray | slice) -> Rows:
+        if self._order is not None:
+            whole = PackedWeight(self.name, self._arrays, self._rows, self._columns)
+            return whole._unpack(self._order[ids])
+        if not isinstance(ids, slice):
+            low = int(ids.min(initial=0))
+            rows = self._unpack(slice(low, int(ids.max(initial=low)) + 1))
+            biases = None if rows.biases is None else rows.biases[ids - low]
+            return Rows(rows.codes[ids - low], rows.scales[ids - low], biases, rows.offset)
+        arrays = self._arrays
+        start, stop, _ = ids.indices(self.shape[0])
+        picked = slice(self._rows[0] + start, self._rows[0] + stop)
+        codes = arrays.read_codes(picked, slice(*self._columns))
+        groups = arrays.groups[self._columns[0] // arrays.size : self._columns[1] // arrays.size]
+        scales = as_numbers(arrays.scales)[:, picked].astype(np.float32)[groups].T
+        scales = np.ascontiguousarray(scales)
+        if not self.has_biases:
+            return Rows(codes, scales, None, self.offset)
+        zeros = arrays.read_zeros(picked)[groups].T.astype(np.float32)
+        return Rows(codes, scales, -scales * zeros, 0)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A packed module as a file with one tensor, `name`."""
+
+    name: str
+    arrays: _Arrays
+    path: Any
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.arrays.shape
+
+    def tensor(self, name: str) -> Tensor | AffineWeight:
+        arrays = self.arrays
+        if arrays.size > 1:
+            return PackedWeight(self.name, arrays)
+        kind = f"{_NAMES[arrays.method]} {arrays.bits}-bit with act-order"
+        nbytes, decode = arrays.nbytes, arrays.dequantise
+        return DecodedTensor(
+            self.name, arrays.dtype, arrays.shape, decode, kind, nbytes, arrays.pages
+        )
+
+
+def take_packed(
+    weights: Mapping[str, Any], config: LlamaConfig, settings: PackedQuantization
+) -> dict[str, Any]:
+    """`weights` with a place for each packed matrix's `weight` instead of its stored tensors.
+
+    Raises CheckpointError: a part is missing, or of another dtype or shape; an order of columns
+    that the files leave out.
+    """
+    shapes = config.stored_shapes()
+    result = dict(weights)
+    for codes in [name for name in weights if name.endswith(".qweight")]:
+        module = codes.removesuffix(".qweight")
+        parts = {
+            part: result.pop(f"{module}.{part}") for part in _PARTS if f"{module}.{part}" in result
+        }
+        name = f"{module}.weight"
+        result[name] = _open_module(name, parts, settings, shapes.get(name, (0,) * 2)), name
+        bias = f"{module}.bias"
+        if bias in result and bias not in shapes and not _read_vector(result[bias]).any():
+            del result[bias]  # AutoGPTQ stored zeros for layers without
+    return result
+
+
+def _open_module(
+    name: str, parts: dict[str, Any], settings: PackedQuantization, shape: tuple[int, ...]
+) -> _Place:
+    module, method, (N, K) = name.removesuffix(".weight"), settings.method, shape
+    path = parts["qweight"][0].path
+
+    def refuse(part: str, fault: str) -> CheckpointError:
+        return CheckpointError(f"{path}: tensor {module}.{part} {fault}")
+
+    for part in _PARTS[:3]:
+        if part not in parts:
+            raise refuse(part, f"is missing, which {_NAMES[method]}'s codes beside it need")
+    stored = {part: file.shape(key) for part, (file, key) in parts.items()}
+    kinds = {part: file.dtype(key) for part, (file, key) in parts.items()}
+    for part, kind in kinds.items():
+        wanted = tuple(_SCALES) if part == "scales" else ("I32", "U32")
+        if kind not in wanted:
+            raise refuse(part, f"has dtype {kind}, expected {' or '.join(wanted)}")
+    length = math.prod(stored["qweight"])
+    bits = 4 if method == "awq" else length * 32 // max(N * K, 1)
+    if N == 0:
+        raise refuse("qweight", "belongs to no matrix of the model that config.json describes")
+    if bits not in BITS[method] or length * 32 != bits * N * K:
+        allowed = ", ".join(map(str, BITS[method]))
+        raise refuse(
+            "qweight",
+            f"has shape {show(list(stored['qweight']))}, expected that of a matrix [{N}, {K}] in "
+            f"{_NAMES[method]}'s packing of {allowed} bits",
+        )
+    count = stored["scales"][0] if stored["scales"] else 0
+    expected = {
+        "qweight": (K, N // 8) if method == "awq" else (K * bits // 32, N),
+        "qzeros": (count, N // 8 if method == "awq" else N * bits // 32),
+        "scales": (count, N),
+        "g_idx": (K,),
+    }
+    for part, actual in stored.items():
+        if actual != expected[part] or not count:
+            raise refuse(part, f"has shape {show(list(actual))}, expected {list(expected[part])}")
+    if settings.has_order and "g_idx" not in parts and count > 1:
+        raise refuse(
+            "g_idx",
+            "is missing, and config.json's desc_act says that columns are in an order that only it "
+            "tells; take a version without act-order",
+        )
+    (codes, zeros, scales), pages = zip(
+        *(parts[part][0].array(parts[part][1]) for part in _PARTS[:3])
+    )
+    if "g_idx" in parts:
+        order = _read_vector(parts["g_idx"]).astype(np.int64)
+        if order.min() < 0 or order.max() >= count:
+            raise refuse("g_idx", f"names groups outside the {count} that have scales")
+    else:
+        group = settings.group_size
+        if group < 1 or -(-K // group) != count:
+            group = -(-K // count)
+        order = np.arange(K) // group
+    size, groups = _find_runs(order)
+    return _Place(
+        name,
+        _Arrays(
+            method,
+            bits,
+            codes.view(np.uint32),
+            zeros.view(np.uint32),
+            scales,
+            _SCALES[kinds["scales"]],
+            groups,
+            size,
+            (N, K),
+            [page for page in pages if page],
+        ),
+        path,
+    )
+
+
+def _find_runs(order: np.ndarray) -> tuple[int, np.ndarray]:
+    """(size, the group of each run of `size` columns); size 1 if groups are not such runs. order:
+    the group of each column.
+    """
+    for size in _GROUPS:
+        if len(order) % size == 0:
+            runs = order.reshape(-1, size)
+            if (runs == runs[:, :1]).all():
+                return size, runs[:, 0]
+    return 1, order
+
+
+def _read_vector(place: tuple[SafetensorsFile, str]) -> np.ndarray:
+    file, key = place
+    return as_numbers(file.array(key)[0])

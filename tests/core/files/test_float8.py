@@ -1,0 +1,196 @@
+"""Checkpoints of 8-bit floats: matrices as torch and transformers decode them, and bad files."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from making import config_fields, encode_tensor, make_checkpoint, refusal, write_safetensors
+from transformers import AutoModelForCausalLM, FineGrainedFP8Config
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+import mlx_llama
+from mlx_llama.core.errors import ConfigError
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.files.decoded import DecodedTensor
+from mlx_llama.core.models.config import LlamaConfig
+
+SIZES = dict(hidden_size=128, intermediate_size=256, num_key_value_heads=1)
+QUERY = "model.layers.0.self_attn.q_proj"
+
+COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "config_groups": {
+        "group_0": {"targets": ["Linear"], "weights": {"type": "float", "num_bits": 8}}
+    },
+}
+DEEPSEEK = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+# {kind: (quantization_config, name of the scales, their shape for a matrix [n, k], their dtype)}
+KINDS = {
+    "blocks": (DEEPSEEK, "weight_scale_inv", lambda n, k: (-(-n // 128), -(-k // 128)), "F32"),
+    "small blocks": (
+        {"quant_method": "fp8", "weight_block_size": [32, 64]},
+        "weight_scale_inv",
+        lambda n, k: (-(-n // 32), -(-k // 64)),
+        "BF16",
+    ),
+    "blocks, powers of two": (
+        DEEPSEEK | {"scale_fmt": "ue8m0"},
+        "weight_scale_inv",
+        lambda n, k: (-(-n // 128), -(-k // 128)),
+        "F8_E8M0",
+    ),
+    "Mistral": (
+        {"quant_method": "fp8", "weight_block_size": None, "activation_scheme": "static"},
+        "weight_scale_inv",
+        lambda n, k: (),
+        "BF16",
+    ),
+    "compressed, rows": (COMPRESSED, "weight_scale", lambda n, k: (n, 1), "BF16"),
+    "compressed, whole": (COMPRESSED, "weight_scale", lambda n, k: (1,), "F32"),
+    "fbgemm": ({"quant_method": "fbgemm_fp8"}, "weight_scale", lambda n, k: (n, 1), "F32"),
+    "modelopt": (
+        {"quant_method": "modelopt", "quant_algo": "FP8"},
+        "weight_scale",
+        lambda n, k: (),
+        "F32",
+    ),
+    "hf_quant_config.json": (None, "weight_scale", lambda n, k: (), "F32"),
+}
+TORCH = {"F32": torch.float32, "BF16": torch.bfloat16, "F8_E8M0": torch.float8_e8m0fnu}
+
+
+def raw_bytes(tensor: torch.Tensor) -> bytes:
+    return (
+        tensor.contiguous().view(torch.uint8).numpy().tobytes()
+        if tensor.ndim
+        else raw_bytes(tensor.reshape(1))
+    )
+
+
+def make_float8(folder, kind, change=None, **fields):
+    """(a folder, {name: (codes, scales) as torch's tensors}) of a model with packed layers."""
+    config, part, shape_of, code = KINDS[kind]
+    fields = SIZES | fields
+    make_checkpoint(folder, dtype="bfloat16", **fields)
+    raw = config_fields(torch_dtype="bfloat16", **fields) | {"quantization_config": config}
+    (folder / "config.json").write_text(json.dumps(raw))
+    rng, tensors, packed = np.random.default_rng(0), {}, {}
+    for name, shape in LlamaConfig.from_dict(config_fields(**fields)).stored_shapes().items():
+        values = rng.standard_normal(shape).astype(np.float32) * 0.1
+        if len(shape) != 2 or ".layers." not in name:
+            tensors[name] = encode_tensor(values, "bfloat16")
+            continue
+        codes = torch.from_numpy(values * 400).to(torch.float8_e4m3fn)
+        scales = torch.as_tensor(np.exp2(rng.uniform(-9, -7, shape_of(*shape))))
+        scales = scales.to(torch.float32).to(TORCH[code])
+        packed[name] = codes, scales
+        module = name.removesuffix(".weight")
+        tensors[name] = "F8_E4M3", shape, raw_bytes(codes)
+        tensors[f"{module}.{part}"] = code, tuple(scales.shape), raw_bytes(scales)
+        if kind == "Mistral":
+            one = torch.tensor([1.0], dtype=torch.bfloat16)
+            tensors[f"{module}.activation_scale"] = "BF16", (), raw_bytes(one)
+        if kind == "modelopt" and module.endswith("k_proj"):
+            tensors[f"{module}.k_scale"] = "F32", (), raw_bytes(torch.ones(1))
+    if change:
+        change(tensors)
+    write_safetensors(folder / "model.safetensors", tensors)
+    return folder, packed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_matrices_are_those_of_torch_and_transformers(kind, tmp_path):
+    folder, packed = make_float8(tmp_path / "m", kind)
+    opened = open_checkpoint(folder)
+    assert set(opened.tensors) == set(opened.config.tensor_shapes())
+    for name, (codes, scales) in packed.items():
+        tensor = opened.tensors[name]
+        assert isinstance(tensor, DecodedTensor) and tensor.dtype == "bfloat16"
+        n, k = codes.shape
+        height, width = (KINDS[kind][0] or {}).get("weight_block_size") or (128, 128)
+        grid = scales.float()
+        if grid.numel() > 1 and len(grid) != n:
+            grid = grid.repeat_interleave(height, 0).repeat_interleave(width, 1)[:n, :k]
+        wanted = (codes.float() * grid).bfloat16().float()
+        np.testing.assert_array_equal(tensor.float32(), wanted.numpy())
+        rows, columns = scales.shape if scales.ndim == 2 else (1, 1)
+        if n % rows == 0 and k % columns == 0 and n // rows in (height, n, 1):
+            theirs = Fp8Dequantize(None)._dequantize_one(codes, scales, torch.bfloat16)
+            np.testing.assert_array_equal(tensor.float32(), theirs.float().numpy())
+    (notice,) = opened.config.notices
+    assert "14 matrices (fp8) are loaded as bfloat16" in notice
+    assert opened.nbytes < 0.8 * sum(tensor.bits.nbytes for tensor in opened.tensors.values())
+
+
+@pytest.mark.parametrize("backend", ["cpu", "mlx", "cuda"])
+def test_logits_are_those_of_transformers(backend, tmp_path):
+    folder, _ = make_float8(tmp_path / "m", "blocks", hidden_size=256, intermediate_size=512)
+    config = FineGrainedFP8Config(dequantize=True, weight_block_size=(128, 128))
+    theirs = AutoModelForCausalLM.from_pretrained(
+        folder, quantization_config=config, dtype=torch.float32
+    )
+    tokens = [1, 5, 9, 200, 7]
+    options = {"device": "cpu"} if backend == "cuda" else {}
+    ours = mlx_llama.load(folder, backend=backend, dtype="float32", **options).logits(tokens)
+    with torch.no_grad():
+        wanted = theirs(torch.tensor([tokens])).logits[0, -1].numpy()
+    ours = np.asarray(ours).reshape(-1, wanted.shape[-1])[-1]
+    np.testing.assert_allclose(ours, wanted, atol=3e-3 * np.abs(wanted).max())
+
+
+REFUSED = {
+    "e5m2": ({"quant_method": "fp8", "fmt": "e5m2"}, ["fmt", "'e5m2'", "e4m3"]),
+    "blocks": ({"quant_method": "fp8", "weight_block_size": [128]}, ["weight_block_size", "[128]"]),
+    "integers": (
+        {"quant_method": "compressed-tensors", "format": "int-quantized"},
+        ["format", "'int-quantized'", "float-quantized"],
+    ),
+    "4 bits": (
+        COMPRESSED | {"config_groups": {"g": {"weights": {"type": "float", "num_bits": 4}}}},
+        ["config_groups.g.weights.num_bits", "4", "8"],
+    ),
+    "nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, ["quant_algo", "'NVFP4'"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_other_formats_are_refused_by_name(case):
+    field, words = REFUSED[case]
+    raw = config_fields(quantization_config=field, **SIZES)
+    message = refusal(LlamaConfig.from_dict, raw, kind=ConfigError)
+    for word in ["quantization_config", *words]:
+        assert word in message, message
+
+
+def replace(name, code, shape):
+    size = {"I32": 4, "F32": 4, "F8_E5M2": 1}[code]
+    return lambda tensors: tensors.__setitem__(
+        name, (code, shape, bytes(int(np.prod(shape)) * size))
+    )
+
+
+BAD = {
+    "no scales": (
+        lambda tensors: tensors.pop(f"{QUERY}.weight_scale_inv"),
+        [f"{QUERY}.weight_scale", "missing", "F8_E4M3"],
+    ),
+    "scales of other blocks": (
+        replace(f"{QUERY}.weight_scale_inv", "F32", (2, 1)),
+        [f"{QUERY}.weight_scale_inv", "[2, 1]", "[1, 1]", "128 x 128"],
+    ),
+    "scales as integers": (
+        replace(f"{QUERY}.weight_scale_inv", "I32", (1, 1)),
+        [f"{QUERY}.weight_scale_inv", "I32", "F32"],
+    ),
+    "another float": (replace(f"{QUERY}.weight", "F8_E5M2", (128, 128)), [QUERY, "weight_scale"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_tensor_is_named(case, tmp_path):
+    change, words = BAD[case]
+    message = refusal(open_checkpoint, make_float8(tmp_path / "m", "blocks", change)[0])
+    for word in words:
+        assert word in message, message
