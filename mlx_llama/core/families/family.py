@@ -132,6 +132,7 @@ class Family:
     # None for that of the rest
     local_theta: tuple[str, float | None] | None = None
     partial_rotation: bool = False  # `partial_rotary_factor`
+    stretches_theta: bool = False  # by `alpha` of a rope of type "dynamic"
     scales_queries: bool = False  # by their position, `llama_4_scaling_beta`
 
     @cached_property

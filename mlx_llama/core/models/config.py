@@ -89,7 +89,8 @@ class LlamaConfig:
     # None for plain matrices and for GGUF, whose tensors name their formats
     quantization: Quantization | None = None
     output_bias: bool = False  # of the projection after attention
-    # RMS norms of query and key, over each "head" or over all heads as a "whole"
+    # RMS norms of query and key, over each "head" or over all heads as a "whole"; "rotated": over
+    # each head, after rotation
     query_key_norm: str | None = None
     # numbers of the layers with the window; None for all
     sliding_layers: tuple[int, ...] | None = None
@@ -142,6 +143,7 @@ class LlamaConfig:
             experts=self._experts(layer) if self.num_experts else None,
             query_norm=f"{layer}self_attn.q_norm" if norms else None,
             key_norm=f"{layer}self_attn.k_norm" if norms else None,
+            norms_rotated=norms == "rotated",
             rotates=i not in self.unrotated_layers,
             window=self.sliding_window if slides else None,
             post_attention_norm=after and f"{layer}{after[0]}",

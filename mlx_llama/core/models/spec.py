@@ -60,9 +60,10 @@ class LayerSpec:
     ffn_norm: str | None  # before the MLP
     gate_up: tuple[str, ...]  # empty for a mixture of experts
     down: str  # likewise
-    # RMS norm of each head (Qwen3) or of all (OLMo 2) before rotation
+    # RMS norm of each head (Qwen3) or of all (OLMo 2)
     query_norm: str | None = None
     key_norm: str | None = None
+    norms_rotated: bool = False  # these norms come after the rotation, not before it (Hunyuan)
     rotates: bool = True  # False for a layer without rotary embedding (SmolLM3)
     # positions that a token sees, itself included; None for all before it
     window: int | None = None
