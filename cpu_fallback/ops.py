@@ -166,6 +166,10 @@ def norm_heads(
     return np.concatenate([*normed, value], axis=-1)
 
 
+def scale_heads(query: np.ndarray, weight: np.ndarray, spec: LayerSpec) -> np.ndarray:
+    return query * weight
+
+
 def split_heads(heads: np.ndarray, spec: LayerSpec) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     B, T, _ = heads.shape
     H, G = spec.heads, spec.key_value_heads

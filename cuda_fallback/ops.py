@@ -215,6 +215,10 @@ def norm_heads(
     return torch.cat([query, key.reshape(value.shape), value], dim=-1)
 
 
+def scale_heads(query: torch.Tensor, weight: torch.Tensor, spec: LayerSpec) -> torch.Tensor:
+    return query * weight
+
+
 def split_heads(
     heads: torch.Tensor, spec: LayerSpec
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

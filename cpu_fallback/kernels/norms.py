@@ -37,6 +37,16 @@ def norm_head(f: Function, x, weight, width, eps: f32) -> None:
 
 
 @kernel
+def scale_head(f: Function, x, weight, size) -> None:
+    """x *= weight. x, weight: float32 [size]."""
+    vectorised = size // LANES * LANES
+    with f.loop(vectorised, 0, LANES) as d:
+        f.store(f.load(f32s, x, d * 4) * f.load(f32s, weight, d * 4), x, d * 4)
+    with f.loop(size, vectorised) as d:
+        f.store(f.load(f32, x, d * 4) * f.load(f32, weight, d * 4), x, d * 4)
+
+
+@kernel
 def adjust(f: Function, delta, weight, factor: f32, target, accumulate, groups) -> None:
     """target = delta * factor (* weight, unless 0) (+ target, if accumulate): float32."""
     with f.loop(groups * (GROUP // LANES)) as i:

@@ -67,6 +67,7 @@ def operations(recipe: Recipe) -> dict[str, Writer]:
         "softcap": (_softcap,),
         "select": (_select,),
         "norm_heads": (_norm_heads,),
+        "scale_heads": (_scale_heads,),
         "rotate": (_rotate, head_dim, bits, recipe.rotary_dim or head_dim),
         "attend": (_attend, head_dim, bits, recipe.softcap, recipe.has_sinks),
     }
@@ -368,6 +369,14 @@ def _norm_heads(f: _Operation) -> None:
         for first, (count, width, weight) in ((row, queries), (row + keys_at, keys)):
             with f.loop(count) as h:
                 f.call(norm, first + h * width * 4, weight, width, eps)
+
+
+def _scale_heads(f: _Operation) -> None:
+    scale = norms.scale_head(f.module)
+    heads, size, weight = f.heads, f.size, f.weight
+    with f.loop(f.hi, f.lo) as token:
+        with f.loop(heads) as h:
+            f.call(scale, f.qkv + token * f.qkv_bytes + h * size * 4, weight, size)
 
 
 def _rotate(f: _Operation, head_dim: int, cache_bits: int | None, rotary_dim: int) -> None:

@@ -172,6 +172,20 @@ def norm_heads(
     return query
 
 
+def scale_heads(query: Columns, weight: np.ndarray, spec: LayerSpec) -> Columns:
+    trace = query.trace
+    trace.program.add(
+        "scale_heads",
+        1,
+        per_token=True,
+        qkv=query.buffer,
+        heads=spec.heads,
+        size=spec.head_dim,
+        weight=trace.copy_vector(weight),
+    )
+    return query
+
+
 def split_heads(heads: Symbol, spec: LayerSpec) -> tuple[Columns, Columns, Columns]:
     return _place_heads(heads, spec)
 

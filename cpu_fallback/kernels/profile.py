@@ -37,6 +37,7 @@ _NAMES = {
     "rotate": ROPE,
     "attend": ATTENTION,
     "norm_heads": HEAD_NORMS,
+    "scale_heads": HEAD_NORMS,
     "adjust": "norm or scale after a product",
     "experts": EXPERTS,
     "route": "choice of experts",

@@ -37,6 +37,8 @@ OPERANDS = {
     # head of their width
     "norm_heads": "qkv qkv_bytes heads key_heads query_width key_width keys_at query_weight"
     " key_weight eps",
+    # items: tokens. Each head of the queries times weight, in place
+    "scale_heads": "qkv qkv_bytes heads size weight",
     # items: key heads of tokens. Rotate queries and keys in place if `rotates`, by the layer's
     # angles in a row of the tables; store keys and values in pages of their row
     "rotate": f"qkv qkv_bytes heads key_heads keys_at values_at {_CACHED} rotates table_at"

@@ -13,7 +13,18 @@ from mlx_llama.core.models.spec import ExpertsSpec, LayerSpec
 from mlx_llama.core.ops import Biases
 
 from .. import ops as plain
-from ..ops import Adapters, Matrix, Stack, add, embed, last_position, scale, softcap, split_heads  # noqa: F401, the same words
+from ..ops import (  # noqa: F401, the same words
+    Adapters,
+    Matrix,
+    Stack,
+    add,
+    embed,
+    last_position,
+    scale,
+    scale_heads,
+    softcap,
+    split_heads,
+)
 from . import decode
 from .decode import add_rms_norm, gate
 from .state import StateView

@@ -84,7 +84,8 @@ class Unnormed:
 @dataclass(frozen=True)
 class Attention:
     """Grouped-query attention over the cache. qkv: the three projections as one matrix [(H + 2 G)
-    D, E]; out: [E, H D]; query_norm, key_norm: [D] or None; sinks: [H] or None."""
+    D, E]; out: [E, H D]; query_norm, key_norm: [D] or None; query_scale: [D], for the rotated
+    queries, or None; sinks: [H] or None."""
 
     ops: Ops
     spec: LayerSpec
@@ -92,6 +93,7 @@ class Attention:
     out: Linear
     query_norm: RMSNorm | None = None
     key_norm: RMSNorm | None = None
+    query_scale: Array | None = None
     sinks: Array | None = None
 
     def __call__(self, x: Array, view: View, last_only: bool = False) -> Array:
@@ -105,6 +107,8 @@ class Attention:
             heads = ops.norm_heads(heads, self.query_norm.weight, self.key_norm.weight, spec)
         view.probe_heads(heads, spec, ops)
         query = ops.rope_and_store(heads, view, spec)
+        if self.query_scale is not None:
+            query = ops.scale_heads(query, self.query_scale, spec)
         view.probe_rotated(query, spec.index)
         if last_only:
             query = ops.last_position(query)
@@ -266,6 +270,13 @@ def build_block(ops: Ops, spec: LayerSpec, weights: Weights) -> Block:
         weights.norm_of_ones(spec.head_dim) if spec.norms_heads else weights.norm(name)
         for name in (spec.query_norm, spec.key_norm)
     )
+    query_scale = None
+    if spec.norms_rotated:
+        # A rotation keeps a head's RMS, but not the places of the norm's weights. Scores need only
+        # their products, which the rotated queries take; keys are stored without.
+        assert query_norm is not None and key_norm is not None
+        query_scale = query_norm.weight * key_norm.weight
+        query_norm = key_norm = replace(query_norm, weight=query_norm.weight * 0 + 1)
     attention = Attention(
         ops,
         spec,
@@ -273,6 +284,7 @@ def build_block(ops: Ops, spec: LayerSpec, weights: Weights) -> Block:
         weights.linear(spec.out),
         query_norm,
         key_norm,
+        query_scale,
         weights.vector(spec.sinks),
     )
 

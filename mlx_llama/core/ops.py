@@ -140,6 +140,11 @@ class Ops(Protocol):
         Weights: [D] for a norm of each head (Qwen3), [H D] and [G D] for one of all heads (OLMo 2).
         """
 
+    def scale_heads(self, query: Array, weight: Array, spec: LayerSpec) -> Array:
+        """Multiply the numbers of each head by a weight each. query: [B, H, T, D], which it may
+        change; weight: [D].
+        """
+
     def split_heads(self, heads: Array, spec: LayerSpec) -> tuple[Array, Array, Array]:
         """Query [B, H, T, D], key and value [B, G, T, D] of heads [B, T, (H + 2 G) D]."""
 

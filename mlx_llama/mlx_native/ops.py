@@ -162,6 +162,10 @@ def norm_heads(
     return mx.concatenate(normed, axis=axis).reshape(shape)
 
 
+def scale_heads(query: mx.array, weight: mx.array, spec: LayerSpec) -> mx.array:
+    return query * weight
+
+
 def split_heads(heads: mx.array, spec: LayerSpec) -> tuple[mx.array, mx.array, mx.array]:
     H, G = spec.heads, spec.key_value_heads
     parts = _heads_first(heads, spec)

@@ -196,6 +196,13 @@ FAMILIES = {
             layer_types=["attention"] * 4,
         ),
     ),
+    "Hunyuan": (
+        "hunyuan_v1_dense",
+        dict(
+            head_dim=20,
+            rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, alpha=50.0, factor=1.0),
+        ),
+    ),
     "Mixtral": ("mixtral", dict(num_local_experts=5)),
     "Mixtral with windows": (
         "mixtral",
@@ -296,6 +303,8 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
     fields |= {"rope_theta": rope.get("full_attention", rope)["rope_theta"]}
     if kind == "granitemoehybrid":
         fields["layer_types"] = ["attention"] * len(fields["layer_types"])
+    if kind == "hunyuan_v1_dense":
+        fields["rope_scaling"] = {"type": "dynamic"} | {name: rope[name] for name in rope}
     if kind == "glm4":
         fields["partial_rotary_factor"] = rope["partial_rotary_factor"]
     if rope.get("rope_type") == "longrope":
@@ -425,7 +434,7 @@ def test_a_gguf_file_has_the_same_logits(name, backend):
     assert relative_error(run(backend, checkpoint, (0, 20, 29, 30)), made(name)[1]) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["Granite 3", "Seed-OSS", "GLM-4", "ERNIE 4.5"])
+@pytest.mark.parametrize("name", ["Granite 3", "Seed-OSS", "GLM-4", "ERNIE 4.5", "Hunyuan"])
 def test_a_gguf_file_becomes_a_folder_that_transformers_reads(name, tmp_path):
     import torch
     import transformers

@@ -1017,6 +1017,7 @@ ODD = {  # fields of LlamaConfig
     "norms before and after, gelu": dict(
         norm_placement="both", query_key_norm="head", activation="gelu_tanh"
     ),
+    "norms after rotation": dict(query_key_norm="rotated"),
     "norms after": dict(norm_placement="after", query_key_norm="whole"),
     "softcaps, partial rotation, a rope of windows": dict(
         attention_softcap=1.5, logits_softcap=2.0, norm_offset=0.5, **TURNED

@@ -23,6 +23,7 @@ _WORDS = {
     "add": "add",
     "scale": "scale",
     "norm_heads": HEAD_NORMS,
+    "scale_heads": HEAD_NORMS,
     "rms_norm": "norm after a product",
     "rope_and_store": ROPE,
     "attend": ATTENTION,

@@ -140,6 +140,7 @@ class Family:
     partial_rotation: bool = False  # `partial_rotary_factor`
     # default of yarn's `truncate`, and its value in GGUF files, which do not store it
     truncates_yarn: bool = True
+    stretches_theta: bool = False  # by `alpha` of a rope of type "dynamic"
     scales_queries: bool = False  # by their position, `llama_4_scaling_beta`
 
     @cached_property
@@ -167,7 +168,7 @@ class Family:
         """Tensor names in GGUF files."""
         return GGUFNames(
             self.norms,
-            self.query_key_norm in ("head", "whole"),
+            self.query_key_norm not in (None, "without weights"),
             {} if self.splits else self.fused,
             self.experts,
             self.permuted,

@@ -90,8 +90,8 @@ class LlamaConfig:
     # None for plain matrices and for GGUF, whose tensors name their formats
     quantization: Quantization | PackedQuantization | Float8Quantization | None = None
     output_bias: bool = False  # of the projection after attention
-    # RMS norms of query and key, over each "head", over all heads as a "whole", or over each head
-    # of rotated layers "without weights"
+    # RMS norms of query and key, over each "head" or over all heads as a "whole"; "rotated": over
+    # each head, after rotation; "without weights": over each head of rotated layers
     query_key_norm: str | None = None
     # numbers of the layers with the window; None for all
     sliding_layers: tuple[int, ...] | None = None
@@ -132,7 +132,7 @@ class LlamaConfig:
         layer, family = f"model.layers.{i}.", FAMILIES[self.architecture]
         mlp = f"{layer}{family.mlp}."
         has_experts = self.num_experts > 0 and (i + 1) % self.expert_step == 0
-        has_norms = self.query_key_norm in ("head", "whole")
+        has_norms = self.query_key_norm not in (None, "without weights")
         before, after = NORM_NAMES[self.norm_placement]
         size = self.sliding_window
         slides = self.sliding_layers is None or i in self.sliding_layers
@@ -160,6 +160,7 @@ class LlamaConfig:
             query_norm=f"{layer}self_attn.q_norm" if has_norms else None,
             key_norm=f"{layer}self_attn.k_norm" if has_norms else None,
             norms_heads=self.query_key_norm == "without weights" and i not in self.unrotated_layers,
+            norms_rotated=self.query_key_norm == "rotated",
             rotates=rotates,
             window=window,
             post_attention_norm=after and f"{layer}{after[0]}",

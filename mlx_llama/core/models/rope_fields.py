@@ -142,6 +142,11 @@ def _read_rope(
         "dim": None if dim == head_dim else dim,
         "theta": holder("rope_theta", rope).number("rope_theta", theta, 1.0, _MAX_THETA),
     }
+    if kind == "dynamic" and family.stretches_theta and rope.get("alpha", None):
+        # a fixed base, whatever the length (ntk_alpha of transformers' class)
+        stretch = rope.number("alpha") ** (head_dim / (head_dim - 2))
+        kind, values["type"] = "default", "default"
+        values["theta"] *= stretch
     if kind == "default":
         return RopeConfig(**values)
     if kind in ("llama3", "yarn", "longrope"):

@@ -81,10 +81,11 @@ class LayerSpec:
     ffn_norm: str | None  # before the MLP
     gate_up: tuple[str, ...]  # empty for a mixture of experts
     down: str  # likewise
-    # RMS norm of each head (Qwen3) or of all (OLMo 2) before rotation
+    # RMS norm of each head (Qwen3) or of all (OLMo 2)
     query_norm: str | None = None
     key_norm: str | None = None
     norms_heads: bool = False  # likewise of each head, without weights (Llama 4)
+    norms_rotated: bool = False  # these norms come after the rotation, not before it (Hunyuan)
     rotates: bool = True  # False for a layer without rotary embedding (SmolLM3)
     window: Window | None = None  # None: a token sees all before it
     # of attention's output, before it is added to the stream (EXAONE 4)

@@ -455,6 +455,36 @@ MODELS = {
         "pad_token_id": 100256,
         "tie_word_embeddings": True,
     },
+    "Hunyuan-7B-Instruct": {
+        "architectures": ["HunYuanDenseV1ForCausalLM"],
+        "model_type": "hunyuan_v1_dense",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_hidden_layers": 32,
+        "vocab_size": 128167,
+        "rope_theta": 10000.0,
+        "rope_scaling": {
+            "alpha": 1000.0,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "factor": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "type": "dynamic",
+        },
+        "max_position_embeddings": 32768,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "use_qk_norm": True,
+        "use_cla": False,
+        "rms_norm_eps": 1e-5,
+        "bos_token_id": 1,
+        "eos_token_id": 127960,
+        "tie_word_embeddings": True,
+    },
 }
 MIXTRAL, QWEN3_MOE = MODELS["Mixtral 8x7B"], MODELS["Qwen3 30B-A3B"]
 
@@ -463,6 +493,9 @@ MIXTRAL, QWEN3_MOE = MODELS["Mixtral 8x7B"], MODELS["Qwen3 30B-A3B"]
 def test_the_config_means_what_transformers_reads(name):
     import transformers
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import (
+        HunYuanDenseV1RotaryEmbedding,
+    )
 
     raw = MODELS[name]
     # which it changes
@@ -516,6 +549,10 @@ def test_the_config_means_what_transformers_reads(name):
             (True, 1),
             (False, 0),
         }
+    elif "alpha" in parameters:
+        wanted, _ = HunYuanDenseV1RotaryEmbedding.compute_ntk_alpha_rope_parameters(theirs)
+        found, _ = rope.inverse_frequencies(ours)
+        np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5)
     else:
         assert ours.rope.type == parameters["rope_type"]
         assert ours.rope.theta == parameters["rope_theta"]
@@ -623,6 +660,16 @@ CONVERTED = {
         },
     ),
     "EXAONE-4.0-1.2B": ("exaone4", {"rope.freq_base": 1e6}),
+    "Hunyuan-7B-Instruct": (
+        "hunyuan-dense",
+        {
+            "context_length": 262144,
+            "rope.freq_base": 11158839.925,
+            "rope.scaling.type": "none",
+            "rope.scaling.factor": 1.0,
+            "rope.scaling.original_context_length": 262144,
+        },
+    ),
     "EXAONE-4.0-32B": (
         "exaone4",
         {
@@ -784,6 +831,7 @@ def test_a_converted_file_means_the_same_model(name):
             MODELS["granite-4.0-micro"] | {"num_local_experts": 62},
             "num_local_experts is 62, expected 0, since experts beside the shared one",
         ),
+        (MODELS["Hunyuan-7B-Instruct"] | {"use_qk_norm": False}, "use_qk_norm is False"),
         (QWEN3_MOE | {"moe_intermediate_size": None}, "moe_intermediate_size is None"),
     ],
 )
