@@ -435,7 +435,7 @@ def test_each_word_by_kernels_is_torchs(name, call):
     found, launched = call(
         words, make_checkpoint(Path(tempfile.mkdtemp()) / name, tokenizer=False, **fields)
     )
-    assert len(found) == 18 + 2 * 3 * 3
+    assert len(found) == 18 + 2 * 4 * 3
     for name, (error, size) in found.items():
         assert error <= 3e-6 * size, (name, error, size)
     assert found["embed 0"][0] == found["split_heads 0"][0] == found["attend False None 1"][0] == 0

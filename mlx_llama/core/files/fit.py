@@ -352,8 +352,8 @@ def _quantized(
                 f"{file.path}: tensor {stored} has dtype {kind}, expected {wanted} for the scales "
                 "of a quantised matrix; quantise the model again with mlx_lm.convert"
             )
-    assert not any(isinstance(file, TransposedPart) for file, _ in parts)  # which has no codes
-    (codes, scales, biases), pages = zip(*(file.array(stored) for file, stored in parts))
+    arrays = (file.array(name) for file, name in parts if not isinstance(file, TransposedPart))
+    (codes, scales, biases), pages = zip(*arrays)
     return MLXWeight(name, *packing, codes, scales, biases, [page for page in pages if page])
 
 

@@ -204,9 +204,11 @@ class MLXWeight(AffineWeight):
 
     def part(self, name: str, start: int, stop: int) -> MLXWeight:
         first, last, order = self.rows_in_file(start, stop)
-        arrays = (array[first:last] for array in (self.packed, self.scales, self.biases))
+        packed, scales, biases = (
+            array[first:last] for array in (self.packed, self.scales, self.biases)
+        )
         pages = tuple(self.pages_of(first, last))
-        return MLXWeight(name, self.bits, self.group_size, *arrays, pages, order)
+        return MLXWeight(name, self.bits, self.group_size, packed, scales, biases, pages, order)
 
     def reordered(self, order: np.ndarray) -> MLXWeight:
         arrays = self.packed, self.scales, self.biases
