@@ -80,15 +80,11 @@ def gated_linear(
 
 
 def gate(gate_up: Product, activation: str) -> Gated:
-    trace = gate_up.trace
-    buffers = trace.workspace.hidden_units[gate_up.parts[0][1]]
-    for operation, (at, rows), buffer in zip(
-        gate_up.operations, gate_up.parts, buffers, strict=True
-    ):
-        if pad(rows, ROWS) > buffer.array.shape[1]:
-            raise ValueError(
-                f"a product of {rows} columns does not fit a buffer {buffer.array.shape}"
-            )
+    trace, units = gate_up.trace, [rows for _, rows in gate_up.parts]
+    buffers = trace.workspace.hidden_units.get(units[0], ())
+    if len(buffers) != len(units) or len({*units}) > 1:
+        raise ValueError(f"no layer has an MLP of {units} columns")
+    for operation, (at, _), buffer in zip(gate_up.operations, gate_up.parts, buffers, strict=True):
         additions = [addition for addition, column in gate_up.additions if column == at]
         for number in (operation, *additions):
             trace.program.direct(number, buffer)

@@ -134,13 +134,11 @@ class LlamaConfig:
         has_experts = self.num_experts > 0 and (i + 1) % self.expert_step == 0
         has_norms = self.query_key_norm not in (None, "without weights")
         before, after = NORM_NAMES[self.norm_placement]
-        size = self.sliding_window
-        slides = self.sliding_layers is None or i in self.sliding_layers
-        window = Window(size, family.windows.is_chunk) if size is not None and slides else None
-        rotates, rope = (
-            i not in self.unrotated_layers,
-            int(window is not None and self.local_rope is not None),
-        )
+        window, sliding = None, self.sliding_layers
+        if self.sliding_window is not None and (sliding is None or i in sliding):
+            window = Window(self.sliding_window, family.windows.is_chunk)
+        rotates = i not in self.unrotated_layers
+        rope = int(window is not None and self.local_rope is not None)
         query_rope = len(self.ropes) if self.query_beta else None
         if not rotates and self.temperature_scale:  # by angles of 0, and by these times the factor
             rotates, rope, query_rope = True, self.still_rope, self.still_rope + 1
