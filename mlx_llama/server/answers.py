@@ -452,6 +452,9 @@ def _encode(
     check_count: called with token counts, early. truncates: drop the oldest turns until the prompt
     leaves room for an answer. Raises LlamaError.
     """
+    if not _is_chat(ask.prompt):
+        for name in ask.variables:
+            ask.note(f"chat_template_kwargs.{name}")
     if isinstance(ask.prompt, str):
         check_count(llm.tokenizer.count_at_least(ask.prompt))
         return ToolPrompt(_encode_text(llm, ask.prompt)), 0
