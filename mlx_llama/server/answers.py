@@ -461,7 +461,7 @@ def _encode(
     if not _is_chat(ask.prompt):
         return ToolPrompt(llm.encode(ask.prompt, check_count)), 0
     messages, beginning = _split_beginning(ask.prompt)
-    template = find_template(llm)
+    template = find_template(llm).choose(bool(ask.toolbox.offered))
     if llm.template is None:
         ask.note("chat_template: chatml")
     variables = _pick_variables(template.source, ask)

@@ -82,7 +82,8 @@ class Reader:
         self.processed = -1  # tokens of the prompt that were reported
         self.parser: ToolParser | None = None
         # the answer may begin with a thought
-        self.may_think = bool(self.llm.template and find_thoughts(self.llm.template.source))
+        template = self.llm.template and self.llm.template.choose(bool(toolbox.offered))
+        self.may_think = bool(template and find_thoughts(template.source))
         self._is_forced = bool(toolbox.forced)
         if splits and toolbox.offered:
             self.parser = ToolParser(tool_format(self.llm), toolbox.offered)
@@ -149,7 +150,7 @@ class Reader:
 
 def tool_format(llm: LLM) -> ToolFormat:
     """Return the format in which the model writes calls. Raises OptionsError."""
-    return find_format(llm.require_template().source, llm.tokenizer)
+    return find_format(llm.require_template().choose(True).source, llm.tokenizer)
 
 
 # Log-probabilities; or probabilities after the samplers, by llama-server's names
