@@ -11,7 +11,7 @@ from mlx_llama.core.backends.interface import Masks
 from mlx_llama.core.backends.logprobs import pack
 from mlx_llama.core.generation import rng
 from mlx_llama.core.generation.options import GenerationOptions
-from mlx_llama.core.generation.sampling import BatchOptions, Kind, RowNumbers
+from mlx_llama.core.generation.sampling import BatchOptions, Kind, RowNumbers, rates_sampled
 
 Bias = tuple[np.ndarray, np.ndarray]
 
@@ -40,8 +40,18 @@ class SamplingBatch(BatchOptions):
         seen = self._seen(recent)
         rows = zip(scores, self.options, self._biases, seen, dry, positions, strict=True)
         with np.errstate(over="ignore", invalid="ignore"):  # -1 tells of them
-            tokens = np.array([[_draw(*row)] for row in rows], np.int32)
-            return tokens if self.logprobs is None else pack(tokens, logits, self.logprobs)
+            draws = [_draw(*row) for row in rows]
+            tokens = np.array([[token] for token, _ in draws], np.int32)
+            if self.logprobs is None:
+                return tokens
+            if self.kind.rates_sampled:
+                logits = np.stack(
+                    [
+                        _rated(token, final, o) if rates_sampled(o) else row
+                        for (token, final), o, row in zip(draws, self.options, logits)
+                    ]
+                )
+            return pack(tokens, logits, self.logprobs)
 
     def processed(self, scores: np.ndarray, recent: np.ndarray | None = None) -> np.ndarray:
         """Scores float32 [B, V] after bias, penalties, temperature and filters, which give -inf."""
@@ -86,21 +96,30 @@ def _draw(
     recent: np.ndarray | None,
     dry: np.ndarray | None,
     position: int,
-) -> int:
-    """Sample one row. logits: float32 [V]; recent: its own window, int32, or None."""
+) -> tuple[int, np.ndarray]:
+    """Sample one row: its token, and the scores float32 [V] that it was drawn from. logits: float32
+    [V]; recent: its own window, int32, or None.
+    """
     scores = _process(logits, options, bias, recent, dry)
     if options.temperature == 0:
-        return _choose(scores)
+        return _choose(scores), scores
     chance = RowNumbers.of(options).xtc_chance
     if chance and rng.draw_chance(options.seed, position) < chance:
         scores = _exclude_top(scores, options)
     # Noise costs more than all else: compute it for the candidates that filters left.
     kept = np.flatnonzero(scores != -np.inf)
     if len(kept) > len(scores) // 2 or not len(kept):
-        return _choose(scores + rng.gumbel(options.seed, position, len(scores)))
+        return _choose(scores + rng.gumbel(options.seed, position, len(scores))), scores
     words = rng.threefry2x32(rng.split_seed(options.seed), kept.astype(np.uint32), position)
     best = _choose(scores[kept] + rng.gumbel_table()[rng.table_index(words)])
-    return -1 if best < 0 else int(kept[best])
+    return -1 if best < 0 else int(kept[best]), scores
+
+
+def _rated(token: int, scores: np.ndarray, options: GenerationOptions) -> np.ndarray:
+    """Scores float32 [V] whose softmax has the probabilities of a draw: a greedy one is certain."""
+    if options.temperature > 0:
+        return scores
+    return np.where(np.arange(len(scores)) == token, np.float32(0), np.float32(-np.inf))
 
 
 def _choose(scores: np.ndarray) -> int:

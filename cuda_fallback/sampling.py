@@ -26,6 +26,7 @@ from .kernels.draw import (
     pack,
     pack_logprobs,
     process,
+    rated,
     to_signed,
 )
 
@@ -53,8 +54,12 @@ class SamplingBatch(BatchOptions):
         allowed, dry = logits.float(), None
         if masks is not None:
             allowed, dry = mask(allowed, runtime.send(masks(), self.device))
-        tokens = choose(self.score(allowed, positions, recent, dry=dry))
-        return tokens if self.logprobs is None else pack_logprobs(tokens, logits, self.logprobs)
+        scores, noisy = self._score(allowed, positions, recent, dry=dry)
+        tokens = choose(noisy)
+        if self.logprobs is None:
+            return tokens
+        logits = rated(self.kind, self._on_device(), logits, scores, tokens)
+        return pack_logprobs(tokens, logits, self.logprobs)
 
     def rate(self, logits: torch.Tensor, tokens: np.ndarray, count: int) -> torch.Tensor:
         return pack_logprobs(runtime.send(tokens, self.device), logits, count)
@@ -65,12 +70,22 @@ class SamplingBatch(BatchOptions):
         positions: Sequence[int],
         recent: torch.Tensor | None,
         first: int = 0,
-        dry: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`processed` logits [B, V] of the tokens from `first` on, with noise if random."""
+        return self._score(logits, positions, recent, first)[1]
+
+    def _score(
+        self,
+        logits: torch.Tensor,
+        positions: Sequence[int],
+        recent: torch.Tensor | None,
+        first: int = 0,
+        dry: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores [B, V] without and with noise. Parameters as of `score`; dry: of DRY."""
         scores = process(self.kind, self._on_device(), logits, recent, dry)
         if not self.kind.is_random:
-            return scores
+            return scores, scores
         ids = first, first + scores.shape[1]
         if self._ids != ids:
             indices = torch.arange(*ids, dtype=torch.int32, device=self.device)
@@ -82,7 +97,7 @@ class SamplingBatch(BatchOptions):
             scores = exclude_top(values, scores, sent)
         seeds = tuple(values.integer(field).int() for field in (SEED_LOW, SEED_HIGH))
         noise = gumbel(seeds, sent, gumbel_table(self.device), self._indices)
-        return torch.where(values.integer(IS_RANDOM) > 0, scores + noise, scores)
+        return scores, torch.where(values.integer(IS_RANDOM) > 0, scores + noise, scores)
 
     def processed(self, scores: torch.Tensor, recent: torch.Tensor | None = None) -> torch.Tensor:
         """Scores [B, V] after biases, penalties, temperature and filters, which give -inf."""

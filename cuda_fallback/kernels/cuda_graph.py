@@ -33,7 +33,7 @@ from ..cache import Cache
 from ..ranks import Vocabulary
 from ..sampling import SamplingBatch
 from . import first_line
-from .draw import choose, exclude_top, gumbel_table, mask, pack_logprobs, process
+from .draw import choose, exclude_top, gumbel_table, mask, pack_logprobs, process, rated
 from .state import MAX_ROWS, StateView
 
 KEPT = 24  # graphs per model
@@ -132,6 +132,7 @@ class Step:
         if kind.has_xtc:
             positions = view.next_positions.int()[:, None]
             scores = exclude_top(view.values, scores, positions)
+        filtered = scores
         if kind.is_random:
             table = gumbel_table(scores.device)
             first = shares.first if shares else 0
@@ -139,9 +140,10 @@ class Step:
                 scores, table, view.next_positions, view.values.words, first
             )
         tokens = shares.choose(scores) if shares else choose(scores)
-        self.drawn = (
-            tokens if kind.logprobs is None else pack_logprobs(tokens, logits, kind.logprobs)
-        )
+        self.drawn = tokens
+        if kind.logprobs is not None:
+            logits = rated(kind, view.values, logits, filtered, tokens)
+            self.drawn = pack_logprobs(tokens, logits, kind.logprobs)
         view.advance(tokens)
 
 

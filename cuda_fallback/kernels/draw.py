@@ -36,8 +36,9 @@ from .. import runtime
     WINDOW,
     XTC_CHANCE,
     XTC_THRESHOLD,
+    RATES_SAMPLED,
     BIASES,
-) = range(14)
+) = range(15)
 _UNIT = 1 << 40  # of probabilities that are summed as integers
 
 
@@ -138,6 +139,7 @@ def pack(options: Sequence[GenerationOptions], kind: Kind, words: np.ndarray) ->
             row.xtc_chance,
         )
         numbers[XTC_THRESHOLD, i] = row.xtc_threshold
+        words[RATES_SAMPLED, i] = row.rates_sampled
         numbers[TEMPERATURE, i], doubles[TOP_P, i], numbers[MIN_P, i] = (
             row.temperature,
             row.top_p,
@@ -222,6 +224,19 @@ def exclude_top(values: Values, scores: torch.Tensor, positions: torch.Tensor) -
     draws = (_threefry(low, high, positions, index) >> 8) & 0xFFFFFF
     is_on = draws < values.integer(XTC_CHANCE)
     return scores.masked_fill(likely & (scores > least) & is_on, -math.inf)
+
+
+def rated(
+    kind: Kind, values: Values, logits: torch.Tensor, scores: torch.Tensor, tokens: torch.Tensor
+) -> torch.Tensor:
+    """Logits [B, V] whose log-probabilities are reported. scores: from whose softmax rows with a
+    temperature drew `tokens`, int32 [B, 1].
+    """
+    if not kind.rates_sampled:
+        return logits
+    certain = torch.full_like(scores, -math.inf).scatter(1, tokens.long().clamp(min=0), 0.0)
+    final = torch.where(values.integer(IS_RANDOM) > 0, scores, certain)
+    return torch.where(values.integer(RATES_SAMPLED) > 0, final, logits.float())
 
 
 def choose(scores: torch.Tensor) -> torch.Tensor:

@@ -169,6 +169,7 @@ def add_generation_flags(parser: Parser) -> None:
     group = parser.add_argument_group("generation options")
     for name, field in FIELDS.items():
         repeats = name in ("stop", "stop_token_ids", "logit_bias", "dry_sequence_breakers")
+        is_switch = field.annotation is bool
         default = f" (default: {field.default})" if field.default not in (None, (), {}) else ""
         if name == "max_tokens":
             default = " (default: -1, no limit but the context)"
@@ -176,8 +177,8 @@ def add_generation_flags(parser: Parser) -> None:
             *option_flags(name),
             dest=f"option:{name}",
             default=argparse.SUPPRESS,
-            action="append" if repeats else "store",
-            metavar=name.split("_")[-1].upper(),
+            action="append" if repeats else "store_true" if is_switch else "store",
+            **({} if is_switch else {"metavar": name.split("_")[-1].upper()}),
             help=(field.description + field.json_schema_extra["flag_help"]).replace("%", "%%")
             + default,
         )

@@ -452,13 +452,16 @@ def _encode(
     check_count: called with token counts, early. truncates: drop the oldest turns until the prompt
     leaves room for an answer. Raises LlamaError.
     """
+    if not _is_chat(ask.prompt):
+        for name in ask.variables:
+            ask.note(f"chat_template_kwargs.{name}")
     if isinstance(ask.prompt, str):
         check_count(llm.tokenizer.count_at_least(ask.prompt))
         return ToolPrompt(_encode_text(llm, ask.prompt)), 0
     if not _is_chat(ask.prompt):
         return ToolPrompt(llm.encode(ask.prompt, check_count)), 0
     messages, beginning = _split_beginning(ask.prompt)
-    template = find_template(llm)
+    template = find_template(llm).choose(bool(ask.toolbox.offered))
     if llm.template is None:
         ask.note("chat_template: chatml")
     variables = _pick_variables(template.source, ask)

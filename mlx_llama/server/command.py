@@ -170,9 +170,10 @@ def make_settings(parsed: argparse.Namespace) -> Settings:
     """Turn flags into checked settings. Raises OptionsError."""
     wanted = flags.given_flags(parsed)
     checked = validate(wanted)  # before loading the model
-    if "logprobs" in wanted:
+    for name in {"logprobs", "post_sampling_probs"} & wanted.keys():
         raise OptionsError(
-            "--logprobs: is set by each request (logprobs, top_logprobs, n_probs): leave it out"
+            f"option `{name}`: is set by each request (logprobs, top_logprobs, n_probs): leave it "
+            "out"
         )
     parse_rows(parsed.max_rows)
     for origin in parsed.cors_origin:

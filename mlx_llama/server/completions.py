@@ -21,7 +21,7 @@ from .fields import Likeliest, Note, OptionFields, TokenIds
 from .openai import CommonFields, OpenAIWriter
 from .replies import Events, choices_of, desk_of, reply
 from .schemas import serves
-from .tooling import LEAST_LOGPROB, Piece, Reader, write_likeliest
+from .tooling import LEAST_LOGPROB, Piece, Reader, list_entries, write_likeliest
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -43,6 +43,8 @@ class CompletionRequest(CommonFields):
         super().adapt(values, note)
         if values.get("suffix") == "":
             del values["suffix"]
+        if values.get("echo") is True and values.pop("post_sampling_probs", False):
+            note("post_sampling_probs")  # no sampler chose the prompt
 
     def apply(self, ask: Ask, **more: Any) -> Ask:
         echoed = self.logprobs if self.echo else None
@@ -103,6 +105,8 @@ class CompletionWriter(OpenAIWriter):
         """
         if self.body.logprobs is None:
             return None
+        if reader.are_probs:  # in llama-server's format
+            return {"content": list_entries(reader, tokens)}
         llm, completion, offset = reader.llm, reader.completion, len(self.opening(reader))
         listed = [entry for token in tokens for entry in token.entries]
         entries = [entry._replace(start=offset + entry.start) for entry in listed]
@@ -130,7 +134,7 @@ class CompletionWriter(OpenAIWriter):
         if token is None:
             return
         logprobs = self.logprobs(reader, [token])
-        if token.text or (logprobs and logprobs["tokens"]):
+        if token.text or (logprobs and any(logprobs.values())):
             yield self.part(reader, {"text": token.text}, None, logprobs)
 
 

@@ -153,9 +153,26 @@ class OptionFields(Dialect, _TableFields):
             values["seed"] = seed % 2**64
         if isinstance(stop := values.get("stop"), list):
             values["stop"] = [text for text in stop if text != ""]
+        if cls._lacks_logprobs(values):
+            del values["post_sampling_probs"]
+            note("post_sampling_probs")
         for name, nothing in (("stop", ""), ("logit_bias", [])):
             if values.get(name) == nothing:
                 del values[name]
+
+    @classmethod
+    def _lacks_logprobs(cls, values: Mapping[str, Any]) -> bool:
+        """True for a request of probabilities that does not say of how many tokens."""
+        asks = {"logprobs", "top_logprobs", "include"} & values.keys()
+        return bool(values.get("post_sampling_probs")) and not asks
+
+    @classmethod
+    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
+        faults = super().check_together(values)
+        if cls._lacks_logprobs(values):
+            rule = "only with logprobs"
+            faults.append(fault_of("post_sampling_probs", rule, rule, True))
+        return faults
 
     @field_validator("schema", mode="before")
     @classmethod

@@ -17,14 +17,14 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from .answers import Answers, Ask, Failure
-from .conversations import Message
+from .conversations import Message, adapt_thinking
 from .faults import Fault, Refusal, bad_field, fault_of, unavailable
-from .fields import ModelName, OptionFields, TokenIds
+from .fields import ModelName, Note, OptionFields, TemplateVariables, TokenIds
 from .guard import log, write_receipt
 from .replies import PING_SECONDS, Json, check_model, desk_of, dump, event, request_id, submit
 from .schemas import serves
 from .settings import Settings
-from .tooling import list_logprobs
+from .tooling import Reader, list_logprobs
 
 router = APIRouter(tags=["jobs"])
 
@@ -39,15 +39,23 @@ class JobRequest(OptionFields):
     prompt: str | TokenIds | None = None
     messages: list[Message] | None = Field(None, min_length=1)
     model: ModelName = None
+    chat_template_kwargs: TemplateVariables = {}
+
+    @classmethod
+    def adapt(cls, values: dict[str, Any], note: Note) -> None:
+        super().adapt(values, note)
+        adapt_thinking(values, note)
 
     @classmethod
     def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
+        faults = super().check_together(values)
         if "prompt" in values and "messages" in values:
             text = "send either prompt or messages, not both"
-            return [fault_of("messages", "one of prompt and messages", text)]
+            faults.append(fault_of("messages", "one of prompt and messages", text))
         if not {"prompt", "messages"} & set(values):
-            return [fault_of("prompt", "required", "either prompt or messages is required")]
-        return []
+            text = "either prompt or messages is required"
+            faults.append(fault_of("prompt", "required", text))
+        return faults
 
 
 @dataclass
@@ -66,7 +74,7 @@ class Job:
     def add(self, name: str, **fields: Any) -> None:
         """Append an event and wake the readers."""
         self.events.append((name, fields))
-        self.size += 1 + len(fields.get("top_logprobs", ()))
+        self.size += 1 + len(fields.get("top_logprobs") or fields.get("top_probs") or ())
         news, self.news = self.news, asyncio.Event()
         news.set()
 
@@ -74,13 +82,15 @@ class Job:
         """Collect the answer's events until its end."""
         outcome, reason, error = "done", "ERROR", None
         began = time.monotonic()
-        count = 0
-        completion = answers.completions[0]
+        count, reader = 0, Reader(answers, 0, splits=False)
+        completion = reader.completion
         self.add("started", job_id=self.identity, prompt_tokens=completion.prompt_tokens)
         try:
             async for batch in answers.batches():
                 for token in batch.tokens:
-                    *earlier, last = list_logprobs(answers.llm, [token]) or [{}]
+                    if token.thought:
+                        self.add("thought", t=token.thought, i=count)
+                    *earlier, last = list_logprobs(reader, [token]) or [{}]
                     for logprobs in earlier:
                         self.add("token", t="", i=count, **logprobs)
                     if token.text or last:
@@ -101,7 +111,8 @@ class Job:
             self.is_over, self.ended = True, time.monotonic()
             fields = {"decode_time_ms": round(decode * 1e3, 3), "stop_reason": reason}
             fields |= {"error": error} if error and reason == "ERROR" else {}
-            self.add("end", tokens_out=len(completion.tokens), **fields)
+            counts = {"tokens_out": len(completion.tokens)}
+            self.add("end", **counts, reasoning_tokens=reader.thought_tokens, **fields)
             log.info("job %s %s%s", self.identity, reason, write_receipt(answers, answers.settings))
 
     async def follow(self, first: int) -> AsyncIterator[tuple[int, str, dict[str, Any]]]:
@@ -178,7 +189,9 @@ async def make_job(request: Request, body: JobRequest) -> Response:
         body.prompt if body.messages is None else [message.plain() for message in body.messages]
     )
     name = "prompt" if body.messages is None else "messages"
-    answers = await submit(request, [Ask(prompt, name, body.requested_options())])
+    variables = body.chat_template_kwargs
+    ask = Ask(prompt, name, body.requested_options(), variables=variables)
+    answers = await submit(request, [ask])
     del request.scope["answers"]  # the log has the receipt when the job ends
     job = jobs.add(answers, request_id(request))
     stream = f"/v1/jobs/{job.identity}/stream"

@@ -60,7 +60,7 @@ class LlamaCompletionRequest(AnswerFields):
     renamed: ClassVar = OptionFields.renames(json_schema="schema", n_probs="logprobs", n="n_cmpl")
     # Unsupported samplers, and hints
     noted: ClassVar = list_places(
-        "min_keep n_indent n_discard n_cache_reuse n_keep post_sampling_probs grammar_lazy "
+        "min_keep n_indent n_discard n_cache_reuse n_keep grammar_lazy "
         "grammar_triggers preserved_tokens reasoning_format top_n_sigma adaptive_target "
         "adaptive_decay dynatemp_range dynatemp_exponent typical_p "
         "mirostat mirostat_tau mirostat_eta samplers id_slot"
@@ -124,7 +124,6 @@ class LlamaCompletionRequest(AnswerFields):
     n_indent: Literal[0] = 0
     n_discard: Literal[0] = 0
     n_cache_reuse: Literal[0] = 0
-    post_sampling_probs: Literal[False] = False
     lora: list[Any] = Field([], max_length=0, description="adapters are not loaded")
     image_data: list[Any] = Field([], max_length=0)
     grammar_lazy: Literal[False] = False
@@ -269,7 +268,7 @@ class LlamaWriter(Writer):
             "stopping_word": reader.stop_string or "",
             "tokens_cached": completion.prompt_tokens + len(completion.tokens),
             "timings": write_timings(completion),
-            **_write_probabilities(reader.llm, body.logprobs, tokens),
+            **_write_probabilities(reader, body.logprobs, tokens),
         }
         return _pick(full, body.response_fields)
 
@@ -293,7 +292,7 @@ class LlamaWriter(Writer):
         if token is None:
             return
         if token.text or self.body.return_tokens:
-            probabilities = _write_probabilities(reader.llm, self.body.logprobs, [token])
+            probabilities = _write_probabilities(reader, self.body.logprobs, [token])
             fields = self.part(reader, token.text, [int(token)]) | probabilities
             if self.body.timings_per_token:
                 fields["timings"] = write_timings(reader.completion)
@@ -315,9 +314,11 @@ async def completion(request: Request, body: LlamaCompletionRequest) -> Response
     return await reply(request, choices_of(ask, prompts, body.n_cmpl), writer, body.stream)
 
 
-def _write_probabilities(llm: LLM, count: int | None, tokens: Sequence[Token]) -> dict[str, Any]:
+def _write_probabilities(
+    reader: Reader, count: int | None, tokens: Sequence[Token]
+) -> dict[str, Any]:
     """Write completion_probabilities if n_probs asks for them, without end tokens."""
-    entries = list_entries(llm, tokens) if count else []
+    entries = list_entries(reader, tokens) if count else []
     return {"completion_probabilities": entries} if entries else {}
 
 

@@ -103,7 +103,8 @@ async def apply_template(request: Request, body: TemplateRequest) -> Response:
         if not box.tools:
             return find_template(llm).render(messages, body.add_generation_prompt)
         prompted, extras = tool_format(llm).offer(messages, box.tools)
-        return llm.require_template().render(prompted, body.add_generation_prompt, **extras)
+        template = llm.require_template().choose(True)
+        return template.render(prompted, body.add_generation_prompt, **extras)
 
     return Json({"prompt": await with_model(request, work, "messages")})
 

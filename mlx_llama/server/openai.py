@@ -126,7 +126,7 @@ class CommonFields(AnswerFields):
 
     @classmethod
     def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
-        return cls.needs(values, "stream_options", "stream")
+        return super().check_together(values) + cls.needs(values, "stream_options", "stream")
 
     @staticmethod
     def needs(values: Mapping[str, Any], field: str, switch: str) -> list[Fault]:
@@ -322,7 +322,7 @@ class ChatWriter(OpenAIWriter):
         """Write log-probabilities, if they are asked for."""
         if not self.body.logprobs:
             return None
-        return {"content": list_logprobs(reader.llm, tokens), "refusal": None}
+        return {"content": list_logprobs(reader, tokens), "refusal": None}
 
     def begin(self, readers: Sequence[Reader]) -> Events:
         for reader in readers:

@@ -111,7 +111,7 @@ class ResponseWriter(Writer):
 
     def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
         if token is not None:
-            self.waiting.append((token.text, list_logprobs(reader.llm, [token])))
+            self.waiting.append((token.text, list_logprobs(reader, [token])))
         for piece in pieces:
             fields: dict[str, Any] = {}
             if isinstance(piece, ToolDelta):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -81,7 +82,8 @@ class Reader:
         self.processed = -1  # tokens of the prompt that were reported
         self.parser: ToolParser | None = None
         # the answer may begin with a thought
-        self.may_think = bool(self.llm.template and find_thoughts(self.llm.template.source))
+        template = self.llm.template and self.llm.template.choose(bool(toolbox.offered))
+        self.may_think = bool(template and find_thoughts(template.source))
         self._is_forced = bool(toolbox.forced)
         if splits and toolbox.offered:
             self.parser = ToolParser(tool_format(self.llm), toolbox.offered)
@@ -95,6 +97,11 @@ class Reader:
     def calls(self) -> list[ToolCall]:
         """Calls so far."""
         return self.parser.calls if self.parser else []
+
+    @property
+    def are_probs(self) -> bool:
+        """True if probabilities after the samplers are reported instead of log-probabilities."""
+        return self.completion.options.get("post_sampling_probs", False)
 
     @property
     def is_cut(self) -> bool:
@@ -143,43 +150,48 @@ class Reader:
 
 def tool_format(llm: LLM) -> ToolFormat:
     """Return the format in which the model writes calls. Raises OptionsError."""
-    return find_format(llm.require_template().source, llm.tokenizer)
+    return find_format(llm.require_template().choose(True).source, llm.tokenizer)
 
 
-# Log-probabilities
+# Log-probabilities; or probabilities after the samplers, by llama-server's names
 
 
-def write_token(data: bytes, logprob: float) -> dict[str, Any]:
-    """Write the text of a token and its log-probability."""
-    text, logprob = data.decode("utf-8", "replace"), max(logprob, LEAST_LOGPROB)
-    return {"token": text, "logprob": logprob, "bytes": list(data)}
+def write_rate(data: bytes, logprob: float, are_probs: bool) -> dict[str, Any]:
+    """Write the text of a token and its log-probability, or its probability."""
+    name, value = "logprob", max(logprob, LEAST_LOGPROB)
+    if are_probs:
+        name, value = "prob", math.exp(logprob)
+    return {"token": data.decode("utf-8", "replace"), name: value, "bytes": list(data)}
 
 
-def write_likeliest(llm: LLM, logprobs: TokenLogprobs) -> list[dict[str, Any]]:
+def write_likeliest(
+    llm: LLM, logprobs: TokenLogprobs, are_probs: bool = False
+) -> list[dict[str, Any]]:
     """Write the likeliest tokens of a position, with ids."""
     pieces = [(token, llm.tokenizer.piece(token), value) for token, value in logprobs.top]
     return [
-        {"id": token, **write_token(piece.data if piece else b"", value)}
+        {"id": token, **write_rate(piece.data if piece else b"", value, are_probs)}
         for token, piece, value in pieces
     ]
 
 
-def list_logprobs(llm: LLM, tokens: Sequence[Token]) -> list[dict[str, Any]]:
+def list_logprobs(reader: Reader, tokens: Sequence[Token]) -> list[dict[str, Any]]:
     """Write OpenAI's entries of the text that `tokens` completed."""
-    entries = list_entries(llm, tokens)
-    for entry in entries:
+    entries = list_entries(reader, tokens)
+    for entry in [] if reader.are_probs else entries:
         for token in (entry, *entry["top_logprobs"]):
             del token["id"]
     return entries
 
 
-def list_entries(llm: LLM, tokens: Sequence[Token]) -> list[dict[str, Any]]:
+def list_entries(reader: Reader, tokens: Sequence[Token]) -> list[dict[str, Any]]:
     """Return the entries of `list_logprobs` with token ids."""
+    are_probs, top = reader.are_probs, "top_probs" if reader.are_probs else "top_logprobs"
     return [
         {
             "id": entry.id,
-            **write_token(entry.data, entry.logprobs.logprob),
-            "top_logprobs": write_likeliest(llm, entry.logprobs),
+            **write_rate(entry.data, entry.logprobs.logprob, are_probs),
+            top: write_likeliest(reader.llm, entry.logprobs, are_probs),
         }
         for token in tokens
         for entry in token.entries

@@ -69,6 +69,7 @@ def kinds():
         Kind(logprobs=0),
         Kind(**every),
         Kind(**every, logprobs=5, has_masks=True),
+        Kind(is_random=True, logprobs=5, rates_sampled=True),
     ]
 
 

@@ -746,7 +746,7 @@ def test_dynamic_rope_is_stepped_by_forward(call, tmp_path):
 ROWS = [
     dict(temperature=0, logprobs=2),
     dict(temperature=1.0, seed=5),
-    dict(EVERYTHING, logprobs=3, dry_multiplier=1.0),
+    dict(EVERYTHING, logprobs=3, dry_multiplier=1.0, post_sampling_probs=True),
 ]
 PLAIN = [{name: value for name, value in item.items() if name != "logprobs"} for item in ROWS]
 

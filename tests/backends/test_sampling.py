@@ -4,6 +4,8 @@ core.generation.rng.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -54,9 +56,8 @@ FILTERS = [
 ]
 
 
-@pytest.mark.parametrize("options", FILTERS, ids=str)
-@pytest.mark.parametrize("seed", range(3))
-def test_filters_are_those_of_transformers(options, seed, sampler, arrays, backend):
+def filter_as_transformers(raw: np.ndarray, options: dict) -> np.ndarray:
+    """transformers' scores, float32 [V]: -inf where its filters drop a token."""
     import torch
     from transformers import (
         LogitsProcessorList,
@@ -66,13 +67,20 @@ def test_filters_are_those_of_transformers(options, seed, sampler, arrays, backe
         TopPLogitsWarper,
     )
 
-    o = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **options}
+    o = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, **options}
     judges = LogitsProcessorList([TemperatureLogitsWarper(o["temperature"])])
     judges += [TopKLogitsWarper(o["top_k"])] if o["top_k"] else []
     judges += [TopPLogitsWarper(o["top_p"])] if o["top_p"] < 1 else []
     judges += [MinPLogitsWarper(o["min_p"])] if o["min_p"] else []
-    wanted = judges(None, torch.from_numpy(logits(seed))[None])[0].numpy()
-    got = backend.runtime.to_numpy(sampler(**o).processed(arrays(logits(seed)[None])))[0]
+    return judges(None, torch.from_numpy(raw)[None])[0].numpy()
+
+
+@pytest.mark.parametrize("options", FILTERS, ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_filters_are_those_of_transformers(options, seed, sampler, arrays, backend):
+    options = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **options}
+    wanted = filter_as_transformers(logits(seed), options)
+    got = backend.runtime.to_numpy(sampler(**options).processed(arrays(logits(seed)[None])))[0]
     assert (np.isneginf(got) == np.isneginf(wanted)).all()
     kept = np.isfinite(wanted)
     np.testing.assert_allclose(got[kept], wanted[kept], rtol=1e-6)
@@ -388,6 +396,51 @@ def test_log_probabilities_are_those_of_the_logits(sampler, arrays, backend):
         assert [value for _, value in entry.top] == pytest.approx(wanted[ids], abs=2e-5)
         alone = backend.read_all(sampler(**options)(arrays(raw[row : row + 1]), [5 + row]))
         assert unpack(alone, options["logprobs"]) == entry
+
+
+def test_probabilities_after_the_samplers_are_those_of_the_draw(sampler, arrays, backend):
+    """Judged by transformers' filters; a greedy token is certain, and rows without the option have
+    the model's probabilities.
+    """
+    import torch
+
+    from mlx_llama.core.backends.logprobs import unpack
+
+    drawn = {"logprobs": 20, "post_sampling_probs": True}
+    rows = [
+        {"temperature": 0.6, "top_k": 6, **drawn},
+        {"temperature": 1.3, "top_k": 0, "top_p": 0.8, "min_p": 0.02, **drawn},
+        {"temperature": 0.0, **drawn},
+        {"temperature": 0.6, "top_k": 6, "logprobs": 20},
+        {"temperature": 1.0, "post_sampling_probs": True},  # asks for no probabilities
+        {"temperature": 1.0, "xtc_probability": 1.0, "xtc_threshold": 0.02, **drawn},
+    ]
+    raw = np.stack([logits(seed) for seed in range(6)])
+    allowed = [None, range(0, V, 2), None, None, None, None]
+    given = arrays(raw), list(range(5, 11)), None, masks(*allowed)
+    packed = np.array(backend.read_all(sampler(*rows)(*given)), np.int32).reshape(6, -1)
+    for row, options in enumerate(rows[:4]):
+        result = unpack(packed[row].tolist(), options["logprobs"])
+        scores = raw[row].copy()
+        if row == 1:
+            scores[1::2] = -np.inf
+        if options["temperature"] == 0:
+            scores[:] = -np.inf
+            scores[packed[row, 0]] = 0
+        elif "post_sampling_probs" in options:
+            scores = filter_as_transformers(scores, options)
+        wanted = torch.log_softmax(torch.tensor(scores, dtype=torch.float64), 0).numpy()
+        assert result.logprob == pytest.approx(wanted[packed[row, 0]], abs=2e-5)
+        ids = [token for token in np.argsort(-wanted, kind="stable")[:20] if wanted[token] > -1e9]
+        assert [token for token, _ in result.top] == ids
+        assert [value for _, value in result.top] == pytest.approx(wanted[ids], abs=2e-5)
+    assert unpack(packed[4].tolist(), None) is None
+    excluded = unpack(packed[5].tolist(), 20)
+    shares = np.exp(raw[5] - raw[5].max()) / np.exp(raw[5] - raw[5].max()).sum()
+    likely = sorted(np.flatnonzero(shares >= 0.02), key=lambda token: shares[token])
+    assert len(likely) > 1 and excluded.top[0][0] == likely[0]  # the least likely of them stays
+    rest = 1 - shares[likely[1:]].sum()
+    assert math.exp(excluded.top[0][1]) == pytest.approx(shares[likely[0]] / rest, rel=1e-4)
 
 
 def test_among_equals_the_lower_id_comes_first(sampler, arrays, backend):

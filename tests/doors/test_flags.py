@@ -107,8 +107,9 @@ def test_logprobs_of_a_conversation_follow_its_answer(door, toy, asked):
 
 
 def test_logprobs_of_a_server_are_asked_for_by_its_clients():
-    with pytest.raises(OptionsError, match="is set by each request"):
-        server.make_settings(server.parser().parse_args(["--logprobs", "2"]))
+    for flags in (["--logprobs", "2"], ["--post-sampling-probs"]):
+        with pytest.raises(OptionsError, match="is set by each request"):
+            server.make_settings(server.parser().parse_args(flags))
 
 
 def test_keys_stand_between_commas():

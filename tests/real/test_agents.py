@@ -25,6 +25,7 @@ from real.checkpoints import FOLDER
 
 PACKAGES = ("@openai/codex@0.169.0", "opencode-ai@1.18.33", "cline@3.0.65")
 QUESTION = "What is the code in code.txt?"
+SECONDS = 240  # of a program
 INSTRUCTIONS = "You are a coding agent."  # their own are too long for 8192 positions
 # Their tools that run a command, and its arguments
 CALLS = {
@@ -80,22 +81,26 @@ class Turn(Script):
     def prepare(self, request):
         prompt = self.llm.tokenizer.decode(list(request.prompt), skip_special=False)
         code = re.search("PELICAN-[0-9a-f]{8}", prompt)
-        self.left = [f"The code is {code[0]}." if code else self.call]
+        text = f"The code is {code[0]}." if code else "There is no code."
+        # a call that did not work is not made again: some agents would go on for ever
+        self.left = [self.call if not code and not self.prompts else text]
         return super().prepare(request)
 
 
 def run(command: list[str | Path], home: Path) -> list[dict]:
     """The JSON lines that a program prints, with everything that it keeps in `home`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
-    environment = kept | {"HOME": str(home), "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+    work = home / "work"
+    # opencode works in $PWD, not in its working directory
+    homes = {"HOME": str(home), "PWD": str(work)}
     done = subprocess.run(
         command,
-        cwd=home / "work",
-        env=environment,
+        cwd=work,
+        env=kept | homes | {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=1200,
+        timeout=SECONDS,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

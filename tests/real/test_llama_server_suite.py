@@ -50,7 +50,6 @@ MAPPED = {
 # Tests that do not apply, by the beginning of their names
 DIFFERENT = {
     "basic::test_server_model_aliases_and_tags": "each alias is listed as a model; no tags",
-    "completion::test_n_probs_post": "probabilities are the model's own, before the samplers; told",
     "chat_completion::test_chat_completion[None-Book-What is the best book-8-^ blue": "a template "
     "that is not Jinja is refused at the start",
     "chat_completion::test_chat_template_assistant_prefill[prefill1": "parts of a text are joined "

@@ -2,7 +2,8 @@
 
 They are taken from the model's own logits: log softmax in float32, before logit biases, penalties,
 temperature, filters and grammar masks, as OpenAI's API and vLLM's default have them. So the sampled
-token may be unlikely, or not among the likeliest.
+token may be unlikely, or not among the likeliest. Rows with the option `post_sampling_probs` take
+them after all of these, as llama-server does; tokens without a chance are not listed then.
 
 A step whose rows ask for them returns int32 [B, 2 + 2 k] instead of [B, 1], k being the largest
 number that a row asks for: the token, the bits of its log-probability, the k likeliest ids and the
@@ -13,6 +14,7 @@ changes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -60,4 +62,5 @@ def unpack(columns: Sequence[int], count: int | None) -> TokenLogprobs | None:
     values = (
         np.array([columns[1], *columns[2 + k : 2 + k + count]], np.int32).view(np.float32).tolist()
     )
-    return TokenLogprobs(values[0], tuple(zip(columns[2 : 2 + count], values[1:])))
+    top = zip(columns[2 : 2 + count], values[1:])
+    return TokenLogprobs(values[0], tuple(pair for pair in top if pair[1] > -math.inf))

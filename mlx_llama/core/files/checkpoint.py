@@ -85,9 +85,7 @@ class Checkpoint:
         if text is None:
             return None
         template.start_early(text)
-        compiled = template.ChatTemplate(text.source, text.name, self.tokenizer.named)
-        compiled.notice = text.notice
-        return compiled
+        return text.compile(self.tokenizer.named)
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:

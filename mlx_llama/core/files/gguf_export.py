@@ -40,6 +40,7 @@ from mlx_llama.core.text.sentencepiece_model import (
     read_settings,
 )
 from mlx_llama.core.text.tekken import read_tekken
+from mlx_llama.core.text.template import TOOL_USE
 
 from .checkpoint import Checkpoint
 from .gguf import row_order
@@ -380,8 +381,11 @@ def _write_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -
     writer.add_add_eos_token(False)
     if vocabulary.model == "llama":
         _write_space_prefix(writer, checkpoint, vocabulary, notices)
-    if checkpoint.template is not None:
-        writer.add_chat_template(checkpoint.template.source)
+    if (template := checkpoint.template) is not None:
+        writer.add_chat_template(template.source)
+        if template.for_tools:
+            named = {"name": TOOL_USE, "template": template.for_tools.source}
+            writer.add_chat_template([named])
 
 
 def _copy_vocabulary(writer: Any, checkpoint: Checkpoint, notices: list[str]) -> None:

@@ -19,6 +19,7 @@ from mlx_llama.core.models.config import LlamaConfig, RopeConfig
 from mlx_llama.core.models.rope import inverse_frequencies
 from mlx_llama.core.text.gguf_tokenizer import ByteLevelVocabulary, SentencePieceVocabulary
 from mlx_llama.core.text.sentencepiece_model import set_space_prefix
+from mlx_llama.core.text.template import TOOLS_FILE
 
 from .checkpoint import Checkpoint
 
@@ -178,8 +179,10 @@ def make_companions(checkpoint: Checkpoint) -> dict[str, bytes]:
             tokenizer.library.serialized_model_proto(), prefix
         )
     files["tokenizer_config.json"] = _json(settings)
-    if checkpoint.template is not None:
-        files["chat_template.jinja"] = checkpoint.template.source.encode()
+    if (template := checkpoint.template) is not None:
+        files["chat_template.jinja"] = template.source.encode()
+        if template.for_tools:
+            files[TOOLS_FILE] = template.for_tools.source.encode()
     return files
 
 

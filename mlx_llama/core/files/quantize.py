@@ -18,6 +18,7 @@ from mlx_llama.core.families import FAMILIES
 from mlx_llama.core.models.quantization import QUANTIZED_BITS, QUANTIZED_GROUPS
 from mlx_llama.core.system import progress
 from mlx_llama.core.system.files import read_file, read_json, reading
+from mlx_llama.core.text.template import TOOLS_FILE
 
 from . import gguf_folder
 from .checkpoint import Checkpoint
@@ -47,6 +48,7 @@ _COMPANIONS = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    TOOLS_FILE,
     "chat_template.json",
     "generation_config.json",
 )
@@ -170,6 +172,7 @@ def write_mlx(
     with replace_when_done(Path(out), nbytes, folder=True) as folder:
         _write_json(folder / "config.json", dict(sorted(config.items())))
         for file, content in companions.items():
+            (folder / file).parent.mkdir(exist_ok=True)
             (folder / file).write_bytes(content)
         sizes = {
             name: sum(spec[2] for spec in item.arrays(name).values()) for name, item in plan.items()
@@ -398,10 +401,10 @@ def _read_companions(checkpoint: Checkpoint) -> dict[str, bytes]:
     if checkpoint.gguf_metadata is not None:
         return gguf_folder.make_companions(checkpoint)
     companions = {}
-    for path in (checkpoint.path / name for name in _COMPANIONS):
-        if path.exists():
+    for name in _COMPANIONS:
+        if (path := checkpoint.path / name).exists():
             with reading(path, CheckpointError):
-                companions[path.name] = read_file(path, _COMPANION_LIMIT)
+                companions[name] = read_file(path, _COMPANION_LIMIT)
     return companions
 
 

@@ -39,6 +39,9 @@ ENDLESS = 2**31  # tokens: more than any context holds
 MAX_LOGPROBS = 20  # likeliest tokens per position, as in OpenAI's API
 
 
+_BOOLEANS = ("speculate", "schema", "post_sampling_probs")  # options that a bool may be meant for
+
+
 def _option(default, help: str, *aliases: str, flag_help: str = "", **limits):
     # aliases: other tools' names. flag_help: for the command line only.
     extra: Any = {"aliases": list(aliases), "flag_help": flag_help}
@@ -216,6 +219,11 @@ class GenerationOptions(_StructureOptions):
         ge=0,
         le=MAX_LOGPROBS,
     )
+    post_sampling_probs: bool = _option(
+        False,
+        "take log-probabilities after biases, penalties, temperature, filters and grammars, as the "
+        "token was drawn; tokens that these exclude are not among the likeliest",
+    )
 
     adapter: str | None = _option(
         None,
@@ -240,7 +248,7 @@ class GenerationOptions(_StructureOptions):
     @classmethod
     def _refuse_bool(cls, value, info):
         # Python's bool is an int, but `temperature=True` is a slip, not 1.0.
-        if isinstance(value, (bool, np.bool_)) and info.field_name not in ("speculate", "schema"):
+        if isinstance(value, (bool, np.bool_)) and info.field_name not in _BOOLEANS:
             raise ValueError("a number, not true or false")
         # pydantic converts NumPy integers through float and loses their lower bits.
         return int(value) if isinstance(value, np.integer) else value
@@ -371,6 +379,7 @@ class Options(TypedDict, total=False):
     prefill_step_size: int | None
     speculate: Literal["none", "prompt", "model"] | None
     logprobs: int | None
+    post_sampling_probs: bool | None
     adapter: str | None
     reasoning: Literal["auto", "on", "off", "raw"] | None
     reasoning_budget: int | None

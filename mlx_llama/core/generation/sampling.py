@@ -37,6 +37,7 @@ class Kind(NamedTuple):
     has_masks: bool = False  # of grammars, and penalties of DRY
     has_dry: bool = False
     has_xtc: bool = False
+    rates_sampled: bool = False  # log-probabilities of a row are those after its filters
 
     @classmethod
     def of(cls, options: Sequence[GenerationOptions]) -> Kind:
@@ -52,6 +53,7 @@ class Kind(NamedTuple):
             max((o.logprobs for o in options if o.logprobs is not None), default=None),
             has_dry=any(map(uses_dry, options)),
             has_xtc=any(o.xtc_probability > 0 for o in drawn),
+            rates_sampled=any(map(rates_sampled, options)),
         )
 
     @property
@@ -75,6 +77,7 @@ class RowNumbers(NamedTuple):
     window: int
     xtc_chance: int  # of 2**24; 0 for never
     xtc_threshold: float
+    rates_sampled: bool
 
     @classmethod
     def of(cls, o: GenerationOptions) -> RowNumbers:
@@ -93,6 +96,7 @@ class RowNumbers(NamedTuple):
             penalty_window(o),
             round(o.xtc_probability * 2**24) if is_random else 0,
             o.xtc_threshold,
+            rates_sampled(o),
         )
 
 
@@ -150,6 +154,11 @@ def penalty_window(o: GenerationOptions) -> int:
 def uses_dry(o: GenerationOptions) -> bool:
     """True if a row needs penalties of DRY."""
     return o.dry_multiplier > 0 and o.dry_penalty_last_n != 0
+
+
+def rates_sampled(o: GenerationOptions) -> bool:
+    """True if a row reports log-probabilities as its tokens were drawn; a greedy one's is 0."""
+    return o.post_sampling_probs and o.logprobs is not None
 
 
 def round_up(count: int) -> int:

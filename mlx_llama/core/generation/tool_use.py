@@ -114,6 +114,7 @@ def encode_with_tools(
 
     Raises TemplateError and TokenizerError as `encode_messages`.
     """
+    template = template.choose(bool(box.offered))
     variables = set_switches(template.source, options, variables)
     prompt = _encode(tokenizer, template, messages, box, options.schema, check_count, variables)
     has_rule = bool(box.forced) or Rule.of(options) is not None

@@ -34,6 +34,8 @@ _FIELDS = {
 }
 MAX_CALLS = 128  # in one message
 MOST_BYTES = 1 << 20  # of a file; the largest in use have 50 thousand
+# beside chat_template.jinja
+TOOLS_FILE = "additional_chat_templates/tool_use.jinja"
 # template variables that hold descriptions of tools
 TOOLS = ("tools", "xml_tools", "python_tools", "functions")
 
@@ -61,6 +63,7 @@ class ChatTemplate:
         """
         self.source, self.name, self.variables = source, name, dict(variables or {})
         self.notice = ""  # for the user
+        self.for_tools: ChatTemplate | None = None  # used instead where tools are offered
         self._is_known = _is_known(source)
         self._run(None)
 
@@ -86,6 +89,10 @@ class ChatTemplate:
                 "add_generation_prompt": add_generation_prompt,
             }
         )
+
+    def choose(self, has_tools: bool) -> ChatTemplate:
+        """The template for a request that offers tools, or not."""
+        return self.for_tools if has_tools and self.for_tools else self
 
     def _run(self, values: dict[str, Any] | None) -> str:
         """Render, or only compile (values None)."""
@@ -192,20 +199,36 @@ class TemplateText(NamedTuple):
     source: str
     name: str  # of the file, for errors
     notice: str = ""  # about the choice among several
+    for_tools: str = ""  # source of the template that requests with tools use, if it is another
+
+    def compile(self, variables: Mapping[str, Any]) -> ChatTemplate:
+        """Compile. Raises TemplateError, as ChatTemplate."""
+        template = ChatTemplate(self.source, self.name, variables)
+        template.notice = self.notice
+        if self.for_tools:
+            template.for_tools = ChatTemplate(self.for_tools, f"{self.name}, {TOOL_USE}", variables)
+        return template
+
+
+TOOL_USE = "tool_use"  # name of the template for requests with tools, as transformers has it
 
 
 def read_template(folder: str | os.PathLike[str]) -> TemplateText | None:
     """Read a folder's template: chat_template.jinja, else tokenizer_config.json's, else
     chat_template.json's. None if it has none.
 
-    Of several with names, take "default", else the first that is not "tool_use".
+    Of several with names, take "default", else the first that is not "tool_use", and "tool_use" for
+    requests with tools. Beside chat_template.jinja it is additional_chat_templates/tool_use.jinja.
 
     Raises TemplateError: there is one, but it cannot be read.
     """
     folder = Path(folder)
     if (folder / "chat_template.jinja").exists():
         path = folder / "chat_template.jinja"
-        return TemplateText(_read(path), str(path))
+        other = folder / TOOLS_FILE
+        return TemplateText(
+            _read(path), str(path), for_tools=_read(other) if other.exists() else ""
+        )
     paths = (folder / name for name in ("tokenizer_config.json", "chat_template.json"))
     texts = (_read_field(path) for path in paths if path.exists())
     return next((text for text in texts if text is not None), None)
@@ -220,8 +243,11 @@ def _read_field(path: Path) -> TemplateText | None:
     named = {str(entry.get("name")): entry["template"] for entry in entries}
     if not named:
         return _check_text(value, path, "chat_template")
-    name = min(named, key=lambda name: (name != "default", name == "tool_use"))
+    name = min(named, key=lambda name: (name != "default", name == TOOL_USE))
     text = _check_text(named[name], path, "chat_template")
+    if text and name != TOOL_USE and TOOL_USE in named:
+        other = _check_text(named[TOOL_USE], path, "chat_template")
+        text = text._replace(for_tools=other.source if other else "")
     if text is None or name == "default":
         return text
     notice = f"{path}: chat_template has {show(list(named))} and no 'default'; took {show(name)}"
@@ -232,12 +258,15 @@ def read_gguf_template(metadata: Mapping[str, Any], source: str) -> TemplateText
     """Read the template in a GGUF file's metadata. None if there is none. source: name of the file,
     for errors.
 
-    Ignores named templates (tokenizer.chat_template.NAME), which are for tools.
+    Of named templates (tokenizer.chat_template.NAME), "tool_use" is for requests with tools.
 
     Raises TemplateError: there is one, but it is not text.
     """
     key = "tokenizer.chat_template"
-    return _check_text(metadata.get(key), source, key)
+    text, other = (
+        _check_text(metadata.get(name), source, name) for name in (key, f"{key}.{TOOL_USE}")
+    )
+    return text and text._replace(for_tools=other.source if other else "")
 
 
 def _check_text(value: Any, source: str | Path, field: str) -> TemplateText | None:
@@ -251,7 +280,7 @@ def _check_text(value: Any, source: str | Path, field: str) -> TemplateText | No
 
 def start_early(text: TemplateText) -> None:
     """Start the process that `text` needs while other files load."""
-    if not _is_known(text.source):
+    if not all(map(_is_known, filter(None, (text.source, text.for_tools)))):
         PROCESS.start()
 
 

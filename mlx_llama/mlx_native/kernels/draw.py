@@ -44,10 +44,15 @@ class OptionArrays(BatchOptions):
             "min_p": kind.has_min_p,
             "xtc_chance": kind.has_xtc,
             "xtc_threshold": kind.has_xtc,
+            "rates_sampled": kind.rates_sampled,
         }
         values = {}
         for name in [name for name in is_used if is_used[name]]:
-            dtype = np.int32 if name in ("top_k", "window", "xtc_chance") else np.float32
+            dtype = (
+                np.int32
+                if name in ("top_k", "window", "xtc_chance", "rates_sampled")
+                else np.float32
+            )
             numbers = np.array([getattr(row, name) for row in rows], dtype)
             values[name] = mx.array(numbers[:, None])
         if kind.is_random:
@@ -136,14 +141,24 @@ def _score(
     first: int = 0,
 ) -> mx.array:
     """Scores of the tokens from `first` on, with noise where a row has a temperature."""
-    scores = process(kind, logits, recent, values)
-    if kind.has_xtc:
-        scores = _exclude_top(scores, positions.reshape(-1), values)
+    scores = _filter(kind, logits, positions, recent, values)
     if kind.is_random:
         indices = mx.arange(first, first + scores.shape[1], dtype=mx.uint32)
         noise = gumbel(values["seed"], positions.reshape(-1), values["table"], indices)
         scores = scores + noise * values["noise"]
     return scores
+
+
+def _filter(
+    kind: Kind,
+    logits: mx.array,
+    positions: mx.array,
+    recent: mx.array | None,
+    values: dict[str, mx.array],
+) -> mx.array:
+    """Scores [S, V] from whose softmax a row with a temperature draws."""
+    scores = process(kind, logits, recent, values)
+    return _exclude_top(scores, positions.reshape(-1), values) if kind.has_xtc else scores
 
 
 def choose_winner(pairs: mx.array) -> mx.array:
@@ -171,7 +186,16 @@ def sample(
             values = {**values, "dry": dry.view(mx.float32)}
         allowed = mask(logits, words)
     tokens = draw(kind, allowed, positions, recent, values)
-    return tokens if kind.logprobs is None else pack(tokens, logits, kind.logprobs)
+    if kind.logprobs is None:
+        return tokens
+    if kind.rates_sampled:
+        is_drawn = mx.arange(logits.shape[1]) == tokens
+        final = mx.where(is_drawn, 0.0, -math.inf)  # of greedy rows
+        if kind.is_random:
+            scores = _filter(kind, allowed, positions, recent, values)
+            final = mx.where(values["noise"] > 0, scores, final)
+        logits = mx.where(values["rates_sampled"] > 0, final, logits.astype(mx.float32))
+    return pack(tokens, logits, kind.logprobs)
 
 
 def mask(logits: mx.array, words: mx.array) -> mx.array:

@@ -2,15 +2,27 @@
 
 import itertools
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import jinja2
 import pytest
 from hypothesis import assume, given, strategies as st
-from making import CHAT_TEMPLATE, config_fields, make_tokenizer, sentencepiece_model
+from making import (
+    CHAT_TEMPLATE,
+    config_fields,
+    make_checkpoint,
+    make_tokenizer,
+    sentencepiece_model,
+)
 from transformers import AutoTokenizer
 
 from mlx_llama.core.errors import TemplateError, TokenizerError
+from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.files.gguf_export import write_gguf
+from mlx_llama.core.files.quantize import write_mlx
+from mlx_llama.core.generation.options import GenerationOptions
+from mlx_llama.core.generation.tool_use import Toolbox, encode_with_tools
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.text.hf_tokenizer import load_tokenizer
 from mlx_llama.core.text.template import (
@@ -21,6 +33,7 @@ from mlx_llama.core.text.template import (
     missing_template,
     read_template,
 )
+from mlx_llama.core.text.tools import read_tools
 
 from .cases import KINDS, TEMPLATES, USER, conversation, load_template, plain
 
@@ -359,6 +372,49 @@ def test_of_several_without_a_default_the_first_for_talk(names, tmp_path):
     make_tokenizer(tmp_path, "sentencepiece", chat_template=named)
     text, wanted = read_template(tmp_path), "rag" if "rag" in names else "tool_use"
     assert text.source == f"for {wanted}" and f"took '{wanted}'" in text.notice
+
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+SEVERAL = {
+    "default": "{% for m in messages %}[{{ m.content }}]{% endfor %}",
+    "rag": "{{ documents }}",
+    "tool_use": (DATA / "tool-templates/qwen2.5.jinja").read_text(encoding="utf-8"),
+}
+TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
+
+
+@pytest.mark.parametrize("stored", ["tokenizer_config.json", "files"])
+def test_requests_with_tools_use_the_template_named_for_them(stored, tmp_path, models):
+    """Judged by transformers; also after a way through GGUF and back."""
+    folder = make_checkpoint(tmp_path / "m", tokenizer=False)
+    listed = [{"name": name, "template": text} for name, text in SEVERAL.items()]
+    if stored == "files":
+        make_tokenizer(folder, "sentencepiece", chat_template=None)
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "chat_template.jinja").write_text(SEVERAL["default"])
+        (folder / "additional_chat_templates/tool_use.jinja").write_text(SEVERAL["tool_use"])
+    else:
+        make_tokenizer(folder, "sentencepiece", chat_template=listed)
+    judge = AutoTokenizer.from_pretrained(folder)
+    written = write_gguf(open_checkpoint(folder), tmp_path / "m.gguf", "F16").path
+    back = tmp_path / "back"
+    write_mlx(open_checkpoint(written), back, 8)
+    copied = tmp_path / "copied"
+    write_mlx(open_checkpoint(folder), copied, 8)
+    for path in (folder, written, back, copied):
+        template = open_checkpoint(path).template
+        assert not template.notice
+        for tools in (None, [TOOL]):
+            wanted = judge.apply_chat_template(
+                USER, tools=tools, tokenize=False, add_generation_prompt=True
+            )
+            assert template.choose(bool(tools)).render(USER, tools=tools) == wanted
+    llm, tools = open_checkpoint(folder), tuple(read_tools([TOOL]))
+    for choice in ("auto", "none"):
+        box, options = Toolbox(tools, choice), GenerationOptions()
+        prompt = encode_with_tools(llm.tokenizer, llm.template, USER, box, options)
+        text = llm.tokenizer.decode(prompt.tokens)
+        assert ("<tools>" in text, text.startswith("[")) == (choice == "auto", choice == "none")
 
 
 def test_the_json_file_of_a_processor_comes_last(tmp_path, models):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Literal
 
 import anthropic
@@ -521,6 +522,40 @@ def test_logprobs_join_to_the_text_before_a_stop_string(client, guide, llm):
         assert "".join(old.logprobs.tokens) == old.text
     done = guide.post("/completion", prompt="Once upon", n_predict=9, n_probs=1, stop=["a"]).json()
     assert "".join(entry["token"] for entry in done["completion_probabilities"]) == done["content"]
+
+
+def test_probabilities_after_the_samplers_on_every_route(guide, lenient, llm):
+    """As Python's option gives them; by llama-server's names."""
+    asked = {"post_sampling_probs": True, "temperature": 0.7, "top_k": 4, "seed": 3}
+    wanted = llm.generate("Once upon", max_tokens=5, logprobs=3, **asked).tokens
+    probs = [math.exp(token.logprobs.logprob) for token in wanted]
+    tops = [[math.exp(value) for _, value in token.logprobs.top] for token in wanted]
+    assert all(0 < prob <= 1 for prob in probs) and any(prob < 1 for prob in probs)
+    raw = llm.generate(
+        "Once upon", max_tokens=5, logprobs=3, **asked | {"post_sampling_probs": False}
+    )
+    assert list(map(int, raw.tokens)) == list(map(int, wanted))
+    assert [math.exp(token.logprobs.logprob) for token in raw.tokens] != probs
+    prompt = {"prompt": "Once upon", **asked}
+    native = guide.post("/completion", **prompt, n_predict=5, n_probs=3).json()
+    assert native["generation_settings"]["post_sampling_probs"] is True
+    old = guide.post("/v1/completions", **prompt, max_tokens=5, logprobs=3).json()["choices"][0]
+    for entries in (native["completion_probabilities"], old["logprobs"]["content"]):
+        assert [entry["id"] for entry in entries] == list(map(int, wanted))
+        assert [entry["prob"] for entry in entries] == probs
+        assert [[top["prob"] for top in entry["top_probs"]] for entry in entries] == tops
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, **asked}
+    chat |= {"logprobs": True, "top_logprobs": 20}
+    whole = guide.post("/v1/chat/completions", **chat).json()["choices"][0]
+    for entry in whole["logprobs"]["content"]:
+        assert "logprob" not in entry and 0 < entry["prob"] <= 1
+        assert sum(top["prob"] for top in entry["top_probs"]) == pytest.approx(1, abs=1e-5)
+        assert len(entry["top_probs"]) <= 4
+    # Without probabilities to report, and for a prompt that is repeated, it cannot do anything.
+    for body in (prompt, {**prompt, "echo": True, "logprobs": 2}):
+        done = lenient.post("/v1/completions", **body, max_tokens=2)
+        assert done.headers["x-mlx-llama-noted"] == "post_sampling_probs"
+        assert "content" not in (done.json()["choices"][0]["logprobs"] or {})
 
 
 def test_logprobs_of_the_other_apis(client, guide, llm):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import anthropic
+import httpx
 import ollama
 import openai
 import pytest
@@ -110,6 +112,35 @@ def test_messages(qwen):
     with qwen.script("Hi.") as script:
         qwen.claude.messages.create(**asked | {"messages": again})
     assert "greet" not in script.prompts[0] and TEXT[:5] in script.prompts[0]
+
+
+def test_jobs(qwen):
+    """Thoughts are events of their own, also when a stream is taken up again."""
+    with qwen.script():
+        made = httpx.post(f"{qwen.url}/v1/jobs", json={"messages": QUESTION}).json()
+        url = qwen.url + made["jsonl_url"]
+        lines = [json.loads(line) for line in httpx.get(url).text.splitlines()]
+    texts = {
+        name: "".join(x["t"] for x in lines if x["event"] == name) for name in ("thought", "token")
+    }
+    assert texts == {"thought": THOUGHT, "token": TEXT}
+    assert 0 < lines[-1]["reasoning_tokens"] < lines[-1]["tokens_out"]
+    last = next(line["id"] for line in lines if line["event"] == "thought") + 2
+    again = httpx.get(url, headers={"Last-Event-ID": str(last)}).text.splitlines()
+    assert list(map(json.loads, again)) == lines[last + 1 :]
+    assert lines[last + 1]["event"] == "thought"
+
+
+def test_jobs_without_thoughts(qwen):
+    body = {"messages": QUESTION, "enable_thinking": False, "max_tokens": 4}
+    with qwen.script(TEXT) as script:
+        made = httpx.post(f"{qwen.url}/v1/jobs", json=body)
+        lines = httpx.get(qwen.url + made.json()["jsonl_url"]).text.splitlines()
+    assert "x-mlx-llama-noted" not in made.headers
+    assert script.prompts[0].endswith("<think>\n\n</think>\n\n")
+    assert not any(json.loads(line)["event"] == "thought" for line in lines)
+    raw = httpx.post(f"{qwen.url}/v1/jobs", json={"prompt": "x", "enable_thinking": False})
+    assert "enable_thinking" in raw.headers["x-mlx-llama-noted"]
 
 
 def test_ollamas_chat(qwen):

@@ -348,3 +348,35 @@ def test_formats_that_need_the_tools_or_the_prompt(name, answer, tmp_path):
     assert [(call.function.name, call.function.parsed_arguments) for call in calls] == WANTED
     assert choice.message.content.strip() == "Let me see." and choice.finish_reason == "tool_calls"
     assert '"a": 1, "b": 2' in calls[0].function.arguments
+
+
+def test_a_template_for_tools_is_chosen_by_the_request(tmp_path):
+    """Of a checkpoint with two templates, and its format of calls is that template's."""
+    template, calls = tool_formats()["qwen2.5"]
+    folder = make_scripted_checkpoint(
+        tmp_path / "m", "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+    )
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates/tool_use.jinja").write_text(template, encoding="utf-8")
+    llm = load(folder, backend="cpu")
+    server = Inside(lambda: llm, alias="m").ready()
+    try:
+        asked = {"messages": QUESTION, "max_tokens": 200}
+        with Script(llm, calls, "Hello", calls) as script:
+            done = server.post("/v1/chat/completions", **asked, tools=TOOLS).json()
+            server.post("/v1/chat/completions", **asked)
+            claude = [{**t["function"], "input_schema": t["function"]["parameters"]} for t in TOOLS]
+            for tool in claude:
+                del tool["parameters"]
+            blocks = server.post("/v1/messages", **asked, tools=claude).json()["content"]
+        made = [call["function"] for call in done["choices"][0]["message"]["tool_calls"]]
+        assert [(call["name"], json.loads(call["arguments"])) for call in made] == WANTED
+        assert [(block["name"], block["input"]) for block in blocks] == WANTED
+        assert ["<tools>" in prompt for prompt in script.prompts] == [True, False, True]
+        assert script.prompts[1].endswith(f"[{QUESTION[0]['content']}]")
+        shown = server.post("/apply-template", messages=QUESTION, tools=TOOLS).json()["prompt"]
+        assert "<tools>" in shown
+        shown = server.post("/apply-template", messages=QUESTION).json()["prompt"]
+        assert shown == f"[{QUESTION[0]['content']}]"
+    finally:
+        server.close()
