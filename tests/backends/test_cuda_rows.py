@@ -423,8 +423,8 @@ def test_logits_have_the_same_bits_among_many(call):
 
 
 def dense_products(dtype: torch.dtype) -> list[float]:
-    """Largest errors of products of 33 rows, relative to sums of absolute values, once rows in
-    rows have the bits of fewer.
+    """Largest errors of products of 33 rows, relative to sums of absolute values, once rows
+    of a batch have the bits of fewer.
     """
     from cuda_fallback.kernels import decode, packed, products
 
