@@ -37,7 +37,7 @@ def parser() -> Parser:
         default="list",
         metavar="ACTION",
         help="list (the default): models in the hub's cache; names: short names of models on the "
-        "hub; pull: fetch a model, or go on with an interrupted download; rm: remove a model from "
+        "hub; pull: fetch a model, or resume an interrupted download; rm: remove a model from "
         "the hub's cache",
     )
     result.add_argument(

@@ -21,7 +21,7 @@ from backends.triton_process import DEVICE, HAS_GPU, call, compile_call, computi
 
 def adapted(dtype, K: int, N: int, R: int) -> tuple[float, bool]:
     """Largest error of rows with the adapters 2, 0, 1, 2, relative to the largest value; whether
-    company changes no bit.
+    other rows change no bit.
     """
     from cuda_fallback.kernels import decode
     from cuda_fallback.kernels.state import ADAPTER, new_state

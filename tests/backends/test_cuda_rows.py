@@ -204,7 +204,7 @@ def test_rows_of_different_lengths_are_transformers_rows(model):
             assert relative_error(logits, judge(torch.tensor([text])).logits[0, -1].numpy()) < 1e-4
 
 
-def in_company(model, count: int, asked: list[dict]) -> tuple[list, list]:
+def run_together(model, count: int, asked: list[dict]) -> tuple[list, list]:
     """Tokens of `count` steps of rows together, in an order that is not the rows', and of each
     alone.
     """
@@ -230,7 +230,7 @@ def in_company(model, count: int, asked: list[dict]) -> tuple[list, list]:
 
 
 def test_tokens_do_not_depend_on_the_rest_of_the_batch(model):
-    together, alone = in_company(model[0], 8, MIXED[:4] + MIXED[6:7])
+    together, alone = run_together(model[0], 8, MIXED[:4] + MIXED[6:7])
     assert together == alone and len({tuple(tokens) for tokens in alone}) == 5
 
 
@@ -347,7 +347,7 @@ def logits_alone(name: str, i: int) -> list[bytes]:
     ]
 
 
-def check_company(name: str, joins: list[int], order: int) -> int:
+def check_batch(name: str, joins: list[int], order: int) -> int:
     """Compare the bits of conversations in one cache with each alone. joins: the step before which
     each one joins.
     """
@@ -392,7 +392,7 @@ def check_company(name: str, joins: list[int], order: int) -> int:
 @given(joins=st.lists(st.integers(0, 3), min_size=1, max_size=3), order=st.integers(0, 99))
 @example(joins=[0, 1, 0, 2, 0], order=1)
 def test_logits_have_the_same_bits_in_any_batch(name, call, joins, order):
-    assert call(check_company, name, joins, order) == COUNT * len(joins)
+    assert call(check_batch, name, joins, order) == COUNT * len(joins)
 
 
 def many_rows(name: str) -> int:
@@ -423,8 +423,8 @@ def test_logits_have_the_same_bits_among_many(call):
 
 
 def dense_products(dtype: torch.dtype) -> list[float]:
-    """Largest errors of products of 33 rows, relative to sums of absolute values, once rows in
-    company have the bits of fewer.
+    """Largest errors of products of 33 rows, relative to sums of absolute values, once rows
+    of a batch have the bits of fewer.
     """
     from cuda_fallback.kernels import decode, packed, products
 
@@ -573,7 +573,7 @@ def test_prompts_in_any_chunks_have_the_bits_of_decoded_tokens(name, bits, call,
 
 
 def steps_over_prompts(name: str) -> dict:
-    """Tokens of prompts in a step, alone and in company, and of a verification; probes of a prompt
+    """Tokens of prompts in a step, alone and in a batch, and of a verification; probes of a prompt
     and of single tokens.
     """
     _, model = plain_and_invariant(name, None)
@@ -595,8 +595,8 @@ def steps_over_prompts(name: str) -> dict:
             alone.append([stepped[-1]])
             cache.reset(0)
             verified += model.verify([prompt], 0, cache, draw)[0].tolist()
-        in_company, single = {}, {}
-        for probes, chunk in ((in_company, 5), (single, 1)):
+        batched, single = {}, {}
+        for probes, chunk in ((batched, 5), (single, 1)):
             cache.reset(0)
             for at in range(0, 5, chunk):
                 model.forward(
@@ -615,10 +615,10 @@ def steps_over_prompts(name: str) -> dict:
             probe=lambda probe, array: shapes.setdefault(probe, array.shape),
         )
     for probe, shape in shapes.items():
-        (array,), parts = in_company.pop(probe), single[probe]
+        (array,), parts = batched.pop(probe), single[probe]
         assert array.shape == shape, probe
         np.testing.assert_array_equal(array, np.concatenate(parts, axis=-2), err_msg=probe)
-    assert not in_company
+    assert not batched
     return dict(together=together, alone=alone, verified=verified, stepped=stepped)
 
 
@@ -932,7 +932,7 @@ def test_logits_in_16_bits(dtype, tmp_path):
 
 
 def in_few_bits(path: Path, bits: int) -> tuple[list, list]:
-    """Logits of steps in company by kernels and by torch's own operations; bits of each row alone
+    """Logits of steps in a batch by kernels and by torch's own operations; bits of each row alone
     by kernels.
     """
     from cuda_fallback.model import Llama

@@ -1,4 +1,4 @@
-"""A mixture of experts: which weights a token touches, bits in company, files that store experts
+"""A mixture of experts: which weights a token touches, bits in a batch, files that store experts
 one by one, refusals.
 """
 

@@ -1,5 +1,5 @@
 """Rows on MLX: shared buffers, what joining and leaving copies, traces, and tokens that do not
-depend on the company.
+depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ MIXES = [
 ]
 
 
-class Company:
+class Batch:
     """Rows of one cache, and each of them alone in a cache of its own."""
 
     def __init__(self, mlx, model, rows: int, capacity: int):
@@ -196,20 +196,20 @@ SCHEDULE = st.lists(
 )
 
 
-def play(company: Company, schedule) -> None:
+def play(batch: Batch, schedule) -> None:
     for row in range(3):
-        company.start(row, ids(4 + row, seed=row))
+        batch.start(row, ids(4 + row, seed=row))
     for what, *rest in schedule:
         if what == "start":
-            company.start(rest[0], ids(rest[1], seed=rest[1]))
+            batch.start(rest[0], ids(rest[1], seed=rest[1]))
         elif what == "reset":
-            company.reset(rest[0])
+            batch.reset(rest[0])
         elif what == "trim":
-            company.trim(rest[0], int(rest[1] * company.cache.lengths[rest[0]]))
-        elif what == "copy" and rest[0] != rest[1] and rest[0] in company.last:
-            company.copy(rest[0], rest[1], int(rest[2] * company.cache.lengths[rest[0]]))
+            batch.trim(rest[0], int(rest[1] * batch.cache.lengths[rest[0]]))
+        elif what == "copy" and rest[0] != rest[1] and rest[0] in batch.last:
+            batch.copy(rest[0], rest[1], int(rest[2] * batch.cache.lengths[rest[0]]))
         elif what == "step":
-            company.step(list(rest[0])[: rest[1]], rest[2])
+            batch.step(list(rest[0])[: rest[1]], rest[2])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -220,7 +220,7 @@ def play(company: Company, schedule) -> None:
 def test_tokens_do_not_depend_on_the_rest_of_the_batch(name, mlx, schedule):
     model = loaded(mlx, name)
     play(
-        Company(mlx, model, ROWS, 64 if name == "dynamic" else 600),
+        Batch(mlx, model, ROWS, 64 if name == "dynamic" else 600),
         [
             (what, rest[0], rest[1] % 40 + 1)
             if what == "start" and name == "dynamic"
@@ -231,9 +231,9 @@ def test_tokens_do_not_depend_on_the_rest_of_the_batch(name, mlx, schedule):
 
 
 def test_traced_rows_come_and_go(mlx):
-    company = Company(mlx, loaded(mlx, "sliding", True), 6, 600)
+    batch = Batch(mlx, loaded(mlx, "sliding", True), 6, 600)
     play(
-        company,
+        batch,
         [
             ("step", range(6), 6, 3),
             ("start", 4, 254),
@@ -252,46 +252,46 @@ def test_traced_rows_come_and_go(mlx):
 
 
 def test_forty_rows_decode_in_groups(mlx):
-    company = Company(mlx, loaded(mlx), 40, 100)
+    batch = Batch(mlx, loaded(mlx), 40, 100)
     for row in range(40):
-        company.start(row, ids(1 + row % 9, seed=row))
-    company.step(list(range(40)), 3)
-    company.step(list(range(39, -1, -3)), 2)
-    company.step(list(range(40)), 2)
-    assert sorted(buffer.slots for buffer in company.cache.buffers()) == [8, 32]
+        batch.start(row, ids(1 + row % 9, seed=row))
+    batch.step(list(range(40)), 3)
+    batch.step(list(range(39, -1, -3)), 2)
+    batch.step(list(range(40)), 2)
+    assert sorted(buffer.slots for buffer in batch.cache.buffers()) == [8, 32]
 
 
 def test_a_long_row_does_not_make_short_ones_take_its_storage(mlx, monkeypatch):
     from mlx_llama.mlx_native.kernels import buffers as home
 
     monkeypatch.setattr(home, "SMALL", 0)
-    company = Company(mlx, loaded(mlx), 6, 2000)
+    batch = Batch(mlx, loaded(mlx), 6, 2000)
     for row in range(5):
-        company.start(row, ids(5, seed=row))
-    company.start(5, ids(1900))
-    company.step(list(range(6)), 3)
-    cache = company.cache
+        batch.start(row, ids(5, seed=row))
+    batch.start(5, ids(1900))
+    batch.step(list(range(6)), 3)
+    cache = batch.cache
     assert sorted(buffer.slots for buffer in cache.buffers()) == [1, 8]
     assert cache.nbytes < 2 * sum(cache.nbytes_for(length) for length in cache.lengths)
-    company.step([5, 0], 2)
+    batch.step([5, 0], 2)
     monkeypatch.undo()
-    company.step(list(range(6)), 2)  # small enough to share
+    batch.step(list(range(6)), 2)  # small enough to share
     assert [buffer.slots for buffer in cache.buffers()] == [8]
 
 
 def test_rows_that_memory_has_no_room_for_side_by_side_decode_one_by_one(mlx, monkeypatch):
     model = loaded(mlx, "plain", None, 20000)
-    company = Company(mlx, model, 4, 3000)
+    batch = Batch(mlx, model, 4, 3000)
     for row in range(4):
-        company.start(row, ids(900 + row, seed=row))
+        batch.start(row, ids(900 + row, seed=row))
     monkeypatch.setattr(mlx.runtime, "free_memory", lambda device: 900_000)
-    company.step([0, 1, 2, 3], 3)
-    assert [buffer.slots for buffer in company.cache.buffers()] == [1] * 4
+    batch.step([0, 1, 2, 3], 3)
+    assert [buffer.slots for buffer in batch.cache.buffers()] == [1] * 4
     monkeypatch.undo()
-    company.step([0, 1, 2, 3], 1)  # the layout stays until a row joins or leaves
-    company.reset(3)
-    company.step([0, 1, 2], 2)
-    assert [buffer.slots for buffer in company.cache.buffers()] == [4]
+    batch.step([0, 1, 2, 3], 1)  # the layout stays until a row joins or leaves
+    batch.reset(3)
+    batch.step([0, 1, 2], 2)
+    assert [buffer.slots for buffer in batch.cache.buffers()] == [4]
 
 
 def test_the_kernel_of_gpus_rotates_each_row_at_its_own_position(mlx, monkeypatch):
@@ -519,22 +519,22 @@ def test_masks_and_logprobs_are_traced_once(mlx, monkeypatch):
 
 def test_groups_that_take_turns_stay_in_their_buffers(mlx):
     """Rows with a grammar step apart from the others."""
-    company = Company(mlx, loaded(mlx), 6, 600)
+    batch = Batch(mlx, loaded(mlx), 6, 600)
     for row in range(5):
-        company.start(row, ids(4 + row, seed=row))
-    company.step([0, 1, 2], 2)
-    company.step([3, 4], 2)
-    steps = dict(company.cache._steps)
+        batch.start(row, ids(4 + row, seed=row))
+    batch.step([0, 1, 2], 2)
+    batch.step([3, 4], 2)
+    steps = dict(batch.cache._steps)
     assert len(steps) == 2
     for _ in range(3):
-        company.step([0, 1, 2], 1)
-        company.step([3, 4], 2)
-    assert all(company.cache.step_buffers(rows) is step for rows, step in steps.items())
-    company.start(5, ids(9))
-    company.step([0, 1, 2, 5], 2)
-    company.step([3, 4], 2)
-    company.reset(1)
-    company.step([0, 2, 5], 2)
+        batch.step([0, 1, 2], 1)
+        batch.step([3, 4], 2)
+    assert all(batch.cache.step_buffers(rows) is step for rows, step in steps.items())
+    batch.start(5, ids(9))
+    batch.step([0, 1, 2, 5], 2)
+    batch.step([3, 4], 2)
+    batch.reset(1)
+    batch.step([0, 2, 5], 2)
 
 
 def test_masks_that_fail_change_no_row(mlx):
@@ -886,7 +886,7 @@ def test_sixteen_bits_are_float16(name, compile, mlx):
 def test_tokens_of_eight_bits_do_not_depend_on_the_rest_of_the_batch(name, mlx, schedule):
     model = loaded(mlx, name, bits=8)
     # a restored state is packed anew
-    play(Company(mlx, model, ROWS, 600), [part for part in schedule if part[0] != "copy"])
+    play(Batch(mlx, model, ROWS, 600), [part for part in schedule if part[0] != "copy"])
 
 
 @pytest.mark.parametrize("bits", [8, 16])

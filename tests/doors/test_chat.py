@@ -1081,6 +1081,20 @@ sys.exit(cli.run(repl.main))
 """
 
 
+def parrot(terminal, toy, **environment):
+    """A chat with it, at the prompt."""
+    child = terminal("-c", PARROT, "--model", toy, "--backend", "cpu", **environment)
+    child.expect_exact(PROMPT)
+    return child
+
+
+def press(child, keys, *shown):
+    """Send keys; the texts appear, then the prompt."""
+    child.send(keys)
+    for text in (*shown, PROMPT):
+        child.expect_exact(text)
+
+
 def leave(child):
     """Press Ctrl-D; returns all output."""
     child.sendcontrol("d")
@@ -1114,26 +1128,18 @@ def test_a_chat_in_a_terminal(terminal, roomy, tmp_path):
     child.send("rubbish")
     child.expect_exact("rubbish")
     child.sendcontrol("c")
-    child.send("second\\\rline\x1b\rthird\r")
-    child.expect_exact("cut off after 5 tokens")
-    child.expect_exact(PROMPT)
+    press(child, "second\\\rline\x1b\rthird\r", "cut off after 5 tokens")
     child.sendcontrol("c")
     child.expect_exact("(Ctrl-D leaves)")
     # a paste is one message; Tab completes
     child.expect_exact(PROMPT)
     child.send("\x1b[200~pasted\nlines\x1b[201~")
-    child.send("\r")
-    child.expect_exact("cut off after 5 tokens")
-    child.expect_exact(PROMPT)
-    child.send("/hlep\r")
-    child.expect_exact("did you mean /help?")
-    child.expect_exact(PROMPT)
+    press(child, "\r", "cut off after 5 tokens")
+    press(child, "/hlep\r", "did you mean /help?")
     child.send("/sta\t\r")
     child.expect(r"[1-9]\d* reused")
     child.expect_exact(PROMPT)
-    child.send(f"/save {tmp_path}/saved.json\r")
-    child.expect_exact("saved 6 messages")
-    child.expect_exact(PROMPT)
+    press(child, f"/save {tmp_path}/saved.json\r", "saved 6 messages")
     assert "xyzzy" not in leave(child)
     messages = json.loads((tmp_path / "saved.json").read_text())["messages"]
     assert [message["content"] for message in messages[::2]] == [
@@ -1145,10 +1151,7 @@ def test_a_chat_in_a_terminal(terminal, roomy, tmp_path):
 
 
 def test_keys_typed_during_an_answer_wait_for_the_prompt(terminal, toy, tmp_path):
-    child = terminal(
-        "-c", PARROT, "--model", toy, "--backend", "cpu", ANSWER="so slow", PAUSE="0.1"
-    )
-    child.expect_exact(PROMPT)
+    child = parrot(terminal, toy, ANSWER="so slow", PAUSE="0.1")
     child.send("hello\r")
     child.expect_exact("so")
     child.send(f"typed ahead\r/save {tmp_path}/saved.json\r\x04")
@@ -1210,17 +1213,10 @@ def test_a_history_that_cannot_be_written_is_told_once(terminal, toy, tmp_path):
     "environment, markdown", [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
 )
 def test_markdown_in_a_terminal_and_plain_text_on_request(terminal, toy, environment, markdown):
-    child = terminal(
-        "-c",
-        PARROT,
-        *f"--model {toy} --backend cpu".split(),
-        **environment,
-        ANSWER="some **bold** text\x1b[2J\n\n- item\x07\n\nend.",
+    child = parrot(
+        terminal, toy, **environment, ANSWER="some **bold** text\x1b[2J\n\n- item\x07\n\nend."
     )
-    child.expect_exact(PROMPT)
-    child.send("hello\r")
-    child.expect_exact("end.")
-    child.expect_exact(PROMPT)
+    press(child, "hello\r", "end.")
     output = leave(child)
     answer = output[output.index("some ") : output.rindex("end.")]
     assert ("some bold text␛[2J" in plain(answer)) == ("• item␇" in plain(answer)) == markdown
@@ -1233,48 +1229,32 @@ def test_markdown_in_a_terminal_and_plain_text_on_request(terminal, toy, environ
 
 
 def test_commands_in_a_terminal(terminal, toy, tmp_path):
-    child = terminal("-c", PARROT, "--model", toy, "--backend", "cpu", ANSWER="an *answer*")
-    child.expect_exact(PROMPT)
-    child.send("Help\r")
-    child.expect_exact("(/help: ")
-    child.expect_exact(PROMPT)
+    child = parrot(terminal, toy, ANSWER="an *answer*")
+    press(child, "Help\r", "(/help: ")
     child.send(" exit\r")  # a message
     child.expect_exact("answer")
     child.expect_exact(PROMPT)
-    child.send(f"/save {tmp_path}/saved.json\r")
-    child.expect_exact("saved 2 messages")
-    child.expect_exact(PROMPT)
+    press(child, f"/save {tmp_path}/saved.json\r", "saved 2 messages")
     # the last message, in the line editor
     child.send("/edit\r")
     child.expect_exact("edit> ")
     child.expect_exact("exit")
-    child.send(", or stay\r")
-    child.expect_exact("answer")
-    child.expect_exact(PROMPT)
+    press(child, ", or stay\r", "answer")
     # Ctrl-C clears the line, and leaves an empty one; unchanged
     for leaving in ("\x03\x03", "\x03\r", "\r"):
         child.send("/edit\r")
         child.expect_exact("edit> ")
         child.expect_exact("stay")
-        child.send(leaving)
-        child.expect_exact("(the message stays as it was)")
-        child.expect_exact(PROMPT)
-    child.send("/undo\r")
-    child.expect_exact("(took back 'exit, or stay' and its answer; the conversation is empty)")
-    child.expect_exact(PROMPT)
+        press(child, leaving, "(the message stays as it was)")
+    press(child, "/undo\r", "(took back 'exit, or stay' and its answer; the conversation is empty)")
     # what was said before
     child.send(f"/lo\t{tmp_path}/saved.json\r")
     child.expect_exact("(loaded 2 messages)")  # without an option that nobody set
     child.expect_exact(">>>  exit")
     child.expect(r"an .*answer")
     child.expect_exact(PROMPT)
-    child.send(f"/model {tmp_path}/nowhere\r")
-    child.expect_exact("error: ")
-    child.expect_exact(PROMPT)
-    child.send("/model guide\r")
-    child.expect_exact("context 512 tokens")
-    child.expect_exact("(2 messages are kept)")
-    child.expect_exact(PROMPT)
+    press(child, f"/model {tmp_path}/nowhere\r", "error: ")
+    press(child, "/model guide\r", "context 512 tokens", "(2 messages are kept)")
     child.send("/bye\r")
     child.read()
     child.close()
@@ -1282,33 +1262,21 @@ def test_commands_in_a_terminal(terminal, toy, tmp_path):
 
 
 def test_a_dumb_terminal_gets_no_escape_sequences(terminal, toy):
-    child = terminal(
-        "-c", PARROT, "--model", toy, "--backend", "cpu", ANSWER="an *answer*", TERM="dumb"
-    )
-    child.expect_exact(PROMPT)
-    child.sendline("/help")
-    child.expect_exact("/bye and /quit")
-    child.expect_exact(PROMPT)
+    child = parrot(terminal, toy, ANSWER="an *answer*", TERM="dumb")
+    press(child, "/help\n", "/bye and /quit")
     child.sendline("two\\")
     child.expect_exact("... ")
-    child.sendline("lines")
-    child.expect_exact("an *answer*")
-    child.expect_exact(PROMPT)
+    press(child, "lines\n", "an *answer*")
     child.sendline("/edit")
     child.expect_exact("(the message was: two")
     child.expect_exact("edit> ")
-    child.sendline("one line")
-    child.expect_exact("an *answer*")
-    child.expect_exact(PROMPT)
-    child.sendline("/undo")
-    child.expect_exact("(took back 'one line'")
-    child.expect_exact(PROMPT)
+    press(child, "one line\n", "an *answer*")
+    press(child, "/undo\n", "(took back 'one line'")
     assert "\x1b" not in leave(child)
 
 
 def test_lines_wrap_in_a_narrow_terminal(terminal, toy):
-    child = terminal("-c", PARROT, "--model", toy, "--backend", "cpu", ANSWER="answer")
-    child.expect_exact(PROMPT)
+    child = parrot(terminal, toy, ANSWER="answer")
     child.setwinsize(24, 40)
     child.send("/help\r")
     child.expect_exact("// sends a text that begins with /.")
@@ -1325,8 +1293,7 @@ def test_lines_wrap_in_a_narrow_terminal(terminal, toy):
 
 @pytest.mark.parametrize("columns, up", [(30, 2), (100, 0)])
 def test_a_typed_line_is_erased_in_the_rows_of_a_resized_terminal(terminal, toy, columns, up):
-    child = terminal("-c", PARROT, "--model", toy, "--backend", "cpu", ANSWER="answer")
-    child.expect_exact(PROMPT)
+    child = parrot(terminal, toy, ANSWER="answer")
     child.send("a line of sixty-four characters, which a narrow screen must wrap")
     child.expect_exact("wrap")
     child.setwinsize(24, columns)
@@ -1384,8 +1351,7 @@ def test_a_prompt_cache_of_another_model_is_not_saved(toy, other, door, tmp_path
 
 @pytest.mark.parametrize("word", ["exit", "Quit", "/bye"])
 def test_a_word_of_other_programs_leaves(terminal, toy, word):
-    child = terminal("-c", PARROT, "--model", toy, "--backend", "cpu", ANSWER="an answer")
-    child.expect_exact(PROMPT)
+    child = parrot(terminal, toy, ANSWER="an answer")
     child.send(f"{word}\r")
     child.wait()
     assert child.exitstatus == 0

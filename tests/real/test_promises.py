@@ -12,7 +12,7 @@ import pytest
 from machine import device_of, open_backend, to_run
 
 from mlx_llama import load
-from mlx_llama.core.proofs.batches import compare_companies, make_prompts, promise_of
+from mlx_llama.core.proofs.batches import compare_batches, make_prompts, promise_of
 from mlx_llama.core.proofs.cache_ways import compare_ways
 from mlx_llama.core.proofs.perplexity import measure_perplexity
 from real.golden import read_golden
@@ -33,10 +33,10 @@ def test_rows_of_a_batch(name, open_real):
     llm = open_real(name)
     rows = 32 if llm.model.is_batch_invariant else 6  # the others are slow without a GPU
     prompts = make_prompts(llm.encode(LOGITS[-1])[: rows + 8], rows, 64)
-    for company in compare_companies(
+    for result in compare_batches(
         llm.backend, llm.model, prompts, promise_of(llm.model, "float32"), TOLERANCE, sizes=(rows,)
     ):
-        assert company.is_kept, company.report()
+        assert result.is_kept, result.report()
 
 
 def test_ways_to_fill_the_cache(name, open_real):

@@ -1,4 +1,4 @@
-"""Rows of one cache: each gets the bits that it gets alone and cold, whatever its company does."""
+"""Rows of one cache: each gets the bits that it gets alone and cold, whatever the others do."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def alone(llama: Llama, history: tuple) -> np.ndarray:
     return logits
 
 
-class Company:
+class Batch:
     """A cache under a schedule, and what each row's history is."""
 
     def __init__(self, llama: Llama):
@@ -157,20 +157,20 @@ EVENTS = st.one_of(
     copies=st.lists(st.tuples(FEW, FEW, SHARE, SHARE), max_size=3),
 )
 def test_a_row_has_the_bits_that_it_has_alone(case, events, copies):
-    company = Company(model(*case))
+    batch = Batch(model(*case))
     for row, length in enumerate((PAGE + 5, 2 * PAGE, 9)):
-        company.forward([row], length)
+        batch.forward([row], length)
     for source, target, share, rest in copies:
-        company.copy(source, target, share)
-        company.trim(target, rest)
-        company.forward([target], 3)
+        batch.copy(source, target, share)
+        batch.trim(target, rest)
+        batch.forward([target], 3)
     for kind, *given_ in events:
-        getattr(company, kind)(*given_)
-        assert company.cache.lengths == [len(tokens) for tokens in company.tokens]
-    for row, tokens in enumerate(company.tokens):  # every row goes on
-        assert company.cache.state(row).get("tokens", np.zeros(0)).tolist() == list(tokens)
-    company.forward(list(range(ROWS)), 1)
-    company.forward(list(range(ROWS))[::-1], 1)
+        getattr(batch, kind)(*given_)
+        assert batch.cache.lengths == [len(tokens) for tokens in batch.tokens]
+    for row, tokens in enumerate(batch.tokens):  # every row goes on
+        assert batch.cache.state(row).get("tokens", np.zeros(0)).tolist() == list(tokens)
+    batch.forward(list(range(ROWS)), 1)
+    batch.forward(list(range(ROWS))[::-1], 1)
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[3]], ids=str)

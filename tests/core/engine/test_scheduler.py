@@ -141,7 +141,7 @@ def test_context_and_options_end_an_answer():
     assert alone([1] * 990, max_tokens=10).finish_reason == "length"
 
 
-# Company
+# Batches
 
 
 requests = st.lists(

@@ -1,4 +1,4 @@
-"""Rows with a grammar, and rows with log-probabilities, in the scheduler: alone, in company, short
+"""Rows with a grammar, and rows with log-probabilities, in the scheduler: alone, in a batch, short
 of memory, with faults.
 """
 
@@ -119,7 +119,7 @@ def test_a_stop_string_ends_a_forced_stretch():
     assert done.text[1:] == "this" and done.finish_reason == "stop" and done.stop == "isf"
 
 
-# Company
+# Batches
 
 
 def test_rows_with_grammars_share_steps_and_do_not_delay_others():
@@ -334,7 +334,7 @@ def test_the_cpu_backends_log_probabilities_are_torchs(llm):
 
 
 def test_every_backend_keeps_to_the_grammar_and_gives_the_cpus_answer(backend, toy, llm):
-    """In company, with forced stretches, at float32; and its own log-probabilities."""
+    """In a batch, with forced stretches, at float32; and its own log-probabilities."""
     other = load(
         toy, backend=backend.name, device="cpu" if backend.name != "cpu" else None, dtype="float32"
     )

@@ -151,7 +151,7 @@ def test_hooks_are_apart_from_options():
     assert (options, hooks) == ({"max_tokens": 3}, Hooks((), print))
 
 
-# Company
+# Batches
 
 
 def turn(tokens, logits):
