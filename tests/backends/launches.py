@@ -97,6 +97,7 @@ MODELS = {  # fields of a config.json
     "sinks": dict(
         dtype="bfloat16",
         architectures=["GptOssForCausalLM"],
+        model_type="gpt_oss",
         attention_bias=True,
         num_local_experts=4,
         num_experts_per_tok=2,

@@ -103,7 +103,9 @@ def check(name: str, fault: str = "") -> tuple[int, dict[str, int], int]:
     return watch.operations, dict(watch.faults), len(launches)
 
 
-@pytest.mark.parametrize("name", ["dense", "low-bit", "experts", "windows and softcaps", "8 bits"])
+@pytest.mark.parametrize(
+    "name", ["dense", "low-bit", "experts", "sinks", "windows and softcaps", "8 bits"]
+)
 def test_a_step_can_be_captured(name, compile_call):
     operations, faults, launches = compile_call(check, name)
     assert not faults and operations > 500 and launches > 42 * 8

@@ -4,6 +4,7 @@ stacks. transformers judges, with the experts dequantised by its own function.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import tempfile
@@ -11,12 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from making import make_tokenizer
+from making import make_tokenizer, refusal
 
 from backends.conftest import relative_error
-from backends.test_architectures import GPT_OSS, SIZES, TOKENS, YARN, run
+from backends.test_architectures import GPT_OSS, SIZES, TOKENS, YARN, made, run
 from mlx_llama.core.files.checkpoint import open_checkpoint
+from mlx_llama.core.files.gguf_export import write_gguf
+from mlx_llama.core.files.quantize import write_mlx
 from mlx_llama.core.files.quantized import AffineWeight
+from mlx_llama.core.models.rope import inverse_frequencies
 
 FIELDS = SIZES | GPT_OSS | dict(hidden_size=64, intermediate_size=96, rope_parameters=YARN)
 
@@ -67,3 +71,61 @@ def test_published_experts_have_the_logits_of_transformers(compile, backend):
     assert {tensor.format for tensor in matrices} == {"mxfp4"}
     for cuts in ((0, 30), (0, 20, 29, 30)):
         assert relative_error(run(backend, checkpoint, cuts, compile=compile), wanted) < 1e-4
+
+
+@pytest.mark.parametrize("compile", [None, False])
+def test_plain_experts_whose_rows_are_whole_blocks(compile, backend):
+    folder, wanted = made("gpt-oss", wide=True)
+    got = run(backend, open_checkpoint(folder), (0, 20, 30), compile=compile)
+    assert relative_error(got, wanted) < 1e-4
+
+
+def test_written_files_have_the_same_weights(tmp_path):
+    """The published form, as mlx-lm's stacks and as GGUF."""
+    folder, _ = published()
+    source = open_checkpoint(folder)
+    write_mlx(source, tmp_path / "stacks", None)
+    write_gguf(source, tmp_path / "m.gguf", "F32")
+    for path in (tmp_path / "stacks", tmp_path / "m.gguf"):
+        written = open_checkpoint(path)
+        for ours, theirs in zip(written.config.layers, source.config.layers, strict=True):
+            # float32 in GGUF
+            assert dataclasses.replace(ours, eps=theirs.eps) == theirs
+        for name, tensor in source.tensors.items():
+            np.testing.assert_array_equal(written.tensors[name].float32(), tensor.float32())
+        inverse, factor = inverse_frequencies(written.config)
+        np.testing.assert_allclose(inverse, inverse_frequencies(source.config)[0], rtol=1e-12)
+        assert factor == pytest.approx(inverse_frequencies(source.config)[1], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "stored, change, message",
+    [
+        (
+            "gate_up_proj_scales",
+            lambda x: x[..., :-1],
+            "is U8 [5, 192, 1], expected U8 [5, 192, 2]",
+        ),
+        ("down_proj_blocks", lambda x: x.view(np.int8), "is I8 [5, 64, 3, 16], expected U8"),
+        (
+            "gate_up_proj_blocks",
+            lambda x: x[:4],
+            "has shape [4, 192, 2, 16], config.json calls for",
+        ),
+        ("gate_up_proj_bias", lambda x: x[:, :-2], "has shape [95], config.json calls for [96]"),
+    ],
+)
+def test_tensors_of_another_model_are_refused(stored, change, message, tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    folder, _ = published()
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors, name = load_file(folder / "model.safetensors"), f"model.layers.1.mlp.experts.{stored}"
+    tensors[name] = np.ascontiguousarray(change(tensors[name]))
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert message in refusal(open_checkpoint, tmp_path)
+
+
+def test_activations_are_never_in_float16():
+    assert open_checkpoint(published()[0]).config.exceeds_float16

@@ -35,6 +35,14 @@ VARIANTS = {
     "grouped": {"num_key_value_heads": 1},
     "tied": {"tie_word_embeddings": True},
     "window": {"sliding_window": 12, "architectures": ["MistralForCausalLM"]},
+    "sinks": {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "attention_bias": True,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 12,
+    },
     "llama3": {
         "rope_scaling": {
             "rope_type": "llama3",

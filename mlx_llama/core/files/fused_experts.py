@@ -35,7 +35,7 @@ class _Part(CopiedTensor):
 
 @dataclass(frozen=True)
 class FusedPart:
-    """A tensor of expert `i`, called `name`, in a tensor of all experts: reads as a file of it."""
+    """A file seen through a tensor of all experts, which reads as that of expert `i`, `name`."""
 
     file: SafetensorsFile
     name: str

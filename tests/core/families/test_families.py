@@ -485,8 +485,52 @@ MODELS = {
         "eos_token_id": 127960,
         "tie_word_embeddings": True,
     },
+    "gpt-oss 20B": {  # openai/gpt-oss-20b
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_hidden_layers": 24,
+        "vocab_size": 201088,
+        "attention_bias": True,
+        "hidden_act": "silu",
+        "swiglu_limit": 7.0,
+        "layer_types": ["sliding_attention", "full_attention"] * 12,
+        "sliding_window": 128,
+        "rope_theta": 150000,
+        "rope_scaling": {
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "rope_type": "yarn",
+            "truncate": False,
+        },
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 131072,
+        "initial_context_length": 4096,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "experts_per_token": 4,
+        "eos_token_id": 200002,
+        "pad_token_id": 199999,
+        "tie_word_embeddings": False,
+        "quantization_config": {
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn",
+                "model.layers.*.mlp.router",
+                "model.embed_tokens",
+                "lm_head",
+            ],
+            "quant_method": "mxfp4",
+        },
+    },
 }
 MIXTRAL, QWEN3_MOE = MODELS["Mixtral 8x7B"], MODELS["Qwen3 30B-A3B"]
+GPT_OSS = MODELS["gpt-oss 20B"]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -556,6 +600,11 @@ def test_the_config_means_what_transformers_reads(name):
     else:
         assert ours.rope.type == parameters["rope_type"]
         assert ours.rope.theta == parameters["rope_theta"]
+        if parameters["rope_type"] == "yarn":
+            wanted, factor = ROPE_INIT_FUNCTIONS["yarn"](theirs, "cpu")
+            found, ours_factor = rope.inverse_frequencies(ours)
+            np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5)
+            assert ours_factor == pytest.approx(factor)
     assert ours.rotary_dim == int(ours.head_dim * parameters.get("partial_rotary_factor", 1))
 
 
@@ -601,6 +650,9 @@ def test_experts_of_the_families():
     # the model card's 46.7 B
     assert sum(math.prod(shape) for shape in mixtral.tensor_shapes().values()) == 46_702_792_704
     assert sum(math.prod(shape) for shape in qwen.tensor_shapes().values()) == 30_532_122_624
+    gpt_oss = LlamaConfig.from_dict(GPT_OSS)
+    # 20.91 B by the model card
+    assert sum(math.prod(shape) for shape in gpt_oss.tensor_shapes().values()) == 20_914_757_184
     assert (
         not LlamaConfig.from_dict(QWEN3_MOE | {"norm_topk_prob": False})
         .layers[0]
@@ -815,6 +867,12 @@ def test_a_converted_file_means_the_same_model(name):
             QWEN3_MOE | {"mlp_only_layers": [0, 1]},
             r"mlp_only_layers is .0, 1., expected \[\], since every layer is a mixture",
         ),
+        (GPT_OSS | {"swiglu_limit": 9.0}, "swiglu_limit is 9.0, expected 7.0, since the constants"),
+        (
+            GPT_OSS | {"hidden_act": "gelu"},
+            "hidden_act is 'gelu', expected \"silu\", since the gate",
+        ),
+        (GPT_OSS | {"layer_types": ["chunked_attention"] * 24}, r"layer_types\[0\] is 'chunked"),
         (QWEN3_MOE | {"decoder_sparse_step": 2}, "decoder_sparse_step is 2, expected 1"),
         (QWEN3_MOE | {"norm_topk_prob": "yes"}, "norm_topk_prob is 'yes', expected true or false"),
         (

@@ -84,6 +84,27 @@ def fold_calls(
     return folded
 
 
+def split_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages for a template that prints one call a message, each with its result."""
+    split: list[dict[str, Any]] = []
+    waiting = check_messages(messages)[::-1]
+    while waiting:
+        message = waiting.pop()
+        calls = message.get("tool_calls", ())
+        results: dict[Any, list[dict[str, Any]]] = {}
+        while calls and waiting and waiting[-1]["role"] == "tool":
+            results.setdefault(waiting[-1].get("tool_call_id"), []).append(waiting.pop())
+        for number, call in enumerate(calls):
+            split.append(
+                {**message, "content": "" if number else message["content"], "tool_calls": [call]}
+            )
+            split += results.pop(call.get("id"), ())
+        split += (
+            [result for others in results.values() for result in others] if calls else [message]
+        )
+    return split
+
+
 _HEAD_LENGTH = 300  # characters of a call before its arguments
 
 

@@ -16,6 +16,7 @@ from mlx_llama.core.text.tools.formats import (
     FUNCTOOLS,
     GLM,
     GRANITE_3,
+    HARMONY,
     HERMES,
     LLAMA3,
     MINIMAX_M2,
@@ -28,6 +29,26 @@ from mlx_llama.core.text.tools.formats import (
 )
 
 CASES = [
+    (
+        HARMONY,
+        "I look.<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+        '{"a": [1]}<|call|><|start|>assistant to=functions.g<|channel|>commentary json<|message|>'
+        "{}<|call|>",
+        "I look.",
+        [("f", {"a": [1]}), ("g", {})],
+    ),
+    (
+        HARMONY,
+        '<|channel|>analysis to=functions.f code<|message|>{"a": "x"}',
+        "",
+        [("f", {"a": "x"})],
+    ),
+    (
+        HARMONY,
+        "It goes to=functions.none of<|message|>{}, <|channel|>commentary<|message|>so.",
+        "It goes to=functions.none of<|message|>{}, <|channel|>commentary<|message|>so.",
+        [],
+    ),
     (
         HERMES,
         'Sure.\n<tool_call>\n{"name": "f", "arguments": {"a": "x}\\"", "b": '

@@ -7,6 +7,7 @@ from mlx_llama.core.text.tokenizer import Tokenizer
 from .base import JSON_OPTIONS, ToolFormat
 from .function_tags import FUNCTIONARY_31
 from .functionary import FUNCTIONARY_32
+from .harmony import HARMONY
 from .hermes import HERMES
 from .in_system import BRIEF, IN_SYSTEM, IN_USER, UNKNOWN, UNKNOWN_IN_USER
 from .listed import APRIEL, GRANITE_3, NEMOTRON
@@ -30,6 +31,7 @@ FORMATS = (
     GRANITE_3,
     APRIEL,
     NEMOTRON,
+    HARMONY,
     FUNCTIONARY_32,
     FUNCTIONARY_31,
     PHI_4_MINI,
@@ -54,6 +56,7 @@ __all__ = [
     "FUNCTOOLS",
     "GLM",
     "GRANITE_3",
+    "HARMONY",
     "HERMES",
     "IN_SYSTEM",
     "IN_USER",

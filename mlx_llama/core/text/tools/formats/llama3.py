@@ -7,9 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from mlx_llama.core.text.template import check_messages
 from mlx_llama.core.text.tokenizer import Tokenizer
-from mlx_llama.core.text.tools.calls import CallText
+from mlx_llama.core.text.tools.calls import CallText, split_calls
 from mlx_llama.core.text.tools.describe import Tool
 from mlx_llama.core.text.tools.json_calls import read_json_call
 from mlx_llama.core.text.tools.python_calls import read_code
@@ -45,7 +44,7 @@ class Llama3(ToolFormat):
             if list(tool.parameters.get("properties", {})) == [_BUILTIN.get(tool.name)]
         ]
         messages, extras = super().offer(
-            _split_calls(messages), [tool for tool in tools if tool.name not in builtin]
+            split_calls(messages), [tool for tool in tools if tool.name not in builtin]
         )
         return messages, {**extras, "builtin_tools": builtin} if builtin else extras
 
@@ -61,27 +60,6 @@ class Llama3(ToolFormat):
 
     def spell_calls(self, mark: Callable[[str], str], many: bool) -> str:
         return 'call ("; " call)*' if many else "call"
-
-
-def _split_calls(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages for a template that prints one call a message, each with its result."""
-    split: list[dict[str, Any]] = []
-    waiting = check_messages(messages)[::-1]
-    while waiting:
-        message = waiting.pop()
-        calls = message.get("tool_calls", ())
-        results: dict[Any, list[dict[str, Any]]] = {}
-        while calls and waiting and waiting[-1]["role"] == "tool":
-            results.setdefault(waiting[-1].get("tool_call_id"), []).append(waiting.pop())
-        for number, call in enumerate(calls):
-            split.append(
-                {**message, "content": "" if number else message["content"], "tool_calls": [call]}
-            )
-            split += results.pop(call.get("id"), ())
-        split += (
-            [result for others in results.values() for result in others] if calls else [message]
-        )
-    return split
 
 
 LLAMA3 = Llama3()
