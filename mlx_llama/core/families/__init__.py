@@ -26,6 +26,25 @@ BY_GGUF = {family.gguf: family for family in reversed(_ALL)}  # "llama" is Llama
 WRAPPERS = dict(family.wrapper for family in _ALL if family.wrapper)
 
 
+# Well-known models that do not run: (how `general.architecture`, `model_type` or, in lower case,
+# the name in `architectures` begins, what they need, what runs in their place)
+_ABSENT = (
+    ("gemma4", "two sizes of heads, keys that layers share and an input for each layer", "Gemma 3"),
+    ("gemma3n", "AltUp, laurel, keys that layers share and an input for each layer", "Gemma 3"),
+    ("qwen35 qwen3_5 qwen3next qwen3_next", "layers with a recurrent state", "Qwen3"),
+    ("lfm2", "layers with convolutions", "SmolLM3"),
+)
+
+
+def explain_absence(*names: object) -> str:
+    """Remedy for an architecture that is not supported."""
+    spelled = [name.lower() for name in names if isinstance(name, str)]
+    for starts, needed, instead in _ABSENT:
+        if any(name.startswith(tuple(starts.split())) for name in spelled):
+            return f"it needs {needed}, which are missing here: load {instead}, which runs"
+    return "load another model"
+
+
 def find_gguf(metadata: Mapping[str, Any]) -> Family | None:
     """The family of a GGUF file, None for an unsupported one."""
     name = metadata.get("general.architecture")
@@ -58,8 +77,8 @@ def find_family(read: Reader) -> tuple[Family, Reader, bool]:
     if isinstance(names, list) and names:
         if name not in BY_SPELLING:
             raise ConfigError(
-                f"{read.source}: architectures is {show(names)}, supported are {known}; load "
-                "another model"
+                f"{read.source}: architectures is {show(names)}, supported are {known}; "
+                f"{explain_absence(name, kind)}"
             )
         family = BY_SPELLING[name]
         if kind is not None and (not isinstance(kind, str) or BY_MODEL_TYPE.get(kind) != family):
@@ -73,7 +92,7 @@ def find_family(read: Reader) -> tuple[Family, Reader, bool]:
     if not isinstance(kind, str) or kind not in BY_MODEL_TYPE:
         raise ConfigError(
             f"{read.source}: names no architecture (model_type is {show(kind)}), supported are "
-            f"{known}; load another model"
+            f"{known}; {explain_absence(kind)}"
         )
     return BY_MODEL_TYPE[kind], read, False
 
@@ -90,7 +109,7 @@ def _text_part(read: Reader, wrapper: str) -> dict[str, Any]:
     if not isinstance(kind, str) or kind not in BY_MODEL_TYPE:
         raise ConfigError(
             f"{read.source}: text_config.model_type is {show(kind)}, supported are "
-            f"{', '.join(BY_MODEL_TYPE)}; load another model"
+            f"{', '.join(BY_MODEL_TYPE)}; {explain_absence(kind)}"
         )
     outer = (
         "quantization quantization_config torch_dtype dtype bos_token_id eos_token_id "

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from mlx_llama.core.errors import ConfigError, Report, refuse, show
-from mlx_llama.core.families import BY_GGUF, FAMILIES, find_family, find_gguf
+from mlx_llama.core.families import BY_GGUF, FAMILIES, explain_absence, find_family, find_gguf
 from mlx_llama.core.families.family import Family
 from mlx_llama.core.system.files import read_json
 
@@ -597,7 +597,7 @@ def _open_gguf(general: Reader) -> tuple[Family, Reader]:
     if family is None:
         raise ConfigError(
             f"{general.source}: general.architecture is {show(name)}, supported are "
-            f"{', '.join(map(repr, sorted(BY_GGUF)))}; load another model"
+            f"{', '.join(map(repr, sorted(BY_GGUF)))}; {explain_absence(name)}"
         )
     prefix = f"{name}."
     keys = [key for key in general.raw if key.startswith(prefix)]

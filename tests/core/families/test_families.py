@@ -844,6 +844,16 @@ def test_a_converted_file_means_the_same_model(name):
             "text_config.model_type is 'bert'",
         ),
         (
+            {"architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4"},
+            "it needs two sizes of heads, keys that layers share .*: load Gemma 3, which runs",
+        ),
+        ({"model_type": "gemma3n"}, "it needs AltUp, laurel, .*: load Gemma 3, which runs"),
+        (
+            {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"},
+            "it needs layers with a recurrent state, .*: load Qwen3, which runs",
+        ),
+        ({"model_type": "lfm2_moe"}, "it needs layers with convolutions, .*: load SmolLM3"),
+        (
             {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe"},
             "Qwen2MoeForCausalLM",
         ),
@@ -897,3 +907,14 @@ def test_a_bad_or_unsupported_field_is_named(fields, message):
     with pytest.raises(ConfigError, match=message) as caught:
         LlamaConfig.from_dict(fields)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name, needed", [("gemma4", "two sizes of heads"), ("qwen35", "recurrent state")]
+)
+def test_a_gguf_file_of_a_model_that_does_not_run_says_what_is_missing(name, needed):
+    with pytest.raises(
+        ConfigError, match=f"general.architecture is '{name}', .*{needed}"
+    ) as caught:
+        LlamaConfig.from_gguf({"general.architecture": name}, {}, {}, "float16", "model.gguf")
+    assert "which runs" in str(caught.value) and "\n" not in str(caught.value)
