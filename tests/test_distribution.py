@@ -88,7 +88,10 @@ def test_the_wheel_holds_the_packages_and_their_data(tracked, built):
         [name] = [name for name in wheel.namelist() if name.endswith("/METADATA")]
         fields = Parser().parsestr(wheel.read(name).decode())
         assert any(name.endswith("/licenses/LICENSE") for name in wheel.namelist())
-    assert files == {name for name in tracked if name.split("/")[0] in PACKAGES}
+    documents = {name for name in tracked if name == "README.md" or name.startswith("docs/")}
+    pages = {f"mlx_llama/guide/pages/{name}" for name in documents if name.endswith(".md")}
+    assert len(pages) > 10
+    assert files == {name for name in tracked if name.split("/")[0] in PACKAGES} | pages
     assert fields["License-Expression"] == "MIT" and fields["Requires-Python"] == ">=3.10"
     assert fields.get_payload().startswith("# mlx_llama")
 
@@ -150,6 +153,14 @@ def test_the_wheel_answers_in_an_empty_environment(python, outside):
         **outside,
     )
     assert all(place.startswith(str(python.parents[1])) for place in places.splitlines())
+    found = run(
+        python,
+        "-c",
+        "from mlx_llama.core.text.manual import load_manual; "
+        "print(load_manual().find('externally-managed-environment'))",
+        **outside,
+    )
+    assert found.startswith("See docs/troubleshooting.md, Installing: `externally")
     wanted = load(backend="cpu").generate([{"role": "user", "content": QUESTION}]).text
     for command in (
         [python, "-m", "mlx_llama.generate"],

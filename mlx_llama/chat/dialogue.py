@@ -177,6 +177,8 @@ class Chat:
             self.say(logprobs)
         for remark in describe_end(completion, self.session.engine):
             self.say(f"({commands.spell(remark)})")
+        if completion.see_also:
+            self.say(completion.see_also)
         if self.stats:
             self.say(commands.spell(completion.summary()))
         if is_stopped or interrupt.is_asked:  # Ctrl-C during the last step stopped nothing

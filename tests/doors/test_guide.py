@@ -126,8 +126,9 @@ def test_the_card_quotes_the_score_and_the_score_holds(monkeypatch):
         (GUIDE_PATH / "README.md").read_text(encoding="utf-8"),
     )
     shares = [int(right) / int(total) for right, total in re.findall(r"(\d+) of (\d+) right", told)]
-    assert len(shares) == 3
-    assert all(share >= least for share, least in zip(shares, (0.5, 0.9, 0.65)))
+    helped = [int(right) for right in re.findall(r"(\d+) with the passage", told)]
+    assert len(shares) == 3 and shares[0] >= 0.5 and shares[1] >= 0.9
+    assert helped[1] >= 0.7 * 47
     for line in told.splitlines():
         assert line in card
 
@@ -146,6 +147,12 @@ def ask():
         return done[0].text if len(done) == 1 else [completion.text for completion in done]
 
     return answer
+
+
+@pytest.fixture(scope="module")
+def ask_whole():
+    llm = load(backend="cpu")
+    return lambda text: llm.ask(text, max_tokens=256)
 
 
 # Names, most of which no list of the training has.
@@ -214,3 +221,26 @@ def test_a_conversation_reuses_its_cache():
     chat.send("Hello!")
     done = chat.send("Which backends are there?")
     assert done.reused_tokens > 5 and "NumPy" in done.text
+
+
+def test_a_passage_of_the_pages_stands_beside_its_answer(llm, eight_bits):
+    """In `ask` and in a conversation, never in its text, and with no other model."""
+    question = "error: cannot listen there (Address already in use)"
+    expected = "See docs/troubleshooting.md, The server: `cannot listen there"
+    done = llm.ask(question, max_tokens=5)
+    assert done.see_also.startswith(expected) and expected not in done.text
+    assert str(done) == f"{done.text}\n\n{done.see_also}"
+    chat = llm.chat(max_tokens=5)
+    assert chat.send(question).see_also == done.see_also
+    assert not chat.send("Hello!").see_also and "see_also" not in done.receipt()
+    assert not eight_bits.ask(question, max_tokens=5).see_also
+
+
+def test_what_is_out_of_date_in_an_answer_is_said_beside_it(ask_whole):
+    """The guide was trained when answers ended after 256 tokens."""
+    for question in (
+        "How long may an answer be by default?",
+        "Is there a limit for the length of an answer?",
+        "max_tokens default?",
+    ):
+        assert "there is no limit by default" in str(ask_whole(question)), question

@@ -224,6 +224,7 @@ def test_the_messages_of_the_troubleshooting_page_are_messages_of_the_package():
     others = {  # of pip, Python and the system
         "externally-managed-environment",
         "ensurepip is not available",
+        "mlx_llama: command not found",
         "No module named mlx_llama",
         "No module named 'mlx'",
         "No matching distribution found for mlx-llama",

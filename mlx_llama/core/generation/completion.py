@@ -84,6 +84,8 @@ class Completion:
     # of each token of the prompt, None for the first; [] unless the request asks for them
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     schema: Schema | None = None  # that the answer satisfies if it ended by itself
+    # a passage of the package's pages about the question, with its address; by the guide alone
+    see_also: str = ""
 
     @property
     def parsed(self) -> Any:
@@ -117,7 +119,7 @@ class Completion:
         return self.read_bytes / len(self.tokens) if self.tokens else 0.0
 
     def __str__(self) -> str:
-        return self.text
+        return f"{self.text}\n\n{self.see_also}" if self.see_also else self.text
 
     def __repr__(self) -> str:
         text, reason = self.text, self.finish_reason
@@ -126,8 +128,8 @@ class Completion:
         return f"Completion({text!r}, tokens={len(self.tokens)}, finish_reason={reason!r})"
 
     def _repr_html_(self) -> str:
-        """The text and a line of figures, for notebooks."""
-        text = f'<div style="white-space: pre-wrap">{html.escape(self.text)}</div>'
+        """The text, a passage beside it and a line of figures, for notebooks."""
+        text = f'<div style="white-space: pre-wrap">{html.escape(str(self))}</div>'
         return f"{text}<small>{html.escape(self._describe_decode())}</small>"
 
     def _describe_decode(self, thought: str = "") -> str:
@@ -136,7 +138,7 @@ class Completion:
 
     def receipt(self) -> dict[str, Any]:
         """All fields but the texts, the rates, and log-probabilities if there are any."""
-        others = ("text", "reasoning", "prompt_logprobs", "schema")
+        others = ("text", "reasoning", "prompt_logprobs", "schema", "see_also")
         names = [field.name for field in fields(self) if field.name not in others]
         receipt = {name: getattr(self, name) for name in names}
         receipt |= {"tokens": list(map(int, self.tokens)), **self.tell_logprobs()}

@@ -27,9 +27,15 @@ from mlx_llama.core.engine.loop import Loop
 from mlx_llama.core.engine.request import Handle, Request
 from mlx_llama.core.engine.speculate import compare_vocabularies
 from mlx_llama.core.errors import ContextError, OptionsError, TemplateError, TokenizerError
-from mlx_llama.core.files.checkpoint import Checkpoint, check_name, open_checkpoint
+from mlx_llama.core.files.checkpoint import (
+    GUIDE_PATH,
+    Checkpoint,
+    check_name,
+    open_checkpoint,
+)
 from mlx_llama.core.models import rope
 from mlx_llama.core.system import progress
+from mlx_llama.core.text.manual import load_manual
 from mlx_llama.core.text.template import (
     ChatTemplate,
     encode_messages,
@@ -120,13 +126,25 @@ class LLM:
         and answers, and its `stream` yields pieces of text. Raises TemplateError for a model
         without a template, and as `stream`.
         """
-        return self.generate(self._ask(question, system), **options)
+        completion = self.generate(self._ask(question, system), **options)
+        completion.see_also = self.look_up(question, completion.text)
+        return completion
 
     async def aask(
         self, question: str, system: str | None = None, **options: Unpack[Options]
     ) -> Completion:
         """`ask` for asyncio. Cancelling the task ends the answer."""
-        return await self.agenerate(self._ask(question, system), **options)
+        completion = await self.agenerate(self._ask(question, system), **options)
+        completion.see_also = self.look_up(question, completion.text)
+        return completion
+
+    def look_up(self, question: str, answer: str) -> str:
+        """A passage of the package's pages about a question and its answer, with its address. "" if
+        there is none, and for any model but the guide, which is too small to know the pages.
+        """
+        is_guide = self.checkpoint.path == GUIDE_PATH
+        passage = load_manual().find(question, answer) if is_guide else None
+        return str(passage or "")
 
     def _ask(self, question: str, system: str | None) -> list[dict[str, str]]:
         self.require_template()
@@ -365,6 +383,7 @@ class LLM:
             Toolbox(tuple(read_tools(tools)), tool_choice, parallel),
             rounds,
             messages,
+            self.look_up,
         )
 
     def prompt_logprobs(

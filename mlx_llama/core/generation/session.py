@@ -137,11 +137,13 @@ class Session:
         toolbox: Toolbox = Toolbox(),
         rounds: int = ROUNDS,
         messages: Sequence[Mapping[str, Any]] = (),
+        look_up: Callable[[str, str], str] = lambda question, answer: "",
     ):
         """identify_cache: identity of the cache files of `save`, by adapter; None: none are
         written. toolbox: functions that an answer may call. rounds: maximum number of answers to a
-        question. messages: what was said before. Raises OptionsError, and SessionError for messages
-        that are not questions and answers in turn.
+        question. messages: what was said before. look_up: `see_also` of a question and its
+        answer. Raises OptionsError, and SessionError for messages that are not questions and
+        answers in turn.
         """
         self.loop = loop
         self.template = template
@@ -149,6 +151,7 @@ class Session:
         self.model = model
         self.identify_cache = identify_cache
         self.toolbox, self.rounds = toolbox, rounds
+        self.look_up = look_up
         self.system = system
         rest, self.hooks = split_hooks(options or {})  # for questions without hooks
         self.options = {name: value for name, value in rest.items() if value is not None}
@@ -358,6 +361,7 @@ class Session:
 
         def end() -> None:
             completion = answer.completion
+            completion.see_also = self.look_up(asked[-1]["content"], completion.text)
             added = list(answer.messages[len(asked) :]) if isinstance(answer, ToolLoop) else []
             if not added or added[-1]["role"] != "assistant":
                 is_cut = bool(added)  # the last permitted answer made calls

@@ -1,0 +1,71 @@
+"""The pages, searched by words: every message of the troubleshooting page leads to its row."""
+
+import json
+import re
+from pathlib import Path
+
+from mlx_llama.core.text.manual import Manual, Passage, list_stems, load_manual, split_page
+
+ROOT = Path(__file__).resolve().parents[3]
+PATH = "docs/troubleshooting.md"
+PAGE = (ROOT / PATH).read_text(encoding="utf-8")
+SYMPTOMS = [row for row in re.findall(r"^\| (.+?) \| .+ \|$", PAGE, re.M) if "what you" not in row]
+
+EXAMPLE = """# A page
+
+First sentence. It has a [link](x.md) and
+goes on.
+
+## Rows
+
+| message | what to do |
+|---|---|
+| `port in use` | take another port |
+
+```sh
+run --port 8081   # another port
+```
+
+```text
+recorded output with many words
+```
+"""
+
+
+def test_a_page_in_passages():
+    passages = list(split_page("docs/page.md", EXAMPLE))
+    assert [(title, text) for _, title, text in passages] == [
+        ("A page", "First sentence. It has a [link](x.md) and goes on."),
+        ("Rows", "`port in use`: take another port"),
+        ("Rows", "run --port 8081   # another port"),
+    ]
+    manual = Manual([("docs/page.md", EXAMPLE)])
+    assert manual.find("what is the meaning of life") is None and manual.find("") is None
+    assert Manual([]).find("port in use") is None
+
+
+def test_messages_find_their_rows():
+    """All lead to the page, and nearly all to the very row."""
+    asked = [symptom for symptom in SYMPTOMS if len(list_stems(symptom)) > 1]
+    passages = [load_manual().find(symptom.replace("`", "")) for symptom in asked]
+    assert len(asked) >= 45 and {passage and passage.page for passage in passages} == {PATH}
+    missed = [row for row, passage in zip(asked, passages) if not passage.text.startswith(row)]
+    assert len(missed) <= 3, missed
+
+
+def test_other_subjects_find_nothing():
+    folder = ROOT / "examples" / "training" / "evaluation"
+    questions = [
+        row["question"]
+        for name in ("questions.jsonl", "questions2.jsonl")
+        for row in map(json.loads, (folder / name).read_text(encoding="utf-8").splitlines())
+        if row["kind"] == "off-topic"
+    ]
+    shown = [question for question in questions if load_manual().find(question)]
+    assert len(questions) == 50 and len(shown) <= 6, shown
+
+
+def test_a_long_passage_is_shortened():
+    shown = str(Passage("a.md", "A", "words of a long sentence " * 40))
+    assert shown.startswith("See a.md, A: words of a long") and shown.endswith(" ...")
+    assert len(shown) < 330
