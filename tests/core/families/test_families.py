@@ -330,10 +330,8 @@ def test_the_config_means_what_transformers_reads(name):
 
     raw = MODELS[name]
     # which it changes
-    ours, theirs = (
-        LlamaConfig.from_dict(raw),
-        transformers.AutoConfig.for_model(**copy.deepcopy(raw)),
-    )
+    ours = LlamaConfig.from_dict(raw)
+    theirs = transformers.AutoConfig.for_model(**copy.deepcopy(raw))
     for field in (
         "vocab_size hidden_size intermediate_size num_attention_heads num_key_value_heads "
         "rms_norm_eps max_position_embeddings tie_word_embeddings bos_token_id"
