@@ -6,6 +6,7 @@ Tests of doors and proofs plant faults in it: subclass ToyModel and change `mix`
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -36,17 +37,8 @@ class ToyCache(RowCache):
     """Keys and values are float32 [2, LAYERS, HEADS, SIZE] for each position."""
 
     def __init__(self, capacity: int, rows: int):
-        super().__init__(
-            CONFIG,
-            capacity,
-            2 * LAYERS * HEADS * SIZE * 4,
-            rows,
-            np.float32,
-            2,
-            LAYERS,
-            HEADS,
-            SIZE,
-        )
+        shape = 2, LAYERS, HEADS, SIZE
+        super().__init__(CONFIG, capacity, 4 * math.prod(shape), rows, np.float32, *shape)
 
     def free_memory(self):
         return 1 << 30
@@ -60,16 +52,8 @@ class ToyCache(RowCache):
 
 
 class ToyModel:
-    config, dtype, cache_bits, notices, verify_width, prefill_width, adapters = (
-        CONFIG,
-        "float32",
-        None,
-        (),
-        16,
-        1 << 16,
-        (),
-    )
-    is_batch_invariant = False
+    config, dtype, cache_bits, notices, adapters = CONFIG, "float32", None, (), ()
+    verify_width, prefill_width, is_batch_invariant = 16, 1 << 16, False
 
     def __init__(self):
         self.calls: list[tuple] = []  # (shape of the tokens, first positions, rows)

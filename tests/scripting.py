@@ -95,10 +95,8 @@ def tool_formats() -> dict[str, tuple[str, str]]:
     from core.text.cases import TEMPLATES
 
     folder = Path(__file__).parent / "data" / "tool-templates"
-    add, time = (
-        '{"name": "add", "arguments": {"a": 1, "b": 2}}',
-        '{"name": "time", "arguments": {}}',
-    )
+    add = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
+    time = '{"name": "time", "arguments": {}}'
     return {
         "llama-3.1": (
             (folder / "llama-3.1.jinja").read_text(encoding="utf-8"),

@@ -98,10 +98,8 @@ def _read_clock(f: Function) -> Value:
     """Ticks of the processor's constant clock, which profile.py calibrates."""
     if "aarch64" in f.module.triple or "arm64" in f.module.triple:
         name = f.module.add_metadata([ir.MetaDataString(f.module, "cntvct_el0")])
-        kind, intrinsic = (
-            ir.FunctionType(i64, [ir.MetaDataType()]),
-            "llvm.read_volatile_register.i64",
-        )
+        kind = ir.FunctionType(i64, [ir.MetaDataType()])
+        intrinsic = "llvm.read_volatile_register.i64"
         read = f.module.globals.get(intrinsic) or ir.Function(f.module, kind, intrinsic)
         return Value(f, f.builder.call(read, [name]))
     return f.intrinsic("llvm.readcyclecounter", i64)

@@ -186,10 +186,7 @@ def measure(path: str, args: argparse.Namespace, comparison: Comparison) -> dict
     The peer of the rates is llama-bench if given.llama_bench names it, else llama-cpp-python, the
     one of all others.
     """
-    size, setting = (
-        os.path.getsize(path),
-        [args.activation_bits, args.cache_bits, args.flash_attn],
-    )
+    size, setting = os.path.getsize(path), [args.activation_bits, args.cache_bits, args.flash_attn]
     capacity = max(*args.depth, args.prompt) + args.generate + 2
     figures: dict[str, Any] = {"file": os.path.basename(path), "bytes": size}
 

@@ -78,11 +78,8 @@ def _errors(dtype: Any) -> dict[str, float]:
         normed, exact / (exact.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
     )
     for name, (N, K) in PRODUCTS.items():
-        x, weight, bias = (
-            _normal((5, K), dtype),
-            _normal((min(N, 2048), K), dtype, K**-0.5),
-            _normal((min(N, 2048),), dtype),
-        )
+        x, weight = _normal((5, K), dtype), _normal((min(N, 2048), K), dtype, K**-0.5)
+        bias = _normal((min(N, 2048),), dtype)
         right = x.double() @ weight.double().T + bias.double()
         product = decode.multiply(x, weight, bias)
         errors[f"product {name}"] = _error(product, right)

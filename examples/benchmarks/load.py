@@ -320,10 +320,8 @@ def make_prompts(count: int, words: int, seed: int) -> list[str]:
 
 def summarize(answers: Sequence[Answer]) -> dict[str, float]:
     """Figures of one round. Seconds; rates in tokens per second of all clients together."""
-    tokens, seconds = (
-        sum(answer.tokens for answer in answers),
-        max(answer.end for answer in answers),
-    )
+    tokens = sum(answer.tokens for answer in answers)
+    seconds = max(answer.end for answer in answers)
     firsts = [answer.times[0] for answer in answers if answer.times]
     gaps = [
         after - before

@@ -199,10 +199,8 @@ class Ours(Program):
         else:
             import mlx.core as mx
 
-            source, left = (
-                mx.zeros(nbytes // 4, mx.float32),
-                mx.full((size, size), 0.5, mx.bfloat16),
-            )
+            source = mx.zeros(nbytes // 4, mx.float32)
+            left = mx.full((size, size), 0.5, mx.bfloat16)
             mx.eval(source, left)
             wait, copy, product = (
                 mx.synchronize,
@@ -732,12 +730,8 @@ class Measurement:
     """Runs all parts in turn; `result` is printed by --json."""
 
     def __init__(self, args: argparse.Namespace, backends: list[str], explicit: bool):
-        self.args, self.explicit, self.backends, self.on_gpu = (
-            args,
-            explicit,
-            backends,
-            args.device == "gpu",
-        )
+        self.args, self.explicit, self.backends = args, explicit, backends
+        self.on_gpu = args.device == "gpu"
         self.started = time.perf_counter()
         self.end = self.started + 60 * args.minutes - min(3, 6 * args.minutes)
         self.weights = 0.0  # of the remaining parts, which share the time
@@ -1020,10 +1014,8 @@ class Measurement:
         """Measure one model: ours compiled and not, then its peers."""
         config, label = make_config(shape), f"{name} {shape} {form}"
         prompt = min(self.args.prompt, config.max_position_embeddings - 1)
-        need, free = (
-            random_weights.needed_bytes(shape, form, prompt),
-            self.ask(name, "ours", slot, "free_bytes")["bytes"],
-        )
+        need = random_weights.needed_bytes(shape, form, prompt)
+        free = self.ask(name, "ours", slot, "free_bytes")["bytes"]
         if free is not None and need > free:
             self.leave_out(label, f"it takes {need / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
             if shape == "8b" and "8b-4" not in self.args.shapes:
@@ -1032,10 +1024,8 @@ class Measurement:
         bounds = self.ask(name, "ours", slot, "bounds")
         self.result["bounds"].setdefault(name, []).append(bounds)
         count = min(self.args.generate, config.max_position_embeddings - DEPTH - 1)
-        shared, sides = (
-            Shared((name, shape, form), count, prompt, bounds),
-            self.sides(name, shape, form),
-        )
+        shared = Shared((name, shape, form), count, prompt, bounds)
+        sides = self.sides(name, shape, form)
         for number, side in enumerate(sides):
             now = time.perf_counter()
             if number and slot.soft - now < 1:

@@ -661,12 +661,8 @@ def train(out: Path, args: argparse.Namespace) -> dict:
         average.load_state_dict(state["average"])
         for optimizer, saved in zip(optimizers, state["optimizers"]):
             optimizer.load_state_dict(saved)
-        done, seen, spent, place = (
-            state["done"],
-            state["seen"],
-            state["spent"],
-            tuple(state["place"]),
-        )
+        done, seen, spent = state["done"], state["seen"], state["spent"]
+        place = tuple(state["place"])
         say(f"goes on after step {done}")
     say(
         f"{sum(w.numel() for w in weights):,} parameters, {args.steps} steps of {args.batch} tokens"

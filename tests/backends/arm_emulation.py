@@ -218,11 +218,8 @@ def build_target(name: str, triple: str | None = None, host: bool = True) -> tar
 _folder = tempfile.TemporaryDirectory()
 _memory = share_arrays(Path(_folder.name))
 _build_target = target.build_target
-target.available, target.build_target, target.compile_module = (
-    lambda: ["neon"],
-    build_target,
-    compile_module,
-)
+target.available, target.build_target = (lambda: ["neon"]), build_target
+target.compile_module = compile_module
 pages.map_huge = lambda nbytes: np.zeros(nbytes, np.uint8)
 machine.map_file = FileCopy.of
 

@@ -380,10 +380,8 @@ def test_steps_of_rows_choose_the_likeliest(name, backend):
     seen = {}
     model.forward(TOKENS[:, :-1], 0, cache, probe=seen.__setitem__)
     assert len(seen) == 3 + 10 * model.config.num_hidden_layers
-    token, sampler = (
-        TOKENS[:, -1:],
-        backend.sampling_batch([options.resolve({"temperature": 0}).options] * 2),
-    )
+    token = TOKENS[:, -1:]
+    sampler = backend.sampling_batch([options.resolve({"temperature": 0}).options] * 2)
     for _ in range(5):
         token = model.step(token, list(cache.lengths), cache, sampler)
     assert [int(cache.state(row)["tokens"][30]) for row in (0, 1)] == list(wanted[:, -1].argmax(-1))

@@ -95,11 +95,8 @@ def rows_and_products(dtype) -> dict[str, float]:
 
     errors = {}
     for E in (7, 64, 1000):
-        x, delta, weight = (
-            made(3, E, dtype=dtype),
-            made(3, E, dtype=dtype, seed=1),
-            made(E, dtype=dtype, seed=2),
-        )
+        x, delta = made(3, E, dtype=dtype), made(3, E, dtype=dtype, seed=1)
+        weight = made(E, dtype=dtype, seed=2)
         total, normed = decode.add_rms_norm(x, delta, weight, 1e-5)
         errors[f"sum {E}"] = worst(total, x + delta)
         errors[f"norm {E}"] = worst(normed, rms_normed((x + delta).double(), weight.double()))
@@ -107,11 +104,8 @@ def rows_and_products(dtype) -> dict[str, float]:
         assert same is x
         errors[f"norm alone {E}"] = worst(alone, rms_normed(x.double(), weight.double()))
     for N, K in ((1, 16), (7, 100), (130, 1024), (6, 2500)):
-        x, weight, bias = (
-            made(3, K, dtype=dtype),
-            made(N, K, dtype=dtype, seed=1),
-            made(N, dtype=dtype, seed=2),
-        )
+        x, weight = made(3, K, dtype=dtype), made(N, K, dtype=dtype, seed=1)
+        bias = made(N, dtype=dtype, seed=2)
         errors[f"product {N} {K}"] = worst(
             decode.multiply(x, weight), F.linear(x.double(), weight.double())
         )
@@ -334,10 +328,8 @@ def by_state(llama, cache, token: int):
 
     copy = llama.make_cache(cache.capacity)
     copy.restore(cache.state())
-    at, view = (
-        cache.length,
-        StateView(llama.config, llama.dtype, DEVICE, decode, bits=llama.cache_bits),
-    )
+    at = cache.length
+    view = StateView(llama.config, llama.dtype, DEVICE, decode, bits=llama.cache_bits)
     cache.reserve({0: at + 1})
     view.point(cache, [[token]], [Span(0, at, 1)])
     return view, copy.view(torch.tensor([[token]], device=DEVICE), at)
@@ -772,12 +764,8 @@ def masked_steps(path: Path, requests: list[dict], has_masks: bool, most_rows: i
 
     llama, judge = loaded(path), loaded(path, False)
     batch = SamplingBatch([options.resolve(settings).options for settings in requests], DEVICE)
-    V, capture, facts, pairs = (
-        llama.config.vocab_size,
-        llama._runner.capture,
-        {"calls": [], "points": 0},
-        [],
-    )
+    V, capture, facts = llama.config.vocab_size, llama._runner.capture, {"calls": [], "points": 0}
+    pairs = []
     point = StateView.point
 
     def counted(self, *requests):
@@ -798,10 +786,8 @@ def masked_steps(path: Path, requests: list[dict], has_masks: bool, most_rows: i
                 facts["calls"].append((step, capture.replays if not HAS_GPU else 0))
                 return allowed(step, V)
 
-            lengths, kept = (
-                list(caches[0].lengths),
-                np.asarray(tokens.cpu() if step else tokens).copy(),
-            )
+            lengths = list(caches[0].lengths)
+            kept = np.asarray(tokens.cpu() if step else tokens).copy()
             if has_masks and step == 3:
 
                 def broken():

@@ -166,11 +166,8 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was(path, mlx, monkeypatch):
     from mlx_llama.mlx_native import ops
 
     model = loaded(mlx, "float32", path == "traced")
-    wanted, cache, draw = (
-        logits(mlx, model, path),
-        model.make_cache(100),
-        sampler(mlx, temperature=0),
-    )
+    wanted, cache = logits(mlx, model, path), model.make_cache(100)
+    draw = sampler(mlx, temperature=0)
     model.forward(TOKENS[:, :20], 0, cache)
     before, count = cache.state(), [0]
     with monkeypatch.context() as patch:

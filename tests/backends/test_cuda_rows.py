@@ -578,11 +578,8 @@ def steps_over_prompts(name: str) -> dict:
     """
     _, model = plain_and_invariant(name, None)
     with computing(True):
-        cache, prompts, draws = (
-            model.make_cache(40, rows=4),
-            [TEXT[:5], TEXT[7:12]],
-            [batch(MIXED[1]), batch(MIXED[6])],
-        )
+        cache, prompts = model.make_cache(40, rows=4), [TEXT[:5], TEXT[7:12]]
+        draws = [batch(MIXED[1]), batch(MIXED[6])]
         together = model.step(
             prompts, [0, 0], cache, batch(MIXED[1], MIXED[6]), rows=[3, 1]
         ).tolist()
@@ -800,10 +797,8 @@ def stored_codes(dtype, G: int, D: int, rotates: bool) -> dict:
                 torch.zeros(room + 1, dtype=torch.int32, device=DEVICE), codes.contiguous(), scales
             )
         )
-    state, before = (
-        device_state((70, rows[0], tables), (299, rows[1], tables)),
-        [row.numbers.clone() for row in rows],
-    )
+    state = device_state((70, rows[0], tables), (299, rows[1], tables))
+    before = [row.numbers.clone() for row in rows]
     query = decode.store_rotated(state, 1, heads, H, G, D, rotates, 8)
     out = decode.attend(state, 1, query, G, None, D**-0.5, 8)
     keys = decode.read_keys(state, 1, 2, G, D, dtype, 8)

@@ -136,10 +136,8 @@ def test_low_bit_steps_of_rows_are_those_of_a_prompt(backend):
     model = backend.load(
         open_checkpoint(low_bit()), "float32", compile=True if backend.name == "mlx" else None
     )
-    cache, sampler = (
-        model.make_cache(40, 3),
-        backend.sampling_batch([options.resolve({"temperature": 0}).options] * 3),
-    )
+    cache = model.make_cache(40, 3)
+    sampler = backend.sampling_batch([options.resolve({"temperature": 0}).options] * 3)
     model.forward(TOKENS[:, :-1], 0, cache)
     token = TOKENS[:, -1:]
     for _ in range(4):
@@ -167,10 +165,8 @@ def test_gguf_files_of_both_ages(stacked, tmp_path):
     add_sentencepiece(writer)
     writer.add_expert_count(6)
     writer.add_expert_used_count(2)
-    names, parts = (
-        gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2),
-        {"w1": "gate", "w2": "down", "w3": "up"},
-    )
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+    parts = {"w1": "gate", "w2": "down", "w3": "up"}
     heads = {"q_proj": 4, "k_proj": 2}
     for name, values in tensors.items():
         if ".experts." in name:
@@ -223,10 +219,8 @@ def written(format: str) -> tuple[Path, np.ndarray]:
 
     home = Path(tempfile.mkdtemp())
     write_gguf(open_checkpoint(make_checkpoint(home / "m", **QWEN)), home / "m.gguf", format)
-    exported, config = (
-        open_checkpoint(home / "m.gguf"),
-        LlamaConfig.from_dict(config_fields(**QWEN)),
-    )
+    exported = open_checkpoint(home / "m.gguf")
+    config = LlamaConfig.from_dict(config_fields(**QWEN))
     dequantised = {name: tensor.float32() for name, tensor in exported.tensors.items()}
     stacks = {tensor.name: tensor for tensor in gguf.GGUFReader(home / "m.gguf").tensors}
     for layer in range(2):
@@ -385,12 +379,8 @@ def grouped(path: Path, dtype: str) -> tuple[np.ndarray, ...]:
 
     fewer_programs()
     packed._LEAST_TILE = packed._MOST_TILE  # NumPy's sums depend on the width of a product
-    backend, results, experts, asked = (
-        select("cuda", None if DEVICE.type == "cuda" else "cpu"),
-        [],
-        decode.experts,
-        [],
-    )
+    backend, results = select("cuda", None if DEVICE.type == "cuda" else "cpu"), []
+    experts, asked = decode.experts, []
     x = torch.from_numpy(np.random.default_rng(0).standard_normal((1, 40, 64), np.float32)).to(
         DEVICE, getattr(torch, dtype)
     )

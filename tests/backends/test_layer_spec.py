@@ -138,20 +138,16 @@ def test_logits_are_those_of_transformers(name, compile, backend):
 def test_probes_change_nothing_and_steps_choose_the_likeliest(name, backend):
     checkpoint, wanted = made(name)
     # Traced on MLX, too, where its CPU device asks for it.
-    model, seen = (
-        backend.load(checkpoint, "float32", compile=True if backend.name == "mlx" else None),
-        {},
-    )
+    model = backend.load(checkpoint, "float32", compile=True if backend.name == "mlx" else None)
+    seen = {}
     probed = model.forward(
         TOKENS, 0, model.make_cache(30, len(TOKENS)), all_positions=True, probe=seen.__setitem__
     )
     assert len(seen) == 3 + 10 * 4
     assert relative_error(backend.runtime.to_numpy(seen["logits"]), wanted) < 1e-4
     assert relative_error(backend.runtime.to_numpy(probed), wanted) < 1e-4
-    cache, sampler = (
-        model.make_cache(40),
-        backend.sampling_batch([options.resolve({"temperature": 0}).options]),
-    )
+    cache = model.make_cache(40)
+    sampler = backend.sampling_batch([options.resolve({"temperature": 0}).options])
     token = TOKENS[:1]
     for _ in range(5):
         token = model.step(token, cache.length, cache, sampler)

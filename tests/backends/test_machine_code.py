@@ -100,10 +100,8 @@ def check_product(compile_call, name, K, i, capability, dtype):
     # (a third) of them with codes.
     is_split = dtype == torch.bfloat16 and LOW_BIT[name][0][0] == 8
     assert count(code, "HMMA.16816.F32") == count(code, "HMMA") > 0 == count(code, "HGMMA")
-    weights, most = (
-        count(code, "HMMA") * 8 * 8 // tile // (2 + is_split),
-        (EIGHT_BITS_IN_BFLOAT16 if is_split else LOW_BIT[name][1])[i],
-    )
+    weights = count(code, "HMMA") * 8 * 8 // tile // (2 + is_split)
+    most = (EIGHT_BITS_IN_BFLOAT16 if is_split else LOW_BIT[name][1])[i]
     # of each thread's bytes, sixteen at a time
     assert count(code, "LDG.E.128") >= weights * LOW_BIT[name][0][0] // 128
     per_weight = len(code.loop) / weights

@@ -167,10 +167,8 @@ class Batch:
         together = [self.mlx.read_all(tokens) for tokens in answers]
         assert all(same_state(self.cache.state(row), state) for row, state in zip(others, before))
         for column, row in enumerate(rows):
-            alone, token = (
-                sampling(self.mlx, self.options[row]),
-                np.array([[self.last[row]]], np.int32),
-            )
+            alone = sampling(self.mlx, self.options[row])
+            token = np.array([[self.last[row]]], np.int32)
             for step in together:
                 token = self.model.step(token, self.alone[row].length, self.alone[row], alone)
                 assert step[column] == self.mlx.read(token), (row, rows)

@@ -367,10 +367,8 @@ def test_a_product_is_one_primitive_of_a_decode_step(mlx, kernels, monkeypatch):
     names = {}
     for kind in ("Q4_0", "Q6_K", "Q4_K"):
         model = mlx.load(open_checkpoint(model_file(kind)))
-        cache, sampling = (
-            model.make_cache(64),
-            mlx.sampling_batch([resolve({"temperature": 0}).options]),
-        )
+        cache = model.make_cache(64)
+        sampling = mlx.sampling_batch([resolve({"temperature": 0}).options])
         model.forward([[1, 2, 3]], 0, cache)
         token = model.step(np.array([[5]], np.int32), 3, cache, sampling)
         mx.eval(token)

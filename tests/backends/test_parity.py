@@ -307,10 +307,8 @@ def test_the_stored_width_is_the_default_and_close(dtype, backend):
 @pytest.mark.parametrize("feature", ["llama2-grouped", "mistral-sliding", "yi"])
 def test_the_last_position_alone_is_the_last_of_all(feature, compile, backend):
     """The last layer of a prompt computes one position, and still stores all keys and values."""
-    model, to_numpy = (
-        backend.load(open_checkpoint(checkpoint(feature)), "float32", compile=compile),
-        backend.runtime.to_numpy,
-    )
+    model = backend.load(open_checkpoint(checkpoint(feature)), "float32", compile=compile)
+    to_numpy = backend.runtime.to_numpy
     whole, last = model.make_cache(LENGTH, 2), model.make_cache(LENGTH, 2)
     for start, end in ((0, 13), (13, 14), (14, LENGTH)):
         wanted = to_numpy(model.forward(tokens()[:, start:end], start, whole, all_positions=True))[

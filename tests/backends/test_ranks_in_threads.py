@@ -44,12 +44,8 @@ class Meeting:
     """The place where `size` threads exchange arrays, one running at a time."""
 
     def __init__(self, size: int):
-        self.size, self.barrier, self.turn, self.values_of_ranks = (
-            size,
-            threading.Barrier(size, timeout=60),
-            threading.Lock(),
-            {},
-        )
+        self.size, self.barrier = size, threading.Barrier(size, timeout=60)
+        self.turn, self.values_of_ranks = threading.Lock(), {}
 
     def exchange(self, rank: int, value):
         """The values of all threads, in the order of ranks."""
@@ -71,13 +67,8 @@ class ThreadRanks:
     """Sums and gathers of a thread's `Ranks`; the rest is the backend's."""
 
     def __init__(self, meeting: Meeting, rank: int, stack, settle):
-        self.meeting, self.rank, self.size, self.stack, self.settle = (
-            meeting,
-            rank,
-            meeting.size,
-            stack,
-            settle,
-        )
+        self.meeting, self.rank, self.size, self.stack = meeting, rank, meeting.size, stack
+        self.settle = settle
 
     def sum(self, x):
         return sum(self.meeting.exchange(self.rank, self.settle(x)))

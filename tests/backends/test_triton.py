@@ -31,12 +31,8 @@ class Made:
 
     def __init__(self, bits: int, group_size: int, has_biases: bool, shape: tuple[int, int]):
         rng = np.random.default_rng(bits * group_size)
-        self.bits, self.group_size, self.has_biases, self.shape = (
-            bits,
-            group_size,
-            has_biases,
-            shape,
-        )
+        self.bits, self.group_size, self.has_biases = bits, group_size, has_biases
+        self.shape = shape
         self.offset = 0 if has_biases else 1 << (bits - 1)
         self.two_level, self.scale_dtype = False, "float16"
         groups = (shape[0], shape[1] // group_size)
@@ -83,10 +79,8 @@ def multiplied(
         )
         x = x.to(DEVICE, matrix.dtype)
         by_kernel = M <= matrix.kernels.MOST_ROWS
-        product, again = (
-            matrix.matmul(x),
-            matrix.kernels.multiply(matrix, x) if by_kernel else matrix.matmul(x),
-        )
+        product = matrix.matmul(x)
+        again = matrix.kernels.multiply(matrix, x) if by_kernel else matrix.matmul(x)
         assert product.dtype == x.dtype and torch.equal(product, again)
         if by_kernel and M > 1:  # a row has the same bits alone
             assert torch.equal(product[-1:], matrix.kernels.multiply(matrix, x[-1:]))

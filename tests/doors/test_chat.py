@@ -541,10 +541,8 @@ def test_ctrl_c_keeps_the_text_so_far(session):
     warm = session.send("and then?").text
     cold = copy.copy(session)
     engine = session.engine
-    cold.messages, cold.loop = (
-        session.messages[:-2],
-        Loop(engine.backend, engine.model, engine.tokenizer, engine.eos, engine.context),
-    )
+    cold.messages = session.messages[:-2]
+    cold.loop = Loop(engine.backend, engine.model, engine.tokenizer, engine.eos, engine.context)
     assert cold.send("and then?").text == warm
 
 
@@ -558,10 +556,8 @@ class Pieces:
         return next(self.pieces, None)
 
     def cancel(self):
-        self.done, self.completion.finish_reason = (
-            True,
-            self.completion.finish_reason or "interrupted",
-        )
+        self.done = True
+        self.completion.finish_reason = self.completion.finish_reason or "interrupted"
 
 
 def test_ctrl_c_before_the_first_piece_raises_at_once(session, capsys):

@@ -497,10 +497,8 @@ def test_the_perplexity_of_widths_and_formats_is_measured(guide_q8, monkeypatch)
     monkeypatch.syspath_prepend(BENCHMARKS)
     from measure_perplexity import score
 
-    logits, tokens = (
-        np.random.default_rng(0).normal(size=(9, 50)).astype(np.float32) * 5,
-        list(range(3, 12)),
-    )
+    logits = np.random.default_rng(0).normal(size=(9, 50)).astype(np.float32) * 5
+    tokens = list(range(3, 12))
     wanted = torch.nn.functional.cross_entropy(
         torch.from_numpy(logits[:-1]), torch.tensor(tokens[1:]), reduction="sum"
     )

@@ -121,10 +121,8 @@ def test_the_card_quotes_the_score_and_the_score_holds(monkeypatch):
         temperature=0,
     )
     answers.update(zip(answers, (answer.text for answer in done)))
-    told, card = (
-        train_guide.evaluate(GUIDE_PATH, "cpu"),
-        (GUIDE_PATH / "README.md").read_text(encoding="utf-8"),
-    )
+    told = train_guide.evaluate(GUIDE_PATH, "cpu")
+    card = (GUIDE_PATH / "README.md").read_text(encoding="utf-8")
     shares = [int(right) / int(total) for right, total in re.findall(r"(\d+) of (\d+) right", told)]
     helped = [int(right) for right in re.findall(r"(\d+) with the passage", told)]
     assert len(shares) == 3 and shares[0] >= 0.5 and shares[1] >= 0.9

@@ -75,10 +75,8 @@ class Judge:
         if path.name.startswith("SmolLM2"):
             # As published (tokenizer.json on the hub, "smollm" in llama.cpp); transformers' GGUF
             # reader leaves Digits out.
-            digits, words = (
-                pre_tokenizers.Digits(individual_digits=True),
-                pre_tokenizers.ByteLevel(add_prefix_space=False),
-            )
+            digits = pre_tokenizers.Digits(individual_digits=True)
+            words = pre_tokenizers.ByteLevel(add_prefix_space=False)
             self.tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
                 [digits, words]
             )

@@ -135,10 +135,8 @@ def train(count: int, width: int, seed: int, say, epochs: int = 3) -> Teacher:
         torch.zeros(len(CLASSES)),
     ]
     teacher = Teacher(known, *(w.requires_grad_() for w in weights))
-    rows, classes = (
-        [teacher.rows(question) for question, _ in questions],
-        torch.tensor([number for _, number in questions]),
-    )
+    rows = [teacher.rows(question) for question, _ in questions]
+    classes = torch.tensor([number for _, number in questions])
     optimizers = (
         torch.optim.SparseAdam(weights[:1], lr=RATE),
         torch.optim.Adam(weights[1:], lr=RATE),

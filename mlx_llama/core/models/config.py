@@ -438,10 +438,8 @@ class LlamaConfig:
             else:
                 matrices(spec.gate_up, (ffn, ffn), d, self.mlp_bias)
                 matrices((spec.down,), (d,), ffn, self.mlp_bias)
-            before, after = (
-                (spec.attention_norm, spec.ffn_norm),
-                (spec.post_attention_norm, spec.post_ffn_norm),
-            )
+            before = (spec.attention_norm, spec.ffn_norm)
+            after = (spec.post_attention_norm, spec.post_ffn_norm)
             for name in filter(None, (*before, *after)):
                 shapes[f"{name}.weight"] = (d,)
         shapes["model.norm.weight"] = (d,)

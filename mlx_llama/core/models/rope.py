@@ -110,11 +110,8 @@ def tables(
 
 def _llama3(frequencies: np.ndarray, rope: RopeConfig) -> np.ndarray:
     """Divide low frequencies by the factor, keep high ones, blend those between (Llama 3.1)."""
-    trained, low, high = (
-        rope.original_max_position_embeddings,
-        rope.low_freq_factor,
-        rope.high_freq_factor,
-    )
+    trained, low = rope.original_max_position_embeddings, rope.low_freq_factor
+    high = rope.high_freq_factor
     assert trained is not None and low is not None and high is not None and rope.factor is not None
     turns = trained * frequencies / (2 * math.pi)  # within the trained context
     # Llama 4 Scout has low == high: none are blended.

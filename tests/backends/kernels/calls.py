@@ -340,10 +340,8 @@ class Library:
         layout = PageLayout(1, 1, D, 8)
         # scales are NaN
         pages = [Memory((layout.tokens,), np.uint8, values=0xFF) for _ in range(-(-end // PAGE))]
-        codes, scales = (
-            np.empty((2, len(keys), D), np.int8),
-            np.empty((2, len(keys), layout.groups), np.float16),
-        )
+        codes = np.empty((2, len(keys), D), np.int8)
+        scales = np.empty((2, len(keys), layout.groups), np.float16)
         for part, stored in enumerate((keys, values)):
             for position in range(first, end):
                 page, slot = pages[position // PAGE], position % PAGE

@@ -299,11 +299,8 @@ def test_attention_reads_halves_as_numpy_does(kernels, size):
 
 
 def test_nan_is_stored_as_nan(kernels):
-    keys, values, query = (
-        np.ones((3, 64), np.float32),
-        np.ones((3, 64), np.float32),
-        np.ones((1, 64), np.float32),
-    )
+    keys, values = np.ones((3, 64), np.float32), np.ones((3, 64), np.float32)
+    query = np.ones((1, 64), np.float32)
     values[1, 40] = np.nan
     got, _, scales = kernels.store_and_attend(query, keys, values, 0, 3)
     assert np.isnan(scales[1, 1]).tolist() == [False, True] and np.isfinite(got[0, :32]).all()

@@ -138,10 +138,8 @@ def test_matrices_must_fit_the_buffers_they_read_and_write():
     def trace() -> Trace:
         return Trace(llama.config, core.code, core.workspace, 1, True)
 
-    down, qkv = (
-        llama.decoder.blocks[0].mlp.down.weight,
-        llama.decoder.blocks[0].attention.qkv.weight,
-    )
+    down = llama.decoder.blocks[0].mlp.down.weight
+    qkv = llama.decoder.blocks[0].attention.qkv.weight
     narrow, lowered = workspace.Buffer(1, 0), trace()
     with pytest.raises(ValueError, match="does not fit inputs of 0"):
         lowered.multiply(Columns(lowered, narrow, 0, 0), (down,), None)

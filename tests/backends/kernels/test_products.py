@@ -251,10 +251,8 @@ def test_several_panels_at_once_give_the_same_bits(name, kind):
     cases = several_panels(build_target(name), panels.plan.layout)
     assert cases[0][0] == 1 and all(products.PANELS_AT_ONCE % several == 0 for _, several in cases)
     for tokens, several in cases:
-        records, before = (
-            activations(FLOAT, panels, tokens, rng)[0](slice(None)),
-            np.stack([bias] * tokens),
-        )
+        records = activations(FLOAT, panels, tokens, rng)[0](slice(None))
+        before = np.stack([bias] * tokens)
         single = library(name, kind).product(panels, FLOAT, records, tokens, bias, before)
         together = library(name, kind).product(
             panels, FLOAT, records, tokens, bias, before, several=several
@@ -267,11 +265,8 @@ def test_several_panels_at_once_give_the_same_bits(name, kind):
 @pytest.mark.parametrize("bits", [8, 16])
 def test_codes_unpacked_once_give_the_same_bits(name, kind, bits):
     """Of tile by tile; two strips, the second one short."""
-    rng, target, source = (
-        np.random.default_rng(9),
-        build_target(name),
-        random_matrix(kind, 16 * 5, np.random.default_rng(10)),
-    )
+    rng, target = np.random.default_rng(9), build_target(name)
+    source = random_matrix(kind, 16 * 5, np.random.default_rng(10))
     layout = panels.weight_layout(source.tensor)
     x_layout = x_layout_for_layout(layout, bits, target)
     fill = ("fill", layout, Plan(source.tensor, layout).source)
@@ -402,11 +397,8 @@ def test_extreme_weights(name, kind):
 )
 def test_non_finite_values_stay_in_their_row_and_token(name, kind):
     """An infinite or NaN scale, activation or weight spoils its own results alone."""
-    rng, target, source = (
-        np.random.default_rng(7),
-        build_target(name),
-        random_matrix(kind, ROWS, np.random.default_rng(8)),
-    )
+    rng, target = np.random.default_rng(7), build_target(name)
+    source = random_matrix(kind, ROWS, np.random.default_rng(8))
     clean = library(name, kind).fill(source.tensor)
     spoilt = library(name, kind).fill(spoil(source, kind, 5))
     for bits in BITS:

@@ -176,11 +176,8 @@ def test_a_row_has_the_bits_that_it_has_alone(case, events, copies):
 @pytest.mark.parametrize("case", [CASES[0], CASES[3]], ids=str)
 def test_probes_of_rows_show_what_each_has_alone(case):
     llama, lengths = model(*case), (5, 70, 1)
-    cache, together, prompts = (
-        llama.make_cache(100, 3),
-        {},
-        [np.arange(length)[None] % 300 for length in lengths],
-    )
+    cache, together = llama.make_cache(100, 3), {}
+    prompts = [np.arange(length)[None] % 300 for length in lengths]
     for row, prompt in enumerate(prompts):
         llama.forward(prompt, 0, cache, rows=[row])
     logits = llama.forward([[9], [8], [7]], lengths, cache, probe=together.__setitem__)

@@ -62,11 +62,8 @@ class Work:
 
     def __init__(self, machine: Machine, threads: int, is_open: bool = True):
         self.address, self.prepared = machine.compiled.address["work"], 0
-        self.walks, self.numbers, self.gate = (
-            np.zeros(threads, np.int64),
-            np.full(threads, -1),
-            np.array([int(is_open)]),
-        )
+        self.walks, self.numbers = np.zeros(threads, np.int64), np.full(threads, -1)
+        self.gate = np.array([int(is_open)])
 
     def prepare(self, context: np.ndarray) -> teams.Call:
         assert len(set(self.walks.tolist())) == 1  # between runs

@@ -225,10 +225,8 @@ def test_a_long_prompt_delays_others_by_one_chunk_per_token(runs_ahead):
     next(first), next(other)
     long = loop.submit(request([5, 6] * 2000, max_tokens=3, prefill_step_size=4096))
     while not long.completion.tokens:
-        before, positions = (
-            (len(first.completion.tokens), len(other.completion.tokens)),
-            backend.positions,
-        )
+        before = (len(first.completion.tokens), len(other.completion.tokens))
+        positions = backend.positions
         loop.tick()
         assert len(first.completion.tokens) == before[0] + 1
         assert len(other.completion.tokens) == before[1] + 1

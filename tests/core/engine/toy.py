@@ -80,10 +80,8 @@ class RowCache(Positions):
     def reset(self, row=None):
         for cleared in range(self.rows) if row is None else [row]:
             self.lengths[cleared] = self.allocated[cleared] = 0
-            self.keys[cleared], self.tokens[cleared] = (
-                self.keys[cleared][:0],
-                self.tokens[cleared][:0],
-            )
+            self.keys[cleared] = self.keys[cleared][:0]
+            self.tokens[cleared] = self.tokens[cleared][:0]
 
     def copy_prefix(self, source, target, length):
         self.check_copy(source, target, length)
@@ -119,11 +117,8 @@ class ToyCache(RowCache):
         return self.model.backend.free
 
     def check_memory(self, ends):
-        grown = sum(
-            self.storage_for(end) - self.allocated[row]
-            for row, end in ends.items()
-            if end > self.allocated[row]
-        )
+        sizes = ((self.storage_for(end), self.allocated[row]) for row, end in ends.items())
+        grown = sum(max(0, size - allocated) for size, allocated in sizes)
         limit = self.model.backend.memory
         if limit is not None and self.nbytes + grown * POSITION_NBYTES > limit:
             raise ContextError(f"toy memory: {grown} positions do not fit")
@@ -179,14 +174,8 @@ class ToyModel:
     position).
     """
 
-    cache_bits, dtype, notices, prefill_width, adapters, is_batch_invariant = (
-        None,
-        "float32",
-        (),
-        1 << 16,
-        (),
-        False,
-    )
+    cache_bits, dtype, notices, adapters = None, "float32", (), ()
+    prefill_width, is_batch_invariant = 1 << 16, False
 
     def __init__(self, backend, salt=0, context=1000, verify_width=16, rope="default", period=0):
         self.backend = backend
@@ -307,13 +296,8 @@ class ToyBackend:
     name, device, device_name = "toy", "toy", "a toy"
 
     def __init__(self, runs_ahead=False):
-        self.runs_ahead = runs_ahead
-        self.memory = None
-        self.free = None
-        self.fault = None
-        self.late_fault = None
-        self.read_fault = None
-        self.step_seconds = 0.0
+        self.runs_ahead, self.step_seconds = runs_ahead, 0.0
+        self.memory = self.free = self.fault = self.late_fault = self.read_fault = None
         self.runtime = SimpleNamespace(
             free_memory=lambda device: self.free,
             dtype_name=str,
@@ -358,10 +342,6 @@ class ToyBackend:
         return [token for array in tokens for token in array._values.flatten().tolist()]
 
 
-class ToyPiece(SimpleNamespace):
-    """A piece, as a StreamDecoder sees it."""
-
-
 class ToyTokenizer:
     """Token n is the letter n, with a comma now and then; decodes as a stream. The last letter is
     special.
@@ -376,7 +356,7 @@ class ToyTokenizer:
         return [letter(token).encode() for token in range(VOCABULARY - 1)] + [None]
 
     def piece(self, token):
-        return ToyPiece(data=letter(token).encode(), is_byte=False)
+        return SimpleNamespace(data=letter(token).encode(), is_byte=False)
 
     def encode(self, text):
         return [LETTERS.index(character) for character in text]
@@ -443,11 +423,10 @@ def request(prompt, text=True, **options):
 
 
 def alone(prompt, *, model=None, eos=(EOS,), context=CONTEXT, **options):
-    """The completion of a request in a loop of its own: the judge of all company."""
+    """The completion of a request in a loop of its own: the judge of all batches."""
     options.pop("notify", None)
-    return (
-        make(model=model, eos=eos, context=context)[1].submit(request(prompt, **options)).finish()
-    )
+    _, loop = make(model=model, eos=eos, context=context)
+    return loop.submit(request(prompt, **options)).finish()
 
 
 def make_prompts(count, seed=0, longest=300):

@@ -543,10 +543,8 @@ def test_the_config_means_what_transformers_reads(name):
 
     raw = MODELS[name]
     # which it changes
-    ours, theirs = (
-        LlamaConfig.from_dict(raw),
-        transformers.AutoConfig.for_model(**copy.deepcopy(raw)),
-    )
+    ours = LlamaConfig.from_dict(raw)
+    theirs = transformers.AutoConfig.for_model(**copy.deepcopy(raw))
     is_llama4 = theirs.model_type == "llama4_text"
     assert ours.intermediate_size == (
         theirs.intermediate_size_mlp if is_llama4 else theirs.intermediate_size

@@ -26,11 +26,8 @@ from mlx_llama.core.models.quantization import FLOAT_MODES
 # zeros of both signs, the smallest and the largest subnormal, the smallest normal, ordinary ones,
 # the largest of float16
 EXTREME = np.array([0.0, -0.0, 6e-8, -6.1e-5, 6.1e-5, -1.0, 0.3333, 65504.0, -65504.0], np.float16)
-MLX_BITS, MLX_GROUPS, MLX_DTYPES = (
-    (2, 3, 4, 5, 6, 8),
-    (32, 64, 128),
-    ("float32", "float16", "bfloat16"),
-)
+MLX_BITS, MLX_GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
+MLX_DTYPES = ("float32", "float16", "bfloat16")
 
 
 def gguf_weight(kind: str, blocks: np.ndarray, order: np.ndarray | None = None) -> GGUFWeight:

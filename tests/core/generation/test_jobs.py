@@ -210,10 +210,8 @@ def test_only_missing_results_are_computed(tmp_path):
     random.seed(1)
     for cut in [0, 1, len(whole) - 1, len(whole), *random.sample(range(len(whole)), 40)]:
         path.write_bytes(whole[:cut])
-        kept, served = (
-            whole[:cut].rpartition(b"\n")[0].count(b"\n") + (b"\n" in whole[:cut]),
-            Served(),
-        )
+        kept = whole[:cut].rpartition(b"\n")[0].count(b"\n") + (b"\n" in whole[:cut])
+        served = Served()
         results = go(path, jobs, served)
         assert len(served.submitted) == 8 - kept and len(results.done) == 8
         assert path.read_bytes().startswith(whole[:cut].rpartition(b"\n")[0])

@@ -580,6 +580,9 @@ def test_functions_are_called_and_the_conversation_keeps_it(name, tmp_path):
     assert other.load(tmp_path / "s.json") == [] and other.messages == chat.messages
     with Script(llm, "Fine.") as script:  # a session without tools still tells of the calls
         assert other.send("and you?").text == "Fine." and '"b": 2' in script.prompts[0]
+    with Script(llm, "Well.") as script:  # and so does a prompt of messages
+        talk = [*chat.messages, {"role": "user", "content": "and you?"}]
+        assert llm.generate(talk).text == "Well." and '"b": 2' in script.prompts[0]
 
 
 def test_a_turn_with_calls_is_regenerated_and_dropped_as_one(caller):

@@ -138,10 +138,8 @@ def test_a_report():
 
 
 def test_the_promise_of_a_model():
-    kernels, others = (
-        SimpleNamespace(is_batch_invariant=True),
-        SimpleNamespace(is_batch_invariant=False),
-    )
+    kernels = SimpleNamespace(is_batch_invariant=True)
+    others = SimpleNamespace(is_batch_invariant=False)
     assert {batches.promise_of(kernels, dtype) for dtype in ("float32", "bfloat16")} == {"bits"}
     assert [batches.promise_of(others, dtype) for dtype in ("float32", "bfloat16", "float16")] == [
         "tokens",

@@ -19,10 +19,8 @@ def test_perplexity_is_that_of_transformers(window, stride, backend, open_llm, s
     llm = open_llm(backend)
     tokens = llm.tokenizer.encode(TEXT, add_bos=True)
     assert len(tokens) > 100
-    peer, ids = (
-        AutoModelForCausalLM.from_pretrained(small, dtype=torch.float32),
-        torch.tensor([tokens]),
-    )
+    peer = AutoModelForCausalLM.from_pretrained(small, dtype=torch.float32)
+    ids = torch.tensor([tokens])
     total, before = 0.0, 0
     # as in https://huggingface.co/docs/transformers/perplexity
     for begin in range(0, len(tokens), stride):

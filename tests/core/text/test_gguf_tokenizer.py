@@ -223,10 +223,8 @@ def test_control_tokens_are_text_in_user_text(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_user_defined_tokens_are_found_in_any_text(kind):
     metadata, _ = toy(kind)
-    ours, think = (
-        load_more(metadata, ["<think>"], [USER_DEFINED]),
-        len(metadata["tokenizer.ggml.tokens"]),
-    )
+    ours = load_more(metadata, ["<think>"], [USER_DEFINED])
+    think = len(metadata["tokenizer.ggml.tokens"])
     assert ours.added_ids["<think>"] == think and "<think>" not in ours.special_ids
     ids = ours.encode("a<think>b")
     # with the space prefix, if the kind has one
@@ -271,10 +269,8 @@ def test_a_word_after_a_special_token_gets_a_space():
 def test_merges_do_not_lead_user_text_to_a_control_token():
     """llama.cpp's do; a message could end the answer that way."""
     metadata, _ = toy_byte_level()
-    merges, last = (
-        [*metadata["tokenizer.ggml.merges"], "Q X", "QX Q"],
-        len(metadata["tokenizer.ggml.tokens"]) + 1,
-    )
+    merges = [*metadata["tokenizer.ggml.merges"], "Q X", "QX Q"]
+    last = len(metadata["tokenizer.ggml.tokens"]) + 1
     for kind in (NORMAL, CONTROL):
         ours = load_more(metadata, ["QX", "QXQ"], [NORMAL, kind], merges=merges)
         ids = ours.encode("aQXQ QXQ")
@@ -310,10 +306,8 @@ def test_ends_of_an_answer_by_metadata_and_by_text():
 
 def test_phi_3s_special_tokens_take_white_space_along():
     metadata, _ = toy_byte_level()
-    ours, phi = (
-        load_vocabulary(metadata),
-        load_vocabulary(metadata | {"general.name": "Phi-3 mini"}),
-    )
+    ours = load_vocabulary(metadata)
+    phi = load_vocabulary(metadata | {"general.name": "Phi-3 mini"})
     marked = "<|eot_id|>\n a"
     assert phi.encode(marked, parse_special=True) == ours.encode("<|eot_id|>a", parse_special=True)
     assert len(ours.encode(marked, parse_special=True)) > 2
@@ -503,10 +497,8 @@ def test_a_control_token_of_few_characters_is_spelt_with_others(text):
     metadata, _ = toy_byte_level()
     alphabet = {byte: char for char, byte in byte_alphabet().items()}
     whole = "".join(alphabet[byte] for byte in text.encode("utf-8"))
-    tokens, merges = (
-        list(metadata["tokenizer.ggml.tokens"]),
-        list(metadata["tokenizer.ggml.merges"]),
-    )
+    tokens = list(metadata["tokenizer.ggml.tokens"])
+    merges = list(metadata["tokenizer.ggml.merges"])
     types = list(metadata["tokenizer.ggml.token_type"])
     for end in range(2, len(whole) + 1):
         if whole[:end] not in tokens:

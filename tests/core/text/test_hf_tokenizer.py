@@ -236,10 +236,8 @@ def test_added_tokens_above_the_vocabulary(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["control", "user_defined"])
 def test_symbols_of_sentencepiece(kind, tmp_path):
     symbols = ("<|user|>", "<|end|>")
-    folder, proto = (
-        make_tokenizer(tmp_path, "sentencepiece"),
-        sentencepiece_model(**{kind: symbols}),
-    )
+    folder = make_tokenizer(tmp_path, "sentencepiece")
+    proto = sentencepiece_model(**{kind: symbols})
     (folder / "tokenizer.model").write_bytes(proto)
     ours, theirs = load_folder(folder), auto(folder)
     library = sentencepiece.SentencePieceProcessor(model_proto=proto)

@@ -20,10 +20,8 @@ from mlx_llama.server.responses import ResponsesRequest
 
 QUESTION = [{"role": "user", "content": "hi"}]
 CHAT, TEXT = ("/v1/chat/completions", {"messages": QUESTION}), ("/v1/completions", {"prompt": "hi"})
-RESPONSES, MESSAGES = (
-    ("/v1/responses", {"input": "hi"}),
-    ("/v1/messages", {"model": "guide", "max_tokens": 2, "messages": QUESTION}),
-)
+RESPONSES = ("/v1/responses", {"input": "hi"})
+MESSAGES = ("/v1/messages", {"model": "guide", "max_tokens": 2, "messages": QUESTION})
 COUNT = ("/v1/messages/count_tokens", {"model": "guide", "messages": QUESTION})
 TYPES = [
     (CHAT, ChatRequest, chat_create_params.CompletionCreateParamsStreaming),

@@ -111,10 +111,8 @@ def check_storm(server: Live, clients: int, requests: int, most_tokens: int = 12
     before = server.post("/v1/completions", **judge).json()["choices"]
     storm(server.url, clients, 4 * clients, seed=1, most_tokens=most_tokens)  # warm-up
     server.wait_idle()
-    memory, cache = (
-        psutil.Process(server.process.pid).memory_info().rss,
-        server.metric("cache_bytes"),
-    )
+    memory = psutil.Process(server.process.pid).memory_info().rss
+    cache = server.metric("cache_bytes")
     ends = storm(server.url, clients, requests, seed=2, most_tokens=most_tokens)
     server.wait_idle()
     assert sum(ends.values()) == requests and ends["left"] > requests / 6 and ends["hostile"] > 0, (

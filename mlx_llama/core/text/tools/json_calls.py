@@ -156,10 +156,8 @@ class _Scanner:
         except (ValueError, RecursionError):
             raise NoCall from None
         call = call["function"] if isinstance(call.get("function"), dict) else call
-        name, arguments = (
-            call.get("name", call.get("function")),
-            call.get("arguments", call.get("parameters", {})),
-        )
+        name = call.get("name", call.get("function"))
+        arguments = call.get("arguments", call.get("parameters", {}))
         if not isinstance(name, str):
             raise NoCall
         if isinstance(arguments, str):

@@ -63,10 +63,8 @@ TALK = [
 
 @pytest.mark.parametrize("name", TOOL_TEMPLATES)
 def test_templates_with_tools_give_transformers_text_and_ids(name, model):
-    template, tools = (
-        ChatTemplate(TOOL_TEMPLATES[name], name, model.tokenizer.named),
-        read_tools([add, weather]),
-    )
+    template = ChatTemplate(TOOL_TEMPLATES[name], name, model.tokenizer.named)
+    tools = read_tools([add, weather])
     form = find_format(template.source, model.tokenizer)
     for messages in (USER, TALK, TALK[:2]):
         ours, extras = form.offer(messages, tools)
