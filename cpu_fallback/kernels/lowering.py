@@ -67,9 +67,10 @@ class Normed(Symbol):
 
 @dataclass(eq=False)
 class Gated(Symbol):
-    """activation(gate) * up, computed by packing."""
+    """activation(gate) * up, computed by packing; or xIELU with its numbers."""
 
     activation: str
+    numbers: Buffer | None = None
 
 
 @dataclass(eq=False)
@@ -323,11 +324,12 @@ class Trace:
                 for name in x.marks:
                     self.probe(name, x)
         elif isinstance(x, Gated):
-            source, a, b = x.activation, w.gate, w.up
+            source, a, b = x.activation, w.gate, x.numbers or w.up
         else:
             source, a = "plain", x.buffer
         groups = a.array.shape[1] // GROUP
-        if a.array.shape[1] % WIDTH or (b is not None and b.array.shape[-1] < a.array.shape[1]):
+        is_row = b is not None and source != "xielu"
+        if a.array.shape[1] % WIDTH or (is_row and b.array.shape[-1] < a.array.shape[1]):
             raise ValueError(
                 f"rows of {a.array.shape} and {b and b.array.shape} are not multiples of {WIDTH}"
             )
@@ -348,7 +350,7 @@ class Trace:
                 wait=layout is layouts[-1],
                 a=a,
                 b=b or a,
-                b_bytes=w.up.row_bytes if isinstance(x, Gated) else 0,
+                b_bytes=w.up.row_bytes if b is w.up else 0,
                 groups=groups,
                 part=part,
                 x=w.activations[layout],

@@ -10,7 +10,7 @@ from .. import ops
 from .layouts import ROWS
 from .lowering import Adjusted, Columns, Gated, Normed, Product, Symbol, Tokens, Trace, View
 from .panels import Panels
-from .workspace import pad
+from .workspace import Buffer, pad
 
 NO_WINDOW = 1 << 60
 
@@ -75,18 +75,30 @@ def gated_linear(
 
 
 def gate(gate_up: Product, activation: str) -> Gated:
-    trace, w = gate_up.trace, gate_up.trace.workspace
+    w = gate_up.trace.workspace
+    _direct(gate_up, w.gate, w.up)
+    return Gated(gate_up.trace, activation)
+
+
+def xielu(x: Product, positive: float, negative: float, beta: float, eps: float) -> Gated:
+    _direct(x, x.trace.workspace.gate)
+    numbers = x.trace.copy_vector(np.array([positive, negative, beta, eps], np.float32))
+    return Gated(x.trace, "xielu", numbers)
+
+
+def _direct(product: Product, *buffers: Buffer) -> None:
+    """Write each part of a product to a buffer."""
+    program = product.trace.program
     for operation, (at, rows), buffer in zip(
-        gate_up.operations, gate_up.parts, (w.gate, w.up), strict=True
+        product.operations, product.parts, buffers, strict=True
     ):
         if pad(rows, ROWS) > buffer.array.shape[1]:
             raise ValueError(
                 f"a product of {rows} columns does not fit a buffer {buffer.array.shape}"
             )
-        additions = [addition for addition, column in gate_up.additions if column == at]
+        additions = [addition for addition, column in product.additions if column == at]
         for number in (operation, *additions):
-            trace.program.direct(number, buffer)
-    return Gated(trace, activation)
+            program.direct(number, buffer)
 
 
 def experts(

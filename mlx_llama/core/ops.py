@@ -77,6 +77,11 @@ class Ops(Protocol):
         """activation(gate) * up (Shazeer 2020). gate_up: [..., 2 F], the gate first; activation:
         "silu", or "gelu_tanh" (Hendrycks and Gimpel 2016); returns [..., F]."""
 
+    def xielu(self, x: Array, positive: float, negative: float, beta: float, eps: float) -> Array:
+        """xIELU (Huang and Schlag 2024): positive x**2 + beta x above 0, else negative
+        (exp(min(x, eps)) - 1 - x) + beta x. x: [..., F]; returns the same shape.
+        """
+
     def experts(
         self,
         x: Array,

@@ -90,6 +90,10 @@ class BaseWeights:
         with self._allocating():
             return self._stack(names)
 
+    def numbers(self, names: Sequence[str]) -> tuple[float, ...]:
+        """Tensors of a single number each."""
+        return tuple(self.tensors[name].float32().item() for name in names)
+
     def _table(self, name: str) -> Matrix:
         """The matrix of an embedding."""
         return self._matrix((name,))

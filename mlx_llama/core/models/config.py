@@ -25,10 +25,11 @@ from mlx_llama.core.system.files import read_json
 from .quantization import Quantization, check_modules, read_quantization
 from .reader import Field, Reader
 from .rope_fields import RopeConfig, read_gguf_ropes, read_ropes
-from .spec import NORM_NAMES, ExpertsSpec, LayerSpec
+from .spec import NORM_NAMES, NUMBERS_OF_XIELU, ExpertsSpec, LayerSpec
 
 # hidden_act: the name here
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+XIELU = "xielu"  # in place of a gate's
 DTYPES = ("float32", "float16", "bfloat16")
 # checked against each other
 _SIZES = {"hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"}
@@ -94,7 +95,7 @@ class LlamaConfig:
     query_key_norm: str | None = None
     # numbers of the layers with the window; None for all
     sliding_layers: tuple[int, ...] | None = None
-    activation: str = "silu"  # or "gelu_tanh"
+    activation: str = "silu"  # or "gelu_tanh"; "xielu" in MLPs without a gate
     norm_placement: str = "before"  # attention and MLP, "after" them, or "both"
     unrotated_layers: tuple[int, ...] = ()  # layers without rotary embedding
     embedding_multiplier: float = 1.0
@@ -123,6 +124,7 @@ class LlamaConfig:
 
     def _layer(self, i: int) -> LayerSpec:
         layer = f"model.layers.{i}."
+        is_gated = self.activation != XIELU
         norms = self.query_key_norm
         before, after = NORM_NAMES[self.norm_placement]
         slides = self.sliding_window is not None and (
@@ -138,7 +140,9 @@ class LlamaConfig:
             qkv=tuple(f"{layer}self_attn.{name}_proj" for name in "qkv"),
             out=f"{layer}self_attn.o_proj",
             ffn_norm=before and f"{layer}{before[1]}",
-            gate_up=() if self.num_experts else (f"{layer}mlp.gate_proj", f"{layer}mlp.up_proj"),
+            gate_up=()
+            if self.num_experts
+            else tuple(f"{layer}mlp.{name}_proj" for name in (("gate",) * is_gated + ("up",))),
             down="" if self.num_experts else f"{layer}mlp.down_proj",
             experts=self._experts(layer) if self.num_experts else None,
             query_norm=f"{layer}self_attn.q_norm" if norms else None,
@@ -151,6 +155,9 @@ class LlamaConfig:
             attention_multiplier=self.attention_multiplier,
             residual_multiplier=self.residual_multiplier,
             activation=self.activation,
+            xielu=()
+            if is_gated
+            else tuple(f"{layer}mlp.act_fn.{name}" for name in NUMBERS_OF_XIELU),
             rotary_dim=self.rope.dim,
             rope=int(slides and self.local_rope is not None),
             softcap=self.attention_softcap,
@@ -342,7 +349,7 @@ class LlamaConfig:
             ),
             output_bias=any(name.endswith("o_proj.bias") for name in shapes),
             mlp_bias=any(".mlp." in name and name.endswith(".bias") for name in shapes),
-            activation=ACTIVATIONS[family.activation[1]],
+            activation=ACTIVATIONS.get(family.activation[1], XIELU),
             bos_token_id=bos,
             eos_token_ids=tuple(dict.fromkeys(token for token in ends if token is not None)),
             dtype=dtype,
@@ -377,8 +384,9 @@ class LlamaConfig:
                     matrices((gate, up), (ffn, ffn), d, False)
                     matrices((down,), (d,), ffn, False)
             else:
-                matrices(spec.gate_up, (ffn, ffn), d, self.mlp_bias)
+                matrices(spec.gate_up, (ffn,) * len(spec.gate_up), d, self.mlp_bias)
                 matrices((spec.down,), (d,), ffn, self.mlp_bias)
+            shapes |= zip(spec.xielu, ((1,), (1,), (), ()))
             before, after = (
                 (spec.attention_norm, spec.ffn_norm),
                 (spec.post_attention_norm, spec.post_ffn_norm),
@@ -407,7 +415,7 @@ class LlamaConfig:
                             first = last
         return parts
 
-    def row_order(self, module: str, rows: int) -> np.ndarray | None:
+    def row_order(self, module: str, rows: int = 1) -> np.ndarray | None:
         """int64 [rows], by row of a module: its number in the files; None if they agree.
 
         Files of some families have the two rows of a rotary pair side by side. Here they are half
@@ -425,9 +433,12 @@ class LlamaConfig:
         `tensor_shapes`. names: of tensors that the files have as in `tensor_shapes`.
         """
         parts, stored = self.fused_parts(), {}
-        for name, (rows, *rest) in self.tensor_shapes().items():
-            whole, _, last = (name, 0, rows) if name in names else parts.get(name, (name, 0, rows))
-            stored[whole] = (last, *rest)
+        for name, shape in self.tensor_shapes().items():
+            if name in names or name not in parts:
+                stored[name] = shape
+            else:
+                whole, _, last = parts[name]
+                stored[whole] = (last, *shape[1:])
         return stored
 
 
@@ -499,6 +510,9 @@ def _read_activation(read: Reader, field: str, default: str) -> str:
     if read.get(field, None) is None and default != "silu":
         field = "hidden_act"  # of Gemma's first files
     name = read.get(field, default)
+    if default == XIELU:
+        read.refuse(field, XIELU, reason="an MLP without a gate has no other activation")
+        return XIELU
     if not isinstance(name, str) or name not in ACTIVATIONS:
         read.fail(field, name, f"one of {', '.join(ACTIVATIONS)}")
         return "silu"

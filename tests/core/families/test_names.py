@@ -28,6 +28,7 @@ def test_names_are_the_librarys_both_ways(name):
     is_tied = theirs.get_name("lm_head") is None  # always, in this architecture
     config = LlamaConfig.from_dict(
         SIZES
+        | {"rope_scaling": {"rope_type": "default"}}
         | {"layer_types": ["full_attention"] * 13 if family.splits else None}
         | {
             "model_type": family.model_type,
@@ -36,6 +37,7 @@ def test_names_are_the_librarys_both_ways(name):
         }
     )
     shapes = config.tensor_shapes() if family.splits else config.stored_shapes()
+    shapes = {name: 0 for name in shapes if name.endswith((".weight", ".bias"))}
     modules = list(dict.fromkeys(name.rpartition(".")[0] for name in shapes))
     stack_of = {module: stack for stack, modules in config.stacks().items() for module in modules}
     for module in modules:
