@@ -9,7 +9,7 @@ from .function_tags import FUNCTIONARY_31
 from .functionary import FUNCTIONARY_32
 from .hermes import HERMES
 from .in_system import BRIEF, IN_SYSTEM, IN_USER, UNKNOWN, UNKNOWN_IN_USER
-from .listed import APRIEL, GRANITE_3, NEMOTRON
+from .listed import APERTUS, APRIEL, GRANITE_3, NEMOTRON
 from .llama3 import LLAMA3
 from .mistral import MISTRAL, MISTRAL_HEADERS, MISTRAL_IDS
 from .phi4_mini import FIREFUNCTION, FUNCTOOLS, PHI_4_MINI
@@ -29,6 +29,7 @@ FORMATS = (
     GLM,
     GRANITE_3,
     APRIEL,
+    APERTUS,
     NEMOTRON,
     FUNCTIONARY_32,
     FUNCTIONARY_31,
@@ -45,6 +46,7 @@ FORMATS = (
 )
 
 __all__ = [
+    "APERTUS",
     "APRIEL",
     "BRIEF",
     "FIREFUNCTION",
