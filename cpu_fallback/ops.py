@@ -96,6 +96,12 @@ def gate(gate_up: np.ndarray, activation: str) -> np.ndarray:
         return gate / (1 + np.exp(-exponent)) * up
 
 
+def xielu(x: np.ndarray, positive: float, negative: float, beta: float, eps: float) -> np.ndarray:
+    below = np.expm1(np.minimum(x, np.float32(eps))) - x
+    curve = np.where(x > 0, np.float32(positive) * x * x, np.float32(negative) * below)
+    return curve + np.float32(beta) * x
+
+
 def experts(
     x: np.ndarray,
     scores: np.ndarray,

@@ -61,6 +61,18 @@ def gate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
 
+def xielu(
+    x: torch.Tensor, positive: float, negative: float, beta: float, eps: float
+) -> torch.Tensor:
+    """As in core.ops, in float32."""
+    if by_kernel := kernels.find_kernels(x.device).decode:
+        return by_kernel.xielu(x, positive, negative, beta, eps)
+    wide = x.float()
+    below = torch.expm1(wide.clamp(max=eps)) - wide
+    curve = torch.where(wide > 0, positive * wide * wide, negative * below)
+    return (curve + beta * wide).to(x.dtype)
+
+
 _gate = gate  # `experts` has a parameter of this name
 
 

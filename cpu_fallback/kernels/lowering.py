@@ -67,7 +67,7 @@ class Normed(Symbol):
 
 @dataclass(eq=False)
 class Gated(Symbol):
-    """activation(gate) * up, computed by packing."""
+    """activation(gate) * up, or xIELU, computed by packing. up: xIELU's numbers."""
 
     activation: str
     gate: Buffer
@@ -344,7 +344,8 @@ class Trace:
         else:
             source, a = "plain", x.buffer
         groups = a.array.shape[1] // GROUP
-        if a.array.shape[1] % WIDTH or (b is not None and b.array.shape[-1] < a.array.shape[1]):
+        is_row = b is not None and source != "xielu"
+        if a.array.shape[1] % WIDTH or (is_row and b.array.shape[-1] < a.array.shape[1]):
             raise ValueError(
                 f"rows of {a.array.shape} and {b and b.array.shape} are not multiples of {WIDTH}"
             )
@@ -368,7 +369,7 @@ class Trace:
                 wait=layout is layouts[-1],
                 a=a,
                 b=b or a,
-                b_bytes=x.up.row_bytes if isinstance(x, Gated) else 0,
+                b_bytes=x.up.row_bytes if isinstance(x, Gated) and source != "xielu" else 0,
                 groups=groups,
                 part=part,
                 x=w.activations[layout],

@@ -189,7 +189,8 @@ def _pack(f: _Operation, x_layout: ActivationLayout, source: str, sizes: tuple[i
         out = f.x + first * f.x_bytes + start // layouts.SPAN * (size * x_layout.record(1))
 
         def write_arguments() -> tuple[Value, ...]:
-            return a + at, b + at, factor, (groups - start).minimum(part), out, token - first, size
+            other = b if source == "xielu" else b + at
+            return a + at, other, factor, (groups - start).minimum(part), out, token - first, size
 
         _call_pack(f, x_layout, source, size, write_arguments)
 

@@ -12,7 +12,7 @@ from .layouts import ROWS
 from .lowering import Adjusted, Columns, Gated, Normed, Product, Symbol, Tokens, Trace, View
 from .panels import Panels
 from .routing import SHARING
-from .workspace import pad
+from .workspace import Buffer, pad
 
 NO_WINDOW = 1 << 60
 
@@ -80,15 +80,27 @@ def gated_linear(
 
 
 def gate(gate_up: Product, activation: str) -> Gated:
-    trace, units = gate_up.trace, [rows for _, rows in gate_up.parts]
-    buffers = trace.workspace.hidden_units.get(units[0], ())
+    units = [rows for _, rows in gate_up.parts]
+    buffers = gate_up.trace.workspace.hidden_units.get(units[0], ())
     if len(buffers) != len(units) or len({*units}) > 1:
         raise ValueError(f"no layer has an MLP of {units} columns")
-    for operation, (at, _), buffer in zip(gate_up.operations, gate_up.parts, buffers, strict=True):
-        additions = [addition for addition, column in gate_up.additions if column == at]
+    _direct(gate_up, *buffers)
+    return Gated(gate_up.trace, activation, *buffers)
+
+
+def xielu(x: Product, positive: float, negative: float, beta: float, eps: float) -> Gated:
+    buffer, _ = x.trace.workspace.hidden_units[x.parts[0][1]]
+    _direct(x, buffer)
+    numbers = x.trace.copy_vector(np.array([positive, negative, beta, eps], np.float32))
+    return Gated(x.trace, "xielu", buffer, numbers)
+
+
+def _direct(product: Product, *buffers: Buffer) -> None:
+    """Write each part of a product to a buffer."""
+    for operation, (at, _), buffer in zip(product.operations, product.parts, buffers, strict=True):
+        additions = [addition for addition, column in product.additions if column == at]
         for number in (operation, *additions):
-            trace.program.direct(number, buffer)
-    return Gated(trace, activation, *buffers)
+            product.trace.program.direct(number, buffer)
 
 
 def experts(

@@ -29,7 +29,7 @@ from .layouts import GROUP, ActivationLayout
 def pack(
     f: Function,
     a,
-    b,  # float32 [32 groups]
+    b,  # float32 [32 groups]; of xIELU its four numbers
     factor: f32,
     groups,  # a multiple of SPAN
     out,  # the first record to write
@@ -43,7 +43,7 @@ def pack(
     """Pack one token's numbers x into the records of its tile; single: a tile of one token.
 
     source: "plain" x = a; "norm" x = a * factor * b; "silu" x = silu(a) * b; "gelu_tanh" x =
-    gelu(a) * b, by the tanh approximation; "clamped_swiglu" as core.ops.gate.
+    gelu(a) * b, by the tanh approximation; "clamped_swiglu" as core.ops.gate; "xielu" x = xielu(a).
     """
     tokens, index = (1, f.constant(i64, 0)) if single else (size, index)
     record = x_layout.record(tokens)
@@ -68,6 +68,8 @@ def pack(
                 up = f.larger(f.constant(f32s, -SWIGLU_LIMIT), up)
                 negative = value * -float(np.float32(SWIGLU_ALPHA))
                 value = value / (f.exp(negative) + 1.0) * (up + 1.0)
+            elif source == "xielu":
+                value = _xielu(f, value, b)
             x.append(value)
         return x
 
@@ -110,6 +112,19 @@ def pack(
             x = [f.load(f32s, scratch, i * (4 * GROUP) + 4 * LANES * half) for half in range(2)]
             _quantise(f, x_layout, x, inverse, out + span * record, i, index, tokens)
         f.store(scale, out + span * record + index * 4, x_layout.at("scale", tokens))
+
+
+def _xielu(f: Function, x: Value, numbers: Value) -> Value:
+    """xIELU (core.ops) of 16 numbers."""
+    positive, negative, beta, eps = (f.load(f32, numbers, 4 * i).splat() for i in range(4))
+    least = x.compare("<", eps).select(x, eps)
+    # exp(x) - 1 by Taylor's series where the difference would cancel
+    series = least * float(np.float32(1 / 5040))
+    for divisor in (720, 120, 24, 6, 2, 1):
+        series = (series + float(np.float32(1 / divisor))) * least
+    below = least.compare(">", -0.5).select(series, f.exp(least) - 1.0) - x
+    curve = x.compare(">", 0.0).select(x * x * positive, below * negative)
+    return curve + x * beta
 
 
 def _round_to_bfloat16(f: Function, x: Value) -> Value:

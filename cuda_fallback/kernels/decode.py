@@ -10,6 +10,7 @@ function with torch's operations:
     store_rotated  ops.rope_and_store               attend                     ops.attend
     recent         Cache.recent                     add_noise                  sampling.gumbel added to the scores
     read_keys      View.new_keys                    adapt                      ops.adapt
+    xielu          ops.xielu
 
 Sums are float32, in an order that depends on the sizes and the row's position alone: bit-identical
 in every run, whatever else is in the batch, at every capacity of the cache.
@@ -20,7 +21,7 @@ from __future__ import annotations
 import torch
 
 from .attention import attend, read_keys, store_rotated, try_heads  # noqa: F401
-from .elements import add_rms_norm, gate, norm_heads, rotate  # noqa: F401
+from .elements import add_rms_norm, gate, norm_heads, rotate, xielu  # noqa: F401
 from .products import adapt, combine, experts, multiply, multiply_chosen, multiply_gated  # noqa: F401
 from .tokens import add_noise, advance, note, recent  # noqa: F401
 

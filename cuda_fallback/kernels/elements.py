@@ -1,4 +1,4 @@
-"""Norms, rotations and gates by Triton's kernels, of decoded tokens and of prompts."""
+"""Norms, rotations, gates and activations by Triton's kernels, of decoded tokens and of prompts."""
 
 from __future__ import annotations
 
@@ -96,6 +96,19 @@ def _gate(gate_up, out, F: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.con
     tl.store(out + row * F + f, gated(gate, up, ACTIVATION).to(out.dtype.element_ty), mask=f < F)
 
 
+@triton.jit
+def _xielu(x, out, positive, negative, beta, eps, N, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < N, other=0).to(tl.float32)
+    least = tl.where(value < eps, value, eps)
+    # exp(x) - 1 by Taylor's series where the difference would cancel
+    series = 1 / 24 + least * (1 / 120 + least * (1 / 720 + least * (1 / 5040)))
+    series = least * (1 + least * (1 / 2 + least * (1 / 6 + least * series)))
+    below = tl.where(least > -0.5, series, tl.exp(least) - 1) - value
+    curve = tl.where(value > 0, positive * value * value, negative * below)
+    tl.store(out + at, (curve + beta * value).to(out.dtype.element_ty), mask=at < N)
+
+
 def add_rms_norm(
     x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -152,4 +165,14 @@ def gate(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     out = torch.empty((*gate_up.shape[:-1], F), dtype=gate_up.dtype, device=gate_up.device)
     grid = (out.numel() // F, triton.cdiv(F, _BLOCK))
     packed.run(_gate, grid, gate_up, out, F, _BLOCK, activation)
+    return out
+
+
+def xielu(
+    x: torch.Tensor, positive: float, negative: float, beta: float, eps: float
+) -> torch.Tensor:
+    """As ops.xielu, rounded once. x: any shape."""
+    x = x.contiguous()
+    out, grid = torch.empty_like(x), (triton.cdiv(x.numel(), _BLOCK),)
+    packed.run(_xielu, grid, x, out, positive, negative, beta, eps, x.numel(), _BLOCK)
     return out

@@ -26,7 +26,7 @@ from ..ops import (  # noqa: F401, the same words
     split_heads,
 )
 from . import decode
-from .decode import add_rms_norm, gate
+from .decode import add_rms_norm, gate, xielu  # noqa: F401, the same word
 from .state import StateView
 
 

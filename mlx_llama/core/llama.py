@@ -8,6 +8,7 @@ affair.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol
@@ -117,18 +118,22 @@ class Attention:
 
 @dataclass(frozen=True)
 class MLP:
-    """A gated MLP (Shazeer 2020). gate_up: both projections as one matrix [2 F, E]; down: [E,
-    F].
+    """A gated MLP (Shazeer 2020). gate_up: both projections as one matrix [2 F, E]; down: [E, F].
+
+    xielu: numbers of xIELU as of `Ops.xielu`, in place of a gate, which gate_up [F, E] then lacks.
     """
 
     ops: Ops
     gate_up: Linear
     down: Linear
     activation: str = "silu"
+    xielu: tuple[float, ...] = ()
 
     def __call__(self, x: Array, view: View) -> Array:
         gate_up = self.gate_up
-        if gate_up.adapters is None:
+        if self.xielu:
+            gated = self.ops.xielu(gate_up(x, view), *self.xielu)
+        elif gate_up.adapters is None:
             gated = self.ops.gated_linear(x, gate_up.weight, gate_up.bias, self.activation)
         else:
             gated = self.ops.gate(gate_up(x, view), self.activation)
@@ -213,6 +218,7 @@ class Weights(Protocol):
     def stack(self, names: Sequence[str]) -> Stack: ...
     def vector(self, name: str | None) -> Array | None: ...
     def stack_biases(self, names: Sequence[str]) -> Array: ...
+    def numbers(self, names: Sequence[str]) -> tuple[float, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -288,8 +294,8 @@ def build_block(ops: Ops, spec: LayerSpec, weights: Weights) -> Block:
         weights.vector(spec.sinks),
     )
 
-    def build_mlp(gate_up: Sequence[str], down: str) -> MLP:
-        return MLP(ops, weights.linear(*gate_up), weights.linear(down), spec.activation)
+    def build_mlp(gate_up: Sequence[str], down: str, xielu: tuple[float, ...] = ()) -> MLP:
+        return MLP(ops, weights.linear(*gate_up), weights.linear(down), spec.activation, xielu)
 
     mlp: MLP | Experts
     if experts := spec.experts:
@@ -302,7 +308,8 @@ def build_block(ops: Ops, spec: LayerSpec, weights: Weights) -> Block:
             biases = tuple(weights.stack_biases(names) for names in parts)
         mlp = Experts(ops, experts, router, gate, up, down, spec.activation, shared, biases)
     else:
-        mlp = build_mlp(spec.gate_up, spec.down)
+        numbers = _constrain(*weights.numbers(spec.xielu)) if spec.xielu else ()
+        mlp = build_mlp(spec.gate_up, spec.down, numbers)
     return Block(
         ops,
         weights.norm(spec.attention_norm) or Unnormed(ops),
@@ -312,6 +319,15 @@ def build_block(ops: Ops, spec: LayerSpec, weights: Weights) -> Block:
         weights.norm(spec.post_attention_norm),
         weights.norm(spec.post_ffn_norm),
     )
+
+
+def _constrain(alpha_p: float, alpha_n: float, beta: float, eps: float) -> tuple[float, ...]:
+    """xIELU's numbers as `Ops.xielu` takes them, of the trained ones."""
+
+    def softplus(x: float) -> float:
+        return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+
+    return softplus(alpha_p), beta + softplus(alpha_n), beta, eps
 
 
 def _replace_ops(part: Any, ops: Ops) -> Any:

@@ -85,6 +85,11 @@ class Ops(Protocol):
         gate sigmoid(1.702 gate) (up + 1), after the gate is limited to 7 and up to 7 either way.
         """
 
+    def xielu(self, x: Array, positive: float, negative: float, beta: float, eps: float) -> Array:
+        """xIELU (Huang and Schlag 2024): positive x**2 + beta x above 0, else negative
+        (exp(min(x, eps)) - 1 - x) + beta x. x: [..., F]; returns the same shape.
+        """
+
     def experts(
         self,
         x: Array,

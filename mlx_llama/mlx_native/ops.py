@@ -65,6 +65,14 @@ def gate(gate_up: mx.array, activation: str) -> mx.array:
     return gate * mx.sigmoid(1.5957691216 * (gate + 0.044715 * gate * gate * gate)) * up
 
 
+def xielu(x: mx.array, positive: float, negative: float, beta: float, eps: float) -> mx.array:
+    """As in core.ops, in float32."""
+    wide = x.astype(mx.float32)
+    below = mx.expm1(mx.minimum(wide, eps)) - wide
+    curve = mx.where(wide > 0, positive * wide * wide, negative * below)
+    return (curve + beta * wide).astype(x.dtype)
+
+
 _gate = gate  # `experts` has a parameter of this name
 
 

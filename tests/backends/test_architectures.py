@@ -60,6 +60,7 @@ YARN = dict(
     truncate=False,
 )
 GPT_OSS = dict(head_dim=18, num_local_experts=5, num_experts_per_tok=3, sliding_window=7)
+PLAIN_ROPE = dict(rope_type="default", rope_theta=1e4)
 # name: (model type, fields of transformers' config)
 FAMILIES = {
     "SmolLM3": ("smollm3", {}),
@@ -203,6 +204,21 @@ FAMILIES = {
             rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, alpha=50.0, factor=1.0),
         ),
     ),
+    "Apertus": (
+        "apertus",
+        dict(
+            hidden_act="xielu",
+            rope_parameters=dict(
+                rope_type="llama3",
+                rope_theta=1e4,
+                factor=8.0,
+                original_max_position_embeddings=32,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+            ),
+        ),
+    ),
+    "Apertus, rotated plainly": ("apertus", dict(hidden_act="xielu", rope_parameters=PLAIN_ROPE)),
     "Mixtral": ("mixtral", dict(num_local_experts=5)),
     "Mixtral with windows": (
         "mixtral",
@@ -303,6 +319,8 @@ def made(name: str, wide: bool = False) -> tuple[Path, np.ndarray]:
     fields |= {"rope_theta": rope.get("full_attention", rope)["rope_theta"]}
     if kind == "granitemoehybrid":
         fields["layer_types"] = ["attention"] * len(fields["layer_types"])
+    if kind == "apertus":
+        fields |= {"rope_scaling": rope, "mlp_bias": False, "post_norm": False, "qk_norm": True}
     if kind == "hunyuan_v1_dense":
         fields["rope_scaling"] = {"type": "dynamic"} | {name: rope[name] for name in rope}
     if kind == "glm4":
@@ -432,7 +450,9 @@ def test_a_gguf_file_has_the_same_logits(name, backend):
     assert relative_error(run(backend, checkpoint, (0, 20, 29, 30)), made(name)[1]) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["Granite 3", "Seed-OSS", "GLM-4", "ERNIE 4.5", "Hunyuan"])
+@pytest.mark.parametrize(
+    "name", ["Granite 3", "Seed-OSS", "GLM-4", "ERNIE 4.5", "Hunyuan", "Apertus, rotated plainly"]
+)
 def test_a_gguf_file_becomes_a_folder_that_transformers_reads(name, tmp_path):
     import torch
     import transformers

@@ -404,6 +404,7 @@ def words(path: Path) -> tuple[dict[str, tuple[float, float]], dict[str, list[st
         "rope", lambda ops: plain.rope(made(2, H, 3, D), (made(3, D // 2), made(3, D // 2, seed=9)))
     )
     both("gate", lambda ops: plain.gate(made(2, 3, 30), "silu"))
+    both("xielu", lambda ops: ops.xielu(made(2, 3, 30), 0.8, 0.7, 0.5, -1e-6))
     for rotates in (True, False):
         for window in (None, Window(4), Window(100), Window(5, is_chunk=True)):
             first = dataclasses.replace(spec, rotates=rotates, window=window)
@@ -426,7 +427,7 @@ def test_each_word_by_kernels_is_torchs(name, call):
     errors, launched = call(
         words, make_checkpoint(Path(tempfile.mkdtemp()) / name, tokenizer=False, **fields)
     )
-    assert len(errors) == 18 + 2 * 4 * 3
+    assert len(errors) == 19 + 2 * 4 * 3
     for name, (error, size) in errors.items():
         assert error <= 3e-6 * size, (name, error, size)
     assert (
@@ -450,6 +451,7 @@ def test_each_word_by_kernels_is_torchs(name, call):
         "last_position": "",
         "rope": "_rotate",
         "gate": "_gate",
+        "xielu": "_xielu",
     }
     assert launched["attend True 4"] == ["_store_rotated", "_read_keys", "_attend", "_join"]
 
@@ -1259,7 +1261,7 @@ def assembled(
             return "*i8"
         if is_tokens:
             return "*i32"
-        if argument == "eps":
+        if argument in ("eps", "positive", "negative", "beta"):
             return "fp32"
         return (
             "i32"
@@ -1326,6 +1328,7 @@ KERNELS = {  # name: (constants, warps, whether it loads 16 bytes at a time)
     ),
     "_read_keys": (dict(scales=None, D=128, BLOCK=128, GROUP=32), 1, False),
     "_gate": (dict(F=14336, BLOCK=1024, ACTIVATION="silu"), 4, True),
+    "_xielu": (dict(BLOCK=1024), 4, False),
     "_recent": (dict(WINDOW=20, BLOCK=32), 4, False),
     "_add_noise": (dict(PARITY=0x1BD11BDA, SHIFT=12, OFFSET=127 << 11, BLOCK=1024), 4, False),
     "_note": (dict(), 1, False),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers.activations import XIELUActivation
 
 from backends import conftest
 
@@ -92,6 +93,16 @@ def test_norms_gates_and_caps_are_torchs(words):
         ("gelu_tanh", lambda x: F.gelu(x, approximate="tanh")),
     ):
         assert relative_error(back(ops.gate(convert(x), activation)), function(gate) * up) < 1e-6
+    # near 0, too, where a difference of exponentials would cancel
+    signs, sizes = (
+        np.array([[-1.0], [1.0]], np.float32),
+        np.logspace(-7, -0.5, 40, dtype=np.float32),
+    )
+    judge = XIELUActivation(dtype=torch.float64)
+    wanted = judge(wide(signs * sizes).double()).detach().numpy()
+    numbers = (F.softplus(judge.alpha_p), judge.beta + F.softplus(judge.alpha_n))
+    found = back(ops.xielu(convert(signs * sizes), *(x.item() for x in numbers), 0.5, -1e-6))
+    np.testing.assert_allclose(found, wanted, rtol=2e-6)
     assert (
         relative_error(back(ops.softcap(convert(x), 0.7)), 0.7 * torch.tanh(wide(x) / 0.7)) < 1e-6
     )

@@ -176,8 +176,8 @@ def _check_layout(config: LlamaConfig, checkpoint: Checkpoint) -> None:
     for spec in config.layers:
         if len(spec.qkv) != 3 or len(spec.gate_up or ()) != 2 or not spec.down:
             raise BackendError(
-                f"{checkpoint.name}: layers with fused projections or experts are not split over "
-                "several processes: start one"
+                f"{checkpoint.name}: layers with fused projections, with experts or without a "
+                "gate are not split over several processes: start one"
             )
         norms = spec.attention_norm, spec.ffn_norm, spec.post_attention_norm, spec.post_ffn_norm
         known |= {*spec.qkv, *spec.gate_up, spec.out, spec.down, *filter(None, norms)}

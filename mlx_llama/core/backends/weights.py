@@ -108,6 +108,10 @@ class BaseWeights:
         with self._allocating():
             return self._vector([f"{name}.bias" for name in names]).reshape(len(names), -1)
 
+    def numbers(self, names: Sequence[str]) -> tuple[float, ...]:
+        """Tensors of a single number each."""
+        return tuple(self.tensors[name].float32().item() for name in names)
+
     def _table(self, name: str) -> Matrix:
         """The matrix of an embedding."""
         return self._matrix((name,))

@@ -26,9 +26,10 @@ from typing import Any, overload
 
 import numpy as np
 
-from mlx_llama.core.errors import CheckpointError, Report, refuse, show
+from mlx_llama.core.errors import CheckpointError, ConfigError, Report, refuse, show
 from mlx_llama.core.families import FAMILIES, find_gguf
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.spec import NUMBERS_OF_XIELU
 from mlx_llama.core.system.files import open_file, reading
 from mlx_llama.core.system.machine import map_file
 
@@ -175,7 +176,7 @@ class GGUFFile:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (*self._tensors, *self._absent_biases)
+        return (*self._tensors, *self._absent_biases, *self._numbers)
 
     @cached_property
     def config(self) -> LlamaConfig:
@@ -212,7 +213,29 @@ class GGUFFile:
             if name.endswith(".bias") and name not in self._tensors and ".experts." not in name
         }
 
+    @cached_property
+    def _numbers(self) -> dict[str, np.ndarray]:
+        """Tensors of a number each, which the metadata has by layer, or as one for all."""
+        if "xielu.alpha_p" not in self.metadata:
+            return {}
+        shapes, numbers, count = self.config.tensor_shapes(), {}, self.config.num_hidden_layers
+        for key in (f"xielu.{name}" for name in NUMBERS_OF_XIELU):
+            values = np.asarray(self.metadata.get(key, np.nan))
+            is_fit = values.dtype.kind == "f" and values.shape in ((), (count,))
+            if not is_fit or not np.isfinite(values).all():
+                raise ConfigError(
+                    f"{self.path}: {key} is {show(self.metadata.get(key))}, expected {count} "
+                    "numbers, one for each layer; take another conversion of the model"
+                )
+            for spec, value in zip(self.config.layers, np.broadcast_to(values, count)):
+                for name in spec.xielu:
+                    if name.endswith(key.removeprefix("xielu.")):
+                        numbers[name] = np.full(shapes[name], value, np.float32)
+        return numbers
+
     def shape(self, name: str) -> tuple[int, ...]:
+        if name in self._numbers:
+            return self._numbers[name].shape
         if name not in self._tensors:
             return self._absent_biases[name]
         return self._tensors[name].shape
@@ -226,7 +249,7 @@ class GGUFFile:
             ConfigError: as `config`.
         """
         if name not in self._tensors:
-            zeros = np.zeros(self.shape(name), np.float32)
+            zeros = self._numbers.get(name, np.zeros(self.shape(name), np.float32))
             zeros.flags.writeable = False
             return Tensor(name, "float32", zeros.shape, zeros)
         order, entry = None, self._tensors[name]

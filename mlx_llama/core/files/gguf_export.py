@@ -24,6 +24,7 @@ from mlx_llama.core.families import FAMILIES
 from mlx_llama.core.families.windows import choose_layers
 from mlx_llama.core.models.config import LlamaConfig
 from mlx_llama.core.models.rope import inverse_frequencies
+from mlx_llama.core.models.spec import NUMBERS_OF_XIELU
 from mlx_llama.core.system import progress
 from mlx_llama.core.system.files import read_file, read_json
 from mlx_llama.core.text.pre_tokenizers import CONTRACTION, GPT2, IGNORE_MERGES, PRE_TOKENIZERS
@@ -104,7 +105,10 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
 
     stacks = config.stacks()
     plan = {}
+    numbers = {name for spec in config.layers for name in spec.xielu}
     for name, parts in stack_experts(checkpoint).items():
+        if name in numbers:
+            continue
         tensor, order = parts[0], None
         if names.is_permuted(tensor.name):
             order = np.argsort(row_order(tensor.shape[0], config.head_dim))  # its inverse
@@ -222,6 +226,7 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
     import gguf
 
     config = checkpoint.config
+    layers = config.num_hidden_layers
     # The name is a setting too: by it llama.cpp recognises Phi-3's white space.
     writer.add_name(
         str((checkpoint.gguf_metadata or {}).get("general.name", Path(checkpoint.name).name))
@@ -240,6 +245,9 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
     writer.add_rope_freq_base(config.rope.theta)
     if config.local_rope is not None and family.local_theta and family.local_theta[1]:
         writer.add_float32(f"{family.gguf}.rope.freq_base_swa", config.local_rope.theta)
+    for name in NUMBERS_OF_XIELU if config.layers[0].xielu else ():
+        tensors = (checkpoint.tensors[f"model.layers.{i}.mlp.act_fn.{name}"] for i in range(layers))
+        writer.add_array(f"xielu.{name}", [tensor.float32().item() for tensor in tensors])
     _write_rope_scaling(writer, checkpoint, notices)
     _write_windows(writer, config, notices)
 

@@ -63,7 +63,8 @@ def slabs(
 
     Raises CheckpointError: a value that is not finite at `dtype`; a truncated file.
     """
-    rows, array = tensor.shape[0], tensor.array if isinstance(tensor, Tensor) else None
+    rows = tensor.shape[0] if tensor.shape else 1
+    array = np.atleast_1d(tensor.array) if isinstance(tensor, Tensor) else None
     step = max(1, _SLAB // math.prod(tensor.shape[1:]))
     for start in range(0, rows, step):
         stop = min(start + step, rows)

@@ -26,10 +26,11 @@ from .foreign import Float8Quantization, PackedQuantization
 from .quantization import Quantization, check_modules, read_quantization
 from .reader import Field, Reader
 from .rope_fields import RopeConfig, read_gguf_ropes, read_ropes
-from .spec import NORM_NAMES, ExpertsSpec, LayerSpec, Window
+from .spec import NORM_NAMES, NUMBERS_OF_XIELU, ExpertsSpec, LayerSpec, Window
 
 # hidden_act: the name here
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+XIELU = "xielu"  # in place of a gate's
 DTYPES = ("float32", "float16", "bfloat16")
 # checked against each other
 _SIZES = {"hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"}
@@ -95,7 +96,7 @@ class LlamaConfig:
     query_key_norm: str | None = None
     # numbers of the layers with the window; None for all
     sliding_layers: tuple[int, ...] | None = None
-    activation: str = "silu"  # or "gelu_tanh", "clamped_swiglu"
+    activation: str = "silu"  # or "gelu_tanh", "clamped_swiglu"; "xielu" in MLPs without a gate
     norm_placement: str = "before"  # attention and MLP, "after" them, or "both"
     unrotated_layers: tuple[int, ...] = ()  # layers without rotary embedding
     embedding_multiplier: float = 1.0
@@ -131,8 +132,10 @@ class LlamaConfig:
     def _layer(self, i: int) -> LayerSpec:
         layer, family = f"model.layers.{i}.", FAMILIES[self.architecture]
         mlp = f"{layer}{family.mlp}."
+        is_gated = self.activation != XIELU
         has_experts = self.num_experts > 0 and (i + 1) % self.expert_step == 0
         has_norms = self.query_key_norm not in (None, "without weights")
+        gate_up = ("gate_proj", "up_proj") if is_gated else ("up_proj",)
         before, after = NORM_NAMES[self.norm_placement]
         window, sliding = None, self.sliding_layers
         if self.sliding_window is not None and (sliding is None or i in sliding):
@@ -152,7 +155,7 @@ class LlamaConfig:
             qkv=tuple(f"{layer}self_attn.{name}_proj" for name in "qkv"),
             out=f"{layer}self_attn.o_proj",
             ffn_norm=before and f"{layer}{before[1]}",
-            gate_up=() if has_experts else (f"{mlp}gate_proj", f"{mlp}up_proj"),
+            gate_up=() if has_experts else tuple(f"{mlp}{name}" for name in gate_up),
             down="" if has_experts else f"{mlp}down_proj",
             experts=self._experts(layer) if has_experts else None,
             query_norm=f"{layer}self_attn.q_norm" if has_norms else None,
@@ -166,6 +169,9 @@ class LlamaConfig:
             attention_multiplier=self.attention_multiplier,
             residual_multiplier=self.residual_multiplier,
             activation=self.activation,
+            xielu=()
+            if is_gated
+            else tuple(f"{layer}mlp.act_fn.{name}" for name in NUMBERS_OF_XIELU),
             rotary_dim=self.rope.dim,
             rope=rope,
             softcap=self.attention_softcap,
@@ -395,7 +401,7 @@ class LlamaConfig:
             ),
             output_bias=any(name.endswith("o_proj.bias") for name in shapes),
             mlp_bias=any(".mlp." in name and name.endswith(".bias") for name in shapes),
-            activation=family.gate or ACTIVATIONS[family.activation[1]],
+            activation=family.gate or ACTIVATIONS.get(family.activation[1], XIELU),
             bos_token_id=bos,
             eos_token_ids=tuple(dict.fromkeys(token for token in ends if token is not None)),
             dtype=dtype,
@@ -436,8 +442,9 @@ class LlamaConfig:
                     matrices((gate, up), (units, units), d, self.mlp_bias)
                     matrices((down,), (d,), units, self.mlp_bias)
             else:
-                matrices(spec.gate_up, (ffn, ffn), d, self.mlp_bias)
+                matrices(spec.gate_up, (ffn,) * len(spec.gate_up), d, self.mlp_bias)
                 matrices((spec.down,), (d,), ffn, self.mlp_bias)
+            shapes |= zip(spec.xielu, ((1,), (1,), (), ()))
             before = (spec.attention_norm, spec.ffn_norm)
             after = (spec.post_attention_norm, spec.post_ffn_norm)
             for name in filter(None, (*before, *after)):
@@ -464,7 +471,7 @@ class LlamaConfig:
                             first = last
         return parts
 
-    def row_order(self, module: str, rows: int) -> np.ndarray | None:
+    def row_order(self, module: str, rows: int = 1) -> np.ndarray | None:
         """int64 [rows], by row of a module: its number in the files; None if they agree.
 
         Files of some families have the two rows of a rotary pair side by side. Here they are half
@@ -482,9 +489,12 @@ class LlamaConfig:
         `tensor_shapes`. names: of tensors that the files have as in `tensor_shapes`.
         """
         parts, stored = self.fused_parts(), {}
-        for name, (rows, *rest) in self.tensor_shapes().items():
-            whole, _, last = (name, 0, rows) if name in names else parts.get(name, (name, 0, rows))
-            stored[whole] = (last, *rest)
+        for name, shape in self.tensor_shapes().items():
+            if name in names or name not in parts:
+                stored[name] = shape
+            else:
+                whole, _, last = parts[name]
+                stored[whole] = (last, *shape[1:])
         return stored
 
 
@@ -568,6 +578,9 @@ def _read_activation(read: Reader, field: str, default: str) -> str:
     if read.get(field, None) is None and default != "silu":
         field = "hidden_act"  # of Gemma's first files
     name = read.get(field, default)
+    if default == XIELU:
+        read.refuse(field, XIELU, reason="an MLP without a gate has no other activation")
+        return XIELU
     if not isinstance(name, str) or name not in ACTIVATIONS:
         read.fail(field, name, f"one of {', '.join(ACTIVATIONS)}")
         return "silu"

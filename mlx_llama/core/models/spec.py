@@ -19,6 +19,7 @@ NORM_NAMES: dict[str, tuple[tuple[str, str] | None, tuple[str, str] | None]] = {
         ("post_self_attn_layernorm", "post_mlp_layernorm"),
     ),
 }
+NUMBERS_OF_XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ class LayerSpec:
     qkv: tuple[str, ...]
     out: str
     ffn_norm: str | None  # before the MLP
-    gate_up: tuple[str, ...]  # empty for a mixture of experts
+    # empty for a mixture of experts; of an MLP without a gate, "up" alone
+    gate_up: tuple[str, ...]
     down: str  # likewise
     # RMS norm of each head (Qwen3) or of all (OLMo 2)
     query_norm: str | None = None
@@ -93,7 +95,10 @@ class LayerSpec:
     post_ffn_norm: str | None = None  # of the MLP's output
     attention_multiplier: float | None = None  # on query times key, None for 1 / sqrt(D)
     residual_multiplier: float = 1.0  # on what is added to the stream (Granite)
-    activation: str = "silu"  # of the gate; or "gelu_tanh", "clamped_swiglu"
+    # of the gate; or "gelu_tanh", "clamped_swiglu"; "xielu" in an MLP without a gate
+    activation: str = "silu"
+    # tensors of xIELU's numbers: alpha_p, alpha_n, beta, eps (Apertus)
+    xielu: tuple[str, ...] = ()
     # leading dimensions of a head that are rotated, None for all (Phi-4)
     rotary_dim: int | None = None
     rope: int = 0  # number of its table of angles (Gemma 3's sliding layers have another)

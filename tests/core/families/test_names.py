@@ -28,6 +28,7 @@ def test_names_are_the_librarys_both_ways(name):
     is_tied = theirs.get_name("lm_head") is None  # always, in this architecture
     config = LlamaConfig.from_dict(
         SIZES
+        | {"rope_scaling": {"rope_type": "default"}}
         | {"layer_types": ["full_attention"] * 13 if family.splits else None}
         | {
             "model_type": family.model_type,

@@ -9,7 +9,8 @@ from mlx_llama.core.models.spec import Window
 
 # Without them, transformers' class has parts that the family refuses.
 NEEDED = {
-    "GraniteMoeHybridForCausalLM": dict(layer_types=["full_attention"] * 2, num_local_experts=0)
+    "GraniteMoeHybridForCausalLM": dict(layer_types=["full_attention"] * 2, num_local_experts=0),
+    "ApertusForCausalLM": dict(rope_parameters=dict(rope_type="default", rope_theta=1e4)),
 }
 
 

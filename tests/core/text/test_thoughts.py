@@ -105,5 +105,9 @@ def test_templates_of_models_that_think():
     assert {
         path.stem: find_thoughts(path.read_text()).start for path in TEMPLATES.glob("*.jinja")
     } == {"qwen3": "<think>", "r1": "<think>", "ministral": "[THINK]"}
-    for path in (TEMPLATES.parent / "tool-templates").glob("*"):
-        assert find_thoughts(path.read_text()) is None
+    found = {
+        path.stem: form.start
+        for path in (TEMPLATES.parent / "tool-templates").glob("*")
+        if (form := find_thoughts(path.read_text()))
+    }
+    assert found == {"apertus": "<|inner_prefix|>"}

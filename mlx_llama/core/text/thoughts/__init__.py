@@ -15,6 +15,7 @@ FORMATS: tuple[ThoughtFormat, ...] = (
     Marks("<think>", "</think>", lead="\n", tail="\n\n"),
     Marks("[THINK]", "[/THINK]"),  # Ministral, Magistral
     Marks("<seed:think>", "</seed:think>"),  # Seed-OSS
+    Marks("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
 )
 
 __all__ = [

@@ -206,6 +206,7 @@ def test_formats_are_recognised(model):
     bare = SimpleNamespace(added_ids=())
     recognised = {name: find_format(source, bare) for name, source in TOOL_TEMPLATES.items()}
     assert recognised == {
+        "apertus": formats.APERTUS,
         "apriel": formats.APRIEL,
         "devstral": MISTRAL_HEADERS,
         "firefunction-2": formats.FIREFUNCTION,

@@ -10,6 +10,7 @@ from mlx_lm.tool_parsers import json_tools, mistral as mistral_tools
 
 from mlx_llama.core.text.tools import FORMATS, Tool, ToolParser
 from mlx_llama.core.text.tools.formats import (
+    APERTUS,
     FIREFUNCTION,
     FUNCTIONARY_31,
     FUNCTIONARY_32,
@@ -172,6 +173,14 @@ CASES = [
         "",
         [("f", {}), ("g", {})],
     ),
+    (
+        APERTUS,
+        'So <|tools_prefix|>[{"f": {"a": 1}}, {"g": {"b": {"c": "}"}}}]<|tools_suffix|>',
+        "So ",
+        [("f", {"a": 1}), ("g", {"b": {"c": "}"}})],
+    ),
+    (APERTUS, '<|tools_prefix|>[{"f": {}}', "", [("f", {})]),
+    (APERTUS, "<|tools_prefix|>no call", "<|tools_prefix|>no call", []),
     (FUNCTOOLS, "import functools\n[1]", "import functools\n[1]", []),
     (PHI_4_MINI, 'functools[{"name": "f", "arguments": {}}]', "", [("f", {})]),
     (PHI_4_MINI, '<|tool_call|>[{"name": "f"}]<|/tool_call|>', "", [("f", {})]),

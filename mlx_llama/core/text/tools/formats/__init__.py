@@ -10,7 +10,7 @@ from .functionary import FUNCTIONARY_32
 from .harmony import HARMONY
 from .hermes import HERMES
 from .in_system import BRIEF, IN_SYSTEM, IN_USER, UNKNOWN, UNKNOWN_IN_USER
-from .listed import APRIEL, GRANITE_3, NEMOTRON
+from .listed import APERTUS, APRIEL, GRANITE_3, NEMOTRON
 from .llama3 import LLAMA3
 from .mistral import MISTRAL, MISTRAL_HEADERS, MISTRAL_IDS
 from .phi4_mini import FIREFUNCTION, FUNCTOOLS, PHI_4_MINI
@@ -30,6 +30,7 @@ FORMATS = (
     GLM,
     GRANITE_3,
     APRIEL,
+    APERTUS,
     NEMOTRON,
     HARMONY,
     FUNCTIONARY_32,
@@ -47,6 +48,7 @@ FORMATS = (
 )
 
 __all__ = [
+    "APERTUS",
     "APRIEL",
     "BRIEF",
     "FIREFUNCTION",

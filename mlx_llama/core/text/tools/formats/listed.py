@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import json
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
 
-from mlx_llama.core.text.tools.calls import CallText
-from mlx_llama.core.text.tools.json_calls import read_json_calls
+from mlx_llama.core.text.tools.calls import CallText, NoCall
+from mlx_llama.core.text.tools.json_calls import read_json_call, read_json_calls
 
-from .base import ToolFormat
+from .base import ToolFormat, quote
 
 
 class Granite3(ToolFormat):
@@ -39,4 +41,41 @@ class Nemotron(ToolFormat):
     is_list = True
 
 
-GRANITE_3, APRIEL, NEMOTRON = Granite3(), Apriel(), Nemotron()
+class Apertus(ToolFormat):
+    """The name of a tool is the key of its arguments."""
+
+    name = "apertus"
+    cue = r"<\|tools_prefix\|>"
+    opens, closes = "<|tools_prefix|>", "<|tools_suffix|>"
+    is_list = True
+
+    def write(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        texts = (
+            json.dumps({call["name"]: call["arguments"]}, ensure_ascii=False) for call in calls
+        )
+        return f"{self.opens}[{', '.join(texts)}]{self.closes}"
+
+    def read(self, text: CallText) -> Generator[None]:
+        if not (yield from text.skip("[")):
+            raise NoCall
+        while (yield from text.peek()) != "]":
+            if not (yield from text.skip('{"')):
+                raise NoCall
+            name = yield from text.until('"')
+            text.take(1)
+            if not (yield from text.skip(":")):
+                raise NoCall
+            yield from read_json_call(text, name)
+            if (yield from text.skip("}")):
+                text.taken = ""
+            if not (yield from text.skip(",")):
+                break
+        if (yield from text.skip("]")):
+            text.taken = ""
+        yield from text.skip(self.closes)
+
+    def spell_call(self, name: str, arguments: str, mark: Callable[[str], str]) -> str:
+        return f'{quote(f"{{{json.dumps(name)}: ")} {arguments} "}}"'
+
+
+GRANITE_3, APRIEL, NEMOTRON, APERTUS = Granite3(), Apriel(), Nemotron(), Apertus()
