@@ -135,6 +135,12 @@ def test_written_files_have_the_same_weights(tmp_path):
         inverse, factor = inverse_frequencies(written.config)
         np.testing.assert_allclose(inverse, inverse_frequencies(source.config)[0], rtol=1e-12)
         assert factor == pytest.approx(inverse_frequencies(source.config)[1], rel=1e-12)
+    write_gguf(source, tmp_path / "narrow.gguf", "MXFP4")
+    narrow = open_checkpoint(tmp_path / "narrow.gguf")
+    for name, tensor in narrow.tensors.items():
+        if ".experts." in name:
+            np.testing.assert_array_equal(tensor.float32(), source.tensors[name].float32())
+            assert tensor.description == ("MXFP4" if name.endswith("weight") else "float32")
 
 
 @pytest.mark.parametrize(
