@@ -12,6 +12,7 @@ from mlx_llama.core.backends.load_options import LoadOptions, default_threads
 from mlx_llama.core.backends.model import BaseLlama
 from mlx_llama.core.backends.positions import checked_tokens
 from mlx_llama.core.backends.profile import Profile, clock_ops, name_matrices
+from mlx_llama.core.backends.weights import notice_widened
 from mlx_llama.core.errors import BackendError
 from mlx_llama.core.files.checkpoint import Checkpoint
 from mlx_llama.core.files.quantized import AffineWeight
@@ -83,6 +84,7 @@ class Llama(BaseLlama):
                 f"{threads} threads wait for each other on {cores} cores: `threads` {cores} is "
                 "faster",
             )
+        notices += notice_widened(checkpoint.tensors.values())
         model = cls(config, weights, activations, device, notices, cache_bits)
         model._tile = target.tile if low_bit else target.float_tile
         from .kernels import ops as words

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from mlx_llama.core.backends.weights import BlockWeights, check_memory
+from mlx_llama.core.backends.weights import BlockWeights, check_memory, notice_widened
 from mlx_llama.core.files.adapters import stacked_nbytes
 from mlx_llama.core.files.checkpoint import Checkpoint, Tensor
 from mlx_llama.core.files.quantized import AffineWeight
@@ -48,8 +48,9 @@ class Weights(BlockWeights):
             check_memory(
                 self.nbytes, lambda: runtime.free_memory(device), runtime.device_name(device)
             )
+        self.notices = notice_widened(self.tensors.values())
         if dtype == "auto" and (chosen := runtime.dtype_name(self.dtype)) != preferred:
-            self.notices = (
+            self.notices += (
                 f"{runtime.device_name(device)} has no {preferred}: computing in {chosen}",
             )
         # made when it is needed

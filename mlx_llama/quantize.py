@@ -48,9 +48,10 @@ def parser() -> Parser:
     result.add_argument(
         "--format",
         default="mlx",
-        metavar="{mlx,gguf:TYPE}",
-        help="mlx: a folder, for mlx_lm too; gguf: a file, for llama.cpp too, of TYPE Q4_0, "
-        "IQ4_XS, Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16, BF16 or F32 (default: mlx)",
+        metavar="{mlx,mlx:MODE,gguf:TYPE}",
+        help="mlx: a folder, for mlx_lm too, optionally of MODE mxfp4, nvfp4 or mxfp8; gguf: a "
+        "file, for llama.cpp too, of TYPE Q4_0, IQ4_XS, Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16, BF16 or "
+        "F32, or MXFP4 for models with experts (default: mlx)",
     )
     result.add_argument(
         "--merge",
@@ -66,9 +67,10 @@ def main(arguments: list[str]) -> int:
     """Run the command; returns the exit code. Raises LlamaError."""
     args = parser().parse_args(arguments)
     scheme = parse_scheme(args.format, args.bits, args.group_size)
-    if args.format == "mlx" and args.out.endswith(".gguf"):
+    is_folder = not args.format.startswith(GGUF)
+    if is_folder and args.out.endswith(".gguf"):
         raise OptionsError(
-            f"{args.out}: --format mlx writes a folder; for a GGUF file add --format "
+            f"{args.out}: --format {args.format} writes a folder; for a GGUF file add --format "
             "gguf:Q4_K_M or gguf:Q8_0"
         )
 
@@ -87,10 +89,13 @@ def main(arguments: list[str]) -> int:
         if args.format == "mlx" and args.bits is args.group_size is None and not is_low_bit:
             scheme = None, 64  # the base's width
     keeps = (
-        args.bits is args.group_size is None and is_low_bit and checkpoint.gguf_metadata is not None
+        args.bits is args.group_size is None
+        and args.format == "mlx"
+        and is_low_bit
+        and checkpoint.gguf_metadata is not None
     )
     with cli.clean_up_when_terminated(), cli.Bar("quantizing"):
-        if args.format == "mlx":
+        if is_folder:
             written = quantize.write_mlx(checkpoint, args.out, *scheme, keep=keeps)
         else:
             written = gguf_export.write_gguf(checkpoint, args.out, *scheme)
@@ -107,13 +112,14 @@ def main(arguments: list[str]) -> int:
 
 def parse_scheme(
     format: str, bits: str | None, group_size: str | None
-) -> tuple[int, int] | tuple[str]:
-    """Arguments of write_mlx (bits, group size) or of write_gguf (the type). Raises
-    OptionsError.
+) -> tuple[int, int] | tuple[int, int, str] | tuple[str]:
+    """Arguments of write_mlx (bits, group size, optionally the mode) or of write_gguf (the type).
+    Raises OptionsError.
     """
     from .core.files import gguf_export, quantize
 
-    kinds = ["mlx", *(GGUF + name for name in gguf_export.TYPES)]
+    modes = {f"mlx:{mode}": (*packing, mode) for mode, packing in quantize.FLOAT_MODES.items()}
+    kinds = ["mlx", *modes, *(GGUF + name for name in gguf_export.TYPES)]
     if format not in kinds:
         raise OptionsError(
             f"--format {format!r:.60}: choose {', '.join(kinds[:-1])} or {kinds[-1]}"
@@ -124,7 +130,7 @@ def parse_scheme(
                 raise OptionsError(
                     f"{flag} {value}: is for --format mlx, and {format} fixes it: leave it out"
                 )
-        return (format.removeprefix(GGUF),)
+        return modes.get(format) or (format.removeprefix(GGUF),)
     chosen = []
     for flag, value, default, allowed in (
         ("--bits", bits, 4, quantize.BITS),

@@ -614,8 +614,8 @@ FAULTS = [
     Fault(
         "commands and REPL",
         "mlx_llama/quantize.py",
-        "args.bits is args.group_size is None and is_low_bit",
-        "args.bits is None and is_low_bit",
+        'args.bits is args.group_size is None\n        and args.format == "mlx"',
+        'args.bits is None\n        and args.format == "mlx"',
         "--group-size is ignored for a quantised GGUF file",
     ),
     Fault(

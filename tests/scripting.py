@@ -30,8 +30,10 @@ SPECIALS = (
 )
 
 
-def make_scripted_checkpoint(folder, template: str, **fields):
-    """A random model with `template` and the special tokens of all formats of tool calls."""
+def make_scripted_checkpoint(folder, template: str, specials=SPECIALS, **fields):
+    """A random model with `template` and the special tokens of all formats of tool calls but
+    harmony, or others.
+    """
     from making import make_checkpoint, make_tokenizer
 
     flags = {
@@ -41,7 +43,7 @@ def make_scripted_checkpoint(folder, template: str, **fields):
         "single_word": False,
         "special": True,
     }
-    added = {str(384 + i): {"content": text, **flags} for i, text in enumerate(SPECIALS)}
+    added = {str(384 + i): {"content": text, **flags} for i, text in enumerate(specials)}
     make_checkpoint(
         folder, tokenizer=False, **{"vocab_size": 400, "max_position_embeddings": 8192} | fields
     )

@@ -237,7 +237,7 @@ def written(format: str) -> tuple[Path, np.ndarray]:
         return home / "m.gguf", model(torch.from_numpy(TOKENS).long()).logits.numpy()
 
 
-@pytest.mark.parametrize("format", ["Q8_0", "Q4_K_M"])
+@pytest.mark.parametrize("format", ["Q8_0", "Q4_K_M", "MXFP4"])
 def test_low_bit_stacks_of_gguf_files(format, load):
     path, wanted = written(format)
     model, to_numpy = load(path)

@@ -22,7 +22,7 @@ from mlx_llama.core.files.quantize import write_mlx
 from mlx_llama.core.files.quantized import AffineWeight
 from mlx_llama.core.models.rope import inverse_frequencies
 
-FIELDS = SIZES | GPT_OSS | dict(hidden_size=64, intermediate_size=96, rope_parameters=YARN)
+FIELDS = SIZES | GPT_OSS | dict(hidden_size=64, intermediate_size=96, rope_parameters=dict(YARN))
 
 
 @functools.cache
@@ -80,6 +80,45 @@ def test_plain_experts_whose_rows_are_whole_blocks(compile, backend):
     assert relative_error(got, wanted) < 1e-4
 
 
+def test_scales_in_another_file(tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    folder, _ = published()
+    for file in folder.glob("*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors, weight_map = load_file(folder / "model.safetensors"), {}
+    for number, is_scale in enumerate((False, True), 1):
+        part = {name: x for name, x in tensors.items() if name.endswith("_scales") == is_scale}
+        save_file(part, tmp_path / f"model-0000{number}-of-00002.safetensors")
+        weight_map |= dict.fromkeys(part, f"model-0000{number}-of-00002.safetensors")
+    index = {"metadata": {}, "weight_map": weight_map}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    whole, split = open_checkpoint(folder), open_checkpoint(tmp_path)
+    for name, tensor in whole.tensors.items():
+        np.testing.assert_array_equal(split.tensors[name].float32(), tensor.float32())
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_folders_that_mlx_lm_converts(bits, backend, tmp_path):
+    """Experts stay in mxfp4."""
+    mx = pytest.importorskip("mlx.core")
+    from mlx_lm import convert, load
+
+    out = tmp_path / "m"
+    how = dict(quantize=True, q_bits=bits, q_group_size=32) if bits else {}
+    convert(str(published()[0]), str(out), dtype="float32", **how)
+    fields = json.loads((out / "config.json").read_text())
+    del fields["rope_parameters"]
+    fields |= {"rope_theta": 5.0, "rope_scaling": YARN}  # angles that it rounds to ours
+    (out / "config.json").write_text(json.dumps(fields))
+    with mx.stream(mx.cpu):
+        theirs, _ = load(str(out))
+        wanted = np.array(theirs(mx.array(TOKENS)))
+    checkpoint = open_checkpoint(out)
+    assert "mxfp4" in checkpoint.formats and ("affine" in checkpoint.formats) == bool(bits)
+    assert relative_error(run(backend, checkpoint, (0, 29, 30)), wanted) < 1e-3
+
+
 def test_written_files_have_the_same_weights(tmp_path):
     """The published form, as mlx-lm's stacks and as GGUF."""
     folder, _ = published()
@@ -96,6 +135,12 @@ def test_written_files_have_the_same_weights(tmp_path):
         inverse, factor = inverse_frequencies(written.config)
         np.testing.assert_allclose(inverse, inverse_frequencies(source.config)[0], rtol=1e-12)
         assert factor == pytest.approx(inverse_frequencies(source.config)[1], rel=1e-12)
+    write_gguf(source, tmp_path / "narrow.gguf", "MXFP4")
+    narrow = open_checkpoint(tmp_path / "narrow.gguf")
+    for name, tensor in narrow.tensors.items():
+        if ".experts." in name:
+            np.testing.assert_array_equal(tensor.float32(), source.tensors[name].float32())
+            assert tensor.description == ("MXFP4" if name.endswith("weight") else "float32")
 
 
 @pytest.mark.parametrize(
@@ -127,5 +172,56 @@ def test_tensors_of_another_model_are_refused(stored, change, message, tmp_path)
     assert message in refusal(open_checkpoint, tmp_path)
 
 
+@functools.cache
+def in_mxfp4() -> Path:
+    """A GGUF file with MXFP4 experts, as llama.cpp's converter makes of the published files."""
+    import gguf
+
+    home = Path(tempfile.mkdtemp())
+    write_gguf(open_checkpoint(published()[0]), home / "plain.gguf", "F32")
+    plain = gguf.GGUFReader(home / "plain.gguf")
+    writer = gguf.GGUFWriter(home / "m.gguf", "gpt-oss")
+    for key, field in plain.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            kinds = (*field.types, None)
+            writer.add_key_value(key, field.contents(), kinds[0], kinds[1])
+    mxfp4 = gguf.GGMLQuantizationType.MXFP4
+    for tensor in plain.tensors:
+        if tensor.name.endswith("_exps.weight"):
+            writer.add_tensor(tensor.name, gguf.quantize(tensor.data, mxfp4), raw_dtype=mxfp4)
+        else:
+            writer.add_tensor(tensor.name, tensor.data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return home / "m.gguf"
+
+
+def test_mxfp4_experts_of_gguf_have_the_logits_of_transformers(backend):
+    checkpoint = open_checkpoint(in_mxfp4())
+    assert "MXFP4" in checkpoint.formats
+    got = run(backend, checkpoint, (0, 20, 29, 30))
+    assert relative_error(got, published()[1]) < 1e-4
+
+
+@pytest.mark.parametrize("bits, bound", [(16, 1e-3), (8, 3e-2)])
+def test_narrow_keys_and_values_beside_sinks(bits, bound, backend):
+    folder, wanted = published()
+    got = run(backend, open_checkpoint(folder), (0, 20, 29, 30), cache_bits=bits)
+    # Rounding changes some positions' choice of experts.
+    errors = np.linalg.norm(got - wanted, axis=-1) / np.linalg.norm(wanted, axis=-1)
+    assert 1e-6 < np.median(errors) < bound
+
+
 def test_activations_are_never_in_float16():
-    assert open_checkpoint(published()[0]).config.exceeds_float16
+    for path in (published()[0], in_mxfp4()):
+        assert open_checkpoint(path).dtype == "bfloat16"
+
+
+def test_the_doctor_reads_the_published_form(capsys):
+    from mlx_llama import doctor
+
+    doctor.main([str(published()[0])])
+    shown = capsys.readouterr().out
+    assert "feed-forward 96 of 5 experts, 3 for a token" in shown and "mxfp4" in shown

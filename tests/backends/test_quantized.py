@@ -176,6 +176,18 @@ def per_layer_modes(path: str, module, *_) -> bool | dict:
     return {"group_size": group, "bits": bits, "mode": mode}
 
 
+EXPERTS = dict(
+    architectures=["Qwen3MoeForCausalLM"],
+    model_type="qwen3_moe",
+    head_dim=32,
+    num_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=96,
+    norm_topk_prob=True,
+    decoder_sparse_step=1,
+    mlp_only_layers=[],
+    tie_word_embeddings=False,
+)
 CONVERSIONS = {
     "2 bits": dict(q_bits=2, q_group_size=32),
     "3 bits": dict(q_bits=3, q_group_size=64),
@@ -190,6 +202,7 @@ CONVERSIONS = {
     "mxfp4": dict(q_mode="mxfp4"),
     "nvfp4": dict(q_mode="nvfp4", dtype="bfloat16"),
     "mxfp8": dict(q_mode="mxfp8"),
+    "mxfp4 experts": dict(q_mode="mxfp4", fields=EXPERTS),
     "modes": dict(quant_predicate=per_layer_modes),
     "bfloat16": dict(q_bits=4, q_group_size=64, dtype="bfloat16"),
     "float16": dict(q_bits=8, q_group_size=64, dtype="float16"),

@@ -17,7 +17,7 @@ import pytest
 from making_gguf import LOW_BIT, dequantise, make_gguf, random_blocks
 
 from mlx_llama.core.backends.load_options import LoadOptions
-from mlx_llama.core.files.quantized import GGUFWeight, MLXWeight, Rows
+from mlx_llama.core.files.quantized import FloatWeight, GGUFWeight, MLXWeight, Rows
 
 torch = pytest.importorskip("torch")
 
@@ -155,6 +155,21 @@ def test_mlx(bits, group_size, call):
     )
     weight = MLXWeight("w", bits, group_size, packed_codes, scales, biases)
     check_products(call(multiplied, [weight], (1,)), judge)
+    rows, picked = call(dequantised, [weight], [5, 1], "int64")
+    np.testing.assert_array_equal(rows, judge[1:-1])
+    np.testing.assert_array_equal(picked, judge[[5, 1]])
+
+
+@pytest.mark.parametrize("mode", ["mxfp4", "nvfp4"])
+def test_floating_point_codes(mode, call):
+    """By 5-bit codes; every second row of the file."""
+    mx = pytest.importorskip("mlx.core")
+    rng = np.random.default_rng(0)
+    with mx.stream(mx.cpu):
+        parts = mx.quantize(mx.array(rng.standard_normal((22, 480), np.float32)), mode=mode)[:2]
+        judge = np.array(mx.dequantize(*parts, mode=mode, dtype=mx.float32))[::2]
+    weight = FloatWeight("w", mode, *map(np.array, parts), np.arange(0, 22, 2))
+    check_products(call(multiplied, [weight], (1, 3)), judge)
     rows, picked = call(dequantised, [weight], [5, 1], "int64")
     np.testing.assert_array_equal(rows, judge[1:-1])
     np.testing.assert_array_equal(picked, judge[[5, 1]])

@@ -20,6 +20,7 @@ from mlx_llama.core.files.checkpoint import open_checkpoint
     [
         ((), "out", "affine"),
         (("--bits", "8", "--group-size", "32"), "out", "affine"),
+        (("--format", "mlx:mxfp4"), "out", "mxfp4"),
         (("--format", "gguf:Q8_0"), "out.gguf", "Q8_0"),
         (("--format", "gguf:Q4_0"), "out.gguf", "Q4_0"),
         (("--format", "gguf:Q4_K_M"), "out.gguf", "Q5_0"),
@@ -96,7 +97,13 @@ def test_the_guide_and_hub_ids(toy, tmp_path, door, monkeypatch):
         (["IN", "OUT", "--bits", "four"], "--bits 'four'"),
         (["IN", "OUT", "--group-size", "16"], "MLX has 32, 64, 128"),
         (["IN", "OUT", "--group-size", "128"], "does not divide the rows of any matrix"),
-        (["IN", "OUT", "--format", "gguf"], "choose mlx, gguf:Q4_0, gguf:IQ4_XS"),
+        (
+            ["IN", "OUT", "--format", "gguf"],
+            "choose mlx, mlx:mxfp4, mlx:nvfp4, mlx:mxfp8, gguf:Q4_0",
+        ),
+        (["IN", "OUT", "--format", "mlx:mxfp4", "--bits", "4"], "--bits 4: is for --format mlx"),
+        (["IN", "OUT.gguf", "--format", "mlx:mxfp4"], "--format mlx:mxfp4 writes a folder"),
+        (["IN", "OUT.gguf", "--format", "gguf:MXFP4"], "is for the matrices of experts"),
         (["IN", "OUT", "--format", "gguf:Q5_K"], "'gguf:Q5_K'"),
         (["IN", "OUT", "--format", "gguf:Q8_0"], "ends in .gguf"),
         (

@@ -42,7 +42,8 @@ class FusedPart:
     i: int
     count: int  # of all experts
     rows: slice  # of the stored matrix
-    scales: str | None = None  # in the file, of mxfp4
+    # the file with the scales of mxfp4, and their name there
+    scales: tuple[SafetensorsFile, str] | None = None
 
     @property
     def path(self) -> Any:
@@ -66,20 +67,12 @@ class FusedPart:
     def tensor(self, stored: str) -> Tensor | AffineWeight:
         """The tensor, which is read lazily. Raises CheckpointError."""
         if self.scales:
-            for name, shape in (
-                (stored, (*self.file.shape(stored)[:-1], _BLOCK // 2)),
-                (self.scales, self.file.shape(stored)[:-1]),
-            ):
-                held = self.file.dtype(name), list(self.file.shape(name))
-                if held != ("U8", list(shape)):
-                    raise CheckpointError(
-                        f"{self.path}: tensor {name} is {held[0]} {held[1]}, expected U8 "
-                        f"{list(shape)} for mxfp4; fetch it again"
-                    )
-            (blocks, first), (scales, second) = self._read(stored), self._read(self.scales)
+            groups = self.file.shape(stored)[:-1]
+            blocks, first = self._read_bytes(self.file, stored, (*groups, _BLOCK // 2))
+            scales, second = self._read_bytes(*self.scales, groups)
             order = None if self.rows == _ALL else np.arange(len(blocks))[self.rows]
             return mxfp4_weight(self.name, blocks, scales, order, [*first, *second])
-        whole, (view, pages) = self.file.tensor(stored), self._read(stored)
+        whole, (view, pages) = self.file.tensor(stored), self._read(self.file, stored)
         view = (view if self._is_bias else view.T)[self.rows]
         return _Part(Tensor(self.name, whole.dtype, view.shape, view, pages), None)
 
@@ -93,9 +86,22 @@ class FusedPart:
     def _is_bias(self) -> bool:
         return self.name.endswith(".bias")
 
-    def _read(self, stored: str) -> tuple[np.ndarray, list[tuple[FileMap, int, int]]]:
+    def _read_bytes(
+        self, file: SafetensorsFile, stored: str, shape: tuple[int, ...]
+    ) -> tuple[np.ndarray, list[tuple[FileMap, int, int]]]:
+        """As `_read`, of bytes of that shape. Raises CheckpointError for others."""
+        if (file.dtype(stored), file.shape(stored)) != ("U8", shape):
+            raise CheckpointError(
+                f"{file.path}: tensor {stored} is {file.dtype(stored)} {list(file.shape(stored))}, "
+                f"expected U8 {list(shape)} for mxfp4; fetch it again"
+            )
+        return self._read(file, stored)
+
+    def _read(
+        self, file: SafetensorsFile, stored: str
+    ) -> tuple[np.ndarray, list[tuple[FileMap, int, int]]]:
         """(view of expert i, its pages)."""
-        whole, page = self.file.array(stored)
+        whole, page = file.array(stored)
         nbytes = whole.nbytes // len(whole)
         return whole[self.i], [(page[0], page[1] + self.i * nbytes, nbytes)] if page else []
 
@@ -137,6 +143,6 @@ def split_fused(weights: Mapping[str, Any], config: LlamaConfig) -> Mapping[str,
                     result.pop(old, None)
                 for i, name in enumerate(names):
                     full = f"{name}.{kind}"
-                    packed = weights[scales][1] if apart else None
+                    packed = weights[scales] if apart else None
                     result[full] = FusedPart(file, full, i, len(names), rows, packed), there
     return result

@@ -84,7 +84,8 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
     with blocks of 32; where those do not either, F16. The projection to the vocabulary is Q8_0 or
     Q6_K: llama.cpp too keeps it wider than the rest.
 
-    Raises OptionsError: an unknown format; `out` does not end in .gguf. ConfigError,
+    Raises OptionsError: an unknown format; MXFP4 of a model without experts; `out` does not end in
+    .gguf. ConfigError,
     TokenizerError: a GGUF file cannot express the model's rope or tokenizer. CheckpointError: `out`
     exists, cannot be written or does not fit the disk; a weight is not finite, or too large for the
     format.
@@ -93,6 +94,11 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
 
     if format not in TYPES:
         raise OptionsError(f"`format` gguf:{format}: there are gguf:{', gguf:'.join(TYPES)}")
+    if format == "MXFP4" and not checkpoint.config.num_experts:
+        raise OptionsError(
+            f"`format` gguf:MXFP4: is for the matrices of experts, as llama.cpp has it, and "
+            f"{checkpoint.name} has none; choose gguf:Q4_K_M, or mlx:mxfp4 for a folder"
+        )
     if Path(out).suffix != ".gguf":
         raise OptionsError(f"{out}: the name of a GGUF file ends in .gguf")
     notices = notice_requantised(checkpoint)
@@ -195,7 +201,7 @@ class _TensorPlan(TensorPlan):
                 rows = encode(rows, dtype).view(np.uint16)
             elif self.written == np.uint8:
                 rows = quantize(rows, self.kind)
-                size, scales = SCALES[self.kind]
+                size, scales = SCALES.get(self.kind, (1, slice(0, 0)))
                 if not np.isfinite(rows.reshape(-1, size)[:, scales].copy().view(np.float16)).all():
                     raise CheckpointError(
                         f"tensor {tensor.name}: holds weights too large for {self.kind}, whose "
@@ -231,7 +237,8 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
     writer.add_name(
         str((checkpoint.gguf_metadata or {}).get("general.name", Path(checkpoint.name).name))
     )
-    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if format == "F32" else f"MOSTLY_{format}"])
+    kind = {"F32": "ALL_F32", "MXFP4": "MOSTLY_MXFP4_MOE"}.get(format, f"MOSTLY_{format}")
+    writer.add_file_type(gguf.LlamaFileType[kind])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     family = FAMILIES[config.architecture]
     for key, entry in {entry.gguf: entry for entry in family.table if entry.gguf}.items():

@@ -14,6 +14,7 @@ FORMATS = {
     "Q5_K_M": "Q5_K",
     "Q6_K": "Q6_K",
     "Q8_0": "Q8_0",
+    "MXFP4": "MXFP4",  # llama-quantize's MXFP4_MOE
     "F16": "F16",
     "BF16": "BF16",
     "F32": "F32",
@@ -54,6 +55,8 @@ def _wanted_type(name: str, format: str, config: LlamaConfig, architecture: str)
     kind, layers = FORMATS[format], config.num_hidden_layers
     if name == ("token_embd.weight" if config.tie_word_embeddings else "output.weight"):
         return "Q6_K" if kind in _FALLBACKS else "Q8_0"
+    if format == "MXFP4":
+        return kind if "_exps." in name else "Q8_0"
     if config.num_experts == 8 and name.endswith(("attn_k.weight", "attn_v.weight")):  # few weights
         return "Q8_0"
     if not name.startswith("blk.") or format not in ("Q4_K_M", "Q5_K_M", "IQ4_XS"):

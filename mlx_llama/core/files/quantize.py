@@ -11,18 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from mlx_llama.core.errors import CheckpointError, ConfigError, OptionsError
 from mlx_llama.core.families import FAMILIES
-from mlx_llama.core.models.quantization import QUANTIZED_BITS, QUANTIZED_GROUPS
+from mlx_llama.core.models.quantization import (
+    FLOAT_MODES,
+    QUANTIZED_BITS,
+    QUANTIZED_GROUPS,
+    Packing,
+)
 from mlx_llama.core.system import progress
 from mlx_llama.core.system.files import read_file, read_json, reading
 from mlx_llama.core.text.template import TOOLS_FILE
 
 from . import gguf_folder
 from .checkpoint import Checkpoint
-from .quantized import AffineWeight, pack_stream
+from .quantized import FP8_NUMBERS, AffineWeight, pack_stream
 from .tensor import NUMBERS, Tensor
 from .writing import (
     TensorPlan,
@@ -36,7 +42,7 @@ from .writing import (
     stack_experts,
 )
 
-BITS, GROUP_SIZES = QUANTIZED_BITS, QUANTIZED_GROUPS
+BITS, GROUP_SIZES, MODES = QUANTIZED_BITS, QUANTIZED_GROUPS, ("affine", *FLOAT_MODES)
 SHARD_BYTES = 5 << 30  # mlx_lm's largest file
 
 # Copied along with config.json and the weights
@@ -53,6 +59,8 @@ _COMPANIONS = (
     "generation_config.json",
 )
 _COMPANION_LIMIT = 1 << 28  # bytes of each
+# Between E2M1's numbers; a tie takes the smaller magnitude
+_FP4_MIDPOINTS = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5], np.float32)
 _CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
@@ -86,19 +94,51 @@ def affine(
     return codes.astype(np.uint8).reshape(weights.shape), scales, biases
 
 
+def floating_point(weights: np.ndarray, mode: str, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """Codes and scales of mx.quantize in a mode of FLOAT_MODES, bit for bit
+    (mlx/backend/cpu/quantized.cpp).
+
+    weights: float32 [n, K], K a multiple of the group size, exact in `dtype`. Returns uint8 [n, K],
+    and uint8 [n, K / group_size].
+    """
+    bits, group_size = FLOAT_MODES[mode]
+    groups = weights.reshape(len(weights), -1, group_size)
+    largest = np.abs(groups).max(axis=-1)
+    with np.errstate(all="ignore"):
+        wanted = encode(largest / np.float32(6 if bits == 4 else 448), dtype).astype(np.float32)
+        if mode == "nvfp4":
+            stored = np.minimum(wanted, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+            scales = FP8_NUMBERS[stored]
+        else:
+            exponents = np.where(wanted > 0, np.ceil(np.log2(wanted)), 0).astype(np.int32)
+            exponents = np.clip(exponents, -127, 127)
+            stored = (exponents + 127).astype(np.uint8)
+            scales = np.ldexp(np.float32(1), exponents)
+        values = np.where(scales[..., None] == 0, np.float32(0), groups / scales[..., None])
+    if bits == 8:
+        codes = np.clip(values, -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    else:
+        codes = np.searchsorted(_FP4_MIDPOINTS, np.abs(values)).astype(np.uint8)
+        codes |= ((values < 0) & (codes > 0)).astype(np.uint8) << 3
+    return codes.reshape(weights.shape), stored
+
+
 def write_mlx(
     checkpoint: Checkpoint,
     out: str | os.PathLike,
     bits: int | None = 4,
     group_size: int = 64,
+    mode: str = "affine",
     keep: bool = False,
 ) -> Written:
     """Write the folder that mlx_lm.convert writes, bit for bit.
 
     bits: None quantises nothing and keeps the width. keep: low-bit matrices keep their width and,
     if MLX has their groups, their codes; others stay unchanged (bits and group_size are ignored).
+    mode: of MODES; those with floating-point codes have one width and group size (FLOAT_MODES).
 
-    Matrices with one level of scales, at these bits and this group size, keep their codes: Q4_0,
+    Matrices of the same mode with floating-point codes, MXFP4 included, keep them. Matrices with
+    one level of scales, at these bits and this group size, keep their codes: Q4_0,
     Q4_1, Q5_0, Q5_1, Q8_0 and IQ4_NL at 4, 4, 5, 5, 8 and 8 bits in groups of 32, and affine
     matrices. With `keep`, Q4_K, Q5_K and IQ4_XS keep their codes at 4, 5 and 8 bits in groups of
     32, with scales rounded to the folder's width; Q2_K, Q3_K and Q6_K, whose groups of 16 MLX
@@ -109,7 +149,11 @@ def write_mlx(
     or does not fit the disk; a weight is not finite. ConfigError, TokenizerError, TemplateError: a
     GGUF source whose rope, tokenizer or template a folder cannot hold.
     """
-    if (bits is not None and bits not in BITS) or group_size not in GROUP_SIZES:
+    if mode in FLOAT_MODES:
+        if (bits, group_size) != FLOAT_MODES[mode]:
+            fixed = "{} bits in groups of {}".format(*FLOAT_MODES[mode])
+            raise OptionsError(f"`bits` {bits} and `group_size` {group_size}: {mode} has {fixed}")
+    elif (bits is not None and bits not in BITS) or group_size not in GROUP_SIZES:
         raise OptionsError(
             f"`bits` {bits} and `group_size` {group_size}: MLX has {_join(BITS)} bits and groups "
             f"of {_join(GROUP_SIZES)}"
@@ -120,21 +164,22 @@ def write_mlx(
         family = FAMILIES[config["architectures"][0]]
         offset = family.norm_offset - checkpoint.config.norm_offset
     tensors, stacks = stack_experts(checkpoint), checkpoint.config.stacks()
-    packings: Mapping[str, tuple[int | None, int]]
+    packing = None if bits is None else Packing(bits, group_size, mode)
+    packings: Mapping[str, Packing | None]
     if keep:
         packings = {
             name.removesuffix(".weight"): _pick_packing(parts[0]) for name, parts in tensors.items()
         }
-        used = Counter(packing for packing in packings.values() if packing[0])
-        bits, group_size = used.most_common(1)[0][0] if used else (None, group_size)
+        used = Counter(filter(None, packings.values()))
+        packing = used.most_common(1)[0][0] if used else None
     else:
-        packings = _router_packings(checkpoint) if bits else {}
+        packings = _router_packings(checkpoint) if packing else {}
     plan = {
         name: _TensorPlan(
             parts,
             name.rpartition(".")[0] in stacks,
             _pick_dtype(parts[0], checkpoint, config),
-            *packings.get(name.removesuffix(".weight"), (bits, group_size)),
+            packings.get(name.removesuffix(".weight"), packing),
             offset if name.endswith("norm.weight") else 0.0,
             keep,
         )
@@ -143,11 +188,11 @@ def write_mlx(
     odd = [
         name
         for name, item in plan.items()
-        if bits and not keep and len(item.tensor.shape) == 2 and not item.is_quantised
+        if packing and not keep and len(item.tensor.shape) == 2 and not item.is_quantised
     ]
-    if bits and not any(item.is_quantised for item in plan.values()):
+    if packing and not any(item.is_quantised for item in plan.values()):
         raise OptionsError(
-            f"`group_size` {group_size}: does not divide the rows of any matrix of "
+            f"`group_size` {packing.group_size}: does not divide the rows of any matrix of "
             f"{checkpoint.name} (the first, {odd[0]}, has rows of "
             f"{plan[odd[0]].tensor.shape[1]}): choose a smaller size"
         )
@@ -156,18 +201,20 @@ def write_mlx(
         array: spec for name, item in plan.items() for array, spec in item.arrays(name).items()
     }
     nbytes = sum(spec[2] for spec in arrays.values())
-    scheme: dict[str, Any] = {"group_size": group_size, "bits": bits, "mode": "affine"}
-    if bits:
+    if packing:
+        scheme: dict[str, Any] = _describe(packing) | {"mode": packing.mode}
         scheme |= {
-            name: {"group_size": packing[1], "bits": packing[0]}
-            for name, packing in packings.items()
-            if packing[0] and (not keep or packing != (bits, group_size))
+            name: _describe(other)
+            for name, other in packings.items()
+            if other and (not keep or other != packing)
         }
         config = {**config, "quantization": scheme, "quantization_config": scheme}
     kept = [name for name, item in plan.items() if item.keeps_codes]
     notices = _notice_kept(plan) if keep else notice_requantised(checkpoint, kept)
     dtype = plan[odd[0]].dtype if odd else ""
-    notices += notice_unquantised(odd, checkpoint, dtype, f"groups of {group_size}")
+    if packing:
+        blocks = f"groups of {packing.group_size}"
+        notices += notice_unquantised(odd, checkpoint, dtype, blocks)
 
     with replace_when_done(Path(out), nbytes, folder=True) as folder:
         _write_json(folder / "config.json", dict(sorted(config.items())))
@@ -204,27 +251,33 @@ class _TensorPlan(TensorPlan):
     """A tensor and its form in the folder."""
 
     dtype: str  # of its values, or of its scales and biases
-    bits: int | None
-    group_size: int
+    packing: Packing | None
     offset: float = 0.0  # to subtract from the values
     rounds_scales: bool = False  # two levels of scales may become a single level, rounded to dtype
 
     @property
     def is_quantised(self) -> bool:
         return (
-            self.bits is not None
+            self.packing is not None
             and len(self.tensor.shape) == 2
-            and self.tensor.shape[1] % self.group_size == 0
+            and self.tensor.shape[1] % self.packing.group_size == 0
         )
 
     @property
     def keeps_codes(self) -> bool:
-        """True if the stored codes and, unless `rounds_scales`, the scales are those of an affine
+        """True if the stored codes and, unless `rounds_scales`, the scales are those of the packed
         matrix.
         """
-        return self.is_quantised and all(
+        if not self.is_quantised or self.packing is None:
+            return False
+        bits, group_size, mode = self.packing
+        if mode != "affine":
+            return all(
+                isinstance(tensor, AffineWeight) and tensor.mode == mode for tensor in self.parts
+            )
+        return all(
             isinstance(tensor, AffineWeight)
-            and (tensor.bits, tensor.group_size) == (self.bits, self.group_size)
+            and (tensor.bits, tensor.group_size, tensor.mode) == (bits, group_size, mode)
             and (
                 self.rounds_scales
                 or (not tensor.two_level and self.dtype in (tensor.scale_dtype, "float32"))
@@ -242,10 +295,13 @@ class _TensorPlan(TensorPlan):
         code, size = _CODES[self.dtype], NUMBERS[self.dtype].itemsize
         if not self.is_quantised:
             return {name: describe(code, size, self.tensor.shape)}
-        assert self.bits is not None
+        assert self.packing is not None
         (n, k), base = self.tensor.shape, name.removesuffix(".weight")
-        scaling = describe(code, size, (n, k // self.group_size))
-        codes = describe("U32", 4, (n, k * self.bits // 32))
+        codes = describe("U32", 4, (n, k * self.packing.bits // 32))
+        groups = n, k // self.packing.group_size
+        if self.packing.mode != "affine":
+            return {name: codes, f"{base}.scales": describe("U8", 1, groups)}
+        scaling = describe(code, size, groups)
         return {name: codes, f"{base}.scales": scaling, f"{base}.biases": scaling}
 
     def values(self, name: str, advance: Callable[[int], None]) -> dict[str, np.ndarray]:
@@ -259,26 +315,39 @@ class _TensorPlan(TensorPlan):
                 for _, values in slabs(tensor, advance, dtype=self.dtype)
             ]
             return {name: np.concatenate(parts)}
-        assert self.bits is not None
+        assert self.packing is not None
+        bits, group_size, mode = self.packing
         (n, k), base, count = self.tensor.shape, name.removesuffix(".weight"), len(self.parts)
-        packed = np.empty((count * n, k * self.bits // 32), np.uint32)
-        scales, biases = np.empty((2, count * n, k // self.group_size), NUMBERS[self.dtype])
+        packed = np.empty((count * n, k * bits // 32), np.uint32)
+        if mode != "affine":
+            stored = np.empty((count * n, k // group_size), np.uint8)
+            for number, tensor in enumerate(self.parts):
+                for start, values in slabs(tensor, advance, dtype=self.dtype):
+                    here = slice(number * n + start, number * n + start + len(values))
+                    if self.keeps_codes:
+                        assert isinstance(tensor, AffineWeight)
+                        packed[here], stored[here] = tensor.mlx_rows(start, start + len(values))
+                    else:
+                        codes, stored[here] = floating_point(values, mode, self.dtype)
+                        packed[here] = pack_stream(codes, bits)
+            return {name: packed, f"{base}.scales": stored}
+        scales, biases = np.empty((2, count * n, k // group_size), NUMBERS[self.dtype])
         for number, tensor in enumerate(self.parts):
-            for start, codes, *scaling in self._quantise(tensor, self.bits, advance):
+            for start, codes, *scaling in self._quantise(tensor, self.packing, advance):
                 here = slice(number * n + start, number * n + start + len(codes))
-                packed[here] = pack_stream(codes, self.bits)
+                packed[here] = pack_stream(codes, bits)
                 scales[here], biases[here] = (encode(array, self.dtype) for array in scaling)
         return {name: packed, f"{base}.scales": scales, f"{base}.biases": biases}
 
     def _quantise(
-        self, tensor: Tensor | AffineWeight, bits: int, advance: Callable[[int], None]
+        self, tensor: Tensor | AffineWeight, packing: Packing, advance: Callable[[int], None]
     ) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
         """Yield (first row, codes, scales, biases) as `affine` returns them. Raises
         CheckpointError.
         """
         for start, values in slabs(tensor, advance, dtype=self.dtype):
             if not self.keeps_codes:
-                yield start, *affine(values, bits, self.group_size)
+                yield start, *affine(values, packing.bits, packing.group_size)
                 continue
             assert isinstance(tensor, AffineWeight)
             rows = tensor.rows(start, start + len(values))
@@ -287,29 +356,38 @@ class _TensorPlan(TensorPlan):
             if not np.isfinite(encode(biases, self.dtype)).all():
                 raise CheckpointError(
                     f"tensor {tensor.name}: its scales are too large for {self.dtype} with "
-                    f"{self.bits} bits in groups of {self.group_size}; choose others"
+                    f"{packing.bits} bits in groups of {packing.group_size}; choose others"
                 )
             yield start, rows.codes, rows.scales, biases
 
 
-def _router_packings(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
-    """{module: (bits, group size)} of routers that mlx_lm.convert stores with more bits: those of
-    Qwen and gpt-oss.
+def _describe(packing: Packing) -> dict[str, Any]:
+    """The settings of a module in config.json; without a mode they are affine."""
+    settings: dict[str, Any] = {"group_size": packing.group_size, "bits": packing.bits}
+    return settings if packing.mode == "affine" else settings | {"mode": packing.mode}
+
+
+def _router_packings(checkpoint: Checkpoint) -> dict[str, Packing]:
+    """{module: packing} of routers that mlx_lm.convert stores with more bits: those of Qwen and
+    gpt-oss.
     """
     config, wide = checkpoint.config, ("Qwen3MoeForCausalLM", "GptOssForCausalLM")
     if config.architecture not in wide or config.hidden_size % 64:
         return {}
     experts = (spec.experts for spec in config.layers)
-    return {spec.router: (8, 64) for spec in experts if spec is not None}
+    return {spec.router: Packing(8, 64) for spec in experts if spec is not None}
 
 
-def _pick_packing(tensor: Tensor | AffineWeight) -> tuple[int | None, int]:
-    """(bits, group size) that hold a stored tensor exactly or nearly; (None, 64) for full width."""
+def _pick_packing(tensor: Tensor | AffineWeight) -> Packing | None:
+    """The packing that holds a stored tensor exactly or nearly; None for full width."""
     if not isinstance(tensor, AffineWeight):
-        return None, 64
+        return None
+    if tensor.mode != "affine":
+        return Packing(*FLOAT_MODES[tensor.mode], tensor.mode)
     if tensor.group_size in GROUP_SIZES:
-        return tensor.bits, tensor.group_size
-    return min(bits for bits in BITS if bits >= tensor.bits + 2), 32  # a quarter of the stored step
+        return Packing(tensor.bits, tensor.group_size)
+    # a quarter of the stored step
+    return Packing(min(bits for bits in BITS if bits >= tensor.bits + 2), 32)
 
 
 def _notice_kept(plan: Mapping[str, _TensorPlan]) -> list[str]:
@@ -317,10 +395,10 @@ def _notice_kept(plan: Mapping[str, _TensorPlan]) -> list[str]:
     rounded, again = {}, {}
     for item in plan.values():
         tensor = item.tensor
-        if not isinstance(tensor, AffineWeight):
+        if not isinstance(tensor, AffineWeight) or tensor.mode != "affine" or not item.packing:
             continue
         if not item.keeps_codes:
-            again[tensor.format] = f"{tensor.format} as {item.bits} bits"
+            again[tensor.format] = f"{tensor.format} as {item.packing.bits} bits"
         elif tensor.two_level or item.dtype not in (tensor.scale_dtype, "float32"):
             rounded[tensor.format] = item.dtype
     result = [
@@ -364,9 +442,9 @@ class _SafetensorsWriter:
         """arrays: {name: (dtype code, shape, bytes)}."""
         header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
         self._offsets, at = {}, 0
-        # To align all arrays, those with four bytes per value come first.
+        # To align all arrays, those with more bytes per value come first.
         for name, (code, shape, nbytes) in sorted(
-            arrays.items(), key=lambda item: item[1][0] not in ("U32", "F32")
+            arrays.items(), key=lambda item: {"U8": 2, "U32": 0, "F32": 0}.get(item[1][0], 1)
         ):
             header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [at, at + nbytes]}
             self._offsets[name] = at

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 from gguf import GGUFReader
@@ -15,6 +16,7 @@ from making import config_fields, make_checkpoint, random_tensors
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import write_gguf
 
+FILE_TYPES = {"MXFP4": "MXFP4_MOE"}
 MIXES = ("IQ4_XS", "Q4_K_M", "Q5_K_M", "Q6_K")
 PHI = dict(architectures=["Phi3ForCausalLM"], model_type="phi3")
 SMALL = dict(
@@ -73,7 +75,7 @@ def quantize_by_llama_cpp(source: Path, out: Path, format: str) -> None:
         "llama_cpp", reason='llama.cpp is the judge here: pip install -e ".[peers]"'
     )
     settings = llama_cpp.llama_model_quantize_default_params()
-    settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{format}")
+    settings.ftype = gguf.LlamaFileType[f"MOSTLY_{FILE_TYPES.get(format, format)}"]
     settings.nthread = 1
     assert (
         llama_cpp.llama_model_quantize(
@@ -96,7 +98,8 @@ def read_tensors(path: Path) -> dict[str, tuple[str, np.ndarray]]:
         for model in MODELS
         for format in MIXES
         if model != "80 layers" or format == "Q4_K_M"
-    ],
+    ]
+    + [(model, "MXFP4") for model in ("mixtral", "qwen3 with experts")],
 )
 def test_llama_cpp_writes_the_same_file(model, format, tmp_path):
     checkpoint = open_checkpoint(make_model(tmp_path / "in", **MODELS[model]))

@@ -13,10 +13,17 @@ from making_gguf import make_gguf
 from mlx_llama.core.errors import OptionsError
 from mlx_llama.core.files import quantize
 from mlx_llama.core.files.checkpoint import open_checkpoint
-from mlx_llama.core.files.quantize import write_mlx
+from mlx_llama.core.files.quantize import floating_point, write_mlx
 from mlx_llama.core.files.quantized import pack_stream
+from mlx_llama.core.models.quantization import FLOAT_MODES
 
 SCHEMES = [(bits, group) for bits in quantize.BITS for group in quantize.GROUP_SIZES]
+
+
+KINDS = (
+    *("normal", "constant", "positive", "negative", "zero"),
+    *("tiny", "huge", "one outlier", "steps"),
+)
 
 
 def groups(kind: str) -> np.ndarray:
@@ -38,10 +45,7 @@ def groups(kind: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize(
-    "kind",
-    ["normal", "constant", "positive", "negative", "zero", "tiny", "huge", "one outlier", "steps"],
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_codes_scales_and_biases_are_those_of_mx_quantize(kind, dtype):
     mx = pytest.importorskip("mlx.core", reason="the judge is mx.quantize")
     with mx.stream(mx.cpu):
@@ -63,9 +67,34 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("bits, group", [(4, 64), (3, 32), (8, 32), (6, 64)])
+@pytest.mark.parametrize("mode", FLOAT_MODES)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_floating_point_codes_are_those_of_mx_quantize(mode, dtype):
+    """Also ties, and magnitudes that float16 holds as subnormal numbers."""
+    mx = pytest.importorskip("mlx.core", reason="the judge is mx.quantize")
+    rng = np.random.default_rng(3)
+    values = rng.standard_normal((500, 256), np.float32)
+    values *= rng.choice(np.array([1e-3, 0.05, 1, 30], np.float32), (500, 1))
+    ties = rng.choice([0, 0.25, -0.25, 0.75, 1.25, 1.75, 2.5, -3.5, 5, 6], (2, 256))
+    values = np.concatenate([values, ties, *map(groups, KINDS)]).astype(np.float32)
+    with mx.stream(mx.cpu):
+        array = mx.array(values).astype(getattr(mx, dtype))
+        packed, scales = (np.array(part) for part in mx.quantize(array, mode=mode)[:2])
+        values = np.array(array.astype(mx.float32))
+    codes, ours = floating_point(values, mode, dtype)
+    np.testing.assert_array_equal(ours, scales)
+    np.testing.assert_array_equal(pack_stream(codes, FLOAT_MODES[mode][0]), packed)
+
+
+@pytest.mark.parametrize(
+    "bits, group, mode",
+    [
+        *((*packing, "affine") for packing in ((4, 64), (3, 32), (8, 32), (6, 64))),
+        *((*packing, mode) for mode, packing in FLOAT_MODES.items()),
+    ],
+)
 @pytest.mark.parametrize("model", MODELS)
-def test_the_folder_is_mlx_lms(model, bits, group, tmp_path):
+def test_the_folder_is_mlx_lms(model, bits, group, mode, tmp_path):
     """The same arrays, bit for bit, and the same config as mlx_lm.convert; mlx_lm opens both."""
     mx = pytest.importorskip("mlx.core", reason="the judge is mlx_lm")
     import mlx_lm
@@ -76,9 +105,14 @@ def test_the_folder_is_mlx_lms(model, bits, group, tmp_path):
     if torch_dtype:
         edit_config(source, torch_dtype=torch_dtype)
     mlx_lm.convert(
-        str(source), str(tmp_path / "judge"), quantize=True, q_bits=bits, q_group_size=group
+        str(source),
+        str(tmp_path / "judge"),
+        quantize=True,
+        q_bits=bits,
+        q_group_size=group,
+        q_mode=mode,
     )
-    written = write_mlx(open_checkpoint(source), tmp_path / "out", bits, group)
+    written = write_mlx(open_checkpoint(source), tmp_path / "out", bits, group, mode)
 
     mine, judge = (mx.load(str(tmp_path / name / "model.safetensors")) for name in ("out", "judge"))
     assert set(mine) == set(judge)
@@ -189,6 +223,24 @@ def test_a_gguf_source_of_the_same_bits_is_kept_exactly(kind, bits, tmp_path):
             )
     other = write_mlx(checkpoint, tmp_path / "other", bits, 64).notices
     assert any(f"quantised already ({kind})" in notice for notice in other)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_mxfp4_is_kept_exactly(keep, tmp_path):
+    """From GGUF, where other matrices are affine, and again from the folder."""
+    kinds = lambda name: "MXFP4" if ".mlp." in name else "Q8_0"  # noqa: E731
+    judge = make_gguf(tmp_path / "in.gguf", kinds=kinds)
+    checkpoint = open_checkpoint(tmp_path / "in.gguf")
+    write_mlx(checkpoint, tmp_path / "out", 4, 32, "mxfp4", keep=keep)
+    write_mlx(open_checkpoint(tmp_path / "out"), tmp_path / "again", 4, 32, "mxfp4")
+    for folder in ("out", "again"):
+        opened = open_checkpoint(tmp_path / folder).tensors
+        for name, tensor in opened.items():
+            if ".mlp." in name:
+                assert tensor.format == "mxfp4"
+                np.testing.assert_array_equal(tensor.float32(), judge[name])
+        query = opened["model.layers.0.self_attn.q_proj.weight"].format
+        assert query == ("affine" if keep and folder == "out" else "mxfp4")
 
 
 def test_an_affine_source_of_the_same_bits_is_copied(tmp_path):
