@@ -75,11 +75,13 @@ class Plan:
 
     @property
     def direct(self) -> np.ndarray | None:
-        """The file's rows [N, columns]; None if they are unpacked or padded first."""
+        """The file's rows [N, columns]; None if they are unpacked, padded or transposed first."""
         if self.source:
             return self.tensor.blocks
-        whole = isinstance(self.tensor, Tensor) and self.tensor.shape[1] == self.columns
-        return self.tensor.stored if whole else None
+        if not isinstance(self.tensor, Tensor) or self.tensor.shape[1] != self.columns:
+            return None
+        rows = self.tensor.stored
+        return rows if rows.strides[1] == rows.itemsize else None
 
     @property
     def panel_bytes(self) -> int:
