@@ -423,7 +423,8 @@ def words(path: Path) -> tuple[dict[str, tuple[float, float]], dict[str, list[st
                 query = ops.rope_and_store(heads, view, one)
                 return query, view.new_keys(1), ops.attend(query, view, one)
 
-            both(f"attend {rotates} {window}", attended)
+            name = f"{'chunk ' * window.is_chunk}{window.size}" if window else window
+            both(f"attend {rotates} {name}", attended)
     return found, launched
 
 
