@@ -79,7 +79,7 @@ class Plan:
 
     @property
     def direct(self) -> np.ndarray | None:
-        """The file's rows [N, columns]; None if they are unpacked or padded first."""
+        """The file's rows [N, columns]; None if they are unpacked, padded or transposed first."""
         if self.source:
             return self.tensor.blocks
         if not isinstance(self.tensor, Tensor) or self.tensor.shape[1] != self.columns:

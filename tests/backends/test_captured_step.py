@@ -415,7 +415,8 @@ def words(path: Path) -> tuple[dict[str, tuple[float, float]], dict[str, list[st
                 query = ops.rope_and_store(heads, view, first)
                 return query, view.new_keys(1), ops.attend(query, view, first)
 
-            both(f"attend {rotates} {window}", attended)
+            name = f"{'chunk ' * window.is_chunk}{window.size}" if window else window
+            both(f"attend {rotates} {name}", attended)
     return errors, launched
 
 
