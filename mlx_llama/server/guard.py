@@ -239,9 +239,10 @@ def write_receipt(answers: Answers, settings: Settings) -> str:
     """Write the part of a log line that describes answers."""
     receipt = ""
     for completion in answers.completions:
+        rate = completion.decode_tps  # 0 for forced tokens that all came with the first
         receipt += (
             f" prompt={completion.prompt_tokens} reused={completion.reused_tokens} "
-            f"tokens={len(completion.tokens)} tps={completion.decode_tps:.1f} "
+            f"tokens={len(completion.tokens)} {f'tps={rate:.1f} ' if rate else ''}"
             f"end={completion.finish_reason}"
         )
     if settings.logs_prompts:

@@ -143,6 +143,16 @@ def test_jobs_without_thoughts(qwen):
     assert "enable_thinking" in raw.headers["x-mlx-llama-noted"]
 
 
+def test_the_log_has_no_rate_of_tokens_that_came_at_once(qwen, caplog):
+    with caplog.at_level("INFO", "mlx_llama.server"):
+        with qwen.script():  # forced, all of them
+            qwen.server.post("/v1/chat/completions", messages=QUESTION)
+        qwen.server.post("/v1/completions", prompt="x", max_tokens=3)
+        qwen.server.post("/live")  # after the lines of the answers
+    forced, free = (text for text in caplog.messages if "tokens=" in text)
+    assert "tps=" not in forced and "tps=" in free and "tps=0.0" not in free
+
+
 def test_ollamas_chat(qwen):
     client = ollama.Client(qwen.url, trust_env=False)
     with qwen.script():
