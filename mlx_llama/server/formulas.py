@@ -107,6 +107,5 @@ def write_element(element: Element) -> str:
     names = {name: value for name, value in element.attrib.items() if name in ATTRIBUTES}
     attributes = "".join(f' {name}="{escape(value)}"' for name, value in names.items())
     text = escape(unescape(element.text or ""))  # the library writes entities
-    return (
-        f"<{element.tag}{attributes}>{text}{''.join(map(write_element, element))}</{element.tag}>"
-    )
+    tag = "mo" if text in ("±", "∓") else element.tag  # the library makes them identifiers
+    return f"<{tag}{attributes}>{text}{''.join(map(write_element, element))}</{tag}>"

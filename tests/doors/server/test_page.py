@@ -530,6 +530,18 @@ def test_a_narrow_screen_and_the_keyboard(page):
 
 
 @in_browser
+def test_a_long_name_of_a_model_leaves_room_for_the_settings(page):
+    run = page.driver.execute_script
+    run(
+        "document.getElementById('model').textContent = 'A-Long-Name-135M-Instruct.Q4_1.gguf · cpu'"
+    )
+    for width in (768, 900, 1280):
+        page.driver.set_window_size(width, 800)
+        right = run("return document.getElementById('open-settings').getBoundingClientRect().right")
+        assert right <= run("return innerWidth"), width
+
+
+@in_browser
 def test_light_and_dark(page):
     back = "return getComputedStyle(document.body).backgroundColor"
     first = page.driver.execute_script(back)
@@ -753,6 +765,7 @@ def test_markdown(text, wanted):
         (r"\(y\) and $$z$$", "<math><mi>y</mi></math> and <math><mi>z</mi></math>"),
         ("\\[\nx\n\\]", "<math><mi>x</mi></math>"),
         (r"$\alpha < 1$", "<math><mi>α</mi><mo>&lt;</mo><mn>1</mn></math>"),
+        (r"$a\pm b$", "<math><mi>a</mi><mo>±</mo><mi>b</mi></math>"),
         (r"Costs $5 and $10, or \$7.", "Costs $5 and $10, or $7."),
         (r"`$x$` $\frac{$ $$", r"<code>$x$</code> $\frac{$ $$"),
         (r"$\text{<b onload=x>}$", "<math><mtext>&lt;b onload=x&gt;</mtext></math>"),
