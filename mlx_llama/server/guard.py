@@ -217,7 +217,7 @@ class Guard:
         answers = scope.pop("answers", None)
         receipt = write_receipt(answers, self.settings) if answers else ""
         path = scope["path"].encode("unicode_escape").decode()[:200]
-        if path == "/page/render" and status == 200:
+        if path in ("/page/render", "/page/see-also") and status == 200:
             return  # many for each answer, whose line is enough
         if refusal := scope.pop("refusal", None):
             fields = ",".join(dict.fromkeys(fault.field for fault in refusal.faults if fault.field))

@@ -12,6 +12,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mlx_llama.core.files.card import read_examples
 from mlx_llama.core.generation.cache_file import read_cache, write_cache
 from mlx_llama.core.generation.completion import Completion
 from mlx_llama.core.generation.llm import LLM
@@ -140,6 +141,7 @@ def describe_model(llm: LLM, settings: Settings) -> dict[str, Any]:
         "thinking_switch": bool(llm.template and has_switch(llm.template.source)),
         "bos_token": named.get("bos_token", ""),
         "eos_token": named.get("eos_token", ""),
+        "examples": read_examples(llm.checkpoint.path),  # questions to try, by the card
         "build_info": FINGERPRINT,
         "backend": llm.backend.name,
         "device": llm.backend.device_name,

@@ -20,7 +20,8 @@ from mlx_llama.core.generation.session_file import parse_session
 from .answers import refuse
 from .faults import bad_field, not_found
 from .fields import Body
-from .replies import Json, desk_of
+from .formulas import add_formulas
+from .replies import Json, desk_of, with_model
 from .schemas import serves
 
 router = APIRouter(tags=["page"], include_in_schema=False)
@@ -103,6 +104,20 @@ async def render(request: Request, body: RenderRequest) -> Response:
     return Json({"html": await anyio.to_thread.run_sync(render_markdown, body.text)})
 
 
+class SeeAlsoRequest(Body):
+    """POST /page/see-also."""
+
+    question: str = Field(max_length=MOST_TEXT)
+    answer: str = Field(max_length=MOST_TEXT)
+
+
+@serves(router, SeeAlsoRequest, "/page/see-also")
+async def see_also(request: Request, body: SeeAlsoRequest) -> Response:
+    """Find the passage beside an answer of the model in the package, as Markdown."""
+    text = await with_model(request, lambda llm: llm.look_up(body.question, body.answer))
+    return Json({"text": text})
+
+
 @functools.cache
 def _markdown() -> Any:
     from markdown_it import MarkdownIt
@@ -119,11 +134,12 @@ def _markdown() -> Any:
         return self.renderToken(tokens, i, options, env)
 
     markdown.add_render_rule("link_open", open_link)
+    add_formulas(markdown)
     return markdown
 
 
 def render_markdown(text: str) -> str:
-    """Render Markdown as HTML; HTML in it is shown as text."""
+    """Render Markdown as HTML, formulas as MathML; HTML in it is shown as text."""
     return _markdown().render(text)
 
 

@@ -63,8 +63,9 @@ class Passage(NamedTuple):
     text: str  # Markdown
 
     def __str__(self) -> str:
-        whole = len(self.text) <= QUOTED
-        text = self.text if whole else f"{self.text[:QUOTED].rsplit(' ', 1)[0]} ..."
+        text = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", self.text)  # links lead nowhere here
+        if len(text) > QUOTED:
+            text = f"{text[:QUOTED].rsplit(' ', 1)[0]} ..."
         return f"See {self.page}, {self.title}: {text}"
 
 

@@ -9,7 +9,6 @@ const MOST_ATTACHED = 1 << 20; // bytes of a file
 const ANSWERING = "mlx_llama answering"; // in sessionStorage: the answer that this tab was writing
 
 const GUIDE = /mlx_llama[\\/]guide[\\/]?$/; // the path of the model that comes with the package
-const GUIDE_QUESTIONS = ["Who are you?", "Which backends are there?", "How do I use it from Python?", "Tell me a story."];
 const QUESTIONS = ["What can you help me with?", "Explain what a llama is to a child.", "Write a short, polite e-mail that declines an invitation.",
   "Write a Python function that counts the words of a text."];
 
@@ -21,6 +20,7 @@ let context = 0; // positions
 let modelName = "mlx_llama";
 let modelPath = "";
 let backendName = "";
+let examples = []; // questions of the model's card
 let hasSwitch = false; // thoughts can be turned off
 let isLeaving = false; // the tab is being closed or reloaded
 const rendered = new Map(); // text -> HTML
@@ -142,6 +142,11 @@ function showMessage(node, pending) {
   if (node.role === "user") text.textContent = node.text;
   else pending.push(showMarkdown(text, node.text));
   if (node.error) article.append(make("p", { className: "error", textContent: node.error, role: "alert" }));
+  if (node.seeAlso) {
+    const passage = make("div", { className: "passage", ariaLabel: "A passage of the pages" });
+    pending.push(showMarkdown(passage, node.seeAlso));
+    article.append(passage);
+  }
   article.append(tools);
   showTools(tools, node);
   return article;
@@ -198,7 +203,7 @@ function showWelcome() {
       "It answers questions about the project, makes small talk and tells short stories. It knows nothing else, and is sometimes wrong."]
     : [`This is ${modelName}, running on this machine's ${backendName}. Nothing you write leaves this server.`,
       "It writes, explains and answers in conversation. It can be wrong: check what matters."];
-  const questions = GUIDE.test(modelPath) ? GUIDE_QUESTIONS : QUESTIONS;
+  const questions = examples.length ? examples : QUESTIONS;
   const more = GUIDE.test(modelPath) ? [make("p", {}, "A model that knows more: start the server with ",
     make("code", { textContent: "--model smollm2" }), ", ", make("code", { textContent: "llama3.2" }), ", ", make("code", { textContent: "qwen3" }),
     " or any Llama-family model of the Hugging Face hub, such as ", make("code", { textContent: "HuggingFaceTB/SmolLM2-360M-Instruct" }), ".")] : [];
@@ -368,6 +373,7 @@ async function run(node) {
   const { parent } = node;
   const begun = node.text;
   if (!begun) delete node.thought;
+  delete node.seeAlso;
   delete node.error;
   delete node.thoughtSeconds;
   node.isCut = true; // until it ends
@@ -438,6 +444,7 @@ async function run(node) {
     if (error.name === "AbortError") node.note = "stopped";
     else node.error = explain(error);
   }
+  if (GUIDE.test(modelPath) && reason === "stop") node.seeAlso = await findPassage(owner.nodes[parent].text, node.text);
   endThought();
   running = null;
   sessionStorage.removeItem(ANSWERING);
@@ -454,6 +461,15 @@ async function run(node) {
     if (!running && owner === conversation) show();
   }
   say(node.error ? "The answer failed." : node.note === "stopped" ? "Stopped." : "Answered.");
+}
+
+// A passage of the project's pages beside the guide's answer; undefined if none helps.
+async function findPassage(question, answer) {
+  try {
+    return (await ask("/page/see-also", { question, answer })).text || undefined;
+  } catch {
+    return undefined;
+  }
 }
 
 function describe(chunk, reason, firstMilliseconds) {
@@ -513,7 +529,13 @@ $("think-switch").onchange = (event) => {
 const LABELS = { max_tokens: "Longest answer", temperature: "Randomness (temperature)", top_k: "Likeliest tokens to choose from (top k)",
   top_p: "Share of likely tokens (top p)", min_p: "Smallest share of the likeliest (min p)", repetition_penalty: "Against repetition",
   stop: "Stop at this text", reasoning: "Thoughts", reasoning_budget: "Longest thought", schema: "JSON schema of the answer",
-  regex: "Pattern of the answer (regex)" };
+  regex: "Pattern of the answer (regex)", grammar: "Grammar of the answer", seed: "Seed (the same one repeats the answer)",
+  repetition_context_size: "Tokens that count as repeated", presence_penalty: "Against words that were used", frequency_penalty: "Against words, by how often they were used",
+  dry_multiplier: "Against repeated phrases (DRY)", dry_base: "DRY: growth with the phrase's length", dry_allowed_length: "DRY: length that may repeat",
+  dry_penalty_last_n: "DRY: tokens that it looks back", dry_sequence_breakers: "DRY: texts that end a phrase",
+  xtc_probability: "How often the likeliest tokens are left out (XTC)", xtc_threshold: "XTC: from which probability on", logit_bias: "Favour or forbid tokens",
+  stop_token_ids: "Stop at these tokens", prefill_step_size: "Tokens of the question computed at once", speculate: "Guess ahead (speculation)",
+  logprobs: "Likeliest tokens to report", adapter: "LoRA adapter" };
 const settingsError = $("settings-error");
 let shownSettings = ""; // as the dialog was opened
 
@@ -614,6 +636,7 @@ async function loadModel() {
       modelName = props.model_alias;
       modelPath = props.model_path;
       backendName = props.backend;
+      examples = props.examples;
       hasSwitch = props.thinking_switch;
       $("model").textContent = `${modelName} · ${props.backend} · ${props.dtype}`;
       await loadTable();

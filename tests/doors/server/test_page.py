@@ -294,6 +294,34 @@ def test_the_first_screen_names_the_model_and_has_questions_to_click(page, llm):
 
 
 @in_browser
+def test_a_passage_of_the_pages_stands_below_the_guides_answer(page):
+    page.ask("error: cannot listen there (Address already in use)")
+    assert page.find(".passage").text.startswith("See docs/troubleshooting.md, The server: cannot")
+    page.picture("passage")
+    page.driver.refresh()
+    page.wait(lambda: page.all(".passage"))
+    page.ask("Hello!")
+    assert len(page.all(".passage")) == 1
+
+
+@in_browser
+def test_formulas_are_drawn(tmp_path):
+    thinker = Thinker("qwen3.jinja", tmp_path / "m")
+    page = Page(thinker.url, tmp_path)
+    try:
+        text = r"\[ x = \frac{-b \pm \sqrt{b^2 - 4ac}}{2a} \]" + "\n\n" + r"with $a \ne 0$, for $5."
+        with thinker.script("<think>\n\n</think>\n\n" + text):
+            page.ask("Roots?")
+            page.wait(lambda: len(page.all(".assistant math")) == 2)
+            assert page.find("math mfrac").rect["height"] > 30  # a fraction, not a line of text
+            assert "for $5." in page.find(".assistant .text").text
+            page.picture("formulas")
+    finally:
+        page.close()
+        thinker.server.close()
+
+
+@in_browser
 def test_attached_files_become_part_of_the_question(page, tmp_path, llm):
     file = tmp_path / "animals.txt"
     file.write_text("A llama.\n```\ncode\n```\n")
@@ -489,6 +517,18 @@ def test_a_narrow_screen_and_the_keyboard(page):
         "!(one.textContent.trim() || one.ariaLabel)).length"
     )
     assert unnamed == 0
+
+
+@in_browser
+def test_a_long_name_of_a_model_leaves_room_for_the_settings(page):
+    run = page.driver.execute_script
+    run(
+        "document.getElementById('model').textContent = 'A-Long-Name-135M-Instruct.Q4_1.gguf · cpu'"
+    )
+    for width in (768, 900, 1280):
+        page.driver.set_window_size(width, 800)
+        right = run("return document.getElementById('open-settings').getBoundingClientRect().right")
+        assert right <= run("return innerWidth"), width
 
 
 @in_browser
@@ -702,8 +742,40 @@ def test_markdown(text, wanted):
     assert render_markdown(text) == wanted
 
 
+@pytest.mark.parametrize(
+    "text, wanted",
+    [
+        (r"so $x^2$.", "so <math><msup><mi>x</mi><mn>2</mn></msup></math>."),
+        (r"\(y\) and $$z$$", "<math><mi>y</mi></math> and <math><mi>z</mi></math>"),
+        ("\\[\nx\n\\]", "<math><mi>x</mi></math>"),
+        (r"$\alpha < 1$", "<math><mi>α</mi><mo>&lt;</mo><mn>1</mn></math>"),
+        (r"$a\pm b$", "<math><mi>a</mi><mo>±</mo><mi>b</mi></math>"),
+        (r"Costs $5 and $10, or \$7.", "Costs $5 and $10, or $7."),
+        (r"`$x$` $\frac{$ $$", r"<code>$x$</code> $\frac{$ $$"),
+        (r"$\text{<b onload=x>}$", "<math><mtext>&lt;b onload=x&gt;</mtext></math>"),
+        (
+            r"$\href{javascript:x}{y}\style{color:red}{z}\class{k}{w}$",
+            "<math><mi>y</mi><mi>z</mi><mi>w</mi></math>",
+        ),
+        (
+            "$$\n\\begin{aligned}\na &= b \\\\\n&= c\n\\end{aligned}\n$$",
+            "<math><mtable><mtr><mtd><mi>a</mi></mtd><mtd><mo>=</mo><mi>b</mi></mtd></mtr><mtr>"
+            "<mtd></mtd><mtd><mo>=</mo><mi>c</mi></mtd></mtr></mtable></math>",
+        ),
+    ],
+)
+def test_formulas(text, wanted):
+    """Without attributes and groups, of which any number may stand in MathML."""
+    html = re.sub(r"(<m\w+)[^>]*>", r"\1>", render_markdown(text))
+    assert re.sub(r"</?mrow>", "", html).strip().replace("\xa0", " ") == f"<p>{wanted}</p>"
+
+
 def test_rendering_hostile_markdown_ends():
     for text in (
+        "$" * 20_000,
+        "\\[\n" * 20_000,
+        "$" + "{" * 2000 + "$",
+        r"$\sqrt" * 2000 + "$",
         "[" * 20_000,
         "`" * 20_000,
         "> " * 5000,
