@@ -14,6 +14,9 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+# The processes of xdist take all cores. More threads of torch spin while they wait for each other:
+# beside other work its tests took 20 times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # MLX reads this once per process: do not round float32 products to TF32.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 

@@ -178,7 +178,7 @@ def attended(dtype, H: int, G: int, D: int) -> list[tuple[str, float]]:
     splits = heads.view(2, 1, H + 2 * G, D).transpose(1, 2)
     pairs = [((0, 1), None), ((63, 64), None), ((300, 20), 100)]
     if D == 16:  # long rows cost the interpreter a second each
-        pairs += [((130, 4095), None), ((4199, 4096), None), ((100, 99), 100)]
+        pairs += [((4095, 4096), None), ((100, 99), 100)]
     for positions, window in pairs:
         tokens = torch.zeros(room + 1, dtype=torch.int32, device=DEVICE)
         rows = [
@@ -233,7 +233,7 @@ def attended(dtype, H: int, G: int, D: int) -> list[tuple[str, float]]:
 def test_rows_are_stored_and_attended_to(dtype, bound, shape, call):
     errors = call(attended, dtype, *shape)
     assert (
-        len(errors) == (36 if shape == SHAPES[0] else 18)
+        len(errors) == (30 if shape == SHAPES[0] else 18)
         and max(error for _, error in errors) < bound
     ), errors
 
@@ -536,7 +536,7 @@ def plain_and_replayed(path: Path, settings: dict, count: int) -> tuple:
 
 
 @pytest.mark.parametrize(
-    "name, case", [*((name, "everything") for name in MODELS), ("float32", "noise")]
+    "name, case", [*((name, "noise") for name in MODELS), ("float32", "everything")]
 )
 def test_replayed_steps_give_the_bits_of_plain_ones_and_the_numbers_of_forward(name, case, call):
     plain, replayed, forward, again = call(plain_and_replayed, checkpoint(name), SAMPLING[case], 6)

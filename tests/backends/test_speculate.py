@@ -118,7 +118,7 @@ def test_the_tokens_are_those_of_plain_decoding(variant, sampling, loaded):
     plain, drafting = loaded(variant)
     accepted = {"prompt": 0, "model": 0}
     for prompt in PROMPTS if sampling == "greedy" else PROMPTS[:4]:
-        options = dict(max_tokens=48, prefill_step_size=32, **SAMPLING[sampling])
+        options = dict(max_tokens=36, prefill_step_size=32, **SAMPLING[sampling])
         wanted = plain.generate(prompt, **options)
         for kind, llm in (("prompt", plain), ("model", drafting)):
             got = llm.generate(prompt, speculate=kind, **options)
@@ -138,7 +138,7 @@ def questions():
     chat = [case["prompt"] for case in golden["greedy"] if case["chat"]]
     again = "What is a KV cache? Answer. What is a KV cache? Answer. What is a KV"
     return [
-        *([{"role": "user", "content": text}] for text in chat[:8]),
+        *([{"role": "user", "content": text}] for text in chat[:3]),
         again,
         [
             {"role": "user", "content": "Tell me a story."},
@@ -154,10 +154,10 @@ def test_the_guide_says_the_same(here):
     drafting = load(**here, draft_model=GUIDE_PATH)
     for prompt in questions():
         for options in ({}, {"temperature": 0.9, "seed": 5}):
-            wanted = plain.generate(prompt, max_tokens=80, **options)
+            wanted = plain.generate(prompt, max_tokens=48, **options)
             for got in (
-                plain.generate(prompt, max_tokens=80, speculate="prompt", **options),
-                drafting.generate(prompt, max_tokens=80, **options),
+                plain.generate(prompt, max_tokens=48, speculate="prompt", **options),
+                drafting.generate(prompt, max_tokens=48, **options),
             ):
                 assert (got.tokens, got.text) == (wanted.tokens, wanted.text)
             assert got.options["speculate"] == "model"

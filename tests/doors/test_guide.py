@@ -105,8 +105,6 @@ def test_it_is_small_and_has_grouped_heads():
 def test_the_card_quotes_the_score_and_the_score_holds(monkeypatch):
     """The card quotes the output of --evaluate. Off-topic questions of kinds that it never saw are
     answered as such.
-
-    The questions are answered as one batch, which gives each the answer that it has alone.
     """
     pytest.importorskip("transformers")
     monkeypatch.syspath_prepend(ROOT / "examples/training")
@@ -134,8 +132,18 @@ def test_the_card_quotes_the_score_and_the_score_holds(monkeypatch):
 
 @pytest.fixture(scope="module")
 def ask():
+    """ask(question, more...): the answers, as one batch, which gives each the answer that it has
+    alone.
+    """
     llm = load(backend="cpu")
-    return lambda text: llm.generate([{"role": "user", "content": text}], max_tokens=256).text
+
+    def answer(*questions: str):
+        done = llm.batch(
+            [[{"role": "user", "content": text}] for text in questions], max_tokens=256
+        )
+        return done[0].text if len(done) == 1 else [completion.text for completion in done]
+
+    return answer
 
 
 # Names, most of which no list of the training has.
@@ -184,7 +192,7 @@ def test_flags_that_it_names_exist(ask):
     known = facts.known_flags() | {CACHE_FLAG}  # of /save
     newer = "--reasoning --strict --dry- --xtc- --version --truncation --file".split()
     flags = [flag for flag in facts.flags() if not flag.startswith(tuple(newer))]
-    answers = {flag: ask(f"What does {flag} do?") for flag in flags}
+    answers = dict(zip(flags, ask(*(f"What does {flag} do?" for flag in flags))))
     assert all(
         set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", answer)) <= known for answer in answers.values()
     )
