@@ -62,25 +62,19 @@ def mlx(request):
     return open_backend(request.param)
 
 
+def make_toy(length: int, fields: dict) -> Path:
+    """A model for `length` positions: a folder, or with `kinds` a GGUF file of width 256."""
+    path = Path(tempfile.mkdtemp()) / ("toy.gguf" if "kinds" in fields else "toy")
+    if "kinds" not in fields:
+        return make_checkpoint(path, max_position_embeddings=length, **fields)
+    wide = dict(hidden_size=256, intermediate_size=512, max_position_embeddings=length)
+    make_gguf(path, tokenizer=None, **wide, **fields)
+    return path
+
+
 @functools.cache
 def checkpoint(name: str) -> Path:
-    if name in LOW_BIT:
-        path = Path(tempfile.mkdtemp()) / f"{name}.gguf"
-        make_gguf(
-            path,
-            tokenizer=None,
-            num_hidden_layers=2,
-            hidden_size=256,
-            intermediate_size=512,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=2048,
-            **MODELS[name],
-        )
-        return path
-    return make_checkpoint(
-        Path(tempfile.mkdtemp()) / name, max_position_embeddings=2048, **MODELS[name]
-    )
+    return make_toy(2048, MODELS[name])
 
 
 def loaded(mlx, name: str, compile: bool):

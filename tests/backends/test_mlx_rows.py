@@ -6,60 +6,28 @@ from __future__ import annotations
 
 import functools
 import gc
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from machine import open_backend, to_run
-from making import make_checkpoint
-from making_gguf import make_gguf
 
+from backends.test_compiled_step import MODELS as COMPILED, make_toy, mlx  # noqa: F401
 from mlx_llama.core.backends.positions import GROWTH
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.generation.options import resolve
 
 MODELS = {
     "plain": dict(),
-    "sliding": dict(architectures=["MistralForCausalLM"], sliding_window=7),
-    "qwen2": dict(
-        architectures=["Qwen2ForCausalLM"],
-        use_sliding_window=True,
-        sliding_window=7,
-        max_window_layers=1,
-    ),
-    "qwen3": dict(architectures=["Qwen3ForCausalLM"], head_dim=24, rms_norm_eps=1e-6),
+    **{name: COMPILED[name] for name in ("sliding", "qwen2", "qwen3")},
     "Q4_K": dict(kinds="Q4_K"),
     "dynamic": dict(rope_scaling=dict(rope_type="dynamic", factor=4.0)),
 }
 
 
-@pytest.fixture(scope="module", params=[name for name in to_run() if name.startswith("mlx")])
-def mlx(request):
-    return open_backend(request.param)
-
-
 @functools.cache
 def checkpoint(name: str, length: int = 2048) -> Path:
-    if name == "Q4_K":
-        path = Path(tempfile.mkdtemp()) / f"{name}.gguf"
-        make_gguf(
-            path,
-            tokenizer=None,
-            num_hidden_layers=2,
-            hidden_size=256,
-            intermediate_size=512,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=2048,
-            **MODELS[name],
-        )
-        return path
-    length = 16 if name == "dynamic" else length
-    return make_checkpoint(
-        Path(tempfile.mkdtemp()) / name, max_position_embeddings=length, **MODELS[name]
-    )
+    return make_toy(16 if name == "dynamic" else length, MODELS[name])
 
 
 _LOADED: dict[tuple, object] = {}
