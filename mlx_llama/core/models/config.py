@@ -618,7 +618,7 @@ def _open_gguf(general: Reader) -> tuple[Family, Reader]:
     if family.scales_queries:
         known.add("rope.scaling.yarn_log_multiplier")
     for field, neutral in _GGUF_NEUTRAL.items():
-        # without experts, llama.cpp ignores the size of shared ones (Granite 4)
+        # without experts, llama.cpp ignores the size of a shared one (Granite 4)
         is_unused = field == "expert_shared_feed_forward_length" and family.experts is None
         if field not in known and not is_unused:
             read.refuse(field, *neutral, reason="nothing else is supported")
