@@ -7,6 +7,7 @@ of matrices stands for their rows concatenated.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -112,6 +113,22 @@ def experts(
     activation: str = "silu",
     biases: Biases | None = None,
 ) -> np.ndarray:
+    words = sys.modules[__name__]
+    return mix_experts(words, x, scores, gate, up, down, spec, activation, biases)
+
+
+def mix_experts(
+    words: Any,
+    x: np.ndarray,
+    scores: np.ndarray,
+    gate: Stack,
+    up: Stack,
+    down: Stack,
+    spec: ExpertsSpec,
+    activation: str,
+    biases: Biases | None,
+) -> np.ndarray:
+    """`experts` by the products of `words`."""
     rows = x.reshape(-1, x.shape[-1])
     chosen, shares = choose_experts(scores.reshape(len(rows), -1), spec)
     out = np.zeros_like(rows)
@@ -122,8 +139,8 @@ def experts(
             inputs, share = share * inputs, 1
         if biases:
             inner, outer = np.concatenate([biases[0][expert], biases[1][expert]]), biases[2][expert]
-        hidden = gated_linear(inputs, (gate[expert], up[expert]), inner, activation)
-        out[tokens] += share * linear(hidden, down[expert], outer)
+        hidden = words.gated_linear(inputs, (gate[expert], up[expert]), inner, activation)
+        out[tokens] += share * words.linear(hidden, down[expert], outer)
     return out.reshape(x.shape)
 
 

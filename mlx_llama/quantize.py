@@ -11,11 +11,16 @@ if __name__ == "__main__":  # before the imports below: interrupted, they would 
 
     sys.exit(run(["quantize", *sys.argv[1:]]))
 
+import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from . import cli
 from .cli.flags import Parser
 from .core.errors import OptionsError
+
+if TYPE_CHECKING:
+    from .core.files.importance import Importance
 
 GGUF = "gguf:"
 EXAMPLES = """
@@ -50,14 +55,26 @@ def parser() -> Parser:
         default="mlx",
         metavar="{mlx,mlx:MODE,gguf:TYPE}",
         help="mlx: a folder, for mlx_lm too, optionally of MODE mxfp4, nvfp4 or mxfp8; gguf: a "
-        "file, for llama.cpp too, of TYPE Q4_0, IQ4_XS, Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16, BF16 or "
-        "F32, or MXFP4 for models with experts (default: mlx)",
+        "file, for llama.cpp too, of TYPE Q3_K_S, Q3_K_M, Q4_0, IQ4_XS, Q4_K_M, Q5_K_M, Q6_K, "
+        "Q8_0, F16, BF16 or F32, or MXFP4 for models with experts (default: mlx)",
     )
     result.add_argument(
         "--merge",
         metavar="FOLDER[=SCALE]",
         help="merge a LoRA adapter, in the format of PEFT or mlx_lm, optionally with a scale; "
         "without --bits and --format a full-width model keeps its width",
+    )
+    result.add_argument(
+        "--calibrate",
+        metavar="{TEXT,docs}",
+        help="weigh errors by the model's activations on a text file, or on this package's "
+        "documentation: better GGUF files of few bits",
+    )
+    result.add_argument(
+        "--imatrix",
+        metavar="FILE",
+        help="weigh errors by llama.cpp's importance matrix (GGUF or .dat); with --calibrate: "
+        "write it there, too",
     )
     result.add_argument("--revision", help="branch, tag or commit of a hub id")
     return result
@@ -74,6 +91,7 @@ def main(arguments: list[str]) -> int:
             "gguf:Q4_K_M or gguf:Q8_0"
         )
 
+    check_calibration(args)
     from .core.files import gguf_export, quantize
     from .core.files.checkpoint import merge_adapter, open_checkpoint
 
@@ -94,11 +112,12 @@ def main(arguments: list[str]) -> int:
         and is_low_bit
         and checkpoint.gguf_metadata is not None
     )
+    importance = find_importance(args)
     with cli.clean_up_when_terminated(), cli.Bar("quantizing"):
         if is_folder:
             written = quantize.write_mlx(checkpoint, args.out, *scheme, keep=keeps)
         else:
-            written = gguf_export.write_gguf(checkpoint, args.out, *scheme)
+            written = gguf_export.write_gguf(checkpoint, args.out, *scheme, importance=importance)
     for notice in written.notices:
         cli.say(f"({notice})")
     ratio = checkpoint.nbytes / written.nbytes
@@ -108,6 +127,54 @@ def main(arguments: list[str]) -> int:
         f"bits each ({change} than {checkpoint.name})"
     )
     return 0
+
+
+def check_calibration(args: argparse.Namespace) -> None:
+    """Raise OptionsError for options that contradict --calibrate and --imatrix."""
+    flag = "--calibrate" if args.calibrate is not None else "--imatrix"
+    if args.calibrate is args.imatrix is None:
+        return
+    kind = args.format.removeprefix(GGUF)
+    if not args.format.startswith(GGUF) or kind in ("F16", "BF16", "F32", "Q8_0", "MXFP4"):
+        raise OptionsError(
+            f"{flag}: weighs the errors of GGUF types of 3 to 6 bits, and the format is "
+            f"{args.format}: leave it out, or add --format gguf:IQ4_XS or gguf:Q4_K_M"
+        )
+    if args.merge is not None and args.calibrate is not None:
+        raise OptionsError("--calibrate and --merge: merge first, then calibrate the merged copy")
+
+
+def find_importance(args: argparse.Namespace) -> Importance | None:
+    """Read or measure the importance of columns; None if neither is asked for."""
+    from .core.files.importance import read_importance, write_importance
+
+    if args.calibrate is None:
+        return None if args.imatrix is None else read_importance(args.imatrix)
+    from .core.backends.load_options import LoadOptions
+    from .core.errors import CheckpointError
+    from .core.generation.llm import load_model
+    from .core.proofs.importance import WINDOW, WINDOWS, measure_importance, read_docs
+    from .core.system import progress
+    from .core.system.files import read_file, reading
+
+    is_docs = args.calibrate == "docs"
+    if is_docs:
+        text = read_docs()
+    else:
+        with reading(args.calibrate, CheckpointError, "choose a text file, or docs"):
+            text = read_file(args.calibrate, 1 << 28).decode()
+    options = LoadOptions(args.source, "cpu", compile=False, revision=args.revision)
+    llm = load_model(options)
+    tokens = llm.tokenizer.encode(text)[: WINDOW * WINDOWS if is_docs else None]
+    windows = max(1, len(tokens) // WINDOW)
+    with progress.show_count("calibrating", windows) as show:
+        importance = measure_importance(
+            llm, tokens, args.calibrate, progress=lambda done, total: show(done)
+        )
+    llm.close()
+    if args.imatrix is not None:
+        write_importance(importance, args.imatrix)
+    return importance
 
 
 def parse_scheme(

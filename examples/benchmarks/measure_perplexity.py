@@ -30,6 +30,7 @@ import numpy as np
 import mlx_llama
 from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import TYPES, write_gguf
+from mlx_llama.core.files.importance import Importance, read_importance
 from mlx_llama.core.files.quantize import write_mlx
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,8 +97,13 @@ def open_peer(path: Path, size: int) -> Callable[[list[int]], np.ndarray]:
     return logits
 
 
-def formats(path: Path, chosen: list[str], folder: Path) -> Iterator[tuple[str, Path, Path | None]]:
-    """(name, our file, llama.cpp's file) of `path` written as F16 and quantised from there."""
+def formats(
+    path: Path, chosen: list[str], folder: Path, importance: Importance | None = None
+) -> Iterator[tuple[str, Path, Path | None]]:
+    """(name, our file, llama.cpp's file) of `path` written as F16 and quantised from there.
+
+    importance: weighs our file's errors.
+    """
     quantise = make_random_gguf.quantise if importlib.util.find_spec("llama_cpp") else None
     plain = write_gguf(open_checkpoint(path), folder / "F16.gguf", "F16").path
     for kind in chosen:
@@ -111,7 +117,7 @@ def formats(path: Path, chosen: list[str], folder: Path) -> Iterator[tuple[str, 
         ours = (
             plain
             if kind == "F16"
-            else write_gguf(open_checkpoint(plain), folder / f"{kind}.gguf", kind).path
+            else write_gguf(open_checkpoint(plain), folder / f"{kind}.gguf", kind, importance).path
         )
         theirs = plain if kind == "F16" else folder / f"{kind}-llama.cpp.gguf"
         if quantise and kind != "F16":
@@ -133,6 +139,9 @@ def main() -> None:
             [*(form for form in TYPES if form not in ("F32", "BF16")), "mlx-4", "mlx-8"]
         ),
     )
+    parser.add_argument(
+        "--imatrix", type=Path, help="an importance matrix that weighs our files' errors"
+    )
     args = parser.parse_args()
     windows = make_windows(args.file, args.tokens, args.window)
     print(
@@ -152,9 +161,9 @@ def main() -> None:
         show(name, measure(llm.logits, windows))
         del llm
     with tempfile.TemporaryDirectory() as folder:
-        for kind, ours, theirs in formats(
-            args.file, list(filter(None, args.formats.split(","))), Path(folder)
-        ):
+        importance = read_importance(args.imatrix) if args.imatrix else None
+        chosen = list(filter(None, args.formats.split(",")))
+        for kind, ours, theirs in formats(args.file, chosen, Path(folder), importance):
             size = (
                 sum(file.stat().st_size for file in ours.rglob("*"))
                 if ours.is_dir()

@@ -1,4 +1,5 @@
-"""Write gguf-blocks.npz: weights, and the blocks that llama.cpp's quantiser makes of them, by type.
+"""Write gguf-blocks.npz: weights, and the blocks that llama.cpp's quantiser makes of them, by type,
+plainly and with an importance of the columns.
 
     pip install -e ".[peers]"
     python tests/data/make_blocks.py
@@ -15,12 +16,15 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-KINDS = ("Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+KINDS = ("Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+WEIGHED = (*KINDS, "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # types whose errors an importance weighs
 
 
-def quantize_by_llama_cpp(rows: np.ndarray, kind: str) -> np.ndarray:
-    """Blocks uint8 [n, bytes per row] of rows float32 [n, K], by ggml_quantize_chunk without an
-    importance matrix.
+def quantize_by_llama_cpp(
+    rows: np.ndarray, kind: str, importance: np.ndarray | None = None
+) -> np.ndarray:
+    """Blocks uint8 [n, bytes per row] of rows float32 [n, K], by ggml_quantize_chunk. importance:
+    float32 [K].
     """
     import llama_cpp
 
@@ -35,7 +39,8 @@ def quantize_by_llama_cpp(rows: np.ndarray, kind: str) -> np.ndarray:
     number = gguf.GGMLQuantizationType[kind]
     rows = np.ascontiguousarray(rows, np.float32)
     blocks = np.zeros(gguf.quants.quant_shape_to_byte_shape(rows.shape, number), np.uint8)
-    written = function(int(number), rows.ctypes.data, blocks.ctypes.data, 0, *rows.shape, None)
+    pointer = None if importance is None else importance.ctypes.data
+    written = function(int(number), rows.ctypes.data, blocks.ctypes.data, 0, *rows.shape, pointer)
     assert written == blocks.nbytes
     return blocks
 
@@ -57,10 +62,17 @@ def make_weights(rows: int, seed: int) -> np.ndarray:
     )
 
 
+def make_importance(seed: int) -> np.ndarray:
+    """float32 [256], as uneven as those of activations."""
+    rng = np.random.default_rng(seed)
+    return np.exp(2 * rng.standard_normal(256)).astype(np.float32)
+
+
 if __name__ == "__main__":
-    weights = make_weights(1, 0)
+    weights, importance = make_weights(1, 0), make_importance(0)
     np.savez_compressed(
         Path(__file__).with_name("gguf-blocks.npz"),
         weights=weights,
         **{kind: quantize_by_llama_cpp(weights, kind) for kind in KINDS},
+        **{f"{kind} weighed": quantize_by_llama_cpp(weights, kind, importance) for kind in WEIGHED},
     )

@@ -99,7 +99,7 @@ def test_the_guide_and_hub_ids(toy, tmp_path, door, monkeypatch):
         (["IN", "OUT", "--group-size", "128"], "does not divide the rows of any matrix"),
         (
             ["IN", "OUT", "--format", "gguf"],
-            "choose mlx, mlx:mxfp4, mlx:nvfp4, mlx:mxfp8, gguf:Q4_0",
+            "choose mlx, mlx:mxfp4, mlx:nvfp4, mlx:mxfp8, gguf:",
         ),
         (["IN", "OUT", "--format", "mlx:mxfp4", "--bits", "4"], "--bits 4: is for --format mlx"),
         (["IN", "OUT.gguf", "--format", "mlx:mxfp4"], "--format mlx:mxfp4 writes a folder"),
@@ -175,3 +175,34 @@ def test_loading_reports_every_byte(backend, tmp_path):
         if seen:  # backends that use the mapped file may report nothing
             assert seen[-1][0] == seen[-1][1]
     assert seen, "low-bit weights are repacked everywhere"
+
+
+def test_calibration_measures_writes_and_reads_an_importance_matrix(toy, tmp_path, door):
+    text, matrix = tmp_path / "text.txt", tmp_path / "matrix.gguf"
+    text.write_text("Once upon a time there was a little llama who lived on a hill. " * 60)
+    options = ("--format", "gguf:IQ4_XS")
+    done = door(
+        quantize.main, toy, tmp_path / "a.gguf", *options, "--calibrate", text, "--imatrix", matrix
+    )
+    assert done.code == 0 and matrix.exists(), done.err
+    assert door(quantize.main, toy, tmp_path / "b.gguf", *options, "--imatrix", matrix).code == 0
+    assert door(quantize.main, toy, tmp_path / "c.gguf", *options).code == 0
+    files = [(tmp_path / f"{name}.gguf").read_bytes() for name in "abc"]
+    assert files[0] == files[1] != files[2]
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (("--calibrate", "docs"), ["--calibrate", "--format gguf:IQ4_XS"]),
+        (("--imatrix", "m.gguf", "--format", "gguf:Q8_0"), ["--imatrix", "gguf:Q8_0"]),
+        (("--imatrix", "no.gguf", "--format", "gguf:Q4_0"), ["no.gguf", "no such file"]),
+        (("--calibrate", "no.txt", "--format", "gguf:Q4_0"), ["no.txt", "no such file"]),
+    ],
+)
+def test_a_calibration_that_cannot_be_is_refused(arguments, words, toy, tmp_path, door):
+    out = tmp_path / ("out.gguf" if "--format" in arguments else "out")
+    done = door(quantize.main, toy, out, *arguments)
+    assert done.code == 2 and done.err.count("\n") == 1, done.err
+    for word in words:
+        assert word in done.err

@@ -47,6 +47,7 @@ from .checkpoint import Checkpoint
 from .gguf import row_order
 from .gguf_quantize import SCALES, quantize
 from .gguf_types import FORMATS, PLAIN, choose_type, is_fallback
+from .importance import Importance
 from .quantized import AffineWeight
 from .tensor import Tensor
 from .writing import (
@@ -76,19 +77,25 @@ _SPLITS = {
 }
 
 
-def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8_0") -> Written:
+def write_gguf(
+    checkpoint: Checkpoint,
+    out: str | os.PathLike,
+    format: str = "Q8_0",
+    importance: Importance | None = None,
+) -> Written:
     """Write a GGUF file with matrices of `format`, one of TYPES: a type, or llama.cpp's mixture of
     types.
 
     Vectors are F32. Matrices whose rows blocks of 256 do not divide have llama.cpp's substitute
     with blocks of 32; where those do not either, F16. The projection to the vocabulary is Q8_0 or
-    Q6_K: llama.cpp too keeps it wider than the rest.
+    Q6_K: llama.cpp too keeps it wider than the rest. importance: weighs the errors of the layers'
+    matrices.
 
     Raises OptionsError: an unknown format; MXFP4 of a model without experts; `out` does not end in
     .gguf. ConfigError,
     TokenizerError: a GGUF file cannot express the model's rope or tokenizer. CheckpointError: `out`
     exists, cannot be written or does not fit the disk; a weight is not finite, or too large for the
-    format.
+    format; `importance` is of another model.
     """
     import gguf
 
@@ -118,10 +125,22 @@ def write_gguf(checkpoint: Checkpoint, out: str | os.PathLike, format: str = "Q8
         tensor, order = parts[0], None
         if names.is_permuted(tensor.name):
             order = np.argsort(row_order(tensor.shape[0], config.head_dim))  # its inverse
-        kind = choose_type(names.gguf(tensor.name), tensor.shape, format, config, family.gguf)
+        kind = choose_type(
+            names.gguf(tensor.name), tensor.shape, format, config, family.gguf, bool(importance)
+        )
+        weights = None
+        if importance and len(tensor.shape) == 2:
+            weights = importance.find(names.gguf(name), len(parts), tensor.shape[1])
         offset = config.norm_offset if tensor.name.endswith("norm.weight") else 0.0
         is_stack = name.rpartition(".")[0] in stacks
-        plan[name] = _TensorPlan(parts, is_stack, kind, order, offset)
+        plan[name] = _TensorPlan(parts, is_stack, kind, order, offset, weights)
+    if importance:
+        _write_importance(writer, importance)
+        if not any(item.importance is not None for item in plan.values()):
+            raise CheckpointError(
+                f"{checkpoint.name}: the importance matrix has none of its matrices, but "
+                f"{show(', '.join(sorted(importance.sums)[:2]))}: it was measured on another model"
+            )
     for name, item in plan.items():
         stored = gguf.GGMLQuantizationType[item.kind]
         writer.add_tensor_info(names.gguf(name), item.shape, item.written, item.nbytes, stored)
@@ -163,6 +182,7 @@ class _TensorPlan(TensorPlan):
     kind: str  # a GGUF type
     order: np.ndarray | None  # as of `slabs`
     offset: float = 0.0  # to add to the values
+    importance: np.ndarray | None = None  # float32 [parts, K], of columns
 
     @property
     def written(self) -> np.dtype:
@@ -188,19 +208,24 @@ class _TensorPlan(TensorPlan):
     def values(self, advance: Callable[[int], None]) -> np.ndarray:
         """The values to write, of `written`. Raises CheckpointError."""
         result = np.empty(self.shape, self.written)
-        for part, rows in zip(self.parts, result if self.is_stack else (result,)):
-            self._fill(rows, part, advance)
+        for i, (part, rows) in enumerate(zip(self.parts, result if self.is_stack else (result,))):
+            weights = None if self.importance is None else self.importance[i]
+            self._fill(rows, part, weights, advance)
         return result
 
     def _fill(
-        self, result: np.ndarray, tensor: Tensor | AffineWeight, advance: Callable[[int], None]
+        self,
+        result: np.ndarray,
+        tensor: Tensor | AffineWeight,
+        importance: np.ndarray | None,
+        advance: Callable[[int], None],
     ) -> None:
         dtype = {"F16": "float16", "BF16": "bfloat16"}.get(self.kind, "float32")
         for start, rows in slabs(tensor, advance, self.order, dtype):
             if self.kind == "BF16":
                 rows = encode(rows, dtype).view(np.uint16)
             elif self.written == np.uint8:
-                rows = quantize(rows, self.kind)
+                rows = quantize(rows, self.kind, importance)
                 size, scales = SCALES.get(self.kind, (1, slice(0, 0)))
                 if not np.isfinite(rows.reshape(-1, size)[:, scales].copy().view(np.float16)).all():
                     raise CheckpointError(
@@ -257,6 +282,13 @@ def _write_settings(writer: Any, checkpoint: Checkpoint, format: str, notices: l
         writer.add_array(f"xielu.{name}", [tensor.float32().item() for tensor in tensors])
     _write_rope_scaling(writer, checkpoint, notices)
     _write_windows(writer, config, notices)
+
+
+def _write_importance(writer: Any, importance: Importance) -> None:
+    """Write llama-quantize's fields about the matrix that it used."""
+    writer.add_string("quantize.imatrix.dataset", (importance.datasets or ("text",))[-1])
+    writer.add_int32("quantize.imatrix.entries_count", len(importance.sums))
+    writer.add_int32("quantize.imatrix.chunks_count", importance.chunks)
 
 
 def _write_windows(writer: Any, config: LlamaConfig, notices: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Quantise to GGUF's block types as llama.cpp does without an importance matrix
+"""Quantise to GGUF's block types as llama.cpp does, with or without an importance matrix
 (ggml/src/ggml-quants.c).
 
 Each function performs the operations of the C code in float32 and in the same order, for the same
@@ -25,14 +25,29 @@ from .quantized import IQ4_VALUES
 # {type: (bytes of a block, slice of its float16 scales)} (ggml/src/ggml-common.h)
 SCALES = {
     "Q4_0": (18, slice(0, 2)),
+    "Q4_1": (20, slice(0, 4)),
     "Q5_0": (22, slice(0, 2)),
     "Q5_1": (24, slice(0, 4)),
     "Q8_0": (34, slice(0, 2)),
+    "Q3_K": (110, slice(108, 110)),
     "Q4_K": (144, slice(0, 4)),
     "Q5_K": (176, slice(0, 4)),
     "Q6_K": (210, slice(208, 210)),
     "IQ4_NL": (18, slice(0, 2)),
     "IQ4_XS": (136, slice(0, 2)),
+}
+
+# {type: (weights whose mean square is added to each one's, 0 for a row; factor of the mean)}
+_SPREADS = {
+    "Q4_0": (0, 1),
+    "Q4_1": (0, 1),
+    "Q5_0": (0, 1),
+    "Q5_1": (0, 1),
+    "Q3_K": (256, 2),
+    "Q4_K": (256, 2),
+    "Q5_K": (256, 2),
+    "IQ4_NL": (32, 2),
+    "IQ4_XS": (256, 2),
 }
 
 _PART = 1 << 16  # weights at a time: five float32 arrays of this size fit an L2 cache
@@ -46,16 +61,20 @@ _NEAREST = np.searchsorted(
 _NEAREST_VALUE = _VALUES[_NEAREST]
 
 
-def quantize(rows: np.ndarray, kind: str) -> np.ndarray:
+def quantize(rows: np.ndarray, kind: str, importance: np.ndarray | None = None) -> np.ndarray:
     """Quantise rows float32 [n, K], K a multiple of the block size, to blocks uint8 [n, bytes per
     row].
 
-    kind: of SCALES. Weights beyond the range of float16 scales give infinite scales.
+    kind: of SCALES. importance: of each column, mean squares of its inputs, float32 [K]; None for
+    the same. Weights beyond the range of float16 scales give infinite scales.
     """
     from gguf.quants import GGMLQuantizationType, quantize as quantize_plain
 
     def blocks(start: int) -> np.ndarray:
         part = rows[start : start + step]
+        if importance is not None and kind in _WEIGHED:
+            weights = _weigh(part, importance, kind)
+            return _WEIGHED[kind](part, weights).reshape(len(part), -1)
         if kind in _QUANTISERS:
             return _QUANTISERS[kind](part).reshape(len(part), -1)
         return quantize_plain(part, GGMLQuantizationType[kind])
@@ -107,6 +126,19 @@ def _select(mask: np.ndarray, old: np.ndarray, new: np.ndarray) -> None:
     old ^= (old ^ new) & np.negative(mask, dtype=np.int32)
 
 
+def _weigh(rows: np.ndarray, importance: np.ndarray, kind: str) -> np.ndarray:
+    """Weights of the squared errors, float32 [n, K]: large weights count more."""
+    if kind not in _SPREADS:
+        return np.broadcast_to(importance, rows.shape)
+    size, factor = _SPREADS[kind]
+    size = size or rows.shape[1]
+    squares = _groups(rows * rows, size)
+    mean = _add_rows(squares, np.empty(squares.shape[1], np.float32))
+    mean = mean * np.float32(factor) / np.float32(size)
+    spread = rows * rows + np.repeat(mean, size).reshape(rows.shape)
+    return importance * np.sqrt(spread)
+
+
 def _half(values: np.ndarray) -> np.ndarray:
     """float32 [B] -> the bytes of float16, uint8 [B, 2]."""
     return values.astype(np.float16)[:, None].view(np.uint8)
@@ -143,19 +175,29 @@ def _round(values: np.ndarray, low: int, high: int) -> np.ndarray:
 
 
 def _search_min(
-    x: np.ndarray, top: int, first: float, steps: int
+    x: np.ndarray,
+    top: int,
+    first: float,
+    steps: int,
+    weighting: np.ndarray | None = None,
+    delta: float = 0.1,
 ) -> tuple[np.ndarray, np.ndarray, Callable[[np.ndarray], np.ndarray]]:
     """make_qkx2_quants with the weights of quantize_row_q4_K_ref: scales [G], minus the minima [G],
     and a function of groups' indices [n] that returns their codes [size, n].
+
+    weighting: in place of those weights, for make_qkx3_quants; delta: between steps.
     """
     weights, codes, weighted, product = _scratch(4, x.shape)
     sum_w, sum_x, sum_l, sum_l2, sum_xl = _scratch(5, x.shape[1:])
     # The codes are those of inverse * (x - origin).
     least, scale, minimum, best, best_origin = state = _scratch(5, x.shape[1:])
     error, new_scale, new_minimum, inverse, origin = trial = _scratch(5, x.shape[1:])
-    np.multiply(x, x, out=product)
-    np.abs(x, out=weights)
-    weights += np.sqrt(_add_rows(product, sum_x) / np.float32(32))
+    if weighting is None:
+        np.multiply(x, x, out=product)
+        np.abs(x, out=weights)
+        weights += np.sqrt(_add_rows(product, sum_x) / np.float32(32))
+    else:
+        weights[:] = weighting
     low, high = np.minimum(x.min(0), np.float32(0)), x.max(0)
     np.multiply(weights, x, out=product)
     _add_rows(weights, sum_w), _add_rows(product, sum_x)
@@ -182,7 +224,7 @@ def _search_min(
     state[:] = trial
     for i in range(steps + 1):
         # As in llama.cpp, codes count from the best minimum so far.
-        offset = np.float32(first) + np.float32(0.1) * np.float32(i) + np.float32(top)
+        offset = np.float32(first) + np.float32(delta) * np.float32(i) + np.float32(top)
         origin[:] = minimum
         np.divide(offset, high - origin, out=inverse)
         quantise()
@@ -209,16 +251,88 @@ def _search_min(
     return scale, -np.where(is_flat, low, minimum), before
 
 
+def _fit_positive(
+    values: np.ndarray, weights: np.ndarray, top: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """make_qp_quants: a scale [B] and codes uint8 [n, B] of values that are not negative [n, B]."""
+    largest = values.max(0)
+    is_zero = ~(largest >= _EPSILON)
+
+    def measure(offset: float) -> tuple[np.ndarray, np.ndarray]:
+        inverse = (np.float32(offset) + np.float32(top)) / largest
+        codes = np.minimum(np.rint(inverse * values), top)
+        difference = values - np.float32(1) / inverse * codes
+        return inverse, np.add.accumulate(weights * difference * difference)[-1]
+
+    best, error = measure(0)
+    for i in (*range(-4, 0), *range(1, 5)):
+        inverse, trial = measure(np.float32(0.1) * np.float32(i))
+        is_better = trial < error
+        best, error = np.where(is_better, inverse, best), np.where(is_better, trial, error)
+    codes = np.minimum(np.rint(best * values), top)
+    scale, codes = _descend(values, codes, weights, -np.inf, top)
+    codes = np.where(is_zero, 0, codes).astype(np.int32).astype(np.uint8)
+    return np.where(is_zero, np.float32(0), scale), codes
+
+
+def _descend(
+    x: np.ndarray, codes: np.ndarray, weights: np.ndarray, low: float, high: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Change single codes [n, G] while the weighted error of the best scale falls; returns the
+    scales [G] and the codes.
+
+    The part that make_q3_quants and make_qp_quants share.
+    """
+    codes, weighted = codes.copy(), weights * x
+    sum_lx = np.add.accumulate(weighted * codes)[-1]
+    sum_l2 = np.add.accumulate(weights * codes * codes)[-1]
+    for _ in range(5):
+        has_changed = False
+        for i in range(len(x)):
+            code = codes[i]
+            rest_lx = sum_lx - weighted[i] * code
+            rest_l2 = sum_l2 - weights[i] * code * code
+            new = np.clip(np.rint(x[i] * rest_l2 / rest_lx), low, high)
+            new_lx, new_l2 = rest_lx + weighted[i] * new, rest_l2 + weights[i] * new * new
+            is_better = (rest_lx > 0) & (new != code)
+            is_better &= (new_l2 if np.isfinite(low) else rest_l2) > 0  # as either function does
+            is_better &= new_lx * new_lx * sum_l2 > sum_lx * sum_lx * new_l2
+            if is_better.any():
+                has_changed = True
+                codes[i] = np.where(is_better, new, code)
+                sum_lx, sum_l2 = (
+                    np.where(is_better, new_lx, sum_lx),
+                    np.where(is_better, new_l2, sum_l2),
+                )
+        if not has_changed:
+            break
+    return np.where(sum_l2 > 0, sum_lx / sum_l2, np.float32(0)), codes
+
+
+def _sum_weights(weights: np.ndarray, groups: int) -> np.ndarray:
+    """Sums of each group's weights [size, G], contiguous [groups of a block, B]."""
+    sums = _add_rows(weights, np.empty(weights.shape[1], np.float32))
+    return np.ascontiguousarray(sums.reshape(-1, groups).T)
+
+
 def _with_min(
-    rows: np.ndarray, top: int, first: float, steps: int
+    rows: np.ndarray, top: int, first: float, steps: int, weights: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The head of a Q4_K or Q5_K block (half d, dmin; uint8 scales[12]), uint8 [B, 16]; codes uint8
     [B, 256].
     """
-    x = _groups(rows, 32)
-    scales, mins, before = _search_min(x, top, first, steps)
-    head, six_bits = [], []
-    for values in (scales.reshape(-1, 8), mins.reshape(-1, 8)):
+    x, head, six_bits = _groups(rows, 32), [], []
+    if weights is not None:
+        weights = _groups(weights, 32)
+        scales, mins, before = _search_min(x, top, -0.9, 36, weights, 0.05)
+        sums = _sum_weights(weights, 8)
+        for values in (scales, mins):
+            scale, codes = _fit_positive(np.ascontiguousarray(values.reshape(-1, 8).T), sums, 63)
+            six_bits.append(codes.T)
+            head.append(_half(scale))
+    else:
+        scales, mins, before = _search_min(x, top, first, steps)
+    for values in (scales.reshape(-1, 8), mins.reshape(-1, 8)) if weights is None else ():
         largest = np.maximum(values.max(1), np.float32(0))
         inverse = np.where(largest > 0, np.float32(63) / largest, np.float32(0))
         # A negative scale wraps around as in C.
@@ -241,14 +355,17 @@ def _with_min(
     return np.concatenate([*head, packed], axis=1), codes.T.astype(np.uint8).reshape(-1, 256)
 
 
-def _q4_k(rows: np.ndarray) -> np.ndarray:  # uint8 head[16], qs[128]
-    head, codes = _with_min(rows, 15, -1.0, 20)
+Weights = np.ndarray | None  # [n, K], of the squared errors; None for the format's own
+
+
+def _q4_k(rows: np.ndarray, weights: Weights = None) -> np.ndarray:  # uint8 head[16], qs[128]
+    head, codes = _with_min(rows, 15, -1.0, 20, weights)
     codes = codes.reshape(-1, 4, 2, 32)
     return np.concatenate([head, (codes[:, :, 0] | codes[:, :, 1] << 4).reshape(-1, 128)], axis=1)
 
 
-def _q5_k(rows: np.ndarray) -> np.ndarray:  # uint8 head[16], qh[32], qs[128]
-    head, codes = _with_min(rows, 31, -0.5, 15)
+def _q5_k(rows: np.ndarray, weights: Weights = None) -> np.ndarray:
+    head, codes = _with_min(rows, 31, -0.5, 15, weights)  # uint8 head[16], qh[32], qs[128]
     high = np.packbits((codes >> 4).reshape(-1, 8, 32), axis=1, bitorder="little").reshape(-1, 32)
     codes = (codes & 15).reshape(-1, 4, 2, 32)
     return np.concatenate(
@@ -273,19 +390,20 @@ def _fit_scales(
     trials: Sequence[np.ndarray],
     quantise: Callable[[np.ndarray], np.ndarray],
     x_first: bool,
+    weighting: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Search inverse scales for the least squared error weighted by x * x; returns scales [G] and
     the inverse scale that gave the best values.
 
     The part that make_qx_quants and quantize_row_iq4_nl_impl share. quantise: may work in place.
-    x_first: order of the factors of a product.
+    x_first: order of the factors of a product. weighting: in place of x * x.
     """
     weights, weighted_x, values, product = _scratch(4, x.shape)
     (sum_lx, sum_l2), state, trial = (
         _scratch(2, x.shape[1:]),
         *_scratch(6, x.shape[1:]).reshape(2, 3, -1),
     )
-    np.multiply(x, x, out=weights)
+    weights[:] = x * x if weighting is None else weighting
     np.multiply(weights, x, out=weighted_x)
     for i, inverse in enumerate(trials):
         trial[0] = inverse
@@ -309,22 +427,107 @@ def _fit_scales(
     return state[1], state[0]
 
 
-def _q6_k(rows: np.ndarray) -> np.ndarray:  # uint8 ql[128], qh[64]; int8 scales[16]; half d
-    x = _groups(rows, 16)
+def _fit_symmetric(
+    x: np.ndarray, top: int, weights: np.ndarray | None = None
+) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
+    """make_qx_quants: scales [G], zero for groups of zeros, and a function of groups' indices that
+    returns their codes, -top .. top - 1.
+    """
     largest = _largest(x, 0)
     offsets = (np.float32(0.1) * np.float32(i) for i in (0, *range(-9, 0), *range(1, 10)))
     scales, best = _fit_scales(
         x,
-        [-(np.float32(32) + offset) / largest for offset in offsets],
-        lambda values: _round(values, -32, 31),
+        [-(np.float32(top) + offset) / largest for offset in offsets],
+        lambda values: _round(values, -top, top - 1),
         x_first=True,
+        weighting=weights,
     )
     is_zero = np.abs(largest) < _EPSILON
-    scales = np.where(is_zero, np.float32(0), scales).reshape(-1, 16)
 
     def before(at: np.ndarray) -> np.ndarray:
-        return np.where(is_zero[at], -32, _round(x[:, at] * best[at], -32, 31))
+        return np.where(is_zero[at], -top, _round(x[:, at] * best[at], -top, top - 1))
 
+    return np.where(is_zero, np.float32(0), scales), before
+
+
+def _q4_0(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:  # half d; uint8 qs[16]
+    x = _groups(rows, 32)
+    scales, find = _fit_symmetric(x, 8, _groups(weights, 32))
+    codes = (find(np.arange(x.shape[1])) + 8).astype(np.uint8).T
+    return np.concatenate([_half(scales), codes[:, :16] | codes[:, 16:] << 4], axis=1)
+
+
+def _q5_0(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:  # half d; uint8 qh[4], qs[16]
+    x = _groups(rows, 32)
+    scales, find = _fit_symmetric(x, 16, _groups(weights, 32))
+    codes = (find(np.arange(x.shape[1])) + 16).astype(np.uint8).T
+    return np.concatenate([_half(scales), *_split_five_bits(codes)], axis=1)
+
+
+def _split_five_bits(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Codes uint8 [B, 32] as qh uint8 [B, 4] and qs uint8 [B, 16]."""
+    low = codes & 15
+    high = np.packbits(codes >> 4, axis=1, bitorder="little")
+    return high, low[:, :16] | low[:, 16:] << 4
+
+
+def _q4_1(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:  # half d, m; uint8 qs[16]
+    x = _groups(rows, 32)
+    scales, mins, find = _search_min(x, 15, -0.9, 36, _groups(weights, 32), 0.05)
+    codes = find(np.arange(x.shape[1])).astype(np.uint8).T
+    return np.concatenate([_half(scales), _half(-mins), codes[:, :16] | codes[:, 16:] << 4], axis=1)
+
+
+def _q5_1(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:  # half d, m; uint8 qh[4], qs[16]
+    x = _groups(rows, 32)
+    scales, mins, find = _search_min(x, 31, -0.9, 36, _groups(weights, 32), 0.05)
+    codes = find(np.arange(x.shape[1])).astype(np.uint8).T
+    return np.concatenate([_half(scales), _half(-mins), *_split_five_bits(codes)], axis=1)
+
+
+def _q3_k(rows: np.ndarray, weights: Weights = None) -> np.ndarray:
+    # uint8 hmask[32], qs[64], scales[12]; half d
+    x = _groups(rows, 16)
+    before: Callable[[np.ndarray], np.ndarray]
+    if weights is None:
+        largest = _largest(x, 0)
+        is_zero, squares = ~(np.abs(largest) >= _EPSILON), x * x
+        codes = np.clip(np.rint(np.float32(-4) / largest * x), -4, 3)
+        codes[:, is_zero] = 0
+        scales, codes = _descend(x, codes, squares, -4, 3)
+        codes[:, is_zero], scales[is_zero] = -4, 0
+        levels = scales.reshape(-1, 16).T
+        largest = _largest(levels, 0)
+        inverse = np.float32(-32) / largest
+        six_bits = (np.clip(np.rint(inverse * levels), -32, 31) + 32).astype(np.uint8)
+        d = np.float32(1) / inverse
+        is_zero = largest == 0
+        six_bits[:, is_zero], d[is_zero] = 0, 0
+        before = functools.partial(codes.take, axis=1)
+    else:
+        weights = _groups(weights, 16)
+        scales, before = _fit_symmetric(x, 4, weights)
+        levels = np.ascontiguousarray(scales.reshape(-1, 16).T)
+        d, find = _fit_symmetric(levels, 32, _sum_weights(weights, 16))
+        six_bits = (find(np.arange(len(d))) + 32).astype(np.uint8)
+    half = _half(d)
+    sub_scales = six_bits.T.astype(np.float32) - 32
+    codes = _requantize(x, _widen(half) * sub_scales, before, -4, 3)
+    codes = (codes.T + np.float32(4)).astype(np.uint8).reshape(-1, 256)
+    mask = np.packbits((codes >> 2).reshape(-1, 8, 32), axis=1, bitorder="little").reshape(-1, 32)
+    low = (codes & 3).reshape(-1, 2, 4, 32)
+    low = low[:, :, 0] | low[:, :, 1] << 2 | low[:, :, 2] << 4 | low[:, :, 3] << 6
+    nibbles = six_bits[:8] & 15 | (six_bits[8:] & 15) << 4
+    high = (six_bits >> 4).reshape(4, 4, -1)
+    high = high[0] | high[1] << 2 | high[2] << 4 | high[3] << 6
+    return np.concatenate([mask, low.reshape(-1, 64), nibbles.T, high.T, half], axis=1)
+
+
+def _q6_k(rows: np.ndarray, weights: Weights = None) -> np.ndarray:
+    # uint8 ql[128], qh[64]; int8 scales[16]; half d
+    x = _groups(rows, 16)
+    scales, before = _fit_symmetric(x, 32, None if weights is None else _groups(weights, 16))
+    scales = scales.reshape(-1, 16)
     largest = _largest(scales, 1)
     inverse = np.float32(-128) / largest
     d = _half(np.float32(1) / inverse)
@@ -357,13 +560,13 @@ def _nearest(values: np.ndarray, table: np.ndarray) -> np.ndarray:
     return table.take(values.astype(np.intp))
 
 
-def _fit_iq4(x: np.ndarray) -> np.ndarray:
+def _fit_iq4(x: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     """Scales [G] of quantize_row_iq4_nl_impl."""
     largest = _largest(x, 0)
     first = np.float32(1) / (-largest / _VALUES[0])
     trials = [first, *((np.float32(i) + _VALUES[0]) / largest for i in range(-7, 8))]
     scales, _ = _fit_scales(
-        x, trials, lambda values: _nearest(values, _NEAREST_VALUE), x_first=False
+        x, trials, lambda values: _nearest(values, _NEAREST_VALUE), x_first=False, weighting=weights
     )
     return np.where(np.abs(largest) < _EPSILON, np.float32(0), scales)
 
@@ -375,15 +578,16 @@ def _pack_iq4(x: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return (codes[:16] | codes[16:] << 4).T
 
 
-def _iq4_nl(rows: np.ndarray) -> np.ndarray:  # half d; uint8 qs[16]
+def _iq4_nl(rows: np.ndarray, weights: Weights = None) -> np.ndarray:  # half d; uint8 qs[16]
     x = _groups(rows, 32)
-    scales = _fit_iq4(x)
+    scales = _fit_iq4(x, None if weights is None else _groups(weights, 32))
     return np.concatenate([_half(scales), _pack_iq4(x, scales)], axis=1)
 
 
-def _iq4_xs(rows: np.ndarray) -> np.ndarray:  # half d; uint16 scales_h; uint8 scales_l[4], qs[128]
+def _iq4_xs(rows: np.ndarray, weights: Weights = None) -> np.ndarray:
+    # half d; uint16 scales_h; uint8 scales_l[4], qs[128]
     x = _groups(rows, 32)
-    scales = _fit_iq4(x).reshape(-1, 8)
+    scales = _fit_iq4(x, None if weights is None else _groups(weights, 32)).reshape(-1, 8)
     d = -_largest(scales, 1) / np.float32(32)
     inverse = np.where(d != 0, np.float32(1) / d, np.float32(0))
     six_bits = np.clip(np.rint(inverse[:, None] * scales), -32, 31)
@@ -396,4 +600,13 @@ def _iq4_xs(rows: np.ndarray) -> np.ndarray:  # half d; uint16 scales_h; uint8 s
     )
 
 
-_QUANTISERS = {"Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs}
+_QUANTISERS = {
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+}
+# those that weigh errors, the gguf library's among them
+_WEIGHED = {**_QUANTISERS, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1}

@@ -9,7 +9,13 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from data.make_blocks import KINDS, make_weights, quantize_by_llama_cpp
+from data.make_blocks import (
+    KINDS,
+    WEIGHED,
+    make_importance,
+    make_weights,
+    quantize_by_llama_cpp,
+)
 
 from mlx_llama.core.files.gguf_quantize import SCALES, quantize
 
@@ -36,6 +42,25 @@ def test_blocks_are_those_recorded_from_llama_cpp(kind):
     assert np.array_equal(
         quantize(np.tile(weights, (many, 1)), kind), np.tile(recorded[kind], (many, 1))
     )
+
+
+@pytest.mark.parametrize("kind", WEIGHED)
+def test_blocks_with_an_importance_are_those_recorded_from_llama_cpp(kind):
+    recorded = np.load(DATA / "gguf-blocks.npz")
+    weights, importance = recorded["weights"], make_importance(0)
+    assert np.array_equal(quantize(weights, kind, importance), recorded[f"{kind} weighed"])
+    assert np.array_equal(quantize(weights[:1], kind, importance), recorded[f"{kind} weighed"][:1])
+
+
+@pytest.mark.parametrize("kind", WEIGHED)
+def test_an_importance_lowers_the_error_that_it_weighs(kind):
+    weights, importance = make_weights(32, seed=3)[:32], make_importance(1)
+    number = gguf.GGMLQuantizationType[kind]
+    plain, weighed = (
+        (importance * (gguf.quants.dequantize(blocks, number) - weights) ** 2).sum()
+        for blocks in (quantize(weights, kind), quantize(weights, kind, importance))
+    )
+    assert weighed < 0.97 * plain
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,5 +93,5 @@ def test_more_bits_have_less_error(kind):
     # Q6_K: scales of -128 and 128, which is one too many
     weights[0] = np.where(np.arange(256) < 16, 1, -1)
     relative = np.sqrt(error(quantize(weights, kind), weights, kind) / (weights**2).mean(1))
-    bits = {"Q6_K": 6, "Q5_K": 5}.get(kind, 4)
+    bits = {"Q6_K": 6, "Q5_K": 5, "Q3_K": 3}.get(kind, 4)
     assert (relative < 1.3 * 2.0**-bits).all()

@@ -17,7 +17,7 @@ from mlx_llama.core.files.checkpoint import open_checkpoint
 from mlx_llama.core.files.gguf_export import write_gguf
 
 FILE_TYPES = {"MXFP4": "MXFP4_MOE"}
-MIXES = ("IQ4_XS", "Q4_K_M", "Q5_K_M", "Q6_K")
+MIXES = ("Q3_K_S", "Q3_K_M", "IQ4_XS", "Q4_K_M", "Q5_K_M", "Q6_K")
 PHI = dict(architectures=["Phi3ForCausalLM"], model_type="phi3")
 SMALL = dict(
     hidden_size=256,

@@ -1,0 +1,175 @@
+"""llama.cpp's importance matrices: mean squares of each matrix's inputs on a text, which weigh the
+errors of quantising.
+
+Two file formats (llama.cpp, tools/imatrix/README.md and common/imatrix-loader.cpp): GGUF, and
+before it ".dat", int32 numbers and float32 sums in a row.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlx_llama.core.errors import CheckpointError, show
+from mlx_llama.core.system.files import read_file, reading, write_file
+
+_LIMIT = 1 << 30  # bytes of a file
+_SUMS, _COUNTS = ".in_sum2", ".counts"
+
+
+@dataclass(frozen=True)
+class Importance:
+    """Sums of squares of inputs, by the matrices' GGUF names. Experts' stacks have a row each."""
+
+    sums: Mapping[str, np.ndarray]  # float32 [1 or experts, K]
+    counts: Mapping[str, np.ndarray]  # of tokens, float32 [1 or experts]
+    datasets: tuple[str, ...] = ()  # names of the texts
+    chunks: int = 1
+    chunk_size: int = 512  # tokens
+
+    def find(self, name: str, count: int, columns: int) -> np.ndarray | None:
+        """Mean squares float32 [count, columns] of a matrix or stack, ones for an expert that no
+        token used; None if the file lacks it.
+
+        Raises CheckpointError: the file is of another model.
+        """
+        if name not in self.sums:
+            return None
+        sums, counts = self.sums[name], self.counts[name]
+        if sums.size == count * columns and len(sums) == 1 != count:
+            sums = sums.reshape(count, columns)
+        if sums.shape[1] != columns or len(sums) not in (1, count):
+            raise CheckpointError(
+                f"the importance of {name} is of {list(sums.shape)} inputs, and the matrix has "
+                f"{[count, columns]}: it was measured on another model"
+            )
+        with np.errstate(all="ignore"):
+            means = sums / counts[:, None]
+        means = np.where(counts[:, None] > 0, means, np.float32(1)).astype(np.float32)
+        if not np.isfinite(means).all():
+            raise CheckpointError(f"the importance of {name} is not finite; measure it again")
+        return np.broadcast_to(means, (count, columns))
+
+
+def read_importance(path: str | os.PathLike) -> Importance:
+    """Read a file of either format. Raises CheckpointError if it is missing or damaged."""
+    path = Path(path)
+    with reading(path, CheckpointError, "make it with --calibrate, or with llama-imatrix"):
+        content = read_file(path, _LIMIT)
+    try:
+        return _read_gguf(path) if content[:4] == b"GGUF" else _read_legacy(content)
+    except (ValueError, KeyError, IndexError, struct.error, OverflowError, TypeError) as error:
+        raise CheckpointError(
+            f"{path}: is not an importance matrix ({show(str(error))}); make it again"
+        ) from None
+
+
+def write_importance(importance: Importance, path: str | os.PathLike) -> None:
+    """Write GGUF, or the older format for a name that ends in .dat. Raises CheckpointError."""
+    path = Path(path)
+    try:
+        if path.suffix == ".dat":
+            write_file(path, _pack_legacy(importance))
+        else:
+            _write_gguf(importance, path)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{path}: cannot be written: {reason}") from None
+
+
+def _read_gguf(path: Path) -> Importance:
+    from gguf import GGUFReader
+
+    reader = GGUFReader(path)
+    arrays = {tensor.name: np.array(tensor.data, np.float32) for tensor in reader.tensors}
+    names = [name.removesuffix(_SUMS) for name in arrays if name.endswith(_SUMS)]
+    if not names:
+        raise ValueError(f"no tensor ends in {_SUMS}")
+
+    def field(name: str, default: Any) -> Any:
+        return reader.fields[name].contents() if name in reader.fields else default
+
+    counts = {name: arrays[name + _COUNTS].reshape(-1) for name in names}
+    return Importance(
+        {name: arrays[name + _SUMS].reshape(len(counts[name]), -1) for name in names},
+        counts,
+        tuple(field("imatrix.datasets", ())),
+        int(field("imatrix.chunk_count", 1)),
+        int(field("imatrix.chunk_size", 512)),
+    )
+
+
+def _write_gguf(importance: Importance, path: Path) -> None:
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(path, "imatrix")
+    del writer.kv_data[0]["general.architecture"]  # it is of no model
+    writer.add_type("imatrix")
+    writer.add_array("imatrix.datasets", list(importance.datasets) or ["text"])
+    writer.add_uint32("imatrix.chunk_count", importance.chunks)
+    writer.add_uint32("imatrix.chunk_size", importance.chunk_size)
+    for name in sorted(importance.sums):
+        writer.add_tensor(name + _SUMS, np.ascontiguousarray(importance.sums[name], np.float32))
+        counts = np.ascontiguousarray(importance.counts[name], np.float32)
+        writer.add_tensor(name + _COUNTS, counts[:, None])
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    finally:
+        writer.close()
+
+
+def _read_legacy(content: bytes) -> Importance:
+    """Entries of (name, calls, sums of means over the calls)."""
+    at, sums, counts = 4, {}, {}
+
+    def number() -> int:
+        nonlocal at
+        (value,) = struct.unpack_from("<i", content, at)
+        at += 4
+        return value
+
+    def take(nbytes: int) -> bytes:
+        nonlocal at
+        if not 0 <= nbytes <= len(content) - at:
+            raise ValueError(f"{nbytes} bytes at {at} of {len(content)}")
+        at += nbytes
+        return content[at - nbytes : at]
+
+    (entries,) = struct.unpack_from("<i", content)
+    if not 0 < entries <= len(content) // 12:
+        raise ValueError(f"{entries} entries")
+    for _ in range(entries):
+        name = take(number()).decode()
+        calls, values = number(), number()
+        sums[name] = np.frombuffer(take(4 * values), "<f4").reshape(1, -1)
+        counts[name] = np.array([max(calls, 1)], np.float32)
+        if not values:
+            raise ValueError(f"no values of {name}")
+    chunks, datasets = 1, tuple[str, ...]()
+    if at < len(content):
+        chunks, datasets = number(), (take(number()).decode(),)
+    return Importance(sums, counts, datasets, chunks)
+
+
+def _pack_legacy(importance: Importance) -> bytes:
+    parts = [struct.pack("<i", len(importance.sums))]
+    for name in sorted(importance.sums):
+        count = importance.counts[name]
+        sums = importance.sums[name]
+        # rounded up, so that no entry has zero calls
+        calls = max(1, -(-int(count.max()) // importance.chunk_size))
+        means = np.where(count[:, None] > 0, sums / np.maximum(count, 1)[:, None], 1)
+        text, values = name.encode(), (means * calls).astype("<f4")
+        parts += [struct.pack("<i", len(text)), text, struct.pack("<ii", calls, values.size)]
+        parts.append(values.tobytes())
+    dataset = (importance.datasets or ("text",))[-1].encode()
+    parts += [struct.pack("<ii", importance.chunks, len(dataset)), dataset]
+    return b"".join(parts)
