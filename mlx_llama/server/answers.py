@@ -31,7 +31,7 @@ from mlx_llama.core.text.template import ChatTemplate, load_builtin_template
 from mlx_llama.core.text.thoughts import find_thoughts
 
 from .faults import Fault, Refusal, bad_field, client_gone, shutting_down, unavailable
-from .fields import RULES, Note
+from .fields import MOST_BIAS, RULES, Note
 from .keeper import Keeper
 from .metrics import Metrics
 from .settings import Settings
@@ -432,12 +432,23 @@ def _merge_for(llm: LLM, ask: Ask, settings: Settings) -> dict[str, Any]:
         merged.setdefault("reasoning", "off")  # for templates without this switch
     if is_forced:
         merged["stop"] = ()  # a stop string would cut the required call
+    if biases := merged.get("logit_bias"):
+        merged["logit_bias"] = _bias_tokens(llm, biases)
     if ask.ignores_eos:
         biases = dict.fromkeys(llm.engine.eos, -1e6)
         merged["logit_bias"] = biases | merged.get("logit_bias", {})
     if llm.template is None and _is_chat(ask.prompt):
         merged["stop"] = (*merged.get("stop", ()), "<|im_end|>")
     return merged
+
+
+def _bias_tokens(llm: LLM, biases: Mapping[int | str, float]) -> dict[int, float]:
+    """Map token ids to biases: a text biases each of its tokens; biases of a token add up."""
+    totals: dict[int, float] = {}
+    for key, bias in biases.items():
+        for token in [key] if isinstance(key, int) else llm.tokenizer.encode(key, add_bos=False):
+            totals[token] = max(-MOST_BIAS, min(MOST_BIAS, totals.get(token, 0.0) + bias))
+    return totals
 
 
 def _encode(

@@ -6,15 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlx_llama.core.generation.completion import Completion, Token
-from mlx_llama.core.text.thoughts import Thought
-from mlx_llama.core.text.tools import ToolCall, ToolDelta
-
 from .conversations import (
+    MESSAGES,
     Conversing,
     Description,
     SchemaBody,
@@ -25,50 +22,37 @@ from .conversations import (
     plain_call,
     plain_message,
 )
-from .faults import Fault, Refusal, fault_of, write_anthropic
-from .fields import Body, ModelName, Note, OptionFields, Strict, find_conflict, list_places
-from .replies import Events, Json, Writer, check_model, count_prompt, event, reply
+from .faults import Fault, Refusal, fault_of
+from .fields import Body, ModelName, Note, OptionFields, find_conflict
+from .message_writer import MessagesWriter
+from .replies import Json, check_model, count_prompt, reply
 from .schemas import serves
-from .tooling import Piece, Reader, text_of
 
 router = APIRouter(tags=["Anthropic"])
 
-CacheControl = Annotated[
-    dict[str, Any] | None, Field(description="has no effect: every prefix is reused")
-]
 
-
-class Block(Body):
-    """A part of a message."""
-
-    cache_control: CacheControl = None
-
-
-class TextBlock(Block):
+class TextBlock(Body):
     """A block of text."""
 
     type: Literal["text"]
     text: str
-    citations: list[Any] = Field([], max_length=0)
 
 
-class ToolUse(Block):
+class ToolUse(Body):
     """A call that the assistant made."""
 
     type: Literal["tool_use"]
     id: str = Field(max_length=4096)
     name: str = Field(max_length=128)
     input: dict[str, Any]
-    caller: dict[str, Any] | None = Field(None, description="has no effect")
 
 
-class ToolResult(Block):
+class ToolResult(Body):
     """The result of a call."""
 
     type: Literal["tool_result"]
     tool_use_id: str = Field(max_length=4096)
     content: str | list[TextBlock] = ""
-    is_error: bool | None = Field(None, description="has no effect: the content reports it")
 
 
 # Blocks that a message of a role cannot have
@@ -111,14 +95,13 @@ class AnthropicMessage(Body):
         return [*results, *([message] if message["content"] or not results else [])]
 
 
-class AnthropicTool(Block):
+class AnthropicTool(Body):
     """A tool that the model may call."""
 
     type: Literal["custom"] = "custom"
     name: ToolName
     description: Description = ""
     input_schema: dict[str, Any]
-    strict: Strict = None
 
     def described(self) -> dict[str, Any]:
         """Describe the tool for core."""
@@ -139,12 +122,6 @@ class AnthropicChoice(Body):
         return self
 
 
-class Thinking(Body):
-    """No thinking."""
-
-    type: Literal["disabled"]
-
-
 class OutputFormat(SchemaBody):
     """JSON of a schema."""
 
@@ -158,32 +135,21 @@ class OutputConfig(Body):
     format: OutputFormat | None = None
 
 
-class Conversation(Conversing):
-    """Fields of both routes."""
+class CountRequest(Conversing):
+    """POST /v1/messages/count_tokens: the fields of both routes."""
 
-    noted: ClassVar = list_places(
-        "thinking metadata service_tier speed cache_control truncation "
-        "system.citations system.cache_control messages.content.cache_control "
-        "messages.content.citations messages.content.caller messages.content.is_error "
-        "messages.content.content.cache_control messages.content.content.citations "
-        "tools.cache_control tools.strict"
-    )
-    refused: ClassVar[Mapping[str, str]] = {
-        "thread": "conversations are not kept: send the messages"
-    }
+    noted: ClassVar = frozenset({"truncation"})
+    refused: ClassVar = {"thread": "conversations are not kept: send the messages"}
     format_field: ClassVar = "output_config.format"
 
     model: ModelName = None
-    messages: list[AnthropicMessage] = Field(min_length=1)
+    messages: list[AnthropicMessage] = MESSAGES
     system: str | list[TextBlock] = ""
-    thinking: Thinking | None = None
     tools: list[AnthropicTool] = []
     tool_choice: AnthropicChoice = Field(
         AnthropicChoice(type="auto"), description="stop sequences do not end a required call"
     )
     output_config: OutputConfig = OutputConfig()
-    cache_control: CacheControl = None
-    speed: Literal["standard"] = "standard"
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
@@ -199,8 +165,7 @@ class Conversation(Conversing):
         tools, choice = values.get("tools"), values.get("tool_choice")
         named = choice.get("name") if isinstance(choice, dict) else None
         if isinstance(tools, list):
-            ours: list[Any] = []
-            values["tools"] = ours
+            ours = values["tools"] = []
             for tool in tools:
                 kind = tool.get("type") if isinstance(tool, dict) else None
                 if kind in (None, "custom") or tool.get("name") == named:
@@ -221,20 +186,18 @@ class Conversation(Conversing):
 
     def plain(self) -> list[dict[str, Any]]:
         """Convert to messages for templates."""
-        system = [plain_message("system", self.system)] if self.system else []
-        system = [message for message in system if message["content"]]
-        return [*system, *(plain for message in self.messages for plain in message.plain())]
+        system = plain_message("system", self.system)
+        messages = [plain for message in self.messages for plain in message.plain()]
+        return [system, *messages] if system["content"] else messages
 
 
-class MessagesRequest(OptionFields, Conversation):
+class MessagesRequest(OptionFields, CountRequest):
     """POST /v1/messages."""
 
     renamed: ClassVar = OptionFields.renames(stop_sequences="stop", json_schema="schema")
     places: ClassVar[Mapping[str, Sequence[str]]] = {"schema": ("output_config.format.schema",)}
 
     stream: bool = False
-    metadata: Mapping[str, Any] = Field({}, description="has no effect")
-    service_tier: Literal["auto", "standard_only"] = "auto"
 
     @classmethod
     def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
@@ -249,13 +212,6 @@ class MessagesRequest(OptionFields, Conversation):
 
     def requested_options(self) -> dict[str, Any]:
         return super().requested_options() | self.form()
-
-    @field_validator("metadata", mode="before")
-    @classmethod
-    def _take_metadata(cls, value):
-        if not isinstance(value, dict) or set(value) - {"user_id"}:
-            raise ValueError("must be an object with user_id")
-        return value
 
 
 def _adapt_message(message: Any, note: Note) -> Any:
@@ -278,127 +234,11 @@ def _adapt_message(message: Any, note: Note) -> Any:
     return {**message, "content": kept}
 
 
-class MessagesWriter(Writer):
-    """Writes messages: blocks of thoughts, text and calls."""
-
-    prefix = "msg_"
-    index: int | None = None  # of the open block; None before the first token
-    kind = ""  # of the open block
-
-    def encode(self, value: Any) -> bytes:
-        return event(value, value["type"])
-
-    def fail(self, refusal: Refusal) -> bytes:
-        return event(write_anthropic(refusal), "error")
-
-    def message(self, content: list[Any], ending: dict[str, Any], usage: Any) -> dict[str, Any]:
-        """Write a message. ending: stop_reason and stop_sequence."""
-        made = {"id": self.identity, "type": "message", "role": "assistant", "model": self.name}
-        return {**made, "content": content, **ending, "usage": usage}
-
-    def whole(self, readers: Sequence[Reader]) -> dict[str, Any]:
-        reader = readers[0].finish()
-        content = [write_block("thinking", reader.thought)] if reader.thought else []
-        if reader.text or not reader.calls:
-            content.append(write_block("text", reader.text))
-        content += [write_call(call.id, call.name, read_values(call)) for call in reader.calls]
-        return self.message(content, write_ending(reader), write_usage(reader.completion))
-
-    def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
-        if self.index is None:  # the reused tokens are known now
-            self.index = -1
-            usage = write_usage(reader.completion) | {"output_tokens": 0}
-            ending = {"stop_reason": None, "stop_sequence": None}
-            yield {"type": "message_start", "message": self.message([], ending, usage)}
-            yield {"type": "ping"}
-        for piece in pieces:
-            if isinstance(piece, ToolDelta):
-                if piece.name is not None:
-                    yield from self.open(write_call(piece.id, piece.name, {}))
-                if piece.arguments:
-                    yield self.delta("input_json_delta", "partial_json", piece.arguments)
-                continue
-            kind, text = "text", text_of(piece)
-            if isinstance(piece, Thought):
-                kind = "thinking"
-            if kind != self.kind:
-                yield from self.open(write_block(kind, ""))
-            yield self.delta(f"{kind}_delta", kind, text)
-
-    def open(self, block: dict[str, Any]) -> Events:
-        """Open a block, and close the one before."""
-        if self.kind:
-            yield {"type": "content_block_stop", "index": self.index}
-        self.index, self.kind = (self.index or 0) + 1 if self.kind else 0, block["type"]
-        yield {"type": "content_block_start", "index": self.index, "content_block": block}
-
-    def delta(self, kind: str, field: str, text: Any) -> dict[str, Any]:
-        """Write a part of the open block."""
-        delta = {"type": kind, field: text}
-        return {"type": "content_block_delta", "index": self.index, "delta": delta}
-
-    def end(self, reader: Reader) -> Events:
-        if not self.kind:  # an empty answer is an empty block
-            yield from self.open(write_block("text", ""))
-        yield {"type": "content_block_stop", "index": self.index}
-        usage = write_usage(reader.completion)
-        yield {"type": "message_delta", "delta": write_ending(reader), "usage": usage}
-        yield {"type": "message_stop"}
-
-
-def write_block(kind: str, text: str) -> dict[str, Any]:
-    """Write a block of text or of a thought."""
-    return {"type": kind, kind: text} | ({"signature": ""} if kind == "thinking" else {})
-
-
-def write_call(identity: str | None, name: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Write a block with a call."""
-    return {"type": "tool_use", "id": identity, "name": name, "input": values}
-
-
-def read_values(call: ToolCall) -> dict[str, Any]:
-    """Parse the arguments of a call; {} if they are unfinished."""
-    try:
-        return call.values()
-    except ValueError:
-        return {}
-
-
-_REASONS = {
-    "eos": "end_turn",
-    "stop": "stop_sequence",
-    "length": "max_tokens",
-    "context": "model_context_window_exceeded",
-}
-
-
-def write_ending(reader: Reader) -> dict[str, Any]:
-    """Write the reason of an answer's end, and the stop string that matched."""
-    reason = _REASONS.get(reader.completion.finish_reason or "", "end_turn")
-    if reader.has_called and reader.completion.finish_reason in ("eos", "stop"):
-        reason = "tool_use"
-    return {"stop_reason": reason, "stop_sequence": reader.stop_string}
-
-
-def write_usage(completion: Completion) -> dict[str, int]:
-    """Write Anthropic's usage, whose input_tokens exclude reused ones."""
-    return {
-        "input_tokens": completion.prompt_tokens - completion.reused_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": completion.reused_tokens,
-        "output_tokens": len(completion.tokens),
-    }
-
-
 @serves(router, MessagesRequest, "/v1/messages")
 async def messages(request: Request, body: MessagesRequest) -> Response:
     """Answer a conversation."""
     writer = MessagesWriter(request, body)
     return await reply(request, [body.ask(body.plain())], writer, body.stream)
-
-
-class CountRequest(Conversation):
-    """POST /v1/messages/count_tokens."""
 
 
 @serves(router, CountRequest, "/v1/messages/count_tokens")

@@ -16,9 +16,9 @@ from mlx_llama.core.generation.entries import Entry, pair_prompt
 from mlx_llama.core.generation.llm import LLM
 
 from .answers import Ask
-from .faults import bad_field
+from .choices import CommonFields, OpenAIWriter
 from .fields import Likeliest, Note, OptionFields, TokenIds
-from .openai import CommonFields, OpenAIWriter
+from .prompts import split_prompts
 from .replies import Events, choices_of, desk_of, reply
 from .schemas import serves
 from .tooling import LEAST_LOGPROB, Piece, Reader, list_entries, write_likeliest
@@ -31,6 +31,7 @@ class CompletionRequest(CommonFields):
 
     renamed: ClassVar = OptionFields.renames(n_probs="logprobs", json_schema="schema")
     refused: ClassVar = {"suffix": "the model continues a text: POST /infill fills a gap"}
+    switched_off: ClassVar = {"suffix": ("",), **CommonFields.switched_off}
 
     prompt: str | list[str] | TokenIds | list[TokenIds]
     echo: bool = Field(
@@ -41,8 +42,6 @@ class CompletionRequest(CommonFields):
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
         super().adapt(values, note)
-        if values.get("suffix") == "":
-            del values["suffix"]
         if values.get("echo") is True and values.pop("post_sampling_probs", False):
             note("post_sampling_probs")  # no sampler chose the prompt
 
@@ -50,25 +49,6 @@ class CompletionRequest(CommonFields):
         echoed = self.logprobs if self.echo else None
         counts = [count for count in (echoed, self.prompt_logprobs) if count is not None]
         return super().apply(ask, prompt_logprobs=max(counts, default=None), **more)
-
-
-def split_prompts(prompt: Any, limit: int, count: int, field: str) -> list[Any]:
-    """Return the prompts of a field that holds a prompt or several. Raises Refusal.
-
-    limit: of answers, `count` per prompt. field: the name of the count.
-    """
-    are_many = isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list))
-    prompts = prompt if are_many else [prompt]
-    many = len(prompts)
-    if many > limit:
-        text = f"has {many} prompts, the maximum is {limit}"
-        raise bad_field("prompt", f"at most {limit} prompts", text)
-    if many * count > limit:
-        text = f"{many} prompts of {count} answers each, the maximum is {limit}"
-        raise bad_field(field, f"at most {limit} answers", text, count)
-    if any(isinstance(item, list) and not item for item in prompts):
-        raise bad_field("prompt", "at least 1 token", "has no tokens")
-    return prompts
 
 
 class CompletionWriter(OpenAIWriter):

@@ -16,8 +16,6 @@ from mlx_llama.core.generation.tool_use import Toolbox
 from .answers import Ask
 from .fields import (
     Body,
-    CacheKey,
-    Identity,
     Likeliest,
     ModelName,
     Note,
@@ -27,6 +25,7 @@ from .fields import (
 )
 from .tooling import build_toolbox, check_rule
 
+MESSAGES = Field(min_length=1, max_length=2048)
 ToolName = Annotated[str, Field(pattern=r"^[\w.:/@-]{1,128}$")]
 Description = Annotated[str, Field(max_length=1 << 18)]
 
@@ -68,7 +67,7 @@ class Message(Body):
     )
     tool_calls: list[Call] = Field([], max_length=128)
     tool_call_id: str = Field("", max_length=4096)
-    refusal: Literal[""] = ""  # clients send assistants' messages back with these, empty
+    refusal: Literal[""] = ""  # clients send answers back with these, empty
     annotations: list[Any] = Field([], max_length=0)
 
     @model_validator(mode="after")
@@ -255,9 +254,9 @@ class NamedSchema(SchemaBody):
     """A JSON schema with a name."""
 
     name: str = Field("", max_length=64)
-    description: str = Field("", max_length=1 << 16, description="has no effect")
+    description: str | None = Field(None, max_length=1 << 16, description="has no effect")
     schema_: dict[str, Any] | bool = Field({}, alias="schema")
-    strict: bool | None = Field(None, description="has no effect: the schema is always enforced")
+    strict: bool | None = Field(None, description="true: relax nothing of the schema")
 
 
 def format_options(kind: str, schema: Any, is_strict: bool | None = False) -> dict[str, Any]:
@@ -319,8 +318,39 @@ def adapt_thinking(values: dict[str, Any], note: Note) -> None:
 # Requests
 
 
+# Unsupported samplers and hints of llama-server. The order of samplers is fixed: penalties, dry,
+# temperature, top_k, top_p, min_p, xtc; either of its default lists stands for it.
+SWITCHED_OFF = {
+    "samplers": (
+        ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+        "penalties dry top_n_sigma top_k typ_p top_p min_p xtc temperature".split(),
+    ),
+    "n_keep": (0, -1),
+    "min_keep": (0,),
+    "n_indent": (0,),
+    "n_discard": (0,),
+    "n_cache_reuse": (0,),
+    "lora": ([],),
+    "image_data": ([],),
+    "grammar_lazy": (False,),
+    "grammar_triggers": ([],),
+    "preserved_tokens": ([],),
+    "top_n_sigma": (-1, 0),
+    "adaptive_target": (-1,),
+    "adaptive_decay": (0.9,),
+    "dynatemp_range": (0,),
+    "dynatemp_exponent": (1,),
+    "typical_p": (1,),
+    "mirostat": (0,),
+    "mirostat_tau": (5,),
+    "mirostat_eta": (0.1,),
+}
+
+
 class AnswerFields(OptionFields):
     """Fields of chat completions and of the routes that continue a text."""
+
+    switched_off: ClassVar = SWITCHED_OFF
 
     model: ModelName = None
     stream: bool = False
@@ -389,10 +419,6 @@ class OpenAIFields(Conversing):
 
     parallel_tool_calls: bool = True
     top_logprobs: Likeliest = None
-    service_tier: Literal["auto", "default"] = "auto"
-    user: Identity = None
-    safety_identifier: Identity = None
-    prompt_cache_key: CacheKey = None
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:

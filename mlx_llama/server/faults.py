@@ -169,7 +169,6 @@ _TYPE_NAMES = {
     "tuple": "array",
     "none": "null",
 }
-_JSON_WORDS = {"True": "true", "False": "false", "None": "null"}
 MOST_LOOKED_AT = 1000  # errors searched for a union's branches
 
 
@@ -246,7 +245,7 @@ def _describe(error: Mapping[str, Any]) -> tuple[str, str]:
     if kind == "missing":
         return "required", "is required"
     if kind == "literal_error":
-        expected = _JSON_WORDS.get(context["expected"], context["expected"])
+        expected = context["expected"]
         return f"one of {expected}" if " or " in expected else expected, f"must be {expected}"
     if kind == "string_pattern_mismatch":
         return f"matches {context['pattern']}", f"must match {context['pattern']}"

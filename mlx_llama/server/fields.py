@@ -17,18 +17,10 @@ from starlette.requests import ClientDisconnect, Request
 from mlx_llama.core.generation.options import ENDLESS, FIELDS, MAX_LOGPROBS, GenerationOptions
 from mlx_llama.core.generation.schema import Schema
 
-from .faults import (
-    MOST_FAULTS,
-    Fault,
-    Refusal,
-    client_gone,
-    collect_faults,
-    fault_of,
-    rename_fault,
-)
+from .faults import MOST_FAULTS, Fault, Refusal, client_gone, collect_faults, fault_of, rename_fault
 from .settings import Settings
 
-MOST_BIASES = 4096  # entries of logit_bias
+MOST_BIASES, MOST_BIAS = 4096, 1e6  # entries of logit_bias, and their magnitude
 # in a body, without token ids: reporting a fault takes some microseconds
 MOST_VALUES = 1 << 15
 RULES = ("schema", "regex", "grammar")  # options that exclude each other
@@ -37,10 +29,6 @@ TokenIds = Annotated[list[int], Field(fail_fast=True)]  # may be long: report th
 TemplateVariables = Annotated[
     dict[str, Any], Field(description="variables of the chat template, such as enable_thinking")
 ]
-CacheKey = Annotated[
-    str | None, Field(max_length=512, description="has no effect: every prefix is reused")
-]
-Identity = Annotated[str | None, Field(max_length=512, description="has no effect")]
 ModelName = Annotated[str | None, Field(max_length=512)]
 Likeliest = Annotated[
     int | None,
@@ -52,11 +40,6 @@ Count = Annotated[
 Strict = Annotated[
     bool | None, Field(description="has no effect: a required call always fits its schema")
 ]
-
-
-def list_places(text: str) -> frozenset[str]:
-    """Places in a body, written with spaces between them."""
-    return frozenset(text.split())
 
 
 class Dialect(BaseModel):
@@ -79,6 +62,8 @@ class Dialect(BaseModel):
     noted: ClassVar[frozenset[str]] = frozenset()
     # Unsupported fields that change the answer -> the reason, or ""
     refused: ClassVar[Mapping[str, str]] = {}
+    # Unsupported fields -> values that switch them off, the default first
+    switched_off: ClassVar[Mapping[str, Sequence[Any]]] = {}
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
@@ -119,6 +104,17 @@ class OptionFields(Dialect, _TableFields):
     """The options table as fields of a request, strictly typed: "0.5" is not 0.5, true is not 1."""
 
     model_config = Dialect.model_config
+    logit_bias: dict[int | str, float] = Field(  # type: ignore[assignment]
+        {},
+        description="maps token ids or texts to biases; also a list of [id or text, bias or false]",
+        json_schema_extra=FIELDS["logit_bias"].json_schema_extra,
+    )
+    stop: tuple[Annotated[str, Field(max_length=1024)], ...] = Field(
+        (),
+        description="stop at this text, or at any in a list of texts",
+        json_schema_extra=FIELDS["stop"].json_schema_extra,
+        max_length=16,
+    )
     renamed: ClassVar[Mapping[str, str]] = {
         "n_predict": "max_tokens",
         "repeat_penalty": "repetition_penalty",
@@ -199,14 +195,32 @@ class OptionFields(Dialect, _TableFields):
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _parse_biases(cls, value):
-        if not isinstance(value, dict):
-            raise ValueError("must be an object that maps token ids to biases")
-        if len(value) > MOST_BIASES:
-            raise ValueError(f"must have at most {MOST_BIASES} entries")
-        for key in value:
-            if not (key.isdecimal() and key.isascii() and len(key) < 16):
-                raise ValueError(f"must have token ids as keys, not {key!r:.40}")
-        return {int(key): bias for key, bias in value.items()}
+        pairs = list(value.items()) if isinstance(value, dict) else value
+        if not isinstance(pairs, list) or len(pairs) > MOST_BIASES:
+            raise ValueError(
+                f"must be an object that maps token ids or texts to biases, or a list of pairs, at "
+                f"most {MOST_BIASES}"
+            )
+        biases = {}
+        for pair in pairs:
+            if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+                raise ValueError("must have pairs [token id or text, bias]")
+            token, bias = pair
+            if isinstance(token, str) and token.isdecimal() and token.isascii() and len(token) < 16:
+                token = int(token)
+            if isinstance(token, bool) or not isinstance(token, (int, str)):
+                raise ValueError("must have token ids or texts")
+            biases[token] = -MOST_BIAS if bias is False else bias
+        return biases
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _check_biases(cls, value):
+        if any(isinstance(token, int) and token < 0 for token in value):
+            raise ValueError("token ids must not be negative")
+        if any(abs(bias) > MOST_BIAS for bias in value.values()):
+            raise ValueError("biases must be between -1e6 and 1e6")
+        return value
 
     @classmethod
     def renames(cls, **names: str) -> Mapping[str, str]:
@@ -220,8 +234,6 @@ class OptionFields(Dialect, _TableFields):
 
 # Fields by which APIs control thinking
 _SWITCHES = ("reasoning_effort", "reasoning", "thinking", "enable_thinking", "think")
-
-
 # Numbers that -1 stands for
 _OFF = {"max_tokens": ENDLESS, "top_k": 0, "repetition_context_size": 65536}
 
@@ -340,7 +352,8 @@ def check_values(
     adapted = {
         name: value
         for name, value in values.items()
-        if value is not None or (name in RULES and name in kind.model_fields)
+        if (value is not None or (name in RULES and name in kind.model_fields))
+        and value not in kind.switched_off.get(name, ())
     }
     for theirs, ours in renamed.items():
         if theirs in values and ours in RULES:
@@ -372,7 +385,6 @@ def check_values(
             collected = collect_faults(errors, names, kind.refused)
             faults += [rename_fault(fault, back) for fault in collected]
         break
-    faults += _check_limits(adapted, settings)
     known = {fault.field for fault in faults}
     present = {name: value for name, value in adapted.items() if value is not None}
     faults += [fault for fault in kind.check_together(present) if fault.field not in known]
@@ -428,22 +440,3 @@ _CODES = {
     "unknown": "unknown_parameter",
     "unsupported": "unsupported_parameter",
 }
-
-
-def _check_limits(values: Mapping[str, Any], settings: Settings) -> list[Fault]:
-    """Return violations of the server's limits, which no schema states."""
-    faults = []
-    limits = {"messages": settings.max_messages, "input": settings.max_messages}
-    limits |= {"stop": settings.max_stops, "stop_sequences": settings.max_stops}
-    for name, limit in limits.items():
-        value = values.get(name)
-        if isinstance(value, list) and len(value) > limit:
-            text = f"has {len(value)} items, the maximum is {limit}"
-            faults.append(fault_of(name, f"at most {limit} items", text))
-        if name.startswith("stop"):
-            texts = value if isinstance(value, list) else [value]
-            longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
-            if longest > (limit := settings.max_stop_length):
-                text = f"a text has {longest} characters, the maximum is {limit}"
-                faults.append(fault_of(name, f"at most {limit} characters", text))
-    return faults

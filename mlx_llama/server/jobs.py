@@ -8,16 +8,15 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter
-from pydantic import Field
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from .answers import Answers, Ask, Failure
-from .conversations import Message, adapt_thinking
+from .conversations import MESSAGES, Message, adapt_thinking
 from .faults import Fault, Refusal, bad_field, fault_of, unavailable
 from .fields import ModelName, Note, OptionFields, TemplateVariables, TokenIds
 from .guard import log, write_receipt
@@ -37,7 +36,7 @@ class JobRequest(OptionFields):
     """POST /v1/jobs: a prompt or messages, and options."""
 
     prompt: str | TokenIds | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: Annotated[list[Message], MESSAGES] | None = None
     model: ModelName = None
     chat_template_kwargs: TemplateVariables = {}
 
@@ -111,8 +110,8 @@ class Job:
             self.is_over, self.ended = True, time.monotonic()
             fields = {"decode_time_ms": round(decode * 1e3, 3), "stop_reason": reason}
             fields |= {"error": error} if error and reason == "ERROR" else {}
-            counts = {"tokens_out": len(completion.tokens)}
-            self.add("end", **counts, reasoning_tokens=reader.thought_tokens, **fields)
+            fields |= {"reasoning_tokens": reader.thought_tokens}
+            self.add("end", tokens_out=len(completion.tokens), **fields)
             log.info("job %s %s%s", self.identity, reason, write_receipt(answers, answers.settings))
 
     async def follow(self, first: int) -> AsyncIterator[tuple[int, str, dict[str, Any]]]:

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .faults import bad_field
+from .items import as_input
 from .replies import Json
 
 router = APIRouter(tags=["OpenAI"])
@@ -39,7 +40,7 @@ class KeptResponses:
 
     def put(self, response: dict[str, Any], items: Sequence[dict[str, Any]]) -> None:
         """Keep a response. items: its input."""
-        items = [*items, *filter(None, map(_as_input, response["output"]))]
+        items = [*items, *filter(None, map(as_input, response["output"]))]
         characters = len(json.dumps([response, items]))
         self._kept[response["id"]] = Kept(response, items, time.monotonic() + SECONDS, characters)
         self._clean()
@@ -81,20 +82,6 @@ class KeptResponses:
             or sum(kept.characters for kept in self._kept.values()) > MOST_CHARACTERS
         ):
             self._kept.popitem(last=False)
-
-
-def _as_input(item: dict[str, Any]) -> dict[str, Any] | None:
-    """Turn an output item into an input item; None for thoughts."""
-    if item["type"] == "message":
-        return {
-            "type": "message",
-            "role": "assistant",
-            "id": item["id"],
-            "content": [{"type": "output_text", "text": part["text"]} for part in item["content"]],
-        }
-    if item["type"] == "function_call":
-        return {name: item[name] for name in ("type", "id", "call_id", "name", "arguments")}
-    return None
 
 
 @router.get("/v1/responses/{response_id}")

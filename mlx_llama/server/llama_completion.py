@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from fastapi import APIRouter
 from pydantic import Field, field_validator
@@ -16,10 +15,10 @@ from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.options import ENDLESS, FIELDS
 
 from .answers import Ask
-from .completions import split_prompts
-from .conversations import AnswerFields
+from .conversations import SWITCHED_OFF, AnswerFields
 from .faults import bad_field
-from .fields import Body, Count, OptionFields, list_places
+from .fields import Count, OptionFields
+from .prompts import PromptObject, join_mixed, split_prompts
 from .replies import (
     PING_SECONDS,
     Events,
@@ -36,36 +35,17 @@ from .tooling import Piece, Reader, list_entries
 
 router = APIRouter(tags=["llama-server"])
 
-MOST_BIAS = 1e6
 _STOP_TYPES = {"eos": "eos", "stop": "word", "length": "limit", "context": "limit"}
-
-
-class PromptObject(Body):
-    """A prompt as an object; models are text only."""
-
-    prompt_string: str
-    multimodal_data: list[Any] = Field([], max_length=0)
-
-
-# llama-server's default lists; either names all samplers.
-_SAMPLERS = (
-    ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
-    ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
-)
 
 
 class LlamaCompletionRequest(AnswerFields):
     """POST /completion. Defaults of options are this server's, not llama-server's."""
 
     renamed: ClassVar = OptionFields.renames(json_schema="schema", n_probs="logprobs", n="n_cmpl")
-    # Unsupported samplers, and hints
-    noted: ClassVar = list_places(
-        "min_keep n_indent n_discard n_cache_reuse n_keep grammar_lazy "
-        "grammar_triggers preserved_tokens reasoning_format top_n_sigma adaptive_target "
-        "adaptive_decay dynatemp_range dynatemp_exponent typical_p "
-        "mirostat mirostat_tau mirostat_eta samplers id_slot"
-    )
-    refused: ClassVar = dict.fromkeys(("multimodal_data", "nodes"), "")
+    noted: ClassVar = frozenset({"id_slot"})
+    # thoughts stay in the text
+    switched_off: ClassVar = {**SWITCHED_OFF, "reasoning_format": ("none",)}
+    refused: ClassVar = dict.fromkeys(("multimodal_data", "nodes", "lora", "image_data"), "")
 
     prompt: str | PromptObject | list[str | int | PromptObject | list[str | int]] = Field(
         description="a text, token ids, both mixed, or a list of these"
@@ -107,103 +87,16 @@ class LlamaCompletionRequest(AnswerFields):
         [], max_length=64, description="fields of the answer, as a/b within objects"
     )
     id_slot: int = Field(-1, ge=-1, description="preferred row; another gives the same answer")
-    n_keep: int = Field(
-        0, ge=-1, description="has no effect: an answer ends when the context is full"
-    )
-    logit_bias: dict[int | str, float] = Field(  # type: ignore[assignment]
-        {},
-        description="maps token ids or texts to biases; also a list of [id or text, bias or false]",
-    )
-    samplers: list[str] = Field(
-        _SAMPLERS[0],
-        description="llama-server's default lists only; the order is fixed: penalties, dry, "
-        "temperature, top_k, top_p, min_p, xtc",
-    )
-    # Values that switch off unsupported features
-    min_keep: Literal[0] = 0
-    n_indent: Literal[0] = 0
-    n_discard: Literal[0] = 0
-    n_cache_reuse: Literal[0] = 0
-    lora: list[Any] = Field([], max_length=0, description="adapters are not loaded")
-    image_data: list[Any] = Field([], max_length=0)
-    grammar_lazy: Literal[False] = False
-    grammar_triggers: list[Any] = Field([], max_length=0)
-    preserved_tokens: list[Any] = Field([], max_length=0)
-    reasoning_format: Literal["none"] = "none"
-    top_n_sigma: float = Field(-1, le=0)
-    adaptive_target: float = Field(-1, lt=0)
-    adaptive_decay: float = Field(0.9, description="has no effect without adaptive_target")
-    dynatemp_range: float = Field(0, ge=0, le=0)
-    dynatemp_exponent: float = Field(1, description="has no effect without dynatemp_range")
-    typical_p: float = Field(1, ge=1, le=1)
-    mirostat: Literal[0] = 0
-    mirostat_tau: float = Field(5, description="has no effect without mirostat")
-    mirostat_eta: float = Field(0.1, description="has no effect without mirostat")
 
     @field_validator("grammar", mode="before")
     @classmethod
     def _drop_empty_grammar(cls, value):
         return value or None if isinstance(value, str) else value
 
-    @field_validator("samplers")
-    @classmethod
-    def _check_samplers(cls, value):
-        if value not in _SAMPLERS:
-            orders = " or ".join(map(json.dumps, _SAMPLERS))
-            raise ValueError(f"must be {orders}: the order of samplers is fixed")
-        return value
-
-    @field_validator("logit_bias", mode="before")
-    @classmethod
-    def _parse_biases(cls, value):
-        pairs = list(value.items()) if isinstance(value, dict) else value
-        if not isinstance(pairs, list) or len(pairs) > 4096:
-            raise ValueError("must be at most 4096 pairs [token id or text, bias], or an object")
-        biases = {}
-        for pair in pairs:
-            if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-                raise ValueError("must have pairs [token id or text, bias]")
-            token, bias = pair
-            if isinstance(token, str) and token.isdecimal() and token.isascii() and len(token) < 16:
-                token = int(token)
-            if isinstance(token, bool) or not isinstance(token, (int, str)):
-                raise ValueError("must have token ids or texts")
-            biases[token] = -MOST_BIAS if bias is False else bias
-        return biases
-
-    @field_validator("logit_bias")
-    @classmethod
-    def _check_biases(cls, value):
-        if any(isinstance(token, int) and token < 0 for token in value):
-            raise ValueError("token ids must not be negative")
-        if any(abs(bias) > MOST_BIAS for bias in value.values()):
-            raise ValueError("biases must be between -1e6 and 1e6")
-        return value
-
 
 # Fields that generation_settings repeats although they are not options of the table.
 _UNSAID = {*FIELDS, "prompt", "model", "response_fields", "sse_ping_interval"}
 _ECHOED = [name for name in LlamaCompletionRequest.model_fields if name not in _UNSAID]
-
-
-def join_mixed(llm: LLM, prompt: Any) -> Any:
-    """Encode a prompt that mixes ids and texts; return other prompts unchanged."""
-    if isinstance(prompt, str) or all(isinstance(part, int) for part in prompt):
-        return prompt
-    ids: list[int] = []
-    for part in prompt:
-        is_text, encode = isinstance(part, str), llm.tokenizer.encode
-        ids += encode(part, add_bos=not ids, parse_special=True) if is_text else [part]
-    return ids
-
-
-def bias_tokens(llm: LLM, biases: Mapping[int | str, float]) -> dict[int, float]:
-    """Map token ids to biases: a text biases each of its tokens; biases of a token add up."""
-    totals: dict[int, float] = {}
-    for key, bias in biases.items():
-        for token in [key] if isinstance(key, int) else llm.tokenizer.encode(key, add_bos=False):
-            totals[token] = max(-MOST_BIAS, min(MOST_BIAS, totals.get(token, 0.0) + bias))
-    return totals
 
 
 def _read_options(body: LlamaCompletionRequest) -> dict[str, Any]:
@@ -228,8 +121,6 @@ def _settle(
         raise bad_field("id_slot", f"< {rows}", text, body.id_slot)
     if options.get("repetition_context_size") == -1:
         options["repetition_context_size"] = min(llm.engine.context, 65536)
-    if biases := options.get("logit_bias"):
-        options["logit_bias"] = bias_tokens(llm, biases)
     return [join_mixed(llm, prompt) for prompt in prompts]
 
 
@@ -306,7 +197,8 @@ class LlamaWriter(Writer):
 async def completion(request: Request, body: LlamaCompletionRequest) -> Response:
     """Continue a text."""
     writer = LlamaWriter(request, body)
-    prompts = _split(body, desk_of(request).settings.max_choices)
+    limit = desk_of(request).settings.max_choices
+    prompts = split_prompts(body.prompt, limit, body.n_cmpl, "n_cmpl")
     options = _read_options(body)
     prompts = await with_model(request, lambda llm: _settle(llm, body, prompts, options), "prompt")
     seconds = body.t_max_predict_ms / 1e3 or None
@@ -320,21 +212,6 @@ def _write_probabilities(
     """Write completion_probabilities if n_probs asks for them, without end tokens."""
     entries = list_entries(reader, tokens) if count else []
     return {"completion_probabilities": entries} if entries else {}
-
-
-def _split(body: LlamaCompletionRequest, limit: int) -> list[Any]:
-    """Split into prompts. A list with token ids is a prompt; one of texts and lists, several."""
-    prompt: Any = body.prompt
-    if isinstance(prompt, list):
-        prompt = [part.prompt_string if isinstance(part, PromptObject) else part for part in prompt]
-    elif isinstance(prompt, PromptObject):
-        prompt = prompt.prompt_string
-    if isinstance(prompt, list) and any(isinstance(part, int) for part in prompt):
-        if any(isinstance(part, list) for part in prompt):
-            text = "mixes token ids and lists"
-            raise bad_field("prompt", "one prompt or several", text, prompt)
-        prompt = [prompt]
-    return split_prompts(prompt, limit, body.n_cmpl, "n_cmpl")
 
 
 def _pick(full: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -356,7 +233,8 @@ def write_settings(
 ) -> dict[str, Any]:
     """Write effective options, by our names and llama-server's. body: None for the defaults."""
     bias = [[token, value] for token, value in options["logit_bias"].items()]
-    fields = LlamaCompletionRequest.model_fields
+    kind = LlamaCompletionRequest
+    fields, off = kind.model_fields, kind.switched_off
     return {
         **{name: options[name] for name in FIELDS},  # in the order of the table
         "logit_bias": bias,
@@ -367,5 +245,6 @@ def write_settings(
         "repeat_last_n": options["repetition_context_size"],
         "json_schema": options["schema"],
         "n_probs": options["logprobs"] or 0,
+        **{name: values[0] for name, values in off.items()},
         **{name: getattr(body, name) if body else fields[name].get_default() for name in _ECHOED},
     }

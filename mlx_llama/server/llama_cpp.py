@@ -19,7 +19,7 @@ from mlx_llama.core.generation.llm import LLM
 from mlx_llama.core.generation.thinking import has_switch
 
 from .answers import find_template
-from .conversations import FunctionTool, Message
+from .conversations import MESSAGES, FunctionTool, Message
 from .faults import Fault, Refusal, bad_field
 from .fields import Body, read_body
 from .llama_completion import write_settings
@@ -89,7 +89,7 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
 class TemplateRequest(Body):
     """POST /apply-template."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = MESSAGES
     tools: list[FunctionTool] = []
     add_generation_prompt: bool = True
 
@@ -222,10 +222,7 @@ async def change_slot(request: Request, slot: str) -> Response:
     action = request.query_params.get("action")
     if action not in ("save", "restore", "erase"):
         raise bad_field(
-            "action",
-            "one of save, restore, erase",
-            "must be save, restore or erase",
-            action,
+            "action", "one of save, restore, erase", "must be save, restore or erase", action
         )
     is_on = action == "erase" or settings.slot_folder is not None
     _check_on(is_on, "saving caches is off: start the server with --slot-save-path")
@@ -258,10 +255,7 @@ def _find_file(folder: str | None, name: str) -> Path:
     file = Path(folder or "", name)
     if file.resolve().parent != file.parent.resolve():
         raise bad_field(
-            "filename",
-            "a file of --slot-save-path",
-            "links to a file outside of the folder",
-            name,
+            "filename", "a file of --slot-save-path", "links to a file outside of the folder", name
         )
     return file
 

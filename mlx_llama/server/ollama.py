@@ -23,41 +23,22 @@ from .conversations import Conversing, FunctionTool, Message, adapt_messages, pl
 from .faults import Refusal, write_ollama
 from .fields import Body, ModelName, Note, OptionFields, TemplateVariables
 from .llama_cpp import describe_model
-from .replies import (
-    Events,
-    Json,
-    Writer,
-    check_model,
-    desk_of,
-    dump,
-    reply,
-)
+from .replies import Events, Json, Writer, check_model, desk_of, dump, reply
 from .schemas import serves
 from .tooling import Piece, Reader
 
 router = APIRouter(prefix="/api", tags=["Ollama"])
 
-# Names in `options` that differ from the options table's
-_OPTIONS = {
-    "num_predict": "max_tokens",
-    "repeat_penalty": "repetition_penalty",
-    "repeat_last_n": "repetition_context_size",
-}
 _IMAGES = "models are text only"
 
 
 class OllamaFields(OptionFields):
     """Fields of both routes; those of `options` move to the top level."""
 
-    noted: ClassVar = frozenset(
-        {
-            "truncation",
-            "messages.thinking",
-            "messages.tool_calls.function.index",
-            "tools.function.strict",
-        }
-    )
+    renamed: ClassVar = OptionFields.renames(num_predict="max_tokens")
+    noted: ClassVar = frozenset({"truncation", "tools.function.strict"})
     refused: ClassVar[Mapping[str, str]] = {"images": _IMAGES}
+    switched_off: ClassVar = {"images": ([],), "suffix": ("",)}
 
     model: ModelName = None
     stream: bool = True
@@ -67,7 +48,7 @@ class OllamaFields(OptionFields):
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
         if isinstance(options := values.pop("options", {}), dict):
             for name, value in options.items():
-                ours = _OPTIONS.get(name, name)
+                ours = cls.renamed.get(name, name)
                 if ours not in cls.model_fields:
                     note(f"options.{name}")
                 elif value is not None:
@@ -75,8 +56,6 @@ class OllamaFields(OptionFields):
                     values[ours] = -1 if ours == "max_tokens" and value == -2 else value
         if (form := values.pop("format", None)) not in (None, ""):
             values["schema"] = {"type": "object"} if form == "json" else form
-        if not values.get("images", True):
-            del values["images"]
         if (think := values.pop("think", None)) is not None:  # true, false or an effort
             values["chat_template_kwargs"] = {"enable_thinking": bool(think)}
         super().adapt(values, note)
@@ -87,7 +66,7 @@ class OllamaChat(OllamaFields, Conversing):
 
     format_field: ClassVar = "format"
 
-    messages: list[Message] = []
+    messages: list[Message] = Field([], max_length=2048)
     tools: list[FunctionTool] = []
 
     @classmethod
@@ -107,18 +86,11 @@ class OllamaChat(OllamaFields, Conversing):
 class OllamaGenerate(OllamaFields):
     """POST /api/generate."""
 
-    refused: ClassVar[Mapping[str, str]] = {
-        "images": _IMAGES,
-        "suffix": "the model only continues a text",
-    }
+    refused: ClassVar = {"images": _IMAGES, "suffix": "the model only continues a text"}
 
     prompt: str = ""
     system: str = ""
     raw: bool = Field(False, description="continue the prompt without the chat template")
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 class OllamaWriter(Writer):
@@ -148,7 +120,9 @@ class OllamaWriter(Writer):
             content["message"]["tool_calls"] = [
                 {"function": {"name": call.name, "arguments": call.values()}} for call in calls
             ]
-        return {"model": self.name, "created_at": _now(), **content, "done": False}
+        now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
+        made = {"model": self.name, "created_at": now.replace("+00:00", "Z")}
+        return {**made, **content, "done": False}
 
     def whole(self, readers: Sequence[Reader]) -> dict[str, Any]:
         reader = readers[0].finish()
@@ -226,11 +200,10 @@ def _facts(request: Request) -> dict[str, Any]:
 @router.get("/ps", include_in_schema=False)
 async def tags(request: Request) -> Response:
     """List the model and its adapters."""
-    started = datetime.fromtimestamp(request.app.state.started, timezone.utc).isoformat()
-    facts = _facts(request)
+    facts, started = _facts(request), request.app.state.started
     path = Path(str(facts.get("model_path", "")))
     shared = {
-        "modified_at": started,
+        "modified_at": datetime.fromtimestamp(started, timezone.utc).isoformat(),
         "expires_at": "2318-01-01T00:00:00Z",
         "size": path.stat().st_size if path.is_file() else 0,
         "size_vram": 0,
@@ -257,9 +230,9 @@ async def show(request: Request, body: ShowRequest) -> Response:
     template, details = str(facts.get("chat_template", "")), facts["details"]
     family, length = details["family"], facts.get("n_ctx_train")
     info = {"general.architecture": family, f"{family}.context_length": length}
-    tools = ["tools"] if "tools" in template else []
+    abilities = ["completion", *(["tools"] if "tools" in template else [])]
     shown = {"modelfile": "", "parameters": "", "template": template, "details": details}
-    return Json({**shown, "model_info": info, "capabilities": ["completion", *tools]})
+    return Json({**shown, "model_info": info, "capabilities": abilities})
 
 
 @router.get("/version")

@@ -13,8 +13,9 @@ from starlette.responses import Response
 from mlx_llama.core.generation.completion import Token
 from mlx_llama.core.text.thoughts import Thought
 
+from .choices import CommonFields, OpenAIWriter
 from .conversations import (
-    AnswerFields,
+    MESSAGES,
     FunctionTool,
     Message,
     NamedSchema,
@@ -25,31 +26,15 @@ from .conversations import (
     is_forced,
     is_rule,
 )
-from .faults import Fault, bad_field, fault_of, not_found
-from .fields import (
-    RULES,
-    Body,
-    Count,
-    Identity,
-    Note,
-    OptionFields,
-    find_conflict,
-    list_places,
-)
+from .faults import Fault, bad_field
+from .fields import RULES, Body, Note, OptionFields, find_conflict
 from .replies import (
-    DONE,
-    FINGERPRINT,
     Events,
     Json,
-    Writer,
     check_model,
     choices_of,
     count_prompt,
-    desk_of,
-    list_progress,
     reply,
-    write_timings,
-    write_usage,
 )
 from .schemas import serves
 from .tooling import Piece, Reader, list_logprobs
@@ -88,128 +73,6 @@ class ResponseFormat(SchemaBody):
         return self
 
 
-class StreamOptions(Body):
-    """Options of a stream."""
-
-    include_usage: bool = False
-    continuous_usage_stats: bool = Field(
-        default=False, description="the usage so far in every event, as in vLLM; with include_usage"
-    )
-    include_obfuscation: Literal[False] = False
-
-
-class CommonFields(AnswerFields):
-    """Fields of both kinds of completion."""
-
-    noted: ClassVar = list_places(
-        "user stream_options best_of store service_tier metadata safety_identifier "
-        "prompt_cache_key parallel_tool_calls messages.refusal messages.annotations "
-        "messages.name messages.reasoning_content messages.tool_calls.type "
-        "tools.function.strict truncation"
-    )
-
-    stream_options: StreamOptions = StreamOptions()
-    n: Count = 1
-    user: Identity = None
-    return_progress: bool = Field(
-        False, description="report in a stream how much of the prompt is processed"
-    )
-    verbose: bool = Field(
-        False, description="report the prompt with its template, as __verbose.prompt"
-    )
-
-    @classmethod
-    def adapt(cls, values: dict[str, Any], note: Note) -> None:
-        super().adapt(values, note)
-        if values.get("stream", False) is False and values.pop("stream_options", None):
-            note("stream_options")
-
-    @classmethod
-    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
-        return super().check_together(values) + cls.needs(values, "stream_options", "stream")
-
-    @staticmethod
-    def needs(values: Mapping[str, Any], field: str, switch: str) -> list[Fault]:
-        """Return the fault of a field without its switch."""
-        if field not in values or values.get(switch, False) is not False:
-            return []
-        rule = f"only with {switch}: true"
-        return [fault_of(field, rule, rule, values[field])]
-
-
-class OpenAIWriter(Writer):
-    """Writes both kinds of completion."""
-
-    last = DONE
-    kind = chunk_kind = "text_completion"
-    empty: Mapping[str, Any] = {"text": ""}  # a part of an answer without text
-
-    def __init__(self, request: Request, body: Any):
-        super().__init__(request, body)
-        self.shows_progress = body.return_progress
-
-    def made(self, kind: str) -> dict[str, Any]:
-        """Write the fields of every object."""
-        made = {"id": self.identity, "object": kind, "created": self.created, "model": self.name}
-        return made | {"system_fingerprint": FINGERPRINT}
-
-    def choice(self, reader: Reader) -> dict[str, Any]:
-        """Write a completed answer, without index and finish_reason."""
-        raise NotImplementedError
-
-    def whole(self, readers: Sequence[Reader]) -> dict[str, Any]:
-        choices = [
-            {"index": reader.index, "finish_reason": finish_reason(reader), **self.choice(reader)}
-            for reader in readers
-            if reader.finish()
-        ]
-        fields = {**self.statistics(readers), **self.verbose(readers[0])}
-        return {**self.made(self.kind), "choices": choices, **fields}
-
-    def statistics(self, readers: Sequence[Reader]) -> dict[str, Any]:
-        """Write usage and timings."""
-        timings = write_timings(readers[0].completion)
-        return {"usage": write_usage(readers), "timings": timings}
-
-    def verbose(self, reader: Reader) -> dict[str, Any]:
-        """Write the prompt as the model saw it, if the body asks for it."""
-        if not self.body.verbose:
-            return {}
-        prompt = reader.answers.prompts[reader.index]
-        return {"__verbose": {"prompt": reader.llm.tokenizer.decode(prompt, skip_special=False)}}
-
-    def chunk(self, *choices: dict[str, Any], **more: Any) -> dict[str, Any]:
-        """Write an event."""
-        usage = {"usage": None} if self.body.stream_options.include_usage else {}
-        return {**self.made(self.chunk_kind), **usage, "choices": choices, **more}
-
-    def part(
-        self, reader: Reader, content: Any, reason: str | None = None, logprobs: Any = None
-    ) -> dict[str, Any]:
-        """Write an event with a part of an answer."""
-        fields = {"logprobs": logprobs, "finish_reason": reason}
-        options = self.body.stream_options
-        is_counted = options.include_usage and options.continuous_usage_stats
-        usage = {"usage": write_usage([reader])} if is_counted else {}
-        return self.chunk({"index": reader.index, **content, **fields}, **usage)
-
-    def progress(self, reader: Reader, processed: int) -> Events:
-        for progress in list_progress(reader, processed):
-            yield self.part(reader, self.empty) | {"prompt_progress": progress}
-
-    def end(self, reader: Reader) -> Events:
-        yield self.part(reader, self.empty, finish_reason(reader)) | self.verbose(reader)
-
-    def finish(self, readers: Sequence[Reader]) -> Events:
-        if self.body.stream_options.include_usage:
-            yield self.chunk(**self.statistics(readers))
-
-
-def finish_reason(reader: Reader) -> str:
-    """Return OpenAI's finish_reason."""
-    return "length" if reader.is_cut else "tool_calls" if reader.has_called else "stop"
-
-
 class ChatRequest(CommonFields, OpenAIFields):
     """POST /v1/chat/completions."""
 
@@ -223,7 +86,7 @@ class ChatRequest(CommonFields, OpenAIFields):
     refused: ClassVar = {"audio": ""}
     format_field: ClassVar = "response_format"
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = MESSAGES
     logprobs: bool = Field(False, description="report the log-probability of each token")  # type: ignore[assignment]
     response_format: ResponseFormat = ResponseFormat.model_validate({"type": "text"})
     tools: list[FunctionTool] = []
@@ -231,8 +94,6 @@ class ChatRequest(CommonFields, OpenAIFields):
         "auto", description="stop strings do not end a required call"
     )
     modalities: list[Literal["text"]] = ["text"]
-    store: Literal[False] = Field(False, description="answers are not kept")
-    metadata: dict[str, str] = Field({}, max_length=16, description="has no effect without store")
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
@@ -357,47 +218,9 @@ async def chat(request: Request, body: ChatRequest) -> Response:
     return await reply(request, choices_of(ask, [ask.prompt], body.n), writer, body.stream)
 
 
-class ChatTokensRequest(ChatRequest):
-    """POST /v1/chat/completions/input_tokens."""
-
-
-@serves(
-    router,
-    ChatTokensRequest,
-    "/v1/chat/completions/input_tokens",
-    "/chat/completions/input_tokens",
-)
-async def count_chat(request: Request, body: ChatTokensRequest) -> Response:
+@serves(router, ChatRequest, "/v1/chat/completions/input_tokens", "/chat/completions/input_tokens")
+async def count_chat(request: Request, body: ChatRequest) -> Response:
     """Count the tokens of a conversation, as the model sees it."""
     check_model(request, body.model)
     ask = body.prompt_ask([message.plain() for message in body.messages])
     return Json({"input_tokens": await count_prompt(request, ask)})
-
-
-@router.get("/v1/models")
-@router.get("/models", include_in_schema=False)
-async def models(request: Request) -> Response:
-    """List the model and its adapters."""
-    llm = desk_of(request).keeper.llm
-    meta = llm and {
-        "n_vocab": llm.model.config.vocab_size,
-        "n_ctx": llm.engine.context,
-        "n_ctx_train": llm.model.config.max_position_embeddings,
-    }
-    data = [_model(request, name) | {"meta": meta} for name in desk_of(request).listed]
-    return Json({"object": "list", "data": data})
-
-
-@router.get("/v1/models/{name:path}")
-async def model(request: Request, name: str) -> Response:
-    """Return a model by its name."""
-    if not desk_of(request).is_name(name):
-        served = ", ".join(desk_of(request).served)
-        text = f"there is no model {name!r:.100} here: this server has {served}"
-        raise not_found(text, "model_not_found")
-    return Json(_model(request, check_model(request, name)))
-
-
-def _model(request: Request, name: str) -> dict[str, Any]:
-    created = int(request.app.state.started)
-    return {"id": name, "object": "model", "created": created, "owned_by": "mlx_llama"}

@@ -1,9 +1,10 @@
-"""Health, readiness, progress of loading, metrics."""
+"""Health, readiness, progress of loading, metrics, names of models."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -12,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .faults import Refusal, not_found
-from .replies import Json, desk_of, event
+from .replies import Json, check_model, desk_of, event
 
 router = APIRouter(tags=["operations"])
 POLL_SECONDS = 0.1
@@ -74,3 +75,32 @@ async def metrics(request: Request) -> Response:
         generate_latest(desk_of(request).metrics.registry),
         headers={"Content-Type": CONTENT_TYPE_LATEST},
     )
+
+
+@router.get("/v1/models", tags=["OpenAI"])
+@router.get("/models", include_in_schema=False)
+async def models(request: Request) -> Response:
+    """List the model and its adapters."""
+    llm = desk_of(request).keeper.llm
+    meta = llm and {
+        "n_vocab": llm.model.config.vocab_size,
+        "n_ctx": llm.engine.context,
+        "n_ctx_train": llm.model.config.max_position_embeddings,
+    }
+    data = [_model(request, name) | {"meta": meta} for name in desk_of(request).listed]
+    return Json({"object": "list", "data": data})
+
+
+@router.get("/v1/models/{name:path}", tags=["OpenAI"])
+async def model(request: Request, name: str) -> Response:
+    """Return a model by its name."""
+    if not desk_of(request).is_name(name):
+        served = ", ".join(desk_of(request).served)
+        text = f"there is no model {name!r:.100} here: this server has {served}"
+        raise not_found(text, "model_not_found")
+    return Json(_model(request, check_model(request, name)))
+
+
+def _model(request: Request, name: str) -> dict[str, Any]:
+    created = int(request.app.state.started)
+    return {"id": name, "object": "model", "created": created, "owned_by": "mlx_llama"}

@@ -11,78 +11,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .conversations import (
+    MESSAGES,
     FunctionBody,
     NamedSchema,
     OpenAIFields,
-    adapt_parts,
     format_options,
     is_forced,
     is_rule,
     plain_call,
     plain_message,
-    write_arguments,
 )
-from .fields import (
-    RULES,
-    Body,
-    ModelName,
-    Note,
-    OptionFields,
-    list_places,
-)
+from .fields import RULES, Body, ModelName, Note, OptionFields
+from .items import InputItem, adapt_item
 from .kept import KeptResponses
 from .replies import Json, check_model, count_prompt, reply
 from .response_writer import ResponseWriter
 from .schemas import serves
 
 router = APIRouter(tags=["OpenAI"])
-
-
-class InputPart(Body):
-    """A text part of an item, from a question or an earlier answer."""
-
-    type: Literal["input_text", "output_text"]
-    text: str
-    annotations: list[Any] = Field([], max_length=0)
-    logprobs: list[Any] = Field([], description="has no effect")
-
-
-# Fields that an item of a type has
-_ITEMS = {
-    "message": ("role", "content"),
-    "function_call": ("call_id", "name", "arguments"),
-    "function_call_output": ("call_id", "output"),
-    "item_reference": (),
-}
-_MAY_BE_EMPTY = ("content", "output", "arguments")
-
-
-class InputItem(Body):
-    """A message, a call or its result in the input."""
-
-    type: Literal["message", "function_call", "function_call_output", "item_reference"] = "message"
-    role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: str | list[InputPart] | None = None
-    id: str = Field(default="", max_length=512)
-    status: Literal["in_progress", "completed", "incomplete"] = "completed"
-    call_id: str = Field(default="", max_length=4096)
-    name: str = Field(default="", max_length=64)
-    arguments: str | None = None
-    output: str | list[InputPart] | None = None
-
-    @model_validator(mode="after")
-    def _check_type(self):
-        needed, missing = _ITEMS[self.type], []
-        for name in needed:
-            value = getattr(self, name)
-            if value is None or (value == "" and name not in _MAY_BE_EMPTY):
-                missing.append(name)
-        if missing:
-            raise ValueError(f"{self.type} needs {', '.join(missing)}")
-        fields = {name for names in _ITEMS.values() for name in names}
-        if foreign := sorted((fields & self.model_fields_set) - set(needed)):
-            raise ValueError(f"{self.type} cannot have {', '.join(foreign)}")
-        return self
 
 
 class TextFormat(NamedSchema):
@@ -106,17 +52,9 @@ class TextConfig(Body):
 
     def as_dict(self) -> dict[str, Any]:
         """Write the format as a response repeats it."""
-        form = self.format.model_dump()
-        form["description"] = form["description"] or None
-        if self.format.type != "json_schema":
-            form = {"type": form["type"]}
+        is_schema = self.format.type == "json_schema"
+        form = self.format.model_dump() if is_schema else {"type": self.format.type}
         return {"format": form, "verbosity": self.verbosity}
-
-
-class Reasoning(Body):
-    """No reasoning."""
-
-    effort: Literal["none"] = "none"
 
 
 class ResponsesTool(FunctionBody):
@@ -140,19 +78,21 @@ class ResponsesRequest(OptionFields, OpenAIFields):
 
     renamed: ClassVar = OptionFields.renames(max_output_tokens="max_tokens", json_schema="schema")
     places: ClassVar[Mapping[str, Sequence[str]]] = {"schema": ("text.format.schema",)}
-    noted: ClassVar = list_places(
-        "reasoning store truncation include service_tier metadata user safety_identifier "
-        "prompt_cache_key text.verbosity parallel_tool_calls top_logprobs "
-        "input.content.annotations input.content.logprobs input.status input.id tools.strict"
+    noted: ClassVar = frozenset(
+        "reasoning store truncation include metadata user text.verbosity parallel_tool_calls "
+        "top_logprobs input.content.annotations input.content.logprobs input.status input.id "
+        "tools.strict".split()
     )
+    switched_off: ClassVar = {"background": (False,), "reasoning": ({},)}
     refused: ClassVar[Mapping[str, str]] = {
+        "background": "responses are not computed in the background: POST /v1/jobs is",
         "conversation": "use previous_response_id, or send the conversation as input",
         "prompt": "prompts are not kept: send instructions and input",
     }
     prompt_field: ClassVar = "input"
     format_field: ClassVar = "text.format"
 
-    input: str | list[InputItem] = Field(min_length=1)
+    input: str | list[InputItem] = MESSAGES
     instructions: str = ""
     model: ModelName = None
     stream: bool = False
@@ -161,8 +101,6 @@ class ResponsesRequest(OptionFields, OpenAIFields):
     tool_choice: Literal["none", "auto", "required"] | ResponsesChoice = Field(
         "auto", description="stop strings do not end a required call"
     )
-    background: Literal[False] = False
-    reasoning: Reasoning = Reasoning()  # type: ignore[assignment]  # in place of the option
     previous_response_id: str | None = Field(
         None,
         max_length=512,
@@ -172,6 +110,7 @@ class ResponsesRequest(OptionFields, OpenAIFields):
     store: bool = Field(True, description="keep the response for previous_response_id")
     include: list[Literal["message.output_text.logprobs"]] = []
     metadata: dict[str, str] = Field({}, max_length=16, description="returned with the answer")
+    user: str | None = Field(None, max_length=512, description="returned with the answer")
 
     @classmethod
     def adapt(cls, values: dict[str, Any], note: Note) -> None:
@@ -188,7 +127,7 @@ class ResponsesRequest(OptionFields, OpenAIFields):
         if LOGPROBS not in (values.get("include") or ()) and values.pop("top_logprobs", None):
             note("top_logprobs")
         if isinstance(items := values.get("input"), list):
-            values["input"] = [item for item in map(_adapt_item, items) if item is not None]
+            values["input"] = [item for item in map(adapt_item, items) if item is not None]
             if len(values["input"]) < len(items):
                 note("input[]")
 
@@ -239,9 +178,7 @@ class ResponsesRequest(OptionFields, OpenAIFields):
         form = self.text.format
         lifts = "format" in self.text.model_fields_set and form.type == "text"
         lifted = dict.fromkeys(RULES) if lifts else {}
-        options = super().requested_options()
-        options.pop("reasoning", None)  # OpenAI's object, not the option
-        return logprobs | lifted | options | self.form()
+        return logprobs | lifted | super().requested_options() | self.form()
 
     def choice(self) -> tuple[str, bool]:
         choice = self.tool_choice
@@ -268,21 +205,6 @@ def _adapt_tools(tools: list[Any], choice: Any, note: Note) -> list[Any]:
     return functions
 
 
-def _adapt_item(item: Any) -> Any:
-    """Convert an input item; None for thoughts, and for calls that ran on OpenAI's servers."""
-    if not isinstance(item, dict):
-        return item
-    item = {name: value for name, value in item.items() if value is not None}
-    kind = item.get("type", "message")
-    if kind == "reasoning" or (kind.endswith("_call") and kind != "function_call"):
-        return None
-    if kind == "function_call" and "arguments" in item:
-        item["arguments"] = write_arguments(item["arguments"])
-    for name in ("content", "output"):
-        adapt_parts(item, name, "input_text")
-    return item
-
-
 @serves(router, ResponsesRequest, "/v1/responses", "/responses")
 async def respond(request: Request, body: ResponsesRequest) -> Response:
     """Answer an input."""
@@ -291,12 +213,8 @@ async def respond(request: Request, body: ResponsesRequest) -> Response:
     return await reply(request, [ask], writer, body.stream)
 
 
-class InputTokensRequest(ResponsesRequest):
-    """POST /v1/responses/input_tokens."""
-
-
-@serves(router, InputTokensRequest, "/v1/responses/input_tokens")
-async def count_input(request: Request, body: InputTokensRequest) -> Response:
+@serves(router, ResponsesRequest, "/v1/responses/input_tokens")
+async def count_input(request: Request, body: ResponsesRequest) -> Response:
     """Count the tokens of an input, as the model sees it."""
     check_model(request, body.model)
     ask = body.prompt_ask(body.translate(body.items(request.app.state.kept_responses)))

@@ -12,8 +12,6 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlx_llama.core.generation.options import FIELDS
-
 from .fields import read_body
 
 _REFS = "#/components/schemas/{model}"
@@ -68,20 +66,6 @@ _REFUSAL = {
 }
 
 
-# Descriptions of options whose JSON type differs from the table's.
-_WORDS = {
-    "stop": "stop at this text, or at any in a list of texts",
-    "logit_bias": "object that maps token ids to numbers added to their logits",
-}
-
-
-def _put_words(schema: dict[str, Any]) -> None:
-    for name, text in _WORDS.items():
-        field = schema["properties"].get(name, {})
-        if field.get("description") == FIELDS[name].description:
-            field["description"] = text
-
-
 def _add_names(schema: dict[str, Any], names: Mapping[str, str]) -> None:
     """Add the API's names of fields to a body's schema; a required field needs either name."""
     properties = schema["properties"]
@@ -103,7 +87,6 @@ def write_openapi(app: FastAPI) -> dict[str, Any]:
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         schemas.update(definitions.get("$defs", {}), Fault=_FAULT, Refusal=_REFUSAL)
         for body in _BODIES:
-            _put_words(schemas[body.__name__])
             _add_names(schemas[body.__name__], getattr(body, "renamed", {}))
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)

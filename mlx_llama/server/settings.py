@@ -32,10 +32,7 @@ class Settings:
     max_connections: int = 200  # fits macOS's 256 open files of a process
     max_header: int = 32 << 10
     max_body: int = 8 << 20
-    max_messages: int = 2048
     compile_seconds: float = 2.0  # of a schema, regular expression or grammar
-    max_stops: int = 16
-    max_stop_length: int = 1024  # characters
     max_choices: int = 16  # answers per request
     max_jobs: int = 256  # running and ended
     job_seconds: float = 600.0  # until an ended job is forgotten

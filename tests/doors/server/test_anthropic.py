@@ -54,9 +54,7 @@ def test_stop_sequences_and_blocks(client):
     blocks = [
         {
             "role": "user",
-            "content": [
-                {"type": "text", "text": "Who are you?", "cache_control": {"type": "ephemeral"}}
-            ],
+            "content": [{"type": "text", "text": "Who are you?"}],
         }
     ]
     message = client.messages.create(
@@ -90,7 +88,7 @@ def test_errors_are_anthropics(client):
         "max_tokens",
         "messages",
         "top_p",
-        "thinking.type",
+        "thinking",
     }
     with pytest.raises(anthropic.NotFoundError) as caught:
         client.messages.create(model="claude", max_tokens=1, messages=QUESTION)

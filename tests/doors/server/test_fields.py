@@ -32,29 +32,18 @@ TYPES = [
     (COUNT, CountRequest, message_count_tokens_params.MessageCountTokensParams),
 ]
 
-# Fields that are taken and change nothing: who asks, what another server would keep, hints for
-# caches.
+# Fields that are taken and change nothing: others are told.
 NO_EFFECT = {
-    "ChatRequest": {"user", "metadata", "safety_identifier", "prompt_cache_key"},
-    "CompletionRequest": {"user"},
-    "ResponsesRequest": {"user", "safety_identifier", "prompt_cache_key"},
-    "MessagesRequest": {"metadata", "cache_control"},
-    "CountRequest": {"cache_control"},
     "FunctionBody": {"strict"},
     "ResponsesTool": {"strict"},
-    "AnthropicTool": {"strict", "cache_control"},
-    "NamedSchema": {"description", "strict"},
-    "TextFormat": {"description", "strict"},
-    "TextBlock": {"cache_control"},
-    "ToolUse": {"cache_control", "caller"},
-    "ToolResult": {"cache_control", "is_error"},
+    "NamedSchema": {"description"},
+    "TextFormat": {"description"},
+    # in answers of ours that are sent back
     "InputPart": {"logprobs"},
     "Call": {"index"},
 }
 FREE = {
     "metadata",
-    "cache_control",
-    "caller",
     "parameters",
     "input_schema",
     "input",
@@ -117,6 +106,55 @@ def test_refused_fields_are_refused_by_name(route, body, guide, lenient):
                 assert fault["constraint"] == "unsupported"
     done = guide.post(path, **base, a_field_of_next_year=1)
     assert done.status_code == 400 and done.json()["errors"][0]["field"] == "a_field_of_next_year"
+
+
+def test_hints_and_identities_inside_of_messages_are_told(lenient):
+    """None of them is dropped in silence, and all else of the body counts."""
+    cached = {"cache_control": {"type": "ephemeral"}}
+    use = {"type": "tool_use", "id": "t", "name": "f", "input": {}, "caller": {"type": "direct"}}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "t",
+        "content": "3",
+        "is_error": False,
+        **cached,
+    }
+    body = {
+        "max_tokens": 2,
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "hi", **cached}]},
+            {"role": "assistant", "content": [use]},
+            {"role": "user", "content": [result]},
+        ],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}, **cached}],
+        "metadata": {"user_id": "a"},
+    }
+    done = lenient.post("/v1/messages", **body)
+    assert done.status_code == 200, done.text
+    assert set(done.headers["x-mlx-llama-noted"].split(", ")) == {
+        "metadata",
+        "tools[].cache_control",
+        "messages[].content[].cache_control",
+        "messages[].content[].caller",
+        "messages[].content[].is_error",
+    }
+    answer = {"role": "assistant", "content": "Hi", "refusal": None, "annotations": []}
+    chat = {"messages": [*QUESTION, answer, *QUESTION], "user": "a", "max_tokens": 2}
+    done = lenient.post("/v1/chat/completions", **chat)
+    assert done.headers["x-mlx-llama-noted"] == "user"
+
+
+def test_values_that_switch_off_what_is_not_here_are_taken(guide, lenient):
+    off = {"mirostat": 0, "typical_p": 1.0, "samplers": [], "n_keep": 0, "lora": []}
+    for path, base in (CHAT, TEXT, ("/completion", {"prompt": "hi"})):
+        done = lenient.post(path, **base, **off, max_tokens=2)
+        assert done.headers["x-mlx-llama-noted"] == "samplers", path  # no list that stands for ours
+        del off["samplers"]
+        assert guide.post(path, **base, **off, max_tokens=2).status_code == 200
+        off["samplers"] = []
+    for field in ("lora", "image_data"):
+        done = lenient.post("/completion", prompt="hi", **{field: [{"id": 0}]})
+        assert done.status_code == 400 and done.json()["errors"][0]["field"] == field
 
 
 def models_of(kind, models: dict[str, type[BaseModel]]) -> dict[str, type[BaseModel]]:

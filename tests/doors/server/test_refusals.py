@@ -32,7 +32,7 @@ def test_every_fault_is_told_with_field_constraint_and_value(guide):
         "temperature": "warm",
         "top_p": 7,
         "stop": [""],
-        "logit_bias": {"x": 1},
+        "logit_bias": 3,
         "seed": -5,
         "stream": "yes",
         "tempreature": 1,
@@ -191,7 +191,7 @@ def test_limits(guide):
     done = guide.http.post("/v1/completions", content=chunks())  # no Content-Length
     assert done.status_code == 413
     done = guide.post("/v1/chat/completions", messages=QUESTION * 3000)
-    assert done.status_code == 400 and "has 3000 items, the maximum is 2048" in done.text
+    assert done.status_code == 400 and "messages: must have at most 2048 items" in done.text
     done = guide.post("/v1/completions", prompt=["a"] * 8, n=3)
     assert done.status_code == 400 and done.json()["errors"][0]["field"] == "n"
     done = guide.post("/v1/completions", prompt=["a"] * 17)
@@ -393,10 +393,9 @@ def test_values_and_constraints_are_written_as_json(guide):
         guide,
         messages=QUESTION,
         tools=[{"type": "function", "function": {"name": "a b"}}],
-        store=True,
         max_tokens={"a": 1},
     )
-    assert faults["store"]["constraint"] == "false" and faults["max_tokens"]["value"] == '{"a": 1}'
+    assert faults["max_tokens"]["value"] == '{"a": 1}'
     assert faults["tools[0].function.name"]["constraint"].startswith("matches ^")
 
 

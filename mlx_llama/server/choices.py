@@ -1,0 +1,134 @@
+"""Fields and answers that OpenAI's chat completions and completions share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field
+from starlette.requests import Request
+
+from .conversations import AnswerFields
+from .faults import Fault, fault_of
+from .fields import Body, Count, Note
+from .replies import DONE, FINGERPRINT, Events, Writer, list_progress, write_timings, write_usage
+from .tooling import Reader
+
+
+class StreamOptions(Body):
+    """Options of a stream."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = Field(
+        default=False, description="the usage so far in every event, as in vLLM; with include_usage"
+    )
+
+
+class CommonFields(AnswerFields):
+    """Fields of both kinds of completion."""
+
+    noted: ClassVar = frozenset(
+        "stream_options parallel_tool_calls messages.name messages.refusal messages.annotations "
+        "messages.reasoning_content messages.tool_calls.type tools.function.strict "
+        "truncation".split()
+    )
+
+    stream_options: StreamOptions = StreamOptions()
+    n: Count = 1
+    return_progress: bool = Field(
+        False, description="report in a stream how much of the prompt is processed"
+    )
+    verbose: bool = Field(
+        False, description="report the prompt with its template, as __verbose.prompt"
+    )
+
+    @classmethod
+    def adapt(cls, values: dict[str, Any], note: Note) -> None:
+        super().adapt(values, note)
+        if values.get("stream", False) is False and values.pop("stream_options", None):
+            note("stream_options")
+
+    @classmethod
+    def check_together(cls, values: Mapping[str, Any]) -> list[Fault]:
+        return super().check_together(values) + cls.needs(values, "stream_options", "stream")
+
+    @staticmethod
+    def needs(values: Mapping[str, Any], field: str, switch: str) -> list[Fault]:
+        """Return the fault of a field without its switch."""
+        if field not in values or values.get(switch, False) is not False:
+            return []
+        rule = f"only with {switch}: true"
+        return [fault_of(field, rule, rule, values[field])]
+
+
+class OpenAIWriter(Writer):
+    """Writes both kinds of completion."""
+
+    last = DONE
+    kind = chunk_kind = "text_completion"
+    empty: Mapping[str, Any] = {"text": ""}  # a part of an answer without text
+
+    def __init__(self, request: Request, body: Any):
+        super().__init__(request, body)
+        self.shows_progress = body.return_progress
+
+    def made(self, kind: str) -> dict[str, Any]:
+        """Write the fields of every object."""
+        made = {"id": self.identity, "object": kind, "created": self.created, "model": self.name}
+        return made | {"system_fingerprint": FINGERPRINT}
+
+    def choice(self, reader: Reader) -> dict[str, Any]:
+        """Write a completed answer, without index and finish_reason."""
+        raise NotImplementedError
+
+    def whole(self, readers: Sequence[Reader]) -> dict[str, Any]:
+        choices = [
+            {"index": reader.index, "finish_reason": finish_reason(reader), **self.choice(reader)}
+            for reader in readers
+            if reader.finish()
+        ]
+        fields = {**self.statistics(readers), **self.verbose(readers[0])}
+        return {**self.made(self.kind), "choices": choices, **fields}
+
+    def statistics(self, readers: Sequence[Reader]) -> dict[str, Any]:
+        """Write usage and timings."""
+        timings = write_timings(readers[0].completion)
+        return {"usage": write_usage(readers), "timings": timings}
+
+    def verbose(self, reader: Reader) -> dict[str, Any]:
+        """Write the prompt as the model saw it, if the body asks for it."""
+        if not self.body.verbose:
+            return {}
+        prompt = reader.answers.prompts[reader.index]
+        return {"__verbose": {"prompt": reader.llm.tokenizer.decode(prompt, skip_special=False)}}
+
+    def chunk(self, *choices: dict[str, Any], **more: Any) -> dict[str, Any]:
+        """Write an event."""
+        usage = {"usage": None} if self.body.stream_options.include_usage else {}
+        return {**self.made(self.chunk_kind), **usage, "choices": choices, **more}
+
+    def part(
+        self, reader: Reader, content: Any, reason: str | None = None, logprobs: Any = None
+    ) -> dict[str, Any]:
+        """Write an event with a part of an answer."""
+        fields = {"logprobs": logprobs, "finish_reason": reason}
+        options = self.body.stream_options
+        is_counted = options.include_usage and options.continuous_usage_stats
+        usage = {"usage": write_usage([reader])} if is_counted else {}
+        return self.chunk({"index": reader.index, **content, **fields}, **usage)
+
+    def progress(self, reader: Reader, processed: int) -> Events:
+        for progress in list_progress(reader, processed):
+            yield self.part(reader, self.empty) | {"prompt_progress": progress}
+
+    def end(self, reader: Reader) -> Events:
+        yield self.part(reader, self.empty, finish_reason(reader)) | self.verbose(reader)
+
+    def finish(self, readers: Sequence[Reader]) -> Events:
+        if self.body.stream_options.include_usage:
+            yield self.chunk(**self.statistics(readers))
+
+
+def finish_reason(reader: Reader) -> str:
+    """Return OpenAI's finish_reason."""
+    return "length" if reader.is_cut else "tool_calls" if reader.has_called else "stop"

@@ -1,0 +1,126 @@
+"""Answers of Anthropic's Messages: their blocks and events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mlx_llama.core.generation.completion import Completion, Token
+from mlx_llama.core.text.thoughts import Thought
+from mlx_llama.core.text.tools import ToolCall, ToolDelta
+
+from .faults import Refusal, write_anthropic
+from .replies import Events, Writer, event
+from .tooling import Piece, Reader, text_of
+
+
+class MessagesWriter(Writer):
+    """Writes messages: blocks of thoughts, text and calls."""
+
+    prefix = "msg_"
+    index: int | None = None  # of the open block; None before the first token
+    kind = ""  # of the open block
+
+    def encode(self, value: Any) -> bytes:
+        return event(value, value["type"])
+
+    def fail(self, refusal: Refusal) -> bytes:
+        return event(write_anthropic(refusal), "error")
+
+    def message(self, content: list[Any], ending: dict[str, Any], usage: Any) -> dict[str, Any]:
+        """Write a message. ending: stop_reason and stop_sequence."""
+        made = {"id": self.identity, "type": "message", "role": "assistant", "model": self.name}
+        return {**made, "content": content, **ending, "usage": usage}
+
+    def whole(self, readers: Sequence[Reader]) -> dict[str, Any]:
+        reader = readers[0].finish()
+        content = [write_block("thinking", reader.thought)] if reader.thought else []
+        if reader.text or not reader.calls:
+            content.append(write_block("text", reader.text))
+        content += [write_call(call.id, call.name, read_values(call)) for call in reader.calls]
+        return self.message(content, write_ending(reader), write_usage(reader.completion))
+
+    def write(self, reader: Reader, token: Token | None, pieces: list[Piece]) -> Events:
+        if self.index is None:  # the reused tokens are known now
+            self.index = -1
+            usage = write_usage(reader.completion) | {"output_tokens": 0}
+            ending = {"stop_reason": None, "stop_sequence": None}
+            yield {"type": "message_start", "message": self.message([], ending, usage)}
+            yield {"type": "ping"}
+        for piece in pieces:
+            if isinstance(piece, ToolDelta):
+                if piece.name is not None:
+                    yield from self.open(write_call(piece.id, piece.name, {}))
+                if piece.arguments:
+                    yield self.delta("input_json_delta", "partial_json", piece.arguments)
+                continue
+            kind, text = "text", text_of(piece)
+            if isinstance(piece, Thought):
+                kind = "thinking"
+            if kind != self.kind:
+                yield from self.open(write_block(kind, ""))
+            yield self.delta(f"{kind}_delta", kind, text)
+
+    def open(self, block: dict[str, Any]) -> Events:
+        """Open a block, and close the one before."""
+        if self.kind:
+            yield {"type": "content_block_stop", "index": self.index}
+        self.index, self.kind = (self.index or 0) + 1 if self.kind else 0, block["type"]
+        yield {"type": "content_block_start", "index": self.index, "content_block": block}
+
+    def delta(self, kind: str, field: str, text: Any) -> dict[str, Any]:
+        """Write a part of the open block."""
+        delta = {"type": kind, field: text}
+        return {"type": "content_block_delta", "index": self.index, "delta": delta}
+
+    def end(self, reader: Reader) -> Events:
+        if not self.kind:  # an empty answer is an empty block
+            yield from self.open(write_block("text", ""))
+        yield {"type": "content_block_stop", "index": self.index}
+        usage = write_usage(reader.completion)
+        yield {"type": "message_delta", "delta": write_ending(reader), "usage": usage}
+        yield {"type": "message_stop"}
+
+
+def write_block(kind: str, text: str) -> dict[str, Any]:
+    """Write a block of text or of a thought."""
+    return {"type": kind, kind: text} | ({"signature": ""} if kind == "thinking" else {})
+
+
+def write_call(identity: str | None, name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Write a block with a call."""
+    return {"type": "tool_use", "id": identity, "name": name, "input": values}
+
+
+def read_values(call: ToolCall) -> dict[str, Any]:
+    """Parse the arguments of a call; {} if they are unfinished."""
+    try:
+        return call.values()
+    except ValueError:
+        return {}
+
+
+_REASONS = {
+    "eos": "end_turn",
+    "stop": "stop_sequence",
+    "length": "max_tokens",
+    "context": "model_context_window_exceeded",
+}
+
+
+def write_ending(reader: Reader) -> dict[str, Any]:
+    """Write the reason of an answer's end, and the stop string that matched."""
+    reason = _REASONS.get(reader.completion.finish_reason or "", "end_turn")
+    if reader.has_called and reader.completion.finish_reason in ("eos", "stop"):
+        reason = "tool_use"
+    return {"stop_reason": reason, "stop_sequence": reader.stop_string}
+
+
+def write_usage(completion: Completion) -> dict[str, int]:
+    """Write Anthropic's usage, whose input_tokens exclude reused ones."""
+    return {
+        "input_tokens": completion.prompt_tokens - completion.reused_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": completion.reused_tokens,
+        "output_tokens": len(completion.tokens),
+    }
