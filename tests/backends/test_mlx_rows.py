@@ -53,6 +53,13 @@ def sampling(mlx, *rows: dict):
     return mlx.sampling_batch([resolve({"seed": 1, **row}).options for row in rows])
 
 
+def decode(mlx, model, cache, rows: list[int]):
+    """The tokens of a greedy step of `rows`, not read yet."""
+    positions = [cache.lengths[row] for row in rows]
+    batch = sampling(mlx, *[{}] * len(rows))
+    return model.step([[5]] * len(rows), positions, cache, batch, rows=rows)
+
+
 def ids(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(3, 384, length).tolist()
 
@@ -628,13 +635,7 @@ def test_an_empty_row_takes_nothing_and_a_buffer_shrinks(mlx):
         prefill(model, cache, row, ids(5, seed=row))
 
     def run(rows: list[int]) -> int:
-        model.step(
-            [[5]] * len(rows),
-            [cache.lengths[row] for row in rows],
-            cache,
-            sampling(mlx, *[{}] * len(rows)),
-            rows=rows,
-        )
+        decode(mlx, model, cache, rows)
         return cache.nbytes
 
     row_bytes = cache.nbytes_for(5) + 4 * GROWTH
@@ -656,23 +657,11 @@ def test_a_row_that_fills_its_slot_and_waits_is_not_overwritten(mlx):
     for row, length in enumerate((GROWTH - 2, 5, 6, 7)):
         prefill(model, cache, row, ids(length, seed=row))
 
-    def run(rows: list[int]) -> None:
-        mlx.read_all(
-            model.step(
-                [[5]] * len(rows),
-                [cache.lengths[row] for row in rows],
-                cache,
-                sampling(mlx, *[{}] * len(rows)),
-                rows=rows,
-            )
-        )
-
-    run([0, 1, 2, 3])
-    run([1, 2])
-    run([0, 1, 2])
+    for rows in ([0, 1, 2, 3], [1, 2], [0, 1, 2]):
+        mlx.read_all(decode(mlx, model, cache, rows))
     assert cache.lengths[0] == cache.buffers()[0].length == GROWTH
     waiting = [cache.state(row) for row in (0, 3)]
-    run([1, 2])
+    mlx.read_all(decode(mlx, model, cache, [1, 2]))
     assert all(same_state(cache.state(row), state) for row, state in zip((0, 3), waiting))
 
 
@@ -683,13 +672,7 @@ def test_rows_that_wait_leave_a_buffer_that_is_too_large_for_the_others(mlx):
         prefill(model, cache, row, ids(5, seed=row))
 
     def run(rows: list[int]) -> list[int]:
-        model.step(
-            [[5]] * len(rows),
-            [cache.lengths[row] for row in rows],
-            cache,
-            sampling(mlx, *[{}] * len(rows)),
-            rows=rows,
-        )
+        decode(mlx, model, cache, rows)
         return sorted(buffer.slots for buffer in cache.buffers())
 
     assert run(list(range(8))) == [8]

@@ -283,27 +283,32 @@ def test_hub_files_are_told_by_their_form(name, expected):
     assert hub.gguf_in_hub(name) == expected
 
 
-def test_all_parts_of_a_hub_file_are_asked_for(monkeypatch, tmp_path):
-    """The patterns, judged by huggingface_hub's own filter."""
+@pytest.fixture
+def asked_for(monkeypatch, tmp_path):
+    """Of a repository's files, those that `call` asks for, by huggingface_hub's filter."""
     import huggingface_hub
     from huggingface_hub.utils import filter_repo_objects
 
-    asked = {}
-    monkeypatch.setattr(
-        huggingface_hub, "snapshot_download", lambda *a, **kw: asked.update(kw) or str(tmp_path)
-    )
-    refusal("toy/llama:Q4/m-00001-of-00002.gguf")
-    files = [
-        "Q4/m-00001-of-00002.gguf",
-        "Q4/m-00002-of-00002.gguf",
-        "m-00001-of-00002.gguf",
-        "Q8/m.gguf",
-        "x.json",
-    ]
-    kept = filter_repo_objects(
-        files, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"]
-    )
-    assert list(kept) == files[:2]
+    def kept(call, files: list[str], folder=tmp_path) -> list[str]:
+        asked = {}
+        monkeypatch.setattr(
+            huggingface_hub, "snapshot_download", lambda *a, **kw: asked.update(kw) or str(folder)
+        )
+        call()
+        return list(
+            filter_repo_objects(
+                files, **{key: asked[key] for key in ("allow_patterns", "ignore_patterns")}
+            )
+        )
+
+    return kept
+
+
+def test_all_parts_of_a_hub_file_are_asked_for(asked_for):
+    files = (
+        "Q4/m-00001-of-00002.gguf Q4/m-00002-of-00002.gguf m-00001-of-00002.gguf Q8/m.gguf x.json"
+    ).split()
+    assert asked_for(lambda: refusal("toy/llama:Q4/m-00001-of-00002.gguf"), files) == files[:2]
 
 
 def test_a_half_downloaded_model_is_told(cache):
@@ -396,17 +401,8 @@ def test_every_failure_of_the_hub_is_one_line(kind, monkeypatch):
     assert message.startswith("model toy/llama: ") and expected in message
 
 
-def test_only_what_is_needed_is_asked_for(monkeypatch, tmp_path):
-    """The patterns, judged by huggingface_hub's own filter."""
-    import huggingface_hub
-    from huggingface_hub.utils import filter_repo_objects
-
-    asked = {}
+def test_only_what_is_needed_is_asked_for(asked_for, tmp_path):
     folder = make_checkpoint(tmp_path / "m")
-    monkeypatch.setattr(
-        huggingface_hub, "snapshot_download", lambda *a, **kw: asked.update(kw) or str(folder)
-    )
-    open_checkpoint("toy/llama")
     files = (
         "config.json model.safetensors model-00001-of-00002.safetensors "
         "model.safetensors.index.json tokenizer.model tokenizer.json chat_template.jinja "
@@ -414,9 +410,5 @@ def test_only_what_is_needed_is_asked_for(monkeypatch, tmp_path):
         "original/consolidated.00.pth original/tokenizer.model onnx/model.safetensors model.gguf "
         "tf_model.h5 modeling_x.py"
     ).split()
-    kept = list(
-        filter_repo_objects(
-            files, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"]
-        )
-    )
+    kept = asked_for(lambda: open_checkpoint("toy/llama"), files, folder)
     assert kept == files[:8]
