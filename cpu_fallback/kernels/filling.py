@@ -289,7 +289,7 @@ def _iq4_xs(block: _Block) -> _Scales:
 
 
 def _mxfp4(block: _Block) -> _Scales:
-    """Half of 2**(e - 127), in bfloat16; of the smallest two, whose half is subnormal, by a bit."""
+    """Half of 2**(e - 127) in bfloat16, subnormal for the smallest two exponents."""
     e = block.word(0) & 255
     return {"scales": [e.compare("<", 2).select(e + 1 << 5, e - 1 << 7)]}
 

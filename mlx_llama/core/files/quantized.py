@@ -5,8 +5,8 @@ reference: gguf.quants) and the packing of mx.quantize. Both are unpacked lazily
 `Rows`: `Rows.float32` has the bits of gguf.quants.dequantize and mx.dequantize (but for the sign of
 zero in 4-bit floating-point codes).
 
-4-bit floating-point codes (E2M1) are unpacked to integers, twice their number plus 16, with half
-their scale. 8-bit ones (E4M3) are indices into a table, Rows.numbers.
+4-bit floating-point codes (E2M1) are unpacked to integers: twice the number, plus 16; their scales
+are halved. 8-bit ones (E4M3) are indices into a table, Rows.numbers.
 
 Unpacking processes eight codes at a time, one per byte of a 64-bit word: a shift moves all of them,
 a mask clears the bits that crossed into another byte.
@@ -255,9 +255,9 @@ class MLXWeight(AffineWeight):
         return Rows(codes, scales, biases, 0)
 
 
-# Half the numbers of E2M1's codes are no integers; twice the numbers are.
+# Magnitudes of E2M1's codes, doubled to integers
 _FP4_TWICE = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.int16)
-# Twice the numbers of E2M1's 16 codes, plus 16. Minus zero becomes zero.
+# Doubled numbers of E2M1's 16 codes, plus 16. Minus zero becomes zero.
 FP4_VALUES = np.concatenate([_FP4_TWICE, -_FP4_TWICE]) + 16
 # Numbers of E4M3's 256 codes as mx.dequantize has them: 480 in place of NaN
 FP8_NUMBERS = ((np.arange(256) & 0x7F) << 7 | (np.arange(256) & 0x80) << 8).astype(np.uint16).view(
@@ -266,7 +266,7 @@ FP8_NUMBERS = ((np.arange(256) & 0x7F) << 7 | (np.arange(256) & 0x80) << 8).asty
 
 
 def _e8m0(codes: np.ndarray) -> np.ndarray:
-    """Half of the scales 2**(code - 127), float32, exact. codes: uint8."""
+    """Half of each scale 2**(code - 127), float32, exact. codes: uint8."""
     return np.ldexp(np.float32(1), codes.astype(np.int32) - 128)
 
 
