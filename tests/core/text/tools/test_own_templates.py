@@ -16,7 +16,9 @@ import pytest
 
 from mlx_llama.core.errors import TemplateError
 from mlx_llama.core.text.template import ChatTemplate
+from mlx_llama.core.text.thoughts import find_thoughts
 from mlx_llama.core.text.tools import Tool, ToolDelta, ToolFormat, ToolParser, find_format
+from mlx_llama.core.text.tools.formats import HARMONY
 
 DATA = Path(__file__).resolve().parents[3] / "data" / "tool-templates"
 FOLDER = os.environ.get("MLX_LLAMA_TEMPLATES")
@@ -98,6 +100,10 @@ def render_answer(template: ChatTemplate, form: ToolFormat, message: dict) -> st
     if begin < 0:  # a template that drops it
         begin = len(prompt)
         assert whole.startswith(prompt)
+    if form is HARMONY:  # another mark ends a call, and channels are split before calls are read
+        channels = find_thoughts(template.source).parser("text")
+        parts = channels.push(whole[begin:].removesuffix(form.closes), is_last=True)
+        return "".join(part for part in parts if isinstance(part, str))
     return whole[begin : len(whole) - end]
 
 
