@@ -44,14 +44,15 @@ STOP_WORDS = frozenset(
 SAME = """
     gpu graphics card; memory ram; slow fast speed; crash crashed killed kills; laptop notebook
     computer machine pc phone tablet; gibberish garbage nonsense garbled babbles; long longest
-    length limit maximum max most; old outdated newer; webpage website web ui gui interface browser
-    page; convert shrink compress quantize quantise quantisation; close quit exit leave leaves;
-    internet offline online network wifi; delete remove erase rm clear; download pull fetch; http
-    api rest server; json schema regex grammar; apple mac macbook; rtx geforce nvidia; password key;
-    broken corrupt corrupted damaged truncated; stops breaks cut; sentence text; occupied busy taken
-    already; wife colleague friend another; reach connect connection listens; load open run; train
-    finetune fine-tuning; picture image photo; function tool; ignored effect; nan infinite finite;
-    vocabulary tokenizer; parse parsed stays; timed timeout longer; first starting start
+    length limit maximum max most cap; old outdated newer; webpage website web ui gui interface
+    browser page; convert shrink compress quantize quantise quantisation; close quit exit leave
+    leaves; internet offline online network wifi; delete remove erase rm clear; download pull
+    fetch; http api rest server; json schema regex grammar; apple mac macbook; rtx geforce
+    nvidia; password key; broken corrupt corrupted damaged truncated; stops breaks cut; sentence
+    text; occupied busy taken already; wife colleague friend another; reach connect connection
+    listens; load open run; train finetune fine-tuning; picture image photo; function tool;
+    ignored effect; nan infinite finite; vocabulary tokenizer; parse parsed stays; timed timeout
+    longer; first starting start
 """
 
 

@@ -762,6 +762,14 @@ $("attach-file").onchange = async (event) => {
   $("question").focus();
   await attach(files);
 };
+// Files that are dropped on the page or pasted into the question.
+document.ondragover = (event) => event.dataTransfer.types.includes("Files") && event.preventDefault();
+document.ondrop = $("question").onpaste = (event) => {
+  const files = [...(event.dataTransfer ?? event.clipboardData).files];
+  if (!files.length || event.clipboardData?.getData("text/plain")) return; // a copied table is a picture, too
+  event.preventDefault();
+  attach(files);
+};
 $("import").onclick = () => $("import-file").click();
 $("import-file").onchange = (event) => {
   if (event.target.files[0]) importSession(event.target.files[0]);

@@ -335,6 +335,13 @@ def test_attached_files_become_part_of_the_question(page, tmp_path, llm):
     attach.send_keys(str(binary))
     page.wait(lambda: "data.bin: only text files" in page.find("#status").text)
     assert len(page.all("#attached li")) == 1
+    page.driver.execute_script(
+        "const dataTransfer = new DataTransfer();"
+        "dataTransfer.items.add(new File(['A duck.'], 'dropped.txt'));"
+        "document.body.dispatchEvent(new DragEvent('drop', { dataTransfer, bubbles: true }))"
+    )
+    page.wait(lambda: "dropped.txt · " in page.find("#attached").text)
+    page.find("[aria-label='Remove dropped.txt']").click()
     page.ask("Which animal?")
     wanted = f"animals.txt:\n````\n{file.read_text()}\n````\n\nWhich animal?"
     assert page.texts(".user .text") == [wanted] and not page.all("#attached li")
