@@ -14,7 +14,7 @@ from xml.etree.ElementTree import Element
 CLOSINGS = {"$$": "$$", "$": "$", r"\[": r"\]", r"\(": r"\)"}
 BLOCKS = ("$$", r"\[")
 MOST_TEX = 3000  # characters of a formula
-# What the server may send of MathML: nothing that loads, links or styles.
+# MathML without what loads, links or styles.
 TAGS = frozenset(
     "math menclose mfrac mi mmultiscripts mn mo mover mpadded mphantom mprescripts mroot mrow ms "
     "mspace msqrt mstyle msub msubsup msup mtable mtd mtext mtr munder munderover none".split()
@@ -92,8 +92,8 @@ def write_formula(tex: str, is_block: bool) -> str | None:
     """TeX as MathML; None for what is no TeX."""
     from latex2mathml.converter import convert_to_element
 
-    tex = ALIGNED.sub(lambda found: rf"\{found[1]}{{array}}" + "{rl}" * (found[1] == "begin"), tex)
-    tex = GATHERED.sub(lambda found: rf"\{found[1]}{{matrix}}", tex)
+    tex = ALIGNED.sub(lambda match: rf"\{match[1]}{{array}}" + "{rl}" * (match[1] == "begin"), tex)
+    tex = GATHERED.sub(lambda match: rf"\{match[1]}{{matrix}}", tex)
     try:
         return write_element(convert_to_element(tex, display="block" if is_block else "inline"))
     except Exception:  # many kinds: of the library, of the tree, too deep a recursion
