@@ -300,7 +300,7 @@ def test_a_stack_of_another_number_of_experts_is_misshaped(tmp_path):
 def test_experts_are_not_split_over_processes():
     with pytest.raises(
         BackendError,
-        match="layers with fused projections or experts are not split over several processes",
+        match="with experts or without a gate are not split over several processes",
     ):
         take_share(open_checkpoint(folder()), 0, 2)
 
