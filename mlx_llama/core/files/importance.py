@@ -60,7 +60,7 @@ class Importance:
 def read_importance(path: str | os.PathLike) -> Importance:
     """Read a file of either format. Raises CheckpointError if it is missing or damaged."""
     path = Path(path)
-    with reading(path, CheckpointError, "make it with --calibrate, or with llama-imatrix"):
+    with reading(path, CheckpointError, "make it by a calibration, or with llama-imatrix"):
         content = read_file(path, _LIMIT)
     try:
         return _read_gguf(path) if content[:4] == b"GGUF" else _read_legacy(content)

@@ -16,6 +16,7 @@ from mlx_llama.core.backends.positions import (
 )
 from mlx_llama.core.errors import ContextError
 from mlx_llama.core.models.config import LlamaConfig
+from mlx_llama.core.models.spec import Window
 
 CONFIG = LlamaConfig.from_dict(config_fields())
 
@@ -114,14 +115,20 @@ def test_rows_refuse_what_does_not_fit_them():
         Cache(2).check_state(state, 0)
 
 
-@pytest.mark.parametrize("window", [None, 1, 3, 100])
+@pytest.mark.parametrize("window", [None, 1, 3, 100, "chunks of 3"])
 @pytest.mark.parametrize("index_pos, count", [(0, 5), (4, 3), (9, 1)])
 def test_masks_are_those_of_transformers(index_pos, count, window):
     torch = pytest.importorskip("torch")
-    from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
+    from transformers import masking_utils
 
     span = Span(0, index_pos, count)
-    judge = sliding_window_causal_mask_function(window) if window else causal_mask_function
+    judge = masking_utils.causal_mask_function
+    if window == "chunks of 3":
+        judge = masking_utils.chunked_causal_mask_function(3, torch.zeros(1, dtype=torch.int64))
+        window = Window(3, is_chunk=True)
+    elif window:
+        judge = masking_utils.sliding_window_causal_mask_function(window)
+        window = Window(window)
     wanted = np.array(
         [
             [bool(judge(0, 0, torch.tensor(q), torch.tensor(k))) for k in range(span.end)]

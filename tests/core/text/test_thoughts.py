@@ -105,9 +105,12 @@ def test_templates_of_models_that_think():
     assert {
         path.stem: find_thoughts(path.read_text()).start for path in TEMPLATES.glob("*.jinja")
     } == {"qwen3": "<think>", "r1": "<think>", "ministral": "[THINK]"}
-    found = {
+    starts = {
         path.stem: form.start
         for path in (TEMPLATES.parent / "tool-templates").glob("*")
         if (form := find_thoughts(path.read_text()))
     }
-    assert found == {"apertus": "<|inner_prefix|>"}
+    assert starts == {
+        "apertus": "<|inner_prefix|>",
+        "gpt-oss": "<|channel|>analysis<|message|>",
+    }
