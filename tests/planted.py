@@ -691,7 +691,7 @@ HOST, MODELS, REAL = (
 )
 # Those that run after them, by area
 FAR = {
-    "forward": [HOST, MODELS, BACKENDS, REAL],
+    "forward": [HOST, MODELS, "tests/core/families/test_*.py", BACKENDS, REAL],
     "cache and rows": [HOST, BACKENDS, ENGINE, GENERATION, REAL],
     "scheduler": [ENGINE, GENERATION, BACKENDS, REAL],
     "sampling": [HOST, BACKENDS, ENGINE, GENERATION, REAL],
